@@ -1,0 +1,93 @@
+"""CPU lists and masks as Linux writes them.
+
+Sources: cpuset(7) "Formats", taskset(1), kernel `lib/bitmap-str.c` (bitmap_parselist, %*pbl, %*pb).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+CpuSet = frozenset[int]
+
+#: Above any kernel's NR_CPUS; keeps `0-4294967295` from becoming a set.
+MAX_CPUS = 65536
+
+#: What surrounds a value in a kernel file; some kernels leave a NUL in it.
+PADDING = "\0 \t\n"
+
+EXAMPLE = "write it like 0-3,8,10-11"
+
+
+def parse_list(text: str) -> CpuSet:
+    """Read a cpulist: numbers, ranges, and strides (`0-30:2`, or the kernel's `0-30:1/2`).
+
+    Blanks and the NULs that some kernels leave at the end are skipped; an empty text is the empty
+    set. Raises ValueError with one line that quotes the part that could not be read.
+    """
+    text = text.strip(PADDING)
+    if not text:
+        return frozenset()
+    return frozenset(cpu for part in text.split(",") for cpu in _parse_part(part.strip()))
+
+
+def format_list(cpus: Iterable[int]) -> str:
+    """Write the shortest cpulist: the inverse of `parse_list`."""
+    return ",".join(
+        str(first) if first == last else f"{first}-{last}"
+        for first, last in _runs(sorted(set(cpus)))
+    )
+
+
+def parse_mask(text: str) -> CpuSet:
+    """Read a hexadecimal mask: `ff`, `0xff`, or the kernel's words `00000000,000000ff`.
+
+    Raises ValueError with one line that quotes the mask.
+    """
+    digits = text.strip(PADDING).replace(",", "").lower().removeprefix("0x")
+    if not digits or any(digit not in "0123456789abcdef" for digit in digits):
+        raise ValueError(f"mask {text.strip()!r} is not hexadecimal; write it like ff or 0xff")
+    if len(digits) * 4 > MAX_CPUS:
+        raise ValueError(f"a mask of {len(digits)} digits names CPUs above {MAX_CPUS - 1}")
+    bits = bin(int(digits, 16))[:1:-1]
+    return frozenset(cpu for cpu, bit in enumerate(bits) if bit == "1")
+
+
+def format_mask(cpus: Iterable[int]) -> str:
+    """Write a mask as `taskset` takes it: `0xff`."""
+    return hex(sum(1 << cpu for cpu in set(cpus)))
+
+
+def _parse_part(part: str) -> Iterable[int]:
+    """Read `5`, `5-9`, `5-9:2` (every second) or `5-9:1/2` (the first one of every two)."""
+    span, has_stride, stride = part.partition(":")
+    low, is_range, high = span.partition("-")
+    first = _number(low, part)
+    last = _number(high, part) if is_range else first
+    take, step = _stride(stride, part) if has_stride else (1, 1)
+    if last < first or not 1 <= take <= step:
+        raise ValueError(f"{part!r} is not a range of CPUs; {EXAMPLE}")
+    return (cpu for cpu in range(first, last + 1) if (cpu - first) % step < take)
+
+
+def _stride(stride: str, part: str) -> tuple[int, int]:
+    used, is_group, group = stride.partition("/")
+    return (_number(used, part), _number(group, part)) if is_group else (1, _number(used, part))
+
+
+def _number(text: str, part: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{part!r} is not a CPU number or range; {EXAMPLE}")
+    if len(text) > len(str(MAX_CPUS)) or int(text) >= MAX_CPUS:
+        raise ValueError(f"CPU number in {part!r} is too large; the largest is {MAX_CPUS - 1}")
+    return int(text)
+
+
+def _runs(ordered: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield (first, last) of every run of consecutive numbers."""
+    first: int | None = None
+    for position, cpu in enumerate(ordered):
+        if first is None:
+            first = cpu
+        if position + 1 == len(ordered) or ordered[position + 1] > cpu + 1:
+            yield first, cpu
+            first = None

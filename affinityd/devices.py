@@ -1,0 +1,159 @@
+"""Which GPU is meant: from what a process sees to the node's own numbering.
+
+Two renumberings lie between a process's index and the node's: what a container runtime or device
+cgroup granted, and what the vendor's variable makes visible. Sources: CUDA C++ Programming Guide
+"CUDA Environment Variables"; ROCm documentation "GPU isolation techniques"; strtoul(3).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.topology import Gpu, Topology
+from affinityd.visible import read_visible
+
+_PCI = re.compile(r"([0-9a-f]{4}|[0-9a-f]{8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+_MINOR = re.compile(r"(minor|drm):([0-9]{1,9})", re.ASCII)
+_INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
+_UUID = re.compile(r"(?:GPU|MIG)-.+")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a process can drive: a GPU, or a MIG instance of one."""
+
+    gpu: Gpu
+    mig: str | None = None  #: the instance's UUID
+
+    @property
+    def uuid(self) -> str | None:
+        """The name by which visible-device lists know it."""
+        return self.mig or self.gpu.uuid
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a caller sees."""
+
+    numbered: tuple[Device, ...]  #: by the caller's index
+    nameable: tuple[Device, ...]  #: by UUID or PCI bus id
+    by_name: bool  #: the numbering comes from a list of UUIDs, so its order is certain
+
+
+def look(topology: Topology, granted: str | None, visible: str | None) -> Sight:
+    """Return what a caller sees, by what it was granted and by its visible-device variable.
+
+    Both are the request's values, None where it has none. Raises InvalidRequestError for a
+    malformed grant, NoSuchGpuError for one of a device that is not here.
+    """
+    whole = tuple(Device(gpu) for gpu in topology.gpus)
+    given = whole if granted is None else _grant(topology, granted)
+    nameable = tuple(_with_instances(given))
+    numbered = tuple(device for device in given if device.gpu.vendor == given[0].gpu.vendor)
+    seen = read_visible(visible, numbered, nameable)
+    return Sight(seen.devices, nameable, seen.by_name)
+
+
+def choose(sight: Sight, entries: Sequence[str] | None) -> tuple[Device, ...]:
+    """Return the device of each entry of a request's `gpus`, in rank order; None means all.
+
+    Raises InvalidRequestError for an entry that is no index, UUID or PCI bus id, NoSuchGpuError
+    for one that names nothing the caller sees.
+    """
+    if entries is None and not sight.numbered:
+        raise NoSuchGpuError(f"no GPU is visible to the caller; {_present(sight)}")
+    if entries is None:
+        return sight.numbered
+    return tuple(_chosen(sight, entry) for entry in entries)
+
+
+def is_ambiguous(sight: Sight, entries: Sequence[str] | None) -> bool:
+    """Return whether an index depends on CUDA_DEVICE_ORDER.
+
+    CUDA's default order is FASTEST_FIRST, not PCI_BUS_ID: on mixed models nobody else knows it.
+    """
+    by_index = entries is None or any(_INDEX.fullmatch(entry) for entry in entries)
+    models = {
+        device.gpu.model or device.gpu.pci_id
+        for device in sight.nameable
+        if device.gpu.vendor == "nvidia"
+    }
+    return by_index and not sight.by_name and len(models) > 1
+
+
+def names_unknown_mig(topology: Topology, *texts: str | None) -> bool:
+    """Return whether a text names a MIG instance that the topology does not have."""
+    known = [instance.uuid for gpu in topology.gpus for instance in gpu.mig]
+    named = [name for text in texts if text for name in re.findall(r"MIG-[^,;/\s]+", text)]
+    return any(not any(uuid.startswith(name) for uuid in known) for name in named)
+
+
+def _grant(topology: Topology, granted: str) -> tuple[Device, ...]:
+    if granted.strip() == "none":
+        raise NoSuchGpuError("granted=none: the caller was given no GPU")
+    everything = tuple(_with_instances(tuple(Device(gpu) for gpu in topology.gpus)))
+    wanted = {_granted(topology, everything, entry.strip()) for entry in granted.split(",")}
+    return tuple(device for device in everything if device in wanted)
+
+
+def _granted(topology: Topology, everything: tuple[Device, ...], entry: str) -> Device:
+    node = Sight(tuple(d for d in everything if d.mig is None), everything, by_name=False)
+    if minor := _MINOR.fullmatch(entry):
+        field = "minor" if minor[1] == "minor" else "render_minor"
+        for device in node.numbered:
+            if getattr(device.gpu, field) == int(minor[2]):
+                return device
+        have = sorted(m for gpu in topology.gpus if (m := getattr(gpu, field)) is not None)
+        raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have or 'none'}")
+    if _INDEX.fullmatch(entry):
+        numbered = tuple(d for d in node.numbered if d.gpu.vendor == topology.vendor)
+        node = Sight(numbered, everything, by_name=False)
+    try:
+        return _chosen(node, entry)
+    except InvalidRequestError:
+        raise InvalidRequestError(
+            f"granted: {entry!r} is not a device; write a comma list of indices, UUIDs, "
+            "minor:N or drm:N, or none"
+        ) from None
+
+
+def _chosen(sight: Sight, entry: str) -> Device:
+    if _INDEX.fullmatch(entry):
+        if int(entry) < len(sight.numbered):
+            return sight.numbered[int(entry)]
+        raise NoSuchGpuError(f"no GPU {entry}; {_present(sight)}")
+    if pci := _PCI.fullmatch(entry):
+        bus_id = f"{int(pci[1], 16):04x}:{pci[2].lower()}"
+        found = [device for device in sight.nameable if device.gpu.pci_bus_id == bus_id][:1]
+    elif _UUID.fullmatch(entry):
+        found = [device for device in sight.nameable if (device.uuid or "").startswith(entry)]
+    else:
+        raise InvalidRequestError(
+            f"gpus: {entry!r} is not an index, UUID or PCI bus id; write them like 0,1 or "
+            "GPU-8a1f0c3e or 0000:07:00.0, or all alone"
+        )
+    if len(found) == 1:
+        return found[0]
+    problem = f"{len(found)} GPUs begin with {entry}" if found else f"no GPU {entry}"
+    raise NoSuchGpuError(f"{problem}; {_present(sight)}")
+
+
+def _with_instances(devices: Sequence[Device]) -> Iterator[Device]:
+    """Yield devices and, after each whole GPU, its MIG instances."""
+    for device in devices:
+        yield device
+        if device.mig is None:
+            yield from (Device(device.gpu, instance.uuid) for instance in device.gpu.mig)
+
+
+def _present(sight: Sight) -> str:
+    if not sight.nameable:
+        return "this machine has none"
+    seen = ", ".join(
+        f"{index} ({device.mig or device.gpu.pci_bus_id})"
+        for index, device in enumerate(sight.numbered)
+    )
+    return f"visible are {seen}" if seen else "none is visible by index"

@@ -1,0 +1,56 @@
+"""What can go wrong between a request and its answer.
+
+AffinityError
+├── InvalidRequestError   the request is malformed                       422, exit 2
+├── NoSuchGpuError        no such GPU, or none visible                   404, exit 1
+├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
+├── NotReadyError         no topology yet                                503, exit 1
+└── TreeError             a root that cannot be read as a machine             exit 2
+
+A message is one line that quotes what was wrong and says what would be right.
+"""
+
+from __future__ import annotations
+
+
+class AffinityError(Exception):
+    """Base of all that a caller can be told; `status` is HTTP's, `title` its short name."""
+
+    status = 500
+    title = "Internal error"
+    exit_code = 1
+
+
+class InvalidRequestError(AffinityError):
+    """A parameter is unknown, repeated, empty or malformed."""
+
+    status = 422
+    title = "Malformed request"
+    exit_code = 2
+
+
+class NoSuchGpuError(AffinityError):
+    """A named GPU does not exist here, or the caller may not see it."""
+
+    status = 404
+    title = "No such GPU"
+
+
+class UnsatisfiableError(AffinityError):
+    """The machine, or what the caller may use of it, is too small for the request."""
+
+    status = 409
+    title = "Cannot be satisfied"
+
+
+class NotReadyError(AffinityError):
+    """The topology has not been read yet."""
+
+    status = 503
+    title = "No topology yet"
+
+
+class TreeError(AffinityError):
+    """A `--root` or `--machine` that names no readable machine."""
+
+    exit_code = 2

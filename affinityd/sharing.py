@@ -1,0 +1,58 @@
+"""share=node: every GPU of the machine has a block of cores of its own, whoever asks.
+
+The blocks depend on the machine and its reserved CPUs alone, so jobs that never heard of each
+other do not overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from affinityd.cpuset import CpuSet
+from affinityd.domains import Domain, near, restrict, with_partners
+from affinityd.modes import Turn, blocks
+from affinityd.placement import home_nodes
+from affinityd.topology import Gpu, Topology
+
+
+def gpu_blocks(
+    topology: Topology, whole: CpuSet, allowed: CpuSet, *, scope: str, balanced: bool
+) -> Mapping[str, Domain]:
+    """Return each GPU's block, as far as `allowed` leaves it, by PCI bus id.
+
+    `whole` is online less reserved. A GPU is missing if its node has fewer allowed cores than GPUs.
+    """
+    homes = home_nodes(topology, topology.gpus, whole)
+    tenants: dict[int | None, list[Gpu]] = {}
+    for gpu, home in zip(topology.gpus, homes, strict=True):
+        tenants.setdefault(home, []).append(gpu)
+    domains = (
+        with_partners(topology, tenants, whole)
+        if scope == "socket"
+        else {home: near(topology, home, whole) for home in tenants}
+    )
+    cuts = {home: _cut(domains[home], len(gpus)) for home, gpus in tenants.items()}
+    smallest = min(len(block) for cut in cuts.values() for block in cut)
+    keep = smallest if balanced else None
+    return {
+        gpu.pci_bus_id: block
+        for home, gpus in tenants.items()
+        for gpu, block in zip(
+            gpus,
+            _within([block[:keep] for block in cuts[home]], domains[home], allowed),
+            strict=False,
+        )
+    }
+
+
+def _cut(domain: Domain, pieces: int) -> list[Domain]:
+    return [blocks(domain, Turn(k, pieces, 0, balanced=False)) for k in range(pieces)]
+
+
+def _within(cut: list[Domain], domain: Domain, allowed: CpuSet) -> list[Domain]:
+    """Return what is allowed of each block of a node, or of the node cut anew, or nothing."""
+    left = [restrict(block, allowed) for block in cut]
+    if all(left):
+        return left
+    again = restrict(domain, allowed)
+    return _cut(again, len(cut)) if len(again) >= len(cut) else []

@@ -1,0 +1,165 @@
+"""What a machine is made of, frozen, and the questions that a plan asks of it.
+
+Nothing here reads a file: discovery makes a Topology, everybody else asks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from affinityd.cpuset import CpuSet
+
+#: How near a NIC is to a GPU, nearest first, in the words of `nvidia-smi topo -m`.
+PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"
+
+
+@dataclass(frozen=True)
+class Core:
+    """A physical core: the online CPUs that share `thread_siblings_list`, ascending."""
+
+    cpus: tuple[int, ...]
+    node: int | None  #: NUMA node number; None where no node lists the core's first CPU
+    package: int | None  #: physical_package_id
+    die: int | None  #: die_id
+    llc: int  #: the lowest CPU of the core's LLC group: the group's name
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """A NUMA node; number None is the one that holds the CPUs that no node lists."""
+
+    number: int | None
+    memory_bytes: int | None = None  #: MemTotal; None where the machine does not say
+    distances: Mapping[int, int] = field(default_factory=dict)  #: node number → SLIT distance
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Ascending by number, the node without one last."""
+        return self.number is None, self.number or 0
+
+
+@dataclass(frozen=True)
+class MigInstance:
+    """A slice of an NVIDIA GPU; its place is its parent's."""
+
+    uuid: str
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """An accelerator, numbered as its vendor numbers it."""
+
+    index: int  #: per vendor: NVML's, KFD's, else PCI bus order
+    vendor: str  #: "nvidia", "amd", "huawei", else the PCI vendor's four hex digits
+    pci_bus_id: str  #: 0000:07:00.0, lower case
+    numa_node: int | None  #: None: the machine does not say
+    numa_source: str | None = None  #: what said so, for a plan's reasons
+    uuid: str | None = None
+    minor: int | None = None  #: of /dev/nvidiaN
+    render_minor: int | None = None  #: of /dev/dri/renderDN
+    model: str | None = None
+    pci_id: str | None = None  #: vendor:device, 10de:20b0
+    pci_path: tuple[str, ...] = ()  #: host bridge first, the device's parents, itself last
+    mig: tuple[MigInstance, ...] = ()
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A network or InfiniBand adapter (PCI class 02xx)."""
+
+    pci_bus_id: str
+    numa_node: int | None
+    kind: str  #: "ethernet", "infiniband", "network"
+    names: tuple[str, ...] = ()  #: its interfaces: mlx5_0, ib0
+    pci_path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One machine, read once. Cores are ordered by their lowest CPU, nodes by their number."""
+
+    name: str
+    cores: tuple[Core, ...]
+    nodes: tuple[NumaNode, ...]
+    gpus: tuple[Gpu, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    possible: CpuSet = frozenset()
+    notices: tuple[str, ...] = ()  #: what could not be read, for people
+
+    @cached_property
+    def online(self) -> CpuSet:
+        """Every CPU that can run something now."""
+        return frozenset(cpu for core in self.cores for cpu in core.cpus)
+
+    @cached_property
+    def node_of(self) -> Mapping[int | None, NumaNode]:
+        """Node number → node."""
+        return {node.number: node for node in self.nodes}
+
+    @cached_property
+    def node_cores(self) -> Mapping[int | None, tuple[Core, ...]]:
+        """Node number → its cores, in order; a node without CPUs has none."""
+        return {
+            node.number: tuple(core for core in self.cores if core.node == node.number)
+            for node in self.nodes
+        }
+
+    @cached_property
+    def nodes_with_cpus(self) -> tuple[int | None, ...]:
+        """The numbers of the nodes in which a process can run, in order."""
+        return tuple(number for number, cores in self.node_cores.items() if cores)
+
+    @cached_property
+    def vendor(self) -> str | None:
+        """Whose GPUs an index means on this machine: the first GPU's vendor; None without GPUs."""
+        return self.gpus[0].vendor if self.gpus else None
+
+    def cpus_of_node(self, number: int | None) -> CpuSet:
+        """Return the online CPUs of a node."""
+        return frozenset(cpu for core in self.node_cores.get(number, ()) for cpu in core.cpus)
+
+    def distance(self, start: int | None, end: int | None) -> float:
+        """Return the SLIT distance between two nodes; a missing one is farthest."""
+        if start is None or end is None or start not in self.node_of:
+            return float("inf")
+        return self.node_of[start].distances.get(end, float("inf"))
+
+    def nearest(
+        self, start: int | None, candidates: Collection[int | None]
+    ) -> tuple[int | None, ...]:
+        """Return those candidates that are nearest to a node: itself alone, if it is among them.
+
+        Several are tied; from an unknown start (None) all of them are.
+        """
+        if start is not None and start in candidates:
+            return (start,)
+        least = min(self.distance(start, candidate) for candidate in candidates)
+        return tuple(number for number in candidates if self.distance(start, number) == least)
+
+    def memory_node(self, home: int | None) -> int | None:
+        """Return the home node, or the nearest that has memory, where the home has none."""
+        with_memory = [
+            node.number for node in self.nodes if node.number is not None and node.memory_bytes != 0
+        ]
+        return self.nearest(home, with_memory)[0] if with_memory and home is not None else home
+
+    def nearness(self, gpu: Gpu, nic: Nic) -> str:
+        """Return how near a NIC is to a GPU, as `nvidia-smi topo -m` says it."""
+        shared = _common_prefix(gpu.pci_path, nic.pci_path)
+        below = max(len(gpu.pci_path), len(nic.pci_path)) - shared
+        if shared > 1:  # beneath one PCI bridge or switch, whose ports are the bridge on each side
+            return PIX if below <= 2 else PXB  # noqa: PLR2004
+        if shared == 1:
+            return PHB
+        same_node = gpu.numa_node is not None and gpu.numa_node == nic.numa_node
+        return NODE if same_node else SYS
+
+
+def _common_prefix(left: tuple[str, ...], right: tuple[str, ...]) -> int:
+    """Count the leading parts that two PCI paths share."""
+    return next(
+        (place for place, (one, two) in enumerate(zip(left, right, strict=False)) if one != two),
+        min(len(left), len(right)),
+    )

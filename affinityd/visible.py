@@ -1,0 +1,102 @@
+"""Visible-device lists, read as the drivers read them.
+
+CUDA_VISIBLE_DEVICES, ASCEND_RT_VISIBLE_DEVICES: one list. ROCm: ROCR_VISIBLE_DEVICES filters and
+HIP_VISIBLE_DEVICES indexes what is left, written `ROCR_VISIBLE_DEVICES=…;HIP_VISIBLE_DEVICES=…`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Generic, Protocol, TypeVar
+
+UUID_KINDS = ("GPU-", "MIG-")
+ROCM_ORDER = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+ULONG_MAX = 2**64 - 1
+
+_STRTOUL = re.compile(r"\s*([+-]?)([0-9]+)", re.ASCII)
+
+
+class Named(Protocol):
+    """What a list can name."""
+
+    @property
+    def uuid(self) -> str | None:
+        """Its UUID, None where it has none."""
+
+
+D = TypeVar("D", bound=Named)
+
+
+@dataclass(frozen=True)
+class Seen(Generic[D]):
+    """The devices that a list leaves visible, in its order."""
+
+    devices: tuple[D, ...]
+    by_name: bool  #: the list is one of UUIDs
+
+
+def read_visible(value: str | None, numbered: Sequence[D], nameable: Sequence[D]) -> Seen[D]:
+    """Return what a variable's value leaves visible; None: unset, so all of `numbered`.
+
+    Indices count in `numbered`, UUIDs name any of `nameable`.
+    """
+    seen = Seen(tuple(numbered), by_name=False)
+    for part in _lists(value):
+        devices = _read_list(part, seen.devices, nameable)
+        seen = Seen(devices, by_name=seen.by_name or part.startswith(UUID_KINDS))
+        nameable = devices
+    return seen
+
+
+def _lists(value: str | None) -> Iterator[str]:
+    """Yield the lists that are applied one after the other."""
+    if value is None:
+        return
+    assigned = dict(part.partition("=")[::2] for part in value.split(";"))
+    if assigned.keys() <= set(ROCM_ORDER):
+        yield from (assigned[name] for name in ROCM_ORDER if name in assigned)
+    else:
+        yield value
+
+
+def _read_list(value: str, numbered: Sequence[D], nameable: Sequence[D]) -> tuple[D, ...]:
+    entries = value.split(",")
+    kind = next((kind for kind in UUID_KINDS if value.startswith(kind)), None)
+    if kind is not None:
+        return tuple(_named(entries, kind, nameable))
+    return tuple(numbered[index] for index in _indices(entries, len(numbered)))
+
+
+def _indices(entries: Sequence[str], present: int) -> list[int]:
+    """Return a list's indices: it ends at the first that is unreadable, negative or not here."""
+    numbers = list(takewhile(lambda number: number >= 0, map(_strtoul, entries)))
+    if len(set(numbers)) < len(numbers):
+        return []
+    return list(takewhile(lambda number: number < present, numbers))
+
+
+def _strtoul(entry: str) -> int:
+    """Read the number that an entry begins with; negative where it begins with none."""
+    match = _STRTOUL.match(entry)
+    if match is None:
+        return -1
+    sign, digits = match[1], match[2].lstrip("0") or "0"
+    number = int(digits) if len(digits) < len(str(ULONG_MAX)) else ULONG_MAX
+    return -number if sign == "-" else number
+
+
+def _named(entries: Sequence[str], kind: str, nameable: Sequence[D]) -> list[D]:
+    """Return the devices that UUIDs or unique prefixes name; blanks are part of an entry."""
+    names = list(takewhile(lambda entry: entry.startswith(kind), entries))
+    found: list[D] = []
+    for name in names:
+        matches = [device for device in nameable if (device.uuid or "").startswith(name)]
+        if len(matches) != 1:
+            break
+        found += matches
+    repeated = len(set(names)) < len(names) or len({device.uuid for device in found}) < len(found)
+    return [] if repeated else found
