@@ -17,7 +17,6 @@ from affinityd.plans import Demand, Options, Plan, RankPlan
 from affinityd.sharing import gpu_blocks
 from affinityd.topology import Core, Topology
 
-
 K = TypeVar("K")
 
 

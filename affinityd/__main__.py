@@ -1,0 +1,5 @@
+"""`python -m affinityd` is `affinityd`."""
+
+from affinityd.cli import entry
+
+entry()

@@ -1,0 +1,128 @@
+"""A plan as it is answered: a JSON document, or lines for shells and tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from affinityd.cpuset import CpuSet, format_list, format_mask
+from affinityd.plans import Plan, RankPlan, Warn
+from affinityd.request import Request
+
+#: From best to worst, as metrics and the shell format sum a plan up.
+LOCALITIES = ("local", "unknown", "remote")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A plan with all that its document says about it."""
+
+    node: str
+    generation: int
+    request: Request
+    entries: tuple[str, ...]  #: the GPUs asked for, all of them spelled out
+    allowed: CpuSet
+    source: str  #: of the allowed CPUs: "request", "caller" or "node"
+    plan: Plan
+
+    @property
+    def ranks(self) -> tuple[RankPlan, ...]:
+        """The ranks that were asked for."""
+        wanted = self.request.rank
+        return tuple(rank for rank in self.plan.ranks if wanted is None or rank.rank in wanted)
+
+    @property
+    def warnings(self) -> tuple[Warn, ...]:
+        """The warnings that concern them."""
+        wanted = {None, *(rank.rank for rank in self.ranks)}
+        return tuple(warning for warning in self.plan.warnings if warning.rank in wanted)
+
+    @property
+    def cpus(self) -> CpuSet:
+        """The union over the ranks."""
+        return frozenset().union(*(rank.cpus for rank in self.ranks))
+
+    @property
+    def locality(self) -> str:
+        """The worst of any rank."""
+        return max((rank.locality for rank in self.ranks), key=LOCALITIES.index)
+
+
+def document(reply: Reply) -> dict[str, Any]:
+    """Return the JSON document of a plan."""
+    request = reply.request
+    options = {**asdict(request.options), "share": reply.plan.share}
+    return {
+        "node": reply.node,
+        "generation": reply.generation,
+        "request": {
+            "gpus": list(reply.entries),
+            **options,
+            "visible": request.visible,
+            "granted": request.granted,
+        },
+        "allowed": {"cpulist": format_list(reply.allowed), "source": reply.source},
+        "cpulist": format_list(reply.cpus),
+        "ranks": [_rank(rank) for rank in reply.ranks],
+        "warnings": [{"code": warn.code, "message": warn.message} for warn in reply.warnings],
+    }
+
+
+def _rank(rank: RankPlan) -> dict[str, Any]:
+    gpu = rank.gpu
+    return {
+        "rank": rank.rank,
+        "gpu": {
+            "index": gpu.index,
+            "uuid": gpu.uuid,
+            "pci_bus_id": gpu.pci_bus_id,
+            "vendor": gpu.vendor,
+            "model": gpu.model,
+        },
+        "numa_node": gpu.numa_node,
+        "home_node": rank.home_node,
+        "locality": rank.locality,
+        "cpulist": format_list(rank.cpus),
+        "physical_cores": rank.physical_cores,
+        "memory_node": rank.memory_node,
+        "environment": {"OMP_NUM_THREADS": str(rank.threads)},
+        "reasons": list(rank.reasons),
+    }
+
+
+def _json(reply: Reply) -> Iterator[str]:
+    yield json.dumps(document(reply), ensure_ascii=False)
+
+
+def _shell(reply: Reply) -> Iterator[str]:
+    """Yield NAME=value lines; no value has a character that a shell or TaskProlog would change."""
+    yield f"AFFINITYD_CPULIST={format_list(reply.cpus)}"
+    yield f"AFFINITYD_LOCALITY={reply.locality}"
+    for rank in reply.ranks:
+        yield f"AFFINITYD_RANK_{rank.rank}_CPULIST={format_list(rank.cpus)}"
+        yield f"AFFINITYD_RANK_{rank.rank}_LOCALITY={rank.locality}"
+
+
+def _each(write: Callable[[CpuSet], str]) -> Callable[[Reply], Iterator[str]]:
+    return lambda reply: (write(rank.cpus) for rank in reply.ranks)
+
+
+_WRITERS: dict[str, Callable[[Reply], Iterator[str]]] = {
+    "json": _json,
+    "cpulist": _each(format_list),
+    "mask": _each(format_mask),
+    "numactl": _each(lambda cpus: f"--physcpubind={format_list(cpus)} --localalloc"),
+    "shell": _shell,
+}
+
+
+def render(reply: Reply, format_name: str) -> str:
+    """Return a plan in one of the request's formats, ended by a newline."""
+    return "".join(f"{line}\n" for line in _WRITERS[format_name](reply))
+
+
+def entries_of(count: int, asked: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the GPUs asked for; where that is all, their indices."""
+    return tuple(map(str, range(count))) if asked is None else tuple(asked)

@@ -1,0 +1,153 @@
+"""The FastAPI app: what is served where."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, FastAPI, Request
+from prometheus_client.exposition import choose_encoder
+from starlette.responses import Response
+
+from affinityd import __version__, codec
+from affinityd.api import problems, wire
+from affinityd.api.front import Front, key_of
+from affinityd.devices import names_unknown_mig
+from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.keeper import Keeper
+from affinityd.metrics import Metrics
+from affinityd.request import PARAMETERS, parse_request
+from affinityd.request import Request as PlanRequest
+from affinityd.service import Service
+
+MAX_FIELDS = 64
+
+_PARAMETERS = [
+    {
+        "name": parameter.name,
+        "in": "query",
+        "description": parameter.help,
+        "schema": parameter.schema,
+        "allowEmptyValue": parameter.may_be_empty,
+    }
+    for parameter in PARAMETERS.values()
+]
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": text,
+        "content": {"application/problem+json": {"schema": wire.Problem.model_json_schema()}},
+    }
+    for status, text in (
+        (404, "No such GPU, or none visible; says which there are."),
+        (409, "Cannot be satisfied; says what could be."),
+        (422, "A parameter is unknown, repeated, empty or malformed."),
+        (503, "The machine has not been read yet."),
+    )
+}
+
+
+def create_app(service: Service, keeper: Keeper, metrics: Metrics) -> Front:
+    """Return the ASGI app that answers on one node."""
+    app = FastAPI(
+        title="affinityd",
+        version=__version__,
+        description="On which CPUs, and which memory, each GPU rank belongs.",
+        # Their pages would load scripts from elsewhere, which a compute node cannot reach.
+        docs_url=None,
+        redoc_url=None,
+    )
+    front = Front(
+        app,
+        is_current=keeper.is_current,
+        count=lambda answer, seconds: metrics.planned(answer.mode, "ok", answer.locality, seconds),
+    )
+    service.on_swap(front.forget)
+    problems.install(app)
+    app.include_router(_plan_route(service, keeper, metrics, front))
+    app.include_router(_node_routes(service, keeper, metrics))
+    return front
+
+
+def _plan_route(service: Service, keeper: Keeper, metrics: Metrics, front: Front) -> APIRouter:
+    router = APIRouter()
+
+    @router.get(
+        "/plan",
+        summary="A cpulist for each rank",
+        responses={**_ERRORS, 200: {"model": wire.PlanAnswer}},
+        openapi_extra={"parameters": _PARAMETERS},
+    )
+    async def plan(request: Request) -> Response:
+        began, mode = perf_counter(), ""
+        try:
+            asked = parse_request(_pairs(request.scope["query_string"]))
+            mode = asked.options.mode
+            await _bring_up_to_date(service, keeper, asked)
+            answer = service.answer(asked, _format(asked, request))
+        except AffinityError as error:
+            metrics.planned(mode, str(error.status), "", perf_counter() - began)
+            raise
+        front.remember(key_of(request.scope), answer)
+        metrics.planned(mode, "ok", answer.locality, perf_counter() - began)
+        return Response(answer.body, headers={"content-type": answer.media_type})
+
+    return router
+
+
+def _node_routes(service: Service, keeper: Keeper, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/topology", summary="The node as it was read", responses={503: _ERRORS[503]})
+    async def topology() -> wire.TopologyAnswer:
+        await keeper.refresh()
+        return wire.TopologyAnswer(
+            generation=service.node.generation, topology=codec.to_dict(service.node.topology)
+        )
+
+    @router.get("/metrics", summary="Prometheus metrics")
+    async def scrape(request: Request) -> Response:
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(metrics.registry), headers={"content-type": media_type})
+
+    @router.get("/healthz", summary="The daemon runs")
+    async def healthz() -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    @router.get("/readyz", summary="The daemon can plan", responses={503: _ERRORS[503]})
+    async def readyz() -> Response:
+        return Response(f"ready: {service.node.topology.name}\n", media_type="text/plain")
+
+    return router
+
+
+async def _bring_up_to_date(service: Service, keeper: Keeper, asked: PlanRequest) -> None:
+    await keeper.refresh()
+    texts = (*(asked.gpus or ()), asked.granted, asked.visible)
+    if names_unknown_mig(service.node.topology, *texts):
+        await keeper.seek_mig()
+
+
+def _pairs(query: bytes) -> list[tuple[str, str]]:
+    """Read a query string. Raises InvalidRequestError for what is no UTF-8, percent-encoded."""
+    if not query:
+        return []
+    try:
+        return parse_qsl(
+            query.decode("ascii"),
+            keep_blank_values=True,
+            strict_parsing=True,
+            errors="strict",
+            max_num_fields=MAX_FIELDS,
+        )
+    except ValueError:
+        raise InvalidRequestError(
+            "the query string cannot be read; write it like gpus=0,1&mode=node, at most "
+            f"{MAX_FIELDS} parameters, percent-encoded as UTF-8"
+        ) from None
+
+
+def _format(asked: PlanRequest, request: Request) -> str:
+    if asked.format is not None:
+        return asked.format
+    return "cpulist" if problems.wants_text(request.headers.get("accept")) else "json"

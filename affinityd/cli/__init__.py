@@ -1,0 +1,77 @@
+"""The command line: one file a command, which is imported when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from affinityd.cli.parser import Parser
+from affinityd.errors import AffinityError
+
+COMMANDS = {
+    "serve": "answer /plan on a unix socket and on TCP",
+    "plan": "print a cpulist for each rank, without a daemon",
+    "topology": "draw the node: packages, NUMA nodes, GPUs, NICs",
+    "snapshot": "capture this node into an archive that --root replays",
+    "version": "print the version",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command and return its exit code: 0, 1 cannot be satisfied, 2 bad usage.
+
+    Raises SystemExit for bad usage that argparse finds.
+    """
+    name = _command(argv[:1])
+    try:
+        command = import_module(f"affinityd.cli.{name}")
+    except ModuleNotFoundError as error:
+        print(
+            f"affinityd {name}: {error.name} is not installed; "
+            "pip install 'affinityd[daemon]' brings it",
+            file=sys.stderr,
+        )
+        return 1
+    parser = Parser(prog=f"affinityd {name}", description=f"{COMMANDS[name].capitalize()}.")
+    command.add_arguments(parser)
+    try:
+        return int(command.run(parser.parse_args(argv[1:])))
+    except AffinityError as error:
+        print(f"affinityd {name}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def entry() -> NoReturn:
+    """Run as a program."""
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, head(1) say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        code = 130  # 128 + SIGINT, as a shell has it
+    sys.exit(code)
+
+
+def _command(argv: Sequence[str]) -> str:
+    parser = Parser(
+        prog="affinityd",
+        usage="affinityd COMMAND [OPTION …]",
+        description="Knows the machine and says on which CPUs each GPU rank belongs.",
+        epilog="affinityd COMMAND --help says what a command takes.",
+    )
+    commands = parser.add_argument_group("commands")
+    for name, text in COMMANDS.items():
+        commands.add_argument(f"_{name}", metavar=name, nargs="?", help=text)
+    if argv and argv[0] in COMMANDS:
+        return argv[0]
+    if argv and not argv[0].startswith("-"):
+        parser.error(f"{argv[0]!r} is no command; there are {', '.join(COMMANDS)}")
+    if not argv:
+        parser.error(f"a command is missing; there are {', '.join(COMMANDS)}")
+    parser.parse_args(argv)
+    raise AssertionError("argparse ends at --help and at anything else")

@@ -1,0 +1,54 @@
+"""The machine that the settings name, as it can be read again and again."""
+
+from __future__ import annotations
+
+from affinityd import machines
+from affinityd.discovery import discover
+from affinityd.discovery.nvml import ask
+from affinityd.discovery.nvml_report import NvmlReport
+from affinityd.discovery.tree import Tree, open_tree
+from affinityd.settings import Settings
+from affinityd.snapshot import snapshot_nvml
+from affinityd.topology import Topology
+
+ONLINE = "sys/devices/system/cpu/online"
+NVIDIA_DRIVER = "proc/driver/nvidia/version"
+#: Differ when a GPU driver came, went or was exchanged.
+DRIVERS = (NVIDIA_DRIVER, "sys/class/kfd/kfd/topology/generation_id")
+
+
+class Machine:
+    """A live or replayed machine. What its drivers said is remembered between readings."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raise TreeError for a root or machine that is none."""
+        self._shipped = machines.load(settings.machine) if settings.machine else None
+        self._tree: Tree | None = None if self._shipped else open_tree(settings.root)
+        self._report: NvmlReport | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is the machine that we run on."""
+        return self._tree is not None and self._tree.live
+
+    def read(self, ask_drivers: bool = True) -> Topology:
+        """Return its topology; without `ask_drivers`, with what the drivers said last time."""
+        if self._tree is None:
+            assert self._shipped is not None  # noqa: S101 - one of the two is there
+            return self._shipped
+        if ask_drivers:
+            self._report = ask() if self._tree.live else snapshot_nvml(self._tree)
+        return discover(self._tree, self._report)
+
+    def online(self) -> str | None:
+        """Return the kernel's list of online CPUs: one small read."""
+        return self._tree.read(ONLINE) if self._tree else None
+
+    def drivers(self) -> tuple[str | None, ...]:
+        """Return what differs when a driver came or went."""
+        return tuple(self._tree.read(path) for path in DRIVERS) if self._tree else ()
+
+    def is_driver_silent(self) -> bool:
+        """Whether NVIDIA's driver is there and NVML did not answer."""
+        answered = self._report is not None and self._report.gpus is not None
+        return self.is_live and not answered and self.drivers()[0] is not None

@@ -1,0 +1,45 @@
+"""What all commands share of their command lines."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import NoReturn
+
+from affinityd import machines, settings
+
+HELP = {
+    "root": ("DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"),
+    "machine": ("NAME", f"a shipped machine instead: {', '.join(machines.NAMES)}"),
+    "socket": ("PATH", "the unix socket (default, as root: /run/affinityd/affinityd.sock)"),
+    "listen": ("HOST:PORT|none", f"the TCP address (default: {settings.DEFAULT_LISTEN})"),
+    "reserved_cpus": ("LIST", "CPUs that are never given to a rank, like 0,64"),
+    "log_format": ("text|json", "how log lines are written (default: text)"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, and which guesses no abbreviations."""
+
+    def __init__(self, **options: object) -> None:
+        """Take what ArgumentParser takes."""
+        super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2 and one line."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def add_settings(parser: Parser, names: Iterable[str]) -> None:
+    """Add flags for settings, each of which is also a variable and a line of the file."""
+    group = parser.add_argument_group(
+        "settings", f"also AFFINITYD_* variables and lines of {settings.FILE}"
+    )
+    for name in names:
+        metavar, text = HELP[name]
+        group.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
+
+
+def load_settings(arguments: argparse.Namespace) -> settings.Settings:
+    """Return the settings that flags, variables and file say. Raises InvalidRequestError."""
+    return settings.load(vars(arguments))

@@ -1,0 +1,37 @@
+"""`affinityd topology`: the node, drawn for a person or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from affinityd import codec, drawing
+from affinityd.cli.machine import Machine
+from affinityd.cli.parser import Parser, add_settings, load_settings
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    parser.add_argument("--format", choices=("tree", "json"), default="tree")
+    add_settings(parser, ("root", "machine"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the node."""
+    topology = Machine(load_settings(arguments)).read()
+    if arguments.format == "json":
+        print(json.dumps(codec.to_dict(topology), indent=1, ensure_ascii=False))
+    else:
+        print(drawing.draw(topology, colour=wants_colour()))
+    return 0
+
+
+def wants_colour() -> bool:
+    """Whether stdout is a terminal that takes colours, and nobody asked for none (no-color.org)."""
+    return (
+        sys.stdout.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM", "dumb") != "dumb"
+    )

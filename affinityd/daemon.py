@@ -1,0 +1,143 @@
+"""The daemon's life: sockets, the first reading, signals, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import uvicorn
+import uvloop
+
+from affinityd import __version__, logs, nodefile
+from affinityd.api.app import create_app
+from affinityd.api.front import Front
+from affinityd.keeper import Keeper
+from affinityd.listening import BACKLOG, listen_tcp, listen_unix
+from affinityd.metrics import Metrics
+from affinityd.notify import notify
+from affinityd.service import Node, Service
+from affinityd.settings import Settings
+from affinityd.topology import Topology
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
+
+
+class Machine(Protocol):
+    """What the daemon asks of the machine that it serves."""
+
+    def read(self, ask_drivers: bool = ...) -> Topology:
+        """Read it, its GPU drivers too or as remembered."""
+
+    def online(self) -> str | None:
+        """Return what differs when a CPU comes or goes."""
+
+    def drivers(self) -> object:
+        """Return what differs when a driver comes or goes."""
+
+    def is_driver_silent(self) -> bool:
+        """Whether a driver is there that did not answer."""
+
+
+def run(settings: Settings, machine: Machine) -> None:
+    """Serve a machine until SIGTERM or SIGINT. Raises ListenError for an address that is taken."""
+    logs.configure(settings.log_format)
+    with _listening(settings) as sockets:
+        uvloop.run(_serve(settings, machine, sockets))
+
+
+@contextlib.contextmanager
+def _listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
+    tcp = [listen_tcp(*settings.listen)] if settings.listen else []
+    unix = listen_unix(Path(settings.socket))
+    try:
+        yield [unix.socket, *tcp]
+    finally:
+        unix.close()
+
+
+async def _serve(settings: Settings, machine: Machine, sockets: Sequence[socket.socket]) -> None:
+    service = Service()
+    node_file = Path(settings.socket).with_name(nodefile.NAME)
+    keeper = Keeper(
+        service,
+        machine.read,
+        online=machine.online,
+        drivers=machine.drivers,
+        is_driver_silent=machine.is_driver_silent,
+        reserved=settings.reserved_cpus,
+        on_change=lambda node: _publish(node, node_file),
+    )
+    server = Server(create_app(service, keeper, Metrics(lambda: service.known)))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    watch = loop.create_task(keeper.watch())
+    watch.add_done_callback(lambda _task: server.stop())
+    loop.add_signal_handler(signal.SIGHUP, keeper.ask_to_reread)
+    log.info("affinityd %s answers on %s", __version__, ", ".join(map(_address, sockets)))
+    await server.serve(list(sockets))
+    notify("STOPPING=1")
+    watch.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watch
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, with the daemon's own signals: it ends with 0, and SIGHUP is no end."""
+
+    def __init__(self, app: Front) -> None:
+        """Take the app."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=DRAIN_SECONDS,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the daemon."""
+        yield
+
+    def stop(self) -> None:
+        """Answer what is being asked and end; told twice, end at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def _publish(node: Node, node_file: Path) -> None:
+    """Tell clients, the service manager and the log what the node is now."""
+    topology = node.topology
+    state = (
+        f"{topology.name}: {len(topology.online)} CPUs, {len(topology.nodes)} NUMA nodes, "
+        f"{len(topology.gpus)} GPUs"
+    )
+    log.info("%s (generation %d)", state, node.generation)
+    for notice in topology.notices:
+        log.warning("%s", notice)
+    try:
+        nodefile.write(node_file, node)
+    except OSError as error:
+        log.warning("%s could not be written: %s", node_file, error.strerror)
+    notify(f"READY=1\nSTATUS={state}")
+
+
+def _address(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    return name if isinstance(name, str) else f"{name[0]}:{name[1]}"

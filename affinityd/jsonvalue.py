@@ -1,0 +1,78 @@
+"""Reading JSON that somebody else wrote: each piece knows its place, for an error to name it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from affinityd.cpuset import CpuSet, parse_list
+
+T = TypeVar("T")
+
+#: How much of a wrong value an error shows.
+SHOWN = 40
+
+
+@dataclass(frozen=True)
+class JsonValue:
+    """A piece of JSON, and its path for people: `topology.gpus[0].index`.
+
+    Everything raises ValueError, one line that quotes the path and the value, for what it is not.
+    """
+
+    value: object
+    where: str
+
+    def __getitem__(self, name: str) -> JsonValue:
+        """Return a field of an object."""
+        fields = self._fields()
+        if name not in fields:
+            raise ValueError(f"{self.where} has no {name!r}")
+        return JsonValue(fields[name], f"{self.where}.{name}")
+
+    def each(self, read: Callable[[JsonValue], T]) -> tuple[T, ...]:
+        """Return a list's items."""
+        if not isinstance(self.value, list):
+            raise self._not("a list")
+        return tuple(
+            read(JsonValue(item, f"{self.where}[{place}]")) for place, item in enumerate(self.value)
+        )
+
+    def by_number(self, read: Callable[[JsonValue], T]) -> Iterator[tuple[int, T]]:
+        """Yield the fields of an object whose names are numbers."""
+        for name, value in self._fields().items():
+            if not (name.isascii() and name.isdigit()):
+                raise ValueError(f"{self.where}: {name!r} is not a number")
+            yield int(name), read(JsonValue(value, f"{self.where}.{name}"))
+
+    def maybe(self, read: Callable[[JsonValue], T]) -> T | None:
+        """Return None for null."""
+        return None if self.value is None else read(self)
+
+    def text(self) -> str:
+        """Return a string."""
+        if not isinstance(self.value, str):
+            raise self._not("a string")
+        return self.value
+
+    def number(self) -> int:
+        """Return a whole number; true and false are none."""
+        if not isinstance(self.value, int) or isinstance(self.value, bool):
+            raise self._not("a whole number")
+        return self.value
+
+    def cpus(self) -> CpuSet:
+        """Return the CPUs of a cpulist."""
+        try:
+            return parse_list(self.text())
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}") from None
+
+    def _fields(self) -> Mapping[str, object]:
+        if not isinstance(self.value, dict):
+            raise self._not("an object")
+        return self.value
+
+    def _not(self, kind: str) -> ValueError:
+        return ValueError(f"{self.where} is {repr(self.value)[:SHOWN]}, not {kind}")

@@ -1,0 +1,111 @@
+"""The daemon's sockets: bound before the server starts, so that what is wrong is said at once."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from affinityd.errors import AffinityError
+
+BACKLOG = 2048
+MAX_PATH = 107  #: bytes of sun_path less its NUL, unix(7)
+EVERYBODY = 0o666  #: the job of every user of the node must reach the daemon
+
+
+class ListenError(AffinityError):
+    """An address that cannot be listened on."""
+
+
+@dataclass(frozen=True)
+class UnixListener:
+    """A listening unix socket, and what it takes to leave no trace of it."""
+
+    path: Path
+    socket: socket.socket
+    lock: int  #: held while this daemon lives; the kernel frees it, however it ends
+    inode: int
+
+    def close(self) -> None:
+        """Stop listening; the path goes too, unless somebody has put another socket there."""
+        if self.path.exists() and self.path.stat().st_ino == self.inode:
+            self.path.unlink()
+        self.socket.close()
+        os.close(self.lock)
+
+
+def listen_unix(path: Path) -> UnixListener:
+    """Listen on a path that every user can reach. A stale socket is taken over.
+
+    Raises ListenError for one that another process answers, which is named, and for a folder that
+    does not take it.
+    """
+    if len(os.fsencode(path)) > MAX_PATH:
+        raise ListenError(f"socket: {path} is longer than the {MAX_PATH} bytes that Linux takes")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _make_folder(path.parent)
+        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        _take(path, lock)
+        listener.bind(os.fspath(path))
+        path.chmod(EVERYBODY)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise ListenError(f"socket: {path}: {error.strerror}; give another by --socket") from None
+    return UnixListener(path, listener, lock, path.stat().st_ino)
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """Listen on a TCP address. Raises ListenError with one line."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        # The protocol is named because asyncio sets TCP_NODELAY only where it is.
+        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise ListenError(
+            f"listen: {host}:{port}: {error.strerror}; give another by --listen HOST:PORT, or none"
+        ) from None
+    return listener
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)  # whatever the umask is
+
+
+def _take(path: Path, lock: int) -> None:
+    """Make the path free, unless a living process is behind it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ListenError(f"socket: {path}: {_holder(path)}") from None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # noqa: FBT003 - the name says what it is
+        answer = probe.connect_ex(os.fspath(path))
+    if answer in {0, errno.EAGAIN}:
+        raise ListenError(f"socket: {path}: {_holder(path)}")
+    if answer == errno.ECONNREFUSED:
+        path.unlink(missing_ok=True)
+
+
+def _holder(path: Path) -> str:
+    """Say who listens on a socket, by SO_PEERCRED of unix(7)."""
+    credentials = struct.Struct("3i")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(os.fspath(path))
+            raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+        except OSError:
+            return "another affinityd is starting or stopping there"
+    return f"process {credentials.unpack(raw)[0]} listens there already; stop it first"

@@ -1,0 +1,50 @@
+"""Log lines: one a record, as text for people and the journal or as JSON, no control characters."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import datetime, timezone
+
+
+class TextFormatter(logging.Formatter):
+    """LEVEL message; the time is the journal's business."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line."""
+        return f"{record.levelname.lower()}: {_printable(_message(record))}"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line."""
+        moment = datetime.fromtimestamp(record.created, timezone.utc)
+        return json.dumps(
+            {
+                "time": moment.isoformat(timespec="milliseconds"),
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "message": _message(record),
+            }
+        )
+
+
+def configure(log_format: str) -> None:
+    """Send every log record to stderr, as "text" or "json"."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _message(record: logging.LogRecord) -> str:
+    if not record.exc_info:
+        return record.getMessage()
+    trace = logging.Formatter().formatException(record.exc_info)
+    return f"{record.getMessage()}: {' | '.join(trace.split())}"
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -1,0 +1,93 @@
+"""A tree of aligned lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+WIDTH = 100  #: columns, where the last cell of a line allows it
+GAP = "  "
+
+#: SGR parameters (ECMA-48 §8.3.117).
+BOLD, DIM, GREEN, YELLOW, CYAN = "1", "2", "32", "33", "36"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A line: its cells line up with those of all lines of its kind; the last one may wrap."""
+
+    kind: str
+    cells: tuple[str, ...]
+    colour: str = ""  #: of the first cell
+    below: tuple[Branch, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Row:
+    branch: Branch
+    stem: str  #: what connects the line to the one that it hangs on
+    rest: str  #: what stands below the stem, where the line wraps
+
+
+def paint(text: str, style: str, *, colour: bool) -> str:
+    """Return the text in a style, or as it is."""
+    return f"\x1b[{style}m{text}\x1b[0m" if colour and style and text else text
+
+
+def render(branches: Sequence[Branch], *, colour: bool) -> Iterator[str]:
+    """Yield the lines of a tree."""
+    rows = list(_rows(branches, ""))
+    widths = {
+        kind: [max(map(len, column)) for column in _columns(rows, kind)]
+        for kind in {row.branch.kind for row in rows}
+    }
+    for row in rows:
+        yield from _lines(row, widths[row.branch.kind], colour=colour)
+
+
+def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
+    for place, branch in enumerate(branches, start=1):
+        is_last = place == len(branches)
+        stem, rest = ("└─ ", "   ") if is_last else ("├─ ", "│  ")
+        yield _Row(branch, indent + stem, indent + rest + ("│" if branch.below else ""))
+        yield from _rows(branch.below, indent + rest)
+
+
+def _columns(rows: Iterable[_Row], kind: str) -> Iterator[tuple[str, ...]]:
+    """Yield the columns of all lines of a kind; the stem counts as part of the first cell."""
+    cells = (
+        (row.stem + row.branch.cells[0], *row.branch.cells[1:])
+        for row in rows
+        if row.branch.kind == kind
+    )
+    return zip_longest(*cells, fillvalue="")
+
+
+def _lines(row: _Row, widths: Sequence[int], *, colour: bool) -> Iterator[str]:
+    first, *middle, last = row.branch.cells
+    width = widths[0] - len(row.stem)
+    head = [first.ljust(width), *map(_aligned, middle, widths[1:])]
+    start = len(row.stem) + len(GAP.join(filter(None, head))) + len(GAP)
+    wrapped = list(_wrap(last, WIDTH - start))
+    head[0] = paint(first, row.branch.colour, colour=colour) + " " * (width - len(first))
+    stem, rest = (paint(text, DIM, colour=colour) for text in (row.stem, row.rest))
+    yield (stem + GAP.join(filter(None, [*head, wrapped[0]]))).rstrip()
+    for line in wrapped[1:]:
+        yield rest + " " * (start - len(row.rest)) + line
+
+
+def _aligned(cell: str, width: int) -> str:
+    """Return a cell at its column's width: amounts stand to the right."""
+    return cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
+
+
+def _wrap(text: str, width: int) -> Iterator[str]:
+    """Yield the text in lines, broken between its words or else after a comma."""
+    while len(text) > width > 0:
+        cut = text.rfind(" ", 0, width + 1) + 1 or text.rfind(",", 0, width) + 1
+        if not cut:
+            break
+        yield text[:cut].rstrip()
+        text = text[cut:].lstrip()
+    yield text

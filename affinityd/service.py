@@ -1,0 +1,138 @@
+"""One request from its parts to its answer, and the answers that were given before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from affinityd import devices
+from affinityd.answer import Reply, entries_of, render
+from affinityd.cpuset import CpuSet
+from affinityd.errors import InvalidRequestError, NotReadyError
+from affinityd.planner import plan
+from affinityd.plans import Demand, Plan, Warn
+from affinityd.request import MAX_ENTRIES, Request
+from affinityd.topology import Topology
+
+CACHED_PLANS = 1024
+MEDIA_TYPES = {"json": "application/json"}
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """What plans are made from; replaced whole, never changed."""
+
+    topology: Topology
+    reserved: CpuSet = frozenset()
+    generation: int = 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to a plan request, and what metrics say of it."""
+
+    body: bytes
+    media_type: str
+    mode: str
+    locality: str  #: the worst of any rank
+
+
+class Service:
+    """Answers plan requests on one node, which may be swapped for a newer reading of it."""
+
+    def __init__(self, node: Node | None = None) -> None:
+        self._node = node
+        self._answer = lru_cache(maxsize=CACHED_PLANS)(self._make)
+        self._forgetters: list[Callable[[], None]] = [self._answer.cache_clear]
+
+    @property
+    def known(self) -> Node | None:
+        """The node as it is known now; None before the first reading."""
+        return self._node
+
+    @property
+    def node(self) -> Node:
+        """The node as it is known now. Raises NotReadyError before the first reading."""
+        if self._node is None:
+            raise NotReadyError("the machine has not been read yet; try again in a moment")
+        return self._node
+
+    def swap(self, node: Node) -> None:
+        """Plan on a new reading of the node from now on."""
+        self._node = node
+        for forget in self._forgetters:
+            forget()
+
+    def on_swap(self, forget: Callable[[], None]) -> None:
+        """Call this, too, whenever answers that were given before stop being true."""
+        self._forgetters.append(forget)
+
+    def answer(self, request: Request, format_name: str, mask: CpuSet | None = None) -> Answer:
+        """Return the answer to a request; `mask` is the caller's, None where it is not known.
+
+        Raises AffinityError, whose kind says why there is none.
+        """
+        return self._answer(request, format_name, mask)
+
+    def _make(self, request: Request, format_name: str, mask: CpuSet | None) -> Answer:
+        reply = answer(self.node, request, mask)
+        return Answer(
+            body=render(reply, format_name).encode(),
+            media_type=MEDIA_TYPES.get(format_name, "text/plain; charset=utf-8"),
+            mode=request.options.mode,
+            locality=reply.locality,
+        )
+
+
+def answer(node: Node, request: Request, mask: CpuSet | None = None) -> Reply:
+    """Plan one request: devices meant, CPUs allowed, plan.
+
+    `mask` is the caller's affinity mask, None where it is not known. Raises AffinityError.
+    """
+    topology = node.topology
+    sight = devices.look(topology, request.granted, request.visible)
+    chosen = devices.choose(sight, request.gpus)
+    if len(chosen) > MAX_ENTRIES:
+        raise InvalidRequestError(f"{len(chosen)} GPUs are too many; the most is {MAX_ENTRIES}")
+    _check_ranks(request, len(chosen))
+    whole = topology.online - node.reserved
+    cpuset, source = _cpuset(request, mask, topology)
+    gpus = tuple(device.gpu for device in chosen)
+    made = plan(topology, Demand(gpus, whole & cpuset, whole, request.options))
+    return Reply(
+        node=topology.name,
+        generation=node.generation,
+        request=request,
+        entries=entries_of(len(chosen), request.gpus),
+        allowed=whole & cpuset,
+        source=source,
+        plan=_with_ambiguity(made, sight, request),
+    )
+
+
+def _cpuset(request: Request, mask: CpuSet | None, topology: Topology) -> tuple[CpuSet, str]:
+    if request.cpuset is not None:
+        return request.cpuset, "request"
+    return (mask, "caller") if mask is not None else (topology.online, "node")
+
+
+def _check_ranks(request: Request, count: int) -> None:
+    beyond = [rank for rank in request.rank or () if rank >= count]
+    if beyond:
+        raise InvalidRequestError(
+            f"rank: there is no rank {beyond[0]}; the request names {count} GPUs, "
+            f"so its ranks are 0 to {count - 1}"
+        )
+
+
+def _with_ambiguity(made: Plan, sight: devices.Sight, request: Request) -> Plan:
+    if not devices.is_ambiguous(sight, request.gpus):
+        return made
+    warning = Warn(
+        "ambiguous_index",
+        "this machine has GPUs of several models, which CUDA numbers fastest first: an index is "
+        "PCI order here, and the process's only with CUDA_DEVICE_ORDER=PCI_BUS_ID; name UUIDs "
+        "to be sure",
+    )
+    return Plan(made.ranks, made.share, (*made.warnings, warning))
