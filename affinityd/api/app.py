@@ -57,11 +57,7 @@ def create_app(service: Service, keeper: Keeper, metrics: Metrics) -> Front:
         docs_url=None,
         redoc_url=None,
     )
-    front = Front(
-        app,
-        is_current=keeper.is_current,
-        count=lambda answer, seconds: metrics.planned(answer.mode, "ok", answer.locality, seconds),
-    )
+    front = Front(app, is_current=keeper.is_current, counter=metrics.counter)
     service.on_swap(front.forget)
     problems.install(app)
     app.include_router(_plan_route(service, keeper, metrics, front))
@@ -86,10 +82,10 @@ def _plan_route(service: Service, keeper: Keeper, metrics: Metrics, front: Front
             await _bring_up_to_date(service, keeper, asked)
             answer = service.answer(asked, _format(asked, request))
         except AffinityError as error:
-            metrics.planned(mode, str(error.status), "", perf_counter() - began)
+            metrics.refused(mode, error.status)
             raise
         front.remember(key_of(request.scope), answer)
-        metrics.planned(mode, "ok", answer.locality, perf_counter() - began)
+        metrics.planned(answer, perf_counter() - began)
         return Response(answer.body, headers={"content-type": answer.media_type})
 
     return router

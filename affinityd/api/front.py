@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,10 +18,11 @@ MAX_QUERY = 2048  #: bytes; a longer query is planned each time rather than kept
 
 @dataclass(frozen=True)
 class Remembered:
-    """An answer, and the message that begins it."""
+    """An answer as ASGI messages, and how it is counted."""
 
-    answer: Answer
     start: Message
+    body: Message
+    count: Callable[[], None]
 
 
 class Front:
@@ -33,31 +33,33 @@ class Front:
         app: ASGIApp,
         *,
         is_current: Callable[[], bool],
-        count: Callable[[Answer, float], None],
+        counter: Callable[[Answer], Callable[[], None]],
     ) -> None:
-        """Take the app, whether the node is as it was last read, and who counts the answers."""
+        """Take the app, whether the node is as it was last read, and what counts an answer."""
         self._app = app
         self._is_current = is_current
-        self._count = count
+        self._counter = counter
         self._answers: OrderedDict[Key, Remembered] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI has it."""
         if scope["type"] == "http" and scope["path"] == "/plan" and scope["method"] == "GET":
-            began = perf_counter()
             remembered = self._answers.get(key_of(scope))
             if remembered is not None and self._is_current():
-                answer = remembered.answer
                 await send(remembered.start)
-                await send({"type": "http.response.body", "body": answer.body})
-                self._count(answer, perf_counter() - began)
+                await send(remembered.body)
+                remembered.count()
                 return
         await self._app(scope, receive, send)
 
     def remember(self, key: Key, answer: Answer) -> None:
         """Keep an answer for the same question, for as long as there is room."""
         if len(key[0]) <= MAX_QUERY:
-            self._answers[key] = Remembered(answer, _start(answer))
+            self._answers[key] = Remembered(
+                _start(answer),
+                {"type": "http.response.body", "body": answer.body},
+                self._counter(answer),
+            )
             if len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)
 
@@ -68,8 +70,10 @@ class Front:
 
 def key_of(scope: Scope) -> Key:
     """Return what an answer to a plan request depends on: its query and its Accept header."""
-    accept = next((value for name, value in scope["headers"] if name == b"accept"), b"")
-    return scope["query_string"], accept
+    for name, value in scope["headers"]:
+        if name == b"accept":
+            return scope["query_string"], value
+    return scope["query_string"], b""
 
 
 def _start(answer: Answer) -> Message:

@@ -1,0 +1,134 @@
+"""How many answers a second the daemon gives, beside a raw ASGI app on the same server.
+
+Both are uvicorn on uvloop and httptools over a unix socket; the same client asks them in turn,
+pair by pair, over kept-open connections. What counts is the ratio, not the machine.
+
+    python bench/answers.py [--pairs N] [--seconds S]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import uvicorn
+import uvloop
+
+QUERY = b"/plan?gpus=0,1&mode=unique_contiguous&share=requested"
+CONNECTIONS = 8
+BODY_BYTES = 1100  #: about what QUERY's answer has
+
+
+async def raw_app(_scope: object, _receive: object, send: object) -> None:
+    """Answer the same number of bytes to anything."""
+    await send(  # type: ignore[operator]
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(BODY_BYTES).encode()),
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": b"x" * BODY_BYTES})  # type: ignore[operator]
+
+
+def serve_raw(path: str) -> None:
+    """Serve `raw_app` with the daemon's own server options."""
+    config = uvicorn.Config(
+        raw_app,
+        uds=path,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+    )
+    uvloop.run(uvicorn.Server(config).serve())
+
+
+async def ask(path: str, seconds: float) -> float:
+    """Return answers a second over CONNECTIONS connections, one question under way on each."""
+    request = b"GET " + QUERY + b" HTTP/1.1\r\nhost: localhost\r\naccept: */*\r\n\r\n"
+    end = time.perf_counter() + seconds
+
+    async def one() -> int:
+        reader, writer = await asyncio.open_unix_connection(path)
+        answers = 0
+        while time.perf_counter() < end:
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            length = head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]
+            await reader.readexactly(int(length))
+            answers += 1
+        writer.close()
+        return answers
+
+    began = time.perf_counter()
+    counts = await asyncio.gather(*(one() for _ in range(CONNECTIONS)))
+    return sum(counts) / (time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def running(command: list[str], path: Path) -> Iterator[None]:
+    """Run a server until its socket is there, and end it afterwards."""
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        while not path.exists():
+            assert process.poll() is None, command
+            time.sleep(0.05)
+        time.sleep(0.5)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def measure(pairs: int, seconds: float) -> float:
+    """Return the median ratio, daemon by raw app."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw, daemon = Path(folder, "raw.sock"), Path(folder, "affinityd.sock")
+        serve = [sys.executable, "-m", "affinityd", "serve", "--machine", "dgx-a100"]
+        with (
+            running([sys.executable, __file__, "--raw", str(raw)], raw),
+            running([*serve, "--socket", str(daemon), "--listen", "none"], daemon),
+        ):
+            uvloop.run(ask(str(daemon), seconds))  # the first answer is computed, not remembered
+            ratios = []
+            for _ in range(pairs):
+                answers = [uvloop.run(ask(str(path), seconds)) for path in (daemon, raw)]
+                ratios.append(answers[0] / answers[1])
+                print(f"daemon {answers[0]:.0f}/s  raw {answers[1]:.0f}/s  {ratios[-1]:.2f}")
+    return median(ratios)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--raw", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.raw:
+        os.umask(0)
+        serve_raw(arguments.raw)
+    else:
+        print(f"ratio {measure(arguments.pairs, arguments.seconds):.2f} (goal 0.8)")
+
+
+if __name__ == "__main__":
+    main()
