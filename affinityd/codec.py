@@ -43,7 +43,9 @@ def from_dict(data: object) -> Topology:
     known = {node.number for node in nodes}
     for core in cores:
         if core.node not in known:
-            raise ValueError(f"topology.nodes has no number {core.node}, which CPU {core.cpus[0]} is on")
+            raise ValueError(
+                f"topology.nodes has no number {core.node}, which CPU {core.cpus[0]} is on"
+            )
     return Topology(
         name=whole["name"].text(),
         cores=cores,

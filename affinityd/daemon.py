@@ -9,7 +9,6 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import uvicorn
 import uvloop
@@ -17,33 +16,16 @@ import uvloop
 from affinityd import __version__, logs, nodefile
 from affinityd.api.app import create_app
 from affinityd.api.front import Front
-from affinityd.keeper import Keeper
+from affinityd.keeper import Keeper, Machine
 from affinityd.listening import BACKLOG, listen_tcp, listen_unix
 from affinityd.metrics import Metrics
 from affinityd.notify import notify
 from affinityd.service import Node, Service
 from affinityd.settings import Settings
-from affinityd.topology import Topology
 
 log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
-
-
-class Machine(Protocol):
-    """What the daemon asks of the machine that it serves."""
-
-    def read(self, ask_drivers: bool = ...) -> Topology:
-        """Read it, its GPU drivers too or as remembered."""
-
-    def online(self) -> str | None:
-        """Return what differs when a CPU comes or goes."""
-
-    def drivers(self) -> object:
-        """Return what differs when a driver comes or goes."""
-
-    def is_driver_silent(self) -> bool:
-        """Whether a driver is there that did not answer."""
 
 
 def run(settings: Settings, machine: Machine) -> None:
@@ -68,10 +50,7 @@ async def _serve(settings: Settings, machine: Machine, sockets: Sequence[socket.
     node_file = Path(settings.socket).with_name(nodefile.NAME)
     keeper = Keeper(
         service,
-        machine.read,
-        online=machine.online,
-        drivers=machine.drivers,
-        is_driver_silent=machine.is_driver_silent,
+        machine,
         reserved=settings.reserved_cpus,
         on_change=lambda node: _publish(node, node_file),
     )
@@ -81,7 +60,7 @@ async def _serve(settings: Settings, machine: Machine, sockets: Sequence[socket.
         loop.add_signal_handler(number, server.stop)
     watch = loop.create_task(keeper.watch())
     watch.add_done_callback(lambda _task: server.stop())
-    loop.add_signal_handler(signal.SIGHUP, keeper.ask_to_reread)
+    loop.add_signal_handler(signal.SIGHUP, keeper.want_reading)
     log.info("affinityd %s answers on %s", __version__, ", ".join(map(_address, sockets)))
     await server.serve(list(sockets))
     notify("STOPPING=1")

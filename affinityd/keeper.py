@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol
 
+from affinityd.background import in_background
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError
 from affinityd.service import Node, Service
@@ -20,102 +22,116 @@ from affinityd.topology import Topology
 log = logging.getLogger(__name__)
 
 DRIVER_CHECK_SECONDS = 2.0  #: how often a driver is looked for that came or went
-DRIVER_RETRY_SECONDS = 30.0  #: how often a driver is asked again that is there and did not answer
+DRIVER_RETRY_SECONDS = 30.0  #: how often a driver is asked again that is there and said nothing
 MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so often
 
-#: Reads the machine; the argument says whether its GPU drivers are asked too, or remembered.
-Read = Callable[[bool], Topology]
+
+class Machine(Protocol):
+    """What is asked of the machine that is kept."""
+
+    def ask_drivers(self) -> None:
+        """Ask its GPU drivers, which may take long; their answers are remembered."""
+
+    def read(self) -> Topology:
+        """Read its files, and join them with what its drivers said. Raises AffinityError."""
+
+    def online(self) -> str | None:
+        """Return what differs when a CPU comes or goes: one small read."""
+
+    def drivers(self) -> object:
+        """Return what differs when a driver comes or goes."""
+
+    def is_driver_silent(self) -> bool:
+        """Whether a driver is there that did not answer."""
 
 
 class Keeper:
-    """Reads the node at the start, on a signal, and when a sentinel differs."""
+    """Reads the node at the start, when asked to, and when something differs."""
 
     def __init__(
         self,
         service: Service,
-        read: Read,
+        machine: Machine,
         *,
-        online: Callable[[], str | None],
-        drivers: Callable[[], object],
-        is_driver_silent: Callable[[], bool],
-        reserved: CpuSet = frozenset(),
+        reserved: CpuSet,
         on_change: Callable[[Node], None],
     ) -> None:
-        """Take the sentinels: `online` is read before every answer, `drivers` now and then."""
+        """Take who plans on the readings, and who else is told of a new one, off the event loop."""
         self._service = service
-        self._read = read
-        self._online = online
-        self._drivers = drivers
-        self._is_driver_silent = is_driver_silent
+        self._machine = machine
         self._reserved = reserved
         self._on_change = on_change
-        self._node: Node | None = None
         self._seen_online: str | None = None
         self._seen_drivers: object = None
-        self._asked_drivers = float("-inf")
+        self._asked_drivers = self._sought_mig = float("-inf")
+        self._asking = asyncio.Lock()
         self._reading = asyncio.Lock()
-        self._asked = asyncio.Event()
+        self._wanted = asyncio.Event()
 
     def is_current(self) -> bool:
         """Whether the CPUs that are online are the ones that were read."""
-        return self._node is not None and self._online() == self._seen_online
+        return self._machine.online() == self._seen_online
 
     async def refresh(self) -> None:
-        """Read the CPUs anew if they have changed; what the drivers said is remembered."""
-        if self._node is not None and not self.is_current():
-            async with self._reading:
-                if not self.is_current():  # somebody else may have read them in the meantime
-                    await self._reread(ask_drivers=False)
+        """Read the CPUs anew if they have changed; this waits for no driver."""
+        if self._service.known is not None and not self.is_current():
+            await self._read(unless=self.is_current)
 
-    async def _reread_all(self) -> None:
-        async with self._reading:
-            await self._reread(ask_drivers=True)
+    async def seek_mig(self) -> None:
+        """Read everything anew for an unknown MIG instance, unless that was done lately."""
+        async with self._asking:
+            if time.monotonic() - self._sought_mig >= MIG_REREAD_SECONDS:
+                await self._ask_and_read()
+                self._sought_mig = time.monotonic()
 
-    async def seek_mig(self) -> bool:
-        """Read everything anew for a MIG instance that is not known; False: too soon to."""
-        async with self._reading:
-            due = time.monotonic() - self._asked_drivers >= MIG_REREAD_SECONDS
-            if due:
-                await self._reread(ask_drivers=True)
-            return due
-
-    def ask_to_reread(self) -> None:
+    def want_reading(self) -> None:
         """Have everything read anew, soon: a signal handler's way to say so."""
-        self._asked.set()
+        self._wanted.set()
 
     async def watch(self) -> None:
-        """Read at the start, when asked to, and when drivers come or go; never returns."""
-        self._asked.set()
+        """Read at the start, when that is wanted, and when drivers come or go; never returns."""
+        self._wanted.set()
         while True:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), DRIVER_CHECK_SECONDS)
-            if self._asked.is_set() or self._drivers_differ():
-                self._asked.clear()
-                await self._reread_all()
+                await asyncio.wait_for(self._wanted.wait(), DRIVER_CHECK_SECONDS)
+            unread = self._service.known is None
+            if unread or self._wanted.is_set() or self._drivers_differ():
+                self._wanted.clear()
+                async with self._asking:
+                    await self._ask_and_read()
 
     def _drivers_differ(self) -> bool:
-        silent_for = time.monotonic() - self._asked_drivers
-        retry = silent_for >= DRIVER_RETRY_SECONDS and self._is_driver_silent()
-        return retry or self._drivers() != self._seen_drivers
+        if self._machine.drivers() != self._seen_drivers:
+            return True
+        due = time.monotonic() - self._asked_drivers >= DRIVER_RETRY_SECONDS
+        return due and self._machine.is_driver_silent()
 
-    async def _reread(self, *, ask_drivers: bool) -> None:
-        online, drivers = self._online(), self._drivers()
-        try:
-            topology = await asyncio.to_thread(self._read, ask_drivers)
-        except (AffinityError, OSError) as error:
-            log.warning("the machine could not be read: %s", error)
+    async def _ask_and_read(self) -> None:
+        self._seen_drivers = self._machine.drivers()
+        await in_background(self._machine.ask_drivers)
+        self._asked_drivers = time.monotonic()
+        await self._read(unless=lambda: False)
+
+    async def _read(self, *, unless: Callable[[], bool]) -> None:
+        async with self._reading:
+            if unless():  # somebody else has read it while we waited
+                return
+            online = self._machine.online()
+            try:
+                topology = await in_background(self._machine.read)
+            except (AffinityError, OSError) as error:
+                log.warning("the machine could not be read: %s", error)
+                return
+            self._seen_online = online
+            await self._swap(topology)
+
+    async def _swap(self, topology: Topology) -> None:
+        known = self._service.known
+        if known is None:
+            node = Node(topology, self._reserved)
+        elif topology != known.topology:
+            node = replace(known, topology=topology, generation=known.generation + 1)
+        else:
             return
-        finally:
-            if ask_drivers:
-                self._asked_drivers = time.monotonic()
-        self._seen_online, self._seen_drivers = online, drivers
-        if self._node is None:
-            await self._swap(Node(topology, self._reserved))
-        elif topology != self._node.topology:
-            generation = self._node.generation + 1
-            await self._swap(replace(self._node, topology=topology, generation=generation))
-
-    async def _swap(self, node: Node) -> None:
-        self._node = node
         self._service.swap(node)
-        await asyncio.to_thread(self._on_change, node)
+        await in_background(lambda: self._on_change(node))

@@ -14,10 +14,18 @@ BOLD, DIM, GREEN, YELLOW, CYAN = "1", "2", "32", "33", "36"
 
 
 @dataclass(frozen=True)
-class Branch:
-    """A line: its cells line up with those of all lines of its kind; the last one may wrap."""
+class Kind:
+    """Lines whose cells line up with each other's."""
 
-    kind: str
+    name: str
+    amounts: tuple[int, ...] = ()  #: the columns that stand to the right
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A line of a tree; its last cell may wrap."""
+
+    kind: Kind
     cells: tuple[str, ...]
     colour: str = ""  #: of the first cell
     below: tuple[Branch, ...] = ()
@@ -46,6 +54,13 @@ def render(branches: Sequence[Branch], *, colour: bool) -> Iterator[str]:
         yield from _lines(row, widths[row.branch.kind], colour=colour)
 
 
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows of names and, to the right of each, amounts."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *amounts in rows:
+        yield GAP.join([name.ljust(widths[0]), *map(str.rjust, amounts, widths[1:])])
+
+
 def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
     for place, branch in enumerate(branches, start=1):
         is_last = place == len(branches)
@@ -54,7 +69,7 @@ def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
         yield from _rows(branch.below, indent + rest)
 
 
-def _columns(rows: Iterable[_Row], kind: str) -> Iterator[tuple[str, ...]]:
+def _columns(rows: Iterable[_Row], kind: Kind) -> Iterator[tuple[str, ...]]:
     """Yield the columns of all lines of a kind; the stem counts as part of the first cell."""
     cells = (
         (row.stem + row.branch.cells[0], *row.branch.cells[1:])
@@ -66,8 +81,11 @@ def _columns(rows: Iterable[_Row], kind: str) -> Iterator[tuple[str, ...]]:
 
 def _lines(row: _Row, widths: Sequence[int], *, colour: bool) -> Iterator[str]:
     first, *middle, last = row.branch.cells
+    amounts = row.branch.kind.amounts
     width = widths[0] - len(row.stem)
-    head = [first.ljust(width), *map(_aligned, middle, widths[1:])]
+    head = [first.ljust(width)]
+    for column, cell in enumerate(middle, start=1):
+        head.append((str.rjust if column in amounts else str.ljust)(cell, widths[column]))
     start = len(row.stem) + len(GAP.join(filter(None, head))) + len(GAP)
     wrapped = list(_wrap(last, WIDTH - start))
     head[0] = paint(first, row.branch.colour, colour=colour) + " " * (width - len(first))
@@ -75,11 +93,6 @@ def _lines(row: _Row, widths: Sequence[int], *, colour: bool) -> Iterator[str]:
     yield (stem + GAP.join(filter(None, [*head, wrapped[0]]))).rstrip()
     for line in wrapped[1:]:
         yield rest + " " * (start - len(row.rest)) + line
-
-
-def _aligned(cell: str, width: int) -> str:
-    """Return a cell at its column's width: amounts stand to the right."""
-    return cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
 
 
 def _wrap(text: str, width: int) -> Iterator[str]:

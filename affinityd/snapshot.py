@@ -6,13 +6,18 @@ it asks for: no serial numbers, no hardware addresses, nothing of processes.
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import os
 import tarfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from affinityd.discovery import Tree, discover
-from affinityd.discovery.archive import resolve
+from affinityd.discovery.archive import NOWHERE, resolve
 from affinityd.discovery.nvml_report import NvmlReport
 from affinityd.discovery.tree import Keep, every
 from affinityd.errors import TreeError
@@ -20,8 +25,13 @@ from affinityd.errors import TreeError
 #: Where a snapshot keeps NVML's answers, beside `sys` and `proc`.
 NVML_FILE = "nvml.json"
 
-#: How an output's name ends → how tarfile compresses it.
-MODES = {".tar.xz": "w:xz", ".tar.gz": "w:gz", ".tar.bz2": "w:bz2", ".tar": "w:"}
+#: How an output's name ends → how it is compressed.
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    ".tar.xz": lzma.compress,
+    ".tar.gz": partial(gzip.compress, mtime=0),
+    ".tar.bz2": bz2.compress,
+    ".tar": bytes,
+}
 
 #: The members' permissions, by their kind.
 _PERMISSIONS = {tarfile.DIRTYPE: 0o755, tarfile.REGTYPE: 0o644, tarfile.SYMTYPE: 0o777}
@@ -60,21 +70,21 @@ class Recorder:
         return target
 
 
-def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: str) -> None:
+def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     """Write an archive from which discovery makes the same topology.
 
     The output's name says how it is compressed: .tar.xz, .tar.gz, .tar.bz2 or .tar. It appears
     whole or not at all. Raises TreeError where the tree holds no machine or the output's name says
     nothing, OSError where it cannot be written.
     """
-    mode = next((mode for suffix, mode in MODES.items() if output.endswith(suffix)), None)
-    if mode is None:
-        raise TreeError(f"output {output!r} should end in one of {', '.join(MODES)}")
+    suffix = next((suffix for suffix in COMPRESSIONS if output.name.endswith(suffix)), None)
+    if suffix is None:
+        raise TreeError(f"output {str(output)!r} should end in one of {', '.join(COMPRESSIONS)}")
     recorder = Recorder(tree)
     discover(recorder, nvml)
     if nvml is not None:
         recorder.files[NVML_FILE] = nvml.to_json()
-    _write_whole(output, _archive(recorder, mode))
+    _write_whole(output, COMPRESSIONS[suffix](_archive(recorder)))
 
 
 def snapshot_nvml(tree: Tree) -> NvmlReport | None:
@@ -89,21 +99,18 @@ def snapshot_nvml(tree: Tree) -> NvmlReport | None:
         raise TreeError(f"{NVML_FILE} of machine {tree.name!r} cannot be read: {error}") from None
 
 
-def _archive(recorder: Recorder, mode: str) -> bytes:
+def _archive(recorder: Recorder) -> bytes:
     """Return the archive; without owners and times, so that only the machine's files are in it."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as archive:
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, (kind, content) in sorted(_members(recorder).items()):
             member = tarfile.TarInfo(name)
             member.type = kind
             member.mode = _PERMISSIONS[kind]
-            if kind == tarfile.SYMTYPE:
-                member.linkname = content
-                archive.addfile(member)
-            else:
-                data = content.encode()
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
+            data = b"" if kind == tarfile.SYMTYPE else content.encode()
+            member.size = len(data)
+            member.linkname = content if kind == tarfile.SYMTYPE else ""
+            archive.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 
 
@@ -121,16 +128,16 @@ def _members(recorder: Recorder) -> dict[str, tuple[bytes, str]]:
             for path, target in links.items()
         ),
     ]
-    return {place: (kind, content) for place, kind, content in found if place}
+    return {place: (kind, content) for place, kind, content in found if place != NOWHERE}
 
 
-def _write_whole(output: str, data: bytes) -> None:
+def _write_whole(output: Path, data: bytes) -> None:
     """Write beside the output and rename. A file that is there already is never written through."""
-    temporary = Path(f"{output}.{os.getpid()}.tmp")
-    with temporary.open("xb") as file:
-        try:
+    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("xb") as file:
             file.write(data)
-            temporary.replace(output)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        temporary.replace(output)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

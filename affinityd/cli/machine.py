@@ -36,13 +36,16 @@ class Machine:
         """Whether it is the machine that we run on."""
         return self._tree is not None and self._tree.live
 
-    def read(self, ask_drivers: bool = True) -> Topology:
-        """Return its topology; without `ask_drivers`, with what the drivers said last time."""
+    def ask_drivers(self) -> None:
+        """Ask NVML, or the snapshot of what it said."""
+        if self._tree is not None:
+            self._report = ask() if self._tree.live else snapshot_nvml(self._tree)
+
+    def read(self) -> Topology:
+        """Return its topology, with what the drivers said when they were last asked."""
         if self._tree is None:
             assert self._shipped is not None  # noqa: S101 - one of the two is there
             return self._shipped
-        if ask_drivers:
-            self._report = ask() if self._tree.live else snapshot_nvml(self._tree)
         return discover(self._tree, self._report)
 
     def online(self) -> str | None:
@@ -59,3 +62,10 @@ class Machine:
         """Whether NVIDIA's driver is there and NVML did not answer."""
         answered = self._report is not None and self._report.gpus is not None
         return self.is_live and not answered and self.drivers()[0] is not None
+
+
+def read_once(settings: Settings) -> Topology:
+    """Return the topology of the machine that the settings name. Raises TreeError."""
+    machine = Machine(settings)
+    machine.ask_drivers()
+    return machine.read()

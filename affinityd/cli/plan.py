@@ -44,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = parse_request(pair for pair in pairs if pair != ("format", TABLE))
     settings = load_settings(arguments)
     machine = Machine(settings)
+    machine.ask_drivers()
     mask = frozenset(os.sched_getaffinity(0)) if machine.is_live else None
     reply = answer(Node(machine.read(), settings.reserved_cpus), request, mask)
     if as_table:

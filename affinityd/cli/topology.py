@@ -8,7 +8,7 @@ import os
 import sys
 
 from affinityd import codec, drawing
-from affinityd.cli.machine import Machine
+from affinityd.cli.machine import read_once
 from affinityd.cli.parser import Parser, add_settings, load_settings
 
 
@@ -20,7 +20,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the node."""
-    topology = Machine(load_settings(arguments)).read()
+    topology = read_once(load_settings(arguments))
     if arguments.format == "json":
         print(json.dumps(codec.to_dict(topology), indent=1, ensure_ascii=False))
     else:

@@ -1,0 +1,136 @@
+"""A real daemon for tests: started, asked over its socket, ended."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 15.0  #: seconds that anything here may take; a busy machine is slow
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the daemon answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    @property
+    def json(self) -> Any:  # noqa: ANN401 - a document of any shape
+        return json.loads(self.body)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(os.fspath(self._path))
+
+
+@dataclass
+class Daemon:
+    """A running daemon and its folder."""
+
+    process: subprocess.Popen[str]
+    socket: Path
+    log: Path
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def get(self, target: str, method: str = "GET", **headers: str) -> Reply:
+        connection = UnixConnection(self.socket)
+        try:
+            connection.request(method, target, headers=headers)
+            response = connection.getresponse()
+            return Reply(
+                response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+            )
+        finally:
+            connection.close()
+
+    def plan(self, query: str) -> Any:  # noqa: ANN401 - a document
+        reply = self.get(f"/plan?{query}")
+        assert reply.status == 200, reply.text
+        return reply.json
+
+    @property
+    def node_file(self) -> Any:  # noqa: ANN401 - a document
+        return json.loads(self.socket.with_name("node.json").read_text())
+
+    @property
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        self.signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE)
+
+
+def spawn(
+    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, listen: str = "none"
+) -> Daemon:
+    """Start a daemon without waiting for it."""
+    path, log = folder / "affinityd.sock", folder / "log"
+    command = [sys.executable, "-m", "affinityd", "serve", *arguments]
+    environment = {key: value for key, value in os.environ.items() if "AFFINITYD" not in key}
+    settings = {"AFFINITYD_SOCKET": os.fspath(path), "AFFINITYD_LISTEN": listen}
+    with log.open("a") as stream:
+        process = subprocess.Popen(
+            command, stderr=stream, text=True, env={**environment, **settings, **(env or {})}
+        )
+    return Daemon(process, path, log)
+
+
+@contextmanager
+def running(
+    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, listen: str = "none"
+) -> Iterator[Daemon]:
+    """Run a daemon from its first plan on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    daemon = spawn(folder, *arguments, env=env, listen=listen)
+    try:
+        eventually(lambda: is_ready(daemon), "the daemon is ready")
+        yield daemon
+    finally:
+        daemon.process.kill()
+        daemon.process.wait()
+
+
+def is_ready(daemon: Daemon) -> bool:
+    assert daemon.process.poll() is None, daemon.log.read_text()
+    try:
+        return daemon.get("/readyz").status == 200
+    except OSError:
+        return False
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    """Wait until something holds; it must, within PATIENCE."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"not within {PATIENCE} s: {what}"
+        time.sleep(0.02)

@@ -1,0 +1,171 @@
+"""What the daemon answers over HTTP, asked of a real one on a shipped machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from affinityd.api import wire
+from tests.daemons import Daemon, running
+
+pytestmark = pytest.mark.xdist_group("api")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("api"), "--machine", "dgx-a100") as daemon:
+        yield daemon
+
+
+def test_the_halves_of_a_node_go_to_the_two_gpus_on_it(daemon: Daemon) -> None:
+    query = "gpus=0,1&mode=unique_contiguous&share=requested&format=cpulist"
+    assert daemon.get(f"/plan?{query}").text == "48-55,176-183\n56-63,184-191\n"
+
+
+def test_an_answer_has_the_published_shape(daemon: Daemon) -> None:
+    reply = daemon.get("/plan?gpus=0,0,7&cpuset=0-79&mode=socket&share=node&balanced=false")
+    assert reply.headers["content-type"] == "application/json"
+    answer = wire.PlanAnswer.model_validate_json(reply.body)
+    assert answer.model_dump() == reply.json
+    assert {warning.code for warning in answer.warnings} == {
+        "shared_gpu",
+        "remote_home",
+        "parameter_ignored",
+    }
+
+
+def test_the_same_question_has_the_same_answer_remembered_or_not(daemon: Daemon) -> None:
+    spellings = ("gpus=2,3&mode=exclusive", "mode=exclusive&gpus=2%2C3", "gpus=2,3&mode=exclusive")
+    answers = {daemon.get(f"/plan?{query}").body for query in spellings}
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "media_type", "body"),
+    [
+        ({}, "gpus=0&mode=node", "application/json", None),
+        ({"accept": "*/*"}, "gpus=0&mode=node", "application/json", None),
+        ({"accept": "text/plain"}, "gpus=0&mode=node", "text/plain", "48-63,176-191\n"),
+        ({"accept": "text/plain"}, "gpus=0&mode=node&format=json", "application/json", None),
+        ({}, "gpus=0&mode=single&format=mask", "text/plain", f"{(1 << 48) + (1 << 176):#x}\n"),
+    ],
+    ids=[
+        "JSON is the default",
+        "curl's Accept is no preference",
+        "plain text means cpulist",
+        "a format that is named wins over Accept",
+        "a mask is as taskset takes it",
+    ],
+)
+def test_the_answers_form(
+    daemon: Daemon, headers: dict[str, str], query: str, media_type: str, body: str | None
+) -> None:
+    for _ in ("planned", "remembered"):
+        reply = daemon.get(f"/plan?{query}", **headers)
+        assert reply.headers["content-type"].split(";")[0] == media_type
+        assert body is None or reply.text == body
+
+
+REFUSALS = [
+    ("gpu=0", 422, "unknown parameter 'gpu'; did you mean gpus?"),
+    ("gpus=0&gpus=1", 422, "gpus is given twice; give it once"),
+    ("gpus=", 422, "gpus is empty; give it a value or leave it out"),
+    ("gpus", 422, "the query string cannot be read"),
+    ("gpus=0&mode=fast", 422, "mode: 'fast' is not one of all, single"),
+    ("gpus=%ff", 422, "the query string cannot be read"),
+    ("cpuset=0-4294967295", 422, "cpuset: CPU number in '0-4294967295' is too large"),
+    ("min_physical_cores=4&max_physical_cores=2", 422, "min_physical_cores=4 is more than"),
+    ("gpus=0,1&rank=2", 422, "rank: there is no rank 2"),
+    ("gpus=8", 404, "no GPU 8; visible are 0 (0000:07:00.0), 1 (0000:0f:00.0)"),
+    ("visible=", 404, "no GPU is visible to the caller"),
+    ("gpus=0&min_physical_cores=99", 409, "min_physical_cores=8 would do"),
+    ("gpus=0&cpuset=0-15&strict=true", 409, "strict: rank 0's GPU 0000:07:00.0 is on NUMA node 3"),
+    ("gpus=0&cpuset=999", 409, "no CPU is allowed"),
+]
+
+
+@pytest.mark.parametrize(("query", "status", "line"), REFUSALS, ids=[row[0] for row in REFUSALS])
+def test_a_refusal_is_one_clear_line(daemon: Daemon, query: str, status: int, line: str) -> None:
+    reply = daemon.get(f"/plan?{query}")
+    assert (reply.status, reply.headers["content-type"]) == (status, "application/problem+json")
+    problem = wire.Problem.model_validate_json(reply.body)
+    assert problem.status == status
+    assert line in problem.detail
+    text = daemon.get(f"/plan?{query}", accept="text/plain")
+    assert text.status == status
+    assert text.text == f"{problem.title}: {problem.detail}\n"
+    assert text.text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("POST", "/plan", 405), ("DELETE", "/topology", 405)],
+)
+def test_what_is_not_served_is_a_problem_too(
+    daemon: Daemon, method: str, path: str, status: int
+) -> None:
+    reply = daemon.get(path, method)
+    assert reply.status == status
+    assert wire.Problem.model_validate_json(reply.body).status == status
+
+
+def test_no_page_loads_anything_from_elsewhere(daemon: Daemon) -> None:
+    document = daemon.get("/openapi.json").json
+    assert {"/plan", "/topology", "/metrics", "/healthz", "/readyz"} <= document["paths"].keys()
+    for page in ("/docs", "/redoc"):
+        assert daemon.get(page).status == 404
+
+
+def test_the_openapi_document_names_every_parameter_with_its_default(daemon: Daemon) -> None:
+    plan = daemon.get("/openapi.json").json["paths"]["/plan"]["get"]
+    defaults = {row["name"]: row["schema"].get("default") for row in plan["parameters"]}
+    understood = daemon.plan("")["request"]
+    for name in ("mode", "scope", "multithreading", "balanced", "min_physical_cores", "strict"):
+        assert defaults[name] == understood[name]
+    assert {"gpus", "rank", "cpuset", "visible", "granted", "share", "format"} <= defaults.keys()
+
+
+def test_the_topology_is_the_node_as_it_was_read(daemon: Daemon) -> None:
+    answer = daemon.get("/topology").json
+    assert answer["generation"] == 1
+    assert answer["topology"]["online"] == "0-255"
+    assert answer["topology"] == daemon.node_file["topology"]
+
+
+def test_plans_are_counted_by_mode_result_and_locality(daemon: Daemon) -> None:
+    def count(labels: str) -> float:
+        lines = daemon.get("/metrics").text.splitlines()
+        name = f"affinityd_plans_total{{{labels}}} "
+        return next((float(li.removeprefix(name)) for li in lines if li.startswith(name)), 0.0)
+
+    local = 'locality="local",mode="core_complex",result="ok"'
+    refused = 'locality="",mode="core_complex",result="404"'
+    before = count(local), count(refused)
+    for _ in range(3):
+        daemon.plan("gpus=4&mode=core-complex")
+        daemon.get("/plan?gpus=99&mode=core_complex")
+    assert (count(local), count(refused)) == (before[0] + 3, before[1] + 3)
+
+
+def test_the_metrics_describe_the_node(daemon: Daemon) -> None:
+    scraped = daemon.get("/metrics").text
+    for line in (
+        'affinityd_cpus{state="online"} 256.0',
+        'affinityd_gpus{vendor="nvidia"} 8.0',
+        'affinityd_gpu_numa_node{gpu="7",pci_bus_id="0000:bd:00.0",uuid="",vendor="nvidia"} 5.0',
+        "affinityd_topology_generation 1.0",
+    ):
+        assert line in scraped.splitlines()
+    assert "affinityd_build_info{version=" in scraped
+
+
+def test_errors_of_many_kinds_are_json_without_a_traceback(daemon: Daemon) -> None:
+    for query in ("gpus=" + ",".join("0" * 300), "visible=" + "9" * 5000, "gpus=%00", "rank=-1"):
+        reply = daemon.get(f"/plan?{query}")
+        assert reply.status in {404, 422}
+        detail = json.loads(reply.body)["detail"]
+        assert "\n" not in detail
+        assert len(detail) < 1000
+    assert not any("Traceback" in line for line in daemon.lines)

@@ -1,0 +1,253 @@
+"""The daemon's life: start, readings, signals, end. Real processes, real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from affinityd import nodefile
+from affinityd.cpuset import parse_list
+from tests.daemons import PATIENCE, Daemon, UnixConnection, eventually, running, spawn
+from tests.machines.facts import machine
+from tests.machines.sysfs_tree import write_tree
+
+ONLINE = "sys/devices/system/cpu/online"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a DGX A100's files, to be changed while a daemon reads them."""
+    return write_tree(machine("dgx-a100"), tmp_path / "root")
+
+
+def test_sigterm_ends_it_well_and_leaves_no_socket_but_the_node_file(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", "mi250x") as daemon:
+        assert daemon.stop() == 0
+        assert not daemon.socket.exists()
+        assert nodefile.read(daemon.socket.with_name("node.json")).topology == machine("mi250x")
+
+
+def test_a_request_that_is_under_way_at_sigterm_is_answered(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", "mi250x") as daemon:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(os.fspath(daemon.socket))
+        connection.sendall(b"GET /plan?gpus=0 HTTP/1.1\r\nhost: here\r\n")
+        time.sleep(0.1)
+        connection.sendall(b"\r\n")
+        daemon.signal(signal.SIGTERM)
+        connection.settimeout(PATIENCE)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        assert daemon.process.wait(PATIENCE) == 0
+
+
+def test_the_socket_is_for_everybody_whatever_the_umask_is(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    before = os.umask(0o077)
+    try:
+        daemon = spawn(tmp_path, "--machine", "mi250x", "--socket", str(folder / "s"))
+    finally:
+        os.umask(before)
+    eventually((folder / "node.json").exists, "the node file is there")
+    assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o666
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert stat.S_IMODE((folder / "node.json").stat().st_mode) == 0o644
+    assert daemon.stop() == 0
+
+
+def test_a_stale_socket_is_taken_over_and_the_plans_are_the_same(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", "dgx-h100") as daemon:
+        before = daemon.get("/plan?gpus=0,5").body
+        daemon.signal(signal.SIGKILL)
+        daemon.process.wait(PATIENCE)
+        assert daemon.socket.exists()
+    with running(tmp_path, "--machine", "dgx-h100") as daemon:
+        assert daemon.get("/plan?gpus=0,5").body == before
+
+
+def test_a_second_daemon_is_told_which_process_is_there(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", "dgx-h100") as daemon:
+        second = spawn(tmp_path, "--machine", "dgx-h100")
+        assert second.process.wait(PATIENCE) == 1
+        line = daemon.lines[-1]
+        assert f"process {daemon.process.pid} listens there already" in line
+        assert daemon.get("/plan?gpus=0").status == 200
+
+
+def test_a_stranger_on_the_socket_is_left_alone_and_named(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(os.fspath(tmp_path / "affinityd.sock"))
+        stranger.listen()
+        daemon = spawn(tmp_path, "--machine", "dgx-h100")
+        assert daemon.process.wait(PATIENCE) == 1
+        assert f"process {os.getpid()} listens there already" in daemon.lines[-1]
+        assert (tmp_path / "affinityd.sock").exists()
+
+
+def test_tcp_gives_the_same_answers_and_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        daemon = spawn(tmp_path, "--machine", "dgx-h100", listen=f"127.0.0.1:{port}")
+        assert daemon.process.wait(PATIENCE) == 1
+        assert f"listen: 127.0.0.1:{port}: Address already in use" in daemon.lines[-1]
+        assert not daemon.socket.exists()
+    with running(tmp_path, "--machine", "dgx-h100", listen=f"127.0.0.1:{port}") as daemon:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        connection.request("GET", "/plan?gpus=0")
+        assert connection.getresponse().read() == daemon.get("/plan?gpus=0").body
+        connection.close()
+
+
+def test_the_service_manager_hears_that_it_is_ready_and_that_it_stops(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(os.fspath(tmp_path / "notify"))
+        manager.settimeout(PATIENCE)
+        environment = {"NOTIFY_SOCKET": os.fspath(tmp_path / "notify")}
+        daemon = spawn(tmp_path, "--machine", "dgx-h100", env=environment)
+        assert manager.recv(4096).startswith(b"READY=1\nSTATUS=dgx-h100: 224 CPUs")
+        assert daemon.get("/readyz").status == 200
+        daemon.signal(signal.SIGTERM)
+        assert manager.recv(4096) == b"STOPPING=1"
+        assert daemon.process.wait(PATIENCE) == 0
+
+
+def test_a_cpu_that_went_offline_is_in_no_answer_not_even_a_remembered_one(
+    tmp_path: Path, tree: Path
+) -> None:
+    with running(tmp_path, "--root", str(tree)) as daemon:
+        query = "gpus=0&mode=node"
+        assert [daemon.plan(query)["cpulist"] for _ in range(2)] == ["48-63,176-191"] * 2
+        (tree / ONLINE).write_text("0-47,50-255\n")
+        assert daemon.plan(query)["cpulist"] == "50-63,176-191"
+        assert daemon.plan(query)["generation"] == 2
+        assert parse_list(daemon.node_file["topology"]["online"]) == parse_list("0-47,50-255")
+
+
+def test_sighup_reads_the_topology_anew_and_a_difference_is_a_generation(
+    tmp_path: Path, tree: Path
+) -> None:
+    with running(tmp_path, "--root", str(tree)) as daemon:
+        daemon.signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert daemon.plan("gpus=0")["generation"] == 1
+        device = tree / "sys/bus/pci/devices/0000:07:00.0"
+        (device / "numa_node").write_text("6\n")
+        assert daemon.plan("gpus=0")["ranks"][0]["home_node"] == 3
+        daemon.signal(signal.SIGHUP)
+        eventually(lambda: daemon.plan("gpus=0")["generation"] == 2, "the new reading is used")
+        assert daemon.plan("gpus=0")["ranks"][0]["home_node"] == 6
+        assert daemon.node_file["generation"] == 2
+
+
+def test_a_driver_that_comes_is_noticed(tmp_path: Path, tree: Path) -> None:
+    with running(tmp_path, "--root", str(tree)) as daemon:
+        (tree / "sys/bus/pci/devices/0000:07:00.0/numa_node").write_text("6\n")
+        driver = tree / "proc/driver/nvidia/version"
+        driver.parent.mkdir(parents=True, exist_ok=True)
+        driver.write_text("NVRM version: 999.99\n")
+        eventually(lambda: daemon.plan("gpus=0")["generation"] == 2, "the driver is noticed")
+
+
+def test_a_machine_that_turns_unreadable_leaves_the_last_reading_in_use(
+    tmp_path: Path, tree: Path
+) -> None:
+    with running(tmp_path, "--root", str(tree)) as daemon:
+        before = daemon.get("/plan?gpus=0").body
+        (tree / ONLINE).write_text("none at all\n")
+        assert daemon.get("/plan?gpus=0").body == before
+        (tree / ONLINE).write_text("0-47,50-255\n")
+        assert daemon.plan("gpus=0&mode=node")["cpulist"] == "50-63,176-191"
+
+
+def test_a_disk_that_is_full_costs_the_node_file_not_the_answers(
+    tmp_path: Path, tree: Path
+) -> None:
+    with running(tmp_path, "--root", str(tree)) as daemon:
+        node_file = daemon.socket.with_name("node.json")
+        node_file.unlink()
+        node_file.mkdir()
+        (tree / ONLINE).write_text("0-47,50-255\n")
+        assert daemon.plan("gpus=0")["generation"] == 2
+        assert any("node.json could not be written" in line for line in daemon.lines)
+        assert sorted(path.name for path in tmp_path.glob(".node.json.*")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "line"),
+    [
+        (["--root", "/nowhere"], {}, "/nowhere"),
+        (["--machine", "cray-1"], {}, "cray-1"),
+        (["--root", "/", "--machine", "mi250x"], {}, "--root and --machine both name a machine"),
+        (["--listen", "9465"], {}, "listen: '9465' is not HOST:PORT"),
+        (["--reserved-cpus", "0-x"], {}, "reserved-cpus: '0-x' is not a CPU number or range"),
+        (["--socket", "/tmp/" + "a" * 200], {}, "is longer than the 107 bytes"),
+        ([], {"AFFINITYD_LOG_FORMAT": "xml"}, "log-format: 'xml' is neither text nor json"),
+        (["--sockets", "x"], {}, "unrecognized arguments: --sockets x"),
+    ],
+)
+def test_a_setting_that_is_wrong_ends_it_with_one_line(
+    tmp_path: Path, arguments: list[str], env: dict[str, str], line: str
+) -> None:
+    daemon = spawn(tmp_path, *arguments, env=env)
+    assert daemon.process.wait(PATIENCE) in {1, 2}
+    assert len(daemon.lines) == 1
+    assert line in daemon.lines[0]
+
+
+def test_log_lines_can_be_json(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", "mi250x", "--log-format", "json") as daemon:
+        records = [json.loads(line) for line in daemon.lines]
+        assert {"time", "level", "logger", "message"} <= records[0].keys()
+        assert any("128 CPUs" in record["message"] for record in records)
+
+
+def test_reserved_cpus_are_never_given(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", "mi250x", "--reserved-cpus", "0,8,48") as daemon:
+        answer = daemon.plan("gpus=0&mode=node")
+        assert answer["cpulist"] == "49-63,112-127"
+        assert "CPUs 48 of node 3 are reserved" in answer["ranks"][0]["reasons"]
+        assert 'affinityd_cpus{state="reserved"} 3.0' in daemon.get("/metrics").text
+
+
+def test_without_the_daemon_extra_serve_says_so_and_plan_works(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    python = tmp_path / "bare/bin/python"
+    here = Path(__file__).parents[1]
+
+    def affinityd(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [python, "-m", "affinityd", *arguments],
+            env={"PYTHONPATH": os.fspath(here), "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    served = affinityd("serve", "--machine", "dgx-a100")
+    assert served.returncode == 1
+    assert served.stderr.count("\n") == 1
+    assert "pip install 'affinityd[daemon]'" in served.stderr
+    planned = affinityd("plan", "--machine", "dgx-a100", "--gpus", "0", "--format", "cpulist")
+    assert (planned.returncode, planned.stdout) == (0, "48-55,176-183\n")
+
+
+def test_a_kept_connection_is_answered_again_and_again(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", "dgx-h100") as daemon:
+        connection = UnixConnection(daemon.socket)
+        for _ in range(3):
+            connection.request("GET", "/plan?gpus=all&format=cpulist")
+            assert connection.getresponse().read().count(b"\n") == 8
+        connection.close()
+
+
+def is_running(daemon: Daemon) -> bool:
+    return daemon.process.poll() is None
