@@ -23,7 +23,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Branch:
-    """A line of a tree; its last cell may wrap."""
+    """A line of a tree: two cells or more, the last of which may wrap."""
 
     kind: Kind
     cells: tuple[str, ...]
@@ -70,9 +70,9 @@ def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
 
 
 def _columns(rows: Iterable[_Row], kind: Kind) -> Iterator[tuple[str, ...]]:
-    """Yield the columns of all lines of a kind; the stem counts as part of the first cell."""
+    """Yield a kind's columns but for last cells; the stem counts as part of the first one."""
     cells = (
-        (row.stem + row.branch.cells[0], *row.branch.cells[1:])
+        (row.stem + row.branch.cells[0], *row.branch.cells[1:-1])
         for row in rows
         if row.branch.kind == kind
     )

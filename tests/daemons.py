@@ -10,9 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,6 @@ class Daemon:
     process: subprocess.Popen[str]
     socket: Path
     log: Path
-    headers: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, target: str, method: str = "GET", **headers: str) -> Reply:
         connection = UnixConnection(self.socket)
@@ -91,11 +90,15 @@ class Daemon:
 
 
 def spawn(
-    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, listen: str = "none"
+    folder: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    listen: str = "none",
+    before: Sequence[str] = (),
 ) -> Daemon:
-    """Start a daemon without waiting for it."""
+    """Start a daemon, by way of a command `before` its own, without waiting for it."""
     path, log = folder / "affinityd.sock", folder / "log"
-    command = [sys.executable, "-m", "affinityd", "serve", *arguments]
+    command = [*before, sys.executable, "-m", "affinityd", "serve", *arguments]
     environment = {key: value for key, value in os.environ.items() if "AFFINITYD" not in key}
     settings = {"AFFINITYD_SOCKET": os.fspath(path), "AFFINITYD_LISTEN": listen}
     with log.open("a") as stream:
@@ -107,11 +110,15 @@ def spawn(
 
 @contextmanager
 def running(
-    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, listen: str = "none"
+    folder: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    listen: str = "none",
+    before: Sequence[str] = (),
 ) -> Iterator[Daemon]:
     """Run a daemon from its first plan on."""
     folder.mkdir(parents=True, exist_ok=True)
-    daemon = spawn(folder, *arguments, env=env, listen=listen)
+    daemon = spawn(folder, *arguments, env=env, listen=listen, before=before)
     try:
         eventually(lambda: is_ready(daemon), "the daemon is ready")
         yield daemon

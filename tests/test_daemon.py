@@ -17,7 +17,7 @@ import pytest
 
 from affinityd import nodefile
 from affinityd.cpuset import parse_list
-from tests.daemons import PATIENCE, Daemon, UnixConnection, eventually, running, spawn
+from tests.daemons import PATIENCE, UnixConnection, eventually, running, spawn
 from tests.machines.facts import machine
 from tests.machines.sysfs_tree import write_tree
 
@@ -35,19 +35,6 @@ def test_sigterm_ends_it_well_and_leaves_no_socket_but_the_node_file(tmp_path: P
         assert daemon.stop() == 0
         assert not daemon.socket.exists()
         assert nodefile.read(daemon.socket.with_name("node.json")).topology == machine("mi250x")
-
-
-def test_a_request_that_is_under_way_at_sigterm_is_answered(tmp_path: Path) -> None:
-    with running(tmp_path, "--machine", "mi250x") as daemon:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(os.fspath(daemon.socket))
-        connection.sendall(b"GET /plan?gpus=0 HTTP/1.1\r\nhost: here\r\n")
-        time.sleep(0.1)
-        connection.sendall(b"\r\n")
-        daemon.signal(signal.SIGTERM)
-        connection.settimeout(PATIENCE)
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-        assert daemon.process.wait(PATIENCE) == 0
 
 
 def test_the_socket_is_for_everybody_whatever_the_umask_is(tmp_path: Path) -> None:
@@ -189,7 +176,7 @@ def test_a_disk_that_is_full_costs_the_node_file_not_the_answers(
         (["--root", "/", "--machine", "mi250x"], {}, "--root and --machine both name a machine"),
         (["--listen", "9465"], {}, "listen: '9465' is not HOST:PORT"),
         (["--reserved-cpus", "0-x"], {}, "reserved-cpus: '0-x' is not a CPU number or range"),
-        (["--socket", "/tmp/" + "a" * 200], {}, "is longer than the 107 bytes"),
+        (["--socket", "a" * 200], {}, "is longer than the 107 bytes"),
         ([], {"AFFINITYD_LOG_FORMAT": "xml"}, "log-format: 'xml' is neither text nor json"),
         (["--sockets", "x"], {}, "unrecognized arguments: --sockets x"),
     ],
@@ -247,7 +234,3 @@ def test_a_kept_connection_is_answered_again_and_again(tmp_path: Path) -> None:
             connection.request("GET", "/plan?gpus=all&format=cpulist")
             assert connection.getresponse().read().count(b"\n") == 8
         connection.close()
-
-
-def is_running(daemon: Daemon) -> bool:
-    return daemon.process.poll() is None

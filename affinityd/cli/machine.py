@@ -37,9 +37,18 @@ class Machine:
         return self._tree is not None and self._tree.live
 
     def ask_drivers(self) -> None:
-        """Ask NVML, or the snapshot of what it said."""
-        if self._tree is not None:
-            self._report = ask() if self._tree.live else snapshot_nvml(self._tree)
+        """Ask NVML, or the snapshot of what it said.
+
+        NVML is asked only where its driver is loaded: it would load it, and so fight an upgrade.
+        """
+        if self._tree is None:
+            return
+        if not self._tree.live:
+            self._report = snapshot_nvml(self._tree)
+        elif self._tree.read(NVIDIA_DRIVER) is not None:
+            self._report = ask()
+        else:
+            self._report = NvmlReport(None, error="NVIDIA's driver is not loaded")
 
     def read(self) -> Topology:
         """Return its topology, with what the drivers said when they were last asked."""

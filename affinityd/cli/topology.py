@@ -24,7 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         print(json.dumps(codec.to_dict(topology), indent=1, ensure_ascii=False))
     else:
-        print(drawing.draw(topology, colour=wants_colour()))
+        for line in drawing.draw(topology, colour=wants_colour()):
+            print(line)
     return 0
 
 

@@ -1,0 +1,73 @@
+"""A function run in a child process that may hang or crash without harm to its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+#: Seconds that a killed child gets to be gone. One that a driver holds in the kernel stays longer.
+GRACE = 1.0
+
+#: Isolated (-I), so neither the environment nor the working folder brings code into the child; it
+#: imports from where its parent does, be that an installation or a checkout. The timer ends a child
+#: that hangs although its parent is gone.
+CODE = (
+    "import signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1])); "
+    "sys.path[:] = sys.argv[2:]; from {module} import {function}; {function}()"
+)
+
+
+class ChildError(Exception):
+    """A child that did not do its work; one line that begins with a verb."""
+
+
+def output(module: str, function: str, timeout: float) -> str:
+    """Call `module.function()` in a child and return what it prints.
+
+    Takes `timeout` seconds and a little grace at most. Raises ChildError where the child cannot be
+    started, hangs (it is killed, with all that it started), crashes, or ends with a failure.
+    """
+    child = _start(module, function, timeout)
+    try:
+        printed, complaint = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise ChildError(f"did not answer within {timeout:g} s") from error
+    finally:
+        _end(child)
+    if child.returncode < 0:
+        raise ChildError(f"crashed: {signal.strsignal(-child.returncode)}")
+    if child.returncode > 0:
+        last_line = complaint.strip().rpartition("\n")[2]
+        raise ChildError(f"failed: {last_line or f'exit status {child.returncode}'}")
+    return printed
+
+
+def _start(module: str, function: str, timeout: float) -> subprocess.Popen[str]:
+    code = CODE.format(module=module, function=function)
+    own_end = str(timeout + GRACE)
+    try:
+        return subprocess.Popen(  # noqa: S603  this very interpreter, with the code above
+            [sys.executable, "-I", "-c", code, own_end, *map(os.path.abspath, sys.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # a process group, to be killed whole
+        )
+    except OSError as error:
+        raise ChildError(f"could not be asked: {error}") from error
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Kill a child that was not waited for, and what it started; wait, but not for ever."""
+    if child.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(GRACE)
+    for stream in filter(None, (child.stdout, child.stderr)):
+        stream.close()

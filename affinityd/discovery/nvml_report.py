@@ -1,0 +1,82 @@
+"""NVML's answers as data, and as JSON: what its child prints and a snapshot keeps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from affinityd.cpuset import CpuSet, format_list, parse_list
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class NvmlGpu:
+    """A GPU as NVML sees it; what NVML would not say is None or empty."""
+
+    index: int  #: NVML's own, in PCI bus order
+    uuid: str | None = None  #: nvmlDeviceGetUUID
+    pci_bus_id: str | None = None  #: nvmlDeviceGetPciInfo, written as sysfs does: 0000:07:00.0
+    minor: int | None = None  #: nvmlDeviceGetMinorNumber, of /dev/nvidiaN
+    model: str | None = None  #: nvmlDeviceGetName
+    mig: tuple[str, ...] = ()  #: nvmlDeviceGetUUID of each MIG device
+    #: nvmlDeviceGetCpuAffinityWithinScope, scope node; empty: unknown, or not to be trusted
+    node_cpus: CpuSet = frozenset()
+    socket_cpus: CpuSet = frozenset()  #: the same, scope socket
+    error: str | None = None  #: NVML's first complaint about this GPU: "GPU is lost"
+
+
+@dataclass(frozen=True)
+class NvmlReport:
+    """All that NVML said, or why it said nothing."""
+
+    gpus: tuple[NvmlGpu, ...] | None  #: by index; None: NVML did not answer, `error` says why
+    driver_version: str | None = None  #: nvmlSystemGetDriverVersion
+    error: str | None = None
+
+    def to_json(self) -> str:
+        """Write the report on one line, its CPU sets as cpulists."""
+        return json.dumps(asdict(self), default=format_list)
+
+    @classmethod
+    def from_json(cls, text: str) -> NvmlReport:
+        """Read what `to_json` wrote. Raises ValueError, one line, on anything else."""
+        try:
+            return _report(_typed(json.loads(text), dict, "it"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{text[:60]!r} is not an NVML report ({error})") from error
+
+
+def _report(fields: dict[str, Any]) -> NvmlReport:
+    gpus = _field(fields, "gpus", list)
+    return NvmlReport(
+        gpus=None if gpus is None else tuple(_gpu(_typed(gpu, dict, "a GPU")) for gpu in gpus),
+        driver_version=_field(fields, "driver_version", str),
+        error=_field(fields, "error", str),
+    )
+
+
+def _gpu(fields: dict[str, Any]) -> NvmlGpu:
+    return NvmlGpu(
+        index=_typed(fields.get("index"), int, "index"),
+        uuid=_field(fields, "uuid", str),
+        pci_bus_id=_field(fields, "pci_bus_id", str),
+        minor=_field(fields, "minor", int),
+        model=_field(fields, "model", str),
+        mig=tuple(_typed(uuid, str, "mig") for uuid in _field(fields, "mig", list) or ()),
+        node_cpus=parse_list(_field(fields, "node_cpus", str) or ""),
+        socket_cpus=parse_list(_field(fields, "socket_cpus", str) or ""),
+        error=_field(fields, "error", str),
+    )
+
+
+def _field(fields: dict[str, Any], name: str, kind: type[T]) -> T | None:
+    value = fields.get(name)
+    return None if value is None else _typed(value, kind, name)
+
+
+def _typed(value: object, kind: type[T], name: str) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} should be {kind.__name__}, not {value!r}")  # noqa: TRY004 garbage
+    return value

@@ -1,0 +1,149 @@
+"""Machines that ship with the package as compact facts: a real plan without a GPU at hand.
+
+One JSON file a machine:
+
+    name, source    what it is, and who published the facts
+    cores, threads  how many cores, and how many CPUs each has
+    siblings        "split": core c has the CPUs c, c + cores …; "adjacent": c * threads and on
+    online          cpulist; absent: every CPU
+    packages        package number: cpulist
+    nodes           groups of NUMA nodes: nodes (list of numbers), cpus (cpulist; absent: none),
+                    memory_mib (null: nobody says)
+    cores_per_llc   neighbouring cores that share a last-level cache; null: all of a node's package
+    distances       [nodes, nodes, SLIT distance] both ways, a later line overrides an earlier one
+    gpus, nics      groups: what their devices share, and devices, each with pci, node (null:
+                    unknown), names (a NIC's interfaces) and path (its bridges, host bridge first;
+                    one whose address no source gives has a plain name). A vendor's GPUs are
+                    numbered in PCI bus order
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
+from typing import Any
+
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.errors import TreeError
+from affinityd.topology import Core, Gpu, Nic, NumaNode, Topology
+
+NAMES = ("dgx-a100", "dgx-h100", "p4d-24xlarge", "mi250x", "ascend-910b", "gh200x4")
+
+#: A node's distance to itself (ACPI 6.5, §5.2.17 SLIT).
+OWN = 10
+
+
+def load(name: str) -> Topology:
+    """Return a shipped machine; raises TreeError, which lists them, for an unknown name."""
+    if name not in NAMES:
+        raise TreeError(f"no machine is named {name!r}; there are {', '.join(NAMES)}")
+    return build(json.loads((files(__name__) / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def build(facts: Mapping[str, Any]) -> Topology:
+    """Return the machine that the facts describe; KeyError or ValueError if they are no facts."""
+    cores = tuple(sorted(_cores(facts), key=lambda core: core.cpus))
+    return Topology(
+        name=facts["name"],
+        cores=cores,
+        nodes=tuple(_nodes(facts, cores)),
+        gpus=tuple(_gpus(facts)),
+        nics=tuple(_nics(facts)),
+        possible=_every_cpu(facts),
+    )
+
+
+def _every_cpu(facts: Mapping[str, Any]) -> CpuSet:
+    return frozenset(range(facts["cores"] * facts["threads"]))
+
+
+def _siblings(facts: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:
+    """Yield each core's CPUs, ascending."""
+    cores, threads = facts["cores"], facts["threads"]
+    split = facts.get("siblings", "split") == "split"
+    for core in range(cores):
+        first, step = (core, cores) if split else (core * threads, 1)
+        yield tuple(range(first, first + threads * step, step))
+
+
+def _cores(facts: Mapping[str, Any]) -> Iterator[Core]:
+    node_of = _owner((group["nodes"], group.get("cpus", "")) for group in facts["nodes"])
+    package_of = _owner(facts["packages"].items())
+    places: dict[tuple[int | None, int | None], list[tuple[int, ...]]] = {}
+    for cpus in _siblings(facts):
+        places.setdefault((node_of.get(cpus[0]), package_of.get(cpus[0])), []).append(cpus)
+    online = parse_list(facts["online"]) if "online" in facts else _every_cpu(facts)
+    for (node, package), cores in places.items():
+        size = facts["cores_per_llc"] or len(cores)
+        for start in range(0, len(cores), size):
+            running = list(_running(cores[start : start + size], online))
+            yield from (Core(cpus, node, package, None, min(running)[0]) for cpus in running)
+
+
+def _owner(lists: Iterable[tuple[str, str]]) -> dict[int, int]:
+    """Return, for each CPU, the number whose cpulist names it."""
+    return {cpu: int(number) for number, cpulist in lists for cpu in parse_list(cpulist)}
+
+
+def _running(cores: Iterable[tuple[int, ...]], online: CpuSet) -> Iterator[tuple[int, ...]]:
+    for cpus in cores:
+        if now := tuple(cpu for cpu in cpus if cpu in online):
+            yield now
+
+
+def _nodes(facts: Mapping[str, Any], cores: Iterable[Core]) -> Iterator[NumaNode]:
+    memory = {
+        number: None if group["memory_mib"] is None else group["memory_mib"] * 2**20
+        for group in facts["nodes"]
+        for number in parse_list(group["nodes"])
+    }
+    distances = _distances(facts, memory)
+    for number in sorted(memory):
+        yield NumaNode(number, memory[number], distances[number])
+    if any(core.node is None for core in cores):
+        yield NumaNode(None)
+
+
+def _distances(facts: Mapping[str, Any], numbers: Iterable[int]) -> dict[int, dict[int, int]]:
+    table: dict[int, dict[int, int]] = {number: {} for number in numbers}
+    for left, right, distance in facts.get("distances", ()):
+        for one in parse_list(left):
+            for other in parse_list(right):
+                table[one][other] = table[other][one] = distance
+    return {number: dict(sorted({**row, number: OWN}.items())) for number, row in table.items()}
+
+
+def _devices(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return every device with what its group shares, in PCI bus order."""
+    devices = [{**group, **device} for group in groups for device in group["devices"]]
+    return sorted(devices, key=lambda device: str(device["pci"]))
+
+
+def _path(device: Mapping[str, Any]) -> tuple[str, ...]:
+    return (*device["path"].split("/"), device["pci"]) if "path" in device else ()
+
+
+def _gpus(facts: Mapping[str, Any]) -> Iterator[Gpu]:
+    groups = facts.get("gpus", ())
+    vendors = [group["vendor"] for group in groups]
+    seen: Counter[str] = Counter()
+    for device in sorted(_devices(groups), key=lambda device: vendors.index(device["vendor"])):
+        vendor = device["vendor"]
+        yield Gpu(
+            index=seen[vendor],
+            vendor=vendor,
+            pci_bus_id=device["pci"],
+            numa_node=device["node"],
+            model=device.get("model"),
+            pci_id=device.get("pci_id"),
+            pci_path=_path(device),
+        )
+        seen[vendor] += 1
+
+
+def _nics(facts: Mapping[str, Any]) -> Iterator[Nic]:
+    for device in _devices(facts.get("nics", ())):
+        names = tuple(device.get("names", ()))
+        yield Nic(device["pci"], device["node"], device["kind"], names, _path(device))

@@ -1,0 +1,236 @@
+"""Writes a Topology as the files that a kernel would show: discovery's inverse.
+
+Besides what discovery reads, the files that lstopo reads are written, as on a real machine. MIG
+instances have no file: `nvml_report` says what NVML would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from affinityd.cpuset import format_list
+from affinityd.discovery import Tree, open_tree
+from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
+from affinityd.topology import Core, Gpu, Nic, Topology
+
+#: GPU vendor → PCI vendor and class; all others write their own digits and a plain accelerator.
+GPU_CLASSES = {
+    "nvidia": ("10de", "0x030200"),
+    "amd": ("1002", "0x038000"),
+    "huawei": ("19e5", "0x120000"),
+}
+
+NIC_CLASSES = {"ethernet": "0x020000", "infiniband": "0x020700", "network": "0x028000"}
+
+BRIDGE_CLASS = "0x060400"
+
+
+def write_tree(topology: Topology, root: Path) -> Path:
+    """Write `sys` and `proc` of the machine below `root`, and return it."""
+    width = max(topology.possible | topology.online) + 1
+    _write_cpus(topology, root / "sys/devices/system/cpu", width)
+    _write_nodes(topology, root / "sys/devices/system/node", width)
+    for gpu in topology.gpus:
+        vendor, code = GPU_CLASSES.get(gpu.vendor, (gpu.vendor, "0x120000"))
+        _write_device(topology, root, gpu, code, gpu.pci_id or vendor)
+    for nic in topology.nics:
+        _write_device(topology, root, nic, NIC_CLASSES[nic.kind], "15b3:101b")
+        for name in nic.names:
+            kind = "infiniband" if "_" in name else "net"
+            (root / f"sys/bus/pci/devices/{nic.pci_bus_id}/{kind}/{name}").mkdir(parents=True)
+    _write_nvidia_driver(topology, root / "proc/driver/nvidia/gpus")
+    _write_kfd(topology, root)
+    return root
+
+
+def nvml_report(topology: Topology) -> NvmlReport:
+    """Return what NVML would say of the machine's NVIDIA GPUs, MIG instances included."""
+    return NvmlReport(
+        gpus=tuple(
+            NvmlGpu(
+                index=gpu.index,
+                uuid=gpu.uuid,
+                pci_bus_id=gpu.pci_bus_id,
+                minor=gpu.minor,
+                model=gpu.model,
+                mig=tuple(instance.uuid for instance in gpu.mig),
+                node_cpus=topology.cpus_of_node(gpu.numa_node),
+            )
+            for gpu in topology.gpus
+            if gpu.vendor == "nvidia"
+        ),
+        driver_version="570.00",
+    )
+
+
+def tree_of(
+    root: Path, files: Mapping[str, object], links: Mapping[str, str] | None = None
+) -> Tree:
+    """Write a machine of just these files and links below `root`, and open it."""
+    for path, text in files.items():
+        put(root / path, text)
+    for path, target in (links or {}).items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).symlink_to(target)
+    return open_tree(str(root))
+
+
+def put(path: Path, text: object) -> None:
+    """Write a kernel file, and the folders on the way to it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def kernel_mask(cpus: Iterable[int], width: int) -> str:
+    """Write CPUs as the kernel's %*pb does: words of 32 bits, the highest first."""
+    bits = sum(1 << cpu for cpu in cpus)
+    words = range((width - 1) // 32, -1, -1)
+    return ",".join(f"{bits >> 32 * word & 0xFFFFFFFF:08x}" for word in words)
+
+
+def _write_cpus(topology: Topology, folder: Path, width: int) -> None:
+    put(folder / "online", format_list(topology.online))
+    put(folder / "present", format_list(topology.possible | topology.online))
+    put(folder / "possible", format_list(topology.possible | topology.online))
+    for cpu in topology.possible | topology.online:
+        put(folder / f"cpu{cpu}/online", int(cpu in topology.online))
+    in_package: dict[int | None, list[Core]] = {}
+    in_llc: dict[tuple[int | None, int], list[Core]] = {}
+    for core in topology.cores:
+        in_package.setdefault(core.package, []).append(core)
+        in_llc.setdefault((core.node, core.llc), []).append(core)
+    packages = {package: _cpus(cores) for package, cores in in_package.items()}
+    llcs = {llc: _cpus(cores) for llc, cores in in_llc.items()}
+    for number, core in enumerate(topology.cores):
+        for cpu in core.cpus:
+            _write_core(folder / f"cpu{cpu}/topology", core, number, packages[core.package], width)
+            _write_caches(folder / f"cpu{cpu}/cache", core.cpus, llcs[core.node, core.llc], width)
+
+
+def _cpus(cores: Iterable[Core]) -> list[int]:
+    return sorted(cpu for core in cores for cpu in core.cpus)
+
+
+def _write_core(folder: Path, core: Core, number: int, package: list[int], width: int) -> None:
+    sets = {"thread_siblings": core.cpus, "core_cpus": core.cpus}
+    sets |= {"core_siblings": tuple(package), "package_cpus": tuple(package)}
+    for name, cpus in sets.items():
+        put(folder / f"{name}_list", format_list(cpus))
+        put(folder / name, kernel_mask(cpus, width))
+    put(folder / "core_id", number)
+    put(folder / "physical_package_id", -1 if core.package is None else core.package)
+    if core.die is not None:
+        put(folder / "die_id", core.die)
+
+
+def _write_caches(folder: Path, core: Sequence[int], llc: Sequence[int], width: int) -> None:
+    caches = [
+        (1, "Data", "32K", core),
+        (1, "Instruction", "32K", core),
+        (2, "Unified", "512K", core),
+        (3, "Unified", "16384K", llc),
+    ]
+    for index, (level, kind, size, cpus) in enumerate(caches):
+        cache = folder / f"index{index}"
+        put(cache / "level", level)
+        put(cache / "type", kind)
+        put(cache / "size", size)
+        put(cache / "id", min(cpus))
+        put(cache / "shared_cpu_list", format_list(cpus))
+        put(cache / "shared_cpu_map", kernel_mask(cpus, width))
+
+
+def _write_nodes(topology: Topology, folder: Path, width: int) -> None:
+    numbers = [node.number for node in topology.nodes if node.number is not None]
+    if not numbers:
+        return
+    put(folder / "online", format_list(numbers))
+    put(folder / "possible", format_list(numbers))
+    for node in topology.nodes:
+        if node.number is None:
+            continue
+        cpus = topology.cpus_of_node(node.number)
+        home = folder / f"node{node.number}"
+        put(home / "cpulist", format_list(cpus))
+        put(home / "cpumap", kernel_mask(cpus, width))
+        put(home / "distance", " ".join(str(value) for _, value in sorted(node.distances.items())))
+        if node.memory_bytes is not None:
+            lines = {"MemTotal": node.memory_bytes // 1024, "MemFree": 1024}
+            put(
+                home / "meminfo",
+                "\n".join(
+                    f"Node {node.number} {key}: {value:>15} kB" for key, value in lines.items()
+                ),
+            )
+
+
+def _write_device(topology: Topology, root: Path, device: Gpu | Nic, code: str, ids: str) -> None:
+    """Write a device in its place on the bus, and the bridges above it; `ids`: vendor[:device]."""
+    host, *path = device.pci_path or (device.pci_bus_id,)
+    if path:
+        host = host if host.startswith("pci") else f"pci:{host}"
+    folder = root / "sys/devices"
+    for part in (host, *path):
+        folder /= part
+        if not part.startswith("pci"):
+            put(folder / "class", code if part == device.pci_bus_id else BRIDGE_CLASS)
+            _link(root, folder)
+    vendor, _, number = ids.partition(":")
+    put(folder / "vendor", f"0x{vendor}")
+    if number:
+        put(folder / "device", f"0x{number}")
+    put(folder / "numa_node", -1 if device.numa_node is None else device.numa_node)
+    if device.numa_node is not None:
+        cpus = topology.cpus_of_node(device.numa_node)
+        put(folder / "local_cpulist", format_list(cpus))
+        put(folder / "local_cpus", kernel_mask(cpus, max(topology.possible | topology.online) + 1))
+
+
+def _link(root: Path, folder: Path) -> None:
+    link = root / "sys/bus/pci/devices" / folder.name
+    if not link.is_symlink():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(Path("../../..") / folder.relative_to(root / "sys"))
+
+
+def _write_nvidia_driver(topology: Topology, folder: Path) -> None:
+    for gpu in topology.gpus:
+        if gpu.vendor == "nvidia":
+            fields = {
+                "Model": gpu.model or "",
+                "IRQ": 255,
+                "GPU UUID": gpu.uuid or "GPU-????????-????-????-????-????????????",
+                "Bus Location": gpu.pci_bus_id,
+                "GPU Excluded": "No",
+            }
+            if gpu.minor is not None:
+                fields["Device Minor"] = gpu.minor
+            put(
+                folder / gpu.pci_bus_id / "information",
+                "\n".join(f"{name}: \t {value}" for name, value in fields.items()),
+            )
+
+
+def _write_kfd(topology: Topology, root: Path) -> None:
+    """Write KFD's nodes: those of CPUs first, then the GPUs by index."""
+    gpus = [gpu for gpu in topology.gpus if gpu.vendor == "amd"]
+    if not gpus:
+        return
+    folder = root / "sys/class/kfd/kfd/topology/nodes"
+    put(folder / "0/properties", "cpu_cores_count 64\nsimd_count 0\nlocation_id 0\ndomain 0")
+    for node, gpu in enumerate(gpus, 1):
+        if gpu.model:
+            put(root / f"sys/bus/pci/devices/{gpu.pci_bus_id}/product_name", gpu.model)
+        domain, bus, rest = gpu.pci_bus_id.split(":")
+        device, function = rest.split(".")
+        properties = {
+            "cpu_cores_count": 0,
+            "simd_count": 440,
+            "vendor_id": 0x1002,
+            "location_id": int(bus, 16) << 8 | int(device, 16) << 3 | int(function),
+            "domain": int(domain, 16),
+            "drm_render_minor": gpu.render_minor or 0,
+            "unique_id": int((gpu.uuid or "GPU-0").removeprefix("GPU-"), 16),
+        }
+        put(folder / f"{node}/properties", "\n".join(f"{k} {v}" for k, v in properties.items()))
