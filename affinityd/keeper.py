@@ -35,7 +35,7 @@ class Machine(Protocol):
     def read(self) -> Topology:
         """Read its files, and join them with what its drivers said. Raises AffinityError."""
 
-    def online(self) -> str | None:
+    def online(self) -> object:
         """Return what differs when a CPU comes or goes: one small read."""
 
     def drivers(self) -> object:
@@ -61,7 +61,7 @@ class Keeper:
         self._machine = machine
         self._reserved = reserved
         self._on_change = on_change
-        self._seen_online: str | None = None
+        self._seen_online: object = None
         self._seen_drivers: object = None
         self._asked_drivers = self._sought_mig = float("-inf")
         self._asking = asyncio.Lock()

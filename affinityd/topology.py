@@ -64,6 +64,11 @@ class Gpu:
     pci_path: tuple[str, ...] = ()  #: host bridge first, the device's parents, itself last
     mig: tuple[MigInstance, ...] = ()
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """Its one name on its machine: partitions of a GPU have one PCI bus id between them."""
+        return self.vendor, self.index
+
 
 @dataclass(frozen=True)
 class Nic:

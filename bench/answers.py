@@ -1,9 +1,10 @@
 """How many answers a second the daemon gives, beside a raw ASGI app on the same server.
 
 Both are uvicorn on uvloop and httptools over a unix socket; the same client asks them in turn,
-pair by pair, over kept-open connections. What counts is the ratio, not the machine.
+pair by pair, over kept-open connections. The daemon reads a tree on disk, so that every answer
+looks whether a CPU has come or gone. What counts is the ratio, not the machine.
 
-    python bench/answers.py [--pairs N] [--seconds S]
+    python -m bench.answers [--pairs N] [--seconds S]
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from statistics import median
 
 import uvicorn
 import uvloop
+
+from tests.machines.facts import machine
+from tests.machines.sysfs_tree import write_tree
 
 QUERY = b"/plan?gpus=0,1&mode=unique_contiguous&share=requested"
 CONNECTIONS = 8
@@ -102,9 +106,10 @@ def measure(pairs: int, seconds: float) -> float:
     """Return the median ratio, daemon by raw app."""
     with tempfile.TemporaryDirectory() as folder:
         raw, daemon = Path(folder, "raw.sock"), Path(folder, "affinityd.sock")
-        serve = [sys.executable, "-m", "affinityd", "serve", "--machine", "dgx-a100"]
+        tree = write_tree(machine("dgx-a100"), Path(folder, "root"))
+        serve = [sys.executable, "-m", "affinityd", "serve", "--root", str(tree)]
         with (
-            running([sys.executable, __file__, "--raw", str(raw)], raw),
+            running([sys.executable, "-m", "bench.answers", "--raw", str(raw)], raw),
             running([*serve, "--socket", str(daemon), "--listen", "none"], daemon),
         ):
             uvloop.run(ask(str(daemon), seconds))  # the first answer is computed, not remembered
@@ -119,8 +124,8 @@ def measure(pairs: int, seconds: float) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.4)
     parser.add_argument("--raw", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.raw:

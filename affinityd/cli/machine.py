@@ -8,7 +8,9 @@ from affinityd import machines
 from affinityd.discovery import discover
 from affinityd.discovery.nvml import ask
 from affinityd.discovery.nvml_report import NvmlReport
-from affinityd.discovery.tree import Tree, open_tree
+from affinityd.discovery.root import open_tree
+from affinityd.discovery.tree import FolderTree, Tree
+from affinityd.errors import TreeError
 from affinityd.settings import Settings
 from affinityd.snapshot import snapshot_nvml
 from affinityd.topology import Topology
@@ -28,8 +30,19 @@ class Machine:
         self._shipped = machines.load(settings.machine) if settings.machine else None
         self._tree: Tree | None = None if self._shipped else open_tree(settings.root)
         self._report: NvmlReport | None = None
-        # Kept open, a kernel file costs a sixth of what opening it anew does.
-        self._online = os.open(f"/{ONLINE}", os.O_RDONLY) if self.is_live else None
+        self._online = _keep_open(self._tree)
+
+    @property
+    def tree(self) -> Tree:
+        """Its files. Raises TreeError for a shipped machine, which has none."""
+        if self._tree is None:
+            raise TreeError("a shipped machine has no files; name a --root")
+        return self._tree
+
+    @property
+    def report(self) -> NvmlReport | None:
+        """What NVML said when it was last asked."""
+        return self._report
 
     @property
     def is_live(self) -> bool:
@@ -57,11 +70,9 @@ class Machine:
             return self._shipped
         return discover(self._tree, self._report)
 
-    def online(self) -> str | None:
-        """Return the kernel's list of online CPUs: one small read."""
-        if self._online is not None:
-            return os.pread(self._online, MAX_LIST, 0).decode()
-        return self._tree.read(ONLINE) if self._tree else None
+    def online(self) -> bytes | None:
+        """Return the kernel's list of online CPUs, as it is: one small read."""
+        return None if self._online is None else os.pread(self._online, MAX_LIST, 0)
 
     def drivers(self) -> tuple[str | None, ...]:
         """Return what differs when a driver came or went."""
@@ -71,6 +82,16 @@ class Machine:
         """Whether NVIDIA's driver is there and NVML did not answer."""
         answered = self._report is not None and self._report.gpus is not None
         return self.is_live and not answered and self.drivers()[0] is not None
+
+
+def _keep_open(tree: Tree | None) -> int | None:
+    """Open the list of online CPUs for good: to read it then costs a third of opening it anew."""
+    if not isinstance(tree, FolderTree):
+        return None
+    try:
+        return os.open(tree.root + ONLINE, os.O_RDONLY)
+    except OSError:  # kernels before 2.6.28 have none
+        return None
 
 
 def read_once(settings: Settings) -> Topology:

@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from affinityd.cli.machine import Machine
 from affinityd.cli.parser import Parser, add_settings, load_settings
-from affinityd.discovery.nvml import ask
-from affinityd.discovery.tree import open_tree
-from affinityd.snapshot import snapshot_nvml, write_snapshot
+from affinityd.errors import UnsatisfiableError
+from affinityd.snapshot import write_snapshot
 
 
 def add_arguments(parser: Parser) -> None:
@@ -20,9 +20,12 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the archive."""
-    tree = open_tree(load_settings(arguments).root)
-    report = ask() if tree.live else snapshot_nvml(tree)
     output = Path(arguments.output)
-    write_snapshot(tree, report, output)
+    machine = Machine(load_settings(arguments))
+    machine.ask_drivers()
+    try:
+        write_snapshot(machine.tree, machine.report, output)
+    except OSError as error:
+        raise UnsatisfiableError(f"{output} cannot be written: {error.strerror}") from None
     print(f"{output}: {output.stat().st_size} bytes; replay it with --root", file=sys.stderr)
     return 0

@@ -1,0 +1,91 @@
+"""Discovery: a machine's files and NVML's answers, joined to a Topology.
+
+One module a source: `cpus`, `nodes` and `pci` read kernel folders, `nvidia` and `amd` what their
+drivers tell, `nvml` asks NVIDIA's library. Only what a plan needs is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from affinityd.cpuset import format_list
+from affinityd.discovery import nvidia
+from affinityd.discovery.cpus import read_cores, read_online, read_possible
+from affinityd.discovery.gpus import read_gpus
+from affinityd.discovery.nics import read_nics
+from affinityd.discovery.nodes import read_nodes, read_owners
+from affinityd.discovery.nvml_report import NvmlReport
+from affinityd.discovery.pci import PciDevice, read_devices
+from affinityd.discovery.place import Locator
+from affinityd.discovery.root import open_tree
+from affinityd.discovery.tree import MARK, Tree
+from affinityd.errors import TreeError
+from affinityd.topology import Core, Gpu, NumaNode, Topology
+
+__all__ = ["Tree", "discover", "open_tree"]
+
+
+def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
+    """Read a machine, once. `nvml`: what NVML said; None where it was not asked.
+
+    What a tree lacks is missing in the topology, and named in its notices. Raises TreeError where
+    not a single CPU can be found.
+    """
+    online = read_online(tree)
+    if not online:
+        raise TreeError(f"machine {tree.name!r} has no online CPU in {MARK}")
+    nodes = read_nodes(tree)
+    owners = read_owners(tree, nodes, online)
+    cores = read_cores(tree, online, owners)
+    held = nvidia.read_driver(tree)
+    devices = read_devices(tree, nvidia.addresses(held, nvml))
+    locator = Locator(tree, {node.number for node in nodes}, online, owners)
+    gpus, gpu_notices = read_gpus(tree, devices, held, nvml)
+    placed = tuple(_placed(gpus, devices, locator, nvml))
+    return Topology(
+        name=tree.name,
+        cores=cores,
+        nodes=(*nodes, *_node_of_the_rest(cores)),
+        gpus=placed,
+        nics=tuple(read_nics(tree, devices, locator)),
+        possible=read_possible(tree, online),
+        notices=(*_node_notices(nodes, cores), *gpu_notices, *_place_notices(placed, nvml)),
+    )
+
+
+def _node_of_the_rest(cores: Sequence[Core]) -> Iterator[NumaNode]:
+    """Yield the node without a number, if there are CPUs that no node lists."""
+    if any(core.node is None for core in cores):
+        yield NumaNode(None)
+
+
+def _placed(
+    gpus: Sequence[Gpu],
+    devices: Sequence[PciDevice],
+    locator: Locator,
+    nvml: NvmlReport | None,
+) -> Iterator[Gpu]:
+    """Yield the GPUs with their NUMA nodes, and what said so."""
+    at = {device.address: device for device in devices}
+    nearby = nvidia.nearby(nvml)
+    for gpu in gpus:
+        nvml_cpus = nearby.get(gpu.pci_bus_id, frozenset())
+        node, source = locator.locate(at[gpu.pci_bus_id], nvml_cpus)
+        yield replace(gpu, numa_node=node, numa_source=source)
+
+
+def _node_notices(nodes: Sequence[NumaNode], cores: Sequence[Core]) -> Iterator[str]:
+    astray = [cpu for core in cores if core.node is None for cpu in core.cpus]
+    if not nodes:
+        yield "The kernel shows no NUMA nodes: all CPUs are taken as one"
+    elif astray:
+        yield f"CPUs {format_list(astray)} are in no NUMA node: taken as one, farthest from all"
+
+
+def _place_notices(gpus: Sequence[Gpu], nvml: NvmlReport | None) -> Iterator[str]:
+    if not gpus:
+        yield f"No GPU was found; {nvml.error}" if nvml and nvml.error else "No GPU was found"
+    unknown = ", ".join(gpu.pci_bus_id for gpu in gpus if gpu.numa_node is None)
+    if unknown:
+        yield f"The machine does not say on which NUMA node these GPUs are: {unknown}"

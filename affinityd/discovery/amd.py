@@ -1,0 +1,77 @@
+"""AMD's GPUs, numbered as ROCm numbers them: in the order of KFD's nodes.
+
+Source: kernel `drivers/gpu/drm/amd/amdkfd/kfd_topology.c` (node_show, kfd_topology_add_device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from affinityd.discovery.pci import PciDevice
+from affinityd.discovery.tree import Tree
+from affinityd.discovery.values import number, numbered, read_fields
+from affinityd.topology import Gpu
+
+VENDOR = "amd"
+
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
+
+
+@dataclass(frozen=True)
+class KfdGpu:
+    """A GPU as ROCm counts it; a device that is partitioned has several."""
+
+    address: str
+    uuid: str | None
+    render_minor: int | None
+
+
+def count(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list[str]]:
+    """Return AMD's devices, which come in bus order, with their numbers, and notices for people.
+
+    Those that KFD does not list come after those that it does.
+    """
+    at = {device.address: device for device in devices}
+    listed = [gpu for gpu in _kfd_gpus(tree) if gpu.address in at] if devices else []
+    addresses = {gpu.address for gpu in listed}
+    unlisted = [device for device in devices if device.address not in addresses]
+    gpus = [
+        replace(
+            at[gpu.address].as_gpu(VENDOR, index),
+            uuid=gpu.uuid,
+            render_minor=gpu.render_minor,
+        )
+        for index, gpu in enumerate(listed)
+    ] + [device.as_gpu(VENDOR, index) for index, device in enumerate(unlisted, len(listed))]
+    names = ", ".join(device.address for device in unlisted)
+    notices = [f"AMD's KFD does not list {names}: numbered last, in PCI bus order"] if names else []
+    return [replace(gpu, model=_model(tree, at[gpu.pci_bus_id])) for gpu in gpus], notices
+
+
+def _kfd_gpus(tree: Tree) -> list[KfdGpu]:
+    nodes = (
+        _kfd_gpu(tree, f"{KFD_NODES}/{node}/properties") for node in numbered(tree, KFD_NODES, "")
+    )
+    return [node for node in nodes if node is not None]
+
+
+def _kfd_gpu(tree: Tree, path: str) -> KfdGpu | None:
+    """Read one node; None if it is one of CPUs, or one that a device cgroup hides from us."""
+    names = ("simd_count", "location_id", "domain", "unique_id", "drm_render_minor")
+    values = {name: number(text) for name, text in read_fields(tree, path, *names).items()}
+    location, unique_id = values.get("location_id"), values.get("unique_id")
+    if not values.get("simd_count") or location is None:
+        return None
+    # The bits above these tell the partitions of a device apart.
+    bus, device, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 0x7
+    return KfdGpu(
+        address=f"{values.get('domain') or 0:04x}:{bus:02x}:{device:02x}.{function}",
+        uuid=f"GPU-{unique_id:016x}" if unique_id else None,
+        render_minor=values.get("drm_render_minor") or None,
+    )
+
+
+def _model(tree: Tree, device: PciDevice) -> str | None:
+    """Read `product_name`: what amdgpu found on the board, often nothing."""
+    return tree.read(f"{device.folder}/product_name") or None

@@ -1,0 +1,160 @@
+"""A captured machine in a tar archive, read once into memory.
+
+An archive may come from anybody: how much is unpacked is limited, nothing is written to disk, and
+a link that leads out of the machine leads nowhere.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from posixpath import normpath
+from typing import IO
+
+from affinityd.discovery.tree import (
+    MARK,
+    SEARCH_DEPTH,
+    Keep,
+    as_text,
+    every,
+    the_machine,
+    tree_name,
+)
+from affinityd.errors import TreeError
+
+#: The largest capture in bytes, unpacked; every file of a machine of 2,000 CPUs is half of it.
+MAX_BYTES = 256 * 1024 * 1024
+
+#: As many links as Linux follows (path_resolution(7)).
+MAX_LINKS = 40
+
+#: A path that no file has.
+NOWHERE = "/"
+
+#: How a file begins → how it is unpacked.
+_OPENERS: dict[bytes, Callable[[Path], IO[bytes] | gzip.GzipFile]] = {
+    b"\xfd7zXZ": lzma.LZMAFile,
+    b"\x1f\x8b": gzip.GzipFile,
+    b"BZh": bz2.BZ2File,
+}
+
+#: What the modules that read a damaged archive raise.
+_DAMAGED = (
+    *(tarfile.TarError, lzma.LZMAError, zlib.error),
+    *(EOFError, OSError, ValueError, OverflowError, RecursionError),
+)
+
+
+class ArchiveTree:
+    """A machine's files in an archive. Raises TreeError where it cannot be read as one."""
+
+    live = False
+
+    def __init__(self, path: str) -> None:
+        """Read the archive at `path`: tar, plain or compressed with xz, gzip or bzip2."""
+        self.name = tree_name(path)
+        self._files: dict[str, bytes] = {}
+        self._links: dict[str, str] = {}
+        self._folders: dict[str, set[str]] = {}
+        members = _members(path)
+        found = {*_machine_folders(members)}
+        prefix = "" if "" in found else the_machine(path, found)
+        for name, content in members.items():
+            if name.startswith(prefix):
+                self._add(name.removeprefix(prefix), content)
+
+    def read(self, path: str, *beginnings: str) -> str | None:
+        """See `Tree.read`."""
+        data = self._files.get(resolve(path, self._links))
+        return None if data is None else as_text(data, beginnings)
+
+    def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
+        """See `Tree.list`."""
+        return tuple(sorted(filter(keep, self._folders.get(resolve(path, self._links), ()))))
+
+    def link(self, path: str) -> str | None:
+        """See `Tree.link`."""
+        return self._links.get(resolve(path, self._links, last=False))
+
+    def _add(self, name: str, content: bytes | str | None) -> None:
+        if isinstance(content, bytes):
+            self._files[name] = content
+        elif isinstance(content, str):
+            self._links[name] = content
+        while name:
+            name, _, child = name.rpartition("/")
+            self._folders.setdefault(name, set()).add(child)
+
+
+def resolve(path: str, links: Mapping[str, str], *, last: bool = True) -> str:
+    """Return a path with every link in it followed; NOWHERE if it leads outside or in a circle.
+
+    `last`: whether a link at the path's very end is followed too.
+    """
+    ahead, done, followed = path.split("/")[::-1], [""], 0
+    while ahead:
+        part = ahead.pop()
+        if part == "..":
+            if len(done) == 1:
+                return NOWHERE
+            done.pop()
+        elif part not in ("", "."):
+            done.append(part)
+            target = links.get("/".join(done[1:])) if ahead or last else None
+            if target is not None:
+                followed += 1
+                if followed > MAX_LINKS or target.startswith("/"):
+                    return NOWHERE
+                done.pop()
+                ahead += target.split("/")[::-1]
+    return "/".join(done[1:])
+
+
+def _members(path: str) -> dict[str, bytes | str | None]:
+    """Return name → content of a file, target of a link, None for a folder."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(_unpacked(path)), mode="r:") as archive:
+            return dict(_contents(archive))
+    except _DAMAGED as error:
+        raise TreeError(f"archive {path!r} cannot be read: {error}") from None
+
+
+def _unpacked(path: str) -> bytes:
+    """Return the archive without its compression, which must not make it too large."""
+    file = Path(path)
+    with file.open("rb") as start:
+        magic = start.read(5)
+    unpack = next((unpack for begin, unpack in _OPENERS.items() if magic.startswith(begin)), None)
+    with unpack(file) if unpack else file.open("rb") as content:
+        data = content.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise TreeError(f"archive {path!r} is larger than {MAX_BYTES} bytes unpacked")
+    return data
+
+
+def _contents(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes | str | None]]:
+    for member in archive:
+        name = normpath(member.name).lstrip("/")
+        if name.split("/")[0] in ("", ".", ".."):
+            continue
+        if member.isfile() and not member.issparse():  # holes cost nothing to send, but memory here
+            file = archive.extractfile(member)
+            yield name, file.read() if file else b""
+        elif member.issym():
+            yield name, member.linkname
+        elif member.isdir():
+            yield name, None
+
+
+def _machine_folders(members: Mapping[str, object]) -> Iterator[str]:
+    """Yield what stands before `sys/devices/system/cpu` in the names, with its slash."""
+    for name in members:
+        prefix, mark, _ = f"/{name}/".partition(f"/{MARK}/")
+        if mark and prefix.count("/") <= SEARCH_DEPTH:
+            yield f"{prefix}/"[1:]

@@ -1,0 +1,104 @@
+"""CPUs, cores and caches: /sys/devices/system/cpu.
+
+Sources: kernel `Documentation/ABI/stable/sysfs-devices-system-cpu` and
+`Documentation/admin-guide/cputopology.rst`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from affinityd.cpuset import CpuSet
+from affinityd.discovery.tree import MARK as CPUS
+from affinityd.discovery.tree import Tree
+from affinityd.discovery.values import numbered, read_cpus, read_number
+from affinityd.topology import Core
+
+#: The cache types that hold data; an Instruction cache says nothing about memory.
+_DATA_CACHES = ("Unified", "Data")
+
+
+def read_online(tree: Tree) -> CpuSet:
+    """Read `cpu/online`; on a tree without it, the CPUs that have a topology and are not off."""
+    online = read_cpus(tree, f"{CPUS}/online")
+    if online:
+        return online
+    return frozenset(
+        cpu
+        for cpu in numbered(tree, CPUS, "cpu")
+        if tree.read(f"{CPUS}/cpu{cpu}/online") != "0"
+        and tree.list(f"{CPUS}/cpu{cpu}", "topology".__eq__)
+    )
+
+
+def read_possible(tree: Tree, online: CpuSet) -> CpuSet:
+    """Read `cpu/possible`, else `cpu/present`, else take every CPU that has a folder."""
+    for name in ("possible", "present"):
+        cpus = read_cpus(tree, f"{CPUS}/{name}")
+        if cpus:
+            return cpus | online
+    return online.union(numbered(tree, CPUS, "cpu"))
+
+
+def read_cores(tree: Tree, online: CpuSet, owners: Mapping[int, int]) -> tuple[Core, ...]:
+    """Read the cores of the online CPUs, ordered by their lowest CPU; one read a core, not a CPU.
+
+    `owners`: CPU → NUMA node.
+    """
+    caches = _Caches(tree, online)
+    groups: dict[tuple[object, ...], int] = {}  # what the LLC group shares → its lowest CPU
+    cores: list[Core] = []
+    taken: set[int] = set()
+    for cpu in sorted(online):
+        if cpu in taken:
+            continue
+        topology = f"{CPUS}/cpu{cpu}/topology"
+        cpus = (_siblings(tree, cpu) & online) - taken
+        taken |= cpus
+        node = owners.get(cpu)
+        package = read_number(tree, f"{topology}/physical_package_id")
+        cache = caches.of(cpu)
+        group = (node, "package", package) if cache is None else (node, cache)
+        cores.append(
+            Core(
+                cpus=tuple(sorted(cpus)),
+                node=node,
+                package=package,
+                die=read_number(tree, f"{topology}/die_id"),
+                llc=groups.setdefault(group, cpu),
+            )
+        )
+    return tuple(cores)
+
+
+def _siblings(tree: Tree, cpu: int) -> CpuSet:
+    topology = f"{CPUS}/cpu{cpu}/topology"
+    siblings = read_cpus(tree, f"{topology}/thread_siblings_list", f"{topology}/thread_siblings")
+    return (siblings or frozenset()) | {cpu}
+
+
+class _Caches:
+    """The highest-level Unified or Data cache of each CPU, read once for all that share it."""
+
+    def __init__(self, tree: Tree, online: CpuSet) -> None:
+        self._tree = tree
+        self._online = online
+        self._known: dict[int, int] = {}
+
+    def of(self, cpu: int) -> int | None:
+        """Return the lowest CPU that shares the cache, its name; None if no cache is described."""
+        if cpu not in self._known:
+            shared = self._shared(f"{CPUS}/cpu{cpu}/cache")
+            if shared is None:
+                return None
+            sharers = (shared & self._online) | {cpu}
+            self._known.update(dict.fromkeys(sharers, min(sharers)))
+        return self._known[cpu]
+
+    def _shared(self, folder: str) -> CpuSet | None:
+        paths = [f"{folder}/index{index}" for index in numbered(self._tree, folder, "index")]
+        levels = [(read_number(self._tree, f"{path}/level") or 0, path) for path in paths]
+        for _, path in sorted(levels, reverse=True):
+            if self._tree.read(f"{path}/type") in _DATA_CACHES:
+                return read_cpus(self._tree, f"{path}/shared_cpu_list", f"{path}/shared_cpu_map")
+        return None

@@ -1,0 +1,60 @@
+"""Which PCI devices are GPUs, whose they are, and the number of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from affinityd.discovery import amd, nvidia
+from affinityd.discovery.nvml_report import NvmlReport
+from affinityd.discovery.pci import ACCELERATOR, DISPLAY, PciDevice
+from affinityd.discovery.tree import Tree
+from affinityd.topology import Gpu
+
+#: PCI vendor → what its GPUs are called, first in the topology's list; others' go by the digits.
+VENDORS = {"10de": nvidia.VENDOR, "1002": amd.VENDOR, "19e5": "huawei"}
+
+#: Whose displays compute; all others', a BMC's above all, only show.
+_COMPUTING_DISPLAYS = ("10de", "1002")
+
+
+def read_gpus(
+    tree: Tree,
+    devices: Sequence[PciDevice],
+    held: Mapping[str, nvidia.DriverGpu],
+    nvml: NvmlReport | None,
+) -> tuple[list[Gpu], list[str]]:
+    """Return the GPUs among the devices, which come in bus order, and notices for people.
+
+    NVIDIA's come first, then AMD's, Huawei's and all others', each by index. `held`: what NVIDIA's
+    driver holds. Their NUMA nodes are not looked for.
+    """
+    nvidias = nvidia.addresses(held, nvml)
+    groups: dict[str, list[PciDevice]] = {name: [] for name in VENDORS.values()}
+    for device in devices:
+        is_nvidias = device.address in nvidias
+        if (is_nvidias or _computes(device)) and not _is_given_away(tree, device):
+            groups.setdefault(nvidia.VENDOR if is_nvidias else _vendor(device), []).append(device)
+    from_nvidia, nvidia_notices = nvidia.count(groups.pop(nvidia.VENDOR), held, nvml)
+    from_amd, amd_notices = amd.count(tree, groups.pop(amd.VENDOR))
+    from_others = [
+        device.as_gpu(vendor, index)
+        for vendor, group in groups.items()
+        for index, device in enumerate(group)
+    ]
+    return [*from_nvidia, *from_amd, *from_others], nvidia_notices + amd_notices
+
+
+def _computes(device: PciDevice) -> bool:
+    return device.base_class == ACCELERATOR or (
+        device.base_class == DISPLAY and device.vendor in _COMPUTING_DISPLAYS
+    )
+
+
+def _vendor(device: PciDevice) -> str:
+    return VENDORS.get(device.vendor or "", device.vendor or "unknown")
+
+
+def _is_given_away(tree: Tree, device: PciDevice) -> bool:
+    """Whether a virtual machine may have the device: vfio-pci drives it, or a vendor's variant."""
+    driver = (tree.link(f"{device.folder}/driver") or "").rpartition("/")[2]
+    return driver.replace("_", "-").endswith("vfio-pci")

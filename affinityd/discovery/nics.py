@@ -1,0 +1,39 @@
+"""Network and InfiniBand adapters, and the names of their interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from affinityd.discovery.pci import NETWORK, PciDevice
+from affinityd.discovery.place import Locator
+from affinityd.discovery.tree import Tree
+from affinityd.topology import Nic
+
+#: PCI class, its first two bytes → what the adapter is.
+_KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}
+
+#: A hardware address in a name, as in enx001122334455.
+_ADDRESS_DIGITS = 12
+
+
+def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: Locator) -> Iterator[Nic]:
+    """Yield the adapters among the devices, in the devices' order."""
+    for device in devices:
+        if device.base_class == NETWORK:
+            yield Nic(
+                pci_bus_id=device.address,
+                numa_node=locator.locate(device)[0],
+                kind=_KINDS.get(device.class_code or 0, "network"),
+                names=tuple(
+                    name
+                    for kind in ("infiniband", "net")
+                    for name in tree.list(f"{device.folder}/{kind}", is_anonymous)
+                ),
+                pci_path=device.path,
+            )
+
+
+def is_anonymous(name: str) -> bool:
+    """Whether an interface's name carries no hardware address: a snapshot is to carry none."""
+    tail = name[-_ADDRESS_DIGITS:]
+    return len(tail) < _ADDRESS_DIGITS or any(digit not in "0123456789abcdef" for digit in tail)

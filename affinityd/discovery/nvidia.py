@@ -1,0 +1,134 @@
+"""NVIDIA's GPUs: what its driver tells in /proc, and the numbers that NVML gives them.
+
+Where NVML answers, its list is the list; else it is the bus's, in bus order, which is NVML's too.
+Source: the NVIDIA driver's README, "The /proc Interface".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from affinityd.cpuset import CpuSet
+from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
+from affinityd.discovery.pci import PciDevice, is_pci_address
+from affinityd.discovery.tree import Tree
+from affinityd.discovery.values import number, read_fields
+from affinityd.topology import Gpu, MigInstance
+
+VENDOR = "nvidia"
+
+DRIVER_GPUS = "proc/driver/nvidia/gpus"
+
+
+@dataclass(frozen=True)
+class DriverGpu:
+    """A GPU that the driver holds: /proc/driver/nvidia/gpus/ADDRESS/information."""
+
+    uuid: str | None = None  #: GPU UUID
+    minor: int | None = None  #: Device Minor
+    model: str | None = None  #: Model
+    excluded: bool = False  #: GPU Excluded: held back from CUDA and NVML by the driver's settings
+
+
+def read_driver(tree: Tree) -> Mapping[str, DriverGpu]:
+    """Return PCI address → what the driver tells of its GPU."""
+    return {
+        address: _driver_gpu(tree, address) for address in tree.list(DRIVER_GPUS, is_pci_address)
+    }
+
+
+def addresses(held: Mapping[str, DriverGpu], nvml: NvmlReport | None) -> set[str]:
+    """Return the PCI addresses that are NVIDIA's on its driver's or NVML's word."""
+    named = (gpu.pci_bus_id for gpu in (nvml and nvml.gpus) or ())
+    return {*held, *(address for address in named if address and is_pci_address(address))}
+
+
+def nearby(nvml: NvmlReport | None) -> Mapping[str, CpuSet]:
+    """Return PCI address → the CPUs near it by NVML's word, of the smallest scope known."""
+    return {
+        gpu.pci_bus_id: gpu.node_cpus or gpu.socket_cpus
+        for gpu in (nvml and nvml.gpus) or ()
+        if gpu.pci_bus_id
+    }
+
+
+def count(
+    devices: Sequence[PciDevice], held: Mapping[str, DriverGpu], nvml: NvmlReport | None
+) -> tuple[list[Gpu], list[str]]:
+    """Return NVIDIA's devices, which come in bus order, with their numbers, and notices for people.
+
+    `held`: what `read_driver` returned. `nvml`: None where it was not asked.
+    """
+    if nvml is not None and nvml.gpus is not None:
+        return _by_nvml(nvml.gpus, devices, held)
+    notices = []
+    if devices:
+        cause = nvml.error if nvml and nvml.error else "NVML was not asked"
+        notices.append(f"{cause}; NVIDIA's GPUs are numbered in PCI bus order")
+    astray = ", ".join(device.address for device in devices if device.address not in held)
+    if astray:
+        notices.append(f"NVIDIA's driver does not hold {astray}: no UUID and no minor are known")
+    known = [(device, held.get(device.address, DriverGpu())) for device in devices]
+    seen = [(device, driver) for device, driver in known if not driver.excluded]
+    gpus = [_gpu(NvmlGpu(index), device, driver) for index, (device, driver) in enumerate(seen)]
+    return gpus, notices
+
+
+def _by_nvml(
+    listed: Sequence[NvmlGpu], devices: Sequence[PciDevice], held: Mapping[str, DriverGpu]
+) -> tuple[list[Gpu], list[str]]:
+    """Join NVML's GPUs to the bus's by PCI address, and the lost ones by what is left."""
+    at = {device.address: device for device in devices}
+    named = {gpu.index: at[gpu.pci_bus_id] for gpu in listed if gpu.pci_bus_id in at}
+    lost = [gpu.index for gpu in listed if gpu.pci_bus_id is None]
+    left = [device for device in devices if device not in named.values()]
+    # Both are in bus order: where they are equally many, there is one way to pair them.
+    paired = dict(zip(lost, left, strict=True)) if len(lost) == len(left) else {}
+    found = named | paired
+    gpus = [
+        _gpu(gpu, found[gpu.index], held.get(found[gpu.index].address, DriverGpu()))
+        for gpu in listed
+        if gpu.index in found
+    ]
+    notices = list(_complaints(listed, found))
+    unlisted = ", ".join(device.address for device in left if device not in paired.values())
+    if unlisted:
+        notices.append(f"NVML does not list NVIDIA's {unlisted}: left out")
+    return gpus, notices
+
+
+def _gpu(gpu: NvmlGpu, device: PciDevice, driver: DriverGpu) -> Gpu:
+    """Return a GPU as NVML tells it; the driver fills in what that does not say."""
+    return replace(
+        device.as_gpu(VENDOR, gpu.index),
+        uuid=gpu.uuid or driver.uuid,
+        minor=driver.minor if gpu.minor is None else gpu.minor,
+        model=gpu.model or driver.model,
+        mig=tuple(MigInstance(uuid) for uuid in gpu.mig),
+    )
+
+
+def _complaints(listed: Sequence[NvmlGpu], found: Mapping[int, PciDevice]) -> Iterator[str]:
+    """Yield what NVML could not say about a GPU, and what was made of it."""
+    for gpu in listed:
+        name, error = f"NVIDIA GPU {gpu.index}", gpu.error or "NVML does not say where it is"
+        if gpu.index not in found:
+            yield f"{name}: {error}; left out: which PCI device it is is not known"
+        elif gpu.pci_bus_id is None:
+            address = found[gpu.index].address
+            yield f"{name}: {error}; taken to be {address}, which NVML does not name"
+        elif gpu.error:
+            yield f"{name} ({gpu.pci_bus_id}): {error}"
+
+
+def _driver_gpu(tree: Tree, address: str) -> DriverGpu:
+    names = ("Model", "GPU UUID", "Device Minor", "GPU Excluded")
+    fields = read_fields(tree, f"{DRIVER_GPUS}/{address}/information", *names)
+    uuid = fields.get("GPU UUID", "?")
+    return DriverGpu(
+        uuid=None if "?" in uuid else uuid,  # GPU-????????-… until somebody opens the device
+        minor=number(fields.get("Device Minor")),
+        model=fields.get("Model") or None,
+        excluded=fields.get("GPU Excluded") == "Yes",
+    )

@@ -1,0 +1,113 @@
+"""PCI devices: /sys/bus/pci/devices, only those that a plan asks about.
+
+Source: kernel `Documentation/ABI/testing/sysfs-bus-pci`; classes from the PCI Code and ID
+Assignment Specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from affinityd.discovery.tree import Tree
+from affinityd.topology import Gpu
+
+DEVICES = "sys/bus/pci/devices"
+
+#: Base classes: the first of a class's three bytes.
+NETWORK, DISPLAY, ACCELERATOR = 0x02, 0x03, 0x12
+
+_WANTED = (NETWORK, DISPLAY, ACCELERATOR)
+
+
+@dataclass(frozen=True)
+class PciDevice:
+    """A PCI function, as the kernel lists it."""
+
+    address: str  #: 0000:07:00.0
+    class_code: int | None = None  #: class >> 8: base class and subclass, 0x0302
+    vendor: str | None = None  #: vendor, four hex digits
+    device: str | None = None  #: device, four hex digits
+    path: tuple[str, ...] = ()  #: host bridge first, its parents, itself last
+
+    @property
+    def folder(self) -> str:
+        """Its folder in the tree."""
+        return f"{DEVICES}/{self.address}"
+
+    @property
+    def base_class(self) -> int | None:
+        """The first byte of its class."""
+        return None if self.class_code is None else self.class_code >> 8
+
+    @property
+    def pci_id(self) -> str | None:
+        """vendor:device, as lspci -n prints it."""
+        return f"{self.vendor}:{self.device}" if self.vendor and self.device else None
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """PCI bus order; a domain may have more than four digits."""
+        return bus_order(self.address)
+
+    def as_gpu(self, vendor: str, index: int) -> Gpu:
+        """Return the device as a GPU, with what the bus tells of it and no more."""
+        return Gpu(
+            index, vendor, self.address, numa_node=None, pci_id=self.pci_id, pci_path=self.path
+        )
+
+
+def read_devices(tree: Tree, known: Collection[str]) -> tuple[PciDevice, ...]:
+    """Read the network adapters, displays and accelerators, in bus order.
+
+    And the `known`: the addresses of devices that a driver holds, whatever their class; those that
+    the kernel does not list have nothing but their address.
+    """
+    addresses = {*tree.list(DEVICES, is_pci_address), *known}
+    devices = ((address, _class_code(tree, address)) for address in addresses)
+    wanted = (
+        PciDevice(
+            address,
+            code,
+            _hex(tree, address, "vendor"),
+            _hex(tree, address, "device"),
+            _path(tree.link(f"{DEVICES}/{address}") or ""),
+        )
+        for address, code in devices
+        if address in known or (code is not None and code >> 8 in _WANTED)
+    )
+    return tuple(sorted(wanted, key=lambda device: device.order))
+
+
+def bus_order(address: str) -> tuple[int, ...]:
+    """Return a PCI address as the numbers it is ordered by: domain, bus, device, function."""
+    return tuple(int(part, 16) for part in address.replace(".", ":").split(":"))
+
+
+def is_pci_address(name: str) -> bool:
+    """Whether a name is like 0000:07:00.0, with a domain of four digits or more."""
+    parts = name.replace(".", ":").split(":")
+    return [len(part) for part in parts[1:]] == [2, 2, 1] and all(
+        part and all(digit in "0123456789abcdef" for digit in part) for part in parts
+    )
+
+
+def _class_code(tree: Tree, address: str) -> int | None:
+    text = tree.read(f"{DEVICES}/{address}/class") or ""
+    try:
+        return int(text, 16) >> 8
+    except ValueError:
+        return None
+
+
+def _hex(tree: Tree, address: str, name: str) -> str | None:
+    """Read a file like `0x10de`."""
+    text = tree.read(f"{DEVICES}/{address}/{name}")
+    return text.removeprefix("0x").lower() if text else None
+
+
+def _path(link: str) -> tuple[str, ...]:
+    """Return the part of a device's link that is PCI: pci0000:17/0000:17:00.0/0000:18:00.0."""
+    parts = link.split("/")
+    start = next((place for place, part in enumerate(parts) if part.startswith("pci")), len(parts))
+    return tuple(parts[start:])

@@ -1,0 +1,138 @@
+"""The files of a machine: the running one's, a captured folder's, or an archive's.
+
+The root of the file system is an argument, so that any node can be replayed anywhere. Paths are
+relative to it: `sys/devices/system/cpu/online`.
+"""
+
+# ruff: noqa: PTH115, PTH119, PTH208 - pathlib costs more to import than a machine to read
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from affinityd.cpuset import PADDING
+from affinityd.errors import TreeError
+
+#: What every machine has, and nothing else: it tells a machine from a folder around one.
+MARK = "sys/devices/system/cpu"
+
+#: How many folders below a root a captured machine may lie.
+SEARCH_DEPTH = 3
+
+#: What an archive is called beyond its machine's name.
+ARCHIVE_SUFFIXES = (".tar.xz", ".tar.gz", ".tar.bz2", ".txz", ".tgz", ".tar")
+
+Keep = Callable[[str], bool]
+
+#: A pipe or device in a captured folder must not hold the reader up.
+_OPEN = os.O_RDONLY | os.O_NONBLOCK
+
+#: A kernel attribute is at most a page.
+_PAGE = 4096
+
+
+def every(_name: str) -> bool:
+    """Keep every name."""
+    return True
+
+
+class Tree(Protocol):
+    """Where discovery reads from. Nothing here raises: what cannot be read is missing."""
+
+    @property
+    def name(self) -> str:
+        """The machine's name: its host name, or what the folder or archive is called."""
+
+    @property
+    def live(self) -> bool:
+        """Whether this is the machine that we run on."""
+
+    def read(self, path: str, *beginnings: str) -> str | None:
+        """Return a file's text without the blanks and NULs around it; None if there is none.
+
+        With `beginnings`, only the lines that begin with one of them.
+        """
+
+    def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
+        """Return the names in a folder that are to be kept, sorted; () if there is no folder."""
+
+    def link(self, path: str) -> str | None:
+        """Return where a symbolic link points; None if it is none."""
+
+
+@dataclass(frozen=True)
+class FolderTree:
+    """A machine's files in a folder, or the running machine's in `/`."""
+
+    root: str  #: ends in a slash
+    name: str
+    live: bool = False
+
+    def read(self, path: str, *beginnings: str) -> str | None:
+        """See `Tree.read`."""
+        try:
+            descriptor = os.open(self.root + path, _OPEN)
+        except OSError:
+            return None
+        try:
+            return as_text(_read_all(descriptor), beginnings)
+        except OSError:  # a folder, a device that is gone, an attribute that refuses
+            return None
+        finally:
+            os.close(descriptor)
+
+    def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
+        """See `Tree.list`."""
+        try:
+            return tuple(sorted(filter(keep, os.listdir(self.root + path))))
+        except OSError:
+            return ()
+
+    def link(self, path: str) -> str | None:
+        """See `Tree.link`."""
+        try:
+            return os.readlink(self.root + path)
+        except OSError:
+            return None
+
+
+def tree_name(path: str) -> str:
+    """Return what a captured folder or archive is called: its machine's name."""
+    name = os.path.basename(path)
+    suffix = next((suffix for suffix in ARCHIVE_SUFFIXES if name.endswith(suffix)), "")
+    return name.removesuffix(suffix)
+
+
+def the_machine(root: str, found: Iterable[str]) -> str:
+    """Return the only machine that a root holds; raises TreeError where there is not just one."""
+    machines = sorted(found)
+    if not machines:
+        raise TreeError(
+            f"root {root!r} holds no machine: {MARK} is neither in it"
+            f" nor in a folder up to {SEARCH_DEPTH} below"
+        )
+    if len(machines) > 1:
+        raise TreeError(f"root {root!r} holds several machines; name one: {', '.join(machines)}")
+    return machines[0]
+
+
+def as_text(data: bytes, beginnings: tuple[str, ...]) -> str | None:
+    """Return a file's content as text, or those of its lines that are wanted; None if binary."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    if beginnings:
+        text = "\n".join(line for line in text.splitlines() if line.startswith(beginnings))
+    return text.strip(PADDING)
+
+
+def _read_all(descriptor: int) -> bytes:
+    data = chunk = os.read(descriptor, _PAGE)
+    while len(chunk) == _PAGE:
+        chunk = os.read(descriptor, _PAGE)
+        data += chunk
+    return data

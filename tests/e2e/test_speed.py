@@ -1,0 +1,14 @@
+"""What speed the daemon promises, measured beside a peer in the same run."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import answers
+
+pytestmark = pytest.mark.speed
+
+
+def test_a_remembered_answer_costs_little_more_than_a_raw_asgi_apps() -> None:
+    ratio = answers.measure(pairs=15, seconds=0.4)
+    assert ratio >= 0.8
