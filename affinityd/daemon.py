@@ -12,10 +12,10 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from affinityd import __version__, logs, nodefile
 from affinityd.api.app import create_app
-from affinityd.api.front import Front
 from affinityd.keeper import Keeper, Machine
 from affinityd.listening import BACKLOG, listen_tcp, listen_unix
 from affinityd.metrics import Metrics
@@ -72,8 +72,8 @@ async def _serve(settings: Settings, machine: Machine, sockets: Sequence[socket.
 class Server(uvicorn.Server):
     """uvicorn's, with the daemon's own signals: it ends with 0, and SIGHUP is no end."""
 
-    def __init__(self, app: Front) -> None:
-        """Take the app."""
+    def __init__(self, app: ASGIApp) -> None:
+        """Take what is to be served."""
         super().__init__(
             uvicorn.Config(
                 app,

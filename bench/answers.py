@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -22,9 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-import uvicorn
 import uvloop
+from starlette.types import Receive, Scope, Send
 
+from affinityd.daemon import Server
+from affinityd.listening import listen_unix
 from tests.machines.facts import machine
 from tests.machines.sysfs_tree import write_tree
 
@@ -33,35 +34,16 @@ CONNECTIONS = 8
 BODY_BYTES = 1100  #: about what QUERY's answer has
 
 
-async def raw_app(_scope: object, _receive: object, send: object) -> None:
+async def raw_app(_scope: Scope, _receive: Receive, send: Send) -> None:
     """Answer the same number of bytes to anything."""
-    await send(  # type: ignore[operator]
-        {
-            "type": "http.response.start",
-            "status": 200,
-            "headers": [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(BODY_BYTES).encode()),
-            ],
-        }
-    )
-    await send({"type": "http.response.body", "body": b"x" * BODY_BYTES})  # type: ignore[operator]
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % BODY_BYTES)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"x" * BODY_BYTES})
 
 
 def serve_raw(path: str) -> None:
-    """Serve `raw_app` with the daemon's own server options."""
-    config = uvicorn.Config(
-        raw_app,
-        uds=path,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-    )
-    uvloop.run(uvicorn.Server(config).serve())
+    """Serve `raw_app` as the daemon is served."""
+    uvloop.run(Server(raw_app).serve([listen_unix(Path(path)).socket]))
 
 
 async def ask(path: str, seconds: float) -> float:
@@ -129,7 +111,6 @@ def main() -> None:
     parser.add_argument("--raw", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.raw:
-        os.umask(0)
         serve_raw(arguments.raw)
     else:
         print(f"ratio {measure(arguments.pairs, arguments.seconds):.2f} (goal 0.8)")

@@ -17,7 +17,7 @@ MODULES = {
 
 #: Modules that import the packages of the daemon extra; all others are standard library only.
 OF_THE_EXTRA = {
-    "affinityd.daemon": {"uvicorn", "uvloop"},
+    "affinityd.daemon": {"starlette", "uvicorn", "uvloop"},
     "affinityd.metrics": {"prometheus_client"},
     "affinityd.discovery.nvml": {"pynvml"},
     "affinityd.api.app": {"fastapi", "starlette", "prometheus_client"},

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import NoReturn
 
 from affinityd.cli.parser import Parser
@@ -46,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
 
 def entry() -> NoReturn:
     """Run as a program."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a line shows a ?
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from affinityd.answer import Reply, render
 from affinityd.cli.machine import Machine
 from affinityd.cli.parser import Parser, add_settings, load_settings
-from affinityd.cpuset import format_list
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.plans import RankPlan
 from affinityd.request import FORMATS, PARAMETERS, parse_request
 from affinityd.service import Node, answer
@@ -45,8 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     machine = Machine(settings)
     machine.ask_drivers()
-    mask = frozenset(os.sched_getaffinity(0)) if machine.is_live else None
-    reply = answer(Node(machine.read(), settings.reserved_cpus), request, mask)
+    reply = answer(Node(machine.read(), settings.reserved_cpus), request, caller_mask(machine))
     if as_table:
         for line in _table(reply, explain=arguments.explain):
             print(line)
@@ -56,6 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
         for warning in reply.warnings:
             print(f"affinityd: {warning.code}: {warning.message}", file=sys.stderr)
     return 0
+
+
+def caller_mask(machine: Machine) -> CpuSet | None:
+    """Return this process's own mask; None on a replayed machine, where it means nothing."""
+    return frozenset(os.sched_getaffinity(0)) if machine.is_live else None
 
 
 def _table(reply: Reply, *, explain: bool) -> Iterator[str]:

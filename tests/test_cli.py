@@ -1,0 +1,179 @@
+"""The commands, as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from affinityd import __version__
+from affinityd.cli import COMMANDS, main
+from affinityd.request import FORMATS
+from tests.daemons import running
+from tests.machines.facts import machine
+from tests.machines.sysfs_tree import write_tree
+
+PROGRAM = [sys.executable, "-m", "affinityd"]
+DGX = ("--machine", "dgx-a100")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"affinityd {__version__}\n"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_plan_without_a_daemon_is_the_daemons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    with running(tmp_path, *DGX) as daemon:
+        for query in ("gpus=0,1&mode=socket", "gpus=3&visible=7,6,5,4&min_physical_cores=2"):
+            flags = [f"--{pair.replace('_', '-')}" for pair in query.split("&")]
+            assert main(["plan", *DGX, *flags, "--format", form]) == 0
+            assert capsys.readouterr().out == daemon.get(f"/plan?{query}&format={form}").text
+
+
+def test_reasons_come_when_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", *DGX, "--gpus", "0", "--reserved-cpus", "48"]
+    assert main(arguments) == 0
+    assert "reserved" not in capsys.readouterr().out
+    assert main([*arguments, "--explain"]) == 0
+    assert "CPUs 48 of node 3 are reserved" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "balanced", "strict"),
+    [
+        ([], True, False),
+        (["--strict"], True, True),
+        (["--strict", "false", "--balanced", "false"], False, False),
+        (["--balanced=no", "--strict=yes"], False, True),
+    ],
+)
+def test_a_switch_may_stand_alone_or_have_a_value(
+    capsys: pytest.CaptureFixture[str], flags: list[str], balanced: bool, strict: bool
+) -> None:
+    assert main(["plan", *DGX, *flags, "--format", "json"]) == 0
+    request = json.loads(capsys.readouterr().out)["request"]
+    assert (request["balanced"], request["strict"]) == (balanced, strict)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (
+            ["plan", *DGX, "--gpus", "8"],
+            1,
+            "affinityd plan: no GPU 8; visible are 0 (0000:07:00.0)",
+        ),
+        (["plan", *DGX, "--min-physical-cores", "9"], 1, "affinityd plan: rank 0 (GPU 0) would"),
+        (["plan", *DGX, "--mode", "fast"], 2, "affinityd plan: mode: 'fast' is not one of all,"),
+        (["plan", *DGX, "--gpus", "0", "--gpus", "1"], 2, "affinityd plan: gpus is given twice"),
+        (["plan", *DGX, "--gpu", "0"], 2, "affinityd plan: unrecognized arguments: --gpu 0"),
+        (["plan", "--machine", "cray-1"], 2, "affinityd plan: "),
+        (["plan", "--root", "/nowhere"], 2, "affinityd plan: root '/nowhere' cannot be opened"),
+        (["topology", "--format", "xml", *DGX], 2, "affinityd topology: argument --format"),
+        (["snapshot"], 2, "affinityd snapshot: the following arguments are required"),
+        (
+            ["snapshot", "-o", "/nowhere/node.tar"],
+            1,
+            "affinityd snapshot: /nowhere/node.tar cannot",
+        ),
+        (["snapshot", "-o", "node.zip"], 2, "affinityd snapshot: "),
+        (["plann"], 2, "affinityd: 'plann' is no command; there are serve, plan,"),
+        ([], 2, "affinityd: a command is missing; there are serve, plan,"),
+    ],
+)
+def test_what_is_wrong_is_one_line_on_stderr(arguments: list[str], code: int, line: str) -> None:
+    done = subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(line)
+    assert done.stderr.count("\n") == 1
+
+
+def test_warnings_go_to_stderr_so_that_the_answer_can_be_piped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", *DGX, "--gpus", "0", "--cpuset", "0-15", "--format", "cpulist"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "0-15\n"
+    assert captured.err.startswith("affinityd: remote_home: rank 0")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    done = subprocess.run([*PROGRAM, command, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"usage: affinityd {command}")
+    listed = subprocess.run([*PROGRAM, "--help"], capture_output=True, text=True, check=True).stdout
+    assert COMMANDS[command] in listed
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    pipe = f"'{sys.executable}' -m affinityd topology --machine dgx-a100 | head -n 1; echo done"
+    done = subprocess.run(["sh", "-c", pipe], capture_output=True, text=True, check=True)
+    assert (done.stdout.splitlines()[-1], done.stderr) == ("done", "")
+
+
+def test_a_terminal_that_has_no_box_characters_gets_a_tree_all_the_same() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    command = [*PROGRAM, "topology", "--machine", "mi250x"]
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0
+    assert b"NUMA node 3" in done.stdout
+
+
+def test_the_topology_as_json_is_the_daemons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write_tree(machine("mi250x"), tmp_path / "root")
+    assert main(["topology", "--root", str(tree), "--format", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    with running(tmp_path / "run", "--root", str(tree)) as daemon:
+        assert daemon.get("/topology").json["topology"] == printed
+
+
+def test_a_snapshot_of_this_machine_is_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = tmp_path / "node.tar.xz"
+    assert main(["topology", "--format", "json"]) == 0
+    here = json.loads(capsys.readouterr().out)
+    assert main(["snapshot", "-o", str(archive)]) == 0
+    assert main(["topology", "--root", str(archive), "--format", "json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)
+    assert replayed["name"] == "node"
+    assert {**replayed, "name": None} == {**here, "name": None}
+
+
+def test_a_snapshot_is_planned_on_as_the_node_it_is_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write_tree(machine("ascend-910b"), tmp_path / "root")
+    assert main(["snapshot", "--root", str(tree), "-o", str(tmp_path / "node.tar.gz")]) == 0
+    for root in (tree, tmp_path / "node.tar.gz"):
+        assert main(["plan", "--root", str(root), "--gpus", "0", "--format", "cpulist"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["144-155", "144-155"]
+
+
+def test_on_the_live_machine_the_callers_mask_is_what_is_planned_on() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    code = (
+        "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])});"
+        "from affinityd.cli.plan import caller_mask;"
+        "from affinityd.cli.machine import Machine; from affinityd.settings import Settings;"
+        "print(caller_mask(Machine(Settings())), caller_mask(Machine(Settings(machine='mi250x'))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(cpu)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"frozenset({{{cpu}}}) None\n"

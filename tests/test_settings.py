@@ -1,0 +1,125 @@
+"""Where settings come from, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from affinityd.cpuset import parse_list
+from affinityd.errors import InvalidRequestError
+from affinityd.settings import Settings, default_socket, load
+
+
+def settings(tmp_path: Path, *, flags: dict[str, str], env: dict[str, str], file: str) -> Settings:
+    path = tmp_path / "affinityd.conf"
+    path.write_text(file)
+    return load(flags, {**env, "AFFINITYD_CONFIG": os.fspath(path), "XDG_RUNTIME_DIR": "/run/me"})
+
+
+def test_a_flag_counts_before_a_variable_and_that_before_the_file(tmp_path: Path) -> None:
+    file = "AFFINITYD_LISTEN=10.0.0.3:3\nAFFINITYD_SOCKET=/file\nAFFINITYD_LOG_FORMAT=json\n"
+    env = {"AFFINITYD_LISTEN": "10.0.0.2:2", "AFFINITYD_SOCKET": "/variable"}
+    made = settings(tmp_path, flags={"listen": "10.0.0.1:1"}, env=env, file=file)
+    assert (made.listen, made.socket, made.log_format) == (("10.0.0.1", 1), "/variable", "json")
+
+
+def test_without_any_the_defaults_hold(tmp_path: Path) -> None:
+    made = settings(tmp_path, flags={}, env={}, file="")
+    assert (made.root, made.machine, made.listen) == ("/", None, ("127.0.0.1", 9465))
+    assert (made.reserved_cpus, made.log_format) == (frozenset(), "text")
+
+
+def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+    assert load({}, {"AFFINITYD_CONFIG": os.fspath(tmp_path / "none")}).root == "/"
+
+
+@pytest.mark.parametrize(
+    ("line", "cpus"),
+    [
+        ("AFFINITYD_RESERVED_CPUS=0,64", "0,64"),
+        ('AFFINITYD_RESERVED_CPUS="0,64"', "0,64"),
+        ("  AFFINITYD_RESERVED_CPUS='0-1'  ", "0-1"),
+        ("# AFFINITYD_RESERVED_CPUS=5", ""),
+        ("; AFFINITYD_RESERVED_CPUS=5", ""),
+        ("\n\nAFFINITYD_RESERVED_CPUS=", ""),
+        ("PATH=/bin\nAFFINITYD_RESERVED_CPUS=3", "3"),
+    ],
+    ids=["plain", "double quotes", "single quotes", "#", ";", "empty is not set", "others'"],
+)
+def test_the_file_is_a_systemd_environment_file(tmp_path: Path, line: str, cpus: str) -> None:
+    assert settings(tmp_path, flags={}, env={}, file=line).reserved_cpus == parse_list(cpus)
+
+
+def test_a_machine_by_flag_sets_a_root_by_variable_aside(tmp_path: Path) -> None:
+    env = {"AFFINITYD_ROOT": "/captured"}
+    made = settings(tmp_path, flags={"machine": "mi250x"}, env=env, file="")
+    assert (made.root, made.machine) == ("/", "mi250x")
+    other = settings(tmp_path, flags={"root": "/x"}, env={"AFFINITYD_MACHINE": "mi250x"}, file="")
+    assert (other.root, other.machine) == ("/x", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("none", None), ("[::1]:80", ("::1", 80)), ("node7:9465", ("node7", 9465)), ("a:0", ("a", 0))],
+)
+def test_a_tcp_address(tmp_path: Path, text: str, address: tuple[str, int] | None) -> None:
+    assert settings(tmp_path, flags={"listen": text}, env={}, file="").listen == address
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        (
+            "listen",
+            "9465",
+            "listen: '9465' is not HOST:PORT; write it like 127.0.0.1:9465, or none",
+        ),
+        ("listen", "host:x", "listen: 'host:x' is not HOST:PORT"),
+        ("listen", "host:65536", "listen: 'host:65536' is not HOST:PORT"),
+        ("listen", ":80", "listen: ':80' is not HOST:PORT"),
+        ("reserved_cpus", "0-", "reserved-cpus: '0-' is not a CPU number or range"),
+        ("log_format", "xml", "log-format: 'xml' is neither text nor json"),
+    ],
+)
+def test_a_wrong_value_is_quoted_with_what_would_be_right(
+    tmp_path: Path, name: str, text: str, line: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        settings(tmp_path, flags={name: text}, env={}, file="")
+    assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("A=1\nnonsense\n", ":2: 'nonsense' is not written as NAME=value"),
+        ("AFFINITYD_SOCKET='/open\n", ':1: "AFFINITYD_SOCKET=\'/open": No closing quotation'),
+    ],
+)
+def test_a_wrong_line_of_the_file_is_named(tmp_path: Path, file: str, line: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        settings(tmp_path, flags={}, env={}, file=file)
+    assert str(caught.value).endswith(line)
+
+
+def test_both_kinds_of_machine_at_once_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="give one of them"):
+        settings(tmp_path, flags={"root": "/", "machine": "mi250x"}, env={}, file="")
+
+
+@pytest.mark.parametrize(
+    ("user", "env", "path"),
+    [
+        (0, {"XDG_RUNTIME_DIR": "/run/user/0"}, "/run/affinityd/affinityd.sock"),
+        (1000, {"XDG_RUNTIME_DIR": "/somewhere"}, "/somewhere/affinityd.sock"),
+        (1000, {}, "/run/user/1000/affinityd.sock"),
+    ],
+    ids=["root", "a user's session", "a user without a session's variables"],
+)
+def test_where_the_socket_is(
+    monkeypatch: pytest.MonkeyPatch, user: int, env: dict[str, str], path: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert default_socket(env) == path
