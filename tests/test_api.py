@@ -81,7 +81,7 @@ REFUSALS = [
     ("gpus=8", 404, "no GPU 8; visible are 0 (0000:07:00.0), 1 (0000:0f:00.0)"),
     ("visible=", 404, "no GPU is visible to the caller"),
     ("gpus=0&min_physical_cores=99", 409, "min_physical_cores=8 would do"),
-    ("gpus=0&cpuset=0-15&strict=true", 409, "strict: rank 0's GPU 0000:07:00.0 is on NUMA node 3"),
+    ("gpus=0&cpuset=0-15&strict=true", 409, "strict: rank 0 has CPUs away from NUMA node 3"),
     ("gpus=0&cpuset=999", 409, "no CPU is allowed"),
 ]
 
