@@ -43,7 +43,8 @@ def _message(record: logging.LogRecord) -> str:
     if not record.exc_info:
         return record.getMessage()
     trace = logging.Formatter().formatException(record.exc_info)
-    return f"{record.getMessage()}: {' | '.join(trace.split())}"
+    lines = (line.strip() for line in trace.splitlines())
+    return f"{record.getMessage()}: {' | '.join(lines)}"
 
 
 def _printable(text: str) -> str:

@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 
 from affinityd import codec
-from affinityd.cpuset import format_list, parse_list
+from affinityd.cpuset import format_list
+from affinityd.jsonvalue import JsonValue
 from affinityd.service import Node
 
 NAME = "node.json"
@@ -39,15 +40,15 @@ def write(path: Path, node: Node) -> None:
 
 
 def read(path: Path) -> Node:
-    """Read a node back. Raises OSError; ValueError for what is no node of this version."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(data, dict) or data.get("version") != VERSION:
-        raise ValueError(f"{path} is not a node file of version {VERSION}")
-    try:
-        return Node(
-            topology=codec.from_dict(data["topology"]),
-            reserved=parse_list(data["settings"]["reserved_cpus"]),
-            generation=data["generation"],
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} lacks {error}") from None
+    """Read a node back. Raises OSError; ValueError, one line, for what is no node."""
+    data = JsonValue(json.loads(path.read_text(encoding="utf-8")), path.name)
+    if data["version"].number() != VERSION:
+        raise ValueError(f"{path.name} is of version {data['version'].value}, not {VERSION}")
+    generation = data["generation"].number()
+    if generation < 1:
+        raise ValueError(f"{path.name}.generation is {generation}; the first is 1")
+    return Node(
+        topology=codec.from_dict(data["topology"].value),
+        reserved=data["settings"]["reserved_cpus"].cpus(),
+        generation=generation,
+    )

@@ -1,0 +1,185 @@
+"""When the node is read anew. The machine is a stand-in here: it hangs and fails when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from affinityd import keeper as keeping
+from affinityd.errors import TreeError
+from affinityd.keeper import Keeper
+from affinityd.service import Node, Service
+from affinityd.topology import Topology
+from tests.machines.facts import machine
+
+SOON = 5.0
+
+
+class StandIn:
+    """A machine whose next reading, sentinels and faults a test sets."""
+
+    def __init__(self) -> None:
+        self.topology: Topology | None = machine("dgx-h100")
+        self.seen_online = "0-223"
+        self.seen_drivers = "550"
+        self.silent = False
+        self.asked = 0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def ask_drivers(self) -> None:
+        self.asked += 1
+        self.may_answer.wait(SOON)
+
+    def read(self) -> Topology:
+        if self.topology is None:
+            raise TreeError("no machine today")
+        return self.topology
+
+    def online(self) -> str:
+        return self.seen_online
+
+    def drivers(self) -> str:
+        return self.seen_drivers
+
+    def is_driver_silent(self) -> bool:
+        return self.silent
+
+
+def keep(story: Callable[[StandIn, Keeper, Service, list[Node]], Awaitable[None]]) -> None:
+    """Run a story beside a keeper that watches."""
+
+    async def run() -> None:
+        stand_in, service, told = StandIn(), Service(), list[Node]()
+        keeper = Keeper(service, stand_in, reserved=frozenset({0}), on_change=told.append)
+        watching = asyncio.create_task(keeper.watch())
+        await until(lambda: len(told) == 1)
+        await story(stand_in, keeper, service, told)
+        watching.cancel()
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def wait() -> None:
+        while not condition():  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(wait(), SOON)
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "DRIVER_CHECK_SECONDS", 0.02)
+
+
+def smaller(topology: Topology | None) -> Topology:
+    assert topology is not None
+    return replace(topology, cores=topology.cores[1:])
+
+
+def test_the_first_reading_has_the_drivers_answers_and_the_reserved_cpus() -> None:
+    async def story(stand_in: StandIn, _: Keeper, service: Service, told: list[Node]) -> None:
+        assert stand_in.asked == 1
+        assert service.node is told[0]
+        assert (service.node.generation, service.node.reserved) == (1, frozenset({0}))
+
+    keep(story)
+
+
+def test_a_cpu_that_goes_does_not_wait_for_a_driver_that_hangs() -> None:
+    async def story(stand_in: StandIn, keeper: Keeper, service: Service, _: list[Node]) -> None:
+        stand_in.may_answer.clear()
+        keeper.want_reading()
+        await until(lambda: stand_in.asked == 2)
+        stand_in.topology, stand_in.seen_online = smaller(stand_in.topology), "1-223"
+        await asyncio.wait_for(keeper.refresh(), 1)
+        assert service.node.generation == 2
+        stand_in.may_answer.set()
+
+    keep(story)
+
+
+def test_many_who_notice_one_change_read_it_once() -> None:
+    async def story(stand_in: StandIn, keeper: Keeper, _: Service, told: list[Node]) -> None:
+        stand_in.topology, stand_in.seen_online = smaller(stand_in.topology), "1-223"
+        await asyncio.gather(*(keeper.refresh() for _ in range(20)))
+        assert len(told) == 2
+        assert keeper.is_current()
+
+    keep(story)
+
+
+def test_a_reading_without_a_difference_is_no_generation() -> None:
+    async def story(stand_in: StandIn, keeper: Keeper, service: Service, told: list[Node]) -> None:
+        keeper.want_reading()
+        await until(lambda: stand_in.asked == 2)
+        await asyncio.sleep(0.05)
+        assert (service.node.generation, len(told)) == (1, 1)
+
+    keep(story)
+
+
+def test_a_machine_that_cannot_be_read_keeps_its_last_reading_until_it_can() -> None:
+    async def story(stand_in: StandIn, keeper: Keeper, service: Service, _: list[Node]) -> None:
+        before = stand_in.topology
+        stand_in.topology, stand_in.seen_online = None, "1-223"
+        await keeper.refresh()
+        assert service.node.topology == before
+        assert not keeper.is_current()
+        stand_in.topology = smaller(before)
+        await keeper.refresh()
+        assert service.node.topology == stand_in.topology
+
+    keep(story)
+
+
+def test_a_first_reading_that_fails_is_tried_again() -> None:
+    async def run() -> None:
+        stand_in, service = StandIn(), Service()
+        topology, stand_in.topology = stand_in.topology, None
+        keeper = Keeper(service, stand_in, reserved=frozenset(), on_change=lambda _: None)
+        watching = asyncio.create_task(keeper.watch())
+        await until(lambda: stand_in.asked >= 2)
+        assert service.known is None
+        stand_in.topology = topology
+        await until(lambda: service.known is not None)
+        watching.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_driver_that_changes_is_asked() -> None:
+    async def story(stand_in: StandIn, _: Keeper, __: Service, ___: list[Node]) -> None:
+        stand_in.seen_drivers = "560"
+        await until(lambda: stand_in.asked == 2)
+        await asyncio.sleep(0.1)
+        assert stand_in.asked == 2
+
+    keep(story)
+
+
+@pytest.mark.parametrize(("silent", "asked"), [(True, True), (False, False)])
+def test_only_a_driver_that_is_silent_is_asked_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, silent: bool, asked: bool
+) -> None:
+    monkeypatch.setattr(keeping, "DRIVER_RETRY_SECONDS", 0.05)
+
+    async def story(stand_in: StandIn, _: Keeper, __: Service, ___: list[Node]) -> None:
+        stand_in.silent = silent
+        await asyncio.sleep(0.3)
+        assert (stand_in.asked > 1) == asked
+
+    keep(story)
+
+
+def test_mig_instances_that_nobody_knows_make_one_reading_in_a_while() -> None:
+    async def story(stand_in: StandIn, keeper: Keeper, _: Service, __: list[Node]) -> None:
+        await asyncio.gather(*(keeper.seek_mig() for _ in range(10)))
+        assert stand_in.asked == 2
+
+    keep(story)
