@@ -13,7 +13,7 @@ from affinityd.service import Answer
 Key = tuple[bytes, bytes]
 
 MAX_ANSWERS = 4096
-MAX_QUERY = 2048  #: bytes; a longer query is planned each time rather than kept
+MAX_KEY = 2048  #: bytes; a longer question is planned each time rather than kept
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Front:
 
     def remember(self, key: Key, answer: Answer) -> None:
         """Keep an answer for the same question, for as long as there is room."""
-        if len(key[0]) <= MAX_QUERY:
+        if sum(map(len, key)) <= MAX_KEY:
             self._answers[key] = Remembered(
                 _start(answer),
                 {"type": "http.response.body", "body": answer.body},

@@ -64,7 +64,8 @@ def caller_mask(machine: Machine) -> CpuSet | None:
 
 def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
     options = reply.request.options
-    yield f"{reply.node}: {options.mode}, cores divided as {reply.plan.share} ({_allowed(reply)})"
+    allowed = format_list(reply.allowed)
+    yield f"{reply.node}: {options.mode}, share={reply.plan.share}, allowed CPUs {allowed}"
     rows = [_row(rank) for rank in reply.ranks]
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
     yield _aligned(COLUMNS, widths)
@@ -85,10 +86,6 @@ def _row(rank: RankPlan) -> tuple[str, ...]:
         str(rank.physical_cores),
         format_list(rank.cpus),
     )
-
-
-def _allowed(reply: Reply) -> str:
-    return f"allowed CPUs {format_list(reply.allowed)}"
 
 
 def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
