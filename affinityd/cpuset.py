@@ -5,7 +5,9 @@ Sources: cpuset(7) "Formats", taskset(1), kernel `lib/bitmap-str.c` (bitmap_pars
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+
+from affinityd.errors import quote
 
 CpuSet = frozenset[int]
 
@@ -25,9 +27,12 @@ def parse_list(text: str) -> CpuSet:
     set. Raises ValueError with one line that quotes the part that could not be read.
     """
     text = text.strip(PADDING)
-    if not text:
-        return frozenset()
-    return frozenset(cpu for part in text.split(",") for cpu in _parse_part(part.strip()))
+    cpus: list[int] = []
+    for part in text.split(",") if text else ():
+        cpus += _parse_part(part.strip())
+        if len(cpus) > MAX_CPUS:  # `0-65535,0-65535,…` must not take a minute
+            raise ValueError(f"the list names more than {MAX_CPUS} CPUs; name each once")
+    return frozenset(cpus)
 
 
 def format_list(cpus: Iterable[int]) -> str:
@@ -45,7 +50,9 @@ def parse_mask(text: str) -> CpuSet:
     """
     digits = text.strip(PADDING).replace(",", "").lower().removeprefix("0x")
     if not digits or any(digit not in "0123456789abcdef" for digit in digits):
-        raise ValueError(f"mask {text.strip()!r} is not hexadecimal; write it like ff or 0xff")
+        raise ValueError(
+            f"mask {quote(text.strip(PADDING))} is not hexadecimal; write it like ff or 0xff"
+        )
     if len(digits) * 4 > MAX_CPUS:
         raise ValueError(f"a mask of {len(digits)} digits names CPUs above {MAX_CPUS - 1}")
     bits = bin(int(digits, 16))[:1:-1]
@@ -57,7 +64,7 @@ def format_mask(cpus: Iterable[int]) -> str:
     return hex(sum(1 << cpu for cpu in set(cpus)))
 
 
-def _parse_part(part: str) -> Iterable[int]:
+def _parse_part(part: str) -> Sequence[int]:
     """Read `5`, `5-9`, `5-9:2` (every second) or `5-9:1/2` (the first one of every two)."""
     span, has_stride, stride = part.partition(":")
     low, is_range, high = span.partition("-")
@@ -65,8 +72,8 @@ def _parse_part(part: str) -> Iterable[int]:
     last = _number(high, part) if is_range else first
     take, step = _stride(stride, part) if has_stride else (1, 1)
     if last < first or not 1 <= take <= step:
-        raise ValueError(f"{part!r} is not a range of CPUs; {EXAMPLE}")
-    return (cpu for cpu in range(first, last + 1) if (cpu - first) % step < take)
+        raise ValueError(f"{quote(part)} is not a range of CPUs; {EXAMPLE}")
+    return [cpu for cpu in range(first, last + 1) if (cpu - first) % step < take]
 
 
 def _stride(stride: str, part: str) -> tuple[int, int]:
@@ -76,9 +83,9 @@ def _stride(stride: str, part: str) -> tuple[int, int]:
 
 def _number(text: str, part: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{part!r} is not a CPU number or range; {EXAMPLE}")
+        raise ValueError(f"{quote(part)} is not a CPU number or range; {EXAMPLE}")
     if len(text) > len(str(MAX_CPUS)) or int(text) >= MAX_CPUS:
-        raise ValueError(f"CPU number in {part!r} is too large; the largest is {MAX_CPUS - 1}")
+        raise ValueError(f"CPU number in {quote(part)} is too large; the largest is {MAX_CPUS - 1}")
     return int(text)
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.errors import InvalidRequestError, NoSuchGpuError, quote
 from affinityd.topology import Gpu, Topology
 from affinityd.visible import read_visible
 
@@ -51,7 +51,7 @@ def look(topology: Topology, granted: str | None, visible: str | None) -> Sight:
     """
     whole = tuple(Device(gpu) for gpu in topology.gpus)
     given = whole if granted is None else _grant(topology, granted)
-    nameable = tuple(_with_instances(given))
+    nameable = tuple(dict.fromkeys(_with_instances(given)))
     numbered = tuple(device for device in given if device.gpu.vendor == given[0].gpu.vendor)
     seen = read_visible(visible, numbered, nameable)
     return Sight(seen.devices, nameable, seen.by_name)
@@ -106,16 +106,19 @@ def _granted(topology: Topology, everything: tuple[Device, ...], entry: str) -> 
         for device in node.numbered:
             if getattr(device.gpu, field) == int(minor[2]):
                 return device
-        have = sorted(m for gpu in topology.gpus if (m := getattr(gpu, field)) is not None)
-        raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have or 'none'}")
+        minors = sorted(m for gpu in topology.gpus if (m := getattr(gpu, field)) is not None)
+        have = ", ".join(map(str, minors)) or "none"
+        raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
     if _INDEX.fullmatch(entry):
         numbered = tuple(d for d in node.numbered if d.gpu.vendor == topology.vendor)
         node = Sight(numbered, everything, by_name=False)
     try:
         return _chosen(node, entry)
+    except NoSuchGpuError as error:
+        raise NoSuchGpuError(f"granted: {error}") from None
     except InvalidRequestError:
         raise InvalidRequestError(
-            f"granted: {entry!r} is not a device; write a comma list of indices, UUIDs, "
+            f"granted: {quote(entry)} is not a device; write a comma list of indices, UUIDs, "
             "minor:N or drm:N, or none"
         ) from None
 
@@ -132,12 +135,13 @@ def _chosen(sight: Sight, entry: str) -> Device:
         found = [device for device in sight.nameable if (device.uuid or "").startswith(entry)]
     else:
         raise InvalidRequestError(
-            f"gpus: {entry!r} is not an index, UUID or PCI bus id; write them like 0,1 or "
+            f"gpus: {quote(entry)} is not an index, UUID or PCI bus id; write them like 0,1 or "
             "GPU-8a1f0c3e or 0000:07:00.0, or all alone"
         )
     if len(found) == 1:
         return found[0]
-    problem = f"{len(found)} GPUs begin with {entry}" if found else f"no GPU {entry}"
+    name = quote(entry)
+    problem = f"{len(found)} GPUs begin with {name}" if found else f"no GPU {name}"
     raise NoSuchGpuError(f"{problem}; {_present(sight)}")
 
 

@@ -7,7 +7,7 @@ partners that it brings along (cores of the same package that are near to no pla
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, cycle, zip_longest
 
 from affinityd.cpuset import CpuSet
 from affinityd.placement import usable
@@ -51,22 +51,25 @@ def with_partners(
     In each package the cores that are near to no home node are dealt round-robin, in core order,
     to the near ones.
     """
-    packages: dict[int | None, list[Core]] = {}
-    for core in usable(topology.cores, allowed):
-        packages.setdefault(core.package, []).append(core)
-    domains: dict[int | None, list[Bundle]] = {home: [] for home in homes}
-    for cores in packages.values():
-        near_cores = [core for core in cores if core.node in domains]
-        partners = [core for core in cores if core.node not in domains]
-        for bundle in deal(near_cores, partners):
-            domains[bundle[0].node].append(bundle)
-    return {home: tuple(bundles) for home, bundles in domains.items()}
+    cores = usable(topology.cores, allowed)
+    bundles = deal(
+        [core for core in cores if core.node in homes],
+        [core for core in cores if core.node not in homes],
+    )
+    return {home: tuple(bundle for bundle in bundles if bundle[0].node == home) for home in homes}
 
 
-def deal(near_cores: Sequence[Core], partners: Sequence[Core]) -> Domain:
-    """Deal partners round-robin to near cores."""
-    hands = len(near_cores)
-    return tuple((core, *partners[place::hands]) for place, core in enumerate(near_cores))
+def deal(near_cores: Iterable[Core], partners: Sequence[Core]) -> Domain:
+    """Deal partners round-robin to the near cores of their package."""
+    hands = [[core] for core in near_cores]
+    turns = {
+        package: cycle([hand for hand in hands if hand[0].package == package])
+        for package in {hand[0].package for hand in hands}
+    }
+    for core in partners:
+        if core.package in turns:
+            next(turns[core.package]).append(core)
+    return tuple(tuple(hand) for hand in hands)
 
 
 def rounds(bundles: Iterable[Bundle]) -> tuple[Core, ...]:

@@ -12,6 +12,14 @@ A message is one line that quotes what was wrong and says what would be right.
 
 from __future__ import annotations
 
+#: How much of a wrong value a message shows.
+SHOWN = 60
+
+
+def quote(text: str) -> str:
+    """Return a value as a message shows it: on one line, and no longer than a person reads."""
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
+
 
 class AffinityError(Exception):
     """Base of all that a caller can be told; `status` is HTTP's, `title` its short name."""

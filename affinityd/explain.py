@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from affinityd.cpuset import format_list
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.domains import socket
 from affinityd.modes import Mode
+from affinityd.placement import usable
 from affinityd.plans import Demand, Options, RankPlan, Warn
 from affinityd.topology import Core, Gpu, Topology
 
@@ -14,7 +16,7 @@ Hands = Mapping[int, tuple[Core, ...]]
 
 
 def reasons(
-    topology: Topology, demand: Demand, mode: Mode, rank: int, hands: Hands
+    topology: Topology, demand: Demand, mode: Mode, rank: int, hands: Hands, *, share: str
 ) -> Iterator[str]:
     """Yield why these CPUs, and what was left out for which cause."""
     gpu, cores = demand.gpus[rank], hands[rank]
@@ -23,6 +25,7 @@ def reasons(
     if home != gpu.numa_node:
         yield _home_choice(topology, demand, gpu, home)
     yield _division(topology, demand, rank, hands)
+    yield from _left_to_others(topology, demand, mode, home, hands, share=share)
     yield from _left_out(topology, demand, mode, cores, home)
 
 
@@ -59,15 +62,28 @@ def _division(topology: Topology, demand: Demand, rank: int, hands: Hands) -> st
     return f"{demand.options.mode}: {count(len(cores), 'core')} of the {total} of {where}{together}"
 
 
+def _left_to_others(
+    topology: Topology, demand: Demand, mode: Mode, home: int | None, hands: Hands, *, share: str
+) -> Iterator[str]:
+    if share == "node":
+        yield f"share=node: each GPU of {node_name(home)} has its own block, whoever asks"
+    elif mode.balances:
+        given = {core for cores in hands.values() for core in cores if core.node == home}
+        spare = len(usable(topology.node_cores[home], demand.allowed)) - len(given)
+        cause = "balanced" if demand.options.balanced else "an equal division"
+        if spare:
+            yield f"{cause} leaves {count(spare, 'core')} of {node_name(home)} unused"
+
+
 def _left_out(
     topology: Topology, demand: Demand, mode: Mode, cores: Sequence[Core], home: int | None
 ) -> Iterator[str]:
     options = demand.options
-    on_node = topology.cpus_of_node(home)
-    if reserved := on_node - demand.whole:
-        yield f"CPUs {format_list(reserved)} of {node_name(home)} are reserved"
-    if outside := (on_node & demand.whole) - demand.allowed:
-        yield f"CPUs {format_list(outside)} of {node_name(home)} are outside the cpuset"
+    place, cpus = _reach(topology, mode, options, home)
+    if reserved := cpus - demand.whole:
+        yield f"CPUs {format_list(reserved)} of {place} are reserved"
+    if outside := (cpus & demand.whole) - demand.allowed:
+        yield f"CPUs {format_list(outside)} of {place} are outside the cpuset"
     most = options.max_physical_cores
     if mode.counts and most is not None and len(cores) > most:
         yield f"max_physical_cores leaves out {count(len(cores) - most, 'core')}"
@@ -76,6 +92,26 @@ def _left_out(
         siblings = [cpu for core in cores for cpu in core.cpus[1:]]
         if siblings:
             yield f"single_logical leaves out the siblings {format_list(siblings)}"
+
+
+def _reach(
+    topology: Topology, mode: Mode, options: Options, home: int | None
+) -> tuple[str, CpuSet]:
+    """Return what a mode takes cores from, by name, and its CPUs."""
+    if mode.everywhere:
+        return "the machine", topology.online
+    if (mode.scope or options.scope) == "node":
+        return node_name(home), topology.cpus_of_node(home)
+    cores = (bundle[0] for bundle in socket(topology, home, topology.online))
+    return f"{node_name(home)}'s socket", frozenset(cpu for core in cores for cpu in core.cpus)
+
+
+def away(rank: RankPlan) -> str:
+    """Return the line for a remote rank."""
+    return (
+        f"rank {rank.rank} has CPUs away from NUMA node {rank.gpu.numa_node}, where its GPU "
+        f"{rank.gpu.index} is; its home is {node_name(rank.home_node)}"
+    )
 
 
 def too_few(demand: Demand, rank: int, hands: Hands, least: int) -> str:
@@ -104,26 +140,21 @@ def warnings(demand: Demand, mode: Mode, ranks: Iterable[RankPlan], share: str) 
             "a node has fewer allowed cores than GPUs: the cores were divided among the requested "
             "GPUs alone, and jobs on its other GPUs may be given the same ones",
         )
-    entries = Counter(gpu.pci_bus_id for gpu in demand.gpus)
+    entries = Counter(gpu.key for gpu in demand.gpus)
     for rank in ranks:
         gpu = rank.gpu
         if rank.locality == "remote":
-            yield Warn(
-                "remote_home",
-                f"rank {rank.rank} runs on {node_name(rank.home_node)}, away from GPU "
-                f"{gpu.index} on NUMA node {gpu.numa_node}",
-                rank.rank,
-            )
+            yield Warn("remote_home", away(rank), rank.rank)
         if rank.locality == "unknown":
             yield Warn(
                 "unknown_locality",
                 f"rank {rank.rank}: the machine does not say on which NUMA node GPU {gpu.index} is",
                 rank.rank,
             )
-        if entries[gpu.pci_bus_id] > 1:
+        if entries[gpu.key] > 1:
             yield Warn(
                 "shared_gpu",
-                f"rank {rank.rank} is one of {entries[gpu.pci_bus_id]} ranks on GPU {gpu.index}",
+                f"rank {rank.rank} is one of {entries[gpu.key]} ranks on GPU {gpu.index}",
                 rank.rank,
             )
 
@@ -140,7 +171,8 @@ def _ignored(options: Options, mode: Mode) -> Iterator[Warn]:
     for name, is_heeded in heeded.items():
         value = getattr(options, name)
         if not is_heeded and value != getattr(defaults, name):
-            yield Warn("parameter_ignored", f"{name}={value} means nothing to mode {options.mode}")
+            shown = str(value).lower()  # a boolean as it is written
+            yield Warn("parameter_ignored", f"{name}={shown} means nothing to mode {options.mode}")
 
 
 def node_name(number: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from affinityd.cpuset import CpuSet
@@ -45,10 +45,10 @@ def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list
     return [homes[rank] for rank in range(len(gpus))]
 
 
-def locality(topology: Topology, gpu: Gpu, home: int | None) -> str:
-    """Return "local", "remote" or "unknown": where a home node is, seen from a rank's GPU."""
+def locality(topology: Topology, gpu: Gpu, nodes: Collection[int | None]) -> str:
+    """Return "local", "remote" or "unknown": where nodes are, all of them, seen from a GPU."""
     if len(topology.nodes_with_cpus) == 1:
         return "local"
     if gpu.numa_node is None:
         return "unknown"
-    return "local" if gpu.numa_node == home else "remote"
+    return "local" if all(node == gpu.numa_node for node in nodes) else "remote"

@@ -43,8 +43,8 @@ def plan(topology: Topology, demand: Demand) -> Plan:
     by_gpu = _by_gpu(topology, demand, mode) if _shares_node(demand, mode) else ()
     groups = by_gpu or _by_home(topology, demand, mode)
     hands = dict(_split(groups, demand.options, mode))
-    ranks = tuple(_rank_plans(topology, demand, mode, hands))
     share = "node" if by_gpu else "requested"
+    ranks = tuple(_rank_plans(topology, demand, mode, hands, share=share))
     if demand.options.strict:
         _refuse_remote(ranks)
     return Plan(ranks, share, tuple(explain.warnings(demand, mode, ranks, share)))
@@ -66,7 +66,7 @@ def _by_gpu(topology: Topology, demand: Demand, mode: Mode) -> tuple[Group, ...]
         scope=mode.scope or options.scope,
         balanced=mode.balances and options.balanced,
     )
-    ranks_of = _grouped(gpu.pci_bus_id for gpu in demand.gpus)
+    ranks_of = _grouped(gpu.key for gpu in demand.gpus)
     if not ranks_of.keys() <= blocks.keys():
         return ()
     return tuple(Group(ranks, blocks[gpu]) for gpu, ranks in ranks_of.items())
@@ -101,7 +101,12 @@ def _split(
 
 
 def _rank_plans(
-    topology: Topology, demand: Demand, mode: Mode, hands: Mapping[int, tuple[Core, ...]]
+    topology: Topology,
+    demand: Demand,
+    mode: Mode,
+    hands: Mapping[int, tuple[Core, ...]],
+    *,
+    share: str,
 ) -> Iterator[RankPlan]:
     options = demand.options
     least = options.min_physical_cores if mode.counts else 1
@@ -112,16 +117,17 @@ def _rank_plans(
         if len(hands[rank]) < least:
             raise UnsatisfiableError(explain.too_few(demand, rank, hands, least))
         gpu, home = demand.gpus[rank], cores[0].node
+        nodes = {core.node for core in cores} if mode.everywhere else {home}
         yield RankPlan(
             rank=rank,
             gpu=gpu,
             cpus=_cpus(cores, options),
             physical_cores=len(cores),
             home_node=home,
-            locality=locality(topology, gpu, home),
+            locality=locality(topology, gpu, nodes),
             memory_node=topology.memory_node(home),
             threads=max(1, len(cores) // max(holders[core.cpus[0]] for core in cores)),
-            reasons=tuple(explain.reasons(topology, demand, mode, rank, hands)),
+            reasons=tuple(explain.reasons(topology, demand, mode, rank, hands, share=share)),
         )
 
 
@@ -133,11 +139,7 @@ def _cpus(cores: Iterable[Core], options: Options) -> CpuSet:
 def _refuse_remote(ranks: Iterable[RankPlan]) -> None:
     for rank in ranks:
         if rank.locality == "remote":
-            raise UnsatisfiableError(
-                f"strict: rank {rank.rank}'s GPU {rank.gpu.pci_bus_id} is on NUMA node "
-                f"{rank.gpu.numa_node}, where no CPU is allowed; the nearest allowed ones are on "
-                f"node {rank.home_node}"
-            )
+            raise UnsatisfiableError(f"strict: {explain.away(rank)}; strict=false would allow it")
 
 
 def _grouped(keys: Iterable[K]) -> dict[K, tuple[int, ...]]:

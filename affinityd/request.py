@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.errors import InvalidRequestError
+from affinityd.errors import InvalidRequestError, quote
 from affinityd.modes import MODES
 from affinityd.plans import Options
 
 MAX_ENTRIES = 256
+MAX_NUMBER = 2**31
+MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs takes 20,000
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell")
 
 _BOOLEANS = {
@@ -51,13 +53,13 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
     for name, text in pairs:
         parameter = PARAMETERS.get(name)
         if parameter is None:
-            raise InvalidRequestError(f"unknown parameter {name!r}; {_suggestion(name)}")
+            raise InvalidRequestError(f"unknown parameter {quote(name)}; {_suggestion(name)}")
         if name in values:
             raise InvalidRequestError(f"{name} is given twice; give it once")
         if not text.strip() and not parameter.may_be_empty:
             raise InvalidRequestError(f"{name} is empty; give it a value or leave it out")
         try:
-            values[name] = parameter.read(text)
+            values[name] = parameter.read(_plain(text))
         except ValueError as error:
             raise InvalidRequestError(f"{name}: {error}") from None
     options = Options(**{name: values.pop(name) for name in _OPTION_NAMES & values.keys()})
@@ -75,28 +77,39 @@ def _suggestion(name: str) -> str:
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(PARAMETERS)}"
 
 
+def _plain(text: str) -> str:
+    """Return a value that can be read in no time and answered as JSON."""
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"{len(text)} characters are too many; the most is {MAX_LENGTH}")
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise ValueError(f"{quote(text)} is not text: it has a NUL or what is no UTF-8")
+    return text
+
+
 def _one_of(*choices: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in choices:
-            raise ValueError(f"{text!r} is not one of {', '.join(choices)}")
+            raise ValueError(f"{quote(text)} is not one of {', '.join(choices)}")
         return text
 
     return read
 
 
 def _mode(text: str) -> str:
-    return _one_of(*MODES)(text.replace("-", "_"))
+    name = text.replace("-", "_")
+    return name if name in MODES else _one_of(*MODES)(text)
 
 
 def _boolean(text: str) -> bool:
     if text.lower() not in _BOOLEANS:
-        raise ValueError(f"{text!r} is neither true nor false")
+        raise ValueError(f"{quote(text)} is neither true nor false")
     return _BOOLEANS[text.lower()]
 
 
 def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(2**31)) and int(text)):
-        raise ValueError(f"{text!r} is not a whole number of at least 1")
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NUMBER))
+    if not is_number or not 1 <= int(text) <= MAX_NUMBER:
+        raise ValueError(f"{quote(text)} is not a whole number from 1 to {MAX_NUMBER}")
     return int(text)
 
 
@@ -105,7 +118,7 @@ def _entries(text: str) -> tuple[str, ...]:
     if len(entries) > MAX_ENTRIES:
         raise ValueError(f"{len(entries)} entries are too many; the most is {MAX_ENTRIES}")
     if "" in entries:
-        raise ValueError(f"{text!r} has an empty entry; write it like 0,1")
+        raise ValueError(f"{quote(text)} has an empty entry; write it like 0,1")
     return entries
 
 
@@ -114,7 +127,7 @@ def _gpus(text: str) -> tuple[str, ...] | None:
     if entries == ("all",):
         return None
     if "all" in entries:
-        raise ValueError(f"{text!r}: all stands alone, not in a list")
+        raise ValueError(f"{quote(text)}: all stands alone, not in a list")
     return entries
 
 
@@ -122,14 +135,16 @@ def _ranks(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted(parse_list(text)))
     except ValueError:
-        raise ValueError(f"{text!r} is not a list of ranks; write it like 0,1 or 0-3") from None
+        raise ValueError(
+            f"{quote(text)} is not a list of ranks; write it like 0,1 or 0-3"
+        ) from None
 
 
 def _granted(text: str) -> str:
     return ",".join(_entries(text))
 
 
-_INTEGER = {"type": "integer", "minimum": 1, "maximum": 2**31}
+_INTEGER = {"type": "integer", "minimum": 1, "maximum": MAX_NUMBER}
 _DEFAULTS = Options()
 
 PARAMETERS = {

@@ -17,8 +17,8 @@ from affinityd.topology import Gpu, Topology
 
 def gpu_blocks(
     topology: Topology, whole: CpuSet, allowed: CpuSet, *, scope: str, balanced: bool
-) -> Mapping[str, Domain]:
-    """Return each GPU's block, as far as `allowed` leaves it, by PCI bus id.
+) -> Mapping[tuple[str, int], Domain]:
+    """Return each GPU's block, as far as `allowed` leaves it, by its key.
 
     `whole` is online less reserved. A GPU is missing if its node has fewer allowed cores than GPUs.
     """
@@ -35,7 +35,7 @@ def gpu_blocks(
     smallest = min(len(block) for cut in cuts.values() for block in cut)
     keep = smallest if balanced else None
     return {
-        gpu.pci_bus_id: block
+        gpu.key: block
         for home, gpus in tenants.items()
         for gpu, block in zip(
             gpus,

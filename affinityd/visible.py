@@ -16,6 +16,8 @@ UUID_KINDS = ("GPU-", "MIG-")
 ROCM_ORDER = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 ULONG_MAX = 2**64 - 1
+#: More digits than ULONG_MAX has: a number cut down to so many is still above it.
+ENOUGH_DIGITS = 21
 
 _STRTOUL = re.compile(r"\s*([+-]?)([0-9]+)", re.ASCII)
 
@@ -85,7 +87,7 @@ def _strtoul(entry: str) -> int:
     if match is None:
         return -1
     sign, digits = match[1], match[2].lstrip("0") or "0"
-    number = int(digits) if len(digits) < len(str(ULONG_MAX)) else ULONG_MAX
+    number = min(int(digits[:ENOUGH_DIGITS]), ULONG_MAX)
     return -number if sign == "-" else number
 
 

@@ -1,0 +1,51 @@
+"""Asking for a plan as a caller does: parameters by name, each a text."""
+
+from __future__ import annotations
+
+from affinityd.answer import Reply
+from affinityd.cpuset import format_list, parse_list
+from affinityd.errors import AffinityError
+from affinityd.request import parse_request
+from affinityd.service import Node, answer
+from affinityd.topology import Topology
+
+
+def ask(
+    topology: Topology, *, reserved: str = "", mask: str | None = None, **parameters: str
+) -> Reply:
+    """Return the reply to a request; `reserved` and the caller's `mask` are cpulists."""
+    return answer(
+        Node(topology, parse_list(reserved)),
+        parse_request(parameters.items()),
+        None if mask is None else parse_list(mask),
+    )
+
+
+def try_to_ask(
+    topology: Topology, *, reserved: str = "", **parameters: str
+) -> Reply | AffinityError:
+    """Return the reply, or why there is none."""
+    try:
+        return ask(topology, reserved=reserved, **parameters)
+    except AffinityError as error:
+        return error
+
+
+def is_one_short_line(error: AffinityError) -> bool:
+    """Return whether an error can be shown as it is."""
+    return str(error).isprintable() and 0 < len(str(error)) < 500
+
+
+def cpulists(reply: Reply) -> list[str]:
+    """Return each rank's CPUs."""
+    return [format_list(rank.cpus) for rank in reply.ranks]
+
+
+def homes(reply: Reply) -> list[int | None]:
+    """Return each rank's home node."""
+    return [rank.home_node for rank in reply.ranks]
+
+
+def codes(reply: Reply) -> list[str]:
+    """Return the codes of the warnings."""
+    return [warning.code for warning in reply.warnings]
