@@ -16,6 +16,7 @@ from affinityd.placement import home_nodes, locality
 from affinityd.plans import Demand, Options, Plan, RankPlan
 from affinityd.sharing import gpu_blocks
 from affinityd.topology import Core, Topology
+from affinityd.warn import warnings
 
 K = TypeVar("K")
 
@@ -47,7 +48,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
     ranks = tuple(_rank_plans(topology, demand, mode, hands, share=share))
     if demand.options.strict:
         _refuse_remote(ranks)
-    return Plan(ranks, share, tuple(explain.warnings(demand, mode, ranks, share)))
+    return Plan(ranks, share, tuple(warnings(demand, mode, ranks, share)))
 
 
 def _shares_node(demand: Demand, mode: Mode) -> bool:
@@ -113,6 +114,7 @@ def _rank_plans(
     most = options.max_physical_cores if mode.counts else None
     cut = {rank: cores[:most] for rank, cores in sorted(hands.items())}
     holders = Counter(core.cpus[0] for cores in cut.values() for core in cores)
+    reasons = explain.Reasons(topology, demand, mode, hands, share=share)
     for rank, cores in cut.items():
         if len(hands[rank]) < least:
             raise UnsatisfiableError(explain.too_few(demand, rank, hands, least))
@@ -127,7 +129,7 @@ def _rank_plans(
             locality=locality(topology, gpu, nodes),
             memory_node=topology.memory_node(home),
             threads=max(1, len(cores) // max(holders[core.cpus[0]] for core in cores)),
-            reasons=tuple(explain.reasons(topology, demand, mode, rank, hands, share=share)),
+            reasons=tuple(reasons.of(rank)),
         )
 
 
