@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -121,8 +121,3 @@ _WRITERS: dict[str, Callable[[Reply], Iterator[str]]] = {
 def render(reply: Reply, format_name: str) -> str:
     """Return a plan in one of the request's formats, ended by a newline."""
     return "".join(f"{line}\n" for line in _WRITERS[format_name](reply))
-
-
-def entries_of(count: int, asked: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the GPUs asked for; where that is all, their indices."""
-    return tuple(map(str, range(count))) if asked is None else tuple(asked)

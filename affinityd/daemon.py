@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from affinityd import __version__, logs, nodefile
 from affinityd.api.app import create_app
 from affinityd.keeper import Keeper, Machine
-from affinityd.listening import BACKLOG, listen_tcp, listen_unix
+from affinityd.listening import BACKLOG, ListenError, listen_tcp, listen_unix
 from affinityd.metrics import Metrics
 from affinityd.notify import notify
 from affinityd.service import Node, Service
@@ -37,8 +37,11 @@ def run(settings: Settings, machine: Machine) -> None:
 
 @contextlib.contextmanager
 def _listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
+    path = Path(settings.socket)
+    if path.name == nodefile.NAME:
+        raise ListenError(f"socket: {path} is where the node file is to be; give another name")
     tcp = [listen_tcp(*settings.listen)] if settings.listen else []
-    unix = listen_unix(Path(settings.socket))
+    unix = listen_unix(path)
     try:
         yield [unix.socket, *tcp]
     finally:
@@ -52,7 +55,7 @@ async def _serve(settings: Settings, machine: Machine, sockets: Sequence[socket.
         service,
         machine,
         reserved=settings.reserved_cpus,
-        on_change=lambda node: _publish(node, node_file),
+        on_change=Publisher(node_file).publish,
     )
     server = Server(create_app(service, keeper, Metrics(lambda: service.known)))
     loop = asyncio.get_running_loop()
@@ -100,21 +103,33 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _publish(node: Node, node_file: Path) -> None:
-    """Tell clients, the service manager and the log what the node is now."""
-    topology = node.topology
-    state = (
-        f"{topology.name}: {len(topology.online)} CPUs, {len(topology.nodes)} NUMA nodes, "
-        f"{len(topology.gpus)} GPUs"
-    )
-    log.info("%s (generation %d)", state, node.generation)
-    for notice in topology.notices:
-        log.warning("%s", notice)
-    try:
-        nodefile.write(node_file, node)
-    except OSError as error:
-        log.warning("%s could not be written: %s", node_file, error.strerror)
-    notify(f"READY=1\nSTATUS={state}")
+class Publisher:
+    """Tells clients, the service manager and the log what the node is now."""
+
+    def __init__(self, node_file: Path) -> None:
+        """Take where node.json is to be."""
+        self._node_file = node_file
+        self._told: tuple[str, ...] = ()  # a notice is news once
+
+    def publish(self, node: Node) -> None:
+        """Tell of a new reading."""
+        topology = node.topology
+        state = (
+            f"{topology.name}: {len(topology.online)} CPUs, {len(topology.nodes)} NUMA nodes, "
+            f"{len(topology.gpus)} GPUs"
+        )
+        log.info("%s (generation %d)", state, node.generation)
+        for notice in topology.notices:
+            if notice not in self._told:
+                log.warning("%s", notice)
+        self._told = topology.notices
+        if topology.online <= node.reserved:
+            log.warning("every online CPU is reserved: no plan can be made")
+        try:
+            nodefile.write(self._node_file, node)
+        except OSError as error:
+            log.warning("%s could not be written: %s", self._node_file, error.strerror)
+        notify(f"READY=1\nSTATUS={state}")
 
 
 def _address(listener: socket.socket) -> str:

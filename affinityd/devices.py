@@ -8,7 +8,7 @@ cgroup granted, and what the vendor's variable makes visible. Sources: CUDA C++ 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from affinityd.errors import InvalidRequestError, NoSuchGpuError, quote
@@ -38,7 +38,7 @@ class Device:
 class Sight:
     """What a caller sees."""
 
-    numbered: tuple[Device, ...]  #: by the caller's index
+    numbered: Mapping[int, Device]  #: by the caller's index, ascending
     nameable: tuple[Device, ...]  #: by UUID or PCI bus id
     by_name: bool  #: the numbering comes from a list of UUIDs, so its order is certain
 
@@ -49,10 +49,13 @@ def look(topology: Topology, granted: str | None, visible: str | None) -> Sight:
     Both are the request's values, None where it has none. Raises InvalidRequestError for a
     malformed grant, NoSuchGpuError for one of a device that is not here.
     """
-    whole = tuple(Device(gpu) for gpu in topology.gpus)
-    given = whole if granted is None else _grant(topology, granted)
+    if granted is None:
+        given = tuple(Device(gpu) for gpu in topology.gpus)
+        numbered = _by_index(topology)
+    else:
+        given = _grant(topology, granted)
+        numbered = dict(enumerate(d for d in given if d.gpu.vendor == given[0].gpu.vendor))
     nameable = tuple(dict.fromkeys(_with_instances(given)))
-    numbered = tuple(device for device in given if device.gpu.vendor == given[0].gpu.vendor)
     seen = read_visible(visible, numbered, nameable)
     return Sight(seen.devices, nameable, seen.by_name)
 
@@ -63,11 +66,11 @@ def choose(sight: Sight, entries: Sequence[str] | None) -> tuple[Device, ...]:
     Raises InvalidRequestError for an entry that is no index, UUID or PCI bus id, NoSuchGpuError
     for one that names nothing the caller sees.
     """
-    if entries is None and not sight.numbered:
+    if entries is not None:
+        return tuple(_chosen(sight, entry) for entry in entries)
+    if not sight.numbered:
         raise NoSuchGpuError(f"no GPU is visible to the caller; {_present(sight)}")
-    if entries is None:
-        return sight.numbered
-    return tuple(_chosen(sight, entry) for entry in entries)
+    return tuple(sight.numbered.values())
 
 
 def is_ambiguous(sight: Sight, entries: Sequence[str] | None) -> bool:
@@ -91,6 +94,12 @@ def names_unknown_mig(topology: Topology, *texts: str | None) -> bool:
     return any(not any(uuid.startswith(name) for uuid in known) for name in named)
 
 
+def _by_index(topology: Topology) -> Mapping[int, Device]:
+    """Return the node's own numbering, in which a GPU that is lost leaves a gap."""
+    own = (gpu for gpu in topology.gpus if gpu.vendor == topology.vendor)
+    return {gpu.index: Device(gpu) for gpu in own}
+
+
 def _grant(topology: Topology, granted: str) -> tuple[Device, ...]:
     if granted.strip() == "none":
         raise NoSuchGpuError("granted=none: the caller was given no GPU")
@@ -100,20 +109,15 @@ def _grant(topology: Topology, granted: str) -> tuple[Device, ...]:
 
 
 def _granted(topology: Topology, everything: tuple[Device, ...], entry: str) -> Device:
-    node = Sight(tuple(d for d in everything if d.mig is None), everything, by_name=False)
     if minor := _MINOR.fullmatch(entry):
         field = "minor" if minor[1] == "minor" else "render_minor"
-        for device in node.numbered:
-            if getattr(device.gpu, field) == int(minor[2]):
-                return device
-        minors = sorted(m for gpu in topology.gpus if (m := getattr(gpu, field)) is not None)
-        have = ", ".join(map(str, minors)) or "none"
+        at = {getattr(gpu, field): Device(gpu) for gpu in topology.gpus}
+        if int(minor[2]) in at:
+            return at[int(minor[2])]
+        have = ", ".join(str(number) for number in sorted(at.keys() - {None})) or "none"
         raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
-    if _INDEX.fullmatch(entry):
-        numbered = tuple(d for d in node.numbered if d.gpu.vendor == topology.vendor)
-        node = Sight(numbered, everything, by_name=False)
     try:
-        return _chosen(node, entry)
+        return _chosen(Sight(_by_index(topology), everything, by_name=False), entry)
     except NoSuchGpuError as error:
         raise NoSuchGpuError(f"granted: {error}") from None
     except InvalidRequestError:
@@ -125,7 +129,7 @@ def _granted(topology: Topology, everything: tuple[Device, ...], entry: str) -> 
 
 def _chosen(sight: Sight, entry: str) -> Device:
     if _INDEX.fullmatch(entry):
-        if int(entry) < len(sight.numbered):
+        if int(entry) in sight.numbered:
             return sight.numbered[int(entry)]
         raise NoSuchGpuError(f"no GPU {entry}; {_present(sight)}")
     if pci := _PCI.fullmatch(entry):
@@ -156,8 +160,12 @@ def _with_instances(devices: Sequence[Device]) -> Iterator[Device]:
 def _present(sight: Sight) -> str:
     if not sight.nameable:
         return "this machine has none"
-    seen = ", ".join(
-        f"{index} ({device.mig or device.gpu.pci_bus_id})"
-        for index, device in enumerate(sight.numbered)
+    if not sight.numbered:
+        return f"by name there are {', '.join(map(_name, sight.nameable))}"
+    return "visible are " + ", ".join(
+        f"{index} ({_name(device)})" for index, device in sight.numbered.items()
     )
-    return f"visible are {seen}" if seen else "none is visible by index"
+
+
+def _name(device: Device) -> str:
+    return device.mig or device.gpu.pci_bus_id

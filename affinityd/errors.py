@@ -21,6 +21,11 @@ def quote(text: str) -> str:
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
 
 
+def one_line(text: str) -> str:
+    """Return a text that takes one line and does nothing to a terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 class AffinityError(Exception):
     """Base of all that a caller can be told; `status` is HTTP's, `title` its short name."""
 

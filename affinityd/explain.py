@@ -87,7 +87,7 @@ class Reasons:
         if reserved := cpus - demand.whole:
             yield f"CPUs {format_list(reserved)} of {place} are reserved"
         if outside := (cpus & demand.whole) - demand.allowed:
-            yield f"CPUs {format_list(outside)} of {place} are outside the cpuset"
+            yield f"CPUs {format_list(outside)} of {place} are outside the cpuset or mask"
 
     def _reach(self, home: int | None) -> tuple[str, CpuSet]:
         """Return what the mode takes cores from, by name, and its CPUs."""

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ def listen_unix(path: Path) -> UnixListener:
     """
     if len(os.fsencode(path)) > MAX_PATH:
         raise ListenError(f"socket: {path} is longer than the {MAX_PATH} bytes that Linux takes")
+    if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
+        raise ListenError(f"socket: {path} is there and is no socket; give another by --socket")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _make_folder(path.parent)
@@ -70,9 +73,10 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter from a name that can be no host's
+        cause = getattr(error, "strerror", None) or "not a host name"
         raise ListenError(
-            f"listen: {host}:{port}: {error.strerror}; give another by --listen HOST:PORT, or none"
+            f"listen: {host}:{port}: {cause}; give another by --listen HOST:PORT, or none"
         ) from None
     return listener
 

@@ -6,13 +6,15 @@ import json
 import logging
 from datetime import datetime, timezone
 
+from affinityd.errors import one_line
+
 
 class TextFormatter(logging.Formatter):
     """LEVEL message; the time is the journal's business."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
-        return f"{record.levelname.lower()}: {_printable(_message(record))}"
+        return f"{record.levelname.lower()}: {one_line(_message(record))}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -36,7 +38,8 @@ def configure(log_format: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # What a client does wrong it is told; a line for each would let it fill the log.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -45,7 +48,3 @@ def _message(record: logging.LogRecord) -> str:
     trace = logging.Formatter().formatException(record.exc_info)
     lines = (line.strip() for line in trace.splitlines())
     return f"{record.getMessage()}: {' | '.join(lines)}"
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from affinityd import devices
-from affinityd.answer import Reply, entries_of, render
+from affinityd.answer import Reply, render
+from affinityd.cache import Cache
 from affinityd.cpuset import CpuSet
 from affinityd.errors import InvalidRequestError, NotReadyError
 from affinityd.planner import plan
@@ -15,8 +15,13 @@ from affinityd.plans import Demand, Plan, Warn
 from affinityd.request import MAX_ENTRIES, Request
 from affinityd.topology import Topology
 
-CACHED_PLANS = 1024
+CACHED_BYTES = 16 * 1024 * 1024  #: of answers; each has its question's objects beside it
+ENTRY_BYTES = 4096  #: what an entry weighs besides its answer, about
 MEDIA_TYPES = {"json": "application/json"}
+
+
+#: A request, the format of its answer, and the caller's mask.
+Question = tuple[Request, str, CpuSet | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +48,8 @@ class Service:
 
     def __init__(self, node: Node | None = None) -> None:
         self._node = node
-        self._answer = lru_cache(maxsize=CACHED_PLANS)(self._make)
-        self._forgetters: list[Callable[[], None]] = [self._answer.cache_clear]
+        self._answers: Cache[Question, Answer] = Cache(CACHED_BYTES)
+        self._forgetters: list[Callable[[], None]] = [self._answers.clear]
 
     @property
     def known(self) -> Node | None:
@@ -73,7 +78,12 @@ class Service:
 
         Raises AffinityError, whose kind says why there is none.
         """
-        return self._answer(request, format_name, mask)
+        question = (request, format_name, mask)
+        answer = self._answers.get(question)
+        if answer is None:
+            answer = self._make(request, format_name, mask)
+            self._answers.put(question, answer, len(answer.body) + ENTRY_BYTES)
+        return answer
 
     def _make(self, request: Request, format_name: str, mask: CpuSet | None) -> Answer:
         reply = answer(self.node, request, mask)
@@ -104,7 +114,7 @@ def answer(node: Node, request: Request, mask: CpuSet | None = None) -> Reply:
         node=topology.name,
         generation=node.generation,
         request=request,
-        entries=entries_of(len(chosen), request.gpus),
+        entries=request.gpus or tuple(map(str, sight.numbered)),
         allowed=whole & cpuset,
         source=source,
         plan=_with_ambiguity(made, sight, request),

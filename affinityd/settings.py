@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.errors import InvalidRequestError
+from affinityd.errors import InvalidRequestError, quote
 
 FILE = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
@@ -38,11 +38,12 @@ def load(flags: Mapping[str, str | None], environ: Mapping[str, str] = os.enviro
 
     Raises InvalidRequestError with one line that names the value and where it comes from.
     """
-    layers = [
-        {name: value for name in NAMES if (value := flags.get(name)) is not None},
-        _variables(environ),
-        _variables(_read_file(Path(environ.get("AFFINITYD_CONFIG", FILE)))),
-    ]
+    given = {name: value for name in NAMES if (value := flags.get(name)) is not None}
+    for name, value in given.items():
+        if not value:
+            raise InvalidRequestError(f"--{name.replace('_', '-')} is empty; give it a value")
+    in_file = _read_file(Path(environ.get("AFFINITYD_CONFIG") or FILE))
+    layers = [given, _variables(environ), _variables(in_file)]
     if "root" in layers[0] and "machine" in layers[0]:
         raise InvalidRequestError("--root and --machine both name a machine; give one of them")
     machine_layer = next((layer for layer in layers if layer.keys() & {"root", "machine"}), {})
@@ -71,37 +72,47 @@ def _variables(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_file(path: Path) -> dict[str, str]:
+    """Read the file's assignments; one that is not there has none."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        if not path.is_file() and path.exists():
+            raise InvalidRequestError(f"{path} is not a file")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{path} is not UTF-8") from None
     return dict(
         _assignment(line, f"{path}:{number}")
-        for number, line in enumerate(lines, start=1)
+        for number, line in enumerate(text.split("\n"), start=1)
         if line.strip() and not line.lstrip().startswith(("#", ";"))
     )
 
 
 def _assignment(line: str, place: str) -> tuple[str, str]:
-    name, equals, value = line.partition("=")
+    name, equals, value = (part.strip() for part in line.partition("="))
+    shown = quote(line.strip())
+    if not equals or not name.isidentifier():
+        raise InvalidRequestError(f"{place}: {shown} is not written as NAME=value")
+    setting = name.removeprefix(PREFIX).lower()
+    if name.startswith(PREFIX) and setting not in NAMES:
+        known = ", ".join(PREFIX + known.upper() for known in NAMES)
+        raise InvalidRequestError(f"{place}: {quote(name)} is no setting; there are {known}")
     try:
-        words = shlex.split(value, comments=False)
+        return name, " ".join(shlex.split(value))
     except ValueError as error:
-        raise InvalidRequestError(f"{place}: {line.strip()!r}: {error}") from None
-    if not equals:
-        raise InvalidRequestError(f"{place}: {line.strip()!r} is not written as NAME=value")
-    return name.strip(), " ".join(words)
+        raise InvalidRequestError(f"{place}: {shown}: {error}") from None
 
 
 def _listen(text: str) -> tuple[str, int] | None:
     if text == "none":
         return None
     host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdigit() and int(port[:6]) <= MAX_PORT):
+    is_port = port.isascii() and port.isdigit() and len(port) <= len(str(MAX_PORT))
+    if not (colon and host and is_port and int(port) <= MAX_PORT):
         raise InvalidRequestError(
-            f"listen: {text!r} is not HOST:PORT; write it like {DEFAULT_LISTEN}, or none"
+            f"listen: {quote(text)} is not HOST:PORT; write it like {DEFAULT_LISTEN}, or none"
         )
     return host.strip("[]"), int(port)
 
@@ -115,5 +126,5 @@ def _cpus(text: str) -> CpuSet:
 
 def _log_format(text: str) -> str:
     if text not in {"text", "json"}:
-        raise InvalidRequestError(f"log-format: {text!r} is neither text nor json")
+        raise InvalidRequestError(f"log-format: {quote(text)} is neither text nor json")
     return text

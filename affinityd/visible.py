@@ -7,7 +7,7 @@ HIP_VISIBLE_DEVICES indexes what is left, written `ROCR_VISIBLE_DEVICES=…;HIP_
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
@@ -37,20 +37,20 @@ D = TypeVar("D", bound=Named)
 class Seen(Generic[D]):
     """The devices that a list leaves visible, in its order."""
 
-    devices: tuple[D, ...]
+    devices: Mapping[int, D]  #: by the index that the process knows them by
     by_name: bool  #: the list is one of UUIDs
 
 
-def read_visible(value: str | None, numbered: Sequence[D], nameable: Sequence[D]) -> Seen[D]:
+def read_visible(value: str | None, numbered: Mapping[int, D], nameable: Sequence[D]) -> Seen[D]:
     """Return what a variable's value leaves visible; None: unset, so all of `numbered`.
 
     Indices count in `numbered`, UUIDs name any of `nameable`.
     """
-    seen = Seen(tuple(numbered), by_name=False)
+    seen = Seen(numbered, by_name=False)
     for part in _lists(value):
-        devices = _read_list(part, seen.devices, nameable)
-        seen = Seen(devices, by_name=seen.by_name or part.startswith(UUID_KINDS))
-        nameable = devices
+        nameable = _read_list(part, seen.devices, nameable)
+        by_name = seen.by_name or part.startswith(UUID_KINDS)
+        seen = Seen(dict(enumerate(nameable)), by_name=by_name)
     return seen
 
 
@@ -65,20 +65,20 @@ def _lists(value: str | None) -> Iterator[str]:
         yield value
 
 
-def _read_list(value: str, numbered: Sequence[D], nameable: Sequence[D]) -> tuple[D, ...]:
+def _read_list(value: str, numbered: Mapping[int, D], nameable: Sequence[D]) -> tuple[D, ...]:
     entries = value.split(",")
     kind = next((kind for kind in UUID_KINDS if value.startswith(kind)), None)
     if kind is not None:
         return tuple(_named(entries, kind, nameable))
-    return tuple(numbered[index] for index in _indices(entries, len(numbered)))
+    return tuple(numbered[index] for index in _indices(entries, numbered))
 
 
-def _indices(entries: Sequence[str], present: int) -> list[int]:
+def _indices(entries: Sequence[str], present: Collection[int]) -> list[int]:
     """Return a list's indices: it ends at the first that is unreadable, negative or not here."""
     numbers = list(takewhile(lambda number: number >= 0, map(_strtoul, entries)))
     if len(set(numbers)) < len(numbers):
         return []
-    return list(takewhile(lambda number: number < present, numbers))
+    return list(takewhile(lambda number: number in present, numbers))
 
 
 def _strtoul(entry: str) -> int:

@@ -19,6 +19,6 @@ settings.register_profile(
     derandomize=True,  # the same examples everywhere: what passes here passes in CI
 )
 settings.register_profile(
-    "long", max_examples=5000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "long", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -191,7 +191,7 @@ def test_a_plan_as_json_is_one_line_of_its_document() -> None:
 
 def test_a_value_beyond_ascii_is_written_as_it_is() -> None:
     reply = ask(made({0: "0-3"}), visible="0 ünïcode")
-    assert json.loads(render(reply, "json").encode())["request"]["visible"] == "0 ünïcode"
+    assert '"visible": "0 ünïcode"' in render(reply, "json")
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,12 @@ def test_a_refusal_is_one_clear_line(daemon: Daemon, query: str, status: int, li
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nowhere", 404), ("POST", "/plan", 405), ("DELETE", "/topology", 405)],
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", "/plan/?gpus=0", 404),
+        ("POST", "/plan", 405),
+        ("DELETE", "/topology", 405),
+    ],
 )
 def test_what_is_not_served_is_a_problem_too(
     daemon: Daemon, method: str, path: str, status: int

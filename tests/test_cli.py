@@ -89,6 +89,17 @@ def test_a_switch_may_stand_alone_or_have_a_value(
             "affinityd snapshot: /nowhere/node.tar cannot",
         ),
         (["snapshot", "-o", "node.zip"], 2, "affinityd snapshot: "),
+        (
+            ["plan", *DGX, "--format", "table", "--format", "json"],
+            2,
+            "affinityd plan: format: 'table' is not one of json,",
+        ),
+        (
+            ["plan", *DGX, "--x\n\x1b[31my"],
+            2,
+            "affinityd plan: unrecognized arguments: --x\\n\\x1b",
+        ),
+        (["topology", "--machine", ""], 2, "affinityd topology: --machine is empty"),
         (["plann"], 2, "affinityd: 'plann' is no command; there are serve, plan,"),
         ([], 2, "affinityd: a command is missing; there are serve, plan,"),
     ],
@@ -107,6 +118,23 @@ def test_warnings_go_to_stderr_so_that_the_answer_can_be_piped(
     captured = capsys.readouterr()
     assert captured.out == "0-15\n"
     assert captured.err.startswith("affinityd: remote_home: rank 0")
+
+
+@pytest.mark.parametrize("gpus", ["0", "99"], ids=["a warning", "an error"])
+def test_where_stderr_is_closed_nothing_of_it_gets_into_the_answer(gpus: str) -> None:
+    plan = f"'{sys.executable}' -m affinityd plan --machine dgx-a100 --cpuset 0 --format cpulist"
+    done = subprocess.run(
+        ["sh", "-c", f"{plan} --gpus {gpus} 2>&-"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ("0\n" if gpus == "0" else "")
+
+
+def test_an_answer_that_cannot_be_written_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [*PROGRAM, "topology", *DGX]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "affinityd: the answer could not be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -105,8 +105,8 @@ DEVICES = tuple(_Device(index, uuid) for index, uuid in enumerate(VISIBLE["uuids
 
 @pytest.mark.parametrize("case", VISIBLE["cases"], ids=lambda case: repr(case["visible"]))
 def test_a_visible_device_list_is_read_as_by_the_driver(case: Case) -> None:
-    seen = read_visible(case["visible"], DEVICES, DEVICES)
-    assert [device.index for device in seen.devices] == case["devices"]
+    seen = read_visible(case["visible"], dict(enumerate(DEVICES)), DEVICES)
+    assert [device.index for device in seen.devices.values()] == case["devices"]
 
 
 def test_all_48_visible_device_lists_are_compared() -> None:

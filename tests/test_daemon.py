@@ -168,9 +168,69 @@ def test_a_disk_that_is_full_costs_the_node_file_not_the_answers(
         assert sorted(path.name for path in tmp_path.glob(".node.json.*")) == []
 
 
+@pytest.mark.parametrize("kind", ["a file", "a folder", "a link"])
+def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "precious"
+    if kind == "a folder":
+        path.mkdir()
+    else:
+        (tmp_path / "other").write_text("data")
+        path.symlink_to("other") if kind == "a link" else path.write_text("data")
+    before = path.lstat()
+    daemon = spawn(tmp_path, "--machine", "dgx-h100", "--socket", str(path))
+    assert daemon.process.wait(PATIENCE) == 1
+    assert [line for line in daemon.lines if "is there and is no socket" in line] == daemon.lines
+    assert path.lstat() == before
+
+
+def test_a_reserved_machine_says_that_it_cannot_plan(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", "mi250x", "--reserved-cpus", "0-127") as daemon:
+        assert any("every online CPU is reserved" in line for line in daemon.lines)
+        assert daemon.get("/plan?gpus=0").status == 409
+
+
+def test_a_notice_is_logged_once_not_at_each_reading(tmp_path: Path, tree: Path) -> None:
+    with running(tmp_path, "--root", str(tree)) as daemon:
+        before = [line for line in daemon.lines if line.startswith("warning:")]
+        (tree / ONLINE).write_text("0-47,50-255\n")
+        assert daemon.plan("gpus=0")["generation"] == 2
+        assert before == [line for line in daemon.lines if line.startswith("warning:")]
+        assert before
+
+
+def test_an_online_file_that_is_none_does_not_end_the_daemon(tmp_path: Path, tree: Path) -> None:
+    (tree / ONLINE).unlink()
+    (tree / ONLINE).mkdir()
+    with running(tmp_path, "--root", str(tree)) as daemon:
+        assert daemon.plan("gpus=0&mode=node")["cpulist"] == "48-63,176-191"
+
+
+def test_many_large_answers_take_no_more_than_their_room(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", "dgx-a100") as daemon:
+        gpus = ",".join(["0"] * 200)
+
+        def ask(numbers: range) -> int:
+            for number in numbers:
+                query = f"gpus={gpus}&mode=socket&cpuset=0-255:2&max_physical_cores={number}"
+                assert daemon.get(f"/plan?{query}").status == 200
+            status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+            return int(status.split("VmRSS:")[1].split()[0])  # kB
+
+        first = ask(range(1, 101))
+        assert ask(range(101, 301)) < first + 25_000
+
+
 @pytest.mark.parametrize(
     ("arguments", "env", "line"),
     [
+        (["--socket", "node.json"], {}, "node.json is where the node file is to be"),
+        (["--socket", "/"], {}, "socket: / is there and is no socket"),
+        (["--socket", ""], {}, "--socket is empty; give it a value"),
+        (["--machine", ""], {}, "--machine is empty; give it a value"),
+        (["--listen", ".:9558"], {}, "listen: .:9558: "),
+        (["--listen", "a" * 300 + ":9558"], {}, ":9558: "),
+        (["--listen", "h:0065536"], {}, "is not HOST:PORT"),
+        ([], {"AFFINITYD_CONFIG": "/dev/zero"}, "/dev/zero is not a file"),
         (["--root", "/nowhere"], {}, "/nowhere"),
         (["--machine", "cray-1"], {}, "cray-1"),
         (["--root", "/", "--machine", "mi250x"], {}, "--root and --machine both name a machine"),

@@ -132,7 +132,7 @@ def test_indices_count_by_vendor(parameters: dict[str, str], vendor: str) -> Non
         pytest.param(
             machine("mixed-models"),
             {"gpus": "0000:00:00.0", "visible": ""},
-            "no GPU '0000:00:00.0'; none is visible by index",
+            "no GPU '0000:00:00.0'; by name there are 0000:3b:00.0, 0000:af:00.0",
             id="a PCI bus id without a GPU",
         ),
         pytest.param(
@@ -192,7 +192,7 @@ def test_indices_count_by_vendor(parameters: dict[str, str], vendor: str) -> Non
         pytest.param(
             machine("mixed-models"),
             {"visible": ""},
-            "no GPU is visible to the caller; none is visible by index",
+            "no GPU is visible to the caller; by name there are 0000:3b:00.0, 0000:af:00.0",
             id="none visible",
         ),
         pytest.param(
@@ -306,3 +306,13 @@ def test_a_gpu_in_a_high_pci_domain_is_named_as_sysfs_and_nvml_name_it() -> None
 )
 def test_an_unknown_mig_instance_is_noticed(texts: list[str | None], unknown: bool) -> None:
     assert names_unknown_mig(EIGHT, *texts) == unknown
+
+
+def test_a_gpu_that_is_lost_leaves_a_gap_in_the_numbers_not_another_gpu() -> None:
+    whole = machine("dgx-a100")
+    without = replace(whole, gpus=tuple(gpu for gpu in whole.gpus if gpu.index != 1))
+    for parameters in ({"gpus": "2"}, {"granted": "2"}, {"visible": "2"}):
+        assert [rank.gpu.index for rank in ask(without, **parameters).ranks] == [2]
+    assert ask(without).entries == ("0", "2", "3", "4", "5", "6", "7")
+    with pytest.raises(NoSuchGpuError, match=r"no GPU 1; visible are 0 \(0000:07:00.0\), 2"):
+        ask(without, gpus="1")

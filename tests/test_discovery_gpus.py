@@ -233,7 +233,7 @@ def test_a_gpu_that_only_nvml_knows_has_no_more_than_nvml_says(tmp_path: Path) -
         pytest.param(
             device(A, "0x038000", "0x1002"),
             None,
-            f"AMD's KFD does not list {A}: numbered last, in PCI bus order",
+            f"AMD's KFD lists no GPU (is amdgpu loaded?): {A} are numbered in PCI bus order",
             id="no KFD",
         ),
     ],

@@ -155,3 +155,13 @@ def test_no_more_is_read_than_a_plan_needs(tmp_path: Path) -> None:
 
 def test_the_machine_at_hand_has_the_cpus_that_the_kernel_counts() -> None:
     assert len(discover(open_tree("/"), None).online) == os.cpu_count()
+
+
+def test_names_with_control_characters_reach_nobody(tmp_path: Path) -> None:
+    whole = machine("mi250x")
+    tree = write_tree(whole, tmp_path / "na\udcffme\x1b")
+    device = tree / f"sys/bus/pci/devices/{whole.gpus[0].pci_bus_id}"
+    (device / "product_name").write_text("MI\x1b]0;owned\x07\n250")
+    read = discover(open_tree(str(tree)), None)
+    assert read.name == "na?me?"
+    assert read.gpus[0].model == "MI?]0;owned??250"

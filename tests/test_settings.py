@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
-from affinityd.settings import Settings, default_socket, load
+from affinityd.settings import NAMES, Settings, default_socket, load
 
 
 def settings(tmp_path: Path, *, flags: dict[str, str], env: dict[str, str], file: str) -> Settings:
@@ -45,8 +45,13 @@ def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
         ("; AFFINITYD_RESERVED_CPUS=5", ""),
         ("\n\nAFFINITYD_RESERVED_CPUS=", ""),
         ("PATH=/bin\nAFFINITYD_RESERVED_CPUS=3", "3"),
+        ("\ufeffAFFINITYD_RESERVED_CPUS=48", "48"),
+        ("# a form feed\fAFFINITYD_RESERVED_CPUS=5", ""),
     ],
-    ids=["plain", "double quotes", "single quotes", "#", ";", "empty is not set", "others'"],
+    ids=[
+        *("plain", "double quotes", "single quotes", "#", ";", "empty is not set", "others'"),
+        *("a byte order mark", "a comment ends at its line's end"),
+    ],
 )
 def test_the_file_is_a_systemd_environment_file(tmp_path: Path, line: str, cpus: str) -> None:
     assert settings(tmp_path, flags={}, env={}, file=line).reserved_cpus == parse_list(cpus)
@@ -95,6 +100,12 @@ def test_a_wrong_value_is_quoted_with_what_would_be_right(
     ("file", "line"),
     [
         ("A=1\nnonsense\n", ":2: 'nonsense' is not written as NAME=value"),
+        ("export AFFINITYD_ROOT=/\n", ":1: 'export AFFINITYD_ROOT=/' is not written as NAME=value"),
+        (
+            "AFFINITYD_MACHIN=mi250x\n",
+            ":1: 'AFFINITYD_MACHIN' is no setting; there are "
+            + ", ".join(f"AFFINITYD_{name.upper()}" for name in NAMES),
+        ),
         ("AFFINITYD_SOCKET='/open\n", ':1: "AFFINITYD_SOCKET=\'/open": No closing quotation'),
     ],
 )

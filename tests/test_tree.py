@@ -242,3 +242,21 @@ def test_a_damaged_archive_is_read_or_refused_but_never_a_traceback(
         tree = open_tree(str(path))
         tree.read(f"{CPUS}/online")
         tree.list("sys")
+
+
+def test_a_file_without_an_end_is_read_only_so_far(tmp_path: Path) -> None:
+    (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(3 * 1024**3)
+    tree = open_tree(str(tmp_path))
+    assert tree.read("endless") == ""
+    assert tree.read("sparse") == ""
+
+
+def test_a_member_whose_name_is_longer_than_any_path_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "deep.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("sys/devices/system/cpu/online", "a/" * 60_000 + "b"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    assert open_tree(str(path)).list("") == ("sys",)

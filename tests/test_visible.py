@@ -21,11 +21,13 @@ class Named:
 GPUS = (Named("GPU-aa01"), Named("GPU-aa02"), Named("GPU-bb03"), Named(None))
 INSTANCES = (Named("MIG-cc04"), Named("MIG-cc05"))
 EVERYTHING = (*GPUS, *INSTANCES)
+NUMBERED = dict(enumerate(GPUS))
 
 
 def seen(value: str | None) -> list[int]:
     """Return the devices that a value leaves, by their place in EVERYTHING."""
-    return [EVERYTHING.index(device) for device in read_visible(value, GPUS, EVERYTHING).devices]
+    devices = read_visible(value, NUMBERED, EVERYTHING).devices.values()
+    return [EVERYTHING.index(device) for device in devices]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,13 @@ def test_a_list_is_read_as_by_the_driver(value: str | None, expected: list[int])
     ],
 )
 def test_a_numbering_by_name_is_told_from_one_by_index(value: str | None, by_name: bool) -> None:
-    assert read_visible(value, GPUS, EVERYTHING).by_name == by_name
+    assert read_visible(value, NUMBERED, EVERYTHING).by_name == by_name
+
+
+def test_an_index_that_a_lost_gpu_has_left_ends_the_list() -> None:
+    gap = {0: GPUS[0], 2: GPUS[2]}
+    assert list(read_visible("2,0", gap, EVERYTHING).devices.values()) == [GPUS[2], GPUS[0]]
+    assert list(read_visible("0,1,2", gap, EVERYTHING).devices.values()) == [GPUS[0]]
 
 
 def by_hand(value: str) -> list[int]:

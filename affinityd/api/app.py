@@ -56,6 +56,7 @@ def create_app(service: Service, keeper: Keeper, metrics: Metrics) -> Front:
         # Their pages would load scripts from elsewhere, which a compute node cannot reach.
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name whatever host the request did
     )
     front = Front(app, is_current=keeper.is_current, counter=metrics.counter)
     service.on_swap(front.forget)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from affinityd.cache import Cache
 from affinityd.service import Answer
 
 Key = tuple[bytes, bytes]
 
-MAX_ANSWERS = 4096
-MAX_KEY = 2048  #: bytes; a longer question is planned each time rather than kept
+MAX_BYTES = 16 * 1024 * 1024  #: of answers and their questions
+ENTRY_BYTES = 1024  #: what an entry weighs besides, about
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Front:
         self._app = app
         self._is_current = is_current
         self._counter = counter
-        self._answers: OrderedDict[Key, Remembered] = OrderedDict()
+        self._answers: Cache[Key, Remembered] = Cache(MAX_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI has it."""
@@ -53,15 +53,11 @@ class Front:
         await self._app(scope, receive, send)
 
     def remember(self, key: Key, answer: Answer) -> None:
-        """Keep an answer for the same question, for as long as there is room."""
-        if sum(map(len, key)) <= MAX_KEY:
-            self._answers[key] = Remembered(
-                _start(answer),
-                {"type": "http.response.body", "body": answer.body},
-                self._counter(answer),
-            )
-            if len(self._answers) > MAX_ANSWERS:
-                self._answers.popitem(last=False)
+        """Keep an answer for the same question, as long as there is room."""
+        body: Message = {"type": "http.response.body", "body": answer.body}
+        remembered = Remembered(_start(answer), body, self._counter(answer))
+        weight = len(answer.body) + sum(map(len, key)) + ENTRY_BYTES
+        self._answers.put(key, remembered, weight)
 
     def forget(self) -> None:
         """Forget all answers: the node has changed."""

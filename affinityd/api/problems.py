@@ -28,7 +28,7 @@ def problem(request: Request, status: int, title: str, detail: str) -> Response:
 
 def wants_text(accept: str | None) -> bool:
     """Return whether an Accept header prefers plain text."""
-    return accept is not None and accept.split(",")[0].split(";")[0].strip() == "text/plain"
+    return accept is not None and accept.split(",")[0].split(";")[0].strip().lower() == "text/plain"
 
 
 def install(app: FastAPI) -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import NoReturn
 
+from affinityd.cli.console import say
 from affinityd.cli.parser import Parser
 from affinityd.errors import AffinityError
 
@@ -30,10 +31,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         command = import_module(f"affinityd.cli.{name}")
     except ModuleNotFoundError as error:
-        print(
+        say(
             f"affinityd {name}: {error.name} is not installed; "
-            "pip install 'affinityd[daemon]' brings it",
-            file=sys.stderr,
+            "pip install 'affinityd[daemon]' brings it"
         )
         return 1
     parser = Parser(prog=f"affinityd {name}", description=f"{COMMANDS[name].capitalize()}.")
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return int(command.run(parser.parse_args(argv[1:])))
     except AffinityError as error:
-        print(f"affinityd {name}: {error}", file=sys.stderr)
+        say(f"affinityd {name}: {error}")
         return error.exit_code
 
 
@@ -52,13 +52,22 @@ def entry() -> NoReturn:
             stream.reconfigure(errors="replace")
     try:
         code = main(sys.argv[1:])
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader, head(1) say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        code = _give_up_stdout(0)
+    except OSError as error:
+        say(f"affinityd: the answer could not be written: {error.strerror}")
+        code = _give_up_stdout(1)
     except KeyboardInterrupt:
         code = 130  # 128 + SIGINT, as a shell has it
     sys.exit(code)
+
+
+def _give_up_stdout(code: int) -> int:
+    """Keep Python from trying to write the rest at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 def _command(argv: Sequence[str]) -> str:

@@ -72,7 +72,10 @@ class Machine:
 
     def online(self) -> bytes | None:
         """Return the kernel's list of online CPUs, as it is: one small read."""
-        return None if self._online is None else os.pread(self._online, MAX_LIST, 0)
+        try:
+            return None if self._online is None else os.pread(self._online, MAX_LIST, 0)
+        except OSError:  # a folder or pipe in a captured machine
+            return None
 
     def drivers(self) -> tuple[str | None, ...]:
         """Return what differs when a driver came or went."""
@@ -89,7 +92,7 @@ def _keep_open(tree: Tree | None) -> int | None:
     if not isinstance(tree, FolderTree):
         return None
     try:
-        return os.open(tree.root + ONLINE, os.O_RDONLY)
+        return os.open(tree.root + ONLINE, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:  # kernels before 2.6.28 have none
         return None
 

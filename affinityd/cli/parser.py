@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from affinityd import machines, settings
+from affinityd.errors import one_line
 
 HELP = {
     "root": ("DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"),
@@ -27,7 +28,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with exit code 2 and one line."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        line = one_line(f"{self.prog}: {message}; see {self.prog} --help")
+        self.exit(2, f"{line}\n")
 
 
 def add_settings(parser: Parser, names: Iterable[str]) -> None:

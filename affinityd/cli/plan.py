@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 
 from affinityd.answer import Reply, render
+from affinityd.cli.console import say
 from affinityd.cli.machine import Machine
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.cpuset import CpuSet, format_list
@@ -40,8 +40,8 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan."""
     pairs = [(name, text) for name in PARAMETERS for text in getattr(arguments, name) or ()]
-    as_table = ("format", TABLE) in pairs or arguments.format is None
-    request = parse_request(pair for pair in pairs if pair != ("format", TABLE))
+    as_table = arguments.format in (None, [TABLE])
+    request = parse_request(pair for pair in pairs if not (as_table and pair[0] == "format"))
     settings = load_settings(arguments)
     machine = Machine(settings)
     machine.ask_drivers()
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(render(reply, request.format or "json"), end="")
     if as_table or request.format != "json":
         for warning in reply.warnings:
-            print(f"affinityd: {warning.code}: {warning.message}", file=sys.stderr)
+            say(f"affinityd: {warning.code}: {warning.message}")
     return 0
 
 

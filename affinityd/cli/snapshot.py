@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from affinityd.cli.console import say
 from affinityd.cli.machine import Machine
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.errors import UnsatisfiableError
@@ -27,5 +27,5 @@ def run(arguments: argparse.Namespace) -> int:
         write_snapshot(machine.tree, machine.report, output)
     except OSError as error:
         raise UnsatisfiableError(f"{output} cannot be written: {error.strerror}") from None
-    print(f"{output}: {output.stat().st_size} bytes; replay it with --root", file=sys.stderr)
+    say(f"{output}: {output.stat().st_size} bytes; replay it with --root")
     return 0

@@ -20,8 +20,9 @@ from affinityd.discovery.pci import PciDevice, read_devices
 from affinityd.discovery.place import Locator
 from affinityd.discovery.root import open_tree
 from affinityd.discovery.tree import MARK, Tree
+from affinityd.discovery.values import plain
 from affinityd.errors import TreeError
-from affinityd.topology import Core, Gpu, NumaNode, Topology
+from affinityd.topology import Core, Gpu, MigInstance, NumaNode, Topology
 
 __all__ = ["Tree", "discover", "open_tree"]
 
@@ -43,14 +44,15 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     locator = Locator(tree, {node.number for node in nodes}, online, owners)
     gpus, gpu_notices = read_gpus(tree, devices, held, nvml)
     placed = tuple(_placed(gpus, devices, locator, nvml))
+    notices = (*_node_notices(nodes, cores), *gpu_notices, *_place_notices(placed, nvml))
     return Topology(
-        name=tree.name,
+        name=plain(tree.name),
         cores=cores,
         nodes=(*nodes, *_node_of_the_rest(cores)),
         gpus=placed,
         nics=tuple(read_nics(tree, devices, locator)),
         possible=read_possible(tree, online),
-        notices=(*_node_notices(nodes, cores), *gpu_notices, *_place_notices(placed, nvml)),
+        notices=tuple(map(plain, notices)),
     )
 
 
@@ -72,7 +74,14 @@ def _placed(
     for gpu in gpus:
         nvml_cpus = nearby.get(gpu.pci_bus_id, frozenset())
         node, source = locator.locate(at[gpu.pci_bus_id], nvml_cpus)
-        yield replace(gpu, numa_node=node, numa_source=source)
+        yield replace(
+            gpu,
+            numa_node=node,
+            numa_source=source,
+            model=gpu.model and plain(gpu.model),
+            uuid=gpu.uuid and plain(gpu.uuid),
+            mig=tuple(MigInstance(plain(instance.uuid)) for instance in gpu.mig),
+        )
 
 
 def _node_notices(nodes: Sequence[NumaNode], cores: Sequence[Core]) -> Iterator[str]:

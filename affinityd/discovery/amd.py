@@ -5,7 +5,7 @@ Source: kernel `drivers/gpu/drm/amd/amdkfd/kfd_topology.c` (node_show, kfd_topol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from affinityd.discovery.pci import PciDevice
@@ -44,9 +44,16 @@ def count(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list[str
         )
         for index, gpu in enumerate(listed)
     ] + [device.as_gpu(VENDOR, index) for index, device in enumerate(unlisted, len(listed))]
+    named = [replace(gpu, model=_model(tree, at[gpu.pci_bus_id])) for gpu in gpus]
+    return named, list(_notices(listed, unlisted))
+
+
+def _notices(listed: Sequence[KfdGpu], unlisted: Sequence[PciDevice]) -> Iterator[str]:
     names = ", ".join(device.address for device in unlisted)
-    notices = [f"AMD's KFD does not list {names}: numbered last, in PCI bus order"] if names else []
-    return [replace(gpu, model=_model(tree, at[gpu.pci_bus_id])) for gpu in gpus], notices
+    if names and not listed:
+        yield f"AMD's KFD lists no GPU (is amdgpu loaded?): {names} are numbered in PCI bus order"
+    elif names:
+        yield f"AMD's KFD does not list {names}: numbered last, in PCI bus order"
 
 
 def _kfd_gpus(tree: Tree) -> list[KfdGpu]:

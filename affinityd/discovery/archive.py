@@ -31,6 +31,9 @@ from affinityd.errors import TreeError
 #: The largest capture in bytes, unpacked; every file of a machine of 2,000 CPUs is half of it.
 MAX_BYTES = 256 * 1024 * 1024
 
+#: The longest name of a member: PATH_MAX of Linux.
+MAX_NAME = 4096
+
 #: As many links as Linux follows (path_resolution(7)).
 MAX_LINKS = 40
 
@@ -141,7 +144,7 @@ def _unpacked(path: str) -> bytes:
 def _contents(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes | str | None]]:
     for member in archive:
         name = normpath(member.name).lstrip("/")
-        if name.split("/")[0] in ("", ".", ".."):
+        if len(name) > MAX_NAME or name.split("/")[0] in ("", ".", ".."):
             continue
         if member.isfile() and not member.issparse():  # holes cost nothing to send, but memory here
             file = archive.extractfile(member)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from affinityd.discovery.pci import NETWORK, PciDevice
 from affinityd.discovery.place import Locator
 from affinityd.discovery.tree import Tree
+from affinityd.discovery.values import plain
 from affinityd.topology import Nic
 
 #: PCI class, its first two bytes → what the adapter is.
@@ -24,13 +25,17 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: Locator) -> Ite
                 pci_bus_id=device.address,
                 numa_node=locator.locate(device)[0],
                 kind=_KINDS.get(device.class_code or 0, "network"),
-                names=tuple(
-                    name
-                    for kind in ("infiniband", "net")
-                    for name in tree.list(f"{device.folder}/{kind}", is_anonymous)
-                ),
+                names=tuple(_names(tree, device.folder)),
                 pci_path=device.path,
             )
+
+
+def _names(tree: Tree, folder: str) -> Iterator[str]:
+    """Yield its interfaces' names; a virtual machine's adapter has them a device further down."""
+    below = tree.list(folder, lambda name: name.startswith("virtio"))
+    for place in (folder, *(f"{folder}/{name}" for name in below)):
+        for kind in ("infiniband", "net"):
+            yield from map(plain, tree.list(f"{place}/{kind}", is_anonymous))
 
 
 def is_anonymous(name: str) -> bool:

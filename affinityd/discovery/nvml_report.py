@@ -49,9 +49,12 @@ class NvmlReport:
 
 
 def _report(fields: dict[str, Any]) -> NvmlReport:
-    gpus = _field(fields, "gpus", list)
+    listed = _field(fields, "gpus", list)
+    gpus = [_gpu(_typed(gpu, dict, "a GPU")) for gpu in listed or ()]
+    if len({gpu.index for gpu in gpus}) < len(gpus):
+        raise ValueError("two GPUs have one index")
     return NvmlReport(
-        gpus=None if gpus is None else tuple(_gpu(_typed(gpu, dict, "a GPU")) for gpu in gpus),
+        gpus=None if listed is None else tuple(gpus),
         driver_version=_field(fields, "driver_version", str),
         error=_field(fields, "error", str),
     )
@@ -59,7 +62,7 @@ def _report(fields: dict[str, Any]) -> NvmlReport:
 
 def _gpu(fields: dict[str, Any]) -> NvmlGpu:
     return NvmlGpu(
-        index=_typed(fields.get("index"), int, "index"),
+        index=_index(fields.get("index")),
         uuid=_field(fields, "uuid", str),
         pci_bus_id=_field(fields, "pci_bus_id", str),
         minor=_field(fields, "minor", int),
@@ -71,12 +74,19 @@ def _gpu(fields: dict[str, Any]) -> NvmlGpu:
     )
 
 
+def _index(value: object) -> int:
+    index = _typed(value, int, "index")
+    if index < 0:
+        raise ValueError(f"index should be 0 or larger, not {index}")
+    return index
+
+
 def _field(fields: dict[str, Any], name: str, kind: type[T]) -> T | None:
     value = fields.get(name)
     return None if value is None else _typed(value, kind, name)
 
 
 def _typed(value: object, kind: type[T], name: str) -> T:
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or isinstance(value, bool):
         raise ValueError(f"{name} should be {kind.__name__}, not {value!r}")  # noqa: TRY004 garbage
     return value

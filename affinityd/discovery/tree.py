@@ -30,6 +30,10 @@ Keep = Callable[[str], bool]
 #: A pipe or device in a captured folder must not hold the reader up.
 _OPEN = os.O_RDONLY | os.O_NONBLOCK
 
+#: The bytes that are read of a file: far more than the kernel writes into one, and an end to
+#: what has none.
+MAX_FILE = 1024 * 1024
+
 #: A kernel attribute is at most a page.
 _PAGE = 4096
 
@@ -132,7 +136,7 @@ def as_text(data: bytes, beginnings: tuple[str, ...]) -> str | None:
 
 def _read_all(descriptor: int) -> bytes:
     data = chunk = os.read(descriptor, _PAGE)
-    while len(chunk) == _PAGE:
+    while len(chunk) == _PAGE and len(data) < MAX_FILE:
         chunk = os.read(descriptor, _PAGE)
         data += chunk
     return data

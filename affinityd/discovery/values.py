@@ -14,6 +14,11 @@ from affinityd.discovery.tree import Tree
 _MAX_DIGITS = 20
 
 
+def plain(text: str) -> str:
+    """Return a name as it can be shown anywhere: what is no printable character is a `?`."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 def number(text: str | None) -> int | None:
     """Read a decimal number, 0 or larger."""
     plain = text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS

@@ -1,0 +1,87 @@
+"""The virtual machine's hardware, as QEMU takes it.
+
+Two packages of four NUMA nodes of two cores of two CPUs, and a node of memory alone beside the
+first package; four PCI host bridges, each on a node, with two GPUs and a network adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+NODES = 8  #: with CPUs
+CPUS_PER_NODE = 4
+CPUS = NODES * CPUS_PER_NODE
+MEMORY_NODE = NODES  #: has no CPUs
+MEMORY_MB = 224  #: of each node
+
+#: The node of each host bridge, in PCI bus order: as odd as a DGX A100's.
+BRIDGES = (3, 1, 7, 5)
+
+#: The node of each GPU, in PCI bus order.
+GPU_NODES = tuple(node for node in BRIDGES for _ in range(2))
+
+#: Real PCI functions: a display of vendor 1002, and Intel's 82574L.
+GPU, NIC = "ati-vga", "e1000e"
+
+#: Emulated, on every machine alike. One thread: with one a CPU, early boot froze now and then.
+ACCELERATOR = "tcg,thread=single,tb-size=256"
+
+#: Has huge caches, x2APIC and a random number generator; TCG lacks its transactional memory.
+CPU_MODEL = "Skylake-Server,hle=off,rtm=off,check=off,enforce=off"
+
+
+def options() -> list[str]:
+    """Return QEMU's options for the hardware."""
+    cpus = f"{CPUS},sockets=2,dies={NODES // 2},cores=2,threads=2"  # a die: one LLC
+    memory = f"{(NODES + 1) * MEMORY_MB}M"
+    return [
+        *("-machine", "q35", "-accel", ACCELERATOR, "-cpu", CPU_MODEL, "-smp", cpus, "-m", memory),
+        *("-nodefaults", "-nographic", "-vga", "none"),
+        *_nodes(),
+        *_distances(),
+        *_bridges(),
+    ]
+
+
+def cpus_of(node: int) -> str:
+    """Return the cpulist of a node that has CPUs."""
+    first = node * CPUS_PER_NODE
+    return f"{first}-{first + CPUS_PER_NODE - 1}"
+
+
+def distance(one: int, other: int) -> int:
+    """Return what the firmware's SLIT says."""
+    if one == other:
+        return 10
+    near, far = (17, 37) if MEMORY_NODE in (one, other) else (12, 32)
+    return near if _package(one) == _package(other) else far
+
+
+def _package(node: int) -> int:
+    return 0 if node == MEMORY_NODE else node // (NODES // 2)
+
+
+def _nodes() -> Iterator[str]:
+    for node in range(NODES + 1):
+        cpus = f",cpus={cpus_of(node)}" if node != MEMORY_NODE else ""
+        yield from ("-object", f"memory-backend-ram,id=memory{node},size={MEMORY_MB}M")
+        yield from ("-numa", f"node,nodeid={node},memdev=memory{node}{cpus}")
+
+
+def _distances() -> Iterator[str]:
+    for one in range(NODES + 1):
+        for other in range(NODES + 1):
+            yield from ("-numa", f"dist,src={one},dst={other},val={distance(one, other)}")
+
+
+def _bridges() -> Iterator[str]:
+    slot = 0
+    for number, node in enumerate(BRIDGES):
+        bus = 16 + 48 * number
+        yield "-device"
+        yield f"pxb-pcie,id=host{node},bus=pcie.0,bus_nr={bus},numa_node={node}"
+        for device in (GPU, GPU, NIC):
+            slot += 1
+            yield "-device"
+            yield f"pcie-root-port,id=port{slot},bus=host{node},chassis={slot},slot={slot}"
+            yield from ("-device", f"{device},bus=port{slot},romfile=")

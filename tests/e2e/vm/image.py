@@ -1,0 +1,82 @@
+"""The virtual machine's image, made once and kept: an unpacked kernel, and a root that it unpacks.
+
+It lies in the user's cache, named after its recipe.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import lzma
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+RECIPE = Path(__file__).with_name("image.sh")
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+
+KERNEL = "vmlinux"  #: an ELF file, which QEMU starts without a BIOS's or boot loader's help
+ROOT = "root.cpio"
+
+
+class MachineError(Exception):
+    """The machine could not be made or started, or did not report."""
+
+
+def image() -> Path:
+    """Return the folder with KERNEL and ROOT. Raises MachineError with what its recipe said."""
+    required = requirements(PYPROJECT.read_text())
+    recipe = "\n".join((Path(__file__).read_text(), RECIPE.read_text(), *required))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-vm"
+    folder = cache / hashlib.sha256(recipe.encode()).hexdigest()[:16]
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever else wants it waits for this one
+        if not folder.exists():
+            _make(folder, required)
+    return folder
+
+
+def requirements(pyproject: str) -> list[str]:
+    """Return what the daemon needs beyond the standard library."""
+    extra = re.search(r"^daemon = \[\n(.*?)^\]", pyproject, re.MULTILINE | re.DOTALL)
+    return re.findall(r'^ *"(.*?)"', extra[1] if extra else "", re.MULTILINE)
+
+
+def unpacked(kernel: bytes) -> bytes:
+    """Return the ELF file in a packed kernel, which an emulated CPU would take long to unpack.
+
+    Its header says where: setup_sects, payload_offset and payload_length of the kernel's
+    Documentation/arch/x86/boot.rst.
+    """
+    setup_sectors = kernel[0x1F1]
+    offset, length = struct.unpack_from("<II", kernel, 0x248)
+    start = (setup_sectors + 1) * 512 + offset
+    return lzma.LZMADecompressor().decompress(kernel[start : start + length])
+
+
+def _make(folder: Path, required: list[str]) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(scratch) / folder.name
+        made.mkdir()
+        _follow(RECIPE, made, required)
+        packed = made / "vmlinuz"
+        (made / KERNEL).write_bytes(unpacked(packed.read_bytes()))
+        packed.unlink()
+        made.rename(folder)  # whole or not at all
+
+
+def _follow(recipe: Path, folder: Path, required: list[str]) -> None:
+    ended = subprocess.run(
+        [str(recipe), str(folder), sys.executable, *required],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if ended.returncode != 0:
+        raise MachineError(f"{recipe.name} ended with {ended.returncode}\n{ended.stdout}")
