@@ -74,6 +74,8 @@ class Reasons:
     def _left_to_others(self, home: int | None) -> Iterator[str]:
         if self._share == "node":
             yield f"share=node: each GPU of {node_name(home)} has its own block, whoever asks"
+            if self._mode.balances and self._demand.options.balanced:
+                yield "balanced: no block is larger than the machine's smallest"
         elif self._mode.balances:
             near = usable(self._topology.node_cores[home], self._demand.allowed)
             spare = sum(core.cpus[0] not in self._holders for core in near)

@@ -132,6 +132,7 @@ class Keeper:
         elif topology != known.topology:
             node = replace(known, topology=topology, generation=known.generation + 1)
         else:
+            log.info("read anew: nothing has changed")
             return
         self._service.swap(node)
         await in_background(lambda: self._on_change(node))

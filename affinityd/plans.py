@@ -23,6 +23,14 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Caller:
+    """Who asks, as far as that is known."""
+
+    mask: CpuSet  #: its affinity mask
+    cpuset: CpuSet  #: what its cgroup lets it use, never narrower than the mask
+
+
+@dataclass(frozen=True)
 class Demand:
     """What is to be planned: rank i drives `gpus[i]`."""
 

@@ -67,7 +67,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
     if most is not None and options.min_physical_cores > most:
         raise InvalidRequestError(
             f"min_physical_cores={options.min_physical_cores} is more than "
-            f"max_physical_cores={most}"
+            f"max_physical_cores={most}; make it no more than that"
         )
     return Request(**values, options=options)
 
@@ -140,6 +140,13 @@ def _ranks(text: str) -> tuple[int, ...]:
         ) from None
 
 
+def _visible(text: str) -> str:
+    name, is_assignment, value = text.partition("=")
+    if is_assignment and name in {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}:
+        raise ValueError(f"{quote(text)} names its variable; give the value alone: {quote(value)}")
+    return text
+
+
 def _granted(text: str) -> str:
     return ",".join(_entries(text))
 
@@ -198,7 +205,7 @@ PARAMETERS = {
         ),
         Parameter(
             "visible",
-            str,
+            _visible,
             {"type": "string"},
             "the caller's CUDA_VISIBLE_DEVICES (or ROCR/HIP, ASCEND_RT); empty: none",
             may_be_empty=True,

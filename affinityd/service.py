@@ -11,7 +11,7 @@ from affinityd.cache import Cache
 from affinityd.cpuset import CpuSet
 from affinityd.errors import InvalidRequestError, NotReadyError
 from affinityd.planner import plan
-from affinityd.plans import Demand, Plan, Warn
+from affinityd.plans import Caller, Demand, Plan, Warn
 from affinityd.request import MAX_ENTRIES, Request
 from affinityd.topology import Topology
 
@@ -20,8 +20,8 @@ ENTRY_BYTES = 4096  #: what an entry weighs besides its answer, about
 MEDIA_TYPES = {"json": "application/json"}
 
 
-#: A request, the format of its answer, and the caller's mask.
-Question = tuple[Request, str, CpuSet | None]
+#: A request, the format of its answer, and who asks.
+Question = tuple[Request, str, Caller | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,20 +73,20 @@ class Service:
         """Call this, too, whenever answers that were given before stop being true."""
         self._forgetters.append(forget)
 
-    def answer(self, request: Request, format_name: str, mask: CpuSet | None = None) -> Answer:
-        """Return the answer to a request; `mask` is the caller's, None where it is not known.
+    def answer(self, request: Request, format_name: str, caller: Caller | None = None) -> Answer:
+        """Return the answer to a request; `caller` is None where it is not known.
 
         Raises AffinityError, whose kind says why there is none.
         """
-        question = (request, format_name, mask)
+        question = (request, format_name, caller)
         answer = self._answers.get(question)
         if answer is None:
-            answer = self._make(request, format_name, mask)
+            answer = self._make(request, format_name, caller)
             self._answers.put(question, answer, len(answer.body) + ENTRY_BYTES)
         return answer
 
-    def _make(self, request: Request, format_name: str, mask: CpuSet | None) -> Answer:
-        reply = answer(self.node, request, mask)
+    def _make(self, request: Request, format_name: str, caller: Caller | None) -> Answer:
+        reply = answer(self.node, request, caller)
         return Answer(
             body=render(reply, format_name).encode(),
             media_type=MEDIA_TYPES.get(format_name, "text/plain; charset=utf-8"),
@@ -95,10 +95,10 @@ class Service:
         )
 
 
-def answer(node: Node, request: Request, mask: CpuSet | None = None) -> Reply:
+def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     """Plan one request: devices meant, CPUs allowed, plan.
 
-    `mask` is the caller's affinity mask, None where it is not known. Raises AffinityError.
+    `caller` is None where it is not known. Raises AffinityError.
     """
     topology = node.topology
     sight = devices.look(topology, request.granted, request.visible)
@@ -107,7 +107,7 @@ def answer(node: Node, request: Request, mask: CpuSet | None = None) -> Reply:
         raise InvalidRequestError(f"{len(chosen)} GPUs are too many; the most is {MAX_ENTRIES}")
     _check_ranks(request, len(chosen))
     whole = topology.online - node.reserved
-    cpuset, source = _cpuset(request, mask, topology)
+    cpuset, source = _cpuset(request, caller, topology)
     gpus = tuple(device.gpu for device in chosen)
     made = plan(topology, Demand(gpus, whole & cpuset, whole, request.options))
     return Reply(
@@ -121,10 +121,11 @@ def answer(node: Node, request: Request, mask: CpuSet | None = None) -> Reply:
     )
 
 
-def _cpuset(request: Request, mask: CpuSet | None, topology: Topology) -> tuple[CpuSet, str]:
+def _cpuset(request: Request, caller: Caller | None, topology: Topology) -> tuple[CpuSet, str]:
+    """Return what to plan on, never wider than the caller's cpuset, and who said so."""
     if request.cpuset is not None:
-        return request.cpuset, "request"
-    return (mask, "caller") if mask is not None else (topology.online, "node")
+        return (request.cpuset & caller.cpuset if caller else request.cpuset), "request"
+    return (caller.mask, "caller") if caller else (topology.online, "node")
 
 
 def _check_ranks(request: Request, count: int) -> None:

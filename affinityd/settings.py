@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, quote
@@ -17,7 +18,8 @@ from affinityd.errors import InvalidRequestError, quote
 FILE = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
 NAMES = ("root", "machine", "socket", "listen", "reserved_cpus", "log_format")
-DEFAULT_LISTEN = "127.0.0.1:9465"
+DEFAULT_LISTEN = ("127.0.0.1", 9465)
+ONE_MACHINE = {"root", "machine"}  #: settings that exclude each other
 MAX_PORT = 65535
 
 
@@ -27,10 +29,18 @@ class Settings:
 
     root: str = "/"
     machine: str | None = None  #: a shipped machine, instead of `root`
-    socket: str = ""
-    listen: tuple[str, int] | None = ("127.0.0.1", 9465)  #: None: no TCP
+    socket: str = "affinityd.sock"
+    listen: tuple[str, int] | None = None  #: host and port; None: no TCP
     reserved_cpus: CpuSet = frozenset()
     log_format: str = "text"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A setting's text, and the name that it was given by."""
+
+    text: str
+    name: str
 
 
 def load(flags: Mapping[str, str | None], environ: Mapping[str, str] = os.environ) -> Settings:
@@ -38,24 +48,17 @@ def load(flags: Mapping[str, str | None], environ: Mapping[str, str] = os.enviro
 
     Raises InvalidRequestError with one line that names the value and where it comes from.
     """
-    given = {name: value for name in NAMES if (value := flags.get(name)) is not None}
-    for name, value in given.items():
-        if not value:
-            raise InvalidRequestError(f"--{name.replace('_', '-')} is empty; give it a value")
-    in_file = _read_file(Path(environ.get("AFFINITYD_CONFIG") or FILE))
-    layers = [given, _variables(environ), _variables(in_file)]
-    if "root" in layers[0] and "machine" in layers[0]:
-        raise InvalidRequestError("--root and --machine both name a machine; give one of them")
-    machine_layer = next((layer for layer in layers if layer.keys() & {"root", "machine"}), {})
-    chosen = {name: next((la[name] for la in layers if name in la), None) for name in NAMES}
-    return Settings(
-        root=machine_layer.get("root", "/"),
-        machine=machine_layer.get("machine"),
-        socket=chosen["socket"] or default_socket(environ),
-        listen=_listen(chosen["listen"] or DEFAULT_LISTEN),
-        reserved_cpus=_cpus(chosen["reserved_cpus"] or ""),
-        log_format=_log_format(chosen["log_format"] or "text"),
-    )
+    path = Path(environ.get("AFFINITYD_CONFIG") or FILE)
+    layers = (_flags(flags), _variables(environ), _variables(_read_file(path), f" in {path}"))
+    chosen: dict[str, Given] = {}
+    for layer in layers:
+        if layer.keys() >= ONE_MACHINE:
+            names = " and ".join(layer[name].name for name in sorted(ONE_MACHINE, reverse=True))
+            raise InvalidRequestError(f"{names} both name a machine; give one of them")
+        settled = ONE_MACHINE if chosen.keys() & ONE_MACHINE else set()
+        chosen = {**{name: layer[name] for name in layer.keys() - settled}, **chosen}
+    read = {name: _READERS[name](given.text, given.name) for name, given in chosen.items()}
+    return Settings(**{"socket": default_socket(environ), "listen": DEFAULT_LISTEN, **read})
 
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> str:
@@ -66,9 +69,26 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> str:
     return f"{folder}/affinityd.sock"
 
 
-def _variables(values: Mapping[str, str]) -> dict[str, str]:
+def _flags(flags: Mapping[str, str | None]) -> dict[str, Given]:
+    given = {
+        name: Given(text, f"--{name.replace('_', '-')}")
+        for name in NAMES
+        if (text := flags.get(name)) is not None
+    }
+    for setting in given.values():
+        if not setting.text:
+            raise InvalidRequestError(f"{setting.name} is empty; give it a value")
+    return given
+
+
+def _variables(values: Mapping[str, str], where: str = "") -> dict[str, Given]:
     """Return the settings among variables; an empty one is not set."""
-    return {name: value for name in NAMES if (value := values.get(PREFIX + name.upper()))}
+    names = {name: PREFIX + name.upper() for name in NAMES}
+    return {
+        name: Given(text, variable + where)
+        for name, variable in names.items()
+        if (text := values.get(variable))
+    }
 
 
 def _read_file(path: Path) -> dict[str, str]:
@@ -85,7 +105,7 @@ def _read_file(path: Path) -> dict[str, str]:
         raise InvalidRequestError(f"{path} is not UTF-8") from None
     return dict(
         _assignment(line, f"{path}:{number}")
-        for number, line in enumerate(text.split("\n"), start=1)
+        for number, line in enumerate(text.replace("\\\n", "").split("\n"), start=1)
         if line.strip() and not line.lstrip().startswith(("#", ";"))
     )
 
@@ -95,36 +115,46 @@ def _assignment(line: str, place: str) -> tuple[str, str]:
     shown = quote(line.strip())
     if not equals or not name.isidentifier():
         raise InvalidRequestError(f"{place}: {shown} is not written as NAME=value")
-    setting = name.removeprefix(PREFIX).lower()
-    if name.startswith(PREFIX) and setting not in NAMES:
-        known = ", ".join(PREFIX + known.upper() for known in NAMES)
-        raise InvalidRequestError(f"{place}: {quote(name)} is no setting; there are {known}")
     try:
         return name, " ".join(shlex.split(value))
     except ValueError as error:
         raise InvalidRequestError(f"{place}: {shown}: {error}") from None
 
 
-def _listen(text: str) -> tuple[str, int] | None:
+def _text(text: str, _name: str) -> str:
+    return text
+
+
+def _listen(text: str, name: str) -> tuple[str, int] | None:
     if text == "none":
         return None
     host, colon, port = text.rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= len(str(MAX_PORT))
     if not (colon and host and is_port and int(port) <= MAX_PORT):
         raise InvalidRequestError(
-            f"listen: {quote(text)} is not HOST:PORT; write it like {DEFAULT_LISTEN}, or none"
+            f"{name}: {quote(text)} is not HOST:PORT; write it like 127.0.0.1:9465, or none"
         )
     return host.strip("[]"), int(port)
 
 
-def _cpus(text: str) -> CpuSet:
+def _cpus(text: str, name: str) -> CpuSet:
     try:
         return parse_list(text)
     except ValueError as error:
-        raise InvalidRequestError(f"reserved-cpus: {error}") from None
+        raise InvalidRequestError(f"{name}: {error}") from None
 
 
-def _log_format(text: str) -> str:
+def _log_format(text: str, name: str) -> str:
     if text not in {"text", "json"}:
-        raise InvalidRequestError(f"log-format: {quote(text)} is neither text nor json")
+        raise InvalidRequestError(f"{name}: {quote(text)} is neither text nor json")
     return text
+
+
+_READERS: Mapping[str, Callable[[str, str], Any]] = {
+    "root": _text,
+    "machine": _text,
+    "socket": _text,
+    "listen": _listen,
+    "reserved_cpus": _cpus,
+    "log_format": _log_format,
+}

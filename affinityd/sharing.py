@@ -33,14 +33,13 @@ def gpu_blocks(
     )
     cuts = {home: _cut(domains[home], len(gpus)) for home, gpus in tenants.items()}
     smallest = min(len(block) for cut in cuts.values() for block in cut)
-    keep = smallest if balanced else None
+    # A node with fewer cores than GPUs has empty blocks: they are no measure for the others.
+    keep = smallest or None if balanced else None
     return {
         gpu.key: block
         for home, gpus in tenants.items()
         for gpu, block in zip(
-            gpus,
-            _within([block[:keep] for block in cuts[home]], domains[home], allowed),
-            strict=False,
+            gpus, _allowed(cuts[home], domains[home], allowed, keep), strict=False
         )
     }
 
@@ -49,10 +48,13 @@ def _cut(domain: Domain, pieces: int) -> list[Domain]:
     return [blocks(domain, Turn(k, pieces, 0, balanced=False)) for k in range(pieces)]
 
 
-def _within(cut: list[Domain], domain: Domain, allowed: CpuSet) -> list[Domain]:
-    """Return what is allowed of each block of a node, or of the node cut anew, or nothing."""
-    left = [restrict(block, allowed) for block in cut]
-    if all(left):
-        return left
+def _allowed(cut: list[Domain], domain: Domain, allowed: CpuSet, keep: int | None) -> list[Domain]:
+    """Return what a node's GPUs may use of their blocks, each block's first `keep` cores.
+
+    If one may use none of its block, the node is cut anew; with too few cores for that, nothing.
+    That must not hang on `keep`: jobs that differ in `balanced` are to find the same blocks.
+    """
+    if all(restrict(block, allowed) for block in cut):
+        return [restrict(b[:keep], allowed) or restrict(b, allowed)[:keep] for b in cut]
     again = restrict(domain, allowed)
     return _cut(again, len(cut)) if len(again) >= len(cut) else []

@@ -58,7 +58,7 @@ def _lists(value: str | None) -> Iterator[str]:
     """Yield the lists that are applied one after the other."""
     if value is None:
         return
-    assigned = dict(part.partition("=")[::2] for part in value.split(";"))
+    assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
     if assigned.keys() <= set(ROCM_ORDER):
         yield from (assigned[name] for name in ROCM_ORDER if name in assigned)
     else:

@@ -5,19 +5,28 @@ from __future__ import annotations
 from affinityd.answer import Reply
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import AffinityError
+from affinityd.plans import Caller
 from affinityd.request import parse_request
 from affinityd.service import Node, answer
 from affinityd.topology import Topology
 
 
 def ask(
-    topology: Topology, *, reserved: str = "", mask: str | None = None, **parameters: str
+    topology: Topology,
+    *,
+    reserved: str = "",
+    mask: str | None = None,
+    may_use: str | None = None,
+    **parameters: str,
 ) -> Reply:
-    """Return the reply to a request; `reserved` and the caller's `mask` are cpulists."""
+    """Return the reply to a request; all are cpulists.
+
+    `mask` is the caller's, `may_use` its cpuset, where that is wider.
+    """
     return answer(
         Node(topology, parse_list(reserved)),
         parse_request(parameters.items()),
-        None if mask is None else parse_list(mask),
+        None if mask is None else Caller(parse_list(mask), parse_list(may_use or mask)),
     )
 
 

@@ -121,6 +121,7 @@ def running(
     daemon = spawn(folder, *arguments, env=env, listen=listen, before=before)
     try:
         eventually(lambda: is_ready(daemon), "the daemon is ready")
+        eventually(daemon.socket.with_name("node.json").exists, "the node file is there")
         yield daemon
     finally:
         daemon.process.kill()

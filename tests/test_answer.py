@@ -116,7 +116,7 @@ def test_the_request_is_told_as_understood(
         pytest.param({}, None, {"cpulist": "0-7", "source": "node"}, id="the node's"),
         pytest.param({}, "0-3,9", {"cpulist": "0-3", "source": "caller"}, id="the caller's mask"),
         pytest.param(
-            {"cpuset": "2-99"}, "0-3", {"cpulist": "2-7", "source": "request"}, id="the request's"
+            {"cpuset": "2-99"}, "0-3", {"cpulist": "2-3", "source": "request"}, id="the request's"
         ),
     ],
 )

@@ -72,12 +72,13 @@ REFUSALS = [
     ("gpu=0", 422, "unknown parameter 'gpu'; did you mean gpus?"),
     ("gpus=0&gpus=1", 422, "gpus is given twice; give it once"),
     ("gpus=", 422, "gpus is empty; give it a value or leave it out"),
-    ("gpus", 422, "the query string cannot be read"),
+    ("mode=node&gpus", 422, "'gpus' has no value; write NAME=VALUE"),
     ("gpus=0&mode=fast", 422, "mode: 'fast' is not one of all, single"),
     ("gpus=%ff", 422, "the query string cannot be read"),
     ("cpuset=0-4294967295", 422, "cpuset: CPU number in '0-4294967295' is too large"),
     ("min_physical_cores=4&max_physical_cores=2", 422, "min_physical_cores=4 is more than"),
     ("gpus=0,1&rank=2", 422, "rank: there is no rank 2"),
+    ("visible=CUDA_VISIBLE_DEVICES%3D1", 422, "give the value alone: '1'"),
     ("gpus=8", 404, "no GPU 8; visible are 0 (0000:07:00.0), 1 (0000:0f:00.0)"),
     ("visible=", 404, "no GPU is visible to the caller"),
     ("gpus=0&min_physical_cores=99", 409, "min_physical_cores=8 would do"),
@@ -152,6 +153,20 @@ def test_plans_are_counted_by_mode_result_and_locality(daemon: Daemon) -> None:
         daemon.plan("gpus=4&mode=core-complex")
         daemon.get("/plan?gpus=99&mode=core_complex")
     assert (count(local), count(refused)) == (before[0] + 3, before[1] + 3)
+
+
+def test_the_time_that_planning_takes_is_measured_but_not_of_a_remembered_answer(
+    daemon: Daemon,
+) -> None:
+    def measured() -> float:
+        lines = daemon.get("/metrics").text.splitlines()
+        name = "affinityd_plan_seconds_count "
+        return next(float(li.removeprefix(name)) for li in lines if li.startswith(name))
+
+    before = measured()
+    for _ in range(3):
+        daemon.plan("gpus=5,6&mode=single-unique&max_physical_cores=7")
+    assert measured() == before + 1
 
 
 def test_the_metrics_describe_the_node(daemon: Daemon) -> None:

@@ -193,15 +193,16 @@ def test_a_snapshot_is_planned_on_as_the_node_it_is_of(
     assert lines == ["144-155", "144-155"]
 
 
-def test_on_the_live_machine_the_callers_mask_is_what_is_planned_on() -> None:
-    cpu = min(os.sched_getaffinity(0))
+def test_this_process_knows_its_mask_and_what_it_may_widen_it_to() -> None:
+    mine = os.sched_getaffinity(0)
     code = (
         "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])});"
-        "from affinityd.cli.plan import caller_mask;"
-        "from affinityd.cli.machine import Machine; from affinityd.settings import Settings;"
-        "print(caller_mask(Machine(Settings())), caller_mask(Machine(Settings(machine='mi250x'))))"
+        "from affinityd.caller import this_process; caller = this_process();"
+        "print(sorted(caller.mask), sorted(os.sched_getaffinity(0)), *sorted(caller.cpuset))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(cpu)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(min(mine))], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"frozenset({{{cpu}}}) None\n"
+    mask, now, *cpuset = done.stdout.split()
+    assert mask == now == f"[{min(mine)}]"
+    assert mine <= set(map(int, cpuset))

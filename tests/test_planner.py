@@ -436,6 +436,16 @@ def test_reasons_say_why_and_what_was_left_out_for_which_cause(
     assert any(sentence.endswith(reason) for sentence in reasons), reasons
 
 
+def test_ranks_that_share_a_part_of_their_cores_are_counted_as_sharing() -> None:
+    """GPU 0 is on the node of both packages, GPU 1 on a node of the first alone."""
+    topology = made({0: "0,4", 1: "1-3"}, gpus=[0, 1], packages={0: "0-3", 1: "4"})
+    reply = ask(topology, mode="socket")
+    assert cpulists(reply) == ["0-4", "0-3"]
+    wide, narrow = reply.ranks
+    assert wide.reasons[-1] == "socket: 5 cores of the 5 of node 0 and node 1, shared by 2 ranks"
+    assert (wide.threads, narrow.threads) == (2, 2)
+
+
 def test_nothing_is_said_to_be_left_out_where_nothing_is() -> None:
     (rank,) = ask(made({0: "0-3"}), share="requested").ranks
     assert rank.reasons == (

@@ -296,14 +296,25 @@ def test_jobs_that_may_use_the_whole_node_are_disjoint_however_they_ask(
     assert_disjoint_unless_warned(replies)
 
 
-@given(two_jobs(), options(SHARING), st.data())
+@given(two_jobs(), options(SHARING), options(SHARING), st.data())
 def test_jobs_of_one_cpuset_are_disjoint(
-    jobs: tuple[Topology, list[str]], how: dict[str, str], data: st.DataObject
+    jobs: tuple[Topology, list[str]],
+    one: dict[str, str],
+    other: dict[str, str],
+    data: st.DataObject,
 ) -> None:
     topology, gpus = jobs
     cpuset = format_list(data.draw(subsets(topology.online)))
-    question = Question(topology, frozenset(), {**how, "share": "node", "cpuset": cpuset})
-    assert_disjoint_unless_warned([asked(question, gpus=mine) for mine in gpus])
+    assert_disjoint_unless_warned(
+        [
+            asked(
+                Question(
+                    topology, frozenset(), {**how, "share": "node", "cpuset": cpuset, "gpus": mine}
+                )
+            )
+            for how, mine in zip((one, other), gpus, strict=True)
+        ]
+    )
 
 
 @given(two_jobs(), options(SHARING), options(SHARING), st.data())

@@ -202,6 +202,12 @@ MALFORMED = [
     ),
     pytest.param(
         "visible",
+        "CUDA_VISIBLE_DEVICES=0,1",
+        "visible: 'CUDA_VISIBLE_DEVICES=0,1' names its variable; give the value alone: '0,1'",
+        id="a variable with its name",
+    ),
+    pytest.param(
+        "visible",
         "0\0",
         r"visible: '0\x00' is not text: it has a NUL or what is no UTF-8",
         id="a NUL",
@@ -287,7 +293,9 @@ def test_the_minimum_is_no_more_than_the_maximum(least: int, most: int, fits: bo
     if fits:
         assert parse_request(pairs).options.min_physical_cores == least
     else:
-        message = r"\Amin_physical_cores=3 is more than max_physical_cores=2\Z"
+        message = (
+            r"\Amin_physical_cores=3 is more than max_physical_cores=2; make it no more than that\Z"
+        )
         with pytest.raises(InvalidRequestError, match=message):
             parse_request(pairs)
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.answer import document, render
-from affinityd.cpuset import parse_list
-from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError
+from affinityd.cpuset import format_list, parse_list
+from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
+from affinityd.plans import Caller
 from affinityd.request import FORMATS, MAX_ENTRIES, PARAMETERS, parse_request
 from affinityd.service import Node, Service
 from affinityd.topology import Topology
@@ -47,10 +48,10 @@ def test_what_was_answered_before_is_not_computed_again() -> None:
     assert service.answer(TWO_GPUS, "json") is service.answer(again, "json")
 
 
-def test_format_and_mask_are_part_of_the_question() -> None:
-    service = Service(A100)
+def test_format_and_caller_are_part_of_the_question() -> None:
+    service, cpus = Service(A100), parse_list("48-51")
     assert service.answer(TWO_GPUS, "mask").body != service.answer(TWO_GPUS, "cpulist").body
-    narrow = service.answer(TWO_GPUS, "cpulist", parse_list("48-51"))
+    narrow = service.answer(TWO_GPUS, "cpulist", Caller(cpus, cpus))
     assert narrow.body == b"48-49\n50-51\n"
     assert service.answer(TWO_GPUS, "cpulist").body != narrow.body
 
@@ -169,3 +170,11 @@ def test_whatever_is_asked_is_answered_or_refused_with_one_line(
     else:
         assert answer.cpus
         assert all(render(answer, name).encode() for name in FORMATS)
+
+
+def test_a_cpuset_parameter_may_be_wider_than_the_mask_and_not_than_the_cpuset() -> None:
+    wide = {"mode": "node", "gpus": "0", "cpuset": "0-63"}
+    reply = ask(machine("dgx-a100"), mask="48-49", may_use="48-55", **wide)
+    assert (format_list(reply.allowed), reply.source) == ("48-55", "request")
+    with pytest.raises(UnsatisfiableError):
+        ask(machine("dgx-a100"), mask="48-49", **{**wide, "cpuset": "0-47"})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
-from affinityd.settings import NAMES, Settings, default_socket, load
+from affinityd.settings import Settings, default_socket, load
 
 
 def settings(tmp_path: Path, *, flags: dict[str, str], env: dict[str, str], file: str) -> Settings:
@@ -47,10 +48,12 @@ def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
         ("PATH=/bin\nAFFINITYD_RESERVED_CPUS=3", "3"),
         ("\ufeffAFFINITYD_RESERVED_CPUS=48", "48"),
         ("# a form feed\fAFFINITYD_RESERVED_CPUS=5", ""),
+        ("AFFINITYD_RESERVED_CPUS=48,\\\n49", "48-49"),
     ],
     ids=[
         *("plain", "double quotes", "single quotes", "#", ";", "empty is not set", "others'"),
         *("a byte order mark", "a comment ends at its line's end"),
+        "a line goes on after a backslash",
     ],
 )
 def test_the_file_is_a_systemd_environment_file(tmp_path: Path, line: str, cpus: str) -> None:
@@ -79,13 +82,13 @@ def test_a_tcp_address(tmp_path: Path, text: str, address: tuple[str, int] | Non
         (
             "listen",
             "9465",
-            "listen: '9465' is not HOST:PORT; write it like 127.0.0.1:9465, or none",
+            "--listen: '9465' is not HOST:PORT; write it like 127.0.0.1:9465, or none",
         ),
-        ("listen", "host:x", "listen: 'host:x' is not HOST:PORT"),
-        ("listen", "host:65536", "listen: 'host:65536' is not HOST:PORT"),
-        ("listen", ":80", "listen: ':80' is not HOST:PORT"),
-        ("reserved_cpus", "0-", "reserved-cpus: '0-' is not a CPU number or range"),
-        ("log_format", "xml", "log-format: 'xml' is neither text nor json"),
+        ("listen", "host:x", "--listen: 'host:x' is not HOST:PORT"),
+        ("listen", "host:65536", "--listen: 'host:65536' is not HOST:PORT"),
+        ("listen", ":80", "--listen: ':80' is not HOST:PORT"),
+        ("reserved_cpus", "0-", "--reserved-cpus: '0-' is not a CPU number or range"),
+        ("log_format", "xml", "--log-format: 'xml' is neither text nor json"),
     ],
 )
 def test_a_wrong_value_is_quoted_with_what_would_be_right(
@@ -101,11 +104,6 @@ def test_a_wrong_value_is_quoted_with_what_would_be_right(
     [
         ("A=1\nnonsense\n", ":2: 'nonsense' is not written as NAME=value"),
         ("export AFFINITYD_ROOT=/\n", ":1: 'export AFFINITYD_ROOT=/' is not written as NAME=value"),
-        (
-            "AFFINITYD_MACHIN=mi250x\n",
-            ":1: 'AFFINITYD_MACHIN' is no setting; there are "
-            + ", ".join(f"AFFINITYD_{name.upper()}" for name in NAMES),
-        ),
         ("AFFINITYD_SOCKET='/open\n", ':1: "AFFINITYD_SOCKET=\'/open": No closing quotation'),
     ],
 )
@@ -115,9 +113,42 @@ def test_a_wrong_line_of_the_file_is_named(tmp_path: Path, file: str, line: str)
     assert str(caught.value).endswith(line)
 
 
-def test_both_kinds_of_machine_at_once_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="give one of them"):
-        settings(tmp_path, flags={"root": "/", "machine": "mi250x"}, env={}, file="")
+@pytest.mark.parametrize(
+    ("flags", "env", "file", "names"),
+    [
+        ({"root": "/", "machine": "mi250x"}, {}, "", "--root and --machine"),
+        (
+            {},
+            {"AFFINITYD_ROOT": "/", "AFFINITYD_MACHINE": "mi250x"},
+            "",
+            "AFFINITYD_ROOT and AFFINITYD_MACHINE",
+        ),
+        (
+            {},
+            {},
+            "AFFINITYD_ROOT=/\nAFFINITYD_MACHINE=mi250x\n",
+            "AFFINITYD_ROOT in CONF and AFFINITYD_MACHINE in CONF",
+        ),
+    ],
+    ids=["flags", "variables", "the file"],
+)
+def test_both_kinds_of_machine_in_one_place_are_refused(
+    tmp_path: Path, flags: dict[str, str], env: dict[str, str], file: str, names: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        settings(tmp_path, flags=flags, env=env, file=file)
+    told = str(caught.value).replace(str(tmp_path / "affinityd.conf"), "CONF")
+    assert told == f"{names} both name a machine; give one of them"
+
+
+def test_a_wrong_value_is_told_with_the_place_that_it_stands_in(tmp_path: Path) -> None:
+    path = tmp_path / "affinityd.conf"
+    with pytest.raises(
+        InvalidRequestError, match=rf"^AFFINITYD_LISTEN in {re.escape(str(path))}: 'x' is not"
+    ):
+        settings(tmp_path, flags={}, env={}, file="AFFINITYD_LISTEN=x\n")
+    with pytest.raises(InvalidRequestError, match="^AFFINITYD_LISTEN: 'y' is not"):
+        settings(tmp_path, flags={}, env={"AFFINITYD_LISTEN": "y"}, file="AFFINITYD_LISTEN=x\n")
 
 
 @pytest.mark.parametrize(

@@ -232,3 +232,12 @@ def test_jobs_that_never_heard_of_each_other_are_disjoint(name: str, scope: str)
     ]
     for one, other in combinations(jobs, 2):
         assert not one.cpus & other.cpus
+
+
+def test_jobs_that_differ_in_balanced_find_the_same_blocks() -> None:
+    """A balanced block of one core is not allowed here; the other job must not notice."""
+    topology = made({0: "0-4", 1: "5-6"}, gpus=[0, 0, 1, 1])
+    common = {"share": "node", "cpuset": "2-4"}
+    assert cpulists(ask(topology, gpus="0", **common)) == ["2"]
+    for other in ({"mode": "exclusive"}, {"balanced": "false"}):
+        assert cpulists(ask(topology, gpus="1", **common, **other)) == ["3-4"]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -51,8 +50,8 @@ def test_an_unpacked_snapshot_and_a_snapshot_of_a_snapshot_replay_too(
     write_snapshot(open_tree(str(first)), None, second)
     assert second.read_bytes() == first.read_bytes()
     unpacked = tmp_path / "unpacked"
-    unpacked.mkdir()
-    subprocess.run(["tar", "xf", second, "-C", unpacked], check=True)
+    with tarfile.open(second) as archive:
+        archive.extractall(unpacked, filter="data")  # noqa: S202 - an archive of our own
     assert replace(replayed(unpacked), name="tree") == discover(tree, None)
 
 

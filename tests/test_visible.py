@@ -93,6 +93,9 @@ def seen(value: str | None) -> list[int]:
             "HIP_VISIBLE_DEVICES=2,0;ROCR_VISIBLE_DEVICES=3,1,0", [0, 3], id="in either order"
         ),
         pytest.param(
+            "ROCR_VISIBLE_DEVICES=3,1,0; HIP_VISIBLE_DEVICES=2,0", [0, 3], id="a blank between"
+        ),
+        pytest.param(
             "ROCR_VISIBLE_DEVICES=GPU-bb,GPU-aa01;HIP_VISIBLE_DEVICES=1", [0], id="ROCR by UUID"
         ),
         pytest.param(

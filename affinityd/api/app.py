@@ -14,7 +14,7 @@ from affinityd import __version__, codec
 from affinityd.api import problems, wire
 from affinityd.api.front import Front, key_of
 from affinityd.devices import names_unknown_mig
-from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.errors import AffinityError, InvalidRequestError, quote
 from affinityd.keeper import Keeper
 from affinityd.metrics import Metrics
 from affinityd.request import PARAMETERS, parse_request
@@ -130,8 +130,11 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
     if not query:
         return []
     try:
+        text = query.decode("ascii")
+        if bad := next((part for part in text.split("&") if "=" not in part), None):
+            raise InvalidRequestError(f"{quote(bad)} has no value; write NAME=VALUE")
         return parse_qsl(
-            query.decode("ascii"),
+            text,
             keep_blank_values=True,
             strict_parsing=True,
             errors="strict",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -12,8 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from affinityd.errors import AffinityError
-
-log = logging.getLogger(__name__)
 
 
 def problem(request: Request, status: int, title: str, detail: str) -> Response:
@@ -46,8 +43,8 @@ def install(app: FastAPI) -> None:
         return answer
 
     @app.exception_handler(Exception)
-    async def broken(request: Request, error: Exception) -> Response:
-        log.error("%s failed", request.url.path, exc_info=error)
+    async def broken(request: Request, _error: Exception) -> Response:
+        # The server logs the error, which goes on to it from here.
         return problem(request, 500, "Internal error", "this is a bug; the daemon's log says more")
 
 

@@ -31,12 +31,16 @@ def main(argv: Sequence[str]) -> int:
     try:
         command = import_module(f"affinityd.cli.{name}")
     except ModuleNotFoundError as error:
+        if (error.name or "").startswith("affinityd"):
+            raise  # not an extra that is missing, but a part
         say(
             f"affinityd {name}: {error.name} is not installed; "
             "pip install 'affinityd[daemon]' brings it"
         )
         return 1
-    parser = Parser(prog=f"affinityd {name}", description=f"{COMMANDS[name].capitalize()}.")
+    parser = Parser(
+        prog=f"affinityd {name}", description=f"{COMMANDS[name][0].upper()}{COMMANDS[name][1:]}."
+    )
     command.add_arguments(parser)
     try:
         return int(command.run(parser.parse_args(argv[1:])))

@@ -13,7 +13,7 @@ HELP = {
     "root": ("DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"),
     "machine": ("NAME", f"a shipped machine instead: {', '.join(machines.NAMES)}"),
     "socket": ("PATH", "the unix socket (default, as root: /run/affinityd/affinityd.sock)"),
-    "listen": ("HOST:PORT|none", f"the TCP address (default: {settings.DEFAULT_LISTEN})"),
+    "listen": ("HOST:PORT|none", "the TCP address (default: 127.0.0.1:9465)"),
     "reserved_cpus": ("LIST", "CPUs that are never given to a rank, like 0,64"),
     "log_format": ("text|json", "how log lines are written (default: text)"),
 }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 
 from affinityd.answer import Reply, render
+from affinityd.caller import this_process
 from affinityd.cli.console import say
 from affinityd.cli.machine import Machine
 from affinityd.cli.parser import Parser, add_settings, load_settings
-from affinityd.cpuset import CpuSet, format_list
+from affinityd.cpuset import format_list
+from affinityd.errors import InvalidRequestError, quote
 from affinityd.plans import RankPlan
 from affinityd.request import FORMATS, PARAMETERS, parse_request
 from affinityd.service import Node, answer
@@ -40,12 +41,18 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan."""
     pairs = [(name, text) for name in PARAMETERS for text in getattr(arguments, name) or ()]
+    for form in arguments.format or ():
+        if form not in (TABLE, *FORMATS):
+            raise InvalidRequestError(
+                f"format: {quote(form)} is not one of {', '.join((TABLE, *FORMATS))}"
+            )
     as_table = arguments.format in (None, [TABLE])
     request = parse_request(pair for pair in pairs if not (as_table and pair[0] == "format"))
     settings = load_settings(arguments)
     machine = Machine(settings)
     machine.ask_drivers()
-    reply = answer(Node(machine.read(), settings.reserved_cpus), request, caller_mask(machine))
+    caller = this_process() if machine.is_live else None  # on a replayed machine it means nothing
+    reply = answer(Node(machine.read(), settings.reserved_cpus), request, caller)
     if as_table:
         for line in _table(reply, explain=arguments.explain):
             print(line)
@@ -55,11 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         for warning in reply.warnings:
             say(f"affinityd: {warning.code}: {warning.message}")
     return 0
-
-
-def caller_mask(machine: Machine) -> CpuSet | None:
-    """Return this process's own mask; None on a replayed machine, where it means nothing."""
-    return frozenset(os.sched_getaffinity(0)) if machine.is_live else None
 
 
 def _table(reply: Reply, *, explain: bool) -> Iterator[str]:

@@ -84,9 +84,10 @@ def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_p
     assignments = [line[1:] for line in lines if line.startswith("#" + settings.PREFIX)]
     names = [line.split("=")[0].removeprefix(settings.PREFIX).lower() for line in assignments]
     assert set(names) == set(settings.NAMES) - {"root", "machine"}
-    sample = tmp_path / "affinityd.conf"
+    sample, empty = tmp_path / "affinityd.conf", tmp_path / "empty.conf"
     sample.write_text("\n".join(assignments))
+    empty.touch()
     loaded = settings.load({}, {"AFFINITYD_CONFIG": str(sample)})
-    default = settings.load({}, {"AFFINITYD_CONFIG": "/dev/null"})
+    default = settings.load({}, {"AFFINITYD_CONFIG": str(empty)})
     assert (loaded.listen, loaded.log_format) == (default.listen, default.log_format)
     assert loaded.reserved_cpus == {0, 64}

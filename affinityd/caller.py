@@ -1,0 +1,29 @@
+"""Who asks: the CPUs that it runs on now, and those that it might."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from affinityd.plans import Caller
+
+MOST_CPUS = 8192  #: the most that an x86 kernel is built for; the kernel passes over the rest
+
+
+def this_process() -> Caller:
+    """Return this process as a caller.
+
+    Its cpuset is what the kernel lets a thread of it widen its mask to, sched_setaffinity(2):
+    right for cgroups of both versions, however they are mounted.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        cpuset = pool.submit(_widest_mask).result()
+    return Caller(mask=frozenset(os.sched_getaffinity(0)), cpuset=cpuset)
+
+
+def _widest_mask() -> frozenset[int]:
+    """Widen the mask of the calling thread, and of no other, as far as the kernel allows."""
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(MOST_CPUS))
+    return frozenset(os.sched_getaffinity(0))
