@@ -147,7 +147,7 @@ def test_a_wrong_value_is_told_with_the_place_that_it_stands_in(tmp_path: Path) 
         InvalidRequestError, match=rf"^AFFINITYD_LISTEN in {re.escape(str(path))}: 'x' is not"
     ):
         settings(tmp_path, flags={}, env={}, file="AFFINITYD_LISTEN=x\n")
-    with pytest.raises(InvalidRequestError, match="^AFFINITYD_LISTEN: 'y' is not"):
+    with pytest.raises(InvalidRequestError, match=r"^AFFINITYD_LISTEN: 'y' is not"):
         settings(tmp_path, flags={}, env={"AFFINITYD_LISTEN": "y"}, file="AFFINITYD_LISTEN=x\n")
 
 
