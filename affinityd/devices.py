@@ -17,7 +17,8 @@ from affinityd.visible import read_visible
 
 _PCI = re.compile(r"([0-9a-f]{4}|[0-9a-f]{8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _MINOR = re.compile(r"(minor|drm):([0-9]{1,9})", re.ASCII)
-_INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
+_INDEX = re.compile(r"[0-9]+", re.ASCII)
+MAX_DIGITS = 9  #: of an index that some machine could have
 _UUID = re.compile(r"(?:GPU|MIG)-.+")
 
 
@@ -129,9 +130,12 @@ def _granted(topology: Topology, everything: tuple[Device, ...], entry: str) -> 
 
 def _chosen(sight: Sight, entry: str) -> Device:
     if _INDEX.fullmatch(entry):
-        if int(entry) in sight.numbered:
-            return sight.numbered[int(entry)]
-        raise NoSuchGpuError(f"no GPU {entry}; {_present(sight)}")
+        index = int(entry) if len(entry) <= MAX_DIGITS else None
+        if index is not None and index in sight.numbered:
+            return sight.numbered[index]
+        raise NoSuchGpuError(
+            f"no GPU {entry if index is not None else quote(entry)}; {_present(sight)}"
+        )
     if pci := _PCI.fullmatch(entry):
         bus_id = f"{int(pci[1], 16):04x}:{pci[2].lower()}"
         found = [device for device in sight.nameable if device.gpu.pci_bus_id == bus_id][:1]

@@ -73,9 +73,9 @@ class Reasons:
 
     def _left_to_others(self, home: int | None) -> Iterator[str]:
         if self._share == "node":
-            yield f"share=node: each GPU of {node_name(home)} has its own block, whoever asks"
-            if self._mode.balances and self._demand.options.balanced:
-                yield "balanced: no block is larger than the machine's smallest"
+            is_cut = self._mode.balances and self._demand.options.balanced
+            unused = "; balanced may leave cores of it unused" if is_cut else ""
+            yield f"share=node: each GPU of {node_name(home)} has its own block{unused}"
         elif self._mode.balances:
             near = usable(self._topology.node_cores[home], self._demand.allowed)
             spare = sum(core.cpus[0] not in self._holders for core in near)

@@ -397,7 +397,7 @@ def test_threads_are_cores_by_the_ranks_that_share_them(
         pytest.param(
             {"share": "node"},
             "",
-            "each GPU of node 0 has its own block, whoever asks",
+            "each GPU of node 0 has its own block; balanced may leave cores of it unused",
             id="the node's other GPUs",
         ),
         pytest.param({"gpus": "0,0", "mode": "node"}, "", "shared by 2 ranks", id="other ranks"),
