@@ -278,7 +278,7 @@ def test_reserved_cpus_are_never_given(tmp_path: Path) -> None:
 def test_without_the_daemon_extra_serve_says_so_and_plan_works(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     python = tmp_path / "bare/bin/python"
-    here = Path(__file__).parents[1]
+    here = Path(__file__).parents[2]
 
     def affinityd(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
