@@ -10,6 +10,11 @@ from hypothesis import HealthCheck, settings
 #: What public planners answer, where it lies beside the checkout; no test needs it.
 CONFORMANCE = Path(__file__).parents[2] / "shared" / "conformance"
 
+#: The trees that tests write are read from memory, as a kernel's are.
+MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of its own in it
+if os.access(MEMORY, os.W_OK):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", os.fspath(MEMORY))
+
 collect_ignore = [] if CONFORMANCE.is_dir() else ["test_conformance.py"]
 
 settings.register_profile(
