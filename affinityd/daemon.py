@@ -16,8 +16,9 @@ from starlette.types import ASGIApp
 
 from affinityd import __version__, logs, nodefile
 from affinityd.api.app import create_app
+from affinityd.errors import ListenError
 from affinityd.keeper import Keeper, Machine
-from affinityd.listening import BACKLOG, ListenError, listen_tcp, listen_unix
+from affinityd.listening import BACKLOG, listen_tcp, listen_unix
 from affinityd.metrics import Metrics
 from affinityd.notify import notify
 from affinityd.service import Node, Service

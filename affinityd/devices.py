@@ -80,12 +80,13 @@ def is_ambiguous(sight: Sight, entries: Sequence[str] | None) -> bool:
     CUDA's default order is FASTEST_FIRST, not PCI_BUS_ID: on mixed models nobody else knows it.
     """
     by_index = entries is None or any(_INDEX.fullmatch(entry) for entry in entries)
+    numbered = {device.gpu.vendor for device in sight.numbered.values()}
     models = {
         device.gpu.model or device.gpu.pci_id
         for device in sight.nameable
         if device.gpu.vendor == "nvidia"
     }
-    return by_index and not sight.by_name and len(models) > 1
+    return by_index and not sight.by_name and "nvidia" in numbered and len(models) > 1
 
 
 def names_unknown_mig(topology: Topology, *texts: str | None) -> bool:

@@ -10,6 +10,7 @@ from affinityd.cpuset import format_list
 from affinityd.drawing_devices import draw_devices
 from affinityd.outline import BOLD, GAP, YELLOW, Branch, Kind, paint, render, table
 from affinityd.topology import Core, NumaNode, Topology
+from affinityd.words import count
 
 T = TypeVar("T")
 
@@ -32,16 +33,16 @@ def draw(topology: Topology, *, colour: bool) -> Iterator[str]:
 def _totals(topology: Topology) -> Iterator[str]:
     nodes = [node.number for node in topology.nodes if node.number is not None]
     with_cpus = sum(1 for number in nodes if topology.node_cores[number])
-    yield _count(len(topology.online), "CPU")
-    yield _count(len(topology.cores), "core")
+    yield count(len(topology.online), "CPU")
+    yield count(len(topology.cores), "core")
     threads = {len(core.cpus) for core in topology.cores}
     yield "no SMT" if threads <= {1} else f"SMT{format_list(threads)}"
-    yield _count(len(_packages(topology.cores) - {None}), "package")
-    yield _count(len(nodes), "NUMA node") + (
+    yield count(len(_packages(topology.cores) - {None}), "package")
+    yield count(len(nodes), "NUMA node") + (
         f" ({with_cpus} with CPUs)" if with_cpus < len(nodes) else ""
     )
-    yield _count(len({core.llc for core in topology.cores}), "LLC group")
-    yield _count(len(topology.gpus), "GPU")
+    yield count(len({core.llc for core in topology.cores}), "LLC group")
+    yield count(len(topology.gpus), "GPU")
 
 
 def _places(topology: Topology) -> Iterator[Branch]:
@@ -60,7 +61,7 @@ def _package(topology: Topology, package: int | None, nodes: Sequence[int | None
     if len(nodes) == 1:
         return _node(topology, nodes[0], {package})
     cores = [core for core in topology.cores if core.package == package]
-    cells = (f"package {package}", "", _count(len(cores), "core"), _cpulist(cores))
+    cells = (f"package {package}", "", count(len(cores), "core"), _cpulist(cores))
     return Branch(PLACE, cells, BOLD, tuple(_node(topology, number) for number in nodes))
 
 
@@ -76,7 +77,7 @@ def _node(topology: Topology, number: int | None, packages: Iterable[int | None]
         *(draw_devices(topology, number) if number is not None else ()),
     )
     memory = _memory(topology.node_of[number])
-    cells = (label, memory, _count(len(cores), "core"), _cpulist(cores))
+    cells = (label, memory, count(len(cores), "core"), _cpulist(cores))
     return Branch(PLACE, cells, BOLD, below)
 
 
@@ -88,7 +89,7 @@ def _shares(label: str, cores: Sequence[Core], of: Callable[[Core], Hashable]) -
     elif len(groups) > 1:
         for size, same in groupby(groups, len):
             lists = [_cpulist(group) for group in same]
-            cells = (label, f"{len(lists)} x {_count(size, 'core')}", GAP.join(lists))
+            cells = (label, f"{len(lists)} x {count(size, 'core')}", GAP.join(lists))
             yield Branch(SHARE, cells)
 
 
@@ -158,10 +159,6 @@ def _memory(node: NumaNode) -> str:
         return "no memory"
     gib = node.memory_bytes / 2**30
     return f"{gib:.0f} GiB" if gib >= LITTLE else f"{gib:.1f} GiB"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _numbers(noun: str, numbers: Iterable[int]) -> str:

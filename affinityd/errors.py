@@ -5,7 +5,9 @@ AffinityError
 ├── NoSuchGpuError        no such GPU, or none visible                   404, exit 1
 ├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
 ├── NotReadyError         no topology yet                                503, exit 1
-└── TreeError             a root that cannot be read as a machine             exit 2
+├── TreeError             a root that cannot be read as a machine             exit 2
+├── OutputError           a file that cannot be written                       exit 1
+└── ListenError           an address that cannot be listened on               exit 1
 
 A message is one line that quotes what was wrong and says what would be right.
 """
@@ -67,3 +69,11 @@ class TreeError(AffinityError):
     """A `--root` or `--machine` that names no readable machine."""
 
     exit_code = 2
+
+
+class OutputError(AffinityError):
+    """A file that cannot be written."""
+
+
+class ListenError(AffinityError):
+    """An address that cannot be listened on."""

@@ -11,6 +11,7 @@ from affinityd.modes import Mode
 from affinityd.placement import usable
 from affinityd.plans import Demand, RankPlan
 from affinityd.topology import Core, Gpu, Topology
+from affinityd.words import count, node_name
 
 Hands = Mapping[int, tuple[Core, ...]]
 
@@ -141,13 +142,3 @@ def too_few(demand: Demand, rank: int, hands: Hands, least: int) -> str:
         f"{count(len(hands[rank]), 'physical core')}, fewer than {least}: "
         f"{count(len(demand.gpus), 'rank')}, {count(len(demand.allowed), 'allowed CPU')}; {could}"
     )
-
-
-def node_name(number: int | None) -> str:
-    """Return a NUMA node's name for people."""
-    return "the CPUs of no NUMA node" if number is None else f"node {number}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return `1 core`, `2 cores`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

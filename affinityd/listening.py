@@ -11,15 +11,11 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd.errors import AffinityError
+from affinityd.errors import ListenError
 
 BACKLOG = 2048
 MAX_PATH = 107  #: bytes of sun_path less its NUL, unix(7)
 EVERYBODY = 0o666  #: the job of every user of the node must reach the daemon
-
-
-class ListenError(AffinityError):
-    """An address that cannot be listened on."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ MEDIA_TYPES = {"json": "application/json"}
 Question = tuple[Request, str, Caller | None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
 class Node:
     """What plans are made from; replaced whole, never changed."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from affinityd.cli.console import say
 from affinityd.cli.machine import Machine
 from affinityd.cli.parser import Parser, add_settings, load_settings
-from affinityd.errors import UnsatisfiableError
+from affinityd.errors import OutputError
 from affinityd.snapshot import write_snapshot
 
 
@@ -26,6 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         write_snapshot(machine.tree, machine.report, output)
     except OSError as error:
-        raise UnsatisfiableError(f"{output} cannot be written: {error.strerror}") from None
+        raise OutputError(f"{output} cannot be written: {error.strerror}") from None
     say(f"{output}: {output.stat().st_size} bytes; replay it with --root")
     return 0

@@ -1,0 +1,13 @@
+"""How things are called in what people read."""
+
+from __future__ import annotations
+
+
+def node_name(number: int | None) -> str:
+    """Return a NUMA node's name for people."""
+    return "the CPUs of no NUMA node" if number is None else f"node {number}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 core`, `2 cores`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
