@@ -16,7 +16,7 @@ import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
 from affinityd.discovery.nvml import NvmlGpu, NvmlReport, _may_run_on, _online, ask
-from tests.nvml.library import environment
+from tests.nvml.shared_object import environment
 
 ROOT = Path(__file__).parent.parent
 
