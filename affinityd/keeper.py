@@ -67,6 +67,9 @@ class Keeper:
         self._asking = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._wanted = asyncio.Event()
+        self._telling = asyncio.Lock()
+        self._told: Node | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def is_current(self) -> bool:
         """Whether the CPUs that are online are the ones that were read."""
@@ -123,9 +126,9 @@ class Keeper:
                 log.warning("the machine could not be read: %s", error)
                 return
             self._seen_online = online
-            await self._swap(topology)
+            self._swap(topology)
 
-    async def _swap(self, topology: Topology) -> None:
+    def _swap(self, topology: Topology) -> None:
         known = self._service.known
         if known is None:
             node = Node(topology, self._reserved)
@@ -135,4 +138,14 @@ class Keeper:
             log.info("read anew: nothing has changed")
             return
         self._service.swap(node)
-        await in_background(lambda: self._on_change(node))
+        task = asyncio.get_running_loop().create_task(self._tell())
+        self._tasks.add(task)  # the loop itself would forget it
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self) -> None:
+        """Tell of the newest reading: apart from it, for no plan is to wait for a disk."""
+        async with self._telling:
+            node = self._service.known
+            if node is not None and node is not self._told:
+                await in_background(lambda: self._on_change(node))
+                self._told = node

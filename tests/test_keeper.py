@@ -108,10 +108,33 @@ def test_many_who_notice_one_change_read_it_once() -> None:
     async def story(stand_in: StandIn, keeper: Keeper, _: Service, told: list[Node]) -> None:
         stand_in.topology, stand_in.seen_online = smaller(stand_in.topology), "1-223"
         await asyncio.gather(*(keeper.refresh() for _ in range(20)))
-        assert len(told) == 2
+        await until(lambda: len(told) == 2)
         assert keeper.is_current()
 
     keep(story)
+
+
+def test_a_disk_that_hangs_holds_up_no_plan_and_then_tells_of_the_newest_reading() -> None:
+    async def run() -> None:
+        stand_in, service = StandIn(), Service()
+        may_write, told = threading.Event(), list[Node]()
+
+        def write(node: Node) -> None:
+            may_write.wait(SOON)
+            told.append(node)
+
+        keeper = Keeper(service, stand_in, reserved=frozenset(), on_change=write)
+        watching = asyncio.create_task(keeper.watch())
+        await until(lambda: service.known is not None)
+        for online in ("1-223", "2-223"):
+            stand_in.topology, stand_in.seen_online = smaller(stand_in.topology), online
+            await asyncio.wait_for(keeper.refresh(), 1)
+        assert service.node.generation == 3
+        may_write.set()
+        await until(lambda: [node.generation for node in told] == [1, 3])
+        watching.cancel()
+
+    asyncio.run(run())
 
 
 def test_a_reading_without_a_difference_is_no_generation() -> None:
