@@ -117,6 +117,8 @@ def hotplug(daemon: Daemon) -> dict[str, Any]:
 
 def moment(daemon: Daemon) -> dict[str, Any]:
     answers = {query: ask(daemon, query) for query in HOTPLUG_QUERIES}
+    generation = daemon.get("/topology").json["generation"]
+    eventually(lambda: daemon.node_file["generation"] == generation, "the reading is published")
     return {"answers": answers, "node file": daemon.node_file}
 
 
