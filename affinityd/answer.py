@@ -22,7 +22,8 @@ class Reply:
     node: str
     generation: int
     request: Request
-    entries: tuple[str, ...]  #: the GPUs asked for, all of them spelled out
+    entries: tuple[str, ...]  #: each rank's GPU, as the request names it, or would have
+    wanted: frozenset[int]  #: the ranks that were asked for
     allowed: CpuSet
     source: str  #: of the allowed CPUs: "request", "caller" or "node"
     plan: Plan
@@ -30,19 +31,23 @@ class Reply:
     @property
     def ranks(self) -> tuple[RankPlan, ...]:
         """The ranks that were asked for."""
-        wanted = self.request.rank
-        return tuple(rank for rank in self.plan.ranks if wanted is None or rank.rank in wanted)
+        return tuple(rank for rank in self.plan.ranks if rank.rank in self.wanted)
 
     @property
     def warnings(self) -> tuple[Warn, ...]:
         """The warnings that concern them."""
-        wanted = {None, *(rank.rank for rank in self.ranks)}
-        return tuple(warning for warning in self.plan.warnings if warning.rank in wanted)
+        concerned = {None, *self.wanted}
+        return tuple(warning for warning in self.plan.warnings if warning.rank in concerned)
 
     @property
     def cpus(self) -> CpuSet:
         """The union over the ranks."""
         return frozenset().union(*(rank.cpus for rank in self.ranks))
+
+    @property
+    def threads(self) -> int:
+        """How many OpenMP threads suit one process that is all of these ranks."""
+        return sum(rank.threads for rank in self.ranks)
 
     @property
     def locality(self) -> str:
@@ -98,8 +103,12 @@ def _json(reply: Reply) -> Iterator[str]:
 
 def _shell(reply: Reply) -> Iterator[str]:
     """Yield NAME=value lines; no value has a character that a shell or TaskProlog would change."""
+    memory = {rank.memory_node for rank in reply.ranks if rank.memory_node is not None}
     yield f"AFFINITYD_CPULIST={format_list(reply.cpus)}"
     yield f"AFFINITYD_LOCALITY={reply.locality}"
+    yield f"AFFINITYD_ALLOWED={format_list(reply.allowed)}"
+    yield f"AFFINITYD_MEMORY_NODES={format_list(memory)}"
+    yield f"AFFINITYD_THREADS={reply.threads}"
     for rank in reply.ranks:
         yield f"AFFINITYD_RANK_{rank.rank}_CPULIST={format_list(rank.cpus)}"
         yield f"AFFINITYD_RANK_{rank.rank}_LOCALITY={rank.locality}"

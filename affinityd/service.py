@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from affinityd import devices
 from affinityd.answer import Reply, render
 from affinityd.cache import Cache
 from affinityd.cpuset import CpuSet
-from affinityd.errors import InvalidRequestError, NotReadyError
+from affinityd.errors import NotReadyError
 from affinityd.planner import plan
-from affinityd.plans import Caller, Demand, Plan, Warn
-from affinityd.request import MAX_ENTRIES, Request
+from affinityd.plans import Caller, Demand, Warn
+from affinityd.ranks import ranks_of
+from affinityd.request import Request
 from affinityd.topology import Topology
 
 CACHED_BYTES = 16 * 1024 * 1024  #: of answers; each has its question's objects beside it
 ENTRY_BYTES = 4096  #: what an entry weighs besides its answer, about
 MEDIA_TYPES = {"json": "application/json"}
+
+AMBIGUOUS = Warn(
+    "ambiguous_index",
+    "this machine has GPUs of several models, which CUDA numbers fastest first: an index is "
+    "PCI order here, and the process's only with CUDA_DEVICE_ORDER=PCI_BUS_ID; name UUIDs "
+    "to be sure",
+)
 
 
 #: A request, the format of its answer, and who asks.
@@ -101,23 +108,20 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     `caller` is None where it is not known. Raises AffinityError.
     """
     topology = node.topology
-    sight = devices.look(topology, request.granted, request.visible)
-    chosen = devices.choose(sight, request.gpus)
-    if len(chosen) > MAX_ENTRIES:
-        raise InvalidRequestError(f"{len(chosen)} GPUs are too many; the most is {MAX_ENTRIES}")
-    _check_ranks(request, len(chosen))
+    ranks = ranks_of(topology, request)
     whole = topology.online - node.reserved
     cpuset, source = _cpuset(request, caller, topology)
-    gpus = tuple(device.gpu for device in chosen)
+    gpus = tuple(device.gpu for _, device in ranks.entries)
     made = plan(topology, Demand(gpus, whole & cpuset, whole, request.options))
     return Reply(
         node=topology.name,
         generation=node.generation,
         request=request,
-        entries=request.gpus or tuple(map(str, sight.numbered)),
+        entries=tuple(name for name, _ in ranks.entries),
+        wanted=ranks.wanted,
         allowed=whole & cpuset,
         source=source,
-        plan=_with_ambiguity(made, sight, request),
+        plan=replace(made, warnings=(*made.warnings, AMBIGUOUS)) if ranks.ambiguous else made,
     )
 
 
@@ -126,24 +130,3 @@ def _cpuset(request: Request, caller: Caller | None, topology: Topology) -> tupl
     if request.cpuset is not None:
         return (request.cpuset & caller.cpuset if caller else request.cpuset), "request"
     return (caller.mask, "caller") if caller else (topology.online, "node")
-
-
-def _check_ranks(request: Request, count: int) -> None:
-    beyond = [rank for rank in request.rank or () if rank >= count]
-    if beyond:
-        raise InvalidRequestError(
-            f"rank: there is no rank {beyond[0]}; the request names {count} GPUs, "
-            f"so its ranks are 0 to {count - 1}"
-        )
-
-
-def _with_ambiguity(made: Plan, sight: devices.Sight, request: Request) -> Plan:
-    if not devices.is_ambiguous(sight, request.gpus):
-        return made
-    warning = Warn(
-        "ambiguous_index",
-        "this machine has GPUs of several models, which CUDA numbers fastest first: an index is "
-        "PCI order here, and the process's only with CUDA_DEVICE_ORDER=PCI_BUS_ID; name UUIDs "
-        "to be sure",
-    )
-    return Plan(made.ranks, made.share, (*made.warnings, warning))

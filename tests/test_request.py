@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.plans import Options
+from affinityd.readers import MAX_ENTRIES, MAX_NUMBER
 from affinityd.request import (
     FORMATS,
-    MAX_ENTRIES,
     MAX_LENGTH,
-    MAX_NUMBER,
     PARAMETERS,
     Request,
     parse_request,
@@ -44,10 +43,10 @@ def test_every_default_is_the_contract_s() -> None:
     )
 
 
-def test_every_parameter_is_the_contract_s() -> None:
+def test_these_are_the_parameters() -> None:
     assert sorted(PARAMETERS) == sorted(
         [
-            *("gpus", "rank", "mode", "scope", "multithreading", "balanced"),
+            *("gpus", "rank", "ranks", "job", "mode", "scope", "multithreading", "balanced"),
             *("min_physical_cores", "max_physical_cores", "cpuset", "visible", "granted"),
             *("share", "strict", "format"),
         ]
@@ -62,6 +61,8 @@ def test_every_parameter_is_the_contract_s() -> None:
         pytest.param("gpus", " 0 , GPU-1 ", ("0", "GPU-1"), id="blanks around entries are nothing"),
         pytest.param("rank", "2,0", (0, 2), id="ranks are a list"),
         pytest.param("rank", "0-2", (0, 1, 2), id="or a range"),
+        pytest.param("ranks", "256", 256, id="so many ranks"),
+        pytest.param("job", "0, GPU-1", ("0", "GPU-1"), id="a job's devices"),
         pytest.param("cpuset", "0-3,8", parse_list("0-3,8"), id="a cpulist"),
         pytest.param("cpuset", "0-8:4", parse_list("0,4,8"), id="a cpulist with a stride"),
         pytest.param("visible", "", "", id="no visible device at all"),
@@ -266,12 +267,14 @@ def test_a_nul_alone_is_refused(name: str) -> None:
         ),
         pytest.param(
             "zzz",
-            "unknown parameter 'zzz'; known are gpus, rank, mode, scope, multithreading, "
-            "balanced, min_physical_cores, max_physical_cores, cpuset, visible, granted, share, "
+            "unknown parameter 'zzz'; known are gpus, rank, ranks, job, mode, scope, "
+            "multithreading, balanced, min_physical_cores, max_physical_cores, cpuset, visible, granted, share, "
             "strict, format",
             id="like none",
         ),
-        pytest.param("", "unknown parameter ''; known are gpus, rank, mode", id="nothing"),
+        pytest.param(
+            "", "unknown parameter ''; known are gpus, rank, ranks, job, mode", id="nothing"
+        ),
         pytest.param("gpus\n", r"unknown parameter 'gpus\n'; did you mean gpus?", id="a newline"),
         pytest.param("q" * 5000, f"unknown parameter '{'q' * 60}…'; known are ", id="5000 letters"),
     ],

@@ -13,7 +13,8 @@ from affinityd.answer import document, render
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
 from affinityd.plans import Caller
-from affinityd.request import FORMATS, MAX_ENTRIES, PARAMETERS, parse_request
+from affinityd.readers import MAX_ENTRIES
+from affinityd.request import FORMATS, PARAMETERS, parse_request
 from affinityd.service import Node, Service
 from affinityd.topology import Topology
 from tests.asking import ask, cpulists, is_one_short_line, try_to_ask

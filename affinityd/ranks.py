@@ -1,0 +1,77 @@
+"""Which GPU each rank of a request drives, and which of the ranks are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from affinityd.devices import Device, Sight, choose, is_ambiguous, look
+from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.readers import MAX_ENTRIES
+from affinityd.request import Request
+from affinityd.topology import Topology
+
+#: How a request names a device, or would have, and the device.
+Entry = tuple[str, Device]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that divide the cores."""
+
+    entries: tuple[Entry, ...]  #: rank i drives the i-th
+    wanted: frozenset[int]  #: the ranks that are asked for
+    ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
+
+
+def ranks_of(topology: Topology, request: Request) -> Ranks:
+    """Return the ranks of a request.
+
+    They are its `gpus`, dealt again from the first where there are more `ranks` than those; or the
+    GPUs of its `job`, of which `gpus` are the caller's. Raises InvalidRequestError for a rank that
+    is not there, NoSuchGpuError for a device that is not here, or not the job's.
+    """
+    sight = look(topology, request.granted, request.visible)
+    own = _named(sight, request.gpus)
+    ambiguous = is_ambiguous(sight, request.gpus)
+    if request.job is None:
+        ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
+        return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous)
+    everything = look(topology, None, None)
+    job = _named(everything, request.job)
+    wanted = frozenset(rank for device in own for rank in _of_the_job(device, job))
+    return Ranks(_checked(job), wanted, ambiguous or is_ambiguous(everything, request.job))
+
+
+def _named(sight: Sight, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
+    devices = choose(sight, names)
+    return tuple(zip(names or map(str, sight.numbered), devices, strict=True))
+
+
+def _checked(ranks: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    if len(ranks) > MAX_ENTRIES:
+        raise InvalidRequestError(f"{len(ranks)} GPUs are too many; the most is {MAX_ENTRIES}")
+    return ranks
+
+
+def _asked_for(request: Request, count: int) -> frozenset[int]:
+    if request.rank is None:
+        return frozenset(range(count))
+    beyond = [rank for rank in request.rank if rank >= count]
+    if beyond:
+        raise InvalidRequestError(
+            f"rank: there is no rank {beyond[0]}; the request names {count} GPUs, "
+            f"so its ranks are 0 to {count - 1}"
+        )
+    return frozenset(request.rank)
+
+
+def _of_the_job(own: Entry, job: Sequence[Entry]) -> list[int]:
+    name, device = own
+    ranks = [rank for rank, (_, theirs) in enumerate(job) if theirs.gpu.key == device.gpu.key]
+    if not ranks:
+        raise NoSuchGpuError(
+            f"job: the caller's GPU {name} ({device.gpu.pci_bus_id}) is not among the job's: "
+            + ", ".join(f"{name} ({theirs.gpu.pci_bus_id})" for name, theirs in job)
+        )
+    return ranks
