@@ -1,3 +1,48 @@
-"""affinityd: on which CPUs, and which memory, each GPU rank belongs."""
+"""affinityd: on which CPUs, and which memory, each GPU rank belongs.
+
+In a training script: `affinityd.bind()`, or `affinityd.set_affinity(gpu_id, nproc_per_node)`.
+"""
+
+from __future__ import annotations
 
 __version__ = "0.1.0"
+__all__ = [
+    "AffinityError",
+    "Binding",
+    "GPUAffinityError",
+    "Mode",
+    "Multithreading",
+    "Scope",
+    "bind",
+    "set_affinity",
+    "worker_init_fn",
+]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from affinityd.binding import Binding, bind, worker_init_fn
+    from affinityd.errors import AffinityError
+    from affinityd.errors import AffinityError as GPUAffinityError
+    from affinityd.gpu_affinity import Mode, Multithreading, Scope, set_affinity
+
+#: Where each name is: imported when it is asked for, as `affinityd exec` needs none of them.
+_HOMES = {
+    **dict.fromkeys(("Binding", "bind", "worker_init_fn"), "affinityd.binding"),
+    **dict.fromkeys(("Mode", "Multithreading", "Scope", "set_affinity"), "affinityd.gpu_affinity"),
+    **dict.fromkeys(("AffinityError", "GPUAffinityError"), "affinityd.errors"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name, PEP 562."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415
+
+    found: object = getattr(import_module(_HOMES[name]), name.replace("GPUAff", "Aff"))
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

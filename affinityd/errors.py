@@ -7,6 +7,9 @@ AffinityError
 ├── NotReadyError         no topology yet                                503, exit 1
 ├── TreeError             a root that cannot be read as a machine             exit 2
 ├── OutputError           a file that cannot be written                       exit 1
+├── ApplyError            a plan that could not be applied                    exit 1
+├── DaemonError           a daemon in trouble; plan without it                exit 1
+│   └── NoDaemonError     there is none
 └── ListenError           an address that cannot be listened on               exit 1
 
 A message is one line that quotes what was wrong and says what would be right.
@@ -75,5 +78,21 @@ class OutputError(AffinityError):
     """A file that cannot be written."""
 
 
+class ApplyError(AffinityError):
+    """A plan that the kernel did not take."""
+
+
+class DaemonError(AffinityError):
+    """A daemon that hangs, breaks off, has no topology, or answers what cannot be."""
+
+
+class NoDaemonError(DaemonError):
+    """Nobody listens where a daemon would."""
+
+
 class ListenError(AffinityError):
     """An address that cannot be listened on."""
+
+
+#: What a request is refused with, wherever it is planned.
+REFUSALS = (InvalidRequestError, NoSuchGpuError, UnsatisfiableError)

@@ -1,22 +1,16 @@
-"""Settings of the daemon and its clients: flag, else AFFINITYD_* variable, else the file.
-
-The file, /etc/affinityd.conf, is written as a systemd EnvironmentFile, systemd.exec(5).
-"""
+"""Settings of the daemon and its clients: flag, else AFFINITYD_* variable, else the file."""
 
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from affinityd import conffile
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, quote
 
-FILE = "/etc/affinityd.conf"
-PREFIX = "AFFINITYD_"
 NAMES = ("root", "machine", "socket", "listen", "reserved_cpus", "log_format")
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 ONE_MACHINE = {"root", "machine"}  #: settings that exclude each other
@@ -48,8 +42,9 @@ def load(flags: Mapping[str, str | None], environ: Mapping[str, str] = os.enviro
 
     Raises InvalidRequestError with one line that names the value and where it comes from.
     """
-    path = Path(environ.get("AFFINITYD_CONFIG") or FILE)
-    layers = (_flags(flags), _variables(environ), _variables(_read_file(path), f" in {path}"))
+    path = conffile.path(environ)
+    in_file = _variables(conffile.read(path), f" in {path}")
+    layers = (_flags(flags), _variables(environ), in_file)
     chosen: dict[str, Given] = {}
     for layer in layers:
         if layer.keys() >= ONE_MACHINE:
@@ -58,15 +53,9 @@ def load(flags: Mapping[str, str | None], environ: Mapping[str, str] = os.enviro
         settled = ONE_MACHINE if chosen.keys() & ONE_MACHINE else set()
         chosen = {**{name: layer[name] for name in layer.keys() - settled}, **chosen}
     read = {name: _READERS[name](given.text, given.name) for name, given in chosen.items()}
-    return Settings(**{"socket": default_socket(environ), "listen": DEFAULT_LISTEN, **read})
-
-
-def default_socket(environ: Mapping[str, str] = os.environ) -> str:
-    """Return where the daemon's socket is, for root and for everybody else."""
-    if os.geteuid() == 0:
-        return "/run/affinityd/affinityd.sock"
-    folder = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
-    return f"{folder}/affinityd.sock"
+    return Settings(
+        **{"socket": conffile.default_socket(environ), "listen": DEFAULT_LISTEN, **read}
+    )
 
 
 def _flags(flags: Mapping[str, str | None]) -> dict[str, Given]:
@@ -83,42 +72,12 @@ def _flags(flags: Mapping[str, str | None]) -> dict[str, Given]:
 
 def _variables(values: Mapping[str, str], where: str = "") -> dict[str, Given]:
     """Return the settings among variables; an empty one is not set."""
-    names = {name: PREFIX + name.upper() for name in NAMES}
+    names = {name: conffile.PREFIX + name.upper() for name in NAMES}
     return {
         name: Given(text, variable + where)
         for name, variable in names.items()
         if (text := values.get(variable))
     }
-
-
-def _read_file(path: Path) -> dict[str, str]:
-    """Read the file's assignments; one that is not there has none."""
-    try:
-        if not path.is_file() and path.exists():
-            raise InvalidRequestError(f"{path} is not a file")
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InvalidRequestError(f"{path} is not UTF-8") from None
-    return dict(
-        _assignment(line, f"{path}:{number}")
-        for number, line in enumerate(text.replace("\\\n", "").split("\n"), start=1)
-        if line.strip() and not line.lstrip().startswith(("#", ";"))
-    )
-
-
-def _assignment(line: str, place: str) -> tuple[str, str]:
-    name, equals, value = (part.strip() for part in line.partition("="))
-    shown = quote(line.strip())
-    if not equals or not name.isidentifier():
-        raise InvalidRequestError(f"{place}: {shown} is not written as NAME=value")
-    try:
-        return name, " ".join(shlex.split(value))
-    except ValueError as error:
-        raise InvalidRequestError(f"{place}: {shown}: {error}") from None
 
 
 def _text(text: str, _name: str) -> str:

@@ -268,8 +268,8 @@ def test_a_nul_alone_is_refused(name: str) -> None:
         pytest.param(
             "zzz",
             "unknown parameter 'zzz'; known are gpus, rank, ranks, job, mode, scope, "
-            "multithreading, balanced, min_physical_cores, max_physical_cores, cpuset, visible, granted, share, "
-            "strict, format",
+            "multithreading, balanced, min_physical_cores, max_physical_cores, cpuset, visible, "
+            "granted, share, strict, format",
             id="like none",
         ),
         pytest.param(

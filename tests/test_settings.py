@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.conffile import default_socket
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
-from affinityd.settings import Settings, default_socket, load
+from affinityd.settings import Settings, load
 
 
 def settings(tmp_path: Path, *, flags: dict[str, str], env: dict[str, str], file: str) -> Settings:

@@ -7,15 +7,14 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
-from typing import NoReturn
 
 from affinityd.cli.console import say
-from affinityd.cli.parser import Parser
 from affinityd.errors import AffinityError
 
 COMMANDS = {
     "serve": "answer /plan on a unix socket and on TCP",
     "plan": "print a cpulist for each rank, without a daemon",
+    "exec": "take the CPUs near this process's GPU, then become a command",
     "topology": "draw the node: packages, NUMA nodes, GPUs, NICs",
     "snapshot": "capture this node into an archive that --root replays",
     "version": "print the version",
@@ -38,6 +37,10 @@ def main(argv: Sequence[str]) -> int:
             "pip install 'affinityd[daemon]' brings it"
         )
         return 1
+    if hasattr(command, "main"):
+        return int(command.main(argv[1:]))
+    from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
+
     parser = Parser(
         prog=f"affinityd {name}", description=f"{COMMANDS[name][0].upper()}{COMMANDS[name][1:]}."
     )
@@ -49,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
 
 
-def entry() -> NoReturn:
+def entry() -> None:
     """Run as a program."""
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a line shows a ?
         if isinstance(stream, TextIOWrapper):
@@ -75,6 +78,10 @@ def _give_up_stdout(code: int) -> int:
 
 
 def _command(argv: Sequence[str]) -> str:
+    if argv and argv[0] in COMMANDS:
+        return argv[0]
+    from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
+
     parser = Parser(
         prog="affinityd",
         usage="affinityd COMMAND [OPTION …]",
@@ -84,8 +91,6 @@ def _command(argv: Sequence[str]) -> str:
     commands = parser.add_argument_group("commands")
     for name, text in COMMANDS.items():
         commands.add_argument(f"_{name}", metavar=name, nargs="?", help=text)
-    if argv and argv[0] in COMMANDS:
-        return argv[0]
     if argv and not argv[0].startswith("-"):
         parser.error(f"{argv[0]!r} is no command; there are {', '.join(COMMANDS)}")
     if not argv:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import NoReturn
 
-from affinityd import machines, settings
+from affinityd import conffile, machines, settings
 from affinityd.errors import one_line
 
 HELP = {
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 def add_settings(parser: Parser, names: Iterable[str]) -> None:
     """Add flags for settings, each of which is also a variable and a line of the file."""
     group = parser.add_argument_group(
-        "settings", f"also AFFINITYD_* variables and lines of {settings.FILE}"
+        "settings", f"also AFFINITYD_* variables and lines of {conffile.FILE}"
     )
     for name in names:
         metavar, text = HELP[name]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import settings
+from affinityd import conffile, settings
 
 pytestmark = pytest.mark.systemd
 
@@ -81,8 +81,8 @@ def test_the_hardening_does_not_blind_it(security: tuple[str, ...], protection: 
 
 def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_path: Path) -> None:
     lines = (DEPLOY / "affinityd.conf").read_text().splitlines()
-    assignments = [line[1:] for line in lines if line.startswith("#" + settings.PREFIX)]
-    names = [line.split("=")[0].removeprefix(settings.PREFIX).lower() for line in assignments]
+    assignments = [line[1:] for line in lines if line.startswith("#" + conffile.PREFIX)]
+    names = [line.split("=")[0].removeprefix(conffile.PREFIX).lower() for line in assignments]
     assert set(names) == set(settings.NAMES) - {"root", "machine"}
     sample, empty = tmp_path / "affinityd.conf", tmp_path / "empty.conf"
     sample.write_text("\n".join(assignments))

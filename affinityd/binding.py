@@ -1,0 +1,139 @@
+"""`affinityd.bind`: a running Python process takes its place, and knows what came of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from affinityd import conffile, myself, pinning, place
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.errors import AffinityError, InvalidRequestError, quote
+from affinityd.memory import POLICIES, Held, held, hold
+
+TIMEOUT = 1.0  #: seconds that a daemon may take
+
+logger = logging.getLogger("affinityd")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What holds for this process, as read back from the kernel."""
+
+    cpus: CpuSet  #: the calling thread's mask
+    locality: str | None  #: "local", "remote", "unknown"; None: there was no plan
+    memory: Held | None  #: the calling thread's policy; None: it cannot be read
+    source: str | None  #: who planned: "daemon", "node.json", "sysfs"; None: there was no plan
+    warnings: tuple[str, ...] = ()  #: what is not as it was asked for, a line each
+
+    @property
+    def pinned(self) -> bool:
+        """Whether there was a plan, and the kernel took it."""
+        return self.source is not None
+
+
+def bind(
+    rank: int | None = None,
+    *,
+    gpus: str | None = None,
+    mode: str = "unique_contiguous",
+    scope: str = "node",
+    multithreading: str = "all_logical",
+    balanced: bool = True,
+    min_physical_cores: int = 1,
+    max_physical_cores: int | None = None,
+    share: str = "auto",
+    strict: bool = False,
+    memory: str | None = None,
+    timeout: float = TIMEOUT,
+    fail_closed: bool = False,
+) -> Binding:
+    """Pin every thread of this process to the CPUs near its GPU, and return what then holds.
+
+    `rank` is the local rank; None: as the launcher said. `gpus` is a list as `/plan` takes it, an
+    entry a rank; None: those that are visible. `memory` is a policy ("local", "preferred", "bind",
+    "interleave"), set for the calling thread and what it starts from now on. The others are the
+    parameters of a plan, by their names.
+
+    Children learn of it by AFFINITYD_* variables in the environment. A second call plans as the
+    first one did. Without a plan the process stays as it is, with a warning in the result and in
+    the log; with `fail_closed`, AffinityError is raised instead.
+    """
+    chosen = {
+        "rank": rank,
+        "gpus": gpus,
+        "mode": mode,
+        "scope": scope,
+        "multithreading": multithreading,
+        "balanced": balanced,
+        "min_physical_cores": min_physical_cores,
+        "max_physical_cores": max_physical_cores,
+        "share": share,
+        "strict": strict,
+    }
+    try:
+        if memory is not None and memory not in POLICIES:
+            raise InvalidRequestError(
+                f"memory: {quote(memory)} is not one of {', '.join(POLICIES)}"
+            )
+        binding = take_place(_texts(chosen), memory, timeout)
+    except AffinityError as error:
+        if fail_closed:
+            raise
+        binding = Binding(_mask(), None, held(), None, (str(error),))
+    for warning in binding.warnings:
+        logger.warning("%s", warning)
+    return binding
+
+
+def take_place(
+    given: Mapping[str, str], policy: str | None = None, timeout: float = TIMEOUT
+) -> Binding:
+    """Find this process's place and take it, unless AFFINITYD=off. Raises AffinityError."""
+    if os.environ.get("AFFINITYD") == "off":
+        return Binding(_mask(), None, held(), None)
+    start = time.monotonic()
+    sockets = conffile.sockets(conffile.variables())
+    found = place.find(myself.questions(given), sockets, start, timeout, bounded=False)
+    pinning.pin(os.getpid(), found.cpus)
+    cpus = myself.pin(found.cpus)  # the calling thread, though somebody had pinned it on purpose
+    cut = [] if cpus == found.cpus else [myself.cut(found.cpus, cpus)]
+    memory = held() if policy is None else hold(policy, found.memory_nodes)
+    myself.export(found, cpus)
+    warnings = (found.trouble, *cut, *(memory.refusals if memory else ()))
+    return Binding(
+        cpus=cpus,
+        locality=found.locality,
+        memory=memory,
+        source=found.source,
+        warnings=tuple(filter(None, warnings)),
+    )
+
+
+def worker_init_fn(_worker_id: int) -> None:
+    """Give a worker of PyTorch's DataLoader the CPUs of its training process.
+
+    Workers inherit them; what OpenMP runtimes do after a fork takes them away. Does nothing where
+    the process was not bound.
+    """
+    try:
+        cpus = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
+        if cpus:
+            myself.pin(cpus)
+    except (ValueError, AffinityError) as error:
+        logger.warning("DataLoader worker %d stays unpinned: %s", _worker_id, error)
+
+
+def _texts(chosen: Mapping[str, object]) -> dict[str, str]:
+    """Return parameters as a request has them; those that are None are not given."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in chosen.items()
+        if value is not None
+    }
+
+
+def _mask() -> CpuSet:
+    return frozenset(os.sched_getaffinity(0))

@@ -1,0 +1,118 @@
+"""The cpuset of a process: the CPUs that its cgroup lets it use.
+
+Sources: cgroups(7), cpuset(7), proc(5) for mountinfo, kernel
+Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst.
+"""
+
+# ruff: noqa: PTH123 - pathlib costs more to import than all of this to run
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from affinityd.cpuset import CpuSet, parse_list
+
+
+@dataclass(frozen=True)
+class Version:
+    """Where one version of cgroups keeps the cpuset, in the order in which files are tried."""
+
+    file_system: str
+    controller: str | None  #: its name in a line of /proc/PID/cgroup; v2 has one line for all
+    files: tuple[str, ...]
+
+
+#: A controller is in one version or the other: where v1 has the cpuset, v2 has no files of it.
+VERSIONS = (
+    Version("cgroup", "cpuset", ("cpuset.effective_cpus", "cpuset.cpus")),
+    Version("cgroup2", None, ("cpuset.cpus.effective",)),
+)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A line of mountinfo: a part of a hierarchy, and where it is to be seen."""
+
+    root: str  #: the cgroup that lies at `point`
+    point: str
+    file_system: str
+    controllers: tuple[str, ...]
+
+
+def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
+    """Return the CPUs that a process's cgroup lets it use.
+
+    None where that cannot be known: the process is gone, no hierarchy with a cpuset is mounted
+    here, or its cgroup lies outside of what our cgroup namespace shows. `root`: where the files
+    of the machine are.
+    """
+    base = root.rstrip("/")
+    membership = _read(f"{base}/proc/{pid}/cgroup") or ""
+    mounts = [_mount(line) for line in (_read(f"{base}/proc/self/mountinfo") or "").splitlines()]
+    for version in VERSIONS:
+        for folder in _folders(version, _path(membership, version.controller), mounts):
+            for file in version.files:
+                # An empty list is that of a cgroup which leaves the choice to the one above it.
+                if cpus := _cpus(f"{base}{folder}/{file}"):
+                    return cpus
+    return None
+
+
+def _path(membership: str, controller: str | None) -> str | None:
+    """Return the process's cgroup in one hierarchy, by its line `ID:controller,…:/path`."""
+    for line in membership.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(",") if controller else number == "0":
+            return path
+    return None
+
+
+def _folders(version: Version, path: str | None, mounts: list[Mount]) -> Iterator[str]:
+    """Yield where the cgroup and those above it are to be seen, the cgroup itself first."""
+    if path is None or "/../" in f"{path}/":  # beside or above our cgroup namespace
+        return
+    for mount in mounts:
+        has_it = version.controller is None or version.controller in mount.controllers
+        if mount.file_system == version.file_system and has_it:
+            below = _below(path, mount.root)
+            while below is not None:
+                yield mount.point + below
+                below = below.rpartition("/")[0] if below else None
+
+
+def _below(path: str, root: str) -> str | None:
+    """Return a path as it is below a root: "" for the root itself, None for what is not in it."""
+    path, root = (f"{text.rstrip('/')}/" for text in (path, root))
+    return path[len(root) - 1 : -1] if path.startswith(root) else None
+
+
+def _mount(line: str) -> Mount:
+    """Read `ID PARENT MAJ:MIN ROOT POINT OPTIONS [TAG …] - TYPE SOURCE OPTIONS`, proc(5)."""
+    here, _, there = line.partition(" - ")
+    _, _, _, root, point, *_ = map(_unescaped, here.split(" "))
+    file_system, _, options = there.split(" ", 2)
+    return Mount(root, point.rstrip("/"), file_system, tuple(options.split(",")))
+
+
+def _unescaped(text: str) -> str:
+    r"""Undo the kernel's \040 for a blank, and the like."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+def _cpus(path: str) -> CpuSet | None:
+    text = _read(path)
+    try:
+        return None if text is None else parse_list(text)
+    except ValueError:
+        return None
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return None

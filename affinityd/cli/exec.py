@@ -1,0 +1,73 @@
+"""`affinityd exec`: takes its place, then becomes the command.
+
+What is imported here counts in every rank's start: no argparse, re, json, dataclasses or socket on
+the way to execve(2).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from affinityd import conffile, myself, place
+from affinityd.become import become
+from affinityd.cli import exec_options
+from affinityd.cli.console import say
+from affinityd.errors import AffinityError, InvalidRequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from affinityd.cli.exec_options import Options
+
+NAME = "affinityd exec"
+FAILED = 125  #: as env(1) and timeout(1) have it: the command was not tried
+
+
+def main(argv: Sequence[str]) -> int:
+    """Become the command; return only where that fails: 125, 126 or 127."""
+    start = time.monotonic()
+    if argv and argv[0] in {"-h", "--help"}:
+        exec_options.print_help()
+        return 0
+    try:
+        words, command = exec_options.split(argv)
+    except InvalidRequestError as error:
+        say(f"{NAME}: {error}")
+        return FAILED
+    try:
+        if os.environ.get("AFFINITYD") != "off":
+            _take_place(exec_options.read(words), start)
+    except AffinityError as error:
+        if "--fail-closed" in words:
+            say(f"{NAME}: {error}; the command was not started")
+            return FAILED
+        say(f"{NAME}: {error}; the command runs unpinned")
+    return become(command, NAME)
+
+
+def _take_place(options: Options, start: float) -> None:
+    """Find this process's place, take it, and say so to the command. Raises AffinityError."""
+    said = conffile.variables()
+    timeout = exec_options.seconds(options.get("timeout") or said.get("AFFINITYD_TIMEOUT"))
+    policy = exec_options.policy(options.get("memory") or said.get("AFFINITYD_MEMORY"))
+    questions = myself.questions(exec_options.parameters(options, said))
+    found = place.find(questions, conffile.sockets(said), start, timeout, bounded=True)
+    if found.trouble is not None:
+        say(f"{NAME}: {found.trouble}; planned from {found.source}")
+    held = myself.pin(found.cpus)
+    if held != found.cpus:
+        say(f"{NAME}: {myself.cut(found.cpus, held)}")
+    if policy is not None:
+        _hold(policy, found.memory_nodes)
+    myself.export(found, held)
+    if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):
+        os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(held)))
+
+
+def _hold(policy: str, nodes: frozenset[int]) -> None:
+    from affinityd import memory  # noqa: PLC0415 - hardly ever asked for
+
+    for refusal in memory.hold(policy, nodes).refusals:
+        say(f"{NAME}: memory: {refusal}")

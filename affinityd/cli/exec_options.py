@@ -1,0 +1,144 @@
+"""The command line of `affinityd exec`, read without argparse, which costs as much as a start."""
+
+from __future__ import annotations
+
+from affinityd.conffile import PREFIX
+from affinityd.errors import InvalidRequestError, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: The parameters of a plan that a site or user may also say as AFFINITYD_*.
+SAID = (
+    *("mode", "scope", "multithreading", "balanced", "min_physical_cores", "max_physical_cores"),
+    *("share", "strict"),
+)
+#: The parameters of a plan that it takes.
+PARAMETERS = ("gpus", "rank", "job", "cpuset", "visible", "granted", *SAID)
+POLICIES = ("local", "preferred", "bind", "interleave")  #: as affinityd.memory has them
+OWN = {
+    "memory": ("|".join(POLICIES), "also set the memory policy (default: the kernel's, near)"),
+    "timeout": ("SECONDS", "the most that finding a place may take (default: 1)"),
+    "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
+    "fail_closed": (None, "rather fail than run the command unpinned"),
+}
+OPTIONS = (*PARAMETERS, *OWN)
+FLAGS = frozenset(("omp", "fail_closed"))  #: take no value
+BOOLEANS = frozenset(("balanced", "strict"))  #: may take one
+TIMEOUT, LEAST_TIMEOUT, MOST_TIMEOUT = 1.0, 0.001, 3600.0  #: seconds
+
+Options = dict[str, str]
+
+
+def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return our words and the command's. Raises InvalidRequestError where there is no command."""
+    if argv and not argv[0].startswith("-"):
+        ours, command = argv[:0], argv
+    elif "--" in argv:
+        place = argv.index("--")
+        ours, command = argv[:place], argv[place + 1 :]
+    else:
+        raise InvalidRequestError("-- is missing before the command; write affinityd exec -- CMD …")
+    if not command:
+        raise InvalidRequestError("the command is missing; write affinityd exec -- CMD …")
+    return ours, command
+
+
+def read(words: Sequence[str]) -> Options:
+    """Read our words: `--name value`, `--name=value`, or a flag alone, which is true.
+
+    Raises InvalidRequestError, which names the first that is wrong.
+    """
+    options: Options = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, has_value, value = word.partition("=")
+        name = flag[2:].replace("-", "_")
+        if not flag.startswith("--") or name not in OPTIONS:
+            raise InvalidRequestError(_unknown(word))
+        if name in options:
+            raise InvalidRequestError(f"{flag} is given twice; give it once")
+        options[name] = value if has_value else _value(name, rest)
+    return options
+
+
+def _value(name: str, rest: list[str]) -> str:
+    """Take an option's value from the words behind it; a flag alone is true."""
+    if name in FLAGS or (name in BOOLEANS and (not rest or rest[0].startswith("-"))):
+        return "true"
+    if not rest:
+        raise InvalidRequestError(f"{_flag(name)} has no value; write it like {_flag(name)}=VALUE")
+    return rest.pop(0)
+
+
+def parameters(options: Options, said: Mapping[str, str]) -> dict[str, str]:
+    """Return the given parameters of a plan: options, else AFFINITYD_* variables."""
+    variables = {name: f"{PREFIX}{name.upper()}" for name in SAID}
+    return {
+        **{name: said[variable] for name, variable in variables.items() if variable in said},
+        **{name: text for name, text in options.items() if name in PARAMETERS},
+    }
+
+
+def seconds(text: str | None) -> float:
+    """Read a timeout. Raises InvalidRequestError."""
+    try:
+        number = TIMEOUT if text is None else float(text)
+    except ValueError:
+        number = 0.0
+    if not LEAST_TIMEOUT <= number <= MOST_TIMEOUT:
+        raise InvalidRequestError(
+            f"timeout: {quote(text or '')} is not a number of seconds from {LEAST_TIMEOUT:g} to "
+            f"{MOST_TIMEOUT:g}"
+        )
+    return number
+
+
+def policy(text: str | None) -> str | None:
+    """Read a memory policy; None where none was asked for. Raises InvalidRequestError."""
+    if text is not None and text not in POLICIES:
+        raise InvalidRequestError(f"memory: {quote(text)} is not one of {', '.join(POLICIES)}")
+    return text
+
+
+def print_help() -> None:
+    """Print what the command takes."""
+    from affinityd.cli.parser import Parser  # noqa: PLC0415
+    from affinityd.request import PARAMETERS as TABLE  # noqa: PLC0415
+
+    parser = Parser(
+        prog="affinityd exec",
+        usage="affinityd exec [OPTION …] -- CMD …",
+        description="Take the CPUs near this process's GPU, then become CMD.",
+        epilog="AFFINITYD_MODE and so on say the same; AFFINITYD=off runs CMD as it is.",
+        add_help=False,
+    )
+    for name in PARAMETERS:
+        choices = TABLE[name].schema.get("enum")
+        metavar = "|".join(choices) if choices else name.upper()
+        parser.add_argument(_flag(name), metavar=metavar, help=_help(name, TABLE[name].help))
+    for name, (shown, text) in OWN.items():
+        if shown is None:
+            parser.add_argument(_flag(name), action="store_true", help=text)
+        else:
+            parser.add_argument(_flag(name), metavar=shown, help=text)
+    parser.print_help()
+
+
+def _help(name: str, text: str) -> str:
+    return f"{text} (default: node)" if name == "mode" else text
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _unknown(word: str) -> str:
+    import difflib  # noqa: PLC0415 - only where something is wrong
+
+    flags = [_flag(name) for name in OPTIONS]
+    near = difflib.get_close_matches(word[:64].partition("=")[0], flags, n=1)
+    known = f"did you mean {near[0]}?" if near else f"known are {', '.join(flags)}"
+    return f"{quote(word)} is no option; {known}"

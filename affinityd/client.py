@@ -1,0 +1,118 @@
+"""Asks a daemon for a plan over its unix socket: HTTP/1.1, one request, a deadline for all of it.
+
+Neither `socket` nor `http.client` nor `urllib` is imported: each costs as much as Python's start.
+"""
+
+from __future__ import annotations
+
+import _socket
+import time
+from collections.abc import Iterator, Mapping
+
+from affinityd.errors import REFUSALS, DaemonError, NoDaemonError, quote
+
+MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
+CHUNK = 65536
+PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
+
+#: What a daemon refuses with, by status.
+REFUSED = {refusal.status: refusal for refusal in REFUSALS}
+PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
+
+
+def ask(path: str, parameters: Mapping[str, str], deadline: float) -> str:
+    """Return a plan in the `shell` format.
+
+    `deadline` is of time.monotonic. Raises NoDaemonError where nobody listens, DaemonError where
+    what listens is too slow, in trouble or no affinityd, and what the daemon refuses the request
+    with.
+    """
+    query = "&".join(f"{name}={_quoted(text)}" for name, text in parameters.items())
+    try:
+        answer = _exchange(path, f"/plan?{query}&format=shell", deadline)
+    except TimeoutError:
+        raise DaemonError(f"the daemon at {path} did not answer in time") from None
+    except (FileNotFoundError, ConnectionRefusedError, PermissionError) as error:
+        raise NoDaemonError(f"no daemon at {path}: {error.strerror}") from None
+    except OSError as error:
+        raise DaemonError(f"the daemon at {path} broke off: {error.strerror}") from None
+    status, text = _parsed(answer, path)
+    if status in REFUSED:
+        raise REFUSED[status](text.strip().partition(": ")[2])
+    if status != 200:  # noqa: PLR2004
+        raise DaemonError(f"the daemon at {path} answered {status}: {quote(text.strip())}")
+    return text
+
+
+def _exchange(path: str, target: str, deadline: float) -> bytes:
+    connection = _connected(path, deadline)
+    try:
+        connection.settimeout(_left(deadline))
+        connection.sendall(
+            f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        )
+        return b"".join(_received(connection, deadline))
+    finally:
+        connection.close()
+
+
+def _connected(path: str, deadline: float) -> _socket.socket:
+    while True:
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        try:
+            connection.settimeout(_left(deadline))
+            connection.connect(path)
+        except BlockingIOError:  # unix(7): the queue is full
+            connection.close()
+            time.sleep(PAUSE)
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+
+
+def _received(connection: _socket.socket, deadline: float) -> Iterator[bytes]:
+    """Yield what comes until the other side closes."""
+    size = 0
+    while size <= MAX_ANSWER:
+        connection.settimeout(_left(deadline))
+        chunk = connection.recv(CHUNK)
+        if not chunk:
+            return
+        size += len(chunk)
+        yield chunk
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _parsed(answer: bytes, path: str) -> tuple[int, str]:
+    """Return an answer's status and body, all of it."""
+    head, separator, body = answer.partition(b"\r\n\r\n")
+    first, *fields = head.split(b"\r\n")
+    version, _, status = first.partition(b" ")
+    lengths = [
+        text.strip()
+        for name, _, text in (field.partition(b":") for field in fields)
+        if name.lower() == b"content-length"
+    ]
+    is_http = separator and version.startswith(b"HTTP/1.") and status[:3].isdigit()
+    if not is_http or lengths != [b"%d" % len(body)]:
+        raise DaemonError(f"what listens at {path} is no affinityd: {quote(repr(answer[:60]))}")
+    try:
+        return int(status[:3]), body.decode()
+    except UnicodeDecodeError:
+        raise DaemonError(f"the daemon at {path} answered what is no text") from None
+
+
+def _quoted(text: str) -> str:
+    """Return a value as a query has it, RFC 3986."""
+    return "".join(
+        chr(byte) if byte in PLAIN else f"%{byte:02X}"
+        for byte in text.encode(errors="surrogateescape")
+    )

@@ -1,0 +1,94 @@
+"""The settings file, /etc/affinityd.conf, and where the daemon's socket is.
+
+The file is written as a systemd EnvironmentFile, systemd.exec(5).
+"""
+
+# ruff: noqa: PTH110, PTH113, PTH123 - pathlib costs more to import than Python to start
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from affinityd.errors import InvalidRequestError, quote
+
+FILE = "/etc/affinityd.conf"
+PREFIX = "AFFINITYD_"
+SYSTEM_SOCKET = "/run/affinityd/affinityd.sock"
+QUOTING = frozenset("'\"\\")
+
+
+def path(environ: Mapping[str, str] = os.environ) -> str:
+    """Return where the settings file is."""
+    return environ.get("AFFINITYD_CONFIG") or FILE
+
+
+def default_socket(environ: Mapping[str, str] = os.environ) -> str:
+    """Return where a daemon of this user listens."""
+    if os.geteuid() == 0:
+        return SYSTEM_SOCKET
+    return (environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}") + "/affinityd.sock"
+
+
+def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the AFFINITYD_* variables: the environment's, else the file's; an empty one is none.
+
+    Raises InvalidRequestError for a file that cannot be read.
+    """
+    layers = (read(path(environ)), environ)
+    return {
+        name: text
+        for layer in layers
+        for name, text in layer.items()
+        if name.startswith(PREFIX) and text
+    }
+
+
+def sockets(said: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return where a client looks for a daemon, by the variables that were said.
+
+    At the configured socket; where none is, at root's, then at its user's own.
+    """
+    configured = said.get(f"{PREFIX}SOCKET")
+    return [configured] if configured else list({SYSTEM_SOCKET: 1, default_socket(environ): 1})
+
+
+def read(name: str) -> dict[str, str]:
+    """Read the file's assignments; one that is not there has none. Raises InvalidRequestError."""
+    if not os.path.isfile(name):
+        if os.path.exists(name):
+            raise InvalidRequestError(f"{name} is not a file")
+        return {}
+    try:
+        with open(name, encoding="utf-8-sig") as file:
+            text = file.read()
+    except OSError as error:
+        raise InvalidRequestError(f"{name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{name} is not UTF-8") from None
+    text = text.replace("\\\n", "")
+    return dict(
+        _assignment(line, f"{name}:{number}")
+        for number, line in enumerate(text.split("\n"), start=1)
+        if line.strip() and not line.lstrip().startswith(("#", ";"))
+    )
+
+
+def _assignment(line: str, place: str) -> tuple[str, str]:
+    name, equals, value = (part.strip() for part in line.partition("="))
+    shown = quote(line.strip())
+    if not equals or not name.isidentifier():
+        raise InvalidRequestError(f"{place}: {shown} is not written as NAME=value")
+    try:
+        return name, " ".join(_words(value))
+    except ValueError as error:
+        raise InvalidRequestError(f"{place}: {shown}: {error}") from None
+
+
+def _words(value: str) -> list[str]:
+    """Split a value as a shell would. Raises ValueError."""
+    if not QUOTING & set(value):
+        return value.split()
+    import shlex  # noqa: PLC0415 - costs as much as to start Python, and is hardly ever needed
+
+    return shlex.split(value)

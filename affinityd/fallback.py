@@ -1,0 +1,63 @@
+"""Planning without a daemon: on the node that it published, else on this machine's files.
+
+NVML is never asked here: it would be asked by every rank at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from affinityd import conffile, machines, nodefile, settings
+from affinityd.answer import Reply
+from affinityd.discovery import discover, open_tree
+from affinityd.plans import Caller
+from affinityd.request import parse_request
+from affinityd.service import Node, answer
+from affinityd.settings import Settings
+from affinityd.snapshot import snapshot_nvml
+from affinityd.task import Question, first_answer
+from affinityd.topology import Topology
+
+
+@dataclass(frozen=True)
+class Known:
+    """A node, and who told of it."""
+
+    node: Node
+    source: str  #: "node.json" or "sysfs"
+
+
+def known_node(sockets: Sequence[str]) -> Known:
+    """Return the node that a daemon published beside its socket, else as this machine's files say.
+
+    Raises InvalidRequestError for settings, TreeError for a machine, that cannot be read.
+    """
+    for path in sockets:
+        try:
+            return Known(nodefile.read(Path(path).with_name(nodefile.NAME)), nodefile.NAME)
+        except (OSError, ValueError):  # noqa: PERF203 - none, or torn: the machine itself is there
+            continue
+    chosen = settings.load({})
+    return Known(Node(_read(chosen), chosen.reserved_cpus), "sysfs")
+
+
+def plan_on(node: Node, questions: Iterable[Question], caller: Caller | None = None) -> Reply:
+    """Return the answer to the first question that is not refused. Raises AffinityError."""
+    return first_answer(
+        questions, lambda question: answer(node, parse_request(question.items()), caller)
+    )
+
+
+def plan_here(questions: Iterable[Question], caller: Caller | None = None) -> Reply:
+    """Return the plan on the node that the settings lead to. Raises AffinityError."""
+    sockets = conffile.sockets(conffile.variables())
+    return plan_on(known_node(sockets).node, questions, caller)
+
+
+def _read(chosen: Settings) -> Topology:
+    if chosen.machine:
+        return machines.load(chosen.machine)
+    tree = open_tree(chosen.root)
+    return discover(tree, None if tree.live else snapshot_nvml(tree))

@@ -1,0 +1,82 @@
+"""Which local rank a process is: what the launcher that started it says in its environment.
+
+Sources: PyTorch "torchrun: Environment Variables"; mpirun(1) of Open MPI; Intel MPI and MPICH
+Hydra; Cray PALS; flux-run(1); srun(1) and sbatch(1) "OUTPUT ENVIRONMENT VARIABLES".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+Environment = Mapping[str, str]
+
+MAX_DIGITS = 10  #: of 2**32 - 1
+
+#: Slurm's steps from here on are no tasks of srun: interactive, batch, extern (slurm.h).
+SLURM_SPECIAL_STEP = 0xFFFFFFFA
+
+
+class Rank:
+    """A local rank: its number, how many there are (None: not known), and who said so."""
+
+    __slots__ = ("number", "size", "variable")
+
+    def __init__(self, number: int, size: int | None, variable: str) -> None:
+        self.number = number
+        self.size = size if size is not None and number < size else None
+        self.variable = variable
+
+
+def local_rank(environ: Environment) -> Rank | None:
+    """Return the local rank that the nearest launcher gave; None where there is none."""
+    for variable, size in LAUNCHERS:
+        rank = number(environ.get(variable))
+        if rank is not None and not (variable == "SLURM_LOCALID" and _is_script(environ)):
+            return Rank(rank, size(environ), variable)
+    return None
+
+
+def number(text: str | None) -> int | None:
+    """Read a whole number from 0; None for anything else."""
+    is_number = text is not None and text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+    return int(text) if text is not None and is_number else None
+
+
+def _variable(name: str) -> Callable[[Environment], int | None]:
+    return lambda environ: number(environ.get(name))
+
+
+def _flux_size(environ: Environment) -> int | None:
+    """Flux says how many tasks a job has, and on how many nodes."""
+    return number(environ.get("FLUX_JOB_SIZE")) if environ.get("FLUX_JOB_NNODES") == "1" else None
+
+
+def _slurm_size(environ: Environment) -> int | None:
+    """Read this node's number of tasks in `2(x3),1`: three nodes with two, then one with one."""
+    text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    node = number(environ.get("SLURM_NODEID")) or 0
+    for part in text.split(","):
+        tasks, _, repeated = part.partition("(x")
+        node -= (number(repeated.rstrip(")")) or 0) if repeated else 1
+        if node < 0:
+            return number(tasks)
+    return None
+
+
+def _is_script(environ: Environment) -> bool:
+    """Return whether it is a batch script or interactive shell: Slurm numbers these 0, too."""
+    step = number(environ.get("SLURM_STEP_ID"))
+    in_no_step = "SLURM_JOB_ID" in environ and step is None
+    return environ["SLURM_LOCALID"] == "0" and (in_no_step or (step or 0) >= SLURM_SPECIAL_STEP)
+
+
+#: Who starts ranks: the variable of the local rank, and how many there are. The nearest to the
+#: process comes first: torchrun runs under srun, and mpirun's ranks inherit what srun told mpirun.
+LAUNCHERS = (
+    ("LOCAL_RANK", _variable("LOCAL_WORLD_SIZE")),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", _variable("OMPI_COMM_WORLD_LOCAL_SIZE")),
+    ("MPI_LOCALRANKID", _variable("MPI_LOCALNRANKS")),
+    ("PMI_LOCAL_RANK", _variable("PMI_LOCAL_SIZE")),
+    ("FLUX_TASK_LOCAL_ID", _flux_size),
+    ("SLURM_LOCALID", _slurm_size),
+)

@@ -1,0 +1,88 @@
+"""set_mempolicy(2) and get_mempolicy(2), without libnuma: modes and nodes as the kernel takes them.
+
+Whatever cannot be done is an OSError, on machines and Pythons too that cannot make the call at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+#: (set_mempolicy, get_mempolicy) by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h
+#: and the syscall tables of arch/x86 and arch/powerpc. All of them are little-endian.
+NUMBERS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
+
+MAX_NODES = 1024  #: as many as any kernel is built for: CONFIG_NODES_SHIFT is at most 10
+MASK_BYTES = MAX_NODES // 8
+MASK_BITS = MAX_NODES + 1  #: maxnode: the kernel takes one bit less than it is told
+MODE_BYTES = 4  #: an int
+MODE_FLAGS = 0b111 << 13  #: told with the mode: MPOL_F_STATIC_NODES, _RELATIVE_, _NUMA_BALANCING
+NOWHERE = 1  #: an address in the first page, which is never mapped
+NO_NODE = "nonexistent, without memory, or outside Mems_allowed"
+
+
+def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
+    """Set the calling thread's policy: an MPOL_* mode; without nodes there is no mask.
+
+    The kernel leaves out nodes without memory and those outside Mems_allowed, without a word.
+    Raises OSError: EPERM (seccomp), EINVAL (no node is left), ENOTSUP (the kernel is too old).
+    """
+    if not nodes.issubset(range(MAX_NODES)):
+        raise OSError(errno.EINVAL, NO_NODE)
+    mask = bytearray(sum(1 << node for node in nodes).to_bytes(MASK_BYTES, "little"))
+    try:
+        _call("set_mempolicy", mode, mask if nodes else 0, MASK_BITS)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        if _is_known(mode):
+            raise OSError(errno.EINVAL, NO_NODE) from None
+        raise OSError(errno.ENOTSUP, "the kernel is too old for it") from None
+
+
+def get_mempolicy() -> tuple[int, frozenset[int]]:
+    """Return the calling thread's policy: its MPOL_* mode, without flags, and its nodes.
+
+    Raises OSError: EPERM (seccomp).
+    """
+    mode, mask = bytearray(MODE_BYTES), bytearray(MASK_BYTES)
+    _call("get_mempolicy", mode, mask, MASK_BITS, 0, 0)
+    bits = int.from_bytes(mask, "little")
+    nodes = frozenset(node for node in range(MAX_NODES) if bits >> node & 1)
+    return int.from_bytes(mode, "little") & ~MODE_FLAGS, nodes
+
+
+def _is_known(mode: int) -> bool:
+    """Say whether the kernel knows a mode, changing nothing: it looks at it before the address."""
+    try:
+        _call("set_mempolicy", mode, NOWHERE, MASK_BITS)
+    except OSError as error:
+        return error.errno == errno.EFAULT
+    return True
+
+
+def _call(name: str, *arguments: int | bytearray) -> None:
+    """Make a system call, which fills the arrays among its arguments. Raises OSError."""
+    number = _number(name)
+    try:
+        import ctypes  # noqa: PLC0415  whoever asks no such question does not wait for it
+    except ImportError as error:  # a Python built without libffi
+        raise OSError(errno.ENOSYS, str(error)) from None
+    words = [
+        ctypes.c_ulong(it) if isinstance(it, int) else (ctypes.c_char * len(it)).from_buffer(it)
+        for it in arguments
+    ]
+    if ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *words) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _number(name: str) -> int:
+    machine = os.uname().machine
+    if machine not in NUMBERS or sys.maxsize < 1 << 32:  # a 32-bit process has other numbers
+        known = ", ".join(NUMBERS)
+        raise OSError(
+            errno.ENOSYS, f"no number of {name} is known on {machine}, only on 64-bit {known}"
+        )
+    return NUMBERS[machine][name == "get_mempolicy"]

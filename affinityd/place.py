@@ -1,0 +1,123 @@
+"""Where a process belongs: as a daemon says, else as is planned here from what it published."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from affinityd import client
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.errors import DaemonError, NoDaemonError, quote
+from affinityd.task import Question, first_answer
+
+LOCALITIES = ("local", "unknown", "remote")
+DAEMON_S_PART = 0.5  #: of the time that a plan may take; the rest is left to plan without it
+
+
+class Place:
+    """A process's place, from the lines of a plan's `shell` format.
+
+    `source` says who planned: "daemon", "node.json" or "sysfs"; `trouble` what kept a daemon from
+    it, None where it did, or where there is none.
+    """
+
+    __slots__ = ("allowed", "cpus", "locality", "memory_nodes", "source", "threads", "trouble")
+
+    def __init__(self, lines: Mapping[str, str], source: str) -> None:
+        """Raise ValueError, one line, for lines that are no plan."""
+        try:
+            self.cpus: CpuSet = parse_list(lines["AFFINITYD_CPULIST"])
+            self.allowed: CpuSet = parse_list(lines["AFFINITYD_ALLOWED"])
+            self.memory_nodes = parse_list(lines["AFFINITYD_MEMORY_NODES"])
+            self.locality = lines["AFFINITYD_LOCALITY"]
+            self.threads = int(lines["AFFINITYD_THREADS"])
+        except KeyError as error:
+            raise ValueError(f"a plan without {error}") from None
+        if not self.cpus or not self.cpus <= self.allowed:
+            raise ValueError(f"a plan for {quote(lines['AFFINITYD_CPULIST'])}")
+        if self.locality not in LOCALITIES:
+            raise ValueError(f"locality {quote(self.locality)}")
+        self.source = source
+        self.trouble: str | None = None
+
+
+def find(
+    questions: Sequence[Question],
+    sockets: Sequence[str],
+    start: float,
+    timeout: float,
+    *,
+    bounded: bool,
+) -> Place:
+    """Return the place of the process that the questions are about.
+
+    `start` is of time.monotonic, `timeout` in seconds. Without a daemon, the machine's files take
+    what they take, unless it is `bounded`, which takes SIGALRM for the while. Raises AffinityError.
+    """
+    try:
+        return ask_daemons(questions, sockets, start + timeout * DAEMON_S_PART)
+    except NoDaemonError:
+        trouble = None
+    except DaemonError as error:
+        trouble = str(error)
+    if bounded:
+        from affinityd.hurry import within  # noqa: PLC0415 - only where there is no daemon
+
+        left = start + timeout - time.monotonic()
+        found = within(left, lambda: plan_here(questions, sockets))
+    else:
+        found = plan_here(questions, sockets)
+    found.trouble = trouble
+    return found
+
+
+def ask_daemons(questions: Sequence[Question], sockets: Sequence[str], deadline: float) -> Place:
+    """Return what the first daemon that answers says; `deadline` is of time.monotonic.
+
+    Raises DaemonError where none does, NoDaemonError where there is none, and what the request is
+    refused with.
+    """
+    trouble: DaemonError = NoDaemonError(f"no daemon at {' or '.join(sockets)}")
+    for path in sockets:
+        try:
+            return first_answer(questions, _daemon_at(path, deadline))
+        except NoDaemonError:  # noqa: PERF203 - two paths at most
+            continue
+        except DaemonError as error:
+            trouble = error
+    raise trouble
+
+
+def plan_here(questions: Sequence[Question], sockets: Sequence[str]) -> Place:
+    """Return what a daemon would say, from what it published, else from this machine's files.
+
+    Raises AffinityError: why there is no plan.
+    """
+    # Imported here: the planner takes several times as long to import as Python to start.
+    from affinityd import answer, fallback  # noqa: PLC0415
+
+    known = fallback.known_node(sockets)
+    reply = fallback.plan_on(known.node, questions)
+    return Place(_lines(answer.render(reply, "shell")), known.source)
+
+
+def _daemon_at(path: str, deadline: float) -> Callable[[Question], Place]:
+    return lambda question: _of_daemon(path, question, deadline)
+
+
+def _of_daemon(path: str, question: Question, deadline: float) -> Place:
+    text = client.ask(path, question, deadline)
+    try:
+        place = Place(_lines(text), "daemon")
+        beyond = place.cpus - parse_list(question["cpuset"])
+    except ValueError as error:
+        raise DaemonError(f"the daemon at {path} answered {error}") from None
+    if beyond:
+        raise DaemonError(
+            f"the daemon at {path} answered CPUs that were not asked for: {format_list(beyond)}"
+        )
+    return place
+
+
+def _lines(text: str) -> dict[str, str]:
+    return dict(line.partition("=")[::2] for line in text.splitlines())

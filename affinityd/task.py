@@ -1,0 +1,159 @@
+"""What a process's environment says of its GPUs, as the plan requests that follow from it.
+
+Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm "GPU isolation techniques";
+srun(1), sbatch(1).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
+from affinityd.launchers import Environment, Rank, local_rank, number
+
+Question = Mapping[str, str]  #: a plan request: parameters by name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes as long to import as Python to start
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    A = TypeVar("A")
+
+#: A vendor's device file, and its variables. ROCR's filters first, HIP's indexes what is left.
+VISIBLE = (
+    ("/dev/nvidiactl", ("CUDA_VISIBLE_DEVICES",)),
+    ("/dev/kfd", ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")),
+    ("/dev/davinci_manager", ("ASCEND_RT_VISIBLE_DEVICES",)),
+)
+CHOSEN = "--rank"  #: who said the rank, where no launcher did
+BARE = {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}  #: given by their values alone
+
+
+def questions(
+    given: Mapping[str, str],
+    environ: Environment,
+    cpus: CpuSet,
+    parent: Environment | None = None,
+) -> Iterator[Question]:
+    """Yield the plan requests of a process: the next one where the one before is refused.
+
+    `given` are parameters that somebody chose; `cpus` is what to plan on; `parent` is the
+    environment of the process's parent, None where it cannot be read.
+    """
+    found = {"cpuset": format_list(cpus), "visible": visible(environ)}
+    facts = {name: text for name, text in found.items() if text is not None}
+    for ranks in _ranks(given, environ, parent):
+        yield {"mode": "node", **facts, **ranks, **given}
+
+
+def first_answer(questions: Iterable[Question], ask: Callable[[Question], A]) -> A:
+    """Return the answer to the first question that is not refused.
+
+    Raises the last refusal, and at once what `ask` raises besides refusals.
+    """
+    refusal: AffinityError = NoSuchGpuError("nothing was asked for")
+    for question in questions:
+        try:
+            return ask(question)
+        except REFUSALS as error:  # noqa: PERF203 - hardly ever more than one
+            refusal = error
+    raise refusal
+
+
+def plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
+    """Return the CPUs to plan a process on: its mask, or what an earlier pin was planned on.
+
+    A mask that affinityd set is no limit: to divide it again would shrink it at every pin.
+    """
+    try:
+        pinned = parse_list(environ.get("AFFINITYD_CPULIST", ""))
+        allowed = parse_list(environ.get("AFFINITYD_ALLOWED", ""))
+    except ValueError:
+        return mask
+    return allowed if pinned == mask and pinned <= allowed else mask
+
+
+def environment_of(pid: int) -> Environment | None:
+    """Return the environment that a process was started with; None where it cannot be read.
+
+    Source: /proc/PID/environ, proc(5).
+    """
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+            entries = os.fsdecode(file.read()).split("\0")
+    except OSError:
+        return None
+    return dict(entry.partition("=")[::2] for entry in entries if "=" in entry)
+
+
+def visible(environ: Environment) -> str | None:
+    """Return the request's `visible`: what the variables of this machine's vendor say."""
+    here = [names for device, names in VISIBLE if os.path.exists(device)]  # noqa: PTH110
+    for names in here or [names for _, names in VISIBLE]:
+        said = {name: environ[name] for name in names if name in environ}
+        if "HIP_VISIBLE_DEVICES" in names and here and "CUDA_VISIBLE_DEVICES" in environ:
+            said.setdefault("HIP_VISIBLE_DEVICES", environ["CUDA_VISIBLE_DEVICES"])
+        if said:
+            return ";".join(
+                text if name in BARE else f"{name}={text}" for name, text in said.items()
+            )
+    return None
+
+
+def _ranks(
+    given: Mapping[str, str], environ: Environment, parent: Environment | None
+) -> Iterator[dict[str, str]]:
+    """Yield the ways to say which GPUs are the process's, and who its siblings are."""
+    rank = local_rank(environ)
+    chosen = number(given.get("rank"))
+    if chosen is not None:
+        rank = Rank(chosen, rank.size if rank else None, CHOSEN)
+    if rank is None or "job" in given or _is_alone(rank):
+        yield {}
+    elif not {"gpus", "rank"} & given.keys() and _has_its_own(rank, environ, parent):
+        job = _gpus_of_job(environ)
+        if job:
+            yield {"job": job}
+        yield {"share": "node"}
+    elif rank.size is not None:
+        yield {"ranks": f"{rank.size}", "rank": f"{rank.number}"}
+    else:  # as many as GPUs; where it is beyond those, somebody shares one with it
+        yield {"rank": f"{rank.number}"}
+        yield {"rank": f"{rank.number}", "ranks": f"{rank.number + 1}"}
+
+
+def _is_alone(rank: Rank) -> bool:
+    """Return whether a lone task has all the GPUs that it sees: a launcher, DataParallel, vLLM.
+
+    torchrun's worker is told its GPU by its LOCAL_RANK, however few they are.
+    """
+    return rank.size == 1 and rank.variable not in {"LOCAL_RANK", CHOSEN}
+
+
+def _has_its_own(rank: Rank, environ: Environment, parent: Environment | None) -> bool:
+    """Return whether the process sees GPUs that its siblings do not.
+
+    Slurm says how many GPUs the step has on the node. Elsewhere it is a single one, unless the
+    parent has the same: what was inherited is the siblings', too.
+    """
+    value = visible(environ)
+    if value is None:
+        return False
+    count = len(value.split(","))
+    whole = number(environ.get("SLURM_GPUS_ON_NODE"))
+    if rank.variable == "SLURM_LOCALID" and whole is not None:
+        return count < whole
+    return count == 1 and (parent is None or visible(parent) != value)
+
+
+def _gpus_of_job(environ: Environment) -> str | None:
+    """Return the GPUs of the job on this node, in its own numbering, where they are known.
+
+    AFFINITYD_JOB_GPUS is a site's to set. Slurm's own variable is right in the batch script alone:
+    the steps inherit it from there, on other nodes, too.
+    """
+    slurm = environ.get("SLURM_JOB_GPUS") if "SLURM_STEP_ID" not in environ else None
+    return environ.get("AFFINITYD_JOB_GPUS") or slurm

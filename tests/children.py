@@ -1,0 +1,52 @@
+"""Real processes for tests: programs that say when they are ready and run until they are ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+#: Threads come and go for ever; five of them start others.
+CHURN = """
+import threading
+def work():
+    while True:
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+for _ in range(5):
+    threading.Thread(target=work, daemon=True).start()
+print('ready', flush=True)
+input()
+"""
+
+
+@contextmanager
+def program(
+    code: str, *arguments: str, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run Python code until the end of the block, once it has printed its first line.
+
+    The code ends when its stdin does, so that nothing is left over from a test that fails.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline(), "the program ended before it was ready"
+            yield child
+        finally:
+            child.kill()
+
+
+@contextmanager
+def sleeping(env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Run a program with one thread that does nothing."""
+    with program("print('ready', flush=True); input()", env=env) as child:
+        yield child

@@ -1,0 +1,207 @@
+"""`affinityd.bind`, `set_affinity` and `worker_init_fn`, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+import affinityd
+from affinityd.modes import MODES
+from affinityd.request import PARAMETERS
+from tests.daemons import Daemon, running
+from tests.tiny import FAR, NEAR, tiny_tree
+
+CPU = {NEAR: [int(NEAR)], FAR: [int(FAR)]}
+
+PREPARE = """
+import json, os, sys, threading, time
+import affinityd
+def mask(tid=0): return sorted(os.sched_getaffinity(tid))
+def say(**facts): print(json.dumps(facts, default=str))
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("bind")
+    with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def here(daemon: Daemon) -> Mapping[str, str]:
+    return {"AFFINITYD_SOCKET": str(daemon.socket)}
+
+
+def python(code: str, env: Mapping[str, str]) -> Any:  # noqa: ANN401 - what it says
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARE + code],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "AFFINITYD_CONFIG": "/nonexistent", **env},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {**json.loads(done.stdout), "stderr": done.stderr}
+
+
+def test_a_process_is_bound_beside_its_gpu_and_knows_it(here: Mapping[str, str]) -> None:
+    said = python(
+        "b = affinityd.bind(memory='bind'); say(cpus=sorted(b.cpus), mask=mask(), source=b.source,"
+        " locality=b.locality, pinned=b.pinned, memory=b.memory.policy,"
+        " nodes=sorted(b.memory.nodes), warnings=b.warnings, env=os.environ['AFFINITYD_CPULIST'])",
+        {**here, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+    )
+    assert said == {
+        "cpus": CPU[NEAR],
+        "mask": CPU[NEAR],
+        "source": "daemon",
+        "locality": "local",
+        "pinned": True,
+        "memory": "bind",
+        "nodes": [0],
+        "warnings": [],
+        "env": NEAR,
+        "stderr": "",
+    }
+
+
+def test_threads_that_run_already_are_bound_too_and_later_ones_inherit(
+    here: Mapping[str, str],
+) -> None:
+    said = python(
+        "e = threading.Event()\n"
+        "old = [threading.Thread(target=e.wait) for _ in range(8)]\n"
+        "[t.start() for t in old]\n"
+        "affinityd.bind(1)\n"
+        "new = threading.Thread(target=e.wait); new.start()\n"
+        "say(masks=[mask(int(t)) for t in os.listdir('/proc/self/task')]); e.set()",
+        here,
+    )
+    assert said["masks"] == [CPU[FAR]] * 10
+
+
+def test_a_second_call_is_no_error_and_changes_nothing(here: Mapping[str, str]) -> None:
+    said = python(
+        "a = affinityd.bind(1); b = affinityd.bind(1); c = affinityd.bind(0);"
+        "say(a=sorted(a.cpus), b=sorted(b.cpus), c=sorted(c.cpus), pinned=b.pinned)",
+        here,
+    )
+    assert (said["a"], said["b"], said["c"]) == (CPU[FAR], CPU[FAR], CPU[NEAR])
+    assert said["pinned"]
+
+
+def test_bind_called_in_a_thread_binds_that_thread(here: Mapping[str, str]) -> None:
+    said = python(
+        "def work():\n"
+        f"    os.sched_setaffinity(0, {{{NEAR}}})\n"
+        "    affinityd.bind(1); say(mask=mask())\n"
+        "t = threading.Thread(target=work); t.start(); t.join()",
+        here,
+    )
+    assert said["mask"] == CPU[FAR]
+
+
+def test_without_a_plan_the_process_stays_as_it_is_and_is_warned(here: Mapping[str, str]) -> None:
+    said = python(
+        "before = mask(); b = affinityd.bind(gpus='9');"
+        "say(same=mask() == before == sorted(b.cpus), pinned=b.pinned, locality=b.locality,"
+        " warnings=b.warnings)",
+        here,
+    )
+    line = "no GPU 9; visible are 0 (0000:10:00.0), 1 (0000:11:00.0)"
+    assert said == {
+        "same": True,
+        "pinned": False,
+        "locality": None,
+        "warnings": [line],
+        "stderr": f"{line}\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("affinityd.bind(gpus='9', fail_closed=True)", "no GPU 9; visible are"),
+        ("affinityd.bind(memory='near', fail_closed=True)", "memory: 'near' is not one of local"),
+        ("affinityd.bind(mode='fast', fail_closed=True)", "mode: 'fast' is not one of all"),
+        (
+            "affinityd.set_affinity(2, 2)",
+            "gpu_id=2 is not from 0 to nproc_per_node - 1",
+        ),
+        ("affinityd.set_affinity(-1, 2)", "gpu_id=-1 is not from 0"),
+        ("affinityd.set_affinity(0, 2, min_physical_cores=2)", "rank 0"),
+        ("affinityd.set_affinity(2, 3)", "no GPU 2; visible are"),
+    ],
+)
+def test_who_asks_for_errors_gets_them(here: Mapping[str, str], call: str, message: str) -> None:
+    said = python(
+        f"try:\n    {call}\nexcept affinityd.GPUAffinityError as error:\n    say(error=error)", here
+    )
+    assert message in said["error"]
+
+
+def test_opted_out_it_does_nothing(here: Mapping[str, str]) -> None:
+    said = python(
+        "before = mask(); b = affinityd.bind(1); s = affinityd.set_affinity(1, 2);"
+        "say(same=mask() == before == sorted(b.cpus) == sorted(s), pinned=b.pinned)",
+        {**here, "AFFINITYD": "off"},
+    )
+    assert said == {"same": True, "pinned": False, "stderr": ""}
+
+
+def test_nvidia_s_call_moves_over_by_one_line(here: Mapping[str, str]) -> None:
+    said = python(
+        "import affinityd as gpu_affinity\n"
+        "cpus = gpu_affinity.set_affinity(1, 2, mode=gpu_affinity.Mode.UNIQUE_CONTIGUOUS,"
+        " scope=gpu_affinity.Scope.SOCKET,"
+        " multithreading=gpu_affinity.Multithreading.SINGLE_LOGICAL, balanced=False,"
+        " min_physical_cores=1, max_physical_cores=1)\n"
+        "say(kind=type(cpus).__name__, cpus=sorted(cpus), mask=mask())",
+        {**here, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+    )
+    assert said == {"kind": "set", "cpus": CPU[FAR], "mask": CPU[FAR], "stderr": ""}
+
+
+def test_a_worker_gets_its_training_process_s_cpus_back(here: Mapping[str, str]) -> None:
+    said = python(
+        "before = mask(); affinityd.worker_init_fn(0); unbound = mask() == before\n"
+        "affinityd.bind(1); os.sched_setaffinity(0, before)\n"
+        "affinityd.worker_init_fn(3); say(mask=mask(), unbound=unbound)",
+        here,
+    )
+    assert (said["mask"], said["unbound"]) == (CPU[FAR], True)
+    said = python("affinityd.worker_init_fn(0); say()", {"AFFINITYD_CPULIST": "x"})
+    assert "DataLoader worker 0 stays unpinned: 'x' is not a CPU number" in said["stderr"]
+
+
+def test_names_are_those_of_a_plan() -> None:
+    assert [str(mode) for mode in affinityd.Mode] == [
+        *("all", "single", "single_unique", "unique_interleaved", "unique_contiguous"),
+        *(
+            name
+            for name in MODES
+            if name in {"node", "socket", "exclusive", "core_complex", "even"}
+        ),
+    ]
+    for choice, name in ((affinityd.Scope, "scope"), (affinityd.Multithreading, "multithreading")):
+        assert {str(member) for member in choice} == {*PARAMETERS[name].schema["enum"]}
+
+
+def test_what_is_not_there_is_an_attribute_error() -> None:
+    assert {*affinityd.__all__} <= {*dir(affinityd)}
+    assert all(hasattr(affinityd, name) for name in affinityd.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'blind'"):
+        affinityd.blind  # noqa: B018
+
+
+def test_the_package_imports_nothing_until_it_is_asked() -> None:
+    code = "import sys; b = {*sys.modules}; import affinityd; print(*{*sys.modules} - b)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {*done.stdout.split()} <= {"affinityd", "__future__"}

@@ -1,0 +1,374 @@
+"""`affinityd exec`: real commands on real CPUs, with a daemon, without one, and with a bad one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from affinityd.cli.exec_options import PARAMETERS, POLICIES
+from affinityd.memory import POLICIES as KERNEL_S
+from affinityd.request import PARAMETERS as PLAN_S
+from tests.daemons import Daemon, running
+from tests.tiny import BOTH, FAR, LOOK, NEAR, Ended, affinityd, tiny_tree
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("exec")
+    with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def here(daemon: Daemon) -> Mapping[str, str]:
+    """Return the environment that leads to the daemon."""
+    return {"AFFINITYD_SOCKET": str(daemon.socket)}
+
+
+def exec_(*words: str, env: Mapping[str, str]) -> Ended:
+    return affinityd("exec", *words, env=env)
+
+
+# Where it runs.
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "cpus"),
+    [
+        pytest.param({"LOCAL_RANK": "0"}, [], NEAR, id="the first rank, beside the first GPU"),
+        pytest.param({"LOCAL_RANK": "1"}, [], FAR, id="the second rank, beside the second GPU"),
+        pytest.param({"LOCAL_RANK": "3"}, [], FAR, id="the fourth of two GPUs: the second again"),
+        pytest.param({}, ["--rank", "1"], FAR, id="a rank that is said"),
+        pytest.param({"LOCAL_RANK": "0"}, ["--rank=1"], FAR, id="what is said wins"),
+        pytest.param({}, [], BOTH, id="no rank: both GPUs"),
+        pytest.param({}, ["--gpus", "1"], FAR, id="one GPU by its index"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "1"}, [], FAR, id="only the second is visible"),
+        pytest.param(
+            {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1,0"}, [], FAR, id="in another order"
+        ),
+        pytest.param({}, ["--cpuset", FAR, "--gpus", "0"], FAR, id="no near CPU is allowed"),
+        pytest.param({"AFFINITYD": "off"}, ["--gpus", "1"], BOTH, id="opted out"),
+    ],
+)
+def test_the_command_runs_beside_its_gpu(
+    here: Mapping[str, str], task: dict[str, str], words: list[str], cpus: str
+) -> None:
+    done = exec_(*words, "--", *LOOK, env={**here, **task})
+    assert done.cpus == cpus
+    assert done.stderr == ""
+
+
+def test_children_and_their_threads_inherit_the_mask(here: Mapping[str, str]) -> None:
+    look = (
+        "import os, threading as t; f = lambda: print(os.sched_getaffinity(0)); "
+        "x = t.Thread(target=f); x.start(); x.join()"
+    )
+    done = exec_("--gpus=1", "--", "sh", "-c", f"{sys.executable} -c '{look}'; true", env=here)
+    assert done.stdout == f"{{{FAR}}}\n"
+
+
+def test_without_options_the_two_dashes_may_be_left_out(here: Mapping[str, str]) -> None:
+    assert exec_(*LOOK, env={**here, "LOCAL_RANK": "1"}).cpus == FAR
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "cpus"),
+    [
+        pytest.param({}, [], BOTH, id="by default all of the near CPUs"),
+        pytest.param({"AFFINITYD_MODE": "single-unique"}, [], FAR, id="a mode of the environment"),
+        pytest.param({"AFFINITYD_MODE": "single"}, ["--mode=node"], BOTH, id="an option wins"),
+        pytest.param({"AFFINITYD_MAX_PHYSICAL_CORES": "1"}, [], NEAR, id="another parameter"),
+    ],
+)
+def test_a_site_chooses_by_one_variable(
+    tmp_path: Path, said: dict[str, str], words: list[str], cpus: str
+) -> None:
+    machine = tiny_tree(tmp_path / "machine", 0, 0)
+    (machine / "sys/devices/system/node/node0/cpulist").write_text(BOTH)
+    env = {"AFFINITYD_SOCKET": str(tmp_path / "none"), "AFFINITYD_ROOT": str(machine)}
+    done = exec_(*words, "--rank=1", "--", *LOOK, env={**env, **said})
+    assert done.cpus == cpus
+
+
+def test_a_site_chooses_by_a_line_of_its_file(daemon: Daemon, tmp_path: Path) -> None:
+    conf = tmp_path / "affinityd.conf"
+    conf.write_text(
+        f"AFFINITYD_SOCKET={daemon.socket}\nAFFINITYD_CPUSET=none\nAFFINITYD_MODE=even\n"
+    )
+    done = exec_("--gpus=0,1", "--rank=1", "--", *LOOK, env={"AFFINITYD_CONFIG": str(conf)})
+    assert done.cpus == FAR
+
+
+# What it tells the command.
+
+
+def test_the_command_learns_where_it_is(here: Mapping[str, str]) -> None:
+    done = exec_("--gpus=1", "--", "env", env=here)
+    said = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert {name: said[name] for name in said if name.startswith("AFFINITYD_C")} == {
+        "AFFINITYD_CPULIST": FAR,
+        "AFFINITYD_CONFIG": "/nonexistent",
+    }
+    assert said["AFFINITYD_LOCALITY"] == "local"
+    assert said["AFFINITYD_ALLOWED"] == BOTH
+    assert "OMP_NUM_THREADS" not in said
+
+
+@pytest.mark.parametrize(
+    ("before", "words", "after"),
+    [
+        ({}, ["--omp"], "1"),
+        ({"OMP_NUM_THREADS": "7"}, ["--omp"], "7"),
+        ({"OMP_NUM_THREADS": ""}, ["--omp"], "1"),
+        ({}, [], ""),
+    ],
+)
+def test_openmp_s_threads_are_set_only_when_asked_for_and_unset(
+    here: Mapping[str, str], before: dict[str, str], words: list[str], after: str
+) -> None:
+    done = exec_(
+        *words, "--gpus=1", "--", "sh", "-c", "echo $OMP_NUM_THREADS", env={**here, **before}
+    )
+    assert done.stdout.strip() == after
+
+
+def test_a_second_pin_plans_as_the_first_did(here: Mapping[str, str]) -> None:
+    again = [sys.executable, "-m", "affinityd", "exec", "--rank=1", "--"]
+    launcher = exec_("--rank=0", "--", *again, *LOOK, env=here)
+    assert launcher.cpus == FAR  # the mask that we set is no limit …
+    confined = exec_("--rank=0", "--", "taskset", "-c", NEAR, *again, *LOOK, env=here)
+    assert confined.cpus == FAR  # … though somebody set the same again
+
+
+# The command is itself.
+
+
+def test_the_exit_status_is_the_command_s(here: Mapping[str, str]) -> None:
+    assert exec_("--", "sh", "-c", "exit 7", env=here).status == 7
+    assert exec_("--", "sh", "-c", "kill -9 $$", env=here).status == -signal.SIGKILL
+
+
+def test_stdin_and_words_are_the_command_s(here: Mapping[str, str]) -> None:
+    words = ["", "--", "-x", "a b", "$HOME", "ü"]
+    script = 'for word; do printf "<%s>" "$word"; done; cat'
+    done = subprocess.run(
+        [sys.executable, "-m", "affinityd", "exec", "--", "sh", "-c", script, "sh", *words],
+        input="in",
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **here},
+    )
+    assert done.stdout == "<><--><-x><a b><$HOME><ü>in"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "line"),
+    [
+        (["/nonexistent"], 127, "'/nonexistent' cannot be run: No such file or directory"),
+        (["no-such-command"], 127, "'no-such-command' cannot be run: No such file or directory"),
+        (["/etc/passwd"], 126, "'/etc/passwd' cannot be run: Permission denied"),
+        ([""], 127, "'' cannot be run: No such file or directory"),
+    ],
+)
+def test_a_command_that_cannot_be_run_is_named(
+    here: Mapping[str, str], command: list[str], status: int, line: str
+) -> None:
+    done = exec_("--", *command, env=here)
+    assert (done.status, done.lines) == (status, [f"affinityd exec: {line}"])
+
+
+# What is wrong is said in one line, and the command runs.
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "line"),
+    [
+        (["--mdoe", "node"], {}, "'--mdoe' is no option; did you mean --mode?"),
+        (["-x"], {}, "'-x' is no option"),
+        (["--mode", "fast"], {}, "mode: 'fast' is not one of all, single"),
+        (["--mode"], {}, "--mode has no value; write it like --mode=VALUE"),
+        (["--strict", "maybe"], {}, "strict: 'maybe' is neither true nor false"),
+        (["--omp", "true"], {}, "'true' is no option"),
+        (["--gpus", "9"], {}, "no GPU 9; visible are 0 (0000:10:00.0), 1 (0000:11:00.0)"),
+        (["--gpus", "0", "--gpus", "1"], {}, "--gpus is given twice"),
+        (["--rank", "x"], {}, "rank: 'x' is not a list of ranks"),
+        (["--timeout", "soon"], {}, "timeout: 'soon' is not a number of seconds from 0.001"),
+        (["--timeout", "nan"], {}, "timeout: 'nan' is not a number of seconds from 0.001"),
+        (["--memory", "near"], {}, "memory: 'near' is not one of local, preferred"),
+        (["--strict", "--cpuset", FAR, "--gpus", "0"], {}, "strict: "),
+        ([], {"CUDA_VISIBLE_DEVICES": ""}, "no GPU is visible to the caller"),
+        ([], {"AFFINITYD_MODE": "fast"}, "mode: 'fast' is not one of all, single"),
+        ([], {"AFFINITYD_TIMEOUT": "0"}, "timeout: '0' is not a number"),
+    ],
+)
+def test_without_a_plan_the_command_runs_unpinned_with_one_line(
+    here: Mapping[str, str], words: list[str], env: dict[str, str], line: str
+) -> None:
+    done = exec_(*words, "--", *LOOK, env={**here, **env})
+    assert done.cpus == BOTH
+    (said,) = done.lines
+    assert said.startswith(f"affinityd exec: {line}")
+    assert said.endswith("; the command runs unpinned")
+    closed = exec_("--fail-closed", *words, "--", *LOOK, env={**here, **env})
+    assert (closed.status, closed.stdout, len(closed.lines)) == (125, "", 1)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--"], ["--mode", "node"], ["--mode=node", "--"], ["--omp", "true"]]
+)
+def test_without_a_command_there_is_nothing_to_run(words: list[str]) -> None:
+    done = exec_(*words, env={})
+    assert done.status == 125
+    assert done.lines[0].endswith(
+        "is missing before the command; write affinityd exec -- CMD …"
+    ) or (done.lines == ["affinityd exec: the command is missing; write affinityd exec -- CMD …"])
+
+
+def test_its_options_are_a_plan_s() -> None:
+    assert set(PLAN_S) - set(PARAMETERS) == {"format", "ranks"}
+    assert POLICIES == KERNEL_S
+
+
+def test_help_is_there() -> None:
+    done = exec_("--help", env={})
+    assert done.status == 0
+    assert all(f"--{name.replace('_', '-')}" in done.stdout for name in PARAMETERS)
+
+
+# Memory.
+
+
+def test_memory_is_held_where_it_was_asked_for(here: Mapping[str, str]) -> None:
+    done = exec_("--memory=bind", "--gpus=0", "--", "head", "-n1", "/proc/self/numa_maps", env=here)
+    assert done.stdout.split()[1] == "bind:0"
+    assert done.stderr == ""
+
+
+def test_memory_that_cannot_be_had_is_no_end(here: Mapping[str, str]) -> None:
+    done = exec_("--memory=bind", "--gpus=1", "--", "head", "-n1", "/proc/self/numa_maps", env=here)
+    assert done.status == 0
+    assert done.stdout.split()[1] == "default"  # there is no node 1 here
+    assert done.lines
+    assert all(line.startswith("affinityd exec: memory: ") for line in done.lines)
+
+
+# Daemons that are dead, slow, or worse.
+
+
+def test_a_daemon_that_is_gone_leaves_its_node_behind(tmp_path: Path) -> None:
+    with running(tmp_path, "--root", str(tiny_tree(tmp_path / "machine"))) as daemon:
+        daemon.stop()
+    env = {"AFFINITYD_SOCKET": str(daemon.socket)}
+    done = exec_("--gpus=1", "--", *LOOK, env=env)
+    assert (done.cpus, done.stderr) == (FAR, "")
+    daemon.socket.with_name("node.json").write_text("{")
+    other = tiny_tree(tmp_path / "other", 1, 0)
+    done = exec_("--gpus=1", "--", *LOOK, env={**env, "AFFINITYD_ROOT": str(other)})
+    assert (done.cpus, done.stderr) == (NEAR, "")
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s"
+ELSEWHERE = (
+    b"AFFINITYD_CPULIST=4000\nAFFINITYD_LOCALITY=local\nAFFINITYD_ALLOWED=4000\n"
+    b"AFFINITYD_MEMORY_NODES=0\nAFFINITYD_THREADS=1\n"
+)
+
+
+def _says(answer: bytes) -> Callable[[socket.socket], None]:
+    return lambda connection: connection.sendall(answer)
+
+
+def _hangs(connection: socket.socket) -> None:
+    connection.recv(1)
+    time.sleep(20)
+
+
+BAD = {
+    "hangs": _hangs,
+    "closes": lambda _connection: None,
+    "answers garbage": _says(b"\x80garbage\r\n\r\n" * 9),
+    "answers another job's CPUs": _says(HEAD % (len(ELSEWHERE), ELSEWHERE)),
+    "answers an empty plan": _says(HEAD % (0, b"")),
+    "is in trouble": _says(b"HTTP/1.1 500 Oh\r\ncontent-length: 3\r\n\r\nno\n"),
+    "answers ten megabytes": _says(HEAD % (10**7, b"x" * 10**7)),
+}
+
+
+@contextmanager
+def _listening(path: Path, behave: Callable[[socket.socket], None]) -> Iterator[None]:
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            try:
+                behave(connection)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(65536)
+            except OSError:
+                pass
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        threading.Thread(target=serve, daemon=True).start()
+        yield
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_whatever_the_daemon_does_the_command_runs_in_time(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "s"
+    machine = tiny_tree(tmp_path / "machine")
+    env = {"AFFINITYD_SOCKET": str(path), "AFFINITYD_ROOT": str(machine)}
+    with _listening(path, BAD[kind]):
+        start = time.monotonic()
+        done = exec_("--gpus=1", "--", *LOOK, env=env)
+        took = time.monotonic() - start
+    assert done.cpus == FAR
+    (said,) = done.lines
+    assert said.endswith("; planned from sysfs")
+    assert took < 1.1
+
+
+def test_when_there_is_no_time_the_command_runs_unpinned(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    env = {"AFFINITYD_SOCKET": str(path), "AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine"))}
+    with _listening(path, _hangs):
+        done = exec_("--gpus=1", "--timeout=0.01", "--", *LOOK, env=env)
+    assert done.cpus == BOTH
+    assert done.lines == [
+        "affinityd exec: finding a place took too long; the command runs unpinned"
+    ]
+
+
+# What it costs.
+
+
+def test_nothing_heavy_is_imported_on_the_way(here: Mapping[str, str]) -> None:
+    program = Path(__file__).parents[1] / "bin/affinityd"
+    words = ["-X", "importtime", str(program), "exec", "--gpus=1", "--", "true"]
+    env = {**os.environ, **here}
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=env, check=True
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "affinityd.place" in imported
+    heavy = {"re", "json", "argparse", "dataclasses", "http.client", "socket", "typing", "enum"}
+    assert imported & (heavy | {"pathlib", "functools", "inspect", "signal"}) == set()

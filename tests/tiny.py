@@ -1,0 +1,64 @@
+"""A machine whose plans can be applied here: two CPUs that this process has, on two nodes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from affinityd.topology import Topology
+from tests.daemons import PATIENCE
+from tests.machines.by_hand import made
+from tests.machines.sysfs_tree import write_tree
+
+CPUS = sorted(os.sched_getaffinity(0))[:2]  #: a machine with fewer cannot tell a pin from none
+NEAR, FAR = (str(cpu) for cpu in CPUS)
+BOTH = f"{NEAR}-{FAR}" if CPUS[1] == CPUS[0] + 1 else f"{NEAR},{FAR}"
+
+#: What tells a command where it is.
+LOOK = ("grep", "Cpus_allowed_list", "/proc/self/status")
+
+
+def tiny(*gpu_nodes: int) -> Topology:
+    """Return the machine: a node for each of the CPUs, GPUs on these nodes."""
+    return made({0: NEAR, 1: FAR}, gpus=gpu_nodes or (0, 1))
+
+
+def tiny_tree(root: Path, *gpu_nodes: int) -> Path:
+    """Write the machine's files."""
+    return write_tree(tiny(*gpu_nodes), root)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command did."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def cpus(self) -> str:
+        """Where LOOK ran."""
+        assert self.status == 0, self.stderr
+        return self.stdout.split(":")[1].strip()
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stderr.splitlines()
+
+
+def affinityd(*words: str, env: Mapping[str, str] | None = None) -> Ended:
+    """Run the command line, in an environment that says nothing of tasks and settings but `env`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "affinityd", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], "AFFINITYD_CONFIG": "/nonexistent", **(env or {})},
+        timeout=PATIENCE,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
