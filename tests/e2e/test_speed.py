@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import answers
+from bench import answers, start
 
 pytestmark = pytest.mark.speed
 
@@ -12,3 +12,7 @@ pytestmark = pytest.mark.speed
 def test_a_remembered_answer_costs_little_more_than_a_raw_asgi_apps() -> None:
     ratio = answers.measure(pairs=15, seconds=0.4)
     assert ratio >= 0.8
+
+
+def test_exec_costs_little_more_than_to_start_its_interpreter() -> None:
+    assert start.measure(pairs=40).ratio <= 1.8

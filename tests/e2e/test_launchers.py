@@ -1,0 +1,87 @@
+"""`affinityd exec` as the entry of real launchers: Slurm's srun and sbatch, two mpiruns."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.daemons import Daemon, running
+from tests.e2e.slurm.rig import Slurm, slurm
+from tests.tiny import BOTH, FAR, LOOK, NEAR, tiny_tree
+
+pytestmark = pytest.mark.launchers
+
+REPOSITORY = Path(__file__).parents[2]
+EXEC = (sys.executable, str(REPOSITORY / "bin/affinityd"), "exec")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("launchers")
+    with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def here(daemon: Daemon) -> Mapping[str, str]:
+    return {"AFFINITYD_SOCKET": str(daemon.socket), "AFFINITYD_CONFIG": "/nonexistent"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Slurm]:
+    # Not below pytest's folder: the path of a unix socket has room for 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="rig-"))
+    with slurm(folder, gpus=2) as cluster:
+        yield cluster
+
+
+def masks(printed: str) -> list[str]:
+    """Return the tasks' masks, by their labels."""
+    return [
+        cpus for _, cpus in sorted(re.findall(r"(?:(\d+): ?)?Cpus_allowed_list:\s*(\S+)", printed))
+    ]
+
+
+def test_each_task_of_srun_has_its_gpu(cluster: Slurm, here: Mapping[str, str]) -> None:
+    printed = cluster.srun("-n2", "--gres=gpu:2", *EXEC, "--", *LOOK, env=here)
+    assert masks(printed) == [NEAR, FAR]
+
+
+def test_tasks_that_see_one_gpu_each_share_no_core(cluster: Slurm, here: Mapping[str, str]) -> None:
+    words = ["-n2", "--gpus-per-task=1", *EXEC, "--mode=unique-contiguous", "--", *LOOK]
+    assert masks(cluster.srun(*words, env=here)) == [NEAR, FAR]
+
+
+def test_a_lone_task_is_a_launcher_and_has_all_of_its_gpus(
+    cluster: Slurm, here: Mapping[str, str]
+) -> None:
+    again = [*EXEC, "--rank=1", "--", *LOOK]
+    assert masks(cluster.srun("-n1", "-c2", "--gres=gpu:2", *EXEC, "--", *LOOK, env=here)) == [BOTH]
+    assert masks(cluster.srun("-n1", "-c2", "--gres=gpu:2", *EXEC, "--", *again, env=here)) == [FAR]
+
+
+def test_a_batch_script_is_no_rank(cluster: Slurm, here: Mapping[str, str]) -> None:
+    script = " ".join([*EXEC, "--", *LOOK])
+    printed = cluster.sbatch(script, "--ntasks=2", "--gres=gpu:2", env=here)
+    assert masks(printed) == [BOTH]
+
+
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpirun.mpich"])
+def test_each_rank_of_mpirun_has_its_gpu(mpirun: str, here: Mapping[str, str]) -> None:
+    asks = ["--allow-run-as-root", "--oversubscribe"] if mpirun == "mpirun.openmpi" else []
+    done = subprocess.run(
+        [mpirun, *asks, "--bind-to", "none", "-np", "4", *EXEC, "--", *LOOK],
+        env={"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here},  # noqa: S108 - Open MPI's own
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(masks(done.stdout)) == sorted([NEAR, FAR] * 2)
