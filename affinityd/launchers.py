@@ -6,7 +6,7 @@ Hydra; Cray PALS; flux-run(1); srun(1) and sbatch(1) "OUTPUT ENVIRONMENT VARIABL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 Environment = Mapping[str, str]
 
@@ -28,18 +28,27 @@ class Rank:
 
 
 def local_rank(environ: Environment) -> Rank | None:
-    """Return the local rank that the nearest launcher gave; None where there is none."""
-    for variable, size in LAUNCHERS:
-        rank = number(environ.get(variable))
-        if rank is not None and not (variable == "SLURM_LOCALID" and _is_script(environ)):
-            return Rank(rank, size(environ), variable)
-    return None
+    """Return the local rank that the nearest launcher gave; None where there is none.
+
+    Where that one does not say how many there are, a farther one with the same rank is taken: a
+    script under srun exports LOCAL_RANK=$SLURM_LOCALID for its framework.
+    """
+    ranks = list(_ranks(environ))
+    started = (rank for rank in ranks if rank.size is not None and rank.number == ranks[0].number)
+    return next(started, ranks[0]) if ranks else None
 
 
 def number(text: str | None) -> int | None:
     """Read a whole number from 0; None for anything else."""
     is_number = text is not None and text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
     return int(text) if text is not None and is_number else None
+
+
+def _ranks(environ: Environment) -> Iterator[Rank]:
+    for variable, size in LAUNCHERS:
+        rank = number(environ.get(variable))
+        if rank is not None and not (variable == "SLURM_LOCALID" and _is_script(environ)):
+            yield Rank(rank, size(environ), variable)
 
 
 def _variable(name: str) -> Callable[[Environment], int | None]:
@@ -54,10 +63,13 @@ def _flux_size(environ: Environment) -> int | None:
 def _slurm_size(environ: Environment) -> int | None:
     """Read this node's number of tasks in `2(x3),1`: three nodes with two, then one with one."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
-    node = number(environ.get("SLURM_NODEID")) or 0
+    node = number(environ.get("SLURM_NODEID", "0"))
     for part in text.split(","):
         tasks, _, repeated = part.partition("(x")
-        node -= (number(repeated.rstrip(")")) or 0) if repeated else 1
+        nodes = number(repeated.removesuffix(")")) if repeated else 1
+        if node is None or nodes is None:
+            return None
+        node -= nodes
         if node < 0:
             return number(tasks)
     return None

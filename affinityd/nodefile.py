@@ -41,7 +41,10 @@ def write(path: Path, node: Node) -> None:
 
 def read(path: Path) -> Node:
     """Read a node back. Raises OSError; ValueError, one line, for what is no node."""
-    data = JsonValue(json.loads(path.read_text(encoding="utf-8")), path.name)
+    try:
+        data = JsonValue(json.loads(path.read_text(encoding="utf-8")), path.name)
+    except RecursionError:
+        raise ValueError(f"{path.name} is too deep to be a node") from None
     if data["version"].number() != VERSION:
         raise ValueError(f"{path.name} is of version {data['version'].value}, not {VERSION}")
     generation = data["generation"].number()

@@ -1,26 +1,33 @@
 """Pinning a running process: every thread's mask, again and again until none has missed it.
 
-A thread starts with the mask of the one that starts it, sched_setaffinity(2). So only those that
-are not pinned yet start others that are not: once a pass over all threads has found every one of
-them pinned already, whatever is started later is pinned, too.
+A thread starts with the mask of the one that starts it, clone(2). So only those that are not pinned
+start others that are not: a pass over all threads that finds every one pinned is the last, whatever
+is started later. What began before, and does not show yet, is waited for.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import time
 from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet
 from affinityd.processes import descendants, mask_of, stat_of, thread_ids, thread_stat
+from affinityd.starters import Starters
 
 PINNED, LEFT_ALONE, REFUSED = "pinned", "left alone", "refused"
 
 #: As many passes in a row must find nothing to do: a single listing can lack a thread that lives.
 QUIET_PASSES = 2
 
-#: Then we give up on a process that starts threads faster than they can be pinned, or that undoes
-#: what we do.
+#: As many, while a thread that we pinned may be starting another: it has done nothing since but run
+#: in the kernel, or wait for a CPU. The pauses between them, the first of PAUSE seconds, double:
+#: half a second in all.
+PATIENT_PASSES = 10
+PAUSE = 0.001
+
+#: Then we give up on a process that starts threads faster than they can be pinned.
 MAX_PASSES = 100
 
 REASONS = {
@@ -78,10 +85,13 @@ def pin(
     passes = _Passes(pid, cpus, tree=tree, force=force, dry_run=dry_run)
     quiet = 0
     for _ in range(MAX_PASSES):
+        needed = PATIENT_PASSES if passes.starters.are_left() else QUIET_PASSES
         quiet = 0 if passes.pin_all() else quiet + 1
-        if quiet == QUIET_PASSES:
-            break
-    return Pinned(cpus, tuple(passes.outcomes), settled=quiet == QUIET_PASSES)
+        if quiet >= needed:
+            return Pinned(cpus, tuple(passes.outcomes), settled=True)
+        if quiet and needed == PATIENT_PASSES:
+            time.sleep(PAUSE * 2 ** (quiet - 1))
+    return Pinned(cpus, tuple(passes.outcomes), settled=False)
 
 
 class _Passes:
@@ -89,6 +99,7 @@ class _Passes:
 
     def __init__(self, pid: int, asked: CpuSet, *, tree: bool, force: bool, dry_run: bool) -> None:
         self.outcomes: list[ThreadPin] = []
+        self.starters = Starters()
         self._pid = pid
         self._asked = asked
         self._tree = tree
@@ -146,6 +157,7 @@ class _Passes:
         if held <= self._asked:  # else it has just pinned itself
             self._given.add(held)
         self._set.add(tid)
+        self.starters.add(pid, tid)
         self.outcomes.append(ThreadPin(pid, tid, PINNED, held))
 
 

@@ -32,6 +32,7 @@ class Stat:
     state: str  #: field 3
     parent: int  #: pid, field 4
     flags: int  #: field 9
+    user_time: int  #: clock ticks spent outside of the kernel, field 14
     threads: int  #: field 20
     start: int  #: clock ticks since boot, field 22: with the number it names one process for good
     last_cpu: int  #: field 39
@@ -161,6 +162,7 @@ def _parse(data: bytes | None) -> Stat | None:
         state=fields[3].decode(),
         parent=int(fields[4]),
         flags=int(fields[9]),
+        user_time=int(fields[14]),
         threads=int(fields[20]),
         start=int(fields[22]),
         last_cpu=int(fields[39]),

@@ -28,6 +28,7 @@ VISIBLE = (
     ("/dev/kfd", ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")),
     ("/dev/davinci_manager", ("ASCEND_RT_VISIBLE_DEVICES",)),
 )
+BY_RANK = frozenset(("even", "core_complex"))  #: modes that give no GPU a block of its own
 CHOSEN = "--rank"  #: who said the rank, where no launcher did
 BARE = {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}  #: given by their values alone
 
@@ -45,6 +46,7 @@ def questions(
     """
     found = {"cpuset": format_list(cpus), "visible": visible(environ)}
     facts = {name: text for name, text in found.items() if text is not None}
+    given = {name: text for name, text in given.items() if (name, text) != ("share", "auto")}
     for ranks in _ranks(given, environ, parent):
         yield {"mode": "node", **facts, **ranks, **given}
 
@@ -79,14 +81,15 @@ def plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
 def environment_of(pid: int) -> Environment | None:
     """Return the environment that a process was started with; None where it cannot be read.
 
-    Source: /proc/PID/environ, proc(5).
+    Of a name that is there twice the first counts, as for getenv(3). Source: /proc/PID/environ,
+    proc(5).
     """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
             entries = os.fsdecode(file.read()).split("\0")
     except OSError:
         return None
-    return dict(entry.partition("=")[::2] for entry in entries if "=" in entry)
+    return dict(entry.partition("=")[::2] for entry in reversed(entries) if "=" in entry)
 
 
 def visible(environ: Environment) -> str | None:
@@ -114,15 +117,35 @@ def _ranks(
     if rank is None or "job" in given or _is_alone(rank):
         yield {}
     elif not {"gpus", "rank"} & given.keys() and _has_its_own(rank, environ, parent):
-        job = _gpus_of_job(environ)
-        if job:
-            yield {"job": job}
-        yield {"share": "node"}
+        yield from _apart(rank, given.get("mode", ""), environ)
     elif rank.size is not None:
         yield {"ranks": f"{rank.size}", "rank": f"{rank.number}"}
     else:  # as many as GPUs; where it is beyond those, somebody shares one with it
         yield {"rank": f"{rank.number}"}
         yield {"rank": f"{rank.number}", "ranks": f"{rank.number + 1}"}
+
+
+def _apart(rank: Rank, mode: str, environ: Environment) -> Iterator[dict[str, str]]:
+    """Yield the ways to keep a rank with a GPU of its own from its siblings' cores.
+
+    By the job's GPUs, where they are known; else by each GPU's own block of cores. Where there are
+    more ranks than GPUs, those of one GPU are neighbours under Slurm (--ntasks-per-gpu); scripts
+    deal the GPUs out by turns.
+    """
+    job = _gpus_of_job(environ)
+    gpus = len(job.split(",")) if job else number(environ.get("SLURM_GPUS_ON_NODE"))
+    gpus = gpus or rank.size or 1
+    sharing = -(-(rank.size or 1) // gpus)
+    if mode.replace("-", "_") in BY_RANK and rank.size:
+        yield {"ranks": f"{rank.size}", "rank": f"{rank.number}"}
+        return
+    if sharing > 1:
+        by_slurm = rank.variable == "SLURM_LOCALID"
+        place = rank.number % sharing if by_slurm else rank.number // gpus
+        yield {"ranks": f"{sharing}", "rank": f"{place}", "share": "node"}
+    elif job:
+        yield {"job": job}
+    yield {"share": "node"}
 
 
 def _is_alone(rank: Rank) -> bool:

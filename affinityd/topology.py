@@ -117,6 +117,13 @@ class Topology:
         return tuple(number for number, cores in self.node_cores.items() if cores)
 
     @cached_property
+    def nodes_with_memory(self) -> tuple[int, ...]:
+        """The numbers of the nodes that have memory, or may have some, in order."""
+        return tuple(
+            node.number for node in self.nodes if node.number is not None and node.memory_bytes != 0
+        )
+
+    @cached_property
     def vendor(self) -> str | None:
         """Whose GPUs an index means on this machine: the first GPU's vendor; None without GPUs."""
         return self.gpus[0].vendor if self.gpus else None
@@ -143,12 +150,14 @@ class Topology:
         least = min(self.distance(start, candidate) for candidate in candidates)
         return tuple(number for number in candidates if self.distance(start, number) == least)
 
+    def memory_nodes(self, home: int | None) -> tuple[int | None, ...]:
+        """Return the home node, or the nearest that have memory, where the home has none."""
+        with_memory = self.nodes_with_memory
+        return self.nearest(home, with_memory) if with_memory and home is not None else (home,)
+
     def memory_node(self, home: int | None) -> int | None:
-        """Return the home node, or the nearest that has memory, where the home has none."""
-        with_memory = [
-            node.number for node in self.nodes if node.number is not None and node.memory_bytes != 0
-        ]
-        return self.nearest(home, with_memory)[0] if with_memory and home is not None else home
+        """Return the home node, or the first of the nearest that have memory."""
+        return self.memory_nodes(home)[0]
 
     def nearness(self, gpu: Gpu, nic: Nic) -> str:
         """Return how near a NIC is to a GPU, as `nvidia-smi topo -m` says it."""

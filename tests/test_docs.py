@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from affinityd.api.wire import PlanWarning
+from affinityd.cli.exec_options import SAID
 from affinityd.modes import MODES
 from affinityd.request import PARAMETERS
 from affinityd.settings import NAMES
 from tests.daemons import Daemon, running
 
 HERE = Path(__file__).parents[1]
-PAGES = [HERE / "README.md", *sorted((HERE / "docs").glob("*.md"))]
+PAGES = [HERE / "README.md", HERE / "examples/README.md", *sorted((HERE / "docs").glob("*.md"))]
 SOCKET = "/run/affinityd/affinityd.sock"
 
 
@@ -63,8 +64,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         ("docs/api.md", PARAMETERS),
         ("docs/api.md", PlanWarning.model_json_schema()["properties"]["code"]["enum"]),
         ("docs/operating.md", [f"AFFINITYD_{name.upper()}" for name in NAMES]),
+        ("docs/operating.md", [f"AFFINITYD_{name.upper()}" for name in SAID]),
     ],
-    ids=["every mode", "every parameter", "every warning", "every setting"],
+    ids=["every mode", "every parameter", "every warning", "every setting", "every choice"],
 )
 def test_is_explained(page: str, words: Iterable[str]) -> None:
     text = (HERE / page).read_text()

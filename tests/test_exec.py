@@ -56,7 +56,6 @@ def exec_(*words: str, env: Mapping[str, str]) -> Ended:
         pytest.param(
             {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1,0"}, [], FAR, id="in another order"
         ),
-        pytest.param({}, ["--cpuset", FAR, "--gpus", "0"], FAR, id="no near CPU is allowed"),
         pytest.param({"AFFINITYD": "off"}, ["--gpus", "1"], BOTH, id="opted out"),
     ],
 )
@@ -66,6 +65,12 @@ def test_the_command_runs_beside_its_gpu(
     done = exec_(*words, "--", *LOOK, env={**here, **task})
     assert done.cpus == cpus
     assert done.stderr == ""
+
+
+def test_a_place_that_is_not_near_is_told(here: Mapping[str, str]) -> None:
+    done = exec_("--cpuset", FAR, "--gpus", "0", "--", *LOOK, env=here)
+    line = f"affinityd exec: CPUs {FAR} are not near the GPU; allowed are {FAR}"
+    assert (done.cpus, done.lines) == (FAR, [line])
 
 
 def test_children_and_their_threads_inherit_the_mask(here: Mapping[str, str]) -> None:

@@ -35,6 +35,31 @@ sys.stdin.readline()
 work()
 """
 
+#: A child, which takes milliseconds to fork: 64 Ki small pages have to be copied.
+SLOW_FORK = """
+import ctypes, mmap, os, sys
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE
+held = mmap.mmap(-1, 256 * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for page in range(0, len(held), 4096):
+    held[page] = 1
+print('ready', flush=True)
+sys.stdin.readline()
+os.fork()
+sys.stdin.read()
+"""
+
+#: Two threads that never sleep.
+BUSY = """
+import os, threading
+def work():
+    while True:
+        pass
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+print('ready', flush=True)
+input()
+"""
+
 #: Three threads; the second has pinned itself to the CPU in argv.
 ON_PURPOSE = """
 import os, sys, threading
@@ -93,6 +118,31 @@ def test_no_thread_is_missed_of_200_that_start_each_other_meanwhile(attempt: int
         assert set(masks(child.pid)) == {FIRST}
     assert pinned.complete
     assert set(outcomes(pinned)) == {(PINNED, FIRST)}
+
+
+@pytest.mark.parametrize("milliseconds", [0.5, 1, 1.5])
+def test_a_child_that_is_just_being_forked_is_not_missed(milliseconds: float) -> None:
+    """It has its parent's old mask already, and is in no list of processes yet."""
+    with program(SLOW_FORK) as child:
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+        time.sleep(milliseconds / 1000)
+        pinned = pin(child.pid, FIRST, tree=True)
+        while not (family := descendants(child.pid)):
+            time.sleep(0.001)
+        assert [mask_of(stat.number) for stat in family] == [FIRST]
+    assert [thread.pid for thread in pinned.threads] == [child.pid, family[0].number]
+
+
+def test_threads_that_never_sleep_are_not_waited_for_long() -> None:
+    with program(BUSY) as child:
+        start = time.monotonic()
+        pinned = pin(child.pid, FIRST)
+        took = time.monotonic() - start
+    assert outcomes(pinned) == 3 * [(PINNED, FIRST)]
+    assert pinned.complete
+    assert took < 2
 
 
 def test_threads_that_come_and_go_for_ever_do_not_keep_it_from_an_end() -> None:

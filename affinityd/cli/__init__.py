@@ -15,6 +15,8 @@ COMMANDS = {
     "serve": "answer /plan on a unix socket and on TCP",
     "plan": "print a cpulist for each rank, without a daemon",
     "exec": "take the CPUs near this process's GPU, then become a command",
+    "pin": "pin a running process near its GPU, thread by thread",
+    "verify": "prove where a process may run, seen from its GPU",
     "topology": "draw the node: packages, NUMA nodes, GPUs, NICs",
     "snapshot": "capture this node into an archive that --root replays",
     "version": "print the version",

@@ -13,6 +13,7 @@ from affinityd import conffile, myself, place
 from affinityd.become import become
 from affinityd.cli import exec_options
 from affinityd.cli.console import say
+from affinityd.cpuset import format_list
 from affinityd.errors import AffinityError, InvalidRequestError
 
 TYPE_CHECKING = False
@@ -56,6 +57,9 @@ def _take_place(options: Options, start: float) -> None:
     found = place.find(questions, conffile.sockets(said), start, timeout, bounded=True)
     if found.trouble is not None:
         say(f"{NAME}: {found.trouble}; planned from {found.source}")
+    if found.locality == "remote":
+        allowed = format_list(found.allowed)
+        say(f"{NAME}: CPUs {format_list(found.cpus)} are not near the GPU; allowed are {allowed}")
     held = myself.pin(found.cpus)
     if held != found.cpus:
         say(f"{NAME}: {myself.cut(found.cpus, held)}")

@@ -17,7 +17,15 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
-from tests.e2e.vm.hardware import CPUS, GPU_NODES, MEMORY_NODE, NODES, cpus_of, distance
+from tests.e2e.vm.hardware import (
+    BARE_NODE,
+    CPUS,
+    GPU_NODES,
+    MEMORY_NODE,
+    NODES,
+    cpus_of,
+    distance,
+)
 from tests.e2e.vm.image import MachineError
 from tests.e2e.vm.machine import boot
 from tests.e2e.vm.reading import (
@@ -48,7 +56,7 @@ FIFTH = "gpus=4&mode=node"  #: a GPU of node 7, whose last CPU is offline at fir
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Document:
     try:
-        return boot(tmp_path_factory.mktemp("vm"))
+        return boot(tmp_path_factory.mktemp("vm"), "guest")
     except MachineError as error:
         trouble = str(error)
     pytest.fail(trouble, pytrace=False)
@@ -92,7 +100,17 @@ def test_numa_nodes_are_lstopos(look: Document) -> None:
     # hwloc shows memory without CPUs as that of the CPUs which are nearest: all of a package.
     assert theirs.pop(MEMORY_NODE) == parse_list("0-15")
     nodes = {node["number"]: parse_list(node["cpulist"]) for node in look["affinityd"]["nodes"]}
-    assert nodes == {**theirs, MEMORY_NODE: frozenset()}
+    # It shows no node without memory.
+    assert nodes == {**theirs, MEMORY_NODE: frozenset(), BARE_NODE: parse_list(cpus_of(BARE_NODE))}
+
+
+def test_a_node_without_memory_is_numactls(look: Document) -> None:
+    sizes = {node["number"]: node["memory_bytes"] for node in look["affinityd"]["nodes"]}
+    theirs = dict(re.findall(r"^node (\d+) size: (\d+) MB$", look["numactl"], re.MULTILINE))
+    assert {number: size >> 20 for number, size in sizes.items()} == {
+        int(number): int(size) for number, size in theirs.items()
+    }
+    assert [number for number, size in sizes.items() if size == 0] == [BARE_NODE]
 
 
 def test_distances_are_numactls_and_the_firmwares(look: Document) -> None:
@@ -125,6 +143,13 @@ def test_each_gpu_is_given_the_cpus_of_its_own_node(seen: Document) -> None:
     assert of_ranks(planned, "home_node") == list(GPU_NODES)
     assert set(of_ranks(planned, "locality")) == {"local"}
     assert codes(planned) == []
+
+
+def test_the_memory_of_a_gpu_whose_node_has_none_is_a_nearest_ones(seen: Document) -> None:
+    planned = plan(seen["plans"]["mode=node"])
+    memory = dict(zip(GPU_NODES, of_ranks(planned, "memory_node"), strict=True))
+    assert distance(BARE_NODE, memory.pop(BARE_NODE)) == 12
+    assert all(node == own for own, node in memory.items())
 
 
 def test_two_gpus_of_a_node_divide_its_cores(seen: Document) -> None:

@@ -9,23 +9,25 @@ import base64
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests import daemons
-from tests.daemons import Daemon, eventually, is_ready
+from tests.daemons import Daemon, eventually
+from tests.e2e.vm.inside import (
+    AFFINITYD,
+    PCI_FOLDER,
+    SOCKET,
+    Ended,
+    bring,
+    cgroup,
+    output,
+    ran,
+    serving,
+    stage,
+)
 
-daemons.PATIENCE = 100.0  # seconds; an emulated CPU is slow
-
-AFFINITYD = (sys.executable, "-m", "affinityd")
-SOCKET = Path("/run/affinityd/affinityd.sock")  # the default; the daemon is told nothing
-CPU_FOLDER = Path("/sys/devices/system/cpu")
-PCI_FOLDER = Path("/sys/bus/pci/devices")
-GROUPS = Path("/sys/fs/cgroup")
 SNAPSHOT = Path("/tmp/node.tar.xz")  # noqa: S108 - nobody else is here
 
 #: What the daemon is asked: mode by mode, on CPUs that are all online.
@@ -60,11 +62,8 @@ REPLAYED = (("--mode", "node"), ("--gpus", "0,1"), ("--gpus", "all", "--mode", "
 def main() -> None:
     """See everything, in the order in which the machine is changed."""
     report: dict[str, Any] = {"as booted": look()}
-    with Path("/tmp/log").open("w") as log:  # noqa: S108
-        process = subprocess.Popen([*AFFINITYD, "serve"], stderr=log, text=True)
-    daemon = Daemon(process, SOCKET, Path(log.name))
     stage("the daemon starts")
-    eventually(lambda: is_ready(daemon), "the daemon is ready")
+    daemon = serving()
     stage("CPUs come and go")
     report["hotplug"] = hotplug(daemon)
     stage("plans")
@@ -80,11 +79,6 @@ def main() -> None:
     report["log"] = daemon.lines
     stage("done")
     json.dump(report, sys.stdout)
-
-
-def stage(name: str) -> None:
-    """Tell the console how far it came."""
-    sys.stderr.write(f"{time.monotonic():6.1f} s: {name}\n")
 
 
 def look() -> dict[str, Any]:
@@ -122,24 +116,14 @@ def moment(daemon: Daemon) -> dict[str, Any]:
     return {"answers": answers, "node file": daemon.node_file}
 
 
-def bring(*cpus: str, online: bool) -> None:
-    for cpu in cpus:
-        (CPU_FOLDER / f"cpu{cpu}/online").write_text(str(int(online)))
-
-
-def run_job(cpuset: str | None, mask: str | None, arguments: Sequence[str]) -> dict[str, Any]:
+def run_job(cpuset: str | None, mask: str | None, arguments: Sequence[str]) -> Ended:
     """Run `affinityd plan` where a job would: in a cgroup, under a mask, without the daemon."""
     enter: tuple[str, ...] = ()
     if cpuset is not None:
-        (GROUPS / "cgroup.subtree_control").write_text("+cpuset")
-        group = GROUPS / "job"
-        group.mkdir(exist_ok=True)
-        (group / "cpuset.cpus").write_text(cpuset)
+        group = cgroup("job", cpus=cpuset)
         enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', os.fspath(group))
     confine = ("taskset", "-c", mask) if mask is not None else ()
-    command = [*enter, *confine, *AFFINITYD, "plan", *arguments, "--format", "json"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
-    return {"status": ended.returncode, "stdout": ended.stdout, "stderr": ended.stderr}
+    return ran([*enter, *confine, *AFFINITYD, "plan", *arguments, "--format", "json"])
 
 
 def snapshot() -> dict[str, Any]:
@@ -184,11 +168,6 @@ def topology() -> dict[str, Any]:
 
 def plan(arguments: Sequence[str]) -> dict[str, Any]:
     return dict(json.loads(output(*AFFINITYD, "plan", *arguments, "--format", "json")))
-
-
-def output(*command: str) -> str:
-    """Return what a command prints; it must succeed."""
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 if __name__ == "__main__":

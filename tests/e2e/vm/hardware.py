@@ -1,7 +1,8 @@
 """The virtual machine's hardware, as QEMU takes it.
 
-Two packages of four NUMA nodes of two cores of two CPUs, and a node of memory alone beside the
-first package; four PCI host bridges, each on a node, with two GPUs and a network adapter.
+Two packages of four NUMA nodes of two cores of two CPUs, of which one has no memory, and a node of
+memory alone beside the first package; four PCI host bridges, each on a node, with two GPUs and a
+network adapter.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ NODES = 8  #: with CPUs
 CPUS_PER_NODE = 4
 CPUS = NODES * CPUS_PER_NODE
 MEMORY_NODE = NODES  #: has no CPUs
-MEMORY_MB = 224  #: of each node
+BARE_NODE = 5  #: has no memory
+MEMORY_MB = 320  #: of each other node; the root takes 200 of one, whichever it is
 
 #: The node of each host bridge, in PCI bus order: as odd as a DGX A100's.
 BRIDGES = (3, 1, 7, 5)
@@ -33,7 +35,7 @@ CPU_MODEL = "Skylake-Server,hle=off,rtm=off,check=off,enforce=off"
 def options() -> list[str]:
     """Return QEMU's options for the hardware."""
     cpus = f"{CPUS},sockets=2,dies={NODES // 2},cores=2,threads=2"  # a die: one LLC
-    memory = f"{(NODES + 1) * MEMORY_MB}M"
+    memory = f"{NODES * MEMORY_MB}M"
     return [
         *("-machine", "q35", "-accel", ACCELERATOR, "-cpu", CPU_MODEL, "-smp", cpus, "-m", memory),
         *("-nodefaults", "-nographic", "-vga", "none"),
@@ -63,9 +65,13 @@ def _package(node: int) -> int:
 
 def _nodes() -> Iterator[str]:
     for node in range(NODES + 1):
-        cpus = f",cpus={cpus_of(node)}" if node != MEMORY_NODE else ""
-        yield from ("-object", f"memory-backend-ram,id=memory{node},size={MEMORY_MB}M")
-        yield from ("-numa", f"node,nodeid={node},memdev=memory{node}{cpus}")
+        parts = [f"node,nodeid={node}"]
+        if node != MEMORY_NODE:
+            parts += [f"cpus={cpus_of(node)}"]
+        if node != BARE_NODE:
+            parts += [f"memdev=memory{node}"]
+            yield from ("-object", f"memory-backend-ram,id=memory{node},size={MEMORY_MB}M")
+        yield from ("-numa", ",".join(parts))
 
 
 def _distances() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The virtual machine's life: from a checkout to what guest.py saw of it.
+"""The virtual machine's life: from a checkout to what a guest's script saw of it.
 
 Everything that the guest reads is in its initial ramdisk, and all that it says goes out over two
 serial ports, so that it needs neither a disk nor a network nor a folder of this machine.
@@ -24,7 +24,7 @@ PATIENCE = 300  #: seconds for a machine that takes some 60 where nothing else r
 TAIL = 40  #: lines of the console that an error shows
 
 #: What the guest has of the checkout.
-CARRIED = ("affinityd", "tests/daemons.py", "tests/e2e/vm/guest.py")
+CARRIED = ("affinityd", "tests/daemons.py", "tests/children.py", "tests/e2e/vm")
 
 #: A CPU that is possible and not online until somebody asks for it: one thread of the last core.
 OFFLINE_AT_BOOT = hardware.CPUS - 1
@@ -34,10 +34,11 @@ KERNEL_PARAMETERS = (
 )
 
 
-def boot(folder: Path) -> dict[str, Any]:
+def boot(folder: Path, guest: str) -> dict[str, Any]:
     """Boot the machine, with a folder for what it needs and says, and return its report.
 
-    Raises MachineError, with what the machine last wrote on its console.
+    `guest` names the script that reports. Raises MachineError, with what the machine last wrote on
+    its console.
     """
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
@@ -45,9 +46,10 @@ def boot(folder: Path) -> dict[str, Any]:
     made = image()
     ramdisk, console, report = (folder / name for name in ("ramdisk", "console", "report"))
     _write_ramdisk(ramdisk, made / ROOT, folder / "carried")
+    parameters = f"{KERNEL_PARAMETERS} GUEST={guest}"  # the kernel hands it to init
     command = [
         *(QEMU, *hardware.options(), "-no-reboot"),
-        *("-kernel", f"{made / KERNEL}", "-initrd", f"{ramdisk}", "-append", KERNEL_PARAMETERS),
+        *("-kernel", f"{made / KERNEL}", "-initrd", f"{ramdisk}", "-append", parameters),
         *("-serial", f"file:{console}", "-serial", f"file:{report}"),
     ]
     try:

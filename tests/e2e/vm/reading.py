@@ -1,4 +1,4 @@
-"""What a report of guest.py says, in the words of its tests."""
+"""What a guest's report says, in the words of its tests."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ def own_plan(ended: Document) -> Document:
     """Return the plan that a command printed; it must have ended well."""
     assert ended["status"] == 0, ended["stderr"]
     return dict(json.loads(ended["stdout"]))
+
+
+def mask(ended: Document) -> str:
+    """Return where a command may run, by its /proc/self/status; it must have ended well."""
+    assert ended["status"] == 0, ended["stderr"]
+    return str(re.findall(r"^Cpus_allowed_list:\t(.*)$", ended["stdout"], re.MULTILINE)[0])
+
+
+def told(ended: Document) -> dict[str, str]:
+    """Return what a command was told by its environment, which it printed last."""
+    entries = ended["stdout"].rpartition("\n")[2].split("\0")
+    pairs = (entry.partition("=")[::2] for entry in entries)
+    return {name: text for name, text in pairs if name.startswith("AFFINITYD_")}
 
 
 def of_ranks(planned: Document, key: str) -> list[Any]:
@@ -72,3 +85,25 @@ def numactl_distances(text: str) -> dict[int, list[int]]:
     """Return each node's row of `numactl -H`."""
     rows = re.findall(r"^ +(\d+):(.*)$", text.partition("node distances:")[2], re.MULTILINE)
     return {int(node): [int(value) for value in values.split()] for node, values in rows}
+
+
+def numactl_policy(text: str) -> tuple[str, str]:
+    """Return the memory policy of `numactl --show`, and its nodes."""
+    rows = dict(re.findall(r"^(policy|preferred):(.*)$", text, re.MULTILINE))
+    return rows["policy"].strip(), rows["preferred"].strip()
+
+
+def mapped(text: str) -> tuple[str, dict[int, int]]:
+    """Return a mapping's memory policy, and its pages by node, as the last line of a text has it.
+
+    The line is one of /proc/PID/numa_maps, numa(7).
+    """
+    line = text.splitlines()[-1]
+    policy, _, rest = line.partition(" ")[2].partition(" anon=")
+    return policy, {int(node): int(count) for node, count in re.findall(r" N(\d+)=(\d+)", rest)}
+
+
+def threads(verified: Document) -> list[tuple[str, str]]:
+    """Return the placement and the mask of each thread of a document of `affinityd verify`."""
+    processes = json.loads(verified["stdout"])["processes"]
+    return [(it["placement"], it["cpulist"]) for each in processes for it in each["threads"]]

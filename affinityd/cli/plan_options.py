@@ -1,0 +1,61 @@
+"""The parameters of a plan as options of a command."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+from affinityd import conffile
+from affinityd.cli import exec_options
+from affinityd.cli.parser import Parser
+from affinityd.errors import InvalidRequestError
+from affinityd.request import PARAMETERS, Parameter
+
+#: How an answer is written is a command's own business.
+NAMES = tuple(name for name in PARAMETERS if name != "format")
+DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted")
+
+
+def add_plan_options(parser: Parser) -> None:
+    """Add every parameter of a plan but its format; the default mode is `node`."""
+    group = parser.add_argument_group("the plan")
+    for name in NAMES:
+        _add(group, PARAMETERS[name])
+
+
+def _add(group: argparse._ArgumentGroup, parameter: Parameter) -> None:
+    flag = f"--{parameter.name.replace('_', '-')}"
+    choices = parameter.schema.get("enum")
+    if parameter.schema["type"] == "boolean":  # a flag alone means true
+        group.add_argument(flag, nargs="?", const="true", action="append", help=parameter.help)
+    else:
+        shown = "|".join(choices) if choices else parameter.name.upper()
+        text = f"{parameter.help} (default: node)" if parameter.name == "mode" else parameter.help
+        group.add_argument(flag, metavar=shown, action="append", help=text)
+
+
+def given(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the parameters that were given: options, by the API's names.
+
+    Raises InvalidRequestError for one that is given twice.
+    """
+    texts = {name: getattr(arguments, name) or [] for name in NAMES}
+    for name, said in texts.items():
+        if len(said) > 1:
+            raise InvalidRequestError(f"{name} is given twice; give it once")
+    return {name: said[0] for name, said in texts.items() if said}
+
+
+def devices(arguments: argparse.Namespace) -> str:
+    """Return the options that say which GPUs are meant, as a shell takes them again."""
+    said = given(arguments)
+    words = (f"--{name} {shlex.quote(said[name])} " for name in DEVICES if name in said)
+    return "".join(words)
+
+
+def chosen(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the parameters that were given, else those that AFFINITYD_* variables say.
+
+    Raises InvalidRequestError, for a settings file, too.
+    """
+    return exec_options.parameters(given(arguments), conffile.variables())

@@ -1,0 +1,135 @@
+"""The running process that a command is about, and the plan for it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from affinityd import conffile, fallback, task
+from affinityd.answer import Reply
+from affinityd.caller import this_process
+from affinityd.cgroup import cpuset_of
+from affinityd.cpuset import CpuSet
+from affinityd.errors import AffinityError, quote
+from affinityd.granted import granted
+from affinityd.plans import Caller
+from affinityd.processes import Stat, process_of, stat_of
+from affinityd.topology import Topology
+
+MAX_DIGITS = 10  #: more than any pid has
+
+
+class TargetError(AffinityError):
+    """A process that is not there, or that tells too little of itself."""
+
+
+def process_id(text: str) -> int:
+    """Read a PID; for argparse, which makes it bad usage."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+    if not is_number or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is no PID; it is a number from 1")
+    return int(text)
+
+
+def living(pid: int) -> Stat:
+    """Return a process that can be pinned. Raises TargetError, which says what it is instead."""
+    stat = stat_of(pid)
+    if stat is None:
+        raise TargetError(f"there is no process {pid}")
+    process = process_of(pid)
+    if process not in (pid, None):
+        raise TargetError(f"{pid} is a thread of process {process}; name that")
+    if stat.is_kernel_thread:
+        raise TargetError(f"{shown(stat)} is a thread of the kernel, which drives no GPU")
+    if stat.is_zombie:
+        raise TargetError(f"{shown(stat)} has ended; its parent, {stat.parent}, has not noticed")
+    return stat
+
+
+def shown(stat: Stat) -> str:
+    """Return a process as a message names it."""
+    return f"process {stat.number} ({stat.name})"
+
+
+class Planner:
+    """Plans for running processes, by what each says of itself."""
+
+    def __init__(self, chosen: Mapping[str, str]) -> None:
+        """Read the node; `chosen` are parameters of a plan. Raises AffinityError."""
+        self._chosen = chosen
+        self._node = fallback.known_node(conffile.sockets(conffile.variables())).node
+        self._replies: dict[str, Reply] = {}
+
+    @property
+    def topology(self) -> Topology:
+        """The node that is planned on."""
+        return self._node.topology
+
+    def cpuset(self, pid: int) -> CpuSet:
+        """Return what a process may use at most: where that is not known, every online CPU.
+
+        Its mask is no measure: it may be the fault.
+        """
+        if pid == os.getpid():
+            return this_process().cpuset
+        return cpuset_of(pid) or self.topology.online
+
+    def plan(self, process: Stat) -> Reply:
+        """Return the plan for a process. Raises AffinityError where there is none."""
+        pid = process.number
+        environ = os.environ if pid == os.getpid() else task.environment_of(pid)
+        if environ is None and "gpus" not in self._chosen:
+            raise TargetError(
+                f"the environment of {shown(process)} cannot be read: it is another user's, or "
+                "gone; name --gpus, or run this as root"
+            )
+        cpus = self.cpuset(pid)
+        parent = task.environment_of(process.parent)
+        questions = list(task.questions(self._granted(pid), environ or {}, cpus, parent))
+        known = str(questions)  # ranks of one job have many processes that ask the same
+        if known not in self._replies:
+            caller = Caller(mask=cpus, cpuset=cpus)
+            self._replies[known] = fallback.plan_on(self._node, questions, caller)
+        return self._replies[known]
+
+    def doubt(self, process: Stat) -> str | None:
+        """Return why the numbers of a process's GPUs may be others here; None: they are not.
+
+        What a device cgroup takes away is not to be seen from outside of it. Slurm, where it
+        constrains devices, has every task count from 0.
+        """
+        pid = process.number
+        environ = task.environment_of(pid) or {}
+        job = environ.get("SLURM_JOB_ID")
+        seen = (task.visible(environ) or "").split(",")
+        counts_from_0 = seen == [str(number) for number in range(len(seen))]
+        is_part = counts_from_0 and len(seen) < len(self.topology.gpus)
+        is_elsewhere = _cgroups(pid) != _cgroups(os.getpid())
+        has_dev = granted(_dev(pid)) != granted()  # a container, whose /dev tells it
+        if not job or "granted" in self._chosen or not is_part or not is_elsewhere or has_dev:
+            return None
+        return (
+            f"{shown(process)} may count its GPUs otherwise, if Slurm constrains devices: run this "
+            f"within its job (srun --overlap --jobid {job}), or name --granted"
+        )
+
+    def _granted(self, pid: int) -> dict[str, str]:
+        """Return the chosen parameters, with the devices in the process's own /dev.
+
+        A container has those alone that it was given.
+        """
+        devices = granted(_dev(pid))
+        return {**({} if devices is None else {"granted": devices}), **self._chosen}
+
+
+def _dev(pid: int) -> str:
+    return "/dev" if pid == os.getpid() else f"/proc/{pid}/root/dev"
+
+
+def _cgroups(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,96 @@
+"""`affinityd verify`: whether a process is where its GPUs are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+
+from affinityd import memory
+from affinityd.answer import Reply
+from affinityd.cli import findings, plan_options, target
+from affinityd.cli.console import say
+from affinityd.cli.parser import Parser
+from affinityd.errors import AffinityError, one_line
+from affinityd.processes import Stat, descendants, threads
+from affinityd.verify import Facts, Finding, judge
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    parser.add_argument(
+        "pid", metavar="PID", type=target.process_id, nargs="?", help="default: the caller itself"
+    )
+    parser.add_argument(
+        "--resident",
+        action="store_true",
+        help="also where its memory lies; the process waits while the kernel walks its pages",
+    )
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    plan_options.add_plan_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print where the process is; 0: near its GPUs, or nobody knows; 1: not all of it is."""
+    process = target.living(arguments.pid or os.getpid())
+    planner = target.Planner(plan_options.chosen(arguments))
+    options = plan_options.devices(arguments)
+    found = list(_findings(process, planner, options, resident=arguments.resident))
+    if doubt := planner.doubt(process):
+        say(f"affinityd verify: {doubt}")
+    if arguments.format == "json":
+        document = findings.document(planner.topology, found)
+        print(json.dumps(document, indent=1, ensure_ascii=False))
+    else:
+        for line in findings.table(found):
+            print(one_line(line))
+    return 1 if any(finding.mismatches for finding in found) else 0
+
+
+def _findings(
+    process: Stat, planner: target.Planner, options: str, *, resident: bool
+) -> Iterator[Finding]:
+    """Yield the judgement of the process, then of its descendants.
+
+    Each is judged by its own GPU, as a launcher's ranks have them; one that has none works for
+    the process. Raises AffinityError where there is no plan for the process itself.
+    """
+    facts = _facts(process, resident=resident)  # before a plan for ourselves starts a thread
+    its_own = planner.plan(process)
+    if facts is None:
+        raise target.TargetError(f"{target.shown(process)} has ended meanwhile")
+    yield _judged(planner, its_own, facts, options)
+    for child in descendants(process.number):
+        facts = _facts(child, resident=resident)
+        if facts is not None:
+            yield _judged(planner, _plan_of(planner, child) or its_own, facts, options)
+
+
+def _plan_of(planner: target.Planner, process: Stat) -> Reply | None:
+    try:
+        return planner.plan(process)
+    except AffinityError:
+        return None
+
+
+def _judged(planner: target.Planner, reply: Reply, facts: Facts, options: str) -> Finding:
+    return judge(planner.topology, reply.ranks, planner.cpuset(facts.pid), facts, options)
+
+
+def _facts(process: Stat, *, resident: bool) -> Facts | None:
+    """Return what is found of a process; None where it has ended."""
+    pid = process.number
+    policy = memory.held() if pid == os.getpid() else memory.policy_of(pid)
+    its_threads = tuple(threads(pid))
+    if not its_threads:
+        return None
+    return Facts(pid, process.name, its_threads, policy, _resident(process) if resident else None)
+
+
+def _resident(process: Stat) -> dict[int, int] | None:
+    try:
+        return memory.resident(process.number)
+    except OSError as error:
+        say(f"affinityd verify: the memory of {target.shown(process)}: {error.strerror}")
+        return None

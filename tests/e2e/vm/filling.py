@@ -1,0 +1,15 @@
+"""A rank: fills memory, prints what the kernel says of it, and ends when its stdin does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+SIZE = 32 << 20  #: bytes
+
+filled = b"\1" * SIZE
+mappings = Path("/proc/self/numa_maps").read_text(encoding="ascii").splitlines()
+largest = max(mappings, key=lambda line: int((line.partition(" anon=")[2] or "0").split()[0]))
+sys.stdout.write(f"{largest}\n")
+sys.stdout.flush()
+sys.stdin.read()

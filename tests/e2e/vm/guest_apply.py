@@ -1,0 +1,168 @@
+"""Runs in the virtual machine: applies plans there, and prints what came of it as JSON.
+
+It judges nothing: what should have come of it is said in test_vm_apply.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.vm import mending
+from tests.e2e.vm.hardware import GPU_NODES
+from tests.e2e.vm.inside import AFFINITYD, PCI_FOLDER, Ended, bring, cgroup, ran, serving, stage
+from tests.e2e.vm.mending import FILL, FIRST_GPU
+from tests.e2e.vm.warm import HASTELESS, affinityd
+
+RANKS = range(len(GPU_NODES))
+MODES = ("node", "unique_contiguous")
+
+#: A command that says where it is: its mask, and the environment that it was started with.
+LOOK = ("cat", "/proc/self/status", "/proc/self/environ")
+
+#: Fills memory, after numactl has said what get_mempolicy(2) says.
+SHOW_AND_FILL = ("sh", "-c", 'numactl --show && exec "$0" "$@"', *FILL)
+
+#: Ranks that fill memory: the options of `affinityd exec`.
+FILLERS = {
+    "no policy": FIRST_GPU,
+    "local": (*FIRST_GPU, "--memory", "local"),
+    "preferred": (*FIRST_GPU, "--memory", "preferred"),
+    "bind": (*FIRST_GPU, "--memory", "bind"),
+    "preferred on several": ("--gpus", "0,2,4", "--memory", "preferred"),
+    "interleave": ("--gpus", "0,2,4", "--memory", "interleave"),
+    "no policy, no memory near": ("--gpus", "6"),
+    "bind, no memory near": ("--gpus", "6", "--memory", "bind"),
+}
+
+
+#: A script with a thread, which asks for its place by itself.
+SCRIPT = """
+import json, os, sys, threading, time
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+import affinityd
+bound = affinityd.bind(rank=1, gpus="0,1", memory="bind", timeout=60)
+json.dump({
+    "masks": [sorted(os.sched_getaffinity(int(tid))) for tid in os.listdir("/proc/self/task")],
+    "cpus": sorted(bound.cpus),
+    "locality": bound.locality,
+    "memory": str(bound.memory),
+    "source": bound.source,
+    "warnings": bound.warnings,
+    "numactl": os.popen("numactl --show").read(),
+}, sys.stdout)
+"""
+
+
+def main() -> None:
+    """Apply plans, in the order in which the machine is changed."""
+    report: dict[str, Any] = {}
+    bring("31", online=True)
+    stage("ranks, by sysfs")
+    report["ranks"] = {"sysfs": ranks()}
+    report["too late"] = too_late()
+    stage("the daemon starts")
+    daemon = serving()
+    stage("ranks, by the daemon")
+    before = daemon.get("/metrics").text
+    report["ranks"]["daemon"] = ranks()
+    report["metrics"] = [before, daemon.get("/metrics").text]
+    report["own GPUs"] = [own_gpu(rank) for rank in RANKS]
+    report["nested"] = nested()
+    report["script"] = ran([sys.executable, "-c", SCRIPT])
+    stage("memory")
+    report["memory"] = {name: exec_(options, SHOW_AND_FILL) for name, options in FILLERS.items()}
+    report["memory"]["bind, outside Mems_allowed"] = exec_(
+        (*FIRST_GPU, "--memory", "bind"), SHOW_AND_FILL, group=cgroup("mems", mems="2")
+    )
+    stage("cpusets")
+    report["cpusets"] = cpusets()
+    stage("mending")
+    report["lost"] = mending.lost(torchrun(0))
+    report["far memory"] = mending.memory()
+    report["itself"] = itself()
+    stage("ranks, by node.json")
+    daemon.stop()
+    unplug_last_gpu()
+    report["ranks"]["node.json"] = ranks()
+    stage("done")
+    json.dump(report, sys.stdout)
+
+
+def ranks() -> dict[str, Any]:
+    """Return where the ranks of a torchrun are, and one whose Python was started for it."""
+    seen: dict[str, Any] = {
+        mode: [exec_(("--mode", mode), LOOK, env=torchrun(rank)) for rank in RANKS]
+        for mode in MODES
+    }
+    seen["started"] = ran([*given(torchrun(RANKS[-1])), *AFFINITYD, "exec", "--", *LOOK])
+    return seen
+
+
+def own_gpu(rank: int) -> Ended:
+    """Return where a rank is that sees its own GPU alone."""
+    env = {**torchrun(rank), "ROCR_VISIBLE_DEVICES": f"{rank}"}
+    return exec_(("--mode", "unique_contiguous"), LOOK, env=env)
+
+
+def nested() -> Ended:
+    """Return where a rank is that was started by a rank of another GPU."""
+    inner = (*given(torchrun(4)), *AFFINITYD, "exec", "--", *LOOK)
+    return exec_((), inner, env=torchrun(0))
+
+
+def too_late() -> Ended:
+    """Return what became of a command for which there was no time to plan."""
+    return exec_(("--timeout", "0.001"), LOOK, env=torchrun(0))
+
+
+def cpusets() -> dict[str, Any]:
+    """Return where commands are in cgroups that let them use less than the machine."""
+    cgroup("site", cpus="8-15")
+    return {
+        "on another node": exec_(FIRST_GPU, LOOK, group=cgroup("far", cpus="16-19")),
+        "on another node, strict": exec_((*FIRST_GPU, "--strict"), LOOK, group=cgroup("far")),
+        "empty, below one that is not": exec_(FIRST_GPU, LOOK, group=cgroup("site/job")),
+        "shrinking": mending.shrinking(),
+        "confined too far": mending.below_a_cpuset(),
+    }
+
+
+def itself() -> dict[str, Ended]:
+    """Return what a rank is told that asks where it is itself."""
+    verify = ("verify", "--format", "json")
+    return {
+        "unpinned": affinityd(*verify, env=torchrun(0)),
+        "pinned": exec_((), (*AFFINITYD, *verify), env=torchrun(0)),
+    }
+
+
+def unplug_last_gpu() -> None:
+    """Take a GPU out of the machine, of which node.json goes on to tell."""
+    gpus = [path for path in PCI_FOLDER.iterdir() if (path / "class").read_text()[:6] == "0x0300"]
+    (max(gpus) / "remove").write_text("1")
+
+
+def given(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what starts a command with more in its environment, env(1)."""
+    return ("env", *(f"{name}={text}" for name, text in {**HASTELESS, **env}.items()))
+
+
+def torchrun(rank: int) -> dict[str, str]:
+    return {"LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": f"{len(RANKS)}"}
+
+
+def exec_(
+    options: Sequence[str],
+    command: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    group: Path | None = None,
+) -> Ended:
+    return affinityd("exec", *options, "--", *command, env=env, group=group)
+
+
+if __name__ == "__main__":
+    main()

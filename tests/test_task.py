@@ -1,0 +1,334 @@
+"""What a process's environment makes of a plan request."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from affinityd import task
+from affinityd.cpuset import parse_list
+from affinityd.errors import (
+    AffinityError,
+    DaemonError,
+    InvalidRequestError,
+    NoSuchGpuError,
+    UnsatisfiableError,
+)
+from tests.children import program, sleeping
+
+TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+MPIRUN = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+BATCH = {"SLURM_JOB_ID": "9", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "4"}
+SRUN = {
+    **BATCH,
+    "SLURM_STEP_ID": "0",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURM_GPUS_ON_NODE": "4",
+}
+FLUX_ON_MANY_NODES = {"FLUX_TASK_LOCAL_ID": "5", "FLUX_JOB_SIZE": "16", "FLUX_JOB_NNODES": "2"}
+ALL_FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+ONE = {"CUDA_VISIBLE_DEVICES": "2"}
+
+VENDORS = tuple(task.VISIBLE)
+SECOND_OF_FOUR = {"ranks": "4", "rank": "1"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_driver() -> Iterator[None]:
+    """Have the variables of every vendor count, whichever GPUs the machine of the test has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "VISIBLE", [("/nonexistent", names) for _, names in task.VISIBLE])
+        yield
+
+
+def asked(
+    environ: Mapping[str, str],
+    parent: Mapping[str, str] | None = None,
+    given: Mapping[str, str] | None = None,
+) -> list[dict[str, str]]:
+    """Return the requests of a unique mode, but for what is the same in each."""
+    chosen = {"mode": "exclusive", **(given or {})}
+    made = [dict(it) for it in task.questions(chosen, environ, frozenset({0, 1}), parent)]
+    for question in made:
+        assert question.pop("mode") == chosen["mode"]
+        assert question.pop("cpuset") == "0-1"
+        assert question.pop("visible", None) == task.visible(environ)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("environ", "parent", "expected"),
+    [
+        pytest.param({}, None, [{}], id="no launcher: all that are visible"),
+        pytest.param(BATCH, None, [{}], id="a batch script: all that are visible"),
+        pytest.param(TORCHRUN, {}, [SECOND_OF_FOUR], id="a rank of as many as are said"),
+        pytest.param(
+            {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+            {},
+            [{"ranks": "1", "rank": "0"}],
+            id="torchrun's lone worker: the first GPU",
+        ),
+        pytest.param(
+            {**SRUN, "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1", **ALL_FOUR},
+            None,
+            [{}],
+            id="srun's lone task: all that are visible",
+        ),
+        pytest.param(
+            {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+            {},
+            [{}],
+            id="mpirun's lone rank: all that are visible",
+        ),
+        pytest.param(
+            FLUX_ON_MANY_NODES,
+            None,
+            [{"rank": "5"}, {"rank": "5", "ranks": "6"}],
+            id="nobody says how many: as many as GPUs, else as many as there must be",
+        ),
+        pytest.param({**SRUN, **ALL_FOUR}, None, [SECOND_OF_FOUR], id="srun: all see the step's"),
+        pytest.param(SRUN, None, [SECOND_OF_FOUR], id="srun --gpu-bind=none: all see everything"),
+        pytest.param({**SRUN, **ONE}, None, [{"share": "node"}], id="srun --gpus-per-task=1"),
+        pytest.param(
+            {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2", "CUDA_VISIBLE_DEVICES": "2,3"},
+            None,
+            [{"share": "node"}],
+            id="srun --gpus-per-task=2",
+        ),
+        pytest.param(
+            {**SRUN, **ONE, "SLURM_GPUS_ON_NODE": "2"},
+            None,
+            [{"ranks": "2", "rank": "1", "share": "node"}, {"share": "node"}],
+            id="srun --ntasks-per-gpu=2: neighbours share a GPU",
+        ),
+        pytest.param(
+            {**SRUN, **ONE, "SLURM_JOB_GPUS": "0,1,2,3"},
+            None,
+            [{"share": "node"}],
+            id="a step inherits the script's SLURM_JOB_GPUS, on other nodes, too",
+        ),
+        pytest.param(
+            {**SRUN, **ONE, "AFFINITYD_JOB_GPUS": "0,1,2,3"},
+            None,
+            [{"job": "0,1,2,3"}, {"share": "node"}],
+            id="a site says the job's GPUs",
+        ),
+        pytest.param(
+            {**SRUN, **TORCHRUN, **ALL_FOUR}, ALL_FOUR, [SECOND_OF_FOUR], id="torchrun under srun"
+        ),
+        pytest.param({**MPIRUN, **ALL_FOUR}, ALL_FOUR, [SECOND_OF_FOUR], id="mpirun: inherited"),
+        pytest.param(
+            {**MPIRUN, **ALL_FOUR}, {}, [SECOND_OF_FOUR], id="mpirun -x: set for all of its ranks"
+        ),
+        pytest.param(
+            {**MPIRUN, **ALL_FOUR}, None, [SECOND_OF_FOUR], id="several, the parent is unreadable"
+        ),
+        pytest.param({**MPIRUN, **ONE}, {}, [{"share": "node"}], id="a wrapper gave it its own"),
+        pytest.param(
+            {**MPIRUN, **ONE}, ALL_FOUR, [{"share": "node"}], id="a wrapper chose one of the job's"
+        ),
+        pytest.param({**MPIRUN, **ONE}, ONE, [SECOND_OF_FOUR], id="all ranks inherit the same one"),
+        pytest.param(
+            {**BATCH, **MPIRUN, **ONE, "SLURM_JOB_GPUS": "2,3,4,5"},
+            ALL_FOUR,
+            [{"job": "2,3,4,5"}, {"share": "node"}],
+            id="mpirun in a batch script, a wrapper gave it its own",
+        ),
+        pytest.param(
+            {**BATCH, **MPIRUN, **ONE, "SLURM_JOB_GPUS": "2,3"},
+            ALL_FOUR,
+            [{"ranks": "2", "rank": "0", "share": "node"}, {"share": "node"}],
+            id="a wrapper deals out fewer GPUs than ranks by turns",
+        ),
+        pytest.param(
+            {**BATCH, **MPIRUN, **ONE, "SLURM_JOB_GPUS": "2,3"},
+            ALL_FOUR,
+            [{"ranks": "2", "rank": "0", "share": "node"}, {"share": "node"}],
+            id="a wrapper deals GPUs to twice as many ranks",
+        ),
+    ],
+)
+def test_the_launcher_and_the_visible_devices_say_who_divides_the_cores(
+    environ: Mapping[str, str], parent: Mapping[str, str] | None, expected: list[dict[str, str]]
+) -> None:
+    assert asked(environ, parent) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "expected"),
+    [
+        pytest.param({}, {"rank": "2"}, [{"rank": "2"}, {"rank": "2", "ranks": "3"}], id="a rank"),
+        pytest.param(
+            TORCHRUN, {"rank": "2"}, [{"rank": "2", "ranks": "4"}], id="a rank, of a known number"
+        ),
+        pytest.param(TORCHRUN, {"rank": "0,1"}, [{"rank": "0,1", "ranks": "4"}], id="ranks"),
+        pytest.param(
+            {**SRUN, **ONE}, {"rank": "1"}, [SECOND_OF_FOUR], id="a rank, whatever is visible"
+        ),
+        pytest.param(
+            {**SRUN, **ONE},
+            {"gpus": "4,5"},
+            [{**SECOND_OF_FOUR, "gpus": "4,5"}],
+            id="GPUs, of which each rank drives one",
+        ),
+        pytest.param(TORCHRUN, {"job": "0,1"}, [{"job": "0,1"}], id="the job's GPUs"),
+        pytest.param(
+            {**SRUN, **ONE}, {"share": "requested"}, [{"share": "requested"}], id="who shares"
+        ),
+        pytest.param(
+            {**SRUN, **ONE}, {"share": "auto"}, [{"share": "node"}], id="auto says nothing"
+        ),
+    ],
+)
+def test_what_somebody_chose_counts(
+    environ: Mapping[str, str], given: Mapping[str, str], expected: list[dict[str, str]]
+) -> None:
+    assert asked(environ, None, given) == expected
+
+
+@pytest.mark.parametrize("environ", [{}, TORCHRUN, {**SRUN, **ONE}, {**SRUN, **ALL_FOUR}])
+def test_unless_somebody_chose_a_mode_it_is_the_one_that_takes_no_cpus_away(
+    environ: Mapping[str, str],
+) -> None:
+    """What delivers a plan to jobs defaults to `node`."""
+    for question in task.questions({}, environ, frozenset({0, 1})):
+        assert question["mode"] == "node"
+
+
+def test_the_cpus_and_devices_that_somebody_names_replace_the_process_s() -> None:
+    (question,) = task.questions({"cpuset": "4", "visible": "1"}, ONE, frozenset({0, 1}))
+    assert (question["cpuset"], question["visible"]) == ("4", "1")
+
+
+# The visible devices.
+
+
+@pytest.mark.parametrize(
+    ("devices", "environ", "visible"),
+    [
+        ("", {}, None),
+        ("", {"CUDA_VISIBLE_DEVICES": ""}, ""),
+        ("", {"CUDA_VISIBLE_DEVICES": " 1,x\udcff"}, " 1,x\udcff"),
+        ("", {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "2"}, "1"),
+        ("", {"ROCR_VISIBLE_DEVICES": "2"}, "ROCR_VISIBLE_DEVICES=2"),
+        ("", {"ASCEND_RT_VISIBLE_DEVICES": "3"}, "3"),
+        ("nvidiactl", {"ROCR_VISIBLE_DEVICES": "2"}, None),
+        ("nvidiactl", {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"}, "1"),
+        ("kfd", {"HIP_VISIBLE_DEVICES": "0"}, "HIP_VISIBLE_DEVICES=0"),
+        (
+            "kfd",
+            {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "2"},
+            "ROCR_VISIBLE_DEVICES=2;HIP_VISIBLE_DEVICES=0",
+        ),
+        ("kfd", {"CUDA_VISIBLE_DEVICES": "1"}, "HIP_VISIBLE_DEVICES=1"),
+        (
+            "kfd",
+            {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"},
+            "HIP_VISIBLE_DEVICES=0",
+        ),
+        ("davinci_manager", {"CUDA_VISIBLE_DEVICES": "1"}, None),
+        ("davinci_manager", {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, "0,1"),
+        ("nvidiactl kfd", {"ROCR_VISIBLE_DEVICES": "2"}, "ROCR_VISIBLE_DEVICES=2"),
+    ],
+)
+def test_the_variables_of_the_vendor_count_whose_driver_is_here(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: str,
+    environ: Mapping[str, str],
+    visible: str | None,
+) -> None:
+    """HIP reads CUDA_VISIBLE_DEVICES where it has none of its own."""
+    for device in devices.split():
+        (tmp_path / device).touch()
+    moved = [(str(tmp_path / Path(device).name), names) for device, names in VENDORS]
+    monkeypatch.setattr(task, "VISIBLE", moved)
+    assert task.visible(environ) == visible
+
+
+# The CPUs to plan on.
+
+
+@pytest.mark.parametrize(
+    ("pinned", "allowed", "mask", "cpus"),
+    [
+        pytest.param("0-3", "0-7", "0-3", "0-7", id="the mask is the pin: what it was planned on"),
+        pytest.param("0-3", "0-7", "0-1", "0-1", id="somebody narrowed it since"),
+        pytest.param("0-3", "0-7", "0-7", "0-7", id="somebody widened it since"),
+        pytest.param("0-3", "4-7", "0-3", "0-3", id="a pin that was not planned on that"),
+        pytest.param("0-3", None, "0-3", "0-3", id="half of what a pin says"),
+        pytest.param("0-3", "x", "0-3", "0-3", id="what is no cpulist"),
+        pytest.param(None, None, "0-3", "0-3", id="no pin"),
+    ],
+)
+def test_a_mask_that_an_earlier_pin_set_is_no_limit(
+    pinned: str | None, allowed: str | None, mask: str, cpus: str
+) -> None:
+    said = {"AFFINITYD_CPULIST": pinned, "AFFINITYD_ALLOWED": allowed}
+    environ = {name: text for name, text in said.items() if text is not None}
+    assert task.plan_on(environ, parse_list(mask)) == parse_list(cpus)
+
+
+# Asking.
+
+
+@pytest.mark.parametrize("refusal", [InvalidRequestError, NoSuchGpuError, UnsatisfiableError])
+def test_the_next_question_is_asked_where_one_is_refused(refusal: type[AffinityError]) -> None:
+    def ask(question: task.Question) -> str:
+        if question["rank"] == "0":
+            raise refusal("the first")
+        return question["rank"]
+
+    assert task.first_answer([{"rank": "0"}, {"rank": "1"}, {"rank": "2"}], ask) == "1"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(NoSuchGpuError, "the last"), (DaemonError, "the first")]
+)
+def test_the_last_refusal_is_told_and_any_other_error_at_once(
+    error: type[AffinityError], told: str
+) -> None:
+    def ask(question: task.Question) -> str:
+        raise error(question["rank"])
+
+    with pytest.raises(error, match=told):
+        task.first_answer([{"rank": "the first"}, {"rank": "the last"}], ask)
+
+
+def test_without_a_question_there_is_no_answer() -> None:
+    ask: Callable[[task.Question], str] = dict.__repr__
+    with pytest.raises(NoSuchGpuError):
+        task.first_answer([], ask)
+
+
+# A process's environment.
+
+
+def test_a_process_is_known_by_the_environment_that_it_was_started_with() -> None:
+    code = "import os; os.environ['LATER'] = '1'; print('ready', flush=True); input()"
+    with program(code, env={"NAME": "a=b\n\udcff", "EMPTY": ""}) as child:
+        environ = task.environment_of(child.pid)
+    assert environ is not None
+    assert (environ["NAME"], environ["EMPTY"]) == ("a=b\n\udcff", "")
+    assert "LATER" not in environ
+
+
+def test_an_environment_that_cannot_be_read_is_none() -> None:
+    code = """
+import os, sys
+from affinityd.task import environment_of
+os.setuid(65534)
+print(environment_of(int(sys.argv[1])))"""
+    with sleeping() as child:
+        command = [sys.executable, "-c", code, str(child.pid)]
+        path = os.pathsep.join(sys.path)
+        assert subprocess.check_output(command, env={"PYTHONPATH": path}) == b"None\n"
+        assert task.environment_of(child.pid) is not None
+    assert task.environment_of(child.pid) is None

@@ -1,0 +1,279 @@
+"""Judgement: where a process may run and what it holds, against its GPUs, on named machines."""
+
+from __future__ import annotations
+
+import pytest
+
+from affinityd.cpuset import format_list, parse_list
+from affinityd.machines import NAMES
+from affinityd.memory import Held
+from affinityd.processes import Thread
+from affinityd.topology import Topology
+from affinityd.verify import MENTIONED, MOST, Facts, Finding, judge, placement, vicinity
+from tests.asking import ask
+from tests.machines.by_hand import made
+from tests.machines.facts import machine
+
+GIB = 2**30
+TWO = made({0: "0-3", 1: "4-7"}, gpus=[1])
+THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[0, 1])
+LONE = made({0: "0-3", 1: ""}, gpus=[1])  # CPUs in one node only
+LOST = made({0: "0-3", 1: "4-7"}, gpus=[None])
+STRAY = made({0: "0-3"}, gpus=[0], packages={0: "0-7"})  # CPUs 4-7 are in no node
+BARREN = made(
+    {0: "0-3", 1: "4-7", 2: ""},
+    gpus=[2],
+    distances=[("0", "1", 20), ("0", "2", 40), ("1", "2", 30)],
+)
+
+NEAR = "and GPU 0 is on node 1"
+MEND = "affinityd"
+NAMED = "(first 101, worker)"
+
+
+def judged(
+    topology: Topology,
+    *masks: str,
+    gpus: str = "all",
+    allowed: str | None = None,
+    policy: Held | None = None,
+    resident: dict[int, int] | None = None,
+) -> Finding:
+    """Judge a process whose threads have these masks; `allowed` is its cpuset."""
+    threads = tuple(
+        Thread(100 + place, "python" if place == 0 else "worker", parse_list(mask), 0)
+        for place, mask in enumerate(masks)
+    )
+    cpuset = allowed or format_list(topology.online)
+    ranks = ask(topology, gpus=gpus, mode="node", cpuset=cpuset).ranks
+    facts = Facts(100, "python", threads, policy, resident)
+    return judge(topology, ranks, parse_list(cpuset), facts)
+
+
+@pytest.mark.parametrize(
+    ("topology", "gpus", "mask", "expected"),
+    [
+        pytest.param(TWO, "0", "4-7", "local", id="the GPU's node"),
+        pytest.param(TWO, "0", "5", "local", id="a part of it"),
+        pytest.param(TWO, "0", "3-4", "mixed", id="some of it, and some of another"),
+        pytest.param(TWO, "0", "0-6", "mixed", id="all but one CPU"),
+        pytest.param(TWO, "0", "0-3", "remote", id="another node"),
+        pytest.param(TWO, "0", "0-7", "unpinned", id="every online CPU"),
+        pytest.param(
+            made({0: "0-3", 1: "4-7"}, [1], online="0-5"),
+            "0",
+            "0-5",
+            "unpinned",
+            id="CPUs that are offline do not count",
+        ),
+        pytest.param(made({0: "0-3"}, [0]), "0", "0-3", "local", id="with one node all is local"),
+        pytest.param(LONE, "0", "0-3", "local", id="with CPUs in one node only, too"),
+        pytest.param(made({0: "0-3"}, [None]), "0", "0-1", "local", id="even of an unknown GPU"),
+        pytest.param(LOST, "0", "0-7", "unknown", id="an unknown GPU"),
+        pytest.param(
+            BARREN, "0", "4-7", "local", id="of a node without CPUs the nearest that has some"
+        ),
+        pytest.param(BARREN, "0", "0-3", "remote", id="and no farther one"),
+        pytest.param(
+            made({0: "0-3", 1: "4-7"}, [0, 1]), "0,1", "0-7", "local", id="GPUs on every node"
+        ),
+        pytest.param(THREE, "0,1", "4-7", "local", id="of several GPUs any one's node"),
+        pytest.param(THREE, "0,1", "0-8", "mixed", id="several GPUs' nodes and one more"),
+        pytest.param(
+            made({0: "0-3", 1: "4-7"}, [0, None]),
+            "0,1",
+            "4-7",
+            "remote",
+            id="of a known and an unknown GPU the known one's",
+        ),
+        pytest.param(STRAY, "0", "4-7", "remote", id="the CPUs of no node"),
+        pytest.param(
+            machine("dgx-a100"), "0", "48-63,176-191", "local", id="DGX A100: GPU 0 is on node 3"
+        ),
+        pytest.param(
+            machine("dgx-a100"), "0", "0-15,128-143", "remote", id="DGX A100: and not on node 0"
+        ),
+        pytest.param(
+            machine("dgx-a100"),
+            "all",
+            "0-255",
+            "unpinned",
+            id="DGX A100: half its nodes have no GPU",
+        ),
+        pytest.param(machine("mi250x"), "4", "0-63", "mixed", id="MI250X: half of the CPUs"),
+        pytest.param(
+            machine("flat"), "all", "0", "unknown", id="a machine that says of no GPU where it is"
+        ),
+    ],
+)
+def test_placement(topology: Topology, gpus: str, mask: str, expected: str) -> None:
+    near = vicinity(topology, ask(topology, gpus=gpus, mode="node").ranks)
+    assert placement(topology, near, parse_list(mask)) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_every_shipped_machine_a_plan_is_local_and_no_plan_is_not(name: str) -> None:
+    topology = machine(name)
+    for gpu in topology.gpus:
+        planned = ask(topology, gpus=str(gpu.index), mode="node").cpus
+        assert judged(topology, format_list(planned), gpus=str(gpu.index)).mismatches == ()
+        whole = judged(topology, format_list(topology.online), gpus=str(gpu.index))
+        assert whole.placements == ("unpinned",)
+        assert len(whole.mismatches) == 1
+
+
+@pytest.mark.parametrize(
+    ("masks", "beginnings"),
+    [
+        pytest.param(["4-7", "4-7", "6"], [], id="a thread on some of the near CPUs is none"),
+        pytest.param(
+            ["0-7", "0-7", "4"],
+            [f"its main thread and 1 more may run on CPUs 0-7 (unpinned), {NEAR}; {MEND} pin 100"],
+            id="nothing was pinned",
+        ),
+        pytest.param(
+            ["4-7", "0-7", "0-7"],
+            [f"2 threads {NAMED} may run on CPUs 0-7 (unpinned), {NEAR}; {MEND} pin --force 100"],
+            id="taskset without -a: the others differ from the main thread",
+        ),
+        pytest.param(
+            ["0-3"],
+            [f"its main thread may run on CPUs 0-3 (remote), {NEAR}; {MEND} pin 100"],
+            id="the wrong node",
+        ),
+        pytest.param(
+            ["4-7", "0", "1", "3-4"],
+            [
+                "1 thread (first 103, worker) may run on CPUs 3-4 (mixed)",
+                f"2 threads {NAMED} may run on CPUs 0-1 (remote)",
+            ],
+            id="threads that pinned themselves far, a line each kind",
+        ),
+    ],
+)
+def test_a_thread_that_may_run_far_is_a_mismatch(masks: list[str], beginnings: list[str]) -> None:
+    mismatches = judged(TWO, *masks).mismatches
+    assert len(mismatches) == len(beginnings)
+    for sentence, beginning in zip(mismatches, beginnings, strict=True):
+        assert sentence.startswith(beginning)
+
+
+def test_where_the_cpuset_has_no_near_cpu_the_allocation_is_the_cause() -> None:
+    (sentence,) = judged(TWO, "0-3", "0", allowed="0-3").mismatches
+    assert sentence.startswith("GPU 0 is on node 1, and its cpuset, 0-3, has no CPU there")
+    assert "affinityd pin" not in sentence
+
+
+def test_where_the_cpuset_has_one_near_cpu_the_mask_is_the_cause() -> None:
+    (sentence,) = judged(TWO, "0-3", allowed="0-4").mismatches
+    assert "affinityd pin 100 mends" in sentence
+
+
+def test_an_unknown_place_is_noted_and_no_mismatch() -> None:
+    finding = judged(made({0: "0-3", 1: "4-7"}, gpus=[None, None]), "0-7", "0")
+    assert finding.placements == ("unknown", "unknown")
+    assert finding.mismatches == ()
+    assert finding.notes == ("GPUs 0-1 are on an unknown node: it cannot be judged",)
+
+
+@pytest.mark.parametrize(
+    ("topology", "policy", "is_mismatch"),
+    [
+        pytest.param(TWO, None, False, id="one that cannot be read"),
+        pytest.param(TWO, Held("default", frozenset()), False, id="the kernel's own"),
+        pytest.param(TWO, Held("local", frozenset()), False, id="local"),
+        pytest.param(TWO, Held("bind", frozenset({1})), False, id="bound to the GPU's node"),
+        pytest.param(TWO, Held("bind", frozenset({0})), True, id="bound to another"),
+        pytest.param(TWO, Held("preferred", frozenset({0})), True, id="another one is preferred"),
+        pytest.param(TWO, Held("interleave", frozenset({0, 1})), False, id="interleaved over both"),
+        pytest.param(
+            LOST,
+            Held("bind", frozenset({0})),
+            False,
+            id="of an unknown GPU nothing is far",
+        ),
+        pytest.param(
+            made({0: "0-3", 1: "4-7"}, [1], memoryless=[1]),
+            Held("bind", frozenset({0})),
+            False,
+            id="the near node has no memory, and this one is next to it",
+        ),
+        pytest.param(
+            made({0: "0-3", 1: "4-7", 2: ""}, [1]),
+            Held("bind", frozenset({2})),
+            False,
+            id="a node without CPUs: a GPU's memory, or an expansion",
+        ),
+        pytest.param(
+            made({0: "0-3", 1: ""}, [0]),
+            Held("bind", frozenset({1})),
+            False,
+            id="with CPUs in one node only nothing is far",
+        ),
+    ],
+)
+def test_a_policy_without_any_near_node_is_a_mismatch(
+    topology: Topology, policy: Held | None, is_mismatch: bool
+) -> None:
+    mismatches = judged(topology, "4-7", policy=policy).mismatches
+    mask_s = judged(topology, "4-7").mismatches
+    assert len(mismatches) - len(mask_s) == int(is_mismatch)
+    if is_mismatch:
+        assert mismatches[0] == (
+            f"its memory policy is {policy}, {NEAR}; "
+            "start it with affinityd exec --memory preferred"
+        )
+
+
+def test_a_policy_on_the_node_that_was_planned_is_none_where_the_cpuset_has_no_near_cpu() -> None:
+    policy = Held("bind", frozenset({0}))
+    assert len(judged(TWO, "0-3", allowed="0-3", policy=policy).mismatches) == 1
+
+
+@pytest.mark.parametrize(
+    ("far", "mismatches", "notes"),
+    [(0, 0, 0), (MENTIONED - 0.01, 0, 0), (MENTIONED, 0, 1), (MOST - 0.01, 0, 1), (MOST, 1, 0)],
+)
+def test_resident_memory_that_is_far_is_noted_and_most_of_it_is_a_mismatch(
+    far: float, mismatches: int, notes: int
+) -> None:
+    resident = {0: int(far * 100) * GIB, 1: (100 - int(far * 100)) * GIB}
+    finding = judged(TWO, "4-7", resident=resident)
+    assert (len(finding.mismatches), len(finding.notes)) == (mismatches, notes)
+    for sentence in (*finding.mismatches, *finding.notes):
+        assert sentence == (
+            f"{far:.0%} of its resident memory is on node 0, {NEAR}; migratepages 100 0 1 moves it"
+        )
+
+
+@pytest.mark.parametrize(
+    ("topology", "resident"),
+    [
+        pytest.param(TWO, {}, id="there is none"),
+        pytest.param(TWO, {0: 0, 1: 0}, id="none of it is resident"),
+        pytest.param(made({0: "0-3", 1: "4-7", 2: ""}, [1]), {1: 1, 2: 99}, id="in a GPU's memory"),
+        pytest.param(made({0: "0-3", 1: ""}, [0]), {1: 99}, id="CPUs are in one node only"),
+        pytest.param(LOST, {0: 99}, id="nobody knows where it is far"),
+    ],
+)
+def test_resident_memory_is_not_far_where(topology: Topology, resident: dict[int, int]) -> None:
+    finding = judged(topology, "4-7", resident=resident)
+    assert not [text for text in (*finding.mismatches, *finding.notes) if "resident" in text]
+
+
+def test_a_gpu_that_two_ranks_share_is_named_once() -> None:
+    near = vicinity(TWO, ask(TWO, gpus="0,0", mode="node").ranks)
+    assert str(near) == "GPU 0 is on node 1"
+
+
+def test_a_process_that_is_near_has_no_mismatch_and_no_note() -> None:
+    finding = judged(
+        machine("dgx-a100"),
+        *3 * ["48-63,176-191"],
+        gpus="0,1",
+        policy=Held("preferred", frozenset({3})),
+        resident={3: 10 * GIB, 0: 1 * GIB},
+    )
+    assert finding.placements == ("local", "local", "local")
+    assert (finding.mismatches, finding.notes) == ((), ())
+    assert str(finding.near) == "GPUs 0-1 are on node 3"
