@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 #: As env(1) and timeout(1) have it.
 CANNOT_RUN, NOT_FOUND = 126, 127
 
+#: What does not end the search along PATH.
+SEARCH_ON = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ESTALE, errno.ENODEV))
+
+LC_CTYPE, COERCED = "LC_CTYPE", frozenset(("C.UTF-8", "C.utf8", "UTF-8"))  #: PEP 538
+
 
 def become(command: Sequence[str], name: str) -> int:
     """Execute a command, execvp(3). Return 126 or 127, and say why, where that fails.
@@ -26,33 +31,50 @@ def become(command: Sequence[str], name: str) -> int:
     _undo_python()
     trouble = _execute(*command)
     say(f"{name}: {quote(command[0])} cannot be run: {os.strerror(trouble)}")
-    return NOT_FOUND if trouble in {errno.ENOENT, errno.ENOTDIR} else CANNOT_RUN
+    return NOT_FOUND if trouble == errno.ENOENT else CANNOT_RUN
 
 
 def _execute(program: str, *arguments: str) -> int:
-    """Return the error number where it fails."""
-    if not program:
-        return errno.ENOENT
-    try:
-        os.execvp(program, [program, *arguments])  # noqa: S606 - it is what we are for
-    except OSError as error:
-        if error.errno != errno.ENOEXEC:
-            return error.errno or errno.EIO
-    # A script without #!: execvp(3) gives it to the shell, and Python does not.
-    import shutil  # noqa: PLC0415 - for a rarity
+    """Execute a program as execvp(3) does. Return the error number where it fails."""
+    trouble = errno.ENOENT
+    for path in _candidates(program):
+        number = _try(path, [program, *arguments])
+        if number == errno.ENOEXEC:  # a script without #!, which is the shell's
+            return _try("/bin/sh", ["sh", path, *arguments])
+        if number != errno.ENOENT and trouble == errno.ENOENT:
+            trouble = number
+        if number not in SEARCH_ON:
+            break
+    return trouble
 
-    return os.execv("/bin/sh", ["sh", shutil.which(program) or program, *arguments])  # noqa: S606
+
+def _candidates(program: str) -> list[str]:
+    if "/" in program or not program:
+        return [program]
+    folders = os.environ.get("PATH", os.defpath).split(":")
+    return [f"{folder or '.'}/{program}" for folder in folders]
+
+
+def _try(path: str, words: list[str]) -> int:
+    try:
+        os.execv(path, words)  # noqa: S606 - it is what we are for
+    except OSError as error:
+        return error.errno or errno.EIO
+    except ValueError:  # Python's own, for an empty word
+        return errno.ENOENT
 
 
 def _undo_python() -> None:
     """Take back what Python's start did to what a program inherits.
 
     It ignores two signals; like `subprocess`, we cannot know whether they were ignored before. In
-    the C locale it sets LC_CTYPE (PEP 538).
+    the C locale it sets LC_CTYPE.
     """
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_DFL)
-    if os.environ.get("LC_CTYPE") == "C.UTF-8":
+    if os.environ.get(LC_CTYPE) in COERCED:
         started_with = environment_of(os.getpid())
-        if started_with is not None and "LC_CTYPE" not in started_with:
-            del os.environ["LC_CTYPE"]
+        if started_with is not None:
+            del os.environ[LC_CTYPE]
+            if LC_CTYPE in started_with:
+                os.environ[LC_CTYPE] = started_with[LC_CTYPE]

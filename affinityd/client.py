@@ -6,6 +6,7 @@ Neither `socket` nor `http.client` nor `urllib` is imported: each costs as much 
 from __future__ import annotations
 
 import _socket
+import errno
 import time
 from collections.abc import Iterator, Mapping
 
@@ -17,6 +18,8 @@ PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 
 #: What a daemon refuses with, by status.
 REFUSED = {refusal.status: refusal for refusal in REFUSALS}
+#: Nobody can listen there; None: a path that is too long for a socket.
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED, errno.EACCES, None)
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
 
 
@@ -32,13 +35,14 @@ def ask(path: str, parameters: Mapping[str, str], deadline: float) -> str:
         answer = _exchange(path, f"/plan?{query}&format=shell", deadline)
     except TimeoutError:
         raise DaemonError(f"the daemon at {path} did not answer in time") from None
-    except (FileNotFoundError, ConnectionRefusedError, PermissionError) as error:
-        raise NoDaemonError(f"no daemon at {path}: {error.strerror}") from None
     except OSError as error:
+        if error.errno in ABSENT:
+            raise NoDaemonError(f"no daemon at {path}: {error.strerror or error}") from None
         raise DaemonError(f"the daemon at {path} broke off: {error.strerror}") from None
     status, text = _parsed(answer, path)
-    if status in REFUSED:
-        raise REFUSED[status](text.strip().partition(": ")[2])
+    title, _, detail = text.strip().partition(": ")
+    if status in REFUSED and title == REFUSED[status].title:
+        raise REFUSED[status](detail)
     if status != 200:  # noqa: PLR2004
         raise DaemonError(f"the daemon at {path} answered {status}: {quote(text.strip())}")
     return text
@@ -49,7 +53,8 @@ def _exchange(path: str, target: str, deadline: float) -> bytes:
     try:
         connection.settimeout(_left(deadline))
         connection.sendall(
-            f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+            f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode(),
+            _socket.MSG_NOSIGNAL,
         )
         return b"".join(_received(connection, deadline))
     finally:
@@ -112,7 +117,8 @@ def _parsed(answer: bytes, path: str) -> tuple[int, str]:
 
 def _quoted(text: str) -> str:
     """Return a value as a query has it, RFC 3986."""
-    return "".join(
-        chr(byte) if byte in PLAIN else f"%{byte:02X}"
-        for byte in text.encode(errors="surrogateescape")
-    )
+    try:
+        data = text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # it is no text, as the daemon will say
+        data = text.encode(errors="surrogatepass")
+    return "".join(chr(byte) if byte in PLAIN else f"%{byte:02X}" for byte in data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -26,13 +27,19 @@ def within(seconds: float, what: Callable[[], T]) -> T:
     def ring(_number: int, _frame: object) -> None:
         raise TooLateError
 
+    start = time.monotonic()
+    running = signal.getitimer(signal.ITIMER_REAL)  # it outlives execve(2), and is the command's
     before = signal.signal(signal.SIGALRM, ring)
-    running = signal.setitimer(signal.ITIMER_REAL, max(seconds, LEAST))
     try:
         try:
+            signal.setitimer(signal.ITIMER_REAL, max(seconds, LEAST))
             return what()
-        finally:  # a timer that was running outlives execve(2), and is the command's
-            signal.setitimer(signal.ITIMER_REAL, *running)
-            signal.signal(signal.SIGALRM, before)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except TooLateError:
         raise ApplyError("finding a place took too long") from None
+    finally:
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+        if running[0]:
+            left = running[0] - (time.monotonic() - start)
+            signal.setitimer(signal.ITIMER_REAL, max(left, LEAST), running[1])

@@ -35,6 +35,8 @@ class Place:
             raise ValueError(f"a plan without {error}") from None
         if not self.cpus or not self.cpus <= self.allowed:
             raise ValueError(f"a plan for {quote(lines['AFFINITYD_CPULIST'])}")
+        if self.threads < 1:
+            raise ValueError(f"{self.threads} threads")
         if self.locality not in LOCALITIES:
             raise ValueError(f"locality {quote(self.locality)}")
         self.source = source
@@ -84,7 +86,8 @@ def ask_daemons(questions: Sequence[Question], sockets: Sequence[str], deadline:
         except NoDaemonError:  # noqa: PERF203 - two paths at most
             continue
         except DaemonError as error:
-            trouble = error
+            if isinstance(trouble, NoDaemonError):  # the first one; the second had no time
+                trouble = error
     raise trouble
 
 
