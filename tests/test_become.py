@@ -274,10 +274,19 @@ def test_what_cannot_be_run_is_said_with_env_s_exit_status(
     assert ours.stdout == b""
 
 
-def test_a_path_of_what_is_no_folder_has_no_commands(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "path",
+    ["text", "text:bin", "bin:text", "none", "locked:bin", "bin:locked", "locked:text", "", ":bin"],
+)
+def test_what_is_nowhere_in_the_path_is_said_with_env_s_exit_status(
+    tmp_path: Path, path: str
+) -> None:
     (tmp_path / "text").touch()
-    ours, theirs = (run(way, "hello", env={"PATH": f"{tmp_path}/text"}) for way in (OURS, ENV))
+    script(tmp_path / "bin" / "other", "")
+    script(tmp_path / "locked" / "hello", "").chmod(0o644)
+    ours, theirs = (run(way, "hello", env={"PATH": path}, cwd=tmp_path) for way in (OURS, ENV))
     assert ours.status == theirs.status
+    assert ours.stderr.split(b": ")[-1] == theirs.stderr.split(b": ")[-1]
 
 
 def test_a_program_of_another_kind_is_the_shell_s_to_refuse(tmp_path: Path) -> None:

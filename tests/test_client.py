@@ -366,11 +366,14 @@ def test_a_text_is_read_by_the_daemon_as_it_was_given(daemon: Daemon, text: str)
     assert over_the_socket(daemon, {"visible": text}) == in_process({"visible": text})
 
 
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.text("01,+%& =;\t"))
+@given(
+    name=st.sampled_from(["visible", "gpus", "mode"]),
+    text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.text("01,+%& =;\t"),
+)
 def test_whatever_the_text_the_daemon_reads_it_as_the_planner_does(
-    daemon: Daemon, text: str
+    daemon: Daemon, name: str, text: str
 ) -> None:
-    assert over_the_socket(daemon, {"visible": text}) == in_process({"visible": text})
+    assert over_the_socket(daemon, {name: text}) == in_process({name: text})
 
 
 def test_a_plan_on_the_largest_machine_is_asked_for_in_one_request(daemon: Daemon) -> None:

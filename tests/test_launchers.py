@@ -92,6 +92,9 @@ def read(*texts: str) -> tuple[int, int | None, str] | None:
             id="srun's lone task",
         ),
         pytest.param(
+            (BATCH, "SLURM_LOCALID=3"), (3, 4, "SLURM_LOCALID"), id="another than the first task"
+        ),
+        pytest.param(
             ("SLURM_JOB_ID=9 SLURM_LOCALID=1 SLURM_STEP_ID=0",),
             (1, None, "SLURM_LOCALID"),
             id="srun without a word of how many",
@@ -159,14 +162,28 @@ def test_a_number_of_ranks_that_the_rank_is_not_among_is_not_known(size: str) ->
 
 def test_where_the_nearest_says_no_size_another_that_says_the_same_rank_does() -> None:
     """A script under srun that exports LOCAL_RANK=$SLURM_LOCALID for a framework."""
+    assert read(BATCH, STEP, "LOCAL_RANK=1") == (1, None, "LOCAL_RANK")
     assert read(BATCH, STEP, "LOCAL_RANK=2") == (2, 3, "SLURM_LOCALID")
 
 
-@given(st.dictionaries(st.sampled_from([name for name, _ in LAUNCHERS]), st.text(max_size=4)))
+SIZES = (
+    *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    *("FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*(name for name, _ in LAUNCHERS), *SIZES]),
+        st.sampled_from(["0", "1", "2", "3", "x", ""]),
+        min_size=4,
+    )
+)
 def test_whatever_the_variables_are_a_rank_is_within_its_size(environ: dict[str, str]) -> None:
-    rank = local_rank({**environ, "LOCAL_WORLD_SIZE": environ.get("LOCAL_RANK", "")})
-    assert rank is None or rank.number >= 0
-    assert rank is None or rank.size is None or rank.number < rank.size
+    rank = local_rank(environ)
+    if rank is not None:
+        assert str(rank.number) == environ[rank.variable]
+        assert rank.size is None or rank.number < rank.size
 
 
 @given(st.integers(0, 2**32 - 1))

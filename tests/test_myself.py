@@ -110,6 +110,8 @@ def test_the_devices_that_it_may_open_are_in_each_request(tmp_path: Path) -> Non
     own_dev = ("unshare", "--mount", "sh", "-c", f'mount --bind {tmp_path} /dev; "$@"', "sh")
     (question,) = asked(RANK, by=own_dev)
     assert question["granted"] == "minor:0,minor:3"
+    (question,) = asked(RANK, by=own_dev, granted="minor:7")
+    assert question["granted"] == "minor:7"
 
 
 # Taking its place.

@@ -320,6 +320,17 @@ def test_a_process_is_known_by_the_environment_that_it_was_started_with() -> Non
     assert "LATER" not in environ
 
 
+def test_what_is_no_variable_is_left_out_of_an_environment() -> None:
+    """execve(2) takes any text; Python's own starts with variables alone."""
+    code = """
+import ctypes
+texts = ctypes.c_char_p * 4
+words = texts(b"sh", b"-c", b"echo ready; read line", None)
+ctypes.CDLL(None).execve(b"/bin/sh", words, texts(b"A=1", b"none", b"=", None))"""
+    with program(code) as child:
+        assert task.environment_of(child.pid) == {"A": "1", "": ""}
+
+
 def test_an_environment_that_cannot_be_read_is_none() -> None:
     code = """
 import os, sys
