@@ -41,7 +41,7 @@ def _execute(program: str, *arguments: str) -> int:
         number = _try(path, [program, *arguments])
         if number == errno.ENOEXEC:  # a script without #!, which is the shell's
             return _try("/bin/sh", ["sh", path, *arguments])
-        if number != errno.ENOENT and trouble == errno.ENOENT:
+        if trouble != errno.EACCES or number not in SEARCH_ON:
             trouble = number
         if number not in SEARCH_ON:
             break

@@ -74,15 +74,12 @@ def bind(
         "strict": strict,
     }
     try:
-        if memory is not None and memory not in POLICIES:
-            raise InvalidRequestError(
-                f"memory: {quote(memory)} is not one of {', '.join(POLICIES)}"
-            )
         binding = take_place(_texts(chosen), memory, timeout)
-    except AffinityError as error:
+    except Exception as error:  # a bug of ours must not be the end of a job either
         if fail_closed:
             raise
-        binding = Binding(_mask(), None, held(), None, (str(error),))
+        said = str(error) if isinstance(error, AffinityError) else repr(error)
+        binding = Binding(_mask(), None, held(), None, (said,))
     for warning in binding.warnings:
         logger.warning("%s", warning)
     return binding
@@ -94,6 +91,8 @@ def take_place(
     """Find this process's place and take it, unless AFFINITYD=off. Raises AffinityError."""
     if os.environ.get("AFFINITYD") == "off":
         return Binding(_mask(), None, held(), None)
+    if policy is not None and policy not in POLICIES:
+        raise InvalidRequestError(f"memory: {quote(policy)} is not one of {', '.join(POLICIES)}")
     start = time.monotonic()
     sockets = conffile.sockets(conffile.variables())
     found = place.find(myself.questions(given), sockets, start, timeout, bounded=False)

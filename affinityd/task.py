@@ -22,10 +22,12 @@ if TYPE_CHECKING:  # typing takes as long to import as Python to start
 
     A = TypeVar("A")
 
+HIP = "HIP_VISIBLE_DEVICES"
+
 #: A vendor's device file, and its variables. ROCR's filters first, HIP's indexes what is left.
 VISIBLE = (
     ("/dev/nvidiactl", ("CUDA_VISIBLE_DEVICES",)),
-    ("/dev/kfd", ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")),
+    ("/dev/kfd", ("ROCR_VISIBLE_DEVICES", HIP)),
     ("/dev/davinci_manager", ("ASCEND_RT_VISIBLE_DEVICES",)),
 )
 BY_RANK = frozenset(("even", "core_complex"))  #: modes that give no GPU a block of its own
@@ -97,8 +99,10 @@ def visible(environ: Environment) -> str | None:
     here = [names for device, names in VISIBLE if os.path.exists(device)]  # noqa: PTH110
     for names in here or [names for _, names in VISIBLE]:
         said = {name: environ[name] for name in names if name in environ}
-        if "HIP_VISIBLE_DEVICES" in names and here and "CUDA_VISIBLE_DEVICES" in environ:
-            said.setdefault("HIP_VISIBLE_DEVICES", environ["CUDA_VISIBLE_DEVICES"])
+        if HIP in names and here and not said.get(HIP):  # HIP reads CUDA's variable, too
+            said[HIP] = environ.get("CUDA_VISIBLE_DEVICES", "")
+        if not said.get(HIP, "all"):  # and takes an empty one for none that is set
+            del said[HIP]
         if said:
             return ";".join(
                 text if name in BARE else f"{name}={text}" for name, text in said.items()

@@ -19,6 +19,7 @@ from affinityd.cli.exec_options import PARAMETERS, POLICIES
 from affinityd.memory import POLICIES as KERNEL_S
 from affinityd.request import PARAMETERS as PLAN_S
 from tests.daemons import Daemon, running
+from tests.test_memory import SECCOMP
 from tests.tiny import BOTH, FAR, LOOK, NEAR, Ended, affinityd, tiny_tree
 
 
@@ -361,6 +362,35 @@ def test_when_there_is_no_time_the_command_runs_unpinned(tmp_path: Path) -> None
     assert done.lines == [
         "affinityd exec: finding a place took too long; the command runs unpinned"
     ]
+
+
+SILENT_KERNEL = (
+    SECCOMP
+    + """
+refuse({"x86_64": 204, "aarch64": 123, "ppc64le": 223}[os.uname().machine], errno.EPERM)
+os.execv(sys.executable, [sys.executable, "-m", "affinityd", "exec", *sys.argv[1:]])
+"""
+)
+
+
+def test_what_nobody_thought_of_is_no_end_either(here: Mapping[str, str]) -> None:
+    """Not even the mask can be read: sched_getaffinity(2) is forbidden."""
+    env = {**os.environ, **here}
+    for words, status, end in (
+        (["--", "sh", "-c", "exit 7"], 7, "the command runs unpinned"),
+        (["--fail-closed", "--", "true"], 125, "the command was not started"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", SILENT_KERNEL, *words],
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status
+        assert done.stderr == (
+            f"affinityd exec: PermissionError: [Errno 1] Operation not permitted; {end}\n"
+        )
 
 
 # What it costs.

@@ -37,15 +37,25 @@ def main(argv: Sequence[str]) -> int:
     except InvalidRequestError as error:
         say(f"{NAME}: {error}")
         return FAILED
-    try:
-        if os.environ.get("AFFINITYD") != "off":
-            _take_place(exec_options.read(words), start)
-    except AffinityError as error:
-        if "--fail-closed" in words:
-            say(f"{NAME}: {error}; the command was not started")
-            return FAILED
-        say(f"{NAME}: {error}; the command runs unpinned")
+    trouble = None if os.environ.get("AFFINITYD") == "off" else _trouble(words, start)
+    if trouble is None:
+        return become(command, NAME)
+    if "--fail-closed" in words:
+        say(f"{NAME}: {trouble}; the command was not started")
+        return FAILED
+    say(f"{NAME}: {trouble}; the command runs unpinned")
     return become(command, NAME)
+
+
+def _trouble(words: Sequence[str], start: float) -> str | None:
+    """Take this process's place; return what kept it from that."""
+    try:
+        _take_place(exec_options.read(words), start)
+    except AffinityError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - a bug of ours must not be the end of a job
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _take_place(options: Options, start: float) -> None:
