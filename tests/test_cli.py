@@ -92,7 +92,7 @@ def test_a_switch_may_stand_alone_or_have_a_value(
         (
             ["plan", *DGX, "--format", "table", "--format", "json"],
             2,
-            "affinityd plan: format: 'table' is not one of json,",
+            "affinityd plan: format is given twice; give it once",
         ),
         (
             ["plan", *DGX, "--x\n\x1b[31my"],

@@ -7,61 +7,59 @@ from collections.abc import Iterator
 
 from affinityd.answer import Reply, render
 from affinityd.caller import this_process
+from affinityd.cli import plan_options
 from affinityd.cli.console import say
 from affinityd.cli.machine import Machine
 from affinityd.cli.parser import Parser, add_settings, load_settings
+from affinityd.cli.table import aligned
 from affinityd.cpuset import format_list
 from affinityd.errors import InvalidRequestError, quote
-from affinityd.plans import RankPlan
+from affinityd.plans import Options, RankPlan
 from affinityd.request import FORMATS, PARAMETERS, parse_request
 from affinityd.service import Node, answer
 
 TABLE = "table"
+NUMBERS = {"rank", "gpu", "node", "home", "cores"}
 COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cpulist")
 
 
 def add_arguments(parser: Parser) -> None:
     """Add what the command takes."""
-    for parameter in PARAMETERS.values():
-        flag = f"--{parameter.name.replace('_', '-')}"
-        choices = parameter.schema.get("enum")
-        metavar = parameter.name.upper() if not choices else "|".join(choices)
-        if parameter.schema["type"] == "boolean":
-            # A flag alone means true; given twice it is refused, as by the API.
-            parser.add_argument(flag, nargs="?", const="true", action="append", help=parameter.help)
-        elif parameter.name == "format":
-            shown = "|".join((TABLE, *FORMATS))
-            parser.add_argument(flag, metavar=shown, action="append", help=parameter.help)
-        else:
-            parser.add_argument(flag, metavar=metavar, action="append", help=parameter.help)
+    plan_options.add_plan_options(parser, Options().mode)
+    shown = "|".join((TABLE, *FORMATS))
+    parser.add_argument("--format", metavar=shown, action="append", help=PARAMETERS["format"].help)
     parser.add_argument("--explain", action="store_true", help="say why, below each rank")
     add_settings(parser, ("root", "machine", "reserved_cpus"))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan."""
-    pairs = [(name, text) for name in PARAMETERS for text in getattr(arguments, name) or ()]
-    for form in arguments.format or ():
-        if form not in (TABLE, *FORMATS):
-            raise InvalidRequestError(
-                f"format: {quote(form)} is not one of {', '.join((TABLE, *FORMATS))}"
-            )
-    as_table = arguments.format in (None, [TABLE])
-    request = parse_request(pair for pair in pairs if not (as_table and pair[0] == "format"))
+    form = _format(arguments.format or [TABLE])
+    request = parse_request(plan_options.given(arguments).items())
     settings = load_settings(arguments)
     machine = Machine(settings)
     machine.ask_drivers()
     caller = this_process() if machine.is_live else None  # on a replayed machine it means nothing
     reply = answer(Node(machine.read(), settings.reserved_cpus), request, caller)
-    if as_table:
+    if form == TABLE:
         for line in _table(reply, explain=arguments.explain):
             print(line)
     else:
-        print(render(reply, request.format or "json"), end="")
-    if as_table or request.format != "json":
+        print(render(reply, form), end="")
+    if form != "json":
         for warning in reply.warnings:
             say(f"affinityd: {warning.code}: {warning.message}")
     return 0
+
+
+def _format(said: list[str]) -> str:
+    if len(said) > 1:
+        raise InvalidRequestError("format is given twice; give it once")
+    if said[0] not in (TABLE, *FORMATS):
+        raise InvalidRequestError(
+            f"format: {quote(said[0])} is not one of {', '.join((TABLE, *FORMATS))}"
+        )
+    return said[0]
 
 
 def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
@@ -69,10 +67,10 @@ def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
     allowed = format_list(reply.allowed)
     yield f"{reply.node}: {options.mode}, share={reply.plan.share}, allowed CPUs {allowed}"
     rows = [_row(rank) for rank in reply.ranks]
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
-    yield _aligned(COLUMNS, widths)
-    for rank, row in zip(reply.ranks, rows, strict=True):
-        yield _aligned(row, widths)
+    head, *lines = aligned(COLUMNS, rows, NUMBERS)
+    yield head
+    for rank, line in zip(reply.ranks, lines, strict=True):
+        yield line
         if explain:
             yield from (f"      {reason}" for reason in rank.reasons)
 
@@ -88,11 +86,3 @@ def _row(rank: RankPlan) -> tuple[str, ...]:
         str(rank.physical_cores),
         format_list(rank.cpus),
     )
-
-
-def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
-    numbers = {"rank", "gpu", "node", "home", "cores"}
-    return "  ".join(
-        cell.rjust(width) if name in numbers else cell.ljust(width)
-        for name, cell, width in zip(COLUMNS, cells, widths, strict=True)
-    ).rstrip()

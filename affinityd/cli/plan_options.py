@@ -16,21 +16,22 @@ NAMES = tuple(name for name in PARAMETERS if name != "format")
 DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted")
 
 
-def add_plan_options(parser: Parser) -> None:
-    """Add every parameter of a plan but its format; the default mode is `node`."""
+def add_plan_options(parser: Parser, mode: str = "node") -> None:
+    """Add every parameter of a plan but its format; `mode` is the default one, for the help."""
     group = parser.add_argument_group("the plan")
     for name in NAMES:
-        _add(group, PARAMETERS[name])
+        _add(group, PARAMETERS[name], mode)
 
 
-def _add(group: argparse._ArgumentGroup, parameter: Parameter) -> None:
+def _add(group: argparse._ArgumentGroup, parameter: Parameter, mode: str) -> None:
     flag = f"--{parameter.name.replace('_', '-')}"
     choices = parameter.schema.get("enum")
     if parameter.schema["type"] == "boolean":  # a flag alone means true
         group.add_argument(flag, nargs="?", const="true", action="append", help=parameter.help)
     else:
         shown = "|".join(choices) if choices else parameter.name.upper()
-        text = f"{parameter.help} (default: node)" if parameter.name == "mode" else parameter.help
+        default = f" (default: {mode})" if parameter.name == "mode" else ""
+        text = f"{parameter.help}{default}"
         group.add_argument(flag, metavar=shown, action="append", help=text)
 
 
