@@ -109,6 +109,7 @@ def _shell(reply: Reply) -> Iterator[str]:
     yield f"AFFINITYD_ALLOWED={format_list(reply.allowed)}"
     yield f"AFFINITYD_MEMORY_NODES={format_list(memory)}"
     yield f"AFFINITYD_THREADS={reply.threads}"
+    yield f"AFFINITYD_WARNINGS={','.join(sorted({warning.code for warning in reply.warnings}))}"
     for rank in reply.ranks:
         yield f"AFFINITYD_RANK_{rank.rank}_CPULIST={format_list(rank.cpus)}"
         yield f"AFFINITYD_RANK_{rank.rank}_LOCALITY={rank.locality}"

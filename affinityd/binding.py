@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from affinityd import conffile, myself, pinning, place
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import AffinityError, InvalidRequestError, quote
-from affinityd.memory import POLICIES, Held, held, hold
+from affinityd.memory import POLICIES, Held, held
 
 TIMEOUT = 1.0  #: seconds that a daemon may take
 
@@ -96,19 +96,26 @@ def take_place(
     start = time.monotonic()
     sockets = conffile.sockets(conffile.variables())
     found = place.find(myself.questions(given), sockets, start, timeout, bounded=False)
-    pinning.pin(os.getpid(), found.cpus)
-    cpus = myself.pin(found.cpus)  # the calling thread, though somebody had pinned it on purpose
-    cut = [] if cpus == found.cpus else [myself.cut(found.cpus, cpus)]
-    memory = held() if policy is None else hold(policy, found.memory_nodes)
-    myself.export(found, cpus)
-    warnings = (found.trouble, *cut, *(memory.refusals if memory else ()))
+    threads: list[str] = []
+    taken = myself.take(found, policy, lambda cpus: _pin_all(cpus, threads))
     return Binding(
-        cpus=cpus,
+        cpus=taken.cpus,
         locality=found.locality,
-        memory=memory,
+        memory=taken.memory or held(),
         source=found.source,
-        warnings=tuple(filter(None, warnings)),
+        warnings=(*taken.remarks, *threads),
     )
+
+
+def _pin_all(cpus: CpuSet, remarks: list[str]) -> CpuSet:
+    """Pin every thread of this process; add to the remarks what was refused."""
+    pinned = pinning.pin(os.getpid(), cpus, force=True)
+    held = myself.pin(cpus)
+    refused = pinned.having(pinning.REFUSED)
+    remarks += [f"thread {it.tid} was refused its CPUs: {it.reason}" for it in refused]
+    if not pinned.settled:
+        remarks.append("threads start faster than they are pinned; some may run elsewhere")
+    return held
 
 
 def worker_init_fn(_worker_id: int) -> None:

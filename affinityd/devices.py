@@ -106,8 +106,22 @@ def _grant(topology: Topology, granted: str) -> tuple[Device, ...]:
     if granted.strip() == "none":
         raise NoSuchGpuError("granted=none: the caller was given no GPU")
     everything = tuple(_with_instances(tuple(Device(gpu) for gpu in topology.gpus)))
-    wanted = {_granted(topology, everything, entry.strip()) for entry in granted.split(",")}
+    entries = [entry.strip() for entry in granted.split(",")]
+    wanted = {_granted(topology, everything, entry) for entry in _of_gpus(topology, entries)}
     return tuple(device for device in everything if device in wanted)
+
+
+def _of_gpus(topology: Topology, entries: Sequence[str]) -> Sequence[str]:
+    """Leave out device files without a GPU, as one that is lost leaves behind; all have one: none.
+
+    Where none of them has a GPU, they are left in: they are of another machine.
+    """
+    gpus = topology.gpus
+    known = {f"minor:{gpu.minor}" for gpu in gpus} | {f"drm:{gpu.render_minor}" for gpu in gpus}
+    files = [entry for entry in entries if _MINOR.fullmatch(entry)]
+    if known.isdisjoint(files):
+        return entries
+    return [entry for entry in entries if entry not in files or entry in known]
 
 
 def _granted(topology: Topology, everything: tuple[Device, ...], entry: str) -> Device:

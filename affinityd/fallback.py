@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd import conffile, machines, nodefile, settings
+from affinityd import machines, nodefile, settings
 from affinityd.answer import Reply
 from affinityd.discovery import discover, open_tree
 from affinityd.plans import Caller
@@ -39,7 +39,7 @@ def known_node(sockets: Sequence[str]) -> Known:
             return Known(nodefile.read(Path(path).with_name(nodefile.NAME)), nodefile.NAME)
         except (OSError, ValueError):  # noqa: PERF203 - none, or torn: the machine itself is there
             continue
-    chosen = settings.load({})
+    chosen = settings.load({}, names=("root", "machine", "reserved_cpus"))
     return Known(Node(_read(chosen), chosen.reserved_cpus), "sysfs")
 
 
@@ -48,12 +48,6 @@ def plan_on(node: Node, questions: Iterable[Question], caller: Caller | None = N
     return first_answer(
         questions, lambda question: answer(node, parse_request(question.items()), caller)
     )
-
-
-def plan_here(questions: Iterable[Question], caller: Caller | None = None) -> Reply:
-    """Return the plan on the node that the settings lead to. Raises AffinityError."""
-    sockets = conffile.sockets(conffile.variables())
-    return plan_on(known_node(sockets).node, questions, caller)
 
 
 def _read(chosen: Settings) -> Topology:

@@ -28,6 +28,7 @@ def within(seconds: float, what: Callable[[], T]) -> T:
         raise TooLateError
 
     start = time.monotonic()
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     running = signal.getitimer(signal.ITIMER_REAL)  # it outlives execve(2), and is the command's
     before = signal.signal(signal.SIGALRM, ring)
     try:
@@ -39,6 +40,7 @@ def within(seconds: float, what: Callable[[], T]) -> T:
     except TooLateError:
         raise ApplyError("finding a place took too long") from None
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
         if running[0]:
             left = running[0] - (time.monotonic() - start)

@@ -31,11 +31,15 @@ def local_rank(environ: Environment) -> Rank | None:
     """Return the local rank that the nearest launcher gave; None where there is none.
 
     Where that one does not say how many there are, a farther one with the same rank is taken: a
-    script under srun exports LOCAL_RANK=$SLURM_LOCALID for its framework.
+    script under srun exports LOCAL_RANK=$SLURM_LOCALID for its framework. A lone one tells nothing:
+    what it started may have many.
     """
     ranks = list(_ranks(environ))
-    started = (rank for rank in ranks if rank.size is not None and rank.number == ranks[0].number)
-    return next(started, ranks[0]) if ranks else None
+    if not ranks:
+        return None
+    nearest, *others = ranks
+    alike = (rank for rank in others if rank.number == nearest.number and (rank.size or 0) > 1)
+    return next(alike, nearest) if nearest.size is None else nearest
 
 
 def number(text: str | None) -> int | None:
@@ -53,6 +57,11 @@ def _ranks(environ: Environment) -> Iterator[Rank]:
 
 def _variable(name: str) -> Callable[[Environment], int | None]:
     return lambda environ: number(environ.get(name))
+
+
+def _framework_size(environ: Environment) -> int | None:
+    """As torchrun and accelerate have it, else as deepspeed does."""
+    return number(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE"))
 
 
 def _flux_size(environ: Environment) -> int | None:
@@ -85,7 +94,7 @@ def _is_script(environ: Environment) -> bool:
 #: Who starts ranks: the variable of the local rank, and how many there are. The nearest to the
 #: process comes first: torchrun runs under srun, and mpirun's ranks inherit what srun told mpirun.
 LAUNCHERS = (
-    ("LOCAL_RANK", _variable("LOCAL_WORLD_SIZE")),
+    ("LOCAL_RANK", _framework_size),
     ("OMPI_COMM_WORLD_LOCAL_RANK", _variable("OMPI_COMM_WORLD_LOCAL_SIZE")),
     ("MPI_LOCALRANKID", _variable("MPI_LOCALNRANKS")),
     ("PMI_LOCAL_RANK", _variable("PMI_LOCAL_SIZE")),

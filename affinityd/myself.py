@@ -11,16 +11,57 @@ from affinityd.granted import granted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from affinityd.memory import Held
     from affinityd.place import Place
+
+#: What is told of a plan's warnings; the others' cause is the question itself, or is told anyway.
+REMARKS = {
+    "share_unavailable": "the node has fewer cores than GPUs: this job's GPUs share them all",
+    "ambiguous_index": (
+        "this machine has GPUs of several models, which CUDA numbers fastest first: "
+        "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name the GPU by its UUID"
+    ),
+}
+
+
+class Taken:
+    """What holds for this process, as read back.
+
+    `place` is what was planned, `cpus` the calling thread's mask, `memory` its policy, None where
+    none was asked for; `remarks` say what is not as it should be, a line each.
+    """
+
+    __slots__ = ("cpus", "memory", "place", "remarks")
+
+    def __init__(
+        self, place: Place, cpus: CpuSet, memory: Held | None, remarks: Sequence[str]
+    ) -> None:
+        self.place = place
+        self.cpus = cpus
+        self.memory = memory
+        self.remarks = tuple(remarks)
+
+
+def take(found: Place, policy: str | None, pin: Callable[[CpuSet], CpuSet]) -> Taken:
+    """Take a place, and tell children by the environment. `pin` sets CPUs, and returns what holds.
+
+    Raises ApplyError where the kernel refuses all of them.
+    """
+    cpus = pin(found.cpus)
+    held = None if policy is None else _hold(policy, found.memory_nodes)
+    os.environ["AFFINITYD_CPULIST"] = format_list(cpus)
+    os.environ["AFFINITYD_ALLOWED"] = format_list(found.allowed)
+    os.environ["AFFINITYD_LOCALITY"] = found.locality
+    return Taken(found, cpus, held, [*_remarks(found, cpus), *_refusals(held)])
 
 
 def questions(given: Mapping[str, str]) -> list[task.Question]:
     """Return the plan requests for this process, with the parameters that somebody chose."""
     devices = granted()
     facts = {} if devices is None else {"granted": devices}
-    cpus = task.plan_on(os.environ, frozenset(os.sched_getaffinity(os.getpid())))
+    cpus = task.cpus_to_plan_on(os.environ, frozenset(os.sched_getaffinity(os.getpid())))
     parent = task.environment_of(os.getppid())
     return list(task.questions({**facts, **given}, os.environ, cpus, parent))
 
@@ -41,13 +82,25 @@ def pin(cpus: CpuSet) -> CpuSet:
     return frozenset(os.sched_getaffinity(0))
 
 
-def cut(asked: CpuSet, held: CpuSet) -> str:
-    """Say what the kernel made of a mask that the cpuset does not allow."""
-    return f"CPUs {format_list(asked)} were cut down to {format_list(held)}: the cpuset has no more"
+def _remarks(found: Place, cpus: CpuSet) -> Iterator[str]:
+    if found.trouble is not None:
+        yield f"{found.trouble}; planned from {found.source}"
+    asked, held = format_list(found.cpus), format_list(cpus)
+    if found.locality == "remote":
+        yield f"CPUs {asked} are not near the GPU; allowed are {format_list(found.allowed)}"
+    if cpus != found.cpus:
+        yield f"CPUs {asked} were cut down to {held}: the cpuset has no more"
+    is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    for code in found.warnings:
+        if code in REMARKS and not (code == "ambiguous_index" and is_ordered):
+            yield REMARKS[code]
 
 
-def export(found: Place, held: CpuSet) -> None:
-    """Tell children, by the environment, where this process is, and on what it was planned."""
-    os.environ["AFFINITYD_CPULIST"] = format_list(held)
-    os.environ["AFFINITYD_ALLOWED"] = format_list(found.allowed)
-    os.environ["AFFINITYD_LOCALITY"] = found.locality
+def _hold(policy: str, nodes: CpuSet) -> Held:
+    from affinityd import memory  # noqa: PLC0415 - hardly ever asked for
+
+    return memory.hold(policy, nodes)
+
+
+def _refusals(held: Held | None) -> Iterator[str]:
+    return (f"memory: {refusal}" for refusal in (held.refusals if held else ()))

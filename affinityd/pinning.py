@@ -10,13 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from affinityd.cpuset import CpuSet
-from affinityd.processes import descendants, mask_of, stat_of, thread_ids, thread_stat
+from affinityd.processes import Stat, descendants, mask_of, stat_of, thread_ids, thread_stat
 from affinityd.starters import Starters
 
 PINNED, LEFT_ALONE, REFUSED = "pinned", "left alone", "refused"
+
+#: The CPUs of a descendant that has a place of its own.
+ItsOwn = Callable[[Stat], CpuSet | None]
 
 #: As many passes in a row must find nothing to do: a single listing can lack a thread that lives.
 QUIET_PASSES = 2
@@ -43,6 +47,7 @@ class ThreadPin:
     pid: int
     tid: int
     outcome: str  #: PINNED, LEFT_ALONE or REFUSED
+    asked: CpuSet  #: what was asked for its process
     held: CpuSet  #: its mask, as read back at the end
     reason: str | None = None  #: why it was refused, or left alone where nobody had pinned it
 
@@ -51,7 +56,6 @@ class ThreadPin:
 class Pinned:
     """What came of a process, and its descendants. Threads that have ended are not in it."""
 
-    asked: CpuSet
     threads: tuple[ThreadPin, ...]  #: the root's first, main threads before the others; (): gone
     settled: bool  #: whether the last passes found nothing more to do
 
@@ -62,7 +66,7 @@ class Pinned:
     @property
     def cut(self) -> tuple[ThreadPin, ...]:
         """The threads that were pinned to less than was asked: their cpuset has no more."""
-        return tuple(thread for thread in self.having(PINNED) if thread.held != self.asked)
+        return tuple(thread for thread in self.having(PINNED) if thread.held != thread.asked)
 
     @property
     def complete(self) -> bool:
@@ -72,9 +76,18 @@ class Pinned:
 
 
 def pin(
-    pid: int, cpus: CpuSet, *, tree: bool = False, force: bool = False, dry_run: bool = False
+    pid: int,
+    cpus: CpuSet,
+    *,
+    tree: bool = False,
+    its_own: ItsOwn = lambda _stat: None,
+    force: bool = False,
+    dry_run: bool = False,
 ) -> Pinned:
     """Set the mask of every thread of a process, and of its descendants with `tree`.
+
+    `its_own` returns the CPUs of a descendant that has a place of its own, as a launcher's ranks;
+    None: it belongs with its parent.
 
     Threads that somebody pinned on purpose are left alone unless `force`: those whose mask differs
     from what the process's main thread had before, and descendants whose main thread does. With
@@ -82,90 +95,101 @@ def pin(
 
     Never raises for a thread, or a process, that is gone or refused.
     """
-    passes = _Passes(pid, cpus, tree=tree, force=force, dry_run=dry_run)
+    passes = _Passes(pid, cpus, its_own if tree else None, force=force, dry_run=dry_run)
     quiet = 0
     for _ in range(MAX_PASSES):
         needed = PATIENT_PASSES if passes.starters.are_left() else QUIET_PASSES
         quiet = 0 if passes.pin_all() else quiet + 1
         if quiet >= needed:
-            return Pinned(cpus, tuple(passes.outcomes), settled=True)
+            return Pinned(tuple(passes.outcomes), settled=True)
         if quiet and needed == PATIENT_PASSES:
             time.sleep(PAUSE * 2 ** (quiet - 1))
-    return Pinned(cpus, tuple(passes.outcomes), settled=False)
+    return Pinned(tuple(passes.outcomes), settled=False)
 
 
 class _Passes:
     """Passes over a process: what they have in common, and what came of the last one."""
 
-    def __init__(self, pid: int, asked: CpuSet, *, tree: bool, force: bool, dry_run: bool) -> None:
+    def __init__(
+        self, pid: int, asked: CpuSet, its_own: ItsOwn | None, *, force: bool, dry_run: bool
+    ) -> None:
         self.outcomes: list[ThreadPin] = []
         self.starters = Starters()
         self._pid = pid
         self._asked = asked
-        self._tree = tree
+        self._its_own = its_own  # None: no descendants
         self._force = force
         self._dry_run = dry_run
         stat = stat_of(pid)
         self._start = stat and stat.start
         self._before = mask_of(pid)  # what nobody chose for one thread alone
-        self._given = {asked}  # what we gave: as asked, or what the kernel made of it
+        self._given = {asked: {asked}}  # what we gave: as asked, or what the kernel made of it
         self._set: set[int] = set()  # the threads that we gave it to
 
     def pin_all(self) -> bool:
         """Pin what is there now; return whether anything was set."""
         self.outcomes = []
         before = len(self._set)
-        for pid in self._processes():
+        for pid, asked in self._processes().items():
+            given = self._given.setdefault(asked, {asked})
             leave_alone = pid != self._pid and self._is_on_purpose(mask_of(pid))
             for tid in thread_ids(pid):
-                self._pin(pid, tid, leave_alone=leave_alone)
+                self._pin(pid, tid, asked, given, leave_alone=leave_alone)
         return len(self._set) > before
 
-    def _processes(self) -> list[int]:
+    def _processes(self) -> dict[int, CpuSet]:
+        """Return what is asked for each process."""
         stat = stat_of(self._pid)
         if stat is None or stat.start != self._start:  # another one may have its number by now
-            return []
-        below = descendants(self._pid) if self._tree else []
-        return [self._pid, *(child.number for child in below)]
+            return {}
+        asked = {self._pid: self._asked}
+        if self._its_own is not None:
+            for child in descendants(self._pid):
+                asked[child.number] = self._its_own(child) or asked.get(child.parent, self._asked)
+        return asked
 
-    def _pin(self, pid: int, tid: int, *, leave_alone: bool) -> None:
+    def _pin(
+        self, pid: int, tid: int, asked: CpuSet, given: set[CpuSet], *, leave_alone: bool
+    ) -> None:
         mask = mask_of(tid)
         if mask is None:
             return
-        if mask in self._given or (tid in self._set and mask < self._asked):
-            self.outcomes.append(ThreadPin(pid, tid, PINNED, mask))
+        if mask in given or (tid in self._set and mask < asked):
+            self.outcomes.append(ThreadPin(pid, tid, PINNED, asked, mask))
         elif leave_alone or tid in self._set or self._is_on_purpose(mask):
-            self.outcomes.append(ThreadPin(pid, tid, LEFT_ALONE, mask))
+            self.outcomes.append(ThreadPin(pid, tid, LEFT_ALONE, asked, mask))
         elif self._dry_run:
-            self.outcomes.append(ThreadPin(pid, tid, PINNED, self._asked))
+            self.outcomes.append(ThreadPin(pid, tid, PINNED, asked, asked))
         else:
-            self._set_mask(pid, tid, mask)
+            self._set_mask(ThreadPin(pid, tid, PINNED, asked, mask), given)
 
     def _is_on_purpose(self, mask: CpuSet | None) -> bool:
-        return not self._force and mask != self._before and mask not in self._given
+        is_ours = mask == self._before or any(mask in masks for masks in self._given.values())
+        return not self._force and not is_ours
 
-    def _set_mask(self, pid: int, tid: int, mask: CpuSet) -> None:
+    def _set_mask(self, wish: ThreadPin, given: set[CpuSet]) -> None:
         try:
-            os.sched_setaffinity(tid, self._asked)
+            os.sched_setaffinity(wish.tid, wish.asked)
         except OSError as error:
             if error.errno != errno.ESRCH:
-                self.outcomes.append(_refused(pid, tid, mask, error))
+                self.outcomes.append(_refused(wish, error))
             return
-        held = mask_of(tid)
+        held = mask_of(wish.tid)
         if held is None:
             return
-        if held <= self._asked:  # else it has just pinned itself
-            self._given.add(held)
-        self._set.add(tid)
-        self.starters.add(pid, tid)
-        self.outcomes.append(ThreadPin(pid, tid, PINNED, held))
+        if held <= wish.asked:  # else it has just pinned itself
+            given.add(held)
+        self._set.add(wish.tid)
+        self.starters.add(wish.pid, wish.tid)
+        self.outcomes.append(replace(wish, held=held))
 
 
-def _refused(pid: int, tid: int, mask: CpuSet, error: OSError) -> ThreadPin:
-    stat = thread_stat(pid, tid)
+def _refused(wish: ThreadPin, error: OSError) -> ThreadPin:
+    stat = thread_stat(wish.pid, wish.tid)
     if error.errno == errno.EINVAL and stat is not None and not stat.takes_mask:
         # Before Linux 6.3 io_uring's workers are such, in the middle of their process.
-        return ThreadPin(pid, tid, LEFT_ALONE, mask, "a worker of the kernel, which sets its mask")
+        reason = "a worker of the kernel, which sets its mask"
+        return replace(wish, outcome=LEFT_ALONE, reason=reason)
     name = errno.errorcode.get(error.errno or 0, "")
-    reason = REASONS.get(error.errno or 0, error.strerror)
-    return ThreadPin(pid, tid, REFUSED, mask, f"{name}: {reason}")
+    why = REASONS.get(error.errno or 0, error.strerror)
+    return replace(wish, outcome=REFUSED, reason=f"{name}: {why}")

@@ -21,9 +21,12 @@ class Place:
     it, None where it did, or where there is none.
     """
 
-    __slots__ = ("allowed", "cpus", "locality", "memory_nodes", "source", "threads", "trouble")
+    __slots__ = (
+        *("allowed", "cpus", "locality", "memory_nodes", "source", "threads", "trouble"),
+        "warnings",
+    )
 
-    def __init__(self, lines: Mapping[str, str], source: str) -> None:
+    def __init__(self, lines: Mapping[str, str], source: str, trouble: str | None = None) -> None:
         """Raise ValueError, one line, for lines that are no plan."""
         try:
             self.cpus: CpuSet = parse_list(lines["AFFINITYD_CPULIST"])
@@ -33,6 +36,7 @@ class Place:
             self.threads = int(lines["AFFINITYD_THREADS"])
         except KeyError as error:
             raise ValueError(f"a plan without {error}") from None
+        self.warnings = tuple(filter(None, lines.get("AFFINITYD_WARNINGS", "").split(",")))
         if not self.cpus or not self.cpus <= self.allowed:
             raise ValueError(f"a plan for {quote(lines['AFFINITYD_CPULIST'])}")
         if self.threads < 1:
@@ -40,7 +44,7 @@ class Place:
         if self.locality not in LOCALITIES:
             raise ValueError(f"locality {quote(self.locality)}")
         self.source = source
-        self.trouble: str | None = None
+        self.trouble = trouble
 
 
 def find(
@@ -62,15 +66,12 @@ def find(
         trouble = None
     except DaemonError as error:
         trouble = str(error)
-    if bounded:
-        from affinityd.hurry import within  # noqa: PLC0415 - only where there is no daemon
+    if not bounded:
+        return plan_here(questions, sockets, trouble)
+    from affinityd.hurry import within  # noqa: PLC0415 - only where there is no daemon
 
-        left = start + timeout - time.monotonic()
-        found = within(left, lambda: plan_here(questions, sockets))
-    else:
-        found = plan_here(questions, sockets)
-    found.trouble = trouble
-    return found
+    left = start + timeout - time.monotonic()
+    return within(left, lambda: plan_here(questions, sockets, trouble))
 
 
 def ask_daemons(questions: Sequence[Question], sockets: Sequence[str], deadline: float) -> Place:
@@ -91,7 +92,9 @@ def ask_daemons(questions: Sequence[Question], sockets: Sequence[str], deadline:
     raise trouble
 
 
-def plan_here(questions: Sequence[Question], sockets: Sequence[str]) -> Place:
+def plan_here(
+    questions: Sequence[Question], sockets: Sequence[str], trouble: str | None = None
+) -> Place:
     """Return what a daemon would say, from what it published, else from this machine's files.
 
     Raises AffinityError: why there is no plan.
@@ -101,7 +104,7 @@ def plan_here(questions: Sequence[Question], sockets: Sequence[str]) -> Place:
 
     known = fallback.known_node(sockets)
     reply = fallback.plan_on(known.node, questions)
-    return Place(_lines(answer.render(reply, "shell")), known.source)
+    return Place(_lines(answer.render(reply, "shell")), known.source, trouble)
 
 
 def _daemon_at(path: str, deadline: float) -> Callable[[Question], Place]:

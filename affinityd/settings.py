@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,16 +37,20 @@ class Given:
     name: str
 
 
-def load(flags: Mapping[str, str | None], environ: Mapping[str, str] = os.environ) -> Settings:
-    """Return the settings. `flags` are the command line's, by the names in NAMES.
+def load(
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str] = os.environ,
+    names: Collection[str] = NAMES,
+) -> Settings:
+    """Return the settings. `flags` are the command line's; only those of `names` are looked at.
 
     Raises InvalidRequestError with one line that names the value and where it comes from.
     """
     path = conffile.path(environ)
     in_file = _variables(conffile.read(path), f" in {path}")
-    layers = (_flags(flags), _variables(environ), in_file)
     chosen: dict[str, Given] = {}
-    for layer in layers:
+    for whole in (_flags(flags), _variables(environ), in_file):
+        layer = {name: given for name, given in whole.items() if name in names}
         if layer.keys() >= ONE_MACHINE:
             names = " and ".join(layer[name].name for name in sorted(ONE_MACHINE, reverse=True))
             raise InvalidRequestError(f"{names} both name a machine; give one of them")

@@ -67,7 +67,7 @@ def first_answer(questions: Iterable[Question], ask: Callable[[Question], A]) ->
     raise refusal
 
 
-def plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
+def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
     """Return the CPUs to plan a process on: its mask, or what an earlier pin was planned on.
 
     A mask that affinityd set is no limit: to divide it again would shrink it at every pin.
@@ -121,7 +121,7 @@ def _ranks(
     if rank is None or "job" in given or _is_alone(rank):
         yield {}
     elif not {"gpus", "rank"} & given.keys() and _has_its_own(rank, environ, parent):
-        yield from _apart(rank, given.get("mode", ""), environ)
+        yield from _apart(rank, given, environ)
     elif rank.size is not None:
         yield {"ranks": f"{rank.size}", "rank": f"{rank.number}"}
     else:  # as many as GPUs; where it is beyond those, somebody shares one with it
@@ -129,7 +129,7 @@ def _ranks(
         yield {"rank": f"{rank.number}", "ranks": f"{rank.number + 1}"}
 
 
-def _apart(rank: Rank, mode: str, environ: Environment) -> Iterator[dict[str, str]]:
+def _apart(rank: Rank, given: Mapping[str, str], environ: Environment) -> Iterator[dict[str, str]]:
     """Yield the ways to keep a rank with a GPU of its own from its siblings' cores.
 
     By the job's GPUs, where they are known; else by each GPU's own block of cores. Where there are
@@ -140,7 +140,8 @@ def _apart(rank: Rank, mode: str, environ: Environment) -> Iterator[dict[str, st
     gpus = len(job.split(",")) if job else number(environ.get("SLURM_GPUS_ON_NODE"))
     gpus = gpus or rank.size or 1
     sharing = -(-(rank.size or 1) // gpus)
-    if mode.replace("-", "_") in BY_RANK and rank.size:
+    has_no_block = given.get("mode", "").replace("-", "_") in BY_RANK
+    if rank.size and (has_no_block or given.get("share") == "requested"):
         yield {"ranks": f"{rank.size}", "rank": f"{rank.number}"}
         return
     if sharing > 1:
@@ -169,7 +170,7 @@ def _has_its_own(rank: Rank, environ: Environment, parent: Environment | None) -
     value = visible(environ)
     if value is None:
         return False
-    count = len(value.split(","))
+    count = len(value.rpartition("=")[2].split(","))  # of ROCm's variables, the last one's
     whole = number(environ.get("SLURM_GPUS_ON_NODE"))
     if rank.variable == "SLURM_LOCALID" and whole is not None:
         return count < whole

@@ -17,6 +17,7 @@ from affinityd.processes import descendants, mask_of, stat_of, thread_ids
 from affinityd.request import PARAMETERS
 from tests.children import program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
+from tests.daemons import eventually
 from tests.machines.sysfs_tree import write_tree
 from tests.small_node import ALL, FAR, NEAR, TOPOLOGY, use_small_node
 
@@ -40,6 +41,17 @@ for _ in range(12):
     if os.fork() == 0:
         sys.stdin.read()
         os._exit(0)
+print('ready', flush=True)
+sys.stdin.read()
+"""
+
+#: Two ranks.
+RANKS = """
+import os, sys
+for rank in range(2):
+    environ = {'LOCAL_RANK': str(rank), 'LOCAL_WORLD_SIZE': '2'}
+    if os.fork() == 0:
+        os.execve('/bin/cat', ['cat'], environ)
 print('ready', flush=True)
 sys.stdin.read()
 """
@@ -297,10 +309,23 @@ def test_names_cannot_do_anything_to_a_terminal(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.startswith(rf"process {child.pid} (\x1b[31m) \n): 1 thread")
 
 
+def test_each_rank_of_a_launcher_is_pinned_near_its_own_gpu() -> None:
+    with program(RANKS) as child:
+        eventually(lambda: names(child.pid) == ["cat", "cat"], "both ranks run")
+        assert main(["pin", "--tree", str(child.pid)]) == 0
+        ranks = [mask_of(rank.number) for rank in descendants(child.pid)]
+        assert (mask_of(child.pid), ranks) == (NEAR | FAR, [NEAR, FAR])
+        assert main(["verify", str(child.pid)]) == 0
+
+
+def names(pid: int) -> list[str]:
+    return [child.name for child in descendants(pid)]
+
+
 def test_a_process_that_ended_meanwhile_is_said_to_have() -> None:
     stat = stat_of(os.getpid())
     assert stat is not None
-    assert list(pin._wrong(Pinned(ALL, (), settled=True), stat)) == [
+    assert list(pin._wrong(Pinned((), settled=True), stat)) == [
         f"{target.shown(stat)} has ended meanwhile"
     ]
 

@@ -206,6 +206,8 @@ def test_a_command_that_cannot_be_run_is_named(
         (["--mode"], {}, "--mode has no value; write it like --mode=VALUE"),
         (["--strict", "maybe"], {}, "strict: 'maybe' is neither true nor false"),
         (["--omp", "true"], {}, "'true' is no option"),
+        (["--omp=false"], {}, "'--omp=false': --omp takes no value"),
+        (["--fail_closed"], {}, "'--fail_closed' is no option; did you mean --fail-closed?"),
         (["--gpus", "9"], {}, "no GPU 9; visible are 0 (0000:10:00.0), 1 (0000:11:00.0)"),
         (["--gpus", "0", "--gpus", "1"], {}, "--gpus is given twice"),
         (["--rank", "x"], {}, "rank: 'x' is not a list of ranks"),
@@ -242,7 +244,7 @@ def test_without_a_command_there_is_nothing_to_run(words: list[str]) -> None:
 
 
 def test_its_options_are_a_plan_s() -> None:
-    assert set(PLAN_S) - set(PARAMETERS) == {"format", "ranks"}
+    assert set(PLAN_S) - set(PARAMETERS) == {"format"}
     assert POLICIES == KERNEL_S
 
 

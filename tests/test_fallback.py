@@ -74,14 +74,6 @@ def test_settings_say_which_machine_that_is(socket: str, monkeypatch: pytest.Mon
     assert known.source == "sysfs"
 
 
-def test_settings_lead_to_the_published_node(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodefile.write(node_file(socket), NODE)
-    monkeypatch.setenv("AFFINITYD_SOCKET", socket)
-    monkeypatch.setenv("AFFINITYD_MACHINE", "mi250x")
-    reply = fallback.plan_here([{"gpus": "7"}])
-    assert (reply.node, reply.generation) == (NODE.topology.name, 3)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "error"),
     [

@@ -160,6 +160,16 @@ def test_a_number_of_ranks_that_the_rank_is_not_among_is_not_known(size: str) ->
     assert (rank.number, rank.size) == (2, None)
 
 
+def test_deepspeed_says_how_many_in_its_own_way() -> None:
+    assert read("LOCAL_RANK=1 LOCAL_SIZE=4") == (1, 4, "LOCAL_RANK")
+
+
+def test_a_launcher_s_lone_task_tells_nothing_of_what_it_started() -> None:
+    """Deepspeed, under a lone task of srun."""
+    lone = "SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1"
+    assert read(lone, "LOCAL_RANK=0") == (0, None, "LOCAL_RANK")
+
+
 def test_where_the_nearest_says_no_size_another_that_says_the_same_rank_does() -> None:
     """A script under srun that exports LOCAL_RANK=$SLURM_LOCALID for a framework."""
     assert read(BATCH, STEP, "LOCAL_RANK=1") == (1, None, "LOCAL_RANK")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from affinityd import myself
-from affinityd.cpuset import format_list
+from affinityd.cpuset import format_list, parse_list
 from affinityd.granted import granted
 from affinityd.place import Place
 from tests.cpusets import cpuset, needs_cpuset
@@ -149,8 +149,51 @@ def in_cpuset(wanted: str) -> list[str]:
 @needs_cpuset
 def test_what_the_cpuset_does_not_allow_is_cut_off_and_told() -> None:
     assert in_cpuset(ALL) == [f"[{FIRST}]"] * 2
-    told = myself.cut(frozenset({0, 1}), frozenset({0}))
-    assert told == "CPUs 0-1 were cut down to 0: the cpuset has no more"
+
+
+LINES = {
+    "AFFINITYD_CPULIST": "4-7",
+    "AFFINITYD_ALLOWED": "0-9",
+    "AFFINITYD_LOCALITY": "local",
+    "AFFINITYD_MEMORY_NODES": "",
+    "AFFINITYD_THREADS": "4",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "cpus", "environ", "remarks"),
+    [
+        ({}, "4-7", {}, []),
+        ({}, "4-5", {}, ["CPUs 4-7 were cut down to 4-5: the cpuset has no more"]),
+        ({"LOCALITY": "remote"}, "4-7", {}, ["CPUs 4-7 are not near the GPU; allowed are 0-9"]),
+        ({"LOCALITY": "unknown", "WARNINGS": "unknown_locality,shared_gpu"}, "4-7", {}, []),
+        ({"WARNINGS": "share_unavailable"}, "4-7", {}, [myself.REMARKS["share_unavailable"]]),
+        ({"WARNINGS": "ambiguous_index"}, "4-7", {}, [myself.REMARKS["ambiguous_index"]]),
+        ({"WARNINGS": "ambiguous_index"}, "4-7", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, []),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_remarked(
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, str],
+    cpus: str,
+    environ: dict[str, str],
+    remarks: list[str],
+) -> None:
+    for name, text in {"CUDA_DEVICE_ORDER": "", **environ}.items():
+        monkeypatch.setenv(name, text)
+    for name in ("CPULIST", "ALLOWED", "LOCALITY"):
+        monkeypatch.setenv(f"AFFINITYD_{name}", "")  # so that it is taken back at the end
+    found = Place({**LINES, **{f"AFFINITYD_{name}": it for name, it in changed.items()}}, "daemon")
+    taken = myself.take(found, None, lambda _cpus: parse_list(cpus))
+    assert taken.remarks == tuple(remarks)
+
+
+def test_trouble_with_a_daemon_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CPULIST", "ALLOWED", "LOCALITY"):
+        monkeypatch.setenv(f"AFFINITYD_{name}", "")
+    found = Place(LINES, "sysfs", "the daemon hangs")
+    taken = myself.take(found, None, lambda cpus: cpus)
+    assert taken.remarks == ("the daemon hangs; planned from sysfs",)
 
 
 @needs_cpuset
@@ -175,14 +218,8 @@ def test_children_are_told_where_they_are_and_on_what_that_was_planned(
 ) -> None:
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "of an earlier pin")
-    lines = {
-        "AFFINITYD_CPULIST": "4-7",
-        "AFFINITYD_ALLOWED": "0-9",
-        "AFFINITYD_LOCALITY": "remote",
-        "AFFINITYD_MEMORY_NODES": "",
-        "AFFINITYD_THREADS": "4",
-    }
-    myself.export(Place(lines, "daemon"), frozenset({4, 5}))
+    found = Place({**LINES, "AFFINITYD_LOCALITY": "remote"}, "daemon")
+    assert myself.take(found, None, lambda _cpus: parse_list("4-5")).cpus == parse_list("4-5")
     told = subprocess.check_output(["env"], text=True).splitlines()
     assert {line for line in told if line.startswith("AFFINITYD_")} >= {
         "AFFINITYD_CPULIST=4-5",

@@ -267,7 +267,7 @@ def test_a_cpuset_that_shrinks_between_two_passes_shows_in_what_is_read_back() -
     with cpuset() as folder, sleeping() as child:
         (folder / "cgroup.procs").write_text(str(child.pid))
         os.sched_setaffinity(child.pid, FIRST)
-        passes = pinning._Passes(child.pid, ALL, tree=False, force=False, dry_run=False)
+        passes = pinning._Passes(child.pid, ALL, None, force=False, dry_run=False)
         assert passes.pin_all()
         assert passes.outcomes[0].held == ALL
         (folder / "cpuset.cpus").write_text(str(min(SECOND)))

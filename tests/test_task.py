@@ -180,7 +180,10 @@ def test_the_launcher_and_the_visible_devices_say_who_divides_the_cores(
         ),
         pytest.param(TORCHRUN, {"job": "0,1"}, [{"job": "0,1"}], id="the job's GPUs"),
         pytest.param(
-            {**SRUN, **ONE}, {"share": "requested"}, [{"share": "requested"}], id="who shares"
+            {**SRUN, **ONE},
+            {"share": "requested"},
+            [{**SECOND_OF_FOUR, "share": "requested"}],
+            id="who shares: then by its number, as if all had its GPU",
         ),
         pytest.param(
             {**SRUN, **ONE}, {"share": "auto"}, [{"share": "node"}], id="auto says nothing"
@@ -273,7 +276,7 @@ def test_a_mask_that_an_earlier_pin_set_is_no_limit(
 ) -> None:
     said = {"AFFINITYD_CPULIST": pinned, "AFFINITYD_ALLOWED": allowed}
     environ = {name: text for name, text in said.items() if text is not None}
-    assert task.plan_on(environ, parse_list(mask)) == parse_list(cpus)
+    assert task.cpus_to_plan_on(environ, parse_list(mask)) == parse_list(cpus)
 
 
 # Asking.

@@ -8,6 +8,10 @@ from affinityd.errors import one_line
 
 
 def say(text: str) -> None:
-    """Print a line on stderr; nowhere, where that is closed (print would take stdout)."""
+    """Print a line on stderr; nowhere, where that is closed (print would take stdout), or full."""
     if sys.stderr is not None:
-        print(one_line(text), file=sys.stderr)
+        with_newline = f"{one_line(text)}\n"
+        try:
+            sys.stderr.write(with_newline)
+        except OSError:  # nobody reads it: that must not be the end of what goes on beside it
+            return

@@ -13,7 +13,6 @@ from affinityd import conffile, myself, place
 from affinityd.become import become
 from affinityd.cli import exec_options
 from affinityd.cli.console import say
-from affinityd.cpuset import format_list
 from affinityd.errors import AffinityError, InvalidRequestError
 
 TYPE_CHECKING = False
@@ -40,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     trouble = None if os.environ.get("AFFINITYD") == "off" else _trouble(words, start)
     if trouble is None:
         return become(command, NAME)
-    if "--fail-closed" in words:
+    if exec_options.fails_closed(words):
         say(f"{NAME}: {trouble}; the command was not started")
         return FAILED
     say(f"{NAME}: {trouble}; the command runs unpinned")
@@ -65,23 +64,8 @@ def _take_place(options: Options, start: float) -> None:
     policy = exec_options.policy(options.get("memory") or said.get("AFFINITYD_MEMORY"))
     questions = myself.questions(exec_options.parameters(options, said))
     found = place.find(questions, conffile.sockets(said), start, timeout, bounded=True)
-    if found.trouble is not None:
-        say(f"{NAME}: {found.trouble}; planned from {found.source}")
-    if found.locality == "remote":
-        allowed = format_list(found.allowed)
-        say(f"{NAME}: CPUs {format_list(found.cpus)} are not near the GPU; allowed are {allowed}")
-    held = myself.pin(found.cpus)
-    if held != found.cpus:
-        say(f"{NAME}: {myself.cut(found.cpus, held)}")
-    if policy is not None:
-        _hold(policy, found.memory_nodes)
-    myself.export(found, held)
+    taken = myself.take(found, policy, myself.pin)
+    for remark in taken.remarks:
+        say(f"{NAME}: {remark}")
     if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):
-        os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(held)))
-
-
-def _hold(policy: str, nodes: frozenset[int]) -> None:
-    from affinityd import memory  # noqa: PLC0415 - hardly ever asked for
-
-    for refusal in memory.hold(policy, nodes).refusals:
-        say(f"{NAME}: memory: {refusal}")
+        os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(taken.cpus)))

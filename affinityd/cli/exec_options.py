@@ -15,7 +15,7 @@ SAID = (
     *("share", "strict"),
 )
 #: The parameters of a plan that it takes.
-PARAMETERS = ("gpus", "rank", "job", "cpuset", "visible", "granted", *SAID)
+PARAMETERS = ("gpus", "rank", "ranks", "job", "cpuset", "visible", "granted", *SAID)
 POLICIES = ("local", "preferred", "bind", "interleave")  #: as affinityd.memory has them
 OWN = {
     "memory": ("|".join(POLICIES), "also set the memory policy (default: the kernel's, near)"),
@@ -23,12 +23,18 @@ OWN = {
     "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
     "fail_closed": (None, "rather fail than run the command unpinned"),
 }
-OPTIONS = (*PARAMETERS, *OWN)
 FLAGS = frozenset(("omp", "fail_closed"))  #: take no value
 BOOLEANS = frozenset(("balanced", "strict"))  #: may take one
+FAIL_CLOSED = "--fail-closed"
+OPTIONS = {f"--{name.replace('_', '-')}": name for name in (*PARAMETERS, *OWN)}
 TIMEOUT, LEAST_TIMEOUT, MOST_TIMEOUT = 1.0, 0.001, 3600.0  #: seconds
 
 Options = dict[str, str]
+
+
+def fails_closed(words: Sequence[str]) -> bool:
+    """Return whether the command is not to run unpinned, however wrong the rest is."""
+    return any(word.partition("=")[0] == FAIL_CLOSED for word in words)
 
 
 def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -55,11 +61,13 @@ def read(words: Sequence[str]) -> Options:
     while rest:
         word = rest.pop(0)
         flag, has_value, value = word.partition("=")
-        name = flag[2:].replace("-", "_")
-        if not flag.startswith("--") or name not in OPTIONS:
+        name = OPTIONS.get(flag)
+        if name is None:
             raise InvalidRequestError(_unknown(word))
         if name in options:
             raise InvalidRequestError(f"{flag} is given twice; give it once")
+        if has_value and name in FLAGS:
+            raise InvalidRequestError(f"{quote(word)}: {flag} takes no value")
         options[name] = value if has_value else _value(name, rest)
     return options
 
@@ -138,7 +146,6 @@ def _flag(name: str) -> str:
 def _unknown(word: str) -> str:
     import difflib  # noqa: PLC0415 - only where something is wrong
 
-    flags = [_flag(name) for name in OPTIONS]
-    near = difflib.get_close_matches(word[:64].partition("=")[0], flags, n=1)
-    known = f"did you mean {near[0]}?" if near else f"known are {', '.join(flags)}"
+    near = difflib.get_close_matches(word[:64].partition("=")[0], OPTIONS, n=1)
+    known = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
     return f"{quote(word)} is no option; {known}"

@@ -38,11 +38,12 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Pin the process; 0: all of it, 1: something was refused, or got less than was asked."""
     process = target.living(arguments.pid)
-    cpus = _listed(arguments) if arguments.cpus is not None else _planned(arguments, process)
+    cpus, its_own = _asked(arguments, process)
     pinned = pinning.pin(
         process.number,
         cpus,
         tree=arguments.tree,
+        its_own=its_own,
         force=arguments.force,
         dry_run=arguments.dry_run,
     )
@@ -54,6 +55,17 @@ def run(arguments: argparse.Namespace) -> int:
     if len(wrong) > MOST_LINES:
         say(f"affinityd pin: and {len(wrong) - MOST_LINES} more")
     return 0 if pinned.complete else 1
+
+
+def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, pinning.ItsOwn]:
+    """Return the CPUs of the process, and what tells those of its descendants.
+
+    Each has its own GPU's, as a launcher's ranks; one without works for its parent.
+    """
+    if arguments.cpus is not None:
+        return _listed(arguments), lambda _child: None
+    planner = target.Planner(plan_options.chosen(arguments))
+    return _planned(planner, process), planner.cpus
 
 
 def _listed(arguments: argparse.Namespace) -> CpuSet:
@@ -69,8 +81,7 @@ def _listed(arguments: argparse.Namespace) -> CpuSet:
     return cpus
 
 
-def _planned(arguments: argparse.Namespace, process: Stat) -> CpuSet:
-    planner = target.Planner(plan_options.chosen(arguments))
+def _planned(planner: target.Planner, process: Stat) -> CpuSet:
     reply = planner.plan(process)
     if doubt := planner.doubt(process):
         say(f"affinityd pin: {doubt}")
@@ -108,7 +119,7 @@ def _wrong(pinned: Pinned, process: Stat) -> Iterator[str]:
         held = format_list(group[0].held)
         yield f"{_who(group)} refused, still on CPUs {held}: {group[0].reason}"
     for group in _groups(pinned.cut):
-        held, asked = format_list(group[0].held), format_list(pinned.asked)
+        held, asked = format_list(group[0].held), format_list(group[0].asked)
         yield f"{_who(group)} got CPUs {held} of {asked}: the cpuset, or the node, has no more"
     if not pinned.settled:
         yield f"{target.shown(process)} starts threads faster than they are pinned; do it again"

@@ -61,6 +61,7 @@ class Planner:
         self._chosen = chosen
         self._node = fallback.known_node(conffile.sockets(conffile.variables())).node
         self._replies: dict[str, Reply] = {}
+        self._cpus: dict[tuple[int, int], CpuSet | None] = {}
 
     @property
     def topology(self) -> Topology:
@@ -93,6 +94,16 @@ class Planner:
             caller = Caller(mask=cpus, cpuset=cpus)
             self._replies[known] = fallback.plan_on(self._node, questions, caller)
         return self._replies[known]
+
+    def cpus(self, process: Stat) -> CpuSet | None:
+        """Return the CPUs of a process; None where there is no plan for it."""
+        known = (process.number, process.start)
+        if known not in self._cpus:
+            try:
+                self._cpus[known] = self.plan(process).cpus
+            except AffinityError:
+                self._cpus[known] = None
+        return self._cpus[known]
 
     def doubt(self, process: Stat) -> str | None:
         """Return why the numbers of a process's GPUs may be others here; None: they are not.
