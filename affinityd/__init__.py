@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 #: Where each name is: imported when it is asked for, as `affinityd exec` needs none of them.
 _HOMES = {
-    **dict.fromkeys(("Binding", "bind", "worker_init_fn"), "affinityd.binding"),
-    **dict.fromkeys(("Mode", "Multithreading", "Scope", "set_affinity"), "affinityd.gpu_affinity"),
-    **dict.fromkeys(("AffinityError", "GPUAffinityError"), "affinityd.errors"),
+    **{name: ("binding", name) for name in ("Binding", "bind", "worker_init_fn")},
+    **{
+        name: ("gpu_affinity", name) for name in ("Mode", "Multithreading", "Scope", "set_affinity")
+    },
+    "AffinityError": ("errors", "AffinityError"),
+    "GPUAffinityError": ("errors", "AffinityError"),
 }
 
 
@@ -39,7 +42,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415
 
-    found: object = getattr(import_module(_HOMES[name]), name.replace("GPUAff", "Aff"))
+    module, attribute = _HOMES[name]
+    found: object = getattr(import_module(f"{__name__}.{module}"), attribute)
     globals()[name] = found
     return found
 

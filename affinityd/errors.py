@@ -6,6 +6,7 @@ AffinityError
 ├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
 ├── NotReadyError         no topology yet                                503, exit 1
 ├── TreeError             a root that cannot be read as a machine             exit 2
+├── TargetError           a process that is not there, or tells too little         exit 2
 ├── OutputError           a file that cannot be written                       exit 1
 ├── ApplyError            a plan that could not be applied                    exit 1
 ├── DaemonError           a daemon in trouble; plan without it                exit 1
@@ -70,6 +71,12 @@ class NotReadyError(AffinityError):
 
 class TreeError(AffinityError):
     """A `--root` or `--machine` that names no readable machine."""
+
+    exit_code = 2
+
+
+class TargetError(AffinityError):
+    """A process that is not there, or that tells too little of itself."""
 
     exit_code = 2
 

@@ -51,6 +51,22 @@ class Held:
         self.nodes = nodes
         self.refusals = refusals
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether the same holds, for the same reasons."""
+        return isinstance(other, Held) and self._facts == other._facts
+
+    def __hash__(self) -> int:
+        """Agree with `==`."""
+        return hash(self._facts)
+
+    def __repr__(self) -> str:
+        """Say all of it."""
+        return "Held({!r}, {!r}, {!r})".format(*self._facts)
+
+    @property
+    def _facts(self) -> tuple[str | None, frozenset[int], tuple[str, ...]]:
+        return self.policy, self.nodes, self.refusals
+
     def __str__(self) -> str:
         """Say it in a few words: `bind on node 3`, without the refusals."""
         policy = self.policy or "unknown"

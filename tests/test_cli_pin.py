@@ -12,6 +12,7 @@ import pytest
 
 from affinityd.cli import main, pin, plan_options, target
 from affinityd.cli.parser import Parser
+from affinityd.cpuset import CpuSet
 from affinityd.pinning import Pinned
 from affinityd.processes import descendants, mask_of, stat_of, thread_ids
 from affinityd.request import PARAMETERS
@@ -194,7 +195,7 @@ def test_of_another_users_process_the_gpus_must_be_named(monkeypatch: pytest.Mon
         done = as_nobody("pin", str(child.pid))
         named = as_nobody("pin", str(child.pid), "--gpus", "0", "--dry-run")
         name = target.shown(target.living(child.pid))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"affinityd pin: the environment of {name} cannot be read: it is another user's, or gone; "
         "name --gpus, or run this as root\n"
@@ -213,7 +214,7 @@ def test_of_another_users_process_the_gpus_must_be_named(monkeypatch: pytest.Mon
         ("1_0", 2, "argument PID: '1_0' is no PID; it is a number from 1"),
         ("²", 2, "argument PID: '²' is no PID; it is a number from 1"),
         ("9" * 5000, 2, "argument PID: '9999"),
-        ("999999999", 1, "there is no process 999999999\n"),
+        ("999999999", 2, "there is no process 999999999\n"),
     ],
 )
 def test_what_is_no_process_is_one_line(
@@ -239,15 +240,15 @@ def test_a_thread_a_zombie_and_the_kernels_own_are_told_apart(
 ) -> None:
     with program(FAMILY) as child:
         _, tid = thread_ids(child.pid)
-        assert main([command, str(tid)]) == 1
+        assert main([command, str(tid)]) == 2
         said = capsys.readouterr().err
         assert said == f"affinityd {command}: {tid} is a thread of process {child.pid}; name that\n"
     with program(ZOMBIE) as child:
         (zombie,) = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-        assert main([command, zombie]) == 1
+        assert main([command, zombie]) == 2
         assert f"has ended; its parent, {child.pid}, has not" in capsys.readouterr().err
     if stat_of(2) is not None:
-        assert main([command, "2"]) == 1
+        assert main([command, "2"]) == 2
         assert "process 2 (kthreadd) is a thread of the kernel" in capsys.readouterr().err
 
 
@@ -283,15 +284,24 @@ def test_a_gpu_that_is_not_there_is_no_plan_and_nothing_is_done(
     assert capsys.readouterr().err.startswith("affinityd pin: no GPU 7; visible are 0")
 
 
-def test_a_site_s_mode_counts_and_the_command_line_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AFFINITYD_MODE", "even")
-    parser = Parser()
-    plan_options.add_plan_options(parser)
-    assert plan_options.chosen(parser.parse_args([])) == {"mode": "even"}
-    assert plan_options.chosen(parser.parse_args(["--mode", "node", "--strict"])) == {
-        "mode": "node",
-        "strict": "true",
-    }
+@pytest.mark.parametrize(
+    ("site", "job", "words", "cpus"),
+    [
+        ("", "", [], NEAR),
+        ("even", "", [], FAR),
+        ("even", "node", [], NEAR),
+        ("node", "even", [], FAR),
+        ("node", "even", ["--mode", "node"], NEAR),
+    ],
+)
+def test_a_site_s_mode_counts_and_the_job_s_more_and_the_command_line_most(
+    monkeypatch: pytest.MonkeyPatch, site: str, job: str, words: list[str], cpus: CpuSet
+) -> None:
+    monkeypatch.setenv("AFFINITYD_MODE", site)
+    task = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "AFFINITYD_MODE": job}
+    with sleeping(env=task) as child:
+        assert main(["pin", str(child.pid), *words]) == 0
+        assert mask_of(child.pid) == cpus
 
 
 def test_every_parameter_of_a_plan_but_its_format_is_an_option() -> None:

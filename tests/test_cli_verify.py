@@ -253,7 +253,7 @@ def test_where_nobody_knows_the_gpus_node_it_is_no_mismatch(
 
 def test_no_gpu_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with sleeping(env={"CUDA_VISIBLE_DEVICES": "-1"}) as child:
-        assert main(["verify", str(child.pid)]) == 1
+        assert main(["verify", str(child.pid)]) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert said.err.startswith("affinityd verify: no GPU is visible")

@@ -81,7 +81,7 @@ def _value(name: str, rest: list[str]) -> str:
     return rest.pop(0)
 
 
-def parameters(options: Options, said: Mapping[str, str]) -> dict[str, str]:
+def parameters(options: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
     """Return the given parameters of a plan: options, else AFFINITYD_* variables."""
     variables = {name: f"{PREFIX}{name.upper()}" for name in SAID}
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from affinityd import pinning
+from affinityd import conffile, pinning
 from affinityd.cli import plan_options, target
 from affinityd.cli.console import say
 from affinityd.cli.parser import Parser
@@ -64,7 +64,7 @@ def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, pinnin
     """
     if arguments.cpus is not None:
         return _listed(arguments), lambda _child: None
-    planner = target.Planner(plan_options.chosen(arguments))
+    planner = target.Planner(plan_options.given(arguments), conffile.variables())
     return _planned(planner, process), planner.cpus
 
 

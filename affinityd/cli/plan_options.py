@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from affinityd import conffile
-from affinityd.cli import exec_options
 from affinityd.cli.parser import Parser
 from affinityd.errors import InvalidRequestError
 from affinityd.request import PARAMETERS, Parameter
@@ -21,6 +19,13 @@ def add_plan_options(parser: Parser, mode: str = "node") -> None:
     group = parser.add_argument_group("the plan")
     for name in NAMES:
         _add(group, PARAMETERS[name], mode)
+
+
+def add_device_options(parser: Parser) -> None:
+    """Add the parameters that say which GPUs are meant."""
+    group = parser.add_argument_group("the GPUs")
+    for name in DEVICES:
+        _add(group, PARAMETERS[name], "")
 
 
 def _add(group: argparse._ArgumentGroup, parameter: Parameter, mode: str) -> None:
@@ -40,7 +45,7 @@ def given(arguments: argparse.Namespace) -> dict[str, str]:
 
     Raises InvalidRequestError for one that is given twice.
     """
-    texts = {name: getattr(arguments, name) or [] for name in NAMES}
+    texts = {name: getattr(arguments, name, None) or [] for name in NAMES}
     for name, said in texts.items():
         if len(said) > 1:
             raise InvalidRequestError(f"{name} is given twice; give it once")
@@ -52,11 +57,3 @@ def devices(arguments: argparse.Namespace) -> str:
     said = given(arguments)
     words = (f"--{name} {shlex.quote(said[name])} " for name in DEVICES if name in said)
     return "".join(words)
-
-
-def chosen(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the parameters that were given, else those that AFFINITYD_* variables say.
-
-    Raises InvalidRequestError, for a settings file, too.
-    """
-    return exec_options.parameters(given(arguments), conffile.variables())

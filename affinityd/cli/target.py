@@ -11,18 +11,15 @@ from affinityd import conffile, fallback, task
 from affinityd.answer import Reply
 from affinityd.caller import this_process
 from affinityd.cgroup import cpuset_of
+from affinityd.cli import exec_options
 from affinityd.cpuset import CpuSet
-from affinityd.errors import AffinityError, quote
+from affinityd.errors import AffinityError, TargetError, quote
 from affinityd.granted import granted
 from affinityd.plans import Caller
 from affinityd.processes import Stat, process_of, stat_of
 from affinityd.topology import Topology
 
 MAX_DIGITS = 10  #: more than any pid has
-
-
-class TargetError(AffinityError):
-    """A process that is not there, or that tells too little of itself."""
 
 
 def process_id(text: str) -> int:
@@ -56,9 +53,14 @@ def shown(stat: Stat) -> str:
 class Planner:
     """Plans for running processes, by what each says of itself."""
 
-    def __init__(self, chosen: Mapping[str, str]) -> None:
-        """Read the node; `chosen` are parameters of a plan. Raises AffinityError."""
+    def __init__(self, chosen: Mapping[str, str], said: Mapping[str, str] | None) -> None:
+        """Read the node. Raises AffinityError.
+
+        `chosen` are parameters of a plan, `said` AFFINITYD_* variables, of which a process's own
+        count more; None: neither counts.
+        """
         self._chosen = chosen
+        self._said = said
         self._node = fallback.known_node(conffile.sockets(conffile.variables())).node
         self._replies: dict[str, Reply] = {}
         self._cpus: dict[tuple[int, int], CpuSet | None] = {}
@@ -88,7 +90,8 @@ class Planner:
             )
         cpus = self.cpuset(pid)
         parent = task.environment_of(process.parent)
-        questions = list(task.questions(self._granted(pid), environ or {}, cpus, parent))
+        given = self._given(pid, environ or {})
+        questions = list(task.questions(given, environ or {}, cpus, parent))
         known = str(questions)  # ranks of one job have many processes that ask the same
         if known not in self._replies:
             caller = Caller(mask=cpus, cpuset=cpus)
@@ -126,13 +129,16 @@ class Planner:
             f"within its job (srun --overlap --jobid {job}), or name --granted"
         )
 
-    def _granted(self, pid: int) -> dict[str, str]:
-        """Return the chosen parameters, with the devices in the process's own /dev.
+    def _given(self, pid: int, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the parameters of a process's plan, with the devices in its own /dev.
 
         A container has those alone that it was given.
         """
         devices = granted(_dev(pid))
-        return {**({} if devices is None else {"granted": devices}), **self._chosen}
+        facts = {} if devices is None else {"granted": devices}
+        own = {name: text for name, text in environ.items() if text}
+        said = {} if self._said is None else {**self._said, **own}
+        return {**facts, **exec_options.parameters(self._chosen, said)}
 
 
 def _dev(pid: int) -> str:

@@ -12,7 +12,7 @@ from affinityd.answer import Reply
 from affinityd.cli import findings, plan_options, target
 from affinityd.cli.console import say
 from affinityd.cli.parser import Parser
-from affinityd.errors import AffinityError, one_line
+from affinityd.errors import AffinityError, TargetError, one_line
 from affinityd.processes import Stat, descendants, threads
 from affinityd.verify import Facts, Finding, judge
 
@@ -28,13 +28,22 @@ def add_arguments(parser: Parser) -> None:
         help="also where its memory lies; the process waits while the kernel walks its pages",
     )
     parser.add_argument("--format", choices=("table", "json"), default="table")
-    plan_options.add_plan_options(parser)
+    plan_options.add_device_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print where the process is; 0: near its GPUs, or nobody knows; 1: not all of it is."""
+    """Print where the process is; 0: near its GPUs, or nobody knows; 1: not all; 2: not judged."""
+    try:
+        return _judge(arguments)
+    except AffinityError as error:
+        say(f"affinityd verify: {error}")
+        return 2
+
+
+def _judge(arguments: argparse.Namespace) -> int:
     process = target.living(arguments.pid or os.getpid())
-    planner = target.Planner(plan_options.chosen(arguments))
+    # What is near does not hang on how cores would be divided: no site's choice is asked for.
+    planner = target.Planner(plan_options.given(arguments), None)
     options = plan_options.devices(arguments)
     found = list(_findings(process, planner, options, resident=arguments.resident))
     if doubt := planner.doubt(process):
@@ -59,7 +68,7 @@ def _findings(
     facts = _facts(process, resident=resident)  # before a plan for ourselves starts a thread
     its_own = planner.plan(process)
     if facts is None:
-        raise target.TargetError(f"{target.shown(process)} has ended meanwhile")
+        raise TargetError(f"{target.shown(process)} has ended meanwhile")
     yield _judged(planner, its_own, facts, options)
     for child in descendants(process.number):
         facts = _facts(child, resident=resident)
