@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from affinityd import conffile, myself, pinning, place
@@ -36,8 +36,9 @@ class Binding:
 
 def bind(
     rank: int | None = None,
+    ranks: int | None = None,
     *,
-    gpus: str | None = None,
+    gpus: str | Sequence[int | str] | None = None,
     mode: str = "unique_contiguous",
     scope: str = "node",
     multithreading: str = "all_logical",
@@ -52,10 +53,10 @@ def bind(
 ) -> Binding:
     """Pin every thread of this process to the CPUs near its GPU, and return what then holds.
 
-    `rank` is the local rank; None: as the launcher said. `gpus` is a list as `/plan` takes it, an
-    entry a rank; None: those that are visible. `memory` is a policy ("local", "preferred", "bind",
-    "interleave"), set for the calling thread and what it starts from now on. The others are the
-    parameters of a plan, by their names.
+    `rank` is the local rank of so many `ranks`; None: as the launcher said. `gpus` are those of the
+    ranks, an entry each, as `/plan` takes them; None: those that are visible. `memory` is a policy
+    ("local", "preferred", "bind", "interleave"), set for the calling thread and what it starts from
+    now on. The others are the parameters of a plan, by their names.
 
     Children learn of it by AFFINITYD_* variables in the environment. A second call plans as the
     first one did. Without a plan the process stays as it is, with a warning in the result and in
@@ -63,7 +64,8 @@ def bind(
     """
     chosen = {
         "rank": rank,
-        "gpus": gpus,
+        "ranks": ranks,
+        "gpus": gpus if gpus is None or isinstance(gpus, str) else ",".join(map(str, gpus)),
         "mode": mode,
         "scope": scope,
         "multithreading": multithreading,
@@ -81,7 +83,7 @@ def bind(
         said = str(error) if isinstance(error, AffinityError) else repr(error)
         binding = Binding(_mask(), None, held(), None, (said,))
     for warning in binding.warnings:
-        logger.warning("%s", warning)
+        logger.warning("affinityd: %s", warning)
     return binding
 
 
@@ -89,7 +91,7 @@ def take_place(
     given: Mapping[str, str], policy: str | None = None, timeout: float = TIMEOUT
 ) -> Binding:
     """Find this process's place and take it, unless AFFINITYD=off. Raises AffinityError."""
-    if os.environ.get("AFFINITYD") == "off":
+    if conffile.is_off():
         return Binding(_mask(), None, held(), None)
     if policy is not None and policy not in POLICIES:
         raise InvalidRequestError(f"memory: {quote(policy)} is not one of {', '.join(POLICIES)}")
@@ -129,7 +131,7 @@ def worker_init_fn(_worker_id: int) -> None:
         if cpus:
             myself.pin(cpus)
     except (ValueError, AffinityError) as error:
-        logger.warning("DataLoader worker %d stays unpinned: %s", _worker_id, error)
+        logger.warning("affinityd: DataLoader worker %d stays unpinned: %s", _worker_id, error)
 
 
 def _texts(chosen: Mapping[str, object]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -56,7 +57,7 @@ async def _serve(settings: Settings, machine: Machine, sockets: Sequence[socket.
         service,
         machine,
         reserved=settings.reserved_cpus,
-        on_change=Publisher(node_file).publish,
+        on_change=Publisher(node_file, replayed=settings.replays).publish,
     )
     server = Server(create_app(service, keeper, Metrics(lambda: service.known)))
     loop = asyncio.get_running_loop()
@@ -107,9 +108,10 @@ class Server(uvicorn.Server):
 class Publisher:
     """Tells clients, the service manager and the log what the node is now."""
 
-    def __init__(self, node_file: Path) -> None:
-        """Take where node.json is to be."""
+    def __init__(self, node_file: Path, *, replayed: bool = False) -> None:
+        """Take where node.json is to be, and whether its node is another machine's."""
         self._node_file = node_file
+        self._replayed = replayed
         self._told: tuple[str, ...] = ()  # a notice is news once
 
     def publish(self, node: Node) -> None:
@@ -127,7 +129,7 @@ class Publisher:
         if topology.online <= node.reserved:
             log.warning("every online CPU is reserved: no plan can be made")
         try:
-            nodefile.write(self._node_file, node)
+            nodefile.write(self._node_file, replace(node, replayed=self._replayed))
         except OSError as error:
             log.warning("%s could not be written: %s", self._node_file, error.strerror)
         notify(f"READY=1\nSTATUS={state}")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd import machines, nodefile, settings
+from affinityd import conffile, machines, nodefile, settings
 from affinityd.answer import Reply
 from affinityd.discovery import discover, open_tree
 from affinityd.plans import Caller
@@ -32,13 +32,17 @@ class Known:
 def known_node(sockets: Sequence[str]) -> Known:
     """Return the node that a daemon published beside its socket, else as this machine's files say.
 
+    What somebody replayed beside the default socket is no other's node.
+
     Raises InvalidRequestError for settings, TreeError for a machine, that cannot be read.
     """
     for path in sockets:
         try:
-            return Known(nodefile.read(Path(path).with_name(nodefile.NAME)), nodefile.NAME)
-        except (OSError, ValueError):  # noqa: PERF203 - none, or torn: the machine itself is there
+            node = nodefile.read(Path(path).with_name(nodefile.NAME))
+        except (OSError, ValueError):
             continue
+        if not (node.replayed and path in (conffile.SYSTEM_SOCKET, conffile.default_socket())):
+            return Known(node, nodefile.NAME)
     chosen = settings.load({}, names=("root", "machine", "reserved_cpus"))
     return Known(Node(_read(chosen), chosen.reserved_cpus), "sysfs")
 

@@ -62,6 +62,12 @@ class JsonValue:
             raise self._not("a whole number")
         return self.value
 
+    def boolean(self) -> bool:
+        """Return true or false."""
+        if not isinstance(self.value, bool):
+            raise self._not("true or false")
+        return self.value
+
     def cpus(self) -> CpuSet:
         """Return the CPUs of a cpulist."""
         try:

@@ -22,6 +22,7 @@ def write(path: Path, node: Node) -> None:
         {
             "version": VERSION,
             "generation": node.generation,
+            "replayed": node.replayed,
             "settings": {"reserved_cpus": format_list(node.reserved)},
             "topology": codec.to_dict(node.topology),
         }
@@ -54,4 +55,5 @@ def read(path: Path) -> Node:
         topology=codec.from_dict(data["topology"].value),
         reserved=data["settings"]["reserved_cpus"].cpus(),
         generation=generation,
+        replayed=data["replayed"].boolean(),
     )

@@ -90,8 +90,9 @@ def pin(
     None: it belongs with its parent.
 
     Threads that somebody pinned on purpose are left alone unless `force`: those whose mask differs
-    from what the process's main thread had before, and descendants whose main thread does. With
-    `dry_run` nothing is set, and the result is what would come of it if nothing were refused.
+    from what the process's main thread had before, and descendants whose main thread was confined
+    to less than that. With `dry_run` nothing is set, and the result is what would come of it if
+    nothing were refused.
 
     Never raises for a thread, or a process, that is gone or refused.
     """
@@ -123,6 +124,7 @@ class _Passes:
         stat = stat_of(pid)
         self._start = stat and stat.start
         self._before = mask_of(pid)  # what nobody chose for one thread alone
+        self._main_masks: dict[int, CpuSet | None] = {}  # each process's, when first seen
         self._given = {asked: {asked}}  # what we gave: as asked, or what the kernel made of it
         self._set: set[int] = set()  # the threads that we gave it to
 
@@ -132,7 +134,8 @@ class _Passes:
         before = len(self._set)
         for pid, asked in self._processes().items():
             given = self._given.setdefault(asked, {asked})
-            leave_alone = pid != self._pid and self._is_on_purpose(mask_of(pid))
+            main = self._main_masks.setdefault(pid, mask_of(pid))
+            leave_alone = pid != self._pid and self._is_on_purpose(main) and not self._is_wide(main)
             for tid in thread_ids(pid):
                 self._pin(pid, tid, asked, given, leave_alone=leave_alone)
         return len(self._set) > before
@@ -156,16 +159,20 @@ class _Passes:
             return
         if mask in given or (tid in self._set and mask < asked):
             self.outcomes.append(ThreadPin(pid, tid, PINNED, asked, mask))
-        elif leave_alone or tid in self._set or self._is_on_purpose(mask):
+        elif leave_alone or tid in self._set or self._is_on_purpose(mask, self._main_masks[pid]):
             self.outcomes.append(ThreadPin(pid, tid, LEFT_ALONE, asked, mask))
         elif self._dry_run:
             self.outcomes.append(ThreadPin(pid, tid, PINNED, asked, asked))
         else:
             self._set_mask(ThreadPin(pid, tid, PINNED, asked, mask), given)
 
-    def _is_on_purpose(self, mask: CpuSet | None) -> bool:
-        is_ours = mask == self._before or any(mask in masks for masks in self._given.values())
-        return not self._force and not is_ours
+    def _is_on_purpose(self, mask: CpuSet | None, main: CpuSet | None = None) -> bool:
+        is_ours = any(mask in masks for masks in self._given.values())
+        return not self._force and not is_ours and mask not in (self._before, main)
+
+    def _is_wide(self, mask: CpuSet | None) -> bool:
+        """Whether a process may run wherever its ancestor might: nobody pinned that on purpose."""
+        return mask is not None and self._before is not None and mask >= self._before
 
     def _set_mask(self, wish: ThreadPin, given: set[CpuSet]) -> None:
         try:

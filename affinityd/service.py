@@ -38,6 +38,7 @@ class Node:
     topology: Topology
     reserved: CpuSet = frozenset()
     generation: int = 1
+    replayed: bool = False  #: it is not the machine that it was read on
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,11 @@ class Settings:
     reserved_cpus: CpuSet = frozenset()
     log_format: str = "text"
 
+    @property
+    def replays(self) -> bool:
+        """Whether the machine is not the one that we run on."""
+        return self.machine is not None or os.path.realpath(self.root) != "/"
+
 
 @dataclass(frozen=True)
 class Given:

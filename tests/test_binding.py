@@ -121,7 +121,7 @@ def test_without_a_plan_the_process_stays_as_it_is_and_is_warned(here: Mapping[s
         "pinned": False,
         "locality": None,
         "warnings": [line],
-        "stderr": f"{line}\n",
+        "stderr": f"affinityd: {line}\n",
     }
 
 

@@ -319,6 +319,14 @@ def test_names_cannot_do_anything_to_a_terminal(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.startswith(rf"process {child.pid} (\x1b[31m) \n): 1 thread")
 
 
+def test_children_that_nobody_pinned_follow_though_their_process_went_before() -> None:
+    with program(CROWD) as child:
+        assert main(["pin", str(child.pid), "--gpus", "0"]) == 0
+        assert {mask_of(it.number) for it in descendants(child.pid)} == {ALL}
+        assert main(["pin", "--tree", str(child.pid), "--gpus", "0"]) == 0
+        assert {mask_of(it.number) for it in descendants(child.pid)} == {NEAR}
+
+
 def test_each_rank_of_a_launcher_is_pinned_near_its_own_gpu() -> None:
     with program(RANKS) as child:
         eventually(lambda: names(child.pid) == ["cat", "cat"], "both ranks run")

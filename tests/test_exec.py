@@ -22,6 +22,8 @@ from tests.daemons import Daemon, running
 from tests.test_memory import SECCOMP
 from tests.tiny import BOTH, FAR, LOOK, NEAR, Ended, affinityd, tiny_tree
 
+PROGRAM = Path(__file__).parents[1] / "bin/affinityd"
+
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
@@ -113,6 +115,28 @@ def test_a_site_chooses_by_a_line_of_its_file(daemon: Daemon, tmp_path: Path) ->
     )
     done = exec_("--gpus=0,1", "--rank=1", "--", *LOOK, env={"AFFINITYD_CONFIG": str(conf)})
     assert done.cpus == FAR
+
+
+@pytest.mark.parametrize("word", ["off", "OFF", "0", "no", "false"])
+def test_a_user_opts_out_as_one_says_no(here: Mapping[str, str], word: str) -> None:
+    done = exec_("--gpus=1", "--", *LOOK, env={**here, "AFFINITYD": word})
+    assert (done.cpus, done.stderr) == (BOTH, "")
+
+
+def test_where_its_interpreter_s_path_is_too_long_the_program_starts_all_the_same(
+    here: Mapping[str, str], tmp_path: Path
+) -> None:
+    """The kernel refuses the first line, and a shell takes the program for its own."""
+    program = tmp_path / "affinityd"
+    text = PROGRAM.read_text().removeprefix("#!python\n")
+    program.write_text(f"#!/{'x' * 300}\n{text}")
+    program.chmod(0o755)
+    (tmp_path / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (tmp_path / "python3").chmod(0o755)
+    words = [str(program), "exec", "--gpus=1", "--", *LOOK]
+    env = {**os.environ, **here, "PYTHONPATH": str(PROGRAM.parents[1])}
+    printed = subprocess.check_output(["sh", "-c", '"$@"', "sh", *words], env=env, text=True)
+    assert printed == f"Cpus_allowed_list:\t{FAR}\n"
 
 
 # What it tells the command.
@@ -399,8 +423,7 @@ def test_what_nobody_thought_of_is_no_end_either(here: Mapping[str, str]) -> Non
 
 
 def test_nothing_heavy_is_imported_on_the_way(here: Mapping[str, str]) -> None:
-    program = Path(__file__).parents[1] / "bin/affinityd"
-    words = ["-X", "importtime", str(program), "exec", "--gpus=1", "--", "true"]
+    words = ["-X", "importtime", str(PROGRAM), "exec", "--gpus=1", "--", "true"]
     env = {**os.environ, **here}
     done = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, env=env, check=True

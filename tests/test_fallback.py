@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd import fallback, machines, nodefile, task
+from affinityd import conffile, fallback, machines, nodefile, task
 from affinityd.cpuset import CpuSet
 from affinityd.discovery import discover, open_tree
 from affinityd.errors import AffinityError, InvalidRequestError, TreeError
@@ -64,6 +64,19 @@ def test_without_one_it_is_this_machine(socket: str) -> None:
     known = fallback.known_node([socket])
     assert known.source == "sysfs"
     assert known.node.topology == discover(open_tree("/"), None)
+
+
+def test_what_was_replayed_beside_the_default_socket_is_no_other_s_node(
+    socket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conffile, "SYSTEM_SOCKET", socket)
+    nodefile.write(node_file(socket), replace(NODE, replayed=True))
+    assert fallback.known_node([socket]).source == "sysfs"
+    nodefile.write(node_file(socket), NODE)
+    assert fallback.known_node([socket]).source == "node.json"
+    monkeypatch.setattr(conffile, "SYSTEM_SOCKET", "/elsewhere")
+    nodefile.write(node_file(socket), replace(NODE, replayed=True))
+    assert fallback.known_node([socket]).source == "node.json"
 
 
 def test_settings_say_which_machine_that_is(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:

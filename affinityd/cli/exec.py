@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     except InvalidRequestError as error:
         say(f"{NAME}: {error}")
         return FAILED
-    trouble = None if os.environ.get("AFFINITYD") == "off" else _trouble(words, start)
+    trouble = None if conffile.is_off() else _trouble(words, start)
     if trouble is None:
         return become(command, NAME)
     if exec_options.fails_closed(words):

@@ -17,6 +17,7 @@ from affinityd.words import count
 
 MOST_LINES = 10  #: of what went wrong
 MOST_THREADS = 5  #: that a line names
+UNASKED = {"shared_gpu", "parameter_ignored"}  #: warnings of what we asked for ourselves
 ON_PURPOSE = "pinned on purpose, as it seems; --force pins it, too"
 
 #: Threads of one process that fared alike: the first of them, and how many.
@@ -86,7 +87,8 @@ def _planned(planner: target.Planner, process: Stat) -> CpuSet:
     if doubt := planner.doubt(process):
         say(f"affinityd pin: {doubt}")
     for warning in reply.warnings:
-        say(f"affinityd: {warning.code}: {warning.message}")
+        if warning.code not in UNASKED:
+            say(f"affinityd: {warning.code}: {warning.message}")
     return reply.cpus
 
 
