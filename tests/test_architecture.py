@@ -29,7 +29,18 @@ OF_THE_EXTRA = {
 #: What computes must not know where its facts come from, nor who asks.
 PURE = [
     *("cpuset", "topology", "placement", "domains", "modes", "sharing", "plans", "planner"),
-    *("explain", "warn", "visible", "devices", "ranks", "readers", "request", "answer", "words"),
+    *(
+        "launchers",
+        "explain",
+        "warn",
+        "visible",
+        "devices",
+        "ranks",
+        "readers",
+        "request",
+        "answer",
+        "words",
+    ),
 ]
 IMPURE = {"os", "io", "time", "socket", "logging", "pathlib", "subprocess", "random", "datetime"}
 
