@@ -31,53 +31,12 @@ from affinityd.errors import (
 from affinityd.fallback import plan_on
 from affinityd.service import Node
 from tests.daemons import Daemon, running
+from tests.serving import Behaviour, answering, http, serving
 
 TIMEOUT = 0.3  #: seconds that a client has here
 LATE = 0.1  #: seconds that it may take longer on a busy machine
 
 PLAN = b"AFFINITYD_CPULIST=0\n"
-
-#: What a server does with a connection, until the test is over.
-Behaviour = Callable[[socket.socket, threading.Event], None]
-
-
-@contextmanager
-def serving(path: Path, behave: Behaviour) -> Iterator[Path]:
-    """Listen at a path, and behave so towards everybody."""
-    over = threading.Event()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(path))
-        listener.listen()
-
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    with connection, suppress(OSError):
-                        behave(connection, over)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield path
-        finally:
-            over.set()
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
-def http(status: str, body: bytes, *fields: str, length: int | None = None) -> bytes:
-    """Return an answer."""
-    size = f"content-length: {len(body) if length is None else length}"
-    return "\r\n".join((f"HTTP/1.1 {status}", *(fields or [size]), "", "")).encode() + body
-
-
-def answering(answer: bytes) -> Behaviour:
-    def behave(connection: socket.socket, _over: threading.Event) -> None:
-        connection.recv(65536)
-        connection.sendall(answer)
-
-    return behave
 
 
 def ask(path: Path | str, timeout: float = TIMEOUT, **parameters: str) -> str:

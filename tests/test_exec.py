@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from affinityd.cli.exec_options import PARAMETERS, POLICIES
 from affinityd.memory import POLICIES as KERNEL_S
 from affinityd.request import PARAMETERS as PLAN_S
 from tests.daemons import Daemon, running
+from tests.serving import answering, hanging, http, serving
 from tests.test_memory import SECCOMP
 from tests.tiny import BOTH, FAR, LOOK, NEAR, Ended, affinityd, tiny_tree
 
@@ -310,58 +308,20 @@ def test_a_daemon_that_is_gone_leaves_its_node_behind(tmp_path: Path) -> None:
     assert (done.cpus, done.stderr) == (NEAR, "")
 
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s"
 ELSEWHERE = (
     b"AFFINITYD_CPULIST=4000\nAFFINITYD_LOCALITY=local\nAFFINITYD_ALLOWED=4000\n"
     b"AFFINITYD_MEMORY_NODES=0\nAFFINITYD_THREADS=1\n"
 )
 
-
-def _says(answer: bytes) -> Callable[[socket.socket], None]:
-    return lambda connection: connection.sendall(answer)
-
-
-def _hangs(connection: socket.socket) -> None:
-    connection.recv(1)
-    time.sleep(20)
-
-
 BAD = {
-    "hangs": _hangs,
-    "closes": lambda _connection: None,
-    "answers garbage": _says(b"\x80garbage\r\n\r\n" * 9),
-    "answers another job's CPUs": _says(HEAD % (len(ELSEWHERE), ELSEWHERE)),
-    "answers an empty plan": _says(HEAD % (0, b"")),
-    "is in trouble": _says(b"HTTP/1.1 500 Oh\r\ncontent-length: 3\r\n\r\nno\n"),
-    "answers ten megabytes": _says(HEAD % (10**7, b"x" * 10**7)),
+    "hangs": hanging,
+    "closes": lambda _connection, _over: None,
+    "answers garbage": answering(b"\x80garbage\r\n\r\n" * 9),
+    "answers another job's CPUs": answering(http("200 OK", ELSEWHERE)),
+    "answers an empty plan": answering(http("200 OK", b"")),
+    "is in trouble": answering(http("500 Oh", b"no\n")),
+    "answers ten megabytes": answering(http("200 OK", b"x" * 10**7)),
 }
-
-
-@contextmanager
-def _listening(path: Path, behave: Callable[[socket.socket], None]) -> Iterator[None]:
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            threading.Thread(target=answer, args=(connection,), daemon=True).start()
-
-    def answer(connection: socket.socket) -> None:
-        with connection:
-            try:
-                behave(connection)
-                connection.shutdown(socket.SHUT_WR)
-                connection.recv(65536)
-            except OSError:
-                pass
-
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen()
-        threading.Thread(target=serve, daemon=True).start()
-        yield
-        server.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -369,7 +329,7 @@ def test_whatever_the_daemon_does_the_command_runs_in_time(tmp_path: Path, kind:
     path = tmp_path / "s"
     machine = tiny_tree(tmp_path / "machine")
     env = {"AFFINITYD_SOCKET": str(path), "AFFINITYD_ROOT": str(machine)}
-    with _listening(path, BAD[kind]):
+    with serving(path, BAD[kind]):
         start = time.monotonic()
         done = exec_("--gpus=1", "--", *LOOK, env=env)
         took = time.monotonic() - start
@@ -382,7 +342,7 @@ def test_whatever_the_daemon_does_the_command_runs_in_time(tmp_path: Path, kind:
 def test_when_there_is_no_time_the_command_runs_unpinned(tmp_path: Path) -> None:
     path = tmp_path / "s"
     env = {"AFFINITYD_SOCKET": str(path), "AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine"))}
-    with _listening(path, _hangs):
+    with serving(path, hanging):
         done = exec_("--gpus=1", "--timeout=0.01", "--", *LOOK, env=env)
     assert done.cpus == BOTH
     assert done.lines == [

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,6 +24,8 @@ from affinityd.errors import (
 )
 from affinityd.place import Place
 from tests.daemons import Daemon, running
+from tests.serving import answering as always
+from tests.serving import hanging, http, serving
 
 ALL = "0-255"  #: a DGX A100's CPUs
 RESERVED = "48,176"
@@ -68,31 +68,8 @@ def stopped(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Daemon:
 @contextmanager
 def answering(path: Path, body: str | None, status: str = "200 OK") -> Iterator[str]:
     """Listen, and give everybody the same answer; None: no answer at all."""
-    over = threading.Event()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = listener.accept()
-                    with connection:
-                        connection.recv(65536)
-                        if body is None:
-                            over.wait()
-                            continue
-                        head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n"
-                        connection.sendall((head + body).encode())
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield str(path)
-        finally:
-            over.set()
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
+    with serving(path, hanging if body is None else always(http(status, body.encode()))):
+        yield str(path)
 
 
 def find(

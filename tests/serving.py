@@ -1,0 +1,58 @@
+"""Servers on a unix socket that are no daemon, or none that anybody would want."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+#: What a server does with a connection, until the test is over.
+Behaviour = Callable[[socket.socket, threading.Event], None]
+
+
+@contextmanager
+def serving(path: Path, behave: Behaviour) -> Iterator[Path]:
+    """Listen at a path, and behave so towards everybody."""
+    over = threading.Event()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, suppress(OSError):
+                        behave(connection, over)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield path
+        finally:
+            over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def http(status: str, body: bytes, *fields: str, length: int | None = None) -> bytes:
+    """Return an answer."""
+    size = f"content-length: {len(body) if length is None else length}"
+    return "\r\n".join((f"HTTP/1.1 {status}", *(fields or [size]), "", "")).encode() + body
+
+
+def answering(answer: bytes) -> Behaviour:
+    """Give everybody the same answer."""
+
+    def behave(connection: socket.socket, _over: threading.Event) -> None:
+        connection.recv(65536)
+        connection.sendall(answer)
+
+    return behave
+
+
+def hanging(_connection: socket.socket, over: threading.Event) -> None:
+    """Accept, and answer nothing."""
+    over.wait()
