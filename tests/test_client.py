@@ -31,7 +31,7 @@ from affinityd.errors import (
 from affinityd.fallback import plan_on
 from affinityd.service import Node
 from tests.daemons import Daemon, running
-from tests.serving import Behaviour, answering, http, serving
+from tests.serving import Behaviour, answering, hanging, http, serving
 
 TIMEOUT = 0.3  #: seconds that a client has here
 LATE = 0.1  #: seconds that it may take longer on a busy machine
@@ -100,10 +100,6 @@ def test_where_nobody_can_listen_there_is_no_daemon(path: str, reason: str) -> N
 # Somebody who is slow.
 
 
-def hang(_connection: socket.socket, over: threading.Event) -> None:
-    over.wait()
-
-
 def trickle(connection: socket.socket, over: threading.Event) -> None:
     for byte in http("200 OK", PLAN):
         connection.sendall(bytes([byte]))
@@ -117,14 +113,14 @@ def never_close(connection: socket.socket, over: threading.Event) -> None:
     over.wait()
 
 
-@pytest.mark.parametrize("behave", [hang, trickle, never_close])
+@pytest.mark.parametrize("behave", [hanging, trickle, never_close])
 def test_who_is_too_slow_is_left_in_time(tmp_path: Path, behave: Behaviour) -> None:
     with serving(tmp_path / "s", behave) as path:
         assert str(refused(path)) == f"the daemon at {path} did not answer in time"
 
 
 def test_who_reads_nothing_of_a_long_request_is_left_in_time(tmp_path: Path) -> None:
-    with serving(tmp_path / "s", hang) as path, pytest.raises(DaemonError, match="in time"):
+    with serving(tmp_path / "s", hanging) as path, pytest.raises(DaemonError, match="in time"):
         ask(path, visible="0," * 10**6)
 
 
