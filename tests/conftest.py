@@ -17,9 +17,12 @@ if os.access(MEMORY, os.W_OK):
 
 collect_ignore = [] if CONFORMANCE.is_dir() else ["test_conformance.py"]
 
+# The programs that tests start are not to be compiled anew by each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 settings.register_profile(
     "quick",
-    max_examples=50,
+    max_examples=30,
     deadline=None,  # a busy machine is no failure
     derandomize=True,  # the same examples everywhere: what passes here passes in CI
 )
