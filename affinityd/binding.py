@@ -13,7 +13,7 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import AffinityError, InvalidRequestError, quote
 from affinityd.memory import POLICIES, Held, held
 
-TIMEOUT = 1.0  #: seconds that a daemon may take
+TIMEOUT = 1.0  #: seconds for a plan; a daemon has most of them
 
 logger = logging.getLogger("affinityd")
 

@@ -11,7 +11,7 @@ from affinityd.errors import DaemonError, NoDaemonError, quote
 from affinityd.task import Question, first_answer
 
 LOCALITIES = ("local", "unknown", "remote")
-DAEMON_S_PART = 0.5  #: of the time that a plan may take; the rest is left to plan without it
+DAEMON_S_PART = 0.75  #: of the time that a plan may take; the rest is left to plan without it
 
 
 class Place:
