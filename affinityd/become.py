@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 CANNOT_RUN, NOT_FOUND = 126, 127
 
 #: What does not end the search along PATH.
-SEARCH_ON = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ESTALE, errno.ENODEV))
+SEARCH_ON = frozenset(
+    (
+        *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG),
+        *(errno.ESTALE, errno.ENODEV, errno.ETIMEDOUT),
+    )
+)
 
 LC_CTYPE, COERCED = "LC_CTYPE", frozenset(("C.UTF-8", "C.utf8", "UTF-8"))  #: PEP 538
 

@@ -12,6 +12,7 @@ from affinityd import conffile, myself, pinning, place
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import AffinityError, InvalidRequestError, quote
 from affinityd.memory import POLICIES, Held, held
+from affinityd.processes import mask_of, stat_of
 
 TIMEOUT = 1.0  #: seconds for a plan; a daemon has most of them
 
@@ -38,7 +39,7 @@ def bind(
     rank: int | None = None,
     ranks: int | None = None,
     *,
-    gpus: str | Sequence[int | str] | None = None,
+    gpus: str | int | Sequence[int | str] | None = None,
     mode: str = "unique_contiguous",
     scope: str = "node",
     multithreading: str = "all_logical",
@@ -65,7 +66,7 @@ def bind(
     chosen = {
         "rank": rank,
         "ranks": ranks,
-        "gpus": gpus if gpus is None or isinstance(gpus, str) else ",".join(map(str, gpus)),
+        "gpus": ",".join(map(str, gpus)) if isinstance(gpus, (list, tuple)) else gpus,
         "mode": mode,
         "scope": scope,
         "multithreading": multithreading,
@@ -124,14 +125,20 @@ def worker_init_fn(_worker_id: int) -> None:
     """Give a worker of PyTorch's DataLoader the CPUs of its training process.
 
     Workers inherit them; what OpenMP runtimes do after a fork takes them away. Does nothing where
-    the process was not bound.
+    the process was not bound: a variable alone may come from another job's shell.
     """
     try:
         cpus = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
-        if cpus:
+        if cpus and not conffile.is_off() and cpus in _masks_above():
             myself.pin(cpus)
     except (ValueError, AffinityError) as error:
         logger.warning("affinityd: DataLoader worker %d stays unpinned: %s", _worker_id, error)
+
+
+def _masks_above() -> list[CpuSet | None]:
+    """Return the masks of the process's parent, and of its parent, as a fork server is."""
+    parent = stat_of(os.getppid())
+    return [] if parent is None else [mask_of(parent.number), mask_of(parent.parent)]
 
 
 def _texts(chosen: Mapping[str, object]) -> dict[str, str]:

@@ -50,7 +50,8 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
     """
     base = root.rstrip("/")
     membership = _read(f"{base}/proc/{pid}/cgroup") or ""
-    mounts = [_mount(line) for line in (_read(f"{base}/proc/self/mountinfo") or "").splitlines()]
+    lines = (_read(f"{base}/proc/self/mountinfo") or "").split("\n")
+    mounts = [_mount(line) for line in lines if line]
     for version in VERSIONS:
         for folder in _folders(version, _path(membership, version.controller), mounts):
             for file in version.files:
@@ -62,7 +63,7 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
 
 def _path(membership: str, controller: str | None) -> str | None:
     """Return the process's cgroup in one hierarchy, by its line `ID:controller,…:/path`."""
-    for line in membership.splitlines():
+    for line in membership.split("\n"):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controller in controllers.split(",") if controller else number == "0":

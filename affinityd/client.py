@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from affinityd.errors import REFUSALS, DaemonError, NoDaemonError, quote
 
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
+MAX_REFUSAL = 1000  #: characters of one that are passed on
 CHUNK = 65536
 PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 
@@ -42,7 +43,7 @@ def ask(path: str, parameters: Mapping[str, str], deadline: float) -> str:
     status, text = _parsed(answer, path)
     title, _, detail = text.strip().partition(": ")
     if status in REFUSED and title == REFUSED[status].title:
-        raise REFUSED[status](detail)
+        raise REFUSED[status](detail[:MAX_REFUSAL])
     if status != 200:  # noqa: PLR2004
         raise DaemonError(f"the daemon at {path} answered {status}: {quote(text.strip())}")
     return text

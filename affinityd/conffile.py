@@ -15,6 +15,7 @@ from affinityd.errors import InvalidRequestError, quote
 FILE = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
 SYSTEM_SOCKET = "/run/affinityd/affinityd.sock"
+MAX_FILE = 1024 * 1024  #: characters
 QUOTING = frozenset("'\"\\")
 
 
@@ -66,11 +67,15 @@ def read(name: str) -> dict[str, str]:
         return {}
     try:
         with open(name, encoding="utf-8-sig") as file:
-            text = file.read()
+            text = file.read(MAX_FILE + 1)
     except OSError as error:
         raise InvalidRequestError(f"{name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InvalidRequestError(f"{name} is not UTF-8") from None
+    if len(text) > MAX_FILE:
+        raise InvalidRequestError(f"{name} is longer than {MAX_FILE} characters")
+    if "\0" in text:
+        raise InvalidRequestError(f"{name} has a NUL in it")
     text = text.replace("\\\n", "")
     return dict(
         _assignment(line, f"{name}:{number}")

@@ -11,6 +11,7 @@ from enum import Enum
 
 from affinityd.binding import take_place
 from affinityd.errors import InvalidRequestError
+from affinityd.readers import MAX_ENTRIES
 
 
 class _Name(Enum):
@@ -69,6 +70,10 @@ def set_affinity(
     if not 0 <= gpu_id < nproc_per_node:
         raise InvalidRequestError(
             f"gpu_id={gpu_id} is not from 0 to nproc_per_node - 1, which is {nproc_per_node - 1}"
+        )
+    if nproc_per_node > MAX_ENTRIES:
+        raise InvalidRequestError(
+            f"nproc_per_node={nproc_per_node} is too many; the most is {MAX_ENTRIES}"
         )
     chosen = {
         "gpus": ",".join(map(str, range(nproc_per_node))),

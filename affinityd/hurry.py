@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,6 +13,7 @@ from affinityd.errors import ApplyError
 T = TypeVar("T")
 
 LEAST = 0.001  #: seconds; a timer of 0 would never ring
+AGAIN = 0.05  #: seconds until it rings again
 
 
 class TooLateError(BaseException):
@@ -23,25 +25,36 @@ def within(seconds: float, what: Callable[[], T]) -> T:
 
     Raises ApplyError where it takes longer.
     """
+    over = False
 
     def ring(_number: int, _frame: object) -> None:
-        raise TooLateError
+        if not over:
+            raise TooLateError
 
     start = time.monotonic()
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     running = signal.getitimer(signal.ITIMER_REAL)  # it outlives execve(2), and is the command's
     before = signal.signal(signal.SIGALRM, ring)
+    unraisable, sys.unraisablehook = sys.unraisablehook, _swallow
     try:
         try:
-            signal.setitimer(signal.ITIMER_REAL, max(seconds, LEAST))
+            # Again and again: where an object is being collected, what is raised is swallowed.
+            signal.setitimer(signal.ITIMER_REAL, max(seconds, LEAST), AGAIN)
             return what()
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            over = True
     except TooLateError:
+        over = True
         raise ApplyError("finding a place took too long") from None
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+        sys.unraisablehook = unraisable
         if running[0]:
             left = running[0] - (time.monotonic() - start)
             signal.setitimer(signal.ITIMER_REAL, max(left, LEAST), running[1])
+
+
+def _swallow(_unraisable: object) -> None:
+    """Say nothing of what was swallowed."""

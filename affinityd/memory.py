@@ -220,7 +220,7 @@ def _first_policy(path: str) -> Held | None:
 
 def _amounts(mapping: bytes) -> dict[int, int]:
     """Return the bytes by node of one line: `N3=17` pages, of `kernelpagesize_kB=4` each."""
-    values = dict(word.partition(b"=")[::2] for word in mapping.split())
+    values = dict(word.partition(b"=")[::2] for word in mapping.strip().split(b" "))
     page = int(values.get(b"kernelpagesize_kB", 0)) * 1024
     return {
         int(name[1:]): int(count) * page

@@ -67,7 +67,7 @@ def _call(name: str, *arguments: int | bytearray) -> None:
     number = _number(name)
     try:
         import ctypes  # noqa: PLC0415  whoever asks no such question does not wait for it
-    except ImportError as error:  # a Python built without libffi
+    except Exception as error:  # noqa: BLE001 - no libffi, or a host that forbids what it does
         raise OSError(errno.ENOSYS, str(error)) from None
     words = [
         ctypes.c_ulong(it) if isinstance(it, int) else (ctypes.c_char * len(it)).from_buffer(it)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -14,6 +15,7 @@ from affinityd.service import Node
 
 NAME = "node.json"
 VERSION = 1
+MAX_BYTES = 64 * 1024 * 1024  #: 65,536 CPUs take 10
 
 
 def write(path: Path, node: Node) -> None:
@@ -42,6 +44,8 @@ def write(path: Path, node: Node) -> None:
 
 def read(path: Path) -> Node:
     """Read a node back. Raises OSError; ValueError, one line, for what is no node."""
+    if not path.is_file() or path.stat().st_size > MAX_BYTES:
+        raise OSError(errno.EINVAL, "it is no file, or far too large for a node")
     try:
         data = JsonValue(json.loads(path.read_text(encoding="utf-8")), path.name)
     except RecursionError:

@@ -83,6 +83,7 @@ def pin(
     its_own: ItsOwn = lambda _stat: None,
     force: bool = False,
     dry_run: bool = False,
+    start: int | None = None,
 ) -> Pinned:
     """Set the mask of every thread of a process, and of its descendants with `tree`.
 
@@ -92,11 +93,14 @@ def pin(
     Threads that somebody pinned on purpose are left alone unless `force`: those whose mask differs
     from what the process's main thread had before, and descendants whose main thread was confined
     to less than that. With `dry_run` nothing is set, and the result is what would come of it if
-    nothing were refused.
+    nothing were refused. `start` is the process's start time, where it is known: another one that
+    has its number by now is left alone.
 
     Never raises for a thread, or a process, that is gone or refused.
     """
-    passes = _Passes(pid, cpus, its_own if tree else None, force=force, dry_run=dry_run)
+    passes = _Passes(
+        pid, cpus, its_own if tree else None, force=force, dry_run=dry_run, start=start
+    )
     quiet = 0
     for _ in range(MAX_PASSES):
         needed = PATIENT_PASSES if passes.starters.are_left() else QUIET_PASSES
@@ -112,7 +116,14 @@ class _Passes:
     """Passes over a process: what they have in common, and what came of the last one."""
 
     def __init__(
-        self, pid: int, asked: CpuSet, its_own: ItsOwn | None, *, force: bool, dry_run: bool
+        self,
+        pid: int,
+        asked: CpuSet,
+        its_own: ItsOwn | None,
+        *,
+        force: bool,
+        dry_run: bool,
+        start: int | None = None,
     ) -> None:
         self.outcomes: list[ThreadPin] = []
         self.starters = Starters()
@@ -122,7 +133,7 @@ class _Passes:
         self._force = force
         self._dry_run = dry_run
         stat = stat_of(pid)
-        self._start = stat and stat.start
+        self._start = start if start is not None else stat and stat.start
         self._before = mask_of(pid)  # what nobody chose for one thread alone
         self._main_masks: dict[int, CpuSet | None] = {}  # each process's, when first seen
         self._given = {asked: {asked}}  # what we gave: as asked, or what the kernel made of it

@@ -36,7 +36,8 @@ class Place:
             self.threads = int(lines["AFFINITYD_THREADS"])
         except KeyError as error:
             raise ValueError(f"a plan without {error}") from None
-        self.warnings = tuple(filter(None, lines.get("AFFINITYD_WARNINGS", "").split(",")))
+        warnings = lines.get("AFFINITYD_WARNINGS", "").split(",")
+        self.warnings = tuple(filter(None, dict.fromkeys(warnings)))
         if not self.cpus or not self.cpus <= self.allowed:
             raise ValueError(f"a plan for {quote(lines['AFFINITYD_CPULIST'])}")
         if self.threads < 1:

@@ -15,7 +15,7 @@ import affinityd
 from affinityd.modes import MODES
 from affinityd.request import PARAMETERS
 from tests.daemons import Daemon, running
-from tests.tiny import FAR, NEAR, tiny_tree
+from tests.tiny import CPUS, FAR, NEAR, tiny_tree
 
 CPU = {NEAR: [int(NEAR)], FAR: [int(FAR)]}
 
@@ -138,6 +138,7 @@ def test_without_a_plan_the_process_stays_as_it_is_and_is_warned(here: Mapping[s
         ("affinityd.set_affinity(-1, 2)", "gpu_id=-1 is not from 0"),
         ("affinityd.set_affinity(0, 2, min_physical_cores=2)", "rank 0"),
         ("affinityd.set_affinity(2, 3)", "no GPU 2; visible are"),
+        ("affinityd.set_affinity(0, 10**9)", "nproc_per_node=1000000000 is too many"),
     ],
 )
 def test_who_asks_for_errors_gets_them(here: Mapping[str, str], call: str, message: str) -> None:
@@ -169,16 +170,39 @@ def test_nvidia_s_call_moves_over_by_one_line(here: Mapping[str, str]) -> None:
     assert said == {"kind": "set", "cpus": CPU[FAR], "mask": CPU[FAR], "stderr": ""}
 
 
+WORKER = """
+before = mask()
+{bound}
+if os.fork() == 0:
+    os.sched_setaffinity(0, before)
+    affinityd.worker_init_fn(3)
+    say(mask=mask()); sys.stdout.flush(); os._exit(0)
+os.wait()
+"""
+
+
 def test_a_worker_gets_its_training_process_s_cpus_back(here: Mapping[str, str]) -> None:
-    said = python(
-        "before = mask(); affinityd.worker_init_fn(0); unbound = mask() == before\n"
-        "affinityd.bind(1); os.sched_setaffinity(0, before)\n"
-        "affinityd.worker_init_fn(3); say(mask=mask(), unbound=unbound)",
-        here,
-    )
-    assert (said["mask"], said["unbound"]) == (CPU[FAR], True)
+    assert python(WORKER.format(bound="affinityd.bind(1)"), here)["mask"] == CPU[FAR]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{}, {"AFFINITYD_CPULIST": FAR}, {"AFFINITYD": "off"}],
+    ids=["nobody was bound", "a variable of another job's shell", "opted out"],
+)
+def test_a_worker_of_nobody_stays_where_it_is(here: Mapping[str, str], env: dict[str, str]) -> None:
+    bound = "affinityd.bind(1)" if "AFFINITYD" in env else ""
+    assert python(WORKER.format(bound=bound), {**here, **env})["mask"] == sorted(CPUS)
+
+
+def test_a_worker_that_is_told_nonsense_says_so() -> None:
     said = python("affinityd.worker_init_fn(0); say()", {"AFFINITYD_CPULIST": "x"})
     assert "DataLoader worker 0 stays unpinned: 'x' is not a CPU number" in said["stderr"]
+
+
+@pytest.mark.parametrize("gpus", ["1", "'1'", "[1]", "('1',)"])
+def test_gpus_are_named_in_any_form(here: Mapping[str, str], gpus: str) -> None:
+    assert python(f"affinityd.bind(gpus={gpus}); say(mask=mask())", here)["mask"] == CPU[FAR]
 
 
 def test_names_are_those_of_a_plan() -> None:

@@ -262,3 +262,13 @@ def test_no_gpu_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_table_is_as_wide_as_its_widest_cells() -> None:
     lines = list(aligned(("name", "cpus"), [("a", "1"), ("longer", "12345")], {"cpus"}))
     assert lines == ["name     cpus", "a           1", "longer  12345"]
+
+
+def test_a_reader_that_has_seen_enough_does_not_change_what_was_found() -> None:
+    with program(LARGE) as child:
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", "affinityd", "verify", str(child.pid), "--gpus", "0"]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -83,6 +83,19 @@ def test_children_and_their_threads_inherit_the_mask(here: Mapping[str, str]) ->
     assert done.stdout == f"{{{FAR}}}\n"
 
 
+@pytest.mark.parametrize("name", ["types", "operator", "collections", "_socket", "json", "random"])
+def test_a_module_of_the_job_s_does_not_stand_in_for_python_s(
+    here: Mapping[str, str], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text("import sys; sys.exit(0)")
+    words = [sys.executable, str(PROGRAM), "exec", "--gpus=1", "--", *LOOK]
+    for socket in (here["AFFINITYD_SOCKET"], "/nonexistent"):
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path), "AFFINITYD_SOCKET": socket}
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+        assert done.stdout.startswith("Cpus_allowed_list")
+        assert "Traceback" not in done.stderr
+
+
 def test_without_options_the_two_dashes_may_be_left_out(here: Mapping[str, str]) -> None:
     assert exec_(*LOOK, env={**here, "LOCAL_RANK": "1"}).cpus == FAR
 
@@ -274,6 +287,16 @@ def test_help_is_there() -> None:
     done = exec_("--help", env={})
     assert done.status == 0
     assert all(f"--{name.replace('_', '-')}" in done.stdout for name in PARAMETERS)
+
+
+@pytest.mark.parametrize("words", [["--gpus=9", "--", "sh", "-c", "exit 7"], ["--", "/none"]])
+def test_a_stderr_that_nobody_can_write_to_is_no_end(
+    here: Mapping[str, str], words: list[str]
+) -> None:
+    program = [sys.executable, str(PROGRAM), "exec", *words]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(program, env={**os.environ, **here}, stderr=full, check=False)
+    assert done.returncode == (7 if "sh" in words else 127)
 
 
 # Memory.

@@ -53,7 +53,21 @@ def test_what_is_in_time_is_returned_and_raises_as_it_does() -> None:
         within(5, lambda: 1 // 0)
 
 
-@pytest.mark.parametrize("slow", [spin, read_what_never_comes, swallow_errors])
+class Lingering:
+    """What is raised while it is collected is swallowed."""
+
+    def __del__(self) -> None:
+        time.sleep(5)
+
+
+def swallow_the_first_ring() -> None:
+    Lingering()
+    spin()
+
+
+@pytest.mark.parametrize(
+    "slow", [spin, read_what_never_comes, swallow_errors, swallow_the_first_ring]
+)
 def test_what_is_not_in_time_is_cut_whatever_it_does(slow: Callable[[], None]) -> None:
     start = time.monotonic()
     with pytest.raises(ApplyError, match=r"^finding a place took too long$"):

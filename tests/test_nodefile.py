@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def test_what_is_no_node_is_a_value_error_of_one_line(tmp_path: Path, text: str)
     with pytest.raises(ValueError, match=r"^.+$") as caught:
         nodefile.read(tmp_path / "node.json")
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "node.json")
+    with pytest.raises(OSError, match="no file"):
+        nodefile.read(tmp_path / "node.json")
 
 
 @pytest.mark.parametrize("generation", ["one", None, -1, 0, True, 1.5])

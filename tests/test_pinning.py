@@ -326,3 +326,13 @@ def test_a_worker_of_the_kernel_is_left_alone_with_the_reason() -> None:
     pinned = pin(found[0], ALL)
     assert [(it.outcome, it.held) for it in pinned.threads] == [(LEFT_ALONE, frozenset({0}))]
     assert pinned.threads[0].reason == "a worker of the kernel, which sets its mask"
+
+
+def test_another_process_that_has_the_number_by_now_is_left_alone() -> None:
+    with sleeping() as child:
+        stat = stat_of(child.pid)
+        assert stat is not None
+        before = os.sched_getaffinity(child.pid)
+        assert pin(child.pid, FIRST, start=stat.start - 1).threads == ()
+        assert os.sched_getaffinity(child.pid) == before
+        assert pin(child.pid, FIRST, start=stat.start).complete

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import place
+from affinityd import fallback, place
 from affinityd.cpuset import parse_list
 from affinityd.errors import (
     AffinityError,
@@ -251,9 +250,10 @@ def test_trouble_counts_more_than_nobody(tmp_path: Path) -> None:
             assert not isinstance(caught.value, NoDaemonError)
 
 
-def test_what_takes_too_long_is_cut_where_it_is_bounded(tmp_path: Path) -> None:
-    """A node file that never comes: nobody writes to the FIFO."""
-    os.mkfifo(tmp_path / "node.json")
+def test_what_takes_too_long_is_cut_where_it_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fallback, "known_node", lambda _sockets: time.sleep(10))
     start = time.monotonic()
     with pytest.raises(ApplyError, match="took too long"):
         find({"gpus": "0"}, tmp_path / "affinityd.sock", timeout=0.3, bounded=True)

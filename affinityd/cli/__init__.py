@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
 
-from affinityd.cli.console import say
+from affinityd.cli.console import give_up_stdout, say
 from affinityd.errors import AffinityError
 
 COMMANDS = {
@@ -64,19 +63,15 @@ def entry() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader, head(1) say, has seen enough
-        code = _give_up_stdout(0)
+        give_up_stdout()
+        code = 0
     except OSError as error:
         say(f"affinityd: the answer could not be written: {error.strerror}")
-        code = _give_up_stdout(1)
+        give_up_stdout()
+        code = 1
     except KeyboardInterrupt:
         code = 130  # 128 + SIGINT, as a shell has it
     sys.exit(code)
-
-
-def _give_up_stdout(code: int) -> int:
-    """Keep Python from trying to write the rest at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return code
 
 
 def _command(argv: Sequence[str]) -> str:

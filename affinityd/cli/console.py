@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from affinityd.errors import one_line
+
+
+def give_up_stdout() -> None:
+    """Keep Python from trying to write the rest at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:
@@ -13,5 +19,5 @@ def say(text: str) -> None:
         with_newline = f"{one_line(text)}\n"
         try:
             sys.stderr.write(with_newline)
-        except OSError:  # nobody reads it: that must not be the end of what goes on beside it
-            return
+        except OSError:  # nobody reads it: that must not be the end of what goes on beside it,
+            sys.stderr = None  # nor be tried again when Python ends

@@ -52,7 +52,9 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
         _take_place(exec_options.read(words), start)
     except AffinityError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001 - a bug of ours must not be the end of a job
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a bug of ours must not be the end of a job
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         its_own=its_own,
         force=arguments.force,
         dry_run=arguments.dry_run,
+        start=process.start,
     )
     for line in _done(pinned, dry_run=arguments.dry_run):
         print(one_line(line))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from affinityd import memory
 from affinityd.answer import Reply
 from affinityd.cli import findings, plan_options, target
-from affinityd.cli.console import say
+from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser
 from affinityd.errors import AffinityError, TargetError, one_line
 from affinityd.processes import Stat, descendants, threads
@@ -48,13 +48,18 @@ def _judge(arguments: argparse.Namespace) -> int:
     found = list(_findings(process, planner, options, resident=arguments.resident))
     if doubt := planner.doubt(process):
         say(f"affinityd verify: {doubt}")
-    if arguments.format == "json":
-        document = findings.document(planner.topology, found)
-        print(json.dumps(document, indent=1, ensure_ascii=False))
-    else:
-        for line in findings.table(found):
-            print(one_line(line))
+    try:
+        _print(planner, found, as_json=arguments.format == "json")
+    except BrokenPipeError:  # the reader has seen enough; what was found is found
+        give_up_stdout()
     return 1 if any(finding.mismatches for finding in found) else 0
+
+
+def _print(planner: target.Planner, found: list[Finding], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(findings.document(planner.topology, found), indent=1), flush=True)
+    else:
+        print("\n".join(map(one_line, findings.table(found))), flush=True)
 
 
 def _findings(
