@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.daemons import Daemon, running
 
 #: What public planners answer, where it lies beside the checkout; no test needs it.
 CONFORMANCE = Path(__file__).parents[2] / "shared" / "conformance"
@@ -30,3 +34,20 @@ settings.register_profile(
     "long", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture(scope="module")
+def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Run a daemon whose plans can be applied here."""
+    # Imported here: a machine with one CPU runs the other tests.
+    from tests.tiny import tiny_tree  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("tiny")
+    with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def here(tiny_daemon: Daemon) -> Mapping[str, str]:
+    """Return the environment that leads to that daemon, and says nothing else."""
+    return {"AFFINITYD_SOCKET": str(tiny_daemon.socket), "AFFINITYD_CONFIG": "/nonexistent"}

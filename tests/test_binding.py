@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,8 +14,7 @@ import pytest
 import affinityd
 from affinityd.modes import MODES
 from affinityd.request import PARAMETERS
-from tests.daemons import Daemon, running
-from tests.tiny import CPUS, FAR, NEAR, tiny_tree
+from tests.tiny import CPUS, FAR, NEAR
 
 CPU = {NEAR: [int(NEAR)], FAR: [int(FAR)]}
 
@@ -25,18 +24,6 @@ import affinityd
 def mask(tid=0): return sorted(os.sched_getaffinity(tid))
 def say(**facts): print(json.dumps(facts, default=str))
 """
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("bind")
-    with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def here(daemon: Daemon) -> Mapping[str, str]:
-    return {"AFFINITYD_SOCKET": str(daemon.socket)}
 
 
 def python(code: str, env: Mapping[str, str]) -> Any:  # noqa: ANN401 - what it says

@@ -18,6 +18,8 @@ CPUS = sorted(os.sched_getaffinity(0))[:2]  #: a machine with fewer cannot tell 
 NEAR, FAR = (str(cpu) for cpu in CPUS)
 BOTH = f"{NEAR}-{FAR}" if CPUS[1] == CPUS[0] + 1 else f"{NEAR},{FAR}"
 
+PROGRAM = Path(__file__).parents[1] / "bin/affinityd"
+
 #: What tells a command where it is.
 LOOK = ("grep", "Cpus_allowed_list", "/proc/self/status")
 
@@ -62,3 +64,8 @@ def affinityd(*words: str, env: Mapping[str, str] | None = None) -> Ended:
         timeout=PATIENCE,
     )
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def exec_(*words: str, env: Mapping[str, str]) -> Ended:
+    """Run `affinityd exec`."""
+    return affinityd("exec", *words, env=env)

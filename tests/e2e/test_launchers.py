@@ -12,26 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import Daemon, running
 from tests.e2e.slurm.rig import Slurm, slurm
-from tests.tiny import BOTH, FAR, LOOK, NEAR, tiny_tree
+from tests.tiny import BOTH, FAR, LOOK, NEAR
 
 pytestmark = pytest.mark.launchers
 
 REPOSITORY = Path(__file__).parents[2]
 EXEC = (sys.executable, str(REPOSITORY / "bin/affinityd"), "exec")
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("launchers")
-    with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def here(daemon: Daemon) -> Mapping[str, str]:
-    return {"AFFINITYD_SOCKET": str(daemon.socket), "AFFINITYD_CONFIG": "/nonexistent"}
 
 
 @pytest.fixture(scope="module")
