@@ -10,9 +10,7 @@ from typing import Any
 from affinityd.cpuset import CpuSet, format_list, format_mask
 from affinityd.plans import Plan, RankPlan, Warn
 from affinityd.request import Request
-
-#: From best to worst, as metrics and the shell format sum a plan up.
-LOCALITIES = ("local", "unknown", "remote")
+from affinityd.words import LOCALITIES
 
 
 @dataclass(frozen=True)

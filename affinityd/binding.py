@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from affinityd import conffile, myself, pinning, place
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.errors import AffinityError, InvalidRequestError, quote
-from affinityd.memory import POLICIES, Held, held
+from affinityd.errors import AffinityError
+from affinityd.memory import Held, held, wanted
+from affinityd.place import TIMEOUT
 from affinityd.processes import mask_of, stat_of
-
-TIMEOUT = 1.0  #: seconds for a plan; a daemon has most of them
 
 logger = logging.getLogger("affinityd")
 
@@ -94,8 +93,7 @@ def take_place(
     """Find this process's place and take it, unless AFFINITYD=off. Raises AffinityError."""
     if conffile.is_off():
         return Binding(_mask(), None, held(), None)
-    if policy is not None and policy not in POLICIES:
-        raise InvalidRequestError(f"memory: {quote(policy)} is not one of {', '.join(POLICIES)}")
+    wanted(policy)
     start = time.monotonic()
     sockets = conffile.sockets(conffile.variables())
     found = place.find(myself.questions(given), sockets, start, timeout, bounded=False)

@@ -11,7 +11,7 @@ import os
 
 from affinityd import mempolicy
 from affinityd.cpuset import format_list, parse_list
-from affinityd.errors import quote
+from affinityd.errors import InvalidRequestError, quote
 
 POLICIES = ("local", "preferred", "bind", "interleave")
 
@@ -71,6 +71,13 @@ class Held:
         """Say it in a few words: `bind on node 3`, without the refusals."""
         policy = self.policy or "unknown"
         return f"{policy} on {_named(self.nodes)}" if self.nodes else policy
+
+
+def wanted(text: str | None) -> str | None:
+    """Return the policy that somebody asks for, None for none. Raises InvalidRequestError."""
+    if text is not None and text not in POLICIES:
+        raise InvalidRequestError(f"memory: {quote(text)} is not one of {', '.join(POLICIES)}")
+    return text
 
 
 def hold(policy: str, nodes: frozenset[int]) -> Held:

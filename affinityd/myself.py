@@ -8,12 +8,12 @@ from affinityd import task
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import ApplyError
 from affinityd.granted import granted
+from affinityd.memory import Held, hold
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from affinityd.memory import Held
     from affinityd.place import Place
 
 #: What is told of a plan's warnings; the others' cause is the question itself, or is told anyway.
@@ -29,16 +29,13 @@ REMARKS = {
 class Taken:
     """What holds for this process, as read back.
 
-    `place` is what was planned, `cpus` the calling thread's mask, `memory` its policy, None where
-    none was asked for; `remarks` say what is not as it should be, a line each.
+    `cpus` is the calling thread's mask, `memory` its policy, None where none was asked for;
+    `remarks` say what is not as it should be, a line each.
     """
 
-    __slots__ = ("cpus", "memory", "place", "remarks")
+    __slots__ = ("cpus", "memory", "remarks")
 
-    def __init__(
-        self, place: Place, cpus: CpuSet, memory: Held | None, remarks: Sequence[str]
-    ) -> None:
-        self.place = place
+    def __init__(self, cpus: CpuSet, memory: Held | None, remarks: Sequence[str]) -> None:
         self.cpus = cpus
         self.memory = memory
         self.remarks = tuple(remarks)
@@ -50,11 +47,11 @@ def take(found: Place, policy: str | None, pin: Callable[[CpuSet], CpuSet]) -> T
     Raises ApplyError where the kernel refuses all of them.
     """
     cpus = pin(found.cpus)
-    held = None if policy is None else _hold(policy, found.memory_nodes)
+    held = None if policy is None else hold(policy, found.memory_nodes)
     os.environ["AFFINITYD_CPULIST"] = format_list(cpus)
     os.environ["AFFINITYD_ALLOWED"] = format_list(found.allowed)
     os.environ["AFFINITYD_LOCALITY"] = found.locality
-    return Taken(found, cpus, held, [*_remarks(found, cpus), *_refusals(held)])
+    return Taken(cpus, held, [*_remarks(found, cpus), *_refusals(held)])
 
 
 def questions(given: Mapping[str, str]) -> list[task.Question]:
@@ -94,12 +91,6 @@ def _remarks(found: Place, cpus: CpuSet) -> Iterator[str]:
     for code in found.warnings:
         if code in REMARKS and not (code == "ambiguous_index" and is_ordered):
             yield REMARKS[code]
-
-
-def _hold(policy: str, nodes: CpuSet) -> Held:
-    from affinityd import memory  # noqa: PLC0415 - hardly ever asked for
-
-    return memory.hold(policy, nodes)
 
 
 def _refusals(held: Held | None) -> Iterator[str]:

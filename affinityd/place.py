@@ -9,8 +9,9 @@ from affinityd import client
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import DaemonError, NoDaemonError, quote
 from affinityd.task import Question, first_answer
+from affinityd.words import LOCALITIES
 
-LOCALITIES = ("local", "unknown", "remote")
+TIMEOUT = 1.0  #: seconds that a plan may take, where nobody says another number
 DAEMON_S_PART = 0.75  #: of the time that a plan may take; the rest is left to plan without it
 
 

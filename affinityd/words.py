@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: Where a rank is, seen from its GPU; from best to worst, as a plan is summed up.
+LOCALITIES = ("local", "unknown", "remote")
+
 
 def node_name(number: int | None) -> str:
     """Return a NUMA node's name for people."""

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cli.exec_options import PARAMETERS, POLICIES
-from affinityd.memory import POLICIES as KERNEL_S
+from affinityd.cli.exec_options import PARAMETERS
 from affinityd.request import PARAMETERS as PLAN_S
 from tests.daemons import Daemon
 from tests.tiny import BOTH, FAR, LOOK, NEAR, PROGRAM, exec_, tiny_tree
@@ -257,7 +256,6 @@ def test_without_a_command_there_is_nothing_to_run(words: list[str]) -> None:
 
 def test_its_options_are_a_plan_s() -> None:
     assert set(PLAN_S) - set(PARAMETERS) == {"format"}
-    assert POLICIES == KERNEL_S
 
 
 def test_help_is_there() -> None:

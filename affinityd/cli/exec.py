@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from affinityd import conffile, myself, place
+from affinityd import conffile, memory, myself, place
 from affinityd.become import become
 from affinityd.cli import exec_options
 from affinityd.cli.console import say
@@ -63,7 +63,7 @@ def _take_place(options: Options, start: float) -> None:
     """Find this process's place, take it, and say so to the command. Raises AffinityError."""
     said = conffile.variables()
     timeout = exec_options.seconds(options.get("timeout") or said.get("AFFINITYD_TIMEOUT"))
-    policy = exec_options.policy(options.get("memory") or said.get("AFFINITYD_MEMORY"))
+    policy = memory.wanted(options.get("memory") or said.get("AFFINITYD_MEMORY"))
     questions = myself.questions(exec_options.parameters(options, said))
     found = place.find(questions, conffile.sockets(said), start, timeout, bounded=True)
     taken = myself.take(found, policy, myself.pin)

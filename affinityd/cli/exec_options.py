@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from affinityd.conffile import PREFIX
 from affinityd.errors import InvalidRequestError, quote
+from affinityd.memory import POLICIES
+from affinityd.place import TIMEOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ SAID = (
 )
 #: The parameters of a plan that it takes.
 PARAMETERS = ("gpus", "rank", "ranks", "job", "cpuset", "visible", "granted", *SAID)
-POLICIES = ("local", "preferred", "bind", "interleave")  #: as affinityd.memory has them
 OWN = {
     "memory": ("|".join(POLICIES), "also set the memory policy (default: the kernel's, near)"),
     "timeout": ("SECONDS", "the most that finding a place may take (default: 1)"),
@@ -27,7 +28,7 @@ FLAGS = frozenset(("omp", "fail_closed"))  #: take no value
 BOOLEANS = frozenset(("balanced", "strict"))  #: may take one
 FAIL_CLOSED = "--fail-closed"
 OPTIONS = {f"--{name.replace('_', '-')}": name for name in (*PARAMETERS, *OWN)}
-TIMEOUT, LEAST_TIMEOUT, MOST_TIMEOUT = 1.0, 0.001, 3600.0  #: seconds
+LEAST_TIMEOUT, MOST_TIMEOUT = 0.001, 3600.0  #: seconds
 
 Options = dict[str, str]
 
@@ -102,13 +103,6 @@ def seconds(text: str | None) -> float:
             f"{MOST_TIMEOUT:g}"
         )
     return number
-
-
-def policy(text: str | None) -> str | None:
-    """Read a memory policy; None where none was asked for. Raises InvalidRequestError."""
-    if text is not None and text not in POLICIES:
-        raise InvalidRequestError(f"memory: {quote(text)} is not one of {', '.join(POLICIES)}")
-    return text
 
 
 def print_help() -> None:

@@ -142,7 +142,8 @@ class Planner:
 
 
 def _dev(pid: int) -> str:
-    return "/dev" if pid == os.getpid() else f"/proc/{pid}/root/dev"
+    root = "" if pid == os.getpid() else f"/proc/{pid}/root"
+    return f"{root}/dev"
 
 
 def _cgroups(pid: int) -> str:

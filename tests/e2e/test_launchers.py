@@ -60,6 +60,15 @@ def test_a_batch_script_is_no_rank(cluster: Slurm, here: Mapping[str, str]) -> N
     assert masks(printed) == [BOTH]
 
 
+def test_srun_that_binds_nothing_leaves_each_task_all_of_the_job_s_cpus(
+    here: Mapping[str, str],
+) -> None:
+    """As the documentation has it, where task/affinity would give each a slice."""
+    words = ["-n2", "--gres=gpu:2", "--cpu-bind=none", *EXEC, "--", *LOOK]
+    with slurm(Path(tempfile.mkdtemp(prefix="rig-")), 2, "task/affinity") as cluster:
+        assert masks(cluster.srun(*words, env=here)) == [NEAR, FAR]
+
+
 @pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpirun.mpich"])
 def test_each_rank_of_mpirun_has_its_gpu(mpirun: str, here: Mapping[str, str]) -> None:
     asks = ["--allow-run-as-root", "--oversubscribe"] if mpirun == "mpirun.openmpi" else []
