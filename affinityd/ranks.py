@@ -9,7 +9,9 @@ from affinityd.devices import Device, Sight, choose, is_ambiguous, look
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.readers import MAX_ENTRIES
 from affinityd.request import Request
+from affinityd.step import Seat
 from affinityd.topology import Topology
+from affinityd.words import BY_RANK
 
 #: How a request names a device, or would have, and the device.
 Entry = tuple[str, Device]
@@ -24,23 +26,41 @@ class Ranks:
     ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
 
 
-def ranks_of(topology: Topology, request: Request) -> Ranks:
+def ranks_of(topology: Topology, request: Request, seat: Seat | None = None) -> Ranks:
     """Return the ranks of a request.
 
-    They are its `gpus`, dealt again from the first where there are more `ranks` than those; or the
-    GPUs of its `job`, of which `gpus` are the caller's. Raises InvalidRequestError for a rank that
-    is not there, NoSuchGpuError for a device that is not here, or not the job's.
+    They are its `gpus`, dealt again from the first where there are more `ranks` than those. Or,
+    for a task of a job: the job's GPUs, each as often as tasks share one; `seat` is the task's on
+    the GPUs that it sees, None where all of them see the same and deal them out. Raises
+    InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not here,
+    or not the job's.
     """
     sight = look(topology, request.granted, request.visible)
     own = _named(sight, request.gpus)
     ambiguous = is_ambiguous(sight, request.gpus)
-    if request.job is None:
+    is_task = request.job is not None or seat is not None
+    if not is_task or (request.ranks is not None and request.options.mode in BY_RANK):
         ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
         return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous)
+    mine, (number, of) = _hand(request, own, seat)
     everything = look(topology, None, None)
-    job = _named(everything, request.job)
-    wanted = frozenset(rank for device in own for rank in _of_the_job(device, job))
-    return Ranks(_checked(job), wanted, ambiguous or is_ambiguous(everything, request.job))
+    job = own if request.job is None else _named(everything, request.job)
+    ranks = _checked(tuple(entry for entry in job for _ in range(of)))
+    wanted = {place * of + number for entry in mine for place in _places(entry, job)}
+    return Ranks(ranks, frozenset(wanted), ambiguous or is_ambiguous(everything, request.job))
+
+
+def _hand(
+    request: Request, own: tuple[Entry, ...], seat: Seat | None
+) -> tuple[tuple[Entry, ...], Seat]:
+    """Return the GPUs that a task drives, and its seat on them."""
+    if request.ranks is None:
+        return own, (0, 1)
+    (task,) = _asked_for(request, request.ranks)
+    if seat is not None:
+        return own, seat
+    turn, place = divmod(task, len(own))
+    return own[place : place + 1], (turn, -(-request.ranks // len(own)))
 
 
 def _named(sight: Sight, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
@@ -66,12 +86,12 @@ def _asked_for(request: Request, count: int) -> frozenset[int]:
     return frozenset(request.rank)
 
 
-def _of_the_job(own: Entry, job: Sequence[Entry]) -> list[int]:
+def _places(own: Entry, job: Sequence[Entry]) -> list[int]:
     name, device = own
-    ranks = [rank for rank, (_, theirs) in enumerate(job) if theirs.gpu.key == device.gpu.key]
-    if not ranks:
+    places = [place for place, (_, theirs) in enumerate(job) if theirs.gpu.key == device.gpu.key]
+    if not places:
         raise NoSuchGpuError(
             f"job: the caller's GPU {name} ({device.gpu.pci_bus_id}) is not among the job's: "
             + ", ".join(f"{name} ({theirs.gpu.pci_bus_id})" for name, theirs in job)
         )
-    return ranks
+    return places

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from affinityd.cpuset import parse_list
+from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.errors import quote
 from affinityd.modes import MODES
 
@@ -64,6 +64,11 @@ def entries(text: str) -> tuple[str, ...]:
     if "" in names:
         raise ValueError(f"{quote(text)} has an empty entry; write it like 0,1")
     return names
+
+
+def masks(text: str) -> tuple[CpuSet, ...]:
+    """Read a comma list of hexadecimal masks of CPUs."""
+    return tuple(parse_mask(entry) for entry in entries(text))
 
 
 def gpus(text: str) -> tuple[str, ...] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,6 +14,8 @@ from affinityd.modes import MODES
 from affinityd.plans import Options
 
 MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs takes 20,000
+#: Parameters about one task among others.
+OF_TASKS = {"job", "gpu_bind", "cpu_bind", "step_gpus"}
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell")
 
 
@@ -25,6 +27,9 @@ class Request:
     rank: tuple[int, ...] | None = None  #: None: all
     ranks: int | None = None  #: None: as many as `gpus`
     job: tuple[str, ...] | None = None  #: None: `gpus` are all that count
+    gpu_bind: str = ""  #: how Slurm gave the ranks their GPUs
+    cpu_bind: tuple[CpuSet, ...] = ()  #: what CPUs Slurm gave each of the ranks
+    step_gpus: int | None = None  #: None: `gpus` are all of the ranks' GPUs
     cpuset: CpuSet | None = None
     visible: str | None = None
     granted: str | None = None
@@ -65,9 +70,20 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
             f"min_physical_cores={options.min_physical_cores} is more than "
             f"max_physical_cores={most}; make it no more than that"
         )
-    if "job" in values and values.keys() & {"rank", "ranks"}:
-        raise InvalidRequestError("job takes neither rank nor ranks: gpus says whose answer it is")
-    return Request(**values, options=options)
+    request = Request(**values, options=options)
+    _check_task(request, values.keys() & OF_TASKS)
+    return request
+
+
+def _check_task(request: Request, given: Collection[str]) -> None:
+    """Raise InvalidRequestError for what needs to know which task asks, and does not."""
+    asked = request.rank or ()
+    if given and request.ranks is None and (request.rank is not None or given != {"job"}):
+        raise InvalidRequestError(f"{min(given)} needs ranks and rank: how many tasks, and which")
+    if given and request.ranks is not None and len(asked) != 1:
+        raise InvalidRequestError(
+            f"{min(given)} takes one rank: which of the {request.ranks} asks, like rank=0"
+        )
 
 
 def _suggestion(name: str) -> str:
@@ -112,6 +128,24 @@ PARAMETERS = {
             {"type": "string"},
             "all GPUs of the caller's job, in node numbering: they divide the cores, and gpus "
             "says which of them to answer for",
+        ),
+        Parameter(
+            "gpu_bind",
+            str,
+            {"type": "string"},
+            "how Slurm gave the ranks their GPUs, as in SLURMD_TRES_BIND",
+        ),
+        Parameter(
+            "cpu_bind",
+            readers.masks,
+            {"type": "string"},
+            "the CPUs that Slurm gave each of the ranks, as in SLURM_CPU_BIND_LIST",
+        ),
+        Parameter(
+            "step_gpus",
+            readers.positive,
+            _INTEGER,
+            "how many GPUs the ranks have together, as in SLURM_GPUS_ON_NODE",
         ),
         Parameter(
             "mode",

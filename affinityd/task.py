@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.launchers import Environment, Rank, local_rank, number
+from affinityd.step import Seat, gpu_seat
+from affinityd.words import BY_RANK
 
 Question = Mapping[str, str]  #: a plan request: parameters by name
 
@@ -30,7 +32,6 @@ VISIBLE = (
     ("/dev/kfd", ("ROCR_VISIBLE_DEVICES", HIP)),
     ("/dev/davinci_manager", ("ASCEND_RT_VISIBLE_DEVICES",)),
 )
-BY_RANK = frozenset(("even", "core_complex"))  #: modes that give no GPU a block of its own
 CHOSEN = "--rank"  #: who said the rank, where no launcher did
 BARE = {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}  #: given by their values alone
 
@@ -132,25 +133,41 @@ def _ranks(
 def _apart(rank: Rank, given: Mapping[str, str], environ: Environment) -> Iterator[dict[str, str]]:
     """Yield the ways to keep a rank with a GPU of its own from its siblings' cores.
 
-    By the job's GPUs, where they are known; else by each GPU's own block of cores. Where there are
-    more ranks than GPUs, those of one GPU are neighbours under Slurm (--ntasks-per-gpu); scripts
-    deal the GPUs out by turns.
+    By the job's GPUs, where they are known; else by each GPU's own block of cores.
     """
     job = _gpus_of_job(environ)
-    gpus = len(job.split(",")) if job else number(environ.get("SLURM_GPUS_ON_NODE"))
-    gpus = gpus or rank.size or 1
-    sharing = -(-(rank.size or 1) // gpus)
     has_no_block = given.get("mode", "").replace("-", "_") in BY_RANK
     if rank.size and (has_no_block or given.get("share") == "requested"):
         yield {"ranks": f"{rank.size}", "rank": f"{rank.number}"}
         return
+    place, sharing = _slurm_seat(rank, environ) or _guessed_seat(rank, environ, job)
     if sharing > 1:
-        by_slurm = rank.variable == "SLURM_LOCALID"
-        place = rank.number % sharing if by_slurm else rank.number // gpus
         yield {"ranks": f"{sharing}", "rank": f"{place}", "share": "node"}
     elif job:
         yield {"job": job}
     yield {"share": "node"}
+
+
+def _slurm_seat(rank: Rank, environ: Environment) -> Seat | None:
+    """Return a task's seat on its GPUs as Slurm has it; None where it does not say."""
+    bind = environ.get("SLURMD_TRES_BIND")
+    if not bind or not rank.size or rank.variable != "SLURM_LOCALID":
+        return None
+    gpus = number(environ.get("SLURM_GPUS_ON_NODE")) or 0
+    return gpu_seat(bind, rank.number, rank.size, gpus)
+
+
+def _guessed_seat(rank: Rank, environ: Environment, job: str | None) -> Seat:
+    """Return a rank's seat on its GPU, by how many GPUs there are for how many ranks.
+
+    Where there are more ranks than GPUs, those of one GPU are neighbours under Slurm
+    (--ntasks-per-gpu); scripts deal the GPUs out by turns.
+    """
+    gpus = len(job.split(",")) if job else number(environ.get("SLURM_GPUS_ON_NODE"))
+    gpus = gpus or rank.size or 1
+    sharing = -(-(rank.size or 1) // gpus)
+    by_slurm = rank.variable == "SLURM_LOCALID"
+    return (rank.number % sharing if by_slurm else rank.number // gpus), sharing
 
 
 def _is_alone(rank: Rank) -> bool:
@@ -164,9 +181,11 @@ def _is_alone(rank: Rank) -> bool:
 def _has_its_own(rank: Rank, environ: Environment, parent: Environment | None) -> bool:
     """Return whether the process sees GPUs that its siblings do not.
 
-    Slurm says how many GPUs the step has on the node. Elsewhere it is a single one, unless the
-    parent has the same: what was inherited is the siblings', too.
+    Slurm says how it bound them, or how many GPUs the step has on the node. Elsewhere it is a
+    single one, unless the parent has the same: what was inherited is the siblings', too.
     """
+    if _slurm_seat(rank, environ) is not None:
+        return True
     value = visible(environ)
     if value is None:
         return False

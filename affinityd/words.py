@@ -14,3 +14,7 @@ def node_name(number: int | None) -> str:
 def count(number: int, noun: str) -> str:
     """Return `1 core`, `2 cores`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+#: Modes that divide the cores by the ranks' numbers and give no GPU a block of its own.
+BY_RANK = frozenset(("even", "core_complex"))

@@ -37,6 +37,7 @@ PURE = [
         "devices",
         "ranks",
         "readers",
+        "step",
         "request",
         "answer",
         "words",

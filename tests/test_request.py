@@ -48,7 +48,7 @@ def test_these_are_the_parameters() -> None:
         [
             *("gpus", "rank", "ranks", "job", "mode", "scope", "multithreading", "balanced"),
             *("min_physical_cores", "max_physical_cores", "cpuset", "visible", "granted"),
-            *("share", "strict", "format"),
+            *("share", "strict", "format", "gpu_bind", "cpu_bind", "step_gpus"),
         ]
     )
 
@@ -267,13 +267,14 @@ def test_a_nul_alone_is_refused(name: str) -> None:
         ),
         pytest.param(
             "zzz",
-            "unknown parameter 'zzz'; known are gpus, rank, ranks, job, mode, scope, "
-            "multithreading, balanced, min_physical_cores, max_physical_cores, cpuset, visible, "
+            "unknown parameter 'zzz'; known are gpus, rank, ranks, job, gpu_bind, cpu_bind, "
+            "step_gpus, mode, scope, multithreading, balanced, min_physical_cores, "
+            "max_physical_cores, cpuset, visible, "
             "granted, share, strict, format",
             id="like none",
         ),
         pytest.param(
-            "", "unknown parameter ''; known are gpus, rank, ranks, job, mode", id="nothing"
+            "", "unknown parameter ''; known are gpus, rank, ranks, job, gpu_bind", id="nothing"
         ),
         pytest.param("gpus\n", r"unknown parameter 'gpus\n'; did you mean gpus?", id="a newline"),
         pytest.param("q" * 5000, f"unknown parameter '{'q' * 60}…'; known are ", id="5000 letters"),

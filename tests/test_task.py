@@ -109,6 +109,24 @@ def asked(
             id="srun --ntasks-per-gpu=2: neighbours share a GPU",
         ),
         pytest.param(
+            {**SRUN, **ONE, "SLURMD_TRES_BIND": "gpu:map_gpu:2,2"},
+            None,
+            [{"ranks": "4", "rank": "1", "share": "node"}, {"share": "node"}],
+            id="srun --gpu-bind=map_gpu: all on one of the step's GPUs",
+        ),
+        pytest.param(
+            {**SRUN, **ALL_FOUR, "SLURMD_TRES_BIND": "gpu:mask_gpu:0xf"},
+            None,
+            [{"ranks": "4", "rank": "1", "share": "node"}, {"share": "node"}],
+            id="srun --gpu-bind=mask_gpu: all of them bound to all",
+        ),
+        pytest.param(
+            {**SRUN, **ONE, "SLURM_GPUS_ON_NODE": "2", "SLURMD_TRES_BIND": "gpu:single:1"},
+            None,
+            [{"ranks": "2", "rank": "0", "share": "node"}, {"share": "node"}],
+            id="srun --gpu-bind=single:1: more tasks than GPUs, by turns",
+        ),
+        pytest.param(
             {**SRUN, **ONE, "SLURM_JOB_GPUS": "0,1,2,3"},
             None,
             [{"share": "node"}],

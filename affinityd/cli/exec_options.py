@@ -17,7 +17,10 @@ SAID = (
     *("share", "strict"),
 )
 #: The parameters of a plan that it takes.
-PARAMETERS = ("gpus", "rank", "ranks", "job", "cpuset", "visible", "granted", *SAID)
+PARAMETERS = (
+    *("gpus", "rank", "ranks", "job", "gpu_bind", "cpu_bind", "step_gpus", "cpuset", "visible"),
+    *("granted", *SAID),
+)
 OWN = {
     "memory": ("|".join(POLICIES), "also set the memory policy (default: the kernel's, near)"),
     "timeout": ("SECONDS", "the most that finding a place may take (default: 1)"),

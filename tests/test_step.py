@@ -1,0 +1,204 @@
+"""Which tasks of a Slurm step have the same GPUs, and on which CPUs they are planned."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd import machines
+from affinityd.cpuset import CpuSet, format_mask
+from affinityd.errors import AffinityError
+from affinityd.step import Seat, gpu_seat, standing
+from tests.asking import ask, cpulists, try_to_ask
+
+DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
+
+
+@pytest.mark.parametrize(
+    ("bind", "tasks", "gpus", "seats"),
+    [
+        pytest.param("", 2, 2, [None, None], id="nothing is said: all see all"),
+        pytest.param("gpu:none", 2, 2, [None, None], id="not bound: all see all"),
+        pytest.param("gpu:closest", 2, 2, [None, None], id="CPUs are not bound: all are close"),
+        pytest.param("gpu:per_task:1", 2, 2, [(0, 1)] * 2, id="one of its own each"),
+        pytest.param("gpu:per_task:2", 2, 4, [(0, 1)] * 2, id="two of its own each"),
+        pytest.param("gpu:single:1", 2, 2, [(0, 1)] * 2, id="one each, by turns"),
+        pytest.param(
+            "gpu:single:1", 4, 2, [(0, 2), (0, 2), (1, 2), (1, 2)], id="by turns, round again"
+        ),
+        pytest.param("gpu:single:2", 4, 2, [(0, 2), (1, 2), (0, 2), (1, 2)], id="two neighbours"),
+        pytest.param(
+            "gpu:single:2", 3, 2, [(0, 2), (1, 2), (0, 2)], id="the last has no neighbour"
+        ),
+        pytest.param("gpu:single:1", 2, 1, [(0, 2), (1, 2)], id="one GPU for all"),
+        pytest.param("gpu:single:1", 2, 0, [(0, 2), (1, 2)], id="of unknown many GPUs"),
+        pytest.param("gpu:single:0", 2, 2, [(0, 2), (1, 2)], id="what Slurm would not take"),
+        pytest.param("gpu:map_gpu:1,0", 2, 2, [(0, 1)] * 2, id="a map the other way round"),
+        pytest.param("gpu:map_gpu:0,0", 2, 2, [(0, 2), (1, 2)], id="a map onto one"),
+        pytest.param(
+            "gpu:map_gpu:0*2,1", 3, 2, [(0, 2), (1, 2), (0, 2)], id="a map with a multiplier"
+        ),
+        pytest.param(
+            "gpu:map_gpu:0,1", 3, 2, [(0, 2), (0, 2), (1, 2)], id="a map that begins again"
+        ),
+        pytest.param("gpu:map_gpu:", 2, 2, [(0, 2), (1, 2)], id="a map of nothing"),
+        pytest.param("gpu:mask_gpu:0x1,2", 2, 2, [(0, 1)] * 2, id="masks that are apart"),
+        pytest.param("gpu:mask_gpu:3,3", 2, 2, [(0, 2), (1, 2)], id="masks that are equal"),
+        pytest.param("gpu:mask_gpu:3,1", 2, 2, [(0, 2), (1, 2)], id="masks that overlap"),
+        pytest.param("gpu:verbose,single:2", 2, 1, [(0, 2), (1, 2)], id="and it tells the user"),
+        pytest.param("gpu:v,single:2", 2, 1, [(0, 2), (1, 2)], id="and it tells, in short"),
+        pytest.param("gres/gpu:per_task:1", 2, 2, [(0, 1)] * 2, id="as newer releases have it"),
+        pytest.param("gres/nic:none+gres/gpu:per_task:1", 2, 2, [(0, 1)] * 2, id="beside others"),
+        pytest.param("gpu:of_the_future:1", 2, 2, [(0, 2), (1, 2)], id="a word not known here"),
+    ],
+)
+def test_tasks_on_the_same_gpus_have_a_seat_each(
+    bind: str, tasks: int, gpus: int, seats: list[Seat | None]
+) -> None:
+    assert [gpu_seat(bind, task, tasks, gpus) for task in range(tasks)] == seats
+
+
+def cpus(*numbers: int) -> CpuSet:
+    return frozenset(numbers)
+
+
+SLICES = (cpus(0), cpus(1))
+
+
+@pytest.mark.parametrize(
+    ("bind", "masks", "mask", "task", "expected"),
+    [
+        pytest.param("", SLICES, cpus(1), 1, (cpus(0, 1), None), id="all of the step's"),
+        pytest.param("", (), cpus(0, 1), 1, (cpus(0, 1), None), id="CPUs are not bound"),
+        pytest.param("", SLICES, cpus(4), 1, (cpus(4), None), id="masks of another step"),
+        pytest.param("", SLICES, cpus(1), 0, (cpus(1), None), id="another task's slice"),
+        pytest.param("", SLICES, cpus(1), 2, (cpus(1), None), id="more tasks than slices"),
+        pytest.param(
+            "gpu:per_task:1", SLICES, cpus(0), 0, (cpus(0, 1), (0, 1)), id="with its own GPU"
+        ),
+        pytest.param(
+            "gpu:closest", SLICES, cpus(0), 0, (cpus(0), (0, 1)), id="GPUs that are near its slice"
+        ),
+        pytest.param(
+            "gpu:closest", (cpus(0, 1),) * 2, cpus(0, 1), 1, (cpus(0, 1), (1, 2)), id="and a twin"
+        ),
+    ],
+)
+def test_a_task_may_leave_its_slice_unless_its_gpus_were_chosen_by_it(
+    bind: str,
+    masks: tuple[CpuSet, ...],
+    mask: CpuSet,
+    task: int,
+    expected: tuple[CpuSet, Seat | None],
+) -> None:
+    assert standing(bind, masks, mask, task=task, tasks=3, gpus=2) == expected
+
+
+# What follows for a plan.
+
+
+def seen(bind: str, task: int, gpus: list[str]) -> list[str]:
+    """Return the GPUs that srun(1) says a task sees, of those that its step has."""
+    kind, _, argument = bind.removeprefix("gpu:").partition(":")
+    if kind == "per_task":
+        return gpus[task * int(argument) : (task + 1) * int(argument)]
+    if kind == "single":
+        return [gpus[task // int(argument) % len(gpus)]]
+    if kind == "map_gpu":
+        return [gpus[int(argument.split(",")[task % len(argument.split(","))])]]
+    if kind == "mask_gpu":
+        mask = int(argument.split(",")[task % len(argument.split(","))], 16)
+        return [gpu for place, gpu in enumerate(gpus) if mask >> place & 1]
+    return gpus
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[str, list[str], int]:
+    """Return a binding, the GPUs of a step, and its number of tasks."""
+    gpus = sorted(draw(st.sets(st.integers(0, 7), min_size=1)))
+    tasks = draw(st.integers(2, 8))
+    place = st.integers(0, len(gpus) - 1)
+    mask = st.integers(1, 2 ** len(gpus) - 1)
+    binds = [
+        st.just("gpu:none"),
+        st.builds("gpu:single:{}".format, st.integers(1, 3)),
+        st.lists(place, min_size=1).map(lambda it: "gpu:map_gpu:" + ",".join(map(str, it))),
+        st.lists(mask, min_size=1).map(lambda it: "gpu:mask_gpu:" + ",".join(map(hex, it))),
+    ]
+    if tasks <= len(gpus):
+        most = len(gpus) // tasks
+        binds.append(st.builds("gpu:per_task:{}".format, st.integers(1, most)))
+    return draw(st.one_of(binds)), [str(gpu) for gpu in gpus], tasks
+
+
+@given(
+    steps(),
+    st.sampled_from(["unique_contiguous", "unique_interleaved", "exclusive", "single_unique"]),
+    st.sampled_from(["node", "socket"]),
+    st.booleans(),
+)
+def test_tasks_of_a_job_never_overlap_whatever_each_one_sees(
+    step: tuple[str, list[str], int], mode: str, scope: str, is_sliced: bool
+) -> None:
+    bind, gpus, tasks = step
+    slices = [range(32 * task, 32 * task + 32) for task in range(tasks)]
+    facts = {"gpu_bind": bind, "step_gpus": f"{len(gpus)}", "job": ",".join(gpus)}
+    facts |= {"ranks": f"{tasks}", "mode": mode, "scope": scope}
+    if is_sliced:
+        facts["cpu_bind"] = ",".join(map(format_mask, slices))
+    places = []
+    for task in range(tasks):
+        mine = {"rank": f"{task}", "visible": ",".join(seen(bind, task, gpus))}
+        cpuset = f"{slices[task][0]}-{slices[task][-1]}" if is_sliced else "0-255"
+        reply = try_to_ask(DGX, cpuset=cpuset, **mine, **facts)
+        if not isinstance(reply, AffinityError):  # more tasks than cores near a GPU
+            places.append(reply.cpus)
+    for one, other in combinations(places, 2):
+        assert not one & other
+
+
+def place(**parameters: str) -> str:
+    reply = ask(DGX, mode="unique_contiguous", **parameters)
+    return ",".join(cpulists(reply))
+
+
+def test_tasks_with_a_gpu_each_divide_the_cores_of_the_step_not_their_slices() -> None:
+    """Slurm's slices are 0-63 and 64-127 here, and both GPUs are on node 3: 48-63,176-191."""
+    masks = ",".join(map(format_mask, (range(64), range(64, 128))))
+    facts = {"job": "0,1", "ranks": "2", "gpu_bind": "gpu:per_task:1", "cpu_bind": masks}
+    assert place(rank="0", visible="0", cpuset="0-63", **facts) == "48-55"
+    assert place(rank="1", visible="1", cpuset="64-127", **facts) == "56-63"
+
+
+def test_two_tasks_on_one_gpu_divide_its_share_of_the_job_s_cores() -> None:
+    facts = {"job": "0,1", "ranks": "2", "gpu_bind": "gpu:map_gpu:1,1", "visible": "1"}
+    lists = [place(rank=f"{rank}", **facts) for rank in range(2)]
+    assert lists == ["56-59,184-187", "60-63,188-191"]
+
+
+def test_tasks_that_all_see_all_gpus_take_one_each() -> None:
+    facts = {"job": "0,1,2,3", "ranks": "4"}
+    expected = ["48-55,176-183", "56-63,184-191", "16-23,144-151", "24-31,152-159"]
+    assert [place(rank=f"{rank}", **facts, visible="0,1,2,3") for rank in range(4)] == expected
+
+
+def test_a_task_with_several_gpus_has_the_union() -> None:
+    facts = {"job": "0,1,2,3", "ranks": "2", "gpu_bind": "gpu:per_task:2"}
+    assert place(rank="1", **facts, visible="2,3") == "16-23,144-151,24-31,152-159"
+
+
+def test_steps_on_different_gpus_of_a_job_are_apart() -> None:
+    lists = [ask(DGX, job="0,1", visible=gpu, mode="exclusive").cpus for gpu in "01"]
+    assert not any(one & other for one, other in pairwise(lists))
+
+
+def test_a_mode_that_goes_by_ranks_deals_out_the_cores_to_all_of_them() -> None:
+    facts = {"job": "0,1", "ranks": "4", "gpu_bind": "gpu:single:2", "step_gpus": "2"}
+    replies = [
+        ask(DGX, mode="even", rank=f"{rank}", visible=f"{rank // 2}", **facts) for rank in range(4)
+    ]
+    assert [len(reply.cpus) for reply in replies] == [64] * 4
+    assert not any(one.cpus & other.cpus for one, other in combinations(replies, 2))
