@@ -17,6 +17,7 @@ COMMANDS = {
     "pin": "pin a running process near its GPU, thread by thread",
     "verify": "prove where a process may run, seen from its GPU",
     "topology": "draw the node: packages, NUMA nodes, GPUs, NICs",
+    "slurm": "print this node's lines of gres.conf, or check them",
     "snapshot": "capture this node into an archive that --root replays",
     "version": "print the version",
 }

@@ -1,0 +1,60 @@
+"""Has a job CPUs near each of its GPUs? Pure: a job and the topology in, what is wrong out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.slurm import several
+from affinityd.topology import Gpu, Topology
+
+REMEDY = "give it --gres-flags=enforce-binding, and gres.conf the right Cores="
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, as this node sees it."""
+
+    number: int
+    cpus: CpuSet  #: all that it may use here
+    gpus: tuple[int, ...] | None  #: the node's numbers of its GPUs; None: nobody noted them
+
+
+def far(topology: Topology, job: Job) -> Iterator[str]:
+    """Yield what is wrong about a job: each GPU that has none of the job's CPUs near it.
+
+    Near is the GPU's own NUMA node, or the nearest that have CPUs; of a GPU whose node is unknown
+    nothing is known.
+    """
+    gpus = {gpu.index: gpu for gpu in topology.gpus if gpu.vendor == topology.vendor}
+    for number in job.gpus or ():
+        if number not in gpus:
+            yield f"job {job.number} has gpu {number}, and this node has {format_list(gpus)}"
+        elif _is_far(topology, gpus[number], job.cpus):
+            yield (
+                f"job {job.number} has gpu {number} ({_home(topology, gpus[number])}) and CPUs "
+                f"{format_list(job.cpus)} ({_place(topology, job.cpus)}), none of them near it; "
+                f"{REMEDY}"
+            )
+
+
+def _is_far(topology: Topology, gpu: Gpu, cpus: CpuSet) -> bool:
+    if gpu.numa_node is None:
+        return False
+    nearest = topology.nearest(gpu.numa_node, topology.nodes_with_cpus)
+    return all(cpus.isdisjoint(topology.cpus_of_node(node)) for node in nearest)
+
+
+def _home(topology: Topology, gpu: Gpu) -> str:
+    """Return where a GPU is: `package 1, node 3`; only the node, where that has no CPUs."""
+    cpus = topology.cpus_of_node(gpu.numa_node)
+    return _place(topology, cpus) if cpus else several.nodes([gpu.numa_node])
+
+
+def _place(topology: Topology, cpus: CpuSet) -> str:
+    """Return where CPUs are: `package 0, nodes 0-1`."""
+    cores = [core for core in topology.cores if not cpus.isdisjoint(core.cpus)]
+    packages = several.packages({core.package for core in cores})
+    nodes = several.nodes({core.node for core in cores})
+    return f"{packages}, {nodes}" if packages else nodes

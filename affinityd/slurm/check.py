@@ -1,0 +1,180 @@
+"""Does a gres.conf fit its node? Pure: lines and topology in, what is wrong out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from affinityd.slurm import writer
+from affinityd.slurm.affinity import Affinity, Cores, affinities
+from affinityd.slurm.configured import Configured, GpuLine
+from affinityd.slurm.files import NAMINGS, device_file, runtime
+from affinityd.slurm.misplaced import misplaced
+from affinityd.topology import Gpu, Topology
+
+#: What AutoDetect= means for this check.
+DETECTED = "Slurm finds GPUs, cores and links itself; no line is to be checked, but jobs are"
+DETECTED_WITH_LINES = (
+    "Slurm finds GPUs, cores and links itself, and ignores a GPU whose line says otherwise"
+)
+
+#: Source: src/interfaces/gres.c (_check_core_range_matches_sock).
+NARROW = (
+    "from 24.11 on, Slurm drains a node whose Cores= are no whole socket; what is less than a "
+    "package is one only with SlurmdParameters=numa_node_as_socket in slurm.conf"
+)
+
+#: What MultipleFiles= names besides the GPU's own file.
+MIG_FILES = "/dev/nvidia-caps/"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong."""
+
+    place: str | None  #: file:line; None: it is of no line
+    text: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device file of a line."""
+
+    line: GpuLine
+    file: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One node's lines against its topology. `scope`: whose cores are right, of `SCOPES`."""
+
+    configured: Configured
+    topology: Topology
+    scope: str = "node"
+
+    @cached_property
+    def gpus(self) -> Mapping[str, Gpu]:
+        """The GPU of each device file that is known."""
+        return {file: gpu for gpu in self.topology.gpus if (file := device_file(gpu))}
+
+    @cached_property
+    def devices(self) -> list[Device]:
+        """What the lines name, in Slurm's order."""
+        return [Device(line, file) for line in self.configured.gpus for file in line.files]
+
+    @cached_property
+    def cores(self) -> Cores:
+        """The node's cores."""
+        return Cores(self.topology)
+
+    @cached_property
+    def affinities(self) -> Mapping[tuple[str, int], Affinity]:
+        """What the `Cores=` of each GPU should be."""
+        return affinities(self.cores, self.scope)
+
+    def findings(self) -> list[Finding]:
+        """Return all that is wrong, line by line, then what is of no line."""
+        found = [
+            *((line, text) for line in self.configured.gpus for text in self._line(line)),
+            *self._strangers(),
+            *self._repeated(),
+            *self._cores(),
+            *self._order(),
+        ]
+        found.sort(key=lambda pair: self.configured.gpus.index(pair[0]))
+        of_lines = [Finding(line.place, text) for line, text in found]
+        return [*of_lines, *(Finding(None, text) for text in self._missing())]
+
+    def notes(self, node: str) -> Iterator[str]:
+        """Yield what could not be judged, and why. `node`: its name in the lines."""
+        if self.configured.others and not self.configured.gpus:
+            others = ", ".join(dict.fromkeys(self.configured.others))
+            yield f"the lines of GPUs are for {others}, not for {node}; --node-name names another"
+        if self.configured.detector:
+            lines = DETECTED_WITH_LINES if self.configured.gpus else DETECTED
+            yield f"AutoDetect={self.configured.detector}: {lines}"
+        if any(map(self._is_narrow, self.configured.gpus)):
+            yield NARROW
+        unjudged = [device.file for device in self.devices if self._is_unjudged(device.file)]
+        if unjudged:
+            yield f"the machine does not tell which GPU is {', '.join(unjudged)}: not judged"
+
+    def _is_narrow(self, line: GpuLine) -> bool:
+        """Whether a line has some cores of a package, and not all."""
+        cores = (line.cores or frozenset()) & self.cores.all
+        return self.cores.of_packages(cores) != cores
+
+    def _is_unjudged(self, file: str) -> bool:
+        """Whether it may be a GPU whose device file is not known."""
+        prefixes = (
+            NAMINGS[gpu.vendor].prefix if gpu.vendor in NAMINGS else "/dev/"
+            for gpu in self.topology.gpus
+            if device_file(gpu) is None
+        )
+        return file not in self.gpus and file.startswith(tuple(prefixes))
+
+    def _line(self, line: GpuLine) -> Iterator[str]:
+        """Yield what is wrong about a line, whatever the GPUs are."""
+        devices = 1 if line.is_slice else len(line.files)
+        if not line.files and not self.configured.detector:
+            yield "the line has no File=, which every GPU needs"
+        elif line.files and line.count not in {None, devices}:
+            yield f"Count={line.count} is not {devices}, as the files are; leave Count= out"
+        if line.links is not None and not line.is_slice:
+            yield from self._links(line, line.links)
+
+    def _links(self, line: GpuLine, links: tuple[int, ...]) -> Iterator[str]:
+        written = f"Links={','.join(map(str, links))}"
+        gpus = len(self.topology.gpus)
+        place = next((place for place, it in enumerate(self.devices) if it.line == line), None)
+        if len(line.files) > 1:
+            yield f"{written} is for one GPU, and File= names {len(line.files)}; write a line each"
+        elif len(links) != gpus:
+            yield f"{written} has {len(links)} numbers; one for each of {gpus} GPUs is right"
+        elif not self.configured.detector and [
+            number for number, link in enumerate(links) if link == -1
+        ] != [place]:
+            yield f"{written} is not -1 at the GPU itself, which is gpu {place}, and only there"
+
+    def _strangers(self) -> Iterator[tuple[GpuLine, str]]:
+        known = ", ".join(self.gpus) or "none that are known"
+        for device in self.devices:
+            is_of_gpu = device.file in self.gpus or self._is_unjudged(device.file)
+            if not is_of_gpu and not (device.line.is_slice and MIG_FILES in device.file):
+                yield device.line, f"{device.file} is no GPU of this node; there are {known}"
+
+    def _repeated(self) -> Iterator[tuple[GpuLine, str]]:
+        first: dict[str, str] = {}
+        for device in self.devices:
+            if device.file in first and not device.line.is_slice:
+                yield device.line, f"{device.file} is named already, in {first[device.file]}"
+            first.setdefault(device.file, device.line.place)
+
+    def _cores(self) -> Iterator[tuple[GpuLine, str]]:
+        for device in self.devices:
+            gpu = self.gpus.get(device.file)
+            fault = gpu and misplaced(self.cores, gpu, self.affinities[gpu.key], device.line.cores)
+            if gpu and fault:
+                yield device.line, f"gpu {gpu.index}: {fault}"
+
+    def _order(self) -> Iterator[tuple[GpuLine, str]]:
+        """Yield the lines that change a GPU's number; detected GPUs Slurm sorts itself."""
+        files = [device.file for device in self.devices]
+        right = [file for file in self.gpus if file in files]
+        if self.configured.detector or len(files) != len(right):  # repeated or strange ones
+            return
+        for number, (device, file) in enumerate(zip(self.devices, right, strict=True)):
+            gpu = self.gpus[device.file]
+            if device.file != file:
+                numbers = f"gpu {number} to Slurm and {gpu.index} to {runtime(gpu)}"
+                yield device.line, f"{device.file} is {numbers}; {file} belongs in its place"
+
+    def _missing(self) -> Iterator[str]:
+        files = {device.file for device in self.devices}
+        if self.configured.detector:
+            return
+        for file, gpu in self.gpus.items():
+            if file not in files:
+                add = writer.line(gpu, self.affinities[gpu.key])
+                yield f"gpu {gpu.index}: no line has it; add {add}"

@@ -1,0 +1,143 @@
+"""What a gres.conf says of one node's GPUs. Source: Slurm's src/interfaces/gres.c."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from affinityd.cpuset import parse_list
+from affinityd.errors import quote
+from affinityd.slurm.affinity import Numbers
+from affinityd.slurm.gresconf import Fault, Line
+from affinityd.slurm.hostlist import expand
+
+#: How Slurm finds GPUs itself; `off` is that it does not.
+DETECTORS = ("nvml", "nvidia", "rsmi", "oneapi", "nrt", "full", "off")
+
+
+@dataclass(frozen=True)
+class GpuLine:
+    """A line of GPUs."""
+
+    place: str  #: file:line
+    files: tuple[str, ...]  #: (): none is named
+    cores: Numbers | None  #: None: no Cores=
+    links: tuple[int, ...] | None  #: None: no Links=
+    count: int | None  #: None: no Count=, or one that is no plain number
+    is_slice: bool  #: MultipleFiles=, a MIG instance: one GPU may have several
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What there is for one node."""
+
+    gpus: tuple[GpuLine, ...]  #: in Slurm's order
+    detector: str | None  #: of `DETECTORS`, but not `off`; None: Slurm has the lines alone
+    others: tuple[str, ...]  #: NodeName= of the lines of GPUs that are for other nodes
+    faults: tuple[Fault, ...]
+
+
+def for_node(lines: Iterable[Line], node: str) -> Configured:
+    """Return what a node's GPUs are by these lines. `node`: its NodeName in slurm.conf.
+
+    Lines without NodeName= come before those that have one, wherever they are in the file: Slurm
+    keeps two lists.
+    """
+    whose = [(line, _whose(line, node)) for line in lines]
+    mine = [line for line, is_mine in whose if is_mine is True]
+    mine.sort(key=lambda line: "nodename" in line.values)
+    others = [line for line, is_mine in whose if is_mine is False]
+    read = [_read(line) for line in mine]
+    return Configured(
+        gpus=tuple(line for line in read if isinstance(line, GpuLine)),
+        detector=_detector(mine),
+        others=tuple(line.values["nodename"] for line in others if _is_of_gpus(line)),
+        faults=tuple(it for it in (*(fault for _, fault in whose), *read) if isinstance(it, Fault)),
+    )
+
+
+def _whose(line: Line, node: str) -> bool | Fault:
+    """Return whether a line is for a node."""
+    hosts = line.values.get("nodename")
+    try:
+        return hosts is None or node in expand(hosts)
+    except ValueError as error:
+        return Fault(line.place, f"NodeName={hosts}: {error}")
+
+
+def _is_of_gpus(line: Line) -> bool:
+    return line.values.get("name", "gpu").lower() == "gpu"
+
+
+def _read(line: Line) -> GpuLine | Fault | None:
+    """Return a line of GPUs; None for one of other devices."""
+    try:
+        _check(line.values)
+        return _gpu_line(line) if line.values.get("name", "").lower() == "gpu" else None
+    except ValueError as error:
+        return Fault(line.place, str(error))
+
+
+def _check(values: Mapping[str, str]) -> None:
+    """Raise ValueError for keys that do not go together, or no detector."""
+    detector = values.get("autodetect")
+    if detector is not None and _known(detector) is None:
+        raise ValueError(f"AutoDetect={detector} is not one of {', '.join(DETECTORS)}")
+    if detector is not None and "name" in values and "nodename" not in values:
+        raise ValueError("AutoDetect= takes effect in a line of devices only after NodeName=")
+    if not values.keys() & {"name", "autodetect"}:
+        raise ValueError("Name= is missing; for GPUs it is Name=gpu")
+
+
+def _known(text: str) -> str | None:
+    return next((name for name in DETECTORS if name in text.lower()), None)
+
+
+def _detector(mine: Sequence[Line]) -> str | None:
+    """Return what finds the GPUs: the node's own AutoDetect= counts more than that of all."""
+    said = {
+        "nodename" in line.values: _known(line.values["autodetect"])
+        for line in mine
+        if "autodetect" in line.values
+    }
+    found = said.get(True) or said.get(False)
+    return None if found == "off" else found
+
+
+def _gpu_line(line: Line) -> GpuLine:
+    """Read the values of a line. Raises ValueError, one line that names the key."""
+    values = line.values
+    file = _either(values, "file", "files", "multiplefiles")
+    cores = _either(values, "cores", "cpus")
+    links = _either(values, "links", "link")
+    count = values.get("count", "")
+    return GpuLine(
+        place=line.place,
+        files=() if file is None else expand(file),
+        cores=None if cores is None else _cores(cores),
+        links=None if links is None else tuple(map(_link, links.split(","))),
+        count=int(count) if count.isascii() and count.isdigit() else None,
+        is_slice="multiplefiles" in values,
+    )
+
+
+def _either(values: Mapping[str, str], *keys: str) -> str | None:
+    return next((values[key] for key in keys if key in values), None)
+
+
+def _cores(text: str) -> Numbers:
+    try:
+        return parse_list(text)
+    except ValueError:
+        raise ValueError(
+            f"Cores={text} is no list of core numbers; write it like 0-3,8,10-11"
+        ) from None
+
+
+def _link(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"{quote(text)} is no number of links; write Links= like -1,4,0,4"
+        ) from None

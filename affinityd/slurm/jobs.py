@@ -1,0 +1,79 @@
+"""The jobs that run on this node: the CPUs that Slurm's cgroups let each use, and its GPUs.
+
+Sources: Slurm's src/plugins/cgroup/v1 and v2, cgroup.conf(5) "CgroupJobIdPaths". The note of a
+job's GPUs is what affinityd's Prolog leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.slurm.allocations import Job
+
+NOTES = "run/affinityd/jobs"  #: a file a job, by its number; its first line is like gpus=2,3
+
+FILES = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
+
+#: Where Slurm makes a job's folder below /sys/fs/cgroup: job_NUMBER, or by its SLUID, s….
+FOLDERS = (
+    "cpuset/slurm*/uid_*/job_*",
+    *(f"{'*/' * depth}*slurmstepd.scope/[js]*" for depth in range(4)),
+)
+
+
+def jobs(root: Path) -> Iterator[Job]:
+    """Yield the jobs whose CPUs are confined, by number. `root`: where the machine's files lie."""
+    found: dict[int, CpuSet] = {}
+    for pattern in FOLDERS:
+        for folder in (root / "sys/fs/cgroup").glob(pattern):
+            number, cpus = _number(root, folder), _cpus(folder)
+            if number is not None and cpus:
+                found[number] = cpus
+    for number, cpus in sorted(found.items()):
+        yield Job(number, cpus, _gpus(root / NOTES / str(number)))
+
+
+def _number(root: Path, folder: Path) -> int | None:
+    """Return a job's number: from Slurm 26.05 on its processes tell it, and no more its folder."""
+    kind, _, number = folder.name.partition("_")
+    if kind == "job" and number.isdecimal():
+        return int(number)
+    for file in folder.glob("step_*/**/cgroup.procs"):
+        for pid in _read(file).split():
+            for entry in _read(root / "proc" / pid / "environ").split("\0"):
+                name, _, value = entry.partition("=")
+                if name == "SLURM_JOB_ID" and value.isdecimal():
+                    return int(value)
+    return None
+
+
+def _cpus(folder: Path) -> CpuSet:
+    """Return the CPUs of a job's cgroup: where it says none, those of its steps."""
+    own = _list(folder)
+    return own or frozenset().union(*map(_list, folder.glob("step_*")))
+
+
+def _list(folder: Path) -> CpuSet:
+    text = next((text for file in FILES if (text := _read(folder / file).strip())), "")
+    try:
+        return parse_list(text)
+    except ValueError:
+        return frozenset()
+
+
+def _gpus(note: Path) -> tuple[int, ...] | None:
+    """Read a note's first line: None where it names no GPUs, () where it says there are none."""
+    key, equals, numbers = _read(note).split("\n")[0].strip().partition("=")
+    entries = [entry for entry in numbers.split(",") if entry]
+    if key != "gpus" or not equals or not all(map(str.isdecimal, entries)):
+        return None
+    return tuple(map(int, entries))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

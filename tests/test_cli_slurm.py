@@ -1,0 +1,268 @@
+"""`affinityd slurm`, on replayed nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.cli import main
+from affinityd.slurm.allocations import REMEDY
+from tests.machines.by_hand import made
+from tests.machines.facts import machine
+from tests.machines.sysfs_tree import put, write_tree
+
+GRES_CONF = "etc/slurm/gres.conf"
+RIGHT = "Name=gpu File=/dev/nvidia0 Cores=0-3\nName=gpu File=/dev/nvidia1 Cores=4-7"
+V1 = "sys/fs/cgroup/cpuset"
+V2 = "sys/fs/cgroup/system.slice"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Write a node of two packages with a GPU each, named gpu07."""
+    nodes = {0: "0-3", 1: "4-7"}
+    topology = made(nodes, gpus=[0, 1], packages=nodes)
+    topology = replace(topology, gpus=tuple(replace(it, minor=it.index) for it in topology.gpus))
+    return write_tree(topology, tmp_path / "gpu07")
+
+
+def checked(root: Path, *flags: str) -> int:
+    """Return the exit code of a check."""
+    return main(["slurm", "check", "--root", str(root), *flags])
+
+
+def write(root: Path, files: Mapping[str, str]) -> None:
+    """Write files of the node."""
+    for path, text in files.items():
+        put(root / path, text)
+
+
+def job(number: int, cpus: str, gpus: str | None) -> dict[str, str]:
+    """Return the files of a job under cgroup v2, and its note."""
+    note = {} if gpus is None else {f"run/affinityd/jobs/{number}": f"gpus={gpus}\nmore"}
+    return {f"{V2}/slurmstepd.scope/job_{number}/cpuset.cpus.effective": cpus, **note}
+
+
+def test_what_gres_conf_prints_fits_its_node(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slurm", "gres-conf", "--root", str(root)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[1:] == RIGHT.splitlines()
+    write(root, {GRES_CONF: printed})
+    assert checked(root) == 0
+    assert capsys.readouterr().out == "gres.conf fits this node\n"
+
+
+def test_lines_for_a_named_node_are_those_of_the_node_of_that_name(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["slurm", "gres-conf", "--root", str(root), "--node-name", "tux3"]) == 0
+    printed = capsys.readouterr().out
+    assert "NodeName=tux3 Name=gpu File=/dev/nvidia0 Cores=0-3" in printed.splitlines()
+    write(root, {GRES_CONF: printed})
+    assert checked(root, "--node-name", "tux3") == 0
+    assert checked(root) == 1
+    assert "are for tux3, not for gpu07; --node-name names another" in capsys.readouterr().out
+
+
+def test_every_wrong_line_is_named_and_summed_up(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, {GRES_CONF: "# GPUs\nName=gpu File=/dev/nvidia0 Cores=4-7"})
+    assert checked(root) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        (
+            f"{root / GRES_CONF}:2: gpu 0: Cores=4-7 is package 1, the GPU is on package 0 "
+            "(node 0); right is Cores=0-3"
+        ),
+        "gpu 1: no line has it; add Name=gpu File=/dev/nvidia1 Cores=4-7",
+        "2 GPUs, 1 line wrong, 1 GPU without a line",
+    ]
+
+
+def test_the_scope_says_whose_cores_are_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dgx = machine("dgx-a100")
+    dgx = replace(dgx, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in dgx.gpus))
+    root = write_tree(dgx, tmp_path / "dgx")
+    assert main(["slurm", "gres-conf", "--root", str(root), "--scope", "socket"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[1] == "Name=gpu File=/dev/nvidia0 Cores=0-63"
+    write(root, {GRES_CONF: "Name=gpu File=/dev/nvidia[0-7]"})
+    for scope, right in (("node", "48-63"), ("socket", "0-63")):
+        assert checked(root, "--scope", scope) == 1
+        assert capsys.readouterr().out.splitlines()[0].endswith(f"add Cores={right}")
+
+
+def test_a_malformed_line_is_named_and_the_rest_is_judged(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, {GRES_CONF: f"Nam=gpu\n{RIGHT.replace('0-3', '4-7')}"})
+    assert checked(root) == 2
+    malformed, wrong, total = capsys.readouterr().out.splitlines()
+    assert malformed.startswith(f"{root / GRES_CONF}:1: 'Nam' is no key")
+    assert "gpu 0: Cores=4-7 is package 1" in wrong
+    assert total == "2 GPUs, 1 line malformed, 1 line wrong"
+
+
+def test_an_included_file_is_read_where_it_is_named(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, {GRES_CONF: "Include racks/a.conf", "etc/slurm/racks/a.conf": "Include gpus.conf"})
+    write(root, {"etc/slurm/gpus.conf": RIGHT})
+    assert checked(root) == 0
+    write(root, {"etc/slurm/gpus.conf": RIGHT.replace("0-3", "1-3")})
+    assert checked(root) == 1
+    assert f"{root / 'etc/slurm/gpus.conf'}:1: gpu 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("included", ["gres.conf", "none.conf"], ids=["a circle", "nothing"])
+def test_an_include_that_leads_nowhere_is_malformed(
+    root: Path, capsys: pytest.CaptureFixture[str], included: str
+) -> None:
+    write(root, {GRES_CONF: f"{RIGHT}\nInclude {included}"})
+    assert checked(root) == 2
+    assert f"{root / GRES_CONF}:3: " in capsys.readouterr().out
+
+
+def test_where_slurm_detects_gpus_no_line_is_missed(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, {GRES_CONF: "AutoDetect=nvml"})
+    assert checked(root) == 0
+    note, total = capsys.readouterr().out.splitlines()
+    assert note == (
+        "note: AutoDetect=nvml: Slurm finds GPUs, cores and links itself; no line is to be "
+        "checked, but jobs are"
+    )
+    assert total == "gres.conf fits this node"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "gres.conf; name the file with --gres-conf"),
+        (["--gres-conf", "/nowhere/gres.conf"], "/nowhere/gres.conf cannot be read: No such file"),
+    ],
+)
+def test_a_file_that_is_not_there_is_an_error(
+    root: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert checked(root, *flags) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a=b", "gpu[1-2]", "x\n"])
+def test_what_is_no_name_of_a_node_is_bad_usage(root: Path, name: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["slurm", "gres-conf", "--root", str(root), "--node-name", name])
+
+
+def test_gpus_whose_device_files_are_unknown_are_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["slurm", "gres-conf", "--machine", "dgx-a100"]) == 1
+    said = capsys.readouterr()
+    assert all(line.startswith("#") for line in said.out.splitlines())
+    assert said.err == (
+        "affinityd slurm gres-conf: the device files of 8 of 8 GPUs are not known\n"
+    )
+
+
+def test_a_node_without_gpus_has_no_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_tree(made({0: "0-3"}, gpus=[]), tmp_path / "login1")
+    assert main(["slurm", "gres-conf", "--root", str(root)]) == 1
+    assert capsys.readouterr() == ("", "affinityd slurm gres-conf: this node has no GPU\n")
+    write(root, {GRES_CONF: ""})
+    assert checked(root) == 0
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {f"{V1}/slurm/uid_1000/job_4711/cpuset.cpus": "0-3"},
+        {f"{V1}/slurm_gpu07/uid_0/job_4711/cpuset.effective_cpus": "0-3"},
+        {
+            f"{V1}/slurm/uid_1000/job_4711/cpuset.cpus": "",
+            f"{V1}/slurm/uid_1000/job_4711/step_0/cpuset.cpus": "0-1",
+            f"{V1}/slurm/uid_1000/job_4711/step_batch/cpuset.cpus": "2-3",
+        },
+        {f"{V2}/slurmstepd.scope/job_4711/cpuset.cpus.effective": "0-3"},
+        {f"{V2}/gpu07_slurmstepd.scope/job_4711/cpuset.cpus.effective": "0-3"},
+        {"sys/fs/cgroup/slurmstepd.scope/job_4711/cpuset.cpus.effective": "0-3"},
+        {"sys/fs/cgroup/a/b/slurmstepd.scope/job_4711/cpuset.cpus.effective": "0-3"},
+        {
+            f"{V2}/slurmstepd.scope/sEKNKTV3WPV500/cpuset.cpus.effective": "0-3",
+            f"{V2}/slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_0/cgroup.procs": "99",
+            "proc/99/environ": "HOME=/\0SLURM_JOB_ID=4711\0",
+            f"{V2}/slurmstepd.scope/system/cpuset.cpus.effective": "0-7",
+        },
+    ],
+    ids=[
+        "v1",
+        "v1 of a named node",
+        "v1 steps",
+        "v2",
+        "v2 of a named node",
+        "v2 at the top",
+        "v2 in a container",
+        "v2 by SLUID",
+    ],
+)
+def test_a_job_far_from_its_gpu_is_found_under_either_version_of_cgroups(
+    root: Path, capsys: pytest.CaptureFixture[str], files: dict[str, str]
+) -> None:
+    write(root, {GRES_CONF: RIGHT, **files, "run/affinityd/jobs/4711": "gpus=1"})
+    assert checked(root) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        (
+            "job 4711 has gpu 1 (package 1, node 1) and CPUs 0-3 (package 0, node 0), none of them "
+            f"near it; {REMEDY}"
+        ),
+        "2 GPUs, 1 finding about jobs",
+    ]
+
+
+def test_jobs_near_their_gpus_are_counted_and_those_without_a_note_passed_over(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [job(1, "0-3", "0"), job(2, "3-4", "0,1"), job(3, "4", ""), job(4, "0", None)]
+    jobs.append(job(5, "0", "all"))
+    for files in ({GRES_CONF: RIGHT}, *jobs):
+        write(root, files)
+    assert checked(root) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"note: 2 jobs passed over: {root / 'run/affinityd/jobs'} does not tell the GPUs",
+        "gres.conf fits this node, and 3 jobs near the GPUs",
+    ]
+
+
+def test_a_shipped_machine_has_no_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gres.conf").write_text("AutoDetect=nvml\n")
+    flags = ["--machine", "dgx-h100", "--gres-conf", str(tmp_path / "gres.conf")]
+    assert main(["slurm", "check", *flags, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"] == {"judged": 0, "findings": []}
+
+
+def test_the_findings_are_there_as_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(root, {GRES_CONF: f"x\n{RIGHT.splitlines()[0]}", **job(1, "0", "1")})
+    assert checked(root, "--format", "json") == 2
+    document = json.loads(capsys.readouterr().out)
+    assert (document["node"], document["fits"]) == ("gpu07", False)
+    assert [it["place"] for it in document["malformed"]] == [f"{root / GRES_CONF}:1"]
+    assert [it["place"] for it in document["findings"]] == [None]
+    assert document["jobs"]["judged"] == len(document["jobs"]["findings"]) == 1

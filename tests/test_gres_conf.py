@@ -1,0 +1,200 @@
+"""A node's lines of gres.conf, in Slurm's numbers of cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from affinityd.cpuset import format_list
+from affinityd.slurm.affinity import Cores, affinities
+from affinityd.slurm.hostlist import MAX_NAMES, expand
+from affinityd.slurm.numbering import in_slurms_order
+from affinityd.slurm.writer import NODES, unknown, write
+from affinityd.topology import Core, Topology
+from tests.machines.by_hand import made
+from tests.machines.facts import machine
+
+DGX_A100 = """\
+# In this order Slurm's gpu numbers are CUDA's: keep it.
+# Cores= are those of NUMA nodes. From 24.11 on, Slurm drains the node unless it takes each
+# for a socket: SlurmdParameters=numa_node_as_socket in slurm.conf, or else --scope socket.
+NodeName=gpu07 Name=gpu File=/dev/nvidia2 Cores=48-63
+NodeName=gpu07 Name=gpu File=/dev/nvidia3 Cores=48-63
+NodeName=gpu07 Name=gpu File=/dev/nvidia0 Cores=16-31
+NodeName=gpu07 Name=gpu File=/dev/nvidia1 Cores=16-31
+NodeName=gpu07 Name=gpu File=/dev/nvidia6 Cores=112-127
+NodeName=gpu07 Name=gpu File=/dev/nvidia7 Cores=112-127
+NodeName=gpu07 Name=gpu File=/dev/nvidia4 Cores=80-95
+NodeName=gpu07 Name=gpu File=/dev/nvidia5 Cores=80-95
+"""
+
+MI250X = """\
+# In this order Slurm's gpu numbers are ROCm's: keep it.
+# Cores= are those of NUMA nodes. From 24.11 on, Slurm drains the node unless it takes each
+# for a socket: SlurmdParameters=numa_node_as_socket in slurm.conf, or else --scope socket.
+Name=gpu File=/dev/dri/renderD128 Cores=48-63
+Name=gpu File=/dev/dri/renderD129 Cores=48-63
+Name=gpu File=/dev/dri/renderD130 Cores=16-31
+Name=gpu File=/dev/dri/renderD131 Cores=16-31
+Name=gpu File=/dev/dri/renderD132 Cores=0-15
+Name=gpu File=/dev/dri/renderD133 Cores=0-15
+Name=gpu File=/dev/dri/renderD134 Cores=32-47
+Name=gpu File=/dev/dri/renderD135 Cores=32-47
+"""
+
+
+def with_minors(topology: Topology, minors: Sequence[int]) -> Topology:
+    """Return a machine whose drivers tell the minors of its GPUs' device files."""
+    gpus = (
+        replace(gpu, minor=minor, render_minor=minor)
+        for gpu, minor in zip(topology.gpus, minors, strict=True)
+    )
+    return replace(topology, gpus=tuple(gpus))
+
+
+def cores_of(topology: Topology, scope: str = "node") -> list[str | None]:
+    """Return the Cores= of each GPU."""
+    found = affinities(Cores(topology), scope)
+    rights = (found[gpu.key].right for gpu in topology.gpus)
+    return [None if right is None else format_list(right) for right in rights]
+
+
+def test_a_dgx_a100_has_these_lines() -> None:
+    node = with_minors(machine("dgx-a100"), [2, 3, 0, 1, 6, 7, 4, 5])
+    assert write(node, node_name="gpu07") == DGX_A100.splitlines()
+
+
+def test_a_node_of_lumi_has_these_lines() -> None:
+    node = with_minors(machine("mi250x"), range(128, 136))
+    assert write(node) == MI250X.splitlines()
+
+
+def test_cores_are_counted_and_not_their_cpus() -> None:
+    adjacent = made({0: "0-7", 1: "8-15"}, gpus=[1, 0], threads=2, siblings="adjacent")
+    assert cores_of(adjacent) == ["4-7", "0-3"]
+
+
+def test_cores_are_numbered_package_by_package_and_not_in_the_order_of_cpus() -> None:
+    lists = {0: "0-14:2", 1: "1-15:2"}
+    interleaved = made(lists, gpus=[0, 1], packages=lists)
+    assert [core.cpus[0] for core in in_slurms_order(interleaved)][:9] == [*range(0, 16, 2), 1]
+    assert cores_of(interleaved) == ["0-7", "8-15"]
+
+
+def test_within_a_node_cores_are_numbered_cache_by_cache() -> None:
+    caches = ((0, 0), (1, 1), (2, 0), (3, 1))
+    cores = tuple(Core((cpu,), 0, 0, None, llc) for cpu, llc in caches)
+    ordered = in_slurms_order(replace(made({0: "0-3"}), cores=cores))
+    assert [core.cpus[0] for core in ordered] == [0, 2, 1, 3]
+
+
+def test_a_node_that_crosses_packages_changes_no_number() -> None:
+    packages = {0: "0-3", 1: "4-7"}
+    crossed = made({0: "0-2,7", 1: "3-6"}, packages=packages)
+    assert [core.cpus[0] for core in in_slurms_order(crossed)] == list(range(8))
+
+
+def test_a_core_that_is_offline_has_no_number_and_one_thread_is_enough_to_have_one() -> None:
+    nodes = {0: "0-3,8-11", 1: "4-7,12-15"}
+    node = made(nodes, gpus=[0, 1], threads=2, online="0,2-15")
+    assert cores_of(node) == ["0-3", "4-7"]
+    assert cores_of(made(nodes, gpus=[0, 1], threads=2, online="0,2-8,10-15")) == ["0-2", "3-6"]
+
+
+@pytest.mark.parametrize(
+    ("node", "scope", "cores"),
+    [
+        (made({0: "0-7"}, gpus=[0, None]), "node", [None, None]),
+        (made({0: "0-3", 1: "4-7"}, gpus=[None, 1]), "node", [None, "4-7"]),
+        (made({0: "0-3", 1: "4-7"}, gpus=[0]), "socket", [None]),
+        (
+            made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[1, 2], packages={0: "0-3", 1: "4-7"}),
+            "socket",
+            ["0-3", "4-7"],
+        ),
+        (
+            made({0: "0-3", 1: "4-7", 2: ""}, gpus=[2], distances=[("2", "0", 40), ("2", "1", 20)]),
+            "node",
+            ["4-7"],
+        ),
+        (
+            made({0: "0-3", 1: "4-7", 2: ""}, gpus=[2, 2], distances=[("2", "0-1", 20)]),
+            "node",
+            ["0-3", "4-7"],
+        ),
+    ],
+    ids=[
+        "where all cores are in one node, every core will do",
+        "nobody knows where the first GPU is",
+        "the package has every core",
+        "a package of two nodes",
+        "the GPU's node has no CPUs, and another is the nearest",
+        "two nodes are equally near, and get a GPU each, as in a plan",
+    ],
+)
+def test_the_cores_of_a_gpu(node: Topology, scope: str, cores: list[str | None]) -> None:
+    assert cores_of(node, scope) == cores
+
+
+def test_nodes_are_explained_only_where_they_are_no_packages() -> None:
+    h100 = with_minors(machine("dgx-h100"), range(8))
+    assert not set(NODES) & set(write(h100))
+    assert not set(NODES) & set(write(with_minors(machine("dgx-a100"), range(8)), scope="socket"))
+
+
+def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> None:
+    node = with_minors(machine("dgx-a100"), range(8))
+    node = replace(node, gpus=(replace(node.gpus[0], minor=None), *node.gpus[1:]))
+    lines = write(node)
+    assert unknown(node) == [node.gpus[0]]
+    (comment,) = (line for line in lines if "0000:07:00.0" in line)
+    assert comment == (
+        "# gpu 0 (0000:07:00.0): its minor is not known (NVIDIA's driver would tell it): "
+        "Name=gpu File=/dev/nvidia? Cores=48-63"
+    )
+    assert sum(line.startswith("Name=gpu") for line in lines) == 7
+
+
+def test_of_a_vendor_whose_device_files_are_unknown_nothing_is_guessed() -> None:
+    lines = write(machine("ascend-910b"))
+    assert all(line.startswith("#") for line in lines)
+    assert "vendor huawei" in lines[-1]
+
+
+def test_two_vendors_are_not_said_to_be_numbered_as_one() -> None:
+    assert not any("keep it" in line for line in write(machine("two-vendors")))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("gpu1", ["gpu1"]),
+        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
+        ("/dev/nvidia[0-1,9-10]", [f"/dev/nvidia{number}" for number in (0, 1, 9, 10)]),
+        ("r[0-1]n[8-9]", ["r0n8", "r0n9", "r1n8", "r1n9"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+    ],
+)
+def test_a_hostlist_is_expanded(text: str, names: list[str]) -> None:
+    assert list(expand(text)) == names
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpu[1-3",
+        "gpu1]",
+        "a,,b",
+        "n[]",
+        "n[3-1]",
+        "n[a-b]",
+        "n[1-2-3]",
+        f"n[0-{MAX_NAMES}]",
+        "n[0-999][0-999]",
+    ],
+)
+def test_what_is_no_hostlist_or_has_no_end_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"hostlist|range|more than"):
+        expand(text)

@@ -1,0 +1,407 @@
+"""What is wrong about a gres.conf, and about jobs that are far from their GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd.cpuset import parse_list
+from affinityd.slurm.affinity import SCOPES
+from affinityd.slurm.allocations import REMEDY, Job, far
+from affinityd.slurm.check import NARROW, Check
+from affinityd.slurm.configured import Configured, for_node
+from affinityd.slurm.gresconf import Fault, Include, Line, parse
+from affinityd.slurm.writer import write
+from affinityd.topology import Topology
+from tests.machines.by_hand import made
+from tests.machines.facts import machine
+from tests.machines.strategies import machines
+
+#: Two packages of two NUMA nodes each, 16 cores, 32 CPUs: core c has the CPUs c and c + 16.
+NODES = {0: "0-3,16-19", 1: "4-7,20-23", 2: "8-11,24-27", 3: "12-15,28-31"}
+PACKAGES = {0: "0-7,16-23", 1: "8-15,24-31"}
+
+
+def node(*gpu_nodes: int | None) -> Topology:
+    """Return that machine with a GPU on each of these nodes: /dev/nvidia0 and on."""
+    topology = made(NODES, gpus=gpu_nodes, threads=2, packages=PACKAGES)
+    return replace(topology, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in topology.gpus))
+
+
+def configured(text: str, name: str = "gpu07") -> Configured:
+    """Return what a file without malformed lines says of a node."""
+    return for_node((it for it in parse(text, "g") if isinstance(it, Line)), name)
+
+
+def found(text: str, topology: Topology, scope: str = "node") -> list[str]:
+    """Return what is found in a file, as `place text`."""
+    findings = Check(configured(text), topology, scope).findings()
+    return [f"{it.place or '-'} {it.text}" for it in findings]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("Name=gpu File=/dev/nvidia0", [{"name": "gpu", "file": "/dev/nvidia0"}]),
+        ("  NAME = gpu  cores= 0-3 # nodes\n\n#x\n", [{"name": "gpu", "cores": "0-3"}]),
+        ('Name=gpu Type="a 100"', [{"name": "gpu", "type": "a 100"}]),
+        (
+            "Name=gpu \\\n File=/dev/a \\  \n Cores=1\n",
+            [{"name": "gpu", "file": "/dev/a", "cores": "1"}],
+        ),
+        ("Name=gpu # \\\nName=nic", [{"name": "gpu"}, {"name": "nic"}]),
+        (r"Name=gpu Type=a\#1 # 2", [{"name": "gpu", "type": "a#1"}]),
+        ("Name=gpu Cores=0 Cores=1", [{"name": "gpu", "cores": "1"}]),
+        ("Name=gpu \\", [{"name": "gpu"}]),
+        ("AutoDetect=nvml\r\n", [{"autodetect": "nvml"}]),
+        ("", []),
+    ],
+    ids=[
+        "a line",
+        "any case, blanks, comments",
+        "quotes",
+        "a line that goes on",
+        "a comment does not go on",
+        "an escaped # is none",
+        "of two the last",
+        "goes on to nothing",
+        "of Windows",
+        "nothing",
+    ],
+)
+def test_a_file_is_read_as_slurm_reads_it(text: str, values: list[dict[str, str]]) -> None:
+    lines = list(parse(text, "g"))
+    assert [line.values for line in lines if isinstance(line, Line)] == values
+    assert len(lines) == len(values)
+
+
+def test_a_line_is_known_by_the_number_of_its_first() -> None:
+    places = [line.place for line in parse("#\nName=gpu \\\nCores=1\n\nInclude x\nbad\n", "f")]
+    assert places == ["f:2", "f:5", "f:6"]
+
+
+@pytest.mark.parametrize("text", ["Include other.conf", "INCLUDE  other.conf "])
+def test_another_file_may_be_included(text: str) -> None:
+    assert list(parse(text, "g")) == [Include("g:1", "other.conf")]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("Name=gpu Cors=0-3", "'Cors' is no key; there are NodeName, Name,"),
+        ("Name=gpu nonsense", "'nonsense' is not written as Key=value"),
+        ("Name", "'Name' is not written as Key=value"),
+        ("File=/dev/nvidia0 Name=gpu", "the line begins with neither Name= nor NodeName="),
+        ("AutoDetect=nvml Name=gpu", "AutoDetect= with other keys must follow NodeName="),
+        ("NodeName=gpu[1- Name=gpu", "NodeName=gpu[1-: 'gpu[1-' is no hostlist"),
+        ("NodeName=gpu07 Count=1", "Name= is missing"),
+        ("AutoDetect=magic", "AutoDetect=magic is not one of nvml,"),
+        ("Name=gpu AutoDetect=nvml", "AutoDetect= takes effect in a line of devices only after"),
+        ("Name=gpu Cores=0-x", "Cores=0-x is no list of core numbers; write it like"),
+        ("Name=gpu Links=-1,x", "'x' is no number of links; write Links= like"),
+        ("Name=gpu File=/dev/nvidia[0-", "'/dev/nvidia[0-' is no hostlist"),
+    ],
+)
+def test_a_malformed_line_is_named_and_the_others_are_read(text: str, fault: str) -> None:
+    parsed = list(parse(f"{text}\nName=gpu File=/dev/nvidia0\n", "g"))
+    rest = for_node((it for it in parsed if isinstance(it, Line)), "gpu07")
+    faults = [it for it in (*parsed, *rest.faults) if isinstance(it, Fault)]
+    assert [it.place for it in faults] == ["g:1"]
+    assert faults[0].text.startswith(fault)
+    assert [line.place for line in rest.gpus] == ["g:2"]
+
+
+def test_lines_of_a_node_come_after_those_of_all_and_those_of_others_not_at_all() -> None:
+    text = """\
+NodeName=gpu[05-07] Name=gpu File=/dev/nvidia1
+NodeName=gpu08 Name=gpu File=/dev/nvidia2
+NodeName=gpu08 Name=nic File=/dev/mlx5_0
+Name=nic File=/dev/mlx5_0
+Name=GPU File=/dev/nvidia0
+"""
+    of_node = configured(text)
+    assert [line.files for line in of_node.gpus] == [("/dev/nvidia0",), ("/dev/nvidia1",)]
+    assert of_node.others == ("gpu08",)
+
+
+@pytest.mark.parametrize(
+    ("text", "detector"),
+    [
+        ("", None),
+        ("AutoDetect=NVML", "nvml"),
+        ("AutoDetect=off", None),
+        ("AutoDetect=nvml\nNodeName=gpu07 AutoDetect=off Name=gpu File=/dev/a", None),
+        ("NodeName=gpu07 AutoDetect=rsmi\nAutoDetect=off", "rsmi"),
+        ("NodeName=gpu08 AutoDetect=rsmi", None),
+    ],
+)
+def test_a_nodes_own_detection_counts_more_than_that_of_all(text: str, detector: str) -> None:
+    assert configured(text).detector == detector
+
+
+LINE = "Name=gpu File=/dev/nvidia{}"
+
+
+@pytest.mark.parametrize(
+    ("gpu_node", "cores", "fault"),
+    [
+        (3, "12-15", None),
+        (3, "8-15", None),
+        (3, "0-7", "is package 0, the GPU is on package 1 (node 3); right is Cores=12-15"),
+        (3, "8-11", "is node 2, the GPU is on package 1 (node 3); right is Cores=12-15"),
+        (3, "12-14", "leaves out cores 15, the GPU is on package 1 (node 3); right is Cores=12-15"),
+        (
+            3,
+            "10-15",
+            "has cores 10-11 of node 2, the GPU is on package 1 (node 3); right is Cores=12-15",
+        ),
+        (
+            3,
+            "0-15",
+            "has cores 0-11 of nodes 0-2, the GPU is on package 1 (node 3); right is Cores=12-15",
+        ),
+        (
+            3,
+            "12-15,28-31",
+            "are the CPU numbers of the right cores, and Slurm counts cores; right is Cores=12-15",
+        ),
+        (
+            3,
+            "24-31",
+            (
+                "goes beyond core 15, the last of this node: CPU numbers? Slurm counts cores; "
+                "right is Cores=12-15"
+            ),
+        ),
+        (3, "12-40", "goes beyond core 15, the last of this node; right is Cores=12-15"),
+        (None, "0-3", None),
+        (None, "0-40", "goes beyond core 15, the last of this node; right is no Cores="),
+    ],
+)
+def test_the_cores_of_a_gpu_are_judged(gpu_node: int | None, cores: str, fault: str | None) -> None:
+    text = f"{LINE.format(0)} Cores={cores}"
+    expected = [] if fault is None else [f"g:1 gpu 0: Cores={cores} {fault}"]
+    assert found(text, node(gpu_node)) == expected
+
+
+def test_cpu_numbers_are_told_where_none_is_beyond_the_cores() -> None:
+    adjacent = made({0: "0-7", 1: "8-15", 2: "16-31"}, gpus=[1], threads=2, siblings="adjacent")
+    adjacent = replace(adjacent, gpus=(replace(adjacent.gpus[0], minor=0),))
+    (text,) = found(f"{LINE.format(0)} Cores=8-15", adjacent)
+    assert "are the CPU numbers of the right cores" in text
+    assert text.endswith("right is Cores=4-7")
+
+
+def test_a_gpu_without_cores_beside_it_is_judged_by_the_nearest() -> None:
+    far_gpu = made({0: "0-3", 1: "4-7", 2: ""}, gpus=[2], distances=[("2", "1", 20)])
+    far_gpu = replace(far_gpu, gpus=(replace(far_gpu.gpus[0], minor=0),))
+    assert found(f"{LINE.format(0)} Cores=4-7", far_gpu) == []
+    (text,) = found(f"{LINE.format(0)} Cores=0-3", far_gpu)
+    assert text.endswith(
+        "is node 0, the nearest cores are on package 0 (node 1); right is Cores=4-7"
+    )
+
+
+TWO = "Name=gpu File=/dev/nvidia0 Cores=0-3\nName=gpu File=/dev/nvidia1 Cores=12-15\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "findings"),
+    [
+        (TWO, []),
+        (f"{TWO}Name=nic File=/dev/mlx5_0 Cores=99\nName=shard Count=8\n", []),
+        (
+            "Name=gpu File=/dev/nvidia[0-1] Cores=0-3",
+            [
+                (
+                    "g:1 gpu 1: Cores=0-3 is package 0, the GPU is on package 1 (node 3); "
+                    "right is Cores=12-15"
+                )
+            ],
+        ),
+        (
+            "Name=gpu File=/dev/nvidia[0-1]",
+            [
+                (
+                    "g:1 gpu 0: the line has no Cores=, the GPU is on package 0 (node 0); "
+                    "add Cores=0-3"
+                ),
+                (
+                    "g:1 gpu 1: the line has no Cores=, the GPU is on package 1 (node 3); "
+                    "add Cores=12-15"
+                ),
+            ],
+        ),
+        (
+            TWO.splitlines()[0],
+            ["- gpu 1: no line has it; add Name=gpu File=/dev/nvidia1 Cores=12-15"],
+        ),
+        (
+            f"{TWO}Name=gpu File=/dev/nvidia7",
+            ["g:3 /dev/nvidia7 is no GPU of this node; there are /dev/nvidia0, /dev/nvidia1"],
+        ),
+        (f"{TWO}{TWO.splitlines()[0]}", ["g:3 /dev/nvidia0 is named already, in g:1"]),
+        (
+            "\n".join(reversed(TWO.splitlines())),
+            [
+                (
+                    "g:1 /dev/nvidia1 is gpu 0 to Slurm and 1 to CUDA; /dev/nvidia0 belongs in its "
+                    "place"
+                ),
+                (
+                    "g:2 /dev/nvidia0 is gpu 1 to Slurm and 0 to CUDA; /dev/nvidia1 belongs in its "
+                    "place"
+                ),
+            ],
+        ),
+        (
+            f"AutoDetect=nvml\n{TWO.splitlines()[1]}",
+            [],
+        ),
+        (f"{TWO}Name=gpu", ["g:3 the line has no File=, which every GPU needs"]),
+        (
+            TWO.replace("Cores=0-3", "Count=2 Cores=0-3"),
+            ["g:1 Count=2 is not 1, as the files are; leave Count= out"],
+        ),
+        (TWO.replace("=0-3", "=0-3 Links=-1,4").replace("=12-15", "=12-15 Links=4,-1"), []),
+        (
+            TWO.replace("=0-3", "=0-3 Links=-1,4,4"),
+            ["g:1 Links=-1,4,4 has 3 numbers; one for each of 2 GPUs is right"],
+        ),
+        (
+            TWO.replace("=12-15", "=12-15 Links=-1,4"),
+            ["g:2 Links=-1,4 is not -1 at the GPU itself, which is gpu 1, and only there"],
+        ),
+        (
+            "Name=gpu File=/dev/nvidia[0-1] Cores=0-15 Links=-1,4",
+            [
+                "g:1 Links=-1,4 is for one GPU, and File= names 2; write a line each",
+                (
+                    "g:1 gpu 0: Cores=0-15 has cores 4-15 of nodes 1-3, the GPU is on package 0 "
+                    "(node 0); right is Cores=0-3"
+                ),
+                (
+                    "g:1 gpu 1: Cores=0-15 has cores 0-11 of nodes 0-2, the GPU is on package 1 "
+                    "(node 3); right is Cores=12-15"
+                ),
+            ],
+        ),
+        (
+            (
+                "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap[21-22] Cores=0-3\n"
+                "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap[30-31] Cores=0-3\n"
+                "Name=gpu File=/dev/nvidia1 Cores=12-15"
+            ),
+            [],
+        ),
+    ],
+    ids=[
+        "right lines",
+        "other devices are passed over",
+        "one line for GPUs of two nodes",
+        "no Cores=",
+        "a GPU that no line has",
+        "a device that is no GPU",
+        "a GPU twice",
+        "not in bus order",
+        "detected GPUs need no line",
+        "no File=",
+        "a wrong Count=",
+        "right Links=",
+        "too many Links=",
+        "Links= of another GPU",
+        "Links= of two GPUs",
+        "instances of one GPU",
+    ],
+)
+def test_the_lines_of_two_gpus_are_judged(text: str, findings: list[str]) -> None:
+    assert found(text, node(0, 3)) == findings
+
+
+def test_where_the_machine_does_not_tell_a_gpus_file_no_line_is_called_wrong() -> None:
+    unknown = replace(machine("dgx-a100"), name="gpu07")
+    check = Check(configured(TWO), unknown)
+    assert check.findings() == []
+    assert list(check.notes("gpu07"))[-1:] == [
+        "the machine does not tell which GPU is /dev/nvidia0, /dev/nvidia1: not judged"
+    ]
+
+
+@pytest.mark.parametrize(("cores", "is_narrow"), [("0-3", True), ("0-7", False)])
+def test_cores_of_less_than_a_package_are_worth_a_note(cores: str, is_narrow: bool) -> None:
+    check = Check(configured(f"{LINE.format(0)} Cores={cores}"), node(0))
+    assert check.findings() == []
+    assert list(check.notes("gpu07")) == ([NARROW] if is_narrow else [])
+
+
+def test_a_file_for_other_nodes_is_told_from_one_that_lacks_gpus() -> None:
+    text = "NodeName=tux[0-3] Name=gpu File=/dev/nvidia[0-1]"
+    (note,) = Check(configured(text), node(0)).notes("gpu07")
+    assert note == "the lines of GPUs are for tux[0-3], not for gpu07; --node-name names another"
+
+
+@given(machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))
+def test_what_gres_conf_prints_is_always_found_right(
+    topology: Topology, scope: str, name: str | None
+) -> None:
+    text = "\n".join(write(topology, scope=scope, node_name=name))
+    assert found(text, topology, scope) == []
+
+
+@given(machines(), st.data())
+def test_cores_away_from_every_near_node_are_always_found_wrong(
+    topology: Topology, data: st.DataObject
+) -> None:
+    check = Check(configured(""), topology)
+    gpu = data.draw(st.sampled_from(topology.gpus))
+    near = frozenset().union(*check.affinities[gpu.key].near)
+    away = check.cores.all - near
+    if near and away:
+        cores = data.draw(st.frozensets(st.sampled_from(sorted(away)), min_size=1))
+        line = f"Name=gpu File=/dev/nvidia{gpu.minor} Cores={','.join(map(str, cores))}"
+        assert any(f"gpu {gpu.index}: Cores=" in text for text in found(line, topology))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cpus", "findings"),
+    [
+        ((0,), "0-3", []),
+        ((0, 1), "3,31", []),
+        ((), "0", []),
+        (None, "0", []),
+        ((0, 1), "0-7", ["1 (package 1, node 3) and CPUs 0-7 (package 0, nodes 0-1)"]),
+        ((1,), "0,16", ["1 (package 1, node 3) and CPUs 0,16 (package 0, node 0)"]),
+        ((2,), "0", []),
+    ],
+    ids=[
+        "near",
+        "a CPU near each",
+        "no GPU",
+        "nobody noted its GPUs",
+        "near one and far from the other",
+        "far",
+        "nobody knows where the GPU is",
+    ],
+)
+def test_a_job_has_cpus_near_each_of_its_gpus(
+    gpus: tuple[int, ...] | None, cpus: str, findings: list[str]
+) -> None:
+    job = Job(4711, parse_list(cpus), gpus)
+    assert list(far(node(0, 3, None), job)) == [
+        f"job 4711 has gpu {finding}, none of them near it; {REMEDY}" for finding in findings
+    ]
+
+
+def test_a_job_with_a_gpu_that_the_node_has_not_is_told() -> None:
+    job = Job(1, frozenset({0}), (8,))
+    assert list(far(node(0, 3), job)) == ["job 1 has gpu 8, and this node has 0-1"]
+
+
+def test_near_a_gpu_whose_node_has_no_cpus_are_the_nearest() -> None:
+    topology = made({0: "0-3", 1: "4-7", 2: ""}, gpus=[2], distances=[("2", "1", 20)])
+    assert list(far(topology, Job(1, frozenset({5}), (0,)))) == []
+    (text,) = far(topology, Job(1, frozenset({0}), (0,)))
+    assert text.startswith("job 1 has gpu 0 (node 2) and CPUs 0 (package 0, node 0)")
