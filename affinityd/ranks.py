@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from affinityd.cpuset import CpuSet
 from affinityd.devices import Device, Sight, choose, is_ambiguous, look
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.readers import MAX_ENTRIES
 from affinityd.request import Request
-from affinityd.step import Seat
+from affinityd.step import Seat, gpu_seat, slice_seat
 from affinityd.topology import Topology
 from affinityd.words import BY_RANK
 
@@ -26,23 +27,23 @@ class Ranks:
     ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
 
 
-def ranks_of(topology: Topology, request: Request, seat: Seat | None = None) -> Ranks:
+def ranks_of(topology: Topology, request: Request, mask: CpuSet) -> Ranks:
     """Return the ranks of a request.
 
     They are its `gpus`, dealt again from the first where there are more `ranks` than those. Or,
-    for a task of a job: the job's GPUs, each as often as tasks share one; `seat` is the task's on
-    the GPUs that it sees, None where all of them see the same and deal them out. Raises
-    InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not here,
-    or not the job's.
+    for a task of a job, which runs on `mask` now: the job's GPUs, each as often as tasks share one.
+    Raises InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not
+    here, or not the job's.
     """
     sight = look(topology, request.granted, request.visible)
     own = _named(sight, request.gpus)
     ambiguous = is_ambiguous(sight, request.gpus)
+    seat = _bound_seat(request, mask, len(own))
     is_task = request.job is not None or seat is not None
     if not is_task or (request.ranks is not None and request.options.mode in BY_RANK):
         ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
         return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous)
-    mine, (number, of) = _hand(request, own, seat)
+    mine, (number, of) = (own, seat) if seat is not None else _dealt(request, own)
     everything = look(topology, None, None)
     job = own if request.job is None else _named(everything, request.job)
     ranks = _checked(tuple(entry for entry in job for _ in range(of)))
@@ -50,15 +51,21 @@ def ranks_of(topology: Topology, request: Request, seat: Seat | None = None) -> 
     return Ranks(ranks, frozenset(wanted), ambiguous or is_ambiguous(everything, request.job))
 
 
-def _hand(
-    request: Request, own: tuple[Entry, ...], seat: Seat | None
-) -> tuple[tuple[Entry, ...], Seat]:
-    """Return the GPUs that a task drives, and its seat on them."""
-    if request.ranks is None:
+def _bound_seat(request: Request, mask: CpuSet, seen: int) -> Seat | None:
+    """Return a task's seat on the GPUs that it was given; None where tasks deal them out."""
+    if request.ranks is None or not (request.gpu_bind or request.cpu_bind):
+        return None
+    (task,) = _asked_for(request, request.ranks)
+    tasks, gpus = request.ranks, request.step_gpus or 0
+    on_slice = slice_seat(request.gpu_bind, request.cpu_bind, mask, task)
+    return on_slice or gpu_seat(request.gpu_bind, task=task, tasks=tasks, gpus=gpus, seen=seen)
+
+
+def _dealt(request: Request, own: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], Seat]:
+    """Return which of the GPUs that all tasks see is one's own, and its seat on it."""
+    if request.ranks is None:  # a lone task
         return own, (0, 1)
     (task,) = _asked_for(request, request.ranks)
-    if seat is not None:
-        return own, seat
     turn, place = divmod(task, len(own))
     return own[place : place + 1], (turn, -(-request.ranks // len(own)))
 

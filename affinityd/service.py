@@ -13,7 +13,7 @@ from affinityd.planner import plan
 from affinityd.plans import Caller, Demand, Warn
 from affinityd.ranks import ranks_of
 from affinityd.request import Request
-from affinityd.step import Seat, standing
+from affinityd.step import cpus_of_step
 from affinityd.topology import Topology
 
 CACHED_BYTES = 16 * 1024 * 1024  #: of answers; each has its question's objects beside it
@@ -112,8 +112,9 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     topology = node.topology
     whole = topology.online - node.reserved
     cpuset, source = _cpuset(request, caller, topology)
-    cpuset, seat = _standing(request, cpuset)
-    ranks = ranks_of(topology, request, seat)
+    ranks = ranks_of(topology, request, cpuset)
+    if request.rank is not None:
+        cpuset = cpus_of_step(request.gpu_bind, request.cpu_bind, cpuset, request.rank[0])
     gpus = tuple(device.gpu for _, device in ranks.entries)
     made = plan(topology, Demand(gpus, whole & cpuset, whole, request.options))
     return Reply(
@@ -125,18 +126,6 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
         allowed=whole & cpuset,
         source=source,
         plan=replace(made, warnings=(*made.warnings, AMBIGUOUS)) if ranks.ambiguous else made,
-    )
-
-
-def _standing(request: Request, mask: CpuSet) -> tuple[CpuSet, Seat | None]:
-    """Return what to plan a task of Slurm on, and its seat among those with the same GPUs."""
-    if request.ranks is None or request.rank is None or not (request.gpu_bind or request.cpu_bind):
-        return mask, None
-    return standing(
-        *(request.gpu_bind, request.cpu_bind, mask),
-        task=request.rank[0],
-        tasks=request.ranks,
-        gpus=request.step_gpus or 0,
     )
 
 

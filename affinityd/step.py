@@ -15,39 +15,56 @@ if TYPE_CHECKING:  # exec starts without what costs as much as Python to import
 #: A task's place among those that have the same GPUs: which one, of how many.
 Seat = tuple[int, int]
 
+CLOSEST = "closest"
+COUNTED = frozenset(("single", "map_gpu", "per_task"))  #: say how many GPUs a task sees
 LARGEST = 4096  #: number of times that an entry of a map counts: more tasks than a node has
 
 
-def gpu_seat(bind: str, task: int, tasks: int, gpus: int) -> Seat | None:
-    """Return the seat of a local task; None where every task sees all GPUs of the step.
+def gpu_seat(bind: str, *, task: int, tasks: int, gpus: int, seen: int) -> Seat | None:
+    """Return the seat of a local task; None where every task sees the same GPUs.
 
     `bind` is SLURMD_TRES_BIND, as in `gpu:single:2`; `gpus` is how many GPUs the step has on the
-    node. Where it is not known which tasks have GPUs in common, all of them might.
+    node, `seen` how many of them the task sees: more than a binding gives it, and there is none.
+    Where it is not known which tasks have GPUs in common, all of them might.
     """
     kind, argument = _kind(bind)
-    if kind in {"none", "closest"}:  # where CPUs are not bound, all of them are equally close
+    if kind in {"none", CLOSEST}:  # where CPUs are not bound, all GPUs are equally close
         return None
-    if kind == "per_task":
-        return 0, 1
-    groups = _groups(kind, argument, tasks, gpus)
+    try:
+        groups = _groups(kind, argument, tasks, gpus)
+        given = int(argument) if kind == "per_task" else 1
+    except (ValueError, ZeroDivisionError):  # what Slurm would not take
+        return task, tasks
+    if kind in COUNTED and seen > given:
+        return None
     return (task, tasks) if groups is None else _seat(groups, task)
 
 
-def standing(
-    bind: str, masks: Sequence[CpuSet], mask: CpuSet, *, task: int, tasks: int, gpus: int
-) -> tuple[CpuSet, Seat | None]:
-    """Return the CPUs to plan a local task on, and its seat.
+def slice_seat(bind: str, masks: Sequence[CpuSet], mask: CpuSet, task: int) -> Seat | None:
+    """Return the seat of a task on its slice, if its GPUs were chosen to be near that.
 
-    `masks` are the slices of the step's CPUs that its tasks were given; a task may leave its own,
-    unless its GPUs were chosen to be near it. `mask` is what it runs on now: if that is not its
-    slice, the masks are those of another step, from which it inherited them.
+    Tasks with equal slices then have the same GPUs. None where the task may leave its slice.
     """
-    seat = gpu_seat(bind, task, tasks, gpus)
-    if task >= len(masks) or masks[task] != mask:
-        return mask, seat
-    if _kind(bind)[0] == "closest":
-        return mask, _seat(masks, task)
-    return frozenset().union(*masks), seat
+    return _seat(masks, task) if _stays(bind, masks, mask, task) else None
+
+
+def cpus_of_step(bind: str, masks: Sequence[CpuSet], mask: CpuSet, task: int) -> CpuSet:
+    """Return what to plan a task on: the slices of all tasks of its step, if it may leave its own.
+
+    `mask` is what it runs on now: if that is not its slice, the masks are those of another step,
+    from which it inherited them.
+    """
+    if _stays(bind, masks, mask, task) or not _is_slice(masks, mask, task):
+        return mask
+    return frozenset().union(*masks)
+
+
+def _stays(bind: str, masks: Sequence[CpuSet], mask: CpuSet, task: int) -> bool:
+    return _kind(bind)[0] == CLOSEST and _is_slice(masks, mask, task)
+
+
+def _is_slice(masks: Sequence[CpuSet], mask: CpuSet, task: int) -> bool:
+    return task < len(masks) and masks[task] == mask
 
 
 def _kind(bind: str) -> tuple[str, str]:
@@ -63,19 +80,22 @@ def _seat(groups: Sequence[object], task: int) -> Seat:
 
     As many seats for everybody as the largest group has: each task finds the same ones.
     """
-    return groups[:task].count(groups[task]), max(groups.count(group) for group in groups)
+    before = sum(groups[task] == group for group in groups[:task])
+    return before, max(sum(group == other for other in groups) for group in groups)
 
 
-def _groups(kind: str, argument: str, tasks: int, gpus: int) -> list[int] | None:
-    """Return for each task a number that stands for its GPUs; None where that is not known."""
-    try:
-        if kind == "single":
-            return [task // int(argument) % gpus for task in range(tasks)]
-        if kind not in {"map_gpu", "mask_gpu"}:
-            return None
-        entries = _entries(argument, 10 if kind == "map_gpu" else 16)
-    except (ValueError, ZeroDivisionError):
+def _groups(kind: str, argument: str, tasks: int, gpus: int) -> Sequence[int] | None:
+    """Return for each task a number that stands for its GPUs; None where that is not known.
+
+    Raises ValueError or ZeroDivisionError.
+    """
+    if kind == "per_task":
+        return range(tasks)
+    if kind == "single":
+        return [task // int(argument) % gpus for task in range(tasks)]
+    if kind not in {"map_gpu", "mask_gpu"}:
         return None
+    entries = _entries(argument, 10 if kind == "map_gpu" else 16)
     groups = [entries[task % len(entries)] for task in range(tasks)]
     different = set(groups)
     if kind == "mask_gpu" and any(a & b for a in different for b in different if a != b):

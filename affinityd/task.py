@@ -154,7 +154,13 @@ def _slurm_seat(rank: Rank, environ: Environment) -> Seat | None:
     if not bind or not rank.size or rank.variable != "SLURM_LOCALID":
         return None
     gpus = number(environ.get("SLURM_GPUS_ON_NODE")) or 0
-    return gpu_seat(bind, rank.number, rank.size, gpus)
+    return gpu_seat(bind, task=rank.number, tasks=rank.size, gpus=gpus, seen=_count(environ, gpus))
+
+
+def _count(environ: Environment, whole: int) -> int:
+    """Return how many GPUs a process sees, of so many."""
+    value = visible(environ)  # of ROCm's variables, the last one counts
+    return whole if value is None else len(value.rpartition("=")[2].split(","))
 
 
 def _guessed_seat(rank: Rank, environ: Environment, job: str | None) -> Seat:
@@ -189,7 +195,7 @@ def _has_its_own(rank: Rank, environ: Environment, parent: Environment | None) -
     value = visible(environ)
     if value is None:
         return False
-    count = len(value.rpartition("=")[2].split(","))  # of ROCm's variables, the last one's
+    count = _count(environ, 0)
     whole = number(environ.get("SLURM_GPUS_ON_NODE"))
     if rank.variable == "SLURM_LOCALID" and whole is not None:
         return count < whole

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from affinityd import machines
 from affinityd.cpuset import CpuSet, format_mask
 from affinityd.errors import AffinityError
-from affinityd.step import Seat, gpu_seat, standing
+from affinityd.step import Seat, cpus_of_step, gpu_seat, slice_seat
 from tests.asking import ask, cpulists, try_to_ask
 
 DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
@@ -58,7 +58,15 @@ DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
 def test_tasks_on_the_same_gpus_have_a_seat_each(
     bind: str, tasks: int, gpus: int, seats: list[Seat | None]
 ) -> None:
-    assert [gpu_seat(bind, task, tasks, gpus) for task in range(tasks)] == seats
+    seen = 2 if "per_task:2" in bind else 1
+    found = [gpu_seat(bind, task=task, tasks=tasks, gpus=gpus, seen=seen) for task in range(tasks)]
+    assert found == seats
+
+
+@pytest.mark.parametrize("bind", ["gpu:per_task:1", "gpu:single:1", "gpu:map_gpu:1,0"])
+def test_a_binding_that_is_not_in_force_binds_nobody(bind: str) -> None:
+    """Slurm 22.05 says per_task of --gpus-per-task=TYPE:1, and binds nothing."""
+    assert gpu_seat(bind, task=1, tasks=2, gpus=2, seen=2) is None
 
 
 def cpus(*numbers: int) -> CpuSet:
@@ -77,7 +85,7 @@ SLICES = (cpus(0), cpus(1))
         pytest.param("", SLICES, cpus(1), 0, (cpus(1), None), id="another task's slice"),
         pytest.param("", SLICES, cpus(1), 2, (cpus(1), None), id="more tasks than slices"),
         pytest.param(
-            "gpu:per_task:1", SLICES, cpus(0), 0, (cpus(0, 1), (0, 1)), id="with its own GPU"
+            "gpu:per_task:1", SLICES, cpus(0), 0, (cpus(0, 1), None), id="with its own GPU"
         ),
         pytest.param(
             "gpu:closest", SLICES, cpus(0), 0, (cpus(0), (0, 1)), id="GPUs that are near its slice"
@@ -94,7 +102,8 @@ def test_a_task_may_leave_its_slice_unless_its_gpus_were_chosen_by_it(
     task: int,
     expected: tuple[CpuSet, Seat | None],
 ) -> None:
-    assert standing(bind, masks, mask, task=task, tasks=3, gpus=2) == expected
+    assert cpus_of_step(bind, masks, mask, task) == expected[0]
+    assert slice_seat(bind, masks, mask, task) == expected[1]
 
 
 # What follows for a plan.

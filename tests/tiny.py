@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from affinityd.topology import Topology
@@ -24,14 +24,16 @@ PROGRAM = Path(__file__).parents[1] / "bin/affinityd"
 LOOK = ("grep", "Cpus_allowed_list", "/proc/self/status")
 
 
-def tiny(*gpu_nodes: int) -> Topology:
-    """Return the machine: a node for each of the CPUs, GPUs on these nodes."""
-    return made({0: NEAR, 1: FAR}, gpus=gpu_nodes or (0, 1))
+def tiny(*gpu_nodes: int, minors: Sequence[int] = range(16)) -> Topology:
+    """Return the machine: a node for each of the CPUs, GPUs on these nodes, by these files."""
+    machine = made({0: NEAR, 1: FAR}, gpus=gpu_nodes or (0, 1))
+    named = zip(machine.gpus, minors, strict=False)
+    return replace(machine, gpus=tuple(replace(gpu, minor=minor) for gpu, minor in named))
 
 
-def tiny_tree(root: Path, *gpu_nodes: int) -> Path:
+def tiny_tree(root: Path, *gpu_nodes: int, minors: Sequence[int] = range(16)) -> Path:
     """Write the machine's files."""
-    return write_tree(tiny(*gpu_nodes), root)
+    return write_tree(tiny(*gpu_nodes, minors=minors), root)
 
 
 @dataclass(frozen=True)

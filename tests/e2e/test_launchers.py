@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.slurm.rig import Slurm, slurm
+from tests.e2e.slurm.rig import Setup, Slurm, slurm
 from tests.tiny import BOTH, FAR, LOOK, NEAR
 
 pytestmark = pytest.mark.launchers
@@ -23,9 +22,7 @@ EXEC = (sys.executable, str(REPOSITORY / "bin/affinityd"), "exec")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Slurm]:
-    # Not below pytest's folder: the path of a unix socket has room for 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="rig-"))
-    with slurm(folder, gpus=2) as cluster:
+    with slurm(Setup()) as cluster:
         yield cluster
 
 
@@ -65,7 +62,7 @@ def test_srun_that_binds_nothing_leaves_each_task_all_of_the_job_s_cpus(
 ) -> None:
     """As the documentation has it, where task/affinity would give each a slice."""
     words = ["-n2", "--gres=gpu:2", "--cpu-bind=none", *EXEC, "--", *LOOK]
-    with slurm(Path(tempfile.mkdtemp(prefix="rig-")), 2, "task/affinity") as cluster:
+    with slurm(Setup(task_plugin="task/affinity")) as cluster:
         assert masks(cluster.srun(*words, env=here)) == [NEAR, FAR]
 
 

@@ -1,7 +1,8 @@
 """A real Slurm on this machine: munged, slurmctld and slurmd for one node with fake GPUs.
 
-Nothing under /etc is touched, and no port is one that a real Slurm would take. A GPU's device file
-is a character device that no driver serves: Slurm asks for no more.
+Nothing under /etc or /dev is touched, and no port is one that a real Slurm would take: slurmd and
+the tasks live in a mount namespace, whose /dev has a device file for each GPU that no driver
+serves. Slurm asks for no more.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import secrets
 import shutil
 import signal
 import socket
-import stat
 import subprocess
+import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.daemons import PATIENCE, eventually
 
 NODE = "rig"
 MAJOR = 240  #: of devices for local use, kernel Documentation/admin-guide/devices.txt
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "unshare")
+USER = "games"  #: whose jobs are not root's; every Debian has it
 
 SLURM_CONF = """\
 ClusterName=rig
@@ -45,12 +48,57 @@ SchedulerType=sched/builtin
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 JobAcctGatherType=jobacct_gather/none
-ProctrackType=proctrack/linuxproc
-TaskPlugin={task_plugin}
-GresTypes=gpu
-NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} Gres=gpu:{gpus} State=UNKNOWN
+ProctrackType={tracking}
+TaskPlugin={setup.task_plugin}
+GresTypes={types}
+{lines}
+NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} Gres={gres} State=UNKNOWN
 PartitionName=all Nodes={node} Default=YES State=UP
 """
+
+CGROUP_CONF = """\
+CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+CgroupAutomount=no
+ConstrainCores={cores}
+ConstrainDevices={devices}
+"""
+
+#: Gives slurmd a /dev of its own, then what is to be seen elsewhere, a line SOURCE TARGET each.
+NAMESPACE = """\
+set -e
+cd "$0"
+mkdir -p dev
+mount -t tmpfs -o mode=755 tmpfs dev
+for name in null zero full random urandom tty ptmx fd stdin stdout stderr; do
+    cp -a "/dev/$name" dev
+done
+for folder in pts shm; do
+    mkdir "dev/$folder"
+    mount --rbind "/dev/$folder" "dev/$folder"
+done
+while read -r minor; do
+    mknod -m 666 "dev/nvidia$minor" c {major} "$minor"
+done <minors
+mount --move dev /dev
+while read -r source target; do
+    if [ -d "$source" ]; then mkdir -p "$target"; else [ -e "$target" ] || : >"$target"; fi
+    mount --rbind "$source" "$target"
+done <binds
+exec "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a cluster is to be like."""
+
+    gpus: Sequence[str] = ("0", "1")  #: minors, in Slurm's order; with a type as in `big:3`
+    task_plugin: str = "task/none"
+    constrain_devices: bool = False
+    conf: Sequence[str] = ()  #: more lines of slurm.conf
+    gres: Mapping[str, int] = field(default_factory=dict)  #: more of them, and how many
+    binds: Mapping[Path, str] = field(default_factory=dict)  #: what the node sees, and where
 
 
 @dataclass(frozen=True)
@@ -58,29 +106,35 @@ class Slurm:
     """A cluster that runs."""
 
     folder: Path
+    user: str | None = None  #: None: root
 
     def srun(self, *words: str, env: Mapping[str, str] | None = None) -> str:
         """Return what a step prints, a task's lines together; it must succeed."""
-        return self._output(["srun", "--label", *words], env)
+        return self.run("srun", "--label", *words, env=env)
 
     def sbatch(self, script: str, *words: str, env: Mapping[str, str] | None = None) -> str:
         """Return what a batch script prints; it must succeed."""
-        path, out = self.folder / "script", self.folder / "out"
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        self._output(["sbatch", "--wait", f"--output={out}", *words, str(path)], env)
-        return out.read_text()
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder).chmod(0o777)
+            path, out = Path(folder, "script"), Path(folder, "out")
+            path.write_text(f"#!/bin/sh\n{script}\n")
+            self.run("sbatch", "--wait", f"--output={out}", *words, f"{path}", env=env)
+            return out.read_text()
 
-    def _output(self, command: Sequence[str], env: Mapping[str, str] | None) -> str:
+    def run(self, *command: str, env: Mapping[str, str] | None = None) -> str:
+        """Return what one of Slurm's commands prints; it must succeed."""
         conf = {"SLURM_CONF": str(self.folder / "slurm.conf")}
-        environment = {"PATH": os.environ["PATH"], **conf, **(env or {})}
         done = subprocess.run(
             command,
-            env=environment,
-            cwd=self.folder,
+            env={"PATH": os.environ["PATH"], **conf, **(env or {})},
+            cwd="/",
             check=False,
             text=True,
             capture_output=True,
             timeout=4 * PATIENCE,
+            user=self.user,
+            group=self.user,
+            extra_groups=None if self.user is None else [],
         )
         assert done.returncode == 0, f"{done.stdout}{done.stderr}{self.logs()}"
         return done.stdout + done.stderr
@@ -92,26 +146,21 @@ class Slurm:
 
 
 @contextmanager
-def slurm(folder: Path, gpus: int, task_plugin: str = "task/none") -> Iterator[Slurm]:
-    """Run a cluster of one node that has this machine's CPUs and so many GPUs."""
-    for name in ("state", "spool"):
-        (folder / name).mkdir(parents=True)
+def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
+    """Run a cluster of one node that has this machine's CPUs, for jobs of a user."""
+    # Not below pytest's folder: the path of a unix socket has room for 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="rig-"))
     folder.chmod(0o755)
-    devices = [_device(folder, minor) for minor in range(gpus)]
-    host = socket.gethostname()
-    facts = {"host": host, "folder": folder, "ports": _free_ports(2), "node": NODE, "gpus": gpus}
-    (folder / "slurm.conf").write_text(
-        SLURM_CONF.format(**facts, cpus=os.cpu_count(), task_plugin=task_plugin)
-    )
-    (folder / "gres.conf").write_text("".join(f"Name=gpu File={file}\n" for file in devices))
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+    _configure(folder, setup)
     daemons: list[subprocess.Popen[bytes]] = []
-    cluster = Slurm(folder)
+    cluster = Slurm(folder, user)
     try:
         daemons.append(_munge(folder))
         conf = str(folder / "slurm.conf")
         daemons.append(_start(folder, "slurmctld", "-D", "-i", "-c", "-f", conf))
-        daemons.append(_start(folder, "slurmd", "-D", "-c", "-N", NODE, "-f", conf))
+        apart = ["unshare", "--mount", "--propagation=private", "sh", "-c"]
+        inside = [*apart, NAMESPACE.format(major=MAJOR), f"{folder}"]
+        daemons.append(_start(folder, *inside, "slurmd", "-D", "-c", "-N", NODE, "-f", conf))
         eventually(lambda: _is_idle(cluster), f"the node is idle{cluster.logs()}")
         yield cluster
     finally:
@@ -124,6 +173,34 @@ def slurm(folder: Path, gpus: int, task_plugin: str = "task/none") -> Iterator[S
 def missing() -> list[str]:
     """Return the programs that are not installed."""
     return [program for program in PROGRAMS if shutil.which(program) is None]
+
+
+def _configure(folder: Path, setup: Setup) -> None:
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    gpus = [gpu.rpartition(":") for gpu in setup.gpus]
+    counts = Counter(f"gpu:{kind}" if kind else "gpu" for kind, _, _ in gpus)
+    gres = {**counts, **setup.gres}
+    facts = {"host": socket.gethostname(), "folder": folder, "node": NODE, "setup": setup}
+    facts |= {"ports": _free_ports(2), "cpus": os.cpu_count(), "lines": "\n".join(setup.conf)}
+    facts |= {
+        "types": ",".join({"gpu": 0, **setup.gres}),
+        "gres": ",".join(f"{it}:{n}" for it, n in gres.items()),
+    }
+    by_cgroup = "cgroup" in setup.task_plugin
+    tracking = "proctrack/cgroup" if by_cgroup else "proctrack/linuxproc"
+    (folder / "slurm.conf").write_text(SLURM_CONF.format(**facts, tracking=tracking))
+    devices = "yes" if setup.constrain_devices else "no"
+    (folder / "cgroup.conf").write_text(CGROUP_CONF.format(cores="yes", devices=devices))
+    typed = (f"Type={kind}" if kind else "" for kind, _, _ in gpus)
+    lines = [
+        f"Name=gpu {it} File=/dev/nvidia{gpu[2]}\n" for it, gpu in zip(typed, gpus, strict=True)
+    ]
+    lines += [f"Name={name} Count={count}\n" for name, count in setup.gres.items()]
+    (folder / "gres.conf").write_text("".join(lines))
+    (folder / "minors").write_text("".join(f"{minor}\n" for _, _, minor in gpus))
+    binds = (f"{source} {target}\n" for source, target in setup.binds.items())
+    (folder / "binds").write_text("".join(binds))
 
 
 def _munge(folder: Path) -> subprocess.Popen[bytes]:
@@ -139,22 +216,16 @@ def _munge(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
-    with (folder / f"{command[0]}.out.log").open("w") as log:
+    with (folder / "out.log").open("a") as log:
         environment = {"PATH": os.environ["PATH"], "SLURM_CONF": str(folder / "slurm.conf")}
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
 def _is_idle(cluster: Slurm) -> bool:
     try:
-        return "idle" in cluster._output(["sinfo", "--noheader", "--format=%T"], None)
+        return "idle" in cluster.run("sinfo", "--noheader", "--format=%T")
     except AssertionError:  # slurmctld does not listen yet
         return False
-
-
-def _device(folder: Path, minor: int) -> Path:
-    path = folder / f"gpu{minor}"
-    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(MAJOR, minor))
-    return path
 
 
 def _free_ports(count: int) -> list[int]:

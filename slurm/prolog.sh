@@ -1,0 +1,79 @@
+#!/bin/sh
+# Prolog= of slurm.conf: notes the job's GPUs for task_prolog.sh, and looks whether affinityd answers.
+#
+# It runs as root, on each node of a job, before its first task. Only here are the job's GPUs always
+# in the node's own numbering. It ends with 0, unless AFFINITYD_DRAIN=yes in /etc/affinityd.conf says
+# that a node without a daemon is to be drained.
+
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+
+run=/run/affinityd
+notes=$run/jobs
+settings=/etc/affinityd.conf
+unused_for=1440 # minutes, until a note is looked at of whose job nothing runs here
+
+say() {
+    printf 'affinityd: %s\n' "$1" >&2
+    logger -t affinityd -p daemon.warning -- "$1" 2>/dev/null
+}
+
+case ${SLURM_JOB_ID-} in
+'' | *[!0-9]*)
+    say "SLURM_JOB_ID=${SLURM_JOB_ID-} is no job; Prolog= of slurm.conf runs this"
+    exit 0
+    ;;
+esac
+
+gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
+case $gpus in NoDevFiles | *[!A-Za-z0-9_.:,/-]*) gpus='' ;; esac
+
+gpus_of() { sed -n 's/^gpus=//p' "$1"; }
+has_one_of() { # GPUS GPUS
+    for gpu in $(printf %s "$1" | tr , ' '); do
+        case ,$2, in *,"$gpu",*) return 0 ;; esac
+    done
+    return 1
+}
+runs_here() { # JOB: has processes that Slurm started on this node
+    [ -n "${running+known}" ] || running=$(scontrol listpids 2>/dev/null | awk '{ print $2 }')
+    [ -z "$running" ] || printf '%s\n' "$running" | grep -qx "$1"
+}
+
+# A note outlives its job where the epilog did not run. Two that name one GPU are of jobs that share
+# it, by MPS or shards, unless one of them is such a note.
+shared=''
+for note in "$notes"/[0-9]*; do
+    job=${note##*/}
+    [ -f "$note" ] || continue
+    [ "$job" != "$SLURM_JOB_ID" ] || continue
+    has_one_of "$gpus" "$(gpus_of "$note")" && is_common=yes || is_common=''
+    [ -n "$is_common" ] || [ -n "$(find "$note" -mmin +"$unused_for")" ] || continue
+    if ! runs_here "$job"; then
+        rm -f "$note"
+    elif [ -n "$is_common" ]; then
+        shared=$gpus
+        printf 'shared=%s\n' "$gpus" >>"$note"
+    fi
+done
+[ -z "$shared" ] || say "job $SLURM_JOB_ID shares GPUs $gpus with another job: so it does their CPUs"
+
+umask 022
+new=$notes/.$SLURM_JOB_ID
+write_note() {
+    printf 'gpus=%s\n' "$gpus"
+    [ -z "$shared" ] || printf 'shared=%s\n' "$shared"
+}
+if ! { mkdir -p "$notes" && write_note >"$new" && mv -f "$new" "$notes/$SLURM_JOB_ID"; }; then
+    say "$notes/$SLURM_JOB_ID could not be written: tasks in unique modes take their GPU's block"
+fi
+
+[ -n "$gpus" ] || exit 0
+setting() { sed -n "s/^$1=[\"']\{0,1\}\([^\"']*\).*/\1/p" "$settings" 2>/dev/null | tail -n 1; }
+socket=$(setting AFFINITYD_SOCKET)
+socket=${socket:-$run/affinityd.sock}
+problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$socket" \
+    http://localhost/readyz 2>&1) && exit 0
+say "no daemon is ready at $socket: tasks on this node stay unpinned ($problem)"
+case $(setting AFFINITYD_DRAIN) in yes | true | 1 | on) exit 1 ;; esac
+exit 0

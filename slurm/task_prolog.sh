@@ -1,0 +1,177 @@
+#!/bin/sh
+# TaskProlog= of slurm.conf: pins a task near its GPUs, as this node's affinityd says.
+#
+# It runs as the user, beside the task, before the program. Slurm reads what it prints, on stderr
+# too, and kills the task if it fails: so it prints nothing but `export` and `unset` lines, and ends
+# with 0 within a second. Whatever is wrong, the task stays as Slurm made it, and AFFINITYD_UNPINNED
+# says why.
+
+set +e +f +u +v +x
+unset -f printf read # exported functions of the user, where sh is bash
+trap 'exit 0' EXIT
+exec 2>/dev/null
+unset LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT
+LC_ALL=C
+export LC_ALL
+
+run=/run/affinityd
+settings=/etc/affinityd.conf
+curl=/usr/bin/curl taskset=/usr/bin/taskset python=/usr/bin/python3
+
+leave() { # [REASON]
+    [ -z "${1-}" ] || printf 'export AFFINITYD_UNPINNED=%s\n' "$1"
+    exit 0
+}
+is_number() { case $1 in '' | *[!0-9]*) return 1 ;; esac; }
+is_word() { case $1 in '' | *[!A-Za-z0-9_.:,/-]*) return 1 ;; esac; }
+is_cpulist() { case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]*) return 1 ;; esac; }
+
+read_mask() { # mask: the CPUs on which the task may run
+    while read -r name mask; do
+        [ "$name" != Cpus_allowed_list: ] || break
+    done <"/proc/$SLURM_TASK_PID/status"
+    is_cpulist "$mask"
+}
+read_settings() { # the site's, where the job's environment says nothing
+    while IFS='=' read -r name value; do
+        value=${value#[\'\"]} value=${value%[\'\"]}
+        case $name in AFFINITYD_[A-Z]*) ;; *) continue ;; esac
+        is_word "$name" && is_word "$value" && eval "$name=\${$name:-\$value}"
+    done <"$settings"
+}
+read_note() { # job: its GPUs in the node's numbering; shared: those that other jobs have, too
+    while IFS='=' read -r name value; do
+        case $name in gpus) job=$value ;; shared) shared=$value ;; esac
+    done <"$run/jobs/$SLURM_JOB_ID"
+    is_word "$job" || job=''
+}
+find_devices() { # PREFIX KIND: granted, those that the task may open
+    for device in "$1"[0-9]*; do
+        [ -r "$device" ] && [ -w "$device" ] && granted=${granted:+$granted,}$2:${device#"$1"}
+    done
+}
+ask() { # SECONDS --data-urlencode NAME=VALUE...
+    seconds=$1
+    shift
+    if [ -x "$curl" ]; then
+        "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 \
+            --unix-socket "$socket" "$@" http://localhost/plan
+    else
+        "$python" -I -S -c '
+import signal, socket, sys, urllib.parse
+signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))  # and that is the end
+query = urllib.parse.urlencode([word.split("=", 1) for word in sys.argv[4::2]])
+daemon = socket.socket(socket.AF_UNIX)
+daemon.connect(sys.argv[1])
+daemon.sendall(f"GET /plan?{query} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+print(daemon.makefile("rb").read(65536).partition(b"\r\n\r\n")[2].decode())
+' "$socket" "$seconds" "$@"
+    fi
+}
+pin() { # CPULIST
+    if [ -x "$taskset" ]; then
+        "$taskset" -cp "$1" "$SLURM_TASK_PID"
+    else
+        "$python" -I -S -c '
+import os, sys
+parts = [part.split("-") for part in sys.argv[1].split(",")]
+cpus = [cpu for part in parts for cpu in range(int(part[0]), int(part[-1]) + 1)]
+os.sched_setaffinity(int(sys.argv[2]), cpus)
+' "$1" "$SLURM_TASK_PID"
+    fi >/dev/null
+}
+
+for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED; do # a batch script's, not ours
+    eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
+done
+[ ! -r "$settings" ] || read_settings
+case ${AFFINITYD-} in [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) leave AFFINITYD=off ;; esac
+is_number "${SLURM_TASK_PID-}" || leave 'SLURM_TASK_PID is no number'
+is_number "${SLURM_JOB_ID-}" || leave 'SLURM_JOB_ID is no number'
+
+# Which GPUs. A task that is not bound sees all of its job's, and often the node's.
+job='' shared='' granted='' visible=''
+[ ! -r "$run/jobs/$SLURM_JOB_ID" ] || read_note
+if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
+    visible=$CUDA_VISIBLE_DEVICES
+    case $visible in '' | NoDevFiles) leave ;; esac
+elif [ -n "${ROCR_VISIBLE_DEVICES-}" ]; then
+    visible=ROCR_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES
+else
+    [ "${SLURM_GPUS_ON_NODE:-0}" != 0 ] || leave
+    granted=$job
+fi
+[ -n "$granted" ] || find_devices /dev/nvidia minor
+[ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/dri/renderD drm
+
+# On which CPUs. Slurm writes the masks that it chose with 0x, and a user's without.
+# shellcheck disable=SC2034 # what eval reads below
+masks=''
+case ${SLURM_STEP_ID:+${SLURM_CPU_BIND_TYPE-}${SLURM_CPU_BIND_LIST-}} in
+'' | quiet | verbose) ;;
+mask_cpu:0x*)
+    # shellcheck disable=SC2034
+    masks=$SLURM_CPU_BIND_LIST
+    ;;
+*) leave 'the job binds its CPUs itself, with --cpu-bind' ;;
+esac
+read_mask || leave "/proc/$SLURM_TASK_PID/status cannot be read"
+
+# The question. A task without others, as a batch script, has all that it sees.
+# shellcheck disable=SC2034
+mode=${AFFINITYD_MODE:-node} format=shell share=${AFFINITYD_SHARE-}
+facts='format cpuset:mask granted visible mode scope:AFFINITYD_SCOPE
+    multithreading:AFFINITYD_MULTITHREADING balanced:AFFINITYD_BALANCED strict:AFFINITYD_STRICT
+    min_physical_cores:AFFINITYD_MIN_PHYSICAL_CORES max_physical_cores:AFFINITYD_MAX_PHYSICAL_CORES'
+tasks=${SLURM_GTIDS-}
+IFS=,
+# shellcheck disable=SC2086 # a word a task
+set -- $tasks
+unset IFS
+tasks=$#
+[ "$tasks" -lt 2 ] || facts="$facts ranks:tasks rank:SLURM_LOCALID gpu_bind:SLURMD_TRES_BIND
+    step_gpus:SLURM_GPUS_ON_NODE cpu_bind:masks"
+set --
+for fact in $facts; do
+    eval "value=\${${fact#*:}-}"
+    case $fact in mode | *:AFFINITYD_*)
+        [ -z "$value" ] || is_word "$value" || leave "${fact%%:*} is no word that a plan knows" ;;
+    esac
+    [ -z "$value" ] || set -- "$@" --data-urlencode "${fact%%:*}=$value"
+done
+
+# Where no note fits the GPUs that the task has, each GPU of the node has cores of its own.
+socket=${AFFINITYD_SOCKET:-$run/affinityd.sock}
+[ "$tasks" -lt 2 ] || [ -n "$job" ] || share=${share:-node}
+answer=$(ask 0.7 "$@" ${job:+--data-urlencode "job=$job"} ${share:+--data-urlencode "share=$share"})
+case $answer in
+'No such GPU: job:'*) job='' answer=$(ask 0.2 "$@" --data-urlencode "share=${share:-node}") ;;
+esac
+[ "${#answer}" -lt 65536 ] || answer=''
+
+cpulist='' locality='' allowed='' warnings=''
+while IFS='=' read -r name value; do
+    case $name in
+    AFFINITYD_CPULIST) cpulist=$value ;;
+    AFFINITYD_LOCALITY) locality=$value ;;
+    AFFINITYD_ALLOWED) allowed=$value ;;
+    AFFINITYD_WARNINGS) warnings=$value ;;
+    esac
+done <<END
+$answer
+END
+case $locality in local | remote | unknown) ;; *) cpulist='' ;; esac
+if ! is_cpulist "$cpulist" || ! is_cpulist "$allowed"; then
+    read -r reason <<END
+$answer
+END
+    case $reason in '' | AFFINITYD_* | *[![:print:]]*) reason="no plan from $socket" ;; esac
+    leave "$(printf %.200s "$reason")"
+fi
+
+pin "$cpulist" || leave "CPUs $cpulist were refused"
+read_mask || leave "CPUs $cpulist could not be read back"
+printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \
+    "AFFINITYD_ALLOWED=$allowed" ${job:+"AFFINITYD_JOB_GPUS=$job"}
+[ -z "$shared" ] || warnings=${warnings:+$warnings,}shared_gpu
+[ -z "$warnings" ] || printf 'export AFFINITYD_WARNINGS=%s\n' "$warnings"
