@@ -32,7 +32,7 @@ def gpu_seat(bind: str, *, task: int, tasks: int, gpus: int, seen: int) -> Seat 
         return None
     try:
         groups = _groups(kind, argument, tasks, gpus)
-        given = int(argument) if kind == "per_task" else 1
+        given = int(argument.rpartition(":")[2]) if kind == "per_task" else 1  # TYPE:1 or 1
     except (ValueError, ZeroDivisionError):  # what Slurm would not take
         return task, tasks
     if kind in COUNTED and seen > given:

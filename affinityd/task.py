@@ -50,8 +50,9 @@ def questions(
     found = {"cpuset": format_list(cpus), "visible": visible(environ)}
     facts = {name: text for name, text in found.items() if text is not None}
     given = {name: text for name, text in given.items() if (name, text) != ("share", "auto")}
+    mode = "all" if "scope" in given else "node"  # node is all of the node, whatever the scope
     for ranks in _ranks(given, environ, parent):
-        yield {"mode": "node", **facts, **ranks, **given}
+        yield {"mode": mode, **facts, **ranks, **given}
 
 
 def first_answer(questions: Iterable[Question], ask: Callable[[Question], A]) -> A:

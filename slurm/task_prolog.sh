@@ -23,7 +23,7 @@ leave() { # [REASON]
     exit 0
 }
 is_number() { case $1 in '' | *[!0-9]*) return 1 ;; esac; }
-is_word() { case $1 in '' | *[!A-Za-z0-9_.:,/-]*) return 1 ;; esac; }
+is_word() { case $1 in '' | *[!A-Za-z0-9_.:,/-]*) return 1 ;; esac && [ "${#1}" -lt 4096 ]; }
 is_cpulist() { case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]*) return 1 ;; esac; }
 
 read_mask() { # mask: the CPUs on which the task may run
@@ -118,8 +118,9 @@ esac
 read_mask || leave "/proc/$SLURM_TASK_PID/status cannot be read"
 
 # The question. A task without others, as a batch script, has all that it sees.
+mode=${AFFINITYD_MODE:-${AFFINITYD_SCOPE:+all}} # node is all of the node, whatever the scope
 # shellcheck disable=SC2034
-mode=${AFFINITYD_MODE:-node} format=shell share=${AFFINITYD_SHARE-}
+mode=${mode:-node} format=shell share=${AFFINITYD_SHARE-}
 facts='format cpuset:mask granted visible mode scope:AFFINITYD_SCOPE
     multithreading:AFFINITYD_MULTITHREADING balanced:AFFINITYD_BALANCED strict:AFFINITYD_STRICT
     min_physical_cores:AFFINITYD_MIN_PHYSICAL_CORES max_physical_cores:AFFINITYD_MAX_PHYSICAL_CORES'

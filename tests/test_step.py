@@ -25,6 +25,7 @@ DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
         pytest.param("gpu:closest", 2, 2, [None, None], id="CPUs are not bound: all are close"),
         pytest.param("gpu:per_task:1", 2, 2, [(0, 1)] * 2, id="one of its own each"),
         pytest.param("gpu:per_task:2", 2, 4, [(0, 1)] * 2, id="two of its own each"),
+        pytest.param("gpu:per_task:big:1", 2, 2, [(0, 1)] * 2, id="one of a type each"),
         pytest.param("gpu:single:1", 2, 2, [(0, 1)] * 2, id="one each, by turns"),
         pytest.param(
             "gpu:single:1", 4, 2, [(0, 2), (0, 2), (1, 2), (1, 2)], id="by turns, round again"
@@ -63,7 +64,7 @@ def test_tasks_on_the_same_gpus_have_a_seat_each(
     assert found == seats
 
 
-@pytest.mark.parametrize("bind", ["gpu:per_task:1", "gpu:single:1", "gpu:map_gpu:1,0"])
+@pytest.mark.parametrize("bind", ["gpu:per_task:a:1", "gpu:single:1", "gpu:map_gpu:1,0"])
 def test_a_binding_that_is_not_in_force_binds_nobody(bind: str) -> None:
     """Slurm 22.05 says per_task of --gpus-per-task=TYPE:1, and binds nothing."""
     assert gpu_seat(bind, task=1, tasks=2, gpus=2, seen=2) is None

@@ -223,6 +223,11 @@ def test_unless_somebody_chose_a_mode_it_is_the_one_that_takes_no_cpus_away(
         assert question["mode"] == "node"
 
 
+def test_a_scope_without_a_mode_is_not_in_vain() -> None:
+    (question,) = task.questions({"scope": "socket"}, {}, frozenset({0, 1}))
+    assert (question["mode"], question["scope"]) == ("all", "socket")
+
+
 def test_the_cpus_and_devices_that_somebody_names_replace_the_process_s() -> None:
     (question,) = task.questions({"cpuset": "4", "visible": "1"}, ONE, frozenset({0, 1}))
     assert (question["cpuset"], question["visible"]) == ("4", "1")

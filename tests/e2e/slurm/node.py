@@ -1,0 +1,96 @@
+"""A node as the documentation has it installed: the daemon, Slurm, and the scripts in slurm/."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.daemons import Daemon, running
+from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
+from tests.tiny import FAR, NEAR, tiny_tree
+
+SCRIPTS = Path(__file__).parents[3] / "slurm"
+INSTALLED = "/etc/slurm/affinityd"
+CONF = (
+    f"Prolog={INSTALLED}/prolog.sh",
+    f"Epilog={INSTALLED}/epilog.sh",
+    f"TaskProlog={INSTALLED}/task_prolog.sh",
+)
+
+#: Where the CPUs near each GPU are: not where a task's number says, nor where its slice is.
+GPU_NODES = (0, 1, 1, 0)
+HOME = tuple((NEAR, FAR)[node] for node in GPU_NODES)
+#: Of /dev/nvidiaN, which is not the GPU's index.
+MINORS = (3, 2, 1, 0)
+#: Slurm's order is the node's; jobs of `small` have GPUs 2 and 3.
+GPUS = ("big:3", "big:2", "small:1", "small:0")
+
+#: What a task says of itself; with --label each of its lines begins with its number.
+LOOK = ("/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status; env | grep ^AFFINITYD_ | sort")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a task printed."""
+
+    cpus: str  #: its mask
+    variables: Mapping[str, str]  #: AFFINITYD_*, without the prefix
+    rest: Sequence[str]  #: other lines
+
+    @property
+    def unpinned(self) -> str | None:
+        """Why it was left alone."""
+        return self.variables.get("UNPINNED")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a cluster."""
+
+    cluster: Slurm
+    daemon: Daemon
+    folder: Path  #: the daemon's: /run/affinityd
+
+    def tasks(self, *words: str, env: Mapping[str, str] | None = None) -> list[Task]:
+        """Return what the tasks of a step say of themselves, by their numbers."""
+        return read_tasks(self.cluster.srun(*words, *LOOK, env=env))
+
+    def note(self, job: str) -> Path:
+        """Return the file that names a job's GPUs."""
+        return self.folder / "jobs" / job
+
+
+def read_tasks(printed: str) -> list[Task]:
+    """Read what tasks that LOOK printed, with their labels or, of a single one, without."""
+    lines: dict[int, list[str]] = {}
+    for line in printed.splitlines():
+        label, text = re.fullmatch(r"(?:\s*(\d+): ?)?(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
+        if not text.startswith("srun:"):
+            lines.setdefault(int(label or 0), []).append(text)
+    return [_task(lines[number]) for number in sorted(lines)]
+
+
+def _task(lines: Sequence[str]) -> Task:
+    (mask,) = (line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:"))
+    assigned = [line.partition("=") for line in lines if line.startswith("AFFINITYD_")]
+    rest = [line for line in lines if not line.startswith(("Cpus_allowed_list:", "AFFINITYD_"))]
+    variables = {name.removeprefix("AFFINITYD_"): value for name, _, value in assigned}
+    return Task(mask, variables, rest)
+
+
+@contextmanager
+def node(setup: Setup) -> Iterator[Node]:
+    """Run a node with four GPUs on the two CPUs of this machine."""
+    with tempfile.TemporaryDirectory(prefix="node-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        tree = tiny_tree(folder / "machine", *GPU_NODES, minors=MINORS)
+        run = folder / "run"
+        binds = {run: "/run/affinityd", SCRIPTS: INSTALLED, **setup.binds}
+        whole = replace(setup, gpus=GPUS, conf=(*CONF, *setup.conf), binds=binds)
+        with running(run, "--root", f"{tree}") as daemon, slurm(whole, USER) as cluster:
+            yield Node(cluster, daemon, run)

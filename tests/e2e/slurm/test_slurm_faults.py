@@ -1,0 +1,231 @@
+"""Whatever the daemon does, or the user's environment, the job runs; at worst it is not pinned."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.slurm.node import HOME, Node, node
+from tests.e2e.slurm.rig import Setup
+from tests.serving import Behaviour, answering, hanging, http, serving
+from tests.tiny import FAR, NEAR
+
+pytestmark = pytest.mark.slurm
+
+TWO = ("--ntasks=2", "--gres=gpu:small:2")
+THEIRS = [HOME[2], HOME[3]]
+SLICES = [NEAR, FAR]  #: what task/affinity gives the two tasks
+MUCH = 10 * 1024 * 1024  #: bytes
+
+
+@pytest.fixture(scope="module")
+def it() -> Iterator[Node]:
+    with node(Setup(task_plugin="task/affinity")) as made:
+        yield made
+
+
+@contextmanager
+def instead(it: Node, behave: Behaviour | None) -> Iterator[None]:
+    """Have something else where the daemon listens; None: nothing."""
+    path, aside = it.daemon.socket, it.daemon.socket.with_name("aside")
+    path.rename(aside)
+    try:
+        if behave is None:
+            yield
+        else:
+            with serving(path, behave):
+                path.chmod(0o666)
+                yield
+    finally:
+        with suppress(FileNotFoundError):
+            path.unlink()
+        aside.rename(path)
+
+
+def dribbling(connection: socket.socket, over: threading.Event) -> None:
+    """Answer a byte every 0.1 s."""
+    connection.recv(65536)
+    for byte in http("200 OK", plan()):
+        connection.send(bytes([byte]))
+        if over.wait(0.1):
+            return
+
+
+def closing(connection: socket.socket, _over: threading.Event) -> None:
+    """Hang up at once."""
+    connection.recv(1)
+
+
+def plan(**lines: str) -> bytes:
+    """Return a plan for CPU FAR, but for these lines."""
+    answer = {"CPULIST": FAR, "LOCALITY": "local", "ALLOWED": f"{NEAR},{FAR}", **lines}
+    return "".join(f"AFFINITYD_{name}={text}\n" for name, text in answer.items()).encode()
+
+
+def planning(**lines: str) -> Behaviour:
+    return answering(http("200 OK", plan(**lines)))
+
+
+FAULTS: dict[str, tuple[Behaviour | None, str]] = {
+    "there is none": (None, "no plan from "),
+    "it hangs": (hanging, "no plan from "),
+    "it answers a byte at a time": (dribbling, "no plan from "),
+    "it hangs up": (closing, "no plan from "),
+    "it speaks no HTTP": (answering(os.urandom(4096)), "no plan from "),
+    "it answers NULs": (answering(http("200 OK", bytes(4096))), "no plan from "),
+    "it answers nothing": (answering(http("200 OK", b"")), "no plan from "),
+    "an error": (answering(http("500 Internal Server Error", b"Oh\nno\n")), "Oh"),
+    "an error in HTML": (answering(http("502 Bad Gateway", b"<html>\n")), "<html>"),
+    "an error in other letters": (answering(http("500 \xc3", b"\xc3\xa4\n")), "no plan from "),
+    "10 MB": (answering(http("200 OK", b"0," * (MUCH // 2))), "no plan from "),
+    "10 MB of unknown length": (
+        answering(http("200 OK", b"0-3\n" * (MUCH // 4), "connection: close")),
+        "no plan from ",
+    ),
+    "10 MB of a plan": (
+        answering(http("200 OK", plan() + b"X" * MUCH, "connection: close")),
+        "no plan from ",
+    ),
+    "no cpulist": (planning(CPULIST="all"), "no plan from "),
+    "an empty one": (planning(CPULIST=""), "no plan from "),
+    "a mask": (planning(CPULIST="0x3"), "no plan from "),
+    "a command": (planning(CPULIST="0;touch /tmp/pwned"), "no plan from "),
+    "a substitution": (planning(CPULIST="$(touch /tmp/pwned)"), "no plan from "),
+    "an option": (planning(CPULIST="-1"), "no plan from "),
+    "a list that ends early": (planning(CPULIST="0,"), "no plan from "),
+    "a CPU that is not here": (planning(CPULIST="4095"), "CPUs 4095 were refused"),
+    "a range the wrong way round": (planning(CPULIST="1-0"), "CPUs 1-0 were refused"),
+    "a locality of its own": (planning(LOCALITY="far away"), "no plan from "),
+    "an export in what was planned on": (planning(ALLOWED="0\nexport X=1"), "no plan from "),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whatever_the_daemon_does_the_job_runs_where_slurm_put_it(it: Node, fault: str) -> None:
+    behave, why = FAULTS[fault]
+    with instead(it, behave):
+        start = time.monotonic()
+        tasks = it.tasks(*TWO)
+        took = time.monotonic() - start
+    start = time.monotonic()
+    it.tasks(*TWO, env={"AFFINITYD": "off"})
+    usual = time.monotonic() - start
+    if fault == "an export in what was planned on":  # a line of its own, which nobody asked for
+        assert [task.cpus for task in tasks] == [FAR, FAR]
+        assert {task.variables["ALLOWED"] for task in tasks} == {"0"}
+        return
+    assert [task.cpus for task in tasks] == SLICES
+    assert [(task.unpinned or "")[: len(why)] for task in tasks] == [why] * 2
+    assert [[*task.variables] for task in tasks] == [["UNPINNED"]] * 2
+    assert [task.rest for task in tasks] == [[]] * 2
+    assert took < usual + 2  # one for the prolog of the job, one for that of the task
+
+
+def test_a_daemon_that_stopped_is_waited_for_less_than_a_second(it: Node) -> None:
+    it.daemon.process.send_signal(19)  # SIGSTOP
+    try:
+        start = time.monotonic()
+        tasks = it.tasks(*TWO)
+        assert time.monotonic() - start < 2  # and Slurm's own part
+    finally:
+        it.daemon.process.send_signal(18)  # SIGCONT
+    assert [task.cpus for task in tasks] == SLICES
+    assert [task.cpus for task in it.tasks(*TWO)] == THEIRS
+
+
+BAD_TOOLS = "#!/bin/sh\necho export STOLEN=1\nsleep 5\n"
+MASK = "grep Cpus_allowed_list /proc/self/status"
+FUNCTION = "() { echo export STOLEN=1; exit 3; }"
+
+#: A user's environment. The rest of the task's own is as it was.
+ENVIRONMENTS: dict[str, Callable[[Path], Mapping[str, str]]] = {
+    "tools of its own": lambda folder: {"PATH": f"{folder}:/usr/bin:/bin"},
+    "no PATH": lambda _: {"PATH": "/nonexistent"},
+    "a start-up file": lambda folder: {"BASH_ENV": f"{folder}/rc", "ENV": f"{folder}/rc"},
+    "functions": lambda _: {
+        f"BASH_FUNC_{name}%%": FUNCTION
+        for name in ("printf", "read", "[", "case", "exit", "eval", "set", "/usr/bin/curl", "curl")
+    },
+    "options of the shell": lambda _: {"SHELLOPTS": "xtrace:noglob:errexit", "PS4": "export "},
+    "other separators": lambda _: {"IFS": "0123456789,=:"},
+    "a library that is not there": lambda _: {"LD_PRELOAD": "/nonexistent.so"},
+    "other libraries": lambda folder: {"LD_LIBRARY_PATH": f"{folder}"},
+    "a proxy": lambda _: {"http_proxy": "http://127.0.0.1:1", "ALL_PROXY": "socks5://127.0.0.1:1"},
+    "another language": lambda _: {"LC_ALL": "de_DE.UTF-8", "LANGUAGE": "tr"},
+    "settings of curl": lambda folder: {"HOME": f"{folder}", "CURL_HOME": f"{folder}"},
+    "variables of the script": lambda _: {
+        **dict.fromkeys(("job", "granted", "visible", "masks", "mode", "share", "mask"), "7"),
+        **dict.fromkeys(("run", "curl", "taskset", "socket", "settings", "facts"), "/nonexistent"),
+    },
+    "pins of another job": lambda _: {
+        "AFFINITYD_CPULIST": "7", "AFFINITYD_ALLOWED": "7", "AFFINITYD_JOB_GPUS": "7",
+        "AFFINITYD_LOCALITY": "remote", "AFFINITYD_UNPINNED": "no", "AFFINITYD_WARNINGS": "all",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ENVIRONMENTS)
+def test_a_user_s_environment_does_not_get_into_the_way(
+    it: Node, tmp_path_factory: pytest.TempPathFactory, kind: str
+) -> None:
+    folder = tmp_path_factory.mktemp("user")
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(0o755)
+    for tool in ("curl", "taskset", "sh", "printf", "head"):
+        (folder / tool).write_text(BAD_TOOLS)
+        (folder / tool).chmod(0o755)
+    (folder / "rc").write_text("echo export STOLEN=1; exit 3\n")
+    (folder / ".curlrc").write_text("url = http://127.0.0.1:1/\noutput = /tmp/stolen\n")
+    env = ENVIRONMENTS[kind](folder)
+    printed = it.cluster.run(
+        *("/usr/bin/srun", "--label", *TWO, "--export", f"PATH,{','.join(env)}"),
+        *("/bin/sh", "-c", f"unset LD_PRELOAD; PATH=/bin; {MASK}; env"),
+        env={"PATH": os.environ["PATH"], **env},
+    )  # fmt: skip
+    masks = sorted(line for line in printed.splitlines() if "Cpus_allowed_list" in line)
+    assert [line.split()[-1] for line in masks] == THEIRS, printed
+    assert "STOLEN" not in printed
+    pins = sorted(line for line in printed.splitlines() if "AFFINITYD_CPULIST=" in line)
+    assert [line.rpartition("=")[2] for line in pins] == THEIRS
+    assert "UNPINNED" not in printed
+
+
+@pytest.mark.parametrize(
+    ("env", "cpus", "why"),
+    [
+        ({"AFFINITYD": "off"}, SLICES, "AFFINITYD=off"),
+        ({"AFFINITYD": "No"}, SLICES, "AFFINITYD=off"),
+        ({"AFFINITYD": "0"}, SLICES, "AFFINITYD=off"),
+        ({"AFFINITYD": "on"}, THEIRS, None),
+        ({"AFFINITYD_MODE": "unique-interleaved"}, THEIRS, None),
+        ({"AFFINITYD_SCOPE": "socket"}, ["0-1", "0-1"], None),
+        ({"AFFINITYD_MODE": ""}, THEIRS, None),
+        ({"AFFINITYD_MODE": "fast"}, SLICES, "Malformed request: mode: 'fast' is not one of all"),
+        ({"AFFINITYD_MODE": "all&scope=socket"}, SLICES, "mode is no word that a plan knows"),
+        ({"AFFINITYD_MODE": "$(id)"}, SLICES, "mode is no word that a plan knows"),
+        ({"AFFINITYD_SCOPE": "a b"}, SLICES, "scope is no word that a plan knows"),
+        ({"AFFINITYD_SCOPE": "x" * 5000}, SLICES, "scope is no word that a plan knows"),
+        ({"AFFINITYD_MIN_PHYSICAL_CORES": "2"}, SLICES, "Cannot be satisfied: "),
+        ({"AFFINITYD_SOCKET": "/nonexistent"}, SLICES, "no plan from /nonexistent"),
+        ({"AFFINITYD_SOCKET": "--help"}, SLICES, "no plan from --help"),
+    ],
+)
+def test_a_user_chooses_by_the_job_s_environment(
+    it: Node, env: Mapping[str, str], cpus: list[str], why: str | None
+) -> None:
+    tasks = it.tasks(*TWO, env=env)
+    assert [task.cpus for task in tasks] == cpus
+    assert [task.unpinned and task.unpinned[: len(why or "")] for task in tasks] == [why] * 2
+
+
+def test_what_a_user_says_of_gpus_is_read_as_the_driver_reads_it(it: Node) -> None:
+    """A step may set its own CUDA_VISIBLE_DEVICES only afterwards: Slurm's counts here."""
+    tasks = it.tasks(*TWO, env={"CUDA_VISIBLE_DEVICES": "0&mode=all", "SLURM_JOB_GPUS": "0,1"})
+    assert [task.cpus for task in tasks] == THEIRS

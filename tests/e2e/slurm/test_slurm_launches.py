@@ -1,0 +1,128 @@
+"""Every way to start tasks, under every way in which Slurm confines them: each is near its GPU.
+
+Each task prints its own mask, which is compared with the plan for the GPU that it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+
+from tests.e2e.slurm.node import GPU_NODES, HOME, Node, node, read_tasks
+from tests.e2e.slurm.rig import Setup
+from tests.tiny import BOTH
+
+pytestmark = pytest.mark.slurm
+
+PLUGINS = ("task/none", "task/affinity", "task/cgroup", "task/affinity,task/cgroup")
+ROWS = [
+    pytest.param(Setup(task_plugin=plugin, constrain_devices=constrains), id=f"{plugin} {word}")
+    for plugin, (constrains, word) in product(PLUGINS, ((False, "open"), (True, "constrained")))
+]
+MODES = ("node", "unique-contiguous")
+TWO = ("--ntasks=2", "--gres=gpu:small:2")
+GPU = dict(enumerate(HOME))
+
+#: How tasks are started, and the CPUs of each. `{0}` and `{1}` are how maps name GPUs 2 and 3.
+APART = {
+    "all see all": ([*TWO], [GPU[2], GPU[3]]),
+    "one GPU a task": (["--ntasks=2", "--gpus-per-task=1"], [GPU[0], GPU[1]]),
+    "one GPU of a type a task": (["--ntasks=2", "--gpus-per-task=small:1"], [GPU[2], GPU[3]]),
+    "single": ([*TWO, "--gpu-bind=single:1"], [GPU[2], GPU[3]]),
+    "one task a GPU": (["--ntasks=2", "--gpus=2", "--ntasks-per-gpu=1"], [GPU[0], GPU[1]]),
+    "not bound": ([*TWO, "--gpu-bind=none"], [GPU[2], GPU[3]]),
+    "a map": ([*TWO, "--gpu-bind=map_gpu:{0},{1}"], [GPU[2], GPU[3]]),
+    "a map the other way round": ([*TWO, "--gpu-bind=map_gpu:{1},{0}"], [GPU[3], GPU[2]]),
+    "Slurm tells how it binds": ([*TWO, "--cpu-bind=verbose"], [GPU[2], GPU[3]]),
+    "it tells of GPUs, too": ([*TWO, "--gpu-bind=verbose,single:1"], [GPU[2], GPU[3]]),
+    "a lone task has several": (["--ntasks=1", "--cpus-per-task=2", TWO[1]], [BOTH]),
+    "no environment": ([*TWO, "--export=NONE"], [GPU[2], GPU[3]]),
+}
+#: Two tasks, one GPU near a single CPU: they share it, or have no place of their own.
+TOGETHER = {
+    "one GPU for all": (["--ntasks=2", "--gres=gpu:small:1"], GPU[2]),
+    "tasks per GPU": (["--ntasks=2", "--gpus=1", "--ntasks-per-gpu=2"], GPU[0]),
+    "a map onto one": ([*TWO, "--gpu-bind=map_gpu:{1},{1}"], GPU[3]),
+}
+#: What is none of our business.
+ALONE = {
+    "no GPU": ["--ntasks=2"],
+    "--cpu-bind=none": [*TWO, "--cpu-bind=none"],
+    "--cpu-bind=map_cpu": [*TWO, "--cpu-bind=map_cpu:0,1"],
+    "--cpu-bind=mask_cpu": [*TWO, "--cpu-bind=mask_cpu:0x1,0x2"],
+    "--cpu-bind=rank": [*TWO, "--cpu-bind=rank"],
+}
+
+
+@pytest.fixture(scope="module", params=ROWS)
+def row(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Setup]]:
+    with node(request.param) as made:
+        yield made, request.param
+
+
+def words_for(setup: Setup, words: list[str]) -> list[str]:
+    """Return options with GPUs named as Slurm does: by the job's numbers where devices are its."""
+    is_constrained = setup.constrain_devices and "cgroup" in setup.task_plugin
+    return [word.format(*((0, 1) if is_constrained else (2, 3))) for word in words]
+
+
+def test_a_gpu_s_plan_is_the_machine_s(row: tuple[Node, Setup]) -> None:
+    """What the other tests compare masks with, as the daemon says it."""
+    made, _ = row
+    ranks = made.daemon.plan("mode=node")["ranks"]
+    assert tuple(rank["cpulist"] for rank in ranks) == HOME
+    assert tuple(rank["numa_node"] for rank in ranks) == GPU_NODES
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("style", APART)
+def test_each_task_is_near_its_gpu(row: tuple[Node, Setup], style: str, mode: str) -> None:
+    made, setup = row
+    words, expected = APART[style]
+    tasks = made.tasks(*words_for(setup, words), env={"AFFINITYD_MODE": mode})
+    assert [task.cpus for task in tasks] == expected
+    assert [task.variables["CPULIST"] for task in tasks] == expected
+    assert {task.variables["LOCALITY"] for task in tasks} == {"local"}
+
+
+@pytest.mark.parametrize("style", TOGETHER)
+def test_tasks_on_one_gpu_share_its_cpus_or_in_a_unique_mode_stay_where_they_are(
+    row: tuple[Node, Setup], style: str
+) -> None:
+    made, setup = row
+    words, near = TOGETHER[style]
+    words = words_for(setup, words)
+    assert [task.cpus for task in made.tasks(*words)] == [near] * 2
+    unique = made.tasks(*words, env={"AFFINITYD_MODE": "exclusive"})
+    as_slurm_has_it = made.tasks(*words, env={"AFFINITYD": "off"})
+    assert [task.cpus for task in unique] == [task.cpus for task in as_slurm_has_it]
+    assert all("physical cores, fewer than 1" in (task.unpinned or "") for task in unique)
+
+
+@pytest.mark.parametrize("style", ALONE)
+def test_what_binds_itself_and_what_has_no_gpu_is_left_alone(
+    row: tuple[Node, Setup], style: str
+) -> None:
+    made, _ = row
+    tasks = made.tasks(*ALONE[style])
+    as_slurm_has_it = made.tasks(*ALONE[style], env={"AFFINITYD": "off"})
+    assert [task.cpus for task in tasks] == [task.cpus for task in as_slurm_has_it]
+    why = None if style == "no GPU" else "the job binds its CPUs itself, with --cpu-bind"
+    assert [task.unpinned for task in tasks] == [why] * 2
+
+
+def test_a_batch_script_has_all_of_its_job_s_and_its_steps_have_their_own(
+    row: tuple[Node, Setup],
+) -> None:
+    made, _ = row
+    look = "sh -c 'grep Cpus_allowed_list /proc/self/status; env | grep ^AFFINITYD_ | sort'"
+    steps = f"srun --label --gpu-bind=single:1 {look}", "srun --label --gres=none " + look
+    printed = made.cluster.sbatch("\necho next\n".join([look, *steps]), *TWO)
+    script, bound, without = map(read_tasks, printed.split("next\n"))
+    assert [task.cpus for task in script] == [BOTH]
+    assert [task.cpus for task in bound] == [GPU[2], GPU[3]]
+    assert [task.variables["CPULIST"] for task in bound] == [GPU[2], GPU[3]]
+    # The script's variables are not true of what was not pinned.
+    assert [dict(task.variables) for task in without] == [{}] * 2
