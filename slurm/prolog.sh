@@ -11,7 +11,9 @@ export PATH
 run=/run/affinityd
 notes=$run/jobs
 settings=/etc/affinityd.conf
-unused_for=1440 # minutes, until a note is looked at of whose job nothing runs here
+# Minutes, after which a note counts no more of whose job nothing runs here.
+with_our_gpus=10 # it may not have started its tasks yet
+with_others=1440
 
 say() {
     printf 'affinityd: %s\n' "$1" >&2
@@ -47,11 +49,14 @@ for note in "$notes"/[0-9]*; do
     job=${note##*/}
     [ -f "$note" ] || continue
     [ "$job" != "$SLURM_JOB_ID" ] || continue
-    has_one_of "$gpus" "$(gpus_of "$note")" && is_common=yes || is_common=''
-    [ -n "$is_common" ] || [ -n "$(find "$note" -mmin +"$unused_for")" ] || continue
-    if ! runs_here "$job"; then
+    if has_one_of "$gpus" "$(gpus_of "$note")"; then
+        is_ours=yes age=$with_our_gpus
+    else
+        is_ours='' age=$with_others
+    fi
+    if [ -n "$(find "$note" -mmin +"$age")" ] && ! runs_here "$job"; then
         rm -f "$note"
-    elif [ -n "$is_common" ]; then
+    elif [ -n "$is_ours" ]; then
         shared=$gpus
         printf 'shared=%s\n' "$gpus" >>"$note"
     fi
