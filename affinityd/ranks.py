@@ -94,8 +94,11 @@ def _asked_for(request: Request, count: int) -> frozenset[int]:
 
 
 def _places(own: Entry, job: Sequence[Entry]) -> list[int]:
+    """Return where a device is in a job's list: itself, else its GPU. Raises NoSuchGpuError."""
     name, device = own
-    places = [place for place, (_, theirs) in enumerate(job) if theirs.gpu.key == device.gpu.key]
+    itself = [place for place, (_, theirs) in enumerate(job) if theirs == device]
+    gpus = (place for place, (_, theirs) in enumerate(job) if theirs.gpu.key == device.gpu.key)
+    places = itself or list(gpus)
     if not places:
         raise NoSuchGpuError(
             f"job: the caller's GPU {name} ({device.gpu.pci_bus_id}) is not among the job's: "

@@ -69,12 +69,15 @@ write_note() {
     printf 'gpus=%s\n' "$gpus"
     [ -z "$shared" ] || printf 'shared=%s\n' "$shared"
 }
-if ! { mkdir -p "$notes" && write_note >"$new" && mv -f "$new" "$notes/$SLURM_JOB_ID"; }; then
+[ -d "$notes" ] || mkdir -p "$notes"
+if ! { write_note >"$new" && mv -f "$new" "$notes/$SLURM_JOB_ID"; }; then
     say "$notes/$SLURM_JOB_ID could not be written: tasks in unique modes take their GPU's block"
 fi
 
 [ -n "$gpus" ] || exit 0
-setting() { sed -n "s/^$1=[\"']\{0,1\}\([^\"']*\).*/\1/p" "$settings" 2>/dev/null | tail -n 1; }
+setting() { # NAME
+    [ ! -r "$settings" ] || sed -n "s/^$1=[\"']\{0,1\}\([^\"']*\).*/\1/p" "$settings" | tail -n 1
+}
 socket=$(setting AFFINITYD_SOCKET)
 socket=${socket:-$run/affinityd.sock}
 problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$socket" \

@@ -35,8 +35,8 @@ read_mask() { # mask: the CPUs on which the task may run
 read_settings() { # the site's, where the job's environment says nothing
     while IFS='=' read -r name value; do
         value=${value#[\'\"]} value=${value%[\'\"]}
-        case $name in AFFINITYD_[A-Z]*) ;; *) continue ;; esac
-        is_word "$name" && is_word "$value" && eval "$name=\${$name:-\$value}"
+        case $name in *[!A-Z_]*) continue ;; AFFINITYD_?*) ;; *) continue ;; esac
+        ! is_word "$value" || eval "$name=\${$name:-\$value}"
     done <"$settings"
 }
 read_note() { # job: its GPUs in the node's numbering; shared: those that other jobs have, too
@@ -60,7 +60,7 @@ ask() { # SECONDS --data-urlencode NAME=VALUE...
         "$python" -I -S -c '
 import signal, socket, sys, urllib.parse
 signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))  # and that is the end
-query = urllib.parse.urlencode([word.split("=", 1) for word in sys.argv[4::2]])
+query = urllib.parse.urlencode(dict(word.split("=", 1) for word in sys.argv[4::2]))
 daemon = socket.socket(socket.AF_UNIX)
 daemon.connect(sys.argv[1])
 daemon.sendall(f"GET /plan?{query} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
@@ -116,6 +116,10 @@ mask_cpu:0x*)
 *) leave 'the job binds its CPUs itself, with --cpu-bind' ;;
 esac
 read_mask || leave "/proc/$SLURM_TASK_PID/status cannot be read"
+
+# A container's image may have less than the node.
+[ -x "$curl" ] || [ -x "$python" ] || leave 'neither curl nor python3 is here, to ask affinityd'
+[ -x "$taskset" ] || [ -x "$python" ] || leave 'neither taskset nor python3 is here, to pin the task'
 
 # The question. A task without others, as a batch script, has all that it sees.
 mode=${AFFINITYD_MODE:-${AFFINITYD_SCOPE:+all}} # node is all of the node, whatever the scope
@@ -174,5 +178,6 @@ pin "$cpulist" || leave "CPUs $cpulist were refused"
 read_mask || leave "CPUs $cpulist could not be read back"
 printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \
     "AFFINITYD_ALLOWED=$allowed" ${job:+"AFFINITYD_JOB_GPUS=$job"}
+is_word "$warnings" || warnings=''
 [ -z "$shared" ] || warnings=${warnings:+$warnings,}shared_gpu
 [ -z "$warnings" ] || printf 'export AFFINITYD_WARNINGS=%s\n' "$warnings"

@@ -19,7 +19,11 @@ from affinityd.settings import NAMES
 from tests.daemons import Daemon, running
 
 HERE = Path(__file__).parents[1]
-PAGES = [HERE / "README.md", HERE / "examples/README.md", *sorted((HERE / "docs").glob("*.md"))]
+PAGES = [
+    HERE / "README.md",
+    *sorted(HERE.glob("*/README.md")),
+    *sorted((HERE / "docs").glob("*.md")),
+]
 SOCKET = "/run/affinityd/affinityd.sock"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,16 @@ def cores_of(topology: Topology, scope: str = "node") -> list[str | None]:
     found = affinities(Cores(topology), scope)
     rights = (found[gpu.key].right for gpu in topology.gpus)
     return [None if right is None else format_list(right) for right in rights]
+
+
+def test_the_example_that_is_shipped_is_what_is_printed() -> None:
+    shipped = Path(__file__).parents[1] / "slurm/gres.conf"
+    printed = write(with_minors(machine("dgx-a100"), range(8)))
+    assert of_gpus(shipped.read_text().splitlines()) == of_gpus(printed)
+
+
+def of_gpus(lines: Sequence[str]) -> list[str]:
+    return [line for line in lines if not line.startswith("#")]
 
 
 def test_a_dgx_a100_has_these_lines() -> None:

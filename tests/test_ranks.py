@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from affinityd import machines
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
+from affinityd.topology import MigInstance
 from tests.asking import ask, cpulists, try_to_ask
 
 DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
@@ -42,6 +45,19 @@ def test_tasks_that_see_their_own_gpu_only_divide_the_cores_of_the_job() -> None
     ]
     assert [cpulists(reply) for reply in own] == [["48-55,176-183"], ["56-63,184-191"]]
     assert [reply.ranks[0].rank for reply in own] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("own", "rank"),
+    [("MIG-a1", [0]), ("MIG-a2", [1]), ("GPU-0", [0, 1])],
+)
+def test_tasks_on_instances_of_one_gpu_have_a_part_of_its_cores_each(
+    own: str, rank: list[int]
+) -> None:
+    first = replace(DGX.gpus[0], uuid="GPU-0", mig=(MigInstance("MIG-a1"), MigInstance("MIG-a2")))
+    node = replace(DGX, gpus=(first, *DGX.gpus[1:]))
+    reply = ask(node, job="MIG-a1,MIG-a2", visible=own)
+    assert [one.rank for one in reply.ranks] == rank
 
 
 @pytest.mark.parametrize(

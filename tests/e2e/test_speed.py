@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import answers, start
+from bench import answers, prolog, start
 
 pytestmark = pytest.mark.speed
 
@@ -16,3 +16,8 @@ def test_a_remembered_answer_costs_little_more_than_a_raw_asgi_apps() -> None:
 
 def test_exec_costs_little_more_than_to_start_its_interpreter() -> None:
     assert start.measure(pairs=40).ratio <= 1.8
+
+
+def test_the_task_prolog_costs_little_more_than_hwloc_bind() -> None:
+    costs = prolog.start_alone(rounds=40)
+    assert costs[prolog.OURS] <= 1.2 * costs["hwloc-bind"]

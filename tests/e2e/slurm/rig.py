@@ -52,19 +52,21 @@ ProctrackType={tracking}
 TaskPlugin={setup.task_plugin}
 GresTypes={types}
 {lines}
-NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} Gres={gres} State=UNKNOWN
+NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} {setup.topology} Gres={gres} State=UNKNOWN
 PartitionName=all Nodes={node} Default=YES State=UP
 """
 
 CGROUP_CONF = """\
-CgroupPlugin=cgroup/v1
+CgroupPlugin=autodetect
 CgroupMountpoint=/sys/fs/cgroup
 CgroupAutomount=no
+IgnoreSystemd=yes
 ConstrainCores={cores}
 ConstrainDevices={devices}
 """
 
 #: Gives slurmd a /dev of its own, then what is to be seen elsewhere, a line SOURCE TARGET each.
+#: What must be made for that in /etc and /run is made in layers that go with the namespace.
 NAMESPACE = """\
 set -e
 cd "$0"
@@ -81,6 +83,13 @@ while read -r minor; do
     mknod -m 666 "dev/nvidia$minor" c {major} "$minor"
 done <minors
 mount --move dev /dev
+mkdir -p layers
+mount -t tmpfs tmpfs layers
+for folder in etc run; do
+    mkdir -p "layers/$folder" "layers/work-$folder"
+    layers=upperdir=layers/$folder,workdir=layers/work-$folder
+    mount -t overlay -o "lowerdir=/$folder,$layers" overlay "/$folder"
+done
 while read -r source target; do
     if [ -d "$source" ]; then mkdir -p "$target"; else [ -e "$target" ] || : >"$target"; fi
     mount --rbind "$source" "$target"
@@ -97,6 +106,8 @@ class Setup:
     task_plugin: str = "task/none"
     constrain_devices: bool = False
     conf: Sequence[str] = ()  #: more lines of slurm.conf
+    topology: str = ""  #: of the node, where its CPUs are not to be all alike: Sockets=2 …
+    gres_conf: str | None = None  #: its text; None: a line for each GPU, without Cores=
     gres: Mapping[str, int] = field(default_factory=dict)  #: more of them, and how many
     binds: Mapping[Path, str] = field(default_factory=dict)  #: what the node sees, and where
 
@@ -197,7 +208,7 @@ def _configure(folder: Path, setup: Setup) -> None:
         f"Name=gpu {it} File=/dev/nvidia{gpu[2]}\n" for it, gpu in zip(typed, gpus, strict=True)
     ]
     lines += [f"Name={name} Count={count}\n" for name, count in setup.gres.items()]
-    (folder / "gres.conf").write_text("".join(lines))
+    (folder / "gres.conf").write_text("".join(lines) if setup.gres_conf is None else setup.gres_conf)
     (folder / "minors").write_text("".join(f"{minor}\n" for _, _, minor in gpus))
     binds = (f"{source} {target}\n" for source, target in setup.binds.items())
     (folder / "binds").write_text("".join(binds))

@@ -193,6 +193,12 @@ def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(kind: str) -> N
     assert task.variables["WARNINGS"] == "shared_gpu"
 
 
+def test_the_documentation_s_example_prints_where_each_task_is(it: Node) -> None:
+    (command,) = re.findall(r"^srun .*$", (SCRIPTS / "README.md").read_text(), re.MULTILINE)
+    printed = it.cluster.run("/bin/sh", "-c", command, env={"AFFINITYD_MODE": "exclusive"})
+    assert sorted(re.findall(r"AFFINITYD_CPULIST=(\S+)", printed)) == [NEAR, FAR]
+
+
 # Without Slurm around them.
 
 

@@ -1,0 +1,149 @@
+"""A TaskProlog in a container: with Pyxis a task enters its container before slurmstepd runs it.
+
+Here a script stands for Pyxis and enroot. Slurm runs it as TaskProlog. It makes a container of the
+programs that a case names, as a user can: in a user namespace, with a fresh tmpfs on /run. It
+mounts there what the drop-in says, and executes in it the path that slurm.conf would have.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.slurm.node import HOME, INSTALLED, Node, node
+from tests.e2e.slurm.rig import Setup
+from tests.tiny import BOTH
+
+pytestmark = pytest.mark.slurm
+
+DROP_IN = f"{INSTALLED}/enroot/50-affinityd.fstab"
+
+PYXIS = """\
+#!/bin/sh
+exec unshare --user --map-root-user --mount sh -e "{folder}/enroot"
+"""
+#: As enroot reads an fstab: it makes what is to be mounted upon, and only `nofail` forgives.
+ENROOT = """\
+mount -t tmpfs tmpfs "{folder}/root"
+cd "{folder}/root"
+mkdir -p etc proc dev run usr/bin
+for libraries in /usr/lib*; do
+    mkdir ".$libraries"
+    mount --rbind "$libraries" ".$libraries"
+done
+ln -s usr/bin usr/lib* .
+mount --rbind /proc proc
+mount --rbind /dev dev
+mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs run
+for program in $IMAGE; do # NAME=PROGRAM
+    : >"usr/bin/${{program%=*}}"
+    mount --bind "/usr/bin/${{program#*=}}" "usr/bin/${{program%=*}}"
+done
+for folder in $MISSING; do mount -t tmpfs tmpfs "$folder"; done
+while read -r source target _ options _; do
+    case $source in '#'*) continue ;; esac
+    mkdir -p ".${{target%/*}}"
+    if [ -d "$source" ]; then mkdir ".$target"; elif [ -e "$source" ]; then : >".$target"; fi
+    mount --no-mtab -o "$options" "$source" ".$target" || case ,$options, in
+    *,nofail,*) ;;
+    *) exit 1 ;;
+    esac
+done <"$FSTAB"
+exec chroot . {installed}/task_prolog.sh
+"""
+
+#: The site's. Where nothing says so the mode is `node`.
+SETTINGS = "AFFINITYD_MODE=exclusive\n"
+
+SHELLS = ("dash", "bash", "busybox")
+#: Programs of an image, beside its shell.
+ENOUGH = {
+    "curl and taskset": "curl=curl taskset=taskset",
+    "curl and the taskset of busybox": "curl=curl taskset=busybox",
+    "curl and python3": "curl=curl python3=python3",
+    "python3 and taskset": "python3=python3 taskset=taskset",
+    "python3 alone": "python3=python3",
+}
+#: And why no plan is made, or none applied.
+TOO_LITTLE = {
+    "": "neither curl nor python3 is here, to ask affinityd",
+    "taskset=taskset": "neither curl nor python3 is here, to ask affinityd",
+    "curl=curl": "neither taskset nor python3 is here, to pin the task",
+}
+TWO = ("--ntasks=2", "--gres=gpu:small:2")
+
+
+@pytest.fixture(scope="module")
+def containers() -> Iterator[Node]:
+    """Run a node whose tasks are in containers."""
+    with tempfile.TemporaryDirectory(prefix="enroot-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "root").mkdir()
+        (folder / "enroot").write_text(ENROOT.format(folder=folder, installed=INSTALLED))
+        (folder / "settings").write_text(SETTINGS)
+        pyxis = folder / "pyxis"
+        pyxis.write_text(PYXIS.format(folder=folder))
+        pyxis.chmod(0o755)
+        binds = {folder / "settings": "/etc/affinityd.conf"}
+        with node(Setup(conf=(f"TaskProlog={pyxis}",), binds=binds)) as made:
+            yield made
+
+
+def container(
+    shell: str = "dash",
+    programs: str = ENOUGH["curl and taskset"],
+    fstab: str = DROP_IN,
+    missing: str = "",
+) -> Mapping[str, str]:
+    """Return the environment of a step in a container of these programs.
+
+    `missing` are folders of the node that are empty there.
+    """
+    image = f"sh={shell} {programs}"
+    return {"IMAGE": image, "FSTAB": fstab, "MISSING": missing}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("programs", ENOUGH)
+def test_a_task_in_a_container_is_near_its_gpu(containers: Node, shell: str, programs: str) -> None:
+    tasks = containers.tasks(*TWO, env=container(shell, ENOUGH[programs]))
+    assert [task.cpus for task in tasks] == [HOME[2], HOME[3]]
+    assert [task.variables["CPULIST"] for task in tasks] == [HOME[2], HOME[3]]
+    assert [task.variables["LOCALITY"] for task in tasks] == ["local"] * 2
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("programs", TOO_LITTLE)
+def test_a_task_whose_image_lacks_the_tools_runs_as_slurm_made_it_and_says_why(
+    containers: Node, shell: str, programs: str
+) -> None:
+    tasks = containers.tasks(*TWO, env=container(shell, programs))
+    assert [task.cpus for task in tasks] == [BOTH] * 2
+    assert [task.unpinned for task in tasks] == [TOO_LITTLE[programs]] * 2
+
+
+def test_the_site_s_settings_hold_in_a_container_too(containers: Node) -> None:
+    words = ("--ntasks=2", "--gres=gpu:small:1")
+    own = containers.tasks(*words, env={**container(), "AFFINITYD_MODE": "node"})
+    site_s = containers.tasks(*words, env=container())
+    assert [task.cpus for task in own] == [HOME[2]] * 2
+    assert all("fewer than 1: 2 ranks" in (task.unpinned or "") for task in site_s)
+
+
+def test_a_container_starts_on_a_node_that_has_no_daemon(containers: Node) -> None:
+    tasks = containers.tasks(*TWO, env=container(missing="/run"))
+    assert [task.cpus for task in tasks] == [BOTH] * 2
+    assert [task.unpinned for task in tasks] == ["no plan from /run/affinityd/affinityd.sock"] * 2
+
+
+def test_without_the_drop_in_a_task_in_a_container_dies(containers: Node) -> None:
+    """What the documentation warns of, where Slurm is 22.05 or newer."""
+    with pytest.raises(AssertionError, match="TaskProlog failed status=127"):
+        containers.tasks(*TWO, env=container(fstab="/dev/null"))
+    # slurmstepd looks for the script itself, where Pyxis has left it in the container.
+    with pytest.raises(AssertionError, match=r"task_prolog can not be executed .* No such file"):
+        containers.tasks(*TWO, f"--task-prolog={INSTALLED}/elsewhere.sh", env=container())
