@@ -7,6 +7,7 @@ import pty
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -191,6 +192,42 @@ def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(kind: str) -> N
         (task,) = made.tasks("-n1", f"--gres={kind}:10")
         first.join()
     assert task.variables["WARNINGS"] == "shared_gpu"
+
+
+def test_a_running_job_without_a_cpu_near_its_gpu_is_named() -> None:
+    """Of two free cores Slurm gives a lone task the second, which is far from GPU 0."""
+    with node(CONFINED) as made:
+        job = threading.Thread(
+            target=made.cluster.srun, args=("-n1", "--gres=gpu:big:1", "/bin/sleep", "3")
+        )
+        job.start()
+        eventually(lambda: "1.0" in made.cluster.run("squeue", "-h", "--steps"), "it runs")
+        checked = check(made)
+        job.join()
+        assert "job" not in check(made)
+    assert f"job 1 has gpu 0 (package 0, node 0) and CPUs {FAR} (package 0, node 1)" in checked
+    assert "gres.conf:1: gpu 0: the line has no Cores=" in checked
+
+
+def check(made: Node) -> str:
+    """Return what `affinityd slurm check` finds, on the replayed machine with real cgroups."""
+    tree = made.folder.parent / "machine"
+    script = (
+        "mkdir -p sys/fs/cgroup run/affinityd && mount --rbind /sys/fs/cgroup sys/fs/cgroup &&"
+        f" mount --bind {made.folder} run/affinityd && exec {sys.executable} -m affinityd slurm"
+        f" check --root . --gres-conf {made.cluster.folder}/gres.conf"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        cwd=tree,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{SCRIPTS.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 1, done.stderr
+    return done.stdout
 
 
 def test_the_documentation_s_example_prints_where_each_task_is(it: Node) -> None:
