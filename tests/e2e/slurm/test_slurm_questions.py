@@ -1,0 +1,180 @@
+"""What task_prolog.sh asks, by what Slurm and the device files tell it; no Slurm needs to run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from tests.e2e.slurm.node import SCRIPTS
+from tests.serving import http, serving
+
+pytestmark = pytest.mark.slurm
+
+#: A /dev with these files, then the script.
+IN_A_DEV = """\
+mount -t tmpfs tmpfs /dev
+mknod -m 666 /dev/null c 1 3
+mkdir /dev/dri
+for device in $1; do mknod -m 666 "/dev/$device" c 240 0; done
+exec "$2"
+"""
+TASK = {"SLURM_JOB_ID": "1", "SLURM_TASK_PID": f"{os.getpid()}"}
+NVIDIA = "nvidiactl nvidia0 nvidia1 nvidia-uvm dri/renderD128"
+AMD = "kfd dri/renderD128 dri/renderD129 dri/card0"
+STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "4,5", "SLURM_LOCALID": "1"}
+
+
+def asked(devices: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of the first question; it must be the only one."""
+    lines: list[str] = []
+
+    def behave(connection: socket.socket, _over: threading.Event) -> None:
+        lines.append(connection.recv(65536).decode().splitlines()[0])
+        connection.sendall(http("404 Not Found", b"No such GPU: none\n"))
+
+    # Not below pytest's folder, which may be in the /dev that the script does not see.
+    with TemporaryDirectory() as folder, serving(Path(folder, "socket"), behave) as path:
+        done = subprocess.run(
+            [
+                "unshare",
+                "--mount",
+                "sh",
+                "-ec",
+                IN_A_DEV,
+                "sh",
+                devices,
+                SCRIPTS / "task_prolog.sh",
+            ],
+            env={**TASK, "AFFINITYD_SOCKET": f"{path}", **env},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    assert done.stdout in {"", "export AFFINITYD_UNPINNED=No such GPU: none\n"}
+    (line,) = lines
+    return dict(parse_qsl(urlsplit(line.split()[1]).query, strict_parsing=True))
+
+
+def mask() -> str:
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(line.split()[1] for line in status if line.startswith("Cpus_allowed_list"))
+
+
+@pytest.mark.parametrize(
+    ("devices", "env", "parameters"),
+    [
+        pytest.param(
+            NVIDIA,
+            {"CUDA_VISIBLE_DEVICES": "0"},
+            {"visible": "0", "granted": "minor:0,minor:1"},
+            id="NVIDIA: the device files that can be opened",
+        ),
+        pytest.param(
+            "nvidiactl dri/renderD128",
+            {"CUDA_VISIBLE_DEVICES": "0"},
+            {"visible": "0"},
+            id="NVIDIA without a GPU's file: another GPU's counts for nothing",
+        ),
+        pytest.param(
+            AMD,
+            {"ROCR_VISIBLE_DEVICES": "1"},
+            {"visible": "ROCR_VISIBLE_DEVICES=1", "granted": "drm:128,drm:129"},
+            id="AMD: its variable and its files",
+        ),
+        pytest.param(
+            AMD,
+            {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"},
+            {"visible": "1", "granted": "drm:128,drm:129"},
+            id="AMD: Slurm sets both to the same",
+        ),
+        pytest.param(
+            "",
+            {"CUDA_VISIBLE_DEVICES": "MIG-1a/2 &visible=3#\n4"},
+            {"visible": "MIG-1a/2 &visible=3#\n4"},
+            id="whatever is visible, to the letter",
+        ),
+        pytest.param(
+            "",
+            {"CUDA_VISIBLE_DEVICES": "1", **STEP, "SLURMD_TRES_BIND": "gpu:single:1"},
+            {
+                "visible": "1",
+                "ranks": "2",
+                "rank": "1",
+                "gpu_bind": "gpu:single:1",
+                "share": "node",
+            },
+            id="a task among others, of a job without a note",
+        ),
+        pytest.param(
+            "",
+            {
+                "CUDA_VISIBLE_DEVICES": "1",
+                **STEP,
+                "SLURM_GPUS_ON_NODE": "2",
+                "SLURM_CPU_BIND_TYPE": "mask_cpu:",
+                "SLURM_CPU_BIND_LIST": "0x1,0x2",
+                "AFFINITYD_SHARE": "requested",
+            },
+            {
+                "visible": "1",
+                "ranks": "2",
+                "rank": "1",
+                "step_gpus": "2",
+                "cpu_bind": "0x1,0x2",
+                "share": "requested",
+            },
+            id="with slices of the CPUs, and a share that somebody chose",
+        ),
+        pytest.param(
+            "",
+            {
+                "CUDA_VISIBLE_DEVICES": "1",
+                "AFFINITYD_MODE": "exclusive",
+                "AFFINITYD_SCOPE": "socket",
+                "AFFINITYD_MULTITHREADING": "single_logical",
+                "AFFINITYD_BALANCED": "no",
+                "AFFINITYD_STRICT": "yes",
+                "AFFINITYD_MIN_PHYSICAL_CORES": "2",
+                "AFFINITYD_MAX_PHYSICAL_CORES": "4",
+            },
+            {
+                "visible": "1",
+                "mode": "exclusive",
+                "scope": "socket",
+                "multithreading": "single_logical",
+                "balanced": "no",
+                "strict": "yes",
+                "min_physical_cores": "2",
+                "max_physical_cores": "4",
+            },
+            id="all that can be chosen",
+        ),
+    ],
+)
+def test_the_question_has_what_the_task_knows(
+    devices: str, env: Mapping[str, str], parameters: Mapping[str, str]
+) -> None:
+    common = {"format": "shell", "cpuset": mask(), "mode": "node"}
+    assert asked(devices, env) == {**common, **parameters}
+
+
+@pytest.mark.parametrize("visible", ["", "NoDevFiles", None])
+def test_a_task_without_gpus_asks_nothing(tmp_path: Path, visible: str | None) -> None:
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    done = subprocess.run(
+        [SCRIPTS / "task_prolog.sh"],
+        env={**TASK, **env, "AFFINITYD_SOCKET": f"{tmp_path}/nonexistent"},
+        capture_output=True,
+        check=True,
+        timeout=10,
+    )
+    assert done.stdout == b""
