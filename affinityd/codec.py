@@ -6,6 +6,7 @@ nearness) is there for readers; `from_dict` does not look at it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from affinityd.cpuset import CpuSet, format_list
@@ -115,6 +116,7 @@ def _from_gpu(gpu: Gpu) -> dict[str, Any]:
         "pci_id": gpu.pci_id,
         "pci_path": list(gpu.pci_path),
         "mig": [{"uuid": instance.uuid} for instance in gpu.mig],
+        "nvlinks": None if gpu.nvlinks is None else _from_nvlinks(gpu.nvlinks),
     }
 
 
@@ -132,7 +134,19 @@ def _to_gpu(value: JsonValue) -> Gpu:
         pci_id=value["pci_id"].maybe(JsonValue.text),
         pci_path=value["pci_path"].each(JsonValue.text),
         mig=value["mig"].each(lambda instance: MigInstance(instance["uuid"].text())),
+        nvlinks=_to_nvlinks(value),
     )
+
+
+def _from_nvlinks(nvlinks: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"pci_bus_id": end, "links": links} for end, links in nvlinks.items()]
+
+
+def _to_nvlinks(gpu: JsonValue) -> Mapping[str, int] | None:
+    """Return None also for a file that was written before GPUs had the field."""
+    if not isinstance(gpu.value, dict) or gpu.value.get("nvlinks") is None:
+        return None
+    return dict(gpu["nvlinks"].each(lambda it: (it["pci_bus_id"].text(), it["links"].number())))
 
 
 def _from_nic(topology: Topology, nic: Nic) -> dict[str, Any]:

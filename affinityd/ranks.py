@@ -27,13 +27,13 @@ class Ranks:
     ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
 
 
-def ranks_of(topology: Topology, request: Request, mask: CpuSet) -> Ranks:
-    """Return the ranks of a request.
+def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -> Ranks:
+    """Return the ranks of a request, from a caller that runs on `mask`, to be planned on `cpus`.
 
     They are its `gpus`, dealt again from the first where there are more `ranks` than those. Or,
-    for a task of a job, which runs on `mask` now: the job's GPUs, each as often as tasks share one.
-    Raises InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not
-    here, or not the job's.
+    for a task of a job: the job's GPUs, each as often as tasks share one. Raises
+    InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not here,
+    or not the job's.
     """
     sight = look(topology, request.granted, request.visible)
     own = _named(sight, request.gpus)
@@ -45,10 +45,19 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet) -> Ranks:
         return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous)
     mine, (number, of) = (own, seat) if seat is not None else _dealt(request, own)
     everything = look(topology, None, None)
-    job = own if request.job is None else _named(everything, request.job)
+    is_alone = request.job is None or _has_cpus_of_its_own(request, cpus, len(own))
+    job = own if is_alone else _named(everything, request.job)
     ranks = _checked(tuple(entry for entry in job for _ in range(of)))
     wanted = {place * of + number for entry in mine for place in _places(entry, job)}
     return Ranks(ranks, frozenset(wanted), ambiguous or is_ambiguous(everything, request.job))
+
+
+def _has_cpus_of_its_own(request: Request, cpus: CpuSet, seen: int) -> bool:
+    """Return whether a step that has some of the job's GPUs has its own part of the CPUs, too.
+
+    Then the job's other GPUs take nothing of it (srun --exact).
+    """
+    return len(cpus) < (request.job_cpus or 0) and seen == request.step_gpus
 
 
 def _bound_seat(request: Request, mask: CpuSet, seen: int) -> Seat | None:
@@ -57,7 +66,7 @@ def _bound_seat(request: Request, mask: CpuSet, seen: int) -> Seat | None:
         return None
     (task,) = _asked_for(request, request.ranks)
     tasks, gpus = request.ranks, request.step_gpus or 0
-    on_slice = slice_seat(request.gpu_bind, request.cpu_bind, mask, task)
+    on_slice = slice_seat(request.gpu_bind, request.cpu_bind, mask, task=task, tasks=tasks)
     return on_slice or gpu_seat(request.gpu_bind, task=task, tasks=tasks, gpus=gpus, seen=seen)
 
 

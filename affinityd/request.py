@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -15,7 +15,7 @@ from affinityd.plans import Options
 
 MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs takes 20,000
 #: Parameters about one task among others.
-OF_TASKS = {"job", "gpu_bind", "cpu_bind", "step_gpus"}
+OF_TASKS = frozenset(("job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus"))
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell")
 
 
@@ -29,7 +29,8 @@ class Request:
     job: tuple[str, ...] | None = None  #: None: `gpus` are all that count
     gpu_bind: str = ""  #: how Slurm gave the ranks their GPUs
     cpu_bind: tuple[CpuSet, ...] = ()  #: what CPUs Slurm gave each of the ranks
-    step_gpus: int | None = None  #: None: `gpus` are all of the ranks' GPUs
+    step_gpus: int | None = None  #: how many the ranks have together; None: not known
+    job_cpus: int | None = None  #: how many the job has on this node; None: not known
     cpuset: CpuSet | None = None
     visible: str | None = None
     granted: str | None = None
@@ -71,16 +72,18 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
             f"max_physical_cores={most}; make it no more than that"
         )
     request = Request(**values, options=options)
-    _check_task(request, values.keys() & OF_TASKS)
+    _check_task(request, OF_TASKS & values.keys())
     return request
 
 
-def _check_task(request: Request, given: Collection[str]) -> None:
-    """Raise InvalidRequestError for what needs to know which task asks, and does not."""
-    asked = request.rank or ()
-    if given and request.ranks is None and (request.rank is not None or given != {"job"}):
-        raise InvalidRequestError(f"{min(given)} needs ranks and rank: how many tasks, and which")
-    if given and request.ranks is not None and len(asked) != 1:
+def _check_task(request: Request, given: frozenset[str]) -> None:
+    """Raise InvalidRequestError for what is about one task of several, and does not say which."""
+    bound = sorted(given & {"gpu_bind", "cpu_bind"})
+    if request.ranks is None and (bound or (given and request.rank is not None)):
+        raise InvalidRequestError(
+            f"{(bound or sorted(given))[0]} needs ranks and rank: how many tasks, and which"
+        )
+    if given and request.ranks is not None and len(request.rank or ()) != 1:
         raise InvalidRequestError(
             f"{min(given)} takes one rank: which of the {request.ranks} asks, like rank=0"
         )
@@ -146,6 +149,13 @@ PARAMETERS = {
             readers.positive,
             _INTEGER,
             "how many GPUs the ranks have together, as in SLURM_GPUS_ON_NODE",
+        ),
+        Parameter(
+            "job_cpus",
+            readers.positive,
+            _INTEGER,
+            "how many CPUs the job has on this node: a step with fewer, and all of its GPUs in "
+            "sight, divides them without the job's other GPUs",
         ),
         Parameter(
             "mode",

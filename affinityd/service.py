@@ -111,10 +111,12 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
     """
     topology = node.topology
     whole = topology.online - node.reserved
-    cpuset, source = _cpuset(request, caller, topology)
-    ranks = ranks_of(topology, request, cpuset)
-    if request.rank is not None:
-        cpuset = cpus_of_step(request.gpu_bind, request.cpu_bind, cpuset, request.rank[0])
+    mask, source = _cpuset(request, caller, topology)
+    task = request.rank[0] if request.rank else 0
+    cpuset = cpus_of_step(request.gpu_bind, request.cpu_bind, mask, task)
+    if caller is not None:
+        cpuset &= caller.cpuset
+    ranks = ranks_of(topology, request, mask, cpuset)
     gpus = tuple(device.gpu for _, device in ranks.entries)
     made = plan(topology, Demand(gpus, whole & cpuset, whole, request.options))
     return Reply(

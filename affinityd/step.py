@@ -40,19 +40,23 @@ def gpu_seat(bind: str, *, task: int, tasks: int, gpus: int, seen: int) -> Seat 
     return (task, tasks) if groups is None else _seat(groups, task)
 
 
-def slice_seat(bind: str, masks: Sequence[CpuSet], mask: CpuSet, task: int) -> Seat | None:
+def slice_seat(
+    bind: str, masks: Sequence[CpuSet], mask: CpuSet, *, task: int, tasks: int
+) -> Seat | None:
     """Return the seat of a task on its slice, if its GPUs were chosen to be near that.
 
     Tasks with equal slices then have the same GPUs. None where the task may leave its slice.
     """
-    return _seat(masks, task) if _stays(bind, masks, mask, task) else None
+    if not _stays(bind, masks, mask, task):
+        return None
+    return _seat([masks[number % len(masks)] for number in range(tasks)], task)
 
 
 def cpus_of_step(bind: str, masks: Sequence[CpuSet], mask: CpuSet, task: int) -> CpuSet:
     """Return what to plan a task on: the slices of all tasks of its step, if it may leave its own.
 
-    `mask` is what it runs on now: if that is not its slice, the masks are those of another step,
-    from which it inherited them.
+    `mask` is what it runs on now: if that is not in its slice, the masks are those of another step,
+    from which it inherited them. With fewer masks than tasks, they count again from the first.
     """
     if _stays(bind, masks, mask, task) or not _is_slice(masks, mask, task):
         return mask
@@ -64,7 +68,7 @@ def _stays(bind: str, masks: Sequence[CpuSet], mask: CpuSet, task: int) -> bool:
 
 
 def _is_slice(masks: Sequence[CpuSet], mask: CpuSet, task: int) -> bool:
-    return task < len(masks) and masks[task] == mask
+    return bool(masks) and mask <= masks[task % len(masks)]
 
 
 def _kind(bind: str) -> tuple[str, str]:

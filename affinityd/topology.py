@@ -63,6 +63,8 @@ class Gpu:
     pci_id: str | None = None  #: vendor:device, 10de:20b0
     pci_path: tuple[str, ...] = ()  #: host bridge first, the device's parents, itself last
     mig: tuple[MigInstance, ...] = ()
+    #: PCI bus id at the other end, a GPU or a switch → how many NVLinks are up; None: nobody said
+    nvlinks: Mapping[str, int] | None = None
 
     @property
     def key(self) -> tuple[str, int]:

@@ -17,7 +17,7 @@ with_others=1440
 
 say() {
     printf 'affinityd: %s\n' "$1" >&2
-    logger -t affinityd -p daemon.warning -- "$1" 2>/dev/null
+    timeout 1 logger -t affinityd -p daemon.warning -- "$1" 2>/dev/null
 }
 
 case ${SLURM_JOB_ID-} in
@@ -38,9 +38,16 @@ has_one_of() { # GPUS GPUS
     return 1
 }
 runs_here() { # JOB: has processes that Slurm started on this node
-    [ -n "${running+known}" ] || running=$(scontrol listpids 2>/dev/null | awk '{ print $2 }')
+    [ -n "${running+known}" ] || running=$(timeout 2 scontrol listpids 2>/dev/null | awk '{ print $2 }')
     [ -z "$running" ] || printf '%s\n' "$running" | grep -qx "$1"
 }
+
+umask 022
+[ -d "$notes" ] || mkdir -p "$notes"
+new=$notes/.$SLURM_JOB_ID
+if ! { printf 'gpus=%s\n' "$gpus" >"$new" && mv -f "$new" "$notes/$SLURM_JOB_ID"; }; then
+    say "$notes/$SLURM_JOB_ID could not be written: tasks in unique modes take their GPU's block"
+fi
 
 # A note outlives its job where the epilog did not run. Two that name one GPU are of jobs that share
 # it, by MPS or shards, unless one of them is such a note.
@@ -57,26 +64,20 @@ for note in "$notes"/[0-9]*; do
     if [ -n "$(find "$note" -mmin +"$age")" ] && ! runs_here "$job"; then
         rm -f "$note"
     elif [ -n "$is_ours" ]; then
-        shared=$gpus
+        shared="$shared $job"
         printf 'shared=%s\n' "$gpus" >>"$note"
     fi
 done
-[ -z "$shared" ] || say "job $SLURM_JOB_ID shares GPUs $gpus with another job: so it does their CPUs"
-
-umask 022
-new=$notes/.$SLURM_JOB_ID
-write_note() {
-    printf 'gpus=%s\n' "$gpus"
-    [ -z "$shared" ] || printf 'shared=%s\n' "$shared"
-}
-[ -d "$notes" ] || mkdir -p "$notes"
-if ! { write_note >"$new" && mv -f "$new" "$notes/$SLURM_JOB_ID"; }; then
-    say "$notes/$SLURM_JOB_ID could not be written: tasks in unique modes take their GPU's block"
+if [ -n "$shared" ]; then
+    printf 'shared=%s\n' "$gpus" >>"$notes/$SLURM_JOB_ID"
+    say "job $SLURM_JOB_ID shares its GPUs, and so their CPUs, with$shared"
 fi
 
 [ -n "$gpus" ] || exit 0
 setting() { # NAME
-    [ ! -r "$settings" ] || sed -n "s/^$1=[\"']\{0,1\}\([^\"']*\).*/\1/p" "$settings" | tail -n 1
+    [ ! -r "$settings" ] || sed -n \
+        "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*[\"']\{0,1\}\([^\"'[:space:]]*\).*/\1/p" "$settings" |
+        tail -n 1
 }
 socket=$(setting AFFINITYD_SOCKET)
 socket=${socket:-$run/affinityd.sock}

@@ -5,9 +5,10 @@
 # too, and kills the task if it fails: so it prints nothing but `export` and `unset` lines, and ends
 # with 0 within a second. Whatever is wrong, the task stays as Slurm made it, and AFFINITYD_UNPINNED
 # says why.
+# shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
 set +e +f +u +v +x
-unset -f printf read # exported functions of the user, where sh is bash
+unset -f [ printf read # exported functions of the user, where sh is bash
 trap 'exit 0' EXIT
 exec 2>/dev/null
 unset LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT
@@ -26,18 +27,33 @@ is_number() { case $1 in '' | *[!0-9]*) return 1 ;; esac; }
 is_word() { case $1 in '' | *[!A-Za-z0-9_.:,/-]*) return 1 ;; esac && [ "${#1}" -lt 4096 ]; }
 is_cpulist() { case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]*) return 1 ;; esac; }
 
+count() { # LIST: count, how many entries it has
+    IFS=,
+    # shellcheck disable=SC2086 # a word an entry
+    set -- $1
+    unset IFS
+    count=$#
+}
 read_mask() { # mask: the CPUs on which the task may run
     while read -r name mask; do
         [ "$name" != Cpus_allowed_list: ] || break
     done <"/proc/$SLURM_TASK_PID/status"
     is_cpulist "$mask"
 }
-read_settings() { # the site's, where the job's environment says nothing
-    while IFS='=' read -r name value; do
+read_settings() { # site_NAME: a setting of the site's; the last of a name counts
+    while read -r line || [ -n "$line" ]; do
+        name=${line%%[= ]*} value=${line#*=}
+        case $line in AFFINITYD_*=*) ;; *) continue ;; esac
+        case $name in *[!A-Z_]*) continue ;; esac
+        value=${value#"${value%%[! ]*}"} value=${value%[[:space:]]}
         value=${value#[\'\"]} value=${value%[\'\"]}
-        case $name in *[!A-Z_]*) continue ;; AFFINITYD_?*) ;; *) continue ;; esac
-        ! is_word "$value" || eval "$name=\${$name:-\$value}"
+        ! is_word "$value" || eval "site_$name=\$value"
     done <"$settings"
+}
+choose() { # NAME: chosen_NAME, as the job has it in AFFINITYD_NAME, else the site
+    eval "value=\${AFFINITYD_$1:-\${site_AFFINITYD_$1-}}"
+    [ -z "$value" ] || is_word "$value" || leave "AFFINITYD_$1 is no word that a plan knows"
+    eval "chosen_$1=\$value"
 }
 read_note() { # job: its GPUs in the node's numbering; shared: those that other jobs have, too
     while IFS='=' read -r name value; do
@@ -84,36 +100,32 @@ os.sched_setaffinity(int(sys.argv[2]), cpus)
 for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED; do # a batch script's, not ours
     eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
 done
-[ ! -r "$settings" ] || read_settings
 case ${AFFINITYD-} in [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) leave AFFINITYD=off ;; esac
 is_number "${SLURM_TASK_PID-}" || leave 'SLURM_TASK_PID is no number'
 is_number "${SLURM_JOB_ID-}" || leave 'SLURM_JOB_ID is no number'
 
-# Which GPUs. A task that is not bound sees all of its job's, and often the node's.
+# Which GPUs. A task that is not bound may open its step's, or, where nothing keeps it, the node's.
 job='' shared='' granted='' visible=''
-[ ! -r "$run/jobs/$SLURM_JOB_ID" ] || read_note
 if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
     visible=$CUDA_VISIBLE_DEVICES
     case $visible in '' | NoDevFiles) leave ;; esac
 elif [ -n "${ROCR_VISIBLE_DEVICES-}" ]; then
     visible=ROCR_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES
-else
-    [ "${SLURM_GPUS_ON_NODE:-0}" != 0 ] || leave
-    granted=$job
+elif [ "${SLURM_GPUS_ON_NODE:-0}" = 0 ]; then
+    leave
 fi
-[ -n "$granted" ] || find_devices /dev/nvidia minor
+[ ! -r "$run/jobs/$SLURM_JOB_ID" ] || read_note
+find_devices /dev/nvidia minor
 [ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/dri/renderD drm
+count "$granted"
+[ -n "$visible" ] || [ "$count" = "$SLURM_GPUS_ON_NODE" ] || granted=${job:-$granted}
 
-# On which CPUs. Slurm writes the masks that it chose with 0x, and a user's without.
-# shellcheck disable=SC2034 # what eval reads below
+# On which CPUs. The masks that Slurm chose begin with 0x, a user's do not. Words such as cores only
+# say how it is to choose.
 masks=''
 case ${SLURM_STEP_ID:+${SLURM_CPU_BIND_TYPE-}${SLURM_CPU_BIND_LIST-}} in
-'' | quiet | verbose) ;;
-mask_cpu:0x*)
-    # shellcheck disable=SC2034
-    masks=$SLURM_CPU_BIND_LIST
-    ;;
-*) leave 'the job binds its CPUs itself, with --cpu-bind' ;;
+mask_cpu:0x*) masks=$SLURM_CPU_BIND_LIST ;;
+none* | rank* | map_* | mask_*) leave 'its CPUs are bound by --cpu-bind, or by the CpuBind= of the site' ;;
 esac
 read_mask || leave "/proc/$SLURM_TASK_PID/status cannot be read"
 
@@ -121,32 +133,32 @@ read_mask || leave "/proc/$SLURM_TASK_PID/status cannot be read"
 [ -x "$curl" ] || [ -x "$python" ] || leave 'neither curl nor python3 is here, to ask affinityd'
 [ -x "$taskset" ] || [ -x "$python" ] || leave 'neither taskset nor python3 is here, to pin the task'
 
+# What is chosen. The mode `node` is all of the node, whatever the scope.
+[ ! -r "$settings" ] || read_settings
+for name in SOCKET SHARE MODE SCOPE MULTITHREADING BALANCED STRICT MIN_PHYSICAL_CORES \
+    MAX_PHYSICAL_CORES; do
+    choose "$name"
+done
+socket=${chosen_SOCKET:-$run/affinityd.sock} share=$chosen_SHARE mode=$chosen_MODE
+[ -n "$mode" ] || mode=${chosen_SCOPE:+all}
+
 # The question. A task without others, as a batch script, has all that it sees.
-mode=${AFFINITYD_MODE:-${AFFINITYD_SCOPE:+all}} # node is all of the node, whatever the scope
-# shellcheck disable=SC2034
-mode=${mode:-node} format=shell share=${AFFINITYD_SHARE-}
-facts='format cpuset:mask granted visible mode scope:AFFINITYD_SCOPE
-    multithreading:AFFINITYD_MULTITHREADING balanced:AFFINITYD_BALANCED strict:AFFINITYD_STRICT
-    min_physical_cores:AFFINITYD_MIN_PHYSICAL_CORES max_physical_cores:AFFINITYD_MAX_PHYSICAL_CORES'
-tasks=${SLURM_GTIDS-}
-IFS=,
-# shellcheck disable=SC2086 # a word a task
-set -- $tasks
-unset IFS
-tasks=$#
-[ "$tasks" -lt 2 ] || facts="$facts ranks:tasks rank:SLURM_LOCALID gpu_bind:SLURMD_TRES_BIND
-    step_gpus:SLURM_GPUS_ON_NODE cpu_bind:masks"
-set --
-for fact in $facts; do
+count "${SLURM_GTIDS-}"
+tasks=$count job_cpus=${SLURM_JOB_CPUS_PER_NODE-}
+case $job_cpus in *,*) job_cpus='' ;; esac # other nodes have other numbers
+job_cpus=${job_cpus%%\(*}
+set -- --data-urlencode format=shell --data-urlencode "mode=${mode:-node}"
+for fact in cpuset:mask granted:granted visible:visible step_gpus:SLURM_GPUS_ON_NODE \
+    job_cpus:job_cpus scope:chosen_SCOPE multithreading:chosen_MULTITHREADING \
+    balanced:chosen_BALANCED strict:chosen_STRICT \
+    min_physical_cores:chosen_MIN_PHYSICAL_CORES max_physical_cores:chosen_MAX_PHYSICAL_CORES \
+    ranks:tasks rank:SLURM_LOCALID gpu_bind:SLURMD_TRES_BIND cpu_bind:masks; do
+    [ "$tasks" -gt 1 ] || [ "$fact" != ranks:tasks ] || break
     eval "value=\${${fact#*:}-}"
-    case $fact in mode | *:AFFINITYD_*)
-        [ -z "$value" ] || is_word "$value" || leave "${fact%%:*} is no word that a plan knows" ;;
-    esac
     [ -z "$value" ] || set -- "$@" --data-urlencode "${fact%%:*}=$value"
 done
 
 # Where no note fits the GPUs that the task has, each GPU of the node has cores of its own.
-socket=${AFFINITYD_SOCKET:-$run/affinityd.sock}
 [ "$tasks" -lt 2 ] || [ -n "$job" ] || share=${share:-node}
 answer=$(ask 0.7 "$@" ${job:+--data-urlencode "job=$job"} ${share:+--data-urlencode "share=$share"})
 case $answer in

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from affinityd.codec import from_dict, to_dict
 from affinityd.topology import Core, Gpu, MigInstance, Nic, NumaNode, Topology
 from tests.machines.facts import ALL_NAMES, machine
+from tests.machines.nvlinks import dgx_1v
 
 NUMBERS = st.integers(0, 2**40)
 MAYBE_NUMBER = st.none() | NUMBERS
@@ -35,6 +36,7 @@ GPUS = st.builds(
     pci_id=MAYBE_TEXT,
     pci_path=TEXTS,
     mig=st.lists(st.builds(MigInstance, uuid=TEXT), max_size=2).map(tuple),
+    nvlinks=st.none() | st.dictionaries(TEXT, NUMBERS, max_size=3),
 )
 NICS = st.builds(
     Nic, pci_bus_id=TEXT, numa_node=MAYBE_NUMBER, kind=TEXT, names=TEXTS, pci_path=TEXTS
@@ -151,8 +153,31 @@ def test_what_follows_from_the_rest_is_not_read_back() -> None:
     assert from_dict(data) == machine("dgx-h100")
 
 
-#: What is there for readers alone, by the list that it is in.
-DERIVED = {"": {"online", "packages"}, "nodes": {"cpulist"}, "nics": {"nearness"}}
+def test_links_are_told_by_where_they_lead() -> None:
+    first, *_ = to_dict(dgx_1v())["gpus"]
+    assert first["nvlinks"] == [
+        {"pci_bus_id": "0000:07:00.0", "links": 1},
+        {"pci_bus_id": "0000:0a:00.0", "links": 1},
+        {"pci_bus_id": "0000:0b:00.0", "links": 2},
+        {"pci_bus_id": "0000:85:00.0", "links": 2},
+    ]
+    assert to_dict(machine("dgx-1v"))["gpus"][0]["nvlinks"] is None
+
+
+def test_of_a_file_from_before_links_were_told_none_are_known() -> None:
+    data = through_json(dgx_1v())
+    for gpu in data["gpus"]:
+        del gpu["nvlinks"]
+    assert {gpu.nvlinks for gpu in from_dict(data).gpus} == {None}
+
+
+#: What is there for readers alone, or in newer files, by the list that it is in.
+DERIVED = {
+    "": {"online", "packages"},
+    "nodes": {"cpulist"},
+    "nics": {"nearness"},
+    "gpus": {"nvlinks"},
+}
 
 
 def required(data: dict[str, Any]) -> list[tuple[str | int, ...]]:
@@ -187,6 +212,10 @@ def test_a_missing_field_is_named(path: tuple[str | int, ...]) -> None:
         ({"cores": [{}]}, "topology.cores[0] has no 'cpulist'"),
         ({"nodes": []}, "topology.nodes has no number 0, which CPU 0 is on"),
         ({"notices": [None]}, "topology.notices[0] is None, not a string"),
+        (
+            {"gpus": [{**to_dict(dgx_1v())["gpus"][0], "nvlinks": [{"links": 4}]}]},
+            "topology.gpus[0].nvlinks[0] has no 'pci_bus_id'",
+        ),
         (
             {"possible": "0-70000"},
             "topology.possible: CPU number in '0-70000' is too large; the largest is 65535",

@@ -141,7 +141,7 @@ def test_nvmls_list_is_the_list_and_its_answers_come_first(tmp_path: Path) -> No
     }
     nvml = NvmlReport(
         gpus=(
-            NvmlGpu(0, "GPU-2b", B, 0, "NVIDIA A100", mig=("MIG-1", "MIG-2")),
+            NvmlGpu(0, "GPU-2b", B, 0, "NVIDIA A100", mig=("MIG-1", "MIG-2"), nvlinks={C: 4}),
             NvmlGpu(1, None, C, None, None, error="Unknown Error"),
         )
     )
@@ -152,6 +152,7 @@ def test_nvmls_list_is_the_list_and_its_answers_come_first(tmp_path: Path) -> No
             model="NVIDIA A100",
             pci_id="10de:20b0",
             mig=(MigInstance("MIG-1"), MigInstance("MIG-2")),
+            nvlinks={C: 4},
         ),
         Gpu(1, "nvidia", C, None, uuid="GPU-3c", minor=2, model="NVIDIA H100"),
     )

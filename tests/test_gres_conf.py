@@ -7,15 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
 
 from affinityd.cpuset import format_list
+from affinityd.discovery import discover, open_tree
+from affinityd.discovery.nvml import ask
 from affinityd.slurm.affinity import Cores, affinities
 from affinityd.slurm.hostlist import MAX_NAMES, expand
 from affinityd.slurm.numbering import in_slurms_order
 from affinityd.slurm.writer import NODES, unknown, write
-from affinityd.topology import Core, Topology
+from affinityd.topology import Core, Gpu, MigInstance, Topology
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
+from tests.machines.nvlinks import (
+    dgx_1v,
+    hgx_4,
+    linked_machines,
+    nvml_facts,
+    switched,
+    with_nvlinks,
+)
+from tests.machines.sysfs_tree import write_tree
+from tests.nvml.shared_object import environment
 
 DGX_A100 = """\
 # In this order Slurm's gpu numbers are CUDA's: keep it.
@@ -43,6 +56,27 @@ Name=gpu File=/dev/dri/renderD132 Cores=0-15
 Name=gpu File=/dev/dri/renderD133 Cores=0-15
 Name=gpu File=/dev/dri/renderD134 Cores=32-47
 Name=gpu File=/dev/dri/renderD135 Cores=32-47
+"""
+
+
+DGX_1V = """\
+# In this order Slurm's gpu numbers are CUDA's: keep it.
+# Links= have 8 numbers: in slurm.conf, a smaller Gres=gpu: makes the node invalid.
+Name=gpu File=/dev/nvidia0 Cores=0-19 Links=-1,1,1,2,2,0,0,0
+Name=gpu File=/dev/nvidia1 Cores=0-19 Links=1,-1,2,1,0,2,0,0
+Name=gpu File=/dev/nvidia2 Cores=0-19 Links=1,2,-1,2,0,0,1,0
+Name=gpu File=/dev/nvidia3 Cores=0-19 Links=2,1,2,-1,0,0,0,1
+Name=gpu File=/dev/nvidia4 Cores=20-39 Links=2,0,0,0,-1,1,1,2
+Name=gpu File=/dev/nvidia5 Cores=20-39 Links=0,2,0,0,1,-1,2,1
+Name=gpu File=/dev/nvidia6 Cores=20-39 Links=0,0,1,0,1,2,-1,2
+Name=gpu File=/dev/nvidia7 Cores=20-39 Links=0,0,0,1,2,1,2,-1
+"""
+
+HGX_4 = """\
+Name=gpu File=/dev/nvidia0 Cores=18-23 Links=-1,4,4,4
+Name=gpu File=/dev/nvidia1 Cores=6-11 Links=4,-1,4,4
+Name=gpu File=/dev/nvidia2 Cores=42-47 Links=4,4,-1,4
+Name=gpu File=/dev/nvidia3 Cores=30-35 Links=4,4,4,-1
 """
 
 
@@ -80,6 +114,60 @@ def test_a_dgx_a100_has_these_lines() -> None:
 def test_a_node_of_lumi_has_these_lines() -> None:
     node = with_minors(machine("mi250x"), range(128, 136))
     assert write(node) == MI250X.splitlines()
+
+
+def test_a_dgx_1_has_these_lines_by_what_nvml_says_of_its_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(nvml_facts(dgx_1v()), tmp_path).items():
+        monkeypatch.setenv(name, value)
+    tree = open_tree(str(write_tree(machine("dgx-1v"), tmp_path / "dgx-1v")))
+    assert write(discover(tree, ask())) == DGX_1V.splitlines()
+
+
+def test_four_gpus_that_are_all_connected_have_these_lines() -> None:
+    assert of_gpus(write(hgx_4())) == HGX_4.splitlines()
+
+
+def led_by(first: Gpu) -> Topology:
+    """Return a DGX-1 whose first GPU is this one."""
+    return replace(dgx_1v(), gpus=(first, *dgx_1v().gpus[1:]))
+
+
+FIRST = dgx_1v().gpus[0]
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        led_by(replace(FIRST, nvlinks=None)),
+        led_by(replace(FIRST, minor=None)),
+        led_by(replace(FIRST, mig=(MigInstance("MIG-0"),))),
+        switched(machine("dgx-a100"), links=12),
+        with_nvlinks(made({0: "0-7"}, gpus=[0, 0]), "X 0\n0 X"),
+        with_nvlinks(made({0: "0-7"}), "X"),
+    ],
+    ids=[
+        "nobody knows the links of the first GPU",
+        "the first GPU is none of Slurm's, as it has no line",
+        "the first GPU is several of Slurm's, its MIG instances",
+        "all links lead to a switch, and Slurm counts none",
+        "the GPUs have no links",
+        "one GPU",
+    ],
+)
+def test_no_links_are_written_where_they_would_be_wrong_or_of_no_use(node: Topology) -> None:
+    assert not any("Links=" in line for line in write(node))
+
+
+@given(linked_machines())
+def test_links_are_a_number_for_each_gpu_and_minus_one_at_itself(topology: Topology) -> None:
+    for place, line in enumerate(of_gpus(write(topology))):
+        _, _, numbers = line.partition(" Links=")
+        if numbers:
+            counts = numbers.split(",")
+            assert len(counts) == len(topology.gpus)
+            assert [at for at, count in enumerate(counts) if int(count) < 0] == [place]
 
 
 def test_cores_are_counted_and_not_their_cpus() -> None:

@@ -28,6 +28,9 @@ gpu
   model NVIDIA A100-SXM4-40GB
   node 48-63,176-191
   socket 0-63,128-191
+  nvlink 00010000:0F:00.0
+  nvlink
+  nvlink 00010000:0F:00.0
 """
 SECOND = """
 gpu
@@ -106,6 +109,7 @@ def test_everything_that_a_plan_needs_is_read(facts: Facts) -> None:
                 model="NVIDIA A100-SXM4-40GB",
                 node_cpus=trusted("48-63,176-191"),
                 socket_cpus=trusted("0-63,128-191"),
+                nvlinks={"10000:0f:00.0": 2},
             ),
             NvmlGpu(
                 index=1,
@@ -113,6 +117,7 @@ def test_everything_that_a_plan_needs_is_read(facts: Facts) -> None:
                 pci_bus_id="10000:0f:00.0",
                 minor=0,
                 model="NVIDIA A100-SXM4-40GB",
+                nvlinks={},
             ),
         ),
         driver_version="550.54.15",
@@ -229,8 +234,13 @@ def test_without_pynvml_the_report_names_what_to_install(monkeypatch: pytest.Mon
         ),
         pytest.param(
             "nvmlDeviceGetUUID 15",
-            NvmlGpu(index=0, pci_bus_id="0000:07:00.0", minor=3, error="GPU is lost"),
+            NvmlGpu(index=0, pci_bus_id="0000:07:00.0", minor=3, nvlinks={}, error="GPU is lost"),
             id="a GPU that is being lost",
+        ),
+        pytest.param(
+            "nvmlDeviceGetNvLinkState 15",
+            NvmlGpu(0, "GPU-0", "0000:07:00.0", 3, error="GPU is lost"),
+            id="a GPU whose links cannot be asked for",
         ),
         pytest.param(
             "nvmlDeviceGetMigMode 16",
@@ -239,6 +249,7 @@ def test_without_pynvml_the_report_names_what_to_install(monkeypatch: pytest.Mon
                 uuid="GPU-0",
                 pci_bus_id="0000:07:00.0",
                 minor=3,
+                nvlinks={},
                 error="GPU requires restart",
             ),
             id="a GPU that needs a reset",
@@ -277,7 +288,54 @@ def test_a_gpu_whose_texts_are_garbage_hides_no_other(facts: Facts, tmp_path: Pa
 )
 def test_what_is_lacking_is_no_fault(facts: Facts, facts_of_gpu: str) -> None:
     facts(facts_of_gpu)
-    assert gpus_of(ask()) == (NvmlGpu(index=0),)
+    assert gpus_of(ask()) == (NvmlGpu(index=0, nvlinks={}),)
+
+
+TO_SWITCHES = "gpu\n nvlink 00000000:C8:00.0\n nvlink 00000000:C8:00.0\n nvlink 00000001:00:00.0"
+
+
+@pytest.mark.parametrize(
+    ("facts_of_gpu", "nvlinks"),
+    [
+        pytest.param("gpu", {}, id="a GPU without NVLink"),
+        pytest.param("gpu\n nvlink\n nvlink", {}, id="links that are all down"),
+        pytest.param(
+            TO_SWITCHES, {"0000:c8:00.0": 2, "0001:00:00.0": 1}, id="links to two switches"
+        ),
+        pytest.param(
+            f"{TO_SWITCHES}\n fail nvmlDeviceGetNvLinkState 13", None, id="an NVML without the call"
+        ),
+        pytest.param(
+            f"{TO_SWITCHES}\n fail nvmlDeviceGetNvLinkRemotePciInfo_v2 13",
+            None,
+            id="an NVML that does not tell where a link leads",
+        ),
+        pytest.param(
+            f"{TO_SWITCHES}\n fail nvmlDeviceGetNvLinkRemotePciInfo_v2 3",
+            None,
+            id="a virtual machine that is not told where a link leads",
+        ),
+    ],
+)
+def test_the_links_that_are_up_are_counted_by_where_they_lead(
+    facts: Facts, facts_of_gpu: str, nvlinks: dict[str, int] | None
+) -> None:
+    facts(facts_of_gpu)
+    (gpu,) = gpus_of(ask())
+    assert (gpu.nvlinks, gpu.error) == (nvlinks, None)
+
+
+def test_a_gpu_without_nvlink_is_asked_for_one_link_alone(facts: Facts) -> None:
+    facts("gpu\n fail nvmlDeviceGetNvLinkState slow")
+    assert gpus_of(ask(timeout=5)) == (NvmlGpu(index=0, nvlinks={}),)
+
+
+@pytest.mark.parametrize("count", ["-1", "true", '"4"', "null"])
+def test_a_report_with_no_number_of_links_is_none(count: str) -> None:
+    with pytest.raises(ValueError, match=r"a number of nvlinks should be [^\n]*$"):
+        NvmlReport.from_json(
+            f'{{"gpus": [{{"index": 0, "nvlinks": {{"0000:07:00.0": {count}}}}}]}}'
+        )
 
 
 def test_cpus_far_beyond_a_thousand_fit_the_mask(facts: Facts) -> None:

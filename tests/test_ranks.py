@@ -71,6 +71,7 @@ def test_tasks_on_instances_of_one_gpu_have_a_part_of_its_cores_each(
         ({"job": "0", "ranks": "2", "rank": "0-1"}, InvalidRequestError, "job takes one rank"),
         ({"job": "0", "ranks": "2", "rank": "2"}, InvalidRequestError, "there is no rank 2"),
         ({"gpu_bind": "gpu:none"}, InvalidRequestError, "gpu_bind needs ranks and rank"),
+        ({"job": "0", "gpu_bind": "gpu:none"}, InvalidRequestError, "gpu_bind needs ranks and"),
         ({"cpu_bind": "0x1"}, InvalidRequestError, "cpu_bind needs ranks and rank"),
         ({"cpu_bind": "0xg"}, InvalidRequestError, "mask '0xg' is not hexadecimal"),
         ({"step_gpus": "0"}, InvalidRequestError, "step_gpus: '0' is not a whole number from 1"),

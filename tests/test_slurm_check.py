@@ -18,6 +18,7 @@ from affinityd.slurm.writer import write
 from affinityd.topology import Topology
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
+from tests.machines.nvlinks import linked_machines, switched, with_nvlinks
 from tests.machines.strategies import machines
 
 #: Two packages of two NUMA nodes each, 16 cores, 32 CPUs: core c has the CPUs c and c + 16.
@@ -321,6 +322,56 @@ def test_the_lines_of_two_gpus_are_judged(text: str, findings: list[str]) -> Non
     assert found(text, node(0, 3)) == findings
 
 
+@pytest.mark.parametrize(
+    ("text", "findings"),
+    [
+        ("Links=-1,4\nLinks=4,-1", []),
+        ("\n", []),
+        (
+            "Links=-1,2\nLinks=4,-1",
+            ["g:1 gpu 0: Links=-1,2 is not what NVML counts; right is Links=-1,4"],
+        ),
+        (
+            "Links=4,-1\n",
+            ["g:1 gpu 0: Links=4,-1 is not what NVML counts; right is Links=-1,4"],
+        ),
+        (
+            "\nLinks=4,-1,0",
+            ["g:2 gpu 1: Links=4,-1,0 is not what NVML counts; right is Links=4,-1"],
+        ),
+    ],
+    ids=[
+        "right",
+        "no Links=",
+        "too few",
+        "those of another GPU",
+        "too many numbers",
+    ],
+)
+@pytest.mark.parametrize("last", ["", "AutoDetect=nvml"], ids=["lines alone", "detected too"])
+def test_links_are_judged_by_what_nvml_counts(text: str, findings: list[str], last: str) -> None:
+    """Each line of `text` ends that of a GPU; with AutoDetect=, Slurm ignores one that is wrong."""
+    ends = text.split("\n")
+    lines = "".join(f"{line} {end}\n" for line, end in zip(TWO.splitlines(), ends, strict=True))
+    linked = with_nvlinks(node(0, 3), "X 4\n4 X")
+    assert found(lines + last, linked) == findings
+
+
+def test_where_all_links_lead_to_a_switch_no_links_is_right_and_zeros_are_too() -> None:
+    board = switched(node(0, 3), links=12)
+    assert found(TWO.replace("=0-3", "=0-3 Links=-1,0"), board) == []
+    assert found(TWO.replace("=0-3", "=0-3 Links=-1,12"), board) == [
+        "g:1 gpu 0: Links=-1,12 is not what NVML counts; right is no Links="
+    ]
+
+
+def test_a_line_that_is_to_be_added_has_its_links() -> None:
+    linked = with_nvlinks(node(0, 3), "X 4\n4 X")
+    assert found(TWO.splitlines()[0], linked) == [
+        "- gpu 1: no line has it; add Name=gpu File=/dev/nvidia1 Cores=12-15 Links=4,-1"
+    ]
+
+
 def test_where_the_machine_does_not_tell_a_gpus_file_no_line_is_called_wrong() -> None:
     unknown = replace(machine("dgx-a100"), name="gpu07")
     check = Check(configured(TWO), unknown)
@@ -343,7 +394,7 @@ def test_a_file_for_other_nodes_is_told_from_one_that_lacks_gpus() -> None:
     assert note == "the lines of GPUs are for tux[0-3], not for gpu07; --node-name names another"
 
 
-@given(machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))
+@given(machines() | linked_machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))
 def test_what_gres_conf_prints_is_always_found_right(
     topology: Topology, scope: str, name: str | None
 ) -> None:

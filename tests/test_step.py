@@ -84,15 +84,21 @@ SLICES = (cpus(0), cpus(1))
         pytest.param("", (), cpus(0, 1), 1, (cpus(0, 1), None), id="CPUs are not bound"),
         pytest.param("", SLICES, cpus(4), 1, (cpus(4), None), id="masks of another step"),
         pytest.param("", SLICES, cpus(1), 0, (cpus(1), None), id="another task's slice"),
-        pytest.param("", SLICES, cpus(1), 2, (cpus(1), None), id="more tasks than slices"),
+        pytest.param("", (cpus(0, 1),), cpus(0, 1), 2, (cpus(0, 1), None), id="one for all tasks"),
+        pytest.param(
+            "", (cpus(0, 1), cpus(2)), cpus(1), 0, (cpus(0, 1, 2), None), id="less than its slice"
+        ),
         pytest.param(
             "gpu:per_task:1", SLICES, cpus(0), 0, (cpus(0, 1), None), id="with its own GPU"
         ),
         pytest.param(
-            "gpu:closest", SLICES, cpus(0), 0, (cpus(0), (0, 1)), id="GPUs that are near its slice"
+            "gpu:closest", SLICES, cpus(0), 0, (cpus(0), (0, 2)), id="GPUs that are near its slice"
         ),
         pytest.param(
-            "gpu:closest", (cpus(0, 1),) * 2, cpus(0, 1), 1, (cpus(0, 1), (1, 2)), id="and a twin"
+            "gpu:closest", (cpus(0, 1),) * 2, cpus(0, 1), 1, (cpus(0, 1), (1, 3)), id="and a twin"
+        ),
+        pytest.param(
+            "gpu:closest", (cpus(0, 1),), cpus(0, 1), 2, (cpus(0, 1), (2, 3)), id="one for all"
         ),
     ],
 )
@@ -104,7 +110,7 @@ def test_a_task_may_leave_its_slice_unless_its_gpus_were_chosen_by_it(
     expected: tuple[CpuSet, Seat | None],
 ) -> None:
     assert cpus_of_step(bind, masks, mask, task) == expected[0]
-    assert slice_seat(bind, masks, mask, task) == expected[1]
+    assert slice_seat(bind, masks, mask, task=task, tasks=3) == expected[1]
 
 
 # What follows for a plan.
@@ -203,6 +209,25 @@ def test_a_task_with_several_gpus_has_the_union() -> None:
 def test_steps_on_different_gpus_of_a_job_are_apart() -> None:
     lists = [ask(DGX, job="0,1", visible=gpu, mode="exclusive").cpus for gpu in "01"]
     assert not any(one & other for one, other in pairwise(lists))
+
+
+def test_a_step_with_cpus_of_its_own_divides_them_without_the_job_s_other_gpus() -> None:
+    """srun --exact gives it 16 of the job's 64 CPUs, and one of its two GPUs on that node."""
+    facts = {"job": "0,1", "visible": "0", "cpuset": "48-63", "step_gpus": "1"}
+    assert place(**facts) == "48-55"
+    assert place(**facts, job_cpus="64") == "48-63"
+    assert place(**facts, job_cpus="16") == "48-55"  # it is all of the job's: another may overlap
+    both = {**facts, "visible": "0,1", "step_gpus": "2", "ranks": "2", "rank": "1"}
+    assert place(**both, job_cpus="64") == "56-63"
+    bound = {**facts, "step_gpus": "2", "ranks": "2", "rank": "0", "gpu_bind": "gpu:per_task:1"}
+    assert place(**bound, job_cpus="64") == "48-55"  # which others the step has is not known
+
+
+def test_what_slurm_says_of_a_step_leads_no_caller_out_of_its_cpuset() -> None:
+    masks = ",".join(map(format_mask, (range(64), range(64, 128))))
+    facts = {"ranks": "2", "rank": "0", "cpu_bind": masks}
+    reply = ask(DGX, mask="0-63", may_use="0-63", **facts)
+    assert reply.allowed == frozenset(range(64))
 
 
 def test_a_mode_that_goes_by_ranks_deals_out_the_cores_to_all_of_them() -> None:

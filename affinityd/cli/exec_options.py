@@ -18,8 +18,8 @@ SAID = (
 )
 #: The parameters of a plan that it takes.
 PARAMETERS = (
-    *("gpus", "rank", "ranks", "job", "gpu_bind", "cpu_bind", "step_gpus", "cpuset", "visible"),
-    *("granted", *SAID),
+    *("gpus", "rank", "ranks", "job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus", "cpuset"),
+    *("visible", "granted", *SAID),
 )
 OWN = {
     "memory": ("|".join(POLICIES), "also set the memory policy (default: the kernel's, near)"),

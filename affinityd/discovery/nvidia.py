@@ -106,6 +106,7 @@ def _gpu(gpu: NvmlGpu, device: PciDevice, driver: DriverGpu) -> Gpu:
         minor=driver.minor if gpu.minor is None else gpu.minor,
         model=gpu.model or driver.model,
         mig=tuple(MigInstance(uuid) for uuid in gpu.mig),
+        nvlinks=gpu.nvlinks,
     )
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -128,14 +129,38 @@ def _gpu(nvml: ModuleType, index: int, trusted: bool) -> NvmlGpu:
         mig=gpu.mig(),
         node_cpus=gpu.cpus(nvml.NVML_AFFINITY_SCOPE_NODE) if trusted else frozenset(),
         socket_cpus=gpu.cpus(nvml.NVML_AFFINITY_SCOPE_SOCKET) if trusted else frozenset(),
+        nvlinks=gpu.told(_nvlinks, nvml),
         error=next(iter(gpu.complaints), None),
     )
 
 
 def _pci_bus_id(handle: object, nvml: ModuleType) -> str:
+    return _as_sysfs(nvml.nvmlDeviceGetPciInfo(handle).busId)
+
+
+def _as_sysfs(bus_id: str) -> str:
     """Write NVML's 00000000:07:00.0 as sysfs does; a domain above ffff keeps its digits."""
-    domain, _, rest = nvml.nvmlDeviceGetPciInfo(handle).busId.partition(":")
+    domain, _, rest = bus_id.partition(":")
     return f"{int(domain, 16):04x}:{rest}".lower()
+
+
+def _nvlinks(handle: object, nvml: ModuleType) -> dict[str, int]:
+    """Return the PCI bus id at the other end, a GPU or a switch → how many NVLinks are up."""
+    ends = (nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link) for link in _up(handle, nvml))
+    return dict(Counter(_as_sysfs(end.busId) for end in ends))
+
+
+def _up(handle: object, nvml: ModuleType) -> Iterator[int]:
+    """Yield the numbers of the NVLinks that are up."""
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            is_up = nvml.nvmlDeviceGetNvLinkState(handle, link)
+        except nvml.NVMLError_NotSupported:
+            return  # the GPU has no NVLink: one question is enough
+        except nvml.NVMLError_InvalidArgument:
+            continue  # it has fewer than the newest GPUs
+        if is_up:
+            yield link
 
 
 class _Handle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ class NvmlGpu:
     #: nvmlDeviceGetCpuAffinityWithinScope, scope node; empty: unknown, or not to be trusted
     node_cpus: CpuSet = frozenset()
     socket_cpus: CpuSet = frozenset()  #: the same, scope socket
+    #: nvmlDeviceGetNvLinkState, RemotePciInfo: PCI bus id at the other end → links that are up
+    nvlinks: Mapping[str, int] | None = None
     error: str | None = None  #: NVML's first complaint about this GPU: "GPU is lost"
 
 
@@ -62,7 +65,7 @@ def _report(fields: dict[str, Any]) -> NvmlReport:
 
 def _gpu(fields: dict[str, Any]) -> NvmlGpu:
     return NvmlGpu(
-        index=_index(fields.get("index")),
+        index=_whole(fields.get("index"), "index"),
         uuid=_field(fields, "uuid", str),
         pci_bus_id=_field(fields, "pci_bus_id", str),
         minor=_field(fields, "minor", int),
@@ -70,15 +73,22 @@ def _gpu(fields: dict[str, Any]) -> NvmlGpu:
         mig=tuple(_typed(uuid, str, "mig") for uuid in _field(fields, "mig", list) or ()),
         node_cpus=parse_list(_field(fields, "node_cpus", str) or ""),
         socket_cpus=parse_list(_field(fields, "socket_cpus", str) or ""),
+        nvlinks=_nvlinks(_field(fields, "nvlinks", dict)),
         error=_field(fields, "error", str),
     )
 
 
-def _index(value: object) -> int:
-    index = _typed(value, int, "index")
-    if index < 0:
-        raise ValueError(f"index should be 0 or larger, not {index}")
-    return index
+def _nvlinks(counts: dict[str, Any] | None) -> Mapping[str, int] | None:
+    if counts is None:
+        return None
+    return {end: _whole(count, "a number of nvlinks") for end, count in counts.items()}
+
+
+def _whole(value: object, name: str) -> int:
+    number = _typed(value, int, name)
+    if number < 0:
+        raise ValueError(f"{name} should be 0 or larger, not {number}")
+    return number
 
 
 def _field(fields: dict[str, Any], name: str, kind: type[T]) -> T | None:

@@ -10,6 +10,7 @@ from affinityd.slurm import writer
 from affinityd.slurm.affinity import Affinity, Cores, affinities
 from affinityd.slurm.configured import Configured, GpuLine
 from affinityd.slurm.files import NAMINGS, device_file, runtime
+from affinityd.slurm.links import ITSELF, Links, links, written
 from affinityd.slurm.misplaced import misplaced
 from affinityd.topology import Gpu, Topology
 
@@ -73,6 +74,11 @@ class Check:
         """What the `Cores=` of each GPU should be."""
         return affinities(self.cores, self.scope)
 
+    @cached_property
+    def links(self) -> Links:
+        """What the `Links=` of each GPU should be."""
+        return links(self.topology)
+
     def findings(self) -> list[Finding]:
         """Return all that is wrong, line by line, then what is of no line."""
         found = [
@@ -124,18 +130,28 @@ class Check:
         if line.links is not None and not line.is_slice:
             yield from self._links(line, line.links)
 
-    def _links(self, line: GpuLine, links: tuple[int, ...]) -> Iterator[str]:
-        written = f"Links={','.join(map(str, links))}"
+    def _links(self, line: GpuLine, said: tuple[int, ...]) -> Iterator[str]:
+        gpu = self.gpus.get("".join(line.files))
+        if len(line.files) > 1:
+            files = len(line.files)
+            yield f"{written(said)} is for one GPU, and File= names {files}; write a line each"
+        elif gpu and self.links.counts:
+            fault = self.links.misstated(gpu, said)
+            if fault:
+                yield f"gpu {gpu.index}: {fault}"
+        else:
+            yield from self._impossible_links(line, said)
+
+    def _impossible_links(self, line: GpuLine, said: tuple[int, ...]) -> Iterator[str]:
+        """Yield what is wrong about `Links=`, however many links there are."""
+        text = written(said)
         gpus = len(self.topology.gpus)
         place = next((place for place, it in enumerate(self.devices) if it.line == line), None)
-        if len(line.files) > 1:
-            yield f"{written} is for one GPU, and File= names {len(line.files)}; write a line each"
-        elif len(links) != gpus:
-            yield f"{written} has {len(links)} numbers; one for each of {gpus} GPUs is right"
-        elif not self.configured.detector and [
-            number for number, link in enumerate(links) if link == -1
-        ] != [place]:
-            yield f"{written} is not -1 at the GPU itself, which is gpu {place}, and only there"
+        itself = [number for number, count in enumerate(said) if count == ITSELF]
+        if len(said) != gpus:
+            yield f"{text} has {len(said)} numbers; one for each of {gpus} GPUs is right"
+        elif not self.configured.detector and itself != [place]:
+            yield f"{text} is not -1 at the GPU itself, which is gpu {place}, and only there"
 
     def _strangers(self) -> Iterator[tuple[GpuLine, str]]:
         known = ", ".join(self.gpus) or "none that are known"
@@ -176,5 +192,5 @@ class Check:
             return
         for file, gpu in self.gpus.items():
             if file not in files:
-                add = writer.line(gpu, self.affinities[gpu.key])
+                add = writer.line(gpu, self.affinities[gpu.key], self.links)
                 yield f"gpu {gpu.index}: no line has it; add {add}"

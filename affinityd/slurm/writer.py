@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from affinityd.slurm.affinity import Affinity, Cores, affinities
 from affinityd.slurm.files import device_file, runtime, unknown_file
+from affinityd.slurm.links import Links, links
 from affinityd.topology import Gpu, Topology
 
 ORDER = "# In this order Slurm's gpu numbers are {runtime}'s: keep it."
@@ -14,6 +15,9 @@ NODES = (
     "# Cores= are those of NUMA nodes. From 24.11 on, Slurm drains the node unless it takes each",
     "# for a socket: SlurmdParameters=numa_node_as_socket in slurm.conf, or else --scope socket.",
 )
+
+#: Source: src/interfaces/gres.c (_links_str2array).
+LINKS = "# Links= have {gpus} numbers: in slurm.conf, a smaller Gres=gpu: makes the node invalid."
 
 
 def write(topology: Topology, *, scope: str = "node", node_name: str | None = None) -> list[str]:
@@ -24,8 +28,9 @@ def write(topology: Topology, *, scope: str = "node", node_name: str | None = No
     """
     cores = Cores(topology)
     found = affinities(cores, scope)
-    lines = [line(gpu, found[gpu.key], node_name) for gpu in topology.gpus]
-    return [*_comments(cores, list(found.values())), *lines]
+    linked = links(topology)
+    lines = [line(gpu, found[gpu.key], linked, node_name) for gpu in topology.gpus]
+    return [*_comments(cores, list(found.values()), linked), *lines]
 
 
 def unknown(topology: Topology) -> list[Gpu]:
@@ -33,20 +38,23 @@ def unknown(topology: Topology) -> list[Gpu]:
     return [gpu for gpu in topology.gpus if device_file(gpu) is None]
 
 
-def line(gpu: Gpu, affinity: Affinity, node_name: str | None = None) -> str:
+def line(gpu: Gpu, affinity: Affinity, linked: Links, node_name: str | None = None) -> str:
     """Return a GPU's line; a comment, where its device file is not known."""
     file = device_file(gpu)
     why, pattern = unknown_file(gpu)
     node = None if node_name is None else f"NodeName={node_name}"
-    fields = (node, "Name=gpu", f"File={file or pattern}", affinity.field)
-    text = " ".join(filter(None, fields))
+    device = f"File={file or pattern}"
+    text = " ".join(filter(None, (node, "Name=gpu", device, affinity.field, linked.field(gpu))))
     return text if file else f"# gpu {gpu.index} ({gpu.pci_bus_id}): {why}: {text}"
 
 
-def _comments(cores: Cores, found: list[Affinity]) -> Iterator[str]:
-    runtimes = {runtime(gpu) for gpu in cores.topology.gpus}
+def _comments(cores: Cores, found: list[Affinity], linked: Links) -> Iterator[str]:
+    gpus = cores.topology.gpus
+    runtimes = {runtime(gpu) for gpu in gpus}
     if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on
         yield ORDER.format(runtime=runtimes.pop())
     written = [it.right for it in found if it.right is not None]
     if any(cores.of_packages(right) != right for right in written):
         yield from NODES
+    if any(map(linked.field, gpus)):
+        yield LINKS.format(gpus=len(gpus))

@@ -56,6 +56,7 @@ def nvml_report(topology: Topology) -> NvmlReport:
                 model=gpu.model,
                 mig=tuple(instance.uuid for instance in gpu.mig),
                 node_cpus=topology.cpus_of_node(gpu.numa_node),
+                nvlinks=gpu.nvlinks,
             )
             for gpu in topology.gpus
             if gpu.vendor == "nvidia"

@@ -16,6 +16,8 @@
  *   socket 0-63,128-191             the same, scope socket
  *   mig MIG-5c1b...                 the next MIG device; `mig` alone is an empty slot, and `mig off`
  *                                   a GPU that could be divided and is not
+ *   nvlink 00000000:0B:00.0         nvmlDeviceGetNvLinkRemotePciInfo of the next NVLink, which is up;
+ *                                   `nvlink` alone is one that is down
  *   fail FUNCTION ACTION            what an exported function does first on this GPU, or, above the
  *                                   first `gpu`, one that is about no GPU: return a code (15: GPU is
  *                                   lost), hang, slow (take a second), crash, print (a line of noise
@@ -70,6 +72,14 @@ static const char *fact(device_t device, const char *key)
 {
     line_t *line = next(device, key);
     return line ? line->value : NULL;
+}
+
+/* The line about this device that has this key for the index-th time; NULL if there are fewer. */
+static line_t *nth(line_t *line, const char *key, unsigned index)
+{
+    while ((line = next(line, key)) && index-- > 0)
+        ;
+    return line;
 }
 
 static int read_facts(void)
@@ -269,11 +279,29 @@ int nvmlDeviceGetMaxMigDeviceCount(device_t device, unsigned *count)
 int nvmlDeviceGetMigDeviceHandleByIndex(device_t device, unsigned index, device_t *mig)
 {
     SCRIPTED(device);
-    line_t *line = device;
-    while ((line = next(line, "mig")) && index-- > 0)
-        ;
+    line_t *line = nth(device, "mig", index);
     if (!line || !line->value[0])
         return line ? NOT_FOUND : INVALID_ARGUMENT;
     *mig = line;
     return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkState(device_t device, unsigned link, unsigned *is_active)
+{
+    SCRIPTED(device);
+    line_t *line = nth(device, "nvlink", link);
+    if (!line)
+        return fact(device, "nvlink") ? INVALID_ARGUMENT : NOT_SUPPORTED;
+    *is_active = line->value[0] != 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(device_t device, unsigned link, pci_info_t *info)
+{
+    SCRIPTED(device);
+    line_t *line = nth(device, "nvlink", link);
+    if (!line || !line->value[0])
+        return INVALID_ARGUMENT;
+    memset(info, 0, sizeof *info);
+    return copy(info->busId, sizeof info->busId, line->value);
 }

@@ -52,7 +52,8 @@ ProctrackType={tracking}
 TaskPlugin={setup.task_plugin}
 GresTypes={types}
 {lines}
-NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} {setup.topology} Gres={gres} State=UNKNOWN
+NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} {setup.topology} \\
+    Gres={gres} State=UNKNOWN
 PartitionName=all Nodes={node} Default=YES State=UP
 """
 
@@ -208,7 +209,9 @@ def _configure(folder: Path, setup: Setup) -> None:
         f"Name=gpu {it} File=/dev/nvidia{gpu[2]}\n" for it, gpu in zip(typed, gpus, strict=True)
     ]
     lines += [f"Name={name} Count={count}\n" for name, count in setup.gres.items()]
-    (folder / "gres.conf").write_text("".join(lines) if setup.gres_conf is None else setup.gres_conf)
+    (folder / "gres.conf").write_text(
+        "".join(lines) if setup.gres_conf is None else setup.gres_conf
+    )
     (folder / "minors").write_text("".join(f"{minor}\n" for _, _, minor in gpus))
     binds = (f"{source} {target}\n" for source, target in setup.binds.items())
     (folder / "binds").write_text("".join(binds))

@@ -38,6 +38,7 @@ APART = {
     "Slurm tells how it binds": ([*TWO, "--cpu-bind=verbose"], [GPU[2], GPU[3]]),
     "it tells of GPUs, too": ([*TWO, "--gpu-bind=verbose,single:1"], [GPU[2], GPU[3]]),
     "a lone task has several": (["--ntasks=1", "--cpus-per-task=2", TWO[1]], [BOTH]),
+    "Slurm is told how to slice": ([*TWO, "--cpu-bind=cores"], [GPU[2], GPU[3]]),
     "no environment": ([*TWO, "--export=NONE"], [GPU[2], GPU[3]]),
 }
 #: Two tasks, one GPU near a single CPU: they share it, or have no place of their own.
@@ -109,7 +110,8 @@ def test_what_binds_itself_and_what_has_no_gpu_is_left_alone(
     tasks = made.tasks(*ALONE[style])
     as_slurm_has_it = made.tasks(*ALONE[style], env={"AFFINITYD": "off"})
     assert [task.cpus for task in tasks] == [task.cpus for task in as_slurm_has_it]
-    why = None if style == "no GPU" else "the job binds its CPUs itself, with --cpu-bind"
+    bound = "its CPUs are bound by --cpu-bind, or by the CpuBind= of the site"
+    why = None if style == "no GPU" else bound
     assert [task.unpinned for task in tasks] == [why] * 2
 
 
