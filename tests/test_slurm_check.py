@@ -372,6 +372,12 @@ def test_a_line_that_is_to_be_added_has_its_links() -> None:
     ]
 
 
+def test_where_no_line_is_of_a_gpu_each_lacks_one_even_if_its_file_is_not_known() -> None:
+    found = Check(configured(""), machine("dgx-a100")).findings()
+    said = [f"gpu {gpu}: no line has it, and its device file is not known here" for gpu in range(8)]
+    assert [finding.text for finding in found] == said
+
+
 def test_where_the_machine_does_not_tell_a_gpus_file_no_line_is_called_wrong() -> None:
     unknown = replace(machine("dgx-a100"), name="gpu07")
     check = Check(configured(TWO), unknown)

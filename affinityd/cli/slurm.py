@@ -106,6 +106,7 @@ def _check(arguments: argparse.Namespace) -> int:
         far_jobs=tuple(text for job in judged for text in far(topology, job)),
         jobs=len(judged),
         notes=(*check.notes(node), *_passed_over(len(running) - len(judged), root)),
+        is_judged=not check.unjudged,
     )
     if arguments.format == "json":
         print(json.dumps(report.document(), indent=1))

@@ -79,6 +79,11 @@ class Check:
         """What the `Links=` of each GPU should be."""
         return links(self.topology)
 
+    @property
+    def unjudged(self) -> list[str]:
+        """The device files that may be of a GPU, but the machine does not tell of which."""
+        return [device.file for device in self.devices if self._is_unjudged(device.file)]
+
     def findings(self) -> list[Finding]:
         """Return all that is wrong, line by line, then what is of no line."""
         found = [
@@ -102,9 +107,9 @@ class Check:
             yield f"AutoDetect={self.configured.detector}: {lines}"
         if any(map(self._is_narrow, self.configured.gpus)):
             yield NARROW
-        unjudged = [device.file for device in self.devices if self._is_unjudged(device.file)]
-        if unjudged:
-            yield f"the machine does not tell which GPU is {', '.join(unjudged)}: not judged"
+        if self.unjudged:
+            files = ", ".join(self.unjudged)
+            yield f"the machine does not tell which GPU is {files}: not judged"
 
     def _is_narrow(self, line: GpuLine) -> bool:
         """Whether a line has some cores of a package, and not all."""
@@ -194,3 +199,7 @@ class Check:
             if file not in files:
                 add = writer.line(gpu, self.affinities[gpu.key], self.links)
                 yield f"gpu {gpu.index}: no line has it; add {add}"
+        unknown = () if self.unjudged else self.topology.gpus
+        for gpu in unknown:
+            if device_file(gpu) is None:
+                yield f"gpu {gpu.index}: no line has it, and its device file is not known here"

@@ -22,6 +22,7 @@ class Report:
     far_jobs: tuple[str, ...]  #: what is wrong about jobs
     jobs: int  #: how many were judged
     notes: tuple[str, ...]
+    is_judged: bool = True  #: each line of a GPU was
 
     @property
     def fits(self) -> bool:
@@ -55,6 +56,8 @@ class Report:
 
     def _sum(self) -> str:
         if self.fits:
+            if not self.is_judged:
+                return "nothing wrong was found, but not every line could be judged"
             near = f", and {count(self.jobs, 'job')} near the GPUs" if self.jobs else ""
             return f"gres.conf fits this node{near}"
         wrong = {it.place for it in self.findings if it.place is not None}
