@@ -12,7 +12,7 @@ from affinityd.readers import MAX_ENTRIES
 from affinityd.request import Request
 from affinityd.step import Seat, gpu_seat, slice_seat
 from affinityd.topology import Topology
-from affinityd.words import BY_RANK
+from affinityd.words import BY_RANK, SHARING
 
 #: How a request names a device, or would have, and the device.
 Entry = tuple[str, Device]
@@ -44,9 +44,11 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
         ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
         return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous)
     mine, (number, of) = (own, seat) if seat is not None else _dealt(request, own)
+    if request.options.mode in SHARING:
+        number, of = 0, 1
     everything = look(topology, None, None)
     is_alone = request.job is None or _has_cpus_of_its_own(request, cpus, len(own))
-    job = own if is_alone else _named(everything, request.job)
+    job = own if is_alone else _of_job(everything, request.job)
     ranks = _checked(tuple(entry for entry in job for _ in range(of)))
     wanted = {place * of + number for entry in mine for place in _places(entry, job)}
     return Ranks(ranks, frozenset(wanted), ambiguous or is_ambiguous(everything, request.job))
@@ -82,6 +84,13 @@ def _dealt(request: Request, own: tuple[Entry, ...]) -> tuple[tuple[Entry, ...],
 def _named(sight: Sight, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
     devices = choose(sight, names)
     return tuple(zip(names or map(str, sight.numbered), devices, strict=True))
+
+
+def _of_job(everything: Sight, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
+    try:
+        return _named(everything, names)
+    except (InvalidRequestError, NoSuchGpuError) as error:
+        raise type(error)(f"job: {error}") from None
 
 
 def _checked(ranks: tuple[Entry, ...]) -> tuple[Entry, ...]:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:  # exec starts without what costs as much as Python to import
 Seat = tuple[int, int]
 
 CLOSEST = "closest"
-COUNTED = frozenset(("single", "map_gpu", "per_task"))  #: say how many GPUs a task sees
-LARGEST = 4096  #: number of times that an entry of a map counts: more tasks than a node has
+LARGEST = 4096  #: number of GPUs that a node may have
 
 
 def gpu_seat(bind: str, *, task: int, tasks: int, gpus: int, seen: int) -> Seat | None:
@@ -32,10 +31,10 @@ def gpu_seat(bind: str, *, task: int, tasks: int, gpus: int, seen: int) -> Seat 
         return None
     try:
         groups = _groups(kind, argument, tasks, gpus)
-        given = int(argument.rpartition(":")[2]) if kind == "per_task" else 1  # TYPE:1 or 1
+        given = _given(kind, argument, tasks, task)
     except (ValueError, ZeroDivisionError):  # what Slurm would not take
         return task, tasks
-    if kind in COUNTED and seen > given:
+    if seen > given:
         return None
     return (task, tasks) if groups is None else _seat(groups, task)
 
@@ -49,7 +48,9 @@ def slice_seat(
     """
     if not _stays(bind, masks, mask, task):
         return None
-    return _seat([masks[number % len(masks)] for number in range(tasks)], task)
+    first = {mask: place for place, mask in reversed(list(enumerate(masks)))}
+    places = [first[mask] for mask in masks]
+    return _seat([places[number % len(places)] for number in range(tasks)], task)
 
 
 def cpus_of_step(bind: str, masks: Sequence[CpuSet], mask: CpuSet, task: int) -> CpuSet:
@@ -79,13 +80,23 @@ def _kind(bind: str) -> tuple[str, str]:
     return kind, argument
 
 
-def _seat(groups: Sequence[object], task: int) -> Seat:
-    """Return a task's seat, by what is equal for tasks that have the same.
+def _seat(groups: Sequence[int], task: int) -> Seat:
+    """Return a task's seat, by a number for each task that is equal for those that have the same.
 
     As many seats for everybody as the largest group has: each task finds the same ones.
     """
-    before = sum(groups[task] == group for group in groups[:task])
-    return before, max(sum(group == other for other in groups) for group in groups)
+    most = max(map(groups.count, set(groups)))
+    return groups[:task].count(groups[task]), most
+
+
+def _given(kind: str, argument: str, tasks: int, task: int) -> int:
+    """Return how many GPUs a binding gives a task. Raises ValueError."""
+    if kind == "per_task":
+        return int(argument.rpartition(":")[2])  # TYPE:1 or 1
+    if kind == "mask_gpu":
+        masks = _entries(argument, 16, tasks)
+        return masks[task % len(masks)].bit_count()
+    return 1 if kind in {"single", "map_gpu"} else LARGEST
 
 
 def _groups(kind: str, argument: str, tasks: int, gpus: int) -> Sequence[int] | None:
@@ -99,7 +110,7 @@ def _groups(kind: str, argument: str, tasks: int, gpus: int) -> Sequence[int] | 
         return [task // int(argument) % gpus for task in range(tasks)]
     if kind not in {"map_gpu", "mask_gpu"}:
         return None
-    entries = _entries(argument, 10 if kind == "map_gpu" else 16)
+    entries = _entries(argument, 10 if kind == "map_gpu" else 16, tasks)
     groups = [entries[task % len(entries)] for task in range(tasks)]
     different = set(groups)
     if kind == "mask_gpu" and any(a & b for a in different for b in different if a != b):
@@ -107,10 +118,12 @@ def _groups(kind: str, argument: str, tasks: int, gpus: int) -> Sequence[int] | 
     return groups
 
 
-def _entries(text: str, base: int) -> list[int]:
-    """Read a comma list in which `3*2` is 3 twice. Raises ValueError."""
+def _entries(text: str, base: int, tasks: int) -> list[int]:
+    """Read a comma list in which `3*2` is 3 twice, as far as tasks go. Raises ValueError."""
     entries: list[int] = []
     for entry in text.split(","):
         number, _, times = entry.partition("*")
-        entries += [int(number, base)] * min(int(times or 1), LARGEST)
+        entries += [int(number, base)] * min(int(times or 1), tasks)
+        if len(entries) >= tasks:
+            break
     return entries

@@ -45,6 +45,7 @@ runs_here() { # JOB: has processes that Slurm started on this node
 umask 022
 [ -d "$notes" ] || mkdir -p "$notes"
 new=$notes/.$SLURM_JOB_ID
+rm -f "$new"
 if ! { printf 'gpus=%s\n' "$gpus" >"$new" && mv -f "$new" "$notes/$SLURM_JOB_ID"; }; then
     say "$notes/$SLURM_JOB_ID could not be written: tasks in unique modes take their GPU's block"
 fi
@@ -75,7 +76,7 @@ fi
 
 [ -n "$gpus" ] || exit 0
 setting() { # NAME
-    [ ! -r "$settings" ] || sed -n \
+    [ ! -f "$settings" ] || sed -n \
         "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*[\"']\{0,1\}\([^\"'[:space:]]*\).*/\1/p" "$settings" |
         tail -n 1
 }

@@ -10,6 +10,7 @@
 set +e +f +u +v +x
 unset -f [ printf read # exported functions of the user, where sh is bash
 trap 'exit 0' EXIT
+trap '' XFSZ # of a shell that makes files of its here-documents
 exec 2>/dev/null
 unset LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT
 LC_ALL=C
@@ -18,6 +19,8 @@ export LC_ALL
 run=/run/affinityd
 settings=/etc/affinityd.conf
 curl=/usr/bin/curl taskset=/usr/bin/taskset python=/usr/bin/python3
+clean='/usr/bin/env -i' # what libraries read may hang
+[ -x /usr/bin/env ] || clean=''
 
 leave() { # [REASON]
     [ -z "${1-}" ] || printf 'export AFFINITYD_UNPINNED=%s\n' "$1"
@@ -25,13 +28,19 @@ leave() { # [REASON]
 }
 is_number() { case $1 in '' | *[!0-9]*) return 1 ;; esac; }
 is_word() { case $1 in '' | *[!A-Za-z0-9_.:,/-]*) return 1 ;; esac && [ "${#1}" -lt 4096 ]; }
-is_cpulist() { case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]*) return 1 ;; esac; }
+is_cpulist() {
+    case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]*) return 1 ;; esac
+    case $1 in *[0-9][0-9][0-9][0-9][0-9][0-9]*) return 1 ;; esac # nor has any machine
+    [ "${#1}" -lt 32768 ]
+}
 
 count() { # LIST: count, how many entries it has
+    set -f
     IFS=,
     # shellcheck disable=SC2086 # a word an entry
     set -- $1
     unset IFS
+    set +f
     count=$#
 }
 read_mask() { # mask: the CPUs on which the task may run
@@ -70,10 +79,10 @@ ask() { # SECONDS --data-urlencode NAME=VALUE...
     seconds=$1
     shift
     if [ -x "$curl" ]; then
-        "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 \
+        $clean "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 \
             --unix-socket "$socket" "$@" http://localhost/plan
     else
-        "$python" -I -S -c '
+        $clean "$python" -I -S -c '
 import signal, socket, sys, urllib.parse
 signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))  # and that is the end
 query = urllib.parse.urlencode(dict(word.split("=", 1) for word in sys.argv[4::2]))
@@ -90,8 +99,8 @@ pin() { # CPULIST
     else
         "$python" -I -S -c '
 import os, sys
-parts = [part.split("-") for part in sys.argv[1].split(",")]
-cpus = [cpu for part in parts for cpu in range(int(part[0]), int(part[-1]) + 1)]
+parts = [part.partition("-") for part in sys.argv[1].split(",")]
+cpus = {cpu for part in parts for cpu in range(int(part[0]), int(part[2] or part[0]) + 1)}
 os.sched_setaffinity(int(sys.argv[2]), cpus)
 ' "$1" "$SLURM_TASK_PID"
     fi >/dev/null
@@ -114,7 +123,7 @@ elif [ -n "${ROCR_VISIBLE_DEVICES-}" ]; then
 elif [ "${SLURM_GPUS_ON_NODE:-0}" = 0 ]; then
     leave
 fi
-[ ! -r "$run/jobs/$SLURM_JOB_ID" ] || read_note
+[ ! -f "$run/jobs/$SLURM_JOB_ID" ] || read_note
 find_devices /dev/nvidia minor
 [ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/dri/renderD drm
 count "$granted"
@@ -134,7 +143,7 @@ read_mask || leave "/proc/$SLURM_TASK_PID/status cannot be read"
 [ -x "$taskset" ] || [ -x "$python" ] || leave 'neither taskset nor python3 is here, to pin the task'
 
 # What is chosen. The mode `node` is all of the node, whatever the scope.
-[ ! -r "$settings" ] || read_settings
+[ ! -f "$settings" ] || read_settings
 for name in SOCKET SHARE MODE SCOPE MULTITHREADING BALANCED STRICT MIN_PHYSICAL_CORES \
     MAX_PHYSICAL_CORES; do
     choose "$name"
@@ -162,7 +171,10 @@ done
 [ "$tasks" -lt 2 ] || [ -n "$job" ] || share=${share:-node}
 answer=$(ask 0.7 "$@" ${job:+--data-urlencode "job=$job"} ${share:+--data-urlencode "share=$share"})
 case $answer in
-'No such GPU: job:'*) job='' answer=$(ask 0.2 "$@" --data-urlencode "share=${share:-node}") ;;
+'No such GPU: job: '* | 'Malformed request: job: '*)
+    job=''
+    answer=$(ask 0.2 "$@" --data-urlencode "share=${share:-node}")
+    ;;
 esac
 [ "${#answer}" -lt 65536 ] || answer=''
 
@@ -186,10 +198,13 @@ END
     leave "$(printf %.200s "$reason")"
 fi
 
+is_word "$warnings" || warnings=''
+if [ "$tasks" -gt 1 ] && [ -z "$job" ]; then
+    case ,$warnings, in *,share_unavailable,*) leave 'no note of the job, and fewer cores than GPUs' ;; esac
+fi
 pin "$cpulist" || leave "CPUs $cpulist were refused"
 read_mask || leave "CPUs $cpulist could not be read back"
 printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \
     "AFFINITYD_ALLOWED=$allowed" ${job:+"AFFINITYD_JOB_GPUS=$job"}
-is_word "$warnings" || warnings=''
 [ -z "$shared" ] || warnings=${warnings:+$warnings,}shared_gpu
 [ -z "$warnings" ] || printf 'export AFFINITYD_WARNINGS=%s\n' "$warnings"

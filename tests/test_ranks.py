@@ -76,7 +76,8 @@ def test_tasks_on_instances_of_one_gpu_have_a_part_of_its_cores_each(
         ({"cpu_bind": "0xg"}, InvalidRequestError, "mask '0xg' is not hexadecimal"),
         ({"step_gpus": "0"}, InvalidRequestError, "step_gpus: '0' is not a whole number from 1"),
         ({"job": "0,", "visible": "0"}, InvalidRequestError, "job: '0,' has an empty entry"),
-        ({"job": "8"}, NoSuchGpuError, "no GPU 8"),
+        ({"job": "8"}, NoSuchGpuError, "job: no GPU 8"),
+        ({"job": "foo"}, InvalidRequestError, "job: gpus: 'foo' is not an index"),
         ({"job": "0,1", "visible": "2"}, NoSuchGpuError, "GPU 0 (0000:47:00.0) is not among"),
     ],
 )

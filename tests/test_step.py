@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import combinations, pairwise
 
 import pytest
@@ -64,7 +65,9 @@ def test_tasks_on_the_same_gpus_have_a_seat_each(
     assert found == seats
 
 
-@pytest.mark.parametrize("bind", ["gpu:per_task:a:1", "gpu:single:1", "gpu:map_gpu:1,0"])
+@pytest.mark.parametrize(
+    "bind", ["gpu:per_task:a:1", "gpu:single:1", "gpu:map_gpu:1,0", "gpu:mask_gpu:1,2"]
+)
 def test_a_binding_that_is_not_in_force_binds_nobody(bind: str) -> None:
     """Slurm 22.05 says per_task of --gpus-per-task=TYPE:1, and binds nothing."""
     assert gpu_seat(bind, task=1, tasks=2, gpus=2, seen=2) is None
@@ -187,6 +190,30 @@ def test_tasks_with_a_gpu_each_divide_the_cores_of_the_step_not_their_slices() -
     facts = {"job": "0,1", "ranks": "2", "gpu_bind": "gpu:per_task:1", "cpu_bind": masks}
     assert place(rank="0", visible="0", cpuset="0-63", **facts) == "48-55"
     assert place(rank="1", visible="1", cpuset="64-127", **facts) == "56-63"
+
+
+def test_what_is_huge_is_read_in_no_time() -> None:
+    """Nobody but a daemon's enemy sends it."""
+    facts = {"ranks": "256", "rank": "255", "visible": "0"}
+    start = time.process_time()
+    for bind, masks in [
+        ("gpu:map_gpu:" + ",".join(["0*4096"] * 4000), "0x1"),
+        ("gpu:mask_gpu:" + "f" * 32000, "0x1"),
+        ("gpu:closest", "0x" + "f" * 16384),
+        ("gpu:closest", ",".join(["0xff"] * 256)),
+    ]:
+        try_to_ask(DGX, **facts, gpu_bind=bind, cpu_bind=masks, cpuset="0-65535")
+    assert time.process_time() - start < 2
+
+
+def test_modes_that_share_take_any_number_of_seats() -> None:
+    """96 tasks on 8 GPUs: 768 seats, of which nobody needs one."""
+    facts = {"ranks": "96", "rank": "95", "job": "0,1,2,3,4,5,6,7"}
+    bind = {"gpu_bind": "gpu:mask_gpu:0xff,0x7f", "visible": "0,1,2,3,4,5,6"}
+    reply = ask(DGX, mode="node", **facts, **bind)
+    assert len(reply.ranks) == 7
+    refused = try_to_ask(DGX, mode="exclusive", **facts, **bind)
+    assert "are too many; the most is 256" in str(refused)
 
 
 def test_two_tasks_on_one_gpu_divide_its_share_of_the_job_s_cores() -> None:

@@ -102,6 +102,7 @@ FAULTS: dict[str, tuple[Behaviour | None, str]] = {
     "an option": (planning(CPULIST="-1"), "no plan from "),
     "a list that ends early": (planning(CPULIST="0,"), "no plan from "),
     "a CPU that is not here": (planning(CPULIST="4095"), "CPUs 4095 were refused"),
+    "a CPU that no machine has": (planning(CPULIST="0-9999999999999999999"), "no plan from "),
     "a range the wrong way round": (planning(CPULIST="1-0"), "CPUs 1-0 were refused"),
     "a locality of its own": (planning(LOCALITY="far away"), "no plan from "),
     "an export in what was planned on": (planning(ALLOWED="0\nexport X=1"), "no plan from "),
@@ -167,6 +168,10 @@ ENVIRONMENTS: dict[str, Callable[[Path], Mapping[str, str]]] = {
     "other libraries": lambda folder: {"LD_LIBRARY_PATH": f"{folder}"},
     "a proxy": lambda _: {"http_proxy": "http://127.0.0.1:1", "ALL_PROXY": "socks5://127.0.0.1:1"},
     "another language": lambda _: {"LC_ALL": "de_DE.UTF-8", "LANGUAGE": "tr"},
+    "settings of curl's libraries that never end": lambda folder: {
+        **dict.fromkeys(("OPENSSL_CONF", "SSLKEYLOGFILE"), f"{folder}/fifo"),
+        "GNUTLS_SYSTEM_PRIORITY_FILE": f"{folder}/fifo",
+    },
     "settings of curl": lambda folder: {"HOME": f"{folder}", "CURL_HOME": f"{folder}"},
     "variables of the script": lambda _: {
         **dict.fromkeys(("job", "granted", "visible", "masks", "mode", "share", "mask"), "7"),
@@ -189,6 +194,7 @@ def test_a_user_s_environment_does_not_get_into_the_way(
     for tool in ("curl", "taskset", "sh", "printf", "head"):
         (folder / tool).write_text(BAD_TOOLS)
         (folder / tool).chmod(0o755)
+    os.mkfifo(folder / "fifo", 0o666)
     (folder / "rc").write_text("echo export STOLEN=1; exit 3\n")
     (folder / ".curlrc").write_text("url = http://127.0.0.1:1/\noutput = /tmp/stolen\n")
     env = ENVIRONMENTS[kind](folder)

@@ -37,7 +37,10 @@ def it() -> Iterator[Node]:
 
 @pytest.fixture
 def notes(it: Node) -> Path:
-    return it.folder / "jobs"
+    """Return their folder, which has none: the jobs of other tests are over."""
+    folder = it.folder / "jobs"
+    eventually(lambda: not [*folder.glob("[0-9]*")], "the epilogs ran")
+    return folder
 
 
 def job_of(printed: str) -> str:
@@ -100,6 +103,7 @@ def test_gpus_of_a_note_that_are_not_the_task_s_do_not_count(it: Node, notes: Pa
 
 @pytest.mark.parametrize("text", ["gpus=2;id", "gpus=$(id)", "gpus=2\0", "x" * 100_000, ""])
 def test_a_note_that_is_no_note_is_passed_over(it: Node, notes: Path, text: str) -> None:
+    """But in a unique mode nothing else keeps tasks apart where cores are fewer than GPUs."""
     script = f"sleep 0.3; srun --label {' '.join(LOOK[:2])} '{LOOK[2]}'"
 
     def falsify() -> None:
@@ -108,9 +112,14 @@ def test_a_note_that_is_no_note_is_passed_over(it: Node, notes: Path, text: str)
 
     thread = threading.Thread(target=falsify)
     thread.start()
-    tasks = read_tasks(it.cluster.sbatch(script, *TWO))
+    unique = script.removeprefix("sleep 0.3; ")
+    both = f"{script}; echo next; AFFINITYD_MODE=exclusive {unique}"
+    printed = it.cluster.sbatch(both, *TWO)
     thread.join()
-    assert [task.cpus for task in tasks] == [HOME[2], HOME[3]]
+    shared, apart = map(read_tasks, printed.split("next\n"))
+    assert [task.cpus for task in shared] == [HOME[2], HOME[3]]
+    why = "no note of the job, and fewer cores than GPUs"
+    assert [task.unpinned for task in apart] == [why, why]
 
 
 def test_steps_side_by_side_on_a_gpu_each_are_near_it_and_apart(it: Node) -> None:
