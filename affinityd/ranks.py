@@ -10,8 +10,8 @@ from affinityd.devices import Device, Sight, choose, is_ambiguous, look
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.readers import MAX_ENTRIES
 from affinityd.request import Request
-from affinityd.step import Seat, gpu_seat, slice_seat
-from affinityd.topology import Topology
+from affinityd.step import Seat, gpu_seat, single_seat, slice_seat
+from affinityd.topology import Gpu, Topology
 from affinityd.words import BY_RANK, SHARING
 
 #: How a request names a device, or would have, and the device.
@@ -38,17 +38,18 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
     sight = look(topology, request.granted, request.visible)
     own = _named(sight, request.gpus)
     ambiguous = is_ambiguous(sight, request.gpus)
-    seat = _bound_seat(request, mask, len(own))
-    is_task = request.job is not None or seat is not None
+    everything = look(topology, None, None)
+    job = None if request.job is None else _of_job(everything, request.job)
+    seat = _bound_seat(topology, request, mask, len(own), job)
+    is_task = job is not None or seat is not None
     if not is_task or (request.ranks is not None and request.options.mode in BY_RANK):
         ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
         return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous)
     mine, (number, of) = (own, seat) if seat is not None else _dealt(request, own)
     if request.options.mode in SHARING:
         number, of = 0, 1
-    everything = look(topology, None, None)
-    is_alone = request.job is None or _has_cpus_of_its_own(request, cpus, len(own))
-    job = own if is_alone else _of_job(everything, request.job)
+    if job is None or _has_cpus_of_its_own(request, cpus, len(own)):
+        job = own
     ranks = _checked(tuple(entry for entry in job for _ in range(of)))
     wanted = {place * of + number for entry in mine for place in _places(entry, job)}
     return Ranks(ranks, frozenset(wanted), ambiguous or is_ambiguous(everything, request.job))
@@ -62,14 +63,31 @@ def _has_cpus_of_its_own(request: Request, cpus: CpuSet, seen: int) -> bool:
     return len(cpus) < (request.job_cpus or 0) and seen == request.step_gpus
 
 
-def _bound_seat(request: Request, mask: CpuSet, seen: int) -> Seat | None:
+def _bound_seat(
+    topology: Topology, request: Request, mask: CpuSet, seen: int, job: tuple[Entry, ...] | None
+) -> Seat | None:
     """Return a task's seat on the GPUs that it was given; None where tasks deal them out."""
     if request.ranks is None or not (request.gpu_bind or request.cpu_bind):
         return None
-    (task,) = _asked_for(request, request.ranks)
-    tasks, gpus = request.ranks, request.step_gpus or 0
-    on_slice = slice_seat(request.gpu_bind, request.cpu_bind, mask, task=task, tasks=tasks)
-    return on_slice or gpu_seat(request.gpu_bind, task=task, tasks=tasks, gpus=gpus, seen=seen)
+    bind, masks, gpus = request.gpu_bind, request.cpu_bind, request.step_gpus or 0
+    (task,), tasks = _asked_for(request, request.ranks), request.ranks
+    seat = slice_seat(bind, masks, mask, task=task, tasks=tasks)
+    if seat is None:
+        seat = gpu_seat(bind, task=task, tasks=tasks, gpus=gpus, seen=seen)
+    if seat is None or not job or len(job) != gpus:
+        return seat
+    cores = list(
+        zip(*(_cores_in_gres_conf(topology, device.gpu) for _, device in job), strict=True)
+    )
+    return single_seat(bind, masks or [mask], cores, task=task, tasks=tasks) or seat
+
+
+def _cores_in_gres_conf(topology: Topology, gpu: Gpu) -> tuple[CpuSet, CpuSet, CpuSet]:
+    """Return the CPUs that a gres.conf may have for a GPU: all, its node's, its package's."""
+    near = topology.cpus_of_node(gpu.numa_node) or topology.online
+    packages = {core.package for core in topology.cores if near & set(core.cpus)}
+    beside = (core.cpus for core in topology.cores if core.package in packages)
+    return topology.online, near, frozenset().union(*beside)
 
 
 def _dealt(request: Request, own: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], Seat]:

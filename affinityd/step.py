@@ -39,6 +39,37 @@ def gpu_seat(bind: str, *, task: int, tasks: int, gpus: int, seen: int) -> Seat 
     return (task, tasks) if groups is None else _seat(groups, task)
 
 
+def single_seat(
+    bind: str,
+    slices: Sequence[CpuSet],
+    cores: Sequence[Sequence[CpuSet]],
+    *,
+    task: int,
+    tasks: int,
+) -> Seat | None:
+    """Return the seat of a task that --gpu-bind=single:N gave one GPU; None for another binding.
+
+    Slurm deals to a task the GPUs whose cores, as gres.conf has them, meet its slice of the CPUs:
+    the first, where none do. `cores` are those of each GPU of the step, once for each way in which
+    a gres.conf may have them, and tasks that have one GPU in any of these ways are kept apart.
+    Source: Slurm's src/interfaces/gres.c, _get_usable_gres and _get_single_usable_gres.
+    """
+    kind, argument = _kind(bind)
+    if kind != "single":
+        return None
+    if not argument.isdecimal() or int(argument) == 0 or not slices:
+        return task, tasks
+    groups = list(range(tasks))
+    for each in cores:
+        first: dict[int, int] = {}
+        for number in range(tasks):
+            near = [gpu for gpu, cpus in enumerate(each) if cpus & slices[number % len(slices)]]
+            gpu = near[number // int(argument) % len(near)] if near else 0
+            one, other = groups[first.setdefault(gpu, number)], groups[number]
+            groups = [one if group == other else group for group in groups]
+    return _seat(groups, task)
+
+
 def slice_seat(
     bind: str, masks: Sequence[CpuSet], mask: CpuSet, *, task: int, tasks: int
 ) -> Seat | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from itertools import combinations, pairwise
 
 import pytest
@@ -119,13 +120,22 @@ def test_a_task_may_leave_its_slice_unless_its_gpus_were_chosen_by_it(
 # What follows for a plan.
 
 
-def seen(bind: str, task: int, gpus: list[str]) -> list[str]:
-    """Return the GPUs that srun(1) says a task sees, of those that its step has."""
+def seen(bind: str, task: int, gpus: list[str], cpus: Container[int] | None = None) -> list[str]:
+    """Return the GPUs that srun(1) says a task sees, of those that its step has.
+
+    `cpus` is its slice, where gres.conf names the cores of each GPU's node.
+    """
     kind, _, argument = bind.removeprefix("gpu:").partition(":")
     if kind == "per_task":
         return gpus[task * int(argument) : (task + 1) * int(argument)]
     if kind == "single":
-        return [gpus[task // int(argument) % len(gpus)]]
+        near = [
+            gpu
+            for gpu in gpus
+            if cpus is None
+            or any(cpu in cpus for cpu in DGX.cpus_of_node(DGX.gpus[int(gpu)].numa_node))
+        ] or gpus[:1]
+        return [near[task // int(argument) % len(near)]]
     if kind == "map_gpu":
         return [gpus[int(argument.split(",")[task % len(argument.split(","))])]]
     if kind == "mask_gpu":
@@ -158,9 +168,10 @@ def steps(draw: st.DrawFn) -> tuple[str, list[str], int]:
     st.sampled_from(["unique_contiguous", "unique_interleaved", "exclusive", "single_unique"]),
     st.sampled_from(["node", "socket"]),
     st.booleans(),
+    st.booleans(),
 )
 def test_tasks_of_a_job_never_overlap_whatever_each_one_sees(
-    step: tuple[str, list[str], int], mode: str, scope: str, is_sliced: bool
+    step: tuple[str, list[str], int], mode: str, scope: str, is_sliced: bool, has_cores: bool
 ) -> None:
     bind, gpus, tasks = step
     slices = [range(32 * task, 32 * task + 32) for task in range(tasks)]
@@ -170,7 +181,9 @@ def test_tasks_of_a_job_never_overlap_whatever_each_one_sees(
         facts["cpu_bind"] = ",".join(map(format_mask, slices))
     places = []
     for task in range(tasks):
-        mine = {"rank": f"{task}", "visible": ",".join(seen(bind, task, gpus))}
+        near = slices[task] if is_sliced else range(256)
+        sees = seen(bind, task, gpus, near if has_cores else None)
+        mine = {"rank": f"{task}", "visible": ",".join(sees)}
         cpuset = f"{slices[task][0]}-{slices[task][-1]}" if is_sliced else "0-255"
         reply = try_to_ask(DGX, cpuset=cpuset, **mine, **facts)
         if not isinstance(reply, AffinityError):  # more tasks than cores near a GPU
@@ -214,6 +227,23 @@ def test_modes_that_share_take_any_number_of_seats() -> None:
     assert len(reply.ranks) == 7
     refused = try_to_ask(DGX, mode="exclusive", **facts, **bind)
     assert "are too many; the most is 256" in str(refused)
+
+
+def test_tasks_may_share_a_gpu_that_a_slice_near_to_none_leads_to() -> None:
+    """Slurm's slices are on nodes 0 and 1 here, GPUs 0 and 2 on 3 and 1: it may give all GPU 0."""
+    masks = ",".join(format_mask(range(8 * task, 8 * task + 8)) for task in range(2))
+    facts = {"job": "0,2", "ranks": "2", "step_gpus": "2", "gpu_bind": "gpu:single:1"}
+    lists = [
+        place(
+            rank=f"{rank}",
+            visible="0",
+            cpuset=f"{8 * rank}-{8 * rank + 7}",
+            cpu_bind=masks,
+            **facts,
+        )
+        for rank in range(2)
+    ]
+    assert lists == ["0-3", "4-7"]
 
 
 def test_two_tasks_on_one_gpu_divide_its_share_of_the_job_s_cores() -> None:

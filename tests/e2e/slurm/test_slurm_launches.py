@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from tests.e2e.slurm.node import GPU_NODES, HOME, Node, node, read_tasks
+from tests.e2e.slurm.node import GPU_NODES, HOME, Node, Task, node, read_tasks
 from tests.e2e.slurm.rig import Setup
 from tests.tiny import BOTH
 
@@ -24,6 +24,7 @@ ROWS = [
 MODES = ("node", "unique-contiguous")
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
 GPU = dict(enumerate(HOME))
+LATE = "no plan from /run/affinityd/affinityd.sock"
 
 #: How tasks are started, and the CPUs of each. `{0}` and `{1}` are how maps name GPUs 2 and 3.
 APART = {
@@ -63,6 +64,15 @@ def row(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Setup]]:
         yield made, request.param
 
 
+def placed(made: Node, words: list[str], mode: str) -> list[Task]:
+    """Return tasks that were all answered in time, which a busy machine does not let them be."""
+    for _ in range(5):
+        tasks = made.tasks(*words, env={"AFFINITYD_MODE": mode})
+        if not any(task.unpinned == LATE for task in tasks):
+            break
+    return tasks
+
+
 def words_for(setup: Setup, words: list[str]) -> list[str]:
     """Return options with GPUs named as Slurm does: by the job's numbers where devices are its."""
     is_constrained = setup.constrain_devices and "cgroup" in setup.task_plugin
@@ -82,7 +92,7 @@ def test_a_gpu_s_plan_is_the_machine_s(row: tuple[Node, Setup]) -> None:
 def test_each_task_is_near_its_gpu(row: tuple[Node, Setup], style: str, mode: str) -> None:
     made, setup = row
     words, expected = APART[style]
-    tasks = made.tasks(*words_for(setup, words), env={"AFFINITYD_MODE": mode})
+    tasks = placed(made, words_for(setup, words), mode)
     assert [task.cpus for task in tasks] == expected
     assert [task.variables["CPULIST"] for task in tasks] == expected
     assert {task.variables["LOCALITY"] for task in tasks} == {"local"}
@@ -95,8 +105,8 @@ def test_tasks_on_one_gpu_share_its_cpus_or_in_a_unique_mode_stay_where_they_are
     made, setup = row
     words, near = TOGETHER[style]
     words = words_for(setup, words)
-    assert [task.cpus for task in made.tasks(*words)] == [near] * 2
-    unique = made.tasks(*words, env={"AFFINITYD_MODE": "exclusive"})
+    assert [task.cpus for task in placed(made, words, "node")] == [near] * 2
+    unique = placed(made, words, "exclusive")
     as_slurm_has_it = made.tasks(*words, env={"AFFINITYD": "off"})
     assert [task.cpus for task in unique] == [task.cpus for task in as_slurm_has_it]
     assert all("physical cores, fewer than 1" in (task.unpinned or "") for task in unique)
