@@ -20,11 +20,14 @@ FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parents[2]
 QEMU = "qemu-system-x86_64"
 PROGRAMS = (QEMU, "mmdebstrap", "bsdtar")
-PATIENCE = 300  #: seconds for a machine that takes some 60 where nothing else runs
+PATIENCE = 600  #: seconds for a machine that takes at most 120 where nothing else runs
 TAIL = 40  #: lines of the console that an error shows
 
 #: What the guest has of the checkout.
-CARRIED = ("affinityd", "tests/daemons.py", "tests/children.py", "tests/e2e/vm")
+CARRIED = (
+    *("affinityd", "slurm", "tests/daemons.py", "tests/children.py"),
+    *("tests/e2e/slurm/rig.py", "tests/e2e/vm"),
+)
 
 #: A CPU that is possible and not online until somebody asks for it: one thread of the last core.
 OFFLINE_AT_BOOT = hardware.CPUS - 1

@@ -1,0 +1,168 @@
+"""Runs in the virtual machine: Slurm on cgroup v2, with the scripts of slurm/, and prints its jobs.
+
+It judges nothing: where the tasks should have been is said in test_vm_slurm.py.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.daemons import eventually, running
+from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
+from tests.e2e.vm.inside import AFFINITYD, GROUPS, PCI_FOLDER, bring, output, stage
+from tests.e2e.vm.jobs import JOBS, MINORS, NODE, OPEN_JOBS, UNIQUE, Job
+
+INSTALLED = "/etc/slurm/affinityd"
+SCRIPTS = Path("/checkout/slurm")
+RUN = Path("/tmp/affinityd")  # noqa: S108 - nobody else is here; jobs find it at /run/affinityd
+MEETING = Path("/tmp/meeting")  # noqa: S108
+
+#: What a task says: its mask, its job's CPUs, the GPUs that it sees, its variables, and the device
+#: files that it can open. No driver serves them: ENXIO, where it may, and EPERM, where it may not.
+#: It starts few programs, which take long here.
+LOOK = r"""
+while read -r name value; do
+    [ "$name" != Cpus_allowed_list: ] || echo "$name $value"
+done </proc/self/status
+IFS=: read -r _ _ group </proc/self/cgroup
+read -r cpus <"/sys/fs/cgroup$group/cpuset.cpus.effective"
+echo "cpuset $cpus"
+echo "visible $CUDA_VISIBLE_DEVICES"
+{ env; cat /dev/nvidia* 2>&1; } | grep -E "^AFFINITYD_|No such device"
+"""
+
+#: Looks when the tasks of two jobs are there.
+LOOK_TOGETHER = f"""
+: >{MEETING}/$SLURM_JOB_ID.$SLURM_PROCID
+while [ "$(ls {MEETING} | wc -l)" -lt 4 ]; do sleep 0.1; done
+{LOOK}
+"""
+
+#: A batch script, whose step looks as well as it does.
+BATCH = f"{LOOK}\necho and its step\nsrun --label sh -c '{LOOK}'"
+
+
+def main() -> None:
+    """Run the jobs, one after another, and two at once."""
+    bring("31", online=True)
+    furnish()
+    stage("the daemon starts")
+    with running(RUN):
+        json.dump(report(), sys.stdout)
+    stage("done")
+
+
+def report() -> dict[str, Any]:
+    """Return what the tasks say, of jobs that may open their own GPUs alone, and all."""
+    stage("Slurm starts")
+    seen: dict[str, Any] = {}
+    gres_conf = output(*AFFINITYD, "slurm", "gres-conf")
+    with cluster(gres_conf, constrain_devices=True) as it:
+        seen["jobs"] = all_of(it, JOBS)
+        stage("more jobs")
+        seen["socket"] = look(it, "-n2 --gres=gpu:2 -c16", UNIQUE, AFFINITYD_SCOPE="socket")
+        seen["user's"] = look(it, "-n2 --gres=gpu:2 -c8 --cpu-bind=map_cpu:0,2", NODE)
+        seen["batch"] = it.sbatch(BATCH, "-n2", "--gres=gpu:2", "-c8", env=mode(UNIQUE))
+        seen["together"] = together(it)
+        eventually(lambda: not any((RUN / "jobs").iterdir()), "the epilog has forgotten the jobs")
+    stage("Slurm starts, without the device cgroup")
+    with cluster(gres_conf, constrain_devices=False) as it:
+        seen["open jobs"] = all_of(it, OPEN_JOBS)
+    return seen
+
+
+def furnish() -> None:
+    """Make what a node has that an unpacked image has not."""
+    Path("/etc/passwd").write_text(f"root:x:0:0::/:/bin/sh\n{USER}:x:5:60::/:/bin/sh\n")
+    Path("/etc/group").write_text(f"root:x:0:\n{USER}:x:60:\n")
+    Path("/etc/hosts").write_text(f"127.0.0.1 {socket.gethostname()}\n")
+    for name in ("slurmctld", "slurmd", "slurmstepd"):
+        Path(f"/usr/sbin/{name}").symlink_to(f"{name}-wlm")  # which Debian has alternatives do
+    for name, target in {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}.items():
+        Path(f"/dev/{name}").symlink_to(f"/proc/self/{target}")
+    for name in ("pts", "shm"):
+        Path(f"/dev/{name}").mkdir()
+    output("ip", "address", "add", "10.0.0.1", "dev", "lo")  # getaddrinfo(3), AI_ADDRCONFIG
+    slice_ = GROUPS / "system.slice"  # where slurmd has its jobs
+    slice_.mkdir()
+    for folder in (GROUPS, slice_):
+        # Slurm 22.05 overlooks the last of a cgroup's controllers, which pids is then.
+        (folder / "cgroup.subtree_control").write_text("+cpuset +pids")
+    have_patience()
+    hold_gpus()
+
+
+def have_patience() -> None:
+    """Let curl wait longer than the scripts say: an emulated CPU is slow."""
+    curl = Path("/usr/bin/curl")
+    curl.rename("/usr/bin/curl.debian")
+    curl.write_text('#!/bin/sh\nexec /usr/bin/curl.debian "$@" --max-time 60\n')
+    curl.chmod(0o755)
+
+
+def hold_gpus() -> None:
+    """Have NVIDIA's driver hold the GPUs: they are its then, whoever made them."""
+    output("mount", "-t", "tmpfs", "tmpfs", "/proc/driver")
+    addresses = (
+        folder.name for folder in PCI_FOLDER.iterdir() if _file(folder / "class") == "0x030000"
+    )
+    for address, minor in zip(sorted(addresses), MINORS, strict=True):
+        folder = Path("/proc/driver/nvidia/gpus", address)
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Device Minor: \t {minor}\n")
+
+
+@contextmanager
+def cluster(gres_conf: str, *, constrain_devices: bool) -> Iterator[Slurm]:
+    """Run Slurm on the whole machine."""
+    scripts = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task_prolog"}
+    setup = Setup(
+        gpus=[f"{minor}" for minor in MINORS],
+        task_plugin="task/affinity,task/cgroup",
+        constrain_devices=constrain_devices,
+        conf=[f"{name}={INSTALLED}/{script}.sh" for name, script in scripts.items()],
+        topology="Sockets=2 CoresPerSocket=8 ThreadsPerCore=2",
+        gres_conf=gres_conf,
+        binds={RUN: "/run/affinityd", SCRIPTS: INSTALLED},
+    )
+    with slurm(setup, USER) as it:
+        yield it
+
+
+def all_of(it: Slurm, jobs: Mapping[str, Job]) -> dict[str, dict[str, str]]:
+    return {
+        name: {mode: look(it, job.words, mode) for mode in job.modes} for name, job in jobs.items()
+    }
+
+
+def look(it: Slurm, words: str, name: str, **env: str) -> str:
+    """Return what the tasks of a job in a mode say."""
+    return it.srun(*words.split(), "sh", "-c", LOOK, env={**mode(name), **env})
+
+
+def together(it: Slurm) -> list[str]:
+    """Return what the tasks of two jobs say, all of which are there at once."""
+    MEETING.mkdir()
+    MEETING.chmod(0o777)
+    words = ("-n2", "--gres=gpu:2", "-c4", "sh", "-c", LOOK_TOGETHER)
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda _: it.srun(*words, env=mode(UNIQUE)), range(2)))
+
+
+def mode(name: str) -> dict[str, str]:
+    return {"AFFINITYD_MODE": name}
+
+
+def _file(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The jobs that run in the virtual machine, and where its GPUs' device files are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tests.e2e.vm.hardware import GPU_NODES
+
+#: Of /dev/nvidiaN, which is not the GPU's index, nor on its node.
+MINORS = tuple(reversed(range(len(GPU_NODES))))
+
+NODE, UNIQUE = "node", "unique-contiguous"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step that is a job of its own."""
+
+    words: str  #: srun's options
+    modes: tuple[str, ...] = (NODE, UNIQUE)  #: AFFINITYD_MODE: it runs once in each
+
+    @property
+    def tasks(self) -> int:
+        """How many there are, by -n."""
+        return int(self.words.partition(" ")[0].removeprefix("-n"))
+
+
+#: A NUMA node has two cores, and two GPUs: hence so many CPUs for so few tasks.
+JOBS = {
+    "tasks that deal out GPUs of two packages": Job("-n2 --gres=gpu:2 -c16"),
+    "tasks that deal out GPUs, some without a near CPU": Job("-n4 --gres=gpu:4 -c7", (UNIQUE,)),
+    "too few CPUs for a choice": Job("-n2 --gres=gpu:2", (NODE,)),
+    "a GPU for each task": Job("-n4 --gpus-per-task=1 -c4"),
+    "a GPU for two tasks": Job("-n4 --gres=gpu:2 --gpu-bind=single:2 -c7"),
+    "all GPUs for all": Job("-n2 --gres=gpu:2 --gpu-bind=none -c8", (UNIQUE,)),
+    "a map": Job("-n2 --gres=gpu:2 --gpu-bind=map_gpu:1,0 -c8 --cpu-bind=cores"),
+    "a map of one GPU": Job("-n2 --gres=gpu:2 --gpu-bind=map_gpu:0,0 -c12", (UNIQUE,)),
+    "a lone task": Job("-n1 --gres=gpu:2 -c16"),
+}
+
+#: Without the device cgroup, where CUDA_VISIBLE_DEVICES alone says which GPUs are a task's.
+OPEN_JOBS = {
+    name: replace(JOBS[name], modes=(UNIQUE,))
+    for name in ("tasks that deal out GPUs of two packages", "a GPU for each task", "a map")
+}
