@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_lines_for_a_named_node_are_those_of_the_node_of_that_name(
     write(root, {GRES_CONF: printed})
     assert checked(root, "--node-name", "tux3") == 0
     assert checked(root) == 1
-    assert "are for tux3, not for gpu07; --node-name names another" in capsys.readouterr().out
+    assert "are for 'tux3', not for gpu07; --node-name names another" in capsys.readouterr().out
 
 
 def test_every_wrong_line_is_named_and_summed_up(
@@ -128,13 +129,120 @@ def test_an_included_file_is_read_where_it_is_named(
     assert f"{root / 'etc/slurm/gpus.conf'}:1: gpu 0" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("included", ["gres.conf", "none.conf"], ids=["a circle", "nothing"])
-def test_an_include_that_leads_nowhere_is_malformed(
-    root: Path, capsys: pytest.CaptureFixture[str], included: str
+@pytest.fixture
+def _in_time() -> Iterator[None]:
+    """End a test that hangs."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 5)  # a second is enough, where nothing else runs
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    ("included", "fault"),
+    [
+        ("none.conf", "none.conf cannot be read: No such file or directory"),
+        ("gres.conf", "gres.conf includes itself"),
+        ("other.conf", "gres.conf includes itself"),
+        ("deep/0", "deep/8 is included more than 8 files deep"),
+        ("/dev/zero", "/dev/zero is no regular file"),
+        ("fifo", "fifo is no regular file"),
+        ("/proc/self", "/proc/self is no regular file"),
+        ("nul", "nul has a NUL in it"),
+        ("a" * 1000, "cannot be read: File name too long"),
+    ],
+    ids=lambda text: text[:9],
+)
+@pytest.mark.usefixtures("_in_time")
+def test_an_include_of_what_cannot_be_read_is_malformed(
+    root: Path, capsys: pytest.CaptureFixture[str], included: str, fault: str
 ) -> None:
     write(root, {GRES_CONF: f"{RIGHT}\nInclude {included}"})
+    write(root, {f"etc/slurm/deep/{depth}": f"Include deep/{depth + 1}" for depth in range(9)})
+    folder = root / "etc/slurm"
+    write(root, {"etc/slurm/other.conf": f"Include {folder}/../slurm/gres.conf"})
+    write(root, {"etc/slurm/nul": "#\0"})
+    os.mkfifo(folder / "fifo")
     assert checked(root) == 2
-    assert f"{root / GRES_CONF}:3: " in capsys.readouterr().out
+    malformed, total = capsys.readouterr().out.splitlines()
+    assert malformed.startswith(str(folder))
+    assert ": Include: " in malformed
+    assert malformed.endswith(fault)
+    assert total == "2 GPUs, 1 line malformed"
+
+
+GPU = "Name=gpu File=/dev/nvidia0"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("\n" * 2**19, "have more than 20000 lines"),
+        ("x\n" * 2**18, "have more than 20000 lines"),
+        ("#" * 2**20, "have more than 1048576 characters"),
+        ("Include a\0b", "has a NUL in it"),
+        (f"Include {'a' * 2000}", "is not written as Key=value"),
+        ("Include empty\n" * 15000, "empty and the files before it have more than 20000 lines"),
+        ("Include large\n" * 15000, "large and the files before it have more than 1048576 char"),
+        (f"NodeName={'[0-65535,' * 200} {GPU}", "is no hostlist"),
+        (f"NodeName=[{'0-65535,' * 200}0] {GPU}", "stand for more than 1048576 names and cores"),
+        (f"NodeName=n{'[0-65535]' * 9} {GPU}", "stand for more than 1048576 names and cores"),
+        (f"NodeName=n[0-65535] {GPU}\n" * 9999, "stand for more than 1048576 names and cores"),
+        (f"NodeName=[{'0' * 4000}-65535] {GPU}", "is no range of a hostlist"),
+        (f"NodeName=n[1-{'9' * 5000}] {GPU}", "is no range of a hostlist"),
+        (f"NodeName={'n' * 50000}[0-65535] {GPU}", "is longer than 255 characters"),
+        ("Name=gpu File=/dev/nvidia[0-1024]", "gpu07 has more than 1024 GPUs, the most in Slurm"),
+        (f"{GPU}\n" * 19000, "gpu07 has more than 1024 GPUs, the most in Slurm"),
+        ("Name=gpu\n" * 19000, "gpu07 has more than 1024 GPUs, the most in Slurm"),
+        (f"{GPU} Cores={'0-3,' * 10000}", "is no list of core numbers"),
+        (f"{GPU} Cores={'0-3,' * 20000}0", "is no list of core numbers"),
+        (f"{GPU} Cores=0-65535,x\n" * 9999, "stand for more than 1048576 names and cores"),
+        (f"{GPU}{',/dev/nvidia0' * 99} Cores=0-65535", "stand for more than 1048576 names"),
+        (f"{GPU}{',/dev/nvidia0' * 999} Cores={'0,' * 9999}0", "stand for more than 1048576 names"),
+        (f"{GPU} Cores=0-{'9' * 5000}", "is no list of core numbers"),
+        (f"{GPU} Links={'9' * 5000}", "is no list of numbers of links"),
+        (f"{GPU} Links={'0,' * 5000}0", "is no list of numbers of links"),
+        (f"AutoDetect={'x' * 5000}", "is not one of nvml,"),
+    ],
+    ids=lambda text: text[:24],
+)
+@pytest.mark.usefixtures("_in_time")
+def test_a_file_without_measure_is_refused_in_time_and_in_one_line(
+    root: Path, capsys: pytest.CaptureFixture[str], text: str, fault: str
+) -> None:
+    write(root, {GRES_CONF: f"{RIGHT}\n{text}"})
+    write(root, {"etc/slurm/empty": "", "etc/slurm/large": "#" * 2**19})
+    assert checked(root) == 2
+    said = capsys.readouterr()
+    first, *total = (said.out or said.err).splitlines()
+    assert fault in first
+    assert len(first) < 500
+    assert total == (["2 GPUs, 1 line malformed"] if said.out else [])
+
+
+@pytest.mark.usefixtures("_in_time")
+def test_every_include_of_the_file_itself_is_malformed(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, {GRES_CONF: f"{RIGHT}\n" + "Include gres.conf\n" * 6})
+    assert checked(root) == 2
+    assert capsys.readouterr().out.splitlines()[-1] == "2 GPUs, 6 lines malformed"
+
+
+@pytest.mark.usefixtures("_in_time")
+def test_as_many_lines_as_slurm_takes_are_judged_in_time(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, {GRES_CONF: f"{GPU} Cores=0-255 Links=0\n" * 1024})
+    assert checked(root) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "2 GPUs, 1024 lines wrong, 1 GPU without a line"
+    )
 
 
 def test_where_slurm_detects_gpus_no_line_is_missed(
@@ -155,9 +263,12 @@ def test_where_slurm_detects_gpus_no_line_is_missed(
     [
         ([], "gres.conf; name the file with --gres-conf"),
         (["--gres-conf", "/nowhere/gres.conf"], "/nowhere/gres.conf cannot be read: No such file"),
+        (["--gres-conf", "/dev/zero"], "/dev/zero is no regular file"),
+        (["--gres-conf", "/dev"], "/dev is no regular file"),
     ],
 )
-def test_a_file_that_is_not_there_is_an_error(
+@pytest.mark.usefixtures("_in_time")
+def test_a_file_that_is_not_there_or_no_file_is_an_error(
     root: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
 ) -> None:
     assert checked(root, *flags) == 2
@@ -211,6 +322,13 @@ def test_a_node_without_gpus_has_no_lines(
             "proc/99/environ": "HOME=/\0SLURM_JOB_ID=4711\0",
             f"{V2}/slurmstepd.scope/system/cpuset.cpus.effective": "0-7",
         },
+        {
+            f"{V2}/slurmstepd.scope/sEKNKTV3WPV500/cpuset.cpus.effective": "0-3",
+            f"{V2}/slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_0/cgroup.procs": "97\n98\n99",
+            "proc/97/environ": f"SLURM_JOB_ID={'9' * 5000}\0",
+            "proc/98/environ": "SLURM_JOB_ID=²\0SLURM_JOB_ID=12345678901\0",
+            "proc/99/environ": "SLURM_JOB_ID=4711\0",
+        },
     ],
     ids=[
         "v1",
@@ -221,6 +339,7 @@ def test_a_node_without_gpus_has_no_lines(
         "v2 at the top",
         "v2 in a container",
         "v2 by SLUID",
+        "processes that lie about it",
     ],
 )
 def test_a_job_far_from_its_gpu_is_found_under_either_version_of_cgroups(
@@ -237,16 +356,23 @@ def test_a_job_far_from_its_gpu_is_found_under_either_version_of_cgroups(
     ]
 
 
+#: What a job's note may have instead of numbers.
+NO_GPUS = ("all", "²", "٣", "9" * 5000)
+
+
 def test_jobs_near_their_gpus_are_counted_and_those_without_a_note_passed_over(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs = [job(1, "0-3", "0"), job(2, "3-4", "0,1"), job(3, "4", ""), job(4, "0", None)]
-    jobs.append(job(5, "0", "all"))
+    jobs += (job(number, "0", gpus) for number, gpus in enumerate(NO_GPUS, start=5))
     for files in ({GRES_CONF: RIGHT}, *jobs):
         write(root, files)
     assert checked(root) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"note: 2 jobs passed over: {root / 'run/affinityd/jobs'} does not tell the GPUs",
+        (
+            f"note: {len(NO_GPUS) + 1} jobs passed over: {root / 'run/affinityd/jobs'} does not "
+            "tell the GPUs"
+        ),
         "gres.conf fits this node, and 3 jobs near the GPUs",
     ]
 

@@ -97,12 +97,13 @@ def test_another_file_may_be_included(text: str) -> None:
         ("Name", "'Name' is not written as Key=value"),
         ("File=/dev/nvidia0 Name=gpu", "the line begins with neither Name= nor NodeName="),
         ("AutoDetect=nvml Name=gpu", "AutoDetect= with other keys must follow NodeName="),
-        ("NodeName=gpu[1- Name=gpu", "NodeName=gpu[1-: 'gpu[1-' is no hostlist"),
+        ("NodeName=gpu[1- Name=gpu", "NodeName='gpu[1-': 'gpu[1-' is no hostlist"),
         ("NodeName=gpu07 Count=1", "Name= is missing"),
-        ("AutoDetect=magic", "AutoDetect=magic is not one of nvml,"),
+        ("AutoDetect=magic", "AutoDetect='magic' is not one of nvml,"),
         ("Name=gpu AutoDetect=nvml", "AutoDetect= takes effect in a line of devices only after"),
-        ("Name=gpu Cores=0-x", "Cores=0-x is no list of core numbers; write it like"),
-        ("Name=gpu Links=-1,x", "'x' is no number of links; write Links= like"),
+        ("Name=gpu Cores=0-x", "Cores='0-x' is no list of core numbers; write it like"),
+        ("Name=gpu Links=-1,x", "Links='-1,x' is no list of numbers of links; write it"),
+        ("Name=gpu Links=1_0", "Links='1_0' is no list"),
         ("Name=gpu File=/dev/nvidia[0-", "'/dev/nvidia[0-' is no hostlist"),
     ],
 )
@@ -265,7 +266,18 @@ TWO = "Name=gpu File=/dev/nvidia0 Cores=0-3\nName=gpu File=/dev/nvidia1 Cores=12
         (f"{TWO}Name=gpu", ["g:3 the line has no File=, which every GPU needs"]),
         (
             TWO.replace("Cores=0-3", "Count=2 Cores=0-3"),
-            ["g:1 Count=2 is not 1, as the files are; leave Count= out"],
+            ["g:1 Count='2' is not 1, as the files are; leave it out"],
+        ),
+        (
+            TWO.replace("Cores=0-3", f"Count={'9' * 5000} Cores=0-3"),
+            [f"g:1 Count='{'9' * 60}…' is not 1, as the files are; leave it out"],
+        ),
+        (
+            f"{TWO}Name=gpu Links=-1",
+            [
+                "g:3 the line has no File=, which every GPU needs",
+                "g:3 Links=-1 has 1 numbers; one for each of 2 GPUs is right",
+            ],
         ),
         (TWO.replace("=0-3", "=0-3 Links=-1,4").replace("=12-15", "=12-15 Links=4,-1"), []),
         (
@@ -311,6 +323,8 @@ TWO = "Name=gpu File=/dev/nvidia0 Cores=0-3\nName=gpu File=/dev/nvidia1 Cores=12
         "detected GPUs need no line",
         "no File=",
         "a wrong Count=",
+        "a Count= without end",
+        "Links= without a File=",
         "right Links=",
         "too many Links=",
         "Links= of another GPU",
@@ -397,7 +411,7 @@ def test_cores_of_less_than_a_package_are_worth_a_note(cores: str, is_narrow: bo
 def test_a_file_for_other_nodes_is_told_from_one_that_lacks_gpus() -> None:
     text = "NodeName=tux[0-3] Name=gpu File=/dev/nvidia[0-1]"
     (note,) = Check(configured(text), node(0)).notes("gpu07")
-    assert note == "the lines of GPUs are for tux[0-3], not for gpu07; --node-name names another"
+    assert note == "the lines of GPUs are for 'tux[0-3]', not for gpu07; --node-name names another"
 
 
 @given(machines() | linked_machines(), st.sampled_from(SCOPES), st.sampled_from([None, "gpu07"]))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
+from affinityd.errors import quote
 from affinityd.slurm import writer
 from affinityd.slurm.affinity import Affinity, Cores, affinities
 from affinityd.slurm.configured import Configured, GpuLine
@@ -79,28 +81,44 @@ class Check:
         """What the `Links=` of each GPU should be."""
         return links(self.topology)
 
-    @property
+    @cached_property
     def unjudged(self) -> list[str]:
         """The device files that may be of a GPU, but the machine does not tell of which."""
-        return [device.file for device in self.devices if self._is_unjudged(device.file)]
+        prefixes = tuple(
+            NAMINGS[gpu.vendor].prefix if gpu.vendor in NAMINGS else "/dev/"
+            for gpu in self.topology.gpus
+            if device_file(gpu) is None
+        )
+        return [
+            device.file
+            for device in self.devices
+            if device.file not in self.gpus and device.file.startswith(prefixes)
+        ]
 
     def findings(self) -> list[Finding]:
         """Return all that is wrong, line by line, then what is of no line."""
+        lines = self.configured.gpus
+        firsts = accumulate((len(line.files) for line in lines), initial=0)
         found = [
-            *((line, text) for line in self.configured.gpus for text in self._line(line)),
+            *(
+                (line, text)
+                for line, at in zip(lines, firsts, strict=False)
+                for text in self._line(line, at)
+            ),
             *self._strangers(),
             *self._repeated(),
             *self._cores(),
             *self._order(),
         ]
-        found.sort(key=lambda pair: self.configured.gpus.index(pair[0]))
+        order = {line.place: number for number, line in enumerate(lines)}
+        found.sort(key=lambda pair: order[pair[0].place])
         of_lines = [Finding(line.place, text) for line, text in found]
         return [*of_lines, *(Finding(None, text) for text in self._missing())]
 
     def notes(self, node: str) -> Iterator[str]:
         """Yield what could not be judged, and why. `node`: its name in the lines."""
         if self.configured.others and not self.configured.gpus:
-            others = ", ".join(dict.fromkeys(self.configured.others))
+            others = quote(", ".join(dict.fromkeys(self.configured.others)))
             yield f"the lines of GPUs are for {others}, not for {node}; --node-name names another"
         if self.configured.detector:
             lines = DETECTED_WITH_LINES if self.configured.gpus else DETECTED
@@ -116,26 +134,17 @@ class Check:
         cores = (line.cores or frozenset()) & self.cores.all
         return self.cores.of_packages(cores) != cores
 
-    def _is_unjudged(self, file: str) -> bool:
-        """Whether it may be a GPU whose device file is not known."""
-        prefixes = (
-            NAMINGS[gpu.vendor].prefix if gpu.vendor in NAMINGS else "/dev/"
-            for gpu in self.topology.gpus
-            if device_file(gpu) is None
-        )
-        return file not in self.gpus and file.startswith(tuple(prefixes))
-
-    def _line(self, line: GpuLine) -> Iterator[str]:
-        """Yield what is wrong about a line, whatever the GPUs are."""
+    def _line(self, line: GpuLine, number: int) -> Iterator[str]:
+        """Yield what is wrong about a line, whatever the GPUs are. `number`: that of its first."""
         devices = 1 if line.is_slice else len(line.files)
         if not line.files and not self.configured.detector:
             yield "the line has no File=, which every GPU needs"
-        elif line.files and line.count not in {None, devices}:
-            yield f"Count={line.count} is not {devices}, as the files are; leave Count= out"
+        elif line.files and line.count not in {None, str(devices)}:
+            yield f"Count={quote(line.count)} is not {devices}, as the files are; leave it out"
         if line.links is not None and not line.is_slice:
-            yield from self._links(line, line.links)
+            yield from self._links(line, line.links, number)
 
-    def _links(self, line: GpuLine, said: tuple[int, ...]) -> Iterator[str]:
+    def _links(self, line: GpuLine, said: tuple[int, ...], number: int) -> Iterator[str]:
         gpu = self.gpus.get("".join(line.files))
         if len(line.files) > 1:
             files = len(line.files)
@@ -145,24 +154,24 @@ class Check:
             if fault:
                 yield f"gpu {gpu.index}: {fault}"
         else:
-            yield from self._impossible_links(line, said)
+            yield from self._impossible_links(said, number)
 
-    def _impossible_links(self, line: GpuLine, said: tuple[int, ...]) -> Iterator[str]:
+    def _impossible_links(self, said: tuple[int, ...], number: int) -> Iterator[str]:
         """Yield what is wrong about `Links=`, however many links there are."""
         text = written(said)
         gpus = len(self.topology.gpus)
-        place = next((place for place, it in enumerate(self.devices) if it.line == line), None)
-        itself = [number for number, count in enumerate(said) if count == ITSELF]
+        itself = [place for place, count in enumerate(said) if count == ITSELF]
         if len(said) != gpus:
             yield f"{text} has {len(said)} numbers; one for each of {gpus} GPUs is right"
-        elif not self.configured.detector and itself != [place]:
-            yield f"{text} is not -1 at the GPU itself, which is gpu {place}, and only there"
+        elif not self.configured.detector and itself != [number]:
+            yield f"{text} is not -1 at the GPU itself, which is gpu {number}, and only there"
 
     def _strangers(self) -> Iterator[tuple[GpuLine, str]]:
         known = ", ".join(self.gpus) or "none that are known"
+        of_gpus = {*self.gpus, *self.unjudged}
         for device in self.devices:
-            is_of_gpu = device.file in self.gpus or self._is_unjudged(device.file)
-            if not is_of_gpu and not (device.line.is_slice and MIG_FILES in device.file):
+            is_of_slice = device.line.is_slice and MIG_FILES in device.file
+            if device.file not in of_gpus and not is_of_slice:
                 yield device.line, f"{device.file} is no GPU of this node; there are {known}"
 
     def _repeated(self) -> Iterator[tuple[GpuLine, str]]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from affinityd.cpuset import parse_list
-from affinityd.errors import quote
+from affinityd.errors import InvalidRequestError, quote
 from affinityd.slurm.affinity import Numbers
 from affinityd.slurm.gresconf import Fault, Line
-from affinityd.slurm.hostlist import expand
+from affinityd.slurm.hostlist import Budget, expand
 
 #: How Slurm finds GPUs itself; `off` is that it does not.
 DETECTORS = ("nvml", "nvidia", "rsmi", "oneapi", "nrt", "full", "off")
+
+#: Of one node. Source: src/interfaces/gres.c (MAX_GRES_BITMAP).
+MAX_GPUS = 1024
+
+_SPAN = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
+_LINKS = re.compile(r" *-?\d{1,4}(?:, *-?\d{1,4}){0,255}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -23,7 +30,7 @@ class GpuLine:
     files: tuple[str, ...]  #: (): none is named
     cores: Numbers | None  #: None: no Cores=
     links: tuple[int, ...] | None  #: None: no Links=
-    count: int | None  #: None: no Count=, or one that is no plain number
+    count: str | None  #: as it is written; None: no Count=
     is_slice: bool  #: MultipleFiles=, a MIG instance: one GPU may have several
 
 
@@ -41,39 +48,46 @@ def for_node(lines: Iterable[Line], node: str) -> Configured:
     """Return what a node's GPUs are by these lines. `node`: its NodeName in slurm.conf.
 
     Lines without NodeName= come before those that have one, wherever they are in the file: Slurm
-    keeps two lists.
+    keeps two lists. Raises InvalidRequestError for more than fits a file, or a node.
     """
-    whose = [(line, _whose(line, node)) for line in lines]
+    budget = Budget()
+    whose = [(line, _whose(line, node, budget)) for line in lines]
     mine = [line for line, is_mine in whose if is_mine is True]
     mine.sort(key=lambda line: "nodename" in line.values)
     others = [line for line, is_mine in whose if is_mine is False]
-    read = [_read(line) for line in mine]
+    read = [_read(line, budget) for line in mine]
+    gpus = tuple(line for line in read if isinstance(line, GpuLine))
+    if sum(len(line.files) or 1 for line in gpus) > MAX_GPUS:
+        raise InvalidRequestError(f"{node} has more than {MAX_GPUS} GPUs, the most in Slurm")
     return Configured(
-        gpus=tuple(line for line in read if isinstance(line, GpuLine)),
+        gpus=gpus,
         detector=_detector(mine),
         others=tuple(line.values["nodename"] for line in others if _is_of_gpus(line)),
         faults=tuple(it for it in (*(fault for _, fault in whose), *read) if isinstance(it, Fault)),
     )
 
 
-def _whose(line: Line, node: str) -> bool | Fault:
+def _whose(line: Line, node: str, budget: Budget) -> bool | Fault:
     """Return whether a line is for a node."""
     hosts = line.values.get("nodename")
+    if hosts is None:
+        return True
     try:
-        return hosts is None or node in expand(hosts)
+        return node in expand(hosts, budget)
     except ValueError as error:
-        return Fault(line.place, f"NodeName={hosts}: {error}")
+        return Fault(line.place, f"NodeName={quote(hosts)}: {error}")
 
 
 def _is_of_gpus(line: Line) -> bool:
     return line.values.get("name", "gpu").lower() == "gpu"
 
 
-def _read(line: Line) -> GpuLine | Fault | None:
+def _read(line: Line, budget: Budget) -> GpuLine | Fault | None:
     """Return a line of GPUs; None for one of other devices."""
     try:
         _check(line.values)
-        return _gpu_line(line) if line.values.get("name", "").lower() == "gpu" else None
+        is_of_gpus = line.values.get("name", "").lower() == "gpu"
+        return _gpu_line(line, budget) if is_of_gpus else None
     except ValueError as error:
         return Fault(line.place, str(error))
 
@@ -82,7 +96,7 @@ def _check(values: Mapping[str, str]) -> None:
     """Raise ValueError for keys that do not go together, or no detector."""
     detector = values.get("autodetect")
     if detector is not None and _known(detector) is None:
-        raise ValueError(f"AutoDetect={detector} is not one of {', '.join(DETECTORS)}")
+        raise ValueError(f"AutoDetect={quote(detector)} is not one of {', '.join(DETECTORS)}")
     if detector is not None and "name" in values and "nodename" not in values:
         raise ValueError("AutoDetect= takes effect in a line of devices only after NodeName=")
     if not values.keys() & {"name", "autodetect"}:
@@ -104,19 +118,19 @@ def _detector(mine: Sequence[Line]) -> str | None:
     return None if found == "off" else found
 
 
-def _gpu_line(line: Line) -> GpuLine:
+def _gpu_line(line: Line, budget: Budget) -> GpuLine:
     """Read the values of a line. Raises ValueError, one line that names the key."""
     values = line.values
     file = _either(values, "file", "files", "multiplefiles")
     cores = _either(values, "cores", "cpus")
     links = _either(values, "links", "link")
-    count = values.get("count", "")
+    files = () if file is None else expand(file, budget)
     return GpuLine(
         place=line.place,
-        files=() if file is None else expand(file),
-        cores=None if cores is None else _cores(cores),
-        links=None if links is None else tuple(map(_link, links.split(","))),
-        count=int(count) if count.isascii() and count.isdigit() else None,
+        files=files,
+        cores=None if cores is None else _cores(cores, len(files), budget),
+        links=None if links is None else _links(links),
+        count=values.get("count"),
         is_slice="multiplefiles" in values,
     )
 
@@ -125,19 +139,22 @@ def _either(values: Mapping[str, str], *keys: str) -> str | None:
     return next((values[key] for key in keys if key in values), None)
 
 
-def _cores(text: str) -> Numbers:
+def _cores(text: str, files: int, budget: Budget) -> Numbers:
+    """Read `Cores=`, which each of so many files has."""
+    for low, high in _SPAN.findall(text):
+        cores = max(1, int(high or low) - int(low) + 1)
+        budget.take(cores * max(1, files), text)
     try:
         return parse_list(text)
     except ValueError:
         raise ValueError(
-            f"Cores={text} is no list of core numbers; write it like 0-3,8,10-11"
+            f"Cores={quote(text)} is no list of core numbers; write it like 0-3,8,10-11"
         ) from None
 
 
-def _link(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
+def _links(text: str) -> tuple[int, ...]:
+    if not _LINKS.fullmatch(text):
         raise ValueError(
-            f"{quote(text)} is no number of links; write Links= like -1,4,0,4"
-        ) from None
+            f"Links={quote(text)} is no list of numbers of links; write it like -1,4,0,4"
+        )
+    return tuple(map(int, text.split(",")))

@@ -25,7 +25,7 @@ FIRST = ("name", "nodename", "autodetect")
 _PAIR = re.compile(r'\s*([A-Za-z0-9_.]+)\s*=\s*(?:"([^"]*)"|(\S+))(?:\s+|$)', re.ASCII)
 _COMMENT = re.compile(r"(?<!\\)((?:\\\\)*)#.*")
 _CONTINUED = re.compile(r"(?<!\\)((?:\\\\)*)\\\s*$")
-_INCLUDE = re.compile(r"include\s+(\S+)\s*$", re.IGNORECASE)
+_INCLUDE = re.compile(r"include\s+(\S{1,1024})\s*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

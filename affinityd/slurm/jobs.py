@@ -6,9 +6,12 @@ job's GPUs is what affinityd's Prolog leaves.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
+from affinityd.conffile import MAX_FILE
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.slurm.allocations import Job
 
@@ -21,6 +24,11 @@ FOLDERS = (
     "cpuset/slurm*/uid_*/job_*",
     *(f"{'*/' * depth}*slurmstepd.scope/[js]*" for depth in range(4)),
 )
+
+MAX_PIDS = 64  #: of a job's processes, how many are asked for its number
+
+#: What a user's process says of itself may be anything.
+_is_number = re.compile(r"\d{1,10}", re.ASCII).fullmatch
 
 
 def jobs(root: Path) -> Iterator[Job]:
@@ -38,14 +46,14 @@ def jobs(root: Path) -> Iterator[Job]:
 def _number(root: Path, folder: Path) -> int | None:
     """Return a job's number: from Slurm 26.05 on its processes tell it, and no more its folder."""
     kind, _, number = folder.name.partition("_")
-    if kind == "job" and number.isdecimal():
+    if kind == "job" and _is_number(number):
         return int(number)
-    for file in folder.glob("step_*/**/cgroup.procs"):
-        for pid in _read(file).split():
-            for entry in _read(root / "proc" / pid / "environ").split("\0"):
-                name, _, value = entry.partition("=")
-                if name == "SLURM_JOB_ID" and value.isdecimal():
-                    return int(value)
+    files = folder.glob("step_*/**/cgroup.procs")
+    for pid in islice((pid for file in files for pid in _read(file).split()), MAX_PIDS):
+        for entry in _read(root / "proc" / pid / "environ").split("\0"):
+            name, _, value = entry.partition("=")
+            if name == "SLURM_JOB_ID" and _is_number(value):
+                return int(value)
     return None
 
 
@@ -67,13 +75,17 @@ def _gpus(note: Path) -> tuple[int, ...] | None:
     """Read a note's first line: None where it names no GPUs, () where it says there are none."""
     key, equals, numbers = _read(note).split("\n")[0].strip().partition("=")
     entries = [entry for entry in numbers.split(",") if entry]
-    if key != "gpus" or not equals or not all(map(str.isdecimal, entries)):
+    if key != "gpus" or not equals or not all(map(_is_number, entries)):
         return None
     return tuple(map(int, entries))
 
 
 def _read(path: Path) -> str:
+    """Return the first of a file: a process can make its environment as large as its memory."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        if not path.is_file():
+            return ""
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MAX_FILE)
     except OSError:
         return ""

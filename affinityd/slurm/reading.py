@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from affinityd.conffile import MAX_FILE
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.gresconf import Fault, Include, Line, parse
 
@@ -12,12 +16,16 @@ from affinityd.slurm.gresconf import Fault, Include, Line, parse
 PLACES = ("etc/slurm/gres.conf", "etc/slurm-llnl/gres.conf", "run/slurm/conf/gres.conf")
 
 MAX_DEPTH = 8  #: of files that include one another
+MAX_LINES = 20_000  #: of all files together, which have no more than MAX_FILE characters
 
 
 def default(root: Path) -> Path:
     """Return where a machine's file is. Raises InvalidRequestError, which says where it is not."""
     places = [root / place for place in PLACES]
-    found = next((place for place in places if place.is_file()), None)
+    try:
+        found = next((place for place in places if place.is_file()), None)
+    except OSError as error:
+        raise InvalidRequestError(f"{error.filename} cannot be read: {error.strerror}") from None
     if found is None:
         raise InvalidRequestError(
             f"there is no {', no '.join(map(str, places))}; name the file with --gres-conf"
@@ -28,32 +36,68 @@ def default(root: Path) -> Path:
 def read(path: Path) -> Iterator[Line | Fault]:
     """Yield the lines of a file, those of included ones where they are named.
 
-    Raises InvalidRequestError for a file that cannot be read.
+    Raises InvalidRequestError for a file that cannot be read, or is no regular one, or too long.
     """
-    try:
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
-    yield from _with_included(text, path, path.parent, MAX_DEPTH)
+    yield from _Files(path.parent).read(path, ())
 
 
-def _with_included(text: str, path: Path, folder: Path, depth: int) -> Iterator[Line | Fault]:
-    for line in parse(text, str(path)):
-        if isinstance(line, Include):
-            yield from _included(line, folder, depth)
-        else:
-            yield line
+@dataclass
+class _Files:
+    """The file and all that it includes, which are bounded together."""
+
+    folder: Path  #: of slurm.conf: an included file is named from there, wherever it is included
+    characters: int = 0
+    lines: int = 0
+
+    def read(self, path: Path, above: tuple[os.stat_result, ...]) -> Iterator[Line | Fault]:
+        """Yield the lines of one. `above`: the files that include it, the outermost first."""
+        try:
+            file = path.stat()
+            text = self._text(path, file, above)
+        except OSError as error:
+            raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
+        for line in parse(text, str(path)):
+            if isinstance(line, Include):
+                yield from self._included(line, (*above, file))
+            else:
+                yield line
+
+    def _included(self, line: Include, above: tuple[os.stat_result, ...]) -> Iterator[Line | Fault]:
+        try:
+            yield from self.read(self.folder / line.path, above)
+        except InvalidRequestError as error:
+            if self.characters > MAX_FILE or self.lines > MAX_LINES:
+                raise  # or each Include= that follows would be told
+            yield Fault(line.place, f"Include: {error}")
+
+    def _text(self, path: Path, file: os.stat_result, above: tuple[os.stat_result, ...]) -> str:
+        self.characters += file.st_size
+        _refuse(
+            path,
+            {
+                "is no regular file": not stat.S_ISREG(file.st_mode),
+                "includes itself": any(os.path.samestat(file, it) for it in above),
+                f"is included more than {MAX_DEPTH} files deep": len(above) > MAX_DEPTH,
+                f"and the files before it have more than {MAX_FILE} characters": (
+                    self.characters > MAX_FILE
+                ),
+            },
+        )
+        with path.open(encoding="utf-8", errors="surrogateescape") as opened:
+            text = opened.read(file.st_size)  # no more: a file of /proc may wait for its end
+        self.lines += text.count("\n") + 1
+        _refuse(
+            path,
+            {
+                "has a NUL in it": "\0" in text,
+                f"and the files before it have more than {MAX_LINES} lines": self.lines > MAX_LINES,
+            },
+        )
+        return text
 
 
-def _included(line: Include, folder: Path, depth: int) -> Iterator[Line | Fault]:
-    """Read a file that is named from the folder of slurm.conf, wherever it is included."""
-    included = folder / line.path
-    if depth == 0:
-        yield Fault(line.place, f"{included} is included more than {MAX_DEPTH} files deep")
-        return
-    try:
-        text = included.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        yield Fault(line.place, f"Include {included}: {error.strerror}")
-        return
-    yield from _with_included(text, included, folder, depth - 1)
+def _refuse(path: Path, faults: Mapping[str, bool]) -> None:
+    """Raise InvalidRequestError for the first fault that a file has."""
+    for fault, is_so in faults.items():
+        if is_so:
+            raise InvalidRequestError(f"{path} {fault}")
