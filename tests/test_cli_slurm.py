@@ -373,7 +373,7 @@ def test_jobs_near_their_gpus_are_counted_and_those_without_a_note_passed_over(
             f"note: {len(NO_GPUS) + 1} jobs passed over: {root / 'run/affinityd/jobs'} does not "
             "tell the GPUs"
         ),
-        "gres.conf fits this node, and 3 jobs near the GPUs",
+        "gres.conf fits this node; 2 running jobs near the GPUs",
     ]
 
 

@@ -104,7 +104,7 @@ def _check(arguments: argparse.Namespace) -> int:
         malformed=(*(it for it in lines if isinstance(it, Fault)), *configured.faults),
         findings=tuple(check.findings()),
         far_jobs=tuple(text for job in judged for text in far(topology, job)),
-        jobs=len(judged),
+        jobs=sum(bool(job.gpus) for job in judged),
         notes=(*check.notes(node), *_passed_over(len(running) - len(judged), root)),
         is_judged=not check.unjudged,
     )

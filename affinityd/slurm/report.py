@@ -20,19 +20,19 @@ class Report:
     malformed: tuple[Fault, ...]
     findings: tuple[Finding, ...]
     far_jobs: tuple[str, ...]  #: what is wrong about jobs
-    jobs: int  #: how many were judged
+    jobs: int  #: how many with GPUs were judged
     notes: tuple[str, ...]
     is_judged: bool = True  #: each line of a GPU was
 
     @property
-    def fits(self) -> bool:
+    def is_clean(self) -> bool:
         """Whether nothing was found."""
         return not (self.malformed or self.findings or self.far_jobs)
 
     @property
     def exit_code(self) -> int:
         """0: nothing is wrong, 1: something is, 2: not every line could be read."""
-        return 2 if self.malformed else int(not self.fits)
+        return 2 if self.malformed else int(not self.is_clean)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each finding, and the sum."""
@@ -47,7 +47,7 @@ class Report:
         """Return the JSON document."""
         return {
             "node": self.node,
-            "fits": self.fits,
+            "fits": self.is_clean and self.is_judged,
             "malformed": [{"place": it.place, "text": it.text} for it in self.malformed],
             "findings": [{"place": it.place, "text": it.text} for it in self.findings],
             "jobs": {"judged": self.jobs, "findings": list(self.far_jobs)},
@@ -55,10 +55,10 @@ class Report:
         }
 
     def _sum(self) -> str:
-        if self.fits:
+        if self.is_clean:
             if not self.is_judged:
                 return "nothing wrong was found, but not every line could be judged"
-            near = f", and {count(self.jobs, 'job')} near the GPUs" if self.jobs else ""
+            near = f"; {count(self.jobs, 'running job')} near the GPUs" if self.jobs else ""
             return f"gres.conf fits this node{near}"
         wrong = {it.place for it in self.findings if it.place is not None}
         amounts = {

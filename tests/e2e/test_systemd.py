@@ -79,11 +79,15 @@ def test_the_hardening_does_not_blind_it(security: tuple[str, ...], protection: 
     assert {check["name"]: check["set"] for check in checks}[protection] is False
 
 
+#: What the file has for what starts jobs, besides the daemon's settings.
+OF_JOBS = {"mode", "scope", "drain"}
+
+
 def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_path: Path) -> None:
     lines = (DEPLOY / "affinityd.conf").read_text().splitlines()
     assignments = [line[1:] for line in lines if line.startswith("#" + conffile.PREFIX)]
     names = [line.split("=")[0].removeprefix(conffile.PREFIX).lower() for line in assignments]
-    assert set(names) == set(settings.NAMES) - {"root", "machine"}
+    assert set(names) == (set(settings.NAMES) - {"root", "machine"}) | OF_JOBS
     sample, empty = tmp_path / "affinityd.conf", tmp_path / "empty.conf"
     sample.write_text("\n".join(assignments))
     empty.touch()

@@ -16,13 +16,12 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.daemons import PATIENCE, eventually
 
-NODE = "rig"
 MAJOR = 240  #: of devices for local use, kernel Documentation/admin-guide/devices.txt
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "unshare")
 USER = "games"  #: whose jobs are not root's; every Debian has it
@@ -172,19 +171,34 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
         daemons.append(_start(folder, "slurmctld", "-D", "-i", "-c", "-f", conf))
         apart = ["unshare", "--mount", "--propagation=private", "sh", "-c"]
         inside = [*apart, NAMESPACE.format(major=MAJOR), f"{folder}"]
-        daemons.append(_start(folder, *inside, "slurmd", "-D", "-c", "-N", NODE, "-f", conf))
+        slurmd = ["slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
+        daemons.append(_start(folder, *inside, *slurmd))
         eventually(lambda: _is_idle(cluster), f"the node is idle{cluster.logs()}")
         yield cluster
     finally:
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(PATIENCE)
+        _remove_cgroups(_node(folder))
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _node(folder: Path) -> str:
+    """Return the node's name: cgroups are named after it, and clusters run side by side."""
+    return f"n{folder.name.encode().hex()}"
 
 
 def missing() -> list[str]:
     """Return the programs that are not installed."""
     return [program for program in PROGRAMS if shutil.which(program) is None]
+
+
+def _remove_cgroups(node: str) -> None:
+    """Remove what slurmd leaves behind in each hierarchy, the innermost first."""
+    for top in Path("/sys/fs/cgroup").glob(f"*/slurm_{node}"):
+        for folder, _, _ in os.walk(top, topdown=False):
+            with suppress(OSError):
+                Path(folder).rmdir()
 
 
 def _configure(folder: Path, setup: Setup) -> None:
@@ -193,7 +207,8 @@ def _configure(folder: Path, setup: Setup) -> None:
     gpus = [gpu.rpartition(":") for gpu in setup.gpus]
     counts = Counter(f"gpu:{kind}" if kind else "gpu" for kind, _, _ in gpus)
     gres = {**counts, **setup.gres}
-    facts = {"host": socket.gethostname(), "folder": folder, "node": NODE, "setup": setup}
+    facts = {"host": socket.gethostname(), "folder": folder, "setup": setup}
+    facts |= {"node": _node(folder)}
     facts |= {"ports": _free_ports(2), "cpus": os.cpu_count(), "lines": "\n".join(setup.conf)}
     facts |= {
         "types": ",".join({"gpu": 0, **setup.gres}),

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,16 +196,16 @@ def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(kind: str) -> N
 
 def test_a_running_job_without_a_cpu_near_its_gpu_is_named() -> None:
     """Of two free cores Slurm gives a lone task the second, which is far from GPU 0."""
-    with node(CONFINED) as made:
+    with node(replace(CONFINED, conf=("FirstJobId=7000",))) as made:  # others have their jobs here
         job = threading.Thread(
             target=made.cluster.srun, args=("-n1", "--gres=gpu:big:1", "/bin/sleep", "3")
         )
         job.start()
-        eventually(lambda: "1.0" in made.cluster.run("squeue", "-h", "--steps"), "it runs")
+        eventually(lambda: "7000.0" in made.cluster.run("squeue", "-h", "--steps"), "it runs")
         checked = check(made)
         job.join()
-        assert "job" not in check(made)
-    assert f"job 1 has gpu 0 (package 0, node 0) and CPUs {FAR} (package 0, node 1)" in checked
+        assert "job 7000" not in check(made)
+    assert f"job 7000 has gpu 0 (package 0, node 0) and CPUs {FAR} (package 0, node 1)" in checked
     assert "gres.conf:1: gpu 0: the line has no Cores=" in checked
 
 
