@@ -64,7 +64,7 @@ class Gpu:
     pci_path: tuple[str, ...] = ()  #: host bridge first, the device's parents, itself last
     mig: tuple[MigInstance, ...] = ()
     #: PCI bus id at the other end, a GPU or a switch → how many NVLinks are up; None: nobody said
-    nvlinks: Mapping[str, int] | None = None
+    nvlinks: Mapping[str, int] | None = field(default=None, hash=False)
 
     @property
     def key(self) -> tuple[str, int]:

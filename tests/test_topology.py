@@ -132,3 +132,10 @@ def test_an_index_means_the_first_gpu_s_vendor() -> None:
     assert machine("two-vendors").vendor == "nvidia"
     assert machine("laptop").vendor is None
     assert replace(machine("two-vendors"), gpus=machine("mi250x").gpus).vendor == "amd"
+
+
+def test_a_gpu_with_links_is_still_a_key() -> None:
+    """What a request grants is looked up in sets of devices."""
+    gpu = Gpu(0, "nvidia", "0000:01:00.0", numa_node=0, nvlinks={"0000:02:00.0": 4})
+    assert {gpu: 1}[replace(gpu)] == 1
+    assert gpu != replace(gpu, nvlinks={})
