@@ -17,6 +17,7 @@ Seat = tuple[int, int]
 
 CLOSEST = "closest"
 LARGEST = 4096  #: number of GPUs that a node may have
+MAX_DIGITS = 10  #: of a number of tasks
 
 
 def gpu_seat(bind: str, *, task: int, tasks: int, gpus: int, seen: int) -> Seat | None:
@@ -57,17 +58,24 @@ def single_seat(
     kind, argument = _kind(bind)
     if kind != "single":
         return None
-    if not argument.isdecimal() or int(argument) == 0 or not slices:
+    if not (argument.isascii() and argument.isdecimal() and len(argument) < MAX_DIGITS):
         return task, tasks
     groups = list(range(tasks))
     for each in cores:
+        near = [_meeting(each, cpus) or [0] for cpus in slices]
         first: dict[int, int] = {}
         for number in range(tasks):
-            near = [gpu for gpu, cpus in enumerate(each) if cpus & slices[number % len(slices)]]
-            gpu = near[number // int(argument) % len(near)] if near else 0
+            choice = near[number % len(near)]
+            gpu = choice[number // max(int(argument), 1) % len(choice)]
             one, other = groups[first.setdefault(gpu, number)], groups[number]
             groups = [one if group == other else group for group in groups]
     return _seat(groups, task)
+
+
+def _meeting(cores: Sequence[CpuSet], cpus: CpuSet) -> list[int]:
+    """Return the places of the cores that have one of these CPUs."""
+    meets = {it: not it.isdisjoint(cpus) for it in set(cores)}
+    return [place for place, it in enumerate(cores) if meets[it]]
 
 
 def slice_seat(

@@ -212,10 +212,14 @@ def test_what_is_huge_is_read_in_no_time() -> None:
     for bind, masks in [
         ("gpu:map_gpu:" + ",".join(["0*4096"] * 4000), "0x1"),
         ("gpu:mask_gpu:" + "f" * 32000, "0x1"),
+        ("gpu:single:" + "9" * 5000, "0x1"),
+        ("gpu:single:1", ",".join(format_mask([cpu]) for cpu in range(256))),
         ("gpu:closest", "0x" + "f" * 16384),
         ("gpu:closest", ",".join(["0xff"] * 256)),
     ]:
-        try_to_ask(DGX, **facts, gpu_bind=bind, cpu_bind=masks, cpuset="0-65535")
+        job = {"job": ",".join(f"{gpu % 8}" for gpu in range(256)), "step_gpus": "256"}
+        for more in ({}, job):
+            try_to_ask(DGX, **facts, **more, gpu_bind=bind, cpu_bind=masks, cpuset="255")
     assert time.process_time() - start < 2
 
 
