@@ -93,6 +93,8 @@ def test_the_exit_status_is_the_command_s(status: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGPIPE])
 def test_a_death_by_a_signal_is_the_command_s(number: signal.Signals) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:  # as SIGINT of what a script runs with &
+        signal.signal(number, signal.SIG_DFL)
     assert run(OURS, "sh", "-c", f"kill -{number.value} $$").status == -number
 
 
