@@ -8,7 +8,8 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,9 +94,22 @@ def test_the_exit_status_is_the_command_s(status: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGPIPE])
 def test_a_death_by_a_signal_is_the_command_s(number: signal.Signals) -> None:
-    if signal.getsignal(number) is signal.SIG_IGN:  # as SIGINT of what a script runs with &
-        signal.signal(number, signal.SIG_DFL)
-    assert run(OURS, "sh", "-c", f"kill -{number.value} $$").status == -number
+    with caught(number):
+        assert run(OURS, "sh", "-c", f"kill -{number.value} $$").status == -number
+
+
+@contextmanager
+def caught(number: signal.Signals) -> Iterator[None]:
+    """Have a program not inherit that a signal is ignored, as a script ignores SIGINT for `&`."""
+    before = signal.getsignal(number)
+    if before is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def test_it_is_the_same_process() -> None:
