@@ -81,6 +81,11 @@ class Mode:
         """Whether `share=node` means something to it."""
         return self.unique and not self.everywhere
 
+    @property
+    def shares(self) -> bool:
+        """Whether ranks share what is near: how many there are then changes nothing."""
+        return self.split in {whole, first}
+
 
 MODES = {
     "all": Mode(whole),

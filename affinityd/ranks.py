@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from affinityd.cpuset import CpuSet
 from affinityd.devices import Device, Sight, choose, is_ambiguous, look
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.modes import MODES
 from affinityd.readers import MAX_ENTRIES
 from affinityd.request import Request
 from affinityd.step import Seat, gpu_seat, single_seat, slice_seat
 from affinityd.topology import Gpu, Topology
-from affinityd.words import BY_RANK, SHARING
+from affinityd.words import BY_RANK
 
 #: How a request names a device, or would have, and the device.
 Entry = tuple[str, Device]
@@ -46,7 +47,7 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
         ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
         return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous)
     mine, (number, of) = (own, seat) if seat is not None else _dealt(request, own)
-    if request.options.mode in SHARING:
+    if MODES[request.options.mode].shares:
         number, of = 0, 1
     if job is None or _has_cpus_of_its_own(request, cpus, len(own)):
         job = own

@@ -16,8 +16,5 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-#: Modes whose ranks share what is near: how many there are changes nothing.
-SHARING = frozenset(("all", "single", "node", "socket"))
-
 #: Modes that divide the cores by the ranks' numbers and give no GPU a block of its own.
 BY_RANK = frozenset(("even", "core_complex"))

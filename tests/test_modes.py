@@ -8,6 +8,7 @@ import pytest
 
 from affinityd.modes import MODES
 from affinityd.topology import Core
+from affinityd.words import BY_RANK
 from tests.asking import ask, cpulists, homes
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
@@ -229,3 +230,8 @@ def test_a_parameter_that_means_nothing_to_a_mode_is_named(asked: str, ignored: 
     assert [warning.message for warning in warnings if warning.code == "parameter_ignored"] == (
         [f"{ignored} means nothing to mode {parameters['mode']}"] if ignored else []
     )
+
+
+def test_modes_whose_ranks_have_the_same_are_those_that_share() -> None:
+    same = {name for name, lists in THREE_RANKS.items() if len(set(lists)) == 1}
+    assert {name for name, mode in MODES.items() if mode.shares} == same - BY_RANK
