@@ -113,6 +113,24 @@ def _shell(reply: Reply) -> Iterator[str]:
         yield f"AFFINITYD_RANK_{rank.rank}_LOCALITY={rank.locality}"
 
 
+def _lines(reply: Reply) -> Iterator[str]:
+    """Yield for each rank its GPU's index, locality, cpulist and the names that containers use."""
+    for rank in reply.ranks:
+        yield " ".join([str(rank.gpu.index), rank.locality, format_list(rank.cpus), *_names(rank)])
+
+
+def _names(rank: RankPlan) -> Iterator[str]:
+    gpu = rank.gpu
+    if gpu.minor is not None:
+        yield f"minor:{gpu.minor}"
+    if gpu.render_minor is not None:
+        yield f"drm:{gpu.render_minor}"
+    if gpu.uuid is not None:
+        yield gpu.uuid
+    yield gpu.pci_bus_id
+    yield from (instance.uuid for instance in gpu.mig)
+
+
 def _each(write: Callable[[CpuSet], str]) -> Callable[[Reply], Iterator[str]]:
     return lambda reply: (write(rank.cpus) for rank in reply.ranks)
 
@@ -123,6 +141,7 @@ _WRITERS: dict[str, Callable[[Reply], Iterator[str]]] = {
     "mask": _each(format_mask),
     "numactl": _each(lambda cpus: f"--physcpubind={format_list(cpus)} --localalloc"),
     "shell": _shell,
+    "lines": _lines,
 }
 
 

@@ -1,4 +1,6 @@
-"""Asks a daemon for a plan over its unix socket: HTTP/1.1, one request, a deadline for all of it.
+"""Asks a daemon for a plan: HTTP/1.1, one request, a deadline for all of it.
+
+An address is the path of a unix socket, or http://HOST:PORT.
 
 Neither `socket` nor `http.client` nor `urllib` is imported: each costs as much as Python's start.
 """
@@ -12,6 +14,10 @@ from collections.abc import Iterator, Mapping
 
 from affinityd.errors import REFUSALS, DaemonError, NoDaemonError, quote
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes as long to import as Python to start
+    from typing import Any
+
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 MAX_REFUSAL = 1000  #: characters of one that are passed on
 CHUNK = 65536
@@ -20,12 +26,16 @@ PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 #: What a daemon refuses with, by status.
 REFUSED = {refusal.status: refusal for refusal in REFUSALS}
 #: Nobody can listen there; None: a path that is too long for a socket.
-ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED, errno.EACCES, None)
+ABSENT = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED, errno.EACCES, None),
+    *(errno.EHOSTUNREACH, errno.ENETUNREACH),
+)
+HTTP = "http://"
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
 
 
-def ask(path: str, parameters: Mapping[str, str], deadline: float) -> str:
-    """Return a plan in the `shell` format.
+def ask(address: str, parameters: Mapping[str, str], deadline: float, form: str = "shell") -> str:
+    """Return a plan, in a format of the request's.
 
     `deadline` is of time.monotonic. Raises NoDaemonError where nobody listens, DaemonError where
     what listens is too slow, in trouble or no affinityd, and what the daemon refuses the request
@@ -33,24 +43,24 @@ def ask(path: str, parameters: Mapping[str, str], deadline: float) -> str:
     """
     query = "&".join(f"{name}={_quoted(text)}" for name, text in parameters.items())
     try:
-        answer = _exchange(path, f"/plan?{query}&format=shell", deadline)
+        answer = _exchange(address, f"/plan?{query}&format={form}", deadline)
     except TimeoutError:
-        raise DaemonError(f"the daemon at {path} did not answer in time") from None
+        raise DaemonError(f"the daemon at {address} did not answer in time") from None
     except OSError as error:
         if error.errno in ABSENT:
-            raise NoDaemonError(f"no daemon at {path}: {error.strerror or error}") from None
-        raise DaemonError(f"the daemon at {path} broke off: {error.strerror}") from None
-    status, text = _parsed(answer, path)
+            raise NoDaemonError(f"no daemon at {address}: {error.strerror or error}") from None
+        raise DaemonError(f"the daemon at {address} broke off: {error.strerror}") from None
+    status, text = _parsed(answer, address)
     title, _, detail = text.strip().partition(": ")
     if status in REFUSED and title == REFUSED[status].title:
         raise REFUSED[status](detail[:MAX_REFUSAL])
     if status != 200:  # noqa: PLR2004
-        raise DaemonError(f"the daemon at {path} answered {status}: {quote(text.strip())}")
+        raise DaemonError(f"the daemon at {address} answered {status}: {quote(text.strip())}")
     return text
 
 
-def _exchange(path: str, target: str, deadline: float) -> bytes:
-    connection = _connected(path, deadline)
+def _exchange(address: str, target: str, deadline: float) -> bytes:
+    connection = _connected(address, deadline)
     try:
         connection.settimeout(_left(deadline))
         connection.sendall(
@@ -62,12 +72,13 @@ def _exchange(path: str, target: str, deadline: float) -> bytes:
         connection.close()
 
 
-def _connected(path: str, deadline: float) -> _socket.socket:
+def _connected(address: str, deadline: float) -> _socket.socket:
+    family, target = _target(address)
     while True:
-        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        connection = _socket.socket(family, _socket.SOCK_STREAM)
         try:
             connection.settimeout(_left(deadline))
-            connection.connect(path)
+            connection.connect(target)
         except BlockingIOError:  # unix(7): the queue is full
             connection.close()
             time.sleep(PAUSE)
@@ -76,6 +87,33 @@ def _connected(path: str, deadline: float) -> _socket.socket:
             raise
         else:
             return connection
+
+
+def is_url(address: str) -> bool:
+    """Return whether an address is http://HOST:PORT."""
+    host, _, port = address[len(HTTP) :].rstrip("/").rpartition(":")
+    return address.startswith(HTTP) and bool(host) and "/" not in host and port.isdecimal()
+
+
+def _target(address: str) -> tuple[int, Any]:
+    """Return an address as socket(2) and connect(2) have it."""
+    if not address.startswith(HTTP):
+        return _socket.AF_UNIX, address
+    host, _, port = address[len(HTTP) :].rstrip("/").rpartition(":")
+    try:
+        found = _socket.getaddrinfo(host.strip("[]"), port, 0, _socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise NoDaemonError(f"no daemon at {address}: {error}") from None
+    return found[0][0], found[0][4]
+
+
+def numeric(address: str) -> str:
+    """Return an address without names that are to be looked up. Raises NoDaemonError."""
+    family, target = _target(address)
+    if family == _socket.AF_UNIX:
+        return address
+    host, port = target[:2]
+    return f"{HTTP}[{host}]:{port}" if ":" in host else f"{HTTP}{host}:{port}"
 
 
 def _received(connection: _socket.socket, deadline: float) -> Iterator[bytes]:
@@ -97,7 +135,7 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _parsed(answer: bytes, path: str) -> tuple[int, str]:
+def _parsed(answer: bytes, address: str) -> tuple[int, str]:
     """Return an answer's status and body, all of it."""
     head, separator, body = answer.partition(b"\r\n\r\n")
     first, *fields = head.split(b"\r\n")
@@ -109,11 +147,11 @@ def _parsed(answer: bytes, path: str) -> tuple[int, str]:
     ]
     is_http = separator and version.startswith(b"HTTP/1.") and status[:3].isdigit()
     if not is_http or lengths != [b"%d" % len(body)]:
-        raise DaemonError(f"what listens at {path} is no affinityd: {quote(repr(answer[:60]))}")
+        raise DaemonError(f"what listens at {address} is no affinityd: {quote(repr(answer[:60]))}")
     try:
         return int(status[:3]), body.decode()
     except UnicodeDecodeError:
-        raise DaemonError(f"the daemon at {path} answered what is no text") from None
+        raise DaemonError(f"the daemon at {address} answered what is no text") from None
 
 
 def _quoted(text: str) -> str:

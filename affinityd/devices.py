@@ -18,6 +18,7 @@ from affinityd.visible import read_visible
 _PCI = re.compile(r"([0-9a-f]{4}|[0-9a-f]{8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _MINOR = re.compile(r"(minor|drm):([0-9]{1,9})", re.ASCII)
 _INDEX = re.compile(r"[0-9]+", re.ASCII)
+_INSTANCE = re.compile(r"([0-9]+):([0-9]{1,3})", re.ASCII)
 MAX_DIGITS = 9  #: of an index that some machine could have
 _UUID = re.compile(r"(?:GPU|MIG)-.+")
 
@@ -44,17 +45,23 @@ class Sight:
     by_name: bool  #: the numbering comes from a list of UUIDs, so its order is certain
 
 
-def look(topology: Topology, granted: str | None, visible: str | None) -> Sight:
+def look(
+    topology: Topology,
+    granted: str | None,
+    visible: str | None,
+    nvidia_visible: str | None = None,
+) -> Sight:
     """Return what a caller sees, by what it was granted and by its visible-device variable.
 
-    Both are the request's values, None where it has none. Raises InvalidRequestError for a
+    All are the request's values, None where it has none. Raises InvalidRequestError for a
     malformed grant, NoSuchGpuError for one of a device that is not here.
     """
-    if granted is None:
+    given = None if granted is None else _grant(topology, granted)
+    given = _listed(topology, nvidia_visible or "", given) or given
+    if given is None:
         given = tuple(Device(gpu) for gpu in topology.gpus)
         numbered = _by_index(topology)
     else:
-        given = _grant(topology, granted)
         numbered = dict(enumerate(d for d in given if d.gpu.vendor == given[0].gpu.vendor))
     nameable = tuple(dict.fromkeys(_with_instances(given)))
     seen = read_visible(visible, numbered, nameable)
@@ -109,6 +116,36 @@ def _grant(topology: Topology, granted: str) -> tuple[Device, ...]:
     entries = [entry.strip() for entry in granted.split(",")]
     wanted = {_granted(topology, everything, entry) for entry in _of_gpus(topology, entries)}
     return tuple(device for device in everything if device in wanted)
+
+
+def _listed(
+    topology: Topology, listed: str, given: tuple[Device, ...] | None
+) -> tuple[Device, ...] | None:
+    """Return the devices of an NVIDIA_VISIBLE_DEVICES; None where it proves nothing.
+
+    That is where it lists none (`all`, `void`, `none`, a folder), or not only what was given: a
+    runtime that takes devices from elsewhere (CDI) leaves it as the image or the pod has it. To a
+    privileged container all devices are open, and the list says which are its own. Source: NVIDIA
+    Container Toolkit, "NVIDIA_VISIBLE_DEVICES".
+    """
+    everything = tuple(_with_instances(tuple(Device(gpu) for gpu in topology.gpus)))
+    try:
+        wanted = {_at(topology, everything, entry.strip()) for entry in listed.split(",")}
+    except (InvalidRequestError, NoSuchGpuError):
+        return None
+    mine = None if given is None else {device.gpu.key for device in given}
+    if mine is not None and not mine >= {device.gpu.key for device in wanted}:
+        return None
+    return tuple(device for device in everything if device in wanted)
+
+
+def _at(topology: Topology, everything: tuple[Device, ...], entry: str) -> Device:
+    """Return a listed device: an index, UUID or PCI bus id, or 0:1, GPU 0's instance 1."""
+    whole = Sight(_by_index(topology), everything, by_name=False)
+    if instance := _INSTANCE.fullmatch(entry):
+        gpu, number = _chosen(whole, instance[1]).gpu, int(instance[2])
+        return Device(gpu, gpu.mig[number].uuid if number < len(gpu.mig) else None)
+    return _chosen(whole, entry)
 
 
 def _of_gpus(topology: Topology, entries: Sequence[str]) -> Sequence[str]:

@@ -36,7 +36,7 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
     InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not here,
     or not the job's.
     """
-    sight = look(topology, request.granted, request.visible)
+    sight = look(topology, request.granted, request.visible, request.nvidia_visible)
     own = _named(sight, request.gpus)
     ambiguous = is_ambiguous(sight, request.gpus)
     everything = look(topology, None, None)

@@ -16,7 +16,7 @@ from affinityd.plans import Options
 MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs takes 20,000
 #: Parameters about one task among others.
 OF_TASKS = frozenset(("job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus"))
-FORMATS = ("json", "cpulist", "mask", "numactl", "shell")
+FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "lines")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Request:
     cpuset: CpuSet | None = None
     visible: str | None = None
     granted: str | None = None
+    nvidia_visible: str | None = None  #: what NVIDIA's container runtime was told to give
     format: str | None = None  #: None: the client's Accept header decides
     options: Options = field(default_factory=Options)
 
@@ -210,6 +211,13 @@ PARAMETERS = {
             {"type": "string"},
             "the devices the caller was given, in node numbering: indices, UUIDs, minor:N, "
             "drm:N, or none",
+        ),
+        Parameter(
+            "nvidia_visible",
+            str,
+            {"type": "string"},
+            "the caller's NVIDIA_VISIBLE_DEVICES, what its container was to be given: believed "
+            "where it lists devices that are all granted",
         ),
         Parameter(
             "share",

@@ -34,7 +34,7 @@ from tests.daemons import Daemon, running
 from tests.serving import Behaviour, answering, hanging, http, serving
 
 TIMEOUT = 0.3  #: seconds that a client has here
-LATE = 0.1  #: seconds that it may take longer on a busy machine
+LATE = 0.3  #: seconds that it may take longer on a busy machine
 
 PLAN = b"AFFINITYD_CPULIST=0\n"
 

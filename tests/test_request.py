@@ -48,6 +48,7 @@ def test_these_are_the_parameters() -> None:
         [
             *("gpus", "rank", "ranks", "job", "mode", "scope", "multithreading", "balanced"),
             *("min_physical_cores", "max_physical_cores", "cpuset", "visible", "granted"),
+            "nvidia_visible",
             *("share", "strict", "format", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus"),
         ]
     )
@@ -152,7 +153,7 @@ MALFORMED = [
     pytest.param(
         "format",
         "xml",
-        "format: 'xml' is not one of json, cpulist, mask, numactl, shell",
+        "format: 'xml' is not one of json, cpulist, mask, numactl, shell, lines",
         id="unknown format",
     ),
     *(
@@ -270,7 +271,7 @@ def test_a_nul_alone_is_refused(name: str) -> None:
             "unknown parameter 'zzz'; known are gpus, rank, ranks, job, gpu_bind, cpu_bind, "
             "step_gpus, job_cpus, mode, scope, multithreading, balanced, min_physical_cores, "
             "max_physical_cores, cpuset, visible, "
-            "granted, share, strict, format",
+            "granted, nvidia_visible, share, strict, format",
             id="like none",
         ),
         pytest.param(

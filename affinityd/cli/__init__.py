@@ -14,6 +14,7 @@ COMMANDS = {
     "serve": "answer /plan on a unix socket and on TCP",
     "plan": "print a cpulist for each rank, without a daemon",
     "exec": "take the CPUs near this process's GPU, then become a command",
+    "init": "give a pod, in an init container, what its containers pin by",
     "pin": "pin a running process near its GPU, thread by thread",
     "verify": "prove where a process may run, seen from its GPU",
     "topology": "draw the node: packages, NUMA nodes, GPUs, NICs",
@@ -56,6 +57,10 @@ def main(argv: Sequence[str]) -> int:
 
 def entry() -> None:
     """Run as a program."""
+    if sys.argv[1:2] == ["serve"]:
+        from affinityd import signals  # noqa: PLC0415 - the daemon's alone
+
+        signals.hold()  # until there is somebody to take them
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a line shows a ?
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

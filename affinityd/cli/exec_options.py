@@ -19,7 +19,7 @@ SAID = (
 #: The parameters of a plan that it takes.
 PARAMETERS = (
     *("gpus", "rank", "ranks", "job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus", "cpuset"),
-    *("visible", "granted", *SAID),
+    *("visible", "granted", "nvidia_visible", *SAID),
 )
 OWN = {
     "memory": ("|".join(POLICIES), "also set the memory policy (default: the kernel's, near)"),

@@ -11,7 +11,7 @@ from affinityd.request import PARAMETERS, Parameter
 
 #: How an answer is written is a command's own business.
 NAMES = tuple(name for name in PARAMETERS if name != "format")
-DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted")
+DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted", "nvidia_visible")
 
 
 def add_plan_options(parser: Parser, mode: str = "node") -> None:

@@ -1,0 +1,1 @@
+"""What a pod is given, so that its containers find their place by themselves."""

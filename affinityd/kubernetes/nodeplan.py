@@ -1,0 +1,98 @@
+"""The plan of a whole node, for a pod: asked of the node's daemon, else made here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from affinityd import client, fallback
+from affinityd.answer import render
+from affinityd.background import in_background
+from affinityd.cpuset import parse_list
+from affinityd.errors import DaemonError
+from affinityd.task import Question
+from affinityd.words import BY_RANK
+
+PAUSE = 0.2  #: seconds between two tries
+CPULIST, NAMES = 2, 3  #: where they are in a line of the format `lines`
+#: What refuses a plan is for the one that fits a container, and not for all of the node.
+REFUSING = {"strict", "min_physical_cores"}
+
+#: Where a daemon may be: a socket's path or a URL, by what says so.
+Addresses = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """The plan of a whole node."""
+
+    document: str  #: in the format `json`
+    lines: str  #: in the format `lines`
+    source: str  #: who says so
+    answered: Addresses = field(
+        default_factory=dict
+    )  #: who, without a name that is to be looked up
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the node has."""
+        return len(self.lines.splitlines())
+
+    @property
+    def cpulists(self) -> dict[str, str]:
+        """Each GPU's cpulist by each of its names."""
+        rows = (line.split() for line in self.lines.splitlines())
+        return {name: row[CPULIST] for row in rows for name in row[NAMES:]}
+
+
+def question(chosen: Question) -> Question:
+    """Return what is asked: every GPU of the node, and where modes divide, a block for each."""
+    mode = "all" if "scope" in chosen else "node"
+    asked = {"mode": mode} | {name: chosen[name] for name in chosen if name not in REFUSING}
+    is_by_rank = asked["mode"].replace("-", "_") in BY_RANK
+    return asked if is_by_rank else {"share": "node", **asked}
+
+
+def find(
+    asked: Question, addresses: Addresses, deadline: float, tell: Callable[[str], None]
+) -> NodePlan:
+    """Return what the first daemon that answers says, else what this node's own files do.
+
+    `deadline`, of time.monotonic, is how long a daemon is waited for; `tell` is told that there was
+    none. Raises AffinityError.
+    """
+    trouble = ""
+    while (left := deadline - time.monotonic()) > 0:
+        for name in addresses:
+            asking = partial(_of_daemon, asked, name, addresses[name], deadline)
+            try:  # in the background, since to look a name up has no limit
+                return asyncio.run(asyncio.wait_for(in_background(asking), left))
+            except asyncio.TimeoutError:
+                trouble = f"the daemon at {addresses[name]} did not answer in time"
+            except DaemonError as error:
+                trouble = str(error)
+        time.sleep(min(PAUSE, left))
+    tell(trouble)
+    known = fallback.known_node(list(addresses.values()))
+    reply = fallback.plan_on(known.node, [asked])
+    return NodePlan(render(reply, "json"), render(reply, "lines"), known.source)
+
+
+def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
+    address = client.numeric(address)
+    lines = client.ask(address, asked, deadline, "lines")
+    try:
+        list(_checked(lines))
+    except ValueError as error:
+        raise DaemonError(f"what listens at {address} is no affinityd: {error}") from None
+    document = client.ask(address, asked, deadline, "json")
+    return NodePlan(document, lines, f"the daemon at {address}", {name: address})
+
+
+def _checked(lines: str) -> Iterator[object]:
+    """Raise ValueError for what is no answer in the format `lines`."""
+    for line in lines.splitlines():
+        yield parse_list(" ".join(line.split()[CPULIST:NAMES]) or line)

@@ -1,0 +1,244 @@
+#!/bin/sh
+# run [--fail-closed] COMMAND [ARGUMENT...]: starts a command near the GPUs of its container.
+#
+# `affinityd init` puts it into a pod. It asks the node's affinityd, else reads the table beside
+# itself. Of the image it needs sh, and taskset or python3; it asks by curl, python3 or, over TCP,
+# wget. Whatever is wrong, the command starts all the same, and a line on stderr says why.
+# shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
+
+dev=/dev sys=/sys proc=/proc
+
+# All of it runs in a subshell: its variables may be names of the command's environment.
+find_place() { # prints what the command is told, or what kept it from its place
+    newline='
+'
+    case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
+    [ ! -r "$here/settings" ] || . "$here/settings"
+    read_mask || leave "the mask in $proc/$$/status cannot be read"
+    has taskset || has python3 || leave 'neither taskset nor python3 is here'
+    find_gpus
+    find_rank
+    allowed=$mask # what an earlier run has set is no limit
+    [ "${AFFINITYD_CPULIST-}" != "$mask" ] || ! is_cpulist "${AFFINITYD_ALLOWED-}" ||
+        allowed=$AFFINITYD_ALLOWED
+    if ! ask_daemon; then
+        [ -r "$here/table" ] || leave "$trouble, and there is no table of what one said before"
+        . "$here/table.sh"
+        plan_from_table
+        say "$trouble; planned from $here/table"
+    fi
+    pin "$cpulist" || leave "CPUs $cpulist were refused"
+    read_mask || leave "CPUs $cpulist could not be read back"
+    [ "$locality" != remote ] || say "CPUs $mask are not near the GPU; allowed are $allowed"
+    printf '%s %s %s' "$mask" "$locality" "$allowed"
+}
+
+is_number() { case $1 in '' | *[!0-9]* | ??????????*) return 1 ;; esac; }
+is_plain() { case $1 in *[!A-Za-z0-9_.:,/-]*) return 1 ;; esac; }
+is_cpulist() {
+    case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]*) return 1 ;; esac
+    case $1 in *[0-9][0-9][0-9][0-9][0-9][0-9]*) return 1 ;; esac # nor has any machine
+}
+has() { command -v "$1" >/dev/null; }
+say() { printf 'affinityd run: %s\n' "$1" >&3; }
+leave() { # REASON
+    printf %s "$1"
+    exit 1
+}
+count() { # LIST [SEPARATOR]: count, how many entries it has
+    set -f
+    IFS=${2:-,}
+    # shellcheck disable=SC2086 # a word an entry
+    set -- $1
+    unset IFS
+    set +f
+    count=$#
+}
+read_mask() { # mask: the CPUs on which the command would run
+    while read -r name mask; do
+        [ "$name" != Cpus_allowed_list: ] || break
+    done <"$proc/$$/status"
+    is_cpulist "$mask"
+}
+pin() { # CPULIST
+    if has taskset; then
+        taskset -cp "$1" $$
+    else
+        python3 -I -S -c '
+import os, sys
+parts = [part.partition("-") for part in sys.argv[1].split(",")]
+cpus = {cpu for part in parts for cpu in range(int(part[0]), int(part[2] or part[0]) + 1)}
+os.sched_setaffinity(int(sys.argv[2]), cpus)
+' "$1" $$
+    fi >/dev/null
+}
+
+# ------------------------------------------------------------------------------- which GPUs and rank
+
+find_devices() { # PREFIX KIND: granted, the device files that this process may open
+    for device in "$1"[0-9]*; do
+        if [ -r "$device" ] && [ -w "$device" ] && is_of_vendor "$2" "${device##*/}"; then
+            granted=${granted:+$granted,}$2:${device#"$1"}
+        fi
+    done
+}
+is_of_vendor() { # KIND NAME: NVIDIA's files are so by their name
+    [ "$1" = minor ] || { read -r vendor <"$sys/class/drm/$2/device/vendor" && [ "$vendor" = 0x1002 ]; }
+}
+find_gpus() { # granted: by device files; listed: by the container runtime; visible: by variables
+    granted='' listed='' variables='' hip=''
+    find_devices "$dev/nvidia" minor
+    [ -n "$granted" ] || find_devices "$dev/dri/renderD" drm
+    case $granted in
+    drm:*)
+        hip=${HIP_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES-}} # HIP reads CUDA's, too
+        variables=${ROCR_VISIBLE_DEVICES+ROCR_VISIBLE_DEVICES}${hip:+ hip}
+        visible=${ROCR_VISIBLE_DEVICES+ROCR_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES}
+        visible=$visible${hip:+${visible:+;}HIP_VISIBLE_DEVICES=$hip}
+        ;;
+    *)
+        variables=${CUDA_VISIBLE_DEVICES+CUDA_VISIBLE_DEVICES}
+        visible=${CUDA_VISIBLE_DEVICES-}
+        case ${NVIDIA_VISIBLE_DEVICES-} in # all, void, none or a folder prove nothing
+        [0-9]* | GPU-* | MIG-*) listed=$NVIDIA_VISIBLE_DEVICES ;;
+        esac
+        ;;
+    esac
+    : "${granted:=$listed}"
+    [ -n "$granted" ] || leave 'no device file of a GPU is here'
+}
+find_rank() { # rank of ranks, if a launcher says it and each rank does not see a GPU of its own
+    for names in LOCAL_RANK:LOCAL_WORLD_SIZE LOCAL_RANK:LOCAL_SIZE \
+        OMPI_COMM_WORLD_LOCAL_RANK:OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALRANKID:MPI_LOCALNRANKS \
+        PMI_LOCAL_RANK:PMI_LOCAL_SIZE LOCAL_RANK:; do
+        rank='' ranks=''
+        eval "rank=\${${names%:*}-}"
+        [ -z "${names#*:}" ] || eval "ranks=\${${names#*:}-}"
+        is_number "$rank" && { is_number "$ranks" || [ -z "${names#*:}" ]; } && break
+        rank=''
+    done
+    [ "$ranks" != 1 ] || [ -n "${LOCAL_RANK-}" ] || rank='' # alone, it has all that it sees
+    [ -n "$rank" ] || return 0
+    count "${listed:-$granted}"
+    given=$count
+    [ -z "$variables" ] || count "${visible##*=}"
+    case $count,${AFFINITYD_SHARE-},${AFFINITYD_MODE-} in
+    [01],requested,* | [01],*,even | [01],*,core[-_]complex) ;; # it is by their numbers that they differ
+    [01],*) [ "$given" -lt 2 ] || rank='' AFFINITYD_SHARE=${AFFINITYD_SHARE:-node} ;;
+    esac
+    if [ "${ranks:-0}" -le "$rank" ]; then
+        ranks=$((rank < count ? count : rank + 1))
+    fi
+}
+
+# -------------------------------------------------------------------------------- asked of the daemon
+
+ask_daemon() { # cpulist, locality, allowed; trouble
+    trouble='no affinityd is here to be asked' seconds=0.7
+    mode=${AFFINITYD_MODE:-${AFFINITYD_SCOPE:+all}}
+    query=format=shell
+    add mode "${mode:-node}"
+    add cpuset "$allowed"
+    for fact in granted:granted nvidia_visible:listed scope:AFFINITYD_SCOPE share:AFFINITYD_SHARE \
+        multithreading:AFFINITYD_MULTITHREADING balanced:AFFINITYD_BALANCED \
+        strict:AFFINITYD_STRICT min_physical_cores:AFFINITYD_MIN_PHYSICAL_CORES \
+        max_physical_cores:AFFINITYD_MAX_PHYSICAL_CORES rank:rank ranks:rank; do
+        eval "value=\${${fact#*:}-}"
+        [ -z "$value" ] || [ "$fact" != ranks:rank ] || value=$ranks
+        [ -z "$value" ] || add "${fact%%:*}" "$value"
+    done
+    [ -z "$variables" ] || add visible "$visible"
+    for address in "${AFFINITYD_SOCKET:-/run/affinityd/affinityd.sock}" "${AFFINITYD_URL-}"; do
+        case $address in /*) [ -S "$address" ] || continue ;; '') continue ;; esac
+        trouble="neither curl nor python3 is here to ask $address"
+        tool=$(tool_for "$address") || continue
+        trouble="no answer from $address"
+        answer=$newline$(ask_by_"$tool" "$address")$newline
+        cpulist=$(line AFFINITYD_CPULIST) locality=$(line AFFINITYD_LOCALITY)
+        if is_cpulist "$cpulist" && is_cpulist "$(line AFFINITYD_ALLOWED)"; then
+            allowed=$(line AFFINITYD_ALLOWED)
+            return 0
+        fi
+        reason=${answer#?}
+        case $reason in
+        'Malformed request: unknown parameter'*) ;; # it is of another release
+        'Malformed request: '* | 'No such GPU: '* | 'Cannot be satisfied: '*)
+            leave "$(printf %.300s "${reason%%"$newline"*}")"
+            ;;
+        esac
+        seconds=0.2
+    done
+    return 1
+}
+add() { # NAME VALUE
+    encoded='' rest=$2
+    ! is_plain "$rest" || encoded=$rest rest=''
+    [ "${#rest}" -lt 1024 ] || leave "$1 has ${#rest} characters that are no plan's: $(printf %.40s "$rest")..."
+    while [ -n "$rest" ]; do
+        one=${rest%"${rest#?}"} rest=${rest#?}
+        is_plain "$one" || one=$(LC_ALL=C printf '%%%02X' "'$one")
+        encoded=$encoded$one
+    done
+    query="$query&$1=$encoded"
+}
+tool_for() { # ADDRESS
+    for tool in curl python3 wget; do
+        has "$tool" || continue
+        [ "$tool" != wget ] || case $1 in /*) continue ;; *) has timeout || continue ;; esac
+        echo "$tool"
+        return
+    done
+    return 1
+}
+ask_by_curl() { # ADDRESS
+    case $1 in /*) set -- http://localhost --unix-socket "$1" ;; esac
+    url="$1/plan?$query"
+    shift
+    curl -q -s --noproxy '*' -m "$seconds" --max-filesize 65536 "$@" "$url"
+}
+ask_by_wget() { http_proxy='' timeout 1 wget -q -O - "$1/plan?$query"; }
+ask_by_python3() {
+    python3 -I -S -c '
+import signal, socket, sys
+address, seconds, query = sys.argv[1:]
+signal.setitimer(signal.ITIMER_REAL, float(seconds))  # and that is the end
+if address.startswith("/"):
+    daemon = socket.socket(socket.AF_UNIX)
+    daemon.connect(address)
+else:
+    host, _, port = address.partition("//")[2].rpartition(":")
+    daemon = socket.create_connection((host.strip("[]"), int(port)))
+daemon.sendall(f"GET /plan?{query} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+print(daemon.makefile("rb").read(65536).partition(b"\r\n\r\n")[2].decode())
+' "$1" "$seconds" "$query"
+}
+line() { # NAME: its value in the answer
+    case $answer in *"$newline$1="*) ;; *) return ;; esac
+    value=${answer#*"$newline$1="}
+    printf %s "${value%%"$newline"*}"
+}
+
+# ---------------------------------------------------------------------------------------- and then
+
+affinityd_closed=''
+[ "${1-}" != --fail-closed ] || {
+    affinityd_closed=1
+    shift
+}
+[ $# -gt 0 ] || {
+    echo 'usage: run [--fail-closed] COMMAND [ARGUMENT...]' >&2
+    exit 125
+}
+case ${AFFINITYD-} in [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) exec "$@" ;; esac
+if affinityd_place=$(find_place 3>&2 2>/dev/null </dev/null); then
+    AFFINITYD_CPULIST=${affinityd_place%% *} AFFINITYD_ALLOWED=${affinityd_place##* }
+    AFFINITYD_LOCALITY=${affinityd_place#* }
+    AFFINITYD_LOCALITY=${AFFINITYD_LOCALITY%% *}
+    export AFFINITYD_CPULIST AFFINITYD_LOCALITY AFFINITYD_ALLOWED
+elif [ -n "$affinityd_closed" ]; then
+    printf 'affinityd run: %s; the command was not started\n' "$affinityd_place" >&2
+    exit 125
+else
+    printf 'affinityd run: %s; the command runs unpinned\n' "$affinityd_place" >&2
+fi
+exec "$@"

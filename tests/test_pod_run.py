@@ -1,0 +1,257 @@
+"""`run`, as `affinityd init` leaves it in a pod: which GPUs a container has, and where it is put.
+
+Every case is tried twice: asked of a daemon, and read from the table where none answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.topology import Topology
+from tests.asking import ask
+from tests.daemons import running
+from tests.machines.facts import machine
+from tests.machines.sysfs_tree import nvml_report, write_tree
+from tests.pods import Pod, unreachable
+from tests.test_devices import EIGHT
+
+BLOCKS = {"AFFINITYD_MODE": "unique_contiguous"}  #: so that every GPU has CPUs of its own
+
+#: Eight GCDs, in KFD's order, with their render nodes counting down.
+AMD = replace(
+    machine("mi250x"),
+    gpus=tuple(replace(gpu, render_minor=135 - gpu.index) for gpu in machine("mi250x").gpus),
+)
+
+
+def files(*gpus: int) -> list[str]:
+    """Return NVIDIA's device files of GPUs of the node."""
+    return [f"nvidia{EIGHT.gpus[gpu].minor}" for gpu in gpus]
+
+
+ALL = files(*range(8))
+UUID = [str(gpu.uuid) for gpu in EIGHT.gpus]
+NOWHERE: list[int] = []
+
+#: Device files, variables, and the GPUs of the node that are meant.
+WHICH = [
+    pytest.param(files(0), {}, [0], id="the one device file that is there"),
+    pytest.param(files(6, 3), {}, [3, 6], id="two device files"),
+    pytest.param([], {}, NOWHERE, id="no device file"),
+    pytest.param(files(5, 1), {"NVIDIA_VISIBLE_DEVICES": "all"}, [1, 5], id="all of what is there"),
+    pytest.param([], {"NVIDIA_VISIBLE_DEVICES": "all"}, NOWHERE, id="all, which proves nothing"),
+    pytest.param(files(4), {"NVIDIA_VISIBLE_DEVICES": "void"}, [4], id="void, as CDI has it"),
+    pytest.param([], {"NVIDIA_VISIBLE_DEVICES": "void"}, NOWHERE, id="void and no device file"),
+    pytest.param(
+        files(4), {"NVIDIA_VISIBLE_DEVICES": "none"}, [4], id="none: of the driver's files"
+    ),
+    pytest.param(files(4), {"NVIDIA_VISIBLE_DEVICES": ""}, [4], id="empty, as of no container"),
+    pytest.param(
+        files(4),
+        {"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
+        [4],
+        id="a folder of volume mounts",
+    ),
+    pytest.param(files(2), {"NVIDIA_VISIBLE_DEVICES": UUID[2]}, [2], id="a UUID and its file"),
+    pytest.param(
+        files(2, 7), {"NVIDIA_VISIBLE_DEVICES": f"{UUID[7]},{UUID[2]}"}, [2, 7], id="two UUIDs"
+    ),
+    pytest.param(files(0, 2), {"NVIDIA_VISIBLE_DEVICES": "0,2"}, [0, 2], id="indices of the node"),
+    pytest.param(ALL, {"NVIDIA_VISIBLE_DEVICES": UUID[2]}, [2], id="privileged, given one by UUID"),
+    pytest.param(ALL, {"NVIDIA_VISIBLE_DEVICES": "3,1"}, [1, 3], id="privileged, given two"),
+    pytest.param(
+        ALL, {"NVIDIA_VISIBLE_DEVICES": "MIG-a2"}, [5], id="privileged, given an instance"
+    ),
+    pytest.param(ALL, {"NVIDIA_VISIBLE_DEVICES": "all"}, range(8), id="privileged, given all"),
+    pytest.param(ALL, {}, range(8), id="privileged, given nothing in particular"),
+    pytest.param(
+        files(4), {"NVIDIA_VISIBLE_DEVICES": "0"}, [4], id="CDI, and an image that says 0"
+    ),
+    pytest.param(files(4), {"NVIDIA_VISIBLE_DEVICES": "4,0"}, [4], id="more listed than there are"),
+    pytest.param(files(4), {"NVIDIA_VISIBLE_DEVICES": "GPU-ff"}, [4], id="a UUID of another node"),
+    pytest.param(
+        [], {"NVIDIA_VISIBLE_DEVICES": UUID[3]}, [3], id="a UUID where no file can be seen"
+    ),
+    pytest.param([], {"NVIDIA_VISIBLE_DEVICES": "GPU-ff"}, NOWHERE, id="unknown, and no file"),
+    pytest.param(files(5), {"NVIDIA_VISIBLE_DEVICES": "MIG-a1"}, [5], id="a MIG instance"),
+    pytest.param(files(5), {"NVIDIA_VISIBLE_DEVICES": "5:1"}, [5], id="an instance by its index"),
+    pytest.param(
+        files(5), {"NVIDIA_VISIBLE_DEVICES": "MIG-ff"}, [5], id="an instance of another node"
+    ),
+    pytest.param(
+        files(5),
+        {"NVIDIA_VISIBLE_DEVICES": "MIG-a1,MIG-a2", "CUDA_VISIBLE_DEVICES": "1"},
+        [5],
+        id="the second of two instances of a GPU",
+    ),
+    pytest.param(
+        files(5),
+        {"NVIDIA_VISIBLE_DEVICES": "MIG-a1,MIG-a2", "CUDA_VISIBLE_DEVICES": "MIG-a2"},
+        [5],
+        id="one of two instances by name",
+    ),
+    pytest.param(
+        files(5),
+        {"NVIDIA_VISIBLE_DEVICES": "MIG-a1", "CUDA_VISIBLE_DEVICES": "MIG-a2"},
+        NOWHERE,
+        id="an instance that is another pod's",
+    ),
+    pytest.param(
+        files(5), {"CUDA_VISIBLE_DEVICES": "MIG-a1"}, [5], id="an instance of a GPU that is here"
+    ),
+    pytest.param(
+        files(2, 3),
+        {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "1"},
+        [3],
+        id="void, and one of two made visible",
+    ),
+    pytest.param(
+        ALL,
+        {"NVIDIA_VISIBLE_DEVICES": f"{UUID[6]},{UUID[2]}", "CUDA_VISIBLE_DEVICES": "0"},
+        [2],
+        id="the node's order counts, not the list's",
+    ),
+    pytest.param(
+        files(2, 3),
+        {"NVIDIA_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "1"},
+        [3],
+        id="a list that is not what was given, and one of two made visible",
+    ),
+]
+
+#: CUDA_VISIBLE_DEVICES in a container that has GPUs 2, 4 and 6.
+VISIBLE = [
+    *[("0", [2]), ("1", [4]), ("2,0", [2, 6]), ("0,1,2", [2, 4, 6]), ("", NOWHERE)],
+    *[("-1", NOWHERE), ("NoDevFiles", NOWHERE), ("5", NOWHERE), ("0,5,1", [2]), ("1,1", NOWHERE)],
+    *[("0,7,7", NOWHERE), ("0,-1,0", [2]), ("1,x,1", [4]), (" 1", [4]), ("\t2", [6]), ("1 ", [4])],
+    *[("+1", [4]), ("1gpu2", [4]), ("01", [4]), ("-0", [2]), ("010", NOWHERE), ("0,", [2])],
+    *[(",0", NOWHERE), ("0;1", [2]), ("99999999999999999999", NOWHERE), ("*", NOWHERE)],
+    *[(UUID[4], [4]), (UUID[4][:6], [4]), (f"{UUID[6]},{UUID[2]}", [2, 6]), (UUID[3], NOWHERE)],
+    *[("GPU-", NOWHERE), (f"{UUID[4]},1", [4]), (f"{UUID[4]},{UUID[4]}", NOWHERE)],
+    *[(f"{UUID[4]},{UUID[4][:6]}", NOWHERE), (f"{UUID[2]},GPU-ff,{UUID[4]}", [2])],
+    *[(f"{UUID[2]}, {UUID[4]}", [2]), (f"0,{UUID[4]}", [2]), ("MIG-a1", NOWHERE)],
+]
+
+#: Launchers' variables in a container that has GPUs 2, 4 and 6, and what a rank is put beside.
+RANKS = [
+    pytest.param(
+        {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}, [4], id="torchrun's second of three"
+    ),
+    pytest.param({"LOCAL_RANK": "2", "LOCAL_SIZE": "3"}, [6], id="deepspeed's third"),
+    pytest.param({"LOCAL_RANK": "1"}, [4], id="one that does not say of how many"),
+    pytest.param(
+        {"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, [6], id="Open MPI's"
+    ),
+    pytest.param({"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3"}, [4], id="Intel MPI's"),
+    pytest.param({"PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "3"}, [2], id="MPICH's"),
+    pytest.param(
+        {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+        [2, 4, 6],
+        id="a lone task of a launcher",
+    ),
+    pytest.param({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, [2], id="torchrun's only one"),
+    pytest.param({"LOCAL_RANK": "x", "LOCAL_WORLD_SIZE": "3"}, [2, 4, 6], id="no number"),
+    pytest.param(
+        {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3", "CUDA_VISIBLE_DEVICES": "2"},
+        [6],
+        id="a rank that sees a GPU of its own",
+    ),
+    pytest.param(
+        {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3", "CUDA_VISIBLE_DEVICES": UUID[6]},
+        [6],
+        id="a GPU of its own by name",
+    ),
+    pytest.param(
+        {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "2,0"},
+        [2],
+        id="the second in a list of the job's own order",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def nvidia(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    yield from prepared(EIGHT, tmp_path_factory.mktemp("nvidia"))
+
+
+@pytest.fixture(scope="module")
+def amd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    yield from prepared(AMD, tmp_path_factory.mktemp("amd"))
+
+
+def prepared(topology: Topology, folder: Path) -> Iterator[Pod]:
+    tree = write_tree(topology, folder / "machine")
+    (tree / "nvml.json").write_text(nvml_report(topology).to_json())
+    with running(folder, "--root", str(tree)) as daemon:
+        yield Pod(folder / "pod", daemon.socket, BLOCKS)
+
+
+@pytest.fixture(params=["asked", "table"])
+def reach(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def expect(
+    pod: Pod, topology: Topology, reach: str, said: Mapping[str, str], gpus: Sequence[int]
+) -> None:
+    """Run a command in the pod; it must be beside these GPUs of the node, and nowhere else."""
+    away = unreachable(pod) if reach == "table" else {}
+    told = pod.run(cpus=topology.online, **said, **away)
+    plan = ask(
+        topology, gpus=",".join(map(str, gpus)) or "0", share="node", mode="unique_contiguous"
+    )
+    assert told.cpus == (plan.cpus if gpus else None), told.lines
+    assert told.status == 0
+    unpinned = [line for line in told.lines if line.endswith("the command runs unpinned")]
+    assert len(unpinned) == (not gpus)
+
+
+@pytest.mark.parametrize(("devices", "said", "gpus"), WHICH)
+def test_the_gpus_of_a_container_are_what_it_was_really_given(
+    nvidia: Pod, reach: str, devices: list[str], said: dict[str, str], gpus: Sequence[int]
+) -> None:
+    nvidia.has(*devices)
+    expect(nvidia, EIGHT, reach, said, gpus)
+
+
+@pytest.mark.parametrize(("visible", "gpus"), VISIBLE)
+def test_a_visible_devices_variable_is_read_as_the_driver_reads_it(
+    nvidia: Pod, reach: str, visible: str, gpus: list[int]
+) -> None:
+    nvidia.has(*files(2, 4, 6))
+    expect(nvidia, EIGHT, reach, {"CUDA_VISIBLE_DEVICES": visible}, gpus)
+
+
+@pytest.mark.parametrize(("said", "gpus"), RANKS)
+def test_a_rank_is_beside_its_own_gpu(
+    nvidia: Pod, reach: str, said: dict[str, str], gpus: list[int]
+) -> None:
+    nvidia.has(*files(2, 4, 6))
+    expect(nvidia, EIGHT, reach, said, gpus)
+
+
+@pytest.mark.parametrize(
+    ("said", "gpus"),
+    [
+        pytest.param({}, [1, 6], id="what is there"),
+        pytest.param({"ROCR_VISIBLE_DEVICES": "1"}, [6], id="ROCR's variable"),
+        pytest.param({"HIP_VISIBLE_DEVICES": "0"}, [1], id="HIP's"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "1"}, [6], id="CUDA's, which HIP reads, too"),
+        pytest.param(
+            {"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0"},
+            [6],
+            id="HIP's after ROCR's",
+        ),
+        pytest.param({"ROCR_VISIBLE_DEVICES": ""}, NOWHERE, id="none"),
+        pytest.param({"NVIDIA_VISIBLE_DEVICES": "0"}, [1, 6], id="another vendor's"),
+    ],
+)
+def test_an_amd_gpu_is_known_by_its_render_node(
+    amd: Pod, reach: str, said: dict[str, str], gpus: list[int]
+) -> None:
+    amd.has("dri/renderD134", "dri/renderD129")
+    expect(amd, AMD, reach, said, gpus)
