@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from affinityd import __version__, logs, nodefile
+from affinityd import __version__, logs, nodefile, signals
 from affinityd.api.app import create_app
-from affinityd.errors import ListenError
+from affinityd.api.plan_only import PlanOnly
+from affinityd.errors import AffinityError, ListenError
 from affinityd.keeper import Keeper, Machine
 from affinityd.listening import BACKLOG, listen_tcp, listen_unix
 from affinityd.metrics import Metrics
@@ -31,26 +34,49 @@ DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
 
 
 def run(settings: Settings, machine: Machine) -> None:
-    """Serve a machine until SIGTERM or SIGINT. Raises ListenError for an address that is taken."""
+    """Serve a machine until SIGTERM or SIGINT. Raises ListenError for an address that is taken.
+
+    Raises SystemExit for what should not be, once it is logged.
+    """
     logs.configure(settings.log_format)
-    with _listening(settings) as sockets:
-        uvloop.run(_serve(settings, machine, sockets))
+    try:
+        with _listening(settings) as listeners:
+            uvloop.run(_serve(settings, machine, listeners))
+    except AffinityError:
+        raise
+    except Exception:
+        log.critical("this is a bug", exc_info=True)
+        sys.exit(1)
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """The sockets on which everything is answered, and those on which plans alone are."""
+
+    everything: Sequence[socket.socket]
+    plan: Sequence[socket.socket]
+
+    def __str__(self) -> str:
+        """Return where they listen."""
+        plan = f", plans alone on {', '.join(map(_address, self.plan))}" if self.plan else ""
+        return f"on {', '.join(map(_address, self.everything))}{plan}"
 
 
 @contextlib.contextmanager
-def _listening(settings: Settings) -> Iterator[Sequence[socket.socket]]:
+def _listening(settings: Settings) -> Iterator[Listeners]:
     path = Path(settings.socket)
     if path.name == nodefile.NAME:
         raise ListenError(f"socket: {path} is where the node file is to be; give another name")
-    tcp = [listen_tcp(*settings.listen)] if settings.listen else []
+    tcp = [listen_tcp("listen", *settings.listen)] if settings.listen else []
+    plan = [listen_tcp("listen-plan", *settings.listen_plan)] if settings.listen_plan else []
     unix = listen_unix(path)
     try:
-        yield [unix.socket, *tcp]
+        yield Listeners([unix.socket, *tcp], plan)
     finally:
         unix.close()
 
 
-async def _serve(settings: Settings, machine: Machine, sockets: Sequence[socket.socket]) -> None:
+async def _serve(settings: Settings, machine: Machine, listeners: Listeners) -> None:
     service = Service()
     node_file = Path(settings.socket).with_name(nodefile.NAME)
     keeper = Keeper(
@@ -59,19 +85,36 @@ async def _serve(settings: Settings, machine: Machine, sockets: Sequence[socket.
         reserved=settings.reserved_cpus,
         on_change=Publisher(node_file, replayed=settings.replays).publish,
     )
-    server = Server(create_app(service, keeper, Metrics(lambda: service.known)))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
-    watch = loop.create_task(keeper.watch())
-    watch.add_done_callback(lambda _task: server.stop())
-    loop.add_signal_handler(signal.SIGHUP, keeper.want_reading)
-    log.info("affinityd %s answers on %s", __version__, ", ".join(map(_address, sockets)))
-    await server.serve(list(sockets))
+    app = create_app(service, keeper, Metrics(lambda: service.known))
+    apps: list[tuple[ASGIApp, Sequence[socket.socket]]] = [
+        (app, listeners.everything),
+        (PlanOnly(app), listeners.plan),
+    ]
+    servers = [(Server(served), sockets) for served, sockets in apps if sockets]
+
+    def stop() -> None:
+        for server, _ in servers:
+            server.stop()
+
+    _take_signals(stop, keeper.want_reading)
+    watch = asyncio.get_running_loop().create_task(keeper.watch())
+    watch.add_done_callback(lambda _task: stop())
+    log.info("affinityd %s answers %s", __version__, listeners)
+    await asyncio.gather(*(server.serve(list(sockets)) for server, sockets in servers))
     notify("STOPPING=1")
     watch.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watch
+
+
+def _take_signals(stop: Callable[[], None], read_anew: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, read_anew)
+    if os.getpid() == 1:
+        signals.reap_orphans()
+    signals.release()
 
 
 class Server(uvicorn.Server):

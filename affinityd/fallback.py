@@ -43,7 +43,7 @@ def known_node(sockets: Sequence[str]) -> Known:
             continue
         if not (node.replayed and path in (conffile.SYSTEM_SOCKET, conffile.default_socket())):
             return Known(node, nodefile.NAME)
-    chosen = settings.load({}, names=("root", "machine", "reserved_cpus"))
+    chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
     return Known(Node(_read(chosen), chosen.reserved_cpus), "sysfs")
 
 
@@ -57,5 +57,5 @@ def plan_on(node: Node, questions: Iterable[Question], caller: Caller | None = N
 def _read(chosen: Settings) -> Topology:
     if chosen.machine:
         return machines.load(chosen.machine)
-    tree = open_tree(chosen.root)
+    tree = open_tree(chosen.root, chosen.node_name)
     return discover(tree, None if tree.live else snapshot_nvml(tree))

@@ -58,8 +58,8 @@ def listen_unix(path: Path) -> UnixListener:
     return UnixListener(path, listener, lock, path.stat().st_ino)
 
 
-def listen_tcp(host: str, port: int) -> socket.socket:
-    """Listen on a TCP address. Raises ListenError with one line."""
+def listen_tcp(setting: str, host: str, port: int) -> socket.socket:
+    """Listen on a TCP address. Raises ListenError with one line that names the setting."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -72,7 +72,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:  # the latter from a name that can be no host's
         cause = getattr(error, "strerror", None) or "not a host name"
         raise ListenError(
-            f"listen: {host}:{port}: {cause}; give another by --listen HOST:PORT, or none"
+            f"{setting}: {host}:{port}: {cause}; give another by --{setting} HOST:PORT, or none"
         ) from None
     return listener
 

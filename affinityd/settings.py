@@ -11,10 +11,20 @@ from affinityd import conffile
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, quote
 
-NAMES = ("root", "machine", "socket", "listen", "reserved_cpus", "log_format")
+NAMES = (
+    "root",
+    "machine",
+    "node_name",
+    "socket",
+    "listen",
+    "listen_plan",
+    "reserved_cpus",
+    "log_format",
+)
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 ONE_MACHINE = {"root", "machine"}  #: settings that exclude each other
 MAX_PORT = 65535
+MAX_NAME = 253  #: characters of a DNS name, RFC 1035, and so of a node of Kubernetes
 
 
 @dataclass(frozen=True)
@@ -23,8 +33,10 @@ class Settings:
 
     root: str = "/"
     machine: str | None = None  #: a shipped machine, instead of `root`
+    node_name: str | None = None  #: of the machine that we run on; None: what uname(2) calls it
     socket: str = "affinityd.sock"
     listen: tuple[str, int] | None = None  #: host and port; None: no TCP
+    listen_plan: tuple[str, int] | None = None  #: where GET /plan alone is answered
     reserved_cpus: CpuSet = frozenset()
     log_format: str = "text"
 
@@ -93,6 +105,14 @@ def _text(text: str, _name: str) -> str:
     return text
 
 
+def _node_name(text: str, name: str) -> str:
+    if not text.isprintable() or len(text) > MAX_NAME:
+        raise InvalidRequestError(
+            f"{name}: {quote(text)} is no node's name; give a line of {MAX_NAME} characters at most"
+        )
+    return text
+
+
 def _listen(text: str, name: str) -> tuple[str, int] | None:
     if text == "none":
         return None
@@ -121,8 +141,10 @@ def _log_format(text: str, name: str) -> str:
 _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "root": _text,
     "machine": _text,
+    "node_name": _node_name,
     "socket": _text,
     "listen": _listen,
+    "listen_plan": _listen,
     "reserved_cpus": _cpus,
     "log_format": _log_format,
 }

@@ -72,7 +72,7 @@ async def ask(path: str, seconds: float) -> float:
 @contextlib.contextmanager
 def running(command: list[str], path: Path) -> Iterator[None]:
     """Run a server until its socket is there, and end it afterwards."""
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while not path.exists():
             assert process.poll() is None, command

@@ -18,6 +18,8 @@ from typing import Any
 
 PATIENCE = 15.0  #: seconds that anything here may take; a busy machine is slow
 
+COMPLAINTS = "complaints"  #: what a daemon's stderr goes to, beside its log
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -55,7 +57,7 @@ class Daemon:
 
     process: subprocess.Popen[str]
     socket: Path
-    log: Path
+    log: Path  #: its stdout
 
     def get(self, target: str, method: str = "GET", **headers: str) -> Reply:
         connection = UnixConnection(self.socket)
@@ -81,6 +83,10 @@ class Daemon:
     def lines(self) -> list[str]:
         return self.log.read_text().splitlines()
 
+    @property
+    def complaints(self) -> list[str]:
+        return self.log.with_name(COMPLAINTS).read_text().splitlines()
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
@@ -97,13 +103,17 @@ def spawn(
     before: Sequence[str] = (),
 ) -> Daemon:
     """Start a daemon, by way of a command `before` its own, without waiting for it."""
-    path, log = folder / "affinityd.sock", folder / "log"
+    path, log, complaints = (folder / name for name in ("affinityd.sock", "log", COMPLAINTS))
     command = [*before, sys.executable, "-m", "affinityd", "serve", *arguments]
     environment = {key: value for key, value in os.environ.items() if "AFFINITYD" not in key}
     settings = {"AFFINITYD_SOCKET": os.fspath(path), "AFFINITYD_LISTEN": listen}
-    with log.open("a") as stream:
+    with log.open("a") as out, complaints.open("a") as err:
         process = subprocess.Popen(
-            command, stderr=stream, text=True, env={**environment, **settings, **(env or {})}
+            command,
+            stdout=out,
+            stderr=err,
+            text=True,
+            env={**environment, **settings, **(env or {})},
         )
     return Daemon(process, path, log)
 

@@ -22,6 +22,7 @@ OF_THE_EXTRA = {
     "affinityd.discovery.nvml": {"pynvml"},
     "affinityd.api.app": {"fastapi", "starlette", "prometheus_client"},
     "affinityd.api.front": {"starlette"},
+    "affinityd.api.plan_only": {"starlette"},
     "affinityd.api.problems": {"fastapi", "starlette"},
     "affinityd.api.wire": {"pydantic"},
 }
@@ -79,7 +80,9 @@ def test_what_computes_neither_reads_nor_looks_at_the_clock(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["service", "keeper", "nodefile", "api.app", "api.front"])
+@pytest.mark.parametrize(
+    "name", ["service", "keeper", "nodefile", "api.app", "api.front", "api.plan_only"]
+)
 def test_the_daemon_is_handed_its_readings_and_never_imports_discovery(name: str) -> None:
     assert not {it for it in inside(MODULES[f"affinityd.{name}"]) if ".discovery" in it}
 

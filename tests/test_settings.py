@@ -30,6 +30,7 @@ def test_a_flag_counts_before_a_variable_and_that_before_the_file(tmp_path: Path
 def test_without_any_the_defaults_hold(tmp_path: Path) -> None:
     made = settings(tmp_path, flags={}, env={}, file="")
     assert (made.root, made.machine, made.listen) == ("/", None, ("127.0.0.1", 9465))
+    assert (made.listen_plan, made.node_name) == (None, None)
     assert (made.reserved_cpus, made.log_format) == (frozenset(), "text")
 
 
@@ -74,7 +75,14 @@ def test_a_machine_by_flag_sets_a_root_by_variable_aside(tmp_path: Path) -> None
     [("none", None), ("[::1]:80", ("::1", 80)), ("node7:9465", ("node7", 9465)), ("a:0", ("a", 0))],
 )
 def test_a_tcp_address(tmp_path: Path, text: str, address: tuple[str, int] | None) -> None:
-    assert settings(tmp_path, flags={"listen": text}, env={}, file="").listen == address
+    made = settings(tmp_path, flags={"listen": text, "listen_plan": text}, env={}, file="")
+    assert (made.listen, made.listen_plan) == (address, address)
+
+
+def test_a_nodes_name_is_a_line_of_a_dns_names_length(tmp_path: Path) -> None:
+    for name in ("gpu07.example.org", "n" * 253):
+        env = {"AFFINITYD_NODE_NAME": name}
+        assert settings(tmp_path, flags={}, env=env, file="").node_name == name
 
 
 @pytest.mark.parametrize(
@@ -88,6 +96,10 @@ def test_a_tcp_address(tmp_path: Path, text: str, address: tuple[str, int] | Non
         ("listen", "host:x", "--listen: 'host:x' is not HOST:PORT"),
         ("listen", "host:65536", "--listen: 'host:65536' is not HOST:PORT"),
         ("listen", ":80", "--listen: ':80' is not HOST:PORT"),
+        ("listen_plan", "9466", "--listen-plan: '9466' is not HOST:PORT"),
+        ("node_name", "gpu\n07", "--node-name: 'gpu\\n07' is no node's name; give a line of 253"),
+        ("node_name", "gpu\x1b[31m", "--node-name: 'gpu\\x1b[31m' is no node's name"),
+        ("node_name", "n" * 254, f"--node-name: '{'n' * 60}…' is no node's name"),
         ("reserved_cpus", "0-", "--reserved-cpus: '0-' is not a CPU number or range"),
         ("log_format", "xml", "--log-format: 'xml' is neither text nor json"),
     ],

@@ -85,6 +85,13 @@ def test_the_root_folder_is_the_machine_at_hand_by_its_host_name() -> None:
     assert live.read(f"{CPUS}/online") == Path(f"/{CPUS}/online").read_text().strip()
 
 
+def test_the_machine_at_hand_can_be_given_a_name_and_a_replayed_one_has_its_own(
+    tmp_path: Path,
+) -> None:
+    assert open_tree("/", "gpu07").name == "gpu07"
+    assert open_tree(str(small_machine(tmp_path / "node1")), "gpu07").name == "node1"
+
+
 @pytest.mark.parametrize(
     ("path", "text"),
     [

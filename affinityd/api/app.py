@@ -120,7 +120,7 @@ def _node_routes(service: Service, keeper: Keeper, metrics: Metrics) -> APIRoute
 
 async def _bring_up_to_date(service: Service, keeper: Keeper, asked: PlanRequest) -> None:
     await keeper.refresh()
-    texts = (*(asked.gpus or ()), asked.granted, asked.visible)
+    texts = (*(asked.gpus or ()), asked.granted, asked.nvidia_visible, asked.visible)
     if names_unknown_mig(service.node.topology, *texts):
         await keeper.seek_mig()
 

@@ -28,7 +28,9 @@ class Machine:
     def __init__(self, settings: Settings) -> None:
         """Raise TreeError for a root or machine that is none."""
         self._shipped = machines.load(settings.machine) if settings.machine else None
-        self._tree: Tree | None = None if self._shipped else open_tree(settings.root)
+        self._tree: Tree | None = (
+            None if self._shipped else open_tree(settings.root, settings.node_name)
+        )
         self._report: NvmlReport | None = None
         self._online = _keep_open(self._tree)
 

@@ -12,8 +12,10 @@ from affinityd.errors import one_line
 HELP = {
     "root": ("DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"),
     "machine": ("NAME", f"a shipped machine instead: {', '.join(machines.NAMES)}"),
+    "node_name": ("NAME", "what this machine is called (default: its host name)"),
     "socket": ("PATH", "the unix socket (default, as root: /run/affinityd/affinityd.sock)"),
     "listen": ("HOST:PORT|none", "the TCP address (default: 127.0.0.1:9465)"),
+    "listen_plan": ("HOST:PORT|none", "a TCP address that answers GET /plan alone (default: none)"),
     "reserved_cpus": ("LIST", "CPUs that are never given to a rank, like 0,64"),
     "log_format": ("text|json", "how log lines are written (default: text)"),
 }

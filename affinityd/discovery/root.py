@@ -11,11 +11,13 @@ from affinityd.discovery.tree import MARK, SEARCH_DEPTH, FolderTree, Tree, the_m
 from affinityd.errors import TreeError
 
 
-def open_tree(root: str) -> Tree:
+def open_tree(root: str, node_name: str | None = None) -> Tree:
     """Open `/`, a captured folder, or an archive of one.
 
-    The machine may lie up to three folders below, as in captures that wrap it in its name. Raises
-    TreeError where there is no machine, or more than one.
+    `node_name` is what the machine in `/` is called, where that is not what uname(2) says: in a
+    container that is the container's. A captured machine has its own name, and may lie up to three
+    folders below, as in captures that wrap it in its name. Raises TreeError where there is no
+    machine, or more than one.
     """
     try:
         kind = os.stat(root).st_mode
@@ -28,7 +30,7 @@ def open_tree(root: str) -> Tree:
         return ArchiveTree(root)
     path = os.path.realpath(root)
     if path == "/":
-        return FolderTree("/", os.uname().nodename, live=True)
+        return FolderTree("/", node_name or os.uname().nodename, live=True)
     machine = the_machine(root, _machines_below(path, SEARCH_DEPTH))
     return FolderTree(machine + "/", tree_name(path))
 

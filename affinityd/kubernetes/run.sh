@@ -13,6 +13,7 @@ find_place() { # prints what the command is told, or what kept it from its place
     newline='
 '
     case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
+    # shellcheck source=/dev/null
     [ ! -r "$here/settings" ] || . "$here/settings"
     read_mask || leave "the mask in $proc/$$/status cannot be read"
     has taskset || has python3 || leave 'neither taskset nor python3 is here'
@@ -23,6 +24,7 @@ find_place() { # prints what the command is told, or what kept it from its place
         allowed=$AFFINITYD_ALLOWED
     if ! ask_daemon; then
         [ -r "$here/table" ] || leave "$trouble, and there is no table of what one said before"
+        # shellcheck source=affinityd/kubernetes/table.sh
         . "$here/table.sh"
         plan_from_table
         say "$trouble; planned from $here/table"

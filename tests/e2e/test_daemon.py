@@ -65,7 +65,7 @@ def test_a_second_daemon_is_told_which_process_is_there(tmp_path: Path) -> None:
     with running(tmp_path, "--machine", "dgx-h100") as daemon:
         second = spawn(tmp_path, "--machine", "dgx-h100")
         assert second.process.wait(PATIENCE) == 1
-        line = daemon.lines[-1]
+        line = second.complaints[-1]
         assert f"process {daemon.process.pid} listens there already" in line
         assert daemon.get("/plan?gpus=0").status == 200
 
@@ -76,7 +76,7 @@ def test_a_stranger_on_the_socket_is_left_alone_and_named(tmp_path: Path) -> Non
         stranger.listen()
         daemon = spawn(tmp_path, "--machine", "dgx-h100")
         assert daemon.process.wait(PATIENCE) == 1
-        assert f"process {os.getpid()} listens there already" in daemon.lines[-1]
+        assert f"process {os.getpid()} listens there already" in daemon.complaints[-1]
         assert (tmp_path / "affinityd.sock").exists()
 
 
@@ -85,7 +85,7 @@ def test_tcp_gives_the_same_answers_and_a_taken_port_is_named(tmp_path: Path) ->
         port = taken.getsockname()[1]
         daemon = spawn(tmp_path, "--machine", "dgx-h100", listen=f"127.0.0.1:{port}")
         assert daemon.process.wait(PATIENCE) == 1
-        assert f"listen: 127.0.0.1:{port}: Address already in use" in daemon.lines[-1]
+        assert f"listen: 127.0.0.1:{port}: Address already in use" in daemon.complaints[-1]
         assert not daemon.socket.exists()
     with running(tmp_path, "--machine", "dgx-h100", listen=f"127.0.0.1:{port}") as daemon:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
@@ -183,7 +183,9 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
     before = path.lstat()
     daemon = spawn(tmp_path, "--machine", "dgx-h100", "--socket", str(path))
     assert daemon.process.wait(PATIENCE) == 1
-    assert [line for line in daemon.lines if "is there and is no socket" in line] == daemon.lines
+    assert [
+        line for line in daemon.complaints if "is there and is no socket" in line
+    ] == daemon.complaints
     assert path.lstat() == before
 
 
@@ -241,6 +243,8 @@ def test_many_large_answers_take_no_more_than_their_room(tmp_path: Path) -> None
         (["--machine", "cray-1"], {}, "cray-1"),
         (["--root", "/", "--machine", "mi250x"], {}, "--root and --machine both name a machine"),
         (["--listen", "9465"], {}, "--listen: '9465' is not HOST:PORT"),
+        (["--listen-plan", ".:9558"], {}, "listen-plan: .:9558: "),
+        (["--node-name", "a\nb"], {}, "--node-name: 'a\\nb' is no node's name"),
         (["--reserved-cpus", "0-x"], {}, "--reserved-cpus: '0-x' is not a CPU number or range"),
         (["--socket", "a" * 200], {}, "is longer than the 107 bytes"),
         (
@@ -256,8 +260,8 @@ def test_a_setting_that_is_wrong_ends_it_with_one_line(
 ) -> None:
     daemon = spawn(tmp_path, *arguments, env=env)
     assert daemon.process.wait(PATIENCE) in {1, 2}
-    assert len(daemon.lines) == 1
-    assert line in daemon.lines[0]
+    assert (len(daemon.complaints), daemon.lines) == (1, [])
+    assert line in daemon.complaints[0]
 
 
 def test_log_lines_can_be_json(tmp_path: Path) -> None:
@@ -265,6 +269,7 @@ def test_log_lines_can_be_json(tmp_path: Path) -> None:
         records = [json.loads(line) for line in daemon.lines]
         assert {"time", "level", "logger", "message"} <= records[0].keys()
         assert any("128 CPUs" in record["message"] for record in records)
+        assert daemon.complaints == []
 
 
 def test_reserved_cpus_are_never_given(tmp_path: Path) -> None:
@@ -304,3 +309,15 @@ def test_a_kept_connection_is_answered_again_and_again(tmp_path: Path) -> None:
             connection.request("GET", "/plan?gpus=all&format=cpulist")
             assert connection.getresponse().read().count(b"\n") == 8
         connection.close()
+
+
+def test_the_machine_at_hand_is_called_as_it_is_told(tmp_path: Path) -> None:
+    with running(tmp_path, env={"AFFINITYD_NODE_NAME": "gpu07.example.org"}) as daemon:
+        assert daemon.get("/topology").json["topology"]["name"] == "gpu07.example.org"
+        assert daemon.node_file["topology"]["name"] == "gpu07.example.org"
+        assert daemon.get("/readyz").text == "ready: gpu07.example.org\n"
+
+
+def test_a_replayed_machine_keeps_its_own_name(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", "mi250x", "--node-name", "gpu07") as daemon:
+        assert daemon.plan("gpus=0")["node"] == "mi250x"

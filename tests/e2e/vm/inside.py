@@ -31,7 +31,7 @@ def stage(name: str) -> None:
 def serving() -> Daemon:
     """Start the daemon, and wait until it plans."""
     with Path("/tmp/log").open("w") as log:  # noqa: S108 - nobody else is here
-        process = subprocess.Popen([*AFFINITYD, "serve"], stderr=log, text=True)
+        process = subprocess.Popen([*AFFINITYD, "serve"], stdout=log, stderr=log, text=True)
     daemon = Daemon(process, SOCKET, Path(log.name))
     eventually(lambda: is_ready(daemon), "the daemon is ready")
     return daemon

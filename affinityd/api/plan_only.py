@@ -1,0 +1,27 @@
+"""What is answered where not everybody may ask everything: plans."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from affinityd.api.problems import problem
+from affinityd.errors import quote
+
+
+class PlanOnly:
+    """Passes on to the app what is asked of /plan, and nothing else."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Take the app."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, as ASGI has it."""
+        if scope["path"] == "/plan":
+            await self._app(scope, receive, send)
+            return
+        asked = quote(scope["path"])
+        detail = f"{scope['method']} {asked} is not answered at this address, but GET /plan alone"
+        answer = problem(Request(scope), 404, "Not Found", detail)
+        await answer(scope, receive, send)

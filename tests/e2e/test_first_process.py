@@ -1,0 +1,179 @@
+"""The daemon's signals from its very start, and as a container's first process: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.daemons import PATIENCE, Daemon, eventually, is_ready, spawn
+
+#: Makes the daemon pid 1 of a pid namespace of its own; as nobody special, in a user namespace.
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+FIRST = ALONE if os.geteuid() == 0 else (*ALONE, "--map-root-user")
+MAY_BE_FIRST = subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode == 0
+
+first = pytest.param(
+    FIRST,
+    id="as pid 1",
+    marks=pytest.mark.skipif(not MAY_BE_FIRST, reason="no pid namespaces here"),
+)
+started = pytest.mark.parametrize("before", [pytest.param((), id="as any process"), first])
+as_first = pytest.mark.parametrize("before", [first])
+
+#: An orphan that lives for a moment: its parent ends at once.
+ORPHAN = "(sleep 0.2 &)"
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process with one thread, proc_pid_task(5)."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextmanager
+def starting(folder: Path, before: Sequence[str], *arguments: str) -> Iterator[tuple[Daemon, int]]:
+    """Start a daemon; its pid is another one's where something went before."""
+    daemon = spawn(folder, *(arguments or ("--machine", "mi250x")), before=before)
+    try:
+        if before:
+            eventually(lambda: children(daemon.process.pid), "it has started")
+        yield daemon, (children(daemon.process.pid)[0] if before else daemon.process.pid)
+    finally:
+        daemon.process.kill()
+        daemon.process.wait()
+
+
+def holds_signals(pid: int) -> bool:
+    """Whether a process lets SIGHUP wait, proc_pid_status(5): Python takes some ms to start."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+    return bool(blocked >> (signal.SIGHUP - 1) & 1)
+
+
+@started
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("seconds", [0, 0.1, 0.3, 0.5, 0.7])
+def test_a_signal_that_comes_early_ends_it_well(
+    tmp_path: Path, before: Sequence[str], number: int, seconds: float
+) -> None:
+    with starting(tmp_path, before) as (daemon, pid):
+        eventually(lambda: holds_signals(pid), "Python has started")
+        time.sleep(seconds)
+        os.kill(pid, number)
+        assert daemon.process.wait(PATIENCE) == 0
+        assert not daemon.socket.exists()
+        assert daemon.complaints == []
+
+
+@started
+def test_a_hangup_that_comes_early_is_no_end(tmp_path: Path, before: Sequence[str]) -> None:
+    with starting(tmp_path, before) as (daemon, pid):
+        eventually(lambda: holds_signals(pid), "Python has started")
+        os.kill(pid, signal.SIGHUP)
+        eventually(lambda: is_ready(daemon), "the daemon is ready")
+        os.kill(pid, signal.SIGTERM)
+        assert daemon.process.wait(PATIENCE) == 0
+
+
+@started
+def test_a_daemon_that_runs_is_ended_by_a_signal(tmp_path: Path, before: Sequence[str]) -> None:
+    with starting(tmp_path, before) as (daemon, pid):
+        eventually(lambda: is_ready(daemon), "the daemon is ready")
+        os.kill(pid, signal.SIGHUP)
+        os.kill(pid, signal.SIGTERM)
+        assert daemon.process.wait(PATIENCE) == 0
+        assert not daemon.socket.exists()
+
+
+@as_first
+def test_orphans_are_waited_for(tmp_path: Path, before: Sequence[str]) -> None:
+    shell = ("sh", "-c", f'{ORPHAN}; {ORPHAN}; exec "$@"', "sh")
+    with starting(tmp_path, (*before, *shell)) as (daemon, pid):
+        eventually(lambda: is_ready(daemon), "the daemon is ready")
+        spaces = ("--pid",) if os.geteuid() == 0 else ("--pid", "--user")
+        subprocess.run(("nsenter", f"--target={pid}", *spaces, "sh", "-c", ORPHAN), check=True)
+        eventually(lambda: not children(pid), "nobody is left")
+
+
+#: A machine whose driver is asked by a child, which ends with a failure.
+ASKING = """
+import os, sys, threading, time
+from affinityd import daemon, machines, settings
+from affinityd.discovery.child import ChildError, output
+
+class Machine:
+    def ask_drivers(self):
+        told = []
+        for _ in range(20):
+            try:
+                told.append(output("affinityd.nowhere", "work", 10))
+            except ChildError as error:
+                told.append(str(error))
+        print(os.getpid(), *sorted(set(told)), sep="\\n", file=sys.stderr, flush=True)
+    def read(self):
+        return machines.load("mi250x")
+    def online(self):
+        return None
+    def drivers(self):
+        return None
+    def is_driver_silent(self):
+        return False
+
+daemon.run(settings.load({"listen": "none"}), Machine())
+"""
+
+
+@as_first
+def test_a_child_that_the_daemon_waits_for_is_left_to_it(
+    tmp_path: Path, before: Sequence[str]
+) -> None:
+    environment = {**os.environ, "AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock")}
+    with subprocess.Popen(
+        [*before, sys.executable, "-c", ASKING],
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        told = [process.stderr.readline() for _ in range(2)]
+        os.kill(children(process.pid)[0], signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        rest = process.stderr.read()
+    assert (told[0], rest) == ("1\n", "")
+    assert told[1].startswith("failed: ModuleNotFoundError: No module named 'affinityd.nowhere'")
+
+
+#: The daemon on a machine that breaks what is promised.
+BROKEN = """
+from affinityd import daemon, settings
+
+class Machine:
+    def drivers(self):
+        raise OSError("a\\nb")
+
+daemon.run(settings.load({"listen": "none", "log_format": "json"}), Machine())
+"""
+
+
+def test_an_error_that_nobody_expected_ends_it_and_is_one_line_of_the_log(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN],
+        env={**os.environ, "AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["level"], told["message"]) == ("critical", "this is a bug")
+    assert told["exception"].endswith("OSError: a\nb")
+    assert not (tmp_path / "affinityd.sock").exists()
