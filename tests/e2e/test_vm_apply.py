@@ -65,6 +65,20 @@ def test_ranks_in_a_unique_mode_divide_their_node(seen: Document, source: str) -
     assert {rank["stderr"] for rank in ranks} == {""}
 
 
+@pytest.mark.parametrize("way", ["asked", "table"])
+def test_ranks_of_a_pod_are_placed_by_the_script_that_init_left(seen: Document, way: str) -> None:
+    ranks = seen["pods"][way]
+    assert [mask(rank) for rank in ranks] == [HALVES[rank] for rank in (0, 3, 6)]
+    assert {told(rank)["AFFINITYD_CPULIST"] for rank in ranks} == {mask(rank) for rank in ranks}
+
+
+@pytest.mark.parametrize(("way", "cpus"), [("asked", "5-7"), ("table", "6-7")])
+def test_a_pod_s_own_cpuset_is_the_limit(seen: Document, way: str, cpus: str) -> None:
+    rank = seen["pods"][f"narrow, {way}"]
+    assert mask(rank) == cpus  # of node 1: all that is allowed; what is allowed of its GPU's half
+    assert told(rank)["AFFINITYD_ALLOWED"] == "5-9"
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_command_is_told_where_it_is(seen: Document, source: str) -> None:
     for ranks in (seen["ranks"][source]["node"], seen["ranks"][source]["unique_contiguous"]):

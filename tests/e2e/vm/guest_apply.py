@@ -18,6 +18,10 @@ from tests.e2e.vm.mending import FILL, FIRST_GPU
 from tests.e2e.vm.warm import HASTELESS, affinityd
 
 RANKS = range(len(GPU_NODES))
+IN_PODS = (0, 3, 6)  #: some of them: an emulated CPU is slow
+POD = Path("/tmp/pod")  # noqa: S108 - nobody else is here
+ALL_GPUS = f"NVIDIA_VISIBLE_DEVICES={','.join(map(str, RANKS))}"  #: device files there are none
+NOBODY = ("AFFINITYD_SOCKET=/nobody",)
 MODES = ("node", "unique_contiguous")
 
 #: A command that says where it is: its mask, and the environment that it was started with.
@@ -72,6 +76,8 @@ def main() -> None:
     report["metrics"] = [before, daemon.get("/metrics").text]
     report["own GPUs"] = [own_gpu(rank) for rank in RANKS]
     report["nested"] = nested()
+    stage("pods")
+    report["pods"] = pods()
     report["script"] = ran([sys.executable, "-c", SCRIPT])
     stage("memory")
     report["memory"] = {name: exec_(options, SHOW_AND_FILL) for name, options in FILLERS.items()}
@@ -106,6 +112,26 @@ def own_gpu(rank: int) -> Ended:
     """Return where a rank is that sees its own GPU alone."""
     env = {**torchrun(rank), "ROCR_VISIBLE_DEVICES": f"{rank}"}
     return exec_(("--mode", "unique_contiguous"), LOOK, env=env)
+
+
+def pods() -> dict[str, Any]:
+    """Return where ranks are that `run` starts, which `affinityd init` has left: of two ways."""
+    affinityd("init", "--to", str(POD), env={"AFFINITYD_MODE": "unique_contiguous"})
+    narrow = cgroup("pod", cpus="5-9")
+    return {
+        "asked": [run_(rank) for rank in IN_PODS],
+        "table": [run_(rank, *NOBODY) for rank in IN_PODS],
+        "narrow, asked": run_(3, "AFFINITYD_MODE=node", group=narrow),
+        "narrow, table": run_(3, *NOBODY, group=narrow),
+    }
+
+
+def run_(rank: int, *said: str, group: Path | None = None) -> Ended:
+    """Return where a rank of a container with all GPUs is."""
+    words = [f"{name}={text}" for name, text in torchrun(rank).items()]
+    env = ("env", *words, *said, ALL_GPUS)
+    into = f"echo 0 >{group}/cgroup.procs; " if group else ""
+    return ran(["sh", "-c", f'{into}exec "$@"', "sh", *env, str(POD / "run"), *LOOK])
 
 
 def nested() -> Ended:
