@@ -1,0 +1,43 @@
+{{- /* Values that cannot all be meant: the render ends with what to change. */}}
+{{- define "affinityd.contradictions" -}}
+{{- if not (or .Values.socket.enabled .Values.plan.enabled) }}
+{{- fail "socket.enabled and plan.enabled are both false: no pod could reach the daemon; enable one of them" }}
+{{- end }}
+{{- if eq (int .Values.ports.http) (int .Values.ports.plan) }}
+{{- fail (printf "ports.http and ports.plan are both %v; give each a port of its own" .Values.ports.http) }}
+{{- end }}
+{{- with .Values.updateStrategy }}
+{{- $rolling := default dict .rollingUpdate }}
+{{- if eq .type "RollingUpdate" }}
+{{- $surge := toString (default 0 $rolling.maxSurge) }}
+{{- if not (has $surge (list "0" "0%")) }}
+{{- fail (printf "updateStrategy.rollingUpdate.maxSurge is %s: two daemons cannot own one socket; leave it at 0 and set the pace by maxUnavailable" $surge) }}
+{{- end }}
+{{- if has (toString $rolling.maxUnavailable) (list "0" "0%") }}
+{{- fail (printf "updateStrategy.rollingUpdate.maxUnavailable is %v: without a surge no daemon could ever be replaced; set at least 1, or 10%%" $rolling.maxUnavailable) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and .Values.gpuNodeLabels .Values.affinity.nodeAffinity }}
+{{- fail "gpuNodeLabels and affinity.nodeAffinity both choose nodes; set gpuNodeLabels: [] and say all of it in affinity.nodeAffinity" }}
+{{- end }}
+{{- if and .Values.metrics.podMonitor.enabled .Values.metrics.serviceMonitor.enabled }}
+{{- fail "metrics.podMonitor.enabled and metrics.serviceMonitor.enabled would scrape every daemon twice; enable one of them" }}
+{{- end }}
+{{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.service.enabled) }}
+{{- fail "metrics.serviceMonitor needs the Service; set metrics.service.enabled: true, or use metrics.podMonitor" }}
+{{- end }}
+{{- $own := dict
+      "--listen" "; set listenAddress and ports.http instead"
+      "--listen-plan" "; set listenAddress, ports.plan and plan.enabled instead"
+      "--socket" "; set socket.hostPath instead"
+      "--reserved-cpus" "; set settings.reservedCpus instead"
+      "--log-format" "; set settings.logFormat instead"
+      "--node-name" ": the Node's name; leave it out" }}
+{{- range .Values.extraArgs }}
+{{- $flag := index (splitList "=" .) 0 }}
+{{- if hasKey $own $flag }}
+{{- fail (printf "extraArgs: %s is the chart's own%s" $flag (get $own $flag)) }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,129 @@
+{{- define "affinityd.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* 55: "-metrics" is put behind it, and a Service's name ends at 63. */}}
+{{- define "affinityd.fullname" -}}
+{{- $name := include "affinityd.name" . }}
+{{- $both := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
+{{- default $both .Values.fullnameOverride | trunc 55 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "affinityd.serviceAccountName" -}}
+{{- default (ternary (include "affinityd.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
+{{- end }}
+
+{{- define "affinityd.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "affinityd.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- /* Whatever the release is called, part-of is affinityd: the monitors name their job by it. What
+       the chart says of itself counts more than what is added. */}}
+{{- define "affinityd.podLabels" -}}
+{{- $own := fromYaml (include "affinityd.selectorLabels" .) }}
+{{- $_ := set $own "app.kubernetes.io/part-of" "affinityd" }}
+{{- toYaml (mergeOverwrite (dict) .Values.commonLabels .Values.podLabels $own) }}
+{{- end }}
+
+{{- define "affinityd.labels" -}}
+{{- $own := fromYaml (include "affinityd.selectorLabels" .) }}
+{{- $_ := set $own "app.kubernetes.io/part-of" "affinityd" }}
+{{- $_ := set $own "app.kubernetes.io/version" .Chart.AppVersion }}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .Release.Service }}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
+{{- toYaml (mergeOverwrite (dict) .Values.commonLabels $own) }}
+{{- end }}
+
+{{- define "affinityd.image" -}}
+{{- with .Values.image }}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ default $.Chart.AppVersion .tag }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* What the daemon's container and the test's are allowed: nothing but to run as nobody. */}}
+{{- define "affinityd.securityContext" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+readOnlyRootFilesystem: true
+{{- end }}
+
+{{- define "affinityd.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- with .Values.seLinuxOptions }}
+seLinuxOptions:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* Where the daemon runs, and so where a pod has one on its own node. */}}
+{{- define "affinityd.placement" -}}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if or .Values.gpuNodeLabels .Values.affinity }}
+affinity:
+  {{- with .Values.gpuNodeLabels }}
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        {{- range . }}
+        {{- $label := splitn "=" 2 . }}
+        - matchExpressions:
+            - key: {{ $label._0 }}
+              {{- if contains "=" . }}
+              operator: In
+              values: [{{ $label._1 | quote }}]
+              {{- else }}
+              operator: Exists
+              {{- end }}
+        {{- end }}
+  {{- end }}
+  {{- with .Values.affinity }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* What both monitors say of an endpoint; takes the monitor's values. */}}
+{{- define "affinityd.endpoint" -}}
+path: /metrics
+{{- with .interval }}
+interval: {{ . }}
+{{- end }}
+{{- with .scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+relabelings:
+  - action: replace
+    sourceLabels: [__meta_kubernetes_pod_node_name]
+    targetLabel: node
+  {{- with .relabelings }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* Labels of what is for Prometheus and Grafana, who find it by them: (list $ LABELS). */}}
+{{- define "affinityd.monitoringLabels" -}}
+{{- $own := fromYaml (include "affinityd.labels" (index . 0)) }}
+{{- toYaml (mergeOverwrite (dict) (index . 1) $own) }}
+{{- end }}
+
+{{- /* Where a pod of any namespace asks its own node's daemon. */}}
+{{- define "affinityd.url" -}}
+http://{{ include "affinityd.fullname" . }}.{{ .Release.Namespace }}:{{ .Values.ports.plan }}
+{{- end }}

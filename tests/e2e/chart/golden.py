@@ -1,0 +1,26 @@
+"""The manifests that were looked at and found good; re-make them with
+
+    python -m tests.e2e.chart.golden
+
+and review the difference as one who installs the chart would.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.chart.rendering import rendered
+
+#: What most install, and what has most objects.
+OPTIONS = ("default", "service-only", "everything")
+REMAKE = "python -m tests.e2e.chart.golden re-makes it"
+
+
+def path(option: str) -> Path:
+    """Return where an option's golden manifests are."""
+    return Path(__file__).parents[2] / "golden" / "chart" / f"{option}.yaml"
+
+
+if __name__ == "__main__":
+    for option in OPTIONS:
+        path(option).write_text(rendered(option), encoding="utf-8")

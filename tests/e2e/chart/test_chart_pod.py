@@ -1,0 +1,194 @@
+"""What each option of the chart makes of the daemon's pod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from affinityd import __version__
+from affinityd.settings import NAMES
+from tests.e2e.chart.as_pod import as_pod
+from tests.e2e.chart.pod_security import against_baseline, against_restricted
+from tests.e2e.chart.rendering import OPTIONS, container, daemon_set, objects, pod
+
+pytestmark = pytest.mark.chart
+
+
+def environment(option: str) -> dict[str, Any]:
+    return {it["name"]: it.get("value", it.get("valueFrom")) for it in container(option)["env"]}
+
+
+def node_terms(option: str) -> Any:  # noqa: ANN401 - YAML
+    required = pod(option)["affinity"]["nodeAffinity"]
+    return required["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+
+
+@pytest.mark.parametrize(
+    ("option", "found", "expected"),
+    [
+        ("default", lambda it: container(it)["image"], f"localhost/affinityd:{__version__}"),
+        (
+            "image",
+            lambda it: container(it)["image"],
+            f"registry.example.org/hpc/affinityd@sha256:{'0' * 64}",
+        ),
+        ("image", lambda it: pod(it)["imagePullSecrets"], [{"name": "registry-example"}]),
+        ("image", lambda it: container(it)["imagePullPolicy"], "Always"),
+        ("default", lambda it: pod(it)["priorityClassName"], "system-node-critical"),
+        ("placement", lambda it: pod(it).get("priorityClassName"), None),
+        ("placement", lambda it: pod(it)["nodeSelector"]["node.example.org/pool"], "a100"),
+        ("placement", lambda it: pod(it)["tolerations"], [{"operator": "Exists"}]),
+        ("default", lambda it: pod(it).get("hostPID", False), False),
+        ("host-pid", lambda it: pod(it)["hostPID"], True),
+        ("default", lambda it: pod(it).get("runtimeClassName"), None),
+        ("nvidia-runtime", lambda it: pod(it)["runtimeClassName"], "nvidia"),
+        ("nvidia-runtime", lambda it: environment(it)["NVIDIA_VISIBLE_DEVICES"], "all"),
+        ("nvidia-runtime", lambda it: environment(it)["NVIDIA_DRIVER_CAPABILITIES"], "utility"),
+        ("default", lambda it: [name for name in environment(it) if "NVIDIA" in name], []),
+        ("selinux", lambda it: pod(it)["securityContext"]["seLinuxOptions"], {"type": "spc_t"}),
+        ("service-account", lambda it: pod(it)["serviceAccountName"], "gpu-daemons"),
+        ("default", lambda it: pod(it)["automountServiceAccountToken"], False),
+        (
+            "default",
+            lambda it: objects(it)["ServiceAccount/affinityd"]["automountServiceAccountToken"],
+            False,
+        ),
+        ("default", lambda it: pod(it)["terminationGracePeriodSeconds"], 10),
+        ("update", lambda it: pod(it)["terminationGracePeriodSeconds"], 30),
+        (
+            "default",
+            lambda it: daemon_set(it)["spec"]["updateStrategy"],
+            {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "10%"},
+            },
+        ),
+        ("update", lambda it: daemon_set(it)["spec"]["updateStrategy"], {"type": "OnDelete"}),
+        ("update", lambda it: container(it)["resources"]["limits"]["cpu"], "500m"),
+        ("extras", lambda it: environment(it)["TZ"], "UTC"),
+        ("extras", lambda it: container(it)["args"][-1], "--root=/node"),
+        ("extras", lambda it: container(it)["volumeMounts"][-1]["mountPath"], "/node"),
+        ("extras", lambda it: pod(it)["volumes"][-1]["hostPath"]["path"], "/srv/node"),
+    ],
+)
+def test_an_option_is_found_in_the_pod(
+    option: str, found: Callable[[str], object], expected: object
+) -> None:
+    assert found(option) == expected
+
+
+SOCKET = "--socket=/run/affinityd/affinityd.sock"
+
+
+@pytest.mark.parametrize(
+    ("option", "arguments"),
+    [
+        ("default", ["--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466", "--log-format=json"]),
+        ("ipv6", ["--listen=[::]:9465", "--listen-plan=[::]:9466", "--log-format=json"]),
+        ("socket-only", ["--listen=0.0.0.0:9465", "--listen-plan=none", "--log-format=json"]),
+        (
+            "settings",
+            [
+                *("--listen=0.0.0.0:19465", "--listen-plan=0.0.0.0:19466", "--log-format=text"),
+                "--reserved-cpus=0,64",
+            ],
+        ),
+    ],
+)
+def test_the_daemon_is_started_with(option: str, arguments: list[str]) -> None:
+    assert container(option)["args"] == ["serve", SOCKET, *arguments]
+    flags = {it.partition("=")[0][2:].replace("-", "_") for it in [SOCKET, *arguments]}
+    assert flags <= set(NAMES)
+
+
+def test_the_daemon_goes_by_the_name_of_its_node() -> None:
+    assert environment("default") == {
+        "AFFINITYD_NODE_NAME": {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    }
+
+
+def test_a_node_with_any_label_of_a_gpu_gets_a_daemon() -> None:
+    terms = [term["matchExpressions"] for term in node_terms("default")]
+    assert [{"key": "nvidia.com/gpu.present", "operator": "In", "values": ["true"]}] in terms
+    assert [{"key": "cloud.google.com/gke-accelerator", "operator": "Exists"}] in terms
+    assert {it["key"] for it in pod("default")["tolerations"]} >= {"nvidia.com/gpu", "amd.com/gpu"}
+
+
+def test_the_users_own_node_affinity_takes_the_place_of_the_labels() -> None:
+    ((expression,),) = [term["matchExpressions"] for term in node_terms("placement")]
+    assert expression["key"] == "node.example.org/gpus"
+
+
+@pytest.mark.parametrize("option", sorted(OPTIONS))
+def test_no_host_path_but_the_sockets_folder(option: str) -> None:
+    paths = [it["hostPath"] for it in pod(option)["volumes"] if "hostPath" in it]
+    expected = {"service-only": [], "socket-only": ["/var/run/site/affinityd"]}
+    chosen = expected.get(option, ["/run/affinityd"])
+    assert [it["path"] for it in paths if it["path"] != "/srv/node"] == chosen
+    assert not any(it["path"].startswith("/sys") for it in paths)
+
+
+@pytest.mark.parametrize("option", sorted(OPTIONS))
+def test_the_daemon_may_do_nothing_but_run_as_nobody(option: str) -> None:
+    assert container(option)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert pod(option)["securityContext"].items() >= {
+        ("runAsNonRoot", True),
+        ("runAsUser", 65532),
+    }
+    assert pod(option)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_the_init_step_may_give_the_folder_away_and_nothing_else() -> None:
+    (step,) = pod("default")["initContainers"]
+    assert step["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]},
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": False,
+        "runAsUser": 0,
+        "runAsGroup": 0,
+    }
+    assert "initContainers" not in pod("service-only")
+
+
+@pytest.mark.parametrize(
+    ("option", "barred"),
+    [
+        ("default", ["hostPath"]),
+        ("host-pid", ["hostPID", "hostPath"]),
+        ("selinux", ["hostPath", "seLinuxOptions"]),
+        ("service-only", []),
+    ],
+)
+def test_what_the_baseline_pod_security_standard_bars(option: str, barred: list[str]) -> None:
+    assert list(against_baseline(pod(option))) == barred
+
+
+def test_without_the_folder_the_daemon_meets_the_restricted_standard() -> None:
+    assert list(against_restricted(pod("service-only"))) == []
+    assert "root" in set(against_restricted(pod("default")))
+
+
+def test_the_charts_own_labels_are_not_overridden() -> None:
+    labels = daemon_set("names")["spec"]["template"]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/name"] == "planner"
+    assert (labels["team"], labels["tier"]) == ("hpc", "node")
+    assert labels["app.kubernetes.io/part-of"] == "affinityd"
+
+
+def test_a_daemon_set_becomes_a_pod_that_podman_takes() -> None:
+    made = as_pod(daemon_set("host-pid"), node="gpu07")
+    assert made["kind"] == "Pod"
+    assert made["spec"].keys() == {
+        *("containers", "initContainers", "restartPolicy", "securityContext", "volumes"),
+    }
+    (only,) = made["spec"]["containers"]
+    assert only["env"] == [{"name": "AFFINITYD_NODE_NAME", "value": "gpu07"}]
+    assert only["args"] == container("host-pid")["args"]
+    assert not [name for name in only if name.endswith("Probe") or name == "ports"]

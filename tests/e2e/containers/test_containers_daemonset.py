@@ -1,0 +1,169 @@
+"""The chart's DaemonSet, started with the image of the working tree: `podman play kube`'s pod."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemons import Reply, UnixConnection, eventually
+from tests.e2e.chart.as_pod import as_pod
+from tests.e2e.chart.rendering import Object, with_values
+from tests.e2e.containers import images
+from tests.e2e.containers.podman import attempt, podman
+from tests.tiny import Ended
+
+pytestmark = [
+    pytest.mark.containers,
+    pytest.mark.skipif(bool(images.missing()), reason=f"{images.missing()} are not installed"),
+]
+
+USER = 65532
+NODE = "gpu07"
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Pod:
+    """The daemon's pod, and what it was made of."""
+
+    name: str
+    folder: Path  #: of its socket, on the node
+    daemon_set: Object
+
+    @property
+    def container(self) -> str:
+        return f"{self.name}-affinityd"
+
+    def ask(self, path: str) -> Reply:
+        """Ask by the socket's folder, as a pod with a hostPath."""
+        with closing(UnixConnection(self.folder / "affinityd.sock")) as connection:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            headers = {name.lower(): text for name, text in response.getheaders()}
+            return Reply(response.status, headers, response.read())
+
+    def ask_port(self, port: int, path: str) -> Ended:
+        """Ask over TCP, from a container that shares the network and no file with it."""
+        url = f"http://127.0.0.1:{port}{path}"
+        return attempt(
+            *("run", "--rm", "--pull=never", f"--pod={self.name}"),
+            *(images.client("debian"), "curl", "--silent", "--fail-with-body", url),
+        )
+
+    def exec(self, *command: str) -> Ended:
+        return attempt("exec", self.container, *command)
+
+    @property
+    def log(self) -> str:
+        return podman("logs", self.container)
+
+
+@contextmanager
+def played(folder: Path, values: Mapping[str, Any]) -> Iterator[Pod]:
+    """Run the pod of the chart's DaemonSet with these values, until the block ends."""
+    name, sockets = f"affinityd-test-{os.getpid()}-pod{next(_numbers)}", folder / "affinityd"
+    images.client("debian")  # made now, and not while the daemon is waited for
+    repository, _, tag = images.affinityd().rpartition(":")
+    own = {
+        "fullnameOverride": name,
+        "image": {"repository": repository, "tag": tag},
+        "socket": {"hostPath": str(sockets), **values.get("socket", {})},
+    }
+    daemon_set = with_values({**values, **own})[f"DaemonSet/{name}"]
+    manifest = folder / "pod.json"
+    manifest.write_text(json.dumps(as_pod(daemon_set, node=NODE)))
+    pod = Pod(name, sockets, daemon_set)
+    try:
+        podman("play", "kube", "--network=none", manifest)
+        eventually(lambda: pod.ask_port(9465, "/readyz").status == 0, "the daemon is ready")
+        yield pod
+    finally:
+        attempt("pod", "rm", "--force", "--time=0", name)
+
+
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    folder = tmp_path_factory.mktemp("daemonset")
+    with played(folder, {"extraArgs": ["--machine=dgx-a100"]}) as pod:
+        yield pod
+
+
+PLAN = "/plan?gpus=0,1&mode=unique_contiguous&format=cpulist"
+CPUS = "48-55,176-183\n56-63,184-191\n"
+
+
+def test_a_plan_is_the_same_by_the_folder_and_over_both_ports(pod: Pod) -> None:
+    assert pod.ask(PLAN).text == CPUS
+    assert pod.ask_port(9465, PLAN).stdout == CPUS
+    assert pod.ask_port(9466, PLAN).stdout == CPUS
+
+
+def test_the_service_answers_plans_and_nothing_else(pod: Pod) -> None:
+    for path in ("/metrics", "/topology", "/readyz"):
+        refused = pod.ask_port(9466, path)
+        assert refused.status != 0
+        assert json.loads(refused.stdout)["status"] == 404
+        assert pod.ask_port(9465, path).status == 0
+
+
+def test_the_probes_ask_what_the_daemon_answers(pod: Pod) -> None:
+    (container,) = pod.daemon_set["spec"]["template"]["spec"]["containers"]
+    ports = {it["name"]: it["containerPort"] for it in container["ports"]}
+    for name in ("startupProbe", "livenessProbe", "readinessProbe"):
+        probe = container[name]["httpGet"]
+        assert pod.ask_port(ports[probe["port"]], probe["path"]).status == 0
+
+
+def test_the_init_step_gives_the_folder_to_the_daemon(pod: Pod) -> None:
+    state = pod.folder.stat()
+    assert (state.st_uid, state.st_gid, stat.S_IMODE(state.st_mode)) == (USER, USER, 0o755)
+    assert stat.S_IMODE((pod.folder / "affinityd.sock").stat().st_mode) == 0o666
+    assert json.loads((pod.folder / "node.json").read_text())["generation"] == 1
+
+
+def test_the_daemon_has_no_privilege_and_nothing_to_write_on(pod: Pod) -> None:
+    status = pod.exec("cat", "/proc/1/status").stdout.splitlines()
+    fields = dict(line.split(":\t", 1) for line in status if ":\t" in line)
+    assert fields["Uid"].split() == [str(USER)] * 4
+    for capabilities in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(fields[capabilities], 16) == 0
+    assert fields["NoNewPrivs"] == "1"
+    written = pod.exec("touch", "/var/tmp/a", "/opt/affinityd/a", "/a")  # noqa: S108
+    assert written.stderr.count("Read-only file system") == 3
+
+
+def test_every_line_of_the_log_is_json(pod: Pod) -> None:
+    messages = [json.loads(line)["message"] for line in pod.log.splitlines()]
+    assert any("0.0.0.0:9466" in message for message in messages)
+
+
+def test_what_an_earlier_daemon_has_left_is_no_obstacle(tmp_path: Path) -> None:
+    """A lock that only root may open, as the unit of systemd leaves; a folder closed to others."""
+    folder = tmp_path / "affinityd"
+    folder.mkdir(mode=0o700)
+    lock = folder / ".affinityd.sock.lock"
+    lock.touch(mode=0o600)
+    (folder / "node.json").write_text("{}")
+    os.chown(folder, 12345, 12345)
+    with played(tmp_path, {}) as pod:
+        assert json.loads((folder / "node.json").read_text())["generation"] == 1
+        assert lock.stat().st_uid == USER
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+        assert pod.ask("/topology").json["topology"]["name"] == NODE
+
+
+def test_without_the_folder_the_service_alone_is_there(tmp_path: Path) -> None:
+    values = {"socket": {"enabled": False}, "extraArgs": ["--machine=dgx-a100"]}
+    with played(tmp_path, values) as pod:
+        assert pod.ask_port(9466, PLAN).stdout == CPUS
+        assert not pod.folder.exists()
