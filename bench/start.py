@@ -1,19 +1,21 @@
-"""What `affinityd exec` costs before its command: CPU time against a bare Python's, in one run.
+"""What taking a place costs before a command: CPU time against a bare Python's, in one run.
 
     python -m bench.start [--pairs N]
 
-Both are started in turns, by the same interpreter, and their user and system times are summed up by
-wait4(2). A daemon answers; its own time is not in it.
+All are started in turns, Python by the same interpreter, and their user and system times are summed
+up by wait4(2), those of the programs that they start included. A daemon answers; its own time is
+not in it. `run` is what `affinityd init` leaves in a pod.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -21,35 +23,46 @@ from tests.daemons import running
 from tests.tiny import tiny_tree
 
 PROGRAM = Path(__file__).parents[1] / "bin/affinityd"
-BARE = (sys.executable, "-c", "pass")
-EXEC = (sys.executable, str(PROGRAM), "exec", "--gpus=1", "--", "true")
+BARE = "python3 -c pass"
+EXEC = "affinityd exec"
+RUN = "run"
+TABLE = "run, by the table"
+
+#: How often a start's cost of a bare Python, by name.
+Ratios = Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Medians in seconds of CPU time."""
-
-    bare: float
-    exec: float
-
-    @property
-    def ratio(self) -> float:
-        """What exec takes, in starts of a bare Python."""
-        return self.exec / self.bare
-
-
-def measure(pairs: int) -> Costs:
-    """Start both, in turns, with their byte code at hand."""
+def measure(pairs: int) -> Ratios:
+    """Start all of them, in turns, with their byte code at hand."""
     with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as name:
         folder = Path(name)
         with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:
             env = {**os.environ, "AFFINITYD_SOCKET": str(daemon.socket)}
-            env = {**env, "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
-            env.pop("PYTHONDONTWRITEBYTECODE", None)
-            for command in (BARE, EXEC):
-                _cost(command, env)
-            costs = [(_cost(BARE, env), _cost(EXEC, env)) for _ in range(pairs)]
-    return Costs(*(median(times) for times in zip(*costs, strict=True)))
+            env |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "NVIDIA_VISIBLE_DEVICES": "1"}
+            for variable in ("PYTHONDONTWRITEBYTECODE", "CUDA_VISIBLE_DEVICES"):
+                env.pop(variable, None)
+            init = [sys.executable, PROGRAM, "init", "--to", folder / "to"]
+            subprocess.run(init, env=env, stdout=subprocess.DEVNULL, check=True)
+            commands = _commands(folder / "to/run")
+            costs: dict[str, list[float]] = {name: [] for name in commands}
+            for _ in range(pairs + 1):
+                for name, command in commands.items():
+                    costs[name].append(_cost(command, env))
+    medians = {name: median(times[1:]) for name, times in costs.items()}
+    return {name: cost / medians[BARE] for name, cost in medians.items()}
+
+
+def _commands(run: Path) -> dict[str, Sequence[str]]:
+    nobody = ("env", "AFFINITYD_SOCKET=/nonexistent")
+    commands = {
+        BARE: (sys.executable, "-c", "pass"),
+        EXEC: (sys.executable, str(PROGRAM), "exec", "--gpus=1", "--", "true"),
+        RUN: (str(run), "true"),
+        TABLE: (*nobody, "sh", "-c", f"{run} true 2>/dev/null"),
+    }
+    if shutil.which("hwloc-bind"):
+        commands["hwloc-bind"] = ("hwloc-bind", "pu:1", "--", "true")
+    return commands
 
 
 def _cost(command: Sequence[str], env: Mapping[str, str]) -> float:
@@ -61,10 +74,8 @@ def _cost(command: Sequence[str], env: Mapping[str, str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=100)
-    costs = measure(parser.parse_args().pairs)
-    print(f"python3 -c pass  {costs.bare * 1e3:.1f} ms")
-    print(f"affinityd exec   {costs.exec * 1e3:.1f} ms")
-    print(f"ratio            {costs.ratio:.2f}")
+    for name, ratio in measure(parser.parse_args().pairs).items():
+        print(f"{name:20}{ratio:5.2f}")
 
 
 if __name__ == "__main__":
