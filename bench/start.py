@@ -34,14 +34,14 @@ Ratios = Mapping[str, float]
 
 def measure(pairs: int) -> Ratios:
     """Start all of them, in turns, with their byte code at hand."""
-    with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as temporary:
+        folder = Path(temporary)
         with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:
             env = {**os.environ, "AFFINITYD_SOCKET": str(daemon.socket)}
             env |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "NVIDIA_VISIBLE_DEVICES": "1"}
             for variable in ("PYTHONDONTWRITEBYTECODE", "CUDA_VISIBLE_DEVICES"):
                 env.pop(variable, None)
-            init = [sys.executable, PROGRAM, "init", "--to", folder / "to"]
+            init = [sys.executable, str(PROGRAM), "init", "--to", str(folder / "to")]
             subprocess.run(init, env=env, stdout=subprocess.DEVNULL, check=True)
             commands = _commands(folder / "to/run")
             costs: dict[str, list[float]] = {name: [] for name in commands}
@@ -54,7 +54,7 @@ def measure(pairs: int) -> Ratios:
 
 def _commands(run: Path) -> dict[str, Sequence[str]]:
     nobody = ("env", "AFFINITYD_SOCKET=/nonexistent")
-    commands = {
+    commands: dict[str, Sequence[str]] = {
         BARE: (sys.executable, "-c", "pass"),
         EXEC: (sys.executable, str(PROGRAM), "exec", "--gpus=1", "--", "true"),
         RUN: (str(run), "true"),
