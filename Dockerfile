@@ -1,0 +1,57 @@
+# The daemon, and what `affinityd init` brings to a pod. scripts/image builds it.
+
+# Debian 12, Ubuntu 24.04, or newer, with python3, its venv module, and taskset.
+ARG BASE_IMAGE=python:3.12-slim
+
+# What others wrote. An empty package stands for ours: this layer changes with pyproject.toml alone,
+# and an upgrade brings a node no more than the last one.
+FROM ${BASE_IMAGE} AS dependencies
+# How pip reaches an index, where that is not PyPI; nothing of it enters the image.
+ARG PIP_INDEX_URL
+ARG PIP_CERT
+WORKDIR /src
+COPY pyproject.toml ./
+RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/affinityd \
+    && mkdir affinityd bin && touch README.md bin/affinityd \
+    && echo '__version__ = "0"' >affinityd/__init__.py \
+    && /opt/pip/bin/pip --python /opt/affinityd/bin/python install --no-cache-dir --no-compile \
+        '.[daemon]' \
+    && /opt/pip/bin/pip --python /opt/affinityd/bin/python uninstall --yes affinityd \
+    # Bytecode that holds whatever times its sources get: a read-only root keeps no newer one.
+    && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/affinityd
+
+FROM dependencies AS package
+ARG PIP_INDEX_URL
+ARG PIP_CERT
+COPY pyproject.toml README.md LICENSE ./
+COPY bin bin
+COPY affinityd affinityd
+RUN /opt/pip/bin/pip --python /opt/affinityd/bin/python install --no-cache-dir --no-deps \
+        --no-compile --root /package . \
+    && python3 -m compileall -q -s /package --invalidation-mode unchecked-hash /package
+
+FROM ${BASE_IMAGE}
+# The base's pip goes, and what would bring it back. Its own modules come without bytecode where it
+# is python:3.12-slim.
+RUN if python3 -c 'import pip' 2>/dev/null; then python3 -m pip uninstall --yes pip setuptools wheel; fi \
+    && stdlib=$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))') \
+    && rm -rf "$stdlib/ensurepip" /usr/share/python-wheels \
+    && install -d -o 65532 -g 65532 /run/affinityd \
+    && python3 -m compileall -q -x '/tests?/' --invalidation-mode unchecked-hash "$stdlib"
+COPY --from=dependencies /opt/affinityd /opt/affinityd
+COPY --from=package /package /
+
+ARG BASE_IMAGE
+ARG VERSION
+LABEL org.opencontainers.image.title="affinityd" \
+      org.opencontainers.image.description="Knows the machine and says on which CPUs, and which memory, each GPU rank belongs." \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}"
+# Where a daemon that is not root's has its socket.
+ENV XDG_RUNTIME_DIR=/run/affinityd \
+    PATH=/opt/affinityd/bin:$PATH
+EXPOSE 9465 9466
+USER 65532:65532
+ENTRYPOINT ["affinityd"]
+CMD ["serve"]

@@ -1,0 +1,145 @@
+"""The images of the tests, made without a registry and kept: Debian's packages, and our Dockerfile.
+
+Each is named after its recipe. What is built from the working tree is built anew wherever the tree
+has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from tests.e2e.containers.podman import attempt, environment, locked, podman
+
+CHECKOUT = Path(__file__).parents[3]
+PROGRAMS = ("podman", "runc", "catatonit", "mmdebstrap", "busybox")
+
+SUITE = "bookworm"
+#: What is Debian's, and what an Ubuntu without anything is too: an sh and taskset.
+UBUNTU_LIKE = ("dash", "util-linux")
+#: Images by the Debian packages in them. `base` stands for python:3.12-slim.
+DEBIAN = {
+    "base": (*UBUNTU_LIKE, "ca-certificates", "python3", "python3-venv"),
+    "debian": (*UBUNTU_LIKE, "curl", "python3"),
+    "ubuntu-like": UBUNTU_LIKE,
+}
+UNREAD = ("doc", "info", "locale", "man")  #: folders of /usr/share
+
+CERTIFICATES = "/etc/ssl/certs"
+#: By which arguments of a build its pip reaches what pip reaches here.
+PIP = {"cert": "PIP_CERT", "index-url": "PIP_INDEX_URL"}
+
+
+def missing() -> list[str]:
+    """Return the programs that are not installed."""
+    return [program for program in PROGRAMS if shutil.which(program) is None]
+
+
+@cache
+def client(name: str) -> str:
+    """Return the tag of an image for jobs: `debian`, `ubuntu-like` or `busybox`.
+
+    debian has python3, curl and taskset; ubuntu-like has taskset, and neither python3 nor curl;
+    busybox has its own sh, taskset and wget, and nothing else.
+    """
+    return _busybox() if name == "busybox" else _debian(name)
+
+
+@cache
+def affinityd() -> str:
+    """Return the tag of the image that scripts/image builds from the working tree."""
+    tag = f"localhost/affinityd:test-{hashlib.sha256(os.fsencode(CHECKOUT)).hexdigest()[:8]}"
+    built = build(tag)
+    assert built.returncode == 0, built.stderr
+    return tag
+
+
+def build(
+    *arguments: str, checkout: Path = CHECKOUT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a checkout's scripts/image, upon this machine's base and through its network."""
+    base = _debian("base")
+    with locked():
+        # What a build leaves untagged is the cache of the next one.
+        attempt("image", "prune", "--force", "--filter=until=24h")
+        return subprocess.run(
+            [checkout / "scripts/image", *arguments, "--pull=never", *_network()],
+            env={**environment(), "IMAGE_TOOL": "podman", "BASE_IMAGE": base, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+
+def _network() -> list[str]:
+    """Return the options by which a build has this machine's network."""
+    said = subprocess.check_output([sys.executable, "-m", "pip", "config", "list"], text=True)
+    settings = re.findall(r"^[\w:]+\.(cert|index-url)='(.*)'$", said, re.MULTILINE)
+    arguments = [f"--build-arg={PIP[key]}={value}" for key, value in settings]
+    return ["--network=host", f"--volume={CERTIFICATES}:{CERTIFICATES}:ro", *arguments]
+
+
+def _debian(name: str) -> str:
+    excluded = (f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in UNREAD)
+    include = f"--include={','.join(DEBIAN[name])}"
+    command = ["mmdebstrap", "--quiet", "--variant=essential", include, *excluded, SUITE]
+
+    def write(archive: Path) -> None:
+        done = subprocess.run(
+            [*command, archive], capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+
+    return _made(name, write, recipe=command)
+
+
+def _busybox() -> str:
+    program = Path(shutil.which("busybox") or "").resolve()
+    applets = subprocess.check_output([program, "--list"], text=True).split()
+
+    def write(archive: Path) -> None:
+        with tarfile.open(archive, "w") as tar:
+            tar.add(program, "bin/busybox")
+            for applet in applets:
+                if applet != "busybox":
+                    tar.addfile(_link(f"bin/{applet}", "busybox"))
+            for folder in ("dev", "etc", "proc", "run", "sys", "tmp"):
+                tar.addfile(_folder(folder))
+
+    return _made("busybox", write, recipe=(applets, program.stat().st_mtime_ns))
+
+
+def _link(name: str, target: str) -> tarfile.TarInfo:
+    link = tarfile.TarInfo(name)
+    link.type, link.linkname = tarfile.SYMTYPE, target
+    return link
+
+
+def _folder(name: str) -> tarfile.TarInfo:
+    folder = tarfile.TarInfo(name)
+    folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+    return folder
+
+
+def _made(name: str, write: Callable[[Path], None], recipe: object) -> str:
+    """Return the tag of an image; where there is none yet, `write` writes its files."""
+    key = hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]
+    tag = f"localhost/test-{name}:{key}"
+    environment()
+    with locked():
+        if attempt("image", "exists", tag).status != 0:
+            with tempfile.TemporaryDirectory() as folder:
+                archive = Path(folder, "image.tar")
+                write(archive)
+                podman("import", "--quiet", archive, tag)
+    return tag

@@ -1,0 +1,86 @@
+"""podman and runc with a storage of their own: whatever else runs on this machine is not seen.
+
+The storage is kept in the user's cache, so that a second run builds no more than what changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from tests.tiny import Ended
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-containers"
+#: What podman must find gone after a boot.
+RUN = Path("/run", f"affinityd-{hashlib.sha256(os.fsencode(CACHE)).hexdigest()[:8]}")
+
+SETTLED = 120.0  #: seconds that podman may take for anything but a build
+
+#: A manager of cgroups and a log of events other than these need systemd. The locks of "shm" are
+#: every storage's. Root without CAP_SYS_RESOURCE cannot raise a hard limit to podman's defaults.
+CONTAINERS_CONF = f"""\
+[containers]
+default_ulimits = ["nofile=16384:16384", "nproc=16384:16384"]
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+lock_type = "file"
+runtime = "runc"
+tmp_dir = "{RUN}/libpod"
+"""
+
+STORAGE_CONF = f"""\
+[storage]
+driver = "overlay"
+graphroot = "{CACHE}/storage"
+runroot = "{RUN}/storage"
+"""
+
+
+@cache
+def environment() -> Mapping[str, str]:
+    """Return the environment in which podman uses this storage."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    files = {"CONTAINERS_CONF": CONTAINERS_CONF, "CONTAINERS_STORAGE_CONF": STORAGE_CONF}
+    paths = {name: CACHE / f"{name.lower()}.toml" for name in files}
+    with locked():
+        for name, text in files.items():
+            if not paths[name].exists() or paths[name].read_text() != text:
+                paths[name].write_text(text)
+    ours = {key: value for key, value in os.environ.items() if "AFFINITYD" not in key}
+    return {**ours, **{name: os.fspath(path) for name, path in paths.items()}}
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Keep other processes that make images waiting."""
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def podman(*words: str | os.PathLike[str]) -> str:
+    """Return what podman prints; it must succeed."""
+    ended = attempt(*words)
+    assert ended.status == 0, f"podman {words}: {ended.stdout}{ended.stderr}"
+    return ended.stdout
+
+
+def attempt(*words: str | os.PathLike[str]) -> Ended:
+    """Run podman to its end."""
+    done = subprocess.run(
+        ["podman", *words],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SETTLED,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,176 @@
+"""Real containers on this machine: jobs that run to their end, and the daemon of the built image.
+
+A container has no network but its own loopback, unless an option says otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.daemons import COMPLAINTS, PATIENCE, Daemon, eventually, is_ready
+from tests.e2e.containers import images
+from tests.e2e.containers.podman import CACHE, attempt, environment, podman
+from tests.tiny import Ended
+
+USER = 65532  #: whose the daemon of the image is
+UNPRIVILEGED = ("--read-only", "--cap-drop=all")  #: as the chart has it
+SOCKETS = "/run/affinityd"  #: the folder of its socket, inside
+ROOT = "/machine"  #: where it finds a captured machine
+PID = "pid"  #: the file beside its log with the number of its first process
+NVIDIA = 195  #: the major of /dev/nvidia*, kernel Documentation/admin-guide/devices.txt
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Container(Daemon):
+    """A container that runs, as a daemon that may be asked if it has a socket."""
+
+    name: str
+
+    @property
+    def pid(self) -> int:
+        """Its first process, as this machine numbers it."""
+        return int(self.log.with_name(PID).read_text())
+
+    def exec(self, *command: str, options: Sequence[str] = ()) -> Ended:
+        """Run a command in it."""
+        return attempt("exec", *options, self.name, *command)
+
+    def signal(self, number: int) -> None:
+        """Signal its first process, as a container runtime does."""
+        os.kill(self.pid, number)
+
+
+def container(image: str, *command: str, options: Sequence[str] = ()) -> Ended:
+    """Run a container to its end."""
+    name = _name()
+    try:
+        return attempt(*_run(name, options), image, *command)
+    finally:
+        _remove(name)
+
+
+@contextmanager
+def running(
+    folder: Path, image: str, *command: str, options: Sequence[str] = ()
+) -> Iterator[Container]:
+    """Run a container for as long as the block takes; its logs, and its socket, are in a folder."""
+    with starting(folder, image, *command, options=options) as started:
+        eventually(lambda: _has_started(started), f"{image} has started")
+        yield started
+
+
+@contextmanager
+def starting(
+    folder: Path, image: str, *command: str, options: Sequence[str] = ()
+) -> Iterator[Container]:
+    """Run a container without waiting for its start."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name, log = _name(), folder / "log"
+    pid = f"--pidfile={folder / PID}"
+    with log.open("w") as out, log.with_name(COMPLAINTS).open("w") as err:
+        process = subprocess.Popen(
+            ["podman", *_run(name, options), pid, image, *command],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            text=True,
+        )
+    try:
+        yield Container(process, folder / "run/affinityd.sock", log, name)
+    finally:
+        _remove(name)
+        process.wait(PATIENCE)
+
+
+@contextmanager
+def daemon(
+    folder: Path,
+    *arguments: str,
+    root: Path | None = None,
+    options: Sequence[str] = (),
+    user: int = USER,
+) -> Iterator[Container]:
+    """Run `affinityd serve` of the image in this machine's pid namespace, from its first plan on.
+
+    `root` has the files of a captured machine, else `--machine` names one. The folder of its socket
+    is FOLDER/run here, the user's; clients see it by `mount(daemon)`.
+    """
+    sockets = folder / "run"
+    sockets.mkdir(parents=True, exist_ok=True)
+    os.chown(sockets, user, user)
+    given = [f"--volume={sockets}:{SOCKETS}", *([f"--volume={root}:{ROOT}:ro"] if root else [])]
+    command = ["serve", *arguments, *(["--root", ROOT] if root else [])]
+    here = ["--pid=host", *UNPRIVILEGED, *given, *options]
+    with running(folder, images.affinityd(), *command, options=here) as started:
+        eventually(lambda: _is_ready(started), "the daemon is ready")
+        eventually(started.socket.with_name("node.json").exists, "the node file is there")
+        yield started
+
+
+def mount(asked: Container) -> list[str]:
+    """Return the options by which a container sees a daemon's socket, as a pod does by hostPath."""
+    return [f"--volume={asked.socket.parent}:{SOCKETS}:ro"]
+
+
+def network(asked: Container) -> list[str]:
+    """Return the options by which a container reaches the ports of a daemon, on 127.0.0.1."""
+    return [f"--network=container:{asked.name}"]
+
+
+def devices(*minors: int, major: int = NVIDIA) -> list[str]:
+    """Return the options by which a container has the device files of GPUs that are not there."""
+    folder = CACHE / f"dev-{major}"
+    folder.mkdir(parents=True, exist_ok=True)
+    options = []
+    for minor in minors:
+        node = folder / f"nvidia{minor}"
+        if not node.exists():
+            os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+            node.chmod(0o666)
+        options.append(f"--device={node}:/dev/nvidia{minor}")
+    return options
+
+
+def machine(tree: Path) -> list[str]:
+    """Return the options by which a container is on a machine whose files `tests.machines` wrote.
+
+    Its kernel seems to say so itself: the machine is live there, and not replayed.
+    """
+    seen = [folder for folder in ("devices", "bus", "class") if (tree / "sys" / folder).exists()]
+    return [f"--volume={tree}/sys/{folder}:/sys/{folder}:ro" for folder in seen]
+
+
+def _name() -> str:
+    return f"affinityd-test-{os.getpid()}-{next(_numbers)}"
+
+
+def _run(name: str, options: Sequence[str]) -> list[str]:
+    apart = not any(option.startswith(("--network", "--net=", "--pod")) for option in options)
+    network = ["--network=none"] if apart else []
+    return ["run", "--rm", f"--name={name}", "--pull=never", *network, *options]
+
+
+def _remove(name: str) -> None:
+    podman("rm", "--force", "--ignore", "--time=0", name)
+
+
+def _has_started(started: Container) -> bool:
+    if started.process.poll() is not None:
+        return True  # and ended: that is for the block to judge
+    state = attempt("inspect", "--format={{.State.Status}}", started.name)
+    return state.stdout.strip() == "running"
+
+
+def _is_ready(started: Container) -> bool:
+    assert started.process.poll() is None, started.complaints
+    return is_ready(started)

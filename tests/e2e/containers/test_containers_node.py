@@ -1,0 +1,115 @@
+"""The daemon as a node's: it sees the node's pids, and clients of every user reach its socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.containers import images
+from tests.e2e.containers.rig import (
+    SOCKETS,
+    UNPRIVILEGED,
+    USER,
+    Container,
+    container,
+    daemon,
+    machine,
+    mount,
+    running,
+)
+from tests.tiny import FAR, LOOK, NEAR, tiny_tree
+
+pytestmark = [
+    pytest.mark.containers,
+    pytest.mark.skipif(bool(images.missing()), reason=f"{images.missing()} are not installed"),
+]
+
+#: The ids of a pod with `hostUsers: false`: its root is nobody on the node.
+FIRST_ID = 100000
+NOBODY = 65534  #: what an id looks like that a user namespace has no number for
+USER_NAMESPACE = (f"--uidmap=0:{FIRST_ID}:65536", f"--gidmap=0:{FIRST_ID}:65536")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_tree(tmp_path_factory.mktemp("machine") / "tree")
+
+
+@pytest.fixture
+def node(tree: Path, tmp_path: Path) -> Iterator[Container]:
+    """Run a daemon on a node with two GPUs that are its own kernel's."""
+    with daemon(tmp_path / "node", options=machine(tree)) as started:
+        yield started
+
+
+CLIENTS = {
+    "root": (),
+    "uid 1000": ("--user=1000:1000",),
+    "root of a user namespace": USER_NAMESPACE,
+    "uid 1000 of a user namespace": ("--user=1000:1000", *USER_NAMESPACE),
+}
+
+
+def curl(query: str) -> list[str]:
+    url = f"http://localhost/plan?{query}"
+    return ["curl", "-s", "--unix-socket", f"{SOCKETS}/affinityd.sock", url]
+
+
+def test_with_the_node_s_pids_it_verifies_a_process_of_another_container(
+    node: Container, tmp_path: Path
+) -> None:
+    """`kubectl exec ds/affinityd -- affinityd verify --gpus 0 PID`."""
+    for cpu, verdict in ((NEAR, 0), (FAR, 1)):
+        options = [f"--cpuset-cpus={cpu}"]
+        busybox = images.client("busybox")
+        with running(tmp_path / cpu, busybox, "sleep", "60", options=options) as job:
+            said = node.exec("affinityd", "verify", "--gpus=0", f"{job.pid}")
+            assert said.status == verdict, said
+
+
+@pytest.mark.parametrize("options", CLIENTS.values(), ids=CLIENTS)
+def test_every_user_s_job_reaches_its_socket(node: Container, options: Sequence[str]) -> None:
+    client = images.client("debian")
+    said = container(client, *curl("gpus=0,1&format=cpulist"), options=[*mount(node), *options])
+    assert (said.status, said.stdout) == (0, f"{NEAR}\n{FAR}\n")
+
+
+def test_in_a_user_namespace_its_files_seem_nobody_s(node: Container) -> None:
+    look = ["sh", "-c", f"stat -c '%u %a %n' {SOCKETS}/*"]
+    said = container(images.client("debian"), *look, options=[*mount(node), *USER_NAMESPACE])
+    assert said.stdout.splitlines() == [
+        f"{NOBODY} 666 {SOCKETS}/affinityd.sock",
+        f"{NOBODY} 644 {SOCKETS}/node.json",
+    ]
+
+
+def test_it_serves_from_a_user_namespace(tree: Path, tmp_path: Path) -> None:
+    """A daemon with `hostUsers: false`; its clients have all ids."""
+    options = ["--pid=private", *USER_NAMESPACE]
+    with daemon(tmp_path, root=tree, user=FIRST_ID + USER, options=options) as started:
+        said = container(
+            images.client("debian"), *curl("gpus=0,1&format=cpulist"), options=mount(started)
+        )
+        assert (said.status, said.stdout) == (0, f"{NEAR}\n{FAR}\n")
+
+
+def test_what_it_leaves_behind_is_enough_for_a_plan(node: Container) -> None:
+    """node.json, which a client of another uid reads while there is no daemon."""
+    assert node.stop() == 0
+    options = [*mount(node), "--user=1000:1000", "--env=CUDA_VISIBLE_DEVICES=1"]
+    said = container(images.affinityd(), "exec", "--", *LOOK, options=options)
+    assert said.cpus == FAR
+    assert said.stderr == ""
+
+
+def test_a_second_one_leaves_the_first_its_socket(node: Container) -> None:
+    """An update with `maxSurge` would start one: it says why it ends, and the first serves on."""
+    folder = f"--volume={node.socket.parent}:{SOCKETS}"
+    said = container(images.affinityd(), "serve", options=[*UNPRIVILEGED, folder])
+    assert (said.status, said.stdout) == (1, "")
+    assert said.stderr.startswith(f"affinityd serve: socket: {SOCKETS}/affinityd.sock: ")
+    assert said.stderr.endswith(" listens there already; stop it first\n")
+    assert "process 0" not in said.stderr  # which is what a pid of another namespace reads as
+    assert node.get("/readyz").status == 200

@@ -1,0 +1,208 @@
+"""`affinityd init` and `run` in real containers: a pod's, but for the kubelet.
+
+The node is this machine's two CPUs, each on a NUMA node of its own with one GPU: GPU 0 is minor 0,
+near CPU 0, and GPU 1 near CPU 1.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.containers import images, rig
+from tests.e2e.containers.rig import Container
+from tests.tiny import BOTH, CPUS, FAR, NEAR, Ended, tiny_tree
+
+pytestmark = [
+    pytest.mark.containers,
+    pytest.mark.skipif(bool(images.missing()), reason=f"{images.missing()} are not installed"),
+]
+
+LOOK = ("grep", "Cpus_allowed_list", "/proc/self/status")
+RUN = "/affinity/run"
+SOCKET, SERVICE, NOBODY = "socket", "service", "nobody"  #: the ways to the daemon
+#: What the Pod Security Standard `restricted` asks for.
+RESTRICTED = [
+    *("--user=1000:1000", "--cap-drop=all", "--read-only", "--security-opt=no-new-privileges"),
+]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    folder = tmp_path_factory.mktemp("node")
+    tree = tiny_tree(folder / "machine")
+    with rig.daemon(folder, "--listen-plan=0.0.0.0:9466", root=tree) as daemon:
+        yield daemon
+
+
+class Pod:
+    """A folder that containers share, and the way that they have to the daemon."""
+
+    def __init__(self, node: Container, folder: Path, way: str) -> None:
+        self.node = node
+        self.folder = folder
+        self.way = way
+        folder.mkdir()
+        folder.chmod(0o777)  # as an emptyDir
+
+    def options(self, *more: str) -> list[str]:
+        ways = {SOCKET: rig.mount(self.node), SERVICE: rig.network(self.node), NOBODY: []}
+        return [f"--volume={self.folder}:/affinity", *ways[self.way], *more]
+
+    def init(self, *options: str, timeout: str = "5") -> Ended:
+        """Run the init container."""
+        words = {
+            SOCKET: ["--socket=/run/affinityd/affinityd.sock"],
+            SERVICE: ["--url=http://localhost:9466"],
+            NOBODY: ["--socket=/run/affinityd/nobody"],
+        }
+        command = ["init", "--to=/affinity", f"--timeout={timeout}", *words[self.way]]
+        return rig.container(images.affinityd(), *command, options=self.options(*options))
+
+    def app(self, image: str, *command: str, options: Sequence[str] = ()) -> Ended:
+        """Run a container of the app's."""
+        return rig.container(images.client(image), *command, options=self.options(*options))
+
+
+@pytest.fixture
+def pods(node: Container, tmp_path: Path) -> dict[str, Pod]:
+    return {way: Pod(node, tmp_path / way, way) for way in (SOCKET, SERVICE)}
+
+
+@pytest.mark.parametrize(
+    ("image", "way", "told"),
+    [
+        pytest.param("debian", SOCKET, "", id="debian, by the socket"),
+        pytest.param("debian", SERVICE, "", id="debian, by the service"),
+        pytest.param("busybox", SERVICE, "", id="busybox, by the service"),
+        pytest.param("busybox", SOCKET, "neither curl nor python3", id="busybox, beside a socket"),
+        pytest.param("ubuntu-like", SOCKET, "neither curl nor python3", id="ubuntu, by the table"),
+    ],
+)
+def test_an_app_runs_beside_the_gpu_that_its_container_has(
+    pods: dict[str, Pod], image: str, way: str, told: str
+) -> None:
+    pod = pods[way]
+    assert pod.init().stderr == ""
+    for gpu, cpu in ((0, NEAR), (1, FAR)):
+        done = pod.app(image, RUN, *LOOK, options=rig.devices(gpu))
+        assert done.cpus == cpu
+        assert told in done.stderr
+        assert bool(told) == bool(done.stderr)
+
+
+@pytest.mark.parametrize("way", [SOCKET, SERVICE])
+def test_a_container_has_its_own_cpus_whatever_the_init_container_had(
+    pods: dict[str, Pod], way: str
+) -> None:
+    pod = pods[way]
+    pod.init(f"--cpuset-cpus={NEAR}")
+    both = rig.devices(0, 1)
+    assert pod.app("debian", RUN, *LOOK, options=[f"--cpuset-cpus={FAR}", *both]).cpus == FAR
+    far = pod.app("debian", RUN, *LOOK, options=[f"--cpuset-cpus={FAR}", *rig.devices(0)])
+    line = f"affinityd run: CPUs {FAR} are not near the GPU; allowed are {FAR}"
+    assert (far.cpus, far.lines) == (FAR, [line])
+
+
+def test_in_the_table_a_container_without_a_near_cpu_stays_as_it_is(pods: dict[str, Pod]) -> None:
+    pods[SOCKET].init()
+    options = [f"--cpuset-cpus={FAR}", *rig.devices(0)]
+    done = pods[SOCKET].app("ubuntu-like", RUN, *LOOK, options=options)
+    assert done.cpus == FAR
+    (line,) = done.lines
+    assert line.endswith(
+        f"and in /affinity/table none of the CPUs {FAR} is near the GPU; the command runs unpinned"
+    )
+
+
+def test_containers_that_share_cpus_get_different_ones_by_share_node(
+    pods: dict[str, Pod],
+) -> None:
+    """Two pods of the shared pool, whose cpusets are all of the node's CPUs."""
+    share = ["--env=AFFINITYD_MODE=exclusive", "--env=AFFINITYD_SHARE=node"]
+    pods[SERVICE].init(*share)
+    seen = {
+        pods[SERVICE].app(image, RUN, *LOOK, options=rig.devices(gpu)).cpus
+        for gpu, image in enumerate(("debian", "busybox"))
+    }
+    assert seen == {NEAR, FAR}
+
+
+@pytest.mark.parametrize("image", ["debian", "busybox"])
+def test_a_restricted_pod_is_served_by_the_service(pods: dict[str, Pod], image: str) -> None:
+    pod = pods[SERVICE]
+    assert pod.init(*RESTRICTED).stderr == ""
+    done = pod.app(image, RUN, *LOOK, options=[*RESTRICTED, *rig.devices(1)])
+    assert (done.cpus, done.stderr) == (FAR, "")
+
+
+def test_a_user_namespace_changes_nothing(pods: dict[str, Pod]) -> None:
+    mapped = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"]
+    device = "--env=NVIDIA_VISIBLE_DEVICES=1"  # podman gives no device file to one
+    for pod in pods.values():
+        assert pod.init(*mapped).stderr == ""
+        done = pod.app("debian", RUN, *LOOK, options=[*mapped, device])
+        assert (done.cpus, done.stderr) == (FAR, "")
+
+
+def test_a_container_without_a_gpu_runs_as_it_is(pods: dict[str, Pod]) -> None:
+    pods[SOCKET].init()
+    done = pods[SOCKET].app("debian", RUN, *LOOK, options=["--env=NVIDIA_VISIBLE_DEVICES=all"])
+    assert done.cpus == BOTH
+    assert done.lines == [
+        "affinityd run: no device file of a GPU is here; the command runs unpinned"
+    ]
+
+
+def test_without_a_daemon_the_node_s_own_files_tell(node: Container, tmp_path: Path) -> None:
+    """sysfs is not namespaced: an init container sees the node, if not its GPUs' driver."""
+    pod = Pod(node, tmp_path / "pod", NOBODY)
+    done = pod.init(*rig.machine(node.socket.parent.parent / "machine"), timeout="0.5")
+    assert (done.status, len(done.lines)) == (0, 1)
+    assert done.stdout.endswith("the places of 2 GPUs, as sysfs says\n")
+    plan = json.loads((tmp_path / "pod/plan.json").read_text())
+    assert [rank["cpulist"] for rank in plan["ranks"]] == [NEAR, FAR]
+
+
+def test_ranks_of_one_container_are_beside_their_own_gpus(pods: dict[str, Pod]) -> None:
+    pod = pods[SOCKET]
+    pod.init()
+    script = f"for rank in 0 1; do LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 {RUN} {' '.join(LOOK)}; done"
+    done = pod.app("debian", RUN, "sh", "-c", script, options=rig.devices(0, 1))
+    assert [line.split()[1] for line in done.stdout.splitlines()] == [NEAR, FAR]
+    assert done.stderr == ""
+
+
+def test_pods_start_while_the_daemon_is_replaced(tmp_path: Path) -> None:
+    """Every one of them runs, and where it was put, it is beside its GPU."""
+    tree = tiny_tree(tmp_path / "machine")
+    over = threading.Event()
+
+    def replace(folder: Path) -> int:
+        times = 0
+        while not over.is_set():
+            with rig.daemon(folder, root=tree):
+                over.wait(0.3)
+            times += 1
+        return times
+
+    def start(number: int) -> tuple[int, Ended]:
+        gpu = number % 2
+        return gpu, pod.app("debian", RUN, *LOOK, options=rig.devices(gpu))
+
+    with rig.daemon(tmp_path / "node", root=tree) as first:
+        pod = Pod(first, tmp_path / "pod", SOCKET)
+        pod.init()
+    with ThreadPoolExecutor(3) as pool:
+        replacing = pool.submit(replace, tmp_path / "node")
+        started = list(pool.map(start, range(12)))
+        over.set()
+        assert replacing.result() >= 2
+    for gpu, done in started:
+        assert done.cpus == str(CPUS[gpu])
+        assert not done.stderr or "planned from /affinity/table" in done.stderr
