@@ -108,4 +108,6 @@ def _holder(path: Path) -> str:
             raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
         except OSError:
             return "another affinityd is starting or stopping there"
-    return f"process {credentials.unpack(raw)[0]} listens there already; stop it first"
+    pid = credentials.unpack(raw)[0]  # 0: it is in a pid namespace that is not below ours
+    who = f"process {pid}" if pid > 0 else "a process that is not seen from here"
+    return f"{who} listens there already; stop it first"
