@@ -139,6 +139,21 @@ def test_a_restricted_pod_is_served_by_the_service(pods: dict[str, Pod], image: 
     assert pod.init(*RESTRICTED).stderr == ""
     done = pod.app(image, RUN, *LOOK, options=[*RESTRICTED, *rig.devices(1)])
     assert (done.cpus, done.stderr) == (FAR, "")
+    facts = pod.app(image, "cat", "/proc/self/status", options=RESTRICTED).stdout
+    for fact in ("Uid:\t1000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"):
+        assert fact in facts
+    assert pod.app(image, "touch", "/new", options=RESTRICTED).status != 0
+
+
+def test_seccomp_s_default_profile_takes_the_memory_policy_and_no_cpu(
+    pods: dict[str, Pod],
+) -> None:
+    """`affinityd exec` in an image of its own: bound memory is refused, and the rest holds."""
+    command = ["exec", "--gpus=1", "--memory=bind", "--", *LOOK]
+    options = pods[SOCKET].options(*RESTRICTED)
+    done = rig.container(images.affinityd(), *command, options=options)
+    assert done.cpus == FAR
+    assert done.stderr.startswith("affinityd exec: memory: ")
 
 
 def test_a_user_namespace_changes_nothing(pods: dict[str, Pod]) -> None:
