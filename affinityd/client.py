@@ -27,10 +27,16 @@ PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 REFUSED = {refusal.status: refusal for refusal in REFUSALS}
 #: Nobody can listen there; None: a path that is too long for a socket.
 ABSENT = (
-    *(errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED, errno.EACCES, None),
-    *(errno.EHOSTUNREACH, errno.ENETUNREACH),
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ECONNREFUSED,
+    errno.EACCES,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    None,
 )
 HTTP = "http://"
+MAX_PORT = 65535
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
 
 
@@ -91,17 +97,25 @@ def _connected(address: str, deadline: float) -> _socket.socket:
 
 def is_url(address: str) -> bool:
     """Return whether an address is http://HOST:PORT."""
+    host, port = _split(address)
+    is_port = port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT))
+    is_host = bool(host) and not set(host) & set("/ @?#")
+    return address.startswith(HTTP) and is_host and is_port and 0 < int(port) <= MAX_PORT
+
+
+def _split(address: str) -> tuple[str, str]:
+    """Return the host and the port of a URL."""
     host, _, port = address[len(HTTP) :].rstrip("/").rpartition(":")
-    return address.startswith(HTTP) and bool(host) and "/" not in host and port.isdecimal()
+    return host.strip("[]"), port
 
 
 def _target(address: str) -> tuple[int, Any]:
     """Return an address as socket(2) and connect(2) have it."""
     if not address.startswith(HTTP):
         return _socket.AF_UNIX, address
-    host, _, port = address[len(HTTP) :].rstrip("/").rpartition(":")
+    host, port = _split(address)
     try:
-        found = _socket.getaddrinfo(host.strip("[]"), port, 0, _socket.SOCK_STREAM)
+        found = _socket.getaddrinfo(host, port, 0, _socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise NoDaemonError(f"no daemon at {address}: {error}") from None
     return found[0][0], found[0][4]

@@ -57,7 +57,8 @@ def look(
     malformed grant, NoSuchGpuError for one of a device that is not here.
     """
     given = None if granted is None else _grant(topology, granted)
-    given = _listed(topology, nvidia_visible or "", given) or given
+    if nvidia_visible:
+        given = _listed(topology, nvidia_visible, given) or given
     if given is None:
         given = tuple(Device(gpu) for gpu in topology.gpus)
         numbered = _by_index(topology)
@@ -129,8 +130,9 @@ def _listed(
     Container Toolkit, "NVIDIA_VISIBLE_DEVICES".
     """
     everything = tuple(_with_instances(tuple(Device(gpu) for gpu in topology.gpus)))
+    whole = Sight(_by_index(topology), everything, by_name=False)
     try:
-        wanted = {_at(topology, everything, entry.strip()) for entry in listed.split(",")}
+        wanted = {_at(whole, entry.strip()) for entry in listed.split(",")}
     except (InvalidRequestError, NoSuchGpuError):
         return None
     mine = None if given is None else {device.gpu.key for device in given}
@@ -139,9 +141,8 @@ def _listed(
     return tuple(device for device in everything if device in wanted)
 
 
-def _at(topology: Topology, everything: tuple[Device, ...], entry: str) -> Device:
+def _at(whole: Sight, entry: str) -> Device:
     """Return a listed device: an index, UUID or PCI bus id, or 0:1, GPU 0's instance 1."""
-    whole = Sight(_by_index(topology), everything, by_name=False)
     if instance := _INSTANCE.fullmatch(entry):
         gpu, number = _chosen(whole, instance[1]).gpu, int(instance[2])
         return Device(gpu, gpu.mig[number].uuid if number < len(gpu.mig) else None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemons import Daemon, eventually, running, spawn
+from tests.machines.by_hand import made
 from tests.machines.facts import machine
 from tests.machines.sysfs_tree import nvml_report, write_tree
 from tests.serving import answering, hanging, http, serving
@@ -223,7 +226,7 @@ def test_what_the_daemon_refuses_leaves_no_plan_but_the_script(
     done = init(tmp_path, socket=daemon.socket, env={"AFFINITYD_MODE": "best"})
     assert done.status == 0
     assert done.lines[0].startswith("affinityd init: mode: 'best' is not one of all, single")
-    assert done.lines[0].endswith(f"; {tmp_path} has no plan, only what asks for one")
+    assert done.lines[0].endswith(f"; no plan was left in {tmp_path}: programs ask when they start")
     assert set(contents(tmp_path)) == {"run", "table.sh", "settings"}
 
 
@@ -274,3 +277,72 @@ def test_on_a_node_of_two_vendors_it_is_the_first_one_s(tmp_path: Path) -> None:
     env = {"AFFINITYD_ROOT": str(tree)}
     done = init(tmp_path / "to", "--timeout=0.2", socket=tmp_path / "nobody", env=env)
     assert "the places of 1 GPU," in done.stdout
+
+
+def test_what_refuses_a_container_refuses_no_node(tmp_path: Path) -> None:
+    """GPU 0's node has no CPU: with `strict` there is no plan for it, but one for others."""
+    tree = write_tree(made({0: "0-1", 1: "", 2: "2-3"}, gpus=[1, 0]), tmp_path / "machine")
+    env = {"AFFINITYD_ROOT": str(tree), "AFFINITYD_STRICT": "true"}
+    init(tmp_path / "to", "--timeout=0.2", socket=tmp_path / "nobody", env=env)
+    rows = [line.split() for line in (tmp_path / "to/table").read_text().splitlines()]
+    assert [row[1] for row in rows] == ["remote", "local"]
+
+
+def test_what_a_daemon_of_another_release_refuses_is_planned_here(
+    tree: Path, tmp_path: Path
+) -> None:
+    refusal = http("422 Malformed", b"Malformed request: format: 'lines' is not one of json\n")
+    with serving(tmp_path / "s", answering(refusal)) as path:
+        done = init(tmp_path / "to", socket=path, env={"AFFINITYD_ROOT": str(tree)})
+    assert done.lines == ["affinityd init: format: 'lines' is not one of json"]
+    assert (tmp_path / "to/gpu/7.cpulist").read_text() == "48-63,176-191\n"
+
+
+@pytest.mark.parametrize("url", ["https://affinityd:9466", "affinityd:9466", "http://x:99999"])
+def test_a_variable_that_is_no_url_is_told_and_left_out(
+    tree: Path, tmp_path: Path, url: str
+) -> None:
+    env = {"AFFINITYD_URL": url, "AFFINITYD_ROOT": str(tree)}
+    done = init(tmp_path / "to", "--timeout=0.2", socket=tmp_path / "nobody", env=env)
+    assert done.status == 0
+    assert done.lines[0].startswith(
+        f"affinityd init: AFFINITYD_URL: '{url}' is not http://HOST:PORT"
+    )
+    assert (tmp_path / "to/run").exists()
+    assert "AFFINITYD_URL" not in (tmp_path / "to/settings").read_text()
+
+
+def test_settings_that_cannot_be_read_are_told(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "conf").write_text("what is this\n")
+    env = {"AFFINITYD_CONFIG": str(tmp_path / "conf"), "AFFINITYD_MODE": "exclusive"}
+    done = init(tmp_path / "to", socket=daemon.socket, env=env)
+    assert (done.status, len(done.lines)) == (0, 1)
+    assert (tmp_path / "to/gpu/7.cpulist").read_text() == "48-55,176-183\n"
+
+
+def test_two_addresses_that_answer_nothing_take_no_longer_than_one(
+    tree: Path, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    with serving(tmp_path / "s", hanging) as path, socket.create_server(("127.0.0.1", 0)) as mute:
+        words = ["--timeout=1.5", f"--url=http://127.0.0.1:{mute.getsockname()[1]}"]
+        init(tmp_path / "to", *words, socket=path, env={"AFFINITYD_ROOT": str(tree)})
+    assert time.monotonic() - began < 4.0
+
+
+def test_a_pod_that_is_deleted_ends_its_init_container_at_once(tmp_path: Path) -> None:
+    """As pid 1 of a namespace of its own, as a container's first process is."""
+    words = [sys.executable, "-m", "affinityd", "init", f"--to={tmp_path}/to", "--timeout=30"]
+    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("unshare is refused here")
+    env = {**os.environ, "AFFINITYD_SOCKET": str(tmp_path / "nobody")}
+    with subprocess.Popen([*alone, *words], env=env, stderr=subprocess.DEVNULL) as outer:
+        eventually((tmp_path / "to/settings").exists, "it waits for a daemon")
+        (inner,) = children(outer.pid)
+        os.kill(inner, signal.SIGTERM)
+        assert outer.wait(5) == 143
+
+
+def children(pid: int) -> list[int]:
+    return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from affinityd.cli.exec_options import SAID
+from affinityd.conffile import is_off
+from affinityd.cpuset import parse_list
+from affinityd.launchers import LAUNCHERS
 from tests.daemons import Daemon, running
 from tests.machines.sysfs_tree import write_tree
 from tests.pods import Pod, unreachable
@@ -41,7 +47,8 @@ def only(folder: Path, *programs: str) -> str:
     """Return a PATH with these programs and no others."""
     folder.mkdir()
     for name in programs:
-        (folder / name).symlink_to(shutil.which(name) or f"{name} is not installed")
+        found = sys.executable if name == "python3" else shutil.which(name)
+        (folder / name).symlink_to(found or f"{name} is not installed")
     return str(folder)
 
 
@@ -71,7 +78,9 @@ def test_it_asks_a_service_by_what_the_image_has(
         pytest.skip(f"{missing} are not installed")
     url = f"http://127.0.0.1:{daemon.lines[0].rsplit(':', 1)[1]}"
     few = only(tmp_path / "few", *tools, "env", "sh")
-    told = pod.run(cpus=ONLINE, path=few, AFFINITYD_URL=url, **unreachable(pod))
+    (tmp_path / ".curlrc").write_text("output = /dev/null\n")
+    odd = {"http_proxy": "http://127.0.0.1:9", "HOME": str(tmp_path)}  # which are no matter of ours
+    told = pod.run(cpus=ONLINE, path=few, AFFINITYD_URL=f"{url}/", **odd, **unreachable(pod))
     assert (told.environment["AFFINITYD_CPULIST"], told.lines) == (GPU_2, [])
 
 
@@ -118,7 +127,9 @@ def test_a_second_run_below_the_first_plans_on_what_the_first_was_allowed(pod: P
 
 def test_the_command_s_environment_is_its_own_but_for_what_it_is_told(pod: Pod) -> None:
     """Variables of the script's, such as `mask`, `line` and `rank`, may be names of the job's."""
-    names = ("mask", "line", "name", "rank", "value", "here", "query", "count", "mode", "answer")
+    names = set(re.findall(r"\b([a-z_]+)=", (pod.to / "run").read_text()))
+    names = {name for name in names if not name.startswith("affinityd_")} | {"mask", "name", "line"}
+    assert names >= {"dev", "mask", "line", "name", "rank", "value", "here", "query"}
     mine = {name: f"its {name}" for name in names} | {"IFS": ",", "http_proxy": "http://nowhere:1"}
     for away in ({}, unreachable(pod)):
         told = pod.run(cpus=ONLINE, **mine, **away).environment
@@ -160,7 +171,7 @@ def test_words_reach_the_command_as_they_are(pod: Pod) -> None:
         pytest.param(
             {"AFFINITYD_MIN_PHYSICAL_CORES": "99"}, "Cannot be satisfied: ", id="too few cores"
         ),
-        pytest.param({"CUDA_VISIBLE_DEVICES": ""}, "No such GPU: ", id="no GPU visible"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "7"}, "No such GPU: ", id="no GPU visible"),
         pytest.param({"AFFINITYD_SCOPE": "a&b=\xe9%\n"}, "Malformed request: scope", id="garbage"),
     ],
 )
@@ -184,7 +195,19 @@ def test_fail_closed_turns_this_round(pod: Pod) -> None:
 def test_without_a_command_it_says_what_it_takes(pod: Pod) -> None:
     done = subprocess.run([pod.to / "run"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (125, "")
-    assert done.stderr == "usage: run [--fail-closed] COMMAND [ARGUMENT...]\n"
+    assert done.stderr == "usage: run [--fail-closed] [--] COMMAND [ARGUMENT...]\n"
+
+
+@pytest.mark.parametrize("word", ["--fail-closd", "-x", "--fail-closed"])
+def test_a_word_that_is_no_command_is_not_taken_for_one(pod: Pod, word: str) -> None:
+    done = pod.run(word, cpus=ONLINE)
+    assert (done.status, done.lines[0][:10]) == (125, "usage: run")
+    assert pod.run("--", "env", cpus=ONLINE).environment["AFFINITYD_CPULIST"] == GPU_2
+
+
+def test_it_says_what_it_takes_when_asked(pod: Pod) -> None:
+    done = subprocess.run([pod.to / "run", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: run ")
 
 
 @pytest.mark.parametrize("word", ["off", "OFF", "0", "no", "false"])
@@ -216,6 +239,12 @@ def test_a_mask_that_is_refused_is_told(pod: Pod) -> None:
             http("200 OK", b"AFFINITYD_CPULIST=0-3;reboot\nAFFINITYD_ALLOWED=0\n"), id="odd"
         ),
         pytest.param(http("200 OK", b"AFFINITYD_CPULIST=\n"), id="no CPUs"),
+        pytest.param(
+            http("200 OK", b"AFFINITYD_CPULIST=0-4294967295\nAFFINITYD_ALLOWED=0\n"), id="too many"
+        ),
+        pytest.param(
+            http("200 OK", b"AFFINITYD_CPULIST=0\nAFFINITYD_ALLOWED=all\n"), id="half a plan"
+        ),
         pytest.param(http("503 Busy", b"No topology yet: try again\n"), id="not ready"),
         pytest.param(
             http("422 Malformed", b"Malformed request: unknown parameter 'nvidia_visible'\n"),
@@ -353,3 +382,53 @@ def test_it_may_be_started_from_its_own_folder(tiny_pod: Path) -> None:
         ["sh", "run", *LOOK], cwd=tiny_pod.parent, capture_output=True, text=True, check=True
     )
     assert (done.stdout.split()[1], done.stderr) == (FAR, "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "cpus", "locality"),
+    [
+        pytest.param("2 local 0-3 minor:5", "0-3", "local", id="local"),
+        pytest.param("2 remote 0-3 minor:5", "0-3", "remote", id="remote"),
+        pytest.param("2 unknown 0-3 minor:5", "0-3", "unknown", id="unknown"),
+        pytest.param("1 unknown 4 minor:6\n2 local 0-3 minor:5", "0-4", "unknown", id="the worst"),
+        pytest.param("1 remote 4 minor:6\n2 unknown 0 minor:5", "0,4", "remote", id="of any"),
+    ],
+)
+def test_the_table_says_how_near_its_cpus_are(
+    pod: Pod, lines: str, cpus: str, locality: str
+) -> None:
+    pod.has("nvidia5", "nvidia6")
+    (pod.to / "table").write_text(f"{lines}\n")
+    told = pod.run(cpus=ONLINE, **unreachable(pod))
+    assert told.cpus == parse_list(cpus)
+    assert told.environment["AFFINITYD_LOCALITY"] == locality
+    assert len(told.lines) == 1 + (locality == "remote")
+
+
+@pytest.mark.parametrize(
+    ("reach", "cpus"), [("asked", "112-127,240-255"), ("table", "112-119,240-247")]
+)
+def test_a_rank_beyond_the_gpus_shares_one(pod: Pod, reach: str, cpus: str) -> None:
+    pod.has("nvidia5", "nvidia3", "nvidia1")  # GPUs 2, 4 and 6
+    away = unreachable(pod) if reach == "table" else {}
+    told = pod.run(cpus=ONLINE, AFFINITYD_MODE="node", LOCAL_RANK="4", **away)
+    assert told.environment["AFFINITYD_CPULIST"] == cpus
+
+
+# What run knows is what the rest knows.
+
+
+def test_every_setting_of_a_pod_is_asked_with(pod: Pod) -> None:
+    script = (pod.to / "run").read_text()
+    assert {name for name in SAID if f"AFFINITYD_{name.upper()}" not in script} == set()
+
+
+def test_every_launcher_is_known_but_slurm_s_which_has_a_script_of_its_own(pod: Pod) -> None:
+    script = (pod.to / "run").read_text()
+    unknown = {name for name, _ in LAUNCHERS if f" {name}:" not in script}
+    assert unknown == {"SLURM_LOCALID"}
+
+
+@pytest.mark.parametrize("word", ["off", "0", "no", "false", "on", "1", "", "offline"])
+def test_it_is_off_where_all_the_rest_is(pod: Pod, word: str) -> None:
+    assert (pod.run(cpus=ONLINE, AFFINITYD=word).cpus is None) == is_off({"AFFINITYD": word})

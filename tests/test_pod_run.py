@@ -77,6 +77,12 @@ WHICH = [
         [], {"NVIDIA_VISIBLE_DEVICES": UUID[3]}, [3], id="a UUID where no file can be seen"
     ),
     pytest.param([], {"NVIDIA_VISIBLE_DEVICES": "GPU-ff"}, NOWHERE, id="unknown, and no file"),
+    pytest.param(
+        [],
+        {"NVIDIA_VISIBLE_DEVICES": f"{UUID[3]},GPU-ff"},
+        NOWHERE,
+        id="one that is known and one that is not, and no file",
+    ),
     pytest.param(files(5), {"NVIDIA_VISIBLE_DEVICES": "MIG-a1"}, [5], id="a MIG instance"),
     pytest.param(files(5), {"NVIDIA_VISIBLE_DEVICES": "5:1"}, [5], id="an instance by its index"),
     pytest.param(

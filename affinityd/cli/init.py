@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from affinityd import client, conffile
 from affinityd.cli.console import say
@@ -23,9 +27,21 @@ SOCKET, URL = f"{conffile.PREFIX}SOCKET", f"{conffile.PREFIX}URL"
 
 def add_arguments(parser: Parser) -> None:
     """Add what the command takes."""
-    parser.add_argument("--to", metavar="FOLDER", required=True, help="a volume of the pod's")
-    parser.add_argument("--socket", metavar="PATH", help="of the node's daemon")
-    parser.add_argument("--url", metavar="URL", help="of its Service, like http://affinityd:9466")
+    parser.epilog = (
+        "Then start the program by FOLDER/run. AFFINITYD_SOCKET and AFFINITYD_URL say where the "
+        "daemon is, too; AFFINITYD_MODE, AFFINITYD_SHARE and so on choose for the whole pod."
+    )
+    parser.add_argument(
+        "--to", metavar="FOLDER", required=True, help="a volume that the pod's containers share"
+    )
+    parser.add_argument(
+        "--socket",
+        metavar="PATH",
+        help=f"the node's daemon's socket (default: {conffile.SYSTEM_SOCKET}, if no URL is given)",
+    )
+    parser.add_argument(
+        "--url", metavar="URL", help="the daemons' Service, like http://affinityd.affinityd:9466"
+    )
     parser.add_argument(
         "--timeout", metavar="SECONDS", default=WAIT, help=f"how long to wait (default: {WAIT})"
     )
@@ -33,18 +49,20 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the files; a daemon that is not there, or refuses, is no failure."""
+    signal.signal(signal.SIGTERM, _end)  # the kernel would not end a container's first process
     deadline = time.monotonic() + seconds(arguments.timeout)
-    said = conffile.variables()
-    addresses = _addresses({SOCKET: arguments.socket, URL: arguments.url}, said)
+    folder = Path(arguments.to)
+    addresses = _given({SOCKET: arguments.socket, URL: arguments.url})
+    hand_out_scripts(folder)
+    said = _said()
+    addresses = {**_in_variables(said), **addresses} or {SOCKET: conffile.SYSTEM_SOCKET}
     chosen = parameters({}, said)
     settings = {**addresses, **{conffile.PREFIX + name.upper(): chosen[name] for name in chosen}}
-    folder = Path(arguments.to)
-    hand_out_scripts(folder)
     hand_out_settings(folder, settings)
     try:
         plan = nodeplan.find(nodeplan.question(chosen), addresses, deadline, _tell)
     except AffinityError as error:
-        _tell(f"{error}; {folder} has no plan, only what asks for one")
+        _tell(f"{error}; no plan was left in {folder}: programs ask when they start")
         return 0
     hand_out_settings(folder, {**settings, **plan.answered})
     hand_out_plan(folder, plan)
@@ -52,16 +70,38 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _addresses(flags: Mapping[str, str | None], said: Mapping[str, str]) -> dict[str, str]:
-    """Return where the daemon may be, as the variables of `run`. Raises InvalidRequestError."""
-    given = {name: flag or said.get(name) for name, flag in flags.items()}
-    found = {name: text for name, text in given.items() if text}
+def _given(flags: Mapping[str, str | None]) -> dict[str, str]:
+    """Return where the command line says that the daemon is. Raises InvalidRequestError."""
+    found = {name: text for name, text in flags.items() if text}
     if URL in found and not client.is_url(found[URL]):
-        raise InvalidRequestError(
-            f"url: {quote(found[URL])} is not http://HOST:PORT; write it like http://affinityd:9466"
-        )
-    return found or {SOCKET: conffile.SYSTEM_SOCKET}
+        raise InvalidRequestError(f"url: {_is_no_url(found[URL])}")
+    return found
+
+
+def _said() -> Mapping[str, str]:
+    """Return the variables; what cannot be read is told, for a pod must start all the same."""
+    try:
+        return conffile.variables()
+    except InvalidRequestError as error:
+        _tell(str(error))
+        return {name: text for name, text in os.environ.items() if name.startswith(conffile.PREFIX)}
+
+
+def _in_variables(said: Mapping[str, str]) -> dict[str, str]:
+    """Return where variables say that the daemon is; what is no URL is told, and left out."""
+    found = {name: said[name] for name in (SOCKET, URL) if name in said}
+    if URL in found and not client.is_url(found[URL]):
+        _tell(f"{URL}: {_is_no_url(found.pop(URL))}")
+    return found
+
+
+def _is_no_url(text: str) -> str:
+    return f"{quote(text)} is not http://HOST:PORT; write it like http://affinityd:9466"
 
 
 def _tell(trouble: str) -> None:
     say(f"{NAME}: {trouble}")
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle
 
 from affinityd import client, fallback
 from affinityd.answer import render
 from affinityd.background import in_background
 from affinityd.cpuset import parse_list
-from affinityd.errors import DaemonError
+from affinityd.errors import AffinityError, DaemonError
 from affinityd.task import Question
 from affinityd.words import BY_RANK
 
@@ -49,7 +50,10 @@ class NodePlan:
 
 
 def question(chosen: Question) -> Question:
-    """Return what is asked: every GPU of the node, and where modes divide, a block for each."""
+    """Return what is asked: every GPU of the node, and where modes divide, a block for each.
+
+    That is said, since it is the default only for who may use all of the node.
+    """
     mode = "all" if "scope" in chosen else "node"
     asked = {"mode": mode} | {name: chosen[name] for name in chosen if name not in REFUSING}
     is_by_rank = asked["mode"].replace("-", "_") in BY_RANK
@@ -61,38 +65,55 @@ def find(
 ) -> NodePlan:
     """Return what the first daemon that answers says, else what this node's own files do.
 
-    `deadline`, of time.monotonic, is how long a daemon is waited for; `tell` is told that there was
-    none. Raises AffinityError.
+    `deadline`, of time.monotonic, is how long a daemon is waited for; `tell` is told what kept it
+    from answering. Raises AffinityError.
     """
-    trouble = ""
-    while (left := deadline - time.monotonic()) > 0:
-        for name in addresses:
-            asking = partial(_of_daemon, asked, name, addresses[name], deadline)
-            try:  # in the background, since to look a name up has no limit
-                return asyncio.run(asyncio.wait_for(in_background(asking), left))
-            except asyncio.TimeoutError:
-                trouble = f"the daemon at {addresses[name]} did not answer in time"
-            except DaemonError as error:
-                trouble = str(error)
-        time.sleep(min(PAUSE, left))
+    try:
+        return _of_first(asked, addresses, deadline)
+    except AffinityError as error:  # what one of another release refuses may be right all the same
+        trouble = str(error)
+    try:
+        plan = _made_here(asked, list(addresses.values()))
+    except AffinityError as error:
+        if str(error) != trouble:
+            tell(trouble)
+        raise
     tell(trouble)
-    known = fallback.known_node(list(addresses.values()))
-    reply = fallback.plan_on(known.node, [asked])
-    return NodePlan(render(reply, "json"), render(reply, "lines"), known.source)
+    return plan
+
+
+def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePlan:
+    """Ask again and again. Raises DaemonError when it is too late, and what refuses the request."""
+    trouble = DaemonError("there was no time to ask a daemon")
+    for name in cycle(addresses):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise trouble
+        asking = partial(_of_daemon, asked, name, addresses[name], deadline)
+        try:  # in the background, since to look a name up has no limit
+            return asyncio.run(asyncio.wait_for(in_background(asking), left))
+        except asyncio.TimeoutError:
+            trouble = DaemonError(f"the daemon at {addresses[name]} did not answer in time")
+        except DaemonError as error:
+            trouble = error
+            time.sleep(min(PAUSE, left))
+    raise trouble
 
 
 def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
     address = client.numeric(address)
     lines = client.ask(address, asked, deadline, "lines")
     try:
-        list(_checked(lines))
+        for line in lines.splitlines():
+            _, _, cpulist, *_ = line.split()
+            parse_list(cpulist)
     except ValueError as error:
         raise DaemonError(f"what listens at {address} is no affinityd: {error}") from None
     document = client.ask(address, asked, deadline, "json")
     return NodePlan(document, lines, f"the daemon at {address}", {name: address})
 
 
-def _checked(lines: str) -> Iterator[object]:
-    """Raise ValueError for what is no answer in the format `lines`."""
-    for line in lines.splitlines():
-        yield parse_list(" ".join(line.split()[CPULIST:NAMES]) or line)
+def _made_here(asked: Question, addresses: Sequence[str]) -> NodePlan:
+    known = fallback.known_node(addresses)
+    reply = fallback.plan_on(known.node, [asked])
+    return NodePlan(render(reply, "json"), render(reply, "lines"), known.source)

@@ -1,15 +1,14 @@
 #!/bin/sh
-# run [--fail-closed] COMMAND [ARGUMENT...]: starts a command near the GPUs of its container.
+# run [--fail-closed] [--] COMMAND [ARGUMENT...]: starts a command near its container's GPUs.
 #
 # `affinityd init` puts it into a pod. It asks the node's affinityd, else reads the table beside
 # itself. Of the image it needs sh, and taskset or python3; it asks by curl, python3 or, over TCP,
 # wget. Whatever is wrong, the command starts all the same, and a line on stderr says why.
 # shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
-dev=/dev sys=/sys proc=/proc
-
 # All of it runs in a subshell: its variables may be names of the command's environment.
 find_place() { # prints what the command is told, or what kept it from its place
+    dev=/dev sys=/sys proc=/proc
     newline='
 '
     case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
@@ -63,17 +62,14 @@ read_mask() { # mask: the CPUs on which the command would run
     is_cpulist "$mask"
 }
 pin() { # CPULIST
-    if has taskset; then
-        taskset -cp "$1" $$
-    else
+    { has taskset && taskset -cp "$1" $$; } || # an old busybox's takes masks alone
         python3 -I -S -c '
 import os, sys
 parts = [part.partition("-") for part in sys.argv[1].split(",")]
 cpus = {cpu for part in parts for cpu in range(int(part[0]), int(part[2] or part[0]) + 1)}
 os.sched_setaffinity(int(sys.argv[2]), cpus)
 ' "$1" $$
-    fi >/dev/null
-}
+} >/dev/null
 
 # ------------------------------------------------------------------------------- which GPUs and rank
 
@@ -96,11 +92,11 @@ find_gpus() { # granted: by device files; listed: by the container runtime; visi
         hip=${HIP_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES-}} # HIP reads CUDA's, too
         variables=${ROCR_VISIBLE_DEVICES+ROCR_VISIBLE_DEVICES}${hip:+ hip}
         visible=${ROCR_VISIBLE_DEVICES+ROCR_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES}
-        visible=$visible${hip:+${visible:+;}HIP_VISIBLE_DEVICES=$hip}
+        visible=$visible${hip:+${visible:+;}HIP_VISIBLE_DEVICES=$hip} said=$visible
         ;;
     *)
         variables=${CUDA_VISIBLE_DEVICES+CUDA_VISIBLE_DEVICES}
-        visible=${CUDA_VISIBLE_DEVICES-}
+        visible=${CUDA_VISIBLE_DEVICES-} said="CUDA_VISIBLE_DEVICES=$visible"
         case ${NVIDIA_VISIBLE_DEVICES-} in # all, void, none or a folder prove nothing
         [0-9]* | GPU-* | MIG-*) listed=$NVIDIA_VISIBLE_DEVICES ;;
         esac
@@ -112,7 +108,7 @@ find_gpus() { # granted: by device files; listed: by the container runtime; visi
 find_rank() { # rank of ranks, if a launcher says it and each rank does not see a GPU of its own
     for names in LOCAL_RANK:LOCAL_WORLD_SIZE LOCAL_RANK:LOCAL_SIZE \
         OMPI_COMM_WORLD_LOCAL_RANK:OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALRANKID:MPI_LOCALNRANKS \
-        PMI_LOCAL_RANK:PMI_LOCAL_SIZE LOCAL_RANK:; do
+        PMI_LOCAL_RANK:PMI_LOCAL_SIZE LOCAL_RANK: FLUX_TASK_LOCAL_ID:; do
         rank='' ranks=''
         eval "rank=\${${names%:*}-}"
         [ -z "${names#*:}" ] || eval "ranks=\${${names#*:}-}"
@@ -151,7 +147,15 @@ ask_daemon() { # cpulist, locality, allowed; trouble
     done
     [ -z "$variables" ] || add visible "$visible"
     for address in "${AFFINITYD_SOCKET:-/run/affinityd/affinityd.sock}" "${AFFINITYD_URL-}"; do
-        case $address in /*) [ -S "$address" ] || continue ;; '') continue ;; esac
+        case $address in
+        /*) [ -S "$address" ] || continue ;;
+        http://*:[0-9]*) address=${address%/} ;;
+        '') continue ;;
+        *)
+            trouble="AFFINITYD_URL=$address is not http://HOST:PORT"
+            continue
+            ;;
+        esac
         trouble="neither curl nor python3 is here to ask $address"
         tool=$(tool_for "$address") || continue
         trouble="no answer from $address"
@@ -165,7 +169,7 @@ ask_daemon() { # cpulist, locality, allowed; trouble
         case $reason in
         'Malformed request: unknown parameter'*) ;; # it is of another release
         'Malformed request: '* | 'No such GPU: '* | 'Cannot be satisfied: '*)
-            leave "$(printf %.300s "${reason%%"$newline"*}")"
+            leave "$(printf %.300s "${reason%%"$newline"*}")${variables:+ ($said)}"
             ;;
         esac
         seconds=0.2
@@ -222,15 +226,21 @@ line() { # NAME: its value in the answer
 
 # ---------------------------------------------------------------------------------------- and then
 
-affinityd_closed=''
-[ "${1-}" != --fail-closed ] || {
+affinityd_closed='' affinityd_usage='usage: run [--fail-closed] [--] COMMAND [ARGUMENT...]'
+case ${1-} in
+--fail-closed)
     affinityd_closed=1
     shift
-}
-[ $# -gt 0 ] || {
-    echo 'usage: run [--fail-closed] COMMAND [ARGUMENT...]' >&2
+    ;;
+-h | --help) echo "$affinityd_usage" && exit ;;
+esac
+[ "${1-}" != -- ] || shift
+case ${1--} in
+-*)
+    echo "$affinityd_usage" >&2
     exit 125
-}
+    ;;
+esac
 case ${AFFINITYD-} in [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) exec "$@" ;; esac
 if affinityd_place=$(find_place 3>&2 2>/dev/null </dev/null); then
     AFFINITYD_CPULIST=${affinityd_place%% *} AFFINITYD_ALLOWED=${affinityd_place##* }

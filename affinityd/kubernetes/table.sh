@@ -17,7 +17,7 @@ plan_from_table() { # cpulist, locality: of what was granted, listed and made vi
         lines=$(see "$lines" "$value")
     done
     count "$lines" "$newline"
-    [ "$count" -gt 0 ] || leave "$trouble, and no GPU of $here/table is visible"
+    [ "$count" -gt 0 ] || leave "$trouble, and no GPU of $here/table is visible${variables:+ ($said)}"
     [ -z "$rank" ] || lines=$(nth "$lines" $((rank % count)))
     sum_up "$lines"
     cpulist=$(common "$near" "$allowed")
