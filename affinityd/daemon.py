@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -20,9 +20,9 @@ from starlette.types import ASGIApp
 from affinityd import __version__, logs, nodefile, signals
 from affinityd.api.app import create_app
 from affinityd.api.plan_only import PlanOnly
-from affinityd.errors import AffinityError, ListenError
+from affinityd.errors import AffinityError
 from affinityd.keeper import Keeper, Machine
-from affinityd.listening import BACKLOG, listen_tcp, listen_unix
+from affinityd.listening import BACKLOG, Listeners, listening
 from affinityd.metrics import Metrics
 from affinityd.notify import notify
 from affinityd.service import Node, Service
@@ -40,40 +40,13 @@ def run(settings: Settings, machine: Machine) -> None:
     """
     logs.configure(settings.log_format)
     try:
-        with _listening(settings) as listeners:
+        with listening(settings) as listeners:
             uvloop.run(_serve(settings, machine, listeners))
     except AffinityError:
         raise
     except Exception:
         log.critical("this is a bug", exc_info=True)
         sys.exit(1)
-
-
-@dataclass(frozen=True)
-class Listeners:
-    """The sockets on which everything is answered, and those on which plans alone are."""
-
-    everything: Sequence[socket.socket]
-    plan: Sequence[socket.socket]
-
-    def __str__(self) -> str:
-        """Return where they listen."""
-        plan = f", plans alone on {', '.join(map(_address, self.plan))}" if self.plan else ""
-        return f"on {', '.join(map(_address, self.everything))}{plan}"
-
-
-@contextlib.contextmanager
-def _listening(settings: Settings) -> Iterator[Listeners]:
-    path = Path(settings.socket)
-    if path.name == nodefile.NAME:
-        raise ListenError(f"socket: {path} is where the node file is to be; give another name")
-    tcp = [listen_tcp("listen", *settings.listen)] if settings.listen else []
-    plan = [listen_tcp("listen-plan", *settings.listen_plan)] if settings.listen_plan else []
-    unix = listen_unix(path)
-    try:
-        yield Listeners([unix.socket, *tcp], plan)
-    finally:
-        unix.close()
 
 
 async def _serve(settings: Settings, machine: Machine, listeners: Listeners) -> None:
@@ -176,8 +149,3 @@ class Publisher:
         except OSError as error:
             log.warning("%s could not be written: %s", self._node_file, error.strerror)
         notify(f"READY=1\nSTATUS={state}")
-
-
-def _address(listener: socket.socket) -> str:
-    name = listener.getsockname()
-    return name if isinstance(name, str) else f"{name[0]}:{name[1]}"

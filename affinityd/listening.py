@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import socket
 import stat
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from affinityd import nodefile
 from affinityd.errors import ListenError
+from affinityd.settings import Settings
 
 BACKLOG = 2048
 MAX_PATH = 107  #: bytes of sun_path less its NUL, unix(7)
@@ -33,6 +37,34 @@ class UnixListener:
             self.path.unlink()
         self.socket.close()
         os.close(self.lock)
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """The sockets on which everything is answered, and those on which plans alone are."""
+
+    everything: Sequence[socket.socket]
+    plan: Sequence[socket.socket]
+
+    def __str__(self) -> str:
+        """Return where they listen."""
+        plan = f", plans alone on {', '.join(map(_address, self.plan))}" if self.plan else ""
+        return f"on {', '.join(map(_address, self.everything))}{plan}"
+
+
+@contextlib.contextmanager
+def listening(settings: Settings) -> Iterator[Listeners]:
+    """Listen wherever the settings say. Raises ListenError, before anything is served."""
+    path = Path(settings.socket)
+    if path.name == nodefile.NAME:
+        raise ListenError(f"socket: {path} is where the node file is to be; give another name")
+    tcp = [listen_tcp("listen", *settings.listen)] if settings.listen else []
+    plan = [listen_tcp("listen-plan", *settings.listen_plan)] if settings.listen_plan else []
+    unix = listen_unix(path)
+    try:
+        yield Listeners([unix.socket, *tcp], plan)
+    finally:
+        unix.close()
 
 
 def listen_unix(path: Path) -> UnixListener:
@@ -111,3 +143,8 @@ def _holder(path: Path) -> str:
     pid = credentials.unpack(raw)[0]  # 0: it is in a pid namespace that is not below ours
     who = f"process {pid}" if pid > 0 else "a process that is not seen from here"
     return f"{who} listens there already; stop it first"
+
+
+def _address(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    return name if isinstance(name, str) else f"{name[0]}:{name[1]}"

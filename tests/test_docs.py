@@ -22,6 +22,7 @@ HERE = Path(__file__).parents[1]
 PAGES = [
     HERE / "README.md",
     *sorted(HERE.glob("*/README.md")),
+    *sorted(HERE.glob("deploy/*/*/README.md")),
     *sorted((HERE / "docs").glob("*.md")),
 ]
 SOCKET = "/run/affinityd/affinityd.sock"
