@@ -346,3 +346,52 @@ def test_a_pod_that_is_deleted_ends_its_init_container_at_once(tmp_path: Path) -
 
 def children(pid: int) -> list[int]:
     return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_daemon_s_names_stay_in_their_folder(tmp_path: Path) -> None:
+    lines = b"0 local 0-3 ../../x minor:../7 /etc/y\n"
+    with serving(tmp_path / "s", answering(http("200 OK", lines))) as path:
+        init(tmp_path / "deep/to", socket=path)
+    assert {it.name for it in tmp_path.iterdir()} == {"s", "deep"}
+    assert {it.name for it in (tmp_path / "deep/to/gpu").iterdir()} == {
+        *(".._.._x.cpulist", ".._7.cpulist", "_etc_y.cpulist")
+    }
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(b"0 local 0-3 a\0b\n", id="a NUL"),
+        pytest.param(b"0 local 0-3 \x1b[2J\n", id="what a terminal obeys"),
+        pytest.param(b"0 local x minor:0\n", id="no CPUs"),
+        pytest.param(b"0 local\n", id="too short"),
+        pytest.param(b"0 local 0-3 " + b"A" * 70_000 + b"\n", id="too long"),
+    ],
+)
+def test_lines_that_are_none_of_a_plan_are_not_written(
+    tree: Path, tmp_path: Path, lines: bytes
+) -> None:
+    with serving(tmp_path / "s", answering(http("200 OK", lines))) as path:
+        env = {"AFFINITYD_ROOT": str(tree)}
+        done = init(tmp_path / "to", "--timeout=0.3", socket=path, env=env)
+    assert (done.status, len(done.lines)) == (0, 1)
+    assert "is no affinityd" in done.lines[0]
+    assert (tmp_path / "to/gpu/7.cpulist").read_text() == "48-63,176-191\n"
+
+
+def test_a_plan_that_cannot_be_written_keeps_no_pod_from_starting(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.json").mkdir()
+    done = init(tmp_path, socket=daemon.socket)
+    assert done.status == 0
+    reason = f"{tmp_path}/plan.json cannot be written: Is a directory"
+    assert done.lines == [
+        f"affinityd init: {reason}; no plan was left in {tmp_path}: programs ask when they start"
+    ]
+
+
+def test_a_folder_without_a_name_is_refused() -> None:
+    assert init(Path(), "--to=").lines == [
+        "affinityd init: to is empty; name a folder, like /affinity"
+    ]

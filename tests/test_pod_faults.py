@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +68,7 @@ def test_every_shell_reads_it_alike(pod: Pod, shell: list[str], reach: str) -> N
 
 @pytest.mark.parametrize("tool", ["curl", "python3"])
 def test_it_asks_by_what_the_image_has(pod: Pod, tmp_path: Path, tool: str) -> None:
-    told = pod.run(cpus=ONLINE, path=only(tmp_path / "few", tool, "env", "sh"))
+    told = pod.run(cpus=ONLINE, path=only(tmp_path / "few", tool, "head", "env", "sh"))
     assert (told.environment["AFFINITYD_CPULIST"], told.lines) == (GPU_2, [])
 
 
@@ -77,7 +80,7 @@ def test_it_asks_a_service_by_what_the_image_has(
     if missing:
         pytest.skip(f"{missing} are not installed")
     url = f"http://127.0.0.1:{daemon.lines[0].rsplit(':', 1)[1]}"
-    few = only(tmp_path / "few", *tools, "env", "sh")
+    few = only(tmp_path / "few", *tools, "head", "env", "sh")
     (tmp_path / ".curlrc").write_text("output = /dev/null\n")
     odd = {"http_proxy": "http://127.0.0.1:9", "HOME": str(tmp_path)}  # which are no matter of ours
     told = pod.run(cpus=ONLINE, path=few, AFFINITYD_URL=f"{url}/", **odd, **unreachable(pod))
@@ -261,7 +264,7 @@ def test_an_answer_that_is_no_plan_is_none(
     with serving(tmp_path / "s", answering(answer)) as path:
         told = pod.run(
             cpus=ONLINE,
-            path=only(tmp_path / "few", tool, "env", "sh"),
+            path=only(tmp_path / "few", tool, "head", "env", "sh"),
             AFFINITYD_SOCKET=str(path),
             NVIDIA_VISIBLE_DEVICES="2",
         )
@@ -276,7 +279,7 @@ def test_a_daemon_that_hangs_holds_a_start_up_for_less_than_a_second(
 ) -> None:
     with serving(tmp_path / "s", hanging) as path:
         began = time.monotonic()
-        few = only(tmp_path / "few", tool, "env", "sh")
+        few = only(tmp_path / "few", tool, "head", "env", "sh")
         told = pod.run(cpus=ONLINE, path=few, AFFINITYD_SOCKET=str(path))
         assert time.monotonic() - began < 1.0
     assert told.environment["AFFINITYD_CPULIST"] == GPU_2
@@ -413,6 +416,103 @@ def test_a_rank_beyond_the_gpus_shares_one(pod: Pod, reach: str, cpus: str) -> N
     away = unreachable(pod) if reach == "table" else {}
     told = pod.run(cpus=ONLINE, AFFINITYD_MODE="node", LOCAL_RANK="4", **away)
     assert told.environment["AFFINITYD_CPULIST"] == cpus
+
+
+# What a job may bring along.
+
+
+@pytest.mark.parametrize("word", ["on", "off"])
+@pytest.mark.parametrize("shell", [it for it in SHELLS if shutil.which(it[0])], ids=str)
+def test_a_variable_whose_name_is_no_sh_s_is_kept(pod: Pod, shell: list[str], word: str) -> None:
+    odd = {"my.var": "a b", "x-y": "", "1st": "$HOME *", "a.b": "c=d"}
+    given = ["env", *(f"{name}={text}" for name, text in odd.items()), *shell]
+    told = pod.run(cpus=ONLINE, shell=given, AFFINITYD=word)
+    assert odd.items() <= told.environment.items()
+    assert (told.cpus is None) == (word == "off")
+
+
+def test_a_stderr_that_nobody_reads_is_no_end_of_a_job(tiny_pod: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = {"PATH": "/usr/bin:/bin", "AFFINITYD_SOCKET": "/nobody"}
+    for said in ({}, {"NVIDIA_VISIBLE_DEVICES": "9", "CUDA_VISIBLE_DEVICES": ""}):
+        done = subprocess.run(
+            [tiny_pod, *LOOK],
+            env={**env, **said},
+            stdout=subprocess.PIPE,
+            stderr=writer,
+            check=True,
+        )
+        assert b"Cpus_allowed_list" in done.stdout
+    os.close(writer)
+
+
+def test_a_stderr_that_is_closed_is_no_reason_not_to_pin(tiny_pod: Path) -> None:
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", str(tiny_pod), *LOOK]
+    for path in ("/nobody", ""):
+        env = {"PATH": "/usr/bin:/bin", "AFFINITYD_SOCKET": path}
+        done = subprocess.run(closed, env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.split()[1] == FAR
+
+
+def test_a_timer_that_the_job_ignores_is_not_ours_to_ignore(pod: Pod, tmp_path: Path) -> None:
+    deaf = ["sh", "-c", 'trap "" ALRM; exec sh "$@"', "sh"]
+    began = time.monotonic()
+    with serving(tmp_path / "s", hanging) as path:
+        few = only(tmp_path / "few", "python3", "env", "sh")
+        told = pod.run(cpus=ONLINE, shell=deaf, path=few, AFFINITYD_SOCKET=str(path))
+    assert time.monotonic() - began < 3.0
+    assert told.environment["AFFINITYD_CPULIST"] == GPU_2
+
+
+@pytest.mark.parametrize("tool", ["curl", "python3"])
+def test_an_answer_without_an_end_is_read_to_no_end(pod: Pod, tmp_path: Path, tool: str) -> None:
+    def endless(connection: socket.socket, over: threading.Event) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while not over.is_set():
+            connection.sendall(b"A" * 2**20)
+
+    began = time.monotonic()
+    with serving(tmp_path / "s", endless) as path:
+        few = only(tmp_path / "few", tool, "head", "env", "sh")
+        told = pod.run(cpus=ONLINE, path=few, AFFINITYD_SOCKET=str(path))
+    assert time.monotonic() - began < 2.0
+    assert told.environment["AFFINITYD_CPULIST"] == GPU_2
+
+
+def test_a_daemon_that_lies_cannot_widen_the_mask(pod: Pod, tmp_path: Path) -> None:
+    plan = b"AFFINITYD_CPULIST=0-255\nAFFINITYD_LOCALITY=local\nAFFINITYD_ALLOWED=0-255\n"
+    with serving(tmp_path / "s", answering(http("200 OK", plan))) as path:
+        told = pod.run(cpus=frozenset({20, 21, 30}), AFFINITYD_SOCKET=str(path))
+    assert told.cpus == frozenset({20, 21, 30})
+
+
+def test_a_settings_file_that_breaks_the_shell_is_told(pod: Pod) -> None:
+    (pod.to / "settings").write_text("if\n")
+    told = pod.run(cpus=ONLINE, shell=["dash"])
+    assert told.lines == ["affinityd run: the script broke off; the command runs unpinned"]
+
+
+def test_a_rank_with_zeros_before_it_is_not_octal(pod: Pod) -> None:
+    pod.has("nvidia5", "nvidia3", "nvidia1")  # GPUs 2, 4 and 6
+    for away in ({}, unreachable(pod)):
+        rank = {"LOCAL_RANK": "08", "LOCAL_WORLD_SIZE": "09", "AFFINITYD_MODE": "single"}
+        told = pod.run(cpus=ONLINE, **rank, **away)
+        assert told.cpus is not None
+        assert min(told.cpus) == 80  # of GPU 6's node
+
+
+def test_what_only_begins_as_a_device_file_is_none(pod: Pod) -> None:
+    pod.has("nvidia5", "nvidia1x")
+    assert pod.run(cpus=ONLINE).environment["AFFINITYD_CPULIST"] == GPU_2
+
+
+def test_strict_holds_for_the_table_too(pod: Pod) -> None:
+    (pod.to / "table").write_text("2 remote 0-3 minor:5\n")
+    told = pod.run(cpus=ONLINE, AFFINITYD_STRICT="true", **unreachable(pod))
+    assert told.cpus is None
+    assert "CPUs 0-3 are far, which AFFINITYD_STRICT forbids" in told.lines[0]
 
 
 # What run knows is what the rest knows.

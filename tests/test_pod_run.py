@@ -67,6 +67,15 @@ WHICH = [
         ALL, {"NVIDIA_VISIBLE_DEVICES": "MIG-a2"}, [5], id="privileged, given an instance"
     ),
     pytest.param(ALL, {"NVIDIA_VISIBLE_DEVICES": "all"}, range(8), id="privileged, given all"),
+    *[
+        pytest.param(ALL, {"NVIDIA_VISIBLE_DEVICES": text}, gpus, id=f"privileged, given {text!r}")
+        for text, gpus in [
+            *[(UUID[4][:6], [4]), ("GPU-", range(8)), (f"{UUID[4]},", range(8))],
+            *[("5:1", [5]), ("5:0,2", [2, 5]), ("5:9", [5]), ("01", [1]), ("1, 2 ", [1, 2])],
+            *[("1,1", [1]), (f"1,{UUID[1]}", [1]), ("0000:0f:00.0", [1]), ("1,x", range(8))],
+            *[("00000000:0f:00.0", [1]), ("9", range(8)), ("MIG-a1,5", [5]), ("MIG-a", range(8))],
+        ]
+    ],
     pytest.param(ALL, {}, range(8), id="privileged, given nothing in particular"),
     pytest.param(
         files(4), {"NVIDIA_VISIBLE_DEVICES": "0"}, [4], id="CDI, and an image that says 0"

@@ -18,6 +18,7 @@ from affinityd.cli.parser import Parser
 from affinityd.errors import AffinityError, InvalidRequestError, quote
 from affinityd.kubernetes import nodeplan
 from affinityd.kubernetes.handout import hand_out_plan, hand_out_scripts, hand_out_settings
+from affinityd.kubernetes.nodeplan import NodePlan
 from affinityd.words import count
 
 NAME = "affinityd init"
@@ -48,26 +49,39 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files; a daemon that is not there, or refuses, is no failure."""
+    """Write the files; a daemon that is not there, or refuses, is no failure.
+
+    Raises InvalidRequestError for what the command line says, OutputError where not even the script
+    can be written with which programs are started.
+    """
     signal.signal(signal.SIGTERM, _end)  # the kernel would not end a container's first process
     deadline = time.monotonic() + seconds(arguments.timeout)
-    folder = Path(arguments.to)
     addresses = _given({SOCKET: arguments.socket, URL: arguments.url})
+    if not arguments.to:
+        raise InvalidRequestError("to is empty; name a folder, like /affinity")
+    folder = Path(arguments.to)
     hand_out_scripts(folder)
+    try:
+        plan = _leave_plan(folder, addresses, deadline)
+    except AffinityError as error:
+        _tell(f"{error}; no plan was left in {folder}: programs ask when they start")
+    else:
+        gpus = count(plan.gpus, "GPU")
+        print(f"{NAME}: {folder} has the places of {gpus}, as {plan.source} says")
+    return 0
+
+
+def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> NodePlan:
+    """Find the node's plan, and write what programs plan with. Raises AffinityError."""
     said = _said()
     addresses = {**_in_variables(said), **addresses} or {SOCKET: conffile.SYSTEM_SOCKET}
     chosen = parameters({}, said)
     settings = {**addresses, **{conffile.PREFIX + name.upper(): chosen[name] for name in chosen}}
     hand_out_settings(folder, settings)
-    try:
-        plan = nodeplan.find(nodeplan.question(chosen), addresses, deadline, _tell)
-    except AffinityError as error:
-        _tell(f"{error}; no plan was left in {folder}: programs ask when they start")
-        return 0
+    plan = nodeplan.find(nodeplan.question(chosen), addresses, deadline, _tell)
     hand_out_settings(folder, {**settings, **plan.answered})
     hand_out_plan(folder, plan)
-    print(f"{NAME}: {folder} has the places of {count(plan.gpus, 'GPU')}, as {plan.source} says")
-    return 0
+    return plan
 
 
 def _given(flags: Mapping[str, str | None]) -> dict[str, str]:

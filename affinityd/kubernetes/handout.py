@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
@@ -36,7 +37,8 @@ def hand_out_plan(folder: Path, plan: NodePlan) -> None:
         _write(path, f"{cpulist}\n")
     for path in (folder / "gpu").glob("*.cpulist"):
         if path not in files:  # of an instance that was there when the pod's init ran before
-            path.unlink()
+            with suppress(OSError):
+                path.unlink()
     _write(folder / "plan.json", plan.document)
     _write(folder / "table", plan.lines)
 

@@ -13,11 +13,12 @@ from affinityd import client, fallback
 from affinityd.answer import render
 from affinityd.background import in_background
 from affinityd.cpuset import parse_list
-from affinityd.errors import AffinityError, DaemonError
+from affinityd.errors import AffinityError, DaemonError, quote
 from affinityd.task import Question
 from affinityd.words import BY_RANK
 
 PAUSE = 0.2  #: seconds between two tries
+MAX_LINE = 65536  #: characters
 CPULIST, NAMES = 2, 3  #: where they are in a line of the format `lines`
 #: What refuses a plan is for the one that fits a container, and not for all of the node.
 REFUSING = {"strict", "min_physical_cores"}
@@ -105,12 +106,19 @@ def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> Nod
     lines = client.ask(address, asked, deadline, "lines")
     try:
         for line in lines.splitlines():
-            _, _, cpulist, *_ = line.split()
-            parse_list(cpulist)
+            _check(line)
     except ValueError as error:
         raise DaemonError(f"what listens at {address} is no affinityd: {error}") from None
     document = client.ask(address, asked, deadline, "json")
     return NodePlan(document, lines, f"the daemon at {address}", {name: address})
+
+
+def _check(line: str) -> None:
+    """Raise ValueError for what is no line of the format `lines`."""
+    _, _, cpulist, *names = line.split()
+    parse_list(cpulist)
+    if len(line) > MAX_LINE or not "".join(names).isprintable():
+        raise ValueError(f"{quote(line)} is no line of a plan")
 
 
 def _made_here(asked: Question, addresses: Sequence[str]) -> NodePlan:

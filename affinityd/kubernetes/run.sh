@@ -9,6 +9,9 @@
 # All of it runs in a subshell: its variables may be names of the command's environment.
 find_place() { # prints what the command is told, or what kept it from its place
     dev=/dev sys=/sys proc=/proc
+    set +e +f +u # of a job's SHELLOPTS
+    LC_ALL=C
+    trap '' PIPE # of a stderr that nobody reads
     newline='
 '
     case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
@@ -46,6 +49,10 @@ leave() { # REASON
     printf %s "$1"
     exit 1
 }
+strip() { # NUMBER: number, without the zeros that would make it octal
+    number=${1#"${1%%[!0]*}"}
+    [ -n "$number" ] || [ -z "$1" ] || number=0
+}
 count() { # LIST [SEPARATOR]: count, how many entries it has
     set -f
     IFS=${2:-,}
@@ -54,6 +61,19 @@ count() { # LIST [SEPARATOR]: count, how many entries it has
     unset IFS
     set +f
     count=$#
+}
+common() { # LIST LIST: common, the CPUs that are in both
+    common=''
+    IFS=,
+    for one in $1; do
+        for other in $2; do
+            low=${one%-*} high=${one#*-}
+            [ "$low" -ge "${other%-*}" ] || low=${other%-*}
+            [ "$high" -le "${other#*-}" ] || high=${other#*-}
+            [ "$low" -gt "$high" ] || common=${common:+$common,}$low-$high
+        done
+    done
+    unset IFS
 }
 read_mask() { # mask: the CPUs on which the command would run
     while read -r name mask; do
@@ -71,17 +91,19 @@ os.sched_setaffinity(int(sys.argv[2]), cpus)
 ' "$1" $$
 } >/dev/null
 
-# ------------------------------------------------------------------------------- which GPUs and rank
+# ------------------------------------------------------------------------------ which GPUs and rank
 
 find_devices() { # PREFIX KIND: granted, the device files that this process may open
     for device in "$1"[0-9]*; do
-        if [ -r "$device" ] && [ -w "$device" ] && is_of_vendor "$2" "${device##*/}"; then
+        if is_number "${device#"$1"}" && [ -r "$device" ] && [ -w "$device" ] &&
+            is_of_vendor "$2"; then
             granted=${granted:+$granted,}$2:${device#"$1"}
         fi
     done
 }
-is_of_vendor() { # KIND NAME: NVIDIA's files are so by their name
-    [ "$1" = minor ] || { read -r vendor <"$sys/class/drm/$2/device/vendor" && [ "$vendor" = 0x1002 ]; }
+is_of_vendor() { # KIND: NVIDIA's files are so by their name
+    [ "$1" = minor ] && return
+    read -r vendor <"$sys/class/drm/${device##*/}/device/vendor" && [ "$vendor" = 0x1002 ]
 }
 find_gpus() { # granted: by device files; listed: by the container runtime; visible: by variables
     granted='' listed='' variables='' hip=''
@@ -117,19 +139,19 @@ find_rank() { # rank of ranks, if a launcher says it and each rank does not see 
     done
     [ "$ranks" != 1 ] || [ -n "${LOCAL_RANK-}" ] || rank='' # alone, it has all that it sees
     [ -n "$rank" ] || return 0
+    strip "$rank" && rank=$number
+    strip "$ranks" && ranks=$number
     count "${listed:-$granted}"
     given=$count
     [ -z "$variables" ] || count "${visible##*=}"
     case $count,${AFFINITYD_SHARE-},${AFFINITYD_MODE-} in
-    [01],requested,* | [01],*,even | [01],*,core[-_]complex) ;; # it is by their numbers that they differ
+    [01],requested,* | [01],*,even | [01],*,core[-_]complex) ;; # who differ by their numbers
     [01],*) [ "$given" -lt 2 ] || rank='' AFFINITYD_SHARE=${AFFINITYD_SHARE:-node} ;;
     esac
-    if [ "${ranks:-0}" -le "$rank" ]; then
-        ranks=$((rank < count ? count : rank + 1))
-    fi
+    [ "${ranks:-0}" -gt "${rank:-0}" ] || ranks=$((${rank:-0} < count ? count : rank + 1))
 }
 
-# -------------------------------------------------------------------------------- asked of the daemon
+# ------------------------------------------------------------------------------ asked of the daemon
 
 ask_daemon() { # cpulist, locality, allowed; trouble
     trouble='no affinityd is here to be asked' seconds=0.7
@@ -157,41 +179,51 @@ ask_daemon() { # cpulist, locality, allowed; trouble
             ;;
         esac
         trouble="neither curl nor python3 is here to ask $address"
-        tool=$(tool_for "$address") || continue
+        choose_tool "$address" || continue
         trouble="no answer from $address"
         answer=$newline$(ask_by_"$tool" "$address")$newline
-        cpulist=$(line AFFINITYD_CPULIST) locality=$(line AFFINITYD_LOCALITY)
-        if is_cpulist "$cpulist" && is_cpulist "$(line AFFINITYD_ALLOWED)"; then
-            allowed=$(line AFFINITYD_ALLOWED)
-            return 0
-        fi
-        reason=${answer#?}
-        case $reason in
-        'Malformed request: unknown parameter'*) ;; # it is of another release
-        'Malformed request: '* | 'No such GPU: '* | 'Cannot be satisfied: '*)
-            leave "$(printf %.300s "${reason%%"$newline"*}")${variables:+ ($said)}"
-            ;;
-        esac
+        ! understand || return 0
         seconds=0.2
     done
+    return 1
+}
+understand() { # cpulist, locality, allowed of the answer
+    read_line AFFINITYD_CPULIST && cpulist=$value
+    read_line AFFINITYD_LOCALITY && locality=$value
+    read_line AFFINITYD_ALLOWED && planned=$value
+    case $locality in local | unknown | remote) ;; *) cpulist='' ;; esac
+    if is_cpulist "$cpulist" && is_cpulist "$planned"; then
+        common "$cpulist" "$allowed"
+        cpulist=$common allowed=$planned
+        [ -n "$cpulist" ]
+        return
+    fi
+    reason=${answer#?}
+    reason=${reason%%"$newline"*}
+    case $reason in
+    'Malformed request: unknown parameter'* | *[[:cntrl:]]*) ;; # of another release, or none
+    'Malformed request: '* | 'No such GPU: '* | 'Cannot be satisfied: '*)
+        leave "$(printf %.300s "$reason")${variables:+ ($said)}"
+        ;;
+    esac
     return 1
 }
 add() { # NAME VALUE
     encoded='' rest=$2
     ! is_plain "$rest" || encoded=$rest rest=''
-    [ "${#rest}" -lt 1024 ] || leave "$1 has ${#rest} characters that are no plan's: $(printf %.40s "$rest")..."
+    [ "${#rest}" -lt 512 ] || # which takes long
+        leave "$1 has ${#rest} characters that are no plan's: $(printf %.40s "$rest")..."
     while [ -n "$rest" ]; do
         one=${rest%"${rest#?}"} rest=${rest#?}
-        is_plain "$one" || one=$(LC_ALL=C printf '%%%02X' "'$one")
+        is_plain "$one" || one=$(printf '%%%02X' "'$one")
         encoded=$encoded$one
     done
     query="$query&$1=$encoded"
 }
-tool_for() { # ADDRESS
+choose_tool() { # ADDRESS: tool
     for tool in curl python3 wget; do
         has "$tool" || continue
         [ "$tool" != wget ] || case $1 in /*) continue ;; *) has timeout || continue ;; esac
-        echo "$tool"
         return
     done
     return 1
@@ -200,13 +232,15 @@ ask_by_curl() { # ADDRESS
     case $1 in /*) set -- http://localhost --unix-socket "$1" ;; esac
     url="$1/plan?$query"
     shift
-    curl -q -s --noproxy '*' -m "$seconds" --max-filesize 65536 "$@" "$url"
+    curl -q -s --noproxy '*' -m "$seconds" "$@" "$url" | head -c 65536
 }
-ask_by_wget() { http_proxy='' timeout 1 wget -q -O - "$1/plan?$query"; }
+ask_by_wget() { http_proxy='' timeout 1 wget -q -O - "$1/plan?$query" | head -c 65536; }
 ask_by_python3() {
     python3 -I -S -c '
 import signal, socket, sys
 address, seconds, query = sys.argv[1:]
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
 signal.setitimer(signal.ITIMER_REAL, float(seconds))  # and that is the end
 if address.startswith("/"):
     daemon = socket.socket(socket.AF_UNIX)
@@ -218,13 +252,39 @@ daemon.sendall(f"GET /plan?{query} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode()
 print(daemon.makefile("rb").read(65536).partition(b"\r\n\r\n")[2].decode())
 ' "$1" "$seconds" "$query"
 }
-line() { # NAME: its value in the answer
+read_line() { # NAME: value, what the answer says of it
+    value=''
     case $answer in *"$newline$1="*) ;; *) return ;; esac
     value=${answer#*"$newline$1="}
-    printf %s "${value%%"$newline"*}"
+    value=${value%%"$newline"*}
 }
 
 # ---------------------------------------------------------------------------------------- and then
+
+tell() { (printf 'affinityd run: %s\n' "$1" >&2); } # in a subshell, which SIGPIPE may have
+
+# Becomes the command. Some sh drop variables whose names they could not assign: env keeps them.
+start() { # COMMAND [ARGUMENT...]
+    affinityd_odd=''
+    case $1 in *=*) ;; *) ! has env || affinityd_odd=$(odd_variables 2>/dev/null) ;; esac
+    if [ -n "$affinityd_odd" ]; then
+        set -f
+        IFS='
+'
+        for affinityd_odd in $affinityd_odd; do
+            set -- "$affinityd_odd" "$@"
+        done
+        set -- env "$@"
+    fi
+    trap - EXIT
+    exec "$@"
+}
+odd_variables() { # those of one line
+    tr '\0\n' '\n\1' <"/proc/$$/environ" | while IFS= read -r entry; do
+        case $entry in *[[:cntrl:]]*) continue ;; esac
+        case ${entry%%=*} in *[!A-Za-z0-9_]* | [0-9]*) printf '%s\n' "$entry" ;; esac
+    done
+}
 
 affinityd_closed='' affinityd_usage='usage: run [--fail-closed] [--] COMMAND [ARGUMENT...]'
 case ${1-} in
@@ -241,16 +301,21 @@ case ${1--} in
     exit 125
     ;;
 esac
-case ${AFFINITYD-} in [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) exec "$@" ;; esac
-if affinityd_place=$(find_place 3>&2 2>/dev/null </dev/null); then
+[ -n "$affinityd_closed" ] || trap 'exec "$@"' EXIT # of a shell that may not even fork
+case ${AFFINITYD-} in [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) start "$@" ;; esac
+if affinityd_place=$(
+    if (: >&2); then exec 3>&2; else exec 3>/dev/null; fi
+    exec 2>/dev/null </dev/null
+    find_place
+); then
     AFFINITYD_CPULIST=${affinityd_place%% *} AFFINITYD_ALLOWED=${affinityd_place##* }
     AFFINITYD_LOCALITY=${affinityd_place#* }
     AFFINITYD_LOCALITY=${AFFINITYD_LOCALITY%% *}
     export AFFINITYD_CPULIST AFFINITYD_LOCALITY AFFINITYD_ALLOWED
 elif [ -n "$affinityd_closed" ]; then
-    printf 'affinityd run: %s; the command was not started\n' "$affinityd_place" >&2
+    tell "${affinityd_place:-the script broke off}; the command was not started"
     exit 125
 else
-    printf 'affinityd run: %s; the command runs unpinned\n' "$affinityd_place" >&2
+    tell "${affinityd_place:-the script broke off}; the command runs unpinned"
 fi
-exec "$@"
+start "$@"

@@ -4,24 +4,68 @@
 # shellcheck shell=sh disable=SC2154 # variables of run
 
 plan_from_table() { # cpulist, locality: of what was granted, listed and made visible to this rank
-    lines=$(pick "$granted" <"$here/table")
+    table=$(cat_table <"$here/table")
+    lines=$(printf '%s\n' "$table" | pick "$granted")
+    [ "$granted" != "$listed" ] || lines=$table # which is all that is known
     if [ -n "$listed" ]; then # to a privileged container others' devices are open, too
-        picked=$(printf '%s\n' "$lines" | pick "$listed")
-        count "$listed"
-        entries=$count
-        count "$picked" "$newline"
-        if [ "$count" = "$entries" ]; then lines=$picked; elif [ "$granted" = "$listed" ]; then lines=''; fi
+        if resolve "$lines" "$listed"; then
+            lines=$(printf '%s\n' "$lines" | pick "$resolved")
+        elif [ "$granted" = "$listed" ]; then
+            lines=''
+        fi
     fi
     for variable in $variables; do
         eval "value=\$$variable"
+        [ "${#value}" -lt 4096 ] || leave "$trouble, and $variable has ${#value} characters"
         lines=$(see "$lines" "$value")
     done
     count "$lines" "$newline"
-    [ "$count" -gt 0 ] || leave "$trouble, and no GPU of $here/table is visible${variables:+ ($said)}"
+    [ "$count" -gt 0 ] ||
+        leave "$trouble, and no GPU of $here/table is visible${variables:+ ($said)}"
     [ -z "$rank" ] || lines=$(nth "$lines" $((rank % count)))
     sum_up "$lines"
-    cpulist=$(common "$near" "$allowed")
-    [ -n "$cpulist" ] || leave "$trouble, and in $here/table none of the CPUs $allowed is near the GPU"
+    case $locality,${AFFINITYD_STRICT-} in
+    remote,true | remote,1 | remote,yes | remote,on)
+        leave "$trouble, and in $here/table CPUs $near are far, which AFFINITYD_STRICT forbids"
+        ;;
+    esac
+    common "$near" "$allowed"
+    cpulist=$common
+    [ -n "$cpulist" ] ||
+        leave "$trouble, and in $here/table none of the CPUs $allowed is near the GPU"
+}
+
+cat_table() { # stdin, for an image that has no cat
+    while read -r line; do printf '%s\n' "$line"; done
+}
+
+resolve() { # LINES LIST: resolved, the index or instance that each entry of the list means
+    all=$1 resolved=''
+    case $2 in *,) return 1 ;; esac
+    set -f
+    IFS=,
+    # shellcheck disable=SC2086 # a word an entry
+    set -- $2
+    unset IFS
+    for entry; do
+        entry=${entry#"${entry%%[![:space:]]*}"} entry=${entry%"${entry##*[![:space:]]}"}
+        case $entry in
+        GPU-* | MIG-*) line=$(printf '%s\n' "$all" | named "$entry") ;;
+        *[!0-9:]* | *:*:*) # a PCI bus id, whose domain may have eight digits
+            line=$(printf '%s\n' "$all" | named "${entry#"${entry%????:??:??.?}"}")
+            ;;
+        *)
+            strip "${entry%%:*}" # 0:1 is instance 1 of GPU 0
+            line=$(printf '%s\n' "$all" | pick "$number")
+            line=${line:+$number $line}
+            ;;
+        esac
+        count "$line" "$newline"
+        [ "$count" = 1 ] || return 1
+        name=${line#* }
+        case $line in MIG-*) name=$line ;; esac
+        resolved=${resolved:+$resolved,}${name%% *}
+    done
 }
 
 pick() { # NAMES: those lines of stdin that have one of the names, once for each
@@ -114,18 +158,4 @@ sum_up() { # LINES: near, the CPUs of all; locality, the worst
         near=${near:+$near,}$3
         case $locality,$2 in local,* | *,remote) locality=$2 ;; esac
     done
-}
-
-common() { # LIST LIST: the CPUs that are in both
-    common=''
-    IFS=,
-    for one in $1; do
-        for other in $2; do
-            low=${one%-*} high=${one#*-}
-            [ "$low" -ge "${other%-*}" ] || low=${other%-*}
-            [ "$high" -le "${other#*-}" ] || high=${other#*-}
-            [ "$low" -gt "$high" ] || common=${common:+$common,}$low-$high
-        done
-    done
-    printf %s "$common"
 }

@@ -156,6 +156,15 @@ def test_seccomp_s_default_profile_takes_the_memory_policy_and_no_cpu(
     assert done.stderr.startswith("affinityd exec: memory: ")
 
 
+@pytest.mark.parametrize("image", ["debian", "busybox"])
+def test_a_container_that_may_have_no_second_process_runs_as_it_is(
+    pods: dict[str, Pod], image: str
+) -> None:
+    alone = ["--user=54321", "--ulimit=nproc=1:1", "--ulimit=nofile=1024:1024", *rig.devices(1)]
+    pods[SOCKET].init()
+    assert pods[SOCKET].app(image, RUN, *LOOK, options=alone).cpus == BOTH
+
+
 def test_a_user_namespace_changes_nothing(pods: dict[str, Pod]) -> None:
     mapped = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"]
     device = "--env=NVIDIA_VISIBLE_DEVICES=1"  # podman gives no device file to one
