@@ -171,7 +171,7 @@ def _granted(topology: Topology, everything: tuple[Device, ...], entry: str) -> 
         have = ", ".join(str(number) for number in sorted(at.keys() - {None})) or "none"
         raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
     try:
-        return _chosen(Sight(_by_index(topology), everything, by_name=False), entry)
+        return _at(Sight(_by_index(topology), everything, by_name=False), entry)
     except NoSuchGpuError as error:
         raise NoSuchGpuError(f"granted: {error}") from None
     except InvalidRequestError:

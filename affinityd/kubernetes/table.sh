@@ -8,8 +8,12 @@ plan_from_table() { # cpulist, locality: of what was granted, listed and made vi
     lines=$(printf '%s\n' "$table" | pick "$granted")
     [ "$granted" != "$listed" ] || lines=$table # which is all that is known
     if [ -n "$listed" ]; then # to a privileged container others' devices are open, too
-        if resolve "$lines" "$listed"; then
-            lines=$(printf '%s\n' "$lines" | pick "$resolved")
+        picked=''
+        ! resolve "$table" "$listed" || picked=$(printf '%s\n' "$lines" | pick "$resolved")
+        count "$picked" "$newline" && found=$count
+        count "$resolved"
+        if [ "$found" = "$count" ] && [ "$found" -gt 0 ]; then
+            lines=$picked
         elif [ "$granted" = "$listed" ]; then
             lines=''
         fi
@@ -55,16 +59,29 @@ resolve() { # LINES LIST: resolved, the index or instance that each entry of the
             line=$(printf '%s\n' "$all" | named "${entry#"${entry%????:??:??.?}"}")
             ;;
         *)
-            strip "${entry%%:*}" # 0:1 is instance 1 of GPU 0
+            strip "${entry%%:*}"
             line=$(printf '%s\n' "$all" | pick "$number")
             line=${line:+$number $line}
             ;;
         esac
         count "$line" "$newline"
         [ "$count" = 1 ] || return 1
-        name=${line#* }
+        name=${line#* } # its index
         case $line in MIG-*) name=$line ;; esac
-        resolved=${resolved:+$resolved,}${name%% *}
+        case $entry in *[!0-9:]* | *:*:*) ;; *:*) instance "${entry#*:}" "$line" ;; esac
+        name=${name%% *}
+        case ,$resolved, in *",$name,"*) continue ;; esac
+        resolved=${resolved:+$resolved,}$name
+    done
+}
+
+instance() { # NUMBER LINE: name, of that instance of a GPU; the GPU's index, where it has none
+    name=${2#* } place=0
+    strip "$1"
+    for one in ${2#* * * * }; do
+        case $one in MIG-*) ;; *) continue ;; esac
+        [ "$place" != "$number" ] || name=$one
+        place=$((place + 1))
     done
 }
 
@@ -138,10 +155,14 @@ see_named() { # KIND ENTRY...: blanks are part of an entry
     printf %s "$seen"
 }
 
-named() { # PREFIX: each name that begins so, and its line of stdin
+named() { # PREFIX: each name that begins so, and the first line of stdin that has it
+    names=,
     while read -r line; do
         for name in ${line#* * * }; do
-            case $name in "$1"*) printf '%s\n' "$name $line" ;; esac
+            case $name in "$1"*) ;; *) continue ;; esac
+            case $names in *",$name,"*) continue ;; esac
+            names=$names$name,
+            printf '%s\n' "$name $line"
         done
     done
 }
