@@ -70,8 +70,20 @@ def test_the_test_is_made_where_a_daemon_is_and_is_not_taken_for_one(option: str
     assert bool(tests) == (option != "socket-only")
 
 
-def test_the_test_of_the_chart_meets_the_restricted_standard() -> None:
-    assert list(against_restricted(objects("default")["Pod/affinityd-test"]["spec"])) == []
+@pytest.mark.parametrize("option", ["default", "selinux"])
+def test_the_test_of_the_chart_meets_the_restricted_standard(option: str) -> None:
+    assert list(against_restricted(objects(option)["Pod/affinityd-test"]["spec"])) == []
+
+
+def test_the_test_of_the_chart_is_there_until_the_next_one_so_that_its_log_can_be_read() -> None:
+    annotations = objects("default")["Pod/affinityd-test"]["metadata"]["annotations"]
+    assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation"
+
+
+@pytest.mark.parametrize("option", ["default", "service-account", "names"])
+def test_the_test_of_the_chart_is_of_the_daemons_service_account(option: str) -> None:
+    (test,) = (it for it in objects(option).values() if it["kind"] == "Pod")
+    assert test["spec"]["serviceAccountName"] == pod(option)["serviceAccountName"]
 
 
 @pytest.mark.parametrize(

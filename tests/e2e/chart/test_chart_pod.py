@@ -6,12 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
 
 from affinityd import __version__
 from affinityd.settings import NAMES
 from tests.e2e.chart.as_pod import as_pod
 from tests.e2e.chart.pod_security import against_baseline, against_restricted
-from tests.e2e.chart.rendering import OPTIONS, container, daemon_set, objects, pod
+from tests.e2e.chart.rendering import (
+    CHART,
+    OPTIONS,
+    by_name,
+    container,
+    daemon_set,
+    helm,
+    objects,
+    pod,
+)
 
 pytestmark = pytest.mark.chart
 
@@ -103,6 +113,25 @@ def test_the_daemon_is_started_with(option: str, arguments: list[str]) -> None:
     assert flags <= set(NAMES)
 
 
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        (["settings.reservedCpus=0"], ["--reserved-cpus=0"]),
+        (["settings.reservedCpus=64"], ["--reserved-cpus=64"]),
+        ([r"settings.reservedCpus=0\,64"], ["--reserved-cpus=0,64"]),
+        (["settings.reservedCpus="], []),
+        (["settings.reservedCpus=null"], []),
+        ([], []),
+    ],
+)
+def test_reserved_cpus_may_be_one_number(words: list[str], arguments: list[str]) -> None:
+    done = helm("template", "affinityd", str(CHART), *(f"--set={word}" for word in words))
+    assert (done.returncode, done.stderr) == (0, "")
+    made = by_name(yaml.safe_load_all(done.stdout))["DaemonSet/affinityd"]
+    (only,) = made["spec"]["template"]["spec"]["containers"]
+    assert [it for it in only["args"] if it.startswith("--reserved-cpus")] == arguments
+
+
 def test_the_daemon_goes_by_the_name_of_its_node() -> None:
     assert environment("default") == {
         "AFFINITYD_NODE_NAME": {"fieldRef": {"fieldPath": "spec.nodeName"}}
@@ -175,7 +204,7 @@ def test_without_the_folder_the_daemon_meets_the_restricted_standard() -> None:
     assert "root" in set(against_restricted(pod("default")))
 
 
-def test_the_charts_own_labels_are_not_overridden() -> None:
+def test_labels_that_are_added_stand_beside_the_charts_own() -> None:
     labels = daemon_set("names")["spec"]["template"]["metadata"]["labels"]
     assert labels["app.kubernetes.io/name"] == "planner"
     assert (labels["team"], labels["tier"]) == ("hpc", "node")

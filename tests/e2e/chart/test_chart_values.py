@@ -27,15 +27,24 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
         ({"image": {"digest": "latest"}}, "at '/image/digest'"),
         ({"image": {"pullPolicy": "always"}}, "at '/image/pullPolicy'"),
         ({"imagePullSecrets": ["mine"]}, "at '/imagePullSecrets/0': got string, want object"),
-        ({"settings": {"reservedCpus": 0}}, "at '/settings/reservedCpus': got number, want string"),
+        (
+            {"settings": {"reservedCpus": -1}},
+            "at '/settings/reservedCpus': minimum: got -1, want 0",
+        ),
+        ({"settings": {"reservedCpus": 0.5}}, "at '/settings/reservedCpus'"),
         ({"settings": {"reservedCpus": "0,,1"}}, "at '/settings/reservedCpus'"),
         ({"settings": {"mode": "node"}}, "additional properties 'mode' not allowed"),
         ({"settings": {"logFormat": "JSON"}}, "at '/settings/logFormat'"),
-        ({"listenAddress": "::"}, "at '/listenAddress'"),
+        *(
+            (
+                {"listenAddress": address},
+                "at '/listenAddress': value must be one of '0.0.0.0', '[::]'",
+            )
+            for address in ("::", "127.0.0.1", "127.1", "[::1]", "localhost")
+        ),
         ({"ports": {"http": 0}}, "at '/ports/http': minimum: got 0, want 1"),
         ({"ports": {"metrics": 9465}}, "additional properties 'metrics' not allowed"),
-        ({"socket": {"hostPath": "/run"}}, "at '/socket/hostPath': '/run' does not match"),
-        ({"socket": {"hostPath": "/run/affinityd/../x"}}, "at '/socket/hostPath'"),
+        ({"socket": {"hostPath": 1}}, "at '/socket/hostPath': got number, want string"),
         ({"gpuNodeLabels": ["nvidia.com/gpu.present: true"]}, "at '/gpuNodeLabels/0'"),
         ({"gpuNodeLabels": [{"nvidia.com/gpu.present": "true"}]}, "want string"),
         ({"nodeSelector": {"gpu": True}}, "at '/nodeSelector/gpu': got boolean, want string"),
@@ -153,6 +162,16 @@ def test_a_contradiction_is_refused_with_the_remedy(values: Mapping[str, Any], s
         {"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "1Gi"}}},
         {"extraArgs": ["--root=/captured", "--listening"]},
         {"settings": {"reservedCpus": "0-30:2,64"}},
+        {"image": {"repository": "registry.example.org:5000/hpc_x/affinity--d"}},
+        {"image": {"repository": "affinityd"}},
+        {"socket": {"hostPath": "/var/lib/k8s.io/site-affinityd-a"}},
+        {"extraEnv": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]},
+        {
+            "extraVolumes": [{"name": "mine", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "mine", "mountPath": "/run/affinityd-mine"}],
+        },
+        {"podLabels": {"app.kubernetes.io/version": "a", "app.kubernetes.io/component": "a"}},
+        {"commonLabels": {"team": "hpc"}, "podLabels": {"team": "gpu"}},
     ],
     ids=json.dumps,
 )

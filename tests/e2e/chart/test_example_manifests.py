@@ -97,6 +97,17 @@ def test_the_init_container_is_the_charts_image_and_costs_nothing(path: Path) ->
 
 
 @NAMED
+def test_it_says_that_its_image_is_to_be_edited(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    ours = [number for number, line in enumerate(lines) if "image: localhost/" in line]
+    assert len(ours) == len(pods(path))
+    for number in ours:
+        assert lines[number - 1].strip() == (
+            "# To be edited: where you pushed it. The chart's image.repository does not reach jobs."
+        )
+
+
+@NAMED
 def test_what_it_chooses_is_what_the_daemon_takes(path: Path) -> None:
     for pod in pods(path):
         said = {it["name"]: it["value"] for it in pod["initContainers"][0].get("env", ())}

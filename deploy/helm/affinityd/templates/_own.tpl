@@ -1,0 +1,64 @@
+{{- /* What the chart sets itself: given once more it would be dropped, or break the pod. */}}
+{{- define "affinityd.chartsOwn" -}}
+{{- $remedies := dict
+      "--listen" "; set listenAddress and ports.http instead"
+      "--listen-plan" "; set listenAddress, ports.plan and plan.enabled instead"
+      "--socket" "; set socket.hostPath instead"
+      "--reserved-cpus" "; set settings.reservedCpus instead"
+      "--log-format" "; set settings.logFormat instead"
+      "--node-name" ": the Node's name; leave it out" }}
+{{- range .Values.extraArgs }}
+{{- $flag := index (splitList "=" .) 0 }}
+{{- with get $remedies $flag }}
+{{- fail (printf "extraArgs: %s is the chart's own%s" $flag .) }}
+{{- end }}
+{{- end }}
+
+{{- /* Each flag has its variable. */}}
+{{- $variables := dict }}
+{{- range $flag, $remedy := $remedies }}
+{{- $_ := set $variables (printf "AFFINITYD%s" (trimPrefix "-" $flag | upper | replace "-" "_")) $remedy }}
+{{- end }}
+{{- if .Values.runtimeClassName }}
+{{- range list "NVIDIA_VISIBLE_DEVICES" "NVIDIA_DRIVER_CAPABILITIES" }}
+{{- $_ := set $variables . "; leave it out, or leave runtimeClassName empty" }}
+{{- end }}
+{{- end }}
+{{- range .Values.extraEnv }}
+{{- $name := .name }}
+{{- with get $variables $name }}
+{{- fail (printf "extraEnv: %s is the chart's own%s" $name .) }}
+{{- end }}
+{{- end }}
+
+{{- range .Values.extraVolumes }}
+{{- if eq .name "socket" }}
+{{- fail "extraVolumes: socket is the chart's own; give yours another name, or set socket.hostPath" }}
+{{- end }}
+{{- end }}
+{{- range .Values.extraVolumeMounts }}
+{{- if eq .name "socket" }}
+{{- fail (printf "extraVolumeMounts: socket, at %s, is the chart's own volume; mount one of extraVolumes" .mountPath) }}
+{{- end }}
+{{- if hasPrefix "/run/affinityd/" (printf "%s/" (clean .mountPath)) }}
+{{- fail (printf "extraVolumeMounts: %s is the socket's folder or in it; mount %s elsewhere" .mountPath .name) }}
+{{- end }}
+{{- end }}
+
+{{- $labels := fromYaml (include "affinityd.ownLabels" .) }}
+{{- $_ := set $labels "app.kubernetes.io/component" "metrics" }}
+{{- $metrics := .Values.metrics }}
+{{- range $value, $chosen := dict
+      "commonLabels" (list $labels .Values.commonLabels)
+      "podLabels" (list (fromYaml (include "affinityd.ownPodLabels" .)) .Values.podLabels)
+      "metrics.podMonitor.labels" (list $labels $metrics.podMonitor.labels)
+      "metrics.serviceMonitor.labels" (list $labels $metrics.serviceMonitor.labels)
+      "metrics.prometheusRule.labels" (list $labels $metrics.prometheusRule.labels)
+      "dashboards.labels" (list $labels .Values.dashboards.labels) }}
+{{- range $name, $_ := index $chosen 1 }}
+{{- if hasKey (index $chosen 0) $name }}
+{{- fail (printf "%s: %s is the chart's own; leave it out" $value $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
