@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet
-from affinityd.devices import Device, Sight, choose, is_ambiguous, look
+from affinityd.devices import Device, Sight, choose, is_ambiguous
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.modes import MODES
 from affinityd.readers import MAX_ENTRIES
 from affinityd.request import Request
+from affinityd.sight import look
 from affinityd.step import Seat, gpu_seat, single_seat, slice_seat
 from affinityd.topology import Gpu, Topology
 from affinityd.words import BY_RANK

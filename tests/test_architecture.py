@@ -36,6 +36,7 @@ PURE = [
         "warn",
         "visible",
         "devices",
+        "sight",
         "ranks",
         "readers",
         "step",
