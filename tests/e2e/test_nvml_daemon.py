@@ -19,6 +19,8 @@ import pytest
 from tests.daemons import Daemon, Reply, eventually, is_ready, running, spawn
 from tests.nvml.shared_object import environment
 
+pytestmark = pytest.mark.nvml
+
 UUID = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
 MIG = "MIG-5c1b0c3e-51aa-9d02-4c1e-0b7de3f1a001"
 

@@ -18,7 +18,9 @@ from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
 from affinityd.discovery.nvml import NvmlGpu, NvmlReport, _may_run_on, _online, ask
 from tests.nvml.shared_object import environment
 
-ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.nvml
+
+ROOT = Path(__file__).parents[2]
 
 FIRST = """
 gpu

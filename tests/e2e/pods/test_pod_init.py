@@ -23,6 +23,8 @@ from tests.serving import answering, hanging, http, serving
 from tests.test_devices import EIGHT
 from tests.tiny import Ended, affinityd
 
+pytestmark = pytest.mark.pods
+
 BLOCKS = {"AFFINITYD_MODE": "unique-contiguous"}
 
 

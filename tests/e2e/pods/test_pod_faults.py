@@ -26,6 +26,8 @@ from tests.serving import answering, hanging, http, serving
 from tests.test_devices import EIGHT
 from tests.tiny import BOTH, FAR, LOOK, affinityd
 
+pytestmark = pytest.mark.pods
+
 GPU_2 = "16-23,144-151"  #: its block
 ONLINE = EIGHT.online
 SHELLS = [["dash"], ["bash", "--posix"]]
