@@ -34,9 +34,7 @@ class NodePlan:
     document: str  #: in the format `json`
     lines: str  #: in the format `lines`
     source: str  #: who says so
-    answered: Addresses = field(
-        default_factory=dict
-    )  #: who, without a name that is to be looked up
+    answered: Addresses = field(default_factory=dict)  #: who, by number and not by name
 
     @property
     def gpus(self) -> int:

@@ -301,7 +301,12 @@ case ${1--} in
     exit 125
     ;;
 esac
-[ -n "$affinityd_closed" ] || trap 'exec "$@"' EXIT # of a shell that may not even fork
+if [ -z "$affinityd_closed" ]; then
+    trap 'exec "$@"' EXIT # of a shell that may not even fork
+    trap 'trap - EXIT TERM && kill -TERM $$' TERM # for bash would take its end for that, too
+    trap 'trap - EXIT INT && kill -INT $$' INT
+    trap 'trap - EXIT HUP && kill -HUP $$' HUP
+fi
 case ${AFFINITYD-} in [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) start "$@" ;; esac
 if affinityd_place=$(
     if (: >&2); then exec 3>&2; else exec 3>/dev/null; fi

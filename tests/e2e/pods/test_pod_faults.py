@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -455,6 +456,30 @@ def test_a_stderr_that_is_closed_is_no_reason_not_to_pin(tiny_pod: Path) -> None
         env = {"PATH": "/usr/bin:/bin", "AFFINITYD_SOCKET": path}
         done = subprocess.run(closed, env=env, capture_output=True, text=True, check=True)
         assert done.stdout.split()[1] == FAR
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("shell", [it for it in SHELLS if shutil.which(it[0])], ids=str)
+def test_who_is_ended_while_it_asks_starts_no_command(
+    tiny_pod: Path, tmp_path: Path, shell: list[str], number: signal.Signals
+) -> None:
+    with serving(tmp_path / "s", hanging) as path:
+        env = {"PATH": "/usr/bin:/bin", "AFFINITYD_SOCKET": str(path)}
+        command = ["env", "--default-signal", *shell, tiny_pod, "touch", tmp_path / "started"]
+        with subprocess.Popen(command, env=env) as it:
+            time.sleep(0.3)
+            it.send_signal(number)
+            assert it.wait(5) == -number
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("shell", [it for it in SHELLS if shutil.which(it[0])], ids=str)
+def test_signals_are_the_command_s_as_they_were(tiny_pod: Path, shell: list[str]) -> None:
+    look = ["grep", "-E", "^Sig(Ign|Cgt|Blk)", "/proc/self/status"]
+    deaf = ["sh", "-c", 'trap "" HUP USR1; exec "$@"', "sh"]
+    for before in ([], deaf):
+        alone = subprocess.check_output([*before, *look])
+        assert subprocess.check_output([*before, *shell, str(tiny_pod), *look]) == alone
 
 
 def test_a_timer_that_the_job_ignores_is_not_ours_to_ignore(pod: Pod, tmp_path: Path) -> None:
