@@ -465,7 +465,7 @@ def test_who_is_ended_while_it_asks_starts_no_command(
 ) -> None:
     with serving(tmp_path / "s", hanging) as path:
         env = {"PATH": "/usr/bin:/bin", "AFFINITYD_SOCKET": str(path)}
-        command = ["env", "--default-signal", *shell, tiny_pod, "touch", tmp_path / "started"]
+        command = ["env", "--default-signal", *shell, str(tiny_pod), "touch", f"{tmp_path}/started"]
         with subprocess.Popen(command, env=env) as it:
             time.sleep(0.3)
             it.send_signal(number)
