@@ -36,7 +36,6 @@ ABSENT = (
     None,
 )
 HTTP = "http://"
-MAX_PORT = 65535
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
 
 
@@ -95,27 +94,13 @@ def _connected(address: str, deadline: float) -> _socket.socket:
             return connection
 
 
-def is_url(address: str) -> bool:
-    """Return whether an address is http://HOST:PORT."""
-    host, port = _split(address)
-    is_port = port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT))
-    is_host = bool(host) and not set(host) & set("/ @?#")
-    return address.startswith(HTTP) and is_host and is_port and 0 < int(port) <= MAX_PORT
-
-
-def _split(address: str) -> tuple[str, str]:
-    """Return the host and the port of a URL."""
-    host, _, port = address[len(HTTP) :].rstrip("/").rpartition(":")
-    return host.strip("[]"), port
-
-
 def _target(address: str) -> tuple[int, Any]:
     """Return an address as socket(2) and connect(2) have it."""
     if not address.startswith(HTTP):
         return _socket.AF_UNIX, address
-    host, port = _split(address)
+    host, _, port = address[len(HTTP) :].rpartition(":")
     try:
-        found = _socket.getaddrinfo(host, port, 0, _socket.SOCK_STREAM)
+        found = _socket.getaddrinfo(host.strip("[]"), port, 0, _socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise NoDaemonError(f"no daemon at {address}: {error}") from None
     return found[0][0], found[0][4]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from affinityd import codec
 from affinityd.cpuset import format_list
 from affinityd.jsonvalue import JsonValue
 from affinityd.service import Node
+from affinityd.whole import write_whole
 
 NAME = "node.json"
 VERSION = 1
@@ -29,17 +28,7 @@ def write(path: Path, node: Node) -> None:
             "topology": codec.to_dict(node.topology),
         }
     )
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{NAME}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"{text}\n")
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, f"{text}\n")
 
 
 def read(path: Path) -> Node:

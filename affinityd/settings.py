@@ -114,8 +114,11 @@ def _node_name(text: str, name: str) -> str:
 
 
 def _listen(text: str, name: str) -> tuple[str, int] | None:
-    if text == "none":
-        return None
+    return None if text == "none" else host_and_port(text, name)
+
+
+def host_and_port(text: str, name: str) -> tuple[str, int]:
+    """Read HOST:PORT, which somebody gave by this name. Raises InvalidRequestError."""
     host, colon, port = text.rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= len(str(MAX_PORT))
     if not (colon and host and is_port and int(port) <= MAX_PORT):

@@ -8,13 +8,16 @@ real.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from tests.daemons import PATIENCE
+from tests.test_devices import EIGHT
 from tests.tiny import affinityd
 
 #: Sets a mask as taskset(1) does, and the kernel: not wider than the cpuset, not empty.
@@ -30,6 +33,11 @@ printf 'Cpus_allowed_list:\\t%s\\n' "$2" >"$1/$$/status"
 shift 2
 exec "$@"
 """
+
+#: The node of most tests: a DGX A100 whose GPU 2 is /dev/nvidia5 and has this block.
+ONLINE = EIGHT.online
+GPU_2 = "16-23,144-151"
+SHELLS = [["dash"], ["bash", "--posix"]]
 
 
 @dataclass(frozen=True)
@@ -103,3 +111,12 @@ class Pod:
 def unreachable(pod: Pod) -> dict[str, str]:
     """Return the variables with which no daemon is found."""
     return {"AFFINITYD_SOCKET": os.fspath(pod.folder / "nobody")}
+
+
+def only(folder: Path, *programs: str) -> str:
+    """Return a PATH with these programs and no others."""
+    folder.mkdir()
+    for name in programs:
+        found = sys.executable if name == "python3" else shutil.which(name)
+        (folder / name).symlink_to(found or f"{name} is not installed")
+    return str(folder)

@@ -19,6 +19,7 @@ from affinityd.errors import AffinityError, InvalidRequestError, quote
 from affinityd.kubernetes import nodeplan
 from affinityd.kubernetes.handout import hand_out_plan, hand_out_scripts, hand_out_settings
 from affinityd.kubernetes.nodeplan import NodePlan
+from affinityd.settings import host_and_port
 from affinityd.words import count
 
 NAME = "affinityd init"
@@ -87,9 +88,7 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
 def _given(flags: Mapping[str, str | None]) -> dict[str, str]:
     """Return where the command line says that the daemon is. Raises InvalidRequestError."""
     found = {name: text for name, text in flags.items() if text}
-    if URL in found and not client.is_url(found[URL]):
-        raise InvalidRequestError(f"url: {_is_no_url(found[URL])}")
-    return found
+    return {**found, URL: _url(found[URL], "url")} if URL in found else found
 
 
 def _said() -> Mapping[str, str]:
@@ -104,13 +103,25 @@ def _said() -> Mapping[str, str]:
 def _in_variables(said: Mapping[str, str]) -> dict[str, str]:
     """Return where variables say that the daemon is; what is no URL is told, and left out."""
     found = {name: said[name] for name in (SOCKET, URL) if name in said}
-    if URL in found and not client.is_url(found[URL]):
-        _tell(f"{URL}: {_is_no_url(found.pop(URL))}")
-    return found
+    try:
+        return {**found, URL: _url(found[URL], URL)} if URL in found else found
+    except InvalidRequestError as error:
+        _tell(str(error))
+    return {name: text for name, text in found.items() if name != URL}
 
 
-def _is_no_url(text: str) -> str:
-    return f"{quote(text)} is not http://HOST:PORT; write it like http://affinityd:9466"
+def _url(text: str, name: str) -> str:
+    """Return a URL without a last slash. Raises InvalidRequestError."""
+    url = text.rstrip("/")
+    try:
+        host, port = host_and_port(url.removeprefix(client.HTTP), name)
+    except InvalidRequestError:
+        host, port = "", 0
+    if not url.startswith(client.HTTP) or set(host) & set("/ @?#") or not port:
+        raise InvalidRequestError(
+            f"{name}: {quote(text)} is not http://HOST:PORT; write it like http://affinityd:9466"
+        )
+    return url
 
 
 def _tell(trouble: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +9,8 @@ from shlex import quote
 
 from affinityd.errors import OutputError
 from affinityd.kubernetes.nodeplan import NodePlan
+from affinityd.whole import EXECUTABLE, READABLE, write_whole
 
-READABLE, EXECUTABLE = 0o644, 0o755  #: whatever the umask is: the app is another user
 SCRIPTS = {"run": ("run.sh", EXECUTABLE), "table.sh": ("table.sh", READABLE)}
 
 
@@ -55,14 +53,6 @@ def _write(path: Path, text: str, mode: int = READABLE) -> None:
         if not path.parent.exists():
             path.parent.mkdir(parents=True)
             path.parent.chmod(EXECUTABLE)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                os.fchmod(file.fileno(), mode)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, text, mode)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from None

@@ -84,10 +84,9 @@ def find(
 def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePlan:
     """Ask again and again. Raises DaemonError when it is too late, and what refuses the request."""
     trouble = DaemonError("there was no time to ask a daemon")
-    for name in cycle(addresses):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise trouble
+    names = cycle(addresses)
+    while (left := deadline - time.monotonic()) > 0:
+        name = next(names)
         asking = partial(_of_daemon, asked, name, addresses[name], deadline)
         try:  # in the background, since to look a name up has no limit
             return asyncio.run(asyncio.wait_for(in_background(asking), left))

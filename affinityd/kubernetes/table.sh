@@ -121,11 +121,10 @@ see_numbered() { # ENTRY...
     for entry; do
         entry=${entry#"${entry%%[![:space:]]*}"}
         sign=${entry%%[!+-]*} entry=${entry#[+-]}
-        number=${entry%%[!0-9]*}
+        strip "${entry%%[!0-9]*}"
         [ -n "$number" ] || break
-        number=${number#"${number%%[!0]*}"}
-        [ "$sign" != - ] || [ -z "$number" ] || break
-        case " $numbers" in *" ${number:=0} "*) return ;; esac # repeated: none is visible
+        [ "$sign" != - ] || [ "$number" = 0 ] || break
+        case " $numbers" in *" $number "*) return ;; esac # repeated: none is visible
         numbers="$numbers$number "
     done
     for number in $numbers; do

@@ -21,7 +21,6 @@ from pathlib import Path
 from tests.e2e.containers.podman import attempt, environment, locked, podman
 
 CHECKOUT = Path(__file__).parents[3]
-PROGRAMS = ("podman", "runc", "catatonit", "mmdebstrap", "busybox")
 
 SUITE = "bookworm"
 #: What is Debian's, and what an Ubuntu without anything is too: an sh and taskset.
@@ -37,11 +36,6 @@ UNREAD = ("doc", "info", "locale", "man")  #: folders of /usr/share
 CERTIFICATES = "/etc/ssl/certs"
 #: By which arguments of a build its pip reaches what pip reaches here.
 PIP = {"cert": "PIP_CERT", "index-url": "PIP_INDEX_URL"}
-
-
-def missing() -> list[str]:
-    """Return the programs that are not installed."""
-    return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
 @cache

@@ -29,10 +29,7 @@ from tests.e2e.containers.rig import (
 )
 from tests.tiny import affinityd
 
-pytestmark = [
-    pytest.mark.containers,
-    pytest.mark.skipif(bool(images.missing()), reason=f"{images.missing()} are not installed"),
-]
+pytestmark = pytest.mark.containers
 
 APART = ("--pid=private",)
 JSON = ("--machine=mi250x", "--log-format=json")

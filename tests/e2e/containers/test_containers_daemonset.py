@@ -21,10 +21,7 @@ from tests.e2e.containers import images
 from tests.e2e.containers.podman import attempt, podman
 from tests.tiny import Ended
 
-pytestmark = [
-    pytest.mark.containers,
-    pytest.mark.skipif(bool(images.missing()), reason=f"{images.missing()} are not installed"),
-]
+pytestmark = pytest.mark.containers
 
 USER = 65532
 NODE = "gpu07"

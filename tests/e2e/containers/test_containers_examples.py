@@ -22,10 +22,7 @@ from tests.e2e.containers.podman import attempt, podman
 from tests.e2e.containers.rig import Container
 from tests.tiny import CPUS, tiny_tree
 
-pytestmark = [
-    pytest.mark.containers,
-    pytest.mark.skipif(bool(images.missing()), reason=f"{images.missing()} are not installed"),
-]
+pytestmark = pytest.mark.containers
 
 EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples"
 

@@ -20,10 +20,7 @@ from tests.e2e.containers.podman import podman
 from tests.e2e.containers.rig import container
 from tests.tiny import affinityd
 
-pytestmark = [
-    pytest.mark.containers,
-    pytest.mark.skipif(bool(images.missing()), reason=f"{images.missing()} are not installed"),
-]
+pytestmark = pytest.mark.containers
 
 MIB = 2**20
 

@@ -21,10 +21,7 @@ from tests.e2e.containers.rig import (
 )
 from tests.tiny import FAR, LOOK, NEAR, tiny_tree
 
-pytestmark = [
-    pytest.mark.containers,
-    pytest.mark.skipif(bool(images.missing()), reason=f"{images.missing()} are not installed"),
-]
+pytestmark = pytest.mark.containers
 
 #: The ids of a pod with `hostUsers: false`: its root is nobody on the node.
 FIRST_ID = 100000

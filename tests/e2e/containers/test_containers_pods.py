@@ -18,10 +18,7 @@ from tests.e2e.containers import images, rig
 from tests.e2e.containers.rig import Container
 from tests.tiny import BOTH, CPUS, FAR, NEAR, Ended, tiny_tree
 
-pytestmark = [
-    pytest.mark.containers,
-    pytest.mark.skipif(bool(images.missing()), reason=f"{images.missing()} are not installed"),
-]
+pytestmark = pytest.mark.containers
 
 LOOK = ("grep", "Cpus_allowed_list", "/proc/self/status")
 RUN = "/affinity/run"

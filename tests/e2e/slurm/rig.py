@@ -23,7 +23,6 @@ from pathlib import Path
 from tests.daemons import PATIENCE, eventually
 
 MAJOR = 240  #: of devices for local use, kernel Documentation/admin-guide/devices.txt
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "unshare")
 USER = "games"  #: whose jobs are not root's; every Debian has it
 
 SLURM_CONF = """\
@@ -186,11 +185,6 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
 def _node(folder: Path) -> str:
     """Return the node's name: cgroups are named after it, and clusters run side by side."""
     return f"n{folder.name.encode().hex()}"
-
-
-def missing() -> list[str]:
-    """Return the programs that are not installed."""
-    return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
 def _remove_cgroups(node: str) -> None:

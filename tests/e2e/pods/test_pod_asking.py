@@ -1,0 +1,222 @@
+"""`run` asks a daemon: by what an image has, with what a job says, whatever comes back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from affinityd.cli.exec_options import SAID
+from affinityd.launchers import LAUNCHERS
+from tests.daemons import Daemon
+from tests.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
+from tests.serving import answering, hanging, http, serving
+
+pytestmark = pytest.mark.pods
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=str)
+@pytest.mark.parametrize("reach", ["asked", "table"])
+def test_every_shell_reads_it_alike(pod: Pod, shell: list[str], reach: str) -> None:
+    away = unreachable(pod) if reach == "table" else {}
+    told = pod.run(cpus=ONLINE, shell=shell, **away)
+    assert told.environment["AFFINITYD_CPULIST"] == GPU_2
+    assert told.environment["AFFINITYD_LOCALITY"] == "local"
+    assert told.environment["AFFINITYD_ALLOWED"] == "0-255"
+    assert len(told.lines) == (reach == "table"), told.lines
+
+
+@pytest.mark.parametrize("tool", ["curl", "python3"])
+def test_it_asks_by_what_the_image_has(pod: Pod, tmp_path: Path, tool: str) -> None:
+    told = pod.run(cpus=ONLINE, path=only(tmp_path / "few", tool, "head", "env", "sh"))
+    assert (told.environment["AFFINITYD_CPULIST"], told.lines) == (GPU_2, [])
+
+
+@pytest.mark.parametrize("tools", [["curl"], ["python3"], ["wget", "timeout"]], ids=str)
+def test_it_asks_a_service_by_what_the_image_has(
+    daemon: Daemon, pod: Pod, tmp_path: Path, tools: list[str]
+) -> None:
+    url = f"http://127.0.0.1:{daemon.lines[0].rsplit(':', 1)[1]}"
+    few = only(tmp_path / "few", *tools, "head", "env", "sh")
+    (tmp_path / ".curlrc").write_text("output = /dev/null\n")
+    odd = {"http_proxy": "http://127.0.0.1:9", "HOME": str(tmp_path)}  # which are no matter of ours
+    told = pod.run(cpus=ONLINE, path=few, AFFINITYD_URL=f"{url}/", **odd, **unreachable(pod))
+    assert (told.environment["AFFINITYD_CPULIST"], told.lines) == (GPU_2, [])
+
+
+def test_a_plan_fits_the_container_s_own_cpus_and_says_when_they_are_far(pod: Pod) -> None:
+    told = pod.run(cpus=frozenset({0, 1, 2, 64}))
+    assert told.environment["AFFINITYD_LOCALITY"] == "remote"
+    assert told.lines[0].startswith(
+        "affinityd run: CPUs 0-2 are not near the GPU; allowed are 0-2,64"
+    )
+
+
+def test_a_second_run_below_the_first_plans_on_what_the_first_was_allowed(pod: Pod) -> None:
+    pod.has("nvidia5", "nvidia1")  # GPUs 2 and 6
+    first = pod.run(cpus=ONLINE).environment
+    assert first["AFFINITYD_CPULIST"] == "16-23,80-87,144-151,208-215"
+    mask = frozenset({*range(16, 24), *range(80, 88), *range(144, 152), *range(208, 216)})
+    again = pod.run(cpus=mask, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", **first)
+    assert again.environment["AFFINITYD_CPULIST"] == "80-87,208-215"
+    assert again.environment["AFFINITYD_ALLOWED"] == "0-255"
+
+
+@pytest.mark.parametrize(
+    ("mode", "cpus"),
+    [
+        pytest.param("core-complex", "88-91,216-219", id="by their numbers"),
+        pytest.param("unique_contiguous", "80-87,208-215", id="by their GPUs' blocks"),
+    ],
+)
+def test_ranks_that_see_a_gpu_of_their_own_each_are_kept_apart(
+    pod: Pod, mode: str, cpus: str
+) -> None:
+    pod.has("nvidia5", "nvidia3", "nvidia1")  # GPUs 2, 4 and 6
+    rank = {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3", "CUDA_VISIBLE_DEVICES": "2"}
+    told = pod.run(cpus=ONLINE, AFFINITYD_MODE=mode, **rank)
+    assert (told.environment["AFFINITYD_CPULIST"], told.lines) == (cpus, [])
+
+
+def test_a_rank_with_zeros_before_it_is_not_octal(pod: Pod) -> None:
+    pod.has("nvidia5", "nvidia3", "nvidia1")  # GPUs 2, 4 and 6
+    for away in ({}, unreachable(pod)):
+        rank = {"LOCAL_RANK": "08", "LOCAL_WORLD_SIZE": "09", "AFFINITYD_MODE": "single"}
+        told = pod.run(cpus=ONLINE, **rank, **away)
+        assert told.cpus is not None
+        assert min(told.cpus) == 80  # of GPU 6's node
+
+
+def test_what_only_begins_as_a_device_file_is_none(pod: Pod) -> None:
+    pod.has("nvidia5", "nvidia1x")
+    assert pod.run(cpus=ONLINE).environment["AFFINITYD_CPULIST"] == GPU_2
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        pytest.param(
+            {"AFFINITYD_MODE": "best"}, "Malformed request: mode: 'best'", id="no such mode"
+        ),
+        pytest.param(
+            {"AFFINITYD_MIN_PHYSICAL_CORES": "99"}, "Cannot be satisfied: ", id="too few cores"
+        ),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "7"}, "No such GPU: ", id="no GPU visible"),
+        pytest.param({"AFFINITYD_SCOPE": "a&b=\xe9%\n"}, "Malformed request: scope", id="garbage"),
+    ],
+)
+def test_a_refusal_is_told_and_the_command_runs(
+    pod: Pod, said: dict[str, str], reason: str
+) -> None:
+    told = pod.run(cpus=ONLINE, **said)
+    assert told.cpus is None
+    assert told.lines[0].startswith(f"affinityd run: {reason}")
+    assert told.lines[0].endswith("; the command runs unpinned")
+    assert (told.status, len(told.lines)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(http("200 OK", b"<html>hello</html>"), id="of somebody else"),
+        pytest.param(
+            http("200 OK", b"AFFINITYD_CPULIST=0-3;reboot\nAFFINITYD_ALLOWED=0\n"), id="odd"
+        ),
+        pytest.param(http("200 OK", b"AFFINITYD_CPULIST=\n"), id="no CPUs"),
+        pytest.param(
+            http("200 OK", b"AFFINITYD_CPULIST=0-4294967295\nAFFINITYD_ALLOWED=0\n"), id="too many"
+        ),
+        pytest.param(
+            http("200 OK", b"AFFINITYD_CPULIST=0\nAFFINITYD_ALLOWED=all\n"), id="half a plan"
+        ),
+        pytest.param(http("503 Busy", b"No topology yet: try again\n"), id="not ready"),
+        pytest.param(
+            http("422 Malformed", b"Malformed request: unknown parameter 'nvidia_visible'\n"),
+            id="of another release",
+        ),
+        pytest.param(http("500 Oops", b"Internal error: x\n"), id="an error"),
+        pytest.param(b"\xff\x00\xfe" * 5000, id="noise"),
+    ],
+)
+@pytest.mark.parametrize("tool", ["curl", "python3"])
+def test_an_answer_that_is_no_plan_is_none(
+    pod: Pod, tmp_path: Path, answer: bytes, tool: str
+) -> None:
+    with serving(tmp_path / "s", answering(answer)) as path:
+        told = pod.run(
+            cpus=ONLINE,
+            path=only(tmp_path / "few", tool, "head", "env", "sh"),
+            AFFINITYD_SOCKET=str(path),
+            NVIDIA_VISIBLE_DEVICES="2",
+        )
+    assert told.environment["AFFINITYD_CPULIST"] == GPU_2
+    trouble = f"no answer from {tmp_path}/s"
+    assert told.lines == [f"affinityd run: {trouble}; planned from {pod.to}/table"]
+
+
+@pytest.mark.parametrize("tool", ["curl", "python3"])
+def test_an_answer_without_an_end_is_read_to_no_end(pod: Pod, tmp_path: Path, tool: str) -> None:
+    def endless(connection: socket.socket, over: threading.Event) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while not over.is_set():
+            connection.sendall(b"A" * 2**20)
+
+    began = time.monotonic()
+    with serving(tmp_path / "s", endless) as path:
+        few = only(tmp_path / "few", tool, "head", "env", "sh")
+        told = pod.run(cpus=ONLINE, path=few, AFFINITYD_SOCKET=str(path))
+    assert time.monotonic() - began < 2.0
+    assert told.environment["AFFINITYD_CPULIST"] == GPU_2
+
+
+@pytest.mark.parametrize("tool", ["curl", "python3"])
+def test_a_daemon_that_hangs_holds_a_start_up_for_less_than_a_second(
+    pod: Pod, tmp_path: Path, tool: str
+) -> None:
+    with serving(tmp_path / "s", hanging) as path:
+        began = time.monotonic()
+        few = only(tmp_path / "few", tool, "head", "env", "sh")
+        told = pod.run(cpus=ONLINE, path=few, AFFINITYD_SOCKET=str(path))
+        assert time.monotonic() - began < 1.0
+    assert told.environment["AFFINITYD_CPULIST"] == GPU_2
+
+
+def test_a_timer_that_the_job_ignores_is_not_ours_to_ignore(pod: Pod, tmp_path: Path) -> None:
+    deaf = ["sh", "-c", 'trap "" ALRM; exec sh "$@"', "sh"]
+    began = time.monotonic()
+    with serving(tmp_path / "s", hanging) as path:
+        few = only(tmp_path / "few", "python3", "env", "sh")
+        told = pod.run(cpus=ONLINE, shell=deaf, path=few, AFFINITYD_SOCKET=str(path))
+    assert time.monotonic() - began < 3.0
+    assert told.environment["AFFINITYD_CPULIST"] == GPU_2
+
+
+def test_a_daemon_that_lies_cannot_widen_the_mask(pod: Pod, tmp_path: Path) -> None:
+    plan = b"AFFINITYD_CPULIST=0-255\nAFFINITYD_LOCALITY=local\nAFFINITYD_ALLOWED=0-255\n"
+    with serving(tmp_path / "s", answering(http("200 OK", plan))) as path:
+        told = pod.run(cpus=frozenset({20, 21, 30}), AFFINITYD_SOCKET=str(path))
+    assert told.cpus == frozenset({20, 21, 30})
+
+
+def test_a_variable_of_endless_garbage_takes_no_time(pod: Pod) -> None:
+    began = time.monotonic()
+    told = pod.run(cpus=ONLINE, CUDA_VISIBLE_DEVICES="! " * 50_000)
+    assert time.monotonic() - began < 1.0
+    reason = f"visible has 100000 characters that are no plan's: {'! ' * 20}..."
+    assert told.lines == [f"affinityd run: {reason}; the command runs unpinned"]
+
+
+def test_every_setting_of_a_pod_is_asked_with(pod: Pod) -> None:
+    script = (pod.to / "run").read_text()
+    assert {name for name in SAID if f"AFFINITYD_{name.upper()}" not in script} == set()
+
+
+def test_every_launcher_is_known_but_slurm_s_which_has_a_script_of_its_own(pod: Pod) -> None:
+    script = (pod.to / "run").read_text()
+    unknown = {name for name, _ in LAUNCHERS if f" {name}:" not in script}
+    assert unknown == {"SLURM_LOCALID"}
