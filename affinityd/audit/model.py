@@ -1,0 +1,127 @@
+"""What a scan finds, frozen: who holds which GPU, what each process is, and how it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from affinityd.cpuset import CpuSet
+
+#: A GPU's one name on its machine: `Gpu.key`, its vendor and index.
+GpuKey = tuple[str, int]
+
+#: Why a process may run far from its GPU.
+ALLOCATION = "allocation"  #: its cpuset has no near CPU: whoever allocated them chose so
+MASK = "mask"  #: its cpuset has near CPUs, and its mask others
+UNPINNED = "unpinned"  #: it may run on the whole machine
+CAUSES = (ALLOCATION, MASK, UNPINNED)
+
+SLURM, KUBERNETES = "slurm", "kubernetes"
+
+
+@dataclass(frozen=True, order=True)
+class Job:
+    """What a scheduler started a process for, by its cgroup's path."""
+
+    scheduler: str  #: SLURM or KUBERNETES
+    id: str  #: Slurm's job number, or the pod's uid with its dashes
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The job of a process, and its part of it; a container may be of no job."""
+
+    job: Job | None = None
+    step: str | None = None  #: Slurm's: "0", "batch", "extern", "interactive"
+    container: str | None = None  #: the runtime's id of it
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A process that uses a GPU: of several, the one where it holds most memory."""
+
+    pid: int  #: as /proc here numbers it
+    gpu: GpuKey
+    memory_bytes: int | None = None  #: of the GPU's memory; None: nobody says
+    mig: str | None = None  #: UUID of the MIG instance
+
+
+@dataclass(frozen=True)
+class Held:
+    """Who uses the GPUs, as far as that can be known."""
+
+    holdings: tuple[Holding, ...] = ()  #: one a process
+    #: GPUs whose processes are not known → why, and what would tell
+    unknown: Mapping[GpuKey, str] = field(default_factory=dict)
+    asked: float = float("inf")  #: seconds since boot; a pid that started later is another's
+
+
+@dataclass(frozen=True)
+class ThreadFacts:
+    """One thread as it was found."""
+
+    tid: int
+    name: str
+    start: int  #: clock ticks since boot: with the tid it names one thread for good
+    mask: CpuSet
+    last_cpu: int
+    cpu_ticks: int  #: utime + stime, clock ticks
+
+
+@dataclass(frozen=True)
+class ProcessFacts:
+    """One process as it was found."""
+
+    pid: int
+    name: str
+    uid: int | None  #: real user id; None: its status could not be read
+    start: int  #: clock ticks since boot
+    parent: int
+    state: str  #: proc_pid_stat(5): R, S, D, Z …
+    gpu: GpuKey  #: its own, or that of the nearest ancestor that holds one
+    holding: Holding | None  #: None: a descendant that holds no GPU itself
+    membership: Membership
+    cpuset: CpuSet | None  #: what its cgroup lets it use; None: not known
+    threads: tuple[ThreadFacts, ...]  #: the main one first, never none
+
+
+@dataclass(frozen=True)
+class Audited:
+    """The judgement of one process."""
+
+    facts: ProcessFacts
+    placement: str  #: of `affinityd.vicinity`: local, mixed, remote, unpinned, unknown
+    placements: tuple[str, ...]  #: of its threads, in their order
+    pinned_itself: tuple[bool, ...]  #: of its threads: a library did, and it is not judged
+    cause: str | None = None  #: of CAUSES; None: local or unknown
+    remedy: str | None = None  #: a sentence; None: nothing is to be mended
+    is_daemon: bool = False  #: known to run on every node (nvidia-persistenced …): not counted
+    orphan: str | None = None  #: why it belongs to no living job; None: it does
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """Seconds of CPU time since this daemon's first scan."""
+
+    total: float = 0.0
+    remote: float = 0.0  #: on CPUs far from the GPU; 0 as well where its place is not known
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One look at all processes that use GPUs."""
+
+    time: float  #: when it began, seconds since the epoch
+    monotonic: float  #: the same, time.monotonic()
+    seconds: float  #: how long it took
+    processes: tuple[Audited, ...]  #: by GPU, then pid; known daemons are among them
+    near: Mapping[GpuKey, CpuSet | None]  #: of every GPU: its near CPUs; None: not known
+    unknown: Mapping[GpuKey, str]  #: GPUs whose processes are not known → why
+    overlap: CpuSet = frozenset()  #: CPUs in the unique pins of more than one job
+    skipped: int = 0  #: processes that were not looked at, as time was up
+    gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
+    job_time: Mapping[Job, CpuTime] = field(default_factory=dict)  #: of jobs seen lately
+    #: GPUs and jobs with a mismatch → since when, seconds since the epoch
+    since: Mapping[GpuKey | Job, float] = field(default_factory=dict)
+    numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none
+    notices: tuple[str, ...] = ()  #: what could not be seen, for people
