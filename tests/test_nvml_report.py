@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from affinityd.cpuset import parse_list
+from affinityd.discovery.nvml_process_report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
 
 FULL = NvmlReport(
@@ -16,6 +17,7 @@ FULL = NvmlReport(
             mig=("MIG-0", "MIG-1"),
             node_cpus=parse_list("48-63,176-191"),
             socket_cpus=parse_list("0-63,128-191"),
+            persistence=True,
         ),
         NvmlGpu(index=1, error="GPU is lost"),
     ),
@@ -33,6 +35,63 @@ FULL = NvmlReport(
 )
 def test_a_report_survives_being_written_and_read(report: NvmlReport) -> None:
     assert NvmlReport.from_json(report.to_json()) == report
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        pytest.param(
+            ProcessReport(
+                gpus=(
+                    GpuProcesses(
+                        index=0,
+                        uuid="GPU-0",
+                        pci_bus_id="0000:07:00.0",
+                        processes=(
+                            NvmlProcess(4711, "compute", 1 << 40, "MIG-0"),
+                            NvmlProcess(4712, "mps"),
+                        ),
+                    ),
+                    GpuProcesses(index=1, error="GPU is lost"),
+                ),
+                changing="GPU 1's MIG mode is to be enabled",
+            ),
+            id="two GPUs, one of them lost",
+        ),
+        pytest.param(ProcessReport(gpus=None, error="Driver Not Loaded"), id="no answer"),
+    ],
+)
+def test_a_report_of_processes_survives_being_written_and_read(report: ProcessReport) -> None:
+    assert ProcessReport.from_json(report.to_json()) == report
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        pytest.param("NVRM: oops", "'NVRM: oops' is not NVML's list of processes", id="no JSON"),
+        pytest.param('{"gpus": [{}]}', "index should be int, not None", id="no index"),
+        pytest.param(
+            '{"gpus": [{"index": 0, "processes": [{"pid": -1}]}]}',
+            "pid should be 0 or larger, not -1",
+            id="a pid that is none",
+        ),
+        pytest.param(
+            '{"gpus": [{"index": 0, "processes": [{"pid": true}]}]}',
+            "pid should be int, not True",
+            id="a truth instead of a pid",
+        ),
+        pytest.param(
+            '{"gpus": [{"index": 0, "processes": [{"pid": 7}]}]}',
+            "kind should be str, not None",
+            id="no kind",
+        ),
+    ],
+)
+def test_garbage_is_no_report_of_processes(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match="is not NVML's list of processes") as refusal:
+        ProcessReport.from_json(text)
+    assert complaint in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_cpu_sets_are_written_as_cpulists_on_one_line() -> None:
@@ -56,6 +115,11 @@ def test_cpu_sets_are_written_as_cpulists_on_one_line() -> None:
         ),
         pytest.param(
             '{"gpus": [{"index": 0, "mig": [7]}]}', "mig should be str, not 7", id="a numeric MIG"
+        ),
+        pytest.param(
+            '{"gpus": [{"index": 0, "persistence": 1}]}',
+            "persistence should be bool, not 1",
+            id="a number instead of a truth",
         ),
         pytest.param(
             '{"gpus": [{"index": 0, "node_cpus": "8-"}]}', "'8-' is not a CPU", id="a bad cpulist"

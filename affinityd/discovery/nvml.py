@@ -13,24 +13,22 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.discovery.child import ChildError, output
+from affinityd.discovery.nvml_device import Device, as_sysfs
 from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
 
-__all__ = ["NvmlGpu", "NvmlReport", "ask"]
+__all__ = ["NvmlGpu", "NvmlReport", "SilenceError", "answer", "ask", "devices", "session"]
 
-T = TypeVar("T")
+R = TypeVar("R")
 
 #: 64 CPUs a word: 8192 CPUs, the most that an x86 kernel is built for.
 AFFINITY_WORDS = 128
-
-#: What nvmlReturn_t says of a feature that a GPU or driver has not: nothing to complain of.
-LACKING = {3, 6, 13}  # NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND
 
 #: nvmlReturn_t of nvmlInit → what would be right.
 REMEDIES = {
@@ -41,22 +39,72 @@ REMEDIES = {
 }
 
 
+class SilenceError(Exception):
+    """NVML does not answer; one line that says why, and what would be right."""
+
+
 def ask(timeout: float = 20.0) -> NvmlReport:
     """Return what NVML says now, after `timeout` seconds and a little grace at most.
 
     Whatever goes wrong is told by the report, never by an exception.
     """
-    try:
-        return NvmlReport.from_json(output(__name__, "main", timeout))
-    except ChildError as error:
-        return _silence(f"NVML {error}")
-    except ValueError as error:
-        return _silence(f"NVML's child printed no report: {error}")
+    return answer(__name__, NvmlReport.from_json, _silence, timeout)
 
 
 def main() -> None:
     """Be the child: print a report."""
     sys.stdout.write(_read().to_json())
+
+
+def answer(module: str, read: Callable[[str], R], silence: Callable[[str], R], timeout: float) -> R:
+    """Return what `read` makes of the report that `module.main` prints in a child.
+
+    `read` raises ValueError for what is no report. Whatever goes wrong becomes what `silence` makes
+    of one line about it.
+    """
+    try:
+        return read(output(module, "main", timeout))
+    except ChildError as error:
+        return silence(f"NVML {error}")
+    except ValueError as error:
+        return silence(f"NVML's child printed no report: {error}")
+
+
+@contextmanager
+def session() -> Iterator[ModuleType]:
+    """Start NVML, give pynvml, and shut NVML down. Raises SilenceError where it cannot be asked."""
+    try:
+        import pynvml  # noqa: PLC0415  an extra, slow to import, and needed in a child alone
+    except ImportError:
+        raise SilenceError(
+            "NVML needs pynvml, which is not installed: pip install 'affinityd[daemon]'"
+        ) from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        words = str(error).rstrip(".")
+        raise SilenceError(f"NVML did not start: {words}{REMEDIES.get(error.value, '')}") from None
+    try:
+        yield pynvml
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def devices(nvml: ModuleType) -> Iterator[Device | str]:
+    """Yield the GPUs by index: each to be asked, or why it cannot be. Raises SilenceError."""
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        raise SilenceError(f"NVML did not count the GPUs: {error}") from None
+    yield from (_device(nvml, index) for index in range(count))
+
+
+def _device(nvml: ModuleType, index: int) -> Device | str:
+    try:
+        return Device(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+    except nvml.NVMLError as error:
+        return str(error)
 
 
 def _may_run_on(cpus: CpuSet) -> bool:
@@ -76,25 +124,13 @@ def _silence(error: str) -> NvmlReport:
 
 def _read() -> NvmlReport:
     """Start NVML, ask everything, shut it down."""
-    try:
-        import pynvml  # noqa: PLC0415  an extra, slow to import, and needed in the child alone
-    except ImportError:
-        return _silence(
-            "NVML needs pynvml, which is not installed: pip install 'affinityd[daemon]'"
-        )
     trusted = _may_run_on(_online())
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        words = str(error).rstrip(".")
-        return _silence(f"NVML did not start: {words}{REMEDIES.get(error.value, '')}")
-    try:
-        return NvmlReport(_gpus(pynvml, trusted), _driver_version(pynvml))
-    except pynvml.NVMLError as error:
-        return _silence(f"NVML did not count the GPUs: {error}")
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        with session() as nvml:
+            gpus = tuple(_gpu(index, it, trusted) for index, it in enumerate(devices(nvml)))
+            return NvmlReport(gpus, _driver_version(nvml))
+    except SilenceError as error:
+        return _silence(str(error))
 
 
 def _online() -> CpuSet:
@@ -111,43 +147,40 @@ def _driver_version(nvml: ModuleType) -> str | None:
     return None
 
 
-def _gpus(nvml: ModuleType, trusted: bool) -> tuple[NvmlGpu, ...]:
-    return tuple(_gpu(nvml, index, trusted) for index in range(nvml.nvmlDeviceGetCount()))
-
-
-def _gpu(nvml: ModuleType, index: int, trusted: bool) -> NvmlGpu:
-    try:
-        gpu = _Handle(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
-    except nvml.NVMLError as error:
-        return NvmlGpu(index, error=str(error))
+def _gpu(index: int, gpu: Device | str, trusted: bool) -> NvmlGpu:
+    if isinstance(gpu, str):
+        return NvmlGpu(index, error=gpu)
+    nvml = gpu.nvml
     return NvmlGpu(
         index,
-        uuid=gpu.told(nvml.nvmlDeviceGetUUID),
-        pci_bus_id=gpu.told(_pci_bus_id, nvml),
+        uuid=gpu.uuid(),
+        pci_bus_id=gpu.pci_bus_id(),
         minor=gpu.told(nvml.nvmlDeviceGetMinorNumber),
         model=gpu.told(nvml.nvmlDeviceGetName),
-        mig=gpu.mig(),
-        node_cpus=gpu.cpus(nvml.NVML_AFFINITY_SCOPE_NODE) if trusted else frozenset(),
-        socket_cpus=gpu.cpus(nvml.NVML_AFFINITY_SCOPE_SOCKET) if trusted else frozenset(),
+        mig=tuple(uuid for device in gpu.mig_devices() if (uuid := device.uuid())),
+        node_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_NODE) if trusted else frozenset(),
+        socket_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_SOCKET) if trusted else frozenset(),
         nvlinks=gpu.told(_nvlinks, nvml),
+        persistence=_persistence(gpu),
         error=next(iter(gpu.complaints), None),
     )
 
 
-def _pci_bus_id(handle: object, nvml: ModuleType) -> str:
-    return _as_sysfs(nvml.nvmlDeviceGetPciInfo(handle).busId)
+def _cpus(gpu: Device, scope: int) -> CpuSet:
+    """Return the CPUs near the GPU; empty where NVML does not know."""
+    words = gpu.told(gpu.nvml.nvmlDeviceGetCpuAffinityWithinScope, AFFINITY_WORDS, scope)
+    return parse_mask(bytes(words)[::-1].hex()) if words else frozenset()
 
 
-def _as_sysfs(bus_id: str) -> str:
-    """Write NVML's 00000000:07:00.0 as sysfs does; a domain above ffff keeps its digits."""
-    domain, _, rest = bus_id.partition(":")
-    return f"{int(domain, 16):04x}:{rest}".lower()
+def _persistence(gpu: Device) -> bool | None:
+    mode = gpu.told(gpu.nvml.nvmlDeviceGetPersistenceMode)
+    return None if mode is None else mode == gpu.nvml.NVML_FEATURE_ENABLED
 
 
 def _nvlinks(handle: object, nvml: ModuleType) -> dict[str, int]:
     """Return the PCI bus id at the other end, a GPU or a switch → how many NVLinks are up."""
     ends = (nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link) for link in _up(handle, nvml))
-    return dict(Counter(_as_sysfs(end.busId) for end in ends))
+    return dict(Counter(as_sysfs(end.busId) for end in ends))
 
 
 def _up(handle: object, nvml: ModuleType) -> Iterator[int]:
@@ -161,39 +194,3 @@ def _up(handle: object, nvml: ModuleType) -> Iterator[int]:
             continue  # it has fewer than the newest GPUs
         if is_up:
             yield link
-
-
-class _Handle:
-    """A GPU to ask; a question that fails costs its own answer alone."""
-
-    def __init__(self, nvml: ModuleType, handle: object) -> None:
-        self._nvml, self._handle = nvml, handle
-        self.complaints: list[str] = []
-
-    def told(self, question: Callable[..., T], *arguments: object) -> T | None:
-        """Return the answer; None, and a complaint if that is a fault, where there is none."""
-        try:
-            return question(self._handle, *arguments)
-        except self._nvml.NVMLError as error:
-            if error.value not in LACKING:
-                self.complaints.append(str(error))
-        except ValueError as error:  # a sick GPU's text that is none
-            self.complaints.append(str(error))
-        return None
-
-    def cpus(self, scope: int) -> CpuSet:
-        """Return the CPUs near the GPU; empty where NVML does not know."""
-        words = self.told(self._nvml.nvmlDeviceGetCpuAffinityWithinScope, AFFINITY_WORDS, scope)
-        return parse_mask(bytes(words)[::-1].hex()) if words else frozenset()
-
-    def mig(self) -> tuple[str, ...]:
-        """Return the UUIDs of the MIG devices; of the slots for them, most may be empty."""
-        mode = self.told(self._nvml.nvmlDeviceGetMigMode)
-        if not mode or mode[0] != self._nvml.NVML_DEVICE_MIG_ENABLE:
-            return ()
-        slots = range(self.told(self._nvml.nvmlDeviceGetMaxMigDeviceCount) or 0)
-        return tuple(uuid for slot in slots if (uuid := self.told(self._mig_uuid, slot)))
-
-    def _mig_uuid(self, handle: object, slot: int) -> str:
-        device = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
-        return str(self._nvml.nvmlDeviceGetUUID(device))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from affinityd.cpuset import CpuSet, format_list, parse_list
-
-T = TypeVar("T")
+from affinityd.discovery.fields import field, parsed, typed, whole
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class NvmlGpu:
     socket_cpus: CpuSet = frozenset()  #: the same, scope socket
     #: nvmlDeviceGetNvLinkState, RemotePciInfo: PCI bus id at the other end → links that are up
     nvlinks: Mapping[str, int] | None = None
+    persistence: bool | None = None  #: nvmlDeviceGetPersistenceMode: the driver stays loaded
     error: str | None = None  #: NVML's first complaint about this GPU: "GPU is lost"
 
 
@@ -45,58 +45,38 @@ class NvmlReport:
     @classmethod
     def from_json(cls, text: str) -> NvmlReport:
         """Read what `to_json` wrote. Raises ValueError, one line, on anything else."""
-        try:
-            return _report(_typed(json.loads(text), dict, "it"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{text[:60]!r} is not an NVML report ({error})") from error
+        return parsed(text, _report, "an NVML report")
 
 
 def _report(fields: dict[str, Any]) -> NvmlReport:
-    listed = _field(fields, "gpus", list)
-    gpus = [_gpu(_typed(gpu, dict, "a GPU")) for gpu in listed or ()]
+    listed = field(fields, "gpus", list)
+    gpus = [_gpu(typed(gpu, dict, "a GPU")) for gpu in listed or ()]
     if len({gpu.index for gpu in gpus}) < len(gpus):
         raise ValueError("two GPUs have one index")
     return NvmlReport(
         gpus=None if listed is None else tuple(gpus),
-        driver_version=_field(fields, "driver_version", str),
-        error=_field(fields, "error", str),
+        driver_version=field(fields, "driver_version", str),
+        error=field(fields, "error", str),
     )
 
 
 def _gpu(fields: dict[str, Any]) -> NvmlGpu:
     return NvmlGpu(
-        index=_whole(fields.get("index"), "index"),
-        uuid=_field(fields, "uuid", str),
-        pci_bus_id=_field(fields, "pci_bus_id", str),
-        minor=_field(fields, "minor", int),
-        model=_field(fields, "model", str),
-        mig=tuple(_typed(uuid, str, "mig") for uuid in _field(fields, "mig", list) or ()),
-        node_cpus=parse_list(_field(fields, "node_cpus", str) or ""),
-        socket_cpus=parse_list(_field(fields, "socket_cpus", str) or ""),
-        nvlinks=_nvlinks(_field(fields, "nvlinks", dict)),
-        error=_field(fields, "error", str),
+        index=whole(fields.get("index"), "index"),
+        uuid=field(fields, "uuid", str),
+        pci_bus_id=field(fields, "pci_bus_id", str),
+        minor=field(fields, "minor", int),
+        model=field(fields, "model", str),
+        mig=tuple(typed(uuid, str, "mig") for uuid in field(fields, "mig", list) or ()),
+        node_cpus=parse_list(field(fields, "node_cpus", str) or ""),
+        socket_cpus=parse_list(field(fields, "socket_cpus", str) or ""),
+        nvlinks=_nvlinks(field(fields, "nvlinks", dict)),
+        persistence=field(fields, "persistence", bool),
+        error=field(fields, "error", str),
     )
 
 
 def _nvlinks(counts: dict[str, Any] | None) -> Mapping[str, int] | None:
     if counts is None:
         return None
-    return {end: _whole(count, "a number of nvlinks") for end, count in counts.items()}
-
-
-def _whole(value: object, name: str) -> int:
-    number = _typed(value, int, name)
-    if number < 0:
-        raise ValueError(f"{name} should be 0 or larger, not {number}")
-    return number
-
-
-def _field(fields: dict[str, Any], name: str, kind: type[T]) -> T | None:
-    value = fields.get(name)
-    return None if value is None else _typed(value, kind, name)
-
-
-def _typed(value: object, kind: type[T], name: str) -> T:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"{name} should be {kind.__name__}, not {value!r}")  # noqa: TRY004 garbage
-    return value
+    return {end: whole(count, "a number of nvlinks") for end, count in counts.items()}

@@ -16,6 +16,13 @@
  *   socket 0-63,128-191             the same, scope socket
  *   mig MIG-5c1b...                 the next MIG device; `mig` alone is an empty slot, and `mig off`
  *                                   a GPU that could be divided and is not
+ *   pending 1                       nvmlDeviceGetMigMode: the mode after the next reset; the current
+ *                                   one where this is not said
+ *   persistence 1                   nvmlDeviceGetPersistenceMode
+ *   process compute 4711 1048576    a process in nvmlDeviceGetComputeRunningProcesses of this GPU, or
+ *                                   of the MIG device whose line is the last above; or in the list
+ *                                   `graphics`, or `mps`. BYTES is `?` where NVML cannot tell them.
+ *                                   A GPU that is divided lists its own and its MIG devices'
  *   nvlink 00000000:0B:00.0         nvmlDeviceGetNvLinkRemotePciInfo of the next NVLink, which is up;
  *                                   `nvlink` alone is one that is down
  *   fail FUNCTION ACTION            what an exported function does first on this GPU, or, above the
@@ -53,6 +60,18 @@ typedef struct {
 } pci_info_t;
 
 _Static_assert(sizeof(pci_info_t) == 68, "nvmlPciInfo_t");
+
+/* nvmlProcessInfo_v2_t, which _v2 and _v3 of the functions share. */
+typedef struct {
+    unsigned pid;
+    unsigned long long used_gpu_memory;
+    unsigned gpu_instance, compute_instance;
+} process_info_t;
+
+_Static_assert(sizeof(process_info_t) == 24, "nvmlProcessInfo_v2_t");
+
+#define VALUE_NOT_AVAILABLE (~0ULL)
+#define NO_INSTANCE (~0U)
 
 static line_t lines[1024]; /* the first stands for the library; one with an empty key ends them */
 static int held = -1;
@@ -265,9 +284,68 @@ int nvmlDeviceGetMigMode(device_t device, unsigned *current, unsigned *pending)
     SCRIPTED(device);
     if (!can_divide(device, &slots))
         return NOT_SUPPORTED;
-    *current = *pending = slots > 0;
+    const char *value = fact(device, "pending");
+    *current = slots > 0;
+    *pending = value ? (unsigned)atoi(value) : *current;
     return SUCCESS;
 }
+
+int nvmlDeviceGetPersistenceMode(device_t device, unsigned *mode)
+{
+    SCRIPTED(device);
+    const char *value = fact(device, "persistence");
+    if (!value)
+        return NOT_SUPPORTED;
+    *mode = (unsigned)atoi(value);
+    return SUCCESS;
+}
+
+/*
+ * Where a list's processes go. A MIG device's facts end at the next one's line; what is asked of it
+ * is scripted by its GPU, as it has no `fail` lines of its own.
+ */
+static int processes(device_t device, const char *kind, unsigned *count, process_info_t *infos)
+{
+    unsigned room = *count, pid;
+    char list[16], bytes[32];
+    *count = 0;
+    for (line_t *line = device + 1; line->key[0] && !is(line, "gpu"); line++) {
+        if (is(device, "mig") && is(line, "mig"))
+            break;
+        if (!is(line, "process") || sscanf(line->value, "%15s %u %31s", list, &pid, bytes) != 3 ||
+            strcmp(list, kind) != 0)
+            continue;
+        if (infos && *count < room) {
+            int is_known = strcmp(bytes, "?") != 0;
+            unsigned long long used = is_known ? strtoull(bytes, NULL, 10) : VALUE_NOT_AVAILABLE;
+            infos[*count] = (process_info_t){pid, used, NO_INSTANCE, NO_INSTANCE};
+        }
+        ++*count;
+    }
+    return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+/* The line of the GPU that a device is, or is a part of. */
+static line_t *whole(device_t device)
+{
+    while (!is(device, "gpu"))
+        device--;
+    return device;
+}
+
+#define RUNNING_PROCESSES(function, kind)                                         \
+    int function(device_t device, unsigned *count, process_info_t *infos)         \
+    {                                                                             \
+        SCRIPTED(whole(device));                                                  \
+        return processes(device, kind, count, infos);                             \
+    }
+
+RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, "compute")
+RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, "compute")
+RUNNING_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics")
+RUNNING_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics")
+RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps")
+RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, "mps")
 
 int nvmlDeviceGetMaxMigDeviceCount(device_t device, unsigned *count)
 {
