@@ -54,6 +54,7 @@ class Held:
     #: GPUs whose processes are not known → why, and what would tell
     unknown: Mapping[GpuKey, str] = field(default_factory=dict)
     asked: float = float("inf")  #: seconds since boot; a pid that started later is another's
+    skipped: int = 0  #: processes whose files were not looked at, as time was up
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ class ProcessFacts:
     holding: Holding | None  #: None: a descendant that holds no GPU itself
     membership: Membership
     cpuset: CpuSet | None  #: what its cgroup lets it use; None: not known
-    threads: tuple[ThreadFacts, ...]  #: the main one first, never none
+    threads: tuple[ThreadFacts, ...]  #: the main one first; (): it is gone, and still named
+    session: int | None = None  #: pid of the process that began its session
+    service: str | None = None  #: systemd's unit of it, by its cgroup's path
 
 
 @dataclass(frozen=True)
