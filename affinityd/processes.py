@@ -4,7 +4,7 @@ Anything may vanish, or refuse to be read, at any moment: that is None, or missi
 never an error. Sources: proc(5), sched_getaffinity(2), kernel fs/proc/array.c `do_task_stat`.
 """
 
-# ruff: noqa: PTH123, PTH208 - thousands of files are read at once; pathlib would double the time
+# ruff: noqa: PTH208 - thousands of files are read at once; pathlib would double the time
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from affinityd.cpuset import CpuSet
 
 PROC = "/proc"
 ZOMBIE = "Z"
+
+MOST = 65536  #: bytes that are read at once
 
 #: Bits of a task's flags, kernel include/linux/sched.h.
 PF_KTHREAD = 0x00200000
@@ -31,11 +33,18 @@ class Stat:
     name: str  #: field 2, without its parentheses; for people: what is no UTF-8 is replaced
     state: str  #: field 3
     parent: int  #: pid, field 4
+    session: int  #: pid of the process that began its session, field 6
     flags: int  #: field 9
     user_time: int  #: clock ticks spent outside of the kernel, field 14
+    system_time: int  #: and in it, field 15
     threads: int  #: field 20
     start: int  #: clock ticks since boot, field 22: with the number it names one process for good
     last_cpu: int  #: field 39
+
+    @property
+    def cpu_ticks(self) -> int:
+        """All the time that it spent on CPUs, clock ticks."""
+        return self.user_time + self.system_time
 
     @property
     def is_kernel_thread(self) -> bool:
@@ -80,6 +89,39 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     `next_tid`, `first_tid`): who must have all lists again.
     """
     return sorted(_numbers(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
+
+
+def children_of(pid: int, tid: int, proc: str = PROC) -> list[int]:
+    """Return the processes that a thread of a process has started, as far as they live.
+
+    One that ends meanwhile can hide another: kernel fs/proc/array.c `get_children_pid`. Kernels
+    without CONFIG_PROC_CHILDREN name none: `tells_children`.
+    """
+    named = (_read(f"{proc}/{pid}/task/{tid}/children") or b"").split()
+    return [int(word) for word in named if word.isdigit()]
+
+
+def tells_children(proc: str = PROC) -> bool:
+    """Return whether this kernel names the children of a thread."""
+    return os.access(f"{proc}/thread-self/children", os.R_OK)
+
+
+def uid_of(pid: int, proc: str = PROC) -> int | None:
+    """Return a process's real user id; None where it is gone, or cannot be read."""
+    for line in (_read(f"{proc}/{pid}/status") or b"").splitlines():
+        if line.startswith(b"Uid:"):
+            return _number(line.split()[1:2])
+    return None
+
+
+def cgroups_of(pid: int, proc: str = PROC) -> str:
+    """Return a process's cgroups as /proc/PID/cgroup has them; "" where it is gone."""
+    return os.fsdecode(_read(f"{proc}/{pid}/cgroup") or b"")
+
+
+def title_of(pid: int, proc: str = PROC) -> str:
+    """Return a process's command line, its words apart by blanks; "" where it is gone."""
+    return os.fsdecode((_read(f"{proc}/{pid}/cmdline") or b"").replace(b"\0", b" "))
 
 
 def process_of(tid: int, proc: str = PROC) -> int | None:
@@ -142,11 +184,25 @@ def _numbers(folder: str) -> list[int]:
 
 
 def _read(path: str) -> bytes | None:
+    """Return a file as it is; None where it cannot be read. A file object would cost as much."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.readall()
+        file = os.open(path, os.O_RDONLY)
     except OSError:
         return None
+    try:
+        data = part = os.read(file, MOST)
+        while part:  # a long list comes a page at a time
+            part = os.read(file, MOST)
+            data += part
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return data
+
+
+def _number(words: list[bytes]) -> int | None:
+    return int(words[0]) if words and words[0].isdigit() else None
 
 
 def _parse(data: bytes | None) -> Stat | None:
@@ -156,14 +212,19 @@ def _parse(data: bytes | None) -> Stat | None:
     head, _, tail = data.rpartition(b")")
     number, _, name = head.partition(b" (")
     fields = [b"", b"", b"", *tail.split()]  # so that an index is proc(5)'s number of the field
-    return Stat(
-        number=int(number),
-        name=name.decode(errors="replace"),
-        state=fields[3].decode(),
-        parent=int(fields[4]),
-        flags=int(fields[9]),
-        user_time=int(fields[14]),
-        threads=int(fields[20]),
-        start=int(fields[22]),
-        last_cpu=int(fields[39]),
-    )
+    try:
+        return Stat(
+            number=int(number),
+            name=name.decode(errors="replace"),
+            state=fields[3].decode(),
+            parent=int(fields[4]),
+            session=int(fields[6]),
+            flags=int(fields[9]),
+            user_time=int(fields[14]),
+            system_time=int(fields[15]),
+            threads=int(fields[20]),
+            start=int(fields[22]),
+            last_cpu=int(fields[39]),
+        )
+    except (ValueError, IndexError):  # it is no such file
+        return None

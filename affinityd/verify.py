@@ -5,21 +5,24 @@ Where a thread ran last is shown and not judged: a thread that sleeps was last s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.memory import Held
 from affinityd.plans import RankPlan
 from affinityd.processes import Thread
-from affinityd.topology import Gpu, Topology
+from affinityd.topology import Topology
+from affinityd.vicinity import (
+    MIXED,
+    REMOTE,
+    UNPINNED,
+    Vicinity,
+    placement,
+    several,
+    vicinity,
+)
 from affinityd.words import count
-
-LOCAL = "local"  #: may run near its GPUs alone
-MIXED = "mixed"  #: near and far
-REMOTE = "remote"  #: far alone
-UNPINNED = "unpinned"  #: on every online CPU, and some of them are far
-UNKNOWN = "unknown"  #: the machine does not say where its GPUs are
 
 #: Resident memory away from the GPUs is mentioned from this part on. Pages of files and of shared
 #: memory lie where somebody else touched them first, so that some of it always is.
@@ -40,24 +43,6 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Vicinity:
-    """What is near to the GPUs of a process: to any of them, as if they were one."""
-
-    gpus: tuple[Gpu, ...]
-    nodes: tuple[int | None, ...]  #: the NUMA nodes of the near CPUs; (): unknown
-    cpus: CpuSet
-    memory: frozenset[int]  #: the nodes whose memory is near
-    far_memory: frozenset[int]  #: those whose memory is near to other CPUs
-
-    def __str__(self) -> str:
-        """Say it in a few words: `GPU 0 is on node 3`."""
-        names = _several("GPU", (gpu.index for gpu in self.gpus))
-        on = {gpu.numa_node for gpu in self.gpus if gpu.numa_node is not None}
-        verb = "is" if len(self.gpus) == 1 else "are"
-        return f"{names} {verb} on {_several('node', on) if on else 'an unknown node'}"
-
-
-@dataclass(frozen=True)
 class Finding:
     """The judgement of one process."""
 
@@ -66,46 +51,6 @@ class Finding:
     placements: tuple[str, ...]  #: of its threads, in their order
     mismatches: tuple[str, ...]  #: sentences, each with what mends it
     notes: tuple[str, ...]  #: what is worth a look and no mismatch
-
-
-def vicinity(topology: Topology, ranks: Sequence[RankPlan]) -> Vicinity:
-    """Return what is near to the GPUs of a plan.
-
-    Near is the GPU's own node, or the nearest ones that have CPUs, whatever the process may use of
-    them; of GPUs whose node is unknown nothing is known, unless all CPUs are in one node.
-    """
-    gpus = tuple({rank.gpu.key: rank.gpu for rank in ranks}.values())
-    nodes = _near_nodes(topology, gpus)
-    homes = {rank.memory_node for rank in ranks}.union(*map(topology.memory_nodes, nodes))
-    memory = frozenset(node for node in homes if node is not None)
-    with_cpus = frozenset(node for node in topology.nodes_with_cpus if node is not None)
-    return Vicinity(
-        gpus,
-        nodes,
-        cpus=frozenset(cpu for node in nodes for cpu in topology.cpus_of_node(node)),
-        memory=memory,
-        far_memory=with_cpus - memory if nodes else frozenset(),
-    )
-
-
-def _near_nodes(topology: Topology, gpus: Sequence[Gpu]) -> tuple[int | None, ...]:
-    with_cpus = topology.nodes_with_cpus
-    if len(with_cpus) == 1:
-        return with_cpus
-    known = [gpu.numa_node for gpu in gpus if gpu.numa_node is not None]
-    near = {node for own in known for node in topology.nearest(own, with_cpus)}
-    return tuple(node for node in with_cpus if node in near)
-
-
-def placement(topology: Topology, near: Vicinity, mask: CpuSet) -> str:
-    """Return where a mask is, seen from the GPUs."""
-    if not near.nodes:
-        return UNKNOWN
-    if mask <= near.cpus or len(near.nodes) == len(topology.nodes_with_cpus):
-        return LOCAL
-    if mask >= topology.online:
-        return UNPINNED
-    return REMOTE if mask.isdisjoint(near.cpus) else MIXED
 
 
 def judge(
@@ -121,7 +66,11 @@ def judge(
     is a mismatch if any thread may run far from the GPUs: one that pinned itself to some of the
     near CPUs may not.
     """
-    near = vicinity(topology, ranks)
+    near = vicinity(
+        topology,
+        tuple({rank.gpu.key: rank.gpu for rank in ranks}.values()),
+        {rank.memory_node for rank in ranks},
+    )
     placements = tuple(placement(topology, near, thread.mask) for thread in facts.threads)
     resident = tuple(_resident(near, facts))
     return Finding(
@@ -180,7 +129,7 @@ def _resident(near: Vicinity, facts: Facts) -> Iterator[tuple[float, str]]:
     if part >= MENTIONED:
         homes = format_list(near.memory)
         text = (
-            f"{part:.0%} of its resident memory is on {_several('node', far)}, and {near}; "
+            f"{part:.0%} of its resident memory is on {several('node', far)}, and {near}; "
             f"migratepages {facts.pid} {format_list(far)} {homes} moves it"
         )
         yield part, text
@@ -190,9 +139,3 @@ def _who(threads: Sequence[Thread], main: Thread) -> str:
     if threads[0] != main:
         return f"{count(len(threads), 'thread')} (first {threads[0].tid}, {threads[0].name})"
     return "its main thread" + (f" and {len(threads) - 1} more" if len(threads) > 1 else "")
-
-
-def _several(noun: str, numbers: Iterable[int]) -> str:
-    """Return `node 3`, or `nodes 3-5`."""
-    those = set(numbers)
-    return f"{noun if len(those) == 1 else f'{noun}s'} {format_list(those)}"

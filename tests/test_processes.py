@@ -31,6 +31,8 @@ if os.fork() == 0 and os.fork() == 0:
 sys.stdin.read()
 """
 
+GRANDCHILD_READY = GRANDCHILD.replace("os.getppid(), os.getpid()", "'ready'")
+
 #: A child that has ended and that nobody has asked how.
 ZOMBIE = """
 import os
@@ -73,6 +75,44 @@ def test_what_the_kernel_writes_of_this_process_is_read_as_it_means_it() -> None
     assert stat.takes_mask
     assert not stat.is_kernel_thread
     assert not stat.is_zombie
+
+
+def test_a_process_has_the_session_and_user_that_it_says_it_has() -> None:
+    code = "import os; os.setsid(); print('ready', flush=True); input()"
+    with program(code) as child, sleeping() as other:
+        sessions = [processes.stat_of(pid) for pid in (child.pid, other.pid)]
+        assert [stat and stat.session for stat in sessions] == [child.pid, os.getsid(0)]
+        assert processes.uid_of(child.pid) == os.getuid()
+        assert processes.cgroups_of(child.pid) == Path(f"/proc/{child.pid}/cgroup").read_text()
+        assert processes.title_of(other.pid).split()[1:3] == ["-I", "-S"]
+
+
+def test_the_time_of_a_thread_is_told_in_and_outside_of_the_kernel() -> None:
+    code = """
+import os
+while os.times().user < 0.1: sum(range(10**5))
+while os.times().system < 0.1: open('/proc/self/status').read()
+print('ready', flush=True)
+input()
+"""
+    with program(code) as child:
+        stat = processes.stat_of(child.pid)
+    assert stat is not None
+    assert min(stat.user_time, stat.system_time) >= 0.05 * os.sysconf("SC_CLK_TCK")
+    assert stat.cpu_ticks == stat.user_time + stat.system_time
+
+
+@pytest.mark.skipif(not processes.tells_children(), reason="a kernel without CONFIG_PROC_CHILDREN")
+def test_a_thread_names_its_children() -> None:
+    with program(GRANDCHILD_READY) as child:
+        (own,) = processes.children_of(child.pid, child.pid)
+        (its,) = processes.children_of(own, own)
+        assert processes.children_of(its, its) == []
+        assert [stat.number for stat in processes.descendants(child.pid)] == [own, its]
+
+
+def test_a_folder_that_is_no_proc_tells_no_children(tmp_path: Path) -> None:
+    assert not processes.tells_children(str(tmp_path))
 
 
 def test_the_main_thread_comes_first() -> None:
@@ -146,6 +186,9 @@ def test_of_a_process_that_is_not_there_nothing_is_known(pid: int) -> None:
     assert processes.thread_ids(pid) == []
     assert processes.threads(pid) == []
     assert processes.process_of(pid) is None
+    assert processes.uid_of(pid) is None
+    assert processes.cgroups_of(pid) == processes.title_of(pid) == ""
+    assert processes.children_of(pid, pid) == []
     assert processes.descendants(pid) == [] or pid == 0  # 0 is the kernel's own, of /proc/1
 
 

@@ -9,22 +9,14 @@ from affinityd.machines import NAMES
 from affinityd.memory import Held
 from affinityd.processes import Thread
 from affinityd.topology import Topology
-from affinityd.verify import MENTIONED, MOST, Facts, Finding, judge, placement, vicinity
+from affinityd.verify import MENTIONED, MOST, Facts, Finding, judge
 from tests.asking import ask
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 
 GIB = 2**30
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1])
-THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[0, 1])
-LONE = made({0: "0-3", 1: ""}, gpus=[1])  # CPUs in one node only
 LOST = made({0: "0-3", 1: "4-7"}, gpus=[None])
-STRAY = made({0: "0-3"}, gpus=[0], packages={0: "0-7"})  # CPUs 4-7 are in no node
-BARREN = made(
-    {0: "0-3", 1: "4-7", 2: ""},
-    gpus=[2],
-    distances=[("0", "1", 20), ("0", "2", 40), ("1", "2", 30)],
-)
 
 NEAR = "and GPU 0 is on node 1"
 MEND = "affinityd"
@@ -48,67 +40,6 @@ def judged(
     ranks = ask(topology, gpus=gpus, mode="node", cpuset=cpuset).ranks
     facts = Facts(100, "python", threads, policy, resident)
     return judge(topology, ranks, parse_list(cpuset), facts)
-
-
-@pytest.mark.parametrize(
-    ("topology", "gpus", "mask", "expected"),
-    [
-        pytest.param(TWO, "0", "4-7", "local", id="the GPU's node"),
-        pytest.param(TWO, "0", "5", "local", id="a part of it"),
-        pytest.param(TWO, "0", "3-4", "mixed", id="some of it, and some of another"),
-        pytest.param(TWO, "0", "0-6", "mixed", id="all but one CPU"),
-        pytest.param(TWO, "0", "0-3", "remote", id="another node"),
-        pytest.param(TWO, "0", "0-7", "unpinned", id="every online CPU"),
-        pytest.param(
-            made({0: "0-3", 1: "4-7"}, [1], online="0-5"),
-            "0",
-            "0-5",
-            "unpinned",
-            id="CPUs that are offline do not count",
-        ),
-        pytest.param(made({0: "0-3"}, [0]), "0", "0-3", "local", id="with one node all is local"),
-        pytest.param(LONE, "0", "0-3", "local", id="with CPUs in one node only, too"),
-        pytest.param(made({0: "0-3"}, [None]), "0", "0-1", "local", id="even of an unknown GPU"),
-        pytest.param(LOST, "0", "0-7", "unknown", id="an unknown GPU"),
-        pytest.param(
-            BARREN, "0", "4-7", "local", id="of a node without CPUs the nearest that has some"
-        ),
-        pytest.param(BARREN, "0", "0-3", "remote", id="and no farther one"),
-        pytest.param(
-            made({0: "0-3", 1: "4-7"}, [0, 1]), "0,1", "0-7", "local", id="GPUs on every node"
-        ),
-        pytest.param(THREE, "0,1", "4-7", "local", id="of several GPUs any one's node"),
-        pytest.param(THREE, "0,1", "0-8", "mixed", id="several GPUs' nodes and one more"),
-        pytest.param(
-            made({0: "0-3", 1: "4-7"}, [0, None]),
-            "0,1",
-            "4-7",
-            "remote",
-            id="of a known and an unknown GPU the known one's",
-        ),
-        pytest.param(STRAY, "0", "4-7", "remote", id="the CPUs of no node"),
-        pytest.param(
-            machine("dgx-a100"), "0", "48-63,176-191", "local", id="DGX A100: GPU 0 is on node 3"
-        ),
-        pytest.param(
-            machine("dgx-a100"), "0", "0-15,128-143", "remote", id="DGX A100: and not on node 0"
-        ),
-        pytest.param(
-            machine("dgx-a100"),
-            "all",
-            "0-255",
-            "unpinned",
-            id="DGX A100: half its nodes have no GPU",
-        ),
-        pytest.param(machine("mi250x"), "4", "0-63", "mixed", id="MI250X: half of the CPUs"),
-        pytest.param(
-            machine("flat"), "all", "0", "unknown", id="a machine that says of no GPU where it is"
-        ),
-    ],
-)
-def test_placement(topology: Topology, gpus: str, mask: str, expected: str) -> None:
-    near = vicinity(topology, ask(topology, gpus=gpus, mode="node").ranks)
-    assert placement(topology, near, parse_list(mask)) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -262,8 +193,7 @@ def test_resident_memory_is_not_far_where(topology: Topology, resident: dict[int
 
 
 def test_a_gpu_that_two_ranks_share_is_named_once() -> None:
-    near = vicinity(TWO, ask(TWO, gpus="0,0", mode="node").ranks)
-    assert str(near) == "GPU 0 is on node 1"
+    assert str(judged(TWO, "4-7", gpus="0,0").near) == "GPU 0 is on node 1"
 
 
 def test_a_process_that_is_near_has_no_mismatch_and_no_note() -> None:

@@ -23,7 +23,7 @@ def table(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         name = f"process {finding.facts.pid} ({finding.facts.name})"
         if finding.facts.resident is not None:
-            yield f"{name}: resident memory: {_amounts(finding.facts.resident)}"
+            yield f"{name}: resident memory: {amounts(finding.facts.resident)}"
         yield from (f"{name}: note: {text}" for text in finding.notes)
         yield from (f"{name}: mismatch: {text}" for text in finding.mismatches)
 
@@ -52,7 +52,8 @@ def _number(number: int | None) -> str:
     return "?" if number is None else str(number)
 
 
-def _amounts(resident: Mapping[int, int]) -> str:
+def amounts(resident: Mapping[int, int]) -> str:
+    """Return resident memory by NUMA node, in bytes, as a person reads it."""
     return ", ".join(
         f"node {node} {size / 2**20:.0f} MiB" for node, size in sorted(resident.items())
     )
