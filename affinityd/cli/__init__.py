@@ -17,6 +17,8 @@ COMMANDS = {
     "init": "give a pod, in an init container, what its containers pin by",
     "pin": "pin a running process near its GPU, thread by thread",
     "verify": "prove where a process may run, seen from its GPU",
+    "audit": "show the processes of each GPU, and which run far from it",
+    "doctor": "look for what keeps ranks from their place on this node",
     "topology": "draw the node: packages, NUMA nodes, GPUs, NICs",
     "slurm": "print this node's lines of gres.conf, or check them",
     "snapshot": "capture this node into an archive that --root replays",

@@ -1,0 +1,164 @@
+"""A scan as a JSON document: what `GET /audit` answers and `affinityd audit --json` prints."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from affinityd.audit.model import CAUSES, Audited, CpuTime, GpuKey, ProcessFacts, Scan
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.topology import Gpu, Topology
+from affinityd.vicinity import PLACEMENTS
+
+Sees = Callable[[Audited], bool]  #: whether somebody may see a process
+
+
+@dataclass
+class Counts:
+    """One GPU's processes, counted; known daemons are not."""
+
+    processes: Counter[str] = field(default_factory=Counter)  #: by placement
+    threads: Counter[str] = field(default_factory=Counter)  #: by placement
+    causes: Counter[str] = field(default_factory=Counter)  #: processes by cause
+    orphans: int = 0
+
+
+class Lists(dict[CpuSet, str]):
+    """CPU sets → cpulists: a scan has many threads and few masks."""
+
+    def __missing__(self, cpus: CpuSet) -> str:
+        """Write one that is asked for for the first time."""
+        text = self[cpus] = format_list(cpus)
+        return text
+
+
+def everything(_process: Audited) -> bool:
+    """Let every process be seen."""
+    return True
+
+
+def counts(scan: Scan) -> dict[GpuKey, Counts]:
+    """Return what is counted of every GPU."""
+    found = {key: Counts() for key in scan.near}
+    for process in scan.processes:
+        if not process.is_daemon:
+            its = found[process.facts.gpu]
+            its.processes[process.placement] += 1
+            its.threads.update(process.placements)
+            its.causes.update([process.cause] if process.cause else [])
+            its.orphans += process.orphan is not None
+    return found
+
+
+def document(topology: Topology, scan: Scan, sees: Sees | None) -> dict[str, Any]:
+    """Return the document for somebody who sees these processes; None: counts alone."""
+    if sees is None:
+        return _head(topology, scan, sees)
+    return {**_head(topology, scan, sees), "processes": list(_processes(scan, sees))}
+
+
+def render(topology: Topology, scan: Scan, sees: Sees | None) -> bytes:
+    """Return the document as JSON, in one line.
+
+    A process at a time: to write all at once would hold the interpreter, and plans are to be made.
+    """
+    head = json.dumps(_head(topology, scan, sees))
+    if sees is None:
+        return head.encode()
+    processes = ", ".join(map(json.dumps, _processes(scan, sees)))
+    return f'{head[:-1]}, "processes": [{processes}]}}'.encode()
+
+
+def _head(topology: Topology, scan: Scan, sees: Sees | None) -> dict[str, Any]:
+    counted = counts(scan)
+    return {
+        "node": topology.name,
+        "time": _rfc3339(scan.time),
+        "seconds": scan.seconds,
+        "sees": "counts" if sees is None else "all" if sees is everything else "own",
+        "gpus": [_gpu(gpu, scan, counted[gpu.key]) for gpu in topology.gpus],
+        "pin_overlap": format_list(scan.overlap),
+        "skipped": scan.skipped,
+        "numa_balancing": scan.numa_balancing,
+        "notices": scan.notices,
+    }
+
+
+def _rfc3339(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> dict[str, Any]:
+    near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
+    return {
+        "vendor": gpu.vendor,
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "pci_bus_id": gpu.pci_bus_id,
+        "numa_node": gpu.numa_node,
+        "near": None if near is None else format_list(near),
+        "audited": gpu.key not in scan.unknown,
+        "unknown": scan.unknown.get(gpu.key),
+        "processes": {placement: counted.processes[placement] for placement in PLACEMENTS},
+        "threads": {placement: counted.threads[placement] for placement in PLACEMENTS},
+        "mismatch": {cause: counted.causes[cause] for cause in CAUSES},
+        "orphans": counted.orphans,
+        "cpu_seconds": time.total,
+        "remote_cpu_seconds": None if near is None else time.remote,
+    }
+
+
+def _processes(scan: Scan, sees: Sees) -> Iterator[dict[str, Any]]:
+    lists = Lists()
+    return (_process(process, lists) for process in scan.processes if sees(process))
+
+
+def _process(process: Audited, lists: Lists) -> dict[str, Any]:
+    facts = process.facts
+    holding = facts.holding
+    vendor, index = facts.gpu
+    return {
+        "pid": facts.pid,
+        "name": facts.name,
+        "uid": facts.uid,
+        "parent": facts.parent,
+        "state": facts.state,
+        "vendor": vendor,
+        "gpu": index,
+        "holds_gpu": holding is not None,
+        "gpu_memory_bytes": holding and holding.memory_bytes,
+        "mig": holding and holding.mig,
+        "job": _job(facts),
+        "container": facts.membership.container,
+        "cpuset": None if facts.cpuset is None else lists[facts.cpuset],
+        "placement": process.placement,
+        "cause": process.cause,
+        "remedy": process.remedy,
+        "daemon": process.is_daemon,
+        "orphan": process.orphan,
+        "threads": [
+            {
+                "tid": thread.tid,
+                "name": thread.name,
+                "cpulist": lists[thread.mask],
+                "last_cpu": thread.last_cpu,
+                "placement": placement,
+                "pinned_itself": itself,
+            }
+            for thread, placement, itself in zip(
+                facts.threads, process.placements, process.pinned_itself, strict=True
+            )
+        ],
+    }
+
+
+def _job(facts: ProcessFacts) -> dict[str, str | None] | None:
+    job = facts.membership.job
+    if job is None:
+        return None
+    return {"scheduler": job.scheduler, "id": job.id, "step": facts.membership.step}

@@ -1,0 +1,156 @@
+"""What the processes that use GPUs are, and those that they have started: all of it from /proc.
+
+A DataLoader's workers hold no GPU, and are where its samples are made. Any process may vanish, and
+its number be another's, at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from affinityd.audit.membership import membership
+from affinityd.audit.model import GpuKey, Held, Holding, Membership, ProcessFacts, ThreadFacts
+from affinityd.audit.orphans import service
+from affinityd.cgroup import cpuset_of
+from affinityd.cpuset import CpuSet
+from affinityd.processes import (
+    PROC,
+    Stat,
+    cgroups_of,
+    children_of,
+    everyone,
+    mask_of,
+    stat_of,
+    tells_children,
+    thread_ids,
+    thread_stat,
+    uid_of,
+)
+
+TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
+
+
+@dataclass(frozen=True)
+class Group:
+    """What the cgroups of a process say of it."""
+
+    membership: Membership
+    service: str | None
+    cpuset: CpuSet | None
+
+
+class Gathering:
+    """One walk over the processes; what it could not look at is told when it is over."""
+
+    def __init__(self, held: Held, deadline: float, proc: str = PROC) -> None:
+        """Take who holds the GPUs, and by when, time.monotonic(), the walk has to end."""
+        self.skipped = 0  #: processes that were not looked at, as time was up
+        self.unseen: list[Holding] = []  #: those whose process is not there
+        self._held = held
+        self._deadline = deadline
+        self._proc = proc
+        self._groups: dict[str, Group] = {}  # by cgroups: a job's processes share theirs
+        self._known = {holding.pid for holding in held.holdings} | {os.getpid()}
+
+    def __iter__(self) -> Iterator[ProcessFacts]:
+        """Yield every holder, each followed by its descendants, parents before children."""
+        for holding in self._held.holdings:
+            yield from self._family(holding)
+
+    def _family(self, holding: Holding) -> Iterator[ProcessFacts]:
+        """Yield a holder, and those descendants that hold no GPU and have no nearer holder."""
+        waiting: list[tuple[int, Stat | None]] = [(holding.pid, None)]  # each with its parent
+        for pid, parent in waiting:  # which grows as it is gone through
+            if self._is_late():
+                self.skipped += 1
+                continue
+            stat = stat_of(pid, self._proc)
+            if stat is None and parent is None:
+                self.unseen.append(holding)
+            if stat is not None and self._is_meant(stat, parent):
+                facts = self._facts(stat, holding.gpu, None if parent else holding)
+                if facts is not None:
+                    yield facts
+                    children = self._children(pid, [thread.tid for thread in facts.threads])
+                    waiting += [(child, stat) for child in children]
+
+    def _facts(self, stat: Stat, gpu: GpuKey, holding: Holding | None) -> ProcessFacts | None:
+        """Return what a process is; None where it is gone, or time was up within it."""
+        pid = stat.number
+        uid, group = uid_of(pid, self._proc), self._group(pid)
+        threads = tuple(self._threads(pid))
+        again = stat_of(pid, self._proc)
+        if self._is_late():
+            self.skipped += 1
+            return None
+        if not threads or again is None or again.start != stat.start:
+            return None
+        return ProcessFacts(
+            pid=pid,
+            name=stat.name,
+            uid=uid,
+            start=stat.start,
+            parent=stat.parent,
+            state=again.state,
+            gpu=gpu,
+            holding=holding,
+            membership=group.membership,
+            cpuset=group.cpuset,
+            threads=threads,
+            session=stat.session,
+            service=group.service,
+        )
+
+    def _threads(self, pid: int) -> Iterator[ThreadFacts]:
+        for tid in thread_ids(pid, self._proc):
+            if self._is_late():
+                return
+            stat, mask = thread_stat(pid, tid, self._proc), mask_of(tid)
+            if stat is not None and mask is not None:
+                yield ThreadFacts(tid, stat.name, stat.start, mask, stat.last_cpu, stat.cpu_ticks)
+
+    def _children(self, pid: int, tids: Sequence[int]) -> list[int]:
+        """Return the children that have not been met yet."""
+        found = [child for child in self._named(pid, tids) if child not in self._known]
+        self._known.update(found)
+        return found
+
+    def _named(self, pid: int, tids: Sequence[int]) -> Iterable[int]:
+        if self._family_tree is not None:
+            return self._family_tree.get(pid, ())
+        return (child for tid in tids for child in children_of(pid, tid, self._proc))
+
+    @cached_property
+    def _family_tree(self) -> Mapping[int, Sequence[int]] | None:
+        """Every process's children; None where the kernel names a single process's."""
+        if tells_children(self._proc):
+            return None
+        tree = defaultdict(list)
+        for stat in everyone(self._proc):
+            tree[stat.parent].append(stat.number)
+        return tree
+
+    def _group(self, pid: int) -> Group:
+        cgroups = cgroups_of(pid, self._proc)
+        if cgroups not in self._groups:
+            cpuset = cpuset_of(pid, os.fspath(Path(self._proc).parent))
+            self._groups[cgroups] = Group(membership(cgroups), service(cgroups), cpuset)
+        return self._groups[cgroups]
+
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def _is_meant(self, stat: Stat, parent: Stat | None) -> bool:
+        """Whether it is the process that was named, and not another with its number.
+
+        A holder has started before it was named, a child has that parent. A zombie runs nothing.
+        """
+        if parent is None:
+            return stat.start / TICKS <= self._held.asked
+        return stat.parent == parent.number and not stat.is_zombie

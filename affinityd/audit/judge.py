@@ -1,0 +1,101 @@
+"""Is a process where its GPU is? Pure: what was found of it goes in, the judgement comes out.
+
+Libraries pin threads of their own (NCCL near its NIC, OpenMP one a core): those are shown, and make
+no mismatch. Where a thread ran last is not judged: one that sleeps was there long ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from affinityd.audit.model import ALLOCATION, MASK, SLURM, Audited, GpuKey, ProcessFacts
+from affinityd.audit.model import UNPINNED as NOT_PINNED
+from affinityd.audit.remedies import Remedies
+from affinityd.cpuset import CpuSet
+from affinityd.topology import Topology
+from affinityd.vicinity import LOCAL, MIXED, UNKNOWN, UNPINNED, placement, vicinity
+
+ENDED = frozenset("ZX")  #: states of a main thread that runs no more, proc_pid_stat(5)
+
+#: What runs on every GPU node and may hold its GPUs, by as much of its name as the kernel keeps,
+#: 15 characters. A Slurm job's process is none of them, however it is called.
+DAEMONS = frozenset(
+    name[:15]
+    for name in (
+        *("nvidia-persistenced", "nvidia-fabricmanager", "nvidia-mig-manager", "Xorg"),
+        *("nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-device-plugin"),
+        *("nv-hostengine", "dcgm-exporter", "nvidia_gpu_exporter", "gpu-feature-discovery"),
+        *("amd-metrics-exporter", "gpuagent", "npu-exporter"),
+    )
+)
+
+
+class Judge:
+    """Judges by one topology."""
+
+    def __init__(self, topology: Topology) -> None:
+        """Work out what is near each GPU."""
+        self._topology = topology
+        self._near = {gpu.key: vicinity(topology, (gpu,)) for gpu in topology.gpus}
+        self._core_of = {cpu: frozenset(core.cpus) for core in topology.cores for cpu in core.cpus}
+        self._remedies = Remedies(topology, self._near)
+
+    @property
+    def near(self) -> Mapping[GpuKey, CpuSet | None]:
+        """The near CPUs of every GPU; None: not known."""
+        return {key: near.cpus if near.nodes else None for key, near in self._near.items()}
+
+    def judge(self, facts: ProcessFacts, *, of_daemon: bool = False) -> Audited:
+        """Return the judgement of a process; `of_daemon`: a known daemon has started it."""
+        masks = {thread.mask for thread in facts.threads}
+        places = {mask: placement(self._topology, self._near[facts.gpu], mask) for mask in masks}
+        itself = {mask: self._is_its_own(mask, facts.threads[0].mask) for mask in masks}
+        judged = [
+            thread.mask
+            for place, thread in enumerate(facts.threads)
+            if not itself[thread.mask] and (place or facts.state not in ENDED)
+        ]
+        together = _together({places[mask] for mask in judged})
+        cause = self._cause(facts, together)
+        is_daemon = of_daemon or is_known_daemon(facts)
+        return Audited(
+            facts,
+            together,
+            placements=tuple(places[thread.mask] for thread in facts.threads),
+            pinned_itself=tuple(itself[thread.mask] for thread in facts.threads),
+            cause=cause,
+            remedy=None if is_daemon or cause is None else self._remedies.of(facts, cause, judged),
+            is_daemon=is_daemon,
+        )
+
+    def _is_its_own(self, mask: CpuSet, main: CpuSet) -> bool:
+        """Whether a thread's mask is one that a library chose: narrower than the main thread's."""
+        return mask != main and (mask < main or self._is_of_one_core(mask))
+
+    def _is_of_one_core(self, mask: CpuSet) -> bool:
+        return len(mask) == 1 or mask <= self._core_of.get(next(iter(mask)), frozenset())
+
+    def _cause(self, facts: ProcessFacts, together: str) -> str | None:
+        if together in (LOCAL, UNKNOWN):
+            return None
+        if together == UNPINNED:
+            return NOT_PINNED
+        is_kept_away = facts.cpuset is not None and facts.cpuset.isdisjoint(
+            self._near[facts.gpu].cpus
+        )
+        return ALLOCATION if is_kept_away else MASK
+
+
+def is_known_daemon(facts: ProcessFacts) -> bool:
+    """Return whether a process is one that runs on every node, and is not to be counted."""
+    job = facts.membership.job
+    return facts.name in DAEMONS and (job is None or job.scheduler != SLURM)
+
+
+def _together(placements: Collection[str]) -> str:
+    """Return the placement of a process by those of its threads."""
+    if len(placements) == 1:
+        return next(iter(placements))
+    if not placements:  # none of them runs
+        return UNKNOWN
+    return UNPINNED if UNPINNED in placements else MIXED

@@ -1,0 +1,131 @@
+"""CPU time between scans, near a GPU and far from it, and since when there has been a mismatch.
+
+A thread's time goes to the CPU that it ran on last, so a sum of many threads and scans is right
+where a single number is not. Pure: the clocks are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from affinityd.audit.model import Audited, CpuTime, GpuKey, Job, ProcessFacts
+from affinityd.cpuset import CpuSet
+
+REMEMBERED = 300.0  #: seconds for which a job that is gone keeps its counters, to be scraped
+
+ThreadName = tuple[int, int]  #: tid and start: one thread for good
+Near = Mapping[GpuKey, CpuSet | None]
+
+
+@dataclass
+class Spent:
+    """Clock ticks."""
+
+    total: int = 0
+    remote: int = 0
+    seen: float = field(default=0.0, compare=False)  #: seconds since boot, when it was last added
+
+    def add(self, total: int, remote: int, seen: float) -> None:
+        """Add what a process spent."""
+        self.total += total
+        self.remote += remote
+        self.seen = seen
+
+    def time(self, ticks: int) -> CpuTime:
+        """Return it in seconds, of so many ticks each."""
+        return CpuTime(self.total / ticks, self.remote / ticks)
+
+
+def spent(
+    facts: ProcessFacts, near: CpuSet | None, before: Mapping[ThreadName, int], since: float
+) -> tuple[int, int]:
+    """Return the ticks that a process's threads spent, and those of them far from the GPU.
+
+    `before`: the ticks of the threads that were seen then. Of any other all counts if it started
+    after `since`, clock ticks since boot; else it was not looked at, and nobody knows.
+    """
+    total = remote = 0
+    for thread in facts.threads:
+        known = before.get((thread.tid, thread.start), 0 if thread.start >= since else None)
+        used = 0 if known is None else max(0, thread.cpu_ticks - known)
+        total += used
+        if near is not None and thread.last_cpu not in near:
+            remote += used
+    return total, remote
+
+
+def ticks_of(processes: Iterable[Audited]) -> dict[ThreadName, int]:
+    """Return the ticks of every thread so far."""
+    return {
+        (thread.tid, thread.start): thread.cpu_ticks
+        for process in processes
+        for thread in process.facts.threads
+    }
+
+
+class Ledger:
+    """The counters, from the first scan on. They never go back."""
+
+    def __init__(self, ticks: int) -> None:
+        """Take how many clock ticks a second has."""
+        self._ticks = ticks
+        self._before: Mapping[ThreadName, int] = {}
+        self._looked = float("inf")  # ticks since boot: of the threads before, none is known
+        self._gpus: dict[GpuKey, Spent] = {}
+        self._jobs: dict[Job, Spent] = {}
+        self._since: dict[GpuKey | Job, float] = {}
+        self._mismatched: set[GpuKey | Job] = set()
+
+    def book(self, processes: Iterable[Audited], near: Near, boot: float) -> None:
+        """Add what was spent since the scan before; `boot`: when this one began, since boot, s."""
+        processes = tuple(processes)
+        for gpu in near:
+            self._gpus.setdefault(gpu, Spent())
+        for process in processes:
+            facts = process.facts
+            if not process.is_daemon:
+                amounts = spent(facts, near[facts.gpu], self._before, self._looked)
+                self._gpus[facts.gpu].add(*amounts, boot)
+                if facts.membership.job is not None:
+                    self._jobs.setdefault(facts.membership.job, Spent()).add(*amounts, boot)
+        self._before = ticks_of(processes)
+        self._looked = boot * self._ticks
+        self._jobs = {job: it for job, it in self._jobs.items() if boot - it.seen < REMEMBERED}
+
+    def note(self, processes: Iterable[Audited], unknown: Iterable[GpuKey], now: float) -> None:
+        """Note who has a mismatch; `now` is seconds since the epoch.
+
+        Of what cannot be seen for a while nobody knows that its mismatch has ended.
+        """
+        unsure = set(unknown)
+        self._mismatched = {
+            key
+            for process in processes
+            if process.cause is not None and not process.is_daemon
+            for key in (process.facts.gpu, process.facts.membership.job)
+            if key is not None
+        }
+        self._since = {
+            **{
+                key: since
+                for key, since in self._since.items()
+                if key in unsure or (unsure and isinstance(key, Job))
+            },
+            **{key: self._since.get(key, now) for key in self._mismatched},
+        }
+
+    @property
+    def gpu_time(self) -> Mapping[GpuKey, CpuTime]:
+        """The CPU time of every GPU's processes."""
+        return {gpu: it.time(self._ticks) for gpu, it in self._gpus.items()}
+
+    @property
+    def job_time(self) -> Mapping[Job, CpuTime]:
+        """The same of the jobs that were seen lately."""
+        return {job: it.time(self._ticks) for job, it in self._jobs.items()}
+
+    @property
+    def since(self) -> Mapping[GpuKey | Job, float]:
+        """GPUs and jobs with a mismatch → since when, seconds since the epoch."""
+        return {key: self._since[key] for key in self._mismatched}

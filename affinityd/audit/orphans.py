@@ -1,0 +1,161 @@
+"""Processes that hold a GPU and belong to no living job: what people hunt with `fuser -v`.
+
+Sources: proc_pid_stat(5); Slurm's src/slurmd/slurmstepd/slurmstepd_job.c for slurmstepd's title.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from functools import cached_property
+from pathlib import Path
+
+from affinityd.audit.membership import membership
+from affinityd.audit.model import SLURM, Audited, Holding, Job, Membership, ProcessFacts
+from affinityd.processes import PROC, ZOMBIE, cgroups_of, everyone, stat_of, title_of
+from affinityd.vicinity import UNKNOWN
+
+STEPD = "slurmstepd"  #: what runs each step of a job, from its beginning to its end
+INIT = 1
+INITIAL_NAMESPACE = 0xEFFFFFFC  #: inode of the first pid namespace, kernel include/linux/proc_ns.h
+GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
+
+HAS_ENDED = "it has ended, and whoever started it (process {parent}) has not noticed"
+HEADLESS = "its main thread has ended, and others have not"
+OF_ENDED_JOB = "Slurm's job {job} has ended: it has no slurmstepd any more"
+LEFT_OVER = "whoever started it is gone, and it is of no job, container or service"
+NOT_THERE = "the driver names it, and there is no such process"
+
+
+def service(cgroups: str) -> str | None:
+    """Return systemd's service of a process, by its /proc/PID/cgroup; None: it is of none."""
+    parts = (part for line in cgroups.splitlines() for part in line.split("/"))
+    return next((part for part in parts if part.endswith(".service")), None)
+
+
+class Stepds:
+    """Which of Slurm's jobs have a slurmstepd, as far as anybody asks.
+
+    Who has none above it makes us look at every process of the machine: once a scan at most, and
+    never again for a process whose job was found to be over.
+    """
+
+    def __init__(self, proc: str = PROC) -> None:
+        """Take where the processes are."""
+        self._proc = proc
+        self._over: set[tuple[int, int]] = set()  # processes by pid and start
+        self._found: dict[Job, int] = {}  # the pid of a slurmstepd of each job
+        self._has_swept = False
+
+    def begin(self) -> None:
+        """Begin another scan."""
+        self._has_swept = False
+
+    def may_run(self, facts: ProcessFacts, job: Job) -> bool:
+        """Return whether a slurmstepd is an ancestor of a process, or of its job, or is hidden."""
+        process = facts.pid, facts.start
+        if process in self._over:
+            return False
+        runs = self._is_above(facts.parent) or self._are_hidden or self._is_of(job)
+        if not runs:
+            self._over.add(process)
+        return runs
+
+    @property
+    def _are_hidden(self) -> bool:
+        """Whether /proc hides root's processes (hidepid), the first of them among them."""
+        return stat_of(INIT, self._proc) is None
+
+    def _is_above(self, pid: int) -> bool:
+        met: set[int] = set()
+        while pid > INIT and pid not in met:
+            met.add(pid)
+            stat = stat_of(pid, self._proc)
+            if stat is None or stat.name == STEPD:
+                return stat is not None
+            pid = stat.parent
+        return False
+
+    def _is_of(self, job: Job) -> bool:
+        """Whether there is one of a job: the one that is known, or any."""
+        if job in self._found and job in self._jobs(self._found[job]):
+            return True
+        if not self._has_swept:
+            self._has_swept = True
+            stepds = [stat.number for stat in everyone(self._proc) if stat.name == STEPD]
+            self._found = {its: pid for pid in stepds for its in self._jobs(pid)}
+        return job in self._found
+
+    def _jobs(self, pid: int) -> Iterator[Job]:
+        """Yield the job that a slurmstepd's cgroup says, and that of its title: `[7.batch]`."""
+        of_cgroup = membership(cgroups_of(pid, self._proc)).job
+        if of_cgroup is not None:
+            yield of_cgroup
+        yield Job(SLURM, title_of(pid, self._proc).rpartition("[")[2].partition(".")[0])
+
+
+def why(facts: ProcessFacts, stepds: Stepds) -> str | None:
+    """Return why a process that holds a GPU belongs to no living job; None: it does."""
+    if facts.holding is None:
+        return None
+    if facts.state == ZOMBIE:
+        ended = HAS_ENDED if len(facts.threads) <= 1 else HEADLESS
+        return ended.format(parent=facts.parent)
+    job = facts.membership.job
+    if job is not None and job.scheduler == SLURM:
+        return None if stepds.may_run(facts, job) else OF_ENDED_JOB.format(job=job.id)
+    has_owner = job or facts.membership.container or facts.service
+    return LEFT_OVER if facts.parent == INIT and not has_owner else None
+
+
+class Ghosts:
+    """Processes that the driver names and that are not there, in two scans running."""
+
+    def __init__(self, proc: str = PROC) -> None:
+        """Take where the processes are."""
+        self._proc = proc
+        self._before: Collection[Holding] = ()
+
+    @cached_property
+    def sees_all(self) -> bool:
+        """Whether every process of the machine has a number here."""
+        try:
+            return Path(self._proc, "self/ns/pid").stat().st_ino == INITIAL_NAMESPACE
+        except OSError:
+            return False
+
+    def found(self, unseen: Collection[Holding]) -> list[Holding]:
+        """Return those of a scan's unseen ones that the scan before knew as such."""
+        now = [it for it in unseen if self.sees_all and not runs(it.pid)]
+        known = {(it.pid, it.gpu) for it in self._before}
+        self._before = now
+        return [it for it in now if (it.pid, it.gpu) in known]
+
+
+def ghost(holding: Holding) -> Audited:
+    """Return what can be said of a process that is not there."""
+    facts = ProcessFacts(
+        pid=holding.pid,
+        name="?",
+        uid=None,
+        start=0,
+        parent=0,
+        state=GONE,
+        gpu=holding.gpu,
+        holding=holding,
+        membership=Membership(),
+        cpuset=None,
+        threads=(),
+    )
+    return Audited(facts, UNKNOWN, placements=(), pinned_itself=(), orphan=NOT_THERE)
+
+
+def runs(pid: int) -> bool:
+    """Return whether there is a process, though /proc may hide it (hidepid): kill(2), signal 0."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):  # the latter: larger than any pid
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

@@ -1,0 +1,155 @@
+"""`affinityd audit`: the processes of each GPU, and whether they may run near it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from affinityd import conffile, devices, fallback
+from affinityd.audit.auditor import Auditor
+from affinityd.audit.document import document, everything
+from affinityd.audit.holders import Holders
+from affinityd.audit.model import GpuKey, Scan
+from affinityd.cli import audit_memory, audit_table
+from affinityd.cli.console import give_up_stdout, say
+from affinityd.cli.parser import Parser
+from affinityd.discovery import nvml_processes
+from affinityd.errors import (
+    AffinityError,
+    InvalidRequestError,
+    NoSuchGpuError,
+    one_line,
+    quote,
+)
+from affinityd.topology import Gpu, Topology
+from affinityd.vicinity import REMOTE
+
+EVERY = 2.0  #: seconds between two looks
+SHORTEST, LONGEST = 0.1, 3600.0
+
+#: Control sequences of a terminal, ECMA-48: to the first line; clear what is left of one, of all.
+HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=_seconds,
+        nargs="?",
+        const=EVERY,
+        help=f"look again and again (default: every {EVERY:g} s)",
+    )
+    parser.add_argument("--json", action="store_true", help="a JSON document, one line a look")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="also where their memory lies; each waits while the kernel walks its pages",
+    )
+    parser.add_argument("--gpus", metavar="LIST", help="these alone, by index, UUID or PCI bus id")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print who uses the GPUs; 0: none of them is remote, 1: one is, 2: it cannot be told."""
+    try:
+        return _audit(arguments)
+    except AffinityError as error:
+        say(f"affinityd audit: {error}")
+        return 2
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not SHORTEST <= seconds <= LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"{quote(text)} is no time from {SHORTEST:g} to {LONGEST:g} seconds"
+        )
+    return seconds
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    if arguments.memory and arguments.watch is not None:
+        raise InvalidRequestError(
+            "--memory has each process wait, and --watch would do so again and again; give one"
+        )
+    topology = fallback.known_node(conffile.sockets(conffile.variables())).node.topology
+    shown = replace(topology, gpus=tuple(_chosen(topology, arguments.gpus)))
+    keys = {gpu.key for gpu in shown.gpus}
+    code, before = 2, None
+    try:
+        # The holders are sought on all GPUs: a process's is the one where it has most memory.
+        for scan in _looks(Auditor(Holders(nvml_processes.ask)), topology, arguments.watch):
+            seen = _only(scan, keys)
+            code = _exit_code(seen)
+            _print(arguments, shown, seen, before)
+            before = seen
+    except BrokenPipeError:  # the reader has seen enough; what was found is found
+        give_up_stdout()
+    return code
+
+
+def _chosen(topology: Topology, listed: str | None) -> Iterator[Gpu]:
+    """Yield the GPUs that are to be looked at, in their order. Raises AffinityError for none."""
+    if not topology.gpus:
+        raise NoSuchGpuError("this node has no GPU")
+    if listed in (None, "all"):
+        yield from topology.gpus
+        return
+    entries = [entry.strip() for entry in str(listed).split(",")]
+    keys = {device.gpu.key for device in devices.choose(devices.whole(topology), entries)}
+    yield from (gpu for gpu in topology.gpus if gpu.key in keys)
+
+
+def _looks(auditor: Auditor, topology: Topology, every: float | None) -> Iterator[Scan]:
+    yield auditor.scan(topology)
+    while every is not None:
+        time.sleep(every)
+        yield auditor.scan(topology)
+
+
+def _only(scan: Scan, gpus: Collection[GpuKey]) -> Scan:
+    """Return what a scan says of some GPUs."""
+    return replace(
+        scan,
+        processes=tuple(it for it in scan.processes if it.facts.gpu in gpus),
+        near={key: cpus for key, cpus in scan.near.items() if key in gpus},
+        unknown={key: why for key, why in scan.unknown.items() if key in gpus},
+    )
+
+
+def _exit_code(scan: Scan) -> int:
+    if any(it.placement == REMOTE and not it.is_daemon for it in scan.processes):
+        return 1
+    known = [key for key, cpus in scan.near.items() if cpus and key not in scan.unknown]
+    return 0 if known else 2
+
+
+def _print(
+    arguments: argparse.Namespace, topology: Topology, scan: Scan, before: Scan | None
+) -> None:
+    memory = audit_memory.read(scan.processes) if arguments.memory else None
+    if arguments.json:
+        told = document(topology, scan, everything)
+        for process in told["processes"] if memory else ():
+            process["memory"] = memory and memory.resident.get(process["pid"])
+        print(json.dumps(told), flush=True)
+        return
+    lines = [*audit_table.table(topology, scan, before), *(memory.lines() if memory else ())]
+    _show(list(map(one_line, lines)), is_first=before is None, again=arguments.watch is not None)
+
+
+def _show(lines: list[str], *, is_first: bool, again: bool) -> None:
+    """Print a table: over the one before on a terminal, else after it."""
+    if again and sys.stdout.isatty():
+        sys.stdout.write(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_REST)
+    else:
+        print("\n".join(lines if is_first else ["", *lines]))
+    sys.stdout.flush()

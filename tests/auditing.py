@@ -1,0 +1,101 @@
+"""Facts of processes for tests, as short as a table needs them; and holders that are known."""
+
+from __future__ import annotations
+
+from affinityd.audit.model import (
+    Audited,
+    GpuKey,
+    Held,
+    Holding,
+    Job,
+    Membership,
+    ProcessFacts,
+    ThreadFacts,
+)
+from affinityd.cpuset import parse_list
+from affinityd.topology import Topology
+
+GPU = ("nvidia", 0)
+POD = "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01"
+SLURM_JOB = Membership(Job("slurm", "7"), step="0")
+KUBERNETES_POD = Membership(Job("kubernetes", POD), container="ab12" * 16)
+LONE_CONTAINER = Membership(container="cd34" * 16)
+
+
+class Known:
+    """Holders that a test names: the boundary to the drivers. What it holds may be exchanged."""
+
+    def __init__(self, *pids: int, gpu: GpuKey = GPU) -> None:
+        self.now = Held(tuple(Holding(pid, gpu, memory_bytes=2**30) for pid in pids))
+
+    def held(self, _topology: Topology) -> Held:
+        return self.now
+
+
+def thread(
+    mask: str,
+    tid: int = 100,
+    *,
+    last_cpu: int | None = None,
+    ticks: int = 0,
+    start: int = 5,
+) -> ThreadFacts:
+    """Return a thread; it ran last on the first of its CPUs."""
+    cpus = parse_list(mask)
+    last = min(cpus) if last_cpu is None else last_cpu
+    return ThreadFacts(tid, "worker", start, cpus, last, ticks)
+
+
+def process(
+    *masks: str,
+    pid: int = 100,
+    gpu: GpuKey = GPU,
+    name: str = "python",
+    holds: bool = True,
+    parent: int = 50,
+    state: str = "S",
+    membership: Membership = Membership(),  # noqa: B008 - frozen
+    cpuset: str | None = None,
+    threads: tuple[ThreadFacts, ...] | None = None,
+    session: int | None = None,
+    service: str | None = None,
+    uid: int | None = 1000,
+) -> ProcessFacts:
+    """Return a process whose threads have these masks."""
+    made = tuple(thread(mask, pid + place) for place, mask in enumerate(masks))
+    return ProcessFacts(
+        pid=pid,
+        name=name,
+        uid=uid,
+        start=5,
+        parent=parent,
+        state=state,
+        gpu=gpu,
+        holding=Holding(pid, gpu, 2**30) if holds else None,
+        membership=membership,
+        cpuset=None if cpuset is None else parse_list(cpuset),
+        threads=made if threads is None else threads,
+        session=session,
+        service=service,
+    )
+
+
+def audited(
+    facts: ProcessFacts,
+    placement: str = "local",
+    *,
+    cause: str | None = None,
+    is_daemon: bool = False,
+    itself: tuple[int, ...] = (),
+    orphan: str | None = None,
+) -> Audited:
+    """Return a judgement; `itself`: the places of the threads that pinned themselves."""
+    return Audited(
+        facts,
+        placement,
+        placements=(placement,) * len(facts.threads),
+        pinned_itself=tuple(place in itself for place in range(len(facts.threads))),
+        cause=cause,
+        is_daemon=is_daemon,
+        orphan=orphan,
+    )

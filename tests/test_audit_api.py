@@ -1,0 +1,75 @@
+"""What `GET /audit` answers, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from affinityd.api import wire
+from affinityd.api.audit import Documents, Viewer, viewer
+from affinityd.api.peer import Peer
+from tests.scans import audit, process
+
+ADMINS = 500
+
+EVERYBODYS, NOBODYS = Viewer(is_admin=True), Viewer()
+
+
+def peer(uid: int, *groups: int, pid: int = 10) -> Peer:
+    return Peer(pid, uid, frozenset(groups))
+
+
+@pytest.mark.parametrize(
+    ("peer", "admin_group", "sees"),
+    [
+        pytest.param(peer(0, 0), None, EVERYBODYS, id="root sees all"),
+        pytest.param(peer(7, 7), None, Viewer(uid=7), id="a user sees his own"),
+        pytest.param(peer(7, 7, ADMINS), ADMINS, EVERYBODYS, id="so does the admins' group"),
+        pytest.param(peer(7, 7), ADMINS, Viewer(uid=7), id="but no other group"),
+        pytest.param(peer(7, 0), None, Viewer(uid=7), id="nor root's group unless it is said"),
+        pytest.param(peer(7, 0), 0, EVERYBODYS, id="which it may be"),
+        pytest.param(peer(0, 0, pid=0), None, NOBODYS, id="of another pid namespace: counts"),
+        pytest.param(peer(65534, ADMINS), ADMINS, NOBODYS, id="of another user namespace: counts"),
+        pytest.param(None, ADMINS, NOBODYS, id="over TCP: counts"),
+    ],
+)
+def test_who_sees_what(peer: Peer | None, admin_group: int | None, sees: Viewer) -> None:
+    assert viewer(peer, admin_group) == sees
+
+
+FOUND = audit(process(1, uid=7), process(2, uid=8), process(3, uid=None))
+
+
+@pytest.mark.parametrize(
+    ("who", "sees", "pids"),
+    [
+        (EVERYBODYS, "all", [1, 2, 3]),
+        (Viewer(uid=7), "own", [1]),
+        (Viewer(uid=9), "own", []),
+        (NOBODYS, "counts", None),
+    ],
+)
+def test_the_document_shows_those_processes_and_counts_all(
+    who: Viewer, sees: str, pids: list[int] | None
+) -> None:
+    body = asyncio.run(Documents().document(FOUND, who))
+    answer = wire.AuditAnswer.model_validate_json(body)
+    assert answer.model_dump(exclude_unset=True) == json.loads(body)
+    assert answer.sees == sees
+    shown = None if answer.processes is None else [process.pid for process in answer.processes]
+    assert shown == pids
+    assert ("processes" in json.loads(body)) == (pids is not None)
+    assert answer.gpus[0].processes["local"] == 3
+
+
+def test_a_document_is_written_once_for_a_scan_and_a_viewer() -> None:
+    async def story() -> None:
+        documents = Documents()
+        first = await documents.document(FOUND, Viewer(uid=7))
+        assert await documents.document(FOUND, Viewer(uid=7)) is first
+        assert await documents.document(FOUND, Viewer(uid=8)) != first
+        assert await documents.document(audit(), Viewer(uid=7)) != first
+
+    asyncio.run(story())

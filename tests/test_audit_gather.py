@@ -1,0 +1,281 @@
+"""What /proc tells of the processes that use GPUs: real ones, and what no kernel would write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from affinityd.audit.gather import TICKS, Gathering
+from affinityd.audit.model import Held, Holding, ProcessFacts
+from affinityd.processes import stat_of, thread_ids
+from tests.auditing import GPU
+from tests.children import CHURN, program, sleeping
+from tests.cpusets import cpuset, needs_cpuset
+
+LATER = 60.0
+OTHER = ("nvidia", 1)
+
+#: As many threads, and as many children; each child has one of its own.
+FAMILY = """
+import os, sys, threading
+end = threading.Event()
+for _ in range(int(sys.argv[1]) - 1):
+    threading.Thread(target=end.wait, daemon=True).start()
+for _ in range(int(sys.argv[2])):
+    if os.fork() == 0:
+        os.fork()
+        os.read(0, 1)
+        os._exit(0)
+print('ready', flush=True)
+os.read(0, 1)
+"""
+
+#: Its second thread has a child.
+OF_A_THREAD = """
+import os, threading
+def work():
+    if os.fork() == 0:
+        os.read(0, 1)
+        os._exit(0)
+    print('ready', flush=True)
+    os.read(0, 1)
+threading.Thread(target=work).start()
+"""
+
+ZOMBIE_CHILD = """
+import os
+pid = os.fork() or os._exit(0)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+print(pid, flush=True)
+os.read(0, 1)
+"""
+
+
+def held(*pids: int, asked: float = float("inf")) -> Held:
+    return Held(tuple(Holding(pid, GPU) for pid in pids), asked=asked)
+
+
+def gathered(*pids: int, proc: str = "/proc") -> list[ProcessFacts]:
+    return list(Gathering(held(*pids), time.monotonic() + LATER, proc))
+
+
+def test_a_process_is_told_by_what_the_kernel_has_of_it() -> None:
+    with sleeping() as child:
+        cpu = min(os.sched_getaffinity(0))
+        os.sched_setaffinity(child.pid, {cpu})
+        (facts,) = gathered(child.pid)
+        stat = stat_of(child.pid)
+    assert stat is not None
+    assert (facts.pid, facts.name, facts.start) == (child.pid, stat.name, stat.start)
+    assert (facts.uid, facts.parent, facts.state) == (os.getuid(), os.getpid(), facts.state)
+    assert facts.state in {"S", "R"}  # it may just have become ready
+    assert (facts.gpu, facts.holding) == (GPU, Holding(child.pid, GPU))
+    assert facts.session == os.getsid(0)
+    (thread,) = facts.threads
+    assert (thread.tid, thread.start, thread.mask) == (child.pid, stat.start, frozenset({cpu}))
+    assert (thread.last_cpu, thread.cpu_ticks) == (stat.last_cpu, stat.cpu_ticks)
+
+
+def test_the_ticks_of_a_thread_are_its_time_on_a_cpu() -> None:
+    code = "import time\nwhile time.process_time() < 0.2: pass\nprint('', flush=True)\ninput()"
+    with program(code) as child:
+        (facts,) = gathered(child.pid)
+    assert 0.15 * TICKS < facts.threads[0].cpu_ticks < 5 * TICKS
+
+
+def test_descendants_come_with_their_holder_parents_first() -> None:
+    with program(FAMILY, "3", "2") as child:
+        deadline = time.monotonic() + LATER
+        while len(found := gathered(child.pid)) < 5:
+            assert time.monotonic() < deadline
+    assert [len(facts.threads) for facts in found] == [3, 1, 1, 1, 1]
+    assert [facts.holding is not None for facts in found] == [True, False, False, False, False]
+    met = {child.pid}
+    for facts in found[1:]:
+        assert facts.parent in met
+        met.add(facts.pid)
+
+
+def test_what_another_thread_than_the_main_one_has_started_is_a_descendant() -> None:
+    with program(OF_A_THREAD) as child:
+        assert [facts.parent for facts in gathered(child.pid)] == [os.getpid(), child.pid]
+
+
+def test_a_descendant_that_holds_a_gpu_keeps_it_and_those_below_it_have_it() -> None:
+    with program(FAMILY, "1", "1") as child:
+        deadline = time.monotonic() + LATER
+        while len(family := gathered(child.pid)) < 3:
+            assert time.monotonic() < deadline
+        _, middle, last = (facts.pid for facts in family)
+        for order in ((child.pid, middle), (middle, child.pid)):
+            gpus = {child.pid: GPU, middle: OTHER}
+            named = Held(tuple(Holding(pid, gpus[pid]) for pid in order))
+            found = {it.pid: it for it in Gathering(named, time.monotonic() + LATER)}
+            assert {pid: it.gpu for pid, it in found.items()} == {
+                child.pid: GPU,
+                middle: OTHER,
+                last: OTHER,
+            }
+            assert found[middle].holding == Holding(middle, OTHER)
+            assert found[last].holding is None
+
+
+def test_a_zombie_is_told_where_it_holds_a_gpu_and_is_no_descendant() -> None:
+    with program(ZOMBIE_CHILD.replace("print(pid", "print('ready'")) as child:
+        (zombie,) = (pid for pid in _children(child.pid))
+        assert [facts.pid for facts in gathered(child.pid)] == [child.pid]
+        (facts,) = gathered(zombie)
+    assert (facts.state, facts.parent, len(facts.threads)) == ("Z", child.pid, 1)
+
+
+def _children(pid: int) -> Iterator[int]:
+    yield from map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+def test_who_asks_is_nobodys_descendant() -> None:
+    assert os.getpid() not in {facts.pid for facts in gathered(os.getppid())}
+
+
+def test_a_holder_that_is_gone_is_named_as_unseen() -> None:
+    gathering = Gathering(held(10**7), time.monotonic() + LATER)
+    assert list(gathering) == []
+    assert gathering.unseen == [Holding(10**7, GPU)]
+
+
+def test_a_process_that_started_after_the_driver_was_asked_is_another() -> None:
+    with sleeping() as child:
+        stat = stat_of(child.pid)
+        assert stat is not None
+        for asked, number in ((stat.start / TICKS - 1, 0), (stat.start / TICKS + 1, 1)):
+            gathering = Gathering(held(child.pid, asked=asked), time.monotonic() + LATER)
+            assert (len(list(gathering)), gathering.unseen) == (number, [])
+
+
+def test_when_time_is_up_the_rest_is_counted() -> None:
+    with sleeping() as one, sleeping() as other:
+        gathering = Gathering(held(one.pid, other.pid), time.monotonic() - 1)
+        assert list(gathering) == []
+    assert (gathering.skipped, gathering.unseen) == (2, [])
+
+
+def test_a_process_of_many_threads_does_not_make_it_late() -> None:
+    with program(FAMILY, "2000", "0") as child:
+        began = time.monotonic()
+        gathering = Gathering(held(child.pid, child.pid), began + 0.005)
+        found = list(gathering)
+        took = time.monotonic() - began
+    assert found == []
+    assert gathering.skipped == 2
+    assert took < 0.5
+
+
+@needs_cpuset
+def test_the_cpuset_is_that_of_its_own_cgroup() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    with cpuset() as folder, sleeping() as confined, sleeping() as free:
+        (folder / "cgroup.procs").write_text(str(confined.pid))
+        (folder / "cpuset.cpus").write_text(str(cpu))
+        first, second = gathered(confined.pid, free.pid)
+    assert first.cpuset == frozenset({cpu})
+    assert second.cpuset is not None
+    assert second.cpuset > {cpu}
+
+
+def test_processes_that_end_start_others_and_change_are_no_error() -> None:
+    with program(CHURN) as churning:
+        seen = [gathered(churning.pid) for _ in range(100)]
+        churning.kill()
+        seen += [gathered(churning.pid) for _ in range(100)]
+        churning.wait()
+        assert gathered(churning.pid) == []
+    assert max(len(facts.threads) for found in seen for facts in found) >= 2
+    for facts in (facts for found in seen for facts in found):
+        assert facts.threads[0].tid == facts.pid
+        assert len({thread.tid for thread in facts.threads}) == len(facts.threads)
+
+
+def copied(root: Path, *pids: int) -> Path:
+    """Copy what the kernel has of processes, without their children: a kernel may not tell them."""
+    for pid in pids:
+        for tid in thread_ids(pid):
+            (root / f"{pid}/task/{tid}").mkdir(parents=True)
+            shutil.copyfile(f"/proc/{pid}/task/{tid}/stat", root / f"{pid}/task/{tid}/stat")
+        for name in ("stat", "status", "cgroup"):
+            shutil.copyfile(f"/proc/{pid}/{name}", root / f"{pid}/{name}")
+    return root
+
+
+def test_where_the_kernel_names_no_children_every_process_is_asked_for_its_parent(
+    tmp_path: Path,
+) -> None:
+    with program(FAMILY, "2", "1") as child:
+        deadline = time.monotonic() + LATER
+        while len(expected := gathered(child.pid)) < 3:
+            assert time.monotonic() < deadline
+        proc = copied(tmp_path / "proc", *(facts.pid for facts in expected))
+        found = gathered(child.pid, proc=str(proc))
+    assert [facts.pid for facts in found] == [facts.pid for facts in expected]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\0\xff" * 100, id="binary"),
+        pytest.param(b"1 (a) S", id="too short"),
+        pytest.param(b"x (a) S " + b"x " * 50, id="words for numbers"),
+        pytest.param(b"\n" * 2**16, id="thousands of lines"),
+        pytest.param(b")" * 2**20, id="a megabyte of parentheses"),
+        pytest.param(b"0::/" + b"../" * 1000 + b"\n", id="a path without an end"),
+        pytest.param(b"Uid:\nTgid:\n:::\n0::\n1:cpuset\n", id="lines that break off"),
+        pytest.param(None, id="a folder"),
+    ],
+)
+@pytest.mark.parametrize("file", ["stat", "status", "cgroup", "task/{pid}/stat", "task"])
+def test_what_no_kernel_writes_is_no_error(
+    tmp_path: Path, file: str, content: bytes | None
+) -> None:
+    with sleeping() as child, sleeping() as other:
+        proc = copied(tmp_path / "proc", child.pid, other.pid)
+        broken = proc / str(child.pid) / file.format(pid=child.pid)
+        shutil.rmtree(broken) if broken.is_dir() else broken.unlink()
+        if content is None:
+            broken.mkdir()
+        else:
+            broken.write_bytes(content)
+        found = gathered(child.pid, other.pid, proc=str(proc))
+    assert other.pid in {facts.pid for facts in found}
+    if "stat" in file.split("/") or file == "task":
+        assert child.pid not in {facts.pid for facts in found}
+
+
+def test_links_that_lead_to_themselves_are_no_error(tmp_path: Path) -> None:
+    with sleeping() as child:
+        proc = copied(tmp_path / "proc", child.pid)
+        for name in ("stat", "status", "cgroup"):
+            (proc / str(child.pid) / name).unlink()
+            (proc / str(child.pid) / name).symlink_to(name)
+        assert gathered(child.pid, proc=str(proc)) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_who_is_not_root_sees_the_processes_of_others_too() -> None:
+    code = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from affinityd.audit.gather import Gathering
+from affinityd.audit.model import Held, Holding
+os.setgid(65534); os.setuid(65534)
+pid = int(sys.argv[2])
+found = list(Gathering(Held((Holding(pid, ('nvidia', 0)),)), time.monotonic() + 60))
+print([(it.pid, it.uid, len(it.threads)) for it in found], flush=True)
+sys.exit(found == [])
+"""
+    repository = os.fspath(Path(__file__).parents[1])
+    with sleeping() as child, program(code, repository, str(child.pid)) as asking:
+        assert asking.wait(LATER) == 0

@@ -1,0 +1,164 @@
+"""CPU time from scan to scan, and since when there is a mismatch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd.audit.ledger import REMEMBERED, Ledger
+from affinityd.audit.model import Audited, CpuTime, Job, Membership, ThreadFacts
+from tests.auditing import GPU, audited, process, thread
+
+JOB = Job("slurm", "7")
+NEAR = {GPU: frozenset(range(4, 8))}
+EVERY = 15.0
+
+
+def of(*threads: ThreadFacts, membership: Membership = Membership(JOB)) -> Audited:  # noqa: B008
+    return audited(process(threads=threads, membership=membership))
+
+
+def booked(*scans: Sequence[Audited]) -> Ledger:
+    """Book scans, EVERY seconds apart, the first 100 s after boot, with 100 ticks a second."""
+    ledger = Ledger(100)
+    for number, processes in enumerate(scans):
+        ledger.book(processes, NEAR, 100.0 + number * EVERY)
+    return ledger
+
+
+def near(ticks: int, tid: int = 1, start: int = 5) -> ThreadFacts:
+    return thread("4-7", tid, last_cpu=4, ticks=ticks, start=start)
+
+
+def far(ticks: int, tid: int = 1, start: int = 5) -> ThreadFacts:
+    return thread("0-7", tid, last_cpu=0, ticks=ticks, start=start)
+
+
+@pytest.mark.parametrize(
+    ("scans", "expected"),
+    [
+        pytest.param([[of(near(500))]], (0, 0), id="the first scan knows no difference"),
+        pytest.param([[of(near(500))], [of(near(700))]], (2, 0), id="near"),
+        pytest.param([[of(far(500))], [of(far(700))]], (2, 2), id="far"),
+        pytest.param(
+            [[of(near(500))], [of(far(700))]], (2, 2), id="all of it goes where it ran last"
+        ),
+        pytest.param(
+            [[of(far(500))], [of(far(600))], [of(near(900))]], (4, 1), id="three scans add up"
+        ),
+        pytest.param(
+            [[of(near(100, 1), far(100, 2))], [of(near(200, 1), far(400, 2))]],
+            (4, 3),
+            id="threads add up",
+        ),
+        pytest.param(
+            [[], [of(far(500, start=10_001))]], (5, 5), id="who started since counts in full"
+        ),
+        pytest.param(
+            [[], [of(far(500, start=9_999))]], (0, 0), id="who started before was not looked at"
+        ),
+        pytest.param(
+            [[of(far(500))], [of(far(100, start=10_500))]],
+            (1, 1),
+            id="a number that is used again is another thread",
+        ),
+        pytest.param([[of(far(500))], []], (0, 0), id="one that is gone"),
+        pytest.param(
+            [[of(far(500))], [], [of(far(900))], [of(far(950))]],
+            (0.5, 0.5),
+            id="one that was not seen for a while begins anew",
+        ),
+        pytest.param(
+            [[of(far(500))], [of(far(400))], [of(far(500))]], (1, 1), id="never backwards"
+        ),
+    ],
+)
+def test_cpu_time_adds_up(scans: list[list[Audited]], expected: tuple[float, float]) -> None:
+    ledger = booked(*scans)
+    assert ledger.gpu_time == {GPU: CpuTime(*expected)}
+    assert ledger.job_time.get(JOB, CpuTime()) == CpuTime(*expected)
+
+
+def test_a_gpu_that_nobody_uses_has_a_counter_of_zero() -> None:
+    assert booked([]).gpu_time == {GPU: CpuTime(0, 0)}
+
+
+def test_where_nobody_knows_what_is_near_nothing_is_remote() -> None:
+    ledger = Ledger(100)
+    ledger.book([of(far(100))], {GPU: None}, 100.0)
+    ledger.book([of(far(200))], {GPU: None}, 115.0)
+    assert ledger.gpu_time == {GPU: CpuTime(1, 0)}
+
+
+def test_known_daemons_cost_nothing() -> None:
+    daemons = [[audited(process(threads=(far(ticks),)), is_daemon=True)] for ticks in (0, 500)]
+    assert booked(*daemons).gpu_time == {GPU: CpuTime(0, 0)}
+
+
+def test_a_job_is_remembered_for_a_while_after_its_last_process() -> None:
+    ledger = booked([of(far(0))], [of(far(100))])
+    gone = 100.0 + EVERY
+    ledger.book([], NEAR, gone + REMEMBERED - 1)
+    assert ledger.job_time == {JOB: CpuTime(1, 1)}
+    ledger.book([], NEAR, gone + REMEMBERED)
+    assert ledger.job_time == {}
+    assert ledger.gpu_time == {GPU: CpuTime(1, 1)}
+
+
+def test_what_is_of_no_job_counts_for_its_gpu_alone() -> None:
+    ledger = booked(*([of(far(ticks), membership=Membership())] for ticks in (0, 100)))
+    assert (ledger.gpu_time, ledger.job_time) == ({GPU: CpuTime(1, 1)}, {})
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 999), st.booleans()))))
+def test_no_counter_ever_goes_back_and_remote_is_a_part_of_all(
+    scans: list[list[tuple[int, int, bool]]],
+) -> None:
+    ledger = Ledger(100)
+    before = CpuTime()
+    for number, threads in enumerate(scans):
+        facts = [far(ticks, tid) if is_far else near(ticks, tid) for tid, ticks, is_far in threads]
+        ledger.book([of(*facts)], NEAR, 100.0 + number)
+        now = ledger.gpu_time[GPU]
+        assert now.total >= before.total
+        assert now.remote >= before.remote
+        assert now.remote <= now.total
+        before = now
+
+
+MISMATCHED = audited(process("0", membership=Membership(JOB)), "remote", cause="mask")
+MENDED = audited(process("4", membership=Membership(JOB)))
+DAEMON = audited(process("0"), "remote", cause="mask", is_daemon=True)
+
+
+@pytest.mark.parametrize(
+    ("scans", "since"),
+    [
+        pytest.param([([MENDED], [])], None, id="there is none"),
+        pytest.param([([MISMATCHED], [])], 0, id="from the scan that saw it"),
+        pytest.param([([MENDED], []), ([MISMATCHED], [])], 1, id="and not from the first one"),
+        pytest.param([([MISMATCHED], [])] * 3, 0, id="while it lasts"),
+        pytest.param([([MISMATCHED], []), ([MENDED], [])], None, id="until it is mended"),
+        pytest.param([([MISMATCHED], []), ([], [])], None, id="or gone"),
+        pytest.param(
+            [([MISMATCHED], []), ([MENDED], []), ([MISMATCHED], [])], 2, id="another one is new"
+        ),
+        pytest.param(
+            [([MISMATCHED], []), ([], [GPU])], None, id="not told while nobody can see it"
+        ),
+        pytest.param(
+            [([MISMATCHED], []), ([], [GPU]), ([MISMATCHED], [])], 0, id="and not forgotten"
+        ),
+        pytest.param([([DAEMON], [])], None, id="a known daemon's is none"),
+    ],
+)
+def test_a_mismatch_is_dated_while_it_lasts(
+    scans: list[tuple[list[Audited], list[tuple[str, int]]]], since: float | None
+) -> None:
+    ledger = Ledger(100)
+    for moment, (processes, unknown) in enumerate(scans):
+        ledger.note(processes, unknown, float(moment))
+    assert ledger.since == ({} if since is None else {GPU: since, JOB: since})

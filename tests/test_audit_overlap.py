@@ -1,0 +1,122 @@
+"""CPUs that two jobs have both pinned themselves to."""
+
+from __future__ import annotations
+
+import pytest
+
+from affinityd.audit.model import Audited, Job, Membership
+from affinityd.audit.overlap import overlap
+from affinityd.cpuset import format_list, parse_list
+from tests.auditing import GPU, LONE_CONTAINER, audited, process
+
+FIRST = Membership(Job("slurm", "7"))
+SECOND = Membership(Job("slurm", "8"))
+OTHER = Membership(container="ef56" * 16)
+
+
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        pytest.param([], "", id="nobody runs"),
+        pytest.param(
+            [
+                audited(process("4-5", membership=FIRST)),
+                audited(process("6-7", membership=SECOND)),
+            ],
+            "",
+            id="two jobs, apart",
+        ),
+        pytest.param(
+            [
+                audited(process("4-5", membership=FIRST)),
+                audited(process("5-6", membership=SECOND)),
+            ],
+            "5",
+            id="two jobs that share a CPU",
+        ),
+        pytest.param(
+            [audited(process("4-5", membership=FIRST)), audited(process("5-6", membership=FIRST))],
+            "",
+            id="two processes of one job",
+        ),
+        pytest.param(
+            [
+                audited(process("4-7", membership=FIRST)),
+                audited(process("4-7", membership=SECOND)),
+            ],
+            "",
+            id="who takes all that is near shares it",
+        ),
+        pytest.param(
+            [
+                audited(process("4-5", membership=FIRST, cpuset="4-5")),
+                audited(process("4-5", membership=SECOND, cpuset="4-5")),
+            ],
+            "",
+            id="and all that its cpuset has of it",
+        ),
+        pytest.param(
+            [
+                audited(process("0-1", membership=FIRST)),
+                audited(process("0-1", membership=SECOND)),
+            ],
+            "",
+            id="far CPUs are another matter",
+        ),
+        pytest.param(
+            [
+                audited(process("4-7", "4", membership=FIRST), itself=(1,)),
+                audited(process("4-7", "4", membership=SECOND), itself=(1,)),
+            ],
+            "",
+            id="what libraries pinned does not count",
+        ),
+        pytest.param(
+            [
+                audited(process("4", membership=FIRST)),
+                audited(process("4", name="nv-hostengine"), is_daemon=True),
+            ],
+            "",
+            id="nor do known daemons",
+        ),
+        pytest.param(
+            [audited(process("4", session=10)), audited(process("4", pid=200, session=11))],
+            "4",
+            id="of no job: by session",
+        ),
+        pytest.param(
+            [audited(process("4", session=10)), audited(process("4", pid=200, session=10))],
+            "",
+            id="of no job: one session",
+        ),
+        pytest.param(
+            [audited(process("4")), audited(process("4", pid=200))],
+            "4",
+            id="of no job and no known session: by process",
+        ),
+        pytest.param(
+            [
+                audited(process("4", session=1, membership=LONE_CONTAINER)),
+                audited(process("4", session=1, membership=OTHER)),
+            ],
+            "4",
+            id="of no job: by container, before the session",
+        ),
+        pytest.param(
+            [
+                audited(process("4-6", membership=FIRST)),
+                audited(process("5", membership=SECOND)),
+                audited(process("6", pid=300, session=3)),
+            ],
+            "5-6",
+            id="three of them",
+        ),
+    ],
+)
+def test_overlap(processes: list[Audited], expected: str) -> None:
+    assert format_list(overlap(processes, {GPU: parse_list("4-7")})) == expected
+
+
+def test_where_nobody_knows_what_is_near_nothing_overlaps() -> None:
+    both = [audited(process("4", membership=it)) for it in (FIRST, SECOND)]
+    assert overlap(both, {GPU: None}) == frozenset()

@@ -1,0 +1,441 @@
+"""`affinityd audit`, on real processes and a replayed node; the test says who holds a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affinityd.audit.model import Held, Holding, Scan
+from affinityd.cli import audit, audit_memory, audit_table, main
+from affinityd.cpuset import format_list
+from affinityd.errors import one_line
+from affinityd.processes import stat_of
+from tests.auditing import GPU, KUBERNETES_POD, Known, audited, process
+from tests.children import program, sleeping
+from tests.machines.by_hand import made
+from tests.machines.sysfs_tree import write_tree
+from tests.small_node import ALL, FAR, NEAR, use_small_node
+
+REPOSITORY = Path(__file__).parents[1]
+OTHER = ("nvidia", 1)
+BUSY = "print('ready', flush=True)\nwhile True: pass"
+
+#: 64 MiB in memory.
+LARGE = """
+held = bytearray(64 * 2**20)
+held[::4096] = b'x' * len(held[::4096])
+print('ready', flush=True)
+input()
+"""
+
+#: The command, in a process of its own, with holders that are known.
+COMMAND = """
+import sys
+from affinityd.cli import audit, entry
+from tests.auditing import Known
+pid = int(sys.argv.pop())
+audit.Holders = lambda _ask: Known(pid)
+entry()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_small_node(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Known:
+    holders = Known()
+    monkeypatch.setattr(audit, "Holders", lambda _ask: holders)
+    return holders
+
+
+def document(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code and the document."""
+    code = main(["audit", "--json", *flags])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("mask", "placement", "code"), [(NEAR, "local", 0), (FAR, "remote", 1), (ALL, "mixed", 0)]
+)
+def test_what_is_remote_fails_and_what_is_mixed_is_shown(
+    capsys: pytest.CaptureFixture[str],
+    known: Known,
+    mask: frozenset[int],
+    placement: str,
+    code: int,
+) -> None:
+    with sleeping() as child:
+        known.now = Known(child.pid).now
+        os.sched_setaffinity(child.pid, mask)
+        found, told = document(capsys)
+    (shown,) = told["processes"]
+    assert (found, shown["placement"]) == (code, placement)
+    assert (shown["pid"], shown["threads"][0]["cpulist"]) == (child.pid, format_list(mask))
+    assert told["sees"] == "all"
+    assert told["gpus"][0]["processes"][placement] == 1
+
+
+def test_the_table_has_a_row_a_process_and_says_what_mends_it(
+    capsys: pytest.CaptureFixture[str], known: Known
+) -> None:
+    with sleeping() as child:
+        known.now = Known(child.pid).now
+        os.sched_setaffinity(child.pid, FAR)
+        assert main(["audit"]) == 1
+        stat = stat_of(child.pid)
+    head, text, remedy = capsys.readouterr().out.splitlines()
+    assert stat is not None
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert tuple(re.split("  +", head.strip())) == audit_table.COLUMNS
+    row = re.split("  +", text.strip())
+    assert row[:9] == ["0", str(child.pid), stat.name, user, "-", "1", "remote", "mask", "0"]
+    assert row[9] in {"0", "1"}  # it may not have run since
+    assert row[10:] == ["1024 MiB"]
+    assert remedy == (
+        f"process {child.pid} ({stat.name}): mask: GPU 0 is on node 1, and its cpuset has CPUs "
+        f"there: affinityd pin --gpus 0000:10:00.0 {child.pid} mends that"
+    )
+
+
+def test_what_it_says_mends_a_mask_does(capsys: pytest.CaptureFixture[str], known: Known) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    with sleeping(env=env) as child:
+        known.now = Known(child.pid).now
+        os.sched_setaffinity(child.pid, FAR)
+        assert main(["audit"]) == 1
+        said = re.search(r"affinityd (pin .*\d) mends", capsys.readouterr().out)
+        assert said is not None
+        assert main(said[1].split()) == 0
+        assert main(["audit"]) == 0
+
+
+def test_processes_that_are_alike_have_one_remedy_between_them(
+    capsys: pytest.CaptureFixture[str], known: Known
+) -> None:
+    with sleeping() as one, sleeping() as two, sleeping() as three:
+        pids = sorted((one.pid, two.pid, three.pid))
+        known.now = Known(*pids).now
+        for pid in pids:
+            os.sched_setaffinity(pid, FAR)
+        assert main(["audit"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert re.match(rf"process {pids[0]} \(\w+\) and 2 more: mask: ", lines[-1].replace(".", ""))
+
+
+def test_some_gpus_alone_are_looked_at(capsys: pytest.CaptureFixture[str], known: Known) -> None:
+    with sleeping() as one, sleeping() as other:
+        known.now = Held((Holding(one.pid, GPU), Holding(other.pid, OTHER)))
+        for child in (one, other):
+            os.sched_setaffinity(child.pid, FAR)  # which is near the other GPU
+        codes = []
+        for gpus, pids in (("0", [one.pid]), ("1", [other.pid]), ("0000:11:00.0,0", [1, 2])):
+            code, told = document(capsys, "--gpus", gpus)
+            codes.append(code)
+            assert len(told["processes"]) == len(told["gpus"]) == len(pids)
+            assert len(pids) == 2 or [it["pid"] for it in told["processes"]] == pids
+    assert codes == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--gpus", "7"), "affinityd audit: no GPU 7; visible are 0 (0000:10:00.0)"),
+        (("--gpus", "x"), "affinityd audit: gpus: 'x' is not an index"),
+        (("--gpus", ""), "affinityd audit: gpus: '' is not an index"),
+        (("--memory", "--watch"), "affinityd audit: --memory has each process wait"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_an_error_of_one_line(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
+) -> None:
+    assert main(["audit", *flags]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert captured.err.startswith(said)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "x", "4000", "nan", "inf"])
+def test_a_pause_that_is_none_is_bad_usage(
+    capsys: pytest.CaptureFixture[str], seconds: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", f"--watch={seconds}"])
+    assert ended.value.code == 2
+    assert "is no time from 0.1 to 3600 seconds" in capsys.readouterr().err
+
+
+def test_a_node_without_a_gpu_cannot_be_judged(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tree = write_tree(replace(made({0: "0-1"}), gpus=()), tmp_path / "empty")
+    monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(tree))
+    assert main(["audit"]) == 2
+    assert capsys.readouterr().err == "affinityd audit: this node has no GPU\n"
+
+
+def test_a_gpu_whose_place_nobody_knows_cannot_be_judged(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    known: Known,
+) -> None:
+    tree = write_tree(made({0: "0,2", 1: "1,3"}, gpus=[None]), tmp_path / "lost")
+    monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(tree))
+    with sleeping() as child:
+        known.now = Known(child.pid).now
+        assert main(["audit"]) == 2
+    _, row, said = capsys.readouterr().out.splitlines()
+    assert "unknown" in row
+    assert said == "GPU 0: its NUMA node is not known: nothing can be judged"
+
+
+@pytest.mark.skipif(
+    Path("/proc/driver/nvidia/version").exists(), reason="the driver is loaded, and NVML answers"
+)
+def test_where_nobody_names_the_processes_it_says_so_and_cannot_tell(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["audit"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    for index, line in enumerate(lines):
+        assert line.startswith(f"GPU {index}: its processes are not known: ")
+
+
+def test_where_nobody_uses_a_gpu_it_says_so(
+    capsys: pytest.CaptureFixture[str], known: Known
+) -> None:
+    assert known.now == Held()
+    assert main(["audit"]) == 0
+    assert capsys.readouterr().out == "no process uses a GPU\n"
+
+
+def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    topology = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
+    facts = process("4", name="a\x1b[2Jb", membership=KUBERNETES_POD, uid=4_000_000_000)
+    orphan = audited(replace(facts, state="Z"), "unknown", orphan="nobody has noticed")
+    daemon = audited(process("0", pid=200, name="nv-hostengine"), "remote", is_daemon=True)
+    scan = replace(
+        _scan(), processes=(orphan, daemon), overlap=frozenset({4}), skipped=3, notices=("look",)
+    )
+    lines = list(audit_table.table(topology, scan, None))
+    assert lines[1].split()[3:6] == [
+        "4000000000",
+        "kubernetes",
+        "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01",
+    ]
+    assert "known daemon" in lines[2]
+    assert lines[3:] == [
+        "process 100 (a\x1b[2Jb): orphan, holds 1024 MiB of GPU 0: nobody has noticed",
+        "CPUs 4 are in the unique pins of more than one job",
+        "not looked at, as time was up: 3 processes or more",
+        "look",
+    ]
+    audit._show([one_line(line) for line in lines], is_first=True, again=False)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_the_gpus_of_two_vendors_are_told_apart() -> None:
+    topology = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
+    amd = replace(topology.gpus[1], vendor="amd", index=0)
+    mixed = replace(topology, gpus=(topology.gpus[0], amd))
+    scan = replace(
+        _scan(),
+        processes=(audited(process("4", gpu=("amd", 0))), audited(process("4"))),
+        near={GPU: frozenset({4}), ("amd", 0): frozenset({0})},
+    )
+    lines = list(audit_table.table(mixed, scan, None))
+    assert [line.split()[:2] for line in lines[1:]] == [["amd", "0"], ["nvidia", "0"]]
+
+
+def _scan() -> Scan:
+    return Scan(
+        time=0.0,
+        monotonic=0.0,
+        seconds=0.0,
+        processes=(),
+        near={GPU: frozenset({4, 5, 6, 7}), OTHER: frozenset({0, 1, 2, 3})},
+        unknown={},
+    )
+
+
+def test_a_second_look_says_which_part_of_the_time_was_remote(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    known: Known,
+) -> None:
+    looks = 0
+
+    def pause(seconds: float) -> None:
+        """Wait so long twice, and then be interrupted."""
+        nonlocal looks
+        looks += 1
+        if looks > 2:
+            raise KeyboardInterrupt
+        os.sched_setaffinity(child.pid, FAR if looks == 1 else NEAR)
+        _sleep(seconds)
+
+    _sleep = time.sleep
+    monkeypatch.setattr("affinityd.cli.audit.time.sleep", pause)
+    with program(BUSY) as child:
+        known.now = Known(child.pid).now
+        with pytest.raises(KeyboardInterrupt):
+            main(["audit", "--watch", "0.4"])
+    tables = capsys.readouterr().out.split("\n\n")
+    heads = [table.splitlines()[0].split("  ")[-1] for table in tables]
+    parts = [table.splitlines()[1].split()[-1] for table in tables]
+    assert heads == ["gpu memory", "remote time", "remote time"]
+    assert parts == ["MiB", "100%", "0%"]
+
+
+def started(*flags: str, pid: int, stdout: int) -> subprocess.Popen[str]:
+    """Start the command, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "audit", *flags, str(pid)],
+        env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY)},
+        text=True,
+        stderr=subprocess.PIPE,
+        stdout=stdout,
+    )
+
+
+def test_a_watch_writes_a_document_a_line_until_it_is_interrupted() -> None:
+    with sleeping() as child:
+        flags = ("--json", "--watch", "0.1")
+        with started(*flags, pid=child.pid, stdout=subprocess.PIPE) as watching:
+            assert watching.stdout is not None
+            told = [json.loads(watching.stdout.readline()) for _ in range(3)]
+            watching.send_signal(signal.SIGINT)
+            watching.stdout.read()
+            assert watching.wait(30) == 130
+            assert watching.stderr is not None
+            assert watching.stderr.read() == ""
+    assert len({document["time"] for document in told}) == 3
+    assert {document["processes"][0]["pid"] for document in told} == {child.pid}
+
+
+def test_on_a_terminal_a_watch_draws_over_what_it_drew() -> None:
+    with sleeping() as child:
+        controlling, terminal = os.openpty()
+        with started("--watch", "0.1", pid=child.pid, stdout=terminal) as watching:
+            os.close(terminal)
+            seen = b"".join(_read(controlling, until=b"remote time"))
+            watching.send_signal(signal.SIGINT)
+            os.close(controlling)
+            watching.wait(30)
+    assert seen.startswith(b"\x1b[H")
+    assert b"\x1b[K" in seen
+    assert b"\x1b[J\x1b[H" in seen
+
+
+def _read(file: int, until: bytes) -> Iterator[bytes]:
+    data = b""
+    while until not in data:
+        data += os.read(file, 4096)
+    yield data
+
+
+def test_a_reader_that_has_seen_enough_does_not_change_what_was_found() -> None:
+    with sleeping() as child:
+        os.sched_setaffinity(child.pid, FAR)
+        for flags in ((), ("--watch", "0.1"), ("--json",)):
+            reading, writing = os.pipe()
+            os.close(reading)
+            with started(*flags, pid=child.pid, stdout=writing) as watching:
+                os.close(writing)
+                assert watching.wait(30) == 1
+                assert watching.stderr is not None
+                assert watching.stderr.read() == ""
+
+
+def test_memory_is_read_where_it_is_asked_for(
+    capsys: pytest.CaptureFixture[str], known: Known
+) -> None:
+    with program(LARGE) as child:
+        known.now = Known(child.pid).now
+        os.sched_setaffinity(child.pid, NEAR)
+        _, without = document(capsys)
+        code, told = document(capsys, "--memory")
+        assert main(["audit", "--memory"]) == 0
+    assert "memory" not in without["processes"][0]
+    assert code == 0
+    assert told["processes"][0]["memory"]["0"] >= 64 * 2**20
+    assert re.search(r"\): resident memory: node 0 \d+ MiB", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (("LARGEST", 2**20), "GiB are resident, more than 0"),
+        (("LONGEST", -1.0), "the -1 s for all of them were over"),
+    ],
+)
+def test_memory_that_is_not_read_is_named(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    known: Known,
+    limit: tuple[str, float],
+    said: str,
+) -> None:
+    monkeypatch.setattr(audit_memory, *limit)
+    with program(LARGE) as child:
+        known.now = Known(child.pid).now
+        _, told = document(capsys, "--memory")
+        main(["audit", "--memory"])
+    assert told["processes"][0]["memory"] is None
+    assert said in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_memory_of_one_that_has_ended_is_not_read() -> None:
+    with sleeping() as child:
+        pid = child.pid
+    child.wait()
+    memory = audit_memory.read([audited(process("0", pid=pid))])
+    assert list(memory.lines()) == [
+        f"process {pid} (python): its memory was not read: No such file or directory"
+    ]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_who_is_not_root_sees_what_can_be_seen() -> None:
+    """The node is read as root, from a folder of root's; then everything else as nobody."""
+    become = """
+import os
+def held(self, topology, known=Known.held):
+    os.setgid(65534)
+    os.setuid(65534)
+    return known(self, topology)
+Known.held = held
+entry()
+"""
+    with sleeping() as child:
+        os.sched_setaffinity(child.pid, FAR)
+        done = subprocess.run(
+            [
+                *(sys.executable, "-c", COMMAND.replace("entry()\n", become)),
+                *("audit", "--memory", str(child.pid)),
+            ],
+            env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "remote" in done.stdout.splitlines()[1]
+    assert done.stdout.splitlines()[-1].endswith("its memory was not read: Permission denied")
