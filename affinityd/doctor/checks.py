@@ -1,0 +1,67 @@
+"""The checks by their names, and how they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from affinityd.doctor import (
+    confinement,
+    daemon,
+    drivers,
+    interrupts,
+    kernel,
+    links,
+    places,
+    schedulers,
+)
+from affinityd.doctor.facts import Facts
+from affinityd.doctor.finding import Finding, Findings
+from affinityd.errors import InvalidRequestError, quote
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check; it has something to say of any machine."""
+
+    run: Callable[[Facts], Findings]
+    looks_at: str
+
+
+CHECKS: Mapping[str, Check] = {
+    "socket": Check(daemon.socket, "the daemon answers, every user reaches it, node.json is right"),
+    "daemon-cpuset": Check(confinement.daemon_cpuset, "the daemon itself may use every CPU"),
+    "hidepid": Check(confinement.hidepid, "the daemon sees every user's processes"),
+    "gpu-numa-node": Check(places.gpu_numa_node, "the NUMA node of each GPU is known"),
+    "gpu-node-cpus": Check(places.gpu_node_cpus, "that node has CPUs"),
+    "offline-cpus": Check(places.offline_cpus, "no CPU near a GPU is offline"),
+    "isolcpus": Check(kernel.isolcpus, "isolcpus= and nohz_full= name no CPU of ranks"),
+    "numa-balancing": Check(kernel.numa_balancing, "the kernel moves no pages by itself"),
+    "irqbalance": Check(interrupts.irqbalance, "interrupts go to near CPUs, and not to ranks'"),
+    "pcie-link": Check(links.pcie_link, "the links to the GPUs have all their lanes"),
+    "nvml": Check(drivers.nvml, "NVML answers, for every GPU"),
+    "persistence": Check(drivers.persistence, "the driver keeps idle GPUs initialised"),
+    "gres-conf": Check(schedulers.gres_conf, "Slurm's gres.conf fits the node"),
+    "cgroup": Check(schedulers.cgroup, "cgroups can keep jobs on their CPUs"),
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What one check found."""
+
+    name: str
+    finding: Finding
+
+
+def examine(facts: Facts, names: Sequence[str] = ()) -> list[Diagnosis]:
+    """Run these checks, or all, in the order of the table; a check may find several things."""
+    chosen = [name for name in CHECKS if not names or name in names]
+    return [Diagnosis(name, finding) for name in chosen for finding in CHECKS[name].run(facts)]
+
+
+def known(name: str) -> str:
+    """Return the name of a check. Raises InvalidRequestError, which lists them, for another."""
+    if name not in CHECKS:
+        raise InvalidRequestError(f"{quote(name)} is no check; there are {', '.join(CHECKS)}")
+    return name

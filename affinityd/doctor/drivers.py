@@ -1,0 +1,67 @@
+"""What NVIDIA's driver says, and whether it stays loaded.
+
+Sources: NVML's API reference (nvmlDeviceGetPersistenceMode), NVIDIA's "Driver Persistence".
+"""
+
+from __future__ import annotations
+
+from affinityd.discovery.nvml_report import NvmlGpu
+from affinityd.doctor.facts import Facts
+from affinityd.doctor.finding import Findings, fail, named, not_applicable, ok, warn
+from affinityd.topology import Gpu
+
+NO_NVIDIA = "there is no NVIDIA GPU"
+
+
+def nvml(facts: Facts) -> Findings:
+    """Judge whether NVML answers, for every GPU."""
+    told = () if facts.nvml is None else facts.nvml.gpus
+    sick = [(gpu, it.error) for gpu, it in _told(facts) if it.error]
+    if not _nvidia(facts) and not told:
+        yield not_applicable(NO_NVIDIA)
+    elif facts.nvml is None:
+        yield not_applicable("nobody asked NVML: the machine is replayed without its answers")
+    elif told is None:
+        yield warn(
+            f"{facts.nvml.error}: plans are made from sysfs, without MIG instances",
+            "nvidia-smi says the same; load NVIDIA's driver, or reload it after an upgrade",
+            _nvidia(facts),
+        )
+    elif not sick:
+        yield ok(f"NVML answers; driver {facts.nvml.driver_version or 'unknown'}")
+    for gpu, error in sick:
+        yield fail(
+            f"{named([gpu])} ({gpu.pci_bus_id}): NVML says {error}",
+            "look for NVRM: Xid in the kernel's log, drain the node, reset the GPU or the machine",
+            [gpu],
+        )
+
+
+def persistence(facts: Facts) -> Findings:
+    """Judge whether each GPU is kept initialised while nobody uses it."""
+    said = [(gpu, it.persistence) for gpu, it in _told(facts) if it.persistence is not None]
+    off = [gpu for gpu, is_on in said if not is_on]
+    if not said:
+        yield not_applicable(
+            "NVML says nothing of persistence mode" if _nvidia(facts) else NO_NVIDIA
+        )
+    elif off:
+        yield warn(
+            f"persistence mode of {named(off)} is off: whoever asks NVML, or starts a job, waits "
+            "until the driver has initialised each idle GPU anew",
+            "systemctl enable --now nvidia-persistenced (where there is none: nvidia-smi -pm 1)",
+            off,
+        )
+    else:
+        yield ok(f"persistence mode of {named(gpu for gpu, _ in said)} is on")
+
+
+def _nvidia(facts: Facts) -> list[Gpu]:
+    return [gpu for gpu in facts.topology.gpus if gpu.vendor == "nvidia"]
+
+
+def _told(facts: Facts) -> list[tuple[Gpu, NvmlGpu]]:
+    """Return the GPUs with what NVML said of each."""
+    told = (facts.nvml.gpus if facts.nvml else None) or ()
+    by_index = {it.index: it for it in told}
+    return [(gpu, by_index[gpu.index]) for gpu in _nvidia(facts) if gpu.index in by_index]

@@ -1,0 +1,88 @@
+"""What the checks judge, gathered before: the machine, its files, its drivers, its daemon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from affinityd.cpuset import CpuSet
+from affinityd.discovery.nvml_report import NvmlReport
+from affinityd.discovery.tree import Keep, Tree, every
+from affinityd.service import Node
+from affinityd.topology import Gpu, Topology
+
+
+@dataclass(frozen=True)
+class NoFiles:
+    """The tree of a machine that has no files: a shipped one."""
+
+    name: str
+    live: bool = False
+
+    def read(self, path: str, *beginnings: str) -> str | None:  # noqa: ARG002 - as a Tree has it
+        """See `Tree.read`."""
+        return None
+
+    def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:  # noqa: ARG002
+        """See `Tree.list`."""
+        return ()
+
+    def link(self, path: str) -> str | None:  # noqa: ARG002
+        """See `Tree.link`."""
+        return None
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """What is to be seen of the daemon, or of its absence, where its socket should be."""
+
+    path: str  #: of the socket
+    listens: bool = False
+    status: int | None = None  #: HTTP's, of /readyz; None: none came, `error` says why
+    error: str | None = None
+    pid: int | None = None  #: SO_PEERCRED; None: nobody listens, or it is not seen from here
+    cpuset: CpuSet | None = None  #: what its cgroup lets it use; None: not known
+    shut: tuple[str, ...] = ()  #: what is in the way of other users: paths and their modes
+    published: Node | None = None  #: node.json; None: `unpublished` says why
+    unpublished: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One node."""
+
+    topology: Topology
+    tree: Tree  #: its files
+    root: str | None = None  #: where they lie; None: nowhere
+    reserved: CpuSet = frozenset()  #: CPUs that no rank is given
+    nvml: NvmlReport | None = None  #: what NVML said; None: nobody asked
+    daemon: Daemon | None = None  #: None: the machine is not this one
+
+    @cached_property
+    def has_several_nodes(self) -> bool:
+        """Whether a CPU can be far from a GPU at all."""
+        return len(self.topology.nodes_with_cpus) > 1
+
+    def near_nodes(self, node: int | None) -> frozenset[int | None]:
+        """Return the NUMA nodes whose CPUs are near a node: itself, or the nearest that have some.
+
+        All are near where CPUs are in one node alone; else none to what nobody knows the place of.
+        """
+        with_cpus = self.topology.nodes_with_cpus
+        if self.has_several_nodes and node is None:
+            return frozenset()
+        return frozenset(self.topology.nearest(node, with_cpus))
+
+    def near(self, node: int | None) -> CpuSet:
+        """Return the online CPUs near a node."""
+        nodes = self.near_nodes(node)
+        return frozenset(cpu for number in nodes for cpu in self.topology.cpus_of_node(number))
+
+    def given(self, gpu: Gpu) -> CpuSet:
+        """Return the CPUs that ranks of a GPU are given."""
+        return self.near(gpu.numa_node) - self.reserved
+
+    def given_of(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
+        """Return the GPUs whose ranks are given any of these CPUs, and which of them those are."""
+        gpus = [gpu for gpu in self.topology.gpus if self.given(gpu) & cpus]
+        return gpus, cpus & frozenset().union(*map(self.given, gpus))

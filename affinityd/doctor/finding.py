@@ -1,0 +1,65 @@
+"""What a check finds, and how good that is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from affinityd.cpuset import format_list
+from affinityd.topology import Gpu
+
+NOT_APPLICABLE = "n/a"  #: nothing to look at here, or nobody tells: neither good nor bad
+OK = "ok"
+WARN = "warn"  #: ranks may be slower for it
+FAIL = "fail"  #: something does not work
+
+#: From best to worst.
+STATUSES = (NOT_APPLICABLE, OK, WARN, FAIL)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check has to say."""
+
+    status: str  #: of STATUSES
+    found: str  #: a sentence, which has the name of what was looked at and its value
+    remedy: str | None = None  #: what mends it; None: nothing is to be mended
+    gpus: tuple[int, ...] = ()  #: indices of the GPUs that it is about
+
+
+Findings = Iterator[Finding]
+
+
+def not_applicable(why: str) -> Finding:
+    """Return that there is nothing to judge."""
+    return Finding(NOT_APPLICABLE, why)
+
+
+def ok(found: str) -> Finding:
+    """Return that all is well."""
+    return Finding(OK, found)
+
+
+def warn(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> Finding:
+    """Return what may slow ranks down."""
+    return Finding(WARN, found, remedy, tuple(gpu.index for gpu in gpus))
+
+
+def fail(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> Finding:
+    """Return what does not work."""
+    return Finding(FAIL, found, remedy, tuple(gpu.index for gpu in gpus))
+
+
+def worst(findings: Iterable[Finding]) -> str:
+    """Return the worst status."""
+    return max((finding.status for finding in findings), key=STATUSES.index, default=NOT_APPLICABLE)
+
+
+def several(noun: str, numbers: Collection[int]) -> str:
+    """Return `CPU 3`, or `CPUs 3-5`."""
+    return f"{noun if len(numbers) == 1 else f'{noun}s'} {format_list(numbers)}"
+
+
+def named(gpus: Iterable[Gpu]) -> str:
+    """Return `GPU 0`, or `GPUs 0-3`."""
+    return several("GPU", {gpu.index for gpu in gpus})

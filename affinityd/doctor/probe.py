@@ -1,0 +1,83 @@
+"""Looks at the daemon from outside: its socket, its process, what it published."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from affinityd import nodefile
+from affinityd.cgroup import cpuset_of
+from affinityd.doctor.facts import Daemon
+from affinityd.service import Node
+
+REQUEST = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+FIRST_LINE = 32  #: bytes: `HTTP/1.1 200 OK` and a little more
+CREDENTIALS = struct.Struct("3i")  #: pid, uid, gid: struct ucred, unix(7)
+
+TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
+
+
+def look(path: str, timeout: float = TIMEOUT) -> Daemon:
+    """Return what is to be seen of the daemon whose socket is at a path; it is asked if ready."""
+    daemon = _ask(path, timeout)
+    published, unpublished = _published(Path(path).with_name(nodefile.NAME))
+    return replace(
+        daemon,
+        cpuset=cpuset_of(daemon.pid) if daemon.pid else None,
+        shut=tuple(_shut(Path(path))),
+        published=published,
+        unpublished=unpublished,
+    )
+
+
+def _ask(path: str, timeout: float) -> Daemon:
+    """Return who listens, and what it answers."""
+    nobody = Daemon(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout)
+        try:
+            connection.connect(path)
+        except OSError as error:  # a path that is too long has no errno
+            return replace(nobody, error=error.strerror or str(error))
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        pid = CREDENTIALS.unpack(raw)[0] or None  # 0: of a pid namespace that is not below ours
+        somebody = replace(nobody, listens=True, pid=pid)
+        try:
+            connection.sendall(REQUEST)
+            version, _, rest = connection.recv(FIRST_LINE).partition(b" ")
+        except TimeoutError:
+            return replace(somebody, error=f"no answer within {timeout:g} s")
+        except OSError as error:
+            return replace(somebody, error=error.strerror)
+    if not (version.startswith(b"HTTP/1.") and rest[:3].isdigit()):
+        return replace(somebody, error="it does not speak HTTP")
+    return replace(somebody, status=int(rest[:3]))
+
+
+def _shut(path: Path) -> Iterator[str]:
+    """Yield what keeps other users from the socket."""
+    path = path.absolute()
+    for place in (*reversed(path.parents), path):
+        needed = stat.S_IXOTH if place != path else stat.S_IROTH | stat.S_IWOTH
+        try:
+            mode = stat.S_IMODE(place.stat().st_mode)
+        except OSError:
+            return
+        if mode & needed != needed:
+            yield f"{place} is {mode:04o}"
+
+
+def _published(file: Path) -> tuple[Node | None, str | None]:
+    """Return the node that a daemon published, or why there is none."""
+    if not file.exists():
+        return None, "there is none"
+    try:
+        return nodefile.read(file), None
+    except OSError as error:
+        return None, error.strerror
+    except ValueError as error:
+        return None, str(error)

@@ -1,0 +1,81 @@
+"""Facts for the doctor's checks, of machines made for a test, and what a check finds in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from affinityd.cpuset import parse_list
+from affinityd.discovery import discover, open_tree
+from affinityd.discovery.nvml_report import NvmlReport
+from affinityd.doctor.checks import examine
+from affinityd.doctor.facts import Facts
+from affinityd.doctor.finding import Finding
+from affinityd.topology import Topology
+from tests.machines.by_hand import made
+from tests.machines.sysfs_tree import put, write_tree
+
+CPU = "sys/devices/system/cpu"
+PCI = "sys/bus/pci/devices"
+
+#: Four CPUs and a GPU on each of two nodes.
+TWO = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
+#: The same GPUs where all CPUs are on one node.
+ONE = made({0: "0-7"}, gpus=[0, 0])
+NO_GPU = made({0: "0-3", 1: "4-7"}, gpus=[])
+
+Files = Mapping[str, object]
+
+
+def facts_of(
+    root: Path,
+    topology: Topology = TWO,
+    files: Files | None = None,
+    *,
+    reserved: str = "",
+    nvml: NvmlReport | None = None,
+) -> Facts:
+    """Write a machine with these files besides its own, and return what is to be judged of it."""
+    write_tree(topology, root)
+    for path, text in (files or {}).items():
+        put(root / path, text)
+    tree = open_tree(str(root))
+    return Facts(discover(tree, nvml), tree, str(root), parse_list(reserved), nvml)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A finding, by parts of its sentences; no remedy: it has none."""
+
+    status: str
+    found: str
+    remedy: str | None = None
+    gpus: tuple[int, ...] = ()
+
+    def of(self, finding: Finding) -> Expected:
+        """Return a finding as what was expected, wherever it has those parts."""
+        has_found = self.found in finding.found
+        has_remedy = self.remedy and finding.remedy and self.remedy in finding.remedy
+        return replace(
+            self,
+            status=finding.status,
+            found=self.found if has_found else finding.found,
+            remedy=self.remedy if has_remedy else finding.remedy,
+            gpus=finding.gpus,
+        )
+
+
+def check(name: str, facts: Facts, *expected: Expected) -> None:
+    """Hold that a check finds just this."""
+    found = [it.finding for it in examine(facts, [name])]
+    assert len(found) == len(expected), found
+    assert [one.of(its) for one, its in zip(expected, found, strict=True)] == list(expected)
+
+
+def all_is_well(found: str) -> Expected:
+    return Expected("ok", found)
+
+
+def nothing_to_judge(why: str) -> Expected:
+    return Expected("n/a", why)

@@ -1,0 +1,145 @@
+"""The checks of what schedulers say of GPUs, and confine jobs with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.discovery import open_tree
+from affinityd.doctor.checks import examine
+from affinityd.doctor.facts import Facts, NoFiles
+from tests.doctoring import (
+    TWO,
+    Expected,
+    Files,
+    all_is_well,
+    check,
+    facts_of,
+    nothing_to_judge,
+)
+from tests.machines.by_hand import made
+
+GRES_CONF = "etc/slurm/gres.conf"
+
+#: A package a node, and device files.
+PACKAGES = {0: "0-3", 1: "4-7"}
+NODE = made(PACKAGES, gpus=[0, 1], packages=PACKAGES)
+NODE = replace(NODE, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in NODE.gpus))
+#: A package of two nodes.
+HALVES = made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[0, 2], packages=PACKAGES)
+HALVES = replace(HALVES, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in HALVES.gpus))
+
+RIGHT = "Name=gpu File=/dev/nvidia0 Cores=0-3\nName=gpu File=/dev/nvidia1 Cores=4-7"
+CROSSED = "Name=gpu File=/dev/nvidia0 Cores=4-7\nName=gpu File=/dev/nvidia1 Cores=0-3"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (RIGHT, [all_is_well("gres.conf fits the node")]),
+        (
+            CROSSED,
+            [Expected("warn", "gres.conf:1: gpu 0: ", "affinityd slurm gres-conf prints right")],
+        ),
+        (
+            f"{RIGHT}\nfoo",
+            [Expected("fail", "gres.conf:3: 'foo' is not written as Key=", "gres.conf(5)")],
+        ),
+        (
+            "\n".join(f"Name=gpu File=/dev/nvidia{number}" for number in range(2, 9)),
+            [Expected("warn", "; and 6 more", "affinityd slurm check names all")],
+        ),
+        ("a\0b", [Expected("fail", "gres.conf has a NUL in it", "slurmd")]),
+    ],
+    ids=["it fits", "crossed", "a line that is none", "much is wrong", "no text"],
+)
+def test_gres_conf(tmp_path: Path, lines: str, expected: list[Expected]) -> None:
+    check("gres-conf", facts_of(tmp_path, NODE, {GRES_CONF: lines}), *expected)
+
+
+def test_cores_of_packages_are_as_right_as_those_of_nodes(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, HALVES, {GRES_CONF: RIGHT})
+    check("gres-conf", facts, all_is_well("gres.conf fits the node"))
+    halved = facts_of(tmp_path, HALVES, {GRES_CONF: RIGHT.replace("0-3", "0-1")})
+    check("gres-conf", halved, all_is_well("gres.conf fits the node"))
+
+
+def test_without_slurm_there_is_nothing_to_fit(tmp_path: Path) -> None:
+    check("gres-conf", facts_of(tmp_path), nothing_to_judge("no Slurm: there is no"))
+    shipped = Facts(TWO, NoFiles("shipped"))
+    check("gres-conf", shipped, nothing_to_judge("a shipped machine has no gres.conf"))
+
+
+V1 = "cgroup /sys/fs/cgroup/cpuset cgroup rw,relatime,cpuset 0 0"
+V1_MEMORY = "cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0"
+V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0"
+UNIFIED = "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0"
+TOP = "sys/fs/cgroup/cgroup.controllers"
+SLURM = "sys/fs/cgroup/system.slice/node7_slurmstepd.scope/cgroup.controllers"
+PODS = "sys/fs/cgroup/kubepods.slice/cgroup.controllers"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "files", "expected"),
+    [
+        ("proc /proc proc rw 0 0", {}, [nothing_to_judge("no cgroup is mounted")]),
+        (V1, {}, [all_is_well("cgroup v1: the cpuset controller is v1's, at /sys/fs/cgroup/cpus")]),
+        (f"{V1}\n{UNIFIED}", {}, [all_is_well("cgroup hybrid: the cpuset controller is v1's")]),
+        (V1_MEMORY, {}, [Expected("warn", "cgroup v1: no cpuset", "mount -t cgroup -o cpuset")]),
+        (V2, {TOP: "cpu io memory"}, [Expected("warn", "cgroup v2: no cpuset", "boot without")]),
+        (V2, {TOP: "cpuset cpu"}, [all_is_well("enabled (no job of Slurm or Kubernetes)")]),
+        (
+            V2,
+            {TOP: "cpuset cpu", SLURM: "cpuset cpu", PODS: "cpuset memory"},
+            [all_is_well("kubepods.slice")],
+        ),
+        (
+            V2,
+            {TOP: "cpuset cpu", SLURM: "cpu memory", PODS: "cpuset memory"},
+            [
+                Expected(
+                    "warn",
+                    "/sys/fs/cgroup/system.slice/node7_slurmstepd.scope/cgroup.controllers has no",
+                    "echo +cpuset > /sys/fs/cgroup/system.slice/cgroup.subtree_control",
+                    (0, 1),
+                )
+            ],
+        ),
+        (
+            V2,
+            {TOP: "cpuset cpu", PODS: "memory"},
+            [
+                Expected(
+                    "warn",
+                    "/sys/fs/cgroup/kubepods.slice/cgroup.controllers has no cpuset",
+                    "echo +cpuset > /sys/fs/cgroup/cgroup.subtree_control",
+                    (0, 1),
+                )
+            ],
+        ),
+    ],
+    ids=[
+        "none is mounted",
+        "v1",
+        "hybrid",
+        "v1 without cpusets",
+        "v2 without cpusets",
+        "v2, and no jobs yet",
+        "v2 with jobs that have cpusets",
+        "v2 with Slurm's that have none",
+        "v2 with pods that have none",
+    ],
+)
+def test_cgroups(tmp_path: Path, mounts: str, files: Files, expected: list[Expected]) -> None:
+    facts = facts_of(tmp_path, TWO, {"proc/self/mounts": mounts, **files})
+    check("cgroup", facts, *expected)
+
+
+def test_this_machine_has_some_version_of_cgroups() -> None:
+    if not Path("/sys/fs/cgroup").is_mount():
+        pytest.skip("no cgroup is mounted here")
+    found = [it.finding.found for it in examine(Facts(TWO, open_tree("/")), ["cgroup"])]
+    assert all(text.startswith(("cgroup v1", "cgroup v2", "cgroup hybrid")) for text in found)
+    assert found
