@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 async def in_background(work: Callable[[], T]) -> T:
@@ -38,3 +39,26 @@ def _tell(
 ) -> None:
     with suppress(RuntimeError):  # the loop has ended: nobody waits
         loop.call_soon_threadsafe(lambda: None if done.cancelled() else tell())
+
+
+class Shared(Generic[K, T]):
+    """Work in the background, one piece at a time, each for all who ask the same meanwhile."""
+
+    def __init__(self, work: Callable[[K], T]) -> None:
+        """Take what answers a question."""
+        self._work = work
+        self._turn = asyncio.Lock()
+        self._under_way: dict[K, asyncio.Task[T]] = {}
+
+    async def __call__(self, question: K) -> T:
+        """Return the answer, or raise what `work` raises; who leaves early stops nobody's."""
+        answer = self._under_way.get(question)
+        if answer is None:
+            answer = asyncio.get_running_loop().create_task(self._answer(question))
+            self._under_way[question] = answer
+            answer.add_done_callback(lambda _: self._under_way.pop(question))
+        return await asyncio.shield(answer)
+
+    async def _answer(self, question: K) -> T:
+        async with self._turn:
+            return await in_background(partial(self._work, question))

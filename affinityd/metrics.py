@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
-from affinityd import __version__
+from affinityd import __version__, audit_metrics
+from affinityd.job_series import JobRow, JobSeries
+from affinityd.scanner import Audit
 from affinityd.service import Answer, Node
 
 #: Seconds. A plan takes about a millisecond; a new reading of the machine may come before it.
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+OPEN_METRICS_END = b"# EOF\n"
 
 #: When each series began is of no use here, and doubles what a scrape carries.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """What the daemon counts, and the node that it describes."""
+    """What the daemon counts, and the node and the processes that it describes."""
 
-    def __init__(self, node: Callable[[], Node | None]) -> None:
-        """Take where the node comes from: it is asked at each scrape."""
+    def __init__(self, node: Callable[[], Node | None], *, job_series: int = 0) -> None:
+        """Take where the node comes from: it is asked at each scrape; and the cap on job labels."""
         self.registry = CollectorRegistry()
+        self._jobs = JobSeries(job_series)
+        self._scanned: Scanned | None = None
         self._plans = Counter(
             "affinityd_plans",
             "Plan requests answered, by mode, by result (ok, or the HTTP status of the refusal) "
@@ -31,7 +40,7 @@ class Metrics:
             registry=self.registry,
         )
         self._seconds = Histogram(
-            "affinityd_plan_seconds",
+            "affinityd_plan_duration_seconds",
             "Seconds that planning took; a remembered answer is not planned again.",
             buckets=BUCKETS,
             registry=self.registry,
@@ -40,6 +49,28 @@ class Metrics:
             {"version": __version__}
         )
         self.registry.register(NodeCollector(node))
+        self.registry.register(AgeCollector(self._age))
+
+    def scanned(self, audit: Audit) -> None:
+        """Describe a new scan from now on; one after the other."""
+        self._scanned = Scanned(audit, self._jobs.scanned(audit.scan))
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """Return all of it in a form that an Accept header takes, and that form's media type.
+
+        Thousands of series take a while: not on the event loop.
+        """
+        try:
+            encode, media_type = choose_encoder(accept)
+        except TypeError:  # its own, over a version that is no number
+            encode, media_type = choose_encoder("")
+        text = encode(self.registry)
+        if self._scanned is not None:
+            text = text.removesuffix(OPEN_METRICS_END) + self._scanned.text(encode, media_type)
+        return text, media_type
+
+    def _age(self) -> float | None:
+        return None if self._scanned is None else self._scanned.age
 
     def planned(self, answer: Answer, seconds: float) -> None:
         """Count a request that was planned, and the time that it took."""
@@ -100,3 +131,49 @@ class NodeCollector:
             "Grows by one each time the topology was read anew and differed.",
             value=node.generation,
         )
+
+
+class Scanned:
+    """The metrics of one scan, which are written once for all scrapes until the next."""
+
+    def __init__(self, audit: Audit, jobs: tuple[JobRow, ...]) -> None:
+        """Take the scan and its jobs."""
+        self._audit = audit
+        self._jobs = jobs
+        self._texts: dict[str, bytes] = {}
+
+    @property
+    def age(self) -> float:
+        """Seconds since the scan began."""
+        return time.monotonic() - self._audit.scan.monotonic
+
+    def text(self, encode: Callable[[Collector], bytes], media_type: str) -> bytes:
+        """Return them as an encoder writes them."""
+        if media_type not in self._texts:
+            self._texts = {media_type: encode(self)}  # a server scrapes in one form
+        return self._texts[media_type]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield them."""
+        return audit_metrics.metrics(self._audit, self._jobs)
+
+
+class AgeCollector:
+    """Says how old the last scan is: of one that hangs, or fails, that is all there is to see."""
+
+    def __init__(self, age: Callable[[], float | None]) -> None:
+        """Take the age, in seconds; None before the first scan."""
+        self._age = age
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: there has been no scan yet when this is registered."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the age; nothing before the first scan."""
+        if (age := self._age()) is not None:
+            yield GaugeMetricFamily(
+                "affinityd_scan_age_seconds",
+                "How long ago the last finished scan of the processes began.",
+                value=age,
+            )

@@ -19,11 +19,18 @@ NAMES = (
     "listen",
     "listen_plan",
     "reserved_cpus",
+    "scan_interval",
+    "job_series",
+    "admin_group",
     "log_format",
 )
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 ONE_MACHINE = {"root", "machine"}  #: settings that exclude each other
 MAX_PORT = 65535
+MAX_INTERVAL = 3600  #: seconds
+MAX_JOB_SERIES = 1000
+MAX_GID = 2**32 - 2  #: the last is nobody's, chown(2)
+MAX_DIGITS = len(str(MAX_GID))
 MAX_NAME = 253  #: characters of a DNS name, RFC 1035, and so of a node of Kubernetes
 
 
@@ -38,6 +45,9 @@ class Settings:
     listen: tuple[str, int] | None = None  #: host and port; None: no TCP
     listen_plan: tuple[str, int] | None = None  #: where GET /plan alone is answered
     reserved_cpus: CpuSet = frozenset()
+    scan_interval: int | None = 15  #: seconds; None: processes are not looked at
+    job_series: int = 0  #: how many jobs have metrics of their own
+    admin_group: int | None = None  #: gid of those who see every user's processes; None: root alone
     log_format: str = "text"
 
     @property
@@ -135,6 +145,39 @@ def _cpus(text: str, name: str) -> CpuSet:
         raise InvalidRequestError(f"{name}: {error}") from None
 
 
+def _scan_interval(text: str, name: str) -> int | None:
+    if text == "off":
+        return None
+    return _whole(text, name, range(1, MAX_INTERVAL + 1), " seconds, or off")
+
+
+def _job_series(text: str, name: str) -> int:
+    return _whole(text, name, range(MAX_JOB_SERIES + 1), " jobs")
+
+
+def _whole(text: str, name: str, within: range, unit: str) -> int:
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(within[-1]))
+    if not (is_number and int(text) in within):
+        raise InvalidRequestError(
+            f"{name}: {quote(text)} is not a whole number from {within[0]} to {within[-1]}{unit}"
+        )
+    return int(text)
+
+
+def _group(text: str, name: str) -> int:
+    """Read a group's name, or its number, which no group need have."""
+    import grp  # noqa: PLC0415 - clients read settings too, and must start fast
+
+    if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) <= MAX_GID:
+        return int(text)
+    try:
+        return grp.getgrnam(text).gr_gid
+    except (KeyError, ValueError):  # the latter for what can be no name
+        raise InvalidRequestError(
+            f"{name}: there is no group {quote(text)} here; give a group's name or number"
+        ) from None
+
+
 def _log_format(text: str, name: str) -> str:
     if text not in {"text", "json"}:
         raise InvalidRequestError(f"{name}: {quote(text)} is neither text nor json")
@@ -149,5 +192,8 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "listen": _listen,
     "listen_plan": _listen,
     "reserved_cpus": _cpus,
+    "scan_interval": _scan_interval,
+    "job_series": _job_series,
+    "admin_group": _group,
     "log_format": _log_format,
 }

@@ -107,6 +107,8 @@ def test_a_refusal_is_one_clear_line(daemon: Daemon, query: str, status: int, li
         ("GET", "/plan/?gpus=0", 404),
         ("POST", "/plan", 405),
         ("DELETE", "/topology", 405),
+        ("POST", "/audit", 405),
+        ("DELETE", "/audit", 405),
     ],
 )
 def test_what_is_not_served_is_a_problem_too(
@@ -119,7 +121,9 @@ def test_what_is_not_served_is_a_problem_too(
 
 def test_no_page_loads_anything_from_elsewhere(daemon: Daemon) -> None:
     document = daemon.get("/openapi.json").json
-    assert {"/plan", "/topology", "/metrics", "/healthz", "/readyz"} <= document["paths"].keys()
+    assert {"/plan", "/topology", "/audit", "/metrics", "/healthz", "/readyz"} <= document[
+        "paths"
+    ].keys()
     for page in ("/docs", "/redoc"):
         assert daemon.get(page).status == 404
 
@@ -138,6 +142,14 @@ def test_the_topology_is_the_node_as_it_was_read(daemon: Daemon) -> None:
     assert answer["generation"] == 1
     assert answer["topology"]["online"] == "0-255"
     assert answer["topology"] == daemon.node_file["topology"]
+
+
+def test_a_replayed_machine_has_no_processes_to_look_at(daemon: Daemon) -> None:
+    reply = daemon.get("/audit")
+    assert reply.status == 503
+    problem = wire.Problem.model_validate_json(reply.body)
+    assert problem.detail == "a replayed machine has no processes to look at"
+    assert not [li for li in daemon.get("/metrics").text.splitlines() if "affinityd_scan" in li]
 
 
 def test_plans_are_counted_by_mode_result_and_locality(daemon: Daemon) -> None:
@@ -160,7 +172,7 @@ def test_the_time_that_planning_takes_is_measured_but_not_of_a_remembered_answer
 ) -> None:
     def measured() -> float:
         lines = daemon.get("/metrics").text.splitlines()
-        name = "affinityd_plan_seconds_count "
+        name = "affinityd_plan_duration_seconds_count "
         return next(float(li.removeprefix(name)) for li in lines if li.startswith(name))
 
     before = measured()

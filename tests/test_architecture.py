@@ -20,7 +20,10 @@ OF_THE_EXTRA = {
     "affinityd.daemon": {"starlette", "uvicorn", "uvloop"},
     "affinityd.metrics": {"prometheus_client"},
     "affinityd.discovery.nvml": {"pynvml"},
-    "affinityd.api.app": {"fastapi", "starlette", "prometheus_client"},
+    "affinityd.audit_metrics": {"prometheus_client"},
+    "affinityd.api.app": {"fastapi", "starlette"},
+    "affinityd.api.audit": {"fastapi", "starlette"},
+    "affinityd.api.peer": {"starlette", "uvicorn"},
     "affinityd.api.front": {"starlette"},
     "affinityd.api.plan_only": {"starlette"},
     "affinityd.api.problems": {"fastapi", "starlette"},
@@ -29,7 +32,17 @@ OF_THE_EXTRA = {
 
 #: What computes must not know where its facts come from, nor who asks.
 PURE = [
-    *("cpuset", "topology", "placement", "domains", "modes", "sharing", "plans", "planner"),
+    *(
+        "cpuset",
+        "topology",
+        "vicinity",
+        "placement",
+        "domains",
+        "modes",
+        "sharing",
+        "plans",
+        "planner",
+    ),
     *(
         "launchers",
         "explain",
@@ -82,7 +95,19 @@ def test_what_computes_neither_reads_nor_looks_at_the_clock(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["service", "keeper", "nodefile", "api.app", "api.front", "api.plan_only"]
+    "name",
+    [
+        *("service", "keeper", "nodefile", "api.app", "api.front", "api.plan_only"),
+        *(
+            "api.audit",
+            "api.peer",
+            "scanner",
+            "metrics",
+            "audit_metrics",
+            "audit_log",
+            "job_series",
+        ),
+    ],
 )
 def test_the_daemon_is_handed_its_readings_and_never_imports_discovery(name: str) -> None:
     assert not {it for it in inside(MODULES[f"affinityd.{name}"]) if ".discovery" in it}
@@ -94,6 +119,13 @@ def test_discovery_knows_nothing_of_plans_and_servers() -> None:
         if name.startswith("affinityd.discovery"):
             others = {it for it in inside(path) if not it.startswith("affinityd.discovery")}
             assert others <= allowed, name
+
+
+def test_the_audit_is_handed_what_drivers_say_and_knows_nothing_of_servers() -> None:
+    for name, path in MODULES.items():
+        if name.startswith("affinityd.audit."):
+            parts = {it.split(".")[1] for it in inside(path) if it != "affinityd"}
+            assert not parts & {"discovery", "api", "cli", "daemon", "service", "planner"}, name
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:

@@ -12,6 +12,7 @@ from affinityd.api.app import create_app
 from affinityd.keeper import Keeper
 from affinityd.metrics import Metrics
 from affinityd.request import Request
+from affinityd.scanner import Audits
 from affinityd.service import Answer, Node, Service
 from tests.machines.facts import machine
 from tests.test_keeper import StandIn
@@ -32,7 +33,7 @@ def ask(query: bytes, accept: bytes) -> list[dict[str, Any]]:
         service = Broken(Node(machine("dgx-h100")))
         stand_in = StandIn()
         keeper = Keeper(service, stand_in, reserved=frozenset(), on_change=lambda _: None)
-        app = create_app(service, keeper, Metrics(lambda: service.known))
+        app = create_app(service, keeper, Metrics(lambda: service.known), Audits("none"))
         scope = {
             "type": "http",
             "method": "GET",

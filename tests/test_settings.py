@@ -32,6 +32,7 @@ def test_without_any_the_defaults_hold(tmp_path: Path) -> None:
     assert (made.root, made.machine, made.listen) == ("/", None, ("127.0.0.1", 9465))
     assert (made.listen_plan, made.node_name) == (None, None)
     assert (made.reserved_cpus, made.log_format) == (frozenset(), "text")
+    assert (made.scan_interval, made.job_series, made.admin_group) == (15, 0, None)
 
 
 def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
@@ -86,6 +87,27 @@ def test_a_nodes_name_is_a_line_of_a_dns_names_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("scan_interval", "1", 1),
+        ("scan_interval", "3600", 3600),
+        ("scan_interval", "off", None),
+        ("job_series", "0", 0),
+        ("job_series", "1000", 1000),
+        ("admin_group", "root", 0),
+        ("admin_group", "4000000000", 4000000000),
+    ],
+)
+def test_what_the_audit_is_told(tmp_path: Path, name: str, text: str, value: int | None) -> None:
+    made = settings(tmp_path, flags={name: text}, env={}, file="")
+    assert getattr(made, name) == value
+
+
+INTERVALS = "is not a whole number from 1 to 3600 seconds, or off"
+JOBS = "is not a whole number from 0 to 1000 jobs"
+
+
+@pytest.mark.parametrize(
     ("name", "text", "line"),
     [
         (
@@ -101,6 +123,22 @@ def test_a_nodes_name_is_a_line_of_a_dns_names_length(tmp_path: Path) -> None:
         ("node_name", "gpu\x1b[31m", "--node-name: 'gpu\\x1b[31m' is no node's name"),
         ("node_name", "n" * 254, f"--node-name: '{'n' * 60}…' is no node's name"),
         ("reserved_cpus", "0-", "--reserved-cpus: '0-' is not a CPU number or range"),
+        ("scan_interval", "0", f"--scan-interval: '0' {INTERVALS}"),
+        ("scan_interval", "3601", f"--scan-interval: '3601' {INTERVALS}"),
+        ("scan_interval", "2.5", f"--scan-interval: '2.5' {INTERVALS}"),
+        ("scan_interval", "-1", f"--scan-interval: '-1' {INTERVALS}"),
+        ("scan_interval", "none", f"--scan-interval: 'none' {INTERVALS}"),
+        ("scan_interval", "²", f"--scan-interval: '²' {INTERVALS}"),
+        ("job_series", "1001", f"--job-series: '1001' {JOBS}"),
+        ("job_series", "9" * 5000, f"--job-series: '{'9' * 60}…' {JOBS}"),
+        (
+            "admin_group",
+            "no such group",
+            "--admin-group: there is no group 'no such group' here; give a group's name or number",
+        ),
+        ("admin_group", "4294967295", "--admin-group: there is no group '4294967295' here"),
+        ("admin_group", "a\0b", "--admin-group: there is no group 'a\\x00b' here"),
+        ("admin_group", "\udcff", "--admin-group: there is no group '\\udcff' here"),
         ("log_format", "xml", "--log-format: 'xml' is neither text nor json"),
     ],
 )

@@ -7,18 +7,20 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, FastAPI, Request
-from prometheus_client.exposition import choose_encoder
 from starlette.responses import Response
 
 from affinityd import __version__, codec
 from affinityd.api import problems, wire
+from affinityd.api.audit import audit_route
 from affinityd.api.front import Front, key_of
+from affinityd.background import Shared
 from affinityd.devices import names_unknown_mig
 from affinityd.errors import AffinityError, InvalidRequestError, quote
 from affinityd.keeper import Keeper
 from affinityd.metrics import Metrics
 from affinityd.request import PARAMETERS, parse_request
 from affinityd.request import Request as PlanRequest
+from affinityd.scanner import Audits
 from affinityd.service import Service
 
 MAX_FIELDS = 64
@@ -46,8 +48,18 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     )
 }
 
+_NOT_SCANNED: dict[int | str, dict[str, Any]] = {
+    503: {**_ERRORS[503], "description": "There has been no scan yet, or there are none."}
+}
 
-def create_app(service: Service, keeper: Keeper, metrics: Metrics) -> Front:
+
+def create_app(
+    service: Service,
+    keeper: Keeper,
+    metrics: Metrics,
+    audits: Audits,
+    admin_group: int | None = None,
+) -> Front:
     """Return the ASGI app that answers on one node."""
     app = FastAPI(
         title="affinityd",
@@ -63,6 +75,7 @@ def create_app(service: Service, keeper: Keeper, metrics: Metrics) -> Front:
     problems.install(app)
     app.include_router(_plan_route(service, keeper, metrics, front))
     app.include_router(_node_routes(service, keeper, metrics))
+    app.include_router(audit_route(audits, admin_group, _NOT_SCANNED))
     return front
 
 
@@ -94,6 +107,7 @@ def _plan_route(service: Service, keeper: Keeper, metrics: Metrics, front: Front
 
 def _node_routes(service: Service, keeper: Keeper, metrics: Metrics) -> APIRouter:
     router = APIRouter()
+    exposition = Shared(metrics.exposition)
 
     @router.get("/topology", summary="The node as it was read", responses={503: _ERRORS[503]})
     async def topology() -> wire.TopologyAnswer:
@@ -104,8 +118,8 @@ def _node_routes(service: Service, keeper: Keeper, metrics: Metrics) -> APIRoute
 
     @router.get("/metrics", summary="Prometheus metrics")
     async def scrape(request: Request) -> Response:
-        encode, media_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(metrics.registry), headers={"content-type": media_type})
+        body, media_type = await exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": media_type})
 
     @router.get("/healthz", summary="The daemon runs")
     async def healthz() -> Response:

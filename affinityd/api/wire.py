@@ -104,3 +104,84 @@ class TopologyAnswer(BaseModel):
 
     generation: int
     topology: dict[str, Any]
+
+
+Placement = Literal["local", "mixed", "remote", "unpinned", "unknown"]
+Cause = Literal["allocation", "mask", "unpinned"]
+
+
+class AuditedGpu(Wire):
+    """One GPU's processes, counted; what its CPU time was since the daemon's first scan."""
+
+    vendor: str
+    index: int
+    uuid: str | None
+    pci_bus_id: str
+    numa_node: int | None
+    near: str | None
+    audited: bool
+    unknown: str | None
+    processes: dict[Placement, int]
+    threads: dict[Placement, int]
+    mismatch: dict[Cause, int]
+    orphans: int
+    cpu_seconds: float
+    remote_cpu_seconds: float | None
+
+
+class AuditedJob(Wire):
+    """What a scheduler started a process for."""
+
+    scheduler: Literal["slurm", "kubernetes"]
+    id: str
+    step: str | None
+
+
+class AuditedThread(Wire):
+    """Where one thread may run."""
+
+    tid: int
+    name: str
+    cpulist: str
+    last_cpu: int
+    placement: Placement
+    pinned_itself: bool
+
+
+class AuditedProcess(Wire):
+    """A process that uses a GPU, or a descendant of one."""
+
+    pid: int
+    name: str
+    uid: int | None
+    parent: int
+    state: str
+    vendor: str
+    gpu: int
+    holds_gpu: bool
+    gpu_memory_bytes: int | None
+    mig: str | None
+    job: AuditedJob | None
+    container: str | None
+    cpuset: str | None
+    placement: Placement
+    cause: Cause | None
+    remedy: str | None
+    daemon: bool
+    orphan: str | None
+    threads: list[AuditedThread]
+
+
+class AuditAnswer(Wire):
+    """The answer to `GET /audit`; without `processes` where the caller sees counts alone."""
+
+    node: str
+    time: str
+    seconds: float
+    sees: Literal["all", "own", "counts"]
+    gpus: list[AuditedGpu]
+    pin_overlap: str
+    skipped: int
+    numa_balancing: int | None
+    notices: list[str]
+    processes: list[AuditedProcess] | None = None

@@ -17,6 +17,12 @@ HELP = {
     "listen": ("HOST:PORT|none", "the TCP address (default: 127.0.0.1:9465)"),
     "listen_plan": ("HOST:PORT|none", "a TCP address that answers GET /plan alone (default: none)"),
     "reserved_cpus": ("LIST", "CPUs that are never given to a rank, like 0,64"),
+    "scan_interval": (
+        "SECONDS|off",
+        "how often the GPUs' processes are looked at (default: 15)",
+    ),
+    "job_series": ("N", "how many jobs have metrics of their own (default: 0)"),
+    "admin_group": ("NAME|GID", "who sees every user's processes, as root does (default: nobody)"),
     "log_format": ("text|json", "how log lines are written (default: text)"),
 }
 

@@ -55,7 +55,9 @@ def test_a_plan_is_the_same_on_every_address_remembered_or_not(node: Node) -> No
 def test_an_answer_that_was_given_on_one_address_is_remembered_on_the_other(node: Node) -> None:
     def planned() -> str:
         lines = node.ask("/metrics", host=EVERYTHING).text.splitlines()
-        return next(line for line in lines if line.startswith("affinityd_plan_seconds_count"))
+        return next(
+            line for line in lines if line.startswith("affinityd_plan_duration_seconds_count")
+        )
 
     node.ask("/plan?gpus=0,6&mode=exclusive", host=EVERYTHING)
     before = planned()
@@ -79,6 +81,7 @@ def test_a_refusal_is_as_elsewhere(node: Node) -> None:
             "/openapi.json",
             "/metrics",
             "/topology",
+            "/audit",
             "/healthz",
             "/readyz",
             "/nowhere",

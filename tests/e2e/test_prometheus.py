@@ -14,7 +14,11 @@ from typing import Any
 
 import pytest
 
+from affinityd.audit.model import CpuTime, GpuKey, Job
+from affinityd.metrics import Metrics
+from affinityd.scanner import Audit
 from tests.daemons import PATIENCE, eventually, running
+from tests.scans import MACHINE, process, scan
 
 pytestmark = pytest.mark.prometheus
 
@@ -56,10 +60,26 @@ def test_promtool_has_nothing_to_say_about_the_metrics(tmp_path: Path) -> None:
         daemon.plan("gpus=0")
         daemon.get("/plan?gpus=99")
         scraped = daemon.get("/metrics").text
-    judged = subprocess.run(
-        ["promtool", "check", "metrics"], input=scraped, capture_output=True, text=True, check=False
-    )
-    assert (judged.returncode, judged.stdout + judged.stderr) == (0, "")
+    assert judged(scraped) == (0, "")
+
+
+def test_promtool_has_nothing_to_say_about_the_metrics_of_a_scan() -> None:
+    job = Job("slurm", "1")
+    far = process(1, job=job, cause="mask", placement="remote")
+    since: dict[GpuKey | Job, float] = {far.facts.gpu: 1700000000.0, job: 1700000000.0}
+    metrics = Metrics(lambda: None, job_series=1)
+    metrics.scanned(Audit(MACHINE, scan(far, job_time={job: CpuTime(2.0, 1.0)}, since=since)))
+    scraped = metrics.exposition("")[0].decode()
+    assert scraped.count("# TYPE affinityd_gpu_") == 8
+    assert scraped.count("# TYPE affinityd_job_") == 5
+    assert judged(scraped) == (0, "")
+
+
+def judged(scraped: str) -> tuple[int, str]:
+    """Return promtool's exit status and what it says of a scrape."""
+    command = ("promtool", "check", "metrics")
+    done = subprocess.run(command, input=scraped, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_a_prometheus_finds_plans_and_gpus(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import answers, prolog, start
+from bench import answers, audit, prolog, start
 
 pytestmark = pytest.mark.speed
 
@@ -23,3 +23,15 @@ def test_to_take_a_place_costs_little_more_than_to_start_an_interpreter() -> Non
 def test_the_task_prolog_costs_little_more_than_hwloc_bind() -> None:
     costs = prolog.start_alone(rounds=40)
     assert costs[prolog.OURS] <= 1.2 * costs["hwloc-bind"]
+
+
+def test_a_scan_costs_little_for_each_process_that_holds_no_gpu() -> None:
+    microseconds = audit.cost(processes=2000)
+    assert max(microseconds.values()) <= 4, microseconds
+
+
+def test_scans_and_scrapes_without_a_pause_delay_no_answer() -> None:
+    _, working = audit.answers(series=10_000, rounds=3)
+    # With Python's own switch interval half of the answers take 5 ms.
+    assert min(turn.p50 for turn in working) <= 2
+    assert min(turn.p99 for turn in working) <= 25

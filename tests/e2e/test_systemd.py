@@ -95,3 +95,4 @@ def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_p
     default = settings.load({}, {"AFFINITYD_CONFIG": str(empty)})
     assert (loaded.listen, loaded.log_format) == (default.listen, default.log_format)
     assert loaded.reserved_cpus == {0, 64}
+    assert (loaded.scan_interval, loaded.job_series) == (default.scan_interval, default.job_series)

@@ -1,0 +1,229 @@
+"""What it costs to look at processes: a scan, and the answers that are given meanwhile.
+
+A scan's cost is that of each process which holds no GPU: how much more CPU time scans take with
+many idle processes, where NVML tells who uses the GPUs, and where open device files do. Answers are
+timed in turn while the daemon rests, and while it scans threads, is scraped and asked for `/audit`
+without a pause, with thousands of series.
+
+    python -m bench.audit [--processes N] [--series N] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from affinityd import daemon
+from affinityd.audit.auditor import Auditor
+from affinityd.audit.holders import Holders
+from affinityd.audit.model import CpuTime, Held, Holding, Job, Scan
+from affinityd.cli.machine import Machine
+from affinityd.discovery.nvml_processes import ProcessReport
+from affinityd.settings import Settings
+from affinityd.topology import Topology
+from tests.children import program
+from tests.daemons import eventually
+from tests.machines.by_hand import made
+
+VENDORS = ("nvidia", "huawei")
+SCANS = 240  #: an hour's
+SERIES_A_JOB = 5
+HOLDERS, THREADS = 10, 100  #: processes that hold a GPU, and the threads of each
+SECONDS = 2.0  #: of a turn
+PAUSE = 0.002  #: between two questions
+
+IDLE = 'i=0; while [ $i -lt "$0" ]; do sleep 3600 & i=$((i + 1)); done; echo ready; wait'
+THREADED = f"""
+import sys, threading
+for _ in range({THREADS - 1}):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+print('ready', flush=True)
+sys.stdin.read()
+"""
+QUERY = b"/plan?gpus=0,1&mode=unique_contiguous&share=requested"
+
+
+def request(target: bytes) -> bytes:
+    return b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\naccept: */*\r\n\r\n"
+
+
+@contextlib.contextmanager
+def idle(processes: int) -> Iterator[None]:
+    """Run so many processes that do nothing."""
+    with subprocess.Popen(
+        ["sh", "-c", IDLE, str(processes)], stdout=subprocess.PIPE, start_new_session=True
+    ) as shell:
+        try:
+            assert shell.stdout is not None
+            assert shell.stdout.readline()
+            yield
+        finally:
+            os.killpg(shell.pid, signal.SIGKILL)
+
+
+def cost(processes: int = 2000, tries: int = 2) -> dict[str, float]:
+    """Return the CPU time that each idle process adds to a scan, by the GPUs' vendor, in µs.
+
+    It is the least of some tries: what else the machine does adds to it.
+    """
+    alone = {vendor: min(scan_seconds(vendor) for _ in range(tries)) for vendor in VENDORS}
+    with idle(processes):
+        among = {vendor: min(scan_seconds(vendor) for _ in range(tries)) for vendor in VENDORS}
+    return {vendor: (among[vendor] - alone[vendor]) / processes * 1e6 for vendor in VENDORS}
+
+
+def scan_seconds(vendor: str) -> float:
+    """Return the CPU time of a scan, as the mean of the first hour's."""
+    machine = made({0: "0-3"})
+    topology = replace(machine, gpus=(replace(machine.gpus[0], vendor=vendor),))
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "version").touch()  # of the driver
+        auditor = Auditor(Holders(lambda _: ProcessReport(gpus=()), driver=folder))
+        began = time.process_time()
+        for _ in range(SCANS):
+            auditor.scan(topology)
+        return (time.process_time() - began) / SCANS
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long answers took, in milliseconds."""
+
+    p50: float
+    p99: float
+    worst: float
+
+    def __str__(self) -> str:
+        return f"p50 {self.p50:.2f}  p99 {self.p99:.2f}  worst {self.worst:.2f} ms"
+
+
+class Busy:
+    """Scans real threads for made jobs; holds still while a file is there."""
+
+    def __init__(self, jobs: int, holders: list[int], still: Path) -> None:
+        self._auditor = Auditor(self)
+        self._jobs = {Job("slurm", str(number)): CpuTime(2.0, 1.0) for number in range(jobs)}
+        self._holders = holders
+        self._still = still
+
+    def held(self, topology: Topology) -> Held:
+        return Held(tuple(Holding(pid, topology.gpus[0].key) for pid in self._holders))
+
+    def scan(self, topology: Topology) -> Scan:
+        while self._still.exists():
+            time.sleep(0.01)
+        scan = self._auditor.scan(topology)
+        return replace(scan, job_time=self._jobs, since=dict.fromkeys(self._jobs, 1.0))
+
+
+def serve(path: Path, series: int, holders: list[int]) -> None:
+    """Be the daemon of a shipped machine whose processes are these."""
+    jobs = series // SERIES_A_JOB
+    settings = Settings(socket=str(path), scan_interval=0, job_series=jobs)
+    machine = Machine(replace(settings, machine="dgx-a100"))
+    daemon.run(settings, machine, Busy(jobs, holders, path.with_name("still")))
+
+
+def bother(path: Path) -> None:
+    """Ask for metrics and processes for ever."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        while True:
+            for target in (b"/metrics", b"/audit"):
+                ask(connection, target)
+
+
+def ask(connection: socket.socket, target: bytes) -> int:
+    """Return how many bytes the answer has."""
+    connection.sendall(request(target))
+    answer = bytearray()
+    while b"\r\n\r\n" not in answer:
+        answer += connection.recv(65536)
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    got = len(body)
+    while got < length:
+        got += len(connection.recv(1 << 20))
+    return length
+
+
+def latency(path: Path, seconds: float) -> Latency:
+    """Return how long answers take."""
+    took = []
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        end = time.perf_counter() + seconds
+        while (began := time.perf_counter()) < end:
+            ask(connection, QUERY)
+            took.append((time.perf_counter() - began) * 1000)
+            time.sleep(PAUSE)
+    took.sort()
+    return Latency(median(took), took[len(took) * 99 // 100], took[-1])
+
+
+def answers(series: int = 10_000, rounds: int = 3) -> tuple[list[Latency], list[Latency]]:
+    """Return how long answers take while the daemon rests, and while it does all it can."""
+    resting, working = list[Latency](), list[Latency]()
+    again = [sys.executable, "-m", "bench.audit", "--series", str(series)]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        path, still = Path(folder, "affinityd.sock"), Path(folder, "still")
+        holders = [stack.enter_context(program(THREADED)).pid for _ in range(HOLDERS)]
+        command = [*again, "--serve", str(path), *map(str, holders)]
+        served = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        stack.callback(served.terminate)
+        eventually(path.exists, "the daemon listens")
+        eventually(lambda: _has_series(path, series), "it has all the series")
+        for _ in range(rounds):
+            still.touch()
+            time.sleep(0.5)
+            resting.append(latency(path, SECONDS))
+            still.unlink()
+            with subprocess.Popen([*again, "--bother", str(path)]) as bothering:
+                time.sleep(0.5)
+                working.append(latency(path, SECONDS))
+                bothering.kill()
+            print(f"resting: {resting[-1]}   working: {working[-1]}")
+    return resting, working
+
+
+def _has_series(path: Path, series: int) -> bool:
+    bytes_a_series = 50
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        return ask(connection, b"/metrics") > series * bytes_a_series
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, default=2000)
+    parser.add_argument("--series", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--bother", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("holders", type=int, nargs="*", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments.serve, arguments.series, arguments.holders)
+    elif arguments.bother:
+        bother(arguments.bother)
+    else:
+        for vendor, microseconds in cost(arguments.processes).items():
+            print(f"{vendor}: {microseconds:.2f} µs a process that holds no GPU (goal 4)")
+        answers(arguments.series, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

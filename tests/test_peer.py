@@ -1,0 +1,111 @@
+"""Who is at the other end of a unix socket. Real processes of real users, on real sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from affinityd.api.peer import Peer, peer_of
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+
+#: Becomes a user of some groups, connects, and stays until its stdin ends.
+CONNECT = """
+import os, socket, sys
+uid, gid, *groups = map(int, sys.argv[2:])
+if os.geteuid() == 0:
+    os.setgroups(groups)
+    os.setgid(gid)
+    os.setuid(uid)
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(sys.argv[1])
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def connected(
+    folder: Path, *numbers: int, before: tuple[str, ...] = ()
+) -> Iterator[tuple[int, Peer]]:
+    """Yield the pid of a process of this user, group and groups, and who it is on the socket."""
+    folder.chmod(0o755)
+    path = folder / "s"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(path))
+        path.chmod(0o666)
+        listener.listen()
+        command = [
+            *before,
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            CONNECT,
+            str(path),
+            *map(str, numbers),
+        ]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+            listener.settimeout(15)
+            connection, _ = listener.accept()
+            peer = peer_of(connection)
+            assert peer is not None
+            with connection:
+                yield child.pid, peer
+                assert child.stdin is not None
+                child.stdin.close()
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Yield a folder that every user may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_a_process_is_known_by_its_pid_user_and_groups(open_folder: Path) -> None:
+    with connected(open_folder, os.getuid(), os.getgid(), *os.getgroups()) as (pid, peer):
+        assert peer == Peer(pid, os.getuid(), frozenset({os.getgid(), *os.getgroups()}))
+        assert peer.is_of_ours
+
+
+@as_root
+def test_another_user_is_known_as_such_with_all_groups(open_folder: Path) -> None:
+    with connected(open_folder, 1234, 1235, 1236, 4_000_000_000) as (pid, peer):
+        assert peer == Peer(pid, 1234, frozenset({1235, 1236, 4_000_000_000}))
+        assert peer.is_of_ours
+
+
+@as_root
+@pytest.mark.parametrize(("groups", "known"), [(256, 257), (257, 1)])
+def test_of_more_groups_than_there_is_room_for_the_first_alone_is_known(
+    open_folder: Path, groups: int, known: int
+) -> None:
+    with connected(open_folder, 1234, 1, *range(2000, 2000 + groups)) as (_, peer):
+        assert (len(peer.groups), 1 in peer.groups) == (known, True)
+
+
+@as_root
+def test_a_user_that_is_not_mapped_here_is_nobody_of_ours(open_folder: Path) -> None:
+    nobody = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    with connected(open_folder, nobody, 1) as (_, peer):
+        assert not peer.is_of_ours
+
+
+def test_a_process_of_another_pid_namespace_is_not_of_ours() -> None:
+    assert not Peer(0, 0, frozenset({0})).is_of_ours
+
+
+def test_over_tcp_nobody_is_known() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        assert peer_of(client) is None
