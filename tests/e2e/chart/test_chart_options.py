@@ -104,7 +104,7 @@ def test_the_chart_is_of_the_packages_version() -> None:
 
 @pytest.mark.parametrize("option", golden.OPTIONS)
 def test_the_manifests_are_those_that_were_looked_at(option: str) -> None:
-    assert rendered(option) == golden.path(option).read_text(), golden.REMAKE
+    assert golden.looked_at(option) == golden.path(option).read_text(), golden.REMAKE
 
 
 def test_the_notes_name_what_is_there() -> None:

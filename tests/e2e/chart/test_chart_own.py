@@ -63,6 +63,8 @@ ITS_OWN = "is the chart's own"
                 "LISTEN": "; set listenAddress and ports.http instead",
                 "LISTEN_PLAN": "; set listenAddress, ports.plan and plan.enabled instead",
                 "RESERVED_CPUS": "; set settings.reservedCpus instead",
+                "SCAN_INTERVAL": "; set settings.scanInterval instead",
+                "JOB_SERIES": "; set settings.jobSeries instead",
                 "LOG_FORMAT": "; set settings.logFormat instead",
             }.items()
         ),

@@ -90,21 +90,35 @@ def test_an_option_is_found_in_the_pod(
 
 
 SOCKET = "--socket=/run/affinityd/affinityd.sock"
+ANY_ADDRESS = ("--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466")
 
 
 @pytest.mark.parametrize(
     ("option", "arguments"),
     [
-        ("default", ["--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466", "--log-format=json"]),
-        ("ipv6", ["--listen=[::]:9465", "--listen-plan=[::]:9466", "--log-format=json"]),
-        ("socket-only", ["--listen=0.0.0.0:9465", "--listen-plan=none", "--log-format=json"]),
+        ("default", [*ANY_ADDRESS, "--log-format=json", "--scan-interval=off"]),
+        (
+            "ipv6",
+            [
+                *("--listen=[::]:9465", "--listen-plan=[::]:9466", "--log-format=json"),
+                "--scan-interval=off",
+            ],
+        ),
+        (
+            "socket-only",
+            [
+                *("--listen=0.0.0.0:9465", "--listen-plan=none", "--log-format=json"),
+                "--scan-interval=off",
+            ],
+        ),
         (
             "settings",
             [
                 *("--listen=0.0.0.0:19465", "--listen-plan=0.0.0.0:19466", "--log-format=text"),
-                "--reserved-cpus=0,64",
+                *("--reserved-cpus=0,64", "--scan-interval=off"),
             ],
         ),
+        ("host-pid", [*ANY_ADDRESS, "--log-format=json"]),
     ],
 )
 def test_the_daemon_is_started_with(option: str, arguments: list[str]) -> None:

@@ -138,6 +138,8 @@ def test_a_typo_is_refused_and_named(values: Mapping[str, Any], said: str) -> No
                 "--listen-plan": "listenAddress, ports.plan and plan.enabled instead",
                 "--socket": "socket.hostPath instead",
                 "--reserved-cpus": "settings.reservedCpus instead",
+                "--scan-interval": "settings.scanInterval instead",
+                "--job-series": "settings.jobSeries instead",
                 "--log-format": "settings.logFormat instead",
             }.items()
         ),

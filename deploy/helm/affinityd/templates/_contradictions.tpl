@@ -27,6 +27,18 @@
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.service.enabled) }}
 {{- fail "metrics.serviceMonitor needs the Service; set metrics.service.enabled: true, or use metrics.podMonitor" }}
 {{- end }}
+{{- with .Values.settings }}
+{{- $looks := ne (include "affinityd.scanInterval" $) "off" }}
+{{- if and .scanInterval (ne (toString .scanInterval) "off") (not $.Values.hostPID) }}
+{{- fail (printf "settings.scanInterval is %v, and without hostPID no process can be looked at; set hostPID: true, or leave scanInterval empty" .scanInterval) }}
+{{- end }}
+{{- if and .jobSeries (not $looks) }}
+{{- fail (printf "settings.jobSeries is %v, and no process is looked at; set hostPID: true and leave scanInterval empty, or set jobSeries: 0" .jobSeries) }}
+{{- end }}
+{{- if and $looks (gt (int .scanInterval) 60) $.Values.metrics.prometheusRule.enabled }}
+{{- fail (printf "settings.scanInterval is %v, and the alert AffinitydScanIsOld of metrics.prometheusRule takes what is older than 300 s for a fault; set 60 at most, or bring your own rules" .scanInterval) }}
+{{- end }}
+{{- end }}
 {{- include "affinityd.namesNothing" . }}
 {{- include "affinityd.chartsOwn" . }}
 {{- end }}

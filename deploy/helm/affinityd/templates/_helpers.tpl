@@ -118,6 +118,12 @@ metricRelabelings:
 {{- end }}
 {{- end }}
 
+{{- /* Seconds, or off; empty: as the daemon does by itself. Pids mean nothing without the node's. */}}
+{{- define "affinityd.scanInterval" -}}
+{{- $chosen := .Values.settings.scanInterval }}
+{{- if or (not .Values.hostPID) (kindIs "bool" $chosen) }}off{{ else if $chosen }}{{ $chosen }}{{ end }}
+{{- end }}
+
 {{- /* Labels of what is for Prometheus and Grafana, who find it by them: (list $ LABELS). */}}
 {{- define "affinityd.monitoringLabels" -}}
 {{- $own := fromYaml (include "affinityd.labels" (index . 0)) }}

@@ -5,6 +5,8 @@
       "--listen-plan" "; set listenAddress, ports.plan and plan.enabled instead"
       "--socket" "; set socket.hostPath instead"
       "--reserved-cpus" "; set settings.reservedCpus instead"
+      "--scan-interval" "; set settings.scanInterval instead"
+      "--job-series" "; set settings.jobSeries instead"
       "--log-format" "; set settings.logFormat instead"
       "--node-name" ": the Node's name; leave it out" }}
 {{- range .Values.extraArgs }}

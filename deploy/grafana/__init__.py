@@ -1,0 +1,1 @@
+"""Grafana's dashboards, written by `scripts/dashboards` with Grafana's own models of them."""

@@ -1,0 +1,22 @@
+"""The series of the fleet view."""
+
+from __future__ import annotations
+
+from deploy.grafana.queries import CHOSEN_NODES, Selector, increase
+from deploy.grafana.remedies import REMEDIES
+
+of = Selector(CHOSEN_NODES)
+of_job = Selector(f'{CHOSEN_NODES},job_id=~"$job"')
+
+#: Recorded by rules/affinityd.yaml: a day of every GPU's counters is too much for each refresh.
+MISMATCHED = of("node:affinityd_gpu_numa_mismatch:sum_max")
+BY_CAUSE = "node_cause:affinityd_gpu_numa_mismatch:sum"
+CAUSES = {it: of(BY_CAUSE, f'cause="{it}"') for it in REMEDIES}
+RATE_FAR = of("node:affinityd_gpu_remote_cpu_seconds:rate5m")
+RATE_BUSY = of("node:affinityd_gpu_cpu_seconds:rate5m")
+FAR, BUSY = f"avg_over_time({RATE_FAR}[$__range])", f"avg_over_time({RATE_BUSY}[$__range])"
+
+JOB_FAR = increase(of_job("affinityd_job_remote_cpu_seconds_total"), "$__range")
+JOB_BUSY = increase(of_job("affinityd_job_cpu_seconds_total"), "$__range")
+PLANNED = of("affinityd_plans_total", 'result="ok"')
+REFUSED = of("affinityd_plans_total", 'result!="ok"')

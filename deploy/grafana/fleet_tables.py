@@ -1,0 +1,124 @@
+"""The tables of the fleet view: nodes and jobs, costliest first, and nodes that nobody sees."""
+
+from __future__ import annotations
+
+from deploy.grafana import looks
+from deploy.grafana.fleet_series import BUSY, CAUSES, FAR, JOB_BUSY, JOB_FAR, MISMATCHED, of, of_job
+from deploy.grafana.frame import FLEET, NODE, SAME_TIME, way_to
+from deploy.grafana.queries import share
+from deploy.grafana.tables import Column, Link, table_of
+
+NO_RULES = "nothing here: are the rules of rules/affinityd.yaml loaded?"
+NO_JOBS = (
+    "nothing here: jobs are named where the daemons run with --job-series (settings.jobSeries)"
+)
+
+TO_NODE = Link("Look at this node", way_to(NODE, "var-node=${__value.raw}", SAME_TIME))
+TO_JOB = Link("Where does it run?", way_to(FLEET, "var-job=${__value.raw}", SAME_TIME))
+
+NODES = table_of(
+    "Which nodes run far from their GPUs, and what does it cost?",
+    {"node": "Node"},
+    [
+        Column("GPUs far", f"sum by (node) ({MISMATCHED})", levels=looks.NONE_IS_BETTER),
+        Column("of", f"sum by (node) ({of('affinityd_gpus')})"),
+        *(
+            Column(f"by {cause}", f"sum by (node) ({mismatched} > 0)")
+            for cause, mismatched in CAUSES.items()
+        ),
+        Column("CPU time far", share(FAR, BUSY, "node"), looks.SHARE, looks.SHARE_LEVELS),
+        Column("CPU-hours a day", f"sum by (node) ({FAR}) * 24", looks.HOURS),
+        Column(
+            "Since",
+            f"min by (node) ({of('affinityd_gpu_numa_mismatch_start_timestamp_seconds')}) * 1000",
+            looks.AGO,
+        ),
+    ],
+    about="Costs are of the time range above; GPUs and since when are of now, as far back as "
+    "the daemon has run. A click on a node shows its GPUs.",
+    sort="CPU-hours a day",
+    links={"Node": TO_NODE},
+    empty=NO_RULES,
+)
+
+JOBS = table_of(
+    "Which jobs run far from their GPUs, and what does it cost?",
+    {"job_id": "Job", "scheduler": "Scheduler"},
+    [
+        Column(
+            "GPUs far",
+            f"sum by (job_id, scheduler) ({of_job('affinityd_job_mismatched_gpus')})",
+            levels=looks.NONE_IS_BETTER,
+        ),
+        Column("of", f"sum by (job_id, scheduler) ({of_job('affinityd_job_gpus')})"),
+        Column(
+            "CPU time far",
+            share(JOB_FAR, JOB_BUSY, "job_id, scheduler"),
+            looks.SHARE,
+            looks.SHARE_LEVELS,
+        ),
+        Column("CPU-hours far", f"sum by (job_id, scheduler) ({JOB_FAR}) / 3600", looks.HOURS),
+        Column(
+            "Since",
+            "min by (job_id, scheduler) "
+            f"({of_job('affinityd_job_numa_mismatch_start_timestamp_seconds')}) * 1000",
+            looks.AGO,
+        ),
+    ],
+    about="Of the time range above, jobs that have ended too. Pods go by their uid: "
+    "kube_pod_info has their names. `other` is all jobs beyond --job-series.",
+    sort="CPU-hours far",
+    links={"Job": TO_JOB},
+    empty=NO_JOBS,
+    width=14,
+)
+
+NODES_OF_JOBS = table_of(
+    "On which nodes do these jobs run?",
+    {"node": "Node", "job_id": "Job"},
+    [
+        Column(
+            "GPUs far",
+            f"sum by (node, job_id) ({of_job('affinityd_job_mismatched_gpus')})",
+            levels=looks.NONE_IS_BETTER,
+        ),
+        Column("of", f"sum by (node, job_id) ({of_job('affinityd_job_gpus')})"),
+    ],
+    about="Now. A click on a job in the table beside it leaves that job alone here.",
+    sort="GPUs far",
+    links={"Node": TO_NODE},
+    empty=NO_JOBS,
+    width=10,
+)
+
+UNSEEN = table_of(
+    "Which nodes cannot be seen, and why?",
+    {"node": "Node"},
+    [
+        Column("Daemons down", f"sum by (node) ({of('up')} == bool 0) > 0"),
+        Column(
+            "No audit",
+            f"count by (node) ({of('affinityd_gpus')} unless on (job, instance) "
+            f"{of('affinityd_gpu_audited')})",
+        ),
+        Column(
+            "GPUs not seen into",
+            f"sum by (node) ({of('affinityd_gpu_audited')} == bool 0) > 0",
+        ),
+        Column(
+            "Processes skipped", f"sum by (node) ({of('affinityd_scan_skipped_processes')}) > 0"
+        ),
+        Column(
+            "Last scan",
+            f"max by (node) ({of('affinityd_scan_age_seconds')}) > 300",
+            looks.SECONDS,
+        ),
+    ],
+    about="No audit: --scan-interval=off, as in a pod without hostPID. Not seen into: no NVML "
+    "(runtimeClassName: nvidia), or no right to read /proc. `affinityd doctor` there says it.",
+    sort="GPUs not seen into",
+    links={"Node": TO_NODE},
+    empty="all nodes are seen",
+    width=16,
+    height=8,
+)

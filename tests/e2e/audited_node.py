@@ -1,0 +1,123 @@
+"""A real daemon on a node that is not well: two NUMA nodes, three GPUs, and their processes.
+
+The GPUs are NVML's of the tests, the NUMA nodes are mounted over this machine's; processes, masks,
+cpusets and cgroups are real. Near are the lower half of the CPUs to GPU 0, the upper to the others.
+
+    GPU 0   job 77, alive: its cpuset is the far half; job 78, ended: its mask is the far half
+    GPU 1   a process that nobody pinned
+    GPU 2   NVML does not say who uses it
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from affinityd.cpuset import format_list
+from affinityd.topology import Core, NumaNode, Topology
+from tests.cpusets import HIERARCHY
+from tests.daemons import Daemon, running
+from tests.machines.sysfs_tree import write_tree
+from tests.nvml.shared_object import environment
+
+CPUS = sorted(os.sched_getaffinity(0))
+HALVES = CPUS[: len(CPUS) // 2], CPUS[len(CPUS) // 2 :]
+NEAR, FAR = HALVES  #: as GPU 0 sees them
+
+#: A fifth of a CPU: enough to be counted in ticks, little enough for a machine that tests.
+WORK = """
+from time import monotonic, sleep
+while True:
+    end = monotonic() + 0.02
+    while monotonic() < end:
+        pass
+    sleep(0.08)
+"""
+SETTINGS = {"AFFINITYD_SCAN_INTERVAL": "1", "AFFINITYD_JOB_SERIES": "10"}
+
+
+@contextmanager
+def audited(folder: Path, listen: str) -> Iterator[Daemon]:
+    """Run the daemon, which also listens on TCP, and what it audits."""
+    folder.mkdir(parents=True)
+    with ExitStack() as stack:
+        far = stack.enter_context(_job(77, FAR))
+        ended = stack.enter_context(_job(78, CPUS))
+        stepd = shutil.copy(shutil.which("sleep") or "sleep", folder / "slurmstepd")
+        stack.enter_context(_process([os.fspath(stepd), "600"], CPUS, far))
+        allocated, masked, unpinned = (
+            stack.enter_context(_process([sys.executable, "-c", WORK], mask, cgroup))
+            for mask, cgroup in ((FAR, far), (FAR, ended), (CPUS, None))
+        )
+        facts = _facts({0: [allocated, masked], 1: [unpinned], 2: None})
+        env = {**SETTINGS, **environment(facts, folder)}
+        before = _mounts(folder)
+        yield stack.enter_context(running(folder, listen=listen, env=env, before=before))
+
+
+@contextmanager
+def _job(number: int, cpus: Collection[int]) -> Iterator[Path]:
+    """Make the cgroup of a step of Slurm's; who puts processes into it ends them before."""
+    top = HIERARCHY / f"slurm_test-{os.getpid()}-{number}"
+    uid = top / "uid_0"
+    step = uid / f"job_{number}" / "step_0"
+    made = [top, uid, step.parent, step]
+    mems = (HIERARCHY / "cpuset.mems").read_text()
+    for folder in made:
+        folder.mkdir()
+        (folder / "cpuset.mems").write_text(mems)
+        (folder / "cpuset.cpus").write_text(format_list(cpus))
+    try:
+        yield step
+    finally:
+        for folder in reversed(made):
+            folder.rmdir()
+
+
+@contextmanager
+def _process(command: list[str], mask: Collection[int], cgroup: Path | None) -> Iterator[int]:
+    """Run a process with a mask, in a cgroup; yield its number."""
+    with subprocess.Popen(command, start_new_session=True) as process:
+        if cgroup is not None:
+            (cgroup / "cgroup.procs").write_text(str(process.pid))
+        os.sched_setaffinity(process.pid, mask)
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def _facts(users: Mapping[int, Collection[int] | None]) -> str:
+    """Return what NVML says: GPU → the processes that use it; None: it does not say."""
+    lines = ["driver 550.54.15"]
+    for gpu, pids in users.items():
+        lines += ["gpu", f"uuid GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001", f"minor {gpu}"]
+        lines += [f"pci 00000000:{0xE1 + gpu:02X}:00.0", "model NVIDIA Test"]
+        lines += [f"node {format_list(HALVES[min(gpu, 1)])}"]
+        lines += [f"process compute {pid} {2**30}" for pid in pids or ()]
+        if pids is None:
+            lines += [f"fail nvmlDeviceGetComputeRunningProcesses_v{it} 4" for it in (2, 3)]
+    return "\n".join([*lines, ""])
+
+
+def _mounts(folder: Path) -> list[str]:
+    """Return the command that runs another on two NUMA nodes, with NVIDIA's driver loaded."""
+    (folder / "driver" / "nvidia").mkdir(parents=True)
+    (folder / "driver" / "nvidia" / "version").write_text("NVRM version: 550.54.15\n")
+    cores = tuple(
+        Core((cpu,), node=node, package=node, die=0, llc=half[0])
+        for node, half in enumerate(HALVES)
+        for cpu in half
+    )
+    nodes = tuple(NumaNode(it, 2**30, {it: 10, 1 - it: 20}) for it in (0, 1))
+    write_tree(Topology("two", cores, nodes, possible=frozenset(CPUS)), folder / "machine")
+    mount = (
+        'mount --bind "$0/driver" /proc/driver && '
+        'mount --bind "$0/machine/sys/devices/system/node" /sys/devices/system/node && exec "$@"'
+    )
+    return ["unshare", "--mount", "sh", "-c", mount, os.fspath(folder)]

@@ -1,0 +1,104 @@
+"""Series that an alert fires on, and the like that it does not: a sample a minute.
+
+As promtool writes them: `1x20` is 1 and 20 times more, `0+6x90` grows by 6, `_` is a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Case = tuple[str, Mapping[str, str], int, bool]  #: alert, series → samples, minutes, fires
+
+GPU07 = {"job": "affinityd", "instance": "a", "node": "gpu07"}
+
+
+def labels(pairs: Mapping[str, str]) -> str:
+    """Return labels as a series has them."""
+    return "{" + ",".join(f'{name}="{text}"' for name, text in pairs.items()) + "}"
+
+
+def series(name: str, **more: str) -> str:
+    """Return a series of the node gpu07."""
+    return f"{name}{labels({**GPU07, **more})}"
+
+
+def of_gpu(name: str, gpu: int = 0, **more: str) -> str:
+    """Return a series of a GPU of that node."""
+    return series(name, gpu=str(gpu), uuid="", pci_bus_id=f"0000:0{gpu}:00.0", **more)
+
+
+def mismatch(cause: str, gpu: int = 0) -> str:
+    """Return the series of a GPU's mismatch."""
+    return of_gpu("affinityd_gpu_numa_mismatch", gpu, cause=cause)
+
+
+def plans(**more: str) -> str:
+    """Return a series of plans in the mode `node`."""
+    return series("affinityd_plans_total", mode="node", **more)
+
+
+BUILD, GENERATION = series("affinityd_build_info"), series("affinityd_topology_generation")
+ELSEWHERE = 'affinityd_topology_generation{job="affinityd",instance="b"}'
+GPUS, NO_GPU = series("affinityd_gpus", vendor="amd"), series("affinityd_cpus", state="online")
+LOCAL = plans(result="ok", locality="local")
+REMOTE = plans(result="ok", locality="remote")
+REFUSED = plans(result="404", locality="")
+
+#: What the daemon says of itself and of its plans.
+DAEMON: tuple[Case, ...] = (
+    ("AffinitydDown", {series("up"): "0x20"}, 6, True),
+    ("AffinitydDown", {series("up"): "0x20"}, 4, False),
+    ("AffinitydDown", {series("up"): "1x20"}, 6, False),
+    ("AffinitydDown", {'up{job="node",instance="a"}': "0x20"}, 6, False),
+    ("AffinitydNotReady", {BUILD: "1x20"}, 6, True),
+    ("AffinitydNotReady", {BUILD: "1x20", GENERATION: "1x20", ELSEWHERE: "1x20"}, 6, False),
+    ("AffinitydSeesNoGpu", {GENERATION: "1x30"}, 16, True),
+    ("AffinitydSeesNoGpu", {GENERATION: "1x30", GPUS: "8x30"}, 16, False),
+    ("AffinitydPlansAreRemote", {LOCAL: "0+6x90", REMOTE: "0+1x90"}, 80, True),
+    ("AffinitydPlansAreRemote", {LOCAL: "0+20x90", REMOTE: "0+1x90"}, 80, False),
+    ("AffinitydPlansAreRemote", {LOCAL: "0+6x90"}, 80, False),
+    ("AffinitydPlansAreRemote", {LOCAL: "5x90", REMOTE: "5x90"}, 80, False),
+    ("AffinitydRefusesPlans", {LOCAL: "0+1x90", REFUSED: "0+3x90"}, 80, True),
+    ("AffinitydRefusesPlans", {LOCAL: "0+3x90", REFUSED: "0+1x90"}, 80, False),
+    ("AffinitydTopologyKeepsChanging", {GENERATION: "1+1x20"}, 20, True),
+    ("AffinitydTopologyKeepsChanging", {GENERATION: "1x20 2x20"}, 40, False),
+)
+
+ORPHANS = of_gpu("affinityd_gpu_orphan_processes")
+OVERLAP, AGE = series("affinityd_pin_overlap_cpus"), series("affinityd_scan_age_seconds")
+BALANCING = series("affinityd_numa_balancing")
+AUDITED = of_gpu("affinityd_gpu_audited")
+FAR, TOTAL = (of_gpu(f"affinityd_gpu_{it}cpu_seconds_total") for it in ("remote_", ""))
+
+BY_CAUSE = {
+    "allocation": "AffinitydAllocationIsRemote",
+    "mask": "AffinitydMaskIsRemote",
+    "unpinned": "AffinitydUnpinned",
+}
+
+#: What the audit says of processes. 1200 and 90: CPU seconds a minute are CPUs times 60.
+AUDIT: tuple[Case, ...] = (
+    *((alert, {mismatch(cause): "1x40"}, 16, True) for cause, alert in BY_CAUSE.items()),
+    *((alert, {mismatch(cause): "1x40"}, 14, False) for cause, alert in BY_CAUSE.items()),
+    *((alert, {mismatch(cause): "0x40"}, 16, False) for cause, alert in BY_CAUSE.items()),
+    *((alert, {mismatch("other"): "1x40"}, 16, False) for alert in BY_CAUSE.values()),
+    ("AffinitydAllocationIsRemote", {mismatch("allocation"): "1x9 0 1x30"}, 16, False),
+    ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90"}, 70, True),
+    ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+240x90"}, 70, False),
+    ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "0+90x90", FAR: "0+50x90"}, 70, False),
+    ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "7x90", FAR: "7x90"}, 70, False),
+    ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x20 12000x70"}, 70, False),
+    ("AffinitydOrphansHoldGpu", {ORPHANS: "2x20"}, 16, True),
+    ("AffinitydOrphansHoldGpu", {ORPHANS: "2x9 0 1x10"}, 16, False),
+    ("AffinitydOrphansHoldGpu", {ORPHANS: "0x20"}, 16, False),
+    ("AffinitydPinsOverlap", {OVERLAP: "8x20"}, 16, True),
+    ("AffinitydPinsOverlap", {OVERLAP: "0x20"}, 16, False),
+    ("AffinitydCannotSeeIntoGpus", {AUDITED: "0x20"}, 16, True),
+    ("AffinitydCannotSeeIntoGpus", {AUDITED: "1x20"}, 16, False),
+    ("AffinitydScanIsOld", {AGE: "0+60x20"}, 15, True),
+    ("AffinitydScanIsOld", {AGE: "14x20"}, 15, False),
+    ("AffinitydScanIsOld", {AGE: "0+60x7 3x20"}, 15, False),
+    ("AffinitydNumaBalancingIsOn", {BALANCING: "1x90", GPUS: "8x90"}, 61, True),
+    ("AffinitydNumaBalancingIsOn", {BALANCING: "0x90", GPUS: "8x90"}, 61, False),
+    ("AffinitydNumaBalancingIsOn", {BALANCING: "1x90", NO_GPU: "8x90"}, 61, False),
+)

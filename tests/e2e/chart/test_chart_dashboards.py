@@ -1,0 +1,125 @@
+"""Dashboards: those that deploy/grafana writes, judged by Grafana's own models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affinityd.audit.model import CAUSES
+from tests.e2e.chart import dashboards, grafana, tools
+from tests.e2e.chart.rendering import objects
+
+pytestmark = pytest.mark.chart
+
+DASHBOARDS = sorted(dashboards.FOLDER.glob("*.json"))
+EACH = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+
+
+def panels(path: Path) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = json.loads(path.read_text())["panels"]
+    return found
+
+
+def test_there_are_a_fleet_view_and_a_node_view() -> None:
+    assert [path.stem for path in DASHBOARDS] == ["affinityd-fleet", "affinityd-node"]
+
+
+def test_the_dashboards_are_those_that_are_written_now(tmp_path: Path) -> None:
+    dashboards.write(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in DASHBOARDS]
+    for path in DASHBOARDS:
+        assert path.read_text() == (tmp_path / path.name).read_text(), dashboards.REMAKE
+
+
+def test_the_config_map_has_the_dashboards_as_they_are() -> None:
+    made = objects("dashboards")["ConfigMap/affinityd-dashboards"]
+    assert made["data"] == {path.name: path.read_text() for path in DASHBOARDS}
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert made["metadata"]["annotations"] == {"grafana_folder": "GPU nodes"}
+
+
+def test_grafana_knows_every_field_of_the_dashboards() -> None:
+    documents = [json.loads(path.read_text()) for path in DASHBOARDS]
+    assert tools.judged(grafana.__file__, tools.GRAFANA, documents) == []
+
+
+def test_grafanas_models_tell_of_a_fault() -> None:
+    document = json.loads(DASHBOARDS[0].read_text())
+    document["panels"][1]["options"]["graphMod"] = "none"
+    document["refreshed"] = "1m"
+    told = tools.judged(grafana.__file__, tools.GRAFANA, [document])
+    assert told == [
+        "affinityd: fleet: $.panels[1].options.graphMod",
+        "affinityd: fleet: $.refreshed",
+    ]
+
+
+@EACH
+def test_a_dashboards_panels_do_not_lie_upon_each_other(path: Path) -> None:
+    covered = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels(path))
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(covered) == len(set(covered))
+    assert max(x for x, _ in covered) < 24
+    assert len({panel["id"] for panel in panels(path)}) == len(panels(path))
+
+
+@EACH
+def test_a_panel_says_what_its_numbers_are_and_what_to_do_about_them(path: Path) -> None:
+    for panel in panels(path):
+        if panel["type"] in {"row", "text"}:
+            continue
+        defaults = panel["fieldConfig"]["defaults"]
+        looks = [it["id"] for of in panel["fieldConfig"]["overrides"] for it in of["properties"]]
+        assert "unit" in {*defaults, *looks} or defaults.get("mappings"), panel["title"]
+        assert panel["description"], panel["title"]
+
+
+@EACH
+def test_a_panel_asks_the_prometheus_that_is_chosen(path: Path) -> None:
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    document = json.loads(path.read_text())
+    asked = [target for panel in panels(path) for target in panel.get("targets", ())]
+    asked += [it for it in document["templating"]["list"] if it["type"] == "query"]
+    assert [it["datasource"] for it in asked] == [chosen] * len(asked)
+
+
+@EACH
+def test_a_table_names_every_column_of_what_it_asks(path: Path) -> None:
+    for panel in (it for it in panels(path) if it["type"] == "table"):
+        (organize,) = (it for it in panel["transformations"] if it["id"] == "organize")
+        renamed = organize["options"]["renameByName"]
+        values = {name for name in renamed if name.startswith("Value")}
+        assert values == {f"Value #{target['refId']}" for target in panel["targets"]}
+        (sorted_by,) = panel["options"]["sortBy"]
+        titled = {it["matcher"]["options"] for it in panel["fieldConfig"]["overrides"]}
+        assert titled == set(renamed.values()) >= {sorted_by["displayName"]}
+
+
+@EACH
+def test_links_lead_to_dashboards_that_are_there(path: Path) -> None:
+    document = json.loads(path.read_text())
+    urls = [link["url"] for link in document["links"]]
+    urls += [
+        link["url"]
+        for panel in panels(path)
+        for override in panel.get("fieldConfig", {}).get("overrides", ())
+        for looks in override["properties"]
+        if looks["id"] == "links"
+        for link in looks["value"]
+    ]
+    uids = {f"/d/{json.loads(it.read_text())['uid']}" for it in DASHBOARDS}
+    assert {url.partition("?")[0] for url in urls} <= uids
+    assert urls
+
+
+def test_the_fleet_view_has_a_remedy_for_every_cause() -> None:
+    (text,) = (it for it in panels(DASHBOARDS[0]) if it["type"] == "text")
+    assert all(f"**{cause}**" in text["options"]["content"] for cause in CAUSES)

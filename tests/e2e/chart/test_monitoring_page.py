@@ -1,0 +1,99 @@
+"""docs/monitoring.md: its questions are answered as it says, its alerts are those there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.chart.alert_cases import GPU07, labels, mismatch, of_gpu
+from tests.e2e.chart.promtool import promtool, rules, try_rules
+from tests.e2e.chart.rendering import CHART
+
+pytestmark = pytest.mark.chart
+
+ROOT = CHART.parents[2]
+PAGE = (ROOT / "docs" / "monitoring.md").read_text()
+QUESTIONS = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
+
+UID = "8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
+GPU08 = {**GPU07, "instance": "b", "node": "gpu08"}
+START = "affinityd_gpu_numa_mismatch_start_timestamp_seconds"
+
+
+def job(name: str, node: Mapping[str, str], scheduler: str, job_id: str) -> str:
+    pairs = {**node, "scheduler": scheduler, "job_id": job_id}
+    return f"affinityd_job_{name}_seconds_total{labels(pairs)}"
+
+
+@pytest.mark.parametrize(
+    ("number", "series", "answer", "value"),
+    [
+        (
+            0,
+            {
+                job("cpu", GPU07, "slurm", "4711"): "0+60x70",
+                job("cpu", GPU08, "slurm", "4711"): "0+40x70",
+                job("remote_cpu", GPU07, "slurm", "4711"): "0+12x70",
+                job("remote_cpu", GPU08, "slurm", "4711"): "0x70",
+                job("remote_cpu", GPU08, "slurm", "4712"): "0+9x70",
+            },
+            '{job_id="4711"}',
+            0.12,
+        ),
+        (
+            1,
+            {
+                job("remote_cpu", GPU07, "kubernetes", UID): "0+120x70",
+                job("remote_cpu", GPU07, "slurm", "4711"): "0+12x70",
+                f'kube_pod_info{{namespace="team",pod="train-0",uid="{UID}",node="gpu07"}}': "1x70",
+                'kube_pod_info{namespace="team",pod="web",uid="other",node="gpu07"}': "1x70",
+            },
+            f'{{job_id="{UID}",namespace="team",pod="train-0"}}',
+            2,
+        ),
+        (
+            2,
+            {
+                mismatch("mask", 0): "1x70",
+                mismatch("unpinned", 0): "0x70",
+                of_gpu(START, 0): "60x70",
+                mismatch("mask", 1): "1x70",
+                of_gpu(START, 1): "3000x70",
+            },
+            mismatch("mask", 0),
+            1,
+        ),
+    ],
+    ids=["a job's share", "pods by name", "far for an hour"],
+)
+def test_a_question_has_the_answer_that_the_page_says(
+    tmp_path: Path, number: int, series: Mapping[str, str], answer: str, value: float
+) -> None:
+    samples = [{"labels": answer, "value": value}]
+    wanted = {"expr": QUESTIONS[number], "eval_time": "65m", "exp_samples": samples}
+    try_rules(tmp_path, series, {"promql_expr_test": [wanted]})
+
+
+def test_every_question_is_tested() -> None:
+    marks = test_a_question_has_the_answer_that_the_page_says.pytestmark  # type: ignore[attr-defined]
+    assert {case[0] for case in marks[0].args[1]} == set(range(len(QUESTIONS)))
+
+
+def test_every_alert_is_explained_with_its_severity() -> None:
+    told = {
+        name: severity
+        for names, severity in re.findall(
+            r"^\| (`Affinityd.*?) \| .* \| (\w+) \|$", PAGE, re.MULTILINE
+        )
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert told == {it["alert"]: it["labels"]["severity"] for it in rules("alert")}
+
+
+def test_the_scrape_configuration_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    (words,) = re.findall(r"^promtool (.*)$", PAGE, re.MULTILINE)
+    monkeypatch.chdir(ROOT)
+    assert "is valid prometheus config file syntax" in promtool(*words.split())
