@@ -29,6 +29,9 @@ CARRIED = (
     *("tests/e2e/slurm/rig.py", "tests/e2e/vm"),
 )
 
+#: Where the guest has what is built here.
+BUILT = "built"
+
 #: A CPU that is possible and not online until somebody asks for it: one thread of the last core.
 OFFLINE_AT_BOOT = hardware.CPUS - 1
 
@@ -37,18 +40,18 @@ KERNEL_PARAMETERS = (
 )
 
 
-def boot(folder: Path, guest: str) -> dict[str, Any]:
+def boot(folder: Path, guest: str, *, built: Sequence[Path] = ()) -> dict[str, Any]:
     """Boot the machine, with a folder for what it needs and says, and return its report.
 
-    `guest` names the script that reports. Raises MachineError, with what the machine last wrote on
-    its console.
+    `guest` names the script that reports, `built` are files that it finds in /built. Raises
+    MachineError, with what the machine last wrote on its console.
     """
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         raise MachineError(f"{', '.join(missing)} missing: `scripts/test vm`, as root, installs it")
     made = image()
     ramdisk, console, report = (folder / name for name in ("ramdisk", "console", "report"))
-    _write_ramdisk(ramdisk, made / ROOT, folder / "carried")
+    _write_ramdisk(ramdisk, made / ROOT, folder / "carried", built)
     parameters = f"{KERNEL_PARAMETERS} GUEST={guest}"  # the kernel hands it to init
     command = [
         *(QEMU, *hardware.options(), "-no-reboot"),
@@ -79,7 +82,7 @@ def _run(command: Sequence[str], report: Path) -> dict[str, Any]:
         ) from None
 
 
-def _write_ramdisk(ramdisk: Path, root: Path, carried: Path) -> None:
+def _write_ramdisk(ramdisk: Path, root: Path, carried: Path, built: Sequence[Path]) -> None:
     """Write the image's root and, behind it, the checkout: the kernel unpacks one after another."""
     for name in CARRIED:
         source, target = REPOSITORY / name, carried / "checkout" / name
@@ -89,6 +92,9 @@ def _write_ramdisk(ramdisk: Path, root: Path, carried: Path) -> None:
         else:
             shutil.copy(source, target)
     shutil.copy(FOLDER / "init", carried)
+    for path in built:
+        (carried / BUILT).mkdir(exist_ok=True)
+        shutil.copy(path, carried / BUILT)
     archive = ["bsdtar", "-cf", "-", "--format", "newc", "--uid", "0", "--gid", "0", "."]
     with ramdisk.open("wb") as file:
         with root.open("rb") as base:

@@ -1,0 +1,42 @@
+"""The processes that use the virtual machine's GPUs, and where they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+POD = "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01"
+CONTAINER = "3f1a" * 16
+
+SLURM = "system.slice/slurmstepd.scope"
+PODS = "kubepods.slice/kubepods-burstable.slice"
+POD_SLICE = f"kubepods-burstable-pod{POD.replace('-', '_')}.slice"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process that uses a GPU."""
+
+    gpu: int  #: index; GPUs are on nodes 3, 3, 1, 1, 7, 7, 5, 5, four CPUs each
+    group: str  #: its cgroup
+    cpus: str | None = None  #: its mask
+    cpuset: str | None = None  #: its cgroup's
+    program: str = "train"
+    has_child: bool = False
+    keeper: bool = False  #: a slurmstepd is with its step
+    gpu_mib: int = 1024
+
+
+#: By what is to be found of each.
+RANKS = {
+    "near": Rank(0, f"{SLURM}/job_7/step_0/user/task_0", cpus="12-13", has_child=True, keeper=True),
+    "left over": Rank(1, f"{SLURM}/job_8/step_batch/user/task_0", cpus="12-15"),
+    "masked": Rank(
+        2,
+        f"{PODS}/{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
+        cpus="0-3",
+        cpuset="0-7",
+    ),
+    "a known daemon": Rank(3, "system.slice/dcgm.service", program="nv-hostengine"),
+    "allocated far away": Rank(4, f"{SLURM}/job_9/step_0/user/task_0", cpuset="16-19", keeper=True),
+    "unpinned": Rank(6, f"{SLURM}/job_10/step_0/user/task_0", keeper=True),
+}
