@@ -60,7 +60,13 @@ async def _serve(
     settings: Settings, machine: Machine, auditor: Auditor | None, listeners: Listeners
 ) -> None:
     service = Service()
-    metrics = Metrics(lambda: service.known, job_series=settings.job_series)
+    if auditor is None or settings.replays:
+        settings = replace(settings, scan_interval=None)
+    metrics = Metrics(
+        lambda: service.known,
+        job_series=settings.job_series,
+        scan_interval=settings.scan_interval,
+    )
     audits = _audits(settings, auditor, service, metrics)
     node_file = Path(settings.socket).with_name(nodefile.NAME)
     keeper = Keeper(

@@ -27,8 +27,17 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class Metrics:
     """What the daemon counts, and the node and the processes that it describes."""
 
-    def __init__(self, node: Callable[[], Node | None], *, job_series: int = 0) -> None:
-        """Take where the node comes from: it is asked at each scrape; and the cap on job labels."""
+    def __init__(
+        self,
+        node: Callable[[], Node | None],
+        *,
+        job_series: int = 0,
+        scan_interval: float | None = None,
+    ) -> None:
+        """Take where the node comes from: it is asked at each scrape; and the cap on job labels.
+
+        `scan_interval`: seconds between two scans; None: there are none.
+        """
         self.registry = CollectorRegistry()
         self._jobs = JobSeries(job_series)
         self._scanned: Scanned | None = None
@@ -49,7 +58,7 @@ class Metrics:
             {"version": __version__}
         )
         self.registry.register(NodeCollector(node))
-        self.registry.register(AgeCollector(self._age))
+        self.registry.register(ScanCollector(scan_interval, self._age))
 
     def scanned(self, audit: Audit) -> None:
         """Describe a new scan from now on; one after the other."""
@@ -158,11 +167,12 @@ class Scanned:
         return audit_metrics.metrics(self._audit, self._jobs)
 
 
-class AgeCollector:
-    """Says how old the last scan is: of one that hangs, or fails, that is all there is to see."""
+class ScanCollector:
+    """Says how old the last scan is, and may be: of one that hangs, that is all there is to see."""
 
-    def __init__(self, age: Callable[[], float | None]) -> None:
-        """Take the age, in seconds; None before the first scan."""
+    def __init__(self, interval: float | None, age: Callable[[], float | None]) -> None:
+        """Take both in seconds; None: there are no scans, and before the first."""
+        self._interval = interval
         self._age = age
 
     def describe(self) -> list[Metric]:
@@ -170,7 +180,13 @@ class AgeCollector:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the age; nothing before the first scan."""
+        """Yield what is known of them."""
+        if self._interval is not None:
+            yield GaugeMetricFamily(
+                "affinityd_scan_interval_seconds",
+                "How often the processes are looked at.",
+                value=self._interval,
+            )
         if (age := self._age()) is not None:
             yield GaugeMetricFamily(
                 "affinityd_scan_age_seconds",

@@ -120,6 +120,11 @@ def test_before_the_first_scan_there_are_no_samples_of_it() -> None:
     assert [line for line in scraped() if line.startswith(names)] == []
 
 
+def test_how_often_is_looked_is_told_before_the_first_scan() -> None:
+    lines = Metrics(lambda: None, scan_interval=15).exposition("")[0].decode().splitlines()
+    assert samples(lines, "affinityd_scan_interval_seconds") == {"": 15}
+
+
 def test_the_age_grows_although_the_rest_was_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics(lambda: None)
     metrics.scanned(FOUND)

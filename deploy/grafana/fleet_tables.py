@@ -110,7 +110,8 @@ UNSEEN = table_of(
         ),
         Column(
             "Last scan",
-            f"max by (node) ({of('affinityd_scan_age_seconds')}) > 300",
+            f"max by (node) ({of('affinityd_scan_age_seconds')} > on (job, instance) group_left () "
+            f"5 * {of('affinityd_scan_interval_seconds')})",
             looks.SECONDS,
         ),
     ],

@@ -70,8 +70,8 @@ NOW = [
     stat_of(
         "Last scan",
         Query(f"max({of('affinityd_scan_age_seconds')})"),
-        about="How old all of this is. More than a few --scan-interval (15 s): the scan hangs, or "
-        "a driver is being worked on; the daemon's log says which.",
+        about="How old all of this is. More than a few --scan-interval (15 s): a scan hangs, or "
+        "fails; the daemon's log says which.",
         unit=looks.SECONDS,
         levels=looks.Levels([(None, looks.GREEN), (75, looks.YELLOW), (300, looks.RED)]),
     ),

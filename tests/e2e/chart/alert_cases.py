@@ -67,6 +67,7 @@ DAEMON: tuple[Case, ...] = (
 ORPHANS = of_gpu("affinityd_gpu_orphan_processes")
 OVERLAP, AGE = series("affinityd_pin_overlap_cpus"), series("affinityd_scan_age_seconds")
 BALANCING = series("affinityd_numa_balancing")
+EVERY = series("affinityd_scan_interval_seconds")
 AUDITED = of_gpu("affinityd_gpu_audited")
 FAR, TOTAL = (of_gpu(f"affinityd_gpu_{it}cpu_seconds_total") for it in ("remote_", ""))
 
@@ -95,9 +96,11 @@ AUDIT: tuple[Case, ...] = (
     ("AffinitydPinsOverlap", {OVERLAP: "0x20"}, 16, False),
     ("AffinitydCannotSeeIntoGpus", {AUDITED: "0x20"}, 16, True),
     ("AffinitydCannotSeeIntoGpus", {AUDITED: "1x20"}, 16, False),
-    ("AffinitydScanIsOld", {AGE: "0+60x20"}, 15, True),
-    ("AffinitydScanIsOld", {AGE: "14x20"}, 15, False),
-    ("AffinitydScanIsOld", {AGE: "0+60x7 3x20"}, 15, False),
+    ("AffinitydScanIsOld", {AGE: "0+60x20", EVERY: "15x20"}, 4, True),
+    ("AffinitydScanIsOld", {AGE: "0+60x20", EVERY: "300x20"}, 20, False),
+    ("AffinitydScanIsOld", {AGE: "14x20", EVERY: "15x20"}, 15, False),
+    ("AffinitydScanIsOld", {AGE: "0+60x7 3x20", EVERY: "15x20"}, 15, False),
+    ("AffinitydScanIsOld", {EVERY: "15x20"}, 2, True),
     ("AffinitydNumaBalancingIsOn", {BALANCING: "1x90", GPUS: "8x90"}, 61, True),
     ("AffinitydNumaBalancingIsOn", {BALANCING: "0x90", GPUS: "8x90"}, 61, False),
     ("AffinitydNumaBalancingIsOn", {BALANCING: "1x90", NO_GPU: "8x90"}, 61, False),

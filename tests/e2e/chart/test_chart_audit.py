@@ -14,7 +14,6 @@ from tests.e2e.chart.rendering import refusal, with_values
 pytestmark = pytest.mark.chart
 
 HOST_PID = {"hostPID": True}
-RULES = {"metrics": {"prometheusRule": {"enabled": True}}}
 
 
 def looks(values: Mapping[str, Any]) -> list[str]:
@@ -35,7 +34,6 @@ def looks(values: Mapping[str, Any]) -> list[str]:
         ({**HOST_PID, "settings": {"scanInterval": False}}, ["--scan-interval=off"]),
         ({**HOST_PID, "settings": {"scanInterval": None}}, []),
         ({**HOST_PID, "settings": {"scanInterval": 3600}}, ["--scan-interval=3600"]),
-        ({**HOST_PID, **RULES, "settings": {"scanInterval": 60}}, ["--scan-interval=60"]),
         ({**HOST_PID, "settings": {"jobSeries": 20}}, ["--job-series=20"]),
         ({**HOST_PID, "settings": {"jobSeries": 0}}, []),
     ],
@@ -46,7 +44,6 @@ def test_the_daemon_looks_at_processes(values: Mapping[str, Any], arguments: lis
     assert {it.partition("=")[0][2:].replace("-", "_") for it in arguments} <= set(NAMES)
 
 
-NOT_OLD = "takes what is older than 300 s for a fault; set 60 at most, or bring your own rules"
 NO_PROCESS = "and without hostPID no process can be looked at; set hostPID: true, or leave"
 NO_JOBS = (
     "settings.jobSeries is 20, and no process is looked at; set hostPID: true and leave "
@@ -60,7 +57,6 @@ NO_JOBS = (
         ({"settings": {"scanInterval": 30}}, f"settings.scanInterval is 30, {NO_PROCESS}"),
         ({"settings": {"jobSeries": 20}}, NO_JOBS),
         ({**HOST_PID, "settings": {"jobSeries": 20, "scanInterval": "off"}}, NO_JOBS),
-        ({**HOST_PID, **RULES, "settings": {"scanInterval": 61}}, NOT_OLD),
         ({"settings": {"scanInterval": 0}}, "at '/settings/scanInterval'"),
         ({"settings": {"scanInterval": True}}, "at '/settings/scanInterval'"),
         ({"settings": {"scanInterval": "15s"}}, "at '/settings/scanInterval'"),

@@ -35,9 +35,6 @@
 {{- if and .jobSeries (not $looks) }}
 {{- fail (printf "settings.jobSeries is %v, and no process is looked at; set hostPID: true and leave scanInterval empty, or set jobSeries: 0" .jobSeries) }}
 {{- end }}
-{{- if and $looks (gt (int .scanInterval) 60) $.Values.metrics.prometheusRule.enabled }}
-{{- fail (printf "settings.scanInterval is %v, and the alert AffinitydScanIsOld of metrics.prometheusRule takes what is older than 300 s for a fault; set 60 at most, or bring your own rules" .scanInterval) }}
-{{- end }}
 {{- end }}
 {{- include "affinityd.namesNothing" . }}
 {{- include "affinityd.chartsOwn" . }}
