@@ -30,6 +30,9 @@ VERSIONS = (
     Version("cgroup2", None, ("cpuset.cpus.effective",)),
 )
 
+#: Levels below a mount that are looked at: anybody may make thousands below a cgroup of their own.
+MOST_LEVELS = 64
+
 
 @dataclass(frozen=True)
 class Mount:
@@ -72,7 +75,10 @@ def _path(membership: str, controller: str | None) -> str | None:
 
 
 def _folders(version: Version, path: str | None, mounts: list[Mount]) -> Iterator[str]:
-    """Yield where the cgroup and those above it are to be seen, the cgroup itself first."""
+    """Yield where the cgroup and those above it are to be seen, the cgroup itself first.
+
+    Of one that lies very deep, those alone that are above it: they have what it has, or more.
+    """
     if path is None or "/../" in f"{path}/":  # beside or above our cgroup namespace
         return
     for mount in mounts:
@@ -87,7 +93,8 @@ def _folders(version: Version, path: str | None, mounts: list[Mount]) -> Iterato
 def _below(path: str, root: str) -> str | None:
     """Return a path as it is below a root: "" for the root itself, None for what is not in it."""
     path, root = (f"{text.rstrip('/')}/" for text in (path, root))
-    return path[len(root) - 1 : -1] if path.startswith(root) else None
+    below = path[len(root) - 1 : -1] if path.startswith(root) else None
+    return below and "/".join(below.split("/", MOST_LEVELS + 1)[: MOST_LEVELS + 1])
 
 
 def _mount(line: str) -> Mount:

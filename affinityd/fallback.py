@@ -44,7 +44,8 @@ def known_node(sockets: Sequence[str]) -> Known:
         if not (node.replayed and path in (conffile.SYSTEM_SOCKET, conffile.default_socket())):
             return Known(node, nodefile.NAME)
     chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
-    return Known(Node(_read(chosen), chosen.reserved_cpus), "sysfs")
+    node = Node(_read(chosen), chosen.reserved_cpus, replayed=chosen.replays)
+    return Known(node, "sysfs")
 
 
 def plan_on(node: Node, questions: Iterable[Question], caller: Caller | None = None) -> Reply:

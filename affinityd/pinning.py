@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from affinityd.cpuset import CpuSet
-from affinityd.processes import Stat, descendants, mask_of, stat_of, thread_ids, thread_stat
+from affinityd.processes import descendants, mask_of, stat_of, thread_ids, thread_stat
+from affinityd.procstat import Stat
 from affinityd.starters import Starters
 
 PINNED, LEFT_ALONE, REFUSED = "pinned", "left alone", "refused"

@@ -1,10 +1,8 @@
 """What /proc tells of running processes and their threads.
 
 Anything may vanish, or refuse to be read, at any moment: that is None, or missing in a list, and
-never an error. Sources: proc(5), sched_getaffinity(2), kernel fs/proc/array.c `do_task_stat`.
+never an error. Sources: proc(5), sched_getaffinity(2).
 """
-
-# ruff: noqa: PTH208 - thousands of files are read at once; pathlib would double the time
 
 from __future__ import annotations
 
@@ -14,52 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet
+from affinityd.kernelfiles import content, numbered
+from affinityd.procstat import Stat, parse
 
 PROC = "/proc"
-ZOMBIE = "Z"
+ROOT = 0  #: its uid
 
-MOST = 65536  #: bytes that are read at once
-
-#: Bits of a task's flags, kernel include/linux/sched.h.
-PF_KTHREAD = 0x00200000
-PF_NO_SETAFFINITY = 0x04000000
-
-
-@dataclass(frozen=True)
-class Stat:
-    """One process or thread as its `stat` file has it."""
-
-    number: int  #: pid or tid, field 1
-    name: str  #: field 2, without its parentheses; for people: what is no UTF-8 is replaced
-    state: str  #: field 3
-    parent: int  #: pid, field 4
-    session: int  #: pid of the process that began its session, field 6
-    flags: int  #: field 9
-    user_time: int  #: clock ticks spent outside of the kernel, field 14
-    system_time: int  #: and in it, field 15
-    threads: int  #: field 20
-    start: int  #: clock ticks since boot, field 22: with the number it names one process for good
-    last_cpu: int  #: field 39
-
-    @property
-    def cpu_ticks(self) -> int:
-        """All the time that it spent on CPUs, clock ticks."""
-        return self.user_time + self.system_time
-
-    @property
-    def is_kernel_thread(self) -> bool:
-        """Whether it is a part of the kernel."""
-        return bool(self.flags & PF_KTHREAD)
-
-    @property
-    def takes_mask(self) -> bool:
-        """Whether the kernel lets anybody set its mask: not that of per-CPU threads."""
-        return not self.flags & PF_NO_SETAFFINITY
-
-    @property
-    def is_zombie(self) -> bool:
-        """Whether it has ended and nobody has asked how; a main thread may end before the rest."""
-        return self.state == ZOMBIE and self.threads <= 1
+#: /proc/self/ns/pid of those who see every process: PROC_PID_INIT_INO, kernel
+#: include/linux/proc_ns.h.
+INITIAL_PIDS = "pid:[4026531836]"
 
 
 @dataclass(frozen=True)
@@ -74,12 +35,12 @@ class Thread:
 
 def stat_of(pid: int, proc: str = PROC) -> Stat | None:
     """Return a process's `stat`; None where there is no such process."""
-    return _parse(_read(f"{proc}/{pid}/stat"))
+    return parse(content(f"{proc}/{pid}/stat"))
 
 
 def thread_stat(pid: int, tid: int, proc: str = PROC) -> Stat | None:
     """Return a thread's `stat`; None where the process has no such thread."""
-    return _parse(_read(f"{proc}/{pid}/task/{tid}/stat"))
+    return parse(content(f"{proc}/{pid}/task/{tid}/stat"))
 
 
 def thread_ids(pid: int, proc: str = PROC) -> list[int]:
@@ -88,7 +49,7 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     A listing during which a thread ends can lack another that lives on (kernel fs/proc/base.c
     `next_tid`, `first_tid`): who must have all lists again.
     """
-    return sorted(_numbers(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
+    return sorted(numbered(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
 
 
 def children_of(pid: int, tid: int, proc: str = PROC) -> list[int]:
@@ -97,7 +58,7 @@ def children_of(pid: int, tid: int, proc: str = PROC) -> list[int]:
     One that ends meanwhile can hide another: kernel fs/proc/array.c `get_children_pid`. Kernels
     without CONFIG_PROC_CHILDREN name none: `tells_children`.
     """
-    named = (_read(f"{proc}/{pid}/task/{tid}/children") or b"").split()
+    named = (content(f"{proc}/{pid}/task/{tid}/children") or b"").split()
     return [int(word) for word in named if word.isdigit()]
 
 
@@ -108,28 +69,22 @@ def tells_children(proc: str = PROC) -> bool:
 
 def uid_of(pid: int, proc: str = PROC) -> int | None:
     """Return a process's real user id; None where it is gone, or cannot be read."""
-    for line in (_read(f"{proc}/{pid}/status") or b"").splitlines():
-        if line.startswith(b"Uid:"):
-            return _number(line.split()[1:2])
-    return None
+    return _status(pid, b"Uid:", proc)
 
 
 def cgroups_of(pid: int, proc: str = PROC) -> str:
     """Return a process's cgroups as /proc/PID/cgroup has them; "" where it is gone."""
-    return os.fsdecode(_read(f"{proc}/{pid}/cgroup") or b"")
+    return os.fsdecode(content(f"{proc}/{pid}/cgroup") or b"")
 
 
 def title_of(pid: int, proc: str = PROC) -> str:
     """Return a process's command line, its words apart by blanks; "" where it is gone."""
-    return os.fsdecode((_read(f"{proc}/{pid}/cmdline") or b"").replace(b"\0", b" "))
+    return os.fsdecode((content(f"{proc}/{pid}/cmdline") or b"").replace(b"\0", b" "))
 
 
 def process_of(tid: int, proc: str = PROC) -> int | None:
     """Return the process that a thread belongs to, whose pid is its main thread's id."""
-    for line in (_read(f"{proc}/{tid}/status") or b"").splitlines():
-        if line.startswith(b"Tgid:"):
-            return int(line.split()[1])
-    return None
+    return _status(tid, b"Tgid:", proc)
 
 
 def mask_of(tid: int) -> CpuSet | None:
@@ -154,7 +109,7 @@ def threads(pid: int) -> list[Thread]:
 
 def everyone(proc: str = PROC) -> Iterator[Stat]:
     """Yield every process, by ascending pid."""
-    for pid in _numbers(proc):
+    for pid in numbered(proc):
         stat = stat_of(pid, proc)
         if stat is not None:
             yield stat
@@ -176,55 +131,10 @@ def descendants(pid: int, proc: str = PROC) -> list[Stat]:
     return found
 
 
-def _numbers(folder: str) -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
-    except OSError:
-        return []
-
-
-def _read(path: str) -> bytes | None:
-    """Return a file as it is; None where it cannot be read. A file object would cost as much."""
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        data = part = os.read(file, MOST)
-        while part:  # a long list comes a page at a time
-            part = os.read(file, MOST)
-            data += part
-    except OSError:
-        return None
-    finally:
-        os.close(file)
-    return data
-
-
-def _number(words: list[bytes]) -> int | None:
-    return int(words[0]) if words and words[0].isdigit() else None
-
-
-def _parse(data: bytes | None) -> Stat | None:
-    """Read a `stat` file; a name may hold anything, blanks and parentheses too."""
-    if not data:
-        return None
-    head, _, tail = data.rpartition(b")")
-    number, _, name = head.partition(b" (")
-    fields = [b"", b"", b"", *tail.split()]  # so that an index is proc(5)'s number of the field
-    try:
-        return Stat(
-            number=int(number),
-            name=name.decode(errors="replace"),
-            state=fields[3].decode(),
-            parent=int(fields[4]),
-            session=int(fields[6]),
-            flags=int(fields[9]),
-            user_time=int(fields[14]),
-            system_time=int(fields[15]),
-            threads=int(fields[20]),
-            start=int(fields[22]),
-            last_cpu=int(fields[39]),
-        )
-    except (ValueError, IndexError):  # it is no such file
-        return None
+def _status(pid: int, name: bytes, proc: str) -> int | None:
+    """Return the first number of a line of a process's `status`."""
+    for line in (content(f"{proc}/{pid}/status") or b"").splitlines():
+        first = line.removeprefix(name).split()[:1]
+        if line.startswith(name) and first and first[0].isdigit():
+            return int(first[0])
+    return None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 
-from affinityd.processes import Stat, thread_stat
+from affinityd.processes import thread_stat
+from affinityd.procstat import Stat
 
 #: The states of a thread that may be in clone(2): it runs, or waits for the kernel, proc(5).
 AWAKE = ("R", "D")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from affinityd.audit.families import divided
+from affinityd.audit.judge import Judge
 from affinityd.audit.model import (
     Audited,
     GpuKey,
@@ -10,6 +12,7 @@ from affinityd.audit.model import (
     Job,
     Membership,
     ProcessFacts,
+    Scan,
     ThreadFacts,
 )
 from affinityd.cpuset import parse_list
@@ -60,6 +63,7 @@ def process(
     session: int | None = None,
     service: str | None = None,
     uid: int | None = 1000,
+    holder: int | None = None,
 ) -> ProcessFacts:
     """Return a process whose threads have these masks."""
     made = tuple(thread(mask, pid + place) for place, mask in enumerate(masks))
@@ -71,12 +75,26 @@ def process(
         parent=parent,
         state=state,
         gpu=gpu,
-        holding=Holding(pid, gpu, 2**30) if holds else None,
+        holding=Holding(pid, gpu, 2**30) if holds and holder is None else None,
         membership=membership,
         cpuset=None if cpuset is None else parse_list(cpuset),
         threads=made if threads is None else threads,
         session=session,
         service=service,
+        holder=holder,
+    )
+
+
+def scan_of(topology: Topology, *processes: Audited) -> Scan:
+    """Return a scan that found these, of families of their own."""
+    return Scan(
+        time=0.0,
+        monotonic=0.0,
+        seconds=0.0,
+        processes=processes,
+        near=Judge(topology).near,
+        unknown={},
+        divided=divided(processes),
     )
 
 

@@ -40,6 +40,7 @@ def test_who_sees_what(peer: Peer | None, admin_group: int | None, sees: Viewer)
 
 
 FOUND = audit(process(1, uid=7), process(2, uid=8), process(3, uid=None))
+LATER = audit(process(4, uid=7))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_the_document_shows_those_processes_and_counts_all(
     shown = None if answer.processes is None else [process.pid for process in answer.processes]
     assert shown == pids
     assert ("processes" in json.loads(body)) == (pids is not None)
-    assert answer.gpus[0].processes["local"] == 3
+    assert answer.gpus[0].model_dump()["processes"]["local"] == 3
 
 
 def test_a_document_is_written_once_for_a_scan_and_a_viewer() -> None:
@@ -73,3 +74,19 @@ def test_a_document_is_written_once_for_a_scan_and_a_viewer() -> None:
         assert await documents.document(audit(), Viewer(uid=7)) != first
 
     asyncio.run(story())
+
+
+def test_a_document_that_was_asked_for_before_a_scan_is_not_kept_after_it() -> None:
+    async def story() -> None:
+        documents, user = Documents(), Viewer(uid=7)
+        before = asyncio.create_task(documents.document(FOUND, user))
+        await asyncio.sleep(0)  # it is being written
+        await documents.document(LATER, NOBODYS)
+        assert pids(await before) == [1]
+        assert pids(await documents.document(LATER, user)) == [4]
+
+    asyncio.run(story())
+
+
+def pids(body: bytes) -> list[int]:
+    return [process["pid"] for process in json.loads(body)["processes"]]

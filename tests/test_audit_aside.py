@@ -118,9 +118,19 @@ def test_a_command_that_changes_nothing_keeps_nobody_from_asking(
     assert Aside(str(tmp_path), str(tmp_path), str(tmp_path / "hold")).reason() is None
 
 
-def process(proc: Path, pid: int, comm: str, words: list[str]) -> None:
+@pytest.mark.parametrize(("uid", "is_one"), [(0, True), (1000, False)])
+def test_a_user_who_calls_a_program_so_keeps_nobody_from_asking(
+    tmp_path: Path, uid: int, is_one: bool
+) -> None:
+    process(tmp_path, 7, "nvidia-mig-part", ["nvidia-mig-parted"], uid)
+    reason = Aside(str(tmp_path), str(tmp_path), str(tmp_path / "hold")).reason()
+    assert (reason is not None) == is_one
+
+
+def process(proc: Path, pid: int, comm: str, words: list[str], uid: int = 0) -> None:
     """Write what is read of a process; modprobe's and its like's names are the kernel's to run."""
     put(proc / f"{pid}/comm", comm)
+    put(proc / f"{pid}/status", f"Uid:\t{uid}\t0\t0\t0")
     (proc / f"{pid}/cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
 
 

@@ -10,7 +10,6 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +17,11 @@ import pytest
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.model import Audited, Held, Holding, Scan
-from affinityd.audit.orphans import Ghosts
+from affinityd.processes import children_of
 from tests.auditing import GPU, Known
 from tests.children import CHURN, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
+from tests.daemons import eventually
 from tests.machines.by_hand import made
 from tests.small_node import ALL, FAR, NEAR, TOPOLOGY
 
@@ -173,9 +173,10 @@ def test_pins_of_two_sessions_that_overlap_are_told() -> None:
         os.sched_setaffinity(one.pid, {0})
         os.sched_setaffinity(other.pid, {1})
         auditor = Auditor(Known(one.pid, other.pid))
-        assert auditor.scan(topology).overlap == frozenset()
+        assert auditor.scan(topology).overlap == {}
         os.sched_setaffinity(other.pid, {0})
-        assert auditor.scan(topology).overlap == {0}
+        sessions = sorted((f"session {one.pid}", f"session {other.pid}"))
+        assert auditor.scan(topology).overlap == {0: tuple(sessions)}
 
 
 def test_a_zombie_that_holds_a_gpu_is_an_orphan() -> None:
@@ -187,11 +188,14 @@ def test_a_zombie_that_holds_a_gpu_is_an_orphan() -> None:
     assert process.placement == "unknown"
 
 
-@pytest.mark.skipif(not Ghosts().sees_all, reason="in a pid namespace of their own")
 def test_what_the_driver_names_and_is_not_there_is_an_orphan_at_the_second_scan() -> None:
-    auditor = Auditor(Known(10**7))
-    assert auditor.scan(TOPOLOGY).processes == ()
-    (process,) = auditor.scan(TOPOLOGY).processes
+    known = Known(10**7)
+    auditor = Auditor(known)
+    for asked in (1, 1, 2):
+        known.now = replace(known.now, asked=asked)
+        scan = auditor.scan(TOPOLOGY)
+        assert (scan.unknown, len(scan.processes)) == ({}, asked - 1)
+    (process,) = scan.processes
     assert (process.facts.pid, process.orphan is None) == (10**7, False)
 
 
@@ -212,6 +216,30 @@ os.read(0, 1)
     assert scan.since == {}
 
 
+def test_a_holder_that_a_known_daemon_has_started_counts() -> None:
+    code = """
+import os
+is_child = os.fork() == 0
+open('/proc/self/comm', 'w').write('python' if is_child else 'nv-hostengine')
+if is_child:
+    print('ready', flush=True)
+os.read(0, 1)
+"""
+    with program(code) as daemon:
+        (holder,) = children_of(daemon.pid, daemon.pid)
+        known = Known(daemon.pid, holder)
+        eventually(
+            lambda: (
+                [it.is_daemon for it in Auditor(known).scan(TOPOLOGY).processes] == [True, False]
+            ),
+            "named",
+        )
+        os.sched_setaffinity(holder, FAR)
+        scan = Auditor(known).scan(TOPOLOGY)
+    assert [process.is_mismatch for process in scan.processes] == [False, True]
+    assert set(scan.since) == {GPU}
+
+
 def test_processes_come_by_gpu_and_pid() -> None:
     with sleeping() as one, sleeping() as two, sleeping() as three:
         known = Known()
@@ -222,25 +250,28 @@ def test_processes_come_by_gpu_and_pid() -> None:
     assert found == sorted((gpu, pid) for pid, gpu in gpus.items())
 
 
-def test_what_nobody_knows_is_handed_on() -> None:
-    known = Known()
-    known.now = Held(unknown={GPU: "NVML is silent"})
-    scan = Auditor(known).scan(TOPOLOGY)
-    assert (scan.unknown, scan.processes) == ({GPU: "NVML is silent"}, ())
-    assert set(scan.gpu_time) == {GPU, ("nvidia", 1)}
+def test_descendants_follow_their_holder_whatever_their_numbers() -> None:
+    """The second holder, and its worker, have pids between the first one's and its worker's."""
+    code = f"import os\nprint('ready', flush=True)\nos.read(0, 1)\n{WITH_WORKER}"
+    with program(code) as first, program(WITH_WORKER) as second:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        first.stdin.write("x")
+        first.stdin.flush()
+        first.stdout.readline()
+        scan = Auditor(Known(first.pid, second.pid)).scan(TOPOLOGY)
+    holders = [it.facts.holder or it.facts.pid for it in scan.processes]
+    assert holders == [first.pid] * 2 + [second.pid] * 2
+    assert [it.facts.holder is None for it in scan.processes] == [True, False] * 2
+    assert scan.divided == frozenset()
 
 
-def test_a_mismatch_outlasts_a_scan_that_could_not_see_it() -> None:
-    with sleeping() as child:
-        os.sched_setaffinity(child.pid, FAR)
-        known = Known(child.pid)
-        auditor = Auditor(known)
-        first = auditor.scan(TOPOLOGY)
-        seen, known.now = known.now, Held(unknown={GPU: "NVML is silent"})
-        blind = auditor.scan(TOPOLOGY)
-        known.now = seen
-        third = auditor.scan(TOPOLOGY)
-    assert (blind.since, third.since) == ({}, {GPU: first.time})
+def test_a_holder_below_a_holder_of_another_gpu_divides_its_family() -> None:
+    with program(WITH_WORKER) as child:
+        (worker,) = children_of(child.pid, child.pid)
+        known = Known()
+        known.now = Held((Holding(child.pid, GPU), Holding(worker, ("nvidia", 1))))
+        assert Auditor(known).scan(TOPOLOGY).divided == {child.pid}
 
 
 def test_a_topology_that_was_read_anew_is_judged_by() -> None:
@@ -263,16 +294,26 @@ def test_the_kernels_balancing_is_told(tmp_path: Path) -> None:
         assert Auditor(Known(), str(tmp_path)).scan(TOPOLOGY).numa_balancing == number
 
 
-def test_holders_that_cannot_be_seen_from_here_are_told_of(tmp_path: Path) -> None:
-    scan = Auditor(Known(4711, 4712), str(tmp_path)).scan(TOPOLOGY)
-    (notice,) = scan.notices
-    assert notice.startswith("2 of the processes that use GPUs cannot be seen here")
-    assert Auditor(Known(os.getpid())).scan(TOPOLOGY).notices == ()
+def test_a_gpu_that_moves_up_to_the_number_of_one_that_left_takes_over_none_of_its_cost() -> None:
+    first, second = TOPOLOGY.gpus
+    moved = replace(TOPOLOGY, gpus=(replace(second, index=0, numa_node=first.numa_node),))
+    with program(BUSY) as child:
+        os.sched_setaffinity(child.pid, FAR)
+        auditor = Auditor(Known(child.pid))
+        began = auditor.scan(TOPOLOGY).time
+        time.sleep(0.3)
+        before = auditor.scan(replace(TOPOLOGY))
+        after = auditor.scan(moved)
+    assert before.gpu_time[GPU].total > 0.1
+    assert before.since == {GPU: began}
+    assert after.gpu_time[GPU].total < before.gpu_time[GPU].total
+    assert after.since == {GPU: after.time}
 
 
 def test_a_scan_is_timed() -> None:
-    before, began = time.time(), time.monotonic()
+    before, began, boot = time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
     scan = Auditor(Known(os.getpid())).scan(TOPOLOGY)
+    assert boot <= scan.boot <= time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= scan.time <= time.time()
     assert began <= scan.monotonic <= scan.monotonic + scan.seconds <= time.monotonic()
     assert scan.seconds > 0
@@ -330,12 +371,8 @@ def test_a_holder_that_is_killed_or_stopped_meanwhile(end: signal.Signals) -> No
         auditor.scan(TOPOLOGY)
         child.send_signal(end)
         state = {signal.SIGKILL: "Z", signal.SIGSTOP: "T"}[end]
-        _until(lambda: [it.facts.state for it in auditor.scan(TOPOLOGY).processes] == [state])
+        eventually(
+            lambda: [it.facts.state for it in auditor.scan(TOPOLOGY).processes] == [state], state
+        )
         (process,) = auditor.scan(TOPOLOGY).processes
     assert (process.orphan is None) == (end == signal.SIGSTOP)
-
-
-def _until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline

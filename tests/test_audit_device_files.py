@@ -23,10 +23,10 @@ from affinityd.audit.device_files import (
     INTERVALS,
     NO_FILE,
     ROOT_ONLY,
+    TOO_MANY,
     DeviceFiles,
-    Files,
-    device_files,
 )
+from affinityd.audit.gpu_files import Files, device_files
 from affinityd.audit.model import Holding
 from affinityd.topology import Gpu
 from tests.children import program, sleeping
@@ -245,8 +245,10 @@ def test_a_scan_that_takes_too_long_is_gone_on_with_the_next_time(dev: Path) -> 
     files = DeviceFiles(sys="/none", dev=os.fspath(dev), clock=lambda: float(next(seconds)))
     with ExitStack() as stack:
         pids = {stack.enter_context(holding(dev / "davinci0")) for _ in range(3)}
-        skipped = files.found(NPUS).skipped
+        first = files.found(NPUS)
+        skipped = first.skipped
         assert skipped > 0
+        assert set(first.unknown.values()) == {TOO_MANY}
         reached: set[int] = set()
         for _ in range(10 * skipped):
             reached |= {it.pid for it in files.found(NPUS).holdings}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ PROCESSES = (
     Judge(TWO).judge(process("0-3", "0-3", "4", cpuset="0-7", membership=SLURM_JOB)),
     Judge(TWO).judge(process("4-7", pid=200, uid=1001, holds=False, parent=100)),
     Judge(TWO).judge(process("0-7", pid=300, uid=0, name="nv-hostengine")),
-    audited(process("0", pid=400, gpu=LOST, uid=None), "unknown", orphan="nobody's"),
+    audited(process(pid=400, gpu=LOST, uid=None), "unknown", orphan="nobody's"),
 )
 SCAN = Scan(
     time=1_790_000_000.25,
@@ -30,7 +31,7 @@ SCAN = Scan(
     processes=PROCESSES,
     near={GPU: parse_list("4-7"), LOST: None},
     unknown={LOST: "NVML is silent"},
-    overlap=parse_list("5-6"),
+    overlap={5: ("session 9", "slurm 7"), 6: ("session 9", "slurm 7")},
     gpu_time={GPU: CpuTime(3.0, 1.5), LOST: CpuTime(1.0)},
     numa_balancing=1,
     notices=("look",),
@@ -70,11 +71,11 @@ def test_the_head_tells_of_the_scan_and_of_every_gpu() -> None:
                 "near": None,
                 "audited": False,
                 "unknown": "NVML is silent",
-                "processes": {"local": 0, "mixed": 0, "remote": 0, "unpinned": 0, "unknown": 1},
-                "threads": {"local": 0, "mixed": 0, "remote": 0, "unpinned": 0, "unknown": 1},
-                "mismatch": {"allocation": 0, "mask": 0, "unpinned": 0},
-                "orphans": 1,
-                "cpu_seconds": 1.0,
+                "processes": None,
+                "threads": None,
+                "mismatch": None,
+                "orphans": None,
+                "cpu_seconds": None,
                 "remote_cpu_seconds": None,
             },
         ],
@@ -83,6 +84,12 @@ def test_the_head_tells_of_the_scan_and_of_every_gpu() -> None:
         "numa_balancing": 1,
         "notices": ("look",),
     }
+
+
+def test_of_a_gpu_whose_place_nobody_knows_no_time_is_remote() -> None:
+    lost = document(TWO, replace(SCAN, unknown={}), None)["gpus"][1]
+    assert (lost["cpu_seconds"], lost["remote_cpu_seconds"], lost["orphans"]) == (1.0, None, 1)
+    assert (lost["processes"]["unknown"], lost["threads"]["unknown"]) == (1, 0)
 
 
 def test_a_process_is_told_with_its_threads() -> None:
@@ -103,7 +110,8 @@ def test_a_process_is_told_with_its_threads() -> None:
         "cpuset": "0-7",
         "placement": "remote",
         "cause": "mask",
-        "remedy": PROCESSES[0].remedy,
+        "remedy": "GPU 0 is on node 1, near CPUs 4-7, and its cpuset has CPUs there; affinityd pin "
+        "--gpus 0000:10:00.0 100 mends it now",
         "daemon": False,
         "orphan": None,
         "threads": [
@@ -129,6 +137,17 @@ def test_a_descendant_holds_no_gpu_and_no_memory_of_one() -> None:
     assert worker["cpuset"] is None
 
 
+@pytest.mark.parametrize("sees", [lambda it: it.facts.uid == 1001, None])
+def test_whose_pins_overlap_is_told_to_who_sees_everybodys_processes(
+    sees: Callable[[Audited], bool] | None,
+) -> None:
+    told = document(TWO, SCAN, everything)
+    assert told["pin_overlaps"] == [{"cpulist": "5-6", "owners": ("session 9", "slurm 7")}]
+    less = document(TWO, SCAN, sees)
+    assert "pin_overlaps" not in less
+    assert told["pin_overlap"] == less["pin_overlap"] == "5-6"
+
+
 def test_a_known_daemon_is_told_and_not_counted() -> None:
     assert [it["daemon"] for it in document(TWO, SCAN, everything)["processes"]] == [
         *(False, False, True, False)
@@ -152,10 +171,12 @@ def test_who_sees_less_is_told_less(
     assert told["gpus"] == document(TWO, SCAN, None)["gpus"]
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3, 500])
 @pytest.mark.parametrize("sees", [everything, lambda it: it.facts.uid == 1001, None])
 def test_what_is_written_at_once_and_piece_by_piece_is_the_same(
-    sees: Callable[[Audited], bool] | None,
+    monkeypatch: pytest.MonkeyPatch, sees: Callable[[Audited], bool] | None, at_once: int
 ) -> None:
+    monkeypatch.setattr("affinityd.audit.document.AT_ONCE", at_once)
     written = render(TWO, SCAN, sees)
     assert json.loads(written) == json.loads(json.dumps(document(TWO, SCAN, sees)))
     assert b"\n" not in written

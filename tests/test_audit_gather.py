@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from affinityd import processes
+from affinityd.audit import gather
 from affinityd.audit.gather import TICKS, Gathering
 from affinityd.audit.model import Held, Holding, ProcessFacts
-from affinityd.processes import stat_of, thread_ids
+from affinityd.processes import children_of, stat_of, thread_ids
 from tests.auditing import GPU
 from tests.children import CHURN, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
@@ -93,12 +95,18 @@ def test_descendants_come_with_their_holder_parents_first() -> None:
         deadline = time.monotonic() + LATER
         while len(found := gathered(child.pid)) < 5:
             assert time.monotonic() < deadline
+        first, second = children_of(child.pid, child.pid)
     assert [len(facts.threads) for facts in found] == [3, 1, 1, 1, 1]
     assert [facts.holding is not None for facts in found] == [True, False, False, False, False]
-    met = {child.pid}
-    for facts in found[1:]:
-        assert facts.parent in met
-        met.add(facts.pid)
+    assert [facts.parent for facts in found[1:]] == [child.pid, first, child.pid, second]
+    assert [facts.holder for facts in found] == [None, *[child.pid] * 4]
+
+
+def test_threads_of_one_mask_share_one_object() -> None:
+    with program(FAMILY, "3", "0") as child, sleeping() as other:
+        found = gathered(child.pid, other.pid)
+    masks = [thread.mask for process in found for thread in process.threads]
+    assert (len(masks), len(set(map(id, masks)))) == (4, 1)
 
 
 def test_what_another_thread_than_the_main_one_has_started_is_a_descendant() -> None:
@@ -123,6 +131,7 @@ def test_a_descendant_that_holds_a_gpu_keeps_it_and_those_below_it_have_it() -> 
             }
             assert found[middle].holding == Holding(middle, OTHER)
             assert found[last].holding is None
+            assert [it.holder for it in found.values() if it.pid == last] == [middle]
 
 
 def test_a_zombie_is_told_where_it_holds_a_gpu_and_is_no_descendant() -> None:
@@ -160,18 +169,46 @@ def test_when_time_is_up_the_rest_is_counted() -> None:
     with sleeping() as one, sleeping() as other:
         gathering = Gathering(held(one.pid, other.pid), time.monotonic() - 1)
         assert list(gathering) == []
-    assert (gathering.skipped, gathering.unseen) == (2, [])
+    assert (gathering.late, gathering.unseen) == ({GPU: 2}, [])
+    assert gathering.not_begun == [one.pid, other.pid]
 
 
 def test_a_process_of_many_threads_does_not_make_it_late() -> None:
     with program(FAMILY, "2000", "0") as child:
         began = time.monotonic()
-        gathering = Gathering(held(child.pid, child.pid), began + 0.005)
+        gathering = Gathering(held(child.pid), began + 0.005)
         found = list(gathering)
         took = time.monotonic() - began
     assert found == []
-    assert gathering.skipped == 2
+    assert (gathering.late, gathering.not_begun) == ({GPU: 1}, [])
     assert took < 0.5
+
+
+def test_a_family_that_takes_long_does_not_keep_others_from_being_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gather, "FAMILY", 0.005)
+    with program(FAMILY, "2000", "0") as large, sleeping() as small:
+        gathering = Gathering(held(large.pid, small.pid), time.monotonic() + LATER)
+        assert [facts.pid for facts in gathering] == [small.pid]
+    assert (gathering.late, gathering.not_begun) == ({GPU: 1}, [])
+
+
+def test_who_was_not_reached_is_begun_with() -> None:
+    with sleeping() as one, sleeping() as two, sleeping() as three:
+        pids = [child.pid for child in (one, two, three)]
+        gathering = Gathering(held(*pids), time.monotonic() + LATER, first=pids[1:])
+        assert [facts.pid for facts in gathering] == [*pids[1:], pids[0]]
+
+
+def test_a_driver_that_names_a_thread_means_its_process() -> None:
+    with program(FAMILY, "2", "0") as child:
+        (other,) = (tid for tid in thread_ids(child.pid) if tid != child.pid)
+        own, threads = Holding(child.pid, GPU, 2), Holding(other, GPU, 1)
+        for named, memory in (((own, threads), 2), ((threads, own), 2), ((threads,), 1)):
+            (facts,) = Gathering(Held(named), time.monotonic() + LATER)
+            assert (facts.pid, facts.holding) == (child.pid, Holding(child.pid, GPU, memory))
+            assert len(facts.threads) == 2
 
 
 @needs_cpuset
@@ -220,6 +257,38 @@ def test_where_the_kernel_names_no_children_every_process_is_asked_for_its_paren
         proc = copied(tmp_path / "proc", *(facts.pid for facts in expected))
         found = gathered(child.pid, proc=str(proc))
     assert [facts.pid for facts in found] == [facts.pid for facts in expected]
+
+
+def test_a_child_whose_number_is_anothers_by_now_is_not_taken_for_one(tmp_path: Path) -> None:
+    with sleeping() as child, sleeping() as other:
+        proc = copied(tmp_path / "proc", child.pid, other.pid)
+        (proc / "thread-self").mkdir()
+        (proc / "thread-self/children").touch()
+        (proc / f"{child.pid}/task/{child.pid}/children").write_text(f"{other.pid} ")
+        assert [facts.pid for facts in gathered(child.pid, proc=str(proc))] == [child.pid]
+        stat = proc / str(other.pid) / "stat"
+        stat.write_text(stat.read_text().replace(f" {os.getpid()} ", f" {child.pid} ", 1))
+        found = gathered(child.pid, proc=str(proc))
+    assert [facts.pid for facts in found] == [child.pid, other.pid]
+
+
+def test_a_process_that_ends_while_it_is_read_and_whose_number_another_gets_is_neither(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sleeping() as child:
+        proc = copied(tmp_path / "proc", child.pid)
+        stat = stat_of(child.pid)
+        assert stat is not None
+
+        def uid_of(pid: int, proc: str) -> int | None:
+            """Read it, and have another process get the number afterwards."""
+            file = Path(proc, str(pid), "stat")
+            file.write_text(file.read_text().replace(f" {stat.start} ", f" {stat.start + 1} "))
+            return processes.uid_of(pid, proc)
+
+        assert [facts.pid for facts in gathered(child.pid, proc=str(proc))] == [child.pid]
+        monkeypatch.setattr(gather, "uid_of", uid_of)
+        assert gathered(child.pid, proc=str(proc)) == []
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,15 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.holders import (
-    CHANGING_SECONDS,
-    INITIAL_PIDS,
-    NO_DRIVER,
     NOT_ALL_PIDS,
-    NVML_SECONDS,
     Holders,
     one_a_process,
 )
 from affinityd.audit.model import Held, Holding
 from affinityd.audit.nvml_holders import found
+from affinityd.audit.nvml_source import CHANGING_SECONDS, NO_DRIVER, NVML_SECONDS
 from affinityd.discovery.nvml_process_report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.processes import stat_of
+from affinityd.processes import INITIAL_PIDS, stat_of
 from affinityd.topology import Gpu, Topology
 from tests.children import sleeping
 from tests.machines.by_hand import made
@@ -271,19 +268,42 @@ def test_who_works_on_the_driver_is_left_alone(root: Path) -> None:
     assert looking.held(MACHINE).holdings == (Holding(7, FIRST, 100),)
 
 
-def test_while_a_mig_mode_is_to_change_nvml_is_asked_once_a_minute(root: Path) -> None:
-    change = "GPU 1's MIG mode is to be enabled"
-    asked = Asked(*[replace(report(IN_USE), changing=change)] * 2, report(IN_USE))
+CHANGE = "GPU 1's MIG mode is to be enabled"
+IS_TO_CHANGE = replace(report(IN_USE), changing=CHANGE)
+IN_USE_BY_8 = (computing(8, 100),)
+
+
+def test_while_a_mig_mode_is_to_change_nvml_is_asked_once_a_minute_and_counts_until_then(
+    root: Path,
+) -> None:
+    asked = Asked(IS_TO_CHANGE, replace(report(IN_USE_BY_8), changing=CHANGE), report(IN_USE))
     looking = holders(root, asked)
-    why = f"{change}: NVML is asked once a minute, until a reset has done that"
-    for seconds in (15, 15, 15, CHANGING_SECONDS, 15):
+    seen = []
+    for seconds in (15, 15, CHANGING_SECONDS - 35, 15, CHANGING_SECONDS):
         held = looking.held(MACHINE)
-        assert (held.holdings, held.unknown) == ((), unknown(MACHINE, why))
+        seen.append([it.pid for it in held.holdings])
+        assert held.unknown == {}
+        assert held.notices == (
+            f"{CHANGE}: NVML is asked once a minute, until a reset has done that",
+        )
+        assert held.asked == asked.times[-1]
         asked.now += seconds
+    assert seen == [[7], [7], [7], [8], [8]]
     assert len(asked.times) == 2
     assert asked.times[1] - asked.times[0] >= CHANGING_SECONDS
-    asked.now += CHANGING_SECONDS
-    assert looking.held(MACHINE).holdings == (Holding(7, FIRST, 100),)
+    done = looking.held(MACHINE)
+    assert ([it.pid for it in done.holdings], done.notices) == ([7], ())
+    assert done.asked == asked.times[2]
+
+
+def test_what_nvml_said_before_somebody_worked_on_the_driver_counts_no_more(root: Path) -> None:
+    asked = Asked(IS_TO_CHANGE, report(IN_USE_BY_8))
+    looking = holders(root, asked)
+    looking.held(MACHINE)
+    (root / "hold").touch()
+    assert looking.held(MACHINE).holdings == ()
+    (root / "hold").unlink()
+    assert [it.pid for it in looking.held(MACHINE).holdings] == [8]
 
 
 @pytest.fixture

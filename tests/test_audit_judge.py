@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from affinityd.audit.judge import Judge, is_known_daemon
 from affinityd.audit.model import Membership, ProcessFacts
+from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list
 from affinityd.topology import Topology
 from affinityd.vicinity import PLACEMENTS, placement, vicinity
-from tests.auditing import KUBERNETES_POD, SLURM_JOB, process
+from tests.auditing import KUBERNETES_POD, SLURM_JOB, process, scan_of
 from tests.machines.by_hand import made
 from tests.machines.facts import ALL_NAMES, machine
 from tests.machines.strategies import machines
@@ -94,7 +95,6 @@ def test_the_cause_is_who_keeps_it_from_its_gpu(
 ) -> None:
     judged = Judge(TWO).judge(process(mask, cpuset=cpuset))
     assert judged.cause == cause
-    assert (judged.remedy is None) == (cause is None)
 
 
 @pytest.mark.parametrize("masks", [["0"], ["0-7"], ["0-3", "4", "2-5"]])
@@ -107,7 +107,7 @@ def test_on_a_machine_of_one_node_all_is_local(masks: list[str]) -> None:
 def test_of_a_gpu_whose_place_nobody_knows_nothing_is_known(masks: list[str]) -> None:
     judge = Judge(LOST)
     judged = judge.judge(process(*masks, cpuset="0-3"))
-    assert (judged.placement, judged.cause, judged.remedy) == ("unknown", None, None)
+    assert (judged.placement, judged.cause) == ("unknown", None)
     assert judge.near == {("nvidia", 0): None}
 
 
@@ -122,25 +122,28 @@ def test_what_is_not_there_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "membership", "is_known"),
+    ("name", "uid", "membership", "is_known"),
     [
-        pytest.param("nv-hostengine", Membership(), True, id="DCGM"),
-        pytest.param("nvidia-persiste", Membership(), True, id="the kernel keeps 15 characters"),
-        pytest.param("dcgm-exporter", KUBERNETES_POD, True, id="an exporter in a pod"),
-        pytest.param("dcgm-exporter", SLURM_JOB, False, id="a name that a job has chosen"),
-        pytest.param("python3", Membership(), False, id="a program"),
+        pytest.param("nv-hostengine", 0, Membership(), True, id="DCGM"),
+        pytest.param("nvidia-persiste", 999, Membership(), True, id="the kernel keeps 15 letters"),
+        pytest.param("dcgm-exporter", 0, KUBERNETES_POD, True, id="an exporter in a pod"),
+        pytest.param("dcgm-exporter", 0, SLURM_JOB, False, id="a name that a job has chosen"),
+        pytest.param("nv-hostengine", 1000, Membership(), False, id="or a user"),
+        pytest.param("nv-hostengine", None, Membership(), False, id="or nobody knows who"),
+        pytest.param("python3", 0, Membership(), False, id="a program"),
     ],
 )
 def test_known_daemons_are_known_by_their_names(
-    name: str, membership: Membership, is_known: bool
+    name: str, uid: int | None, membership: Membership, is_known: bool
 ) -> None:
-    assert is_known_daemon(process("0-7", name=name, membership=membership)) is is_known
+    facts = process("0-7", name=name, uid=uid, membership=membership)
+    assert is_known_daemon(facts) is is_known
 
 
-def test_a_known_daemon_is_judged_and_has_no_remedy() -> None:
-    judged = Judge(TWO).judge(process("0-7", name="nv-hostengine"))
+def test_a_known_daemon_is_judged_and_is_no_mismatch() -> None:
+    judged = Judge(TWO).judge(process("0-7", name="nv-hostengine", uid=0))
     assert (judged.is_daemon, judged.placement, judged.cause) == (True, "unpinned", "unpinned")
-    assert judged.remedy is None
+    assert not judged.is_mismatch
 
 
 def test_what_a_known_daemon_starts_is_a_part_of_it() -> None:
@@ -182,7 +185,8 @@ def test_a_judgement_agrees_with_the_masks_that_count(
     assert (judged.placement == "unpinned") == ("unpinned" in places)
     assert (judged.placement == "unknown") == (not near.nodes)
     assert (judged.cause is None) == (judged.placement in {"local", "unknown"})
-    assert (judged.remedy is None) == (judged.cause is None)
+    remedy = Remedies(topology, scan_of(topology, judged)).of(judged)
+    assert (remedy is None) == (judged.cause is None)
     if judged.cause == "allocation":
         assert facts.cpuset is not None
         assert facts.cpuset.isdisjoint(near.cpus)

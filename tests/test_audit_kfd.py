@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -10,6 +9,7 @@ from affinityd.audit import kfd
 from affinityd.audit.found import Found
 from affinityd.audit.kfd import NO_KFD, NOT_LISTED
 from affinityd.audit.model import Holding
+from affinityd.kernelfiles import text
 from affinityd.topology import Gpu
 from tests.machines.sysfs_tree import put
 
@@ -84,11 +84,11 @@ def test_what_costs_the_process_time_to_answer_is_not_read(
     put(sys / KFD / f"proc/4711/sdma_{IDS[1]}", 7)
     read: list[str] = []
 
-    def noted(path: str, **how: str) -> IO[str]:
+    def noted(path: str) -> str:
         read.append(path.rpartition("/")[2])
-        return Path(path).open(**how)  # type: ignore[call-overload, no-any-return]
+        return text(path)
 
-    monkeypatch.setattr(kfd, "open", noted, raising=False)
+    monkeypatch.setattr(kfd, "text", noted)
     assert kfd.found(GPUS, str(sys)).holdings
     assert f"vram_{IDS[1]}" in read
     assert f"sdma_{IDS[1]}" not in read

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.audit.ledger import REMEMBERED, Ledger
-from affinityd.audit.model import Audited, CpuTime, Job, Membership, ThreadFacts
+from affinityd.audit.model import Audited, CpuTime, GpuKey, Job, Membership, ThreadFacts
 from tests.auditing import GPU, audited, process, thread
 
 JOB = Job("slurm", "7")
@@ -134,31 +134,79 @@ MENDED = audited(process("4", membership=Membership(JOB)))
 DAEMON = audited(process("0"), "remote", cause="mask", is_daemon=True)
 
 
+OTHER_GPU = ("nvidia", 1)
+ELSEWHERE = audited(
+    process("0", pid=200, gpu=OTHER_GPU, membership=Membership(JOB)), "remote", cause="mask"
+)
+BOTH = {GPU: 0, JOB: 0}
+Look = tuple[list[Audited], list[GpuKey]]
+
+
+def noted(*scans: Look, every: float = EVERY) -> dict[GpuKey | Job, float]:
+    """Return since when there is a mismatch, as the number of a scan, after these scans."""
+    ledger = Ledger(100)
+    near = {GPU: frozenset(range(4, 8)), OTHER_GPU: frozenset(range(4))}
+    for moment, (processes, unknown) in enumerate(scans):
+        ledger.book(processes, near, 100.0 + moment * every)
+        ledger.note(processes, unknown, float(moment))
+    return dict(ledger.since)
+
+
 @pytest.mark.parametrize(
     ("scans", "since"),
     [
-        pytest.param([([MENDED], [])], None, id="there is none"),
-        pytest.param([([MISMATCHED], [])], 0, id="from the scan that saw it"),
-        pytest.param([([MENDED], []), ([MISMATCHED], [])], 1, id="and not from the first one"),
-        pytest.param([([MISMATCHED], [])] * 3, 0, id="while it lasts"),
-        pytest.param([([MISMATCHED], []), ([MENDED], [])], None, id="until it is mended"),
-        pytest.param([([MISMATCHED], []), ([], [])], None, id="or gone"),
+        pytest.param([([MENDED], [])], {}, id="there is none"),
+        pytest.param([([MISMATCHED], [])], BOTH, id="from the scan that saw it"),
         pytest.param(
-            [([MISMATCHED], []), ([MENDED], []), ([MISMATCHED], [])], 2, id="another one is new"
+            [([MENDED], []), ([MISMATCHED], [])], {GPU: 1, JOB: 1}, id="and not from the first one"
+        ),
+        pytest.param([([MISMATCHED], [])] * 3, BOTH, id="while it lasts"),
+        pytest.param([([MISMATCHED], []), ([MENDED], [])], {}, id="until it is mended"),
+        pytest.param([([MISMATCHED], []), ([], [])], {}, id="or gone"),
+        pytest.param(
+            [([MISMATCHED], []), ([MENDED], []), ([MISMATCHED], [])],
+            {GPU: 2, JOB: 2},
+            id="another one is new",
+        ),
+        pytest.param([([MISMATCHED], []), ([], [GPU])], {}, id="not told while nobody can see it"),
+        pytest.param(
+            [([MISMATCHED], []), ([], [GPU]), ([MISMATCHED], [])], BOTH, id="and not forgotten"
         ),
         pytest.param(
-            [([MISMATCHED], []), ([], [GPU])], None, id="not told while nobody can see it"
+            [([MISMATCHED], []), ([MENDED], [OTHER_GPU]), ([MISMATCHED], [])],
+            {GPU: 2, JOB: 2},
+            id="mended while another GPU cannot be seen",
         ),
         pytest.param(
-            [([MISMATCHED], []), ([], [GPU]), ([MISMATCHED], [])], 0, id="and not forgotten"
+            [([MISMATCHED, ELSEWHERE], []), ([MISMATCHED], [OTHER_GPU]), ([ELSEWHERE], [])],
+            {OTHER_GPU: 0, JOB: 0},
+            id="one that cannot be seen keeps its own",
         ),
-        pytest.param([([DAEMON], [])], None, id="a known daemon's is none"),
+        pytest.param([([DAEMON], [])], {}, id="a known daemon's is none"),
     ],
 )
 def test_a_mismatch_is_dated_while_it_lasts(
-    scans: list[tuple[list[Audited], list[tuple[str, int]]]], since: float | None
+    scans: list[Look], since: dict[GpuKey | Job, float]
 ) -> None:
+    assert noted(*scans) == since
+
+
+def test_a_job_that_ended_unseen_is_forgotten_though_a_gpu_is_never_seen_again() -> None:
+    blind: Look = ([], [OTHER_GPU])
+    ended: list[Look] = [([MISMATCHED], []), blind]
+    lately = noted(*ended, ([MISMATCHED], []))
+    assert lately == {GPU: 2, JOB: 0}
+    assert noted(*ended, blind, ([MISMATCHED], []), every=REMEMBERED) == {GPU: 3, JOB: 3}
+
+
+def test_a_gpu_that_got_anothers_number_begins_anew() -> None:
     ledger = Ledger(100)
-    for moment, (processes, unknown) in enumerate(scans):
-        ledger.note(processes, unknown, float(moment))
-    assert ledger.since == ({} if since is None else {GPU: since, JOB: since})
+    for moment in (0, 1):
+        ledger.book([of(far(500 * moment))], NEAR, 100.0 + moment)
+        ledger.note([MISMATCHED], [], float(moment))
+    assert (ledger.gpu_time[GPU], ledger.since[GPU]) == (CpuTime(5, 5), 0)
+    ledger.forget(GPU)
+    ledger.book([of(far(600))], NEAR, 102.0)
+    ledger.note([MISMATCHED], [], 2.0)
+    assert (ledger.gpu_time[GPU], ledger.since[GPU]) == (CpuTime(1, 1), 2)
+    assert (ledger.job_time[JOB], ledger.since[JOB]) == (CpuTime(6, 6), 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,11 @@ INIT, STEPD, SHELL, TASK = 1, 40, 50, 100
             process("0", state="Z"),
             "it has ended, and whoever started it (process 50) has not noticed",
             id="a zombie",
+        ),
+        pytest.param(
+            process("0", state="Z", parent=INIT),
+            "it has ended, and whoever started it (process 1) has not noticed",
+            id="a zombie that init is to notice",
         ),
         pytest.param(
             process("0", "0", state="Z"),
@@ -51,12 +56,20 @@ def test_who_is_an_orphan(facts: ProcessFacts, reason: str | None, tmp_path: Pat
 
 
 def write(
-    proc: Path, pid: int, name: str, *, parent: int, cgroup: str = "", title: str = ""
+    proc: Path,
+    pid: int,
+    name: str,
+    *,
+    parent: int,
+    cgroup: str = "",
+    title: str = "",
+    uid: int = 0,
 ) -> None:
     """Write what /proc has of a process."""
     folder = proc / str(pid)
     folder.mkdir()
     (folder / "stat").write_text(f"{pid} ({name}) S {parent} " + "0 " * 16 + "5 " + "0 " * 30)
+    (folder / "status").write_text(f"Uid:\t{uid}\t0\t0\t0\n")
     (folder / "cgroup").write_text(cgroup)
     (folder / "cmdline").write_text(title)
 
@@ -89,6 +102,25 @@ def test_a_job_of_slurms_lives_as_long_as_a_slurmstepd_of_it(
     write(tmp_path, SHELL, "bash", parent=STEPD)
     reason = why(process("0", parent=parent, membership=SLURM_JOB), Stepds(str(tmp_path)))
     assert reason == ("Slurm's job 7 has ended: it has no slurmstepd any more" * is_orphan or None)
+
+
+@pytest.mark.parametrize("parent", [INIT, STEPD])
+def test_what_a_user_calls_slurmstepd_keeps_no_job_alive(tmp_path: Path, parent: int) -> None:
+    write(tmp_path, INIT, "init", parent=0)
+    write(tmp_path, STEPD, "slurmstepd", parent=INIT, cgroup=OF_JOB_7, uid=1000)
+    assert why(process("0", parent=parent, membership=SLURM_JOB), Stepds(str(tmp_path))) is not None
+
+
+def test_a_process_is_forgotten_when_a_scan_has_not_met_it(tmp_path: Path) -> None:
+    write(tmp_path, INIT, "init", parent=0)
+    stepds = Stepds(str(tmp_path))
+    stepds.begin()
+    assert why(process("0", parent=INIT, membership=SLURM_JOB), stepds) is not None
+    assert stepds._over
+    stepds.begin()
+    assert stepds._over
+    stepds.begin()
+    assert not stepds._over
 
 
 def test_where_roots_processes_are_hidden_no_job_has_ended(tmp_path: Path) -> None:
@@ -143,33 +175,49 @@ def test_a_service_is_read_from_the_cgroup(cgroups: str, expected: str | None) -
     assert service(cgroups) == expected
 
 
-needs_initial = pytest.mark.skipif(
-    not Ghosts().sees_all, reason="these tests run in a pid namespace of their own"
+def ghosts(*scans: tuple[float, Collection[Holding]]) -> list[list[Holding]]:
+    """Return the ghosts of each scan, by when the driver was asked and whom nobody saw."""
+    known = Ghosts()
+    return [list(known.found(unseen, asked)) for asked, unseen in scans]
+
+
+NAMED = Holding(NOBODY, GPU)
+
+
+@pytest.mark.parametrize(
+    ("scans", "expected"),
+    [
+        pytest.param([(1, [NAMED])], [[]], id="once may be a race"),
+        pytest.param([(1, [NAMED]), (2, [NAMED])], [[], [NAMED]], id="twice"),
+        pytest.param([(1, [NAMED]), (2, []), (3, [NAMED])], [[], [], []], id="not twice running"),
+        pytest.param(
+            [(1, [NAMED]), (2, [Holding(NOBODY, ("nvidia", 1))])], [[], []], id="on another GPU"
+        ),
+        pytest.param(
+            [(1, [NAMED]), (1, [NAMED]), (1, [NAMED])],
+            [[], [], []],
+            id="said once, and it counts for three scans",
+        ),
+        pytest.param(
+            [(1, [NAMED]), (1, [NAMED]), (2, [NAMED]), (2, [NAMED]), (3, [])],
+            [[], [], [NAMED], [NAMED], []],
+            id="said twice, and each counts for two",
+        ),
+        pytest.param(
+            [(1, []), (1, [NAMED]), (2, [NAMED])], [[], [], []], id="it was there when it was named"
+        ),
+    ],
 )
+def test_what_the_driver_names_twice_and_is_not_there_is_a_ghost(
+    scans: list[tuple[float, list[Holding]]], expected: list[list[Holding]]
+) -> None:
+    assert ghosts(*scans) == expected
 
 
-@needs_initial
-def test_what_the_driver_names_twice_and_is_not_there_is_a_ghost() -> None:
-    ghosts = Ghosts()
-    named = Holding(NOBODY, GPU)
-    assert ghosts.found([named]) == []
-    assert ghosts.found([named]) == [named]
-    assert ghosts.found([]) == []
-    assert ghosts.found([named]) == []
-
-
-@needs_initial
 def test_a_process_that_proc_hides_is_no_ghost() -> None:
-    ghosts = Ghosts()
     with sleeping() as child:
-        for _ in range(3):
-            assert ghosts.found([Holding(child.pid, GPU), Holding(INIT, GPU)]) == []
-
-
-def test_in_a_pid_namespace_of_its_own_nobody_knows_of_ghosts(tmp_path: Path) -> None:
-    ghosts = Ghosts(os.fspath(tmp_path))
-    named = Holding(NOBODY, GPU)
-    assert [ghosts.found([named]) for _ in range(3)] == [[], [], []]
+        hidden = [Holding(child.pid, GPU), Holding(INIT, GPU)]
+        assert ghosts(*((asked, hidden) for asked in range(3))) == [[], [], []]
 
 
 def test_a_ghost_is_told_as_what_it_is() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from affinityd.audit.model import Audited, Job, Membership
-from affinityd.audit.overlap import overlap
+from affinityd.audit.overlap import by_owners, overlap
 from affinityd.cpuset import format_list, parse_list
-from tests.auditing import GPU, LONE_CONTAINER, audited, process
+from tests.auditing import GPU, KUBERNETES_POD, LONE_CONTAINER, POD, audited, process
 
 FIRST = Membership(Job("slurm", "7"))
 SECOND = Membership(Job("slurm", "8"))
@@ -119,4 +119,32 @@ def test_overlap(processes: list[Audited], expected: str) -> None:
 
 def test_where_nobody_knows_what_is_near_nothing_overlaps() -> None:
     both = [audited(process("4", membership=it)) for it in (FIRST, SECOND)]
-    assert overlap(both, {GPU: None}) == frozenset()
+    assert overlap(both, {GPU: None}) == {}
+
+
+def test_the_owners_of_an_overlap_are_named() -> None:
+    pod, container = KUBERNETES_POD, LONE_CONTAINER
+    found = overlap(
+        [
+            audited(process("4-5", membership=FIRST)),
+            audited(process("5-6", membership=SECOND)),
+            audited(process("5", membership=FIRST)),
+            audited(process("6", membership=pod)),
+            audited(process("7", membership=container)),
+            audited(process("7", session=40)),
+            audited(process("4,7", pid=300)),
+        ],
+        {GPU: parse_list("4-7")},
+    )
+    assert by_owners(found) == {
+        ("session 300", "slurm 7"): {4},
+        ("slurm 7", "slurm 8"): {5},
+        (f"kubernetes {POD}", "slurm 8"): {6},
+        ("container cd34cd34cd34", "session 300", "session 40"): {7},
+    }
+
+
+def test_cpus_with_the_same_owners_are_told_together() -> None:
+    both = [audited(process("4-6", membership=it)) for it in (SECOND, FIRST)]
+    found = overlap(both, {GPU: parse_list("4-7")})
+    assert by_owners(found) == {("slurm 7", "slurm 8"): {4, 5, 6}}

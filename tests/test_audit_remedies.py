@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import Membership
+from affinityd.audit.model import Membership, ProcessFacts
+from affinityd.audit.remedies import Remedies
 from affinityd.slurm import writer
-from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process
+from affinityd.topology import Topology
+from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, audited, process, scan_of
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 
-TWO = made({0: "0-3", 1: "4-7"}, gpus=[1])
-PLACE = "GPU 0 is on node 1"
-PCI = "0000:10:00.0"
+TWO = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
+PLACE = "GPU 0 is on node 1, near CPUs 4-7"
+PCI, OTHER_PCI = "0000:10:00.0", "0000:11:00.0"
+OTHER = ("nvidia", 1)
+
+
+def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | None]:
+    """Return what mends each of the processes of a scan."""
+    judged = [Judge(topology).judge(facts) for facts in processes]
+    known = Remedies(topology, scan_of(topology, *judged))
+    return [None if it is None else str(it) for it in map(known.of, judged)]
 
 
 def remedy(*masks: str, cpuset: str = "0-7", membership: Membership | None = None) -> str:
-    facts = process(*masks, cpuset=cpuset, membership=membership or Membership())
-    said = Judge(TWO).judge(facts).remedy
+    (said,) = remedies(process(*masks, cpuset=cpuset, membership=membership or Membership()))
     assert said is not None
     return said
+
+
+def commands(*processes: ProcessFacts) -> list[str | None]:
+    """Return the command that mends each of them, without its name and its end."""
+    found = (re.search("affinityd pin (.*) mends it now", it or "") for it in remedies(*processes))
+    return [it and it[1] for it in found]
 
 
 @pytest.mark.parametrize(
@@ -45,13 +61,13 @@ def remedy(*masks: str, cpuset: str = "0-7", membership: Membership | None = Non
         pytest.param(
             LONE_CONTAINER,
             f"{PLACE}, and its cpuset, 0-3 (container cd34cd34cd34), has no CPU there: whoever set "
-            "that is to choose from CPUs 4-7",
+            "that is to choose near ones",
             id="a container of no scheduler's",
         ),
         pytest.param(
             None,
-            f"{PLACE}, and its cpuset, 0-3, has no CPU there: whoever set that is to choose from "
-            "CPUs 4-7",
+            f"{PLACE}, and its cpuset, 0-3, has no CPU there: whoever set that is to choose "
+            "near ones",
             id="nobody knows whose",
         ),
     ],
@@ -63,7 +79,7 @@ def test_an_allocation_is_mended_by_who_made_it(membership: Membership | None, s
 def test_the_cores_are_those_that_gres_conf_is_written_with() -> None:
     topology = machine("dgx-a100")
     facts = process("0-15,128-143", gpu=("nvidia", 0), cpuset="0-15", membership=SLURM_JOB)
-    said = Judge(topology).judge(facts).remedy
+    (said,) = remedies(facts, topology=topology)
     (line,) = (it for it in writer.write(topology) if "gpu 0 " in it or "/dev/nvidia0 " in it)
     (field,) = (word for word in line.split() if word.startswith("Cores="))
     assert said is not None
@@ -71,33 +87,120 @@ def test_the_cores_are_those_that_gres_conf_is_written_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("masks", "command"),
+    ("masks", "options"),
     [
-        pytest.param(["0-3", "0-3"], f"affinityd pin --gpus {PCI} 100 mends", id="all alike"),
+        pytest.param(["0-3", "0-3"], "", id="all alike"),
         pytest.param(
             ["4-7", "0-2"],
-            f"affinityd pin --force --gpus {PCI} 100 mends",
+            "--force ",
             id="a thread that differs from the main one would else be left alone",
         ),
-        pytest.param(
-            ["0-3", "1"], f"affinityd pin --gpus {PCI} 100 mends", id="a library's thread is left"
-        ),
+        pytest.param(["0-3", "1"], "", id="a library's thread is left"),
     ],
 )
-def test_a_mask_is_mended_by_a_pin(masks: list[str], command: str) -> None:
-    assert remedy(*masks) == f"{PLACE}, and its cpuset has CPUs there: {command} that"
+def test_a_mask_is_mended_by_a_pin(masks: list[str], options: str) -> None:
+    command = f"affinityd pin {options}--gpus {PCI} 100"
+    assert remedy(*masks) == f"{PLACE}, and its cpuset has CPUs there; {command} mends it now"
 
 
 def test_who_is_not_pinned_is_to_start_so_or_to_be_pinned_now() -> None:
     assert remedy("0-7") == (
-        f"it may run on every CPU, and {PLACE}: start it with affinityd exec; "
-        f"affinityd pin --gpus {PCI} 100 mends that now"
+        f"it may run on every CPU, and {PLACE}; start it with affinityd exec; "
+        f"affinityd pin --gpus {PCI} 100 mends it now"
     )
 
 
 @pytest.mark.parametrize("uuid", ["GPU-8a1f0c3e", None])
 def test_the_gpu_is_named_by_what_means_the_same_in_every_container(uuid: str | None) -> None:
     topology = replace(TWO, gpus=(replace(TWO.gpus[0], uuid=uuid),))
-    said = Judge(topology).judge(process("0-3", cpuset="0-7")).remedy
+    (said,) = remedies(process("0-3", cpuset="0-7"), topology=topology)
     assert said is not None
     assert f"affinityd pin --gpus {uuid or PCI} 100 " in said
+
+
+RANK = process("0-3")
+
+
+def worker(mask: str, pid: int = 200, parent: int = 100) -> ProcessFacts:
+    return process(mask, pid=pid, parent=parent, holder=100)
+
+
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        pytest.param(
+            [RANK, worker("0-3"), worker("0-3", 201, 200)],
+            [f"--tree --gpus {PCI} 100"] * 3,
+            id="one command for a rank and all that work for it",
+        ),
+        pytest.param(
+            [process("4-7"), worker("0-3")],
+            [None, f"--tree --force --gpus {PCI} 100"],
+            id="whom a pin of the rank alone left behind",
+        ),
+        pytest.param(
+            [RANK, worker("4-7"), worker("4-5", 201)],
+            [f"--tree --gpus {PCI} 100", None, None],
+            id="workers that are near need no force",
+        ),
+        pytest.param(
+            [RANK, worker("0-3"), process("4-7", pid=300, parent=200, gpu=OTHER)],
+            [f"--gpus {PCI} 100", f"--gpus {PCI} 200", f"--gpus {OTHER_PCI} 300"],
+            id="a process below it holds another GPU",
+        ),
+        pytest.param(
+            [RANK, worker("0-3"), process("0-3", pid=300, parent=200)],
+            [f"--tree --gpus {PCI} 100"] * 2 + [f"--gpus {PCI} 300"],
+            id="or the same one",
+        ),
+        pytest.param(
+            [
+                RANK,
+                worker("0-3"),
+                process("0-3", pid=300, parent=100),
+                process("4-7", pid=400, parent=300, gpu=OTHER),
+            ],
+            [*(f"--gpus {PCI} {pid}" for pid in (100, 200, 300)), f"--gpus {OTHER_PCI} 400"],
+            id="another GPU below the one below",
+        ),
+        pytest.param([worker("0-3")], [f"--gpus {PCI} 200"], id="a rank that was not read"),
+    ],
+)
+def test_a_family_is_mended_as_one(
+    processes: list[ProcessFacts], expected: list[str | None]
+) -> None:
+    assert commands(*processes) == expected
+
+
+def test_parents_that_seem_to_go_in_a_circle_come_to_an_end() -> None:
+    circle = [process("0-3", pid=pid, parent=300 - pid) for pid in (100, 200)]
+    assert commands(*circle) == [f"--gpus {PCI} {facts.pid}" for facts in circle]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        pytest.param(RANK, "look what it does, then end it: kill 100", id="it runs"),
+        pytest.param(
+            process("0-3", "0-3", state="Z"),
+            "look what it does, then end it: kill 100",
+            id="its main thread has ended",
+        ),
+        pytest.param(
+            process("0-3", state="Z"), "end whoever started it: kill 50", id="it has ended"
+        ),
+        pytest.param(process("0-3", state="Z", parent=1), None, id="and init is to notice"),
+        pytest.param(
+            process("0-3", state="X"), "reset the GPU once nobody else uses it", id="a ghost"
+        ),
+    ],
+)
+def test_an_orphan_is_ended_and_not_pinned(facts: ProcessFacts, said: str | None) -> None:
+    orphan = audited(facts, "remote", cause="mask", orphan="its job has ended")
+    its_worker = audited(worker("0-3"), "remote", cause="mask")
+    well = audited(worker("4-7", 201))
+    known = Remedies(TWO, scan_of(TWO, orphan, its_worker, well))
+    for process_of_it in (orphan, its_worker):
+        told = known.of(process_of_it)
+        assert (None if told is None else str(told)) == said
+    assert known.of(well) is None

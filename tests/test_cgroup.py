@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cgroup import cpuset_of
+from affinityd.cgroup import MOST_LEVELS, cpuset_of
 from affinityd.cpuset import parse_list
 from tests.children import sleeping
 from tests.cpusets import cpuset, needs_cpuset
@@ -59,6 +59,16 @@ def written(root: Path, cgroup: str, mounts: str, files: Mapping[str, str]) -> P
             {f"{AT}/job/cpuset.cpus": "\n", f"{AT}/cpuset.cpus.effective": "0-3\n"},
             "0-3",
             id="v2: the list that was asked for is not the one that counts",
+        ),
+        pytest.param(
+            "0::/user" + "/d" * MOST_LEVELS + "\n",
+            V2.format(root="/", point=AT),
+            {
+                f"{AT}/user{'/d' * (MOST_LEVELS - 1)}/cpuset.cpus.effective": "2-3\n",
+                f"{AT}/user{'/d' * MOST_LEVELS}/cpuset.cpus.effective": "2\n",
+            },
+            "2-3",
+            id="v2: what lies very deep is known by what is above it",
         ),
         pytest.param(
             "4:memory:/m\n3:cpu,cpuset:/job\n0::/other\n",

@@ -3,14 +3,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from affinityd.discovery.child import GRACE, ChildError, output
+from tests.daemons import eventually
 
 Work = Callable[..., str]
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 @pytest.fixture
@@ -36,7 +39,12 @@ def test_a_child_is_no_part_of_its_parents_process_group(run: Work) -> None:
 def test_a_child_inherits_no_open_file(run: Work) -> None:
     with Path(os.devnull).open() as held:
         os.set_inheritable(held.fileno(), True)  # noqa: FBT003  it takes it by position only
-        assert run("print(len(os.listdir('/proc/self/fd')))") == "4\n"
+        assert run("print(len(os.listdir('/proc/self/fd')))") == "5\n"  # its stdout twice
+
+
+def test_what_a_library_writes_is_no_answer(run: Work) -> None:
+    noise = "os.write(1, b'NVRM: noise'), __import__('ctypes').CDLL(None).puts(b'more of it')"
+    assert run(f"{noise}, print('{{}}')") == "{}\n"
 
 
 def test_an_answer_larger_than_a_pipe_is_whole(run: Work) -> None:
@@ -64,6 +72,40 @@ def test_a_child_that_hangs_is_given_up_in_time(run: Work) -> None:
         run("time.sleep(60)", timeout=0.5)
     assert str(failure.value) == "did not answer within 0.5 s"
     assert time.monotonic() - started < 0.5 + GRACE + 1
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """Return a cgroup whose processes no signal ends, as if a driver held them in the kernel."""
+    folder = FREEZER / f"test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        (folder / "freezer.state").write_text("THAWED")
+        eventually(lambda: not (folder / "cgroup.procs").read_text(), "all have ended")
+        folder.rmdir()
+
+
+@pytest.mark.skipif(not os.access(FREEZER, os.W_OK), reason="no cgroup v1 freezer to write to")
+def test_while_a_child_hangs_that_cannot_be_killed_no_other_is_started(
+    run: Work, freezer: Path
+) -> None:
+    hang = f"[open('{freezer}/' + file, 'w').write(text) for file, text in (('cgroup.procs', '0'), "
+    with pytest.raises(ChildError) as first:
+        run(f"{hang}('freezer.state', 'FROZEN'))]", timeout=1)
+    assert str(first.value) == "did not answer within 1 s"
+    (stuck,) = (freezer / "cgroup.procs").read_text().split()
+    for _ in range(3):
+        started = time.monotonic()
+        with pytest.raises(ChildError) as failure:
+            run("print('done')")
+        assert str(failure.value) == f"still hangs at an earlier question, in process {stuck}"
+        assert time.monotonic() - started < 1
+    assert (freezer / "cgroup.procs").read_text().split() == [stuck]
+    (freezer / "freezer.state").write_text("THAWED")
+    eventually(lambda: Path(f"/proc/{stuck}/stat").read_text().split()[2] == "Z", "it has ended")
+    assert run("print('done')") == "done\n"
 
 
 def test_a_child_that_cannot_be_started_is_told(run: Work, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,36 +1,55 @@
-"""`affinityd audit`, on real processes and a replayed node; the test says who holds a GPU."""
+"""`affinityd audit`, on real processes; the test says who holds a GPU, and what the node is like.
+
+That is by the node.json of a daemon, as if its CPUs 0 to 3 were this machine's.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pwd
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from affinityd.audit.model import Held, Holding, Scan
-from affinityd.cli import audit, audit_memory, audit_table, main
+from affinityd import nodefile
+from affinityd.audit.model import Held, Holding
+from affinityd.cli import audit, audit_memory, audit_rows, main
 from affinityd.cpuset import format_list
-from affinityd.errors import one_line
-from affinityd.processes import stat_of
-from tests.auditing import GPU, KUBERNETES_POD, Known, audited, process
+from affinityd.processes import children_of, mask_of, stat_of
+from affinityd.service import Node
+from affinityd.topology import Topology
+from tests.auditing import GPU, Known, audited, process
 from tests.children import program, sleeping
 from tests.machines.by_hand import made
-from tests.machines.sysfs_tree import write_tree
-from tests.small_node import ALL, FAR, NEAR, use_small_node
+from tests.small_node import ALL, FAR, NEAR, TOPOLOGY, use_small_node
 
 REPOSITORY = Path(__file__).parents[1]
 OTHER = ("nvidia", 1)
 BUSY = "print('ready', flush=True)\nwhile True: pass"
+
+#: A rank, and 7 workers of a DataLoader.
+WITH_WORKERS = """
+import os
+for _ in range(7):
+    if os.fork() == 0:
+        os.read(0, 1)
+        os._exit(0)
+print('ready', flush=True)
+os.read(0, 1)
+"""
 
 #: 64 MiB in memory.
 LARGE = """
@@ -54,6 +73,13 @@ entry()
 @pytest.fixture(autouse=True)
 def _small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use_small_node(monkeypatch, tmp_path)
+    monkeypatch.delenv("AFFINITYD_ROOT")
+    publish(tmp_path, TOPOLOGY)
+
+
+def publish(tmp_path: Path, topology: Topology, *, replayed: bool = False) -> None:
+    """Write what a daemon would have published beside the socket of `use_small_node`."""
+    nodefile.write(tmp_path / nodefile.NAME, Node(topology, replayed=replayed))
 
 
 @pytest.fixture
@@ -98,18 +124,19 @@ def test_the_table_has_a_row_a_process_and_says_what_mends_it(
         os.sched_setaffinity(child.pid, FAR)
         assert main(["audit"]) == 1
         stat = stat_of(child.pid)
-    head, text, remedy = capsys.readouterr().out.splitlines()
+    head, text, why, command = capsys.readouterr().out.splitlines()
     assert stat is not None
     user = pwd.getpwuid(os.getuid()).pw_name
-    assert tuple(re.split("  +", head.strip())) == audit_table.COLUMNS
+    assert tuple(re.split("  +", head.strip())) == audit_rows.COLUMNS
     row = re.split("  +", text.strip())
     assert row[:9] == ["0", str(child.pid), stat.name, user, "-", "1", "remote", "mask", "0"]
     assert row[9] in {"0", "1"}  # it may not have run since
     assert row[10:] == ["1024 MiB"]
-    assert remedy == (
-        f"process {child.pid} ({stat.name}): mask: GPU 0 is on node 1, and its cpuset has CPUs "
-        f"there: affinityd pin --gpus 0000:10:00.0 {child.pid} mends that"
+    assert why == (
+        f"process {child.pid} ({stat.name}): mask: GPU 0 is on node 1, near CPUs 1,3, and its "
+        "cpuset has CPUs there; what mends it now:"
     )
+    assert command == f"  affinityd pin --gpus 0000:10:00.0 {child.pid}"
 
 
 def test_what_it_says_mends_a_mask_does(capsys: pytest.CaptureFixture[str], known: Known) -> None:
@@ -118,10 +145,56 @@ def test_what_it_says_mends_a_mask_does(capsys: pytest.CaptureFixture[str], know
         known.now = Known(child.pid).now
         os.sched_setaffinity(child.pid, FAR)
         assert main(["audit"]) == 1
-        said = re.search(r"affinityd (pin .*\d) mends", capsys.readouterr().out)
-        assert said is not None
-        assert main(said[1].split()) == 0
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert main(said.split()[1:]) == 0
         assert main(["audit"]) == 0
+
+
+def test_one_command_mends_a_rank_and_its_workers_wherever_it_left_them(
+    capsys: pytest.CaptureFixture[str], known: Known
+) -> None:
+    with program(WITH_WORKERS) as child:
+        known.now = Known(child.pid).now
+        workers = children_of(child.pid, child.pid)
+        for pid in (child.pid, *workers):
+            os.sched_setaffinity(pid, FAR)
+        for force in ("", "--force "):
+            assert main(["audit"]) == 1
+            command = f"affinityd pin --tree {force}--gpus 0000:10:00.0 {child.pid}"
+            assert capsys.readouterr().out.splitlines()[-1] == f"  {command}"
+            pin = command.split()[1:]
+            if not force:  # as if somebody had pinned the rank alone
+                pin.remove("--tree")
+            assert main(pin) == 0
+            capsys.readouterr()
+        assert main(["audit"]) == 0
+        assert {mask_of(pid) for pid in workers} == {NEAR}
+
+
+def test_workers_that_are_alike_share_a_row_below_their_rank(
+    capsys: pytest.CaptureFixture[str], known: Known
+) -> None:
+    with program(WITH_WORKERS) as child:
+        known.now = Known(child.pid).now
+        first, *others, last = workers = children_of(child.pid, child.pid)
+        os.sched_setaffinity(child.pid, NEAR)
+        for pid in workers:
+            os.sched_setaffinity(pid, FAR)
+        os.sched_setaffinity(last, NEAR)
+        assert main(["audit"]) == 1
+        folded = capsys.readouterr().out.splitlines()[1:-2]
+        assert main(["audit", "--all"]) == 1
+        full = capsys.readouterr().out.splitlines()[1:-2]
+        stat = stat_of(child.pid)
+    assert stat is not None
+    rank, alike, alone = (line.split() for line in folded)
+    assert rank[1:3] == [str(child.pid), stat.name]
+    assert alike[1:5] == [str(first), stat.name, f"+{len(others)}", "alike"]
+    assert alike[7:11] == [str(len(others) + 1), "remote", "mask", "0"]
+    assert alone[1:3] == [str(last), stat.name]
+    assert [int(line.split()[1]) for line in full] == [child.pid, *workers]
+    column = folded[0].index(stat.name)
+    assert [line.index(stat.name) - column for line in folded] == [0, 2, 2]
 
 
 def test_processes_that_are_alike_have_one_remedy_between_them(
@@ -134,8 +207,9 @@ def test_processes_that_are_alike_have_one_remedy_between_them(
             os.sched_setaffinity(pid, FAR)
         assert main(["audit"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
-    assert re.match(rf"process {pids[0]} \(\w+\) and 2 more: mask: ", lines[-1].replace(".", ""))
+    assert len(lines) == 8
+    assert re.match(rf"process {pids[0]} \(\w+\) and 2 more: mask: ", lines[4].replace(".", ""))
+    assert lines[5:] == [f"  affinityd pin --gpus 0000:10:00.0 {pid}" for pid in pids]
 
 
 def test_some_gpus_alone_are_looked_at(capsys: pytest.CaptureFixture[str], known: Known) -> None:
@@ -181,28 +255,50 @@ def test_a_pause_that_is_none_is_bad_usage(
 
 
 def test_a_node_without_a_gpu_cannot_be_judged(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    tree = write_tree(replace(made({0: "0-1"}), gpus=()), tmp_path / "empty")
-    monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(tree))
+    publish(tmp_path, replace(made({0: "0-1"}), gpus=()))
     assert main(["audit"]) == 2
     assert capsys.readouterr().err == "affinityd audit: this node has no GPU\n"
 
 
 def test_a_gpu_whose_place_nobody_knows_cannot_be_judged(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    known: Known,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, known: Known
 ) -> None:
-    tree = write_tree(made({0: "0,2", 1: "1,3"}, gpus=[None]), tmp_path / "lost")
-    monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(tree))
+    publish(tmp_path, made({0: "0,2", 1: "1,3"}, gpus=[None]))
     with sleeping() as child:
         known.now = Known(child.pid).now
         assert main(["audit"]) == 2
     _, row, said = capsys.readouterr().out.splitlines()
     assert "unknown" in row
     assert said == "GPU 0: its NUMA node is not known: nothing can be judged"
+
+
+REPLAYED = (
+    "is a replayed machine, and runs no processes: take away the AFFINITYD_ROOT, "
+    "AFFINITYD_MACHINE or AFFINITYD_SOCKET that names it\n"
+)
+
+
+@pytest.mark.parametrize("setting", ["AFFINITYD_ROOT", "AFFINITYD_MACHINE", None])
+def test_the_processes_of_this_machine_are_not_judged_by_another(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    known: Known,
+    setting: str | None,
+) -> None:
+    known.now = Known(os.getpid()).now
+    if setting is None:
+        publish(tmp_path, TOPOLOGY, replayed=True)
+    else:
+        (tmp_path / nodefile.NAME).unlink()
+        machine = {"AFFINITYD_ROOT": os.fspath(tmp_path / "root"), "AFFINITYD_MACHINE": "dgx-a100"}
+        monkeypatch.setenv(setting, machine[setting])
+    assert main(["audit"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert re.fullmatch(rf"affinityd audit: '[\w-]+' {re.escape(REPLAYED)}", told.err)
 
 
 @pytest.mark.skipif(
@@ -224,55 +320,6 @@ def test_where_nobody_uses_a_gpu_it_says_so(
     assert known.now == Held()
     assert main(["audit"]) == 0
     assert capsys.readouterr().out == "no process uses a GPU\n"
-
-
-def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
-    topology = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
-    facts = process("4", name="a\x1b[2Jb", membership=KUBERNETES_POD, uid=4_000_000_000)
-    orphan = audited(replace(facts, state="Z"), "unknown", orphan="nobody has noticed")
-    daemon = audited(process("0", pid=200, name="nv-hostengine"), "remote", is_daemon=True)
-    scan = replace(
-        _scan(), processes=(orphan, daemon), overlap=frozenset({4}), skipped=3, notices=("look",)
-    )
-    lines = list(audit_table.table(topology, scan, None))
-    assert lines[1].split()[3:6] == [
-        "4000000000",
-        "kubernetes",
-        "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01",
-    ]
-    assert "known daemon" in lines[2]
-    assert lines[3:] == [
-        "process 100 (a\x1b[2Jb): orphan, holds 1024 MiB of GPU 0: nobody has noticed",
-        "CPUs 4 are in the unique pins of more than one job",
-        "not looked at, as time was up: 3 processes or more",
-        "look",
-    ]
-    audit._show([one_line(line) for line in lines], is_first=True, again=False)
-    assert "\x1b" not in capsys.readouterr().out
-
-
-def test_the_gpus_of_two_vendors_are_told_apart() -> None:
-    topology = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
-    amd = replace(topology.gpus[1], vendor="amd", index=0)
-    mixed = replace(topology, gpus=(topology.gpus[0], amd))
-    scan = replace(
-        _scan(),
-        processes=(audited(process("4", gpu=("amd", 0))), audited(process("4"))),
-        near={GPU: frozenset({4}), ("amd", 0): frozenset({0})},
-    )
-    lines = list(audit_table.table(mixed, scan, None))
-    assert [line.split()[:2] for line in lines[1:]] == [["amd", "0"], ["nvidia", "0"]]
-
-
-def _scan() -> Scan:
-    return Scan(
-        time=0.0,
-        monotonic=0.0,
-        seconds=0.0,
-        processes=(),
-        near={GPU: frozenset({4, 5, 6, 7}), OTHER: frozenset({0, 1, 2, 3})},
-        unknown={},
-    )
 
 
 def test_a_second_look_says_which_part_of_the_time_was_remote(
@@ -304,15 +351,26 @@ def test_a_second_look_says_which_part_of_the_time_was_remote(
     assert parts == ["MiB", "100%", "0%"]
 
 
-def started(*flags: str, pid: int, stdout: int) -> subprocess.Popen[str]:
-    """Start the command, in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "audit", *flags, str(pid)],
-        env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY)},
+#: A script ignores SIGINT for `&`, and what it starts inherits that.
+INTERRUPTIBLE = ("env", "--default-signal=INT")
+
+
+@contextmanager
+def started(*flags: str, pid: int, stdout: int) -> Iterator[subprocess.Popen[str]]:
+    """Run the command, in a process of its own, until the end of the block."""
+    # What says how large a terminal is counts before what it is.
+    environ = {name: it for name, it in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(
+        [*INTERRUPTIBLE, sys.executable, "-c", COMMAND, "audit", *flags, str(pid)],
+        env={**environ, "PYTHONPATH": os.fspath(REPOSITORY)},
         text=True,
         stderr=subprocess.PIPE,
         stdout=stdout,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_watch_writes_a_document_a_line_until_it_is_interrupted() -> None:
@@ -330,24 +388,66 @@ def test_a_watch_writes_a_document_a_line_until_it_is_interrupted() -> None:
     assert {document["processes"][0]["pid"] for document in told} == {child.pid}
 
 
-def test_on_a_terminal_a_watch_draws_over_what_it_drew() -> None:
+@pytest.mark.parametrize(
+    ("height", "shown"), [(24, b"remote time"), (2, b"lines more, in a larger window")]
+)
+def test_on_a_terminal_a_watch_draws_over_what_it_drew(height: int, shown: bytes) -> None:
     with sleeping() as child:
+        os.sched_setaffinity(child.pid, FAR)
         controlling, terminal = os.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", height, 1000, 0, 0))
         with started("--watch", "0.1", pid=child.pid, stdout=terminal) as watching:
             os.close(terminal)
-            seen = b"".join(_read(controlling, until=b"remote time"))
+            seen = b"".join(_read(controlling, until=b"\x1b[J\x1b[H"))
+            seen += b"".join(_read(controlling, until=shown))
             watching.send_signal(signal.SIGINT)
             os.close(controlling)
             watching.wait(30)
     assert seen.startswith(b"\x1b[H")
     assert b"\x1b[K" in seen
-    assert b"\x1b[J\x1b[H" in seen
+
+
+@pytest.mark.parametrize(
+    ("lines", "height", "drawn"),
+    [
+        pytest.param(["ab", "abcdefg"], 3, ["ab", "abcdef"], id="as wide as the window"),
+        pytest.param(["1", "2", "3"], 3, ["1", "2", "3"], id="as high"),
+        pytest.param(["1", "2", "3", "4"], 3, ["1", "2", "and 2"], id="higher"),
+    ],
+)
+def test_of_what_is_drawn_again_and_again_as_much_is_shown_as_fits(
+    lines: list[str], height: int, drawn: list[str]
+) -> None:
+    assert [line.rstrip() for line in audit._cut(lines, 6, height)] == drawn
+    assert audit._cut(list("1234"), 80, 3)[-1] == "and 2 lines more, in a larger window"
+
+
+@pytest.mark.parametrize("flags", [(), ("--watch", "0.1"), ("--json",), ("--memory",)])
+def test_where_nobody_is_written_to_what_was_found_is_told_all_the_same(
+    flags: tuple[str, ...],
+) -> None:
+    with sleeping() as child:
+        os.sched_setaffinity(child.pid, FAR)
+        arguments = [sys.executable, "-c", COMMAND, "audit", *flags, str(child.pid)]
+        with subprocess.Popen(
+            ["sh", "-c", 'exec "$@" >&-', "sh", *INTERRUPTIBLE, *arguments],
+            env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY)},
+            text=True,
+            stderr=subprocess.PIPE,
+        ) as closed:
+            if "--watch" in flags:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    closed.wait(2)
+                closed.send_signal(signal.SIGINT)
+            _, complaint = closed.communicate(timeout=30)
+    assert (closed.returncode, complaint) == (130 if "--watch" in flags else 1, "")
 
 
 def _read(file: int, until: bytes) -> Iterator[bytes]:
     data = b""
     while until not in data:
         data += os.read(file, 4096)
+        assert len(data) < 100_000
     yield data
 
 

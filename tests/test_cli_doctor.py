@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli import main
+from affinityd.cli.doctor import gather
 from affinityd.discovery import open_tree
 from affinityd.doctor.checks import CHECKS
 from affinityd.machines import NAMES
+from affinityd.settings import Settings
 from affinityd.snapshot import write_snapshot
 from tests.doctoring import CPU, TWO, Files
 from tests.machines.sysfs_tree import nvml_report, put, write_tree
@@ -101,6 +103,23 @@ def test_a_snapshot_is_examined_as_far_as_it_goes(
     checks = json.loads(capsys.readouterr().out)["checks"]
     status = {it["name"]: it["status"] for it in checks}
     assert (status["nvml"], status["gpu-numa-node"], status["socket"]) == ("ok", "ok", "n/a")
+
+
+def test_nvml_is_asked_for_the_checks_that_want_it_and_while_nobody_works_on_its_driver(
+    tmp_path: Path,
+) -> None:
+    hold = tmp_path / "hold"
+    here = Settings(socket=os.fspath(tmp_path / "none.sock"))
+    assert gather(here, ["isolcpus", "cgroup"], str(hold)).nvml is None
+    facts = gather(here, ["isolcpus", "nvml"], str(hold))
+    assert (facts.nvml is None, facts.aside, facts.held_off) == (False, None, None)
+    hold.write_text("an upgrade")
+    facts = gather(here, hold=str(hold))
+    assert (facts.nvml, facts.aside) == (
+        None,
+        f"NVML is held off by 'an upgrade', until {hold} is removed",
+    )
+    assert facts.held_off is not None
 
 
 def test_this_machine_without_a_daemon_fails(

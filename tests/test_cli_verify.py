@@ -76,6 +76,12 @@ input()
 """
 
 
+DOUBT = (
+    "its environment names none of GPUs 0-1, and near is what is near any of them: affinityd audit "
+    "asks the driver which one it uses; or name it, --gpus N"
+)
+
+
 @pytest.fixture(autouse=True)
 def _small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use_small_node(monkeypatch, tmp_path)
@@ -106,6 +112,39 @@ def test_a_mask_is_judged_against_the_gpu_that_the_environment_names(
     assert process["near"] == {"cpulist": "1,3", "memory_nodes": [1]}
     assert [thread["placement"] for thread in process["threads"]] == [placement]
     assert len(process["mismatches"]) == code
+
+
+@pytest.mark.parametrize(
+    ("env", "flags", "is_doubtful"),
+    [
+        pytest.param({}, (), True, id="nothing says which one it uses"),
+        pytest.param({}, ("--gpus", "0,1"), False, id="we said"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "0,1"}, (), False, id="its environment says"),
+        pytest.param({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (), False, id="its rank says"),
+    ],
+)
+def test_a_process_that_may_use_any_gpu_is_judged_by_all_of_them_with_a_note(
+    capsys: pytest.CaptureFixture[str],
+    env: dict[str, str],
+    flags: tuple[str, ...],
+    is_doubtful: bool,
+) -> None:
+    with sleeping(env=env) as child:
+        os.sched_setaffinity(child.pid, FAR)
+        code, document = verified(capsys, child.pid, *flags)
+    assert code == 0
+    assert document["processes"][0]["notes"] == [DOUBT] * is_doubtful
+
+
+def test_gpus_that_are_near_the_same_cpus_need_no_telling_apart(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tree = write_tree(made({0: "0,2", 1: "1,3"}, gpus=[1, 1]), tmp_path / "alike")
+    monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(tree))
+    with sleeping(env={}) as child:
+        os.sched_setaffinity(child.pid, NEAR)
+        _, document = verified(capsys, child.pid)
+    assert document["processes"][0]["notes"] == []
 
 
 def test_what_pin_mends_is_no_mismatch_any_more(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,21 +8,18 @@ nvidia-mig-parted apply, which resets GPUs), NVIDIA/k8s-driver-manager cmd/drive
 Documentation/ABI/testing/sysfs-module (initstate), proc_pid_comm(5).
 """
 
-# ruff: noqa: PTH208 - /proc is listed at every scan
-
 from __future__ import annotations
 
 import os
 import re
 
 from affinityd.errors import quote
+from affinityd.kernelfiles import beginning, listed
+from affinityd.processes import ROOT, uid_of
 
 #: What an operator's hook makes before it works on the driver, and removes afterwards; its first
 #: line says who it is.
 HOLD = "/run/affinityd/hold"
-
-#: Bytes that are read of a file: more than any line that is worth to be quoted.
-MAX_READ = 4096
 
 _any = re.compile(b"").search
 _nvidias_module = re.compile(b"nvidia").search
@@ -60,7 +57,7 @@ class Aside:
         return self._module() or self._held_off() or self._worker()
 
     def _module(self) -> str | None:
-        state = _read(f"{self._sys}/module/nvidia/initstate").strip()
+        state = beginning(f"{self._sys}/module/nvidia/initstate").strip()
         if state in {b"", b"live"}:  # none: it is not loaded, or a part of the kernel
             return None
         return f"NVIDIA's driver is {state.decode(errors='replace')}: it is being exchanged"
@@ -68,7 +65,7 @@ class Aside:
     def _held_off(self) -> str | None:
         if not os.path.lexists(self._hold):
             return None
-        who = _read(self._hold).partition(b"\n")[0].decode(errors="replace").strip()
+        who = beginning(self._hold).partition(b"\n")[0].decode(errors="replace").strip()
         by = f" by {quote(who)}" if who else ""
         return f"NVML is held off{by}, until {self._hold} is removed"
 
@@ -78,38 +75,20 @@ class Aside:
         A process is read when it is new, and once more, as it may have been about to execve(2);
         who becomes such a program later, and had no need to fork(2), is missed.
         """
-        listed = {name for name in _list(self._proc) if name.isdigit()}
-        unread = listed - self._seen_twice
-        self._seen_twice = listed & self._seen_once
-        self._seen_once = listed
+        there = {name for name in listed(self._proc) if name.isdigit()}
+        unread = there - self._seen_twice
+        self._seen_twice = there & self._seen_once
+        self._seen_once = there
         self._working = {pid for pid in unread | self._working if self._works(pid)}
         if not self._working:
             return None
         pid = min(self._working, key=int)
-        name = _read(f"{self._proc}/{pid}/comm").decode(errors="replace").strip()
+        name = beginning(f"{self._proc}/{pid}/comm").decode(errors="replace").strip()
         return f"{name or 'a program'} (pid {pid}) works on NVIDIA's driver: until it ends"
 
     def _works(self, pid: str) -> bool:
-        changes = WORKERS.get(_read(f"{self._proc}/{pid}/comm").rstrip(b"\n"))
-        return changes is not None and bool(changes(_read(f"{self._proc}/{pid}/cmdline")))
-
-
-def _list(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _read(path: str) -> bytes:
-    """Return the first of a file; nothing where it cannot be read. It may be a pipe, or worse."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return b""
-    try:
-        return os.read(descriptor, MAX_READ)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
+        """Whether it is such a program, and root's: anybody may call their own as they like."""
+        changes = WORKERS.get(beginning(f"{self._proc}/{pid}/comm").rstrip(b"\n"))
+        if changes is None or not changes(beginning(f"{self._proc}/{pid}/cmdline")):
+            return False
+        return uid_of(int(pid), self._proc) == ROOT

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Protocol
 
 from affinityd.audit import orphans
+from affinityd.audit.families import divided
 from affinityd.audit.gather import TICKS, Gathering
 from affinityd.audit.judge import Judge
 from affinityd.audit.ledger import Ledger
-from affinityd.audit.model import Audited, Held, Holding, Scan
+from affinityd.audit.model import Audited, GpuKey, Held, Scan
 from affinityd.audit.overlap import overlap
 from affinityd.processes import PROC
 from affinityd.topology import Topology
 
 READING = 5.0  #: seconds that a scan may read /proc, whatever runs
+
+LATE = "{number} of them were not looked at, as time was up"
+HIDDEN = "not all of them can be seen here: run this as root (/proc is mounted with hidepid)"
 
 
 class Source(Protocol):
@@ -36,7 +40,9 @@ class Auditor:
         self._proc = proc
         self._ledger = Ledger(TICKS)
         self._stepds = orphans.Stepds(proc)
-        self._ghosts = orphans.Ghosts(proc)
+        self._ghosts = orphans.Ghosts()
+        self._not_begun: Collection[int] = ()  # pids of holders that the last scan did not reach
+        self._places: dict[GpuKey, str] = {}  # by PCI bus id
         self._judged_by: tuple[Topology, Judge] | None = None
 
     def scan(self, topology: Topology) -> Scan:
@@ -49,32 +55,40 @@ class Auditor:
         boot = time.clock_gettime(time.CLOCK_BOOTTIME)
         judge = self._judge(topology)
         held = self._holders.held(topology)
-        gathering = Gathering(held, time.monotonic() + READING, self._proc)
-        found = [*self._audited(judge, gathering), *self._gone(gathering)]
-        found.sort(key=lambda process: (process.facts.gpu, process.facts.pid))
+        end = time.monotonic() + READING
+        gathering = Gathering(held, end, self._proc, first=self._not_begun)
+        found = [*self._audited(judge, gathering), *self._gone(gathering, held.asked)]
+        # Stable, so that descendants stay with those that have started them.
+        found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
+        self._not_begun = gathering.not_begun
         near = judge.near
+        unknown = {**_missed(gathering), **held.unknown}
         self._ledger.book(found, near, boot)
-        self._ledger.note(found, held.unknown, now)
+        self._ledger.note(found, unknown, now)
         return Scan(
             time=now,
             monotonic=began,
             seconds=time.monotonic() - began,
             processes=tuple(found),
             near=near,
-            unknown=held.unknown,
+            unknown=unknown,
             overlap=overlap(found, near),
-            skipped=gathering.skipped + held.skipped,
+            skipped=gathering.late.total() + held.skipped,
+            divided=divided(found),
+            late=gathering.late,
             gpu_time=self._ledger.gpu_time,
             job_time=self._ledger.job_time,
             since=self._ledger.since,
             numa_balancing=_numa_balancing(self._proc),
-            notices=tuple(self._notices(gathering.unseen)),
+            notices=held.notices,
+            boot=boot,
         )
 
     def _judge(self, topology: Topology) -> Judge:
         """Return the judge for a topology, which is another object when it was read anew."""
         if self._judged_by is None or self._judged_by[0] is not topology:
             self._judged_by = topology, Judge(topology)
+            self._forget_moved(topology)
         return self._judged_by[1]
 
     def _audited(self, judge: Judge, gathering: Gathering) -> Iterator[Audited]:
@@ -90,18 +104,25 @@ class Auditor:
             else:
                 yield _with_orphan(audited, orphans.why(facts, self._stepds))
 
-    def _gone(self, gathering: Gathering) -> list[Audited]:
+    def _gone(self, gathering: Gathering, asked: float) -> list[Audited]:
         """Return what holds a GPU and is not there; to be asked when the gathering is over."""
-        return [orphans.ghost(it) for it in self._ghosts.found(gathering.unseen)]
+        return [orphans.ghost(it) for it in self._ghosts.found(gathering.unseen, asked)]
 
-    def _notices(self, unseen: Collection[Holding]) -> Iterator[str]:
-        """Yield what of the holders cannot be seen from here."""
-        hidden = [it for it in unseen if not self._ghosts.sees_all or orphans.runs(it.pid)]
-        if hidden:
-            yield (
-                f"{len(hidden)} of the processes that use GPUs cannot be seen here: run this as "
-                "root (/proc is mounted with hidepid) and in the host's pid namespace (hostPID)"
-            )
+    def _forget_moved(self, topology: Topology) -> None:
+        """Forget what the GPUs cost that had these numbers: one may have left, and others moved."""
+        for gpu in topology.gpus:
+            if self._places.setdefault(gpu.key, gpu.pci_bus_id) != gpu.pci_bus_id:
+                self._places[gpu.key] = gpu.pci_bus_id
+                self._ledger.forget(gpu.key)
+
+
+def _missed(gathering: Gathering) -> dict[GpuKey, str]:
+    """Return the GPUs of whose processes not all were seen → why: that none is far is not known.
+
+    To be asked when the gathering is over.
+    """
+    late = {gpu: LATE.format(number=number) for gpu, number in gathering.late.items()}
+    return late | {it.gpu: HIDDEN for it in gathering.unseen if orphans.runs(it.pid)}
 
 
 def _with_orphan(audited: Audited, why: str | None) -> Audited:

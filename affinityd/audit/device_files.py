@@ -1,9 +1,6 @@
 """Who holds the device files of GPUs whose driver tells of no processes: Ascend's, and others'.
 
-Which GPU a file is of, its place in sysfs tells: /sys/dev/char/MAJ:MIN, kernel
-Documentation/ABI/testing/sysfs-dev. Ascend's driver gives its files no place (it calls
-device_create without a parent): they go by their names, /dev/davinciN being the N-th NPU, which is
-taken to be the N-th in PCI bus order.
+Source: proc_pid_fd(5).
 """
 
 # ruff: noqa: PTH115, PTH116, PTH208 - thousands of files are looked at; pathlib is slower
@@ -11,14 +8,14 @@ taken to be the N-th in PCI bus order.
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from affinityd.audit.found import Found
+from affinityd.audit.gpu_files import Files, device_files
 from affinityd.audit.model import GpuKey, Holding
+from affinityd.kernelfiles import listed
 from affinityd.topology import Gpu
 
 #: A process that held none is looked at again after so many scans, and then after so many, always.
@@ -27,40 +24,12 @@ INTERVALS = (4, 16)
 #: Seconds that a scan may take; who was not reached is looked at in the next.
 LIMIT = 2.0
 
-#: Files of a GPU's that are opened to look after it, not to compute: /dev/accel/accel_controlD0,
-#: /dev/hl_controlD0, /dev/i2c-3, /dev/ptp0.
-_is_control = re.compile(r"(?:accel_control|hl_control|i2c-|ptp)").match
-
-#: Vendor → what its device files are called, before a number, where sysfs does not tell their GPU.
-NAMES = {"huawei": "davinci"}
-
-#: Where every device's file is, unless somebody moves it; and what most processes have open there.
-DEV = "/dev/"
-COMMON = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108 - names
-
 #: Sees the files of all who are to be seen: the first process of every pid namespace.
 INIT = "1"
 
 ROOT_ONLY = "the open files of other users' processes cannot be read; ask as root (CAP_SYS_PTRACE)"
+TOO_MANY = f"not all processes' open files were looked at within {LIMIT:g} s; the next scan goes on"
 NO_FILE = "no device file is known to be its; is its driver loaded?"
-
-
-@dataclass(frozen=True)
-class Files:
-    """The device files of GPUs."""
-
-    gpu_of: Mapping[int, GpuKey]  #: st_rdev → GPU
-    names: frozenset[str]  #: what they are called in /dev
-
-    def is_one(self, target: str) -> bool:
-        """Whether an open file, by its path, may be one of them.
-
-        What is elsewhere by another name is not looked at: it may lie on a file server that does
-        not answer, and stat(2) would wait for it.
-        """
-        return target.rpartition("/")[2] in self.names or (
-            target.startswith(DEV) and not target.startswith(COMMON)
-        )
 
 
 class DeviceFiles:
@@ -92,19 +61,20 @@ class DeviceFiles:
         if files != self._files:
             self._files, self._turns = files, {}
         self._scan += 1
-        listed = {name for name in _list(self._proc) if name.isdigit()}
-        self._refused &= listed
-        held, skipped = self._look(self._whose_turn(listed))
-        unseen = self._refused or INIT not in listed  # hidepid= of proc(5)
-        unknown = {gpu.key: ROOT_ONLY for gpu in gpus if unseen}
+        there = {name for name in listed(self._proc) if name.isdigit()}
+        self._refused &= there
+        held, skipped = self._look(self._whose_turn(there))
+        unseen = self._refused or INIT not in there  # hidepid= of proc(5)
+        unknown = {gpu.key: TOO_MANY for gpu in gpus if skipped}
+        unknown |= {gpu.key: ROOT_ONLY for gpu in gpus if unseen}
         unknown |= {gpu.key: NO_FILE for gpu in gpus if gpu.key not in files.gpu_of.values()}
         return Found(tuple(held), unknown, skipped)
 
-    def _whose_turn(self, listed: set[str]) -> list[str]:
+    def _whose_turn(self, there: set[str]) -> list[str]:
         """Return whom to look at, the new ones last, who waits longest before; forget the ended."""
-        for pid in self._turns.keys() - listed:
+        for pid in self._turns.keys() - there:
             del self._turns[pid]
-        new = listed - self._turns.keys()
+        new = there - self._turns.keys()
         due = [pid for pid, (scan, _) in self._turns.items() if scan <= self._scan]
         return [*sorted(due, key=lambda pid: self._turns[pid][0], reverse=True), *new]
 
@@ -151,52 +121,8 @@ def _wait(in_vain: int, pid: int) -> int:
     return interval + (pid % interval if in_vain < len(INTERVALS) else 0)
 
 
-def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> Files:
-    """Return the GPUs' device files: by sysfs, and of those that have no place there, by name."""
-    by_place = list(_by_place(gpus, sys))
-    placed = {key for _, _, key in by_place}
-    by_name = _by_name([gpu for gpu in gpus if gpu.key not in placed], dev)
-    all_files = [*by_place, *by_name]
-    return Files(
-        {number: key for number, _, key in all_files}, frozenset(name for _, name, _ in all_files)
-    )
-
-
-def _by_place(gpus: Sequence[Gpu], sys: str) -> Iterator[tuple[int, str, GpuKey]]:
-    """Yield device number, name and GPU, by links like ../../devices/pci…/0000:c1:00.0/…/accel0."""
-    at = {gpu.pci_bus_id: gpu.key for gpu in gpus}
-    folder = f"{sys}/dev/char"
-    for entry in _list(folder):
-        try:
-            *place, name = os.readlink(f"{folder}/{entry}").split("/")
-        except OSError:
-            continue
-        key = next((at[part] for part in reversed(place) if part in at), None)
-        major, _, minor = entry.partition(":")
-        if key is not None and not _is_control(name):
-            yield os.makedev(int(major), int(minor)), name, key
-
-
-def _by_name(gpus: Sequence[Gpu], dev: str) -> Iterator[tuple[int, str, GpuKey]]:
-    for gpu in gpus:
-        name = f"{NAMES.get(gpu.vendor)}{gpu.index}"
-        try:
-            found = os.stat(f"{dev}/{name}")
-        except OSError:
-            continue
-        if stat.S_ISCHR(found.st_mode):
-            yield found.st_rdev, name, gpu.key
-
-
 def _target(link: str) -> str:
     try:
         return os.readlink(link)
     except OSError:  # it was closed
         return ""
-
-
-def _list(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []

@@ -10,9 +10,18 @@ from datetime import datetime, timezone
 from typing import Any
 
 from affinityd.audit.model import CAUSES, Audited, CpuTime, GpuKey, ProcessFacts, Scan
+from affinityd.audit.overlap import by_owners
+from affinityd.audit.remedies import Remedies, Remedy
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.topology import Gpu, Topology
 from affinityd.vicinity import PLACEMENTS
+
+#: What is said of a GPU whose processes are not: a zero would be a finding.
+NOT_KNOWN = dict.fromkeys(
+    ("processes", "threads", "mismatch", "orphans", "cpu_seconds", "remote_cpu_seconds")
+)
+
+AT_ONCE = 500  #: threads that are written in one call
 
 Sees = Callable[[Audited], bool]  #: whether somebody may see a process
 
@@ -55,27 +64,38 @@ def counts(scan: Scan) -> dict[GpuKey, Counts]:
 
 
 def document(topology: Topology, scan: Scan, sees: Sees | None) -> dict[str, Any]:
-    """Return the document for somebody who sees these processes; None: counts alone."""
+    """Return the document for somebody who sees these processes; None: counts alone.
+
+    Whose pins overlap is told to those who see everybody's processes.
+    """
     if sees is None:
         return _head(topology, scan, sees)
-    return {**_head(topology, scan, sees), "processes": list(_processes(scan, sees))}
+    return {**_head(topology, scan, sees), "processes": list(_processes(topology, scan, sees))}
 
 
 def render(topology: Topology, scan: Scan, sees: Sees | None) -> bytes:
     """Return the document as JSON, in one line.
 
-    A process at a time: to write all at once would hold the interpreter, and plans are to be made.
+    A process at a time, and some threads: to write all at once would hold the interpreter, and
+    plans are to be made.
     """
     head = json.dumps(_head(topology, scan, sees))
     if sees is None:
         return head.encode()
-    processes = ", ".join(map(json.dumps, _processes(scan, sees)))
+    processes = ", ".join(map(_written, _processes(topology, scan, sees)))
     return f'{head[:-1]}, "processes": [{processes}]}}'.encode()
+
+
+def _written(process: dict[str, Any]) -> str:
+    threads = process["threads"]
+    parts = (threads[start : start + AT_ONCE] for start in range(0, len(threads), AT_ONCE))
+    listed = ", ".join(json.dumps(part)[1:-1] for part in parts)
+    return f"{json.dumps({**process, 'threads': []})[:-2]}{listed}]}}"
 
 
 def _head(topology: Topology, scan: Scan, sees: Sees | None) -> dict[str, Any]:
     counted = counts(scan)
-    return {
+    head = {
         "node": topology.name,
         "time": _rfc3339(scan.time),
         "seconds": scan.seconds,
@@ -86,6 +106,14 @@ def _head(topology: Topology, scan: Scan, sees: Sees | None) -> dict[str, Any]:
         "numa_balancing": scan.numa_balancing,
         "notices": scan.notices,
     }
+    return {**head, "pin_overlaps": _overlaps(scan)} if sees is everything else head
+
+
+def _overlaps(scan: Scan) -> list[dict[str, Any]]:
+    return [
+        {"cpulist": format_list(cpus), "owners": owners}
+        for owners, cpus in by_owners(scan.overlap).items()
+    ]
 
 
 def _rfc3339(seconds: float) -> str:
@@ -94,7 +122,7 @@ def _rfc3339(seconds: float) -> str:
 
 
 def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> dict[str, Any]:
-    near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
+    near = scan.near[gpu.key]
     return {
         "vendor": gpu.vendor,
         "index": gpu.index,
@@ -104,21 +132,33 @@ def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> dict[str, Any]:
         "near": None if near is None else format_list(near),
         "audited": gpu.key not in scan.unknown,
         "unknown": scan.unknown.get(gpu.key),
+        **(NOT_KNOWN if gpu.key in scan.unknown else _known(gpu, scan, counted)),
+    }
+
+
+def _known(gpu: Gpu, scan: Scan, counted: Counts) -> dict[str, Any]:
+    """Return what is said of a GPU whose processes are known."""
+    time = scan.gpu_time.get(gpu.key, CpuTime())
+    return {
         "processes": {placement: counted.processes[placement] for placement in PLACEMENTS},
         "threads": {placement: counted.threads[placement] for placement in PLACEMENTS},
         "mismatch": {cause: counted.causes[cause] for cause in CAUSES},
         "orphans": counted.orphans,
         "cpu_seconds": time.total,
-        "remote_cpu_seconds": None if near is None else time.remote,
+        "remote_cpu_seconds": None if scan.near[gpu.key] is None else time.remote,
     }
 
 
-def _processes(scan: Scan, sees: Sees) -> Iterator[dict[str, Any]]:
-    lists = Lists()
-    return (_process(process, lists) for process in scan.processes if sees(process))
+def _processes(topology: Topology, scan: Scan, sees: Sees) -> Iterator[dict[str, Any]]:
+    lists, remedies = Lists(), Remedies(topology, scan)
+    return (
+        _process(process, remedies.of(process), lists)
+        for process in scan.processes
+        if sees(process)
+    )
 
 
-def _process(process: Audited, lists: Lists) -> dict[str, Any]:
+def _process(process: Audited, remedy: Remedy | None, lists: Lists) -> dict[str, Any]:
     facts = process.facts
     holding = facts.holding
     vendor, index = facts.gpu
@@ -138,7 +178,7 @@ def _process(process: Audited, lists: Lists) -> dict[str, Any]:
         "cpuset": None if facts.cpuset is None else lists[facts.cpuset],
         "placement": process.placement,
         "cause": process.cause,
-        "remedy": process.remedy,
+        "remedy": None if remedy is None else str(remedy),
         "daemon": process.is_daemon,
         "orphan": process.orphan,
         "threads": [

@@ -16,6 +16,8 @@ class Found:
     holdings: tuple[Holding, ...] = ()  #: a process may be there once for each of its GPUs
     unknown: Mapping[GpuKey, str] = field(default_factory=dict)  #: GPUs not told of → why
     skipped: int = 0  #: processes that were not looked at, as time was up
+    asked: float = float("inf")  #: seconds since boot; inf: within this scan
+    notices: tuple[str, ...] = ()  #: what is to be said of the answer, for people
 
 
 def silence(gpus: Sequence[Gpu], why: str) -> Found:

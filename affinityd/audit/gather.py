@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,17 +21,20 @@ from affinityd.cgroup import cpuset_of
 from affinityd.cpuset import CpuSet
 from affinityd.processes import (
     PROC,
-    Stat,
     cgroups_of,
     children_of,
     everyone,
     mask_of,
+    process_of,
     stat_of,
     tells_children,
     thread_ids,
     thread_stat,
     uid_of,
 )
+from affinityd.procstat import Stat
+
+FAMILY = 1.0  #: seconds that a holder and its descendants may take
 
 TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
 
@@ -48,46 +51,75 @@ class Group:
 class Gathering:
     """One walk over the processes; what it could not look at is told when it is over."""
 
-    def __init__(self, held: Held, deadline: float, proc: str = PROC) -> None:
-        """Take who holds the GPUs, and by when, time.monotonic(), the walk has to end."""
-        self.skipped = 0  #: processes that were not looked at, as time was up
+    def __init__(
+        self, held: Held, deadline: float, proc: str = PROC, *, first: Collection[int] = ()
+    ) -> None:
+        """Take who holds the GPUs, and by when, time.monotonic(), the walk has to end.
+
+        `first`: the pids of holders to begin with.
+        """
+        self.late: Counter[GpuKey] = Counter()  #: processes not looked at, as time was up
+        self.not_begun: list[int] = []  #: the pids of the holders among them
         self.unseen: list[Holding] = []  #: those whose process is not there
         self._held = held
-        self._deadline = deadline
+        self._end = self._deadline = deadline
         self._proc = proc
         self._groups: dict[str, Group] = {}  # by cgroups: a job's processes share theirs
-        self._known = {holding.pid for holding in held.holdings} | {os.getpid()}
+        # Threads have few masks between them: a set a thread would be what the collector goes
+        # through, with every plan waiting for it.
+        self._masks: dict[CpuSet, CpuSet] = {}
+        self._first = first
+        self._known = {os.getpid()}
 
     def __iter__(self) -> Iterator[ProcessFacts]:
-        """Yield every holder, each followed by its descendants, parents before children."""
-        for holding in self._held.holdings:
+        """Yield every holder, each followed by its descendants, each by its own."""
+        holdings = self._by_process()
+        self._known.update(holdings)
+        for holding in sorted(holdings.values(), key=lambda it: it.pid not in self._first):
+            # One family that takes long is not to keep the others from being looked at.
+            self._deadline = min(self._end, time.monotonic() + FAMILY)
+            if self._is_late():
+                self.not_begun.append(holding.pid)
             yield from self._family(holding)
+
+    def _by_process(self) -> Mapping[int, Holding]:
+        """Return the holders by pid; a driver may name a thread beside its process, or for it."""
+        found: dict[int, Holding] = {}
+        for holding in self._held.holdings:
+            pid = process_of(holding.pid, self._proc) or holding.pid
+            if pid == holding.pid or pid not in found:
+                found[pid] = replace(holding, pid=pid)
+        return found
 
     def _family(self, holding: Holding) -> Iterator[ProcessFacts]:
         """Yield a holder, and those descendants that hold no GPU and have no nearer holder."""
         waiting: list[tuple[int, Stat | None]] = [(holding.pid, None)]  # each with its parent
-        for pid, parent in waiting:  # which grows as it is gone through
+        while waiting:
+            pid, parent = waiting.pop()
             if self._is_late():
-                self.skipped += 1
+                self.late[holding.gpu] += 1
                 continue
             stat = stat_of(pid, self._proc)
             if stat is None and parent is None:
                 self.unseen.append(holding)
             if stat is not None and self._is_meant(stat, parent):
-                facts = self._facts(stat, holding.gpu, None if parent else holding)
+                facts = self._facts(stat, holding, holds=parent is None)
                 if facts is not None:
                     yield facts
                     children = self._children(pid, [thread.tid for thread in facts.threads])
-                    waiting += [(child, stat) for child in children]
+                    waiting += [(child, stat) for child in reversed(children)]
 
-    def _facts(self, stat: Stat, gpu: GpuKey, holding: Holding | None) -> ProcessFacts | None:
-        """Return what a process is; None where it is gone, or time was up within it."""
+    def _facts(self, stat: Stat, holding: Holding, *, holds: bool) -> ProcessFacts | None:
+        """Return what a process is; None where it is gone, or time was up within it.
+
+        `holds`: it is the holder itself, and not one that works for it.
+        """
         pid = stat.number
         uid, group = uid_of(pid, self._proc), self._group(pid)
         threads = tuple(self._threads(pid))
         again = stat_of(pid, self._proc)
         if self._is_late():
-            self.skipped += 1
+            self.late[holding.gpu] += 1
             return None
         if not threads or again is None or again.start != stat.start:
             return None
@@ -98,13 +130,14 @@ class Gathering:
             start=stat.start,
             parent=stat.parent,
             state=again.state,
-            gpu=gpu,
-            holding=holding,
+            gpu=holding.gpu,
+            holding=holding if holds else None,
             membership=group.membership,
             cpuset=group.cpuset,
             threads=threads,
             session=stat.session,
             service=group.service,
+            holder=None if holds else holding.pid,
         )
 
     def _threads(self, pid: int) -> Iterator[ThreadFacts]:
@@ -113,7 +146,8 @@ class Gathering:
                 return
             stat, mask = thread_stat(pid, tid, self._proc), mask_of(tid)
             if stat is not None and mask is not None:
-                yield ThreadFacts(tid, stat.name, stat.start, mask, stat.last_cpu, stat.cpu_ticks)
+                shared = self._masks.setdefault(mask, mask)
+                yield ThreadFacts(tid, stat.name, stat.start, shared, stat.last_cpu, stat.cpu_ticks)
 
     def _children(self, pid: int, tids: Sequence[int]) -> list[int]:
         """Return the children that have not been met yet."""

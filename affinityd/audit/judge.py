@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 
 from affinityd.audit.model import ALLOCATION, MASK, SLURM, Audited, GpuKey, ProcessFacts
 from affinityd.audit.model import UNPINNED as NOT_PINNED
-from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet
 from affinityd.topology import Topology
 from affinityd.vicinity import LOCAL, MIXED, UNKNOWN, UNPINNED, placement, vicinity
@@ -18,7 +17,7 @@ from affinityd.vicinity import LOCAL, MIXED, UNKNOWN, UNPINNED, placement, vicin
 ENDED = frozenset("ZX")  #: states of a main thread that runs no more, proc_pid_stat(5)
 
 #: What runs on every GPU node and may hold its GPUs, by as much of its name as the kernel keeps,
-#: 15 characters. A Slurm job's process is none of them, however it is called.
+#: 15 characters. A user's process, or a Slurm job's, is none of them, however it is called.
 DAEMONS = frozenset(
     name[:15]
     for name in (
@@ -29,6 +28,8 @@ DAEMONS = frozenset(
     )
 )
 
+FIRST_USER = 1000  #: the uids below are the system's, login.defs(5): UID_MIN
+
 
 class Judge:
     """Judges by one topology."""
@@ -38,7 +39,6 @@ class Judge:
         self._topology = topology
         self._near = {gpu.key: vicinity(topology, (gpu,)) for gpu in topology.gpus}
         self._core_of = {cpu: frozenset(core.cpus) for core in topology.cores for cpu in core.cpus}
-        self._remedies = Remedies(topology, self._near)
 
     @property
     def near(self) -> Mapping[GpuKey, CpuSet | None]:
@@ -56,16 +56,13 @@ class Judge:
             if not itself[thread.mask] and (place or facts.state not in ENDED)
         ]
         together = _together({places[mask] for mask in judged})
-        cause = self._cause(facts, together)
-        is_daemon = of_daemon or is_known_daemon(facts)
         return Audited(
             facts,
             together,
             placements=tuple(places[thread.mask] for thread in facts.threads),
             pinned_itself=tuple(itself[thread.mask] for thread in facts.threads),
-            cause=cause,
-            remedy=None if is_daemon or cause is None else self._remedies.of(facts, cause, judged),
-            is_daemon=is_daemon,
+            cause=self._cause(facts, together),
+            is_daemon=of_daemon or is_known_daemon(facts),
         )
 
     def _is_its_own(self, mask: CpuSet, main: CpuSet) -> bool:
@@ -89,7 +86,8 @@ class Judge:
 def is_known_daemon(facts: ProcessFacts) -> bool:
     """Return whether a process is one that runs on every node, and is not to be counted."""
     job = facts.membership.job
-    return facts.name in DAEMONS and (job is None or job.scheduler != SLURM)
+    is_systems = facts.uid is not None and facts.uid < FIRST_USER
+    return facts.name in DAEMONS and is_systems and (job is None or job.scheduler != SLURM)
 
 
 def _together(placements: Collection[str]) -> str:

@@ -8,8 +8,6 @@ for a moment. Newer kernels have context_N folders in PID, with the same files, 
 open the GPU more than once.
 """
 
-# ruff: noqa: PTH123, PTH208 - read at every scan
-
 from __future__ import annotations
 
 import os
@@ -18,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from affinityd.audit.found import Found, silence
 from affinityd.audit.model import Holding
+from affinityd.kernelfiles import listed, text
 from affinityd.topology import Gpu
 
 KFD = "class/kfd/kfd"
@@ -37,7 +36,7 @@ def found(gpus: Sequence[Gpu], sys: str = "/sys") -> Found:
     unlisted = [gpu for gpu in gpus if gpu not in gpu_of.values()]
     holdings = tuple(
         Holding(int(pid), gpu_of[number].key, memory)
-        for pid in _list(processes)
+        for pid in listed(processes)
         if pid.isdigit()
         for number, memory in _uses(f"{processes}/{pid}").items()
         if number in gpu_of
@@ -53,24 +52,24 @@ def _by_id(gpus: Sequence[Gpu], sys: str) -> Mapping[str, Gpu]:
     nodes = f"{sys}/{KFD}/topology/nodes"
     by_minor = {str(gpu.render_minor): gpu for gpu in gpus if gpu.render_minor is not None}
     found = {
-        _read(f"{nodes}/{node}/gpu_id").strip(): by_minor.get(_render_minor(f"{nodes}/{node}"))
-        for node in _list(nodes)
+        text(f"{nodes}/{node}/gpu_id"): by_minor.get(_render_minor(f"{nodes}/{node}"))
+        for node in listed(nodes)
     }
     return {number: gpu for number, gpu in found.items() if gpu is not None}
 
 
 def _render_minor(node: str) -> str:
-    lines = (line.split() for line in _read(f"{node}/properties").splitlines())
+    lines = (line.split() for line in text(f"{node}/properties").splitlines())
     return next((line[1] for line in lines if line[:1] == ["drm_render_minor"]), "")
 
 
 def _uses(folder: str) -> Mapping[str, int]:
     """Return the gpu_ids of the GPUs that a process uses → bytes of their memory that it holds."""
-    contexts = (f"{folder}/{name}" for name in _list(folder) if name.startswith("context_"))
+    contexts = (f"{folder}/{name}" for name in listed(folder) if name.startswith("context_"))
     uses: Counter[str] = Counter()
     for place in (folder, *contexts):
         queues = f"{place}/queues"
-        queued = {_read(f"{queues}/{queue}/gpuid").strip() for queue in _list(queues)}
+        queued = {text(f"{queues}/{queue}/gpuid") for queue in listed(queues)}
         for number, memory in _memory(place):
             if memory or number in queued:
                 uses[number] += memory
@@ -79,23 +78,8 @@ def _uses(folder: str) -> Mapping[str, int]:
 
 def _memory(place: str) -> Iterator[tuple[str, int]]:
     """Yield gpu_id and bytes of each GPU that may be used."""
-    for name in _list(place):
+    for name in listed(place):
         kind, _, number = name.partition("_")
-        text = _read(f"{place}/{name}").strip() if kind == "vram" else ""
-        if text.isdigit():
-            yield number, int(text)
-
-
-def _list(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
-    except OSError:  # the process has ended
-        return ""
+        size = text(f"{place}/{name}") if kind == "vram" else ""
+        if size.isdigit():
+            yield number, int(size)

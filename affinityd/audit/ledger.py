@@ -96,24 +96,29 @@ class Ledger:
     def note(self, processes: Iterable[Audited], unknown: Iterable[GpuKey], now: float) -> None:
         """Note who has a mismatch; `now` is seconds since the epoch.
 
-        Of what cannot be seen for a while nobody knows that its mismatch has ended.
+        Of what cannot be seen for a while nobody knows that its mismatch has ended: of a GPU, and
+        of a job that is remembered, none of whose processes is seen.
         """
         unsure = set(unknown)
+        counted = [process for process in processes if not process.is_daemon]
+        seen = {process.facts.membership.job for process in counted}
+        not_seen = self._jobs.keys() - seen if unsure else set()
         self._mismatched = {
             key
-            for process in processes
-            if process.cause is not None and not process.is_daemon
+            for process in counted
+            if process.is_mismatch
             for key in (process.facts.gpu, process.facts.membership.job)
             if key is not None
         }
         self._since = {
-            **{
-                key: since
-                for key, since in self._since.items()
-                if key in unsure or (unsure and isinstance(key, Job))
-            },
+            **{key: it for key, it in self._since.items() if key in unsure or key in not_seen},
             **{key: self._since.get(key, now) for key in self._mismatched},
         }
+
+    def forget(self, gpu: GpuKey) -> None:
+        """Begin anew with a GPU: another one has its number now."""
+        self._gpus.pop(gpu, None)
+        self._since.pop(gpu, None)
 
     @property
     def gpu_time(self) -> Mapping[GpuKey, CpuTime]:

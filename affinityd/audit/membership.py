@@ -19,6 +19,9 @@ from affinityd.audit.model import KUBERNETES, SLURM, Job, Membership
 #: What the kernel appends to the path of a cgroup that is no more.
 DELETED = " (deleted)"
 
+#: Levels of a path that are looked at: anybody may make thousands below their own cgroup.
+MOST_LEVELS = 64
+
 _HEX = "[0-9a-f]"
 #: A pod's uid; of a static pod, the hash of its manifest.
 _UID = rf"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
@@ -60,7 +63,7 @@ def _paths(cgroup_text: str) -> Iterator[str]:
 
 
 def _of_path(path: str) -> Membership:
-    parts = [part for part in path.split("/") if part]
+    parts = [part for part in path.split("/", MOST_LEVELS) if part]
     # To a reader in a cgroup namespace, what is beside it begins with `..` up to what they share.
     told = list(dropwhile(lambda part: part == "..", parts))
     roots = list(takewhile(lambda part: not _is_users(part), told))

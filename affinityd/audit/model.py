@@ -55,6 +55,7 @@ class Held:
     unknown: Mapping[GpuKey, str] = field(default_factory=dict)
     asked: float = float("inf")  #: seconds since boot; a pid that started later is another's
     skipped: int = 0  #: processes whose files were not looked at, as time was up
+    notices: tuple[str, ...] = ()  #: what is to be said of the answers, for people
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class ProcessFacts:
     threads: tuple[ThreadFacts, ...]  #: the main one first; (): it is gone, and still named
     session: int | None = None  #: pid of the process that began its session
     service: str | None = None  #: systemd's unit of it, by its cgroup's path
+    holder: int | None = None  #: pid of the process that it works for; None: it holds a GPU itself
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,19 @@ class Audited:
     placements: tuple[str, ...]  #: of its threads, in their order
     pinned_itself: tuple[bool, ...]  #: of its threads: a library did, and it is not judged
     cause: str | None = None  #: of CAUSES; None: local or unknown
-    remedy: str | None = None  #: a sentence; None: nothing is to be mended
     is_daemon: bool = False  #: known to run on every node (nvidia-persistenced …): not counted
     orphan: str | None = None  #: why it belongs to no living job; None: it does
+
+    @property
+    def is_mismatch(self) -> bool:
+        """Whether it may run far from its GPU, and is to be counted."""
+        return self.cause is not None and not self.is_daemon
+
+    @property
+    def judged_masks(self) -> frozenset[CpuSet]:
+        """Those of the threads that no library pinned."""
+        threads = zip(self.facts.threads, self.pinned_itself, strict=True)
+        return frozenset(thread.mask for thread, itself in threads if not itself)
 
 
 @dataclass(frozen=True)
@@ -117,14 +129,19 @@ class Scan:
     time: float  #: when it began, seconds since the epoch
     monotonic: float  #: the same, time.monotonic()
     seconds: float  #: how long it took
-    processes: tuple[Audited, ...]  #: by GPU, then pid; known daemons are among them
+    #: By GPU: each holder by pid, followed by its descendants, parents first; known daemons, too.
+    processes: tuple[Audited, ...]
     near: Mapping[GpuKey, CpuSet | None]  #: of every GPU: its near CPUs; None: not known
     unknown: Mapping[GpuKey, str]  #: GPUs whose processes are not known → why
-    overlap: CpuSet = frozenset()  #: CPUs in the unique pins of more than one job
+    #: CPUs in the unique pins of more than one job → whose, by name
+    overlap: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     skipped: int = 0  #: processes that were not looked at, as time was up
+    divided: frozenset[int] = frozenset()  #: pids: one below them holds another GPU
+    late: Mapping[GpuKey, int] = field(default_factory=dict)  #: those that are known to be a GPU's
     gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
     job_time: Mapping[Job, CpuTime] = field(default_factory=dict)  #: of jobs seen lately
     #: GPUs and jobs with a mismatch → since when, seconds since the epoch
     since: Mapping[GpuKey | Job, float] = field(default_factory=dict)
     numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none
-    notices: tuple[str, ...] = ()  #: what could not be seen, for people
+    notices: tuple[str, ...] = ()  #: what else is to be said, for people
+    boot: float = float("inf")  #: when it began, seconds since boot

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from functools import cached_property
-from pathlib import Path
 
 from affinityd.audit.membership import membership
 from affinityd.audit.model import SLURM, Audited, Holding, Job, Membership, ProcessFacts
-from affinityd.processes import PROC, ZOMBIE, cgroups_of, everyone, stat_of, title_of
+from affinityd.processes import PROC, ROOT, cgroups_of, everyone, stat_of, title_of, uid_of
+from affinityd.procstat import ZOMBIE, Stat
 from affinityd.vicinity import UNKNOWN
 
-STEPD = "slurmstepd"  #: what runs each step of a job, from its beginning to its end
+STEPD = "slurmstepd"  #: what runs each step of a job, as root, from its beginning to its end
 INIT = 1
-INITIAL_NAMESPACE = 0xEFFFFFFC  #: inode of the first pid namespace, kernel include/linux/proc_ns.h
 GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
 
 HAS_ENDED = "it has ended, and whoever started it (process {parent}) has not noticed"
@@ -44,16 +42,20 @@ class Stepds:
         """Take where the processes are."""
         self._proc = proc
         self._over: set[tuple[int, int]] = set()  # processes by pid and start
+        self._met: set[tuple[int, int]] = set()  # those in this scan
         self._found: dict[Job, int] = {}  # the pid of a slurmstepd of each job
         self._has_swept = False
 
     def begin(self) -> None:
         """Begin another scan."""
+        self._over &= self._met
+        self._met = set()
         self._has_swept = False
 
     def may_run(self, facts: ProcessFacts, job: Job) -> bool:
         """Return whether a slurmstepd is an ancestor of a process, or of its job, or is hidden."""
         process = facts.pid, facts.start
+        self._met.add(process)
         if process in self._over:
             return False
         runs = self._is_above(facts.parent) or self._are_hidden or self._is_of(job)
@@ -71,10 +73,16 @@ class Stepds:
         while pid > INIT and pid not in met:
             met.add(pid)
             stat = stat_of(pid, self._proc)
-            if stat is None or stat.name == STEPD:
-                return stat is not None
+            if stat is None:
+                return False
+            if self._is_stepd(stat):
+                return True
             pid = stat.parent
         return False
+
+    def _is_stepd(self, stat: Stat) -> bool:
+        """Whether it is Slurm's: anybody may call their own as they like."""
+        return stat.name == STEPD and uid_of(stat.number, self._proc) == ROOT
 
     def _is_of(self, job: Job) -> bool:
         """Whether there is one of a job: the one that is known, or any."""
@@ -82,7 +90,7 @@ class Stepds:
             return True
         if not self._has_swept:
             self._has_swept = True
-            stepds = [stat.number for stat in everyone(self._proc) if stat.name == STEPD]
+            stepds = [stat.number for stat in everyone(self._proc) if self._is_stepd(stat)]
             self._found = {its: pid for pid in stepds for its in self._jobs(pid)}
         return job in self._found
 
@@ -99,8 +107,7 @@ def why(facts: ProcessFacts, stepds: Stepds) -> str | None:
     if facts.holding is None:
         return None
     if facts.state == ZOMBIE:
-        ended = HAS_ENDED if len(facts.threads) <= 1 else HEADLESS
-        return ended.format(parent=facts.parent)
+        return HAS_ENDED.format(parent=facts.parent) if has_ended(facts) else HEADLESS
     job = facts.membership.job
     if job is not None and job.scheduler == SLURM:
         return None if stepds.may_run(facts, job) else OF_ENDED_JOB.format(job=job.id)
@@ -108,28 +115,31 @@ def why(facts: ProcessFacts, stepds: Stepds) -> str | None:
     return LEFT_OVER if facts.parent == INIT and not has_owner else None
 
 
+def has_ended(facts: ProcessFacts) -> bool:
+    """Return whether a process runs no more, and is there because nobody has asked how it ended."""
+    return facts.state == ZOMBIE and len(facts.threads) <= 1
+
+
 class Ghosts:
-    """Processes that the driver names and that are not there, in two scans running."""
+    """Processes that the driver names and that are not there, twice running."""
 
-    def __init__(self, proc: str = PROC) -> None:
-        """Take where the processes are."""
-        self._proc = proc
-        self._before: Collection[Holding] = ()
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._asked: float | None = None
+        self._gone: Collection[Holding] = ()  # those that were not there then
+        self._ghosts: Collection[Holding] = ()
 
-    @cached_property
-    def sees_all(self) -> bool:
-        """Whether every process of the machine has a number here."""
-        try:
-            return Path(self._proc, "self/ns/pid").stat().st_ino == INITIAL_NAMESPACE
-        except OSError:
-            return False
+    def found(self, unseen: Collection[Holding], asked: float) -> Collection[Holding]:
+        """Return those of a scan's unseen ones that the driver named before as well.
 
-    def found(self, unseen: Collection[Holding]) -> list[Holding]:
-        """Return those of a scan's unseen ones that the scan before knew as such."""
-        now = [it for it in unseen if self.sees_all and not runs(it.pid)]
-        known = {(it.pid, it.gpu) for it in self._before}
-        self._before = now
-        return [it for it in now if (it.pid, it.gpu) in known]
+        `asked`: when it was; what it said once, and counts for several scans, is said once.
+        """
+        if asked != self._asked:
+            gone = [it for it in unseen if not runs(it.pid)]
+            known = {(it.pid, it.gpu) for it in self._gone}
+            self._ghosts = [it for it in gone if (it.pid, it.gpu) in known]
+            self._asked, self._gone = asked, gone
+        return self._ghosts
 
 
 def ghost(holding: Holding) -> Audited:

@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from affinityd.audit.model import Audited, GpuKey, Job, ProcessFacts
+from affinityd.audit.model import Audited, GpuKey, ProcessFacts
 from affinityd.cpuset import CpuSet
 
-Owner = tuple[str, Job | str | int]
+Owners = tuple[str, ...]  #: whose pins: `slurm 7`, `container cd34cd34cd34`, `session 4711`
 
 
-def overlap(processes: Iterable[Audited], near: Mapping[GpuKey, CpuSet | None]) -> CpuSet:
-    """Return the CPUs in the unique pins of two jobs or more.
+def overlap(
+    processes: Iterable[Audited], near: Mapping[GpuKey, CpuSet | None]
+) -> Mapping[int, Owners]:
+    """Return the CPUs in the unique pins of two jobs or more → whose those are.
 
     A pin is unique where it is a part of what the process could have near its GPU: whoever takes
     all of that shares it. Threads that a library pinned count as little as known daemons.
     """
-    pins: dict[Owner, set[CpuSet]] = defaultdict(set)
+    pins: defaultdict[str, set[CpuSet]] = defaultdict(set)
     for process in processes:
         near_cpus = near[process.facts.gpu]
         if near_cpus is not None and not process.is_daemon:
             pins[_owner(process.facts)] |= _unique(process, near_cpus)
-    owners = Counter(cpu for masks in pins.values() for cpu in frozenset().union(*masks))
-    return frozenset(cpu for cpu, number in owners.items() if number > 1)
+    owners: defaultdict[int, list[str]] = defaultdict(list)
+    for owner, masks in sorted(pins.items()):
+        for cpu in frozenset().union(*masks):
+            owners[cpu].append(owner)
+    return {cpu: tuple(those) for cpu, those in owners.items() if len(those) > 1}
+
+
+def by_owners(overlapping: Mapping[int, Owners]) -> Mapping[Owners, CpuSet]:
+    """Return whose pins → the CPUs that are in those of all of them."""
+    cpus: defaultdict[Owners, set[int]] = defaultdict(set)
+    for cpu, owners in sorted(overlapping.items()):
+        cpus[owners].add(cpu)
+    return {owners: frozenset(those) for owners, those in cpus.items()}
 
 
 def _unique(process: Audited, near: CpuSet) -> set[CpuSet]:
     cpuset = process.facts.cpuset
     could_have = near if cpuset is None else near & cpuset
-    threads = zip(process.facts.threads, process.pinned_itself, strict=True)
-    return {thread.mask for thread, itself in threads if not itself and thread.mask < could_have}
+    return {mask for mask in process.judged_masks if mask < could_have}
 
 
-def _owner(facts: ProcessFacts) -> Owner:
+def _owner(facts: ProcessFacts) -> str:
     """Return whose a process is: its job's, else its container's, else its session's."""
-    if facts.membership.job is not None:
-        return "job", facts.membership.job
-    if facts.membership.container is not None:
-        return "container", facts.membership.container
-    return "session", facts.pid if facts.session is None else facts.session
+    job, container = facts.membership.job, facts.membership.container
+    if job is not None:
+        return f"{job.scheduler} {job.id}"
+    if container is not None:
+        return f"container {container[:12]}"
+    return f"session {facts.pid if facts.session is None else facts.session}"

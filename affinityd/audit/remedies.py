@@ -1,15 +1,26 @@
-"""What mends a mismatch, by its cause and by who chose the CPUs: short sentences for people."""
+"""What mends a mismatch, by its cause and by who chose the CPUs; and what ends an orphan."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
 
-from affinityd.audit.model import ALLOCATION, KUBERNETES, MASK, SLURM, GpuKey, ProcessFacts
-from affinityd.cpuset import CpuSet, format_list
+from affinityd.audit.model import (
+    ALLOCATION,
+    KUBERNETES,
+    MASK,
+    SLURM,
+    UNPINNED,
+    Audited,
+    GpuKey,
+    Scan,
+)
+from affinityd.audit.orphans import GONE, INIT, has_ended
+from affinityd.cpuset import format_list
 from affinityd.slurm.affinity import Affinity, Cores, affinities
-from affinityd.topology import Topology
-from affinityd.vicinity import Vicinity
+from affinityd.topology import Gpu, Topology
+from affinityd.vicinity import Vicinity, vicinity
 
 #: Sources: gres.conf(5), srun(1); Kubernetes' "Control Topology Management Policies on a Node".
 ALLOCATED = {
@@ -24,47 +35,100 @@ ALLOCATED = {
     ),
     None: (
         "{near}, and its cpuset, {cpuset}{owner}, has no CPU there: whoever set that is to choose "
-        "from CPUs {cpus}"
+        "near ones"
     ),
 }
-MASKED = "{near}, and its cpuset has CPUs there: {pin} mends that"
-NOT_PINNED = (
-    "it may run on every CPU, and {near}: start it with affinityd exec; {pin} mends that now"
-)
+#: Cause → why a pin mends it.
+PINNED = {
+    MASK: "{near}, and its cpuset has CPUs there",
+    UNPINNED: "it may run on every CPU, and {near}; start it with affinityd exec",
+}
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What is to be done."""
+
+    why: str
+    command: str | None = None  #: that does it; None: no command does
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        return self.why if self.command is None else f"{self.why}; {self.command} mends it now"
 
 
 class Remedies:
-    """What mends the mismatches of one machine."""
+    """What mends the mismatches of one scan.
 
-    def __init__(self, topology: Topology, near: Mapping[GpuKey, Vicinity]) -> None:
-        """Take the machine, and what is near its GPUs."""
+    Who works for another process is mended with it, unless there is one below that holds another
+    GPU.
+    """
+
+    def __init__(self, topology: Topology, scan: Scan) -> None:
+        """Take the machine, and what was found on it."""
         self._topology = topology
-        self._near = near
+        self._divided = scan.divided
+        self._holders = {it.facts.pid: it for it in scan.processes if it.facts.holding is not None}
+        self._with_workers = {it.facts.holder for it in scan.processes}
+        self._unlike = {
+            target.facts.pid
+            for process in scan.processes
+            if process.is_mismatch
+            for target in (self._target(process),)
+            if any(mask != target.facts.threads[0].mask for mask in process.judged_masks)
+        }
+        self._near = cache(self._vicinity)
 
-    def of(self, facts: ProcessFacts, cause: str, judged: Collection[CpuSet]) -> str:
-        """Return what mends a mismatch; `judged`: the masks of its threads that count."""
-        near = self._near[facts.gpu]
-        if cause != ALLOCATION:
-            template = MASKED if cause == MASK else NOT_PINNED
-            return template.format(near=near, pin=_pin(facts, near, judged))
-        job = facts.membership.job
-        container = facts.membership.container
+    def of(self, process: Audited) -> Remedy | None:
+        """Return what mends a process; None: nothing is to be mended, or nobody can."""
+        holder = self._holders.get(process.facts.holder or process.facts.pid, process)
+        if process.orphan is not None or (process.is_mismatch and holder.orphan is not None):
+            return _end(holder)
+        if not process.is_mismatch or process.cause is None:
+            return None
+        near = self._near(process.facts.gpu)
+        place = f"{near}, near CPUs {format_list(near.cpus)}"
+        if process.cause == ALLOCATION:
+            return Remedy(self._allocated(process, place))
+        return Remedy(PINNED[process.cause].format(near=place), self._pin(process, *near.gpus))
+
+    def _target(self, process: Audited) -> Audited:
+        """Return whom a pin of the process is to name: the one that it works for, or itself."""
+        holder = self._holders.get(process.facts.holder or process.facts.pid)
+        return process if holder is None or holder.facts.pid in self._divided else holder
+
+    def _pin(self, process: Audited, gpu: Gpu) -> str:
+        """Return the command; a process's own environment would count its GPUs in its own way."""
+        pid = self._target(process).facts.pid
+        is_tree = pid in self._with_workers and pid not in self._divided
+        options = ("--tree " if is_tree else "") + ("--force " if pid in self._unlike else "")
+        return f"affinityd pin {options}--gpus {gpu.uuid or gpu.pci_bus_id} {pid}"
+
+    def _allocated(self, process: Audited, near: str) -> str:
+        facts = process.facts
+        job, container = facts.membership.job, facts.membership.container
         return ALLOCATED[job.scheduler if job else None].format(
             near=near,
             cores=self._affinities[facts.gpu].field or "the right Cores=",
             cpuset=format_list(facts.cpuset or ()),
             owner=f" (container {container[:12]})" if container else "",
-            cpus=format_list(near.cpus),
         )
+
+    def _vicinity(self, gpu: GpuKey) -> Vicinity:
+        return vicinity(self._topology, [it for it in self._topology.gpus if it.key == gpu])
 
     @cached_property
     def _affinities(self) -> Mapping[GpuKey, Affinity]:
         return affinities(Cores(self._topology), "node")
 
 
-def _pin(facts: ProcessFacts, near: Vicinity, judged: Collection[CpuSet]) -> str:
-    """Return the command; the process's own environment would count its GPUs in its own way."""
-    (gpu,) = near.gpus
-    main = facts.threads[0].mask
-    force = "" if all(mask == main for mask in judged) else "--force "
-    return f"affinityd pin {force}--gpus {gpu.uuid or gpu.pci_bus_id} {facts.pid}"
+def _end(orphan: Audited) -> Remedy | None:
+    """Return what ends an orphan: a pin would keep it."""
+    facts = orphan.facts
+    if facts.state == GONE:
+        return Remedy("reset the GPU once nobody else uses it")
+    if not has_ended(facts):
+        return Remedy(f"look what it does, then end it: kill {facts.pid}")
+    if facts.parent > INIT:
+        return Remedy(f"end whoever started it: kill {facts.parent}")
+    return None

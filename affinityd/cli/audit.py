@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator
@@ -14,6 +15,7 @@ from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document, everything
 from affinityd.audit.holders import Holders
 from affinityd.audit.model import GpuKey, Scan
+from affinityd.audit.overlap import overlap
 from affinityd.cli import audit_memory, audit_table
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser
@@ -27,6 +29,7 @@ from affinityd.errors import (
 )
 from affinityd.topology import Gpu, Topology
 from affinityd.vicinity import REMOTE
+from affinityd.words import count
 
 EVERY = 2.0  #: seconds between two looks
 SHORTEST, LONGEST = 0.1, 3600.0
@@ -50,6 +53,9 @@ def add_arguments(parser: Parser) -> None:
         "--memory",
         action="store_true",
         help="also where their memory lies; each waits while the kernel walks its pages",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="a row a process, however many workers are alike"
     )
     parser.add_argument("--gpus", metavar="LIST", help="these alone, by index, UUID or PCI bus id")
 
@@ -80,7 +86,7 @@ def _audit(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError(
             "--memory has each process wait, and --watch would do so again and again; give one"
         )
-    topology = fallback.known_node(conffile.sockets(conffile.variables())).node.topology
+    topology = _this_machine()
     shown = replace(topology, gpus=tuple(_chosen(topology, arguments.gpus)))
     keys = {gpu.key for gpu in shown.gpus}
     code, before = 2, None
@@ -94,6 +100,17 @@ def _audit(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader has seen enough; what was found is found
         give_up_stdout()
     return code
+
+
+def _this_machine() -> Topology:
+    """Return the machine that the processes run on. Raises AffinityError."""
+    node = fallback.known_node(conffile.sockets(conffile.variables())).node
+    if node.replayed:
+        raise InvalidRequestError(
+            f"{quote(node.topology.name)} is a replayed machine, and runs no processes: take away "
+            "the AFFINITYD_ROOT, AFFINITYD_MACHINE or AFFINITYD_SOCKET that names it"
+        )
+    return node.topology
 
 
 def _chosen(topology: Topology, listed: str | None) -> Iterator[Gpu]:
@@ -117,11 +134,14 @@ def _looks(auditor: Auditor, topology: Topology, every: float | None) -> Iterato
 
 def _only(scan: Scan, gpus: Collection[GpuKey]) -> Scan:
     """Return what a scan says of some GPUs."""
+    processes = tuple(it for it in scan.processes if it.facts.gpu in gpus)
     return replace(
         scan,
-        processes=tuple(it for it in scan.processes if it.facts.gpu in gpus),
+        processes=processes,
         near={key: cpus for key, cpus in scan.near.items() if key in gpus},
         unknown={key: why for key, why in scan.unknown.items() if key in gpus},
+        overlap=overlap(processes, scan.near),
+        skipped=scan.skipped - sum(it for key, it in scan.late.items() if key not in gpus),
     )
 
 
@@ -142,14 +162,25 @@ def _print(
             process["memory"] = memory and memory.resident.get(process["pid"])
         print(json.dumps(told), flush=True)
         return
-    lines = [*audit_table.table(topology, scan, before), *(memory.lines() if memory else ())]
+    lines = [
+        *audit_table.table(topology, scan, before, fold=not arguments.all),
+        *(memory.lines() if memory else ()),
+    ]
     _show(list(map(one_line, lines)), is_first=before is None, again=arguments.watch is not None)
 
 
 def _show(lines: list[str], *, is_first: bool, again: bool) -> None:
     """Print a table: over the one before on a terminal, else after it."""
-    if again and sys.stdout.isatty():
-        sys.stdout.write(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR_REST)
+    if again and sys.stdout is not None and sys.stdout.isatty():
+        drawn = (f"{line}{CLEAR_LINE}" for line in _cut(lines, *shutil.get_terminal_size()))
+        print(HOME + "\n".join(drawn) + CLEAR_REST, end="", flush=True)
     else:
-        print("\n".join(lines if is_first else ["", *lines]))
-    sys.stdout.flush()
+        print("\n".join(lines if is_first else ["", *lines]), flush=True)
+
+
+def _cut(lines: list[str], width: int, height: int) -> list[str]:
+    """Return what of lines fits into a window: one that scrolls could not be drawn over."""
+    if len(lines) > height:
+        left_out = len(lines) - height + 1
+        lines = [*lines[: height - 1], f"and {count(left_out, 'line')} more, in a larger window"]
+    return [line[:width] for line in lines]

@@ -9,15 +9,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from affinityd import conffile
+from affinityd.audit.aside import HOLD, Aside
 from affinityd.cli.machine import Machine
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.cli.table import aligned
 from affinityd.doctor.checks import CHECKS, Diagnosis, examine, known
 from affinityd.doctor.facts import Facts, NoFiles
 from affinityd.doctor.finding import FAIL, STATUSES, worst
-from affinityd.doctor.probe import look
+from affinityd.doctor.probe import held_off, look
 from affinityd.errors import one_line
 from affinityd.settings import Settings
+
+NVML_SECONDS = 5.0  #: that NVML may take to answer: somebody waits
 
 COLUMNS = ("check", "status", "found")
 WIDTH = 2 + max(map(len, CHECKS))  #: of a name in the help
@@ -36,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what is found; 0: nothing fails, 1: something does."""
     names = [known(name) for name in arguments.checks]
-    facts = gather(load_settings(arguments))
+    facts = gather(load_settings(arguments), names)
     found = examine(facts, names)
     if arguments.json:
         print(json.dumps(_document(facts.topology.name, found), indent=1))
@@ -45,10 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
     return int(worst(it.finding for it in found) == FAIL)
 
 
-def gather(settings: Settings) -> Facts:
-    """Return the facts of the machine that the settings name. Raises TreeError."""
+def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> Facts:
+    """Return the facts of the machine that the settings name, for these checks or all.
+
+    NVML is asked where a check wants it and nobody works on its driver. Raises TreeError.
+    """
     machine = Machine(settings)
-    machine.ask_drivers()
+    aside = Aside(hold=hold).reason() if machine.is_live else None
+    if aside is None and any(CHECKS[name].asks_nvml for name in names or CHECKS):
+        machine.ask_drivers(NVML_SECONDS)
     topology = machine.read()
     return Facts(
         topology=topology,
@@ -57,6 +65,8 @@ def gather(settings: Settings) -> Facts:
         reserved=settings.reserved_cpus,
         nvml=machine.report,
         daemon=look(_socket(settings)) if machine.is_live else None,
+        aside=aside,
+        held_off=held_off(hold) if machine.is_live else None,
     )
 
 

@@ -16,6 +16,7 @@ from affinityd.snapshot import snapshot_nvml
 from affinityd.topology import Topology
 
 MAX_LIST = 65536  #: bytes; more than any kernel writes into one file of sysfs
+NVML_SECONDS = 20.0  #: that NVML may take to answer; GPUs that nobody uses wake up first
 ONLINE = "sys/devices/system/cpu/online"
 NVIDIA_DRIVER = "proc/driver/nvidia/version"
 #: Differ when a GPU driver came, went or was exchanged.
@@ -51,7 +52,7 @@ class Machine:
         """Whether it is the machine that we run on."""
         return self._tree is not None and self._tree.live
 
-    def ask_drivers(self) -> None:
+    def ask_drivers(self, timeout: float = NVML_SECONDS) -> None:
         """Ask NVML, or the snapshot of what it said.
 
         NVML is asked only where its driver is loaded: it would load it, and so fight an upgrade.
@@ -61,7 +62,7 @@ class Machine:
         if not self._tree.live:
             self._report = snapshot_nvml(self._tree)
         elif self._tree.read(NVIDIA_DRIVER) is not None:
-            self._report = ask()
+            self._report = ask(timeout)
         else:
             self._report = NvmlReport(None, error="NVIDIA's driver is not loaded")
 

@@ -12,7 +12,8 @@ from affinityd.cli.parser import Parser
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError, one_line
 from affinityd.pinning import LEFT_ALONE, PINNED, REFUSED, Pinned, ThreadPin
-from affinityd.processes import Stat, stat_of
+from affinityd.processes import stat_of
+from affinityd.procstat import Stat
 from affinityd.words import count
 
 MOST_LINES = 10  #: of what went wrong

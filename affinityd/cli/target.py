@@ -16,7 +16,8 @@ from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError, TargetError, quote
 from affinityd.granted import granted
 from affinityd.plans import Caller
-from affinityd.processes import Stat, process_of, stat_of
+from affinityd.processes import process_of, stat_of
+from affinityd.procstat import Stat
 from affinityd.topology import Topology
 
 MAX_DIGITS = 10  #: more than any pid has

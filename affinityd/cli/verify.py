@@ -6,15 +6,18 @@ import argparse
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
-from affinityd import memory
+from affinityd import memory, task
 from affinityd.answer import Reply
 from affinityd.cli import findings, plan_options, target
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser
 from affinityd.errors import AffinityError, TargetError, one_line
-from affinityd.processes import Stat, descendants, threads
+from affinityd.processes import descendants, threads
+from affinityd.procstat import Stat
 from affinityd.verify import Facts, Finding, judge
+from affinityd.vicinity import several
 
 
 def add_arguments(parser: Parser) -> None:
@@ -74,11 +77,24 @@ def _findings(
     its_own = planner.plan(process)
     if facts is None:
         raise TargetError(f"{target.shown(process)} has ended meanwhile")
-    yield _judged(planner, its_own, facts, options)
+    found = _judged(planner, its_own, facts, options)
+    yield replace(found, notes=(*found.notes, *_doubts(found, process, options)))
     for child in descendants(process.number):
         facts = _facts(child, resident=resident)
         if facts is not None:
             yield _judged(planner, _plan_of(planner, child) or its_own, facts, options)
+
+
+def _doubts(found: Finding, process: Stat, options: str) -> Iterator[str]:
+    """Yield that a process may use fewer GPUs than it was judged by, where that matters."""
+    is_own = process.number == os.getpid()
+    environ = os.environ if is_own else task.environment_of(process.number) or {}
+    if not options and task.visible(environ) is None and len(found.near.nodes) > 1:
+        gpus = several("GPU", (gpu.index for gpu in found.near.gpus))
+        yield (
+            f"its environment names none of {gpus}, and near is what is near any of them: "
+            "affinityd audit asks the driver which one it uses; or name it, --gpus N"
+        )
 
 
 def _plan_of(planner: target.Planner, process: Stat) -> Reply | None:

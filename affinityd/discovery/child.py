@@ -13,11 +13,16 @@ GRACE = 1.0
 
 #: Isolated (-I), so neither the environment nor the working folder brings code into the child; it
 #: imports from where its parent does, be that an installation or a checkout. The timer ends a child
-#: that hangs although its parent is gone.
+#: that hangs although its parent is gone. What a driver's library writes to stdout goes to stderr.
 CODE = (
-    "import signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1])); "
+    "import os, signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1])); "
+    "sys.stdout = open(os.dup(1), 'w', encoding='utf-8', errors='replace'); os.dup2(2, 1); "
     "sys.path[:] = sys.argv[2:]; from {module} import {function}; {function}()"
 )
+
+
+#: Children that could not be ended, by all callers: each would leave another.
+_stuck: set[subprocess.Popen[str]] = set()
 
 
 class ChildError(Exception):
@@ -28,8 +33,13 @@ def output(module: str, function: str, timeout: float) -> str:
     """Call `module.function()` in a child and return what it prints.
 
     Takes `timeout` seconds and a little grace at most. Raises ChildError where the child cannot be
-    started, hangs (it is killed, with all that it started), crashes, or ends with a failure.
+    started, hangs (it is killed, with all that it started), crashes, or ends with a failure; and at
+    once, as long as there is one that hangs and could not be killed.
     """
+    for earlier in tuple(_stuck):
+        if earlier.poll() is None:
+            raise ChildError(f"still hangs at an earlier question, in process {earlier.pid}")
+        _stuck.discard(earlier)
     child = _start(module, function, timeout)
     try:
         printed, complaint = child.communicate(timeout=timeout)
@@ -67,7 +77,9 @@ def _end(child: subprocess.Popen[str]) -> None:
     if child.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
+        try:
             child.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            _stuck.add(child)
     for stream in filter(None, (child.stdout, child.stderr)):
         stream.close()

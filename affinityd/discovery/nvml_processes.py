@@ -15,6 +15,7 @@ from typing import Any
 from affinityd.discovery import nvml
 from affinityd.discovery.nvml_device import Device
 from affinityd.discovery.nvml_process_report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.discovery.values import plain
 
 __all__ = ["GpuProcesses", "NvmlProcess", "ProcessReport", "ask"]
 
@@ -68,9 +69,10 @@ def _change(index: int, gpu: Device | str) -> str | None:
 def _gpu(index: int, gpu: Device | str) -> GpuProcesses:
     if isinstance(gpu, str):
         return GpuProcesses(index, error=gpu)
+    uuid = gpu.uuid()
     return GpuProcesses(
         index,
-        uuid=gpu.uuid(),
+        uuid=uuid and plain(uuid),  # as discovery has it, which it is compared with
         pci_bus_id=gpu.pci_bus_id(),
         processes=tuple(it for part, mig in _parts(gpu) for it in _listed(part, mig)),
         error=next(iter(gpu.complaints), None),

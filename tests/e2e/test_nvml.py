@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
-from affinityd.discovery.nvml import NvmlGpu, NvmlReport, _may_run_on, _online, ask
+from affinityd.discovery.nvml import NvmlGpu, NvmlReport, _may_run_on, _online, answer, ask
 from tests.nvml.shared_object import environment
 
 pytestmark = pytest.mark.nvml
@@ -190,11 +190,19 @@ def test_a_failure_is_one_line_that_says_what_would_be_right(
     assert not holders(device)
 
 
-def test_noise_on_stdout_is_no_report(facts: Facts) -> None:
+def test_what_the_library_writes_to_stdout_is_no_part_of_the_report(facts: Facts) -> None:
     facts(f"fail nvmlInitWithFlags print {FIRST}")
     report = ask()
-    assert report.gpus is None
-    assert str(report.error).startswith("NVML's child printed no report: 'NVRM: noise")
+    assert (len(gpus_of(report)), report.error) == (1, None)
+
+
+def test_what_is_no_report_is_told_on_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "noisy.py").write_text("def main(): print('noise\\n' * 2)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    report = answer("noisy", NvmlReport.from_json, lambda it: NvmlReport(None, error=it), 10)
+    assert str(report.error).startswith("NVML's child printed no report: 'noise")
     assert "\n" not in str(report.error)
 
 

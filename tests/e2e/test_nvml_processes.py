@@ -66,6 +66,18 @@ def test_the_processes_of_every_list_are_named(facts: Facts) -> None:
     )
 
 
+def test_what_the_library_writes_to_stdout_is_no_part_of_the_list(facts: Facts) -> None:
+    facts(f"fail nvmlInitWithFlags print\n{FIRST}\n process compute 11 1")
+    (gpu,) = gpus_of(ask(10))
+    assert gpu.processes == (NvmlProcess(11, "compute", 1),)
+
+
+def test_a_uuid_is_told_as_the_topology_has_it(facts: Facts) -> None:
+    facts(FIRST.replace("GPU-0", "GPU-\x070"))
+    (gpu,) = gpus_of(ask(10))
+    assert gpu.uuid == "GPU-?0"
+
+
 def test_of_a_divided_gpu_each_mig_device_names_its_own(facts: Facts) -> None:
     facts(
         f"{FIRST}\n mig MIG-0\n process compute 11 1\n process compute 12 2\n mig\n mig MIG-2\n"

@@ -1,0 +1,62 @@
+"""Files of /proc and /sys, thousands at once: what cannot be read is nothing, and no error.
+
+Any of them may vanish, or refuse to be read, at any moment.
+"""
+
+# ruff: noqa: PTH208 - pathlib would double the time
+
+from __future__ import annotations
+
+import os
+
+PART = 65536  #: bytes that are read at once
+
+
+def listed(folder: str) -> list[str]:
+    """Return the names in a folder; none where it cannot be listed."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def numbered(folder: str) -> list[int]:
+    """Return the names that are numbers, by ascending number: processes, threads."""
+    return sorted(int(name) for name in listed(folder) if name.isdigit())
+
+
+def content(path: str) -> bytes | None:
+    """Return a file as it is; None where it cannot be read. A file object would cost as much."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        data = part = os.read(file, PART)
+        while part:  # a long list comes a page at a time
+            part = os.read(file, PART)
+            data += part
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return data
+
+
+def beginning(path: str) -> bytes:
+    """Return the first PART bytes of a file that may be a pipe, or worse; b"" for none."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, PART)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)
+
+
+def text(path: str) -> str:
+    """Return a file of ASCII without blanks around it; "" where it cannot be read."""
+    return (content(path) or b"").decode("ascii", errors="replace").strip()

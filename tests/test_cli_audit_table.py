@@ -1,0 +1,180 @@
+"""What `affinityd audit` says of a scan: rows, and what mends what they show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from affinityd.audit.gather import TICKS
+from affinityd.audit.model import Scan
+from affinityd.cli import audit, audit_table
+from affinityd.errors import one_line
+from tests.auditing import (
+    GPU,
+    KUBERNETES_POD,
+    SLURM_JOB,
+    audited,
+    process,
+    scan_of,
+    thread,
+)
+from tests.machines.by_hand import made
+from tests.small_node import TOPOLOGY
+
+OTHER = ("nvidia", 1)
+
+
+TWO = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
+
+
+def test_of_many_commands_the_first_are_printed() -> None:
+    ranks = [audited(process("0", pid=pid), "remote", cause="mask") for pid in range(1, 11)]
+    lines = list(audit_table.table(TOPOLOGY, scan_of(TOPOLOGY, *ranks), None))[11:]
+    assert lines[0].startswith("process 1 (python) and 9 more: mask: ")
+    assert [line.split()[-1] for line in lines[1:-1]] == list("12345678")
+    assert lines[-1] == "  and 2 more: affinityd audit --json"
+
+
+def test_what_is_of_another_job_or_gpu_or_cause_is_mended_apart() -> None:
+    several = [
+        audited(process("0", pid=1), "remote", cause="mask"),
+        audited(process("0", pid=2, membership=SLURM_JOB), "remote", cause="mask"),
+        audited(process("0-3", pid=3), "unpinned", cause="unpinned"),
+        audited(process("1", pid=4, gpu=OTHER), "remote", cause="mask"),
+        audited(process("0", pid=5), "remote", cause="mask"),
+    ]
+    lines = list(audit_table.table(TOPOLOGY, scan_of(TOPOLOGY, *several), None))
+    said = [re.match(r"process (\d)[^:]*: ", line) for line in lines[6:]]
+    assert [it[0] for it in said if it] == [
+        "process 1 (python) and 1 more: ",
+        "process 2 (python): ",
+        "process 3 (python): ",
+        "process 4 (python): ",
+    ]
+
+
+def test_of_other_gpus_neither_overlaps_nor_missed_processes_are_told() -> None:
+    pins = [
+        audited(process("4", session=40)),
+        audited(process("4", session=41)),
+        audited(process("0", session=42, gpu=OTHER)),
+        audited(process("0", session=43, gpu=OTHER)),
+    ]
+    both: Mapping[int, tuple[str, ...]] = {
+        4: ("session 40", "session 41"),
+        0: ("session 42", "session 43"),
+    }
+    scan = replace(
+        _scan(), processes=tuple(pins), overlap=both, skipped=10, late={GPU: 2, OTHER: 3}
+    )
+    first, second, all_of_them = (audit._only(scan, it) for it in ({GPU}, {OTHER}, {GPU, OTHER}))
+    assert (first.overlap, first.skipped) == ({4: both[4]}, 7)
+    assert (second.overlap, second.skipped) == ({0: both[0]}, 8)
+    assert (all_of_them.overlap, all_of_them.skipped) == (both, 10)
+
+
+def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    topology = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
+    facts = process("4", name="a\x1b[2Jb", membership=KUBERNETES_POD, uid=4_000_000_000)
+    orphan = audited(replace(facts, state="Z"), "remote", cause="mask", orphan="nobody has noticed")
+    daemon = audited(process("0", pid=200, name="nv-hostengine"), "remote", is_daemon=True)
+    scan = replace(
+        _scan(),
+        processes=(orphan, daemon),
+        skipped=3,
+        notices=("look",),
+        overlap={
+            4: ("session 9", "slurm 7"),
+            5: ("session 9", "slurm 7"),
+            6: ("slurm 7", "slurm 8"),
+        },
+    )
+    lines = list(audit_table.table(topology, scan, None))
+    assert lines[1].split()[3:6] == [
+        "4000000000",
+        "kubernetes",
+        "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01",
+    ]
+    assert "known daemon" in lines[2]
+    assert lines[3:] == [
+        (
+            "process 100 (a\x1b[2Jb): orphan, holds 1024 MiB of GPU 0: nobody has noticed; "
+            "end whoever started it: kill 50"
+        ),
+        "CPUs 4-5: in the unique pins of session 9, slurm 7",
+        "CPU 6: in the unique pins of slurm 7, slurm 8",
+        "not looked at, as time was up: 3 processes or more",
+        "look",
+    ]
+    audit._show([one_line(line) for line in lines], is_first=True, again=False)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_the_gpus_of_two_vendors_are_told_apart() -> None:
+    topology = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
+    amd = replace(topology.gpus[1], vendor="amd", index=0)
+    mixed = replace(topology, gpus=(topology.gpus[0], amd))
+    scan = replace(
+        _scan(),
+        processes=(audited(process("4", gpu=("amd", 0))), audited(process("4"))),
+        near={GPU: frozenset({4}), ("amd", 0): frozenset({0})},
+    )
+    lines = list(audit_table.table(mixed, scan, None))
+    assert [line.split()[:2] for line in lines[1:]] == [["amd", "0"], ["nvidia", "0"]]
+
+
+def _scan() -> Scan:
+    return Scan(
+        time=0.0,
+        monotonic=0.0,
+        seconds=0.0,
+        processes=(),
+        near={GPU: frozenset({4, 5, 6, 7}), OTHER: frozenset({0, 1, 2, 3})},
+        unknown={},
+    )
+
+
+def test_the_remote_time_of_workers_that_share_a_row_is_that_of_all() -> None:
+    def look(*ticks: int) -> Scan:
+        workers = (
+            process(
+                pid=pid,
+                parent=100,
+                holder=100,
+                threads=(thread("0-7", pid, last_cpu=last, ticks=its_ticks, start=5),),
+            )
+            for pid, last, its_ticks in zip(range(200, 205), (0, 4, 4, 4, 4), ticks, strict=True)
+        )
+        return scan_of(TWO, *map(audited, (process("4"), *workers)))
+
+    _, _, row = audit_table.table(TWO, look(50, 10, 10, 10, 50), look(*[10] * 5))
+    assert row.split()[1:5] == ["200", "python", "+4", "alike"]
+    assert row.split()[-1] == "50%"
+
+
+def test_a_worker_that_has_started_others_has_a_row_of_its_own() -> None:
+    workers = [process("4", pid=pid, parent=100, holder=100) for pid in range(200, 206)]
+    below = process("4", pid=300, parent=201, holder=100)
+    found = [process("4"), *workers[:2], below, *workers[2:]]
+    lines = list(audit_table.table(TWO, scan_of(TWO, *map(audited, found)), None))
+    user = lines[1].split()[3]
+    assert [line.split()[1:4] for line in lines[1:]] == [
+        ["100", "python", user],
+        ["200", "python", "+4"],
+        ["201", "python", user],
+        ["300", "python", user],
+    ]
+
+
+def test_what_a_thread_spent_that_was_born_since_the_look_before_counts() -> None:
+    near = thread("4", 100, ticks=10, start=5)
+    spent = [thread("0", 101, last_cpu=0, ticks=30, start=int(20.5 * TICKS))]
+    before, after = (
+        replace(_scan(), processes=(audited(process(threads=threads)),), boot=boot)
+        for boot, threads in ((20.0, (near,)), (22.0, (replace(near, cpu_ticks=20), *spent)))
+    )
+    _, row = audit_table.table(TWO, after, before)
+    assert row.split()[-1] == "75%"
