@@ -73,9 +73,9 @@ def check(name: str, facts: Facts, *expected: Expected) -> None:
     assert [one.of(its) for one, its in zip(expected, found, strict=True)] == list(expected)
 
 
-def all_is_well(found: str) -> Expected:
+def well(found: str) -> Expected:
     return Expected("ok", found)
 
 
-def nothing_to_judge(why: str) -> Expected:
+def n_a(why: str) -> Expected:
     return Expected("n/a", why)

@@ -19,22 +19,14 @@ from affinityd import conffile, nodefile
 from affinityd.cli.doctor import gather
 from affinityd.cpuset import format_list
 from affinityd.discovery import open_tree
-from affinityd.doctor.confinement import INITIAL
 from affinityd.doctor.facts import Daemon, Facts
 from affinityd.doctor.probe import look
-from affinityd.processes import descendants
+from affinityd.processes import INITIAL_PIDS, descendants
 from affinityd.service import Node
 from affinityd.settings import Settings
 from tests.cpusets import cpuset, needs_cpuset
 from tests.daemons import running
-from tests.doctoring import (
-    TWO,
-    Expected,
-    all_is_well,
-    check,
-    facts_of,
-    nothing_to_judge,
-)
+from tests.doctoring import TWO, Expected, check, facts_of, n_a, well
 from tests.machines.by_hand import made
 from tests.serving import Behaviour, answering, hanging, http, serving
 
@@ -42,7 +34,8 @@ CPUS = sorted(os.sched_getaffinity(0))
 ONLINE = Path("/sys/devices/system/cpu/online").read_text().strip()
 
 needs_host_pid = pytest.mark.skipif(
-    open_tree("/").link("proc/self/ns/pid") != INITIAL, reason="here is a pid namespace of its own"
+    open_tree("/").link("proc/self/ns/pid") != INITIAL_PIDS,
+    reason="here is a pid namespace of its own",
 )
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="to mount /proc takes root")
 needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="one CPU cannot be less than all")
@@ -66,14 +59,14 @@ def test_a_daemon_of_this_machine_passes(folder: Path) -> None:
     with running(folder) as daemon:
         facts = here(daemon.socket)
         found = f"{daemon.socket} answers (process {daemon.process.pid})"
-        check("socket", facts, all_is_well(found))
+        check("socket", facts, well(found))
 
 
 @needs_host_pid
 def test_a_daemon_that_sees_every_process_passes(folder: Path) -> None:
     with running(folder) as daemon:
         found = f"shows the daemon (process {daemon.process.pid}) every process"
-        check("hidepid", here(daemon.socket), all_is_well(found))
+        check("hidepid", here(daemon.socket), well(found))
 
 
 def test_a_daemon_that_replays_is_told_from_one_of_this_machine(folder: Path) -> None:
@@ -98,7 +91,7 @@ def test_a_user_who_names_no_socket_is_told_of_roots_daemon(
     check("socket", here(own), Expected("fail", f"no daemon at {own}", "--socket names another"))
     with running(folder) as daemon:
         assert daemon.socket == roots
-        check("socket", here(own), all_is_well(f"{roots} answers"))
+        check("socket", here(own), well(f"{roots} answers"))
 
 
 def left_over(path: Path) -> None:
@@ -208,17 +201,17 @@ def test_a_node_file_is_missed_where_a_daemon_listens(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["socket", "daemon-cpuset", "hidepid"])
 def test_a_replayed_machine_has_no_daemon_to_judge(tmp_path: Path, name: str) -> None:
-    check(name, facts_of(tmp_path), nothing_to_judge("the machine is replayed"))
+    check(name, facts_of(tmp_path), n_a("the machine is replayed"))
 
 
 def test_a_daemon_whose_process_is_not_seen_is_not_judged(folder: Path) -> None:
-    check("daemon-cpuset", here(folder / "none"), nothing_to_judge("no daemon's process is seen"))
+    check("daemon-cpuset", here(folder / "none"), n_a("no daemon's process is seen"))
 
 
 @pytest.mark.skipif(format_list(CPUS) != ONLINE, reason="the tests themselves are confined")
 def test_a_daemon_that_may_use_every_cpu_passes(folder: Path) -> None:
     with running(folder) as daemon:
-        check("daemon-cpuset", here(daemon.socket), all_is_well("may use every CPU"))
+        check("daemon-cpuset", here(daemon.socket), well("may use every CPU"))
 
 
 @needs_two_cpus
@@ -263,18 +256,18 @@ def seeing_proc(options: str, before: Sequence[str]) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("options", "before", "expected"),
     [
-        ("hidepid=0", POWERLESS, all_is_well("(hidepid=off)")),
-        ("hidepid=2", POWERLESS, all_is_well("(hidepid=invisible)")),
-        ("hidepid=2,gid=4711", (), all_is_well("(hidepid=invisible)")),
+        ("hidepid=0", POWERLESS, well("(hidepid=off)")),
+        ("hidepid=2", POWERLESS, well("(hidepid=invisible)")),
+        ("hidepid=2,gid=4711", (), well("(hidepid=invisible)")),
         ("hidepid=1,gid=4711", POWERLESS, Expected("warn", "hidepid=noaccess", "CAP_SYS_PTRACE")),
         ("hidepid=2,gid=4711", POWERLESS, Expected("warn", "hidepid=invisible", "hidepid=off /p")),
         (
             "hidepid=2,gid=4711",
             ("setpriv", "--groups=4711", *POWERLESS[1:]),
-            all_is_well("(hidepid=invisible)"),
+            well("(hidepid=invisible)"),
         ),
         ("hidepid=4", POWERLESS, Expected("warn", "hidepid=ptraceable", "CAP_SYS_PTRACE")),
-        ("hidepid=4", (), all_is_well("(hidepid=ptraceable)")),
+        ("hidepid=4", (), well("(hidepid=ptraceable)")),
         ("subset=pid", (), Expected("warn", "subset=pid: the daemon", "take ProcSubset=pid")),
     ],
     ids=[
@@ -315,4 +308,4 @@ def test_a_daemon_in_a_pid_namespace_of_its_own_is_a_warning() -> None:
 
 @needs_host_pid
 def test_without_a_daemon_proc_is_judged_by_this_process(folder: Path) -> None:
-    check("hidepid", here(folder / "none"), all_is_well("/proc shows this process every process"))
+    check("hidepid", here(folder / "none"), well("/proc shows this process every process"))

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
-from affinityd.topology import Nic
-from tests.doctoring import (
-    CPU,
-    NO_GPU,
-    ONE,
-    PCI,
-    TWO,
-    Expected,
-    Files,
-    all_is_well,
-    check,
-    facts_of,
-    nothing_to_judge,
-)
+from affinityd.doctor.probe import held_off
+from affinityd.topology import Nic, Topology
+from tests.doctoring import CPU, NO_GPU, ONE, PCI, TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.sysfs_tree import nvml_report
 
 GPU_0, GPU_1 = (gpu.pci_bus_id for gpu in TWO.gpus)
@@ -50,17 +41,17 @@ def link(device: str, lanes: object, most: object, speed: str = "16.0", top: str
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({}, [nothing_to_judge("no current_link_width of a GPU can be read")]),
-        (link(GPU_0, 255, 255), [nothing_to_judge("no current_link_width")]),
-        (link(GPU_0, 0, 16), [nothing_to_judge("no current_link_width")]),
-        (link(GPU_0, 16, 16), [all_is_well("every link of a GPU has all its lanes")]),
+        ({}, [n_a("no current_link_width of a GPU can be read")]),
+        (link(GPU_0, 255, 255), [n_a("no current_link_width")]),
+        (link(GPU_0, 0, 16), [n_a("no current_link_width")]),
+        (link(GPU_0, 16, 16), [well("every link of a GPU has all its lanes")]),
         (
             {**link(GPU_0, 16, 16, speed="2.5"), **link(GPU_1, 16, 16, speed="2.5")},
-            [all_is_well("GPUs 0-1 at 2.5 GT/s of 16, as is usual while idle")],
+            [well("GPUs 0-1 at 2.5 GT/s of 16, as is usual while idle")],
         ),
         (
             {**link(GPU_0, 16, 16, speed="16.0", top="32.0"), **link(DOWN_0, 16, 16)},
-            [all_is_well("every link of a GPU has all its lanes")],
+            [well("every link of a GPU has all its lanes")],
         ),
         (
             {**link(GPU_0, 8, 16), **link(DOWN_0, 16, 16)},
@@ -81,7 +72,7 @@ def link(device: str, lanes: object, most: object, speed: str = "16.0", top: str
         (
             # What a switch's two ports have is no link between them.
             {**link(GPU_0, 16, 16), **link(UP, 16, 16), **link(DOWN_0, 16, 16), **link(ROOT, 8, 8)},
-            [all_is_well("every link of a GPU has all its lanes")],
+            [well("every link of a GPU has all its lanes")],
         ),
     ],
     ids=[
@@ -118,8 +109,8 @@ OFF = replace(SAID, gpus=tuple(replace(gpu, persistence=False) for gpu in SAID.g
 @pytest.mark.parametrize(
     ("name", "said", "expected"),
     [
-        ("nvml", SAID, all_is_well("NVML answers; driver 570.00")),
-        ("nvml", None, nothing_to_judge("nobody asked NVML")),
+        ("nvml", SAID, well("NVML answers; driver 570.00")),
+        ("nvml", None, n_a("nobody asked NVML")),
         (
             "nvml",
             SILENT,
@@ -130,7 +121,7 @@ OFF = replace(SAID, gpus=tuple(replace(gpu, persistence=False) for gpu in SAID.g
             saying(error="GPU is lost"),
             Expected("fail", f"GPU 0 ({GPU_0}): NVML says GPU is lost", "NVRM: Xid", (0,)),
         ),
-        ("persistence", ON, all_is_well("persistence mode of GPUs 0-1 is on")),
+        ("persistence", ON, well("persistence mode of GPUs 0-1 is on")),
         (
             "persistence",
             OFF,
@@ -141,24 +132,51 @@ OFF = replace(SAID, gpus=tuple(replace(gpu, persistence=False) for gpu in SAID.g
             saying(persistence=False),
             Expected("warn", "mode of GPU 0 is off", "nvidia-smi -pm 1", (0,)),
         ),
-        ("persistence", SAID, nothing_to_judge("NVML says nothing of persistence mode")),
-        ("persistence", SILENT, nothing_to_judge("NVML says nothing of persistence mode")),
+        ("persistence", SAID, n_a("NVML says nothing of persistence mode")),
+        ("persistence", SILENT, n_a("NVML says nothing of persistence mode")),
     ],
 )
 def test_the_driver(tmp_path: Path, name: str, said: NvmlReport | None, expected: Expected) -> None:
     check(name, facts_of(tmp_path, TWO, nvml=said), expected)
 
 
+HELD = "NVML is held off, until /run/affinityd/hold is removed"
+
+
+@pytest.mark.parametrize(
+    ("topology", "seconds", "expected"),
+    [
+        (TWO, 3600.0, n_a(f"NVML was not asked: {HELD}")),
+        (TWO, 50 * 3600.0, Expected("warn", f"{HELD}, for 50 hours", "rm /run/affinityd", (0, 1))),
+        (TWO, None, n_a(f"NVML was not asked: {HELD}")),
+        (NO_GPU, 50 * 3600.0, n_a("there is no NVIDIA GPU")),
+    ],
+    ids=["held off", "and that was forgotten", "somebody else works", "and no GPU of NVIDIA's"],
+)
+def test_nvml_that_was_not_asked(
+    tmp_path: Path, topology: Topology, seconds: float | None, expected: Expected
+) -> None:
+    check("nvml", replace(facts_of(tmp_path, topology), aside=HELD, held_off=seconds), expected)
+
+
+def test_how_long_nvml_is_held_off_is_the_age_of_the_file(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    assert held_off(str(hold)) is None
+    hold.touch()
+    os.utime(hold, (time.time() - 7200,) * 2)
+    assert held_off(str(hold)) == pytest.approx(7200, abs=60)
+
+
 @pytest.mark.parametrize("name", ["nvml", "persistence"])
 def test_without_an_nvidia_gpu_its_driver_is_of_no_interest(tmp_path: Path, name: str) -> None:
     unloaded = NvmlReport(None, error="NVIDIA's driver is not loaded")
     facts = facts_of(tmp_path, NO_GPU, nvml=unloaded)
-    check(name, facts, nothing_to_judge("there is no NVIDIA GPU"))
+    check(name, facts, n_a("there is no NVIDIA GPU"))
 
 
 def test_a_gpu_that_nvml_alone_knows_counts(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, NO_GPU, nvml=NvmlReport((NvmlGpu(0, pci_bus_id="0000:99:00.0"),)))
-    check("nvml", facts, all_is_well("NVML answers; driver unknown"))
+    check("nvml", facts, well("NVML answers; driver unknown"))
 
 
 NIC = Nic("0000:20:00.0", numa_node=1, kind="infiniband", names=("mlx5_0",))
@@ -194,28 +212,28 @@ LEAVE = "leave it a core of each node: IRQBALANCE_BANNED_CPULIST="
 @pytest.mark.parametrize(
     ("files", "reserved", "expected"),
     [
-        ({}, "", [nothing_to_judge("there is no /proc/irq to read")]),
-        (QUIET, "", [all_is_well("irqbalance does not run")]),
-        (running(), "", [all_is_well("irqbalance runs (process 77)")]),
+        ({}, "", [n_a("there is no /proc/irq to read")]),
+        (QUIET, "", [well("irqbalance does not run")]),
+        (running(), "", [well("irqbalance runs (process 77)")]),
         (
             running(IRQBALANCE_BANNED_CPULIST="1-3,5-7"),
             "0,4",
-            [all_is_well("irqbalance runs (process 77), and keeps off CPUs 1-3,5-7")],
+            [well("irqbalance runs (process 77), and keeps off CPUs 1-3,5-7")],
         ),
         (
             running(IRQBALANCE_BANNED_CPUS="ee"),
             "0,4",
-            [all_is_well("irqbalance runs (process 77), and keeps off CPUs 1-3,5-7")],
+            [well("irqbalance runs (process 77), and keeps off CPUs 1-3,5-7")],
         ),
         (
             {**running(), f"{CPU}/isolated": "1-3", f"{CPU}/nohz_full": "5-7"},
             "0,4",
-            [all_is_well("irqbalance runs (process 77), and keeps off CPUs 1-3,5-7")],
+            [well("irqbalance runs (process 77), and keeps off CPUs 1-3,5-7")],
         ),
         (
             {**UNREADABLE, "etc/sysconfig/irqbalance": '#x=1\nIRQBALANCE_BANNED_CPULIST="1-3,5-7"'},
             "0,4",
-            [all_is_well("irqbalance runs (process 77), and keeps off CPUs 1-3,5-7")],
+            [well("irqbalance runs (process 77), and keeps off CPUs 1-3,5-7")],
         ),
         (
             running(IRQBALANCE_BANNED_CPULIST="1-3"),
@@ -261,7 +279,7 @@ LEAVE = "leave it a core of each node: IRQBALANCE_BANNED_CPULIST="
         (
             {**running(), **irq(NIC.pci_bus_id, 40, "0"), **irq(NIC.pci_bus_id, 41, "4")},
             "",
-            [all_is_well("irqbalance runs")],
+            [well("irqbalance runs")],
         ),
     ],
     ids=[
@@ -285,8 +303,8 @@ def test_interrupts(tmp_path: Path, files: Files, reserved: str, expected: list[
 
 def test_on_one_node_no_interrupt_is_far(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, ONE, {**QUIET, **irq(ONE.gpus[0].pci_bus_id, 40, "0")})
-    check("irqbalance", facts, all_is_well("irqbalance does not run"))
+    check("irqbalance", facts, well("irqbalance does not run"))
 
 
 def test_without_a_gpu_interrupts_are_of_no_interest(tmp_path: Path) -> None:
-    check("irqbalance", facts_of(tmp_path, NO_GPU, QUIET), nothing_to_judge("there is no GPU"))
+    check("irqbalance", facts_of(tmp_path, NO_GPU, QUIET), n_a("there is no GPU"))

@@ -7,18 +7,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.topology import Topology
-from tests.doctoring import (
-    CPU,
-    NO_GPU,
-    ONE,
-    TWO,
-    Expected,
-    Files,
-    all_is_well,
-    check,
-    facts_of,
-    nothing_to_judge,
-)
+from tests.doctoring import CPU, NO_GPU, ONE, TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 
@@ -42,17 +31,17 @@ BALANCING = "proc/sys/kernel/numa_balancing"
 @pytest.mark.parametrize(
     ("name", "topology", "expected"),
     [
-        ("gpu-numa-node", TWO, all_is_well("GPU 0 on node 0; GPU 1 on node 1")),
-        ("gpu-numa-node", NO_GPU, nothing_to_judge("there is no GPU")),
-        ("gpu-numa-node", made({0: "0-3"}, [None]), all_is_well("one NUMA node")),
+        ("gpu-numa-node", TWO, well("GPU 0 on node 0; GPU 1 on node 1")),
+        ("gpu-numa-node", NO_GPU, n_a("there is no GPU")),
+        ("gpu-numa-node", made({0: "0-3"}, [None]), well("one NUMA node")),
         (
             "gpu-numa-node",
             made({0: "0-3", 1: "4-7"}, [0, None, None]),
             Expected("warn", "of GPUs 1-2 (0000:11:00.0, 0000:12:00.0)", "update the firm", (1, 2)),
         ),
-        ("gpu-node-cpus", TWO, all_is_well("has CPUs")),
-        ("gpu-node-cpus", NO_GPU, nothing_to_judge("there is no GPU")),
-        ("gpu-node-cpus", made({0: "0-3", 1: "4-7"}, [None]), nothing_to_judge("no GPU is known")),
+        ("gpu-node-cpus", TWO, well("has CPUs")),
+        ("gpu-node-cpus", NO_GPU, n_a("there is no GPU")),
+        ("gpu-node-cpus", made({0: "0-3", 1: "4-7"}, [None]), n_a("no GPU is known")),
         (
             "gpu-node-cpus",
             BARE,
@@ -63,8 +52,8 @@ BALANCING = "proc/sys/kernel/numa_balancing"
                 (0, 2),
             ),
         ),
-        ("offline-cpus", TWO, all_is_well("every CPU near a GPU is online")),
-        ("offline-cpus", NO_GPU, nothing_to_judge("there is no GPU")),
+        ("offline-cpus", TWO, well("every CPU near a GPU is online")),
+        ("offline-cpus", NO_GPU, n_a("there is no GPU")),
     ],
 )
 def test_where_gpus_are(tmp_path: Path, name: str, topology: Topology, expected: Expected) -> None:
@@ -86,12 +75,12 @@ def test_where_gpus_are(tmp_path: Path, name: str, topology: Topology, expected:
             {"sys/devices/system/node/node0/cpulist": "0-3"},
             Expected("warn", "offline near GPU 0: CPU 3, which", "maxcpus=", (0,)),
         ),
-        ("offline-cpus", OFFLINE, {}, all_is_well("every CPU near a GPU is online")),
+        ("offline-cpus", OFFLINE, {}, well("every CPU near a GPU is online")),
         (
             "offline-cpus",
             OFFLINE,
             {**OF_NODE_0, f"{CPU}/smt/control": "off"},
-            all_is_well("offline near GPU 0: CPU 3, as smt/control is off"),
+            well("offline near GPU 0: CPU 3, as smt/control is off"),
         ),
         (
             "offline-cpus",
@@ -105,7 +94,7 @@ def test_where_gpus_are(tmp_path: Path, name: str, topology: Topology, expected:
             OF_NODE_1,
             Expected("warn", "node 1 of GPU 1", "its CPUs 4-7 are there and offline: echo 1", (1,)),
         ),
-        ("numa-balancing", TWO, {BALANCING: 0}, all_is_well("kernel.numa_balancing is 0")),
+        ("numa-balancing", TWO, {BALANCING: 0}, well("kernel.numa_balancing is 0")),
         (
             "numa-balancing",
             TWO,
@@ -118,12 +107,12 @@ def test_where_gpus_are(tmp_path: Path, name: str, topology: Topology, expected:
             {BALANCING: 2},
             Expected("warn", "kernel.numa_balancing is 2", "/etc/sysctl.d"),
         ),
-        ("numa-balancing", ONE, {BALANCING: 1}, all_is_well("kernel.numa_balancing is 1")),
-        ("numa-balancing", NO_GPU, {BALANCING: 1}, nothing_to_judge("there is no GPU")),
-        ("numa-balancing", TWO, {}, nothing_to_judge("no kernel.numa_balancing to read")),
-        ("isolcpus", TWO, {f"{CPU}/isolated": ""}, all_is_well("no CPU of isolcpus=")),
-        ("isolcpus", TWO, {f"{CPU}/nohz_full": "(null)"}, nothing_to_judge("cpu/isolated")),
-        ("isolcpus", TWO, {}, nothing_to_judge("cpu/isolated")),
+        ("numa-balancing", ONE, {BALANCING: 1}, well("kernel.numa_balancing is 1")),
+        ("numa-balancing", NO_GPU, {BALANCING: 1}, n_a("there is no GPU")),
+        ("numa-balancing", TWO, {}, n_a("no kernel.numa_balancing to read")),
+        ("isolcpus", TWO, {f"{CPU}/isolated": ""}, well("no CPU of isolcpus=")),
+        ("isolcpus", TWO, {f"{CPU}/nohz_full": "(null)"}, n_a("cpu/isolated")),
+        ("isolcpus", TWO, {}, n_a("cpu/isolated")),
         (
             "isolcpus",
             TWO,
@@ -167,14 +156,14 @@ def test_isolated_cpus_that_no_rank_is_given_are_what_a_site_wants(tmp_path: Pat
     facts = facts_of(tmp_path, TWO, {f"{CPU}/isolated": "2-4"}, reserved="2-3")
     check("isolcpus", facts, Expected("fail", "takes CPU 4 near GPU 1 from", "-cpus 4", (1,)))
     reserved = facts_of(tmp_path / "2", TWO, {f"{CPU}/isolated": "2-4"}, reserved="2-4")
-    check("isolcpus", reserved, all_is_well("no CPU of isolcpus="))
+    check("isolcpus", reserved, well("no CPU of isolcpus="))
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("flat", Expected("warn", "numa_node of GPUs 0-3", "pxb-pcie", (0, 1, 2, 3))),
-        ("cloud-vm", all_is_well("one NUMA node")),
+        ("cloud-vm", well("one NUMA node")),
     ],
 )
 def test_named_machines_whose_gpus_nobody_places(

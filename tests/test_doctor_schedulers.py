@@ -10,15 +10,7 @@ import pytest
 from affinityd.discovery import open_tree
 from affinityd.doctor.checks import examine
 from affinityd.doctor.facts import Facts, NoFiles
-from tests.doctoring import (
-    TWO,
-    Expected,
-    Files,
-    all_is_well,
-    check,
-    facts_of,
-    nothing_to_judge,
-)
+from tests.doctoring import TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.by_hand import made
 
 GRES_CONF = "etc/slurm/gres.conf"
@@ -38,7 +30,7 @@ CROSSED = "Name=gpu File=/dev/nvidia0 Cores=4-7\nName=gpu File=/dev/nvidia1 Core
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        (RIGHT, [all_is_well("gres.conf fits the node")]),
+        (RIGHT, [well("gres.conf fits the node")]),
         (
             CROSSED,
             [Expected("warn", "gres.conf:1: gpu 0: ", "affinityd slurm gres-conf prints right")],
@@ -61,15 +53,15 @@ def test_gres_conf(tmp_path: Path, lines: str, expected: list[Expected]) -> None
 
 def test_cores_of_packages_are_as_right_as_those_of_nodes(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, HALVES, {GRES_CONF: RIGHT})
-    check("gres-conf", facts, all_is_well("gres.conf fits the node"))
+    check("gres-conf", facts, well("gres.conf fits the node"))
     halved = facts_of(tmp_path, HALVES, {GRES_CONF: RIGHT.replace("0-3", "0-1")})
-    check("gres-conf", halved, all_is_well("gres.conf fits the node"))
+    check("gres-conf", halved, well("gres.conf fits the node"))
 
 
 def test_without_slurm_there_is_nothing_to_fit(tmp_path: Path) -> None:
-    check("gres-conf", facts_of(tmp_path), nothing_to_judge("no Slurm: there is no"))
+    check("gres-conf", facts_of(tmp_path), n_a("no Slurm: there is no"))
     shipped = Facts(TWO, NoFiles("shipped"))
-    check("gres-conf", shipped, nothing_to_judge("a shipped machine has no gres.conf"))
+    check("gres-conf", shipped, n_a("a shipped machine has no gres.conf"))
 
 
 V1 = "cgroup /sys/fs/cgroup/cpuset cgroup rw,relatime,cpuset 0 0"
@@ -84,16 +76,16 @@ PODS = "sys/fs/cgroup/kubepods.slice/cgroup.controllers"
 @pytest.mark.parametrize(
     ("mounts", "files", "expected"),
     [
-        ("proc /proc proc rw 0 0", {}, [nothing_to_judge("no cgroup is mounted")]),
-        (V1, {}, [all_is_well("cgroup v1: the cpuset controller is v1's, at /sys/fs/cgroup/cpus")]),
-        (f"{V1}\n{UNIFIED}", {}, [all_is_well("cgroup hybrid: the cpuset controller is v1's")]),
+        ("proc /proc proc rw 0 0", {}, [n_a("no cgroup is mounted")]),
+        (V1, {}, [well("cgroup v1: the cpuset controller is v1's, at /sys/fs/cgroup/cpus")]),
+        (f"{V1}\n{UNIFIED}", {}, [well("cgroup hybrid: the cpuset controller is v1's")]),
         (V1_MEMORY, {}, [Expected("warn", "cgroup v1: no cpuset", "mount -t cgroup -o cpuset")]),
         (V2, {TOP: "cpu io memory"}, [Expected("warn", "cgroup v2: no cpuset", "boot without")]),
-        (V2, {TOP: "cpuset cpu"}, [all_is_well("enabled (no job of Slurm or Kubernetes)")]),
+        (V2, {TOP: "cpuset cpu"}, [well("enabled (no job of Slurm or Kubernetes)")]),
         (
             V2,
             {TOP: "cpuset cpu", SLURM: "cpuset cpu", PODS: "cpuset memory"},
-            [all_is_well("kubepods.slice")],
+            [well("kubepods.slice")],
         ),
         (
             V2,

@@ -26,22 +26,31 @@ class Check:
 
     run: Callable[[Facts], Findings]
     looks_at: str
+    asks_nvml: bool = False  #: what NVML says counts for it
 
 
 CHECKS: Mapping[str, Check] = {
-    "socket": Check(daemon.socket, "the daemon answers, every user reaches it, node.json is right"),
+    "socket": Check(
+        daemon.socket,
+        "the daemon answers, every user reaches it, node.json is right",
+        asks_nvml=True,
+    ),
     "daemon-cpuset": Check(confinement.daemon_cpuset, "the daemon itself may use every CPU"),
     "hidepid": Check(confinement.hidepid, "the daemon sees every user's processes"),
-    "gpu-numa-node": Check(places.gpu_numa_node, "the NUMA node of each GPU is known"),
-    "gpu-node-cpus": Check(places.gpu_node_cpus, "that node has CPUs"),
+    "gpu-numa-node": Check(
+        places.gpu_numa_node, "the NUMA node of each GPU is known", asks_nvml=True
+    ),
+    "gpu-node-cpus": Check(places.gpu_node_cpus, "that node has CPUs", asks_nvml=True),
     "offline-cpus": Check(places.offline_cpus, "no CPU near a GPU is offline"),
     "isolcpus": Check(kernel.isolcpus, "isolcpus= and nohz_full= name no CPU of ranks"),
     "numa-balancing": Check(kernel.numa_balancing, "the kernel moves no pages by itself"),
     "irqbalance": Check(interrupts.irqbalance, "interrupts go to near CPUs, and not to ranks'"),
     "pcie-link": Check(links.pcie_link, "the links to the GPUs have all their lanes"),
-    "nvml": Check(drivers.nvml, "NVML answers, for every GPU"),
-    "persistence": Check(drivers.persistence, "the driver keeps idle GPUs initialised"),
-    "gres-conf": Check(schedulers.gres_conf, "Slurm's gres.conf fits the node"),
+    "nvml": Check(drivers.nvml, "NVML answers, for every GPU", asks_nvml=True),
+    "persistence": Check(
+        drivers.persistence, "the driver keeps idle GPUs initialised", asks_nvml=True
+    ),
+    "gres-conf": Check(schedulers.gres_conf, "Slurm's gres.conf fits the node", asks_nvml=True),
     "cgroup": Check(schedulers.cgroup, "cgroups can keep jobs on their CPUs"),
 }
 

@@ -10,11 +10,12 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.discovery.values import read_fields
 from affinityd.doctor.daemon import REPLAYED
 from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Finding, Findings, not_applicable, ok, several, warn
+from affinityd.doctor.finding import Finding, Findings, not_applicable, ok, warn
 from affinityd.doctor.mounts import mounts
+from affinityd.processes import INITIAL_PIDS
+from affinityd.vicinity import several
 
 SYS_PTRACE = 1 << 19  #: kernel include/uapi/linux/capability.h
-INITIAL = "pid:[4026531836]"  #: include/linux/proc_ns.h: PROC_PID_INIT_INO, 0xEFFFFFFC
 OFF = ("0", "off")  #: hidepid=: nothing is hidden
 NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from everybody, whatever gid= says
 
@@ -80,7 +81,7 @@ def hidepid(facts: Facts) -> Findings:
 
 def _namespace(facts: Facts, pid: str, who: str) -> Findings:
     namespace = facts.tree.link(f"proc/{pid}/ns/pid")  # None: another user's, and we are not root
-    if namespace not in {None, INITIAL}:
+    if namespace not in {None, INITIAL_PIDS}:
         yield warn(
             f"{who} is in a pid namespace of its own, {namespace}: it sees no process outside, and "
             "what NVML calls a process is another there",

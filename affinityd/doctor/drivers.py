@@ -5,20 +5,25 @@ Sources: NVML's API reference (nvmlDeviceGetPersistenceMode), NVIDIA's "Driver P
 
 from __future__ import annotations
 
+from affinityd.audit.aside import HOLD
 from affinityd.discovery.nvml_report import NvmlGpu
 from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Findings, fail, named, not_applicable, ok, warn
+from affinityd.doctor.finding import Finding, Findings, fail, named, not_applicable, ok, warn
 from affinityd.topology import Gpu
+
+FORGOTTEN = 86400.0  #: seconds; nobody works on a driver for a day
 
 NO_NVIDIA = "there is no NVIDIA GPU"
 
 
 def nvml(facts: Facts) -> Findings:
-    """Judge whether NVML answers, for every GPU."""
+    """Judge whether NVML answers, for every GPU, and may be asked at all."""
     told = () if facts.nvml is None else facts.nvml.gpus
     sick = [(gpu, it.error) for gpu, it in _told(facts) if it.error]
     if not _nvidia(facts) and not told:
         yield not_applicable(NO_NVIDIA)
+    elif facts.aside is not None:
+        yield _stood_aside(facts, facts.aside)
     elif facts.nvml is None:
         yield not_applicable("nobody asked NVML: the machine is replayed without its answers")
     elif told is None:
@@ -37,6 +42,18 @@ def nvml(facts: Facts) -> Findings:
         )
 
 
+def _stood_aside(facts: Facts, why: str) -> Finding:
+    """Return why NVML was not asked; it is a fault where somebody seems to have forgotten it."""
+    if facts.held_off is None or facts.held_off < FORGOTTEN:
+        return not_applicable(f"NVML was not asked: {why}")
+    return warn(
+        f"{why}, for {facts.held_off / 3600:.0f} hours by now: the audit does not see who uses "
+        "the GPUs",
+        f"rm {HOLD}, where nobody works on the driver any more",
+        _nvidia(facts),
+    )
+
+
 def persistence(facts: Facts) -> Findings:
     """Judge whether each GPU is kept initialised while nobody uses it."""
     said = [(gpu, it.persistence) for gpu, it in _told(facts) if it.persistence is not None]
@@ -47,9 +64,10 @@ def persistence(facts: Facts) -> Findings:
         )
     elif off:
         yield warn(
-            f"persistence mode of {named(off)} is off: whoever asks NVML, or starts a job, waits "
-            "until the driver has initialised each idle GPU anew",
-            "systemctl enable --now nvidia-persistenced (where there is none: nvidia-smi -pm 1)",
+            f"persistence mode of {named(off)} is off: whoever asks NVML, as the audit's every "
+            "scan, or starts a job, waits until the driver has initialised each idle GPU anew",
+            "systemctl enable --now nvidia-persistenced (where there is none: nvidia-smi -pm 1); "
+            "else let the audit ask less often: --scan-interval 300",
             off,
         )
     else:

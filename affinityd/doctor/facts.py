@@ -10,6 +10,7 @@ from affinityd.discovery.nvml_report import NvmlReport
 from affinityd.discovery.tree import Keep, Tree, every
 from affinityd.service import Node
 from affinityd.topology import Gpu, Topology
+from affinityd.vicinity import Vicinity, vicinity
 
 
 @dataclass(frozen=True)
@@ -57,30 +58,21 @@ class Facts:
     reserved: CpuSet = frozenset()  #: CPUs that no rank is given
     nvml: NvmlReport | None = None  #: what NVML said; None: nobody asked
     daemon: Daemon | None = None  #: None: the machine is not this one
+    aside: str | None = None  #: why NVML was not asked: somebody works on its driver
+    held_off: float | None = None  #: seconds since somebody held NVML off; None: nobody does
 
     @cached_property
     def has_several_nodes(self) -> bool:
         """Whether a CPU can be far from a GPU at all."""
         return len(self.topology.nodes_with_cpus) > 1
 
-    def near_nodes(self, node: int | None) -> frozenset[int | None]:
-        """Return the NUMA nodes whose CPUs are near a node: itself, or the nearest that have some.
-
-        All are near where CPUs are in one node alone; else none to what nobody knows the place of.
-        """
-        with_cpus = self.topology.nodes_with_cpus
-        if self.has_several_nodes and node is None:
-            return frozenset()
-        return frozenset(self.topology.nearest(node, with_cpus))
-
-    def near(self, node: int | None) -> CpuSet:
-        """Return the online CPUs near a node."""
-        nodes = self.near_nodes(node)
-        return frozenset(cpu for number in nodes for cpu in self.topology.cpus_of_node(number))
+    def near(self, *gpus: Gpu) -> Vicinity:
+        """Return what is near to GPUs."""
+        return vicinity(self.topology, gpus)
 
     def given(self, gpu: Gpu) -> CpuSet:
         """Return the CPUs that ranks of a GPU are given."""
-        return self.near(gpu.numa_node) - self.reserved
+        return self.near(gpu).cpus - self.reserved
 
     def given_of(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
         """Return the GPUs whose ranks are given any of these CPUs, and which of them those are."""

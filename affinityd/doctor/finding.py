@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from affinityd.cpuset import format_list
 from affinityd.topology import Gpu
+from affinityd.vicinity import several
 
 NOT_APPLICABLE = "n/a"  #: nothing to look at here, or nobody tells: neither good nor bad
 OK = "ok"
@@ -55,11 +55,6 @@ def worst(findings: Iterable[Finding]) -> str:
     return max((finding.status for finding in findings), key=STATUSES.index, default=NOT_APPLICABLE)
 
 
-def several(noun: str, numbers: Collection[int]) -> str:
-    """Return `CPU 3`, or `CPUs 3-5`."""
-    return f"{noun if len(numbers) == 1 else f'{noun}s'} {format_list(numbers)}"
-
-
 def named(gpus: Iterable[Gpu]) -> str:
     """Return `GPU 0`, or `GPUs 0-3`."""
-    return several("GPU", {gpu.index for gpu in gpus})
+    return several("GPU", (gpu.index for gpu in gpus))

@@ -16,8 +16,9 @@ from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import numbered, read_cpus
 from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Finding, Findings, named, not_applicable, ok, several, warn
+from affinityd.doctor.finding import Finding, Findings, named, not_applicable, ok, warn
 from affinityd.topology import SYS, Gpu
+from affinityd.vicinity import several
 
 #: Where a distribution sets irqbalance's environment.
 FILES = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
@@ -47,8 +48,8 @@ def _running(pid: int | None, banned: CpuSet | None) -> str:
 
 def _far(facts: Facts, *, runs: bool) -> Iterator[Finding]:
     """Yield the devices none of whose interrupts is handled near them."""
-    for name, address, node, gpus in _devices(facts):
-        near, cpus = facts.near(node), _handling(facts.tree, address)
+    for name, address, gpus in _devices(facts):
+        near, cpus = facts.near(*gpus).cpus, _handling(facts.tree, address)
         if near and cpus and near.isdisjoint(cpus):
             yield warn(
                 f"{name}: its interrupts are handled on {several('CPU', cpus)}, and CPUs "
@@ -60,15 +61,15 @@ def _far(facts: Facts, *, runs: bool) -> Iterator[Finding]:
             )
 
 
-def _devices(facts: Facts) -> Iterator[tuple[str, str, int | None, list[Gpu]]]:
-    """Yield each GPU, and each adapter beside one: name, address, node, GPUs."""
+def _devices(facts: Facts) -> Iterator[tuple[str, str, list[Gpu]]]:
+    """Yield each GPU, and each adapter beside some: its name, its address, the GPUs."""
     for gpu in facts.topology.gpus:
-        yield f"{named([gpu])} ({gpu.pci_bus_id})", gpu.pci_bus_id, gpu.numa_node, [gpu]
+        yield f"{named([gpu])} ({gpu.pci_bus_id})", gpu.pci_bus_id, [gpu]
     for nic in facts.topology.nics:
         gpus = [it for it in facts.topology.gpus if facts.topology.nearness(it, nic) != SYS]
         if gpus:
             names = ", ".join(nic.names) or nic.kind
-            yield f"adapter {names} ({nic.pci_bus_id})", nic.pci_bus_id, nic.numa_node, gpus
+            yield f"adapter {names} ({nic.pci_bus_id})", nic.pci_bus_id, gpus
 
 
 def _handling(tree: Tree, address: str) -> CpuSet:
@@ -83,7 +84,7 @@ def _handling(tree: Tree, address: str) -> CpuSet:
 
 def _banished(facts: Facts, banned: CpuSet | None) -> Iterator[Finding]:
     """Yield the GPUs near which irqbalance may use no CPU."""
-    near = {gpu.key: facts.near(gpu.numa_node) for gpu in facts.topology.gpus}
+    near = {gpu.key: facts.near(gpu).cpus for gpu in facts.topology.gpus}
     gpus = [gpu for gpu in facts.topology.gpus if banned and near[gpu.key] <= banned]
     gpus = [gpu for gpu in gpus if near[gpu.key]]
     if banned and gpus:

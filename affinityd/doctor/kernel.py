@@ -6,13 +6,45 @@ Sources: kernel Documentation/admin-guide/sysctl/kernel.rst (numa_balancing), ke
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.values import read_cpus, read_number
 from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Findings, fail, named, not_applicable, ok, several, warn
+from affinityd.doctor.finding import Finding, Findings, fail, named, not_applicable, ok, warn
+from affinityd.topology import Gpu
+from affinityd.vicinity import several
 
 NUMA_BALANCING = "proc/sys/kernel/numa_balancing"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What it does to ranks that CPUs of theirs are kept for somebody else."""
+
+    judge: Callable[[str, str, Iterable[Gpu]], Finding]
+    found: str  #: with the CPUs and GPUs
+    remedy: str  #: with the CPUs
+
+
+#: A file of /sys/devices/system/cpu → what it means that CPUs of ranks are in it.
+KEPT: Mapping[str, Kept] = {
+    "isolated": Kept(
+        fail,
+        "isolcpus= takes {} from the scheduler: it balances nothing there, and all threads of a "
+        "rank stay on the CPU where they began",
+        "take them out of isolcpus= on the kernel's command line, or give them to no rank: "
+        "--reserved-cpus {}",
+    ),
+    "nohz_full": Kept(
+        warn,
+        "nohz_full= has {}: every system call costs more there, and nothing is won where a CPU "
+        "has more than one thread to run",
+        "take them out of nohz_full= on the kernel's command line",
+    ),
+}
 
 
 def numa_balancing(facts: Facts) -> Findings:
@@ -34,37 +66,16 @@ def numa_balancing(facts: Facts) -> Findings:
 
 def isolcpus(facts: Facts) -> Findings:
     """Judge whether CPUs that ranks are given are kept from the scheduler, or from its tick."""
-    isolated = _cpus(facts, "isolated")
-    tickless = _cpus(facts, "nohz_full")
-    if isolated is None and tickless is None:
+    kept = {name: read_cpus(facts.tree, f"{CPUS}/{name}") for name in KEPT}
+    if not any(cpus is not None for cpus in kept.values()):
         yield not_applicable("there is no /sys/devices/system/cpu/isolated to read")
         return
-    wrong = [*_isolated(facts, isolated or frozenset()), *_tickless(facts, tickless or frozenset())]
+    wrong = [it for name, cpus in kept.items() for it in _taken(facts, KEPT[name], cpus)]
     yield from wrong or [ok("ranks are given no CPU of isolcpus= or nohz_full=")]
 
 
-def _cpus(facts: Facts, name: str) -> CpuSet | None:
-    return read_cpus(facts.tree, f"{CPUS}/{name}")
-
-
-def _isolated(facts: Facts, isolated: CpuSet) -> Findings:
-    gpus, cpus = facts.given_of(isolated)
+def _taken(facts: Facts, kept: Kept, cpus: CpuSet | None) -> Findings:
+    gpus, taken = facts.given_of(cpus or frozenset())
     if gpus:
-        yield fail(
-            f"isolcpus= takes {several('CPU', cpus)} near {named(gpus)} from the scheduler: it "
-            "balances nothing there, and all threads of a rank stay on the CPU where they began",
-            "take them out of isolcpus= on the kernel's command line, or give them to no rank: "
-            f"--reserved-cpus {format_list(cpus)}",
-            gpus,
-        )
-
-
-def _tickless(facts: Facts, tickless: CpuSet) -> Findings:
-    gpus, cpus = facts.given_of(tickless)
-    if gpus:
-        yield warn(
-            f"nohz_full= has {several('CPU', cpus)} near {named(gpus)}: every system call costs "
-            "more there, and nothing is won where a CPU has more than one thread to run",
-            "take them out of nohz_full= on the kernel's command line",
-            gpus,
-        )
+        found = kept.found.format(f"{several('CPU', taken)} near {named(gpus)}")
+        yield kept.judge(found, kept.remedy.format(format_list(taken)), gpus)

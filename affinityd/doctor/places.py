@@ -13,8 +13,9 @@ from affinityd.discovery.nodes import NODES
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.values import numbered, read_cpus
 from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Findings, named, not_applicable, ok, several, warn
+from affinityd.doctor.finding import Findings, named, not_applicable, ok, warn
 from affinityd.topology import Gpu
+from affinityd.vicinity import several
 from affinityd.words import node_name
 
 NO_GPU = "there is no GPU"
@@ -103,7 +104,7 @@ def offline_cpus(facts: Facts) -> Findings:
 
 
 def _near(facts: Facts, gpu: Gpu, offline: Mapping[int, int | None]) -> CpuSet:
-    near = facts.near_nodes(gpu.numa_node) | {gpu.numa_node} - {None}
+    near = {*facts.near(gpu).nodes} | {gpu.numa_node} - {None}
     return frozenset(cpu for cpu, node in offline.items() if node in near)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import stat
-import struct
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +13,10 @@ from affinityd import nodefile
 from affinityd.cgroup import cpuset_of
 from affinityd.doctor.facts import Daemon
 from affinityd.service import Node
+from affinityd.ucred import credentials
 
 REQUEST = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 FIRST_LINE = 32  #: bytes: `HTTP/1.1 200 OK` and a little more
-CREDENTIALS = struct.Struct("3i")  #: pid, uid, gid: struct ucred, unix(7)
 
 TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
 
@@ -43,9 +43,7 @@ def _ask(path: str, timeout: float) -> Daemon:
             connection.connect(path)
         except OSError as error:  # a path that is too long has no errno
             return replace(nobody, error=error.strerror or str(error))
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        pid = CREDENTIALS.unpack(raw)[0] or None  # 0: of a pid namespace that is not below ours
-        somebody = replace(nobody, listens=True, pid=pid)
+        somebody = replace(nobody, listens=True, pid=credentials(connection).pid or None)
         try:
             connection.sendall(REQUEST)
             version, _, rest = connection.recv(FIRST_LINE).partition(b" ")
@@ -69,6 +67,14 @@ def _shut(path: Path) -> Iterator[str]:
             return
         if mode & needed != needed:
             yield f"{place} is {mode:04o}"
+
+
+def held_off(path: str) -> float | None:
+    """Return for how many seconds NVML has been held off by a file; None where there is none."""
+    try:
+        return max(0.0, time.time() - Path(path).lstat().st_mtime)
+    except OSError:
+        return None
 
 
 def _published(file: Path) -> tuple[Node | None, str | None]:
