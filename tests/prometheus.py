@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,18 +17,13 @@ from typing import Any
 import yaml
 
 from tests.daemons import PATIENCE, eventually
+from tests.ports import free_port
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 RULES = DEPLOY / "helm" / "affinityd" / "rules" / "affinityd.yaml"
 
 Targets = Sequence[Mapping[str, Any]]  #: as file_sd has them: "targets", "labels"
 Series = Mapping[str, Any]  #: "metric": its labels; "value", or "values" of a range
-
-
-def free_port() -> int:
-    """Return a TCP port of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class RefusedError(Exception):

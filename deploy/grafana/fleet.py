@@ -59,8 +59,8 @@ NOW = [
     stat_of(
         "GPUs that nobody sees into",
         Query(or_none(f"count({of('affinityd_gpu_audited')} == 0)")),
-        about="Their processes are not known: NVML is missing, or the daemon lacks the right. The "
-        "table at the bottom has the nodes.",
+        about="Their processes are not known: somebody works on the driver, NVML is missing, or "
+        "the daemon lacks the right. The table below has the nodes.",
         levels=looks.NONE_IS_BETTER,
     ),
 ]

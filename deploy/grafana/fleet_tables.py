@@ -110,13 +110,14 @@ UNSEEN = table_of(
         ),
         Column(
             "Last scan",
-            f"max by (node) ({of('affinityd_scan_age_seconds')} > on (job, instance) group_left () "
-            f"5 * {of('affinityd_scan_interval_seconds')})",
+            f"max by (node) ({of('affinityd_scan_age_seconds')} > "
+            f"clamp_min(5 * {of('affinityd_scan_interval_seconds')}, 60))",
             looks.SECONDS,
         ),
     ],
-    about="No audit: --scan-interval=off, as in a pod without hostPID. Not seen into: no NVML "
-    "(runtimeClassName: nvidia), or no right to read /proc. `affinityd doctor` there says it.",
+    about="No audit: --scan-interval=off, as in a pod without hostPID. Not seen into: somebody "
+    "works on the driver or on MIG modes, or holds NVML off by /run/affinityd/hold; no NVML "
+    "(runtimeClassName: nvidia); no right to read /proc. `affinityd audit` there says which.",
     sort="GPUs not seen into",
     links={"Node": TO_NODE},
     empty="all nodes are seen",

@@ -6,30 +6,10 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana import looks
 from deploy.grafana.frame import NODE, dashboard_of, variable_of
-from deploy.grafana.panels import graph_of, stat_of, timeline_of
-from deploy.grafana.queries import (
-    CHOSEN_NODE,
-    GPU,
-    JOB,
-    Query,
-    Selector,
-    increase,
-    or_none,
-    rate,
-    share,
-    worst_placement,
-)
-from deploy.grafana.tables import Column, table_of
-
-of = Selector(CHOSEN_NODE)
-
-NAMED = "GPU {{gpu}} {{pci_bus_id}}"  #: a GPU's legend
-
-FAR, BUSY = of("affinityd_gpu_remote_cpu_seconds_total"), of("affinityd_gpu_cpu_seconds_total")
-MISMATCH = of("affinityd_gpu_numa_mismatch")
-PLANNED = of("affinityd_plans_total", 'result="ok"')
-REFUSED = of("affinityd_plans_total", 'result!="ok"')
-BUCKETS = f"sum by (le) ({rate(of('affinityd_plan_duration_seconds_bucket'))})"
+from deploy.grafana.node_gpus import COST, GPUS
+from deploy.grafana.node_series import BUCKETS, BUSY, FAR, MISMATCH, PLANNED, REFUSED, of
+from deploy.grafana.panels import graph_of, stat_of
+from deploy.grafana.queries import GPU, JOB, Query, increase, or_none, rate, share
 
 NOW = [
     stat_of(
@@ -74,92 +54,6 @@ NOW = [
         "fails; the daemon's log says which.",
         unit=looks.SECONDS,
         levels=looks.Levels([(None, looks.GREEN), (75, looks.YELLOW), (300, looks.RED)]),
-    ),
-]
-
-GPUS = [
-    timeline_of(
-        "Where do the processes of each GPU run?",
-        Query(worst_placement(of), NAMED),
-        mapping=looks.WORST,
-        about="The worst of its processes. Local: near its GPU alone. Mixed: near and far. Remote: "
-        "far alone. Unpinned: on the whole machine. A gap: nobody could see.",
-        height=10,
-    ),
-    timeline_of(
-        "Why are they far?",
-        Query(f"max by ({GPU}, cause) ({MISMATCH}) == 1", f"{NAMED}: {{{{cause}}}}"),
-        mapping=looks.words({1: ("far", looks.ORANGE)}),
-        about="Empty is good. Allocation: the scheduler gave the job no near CPU. Mask: it has "
-        "near CPUs and is held to others. Unpinned: nobody pinned it. The fleet view says what "
-        "to do.",
-        height=10,
-    ),
-    table_of(
-        "GPUs, and who uses them",
-        {"gpu": "GPU", "pci_bus_id": "PCI bus id", "uuid": "UUID"},
-        [
-            Column("NUMA node", f"max by ({GPU}) ({of('affinityd_gpu_numa_node')})"),
-            Column(
-                "Seen into",
-                f"max by ({GPU}) ({of('affinityd_gpu_audited')})",
-                levels=looks.Levels([(None, looks.YELLOW), (1, looks.GREEN)]),
-            ),
-            Column("Processes", f"sum by ({GPU}) ({of('affinityd_gpu_processes')})"),
-            Column("Threads", f"sum by ({GPU}) ({of('affinityd_gpu_threads')})"),
-            Column(
-                "Orphans",
-                f"sum by ({GPU}) ({of('affinityd_gpu_orphan_processes')})",
-                levels=looks.NONE_IS_GOOD,
-            ),
-            Column(
-                "CPU time far",
-                share(increase(FAR, "$__range"), increase(BUSY, "$__range"), GPU),
-                looks.SHARE,
-                looks.SHARE_LEVELS,
-            ),
-            Column(
-                "Far since",
-                f"min by ({GPU}) "
-                f"({of('affinityd_gpu_numa_mismatch_start_timestamp_seconds')}) * 1000",
-                looks.AGO,
-            ),
-        ],
-        about="`affinityd audit` on the node has the processes themselves. No NUMA node: the "
-        "machine does not say where the GPU is, and nothing about it can be judged.",
-        sort="CPU time far",
-    ),
-]
-
-COST = [
-    graph_of(
-        "What share of each GPU's CPU time is far?",
-        Query(share(rate(FAR), rate(BUSY), GPU), NAMED),
-        about="By the CPU on which each thread was last seen, every scan.",
-        unit=looks.SHARE,
-    ),
-    graph_of(
-        "How many CPUs work for each GPU?",
-        Query(f"sum by ({GPU}) ({rate(BUSY)})", NAMED),
-        about="Of its processes and their descendants, DataLoader workers too.",
-        unit=looks.CPUS,
-        stacked=True,
-    ),
-    graph_of(
-        "Where may their threads run?",
-        Query(f"sum by (placement) ({of('affinityd_gpu_threads')})", "{{placement}}"),
-        about="Threads that a library pinned itself, as NCCL and OpenMP do, are among them and "
-        "make no mismatch.",
-        unit=looks.COUNT,
-        stacked=True,
-        colors=looks.PLACEMENTS,
-    ),
-    graph_of(
-        "Orphans and overlaps",
-        Query(f"sum({of('affinityd_gpu_orphan_processes')})", "processes of no living job"),
-        Query(f"max({of('affinityd_pin_overlap_cpus')})", "CPUs to which two jobs are pinned"),
-        about="Both are 0 on a node that is well.",
-        unit=looks.COUNT,
     ),
 ]
 

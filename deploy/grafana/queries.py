@@ -44,9 +44,12 @@ def worst_placement(of: Selector) -> str:
 
 
 def share(part: str, whole: str, by: str = "") -> str:
-    """Return one sum divided by another; nothing where the whole is zero."""
+    """Return one sum divided by another; nothing where the whole is zero.
+
+    What has no part, as a GPU whose place is not known, is left out of the whole too.
+    """
     total = f"sum by ({by})" if by else "sum"
-    return f"{total} ({part}) / ({total} ({whole}) > 0)"
+    return f"{total} ({part}) / ({total} ({whole} and {part}) > 0)"
 
 
 def increase(selector: str, window: str) -> str:

@@ -14,7 +14,8 @@ import pytest
 from tests.cpusets import needs_cpuset
 from tests.daemons import eventually, running
 from tests.e2e.audited_node import audited
-from tests.prometheus import DEPLOY, Prometheus, Series, free_port, running_prometheus
+from tests.ports import free_port
+from tests.prometheus import DEPLOY, Prometheus, Series, running_prometheus
 
 pytestmark = [pytest.mark.prometheus, needs_cpuset]
 
@@ -36,7 +37,7 @@ RANGE = 20.0  #: seconds; the Prometheus has not run for longer
 #: Panel and query: nothing here is as it should be, for no test makes a node so ill.
 EMPTY_ON_PURPOSE = {
     ("Which nodes cannot be seen, and why?", "D"),  # a scan was cut short by its time limit
-    ("Which nodes cannot be seen, and why?", "E"),  # the last scan is five minutes old
+    ("Which nodes cannot be seen, and why?", "E"),  # the last scan is a minute old
 }
 
 

@@ -70,6 +70,7 @@ BALANCING = series("affinityd_numa_balancing")
 EVERY = series("affinityd_scan_interval_seconds")
 AUDITED = of_gpu("affinityd_gpu_audited")
 FAR, TOTAL = (of_gpu(f"affinityd_gpu_{it}cpu_seconds_total") for it in ("remote_", ""))
+UNPLACED = of_gpu("affinityd_gpu_cpu_seconds_total", 1)  #: of a GPU whose node is not known
 
 BY_CAUSE = {
     "allocation": "AffinitydAllocationIsRemote",
@@ -86,6 +87,12 @@ AUDIT: tuple[Case, ...] = (
     ("AffinitydAllocationIsRemote", {mismatch("allocation"): "1x9 0 1x30"}, 16, False),
     ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90"}, 70, True),
     ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+240x90"}, 70, False),
+    (
+        "AffinitydRemoteCpuTimeIsHigh",
+        {TOTAL: "0+1200x90", FAR: "0+600x90", UNPLACED: "0+9000x90"},
+        70,
+        True,
+    ),
     ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "0+90x90", FAR: "0+50x90"}, 70, False),
     ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "7x90", FAR: "7x90"}, 70, False),
     ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x20 12000x70"}, 70, False),
@@ -100,7 +107,12 @@ AUDIT: tuple[Case, ...] = (
     ("AffinitydScanIsOld", {AGE: "0+60x20", EVERY: "300x20"}, 20, False),
     ("AffinitydScanIsOld", {AGE: "14x20", EVERY: "15x20"}, 15, False),
     ("AffinitydScanIsOld", {AGE: "0+60x7 3x20", EVERY: "15x20"}, 15, False),
-    ("AffinitydScanIsOld", {EVERY: "15x20"}, 2, True),
+    ("AffinitydScanIsOld", {AGE: "0+60x20", EVERY: "1x20"}, 4, True),
+    ("AffinitydScanIsOld", {AGE: "36x20", EVERY: "1x20"}, 15, False),
+    ("AffinitydScanIsOld", {EVERY: "15x20"}, 15, False),
+    ("AffinitydHasNotScanned", {EVERY: "15x20"}, 3, True),
+    ("AffinitydHasNotScanned", {EVERY: "15x20", AGE: "_ 20x20"}, 5, False),
+    ("AffinitydHasNotScanned", {AGE: "15x20"}, 3, False),
     ("AffinitydNumaBalancingIsOn", {BALANCING: "1x90", GPUS: "8x90"}, 61, True),
     ("AffinitydNumaBalancingIsOn", {BALANCING: "0x90", GPUS: "8x90"}, 61, False),
     ("AffinitydNumaBalancingIsOn", {BALANCING: "1x90", NO_GPU: "8x90"}, 61, False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from affinityd.audit.model import CAUSES
 from tests.e2e.chart import dashboards, grafana, tools
+from tests.e2e.chart.alert_cases import FAR, TOTAL, UNPLACED
+from tests.e2e.chart.promtool import try_rules
 from tests.e2e.chart.rendering import objects
 
 pytestmark = pytest.mark.chart
@@ -56,6 +59,23 @@ def test_grafanas_models_tell_of_a_fault() -> None:
         "affinityd: fleet: $.panels[1].options.graphMod",
         "affinityd: fleet: $.refreshed",
     ]
+
+
+def test_a_gpu_whose_place_is_not_known_is_in_no_share(tmp_path: Path) -> None:
+    exprs = [
+        target["expr"]
+        for panel in panels(DASHBOARDS[1])
+        for target in panel.get("targets", ())
+        if "remote_cpu_seconds" in target["expr"] and "/" in target["expr"]
+    ]
+    assert len(exprs) == 3
+    for expr in exprs:
+        asked = re.sub(r"\$__\w+", "5m", expr).replace("$node", "gpu07")
+        gpu = '{gpu="0",pci_bus_id="0000:00:00.0"}' if "sum by" in expr else "{}"
+        answer = {"labels": gpu, "value": 0.25}
+        wanted = {"expr": asked, "eval_time": "8m", "exp_samples": [answer]}
+        samples = {TOTAL: "0+120x9", FAR: "0+30x9", UNPLACED: "0+600x9"}
+        try_rules(tmp_path, samples, {"promql_expr_test": [wanted]})
 
 
 @EACH

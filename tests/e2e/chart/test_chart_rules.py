@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.chart.alert_cases import AUDIT, DAEMON, FAR, GPU07, TOTAL, labels, mismatch
+from tests.e2e.chart.alert_cases import AUDIT, DAEMON, FAR, GPU07, TOTAL, UNPLACED, labels, mismatch
 from tests.e2e.chart.promtool import RULES, promtool, rules, try_rules
 from tests.e2e.chart.rendering import objects
 
@@ -76,7 +76,11 @@ TWO_AND_THREE = {
     [
         ("node:affinityd_gpu_numa_mismatch:sum_max", TWO_AND_THREE, {"": 2}),
         ("node_cause:affinityd_gpu_numa_mismatch:sum", TWO_AND_THREE, {"mask": 2, "unpinned": 1}),
-        ("node:affinityd_gpu_cpu_seconds:rate5m", {TOTAL: "0+120x9", FAR: "0+30x9"}, {"": 2}),
+        (
+            "node:affinityd_gpu_cpu_seconds:rate5m",
+            {TOTAL: "0+120x9", FAR: "0+30x9", UNPLACED: "0+600x9"},
+            {"": 2},
+        ),
         (
             "node:affinityd_gpu_remote_cpu_seconds:rate5m",
             {TOTAL: "0+120x9", FAR: "0+30x9"},

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e.chart.alert_cases import GPU07, labels, mismatch, of_gpu
 from tests.e2e.chart.promtool import promtool, rules, try_rules
-from tests.e2e.chart.rendering import CHART
+from tests.e2e.chart.rendering import CHART, by_name, helm
 
 pytestmark = pytest.mark.chart
 
@@ -97,3 +99,20 @@ def test_the_scrape_configuration_is_one(monkeypatch: pytest.MonkeyPatch) -> Non
     (words,) = re.findall(r"^promtool (.*)$", PAGE, re.MULTILINE)
     monkeypatch.chdir(ROOT)
     assert "is valid prometheus config file syntax" in promtool(*words.split())
+
+
+def test_the_helm_command_makes_monitors_rules_and_dashboards_that_are_selected() -> None:
+    (command,) = re.findall(r"^helm upgrade (.*?[^\\])$", PAGE, re.MULTILINE | re.DOTALL)
+    done = helm(
+        "template",
+        "affinityd",
+        str(CHART),
+        *shlex.split(" ".join(re.findall(r"--set \S+", command))),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    made = by_name(yaml.safe_load_all(done.stdout))
+    for name in ("PodMonitor/affinityd", "PrometheusRule/affinityd"):
+        assert made[name]["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    assert made["ConfigMap/affinityd-dashboards"]
+    pod = made["DaemonSet/affinityd"]["spec"]["template"]["spec"]
+    assert (pod["hostPID"], pod["runtimeClassName"]) == (True, "nvidia")
