@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 
-from affinityd.audit.model import GpuKey, Scan
+from affinityd.audit.document import counts
+from affinityd.audit.model import GpuKey
 from affinityd.scanner import Audit
 from affinityd.topology import Gpu
 
@@ -17,7 +18,7 @@ class AuditLog:
     """Says once what has come, and once that it is gone."""
 
     def __init__(self) -> None:
-        self._mismatched: Mapping[GpuKey, Counter[str]] = {}
+        self._mismatched: Mapping[GpuKey, Counter[str]] = {}  # how many processes, by cause
         self._notices: tuple[str, ...] = ()
 
     def scanned(self, audit: Audit) -> None:
@@ -26,7 +27,8 @@ class AuditLog:
             if notice not in self._notices:
                 log.warning("%s", notice)
         self._notices = audit.scan.notices
-        before, now = self._mismatched, _mismatched(audit.scan)
+        before = self._mismatched
+        now = {gpu: its.causes for gpu, its in counts(audit.scan).items() if its.causes}
         # What cannot be seen is as it was.
         now |= {key: before[key] for key in before.keys() & audit.scan.unknown.keys()}
         for gpu in audit.topology.gpus:
@@ -35,15 +37,6 @@ class AuditLog:
             elif gpu.key in before and gpu.key not in now:
                 log.info("%s: its processes are near it again, or gone", _name(gpu))
         self._mismatched = now
-
-
-def _mismatched(scan: Scan) -> dict[GpuKey, Counter[str]]:
-    """Return the GPUs with processes that may run far from them → how many, by cause."""
-    found: defaultdict[GpuKey, Counter[str]] = defaultdict(Counter)
-    for process in scan.processes:
-        if process.cause is not None and not process.is_daemon:
-            found[process.facts.gpu][process.cause] += 1
-    return dict(found)
 
 
 def _appeared(gpu: Gpu, causes: Counter[str]) -> str:

@@ -47,6 +47,11 @@ class GpuView:
         """What its processes spent."""
         return self.scan.gpu_time.get(self.gpu.key, CpuTime())
 
+    @property
+    def was_seen(self) -> bool:
+        """Whether its processes are known, or were: their time stays."""
+        return self.is_audited or self.time.total > 0
+
 
 @dataclass(frozen=True)
 class Family(Generic[T]):
@@ -109,13 +114,13 @@ GPU_FAMILIES: tuple[Family[GpuView], ...] = (
     Family(
         "affinityd_gpu_cpu_seconds",
         "CPU time of the GPU's processes between scans.",
-        lambda gpu: _one(gpu.time.total),
+        lambda gpu: _one(gpu.time.total) if gpu.was_seen else (),
         kind=CounterMetricFamily,
     ),
     Family(
         "affinityd_gpu_remote_cpu_seconds",
         "Of that, the time on CPUs that are not near the GPU: a thread's goes to its last CPU.",
-        lambda gpu: _one(gpu.time.remote) if gpu.is_placed else (),
+        lambda gpu: _one(gpu.time.remote) if gpu.was_seen and gpu.is_placed else (),
         kind=CounterMetricFamily,
     ),
 )

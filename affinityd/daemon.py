@@ -10,32 +10,31 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
 from affinityd import __version__, logs, nodefile, signals
 from affinityd.api.app import create_app
-from affinityd.api.peer import PeerProtocol
 from affinityd.api.plan_only import PlanOnly
 from affinityd.audit_log import AuditLog
 from affinityd.errors import AffinityError
 from affinityd.keeper import Keeper, Machine
-from affinityd.listening import BACKLOG, Listeners, listening
+from affinityd.listening import Listeners, listening
 from affinityd.metrics import Metrics
 from affinityd.notify import notify
+from affinityd.publisher import Publisher
 from affinityd.scanner import Audit, Auditor, Audits, Scanner
-from affinityd.service import Node, Service
+from affinityd.server import Server
+from affinityd.service import Service
 from affinityd.settings import Settings
 
 log = logging.getLogger(__name__)
 
 SWITCH_SECONDS = 0.0002  #: a thread that works lets another go on after so long
-DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
 
 
 def run(settings: Settings, machine: Machine, auditor: Auditor | None = None) -> None:
@@ -142,64 +141,3 @@ def _take_signals(stop: Callable[[], None], read_anew: Callable[[], None]) -> No
     if os.getpid() == 1:
         signals.reap_orphans()
     signals.release()
-
-
-class Server(uvicorn.Server):
-    """uvicorn's, with the daemon's own signals: it ends with 0, and SIGHUP is no end."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        """Take what is to be served."""
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=PeerProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=DRAIN_SECONDS,
-            )
-        )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the daemon."""
-        yield
-
-    def stop(self) -> None:
-        """Answer what is being asked and end; told twice, end at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
-
-
-class Publisher:
-    """Tells clients, the service manager and the log what the node is now."""
-
-    def __init__(self, node_file: Path, *, replayed: bool = False) -> None:
-        """Take where node.json is to be, and whether its node is another machine's."""
-        self._node_file = node_file
-        self._replayed = replayed
-        self._told: tuple[str, ...] = ()  # a notice is news once
-
-    def publish(self, node: Node) -> None:
-        """Tell of a new reading."""
-        topology = node.topology
-        state = (
-            f"{topology.name}: {len(topology.online)} CPUs, {len(topology.nodes)} NUMA nodes, "
-            f"{len(topology.gpus)} GPUs"
-        )
-        log.info("%s (generation %d)", state, node.generation)
-        for notice in topology.notices:
-            if notice not in self._told:
-                log.warning("%s", notice)
-        self._told = topology.notices
-        if topology.online <= node.reserved:
-            log.warning("every online CPU is reserved: no plan can be made")
-        try:
-            nodefile.write(self._node_file, replace(node, replayed=self._replayed))
-        except OSError as error:
-            log.warning("%s could not be written: %s", self._node_file, error.strerror)
-        notify(f"READY=1\nSTATUS={state}")

@@ -5,6 +5,7 @@ AffinityError
 ├── NoSuchGpuError        no such GPU, or none visible                   404, exit 1
 ├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
 ├── NotReadyError         no topology yet                                503, exit 1
+│   └── NotScannedError   no scan of the processes yet, or never         503
 ├── TreeError             a root that cannot be read as a machine             exit 2
 ├── TargetError           a process that is not there, or tells too little         exit 2
 ├── OutputError           a file that cannot be written                       exit 1
@@ -67,6 +68,12 @@ class NotReadyError(AffinityError):
 
     status = 503
     title = "No topology yet"
+
+
+class NotScannedError(NotReadyError):
+    """The processes have not been looked at, or never are."""
+
+    title = "No scan"
 
 
 class TreeError(AffinityError):

@@ -82,7 +82,7 @@ def _gpus(
         job = process.facts.membership.job
         if job is not None and not process.is_daemon:
             gpus[job].add(process.facts.gpu)
-            if process.cause is not None:
+            if process.is_mismatch:
                 mismatched[job].add(process.facts.gpu)
     return gpus, mismatched
 

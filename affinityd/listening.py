@@ -8,7 +8,6 @@ import fcntl
 import os
 import socket
 import stat
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from affinityd import nodefile
 from affinityd.errors import ListenError
 from affinityd.settings import Settings
+from affinityd.ucred import credentials
 
 BACKLOG = 2048
 MAX_PATH = 107  #: bytes of sun_path less its NUL, unix(7)
@@ -131,16 +131,14 @@ def _take(path: Path, lock: int) -> None:
 
 
 def _holder(path: Path) -> str:
-    """Say who listens on a socket, by SO_PEERCRED of unix(7)."""
-    credentials = struct.Struct("3i")
+    """Say who listens on a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:
             probe.connect(os.fspath(path))
-            raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+            pid = credentials(probe).pid
         except OSError:
             return "another affinityd is starting or stopping there"
-    pid = credentials.unpack(raw)[0]  # 0: it is in a pid namespace that is not below ours
     who = f"process {pid}" if pid > 0 else "a process that is not seen from here"
     return f"{who} listens there already; stop it first"
 

@@ -14,16 +14,10 @@ from typing import Protocol
 
 from affinityd.audit.model import Scan
 from affinityd.background import in_background
-from affinityd.errors import NotReadyError
+from affinityd.errors import NotScannedError
 from affinityd.topology import Topology
 
 log = logging.getLogger(__name__)
-
-
-class NotScannedError(NotReadyError):
-    """The processes have not been looked at, or never are."""
-
-    title = "No scan"
 
 
 class Auditor(Protocol):

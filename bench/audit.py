@@ -3,9 +3,10 @@
 A scan's cost is that of each process which holds no GPU: how much more CPU time scans take with
 many idle processes, where NVML tells who uses the GPUs, and where open device files do. Answers are
 timed in turn while the daemon rests, and while it scans threads, is scraped and asked for `/audit`
-without a pause, with thousands of series.
+without a pause, with thousands of series; with `--every 15` it scans as often as usual, and nobody
+asks for anything else.
 
-    python -m bench.audit [--processes N] [--series N] [--rounds N]
+    python -m bench.audit [--processes N] [--series N] [--rounds N] [--every S] [--threads N]
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ from tests.machines.by_hand import made
 VENDORS = ("nvidia", "huawei")
 SCANS = 240  #: an hour's
 SERIES_A_JOB = 5
-HOLDERS, THREADS = 10, 100  #: processes that hold a GPU, and the threads of each
-SECONDS = 2.0  #: of a turn
+HOLDERS = 10  #: processes that hold a GPU
+SECONDS = 2.0  #: of a turn, and as many as four scans take
+LATE = 5.0  #: milliseconds
 PAUSE = 0.002  #: between two questions
 
 IDLE = 'i=0; while [ $i -lt "$0" ]; do sleep 3600 & i=$((i + 1)); done; echo ready; wait'
-THREADED = f"""
+THREADED = """
 import sys, threading
-for _ in range({THREADS - 1}):
+for _ in range({}):
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 print('ready', flush=True)
 sys.stdin.read()
@@ -103,9 +105,11 @@ class Latency:
     p50: float
     p99: float
     worst: float
+    late: float  #: the share that took longer than LATE
 
     def __str__(self) -> str:
-        return f"p50 {self.p50:.2f}  p99 {self.p99:.2f}  worst {self.worst:.2f} ms"
+        times = f"p50 {self.p50:.2f}  p99 {self.p99:.2f}  worst {self.worst:.2f} ms"
+        return f"{times}  late {self.late:.3%}"
 
 
 class Busy:
@@ -127,10 +131,10 @@ class Busy:
         return replace(scan, job_time=self._jobs, since=dict.fromkeys(self._jobs, 1.0))
 
 
-def serve(path: Path, series: int, holders: list[int]) -> None:
+def serve(path: Path, series: int, every: int, holders: list[int]) -> None:
     """Be the daemon of a shipped machine whose processes are these."""
     jobs = series // SERIES_A_JOB
-    settings = Settings(socket=str(path), scan_interval=0, job_series=jobs)
+    settings = Settings(socket=str(path), scan_interval=every, job_series=jobs)
     machine = Machine(replace(settings, machine="dgx-a100"))
     daemon.run(settings, machine, Busy(jobs, holders, path.with_name("still")))
 
@@ -170,16 +174,25 @@ def latency(path: Path, seconds: float) -> Latency:
             took.append((time.perf_counter() - began) * 1000)
             time.sleep(PAUSE)
     took.sort()
-    return Latency(median(took), took[len(took) * 99 // 100], took[-1])
+    late = sum(it > LATE for it in took) / len(took)
+    return Latency(median(took), took[len(took) * 99 // 100], took[-1], late)
 
 
-def answers(series: int = 10_000, rounds: int = 3) -> tuple[list[Latency], list[Latency]]:
-    """Return how long answers take while the daemon rests, and while it does all it can."""
+def answers(
+    series: int = 10_000, rounds: int = 3, every: int = 0, threads: int = 100
+) -> tuple[list[Latency], list[Latency]]:
+    """Return how long answers take while the daemon rests, and while it does all it can.
+
+    `every`: seconds between scans; 0: without a pause, and it is asked for all else, too.
+    `threads`: of each of the processes.
+    """
     resting, working = list[Latency](), list[Latency]()
-    again = [sys.executable, "-m", "bench.audit", "--series", str(series)]
+    options = ["--series", str(series), "--every", str(every)]
+    again = [sys.executable, "-m", "bench.audit", *options]
+    threaded = THREADED.format(threads - 1)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         path, still = Path(folder, "affinityd.sock"), Path(folder, "still")
-        holders = [stack.enter_context(program(THREADED)).pid for _ in range(HOLDERS)]
+        holders = [stack.enter_context(program(threaded)).pid for _ in range(HOLDERS)]
         command = [*again, "--serve", str(path), *map(str, holders)]
         served = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         stack.callback(served.terminate)
@@ -190,12 +203,21 @@ def answers(series: int = 10_000, rounds: int = 3) -> tuple[list[Latency], list[
             time.sleep(0.5)
             resting.append(latency(path, SECONDS))
             still.unlink()
-            with subprocess.Popen([*again, "--bother", str(path)]) as bothering:
+            with _bothered(None if every else [*again, "--bother", str(path)]):
                 time.sleep(0.5)
-                working.append(latency(path, SECONDS))
-                bothering.kill()
+                working.append(latency(path, SECONDS + 4 * every))
             print(f"resting: {resting[-1]}   working: {working[-1]}")
     return resting, working
+
+
+@contextlib.contextmanager
+def _bothered(command: list[str] | None) -> Iterator[None]:
+    if command is None:
+        yield
+        return
+    with subprocess.Popen(command) as bothering:
+        yield
+        bothering.kill()
 
 
 def _has_series(path: Path, series: int) -> bool:
@@ -211,18 +233,20 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2000)
     parser.add_argument("--series", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--every", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=100)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--bother", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("holders", type=int, nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        serve(arguments.serve, arguments.series, arguments.holders)
+        serve(arguments.serve, arguments.series, arguments.every, arguments.holders)
     elif arguments.bother:
         bother(arguments.bother)
     else:
         for vendor, microseconds in cost(arguments.processes).items():
             print(f"{vendor}: {microseconds:.2f} µs a process that holds no GPU (goal 4)")
-        answers(arguments.series, arguments.rounds)
+        answers(arguments.series, arguments.rounds, arguments.every, arguments.threads)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,6 @@ def process(
         (placement,) * threads,
         (False,) * threads,
         cause,
-        remedy=None,
         is_daemon=is_daemon,
         orphan=orphan,
     )
@@ -71,7 +70,7 @@ def scan(
         processes=processes,
         near=near,
         unknown=unknown or {},
-        overlap=frozenset({2, 3}),
+        overlap=dict.fromkeys((2, 3), ("slurm 7", "slurm 8")),
         skipped=1,
         gpu_time={GPU0: CpuTime(8.0, 2.0), GPU1: CpuTime()},
         job_time=job_time or {},

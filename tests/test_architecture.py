@@ -17,7 +17,8 @@ MODULES = {
 
 #: Modules that import the packages of the daemon extra; all others are standard library only.
 OF_THE_EXTRA = {
-    "affinityd.daemon": {"starlette", "uvicorn", "uvloop"},
+    "affinityd.daemon": {"starlette", "uvloop"},
+    "affinityd.server": {"starlette", "uvicorn"},
     "affinityd.metrics": {"prometheus_client"},
     "affinityd.discovery.nvml": {"pynvml"},
     "affinityd.audit_metrics": {"prometheus_client"},

@@ -87,7 +87,7 @@ def test_a_gpu_with_none_far_away_has_a_mismatch_of_0_and_no_beginning_of_it() -
     assert not samples(lines, "affinityd_gpu_numa_mismatch_start_timestamp_seconds", "1")
 
 
-UNKNOWN = Audit(MACHINE, scan(unknown={GPU0: "NVML did not answer"}))
+UNKNOWN = Audit(MACHINE, scan(unknown=dict.fromkeys((GPU0, GPU1), "NVML did not answer")))
 NOWHERE = Audit(MACHINE, scan(process(1, placement="unknown"), near={**NEAR, GPU0: None}))
 
 
@@ -113,6 +113,12 @@ def test_a_gpu_has_no_sample_of_what_cannot_be_known_where_its(
     lines = scraped(audit)
     assert {name for name in absent if samples(lines, f"affinityd_gpu_{name}", "0")} == set()
     assert {name: samples(lines, f"affinityd_gpu_{name}", "0") for name in present} == present
+
+
+def test_a_gpu_that_nobody_has_ever_seen_into_has_no_cpu_time() -> None:
+    lines = scraped(UNKNOWN)
+    assert samples(lines, "affinityd_gpu_cpu_seconds_total", "1") == {}
+    assert samples(lines, "affinityd_gpu_remote_cpu_seconds_total", "1") == {}
 
 
 def test_before_the_first_scan_there_are_no_samples_of_it() -> None:
@@ -192,6 +198,18 @@ def test_there_is_one_end_and_every_metric_is_described_once(accept: str) -> Non
     assert len(described) == len(set(described))
     assert {"affinityd_build_info", "affinityd_build"} & set(described)
     assert "affinityd_gpu_audited" in described
+
+
+def test_each_scraper_has_its_own_form_whoever_came_before() -> None:
+    metrics = Metrics(lambda: None)
+    metrics.scanned(FOUND)
+    for accept, counter in (
+        ("", "affinityd_gpu_cpu_seconds_total"),
+        (OPEN_METRICS, "affinityd_gpu_cpu_seconds"),  # whose samples end in _total all the same
+        ("", "affinityd_gpu_cpu_seconds_total"),
+    ):
+        lines = metrics.exposition(accept)[0].decode().splitlines()
+        assert f"# TYPE {counter} counter" in lines
 
 
 @pytest.mark.parametrize(

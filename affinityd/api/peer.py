@@ -14,13 +14,14 @@ from typing import Any
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from affinityd.ucred import credentials
+
 KEY = "connection"  #: where a request's scope has it, among its `state`
 
 #: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERGROUPS = 59
 MAX_GROUPS = 1024  #: bytes, the most that Python asks a socket for: 256 groups
 
-CREDENTIALS = struct.Struct("iII")  #: struct ucred: pid, uid, gid
 GROUP = struct.Struct("I")
 
 
@@ -71,10 +72,9 @@ def peer_of(connection: Any) -> Peer | None:  # noqa: ANN401 - a socket, or uvlo
     if connection.family != socket.AF_UNIX:
         return None
     try:
-        told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        pid, uid, gid = credentials(connection)
     except OSError:
         return None
-    pid, uid, gid = CREDENTIALS.unpack(told)
     groups = b""
     with suppress(OSError):  # a kernel before 4.13, or more groups than there is room for
         groups = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS)

@@ -111,7 +111,10 @@ Cause = Literal["allocation", "mask", "unpinned"]
 
 
 class AuditedGpu(Wire):
-    """One GPU's processes, counted; what its CPU time was since the daemon's first scan."""
+    """One GPU's processes, counted, and their CPU time since the daemon's first scan.
+
+    Null where they are not known.
+    """
 
     vendor: str
     index: int
@@ -121,11 +124,11 @@ class AuditedGpu(Wire):
     near: str | None
     audited: bool
     unknown: str | None
-    processes: dict[Placement, int]
-    threads: dict[Placement, int]
-    mismatch: dict[Cause, int]
-    orphans: int
-    cpu_seconds: float
+    processes: dict[Placement, int] | None
+    threads: dict[Placement, int] | None
+    mismatch: dict[Cause, int] | None
+    orphans: int | None
+    cpu_seconds: float | None
     remote_cpu_seconds: float | None
 
 
@@ -172,8 +175,18 @@ class AuditedProcess(Wire):
     threads: list[AuditedThread]
 
 
+class AuditedOverlap(Wire):
+    """CPUs in the unique pins of the same jobs."""
+
+    cpulist: str
+    owners: list[str]
+
+
 class AuditAnswer(Wire):
-    """The answer to `GET /audit`; without `processes` where the caller sees counts alone."""
+    """The answer to `GET /audit`.
+
+    Without `processes` where the caller sees counts alone, without `pin_overlaps` where not all.
+    """
 
     node: str
     time: str
@@ -184,4 +197,5 @@ class AuditAnswer(Wire):
     skipped: int
     numa_balancing: int | None
     notices: list[str]
+    pin_overlaps: list[AuditedOverlap] | None = None
     processes: list[AuditedProcess] | None = None

@@ -21,9 +21,8 @@ from pathlib import Path
 from affinityd.cpuset import format_list
 from affinityd.topology import Core, NumaNode, Topology
 from tests.cpusets import HIERARCHY
-from tests.daemons import Daemon, running
-from tests.machines.sysfs_tree import write_tree
-from tests.nvml.shared_object import environment
+from tests.daemons import Daemon
+from tests.e2e.made_nodes import DRIVER, running_on
 
 CPUS = sorted(os.sched_getaffinity(0))
 HALVES = CPUS[: len(CPUS) // 2], CPUS[len(CPUS) // 2 :]
@@ -55,9 +54,8 @@ def audited(folder: Path, listen: str) -> Iterator[Daemon]:
             for mask, cgroup in ((FAR, far), (FAR, ended), (CPUS, None))
         )
         facts = _facts({0: [allocated, masked], 1: [unpinned], 2: None})
-        env = {**SETTINGS, **environment(facts, folder)}
-        before = _mounts(folder)
-        yield stack.enter_context(running(folder, listen=listen, env=env, before=before))
+        node = running_on(_two_nodes(), folder, facts, env=SETTINGS, listen=listen)
+        yield stack.enter_context(node)
 
 
 @contextmanager
@@ -94,7 +92,7 @@ def _process(command: list[str], mask: Collection[int], cgroup: Path | None) -> 
 
 def _facts(users: Mapping[int, Collection[int] | None]) -> str:
     """Return what NVML says: GPU → the processes that use it; None: it does not say."""
-    lines = ["driver 550.54.15"]
+    lines = [f"driver {DRIVER}"]
     for gpu, pids in users.items():
         lines += ["gpu", f"uuid GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001", f"minor {gpu}"]
         lines += [f"pci 00000000:{0xE1 + gpu:02X}:00.0", "model NVIDIA Test"]
@@ -105,19 +103,12 @@ def _facts(users: Mapping[int, Collection[int] | None]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _mounts(folder: Path) -> list[str]:
-    """Return the command that runs another on two NUMA nodes, with NVIDIA's driver loaded."""
-    (folder / "driver" / "nvidia").mkdir(parents=True)
-    (folder / "driver" / "nvidia" / "version").write_text("NVRM version: 550.54.15\n")
+def _two_nodes() -> Topology:
+    """Return this machine's CPUs as two NUMA nodes."""
     cores = tuple(
         Core((cpu,), node=node, package=node, die=0, llc=half[0])
         for node, half in enumerate(HALVES)
         for cpu in half
     )
     nodes = tuple(NumaNode(it, 2**30, {it: 10, 1 - it: 20}) for it in (0, 1))
-    write_tree(Topology("two", cores, nodes, possible=frozenset(CPUS)), folder / "machine")
-    mount = (
-        'mount --bind "$0/driver" /proc/driver && '
-        'mount --bind "$0/machine/sys/devices/system/node" /sys/devices/system/node && exec "$@"'
-    )
-    return ["unshare", "--mount", "sh", "-c", mount, os.fspath(folder)]
+    return Topology("two", cores, nodes, possible=frozenset(CPUS))

@@ -1,7 +1,6 @@
 """The daemon that looks at processes: a real one, real masks on real CPUs, a real NVML library.
 
-It runs on this machine's own `/`, but for `/proc/driver` and `/sys/devices/system`: in a mount
-namespace of its own the two CPUs are two NUMA nodes, and NVML's facts say who uses the GPU.
+The two CPUs are two NUMA nodes to it, and NVML's facts say who uses the GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import http.client
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,8 +25,10 @@ from affinityd.api import wire
 from tests.children import program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 from tests.daemons import PATIENCE, Daemon, eventually, running
+from tests.e2e.made_nodes import DRIVER, entering, running_on
 from tests.nvml.shared_object import environment
-from tests.tiny import BOTH, CPUS, FAR, NEAR, tiny_tree
+from tests.ports import free_port
+from tests.tiny import BOTH, CPUS, FAR, NEAR, tiny
 
 pytestmark = [
     pytest.mark.nvml,
@@ -39,9 +39,6 @@ UUID = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
 ADMINS = 4242  #: a group that need have no name
 POD = "0b7de3f1-51aa-9d02-4c1e-8a1f0c3ea001"
 
-MOUNTS = (
-    'mount --bind "$0" /proc/driver && mount --bind "$1" /sys/devices/system && shift && exec "$@"'
-)
 WITHOUT_PRIVILEGE = ("setpriv", "--bounding-set=-all", "--no-new-privs")
 
 BECOME = "import os, sys; os.setgroups([]); os.setgid({0}); os.setuid({0}); "
@@ -154,12 +151,7 @@ def address() -> str:
 def _facts(folder: Path, pids: Sequence[int], before: str = "") -> str:
     processes = [f"process compute {pid} {2**20}" for pid in pids]
     gpu = ["gpu", f"uuid {UUID}", f"pci 0000{address()}", "minor 0", f"node {NEAR}", *processes]
-    return "\n".join(("driver 550.54.15", f"device {folder / 'nvidiactl'}", before, *gpu, ""))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    return "\n".join((f"driver {DRIVER}", f"device {folder / 'nvidiactl'}", before, *gpu, ""))
 
 
 @contextmanager
@@ -170,18 +162,16 @@ def auditing(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)  # other users ask, too
-        (folder / "driver/nvidia").mkdir(parents=True)
-        (folder / "driver/nvidia/version").write_text("NVRM version: 550.54.15\n")
         (folder / "nvidiactl").touch()
-        system = tiny_tree(folder / "machine") / "sys/devices/system"
-        mounts = ["sh", "-c", MOUNTS, str(folder / "driver"), str(system)]
         port = free_port()
-        with running(
+        with running_on(
+            tiny(),
             folder,
+            _facts(folder, ()),
             *("--scan-interval", "1", *arguments),
-            env=environment(_facts(folder, ()), folder),
             listen=f"127.0.0.1:{port}",
-            before=["unshare", "--mount", *namespaces, *mounts, *before],
+            namespaces=namespaces,
+            before=before,
         ) as daemon:
             node = Node(daemon, folder, port)
             eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
@@ -426,3 +416,16 @@ def test_a_daemon_that_is_told_not_to_look_says_so(tmp_path: Path) -> None:
         assert (
             reply.text == "No scan: this daemon looks at no processes: its scan interval is off\n"
         )
+
+
+def test_the_doctor_waits_for_nvml_5_s_and_only_for_checks_that_want_it(tmp_path: Path) -> None:
+    command = [*entering(tiny(), tmp_path), sys.executable, "-m", "affinityd", "doctor", "--json"]
+    env = {**os.environ, **environment("fail nvmlInitWithFlags hang\n", tmp_path)}
+
+    def seconds(check: str) -> float:
+        began = time.monotonic()
+        subprocess.run([*command, check], env=env, stdout=subprocess.DEVNULL, check=True)
+        return time.monotonic() - began
+
+    assert seconds("isolcpus") < 4
+    assert 5 <= seconds("nvml") < 10

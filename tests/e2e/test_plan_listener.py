@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pytest
 
 from affinityd.api import wire
 from tests.daemons import PATIENCE, Daemon, Reply, running, spawn
+from tests.ports import free_port
 
 #: Two addresses of this machine: the port of the one is free to be another's on the other.
 EVERYTHING, PLANS = "127.0.0.1", "127.0.0.2"
@@ -30,11 +30,6 @@ class Node:
             connection.request(method, target, headers=headers)
             reply = connection.getresponse()
             return Reply(reply.status, {k.lower(): v for k, v in reply.getheaders()}, reply.read())
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
