@@ -187,7 +187,9 @@ def test_parents_that_seem_to_go_in_a_circle_come_to_an_end() -> None:
             id="its main thread has ended",
         ),
         pytest.param(
-            process("0-3", state="Z"), "end whoever started it: kill 50", id="it has ended"
+            process("0-3", state="Z"),
+            "look at process 50, which has to wait(2) for it or to end",
+            id="it has ended",
         ),
         pytest.param(process("0-3", state="Z", parent=1), None, id="and init is to notice"),
         pytest.param(

@@ -102,7 +102,7 @@ def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[
     assert lines[3:] == [
         (
             "process 100 (a\x1b[2Jb): orphan, holds 1024 MiB of GPU 0: nobody has noticed; "
-            "end whoever started it: kill 50"
+            "look at process 50, which has to wait(2) for it or to end"
         ),
         "CPUs 4-5: in the unique pins of session 9, slurm 7",
         "CPU 6: in the unique pins of slurm 7, slurm 8",

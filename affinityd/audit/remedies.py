@@ -130,5 +130,6 @@ def _end(orphan: Audited) -> Remedy | None:
     if not has_ended(facts):
         return Remedy(f"look what it does, then end it: kill {facts.pid}")
     if facts.parent > INIT:
-        return Remedy(f"end whoever started it: kill {facts.parent}")
+        # Which may be a job that lives, and notices in a moment: nothing that a line should kill.
+        return Remedy(f"look at process {facts.parent}, which has to wait(2) for it or to end")
     return None
