@@ -4,13 +4,14 @@ Sources: cgroups(7), cpuset(7), proc(5) for mountinfo, kernel
 Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst.
 """
 
-# ruff: noqa: PTH123 - pathlib costs more to import than all of this to run
+# ruff: noqa: PTH123, PTH207 - pathlib costs more to import than all of this to run
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from glob import escape, glob
 
 from affinityd.cpuset import CpuSet, parse_list
 
@@ -48,18 +49,17 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
     """Return the CPUs that a process's cgroup lets it use.
 
     None where that cannot be known: the process is gone, no hierarchy with a cpuset is mounted
-    here, or its cgroup lies outside of what our cgroup namespace shows. `root`: where the files
-    of the machine are.
+    here, or its cgroup lies outside of what is mounted. `root`: where the files of the machine are.
     """
     base = root.rstrip("/")
     membership = _read(f"{base}/proc/{pid}/cgroup") or ""
     lines = (_read(f"{base}/proc/self/mountinfo") or "").split("\n")
     mounts = [_mount(line) for line in lines if line]
     for version in VERSIONS:
-        for folder in _folders(version, _path(membership, version.controller), mounts):
+        for folder in _folders(version, _path(membership, version.controller), mounts, base):
             for file in version.files:
                 # An empty list is that of a cgroup which leaves the choice to the one above it.
-                if cpus := _cpus(f"{base}{folder}/{file}"):
+                if cpus := _cpus(f"{folder}/{file}"):
                     return cpus
     return None
 
@@ -74,27 +74,45 @@ def _path(membership: str, controller: str | None) -> str | None:
     return None
 
 
-def _folders(version: Version, path: str | None, mounts: list[Mount]) -> Iterator[str]:
+def _folders(version: Version, path: str | None, mounts: list[Mount], base: str) -> Iterator[str]:
     """Yield where the cgroup and those above it are to be seen, the cgroup itself first.
 
     Of one that lies very deep, those alone that are above it: they have what it has, or more.
     """
-    if path is None or "/../" in f"{path}/":  # beside or above our cgroup namespace
-        return
     for mount in mounts:
         has_it = version.controller is None or version.controller in mount.controllers
-        if mount.file_system == version.file_system and has_it:
-            below = _below(path, mount.root)
+        if path is not None and mount.file_system == version.file_system and has_it:
+            point = base + mount.point
+            is_outside = "/../" in f"{path}/"  # beside or above our cgroup namespace
+            below = _from_above(path, mount.root, point) if is_outside else _below(path, mount.root)
             while below is not None:
-                yield mount.point + below
+                yield point + below
                 below = below.rpartition("/")[0] if below else None
 
 
 def _below(path: str, root: str) -> str | None:
     """Return a path as it is below a root: "" for the root itself, None for what is not in it."""
     path, root = (f"{text.rstrip('/')}/" for text in (path, root))
-    below = path[len(root) - 1 : -1] if path.startswith(root) else None
-    return below and "/".join(below.split("/", MOST_LEVELS + 1)[: MOST_LEVELS + 1])
+    return _capped(path[len(root) - 1 : -1]) if path.startswith(root) else None
+
+
+def _from_above(path: str, root: str, point: str) -> str | None:
+    """Return the same of a cgroup outside of our namespace, in a mount of the whole hierarchy.
+
+    Of both the kernel says how far above our namespace's root they are, and not by which folders
+    that is reached: cgroup_namespaces(7). Where several are possible it is not known.
+    """
+    ups, parts = root.count("/.."), path.split("/")[1:]
+    shared = ups - parts.count("..")
+    if root != "/.." * ups or shared < 0:
+        return None
+    rest = _capped("".join(f"/{part}" for part in parts if part != ".."))
+    found = glob(escape(point) + "/*" * shared + escape(rest))
+    return found[0][len(point) :] if len(found) == 1 else None
+
+
+def _capped(path: str) -> str:
+    return "/".join(path.split("/", MOST_LEVELS + 1)[: MOST_LEVELS + 1])
 
 
 def _mount(line: str) -> Mount:

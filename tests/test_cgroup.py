@@ -137,6 +137,41 @@ def written(root: Path, cgroup: str, mounts: str, files: Mapping[str, str]) -> P
             id="a cgroup outside of our namespace is not the root's",
         ),
         pytest.param(
+            "0::/../../pod7/job\n",
+            V2.format(root="/", point=AT) + V2.format(root="/../../..", point="/host"),
+            {
+                f"{AT}/cpuset.cpus.effective": "0-7\n",
+                "/host/pods/pod6/job/cpuset.cpus.effective": "4\n",
+                "/host/pods/pod7/job/cpuset.cpus.effective": "5\n",
+            },
+            "5",
+            id="unless the whole hierarchy is mounted, whose folders above ours it does not name",
+        ),
+        pytest.param(
+            "3:cpuset:/../../../slurm/job_7/step_0\n",
+            V1.format(root="/../../..", point="/host"),
+            {"/host/slurm/job_7/cpuset.cpus": "5\n", "/host/slurm/job_7/step_0/cpuset.cpus": "\n"},
+            "5",
+            id="or is reached by its name, and leaves the choice to the cgroup above",
+        ),
+        pytest.param(
+            "0::/../job\n",
+            V2.format(root="/../..", point="/host"),
+            {
+                "/host/a/job/cpuset.cpus.effective": "4\n",
+                "/host/b/job/cpuset.cpus.effective": "5\n",
+            },
+            None,
+            id="several may be meant",
+        ),
+        pytest.param(
+            "0::/../../../job\n",
+            V2.format(root="/../..", point="/host"),
+            {"/host/job/cpuset.cpus.effective": "4\n"},
+            None,
+            id="it is above what the mount shows",
+        ),
+        pytest.param(
             "0::/\n",
             V2.format(root="/../..", point=AT),
             {f"{AT}/cpuset.cpus.effective": "0-7\n"},

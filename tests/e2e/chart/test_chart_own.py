@@ -83,6 +83,10 @@ ITS_OWN = "is the chart's own"
             f"extraVolumes: socket {ITS_OWN}; give yours another name, or set socket.hostPath",
         ),
         (
+            {"extraVolumes": [{"name": "cgroups", "emptyDir": {}}]},
+            f"extraVolumes: cgroups {ITS_OWN}; give yours another name",
+        ),
+        (
             {"extraVolumeMounts": [{"name": "socket", "mountPath": "/mine"}]},
             f"extraVolumeMounts: socket, at /mine, {ITS_OWN} volume; mount one of extraVolumes",
         ),

@@ -165,12 +165,21 @@ def test_the_users_own_node_affinity_takes_the_place_of_the_labels() -> None:
 
 
 @pytest.mark.parametrize("option", sorted(OPTIONS))
-def test_no_host_path_but_the_sockets_folder(option: str) -> None:
-    paths = [it["hostPath"] for it in pod(option)["volumes"] if "hostPath" in it]
+def test_no_host_path_but_the_sockets_folder_and_with_the_hosts_pids_its_cgroups(
+    option: str,
+) -> None:
+    made = pod(option)
+    paths = [it["hostPath"]["path"] for it in made["volumes"] if "hostPath" in it]
     expected = {"service-only": [], "socket-only": ["/var/run/site/affinityd"]}
     chosen = expected.get(option, ["/run/affinityd"])
-    assert [it["path"] for it in paths if it["path"] != "/srv/node"] == chosen
-    assert not any(it["path"].startswith("/sys") for it in paths)
+    cgroups = ["/sys/fs/cgroup"] if made.get("hostPID") else []
+    assert [path for path in paths if path != "/srv/node"] == [*chosen, *cgroups]
+
+
+def test_the_nodes_cgroups_are_there_to_be_read() -> None:
+    (container,) = pod("host-pid")["containers"]
+    (cgroups,) = (it for it in container["volumeMounts"] if it["name"] == "cgroups")
+    assert cgroups == {"name": "cgroups", "mountPath": "/host/cgroup", "readOnly": True}
 
 
 @pytest.mark.parametrize("option", sorted(OPTIONS))
@@ -204,7 +213,7 @@ def test_the_init_step_may_give_the_folder_away_and_nothing_else() -> None:
     ("option", "barred"),
     [
         ("default", ["hostPath"]),
-        ("host-pid", ["hostPID", "hostPath"]),
+        ("host-pid", ["hostPID", "hostPath", "hostPath"]),
         ("selinux", ["hostPath", "seLinuxOptions"]),
         ("service-only", []),
     ],

@@ -66,6 +66,31 @@ def test_with_the_node_s_pids_it_verifies_a_process_of_another_container(
             assert said.status == verdict, said
 
 
+#: Prints the CPUs that the cgroup of a process lets it use.
+CPUSET = """
+import sys
+from affinityd.cgroup import cpuset_of
+print(cpuset_of(int(sys.argv[1])))
+"""
+
+#: The chart's: what its daemon sees of the node's cgroups.
+CGROUPS = "--volume=/sys/fs/cgroup:/host/cgroup:ro"
+
+
+@pytest.mark.parametrize(("options", "known"), [((CGROUPS,), True), ((), False)])
+def test_the_cpuset_of_another_container_is_known_where_the_node_s_cgroups_are_mounted(
+    tree: Path, tmp_path: Path, options: Sequence[str], *, known: bool
+) -> None:
+    its = [*machine(tree), "--cgroupns=private", "--cgroup-parent=/kubepods/burstable/podA"]
+    job = [f"--cpuset-cpus={FAR}", "--cgroup-parent=/kubepods/burstable/podB"]
+    with (
+        daemon(tmp_path / "node", options=[*its, *options]) as node,
+        running(tmp_path / "job", images.client("busybox"), "sleep", "60", options=job) as other,
+    ):
+        said = node.exec("python3", "-c", CPUSET, f"{other.pid}")
+    assert (said.status, said.stdout) == (0, f"frozenset({{{FAR}}})\n" if known else "None\n")
+
+
 @pytest.mark.parametrize("options", CLIENTS.values(), ids=CLIENTS)
 def test_every_user_s_job_reaches_its_socket(node: Container, options: Sequence[str]) -> None:
     client = images.client("debian")

@@ -33,14 +33,15 @@
 {{- end }}
 {{- end }}
 
+{{- $volumes := dict "socket" ", or set socket.hostPath" "cgroups" "" }}
 {{- range .Values.extraVolumes }}
-{{- if eq .name "socket" }}
-{{- fail "extraVolumes: socket is the chart's own; give yours another name, or set socket.hostPath" }}
+{{- if hasKey $volumes .name }}
+{{- fail (printf "extraVolumes: %s is the chart's own; give yours another name%s" .name (get $volumes .name)) }}
 {{- end }}
 {{- end }}
 {{- range .Values.extraVolumeMounts }}
-{{- if eq .name "socket" }}
-{{- fail (printf "extraVolumeMounts: socket, at %s, is the chart's own volume; mount one of extraVolumes" .mountPath) }}
+{{- if hasKey $volumes .name }}
+{{- fail (printf "extraVolumeMounts: %s, at %s, is the chart's own volume; mount one of extraVolumes" .name .mountPath) }}
 {{- end }}
 {{- if hasPrefix "/run/affinityd/" (printf "%s/" (clean .mountPath)) }}
 {{- fail (printf "extraVolumeMounts: %s is the socket's folder or in it; mount %s elsewhere" .mountPath .name) }}
