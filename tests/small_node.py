@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from affinityd import nodefile
+from affinityd.service import Node
+from affinityd.topology import Topology
 from tests.machines.by_hand import made
 from tests.machines.sysfs_tree import write_tree
 
@@ -26,3 +29,8 @@ def use_small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(write_tree(TOPOLOGY, tmp_path / "root")))
     for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
+
+
+def publish(tmp_path: Path, topology: Topology, *, replayed: bool = False) -> None:
+    """Write what a daemon would have published beside the socket of `use_small_node`."""
+    nodefile.write(tmp_path / nodefile.NAME, Node(topology, replayed=replayed))
