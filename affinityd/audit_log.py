@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
 
 from affinityd.audit.document import counts
-from affinityd.audit.model import GpuKey
 from affinityd.scanner import Audit
 from affinityd.topology import Gpu
 
@@ -18,7 +16,8 @@ class AuditLog:
     """Says once what has come, and once that it is gone."""
 
     def __init__(self) -> None:
-        self._mismatched: Mapping[GpuKey, Counter[str]] = {}  # how many processes, by cause
+        # By GPU, named by its place too: its index may be another's when one is gone.
+        self._mismatched: dict[str, Counter[str]] = {}  # how many processes, by cause
         self._notices: tuple[str, ...] = ()
 
     def scanned(self, audit: Audit) -> None:
@@ -27,22 +26,24 @@ class AuditLog:
             if notice not in self._notices:
                 log.warning("%s", notice)
         self._notices = audit.scan.notices
-        before = self._mismatched
-        now = {gpu: its.causes for gpu, its in counts(audit.scan).items() if its.causes}
-        # What cannot be seen is as it was.
-        now |= {key: before[key] for key in before.keys() & audit.scan.unknown.keys()}
+        before, self._mismatched = self._mismatched, {}
+        counted = counts(audit.scan)
         for gpu in audit.topology.gpus:
-            if gpu.key in now and gpu.key not in before:
-                log.warning("%s", _appeared(gpu, now[gpu.key]))
-            elif gpu.key in before and gpu.key not in now:
-                log.info("%s: its processes are near it again, or gone", _name(gpu))
-        self._mismatched = now
+            name, causes = _name(gpu), counted[gpu.key].causes
+            if gpu.key in audit.scan.unknown:  # what cannot be seen is as it was
+                causes = before.get(name, Counter())
+            if causes:
+                self._mismatched[name] = causes
+            if causes and name not in before:
+                log.warning("%s", _appeared(name, causes))
+            elif name in before and not causes:
+                log.info("%s: its processes are near it again, or gone", name)
 
 
-def _appeared(gpu: Gpu, causes: Counter[str]) -> str:
+def _appeared(name: str, causes: Counter[str]) -> str:
     listed = ", ".join(f"{cause}: {number}" for cause, number in sorted(causes.items()))
     processes = f"{causes.total()} of its processes may run far from it"
-    return f"{_name(gpu)}: {processes} ({listed}); see affinityd audit"
+    return f"{name}: {processes} ({listed}); see affinityd audit"
 
 
 def _name(gpu: Gpu) -> str:

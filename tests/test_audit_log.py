@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -72,3 +73,15 @@ def test_the_log_says(
 def test_each_gpu_has_a_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     lines = told(caplog, audit(FAR, process(3, GPU1, cause="unpinned", placement="unpinned")))
     assert [line.split(":")[1] for line in lines] == [" nvidia GPU 0 (0000", " nvidia GPU 1 (0000"]
+
+
+def test_another_gpu_under_the_number_of_one_that_has_left_is_news(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = audit(FAR)
+    first, *others = before.topology.gpus
+    moved = replace(before.topology, gpus=(replace(first, pci_bus_id="0000:aa:00.0"), *others))
+    assert told(caplog, before, Audit(moved, before.scan)) == [
+        APPEARED.format(1, "mask: 1"),
+        APPEARED.format(1, "mask: 1").replace("0000:10:00.0", "0000:aa:00.0"),
+    ]
