@@ -201,3 +201,12 @@ def test_errors_of_many_kinds_are_json_without_a_traceback(daemon: Daemon) -> No
         assert "\n" not in detail
         assert len(detail) < 1000
     assert not any("Traceback" in line for line in daemon.lines)
+
+
+@pytest.mark.parametrize("query", ["uid=0", "%zz", "format=cpulist"])
+def test_the_audit_takes_no_parameters(daemon: Daemon, query: str) -> None:
+    refused = daemon.get(f"/audit?{query}", accept="text/plain")
+    assert (refused.status, refused.text) == (
+        422,
+        f"Malformed request: /audit takes no parameters, and was given {query!r}\n",
+    )

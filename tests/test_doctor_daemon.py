@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -147,6 +149,27 @@ def test_what_listens_and_does_not_answer_well_fails(
     assert daemon.pid == os.getpid()
     facts = Facts(TWO, open_tree("/"), daemon=daemon)
     check("socket", facts, Expected("fail", found, remedy))
+
+
+@pytest.mark.parametrize("name", ["affinityd.sock", "a" * 6000])
+@needs_root
+def test_a_socket_that_cannot_be_reached_fails_and_ends_nothing(folder: Path, name: str) -> None:
+    """Others' checks are made all the same: what is in the way is a finding, and no error."""
+    folder.chmod(0o700)
+    code = (
+        "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "from affinityd.cli import entry; entry()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor", "socket", "cgroup", "--socket", folder / name],
+        env={**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert re.search("^socket +fail +no daemon at ", done.stdout, re.MULTILINE)
+    assert re.search("^cgroup ", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 _NOT_SCANNED: dict[int | str, dict[str, Any]] = {
-    503: {**_ERRORS[503], "description": "There has been no scan yet, or there are none."}
+    422: {**_ERRORS[422], "description": "It takes no parameters."},
+    503: {**_ERRORS[503], "description": "There has been no scan yet, or there are none."},
 }
 
 

@@ -13,6 +13,7 @@ from affinityd.api.peer import Peer, peer_of_request
 from affinityd.audit.document import Sees, everything, render
 from affinityd.background import Shared
 from affinityd.cache import Cache
+from affinityd.errors import InvalidRequestError, quote
 from affinityd.scanner import Audit, Audits
 
 ROOT = 0
@@ -75,6 +76,8 @@ def audit_route(audits: Audits, admin_group: int | None, errors: dict[int | str,
         responses={**errors, 200: {"model": wire.AuditAnswer}},
     )
     async def audit(request: Request) -> Response:
+        if query := request.url.query:
+            raise InvalidRequestError(f"/audit takes no parameters, and was given {quote(query)}")
         for_whom = viewer(peer_of_request(request.scope), admin_group)
         body = await documents.document(audits.audit, for_whom)
         return Response(body, media_type="application/json")

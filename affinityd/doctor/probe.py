@@ -79,10 +79,8 @@ def held_off(path: str) -> float | None:
 
 def _published(file: Path) -> tuple[Node | None, str | None]:
     """Return the node that a daemon published, or why there is none."""
-    if not file.exists():
-        return None, "there is none"
-    try:
-        return nodefile.read(file), None
+    try:  # to ask whether it is there may be refused, too
+        return (nodefile.read(file), None) if file.exists() else (None, "there is none")
     except OSError as error:
         return None, error.strerror
     except ValueError as error:
