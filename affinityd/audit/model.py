@@ -38,12 +38,13 @@ class Membership:
 
 @dataclass(frozen=True)
 class Holding:
-    """A process that uses a GPU: of several, the one where it holds most memory."""
+    """A process that uses a GPU: of several, first the one where it holds most memory."""
 
     pid: int  #: as /proc here numbers it
     gpu: GpuKey
     memory_bytes: int | None = None  #: of the GPU's memory; None: nobody says
     mig: str | None = None  #: UUID of the MIG instance
+    beside: tuple[GpuKey, ...] = ()  #: other GPUs that it works on as much, by index
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,13 @@ class ProcessFacts:
     session: int | None = None  #: pid of the process that began its session
     service: str | None = None  #: systemd's unit of it, by its cgroup's path
     holder: int | None = None  #: pid of the process that it works for; None: it holds a GPU itself
+    beside: tuple[GpuKey, ...] = ()  #: the GPUs besides `gpu` that it, or who it works for, uses
+    cgroups: str = ""  #: /proc/PID/cgroup
+
+    @property
+    def gpus(self) -> tuple[GpuKey, ...]:
+        """All of its GPUs, that of most memory first."""
+        return (self.gpu, *self.beside)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,158 @@
+"""What enforcement is told, decides and does, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from affinityd.audit.model import MASK, UNPINNED, Audited, GpuKey, Job
+from affinityd.cpuset import CpuSet
+
+OFF, OBSERVE, PIN = "off", "observe", "pin"
+WAYS = (OFF, OBSERVE, PIN)
+
+#: What has jobs besides the schedulers of `affinityd.audit.model`: `Job.scheduler` of a container
+#: that none started, and of a cgroup that a rule names.
+CONTAINER, CGROUP = "container", "cgroup"
+
+SHARE = "share"  #: near its GPU, on CPUs that are another rank's by its mode, or reserved
+CAUSES = (MASK, UNPINNED, SHARE)  #: why a process is to be pinned
+
+FITS = "fits"  #: it runs where it is to
+DRIFTED = "drifted"  #: it does not, and a pin mends that
+LEFT = "left"  #: it is let alone, wherever it runs
+VERDICTS = (FITS, DRIFTED, LEFT)
+
+#: Why a process is let alone.
+NO_POLICY = "no_policy"
+NO_JOB = "no_job"
+DAEMON = "daemon"
+ORPHAN = "orphan"
+POLICY = "policy"
+OPTED_OUT = "opted_out"
+UNKNOWN_PLACE = "unknown_place"
+UNKNOWN_CPUSET = "unknown_cpuset"
+ALLOCATION = "allocation"
+NO_PLAN = "no_plan"
+ON_PURPOSE = "on_purpose"
+YOUNG = "young"
+WAITING = "waiting"
+GIVEN_UP = "given_up"
+REASONS: Mapping[str, str] = {
+    NO_POLICY: "the policy has not been readable yet",
+    NO_JOB: "it is in no job: in no scheduler's, no container, no cgroup that a rule names",
+    DAEMON: "it is known to run on every node",
+    ORPHAN: "its job is over",
+    POLICY: "a rule of the policy leaves it",
+    OPTED_OUT: "its environment has AFFINITYD=off",
+    UNKNOWN_PLACE: "the machine does not say where its GPU is",
+    UNKNOWN_CPUSET: "what its cgroup lets it use cannot be read here",
+    ALLOCATION: "its job was given no CPU near its GPU",
+    NO_PLAN: "there is no plan for it",
+    ON_PURPOSE: "somebody pinned it on purpose",
+    YOUNG: "it has just started",
+    WAITING: "it was reset lately, and waits for its next pin",
+    GIVEN_UP: "it was reset again and again",
+}
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What a policy says of a process."""
+
+    mode: str = "node"
+    share: str = "auto"
+    scope: str = "node"
+    min_physical_cores: int = 1  #: with fewer near cores it is let alone
+    leave: bool = False
+    rule: int | None = None  #: which rule of the policy said so, from 1; None: its defaults
+
+
+@dataclass(frozen=True)
+class Standard:
+    """By what the masks of one process's threads are judged."""
+
+    cpus: CpuSet  #: where it is to run
+    cpuset: CpuSet  #: everything that its cgroup lets it use, and is online
+    #: Masks that nobody chose for one thread alone: the process's own, and those that we gave.
+    usual: frozenset[CpuSet]
+
+    def of(self, mask: CpuSet) -> str:
+        """Return FITS, DRIFTED, or ON_PURPOSE for a mask that somebody chose for this thread."""
+        if mask <= self.cpus:
+            return FITS
+        return DRIFTED if mask in self.usual or mask >= self.cpuset else ON_PURPOSE
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to become of one process."""
+
+    process: Audited
+    verdict: str  #: of VERDICTS
+    job: Job | None = None
+    treatment: Treatment | None = None  #: None: nobody asked the policy
+    standard: Standard | None = None  #: None: where it is to run is not known
+    cause: str | None = None  #: of CAUSES: why it is to be pinned; None: it runs where it is to
+    reason: str | None = None  #: of REASONS, where it is let alone
+    why: str | None = None  #: that, in a sentence, with what would mend it
+    drifted: int = 0  #: its threads that a pin would move
+    on_purpose: int = 0  #: its threads that somebody pinned on purpose, elsewhere
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of pinning one process; what ended meanwhile is in no number."""
+
+    pinned: int = 0  #: threads whose mask was set
+    left: int = 0  #: threads that were found pinned on purpose
+    refused: int = 0  #: threads whose mask could not be set
+    cut: CpuSet | None = None  #: what a thread holds that got less than was asked; None: none did
+    error: str | None = None  #: why it was refused, in a sentence
+    is_gone: bool = False  #: the process has ended, or its number is another's by now
+    is_settled: bool = True  #: the last pass over its threads found nothing more to do
+
+
+@dataclass(frozen=True)
+class Done:
+    """A process that was to be pinned, and what came of it."""
+
+    decision: Decision
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counters, from the daemon's start on."""
+
+    pins: Mapping[str, int] = field(default_factory=dict)  #: processes, by `enforcer.OUTCOMES`
+    threads: int = 0  #: whose mask was set
+    resets: int = 0  #: how often a process that we had pinned was found elsewhere
+    migrations: Mapping[str, int] = field(default_factory=dict)  #: by `migration.OUTCOMES`
+
+
+@dataclass(frozen=True)
+class PolicyState:
+    """Which policy counts."""
+
+    file: str | None = None  #: None: none is named, and there is none where one is looked for
+    read: float | None = None  #: when what counts was read, seconds since the epoch
+    rules: int = 0
+    error: str | None = None  #: why the file as it is now does not count, and where in it
+
+
+@dataclass(frozen=True)
+class Report:
+    """One look at all processes that use GPUs, after a scan."""
+
+    time: float  #: of the scan, seconds since the epoch
+    wanted: str  #: of WAYS: as it was set
+    does: str  #: of WAYS: what it does
+    hindrance: str | None  #: why it observes where it was to pin
+    policy: PolicyState
+    decisions: tuple[Decision, ...]  #: in the scan's order
+    done: tuple[Done, ...] = ()
+    totals: Totals = Totals()
+    near: Mapping[GpuKey, CpuSet | None] = field(default_factory=dict)  #: the scan's
+    unreached: int = 0  #: processes that were to be pinned, and not reached, as time was up
+    seconds: float = 0.0  #: how long it took, beside the scan
