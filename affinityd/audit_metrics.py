@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from affinityd.audit.document import Counts, counts
 from affinityd.audit.model import CAUSES, CpuTime, Scan
 from affinityd.errors import one_line
 from affinityd.job_series import JobRow
+from affinityd.metric_families import GPU_LABELS, Family, each, filled, gpu_labels, one
 from affinityd.scanner import Audit
 from affinityd.topology import Gpu
 from affinityd.vicinity import PLACEMENTS
 
-T = TypeVar("T")
-Samples = Iterable[tuple[Sequence[str], float]]  #: each with the labels that only its metric has
-
-GPU_LABELS = ("gpu", "uuid", "pci_bus_id")
 JOB_LABELS = ("scheduler", "job_id")
 
 
@@ -53,30 +48,11 @@ class GpuView:
         return self.is_audited or self.time.total > 0
 
 
-@dataclass(frozen=True)
-class Family(Generic[T]):
-    """A metric: what it says of one thing of many."""
-
-    name: str
-    help: str
-    samples: Callable[[T], Samples]
-    labels: tuple[str, ...] = ()
-    kind: type[CounterMetricFamily | GaugeMetricFamily] = GaugeMetricFamily
-
-
-def _one(value: float | None) -> Samples:
-    return () if value is None else (((), value),)
-
-
-def _each(names: Sequence[str], counted: Counter[str]) -> Samples:
-    return (((name,), counted[name]) for name in names)
-
-
 GPU_FAMILIES: tuple[Family[GpuView], ...] = (
     Family(
         "affinityd_gpu_audited",
         "1 if the processes that use the GPU are known, 0 if nobody says which they are.",
-        lambda gpu: _one(gpu.is_audited),
+        lambda gpu: one(gpu.is_audited),
     ),
     Family(
         "affinityd_gpu_numa_mismatch",
@@ -92,61 +68,61 @@ GPU_FAMILIES: tuple[Family[GpuView], ...] = (
     Family(
         "affinityd_gpu_numa_mismatch_start_timestamp_seconds",
         "When the mismatch of the GPU was first seen, since the epoch; only while there is one.",
-        lambda gpu: _one(gpu.scan.since.get(gpu.gpu.key)),
+        lambda gpu: one(gpu.scan.since.get(gpu.gpu.key)),
     ),
     Family(
         "affinityd_gpu_processes",
         "Processes that use the GPU, and their descendants, by placement.",
-        lambda gpu: _each(PLACEMENTS, gpu.counts.processes) if gpu.is_audited else (),
+        lambda gpu: each(PLACEMENTS, gpu.counts.processes) if gpu.is_audited else (),
         ("placement",),
     ),
     Family(
         "affinityd_gpu_threads",
         "Their threads, each by its own placement.",
-        lambda gpu: _each(PLACEMENTS, gpu.counts.threads) if gpu.is_audited else (),
+        lambda gpu: each(PLACEMENTS, gpu.counts.threads) if gpu.is_audited else (),
         ("placement",),
     ),
     Family(
         "affinityd_gpu_orphan_processes",
         "Processes that hold the GPU and belong to no living job.",
-        lambda gpu: _one(gpu.counts.orphans) if gpu.is_audited else (),
+        lambda gpu: one(gpu.counts.orphans) if gpu.is_audited else (),
     ),
     Family(
         "affinityd_gpu_cpu_seconds",
         "CPU time of the GPU's processes between scans.",
-        lambda gpu: _one(gpu.time.total) if gpu.was_seen else (),
+        lambda gpu: one(gpu.time.total) if gpu.was_seen else (),
         kind=CounterMetricFamily,
     ),
     Family(
         "affinityd_gpu_remote_cpu_seconds",
         "Of that, the time on CPUs that are not near the GPU: a thread's goes to its last CPU.",
-        lambda gpu: _one(gpu.time.remote) if gpu.was_seen and gpu.is_placed else (),
+        lambda gpu: one(gpu.time.remote) if gpu.was_seen and gpu.is_placed else (),
         kind=CounterMetricFamily,
     ),
 )
 
 JOB_FAMILIES: tuple[Family[JobRow], ...] = (
-    Family("affinityd_job_gpus", "GPUs that a job uses here.", lambda row: _one(row.gpus)),
+    Family("affinityd_job_gpus", "GPUs that a job uses here.", lambda row: one(row.gpus)),
     Family(
         "affinityd_job_mismatched_gpus",
         "Of those, GPUs with a process of the job that may run on CPUs that are not near them.",
-        lambda row: _one(row.mismatched),
+        lambda row: one(row.mismatched),
     ),
     Family(
         "affinityd_job_numa_mismatch_start_timestamp_seconds",
         "When the job's mismatch was first seen, since the epoch; only while there is one.",
-        lambda row: _one(row.since),
+        lambda row: one(row.since),
     ),
     Family(
         "affinityd_job_cpu_seconds",
         "CPU time of the job's processes that use GPUs, and of their descendants.",
-        lambda row: _one(row.time.total),
+        lambda row: one(row.time.total),
         kind=CounterMetricFamily,
     ),
     Family(
         "affinityd_job_remote_cpu_seconds",
         "Of that, the time on CPUs that are not near the GPU.",
-        lambda row: _one(row.time.remote),
+        lambda row: one(row.time.remote),
         kind=CounterMetricFamily,
     ),
 )
@@ -156,22 +132,22 @@ SCAN_FAMILIES: tuple[Family[Scan], ...] = (
     Family(
         "affinityd_pin_overlap_cpus",
         "CPUs that more than one job has pinned processes to for itself.",
-        lambda scan: _one(len(scan.overlap)),
+        lambda scan: one(len(scan.overlap)),
     ),
     Family(
         "affinityd_scan_duration_seconds",
         "How long the last scan of the processes took.",
-        lambda scan: _one(scan.seconds),
+        lambda scan: one(scan.seconds),
     ),
     Family(
         "affinityd_scan_skipped_processes",
         "Processes that the last scan did not look at, as its time was up.",
-        lambda scan: _one(scan.skipped),
+        lambda scan: one(scan.skipped),
     ),
     Family(
         "affinityd_numa_balancing",
         "The kernel's numa_balancing: 0 is off; it moves pages away under running jobs.",
-        lambda scan: _one(scan.numa_balancing),
+        lambda scan: one(scan.numa_balancing),
     ),
 )
 
@@ -179,25 +155,11 @@ SCAN_FAMILIES: tuple[Family[Scan], ...] = (
 def metrics(audit: Audit, jobs: Iterable[JobRow]) -> Iterator[Metric]:
     """Yield every metric of a scan."""
     scan, counted = audit.scan, counts(audit.scan)
-    gpus = [(_gpu_labels(gpu), GpuView(gpu, scan, counted[gpu.key])) for gpu in audit.topology.gpus]
+    gpus = [(gpu_labels(gpu), GpuView(gpu, scan, counted[gpu.key])) for gpu in audit.topology.gpus]
     for of_gpus in GPU_FAMILIES:
-        yield _filled(of_gpus, GPU_LABELS, gpus)
+        yield filled(of_gpus, GPU_LABELS, gpus)
     for of_scan in SCAN_FAMILIES:
-        yield _filled(of_scan, (), [((), scan)])
+        yield filled(of_scan, (), [((), scan)])
     rows = [((row.job.scheduler, one_line(row.job.id)), row) for row in jobs]
     for of_jobs in JOB_FAMILIES if rows else ():
-        yield _filled(of_jobs, JOB_LABELS, rows)
-
-
-def _gpu_labels(gpu: Gpu) -> tuple[str, ...]:
-    return str(gpu.index), one_line(gpu.uuid or ""), gpu.pci_bus_id
-
-
-def _filled(
-    family: Family[T], labels: tuple[str, ...], things: Iterable[tuple[Sequence[str], T]]
-) -> Metric:
-    metric = family.kind(family.name, family.help, labels=(*labels, *family.labels))
-    for values, thing in things:
-        for more, value in family.samples(thing):
-            metric.add_metric([*values, *more], value)
-    return metric
+        yield filled(of_jobs, JOB_LABELS, rows)

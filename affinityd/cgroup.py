@@ -31,6 +31,8 @@ VERSIONS = (
     Version("cgroup2", None, ("cpuset.cpus.effective",)),
 )
 
+CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that somebody chose for a cgroup
+
 #: Levels below a mount that are looked at: anybody may make thousands below a cgroup of their own.
 MOST_LEVELS = 64
 
@@ -51,17 +53,32 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
     None where that cannot be known: the process is gone, no hierarchy with a cpuset is mounted
     here, or its cgroup lies outside of what is mounted. `root`: where the files of the machine are.
     """
+    for version, folder in _cgroups(pid, root):
+        for file in version.files:
+            # An empty list is that of a cgroup which leaves the choice to the one above it.
+            if cpus := _cpus(f"{folder}/{file}"):
+                return cpus
+    return None
+
+
+def confining(pid: int, root: str = "/") -> str | None:
+    """Return the folder of the cgroup whose own choice of CPUs a process has; None: not known.
+
+    That is its own, or one above it. On v2 most have made none.
+    """
+    folders = (folder for _, folder in _cgroups(pid, root))
+    return next((folder for folder in folders if _cpus(f"{folder}/{CHOSEN}")), None)
+
+
+def _cgroups(pid: int, root: str) -> Iterator[tuple[Version, str]]:
+    """Yield the folders of a process's cgroup and of those above it, in which a cpuset may be."""
     base = root.rstrip("/")
     membership = _read(f"{base}/proc/{pid}/cgroup") or ""
     lines = (_read(f"{base}/proc/self/mountinfo") or "").split("\n")
     mounts = [_mount(line) for line in lines if line]
     for version in VERSIONS:
         for folder in _folders(version, _path(membership, version.controller), mounts, base):
-            for file in version.files:
-                # An empty list is that of a cgroup which leaves the choice to the one above it.
-                if cpus := _cpus(f"{folder}/{file}"):
-                    return cpus
-    return None
+            yield version, folder
 
 
 def _path(membership: str, controller: str | None) -> str | None:

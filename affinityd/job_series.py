@@ -81,9 +81,9 @@ def _gpus(
     for process in scan.processes:
         job = process.facts.membership.job
         if job is not None and not process.is_daemon:
-            gpus[job].add(process.facts.gpu)
+            gpus[job].update(process.facts.gpus)
             if process.is_mismatch:
-                mismatched[job].add(process.facts.gpu)
+                mismatched[job].update(process.facts.gpus)
     return gpus, mismatched
 
 

@@ -19,6 +19,7 @@ from affinityd.cpuset import parse_list
 from affinityd.topology import Topology
 
 GPU = ("nvidia", 0)
+NEAR = "4-7"  #: CPUs near it
 POD = "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01"
 SLURM_JOB = Membership(Job("slurm", "7"), step="0")
 KUBERNETES_POD = Membership(Job("kubernetes", POD), container="ab12" * 16)
@@ -64,6 +65,7 @@ def process(
     service: str | None = None,
     uid: int | None = 1000,
     holder: int | None = None,
+    beside: tuple[GpuKey, ...] = (),
 ) -> ProcessFacts:
     """Return a process whose threads have these masks."""
     made = tuple(thread(mask, pid + place) for place, mask in enumerate(masks))
@@ -75,13 +77,14 @@ def process(
         parent=parent,
         state=state,
         gpu=gpu,
-        holding=Holding(pid, gpu, 2**30) if holds and holder is None else None,
+        holding=Holding(pid, gpu, 2**30, beside=beside) if holds and holder is None else None,
         membership=membership,
         cpuset=None if cpuset is None else parse_list(cpuset),
         threads=made if threads is None else threads,
         session=session,
         service=service,
         holder=holder,
+        beside=beside,
     )
 
 
@@ -106,6 +109,7 @@ def audited(
     is_daemon: bool = False,
     itself: tuple[int, ...] = (),
     orphan: str | None = None,
+    near: str | None = NEAR,
 ) -> Audited:
     """Return a judgement; `itself`: the places of the threads that pinned themselves."""
     return Audited(
@@ -116,4 +120,5 @@ def audited(
         cause=cause,
         is_daemon=is_daemon,
         orphan=orphan,
+        near=None if near is None else parse_list(near),
     )

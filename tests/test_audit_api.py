@@ -8,8 +8,10 @@ import json
 import pytest
 
 from affinityd.api import wire
-from affinityd.api.audit import Documents, Viewer, viewer
+from affinityd.api.audit import documents_of
+from affinityd.api.documents import Viewer, viewer
 from affinityd.api.peer import Peer
+from affinityd.scanner import Audit, Audits
 from tests.scans import audit, process
 
 ADMINS = 500
@@ -55,7 +57,7 @@ LATER = audit(process(4, uid=7))
 def test_the_document_shows_those_processes_and_counts_all(
     who: Viewer, sees: str, pids: list[int] | None
 ) -> None:
-    body = asyncio.run(Documents().document(FOUND, who))
+    body = asyncio.run(documents_of(Seen(FOUND)).document(who))
     answer = wire.AuditAnswer.model_validate_json(body)
     assert answer.model_dump(exclude_unset=True) == json.loads(body)
     assert answer.sees == sees
@@ -67,25 +69,40 @@ def test_the_document_shows_those_processes_and_counts_all(
 
 def test_a_document_is_written_once_for_a_scan_and_a_viewer() -> None:
     async def story() -> None:
-        documents = Documents()
-        first = await documents.document(FOUND, Viewer(uid=7))
-        assert await documents.document(FOUND, Viewer(uid=7)) is first
-        assert await documents.document(FOUND, Viewer(uid=8)) != first
-        assert await documents.document(audit(), Viewer(uid=7)) != first
+        seen = Seen(FOUND)
+        documents = documents_of(seen)
+        first = await documents.document(Viewer(uid=7))
+        assert await documents.document(Viewer(uid=7)) is first
+        assert await documents.document(Viewer(uid=8)) != first
+        seen.see(audit())
+        assert await documents.document(Viewer(uid=7)) != first
 
     asyncio.run(story())
 
 
 def test_a_document_that_was_asked_for_before_a_scan_is_not_kept_after_it() -> None:
     async def story() -> None:
-        documents, user = Documents(), Viewer(uid=7)
-        before = asyncio.create_task(documents.document(FOUND, user))
+        seen, user = Seen(FOUND), Viewer(uid=7)
+        documents = documents_of(seen)
+        before = asyncio.create_task(documents.document(user))
         await asyncio.sleep(0)  # it is being written
-        await documents.document(LATER, NOBODYS)
+        seen.see(LATER)
+        await documents.document(NOBODYS)
         assert pids(await before) == [1]
-        assert pids(await documents.document(LATER, user)) == [4]
+        assert pids(await documents.document(user)) == [4]
 
     asyncio.run(story())
+
+
+class Seen(Audits):
+    """What was seen last, as a test has it."""
+
+    def __init__(self, audit: Audit) -> None:
+        super().__init__("")
+        self.see(audit)
+
+    def see(self, audit: Audit) -> None:
+        self._last = audit
 
 
 def pids(body: bytes) -> list[int]:

@@ -102,6 +102,7 @@ def test_a_process_is_told_with_its_threads() -> None:
         "state": "S",
         "vendor": "nvidia",
         "gpu": 0,
+        "gpus_beside": [],
         "holds_gpu": True,
         "gpu_memory_bytes": 2**30,
         "mig": None,
@@ -135,6 +136,22 @@ def test_a_descendant_holds_no_gpu_and_no_memory_of_one() -> None:
     assert (worker["holds_gpu"], worker["gpu"], worker["parent"]) == (False, 0, 100)
     assert (worker["gpu_memory_bytes"], worker["mig"], worker["job"]) == (None, None, None)
     assert worker["cpuset"] is None
+
+
+def test_a_process_on_several_gpus_names_them_all_and_counts_for_the_first() -> None:
+    amd = replace(TWO.gpus[0], vendor="amd")
+    three = replace(TWO, gpus=(*TWO.gpus, amd))
+    judge = Judge(three)
+    facts = process("0-3", gpu=amd.key, beside=(GPU, LOST), cpuset="0-7")
+    scan = replace(SCAN, processes=(judge.judge(facts),), near=judge.near)
+    (told,) = document(three, scan, everything)["processes"]
+    assert (told["vendor"], told["gpu"]) == ("amd", 0)
+    assert told["gpus_beside"] == [{"vendor": "nvidia", "gpu": 0}, {"vendor": "nvidia", "gpu": 1}]
+    assert {key: sum(its.processes.values()) for key, its in counts(scan).items()} == {
+        amd.key: 1,
+        GPU: 0,
+        LOST: 0,
+    }
 
 
 @pytest.mark.parametrize("sees", [lambda it: it.facts.uid == 1001, None])

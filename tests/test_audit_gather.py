@@ -13,13 +13,14 @@ import pytest
 from affinityd import processes
 from affinityd.audit import gather
 from affinityd.audit.gather import TICKS, Gathering
-from affinityd.audit.model import Held, Holding, ProcessFacts
+from affinityd.audit.model import Held, Holding, Job, ProcessFacts
 from affinityd.processes import children_of, stat_of, thread_ids
 from tests.auditing import GPU
 from tests.children import CHURN, program, sleeping
-from tests.cpusets import cpuset, needs_cpuset
+from tests.cpusets import HIERARCHY, cpuset, needs_cpuset
 
 LATER = 60.0
+FREEZER = HIERARCHY.with_name("freezer")
 OTHER = ("nvidia", 1)
 
 #: As many threads, and as many children; each child has one of its own.
@@ -134,6 +135,24 @@ def test_a_descendant_that_holds_a_gpu_keeps_it_and_those_below_it_have_it() -> 
             assert [it.holder for it in found.values() if it.pid == last] == [middle]
 
 
+def test_who_works_for_a_holder_of_several_gpus_works_for_all_of_them() -> None:
+    with program(FAMILY, "1", "1") as child:
+        named = Held((Holding(child.pid, OTHER, beside=(GPU,)),))
+        deadline = time.monotonic() + LATER
+        while len(found := list(Gathering(named, time.monotonic() + LATER))) < 3:
+            assert time.monotonic() < deadline
+    assert {facts.gpus for facts in found} == {(OTHER, GPU)}
+    assert [facts.holding is not None for facts in found] == [True, False, False]
+
+
+def test_processes_in_the_same_cgroups_share_the_text_that_names_them() -> None:
+    with program(FAMILY, "1", "2") as child, sleeping() as other:
+        found = gathered(child.pid, other.pid)
+        cgroups = Path(f"/proc/{child.pid}/cgroup").read_text()
+    assert {facts.cgroups for facts in found} == {cgroups}
+    assert len({id(facts.cgroups) for facts in found}) == 1
+
+
 def test_a_zombie_is_told_where_it_holds_a_gpu_and_is_no_descendant() -> None:
     with program(ZOMBIE_CHILD.replace("print(pid", "print('ready'")) as child:
         (zombie,) = (pid for pid in _children(child.pid))
@@ -221,6 +240,34 @@ def test_the_cpuset_is_that_of_its_own_cgroup() -> None:
     assert first.cpuset == frozenset({cpu})
     assert second.cpuset is not None
     assert second.cpuset > {cpu}
+
+
+@needs_cpuset
+@pytest.mark.parametrize(
+    ("hierarchy", "is_confined"),
+    [
+        pytest.param(HIERARCHY, True, id="all of the machine's CPUs were chosen for it"),
+        pytest.param(FREEZER, False, id="its tasks have masks alone"),
+    ],
+)
+def test_whether_slurm_confines_its_job(hierarchy: Path, is_confined: bool) -> None:
+    slurms = hierarchy / f"slurm_test-{os.getpid()}"
+    job = slurms / "uid_0" / "job_7"
+    job.mkdir(parents=True)
+    try:
+        for folder in (slurms, job.parent, job) if hierarchy == HIERARCHY else ():
+            for file in ("cpuset.mems", "cpuset.cpus"):
+                (folder / file).write_text((HIERARCHY / file).read_text())
+        with sleeping() as task, sleeping() as other:
+            (job / "cgroup.procs").write_text(str(task.pid))
+            first, second = gathered(task.pid, other.pid)
+    finally:
+        for folder in (job, job.parent, slurms):
+            folder.rmdir()
+    assert first.membership.job == Job("slurm", "7")
+    assert first.cpuset == second.cpuset
+    assert first.is_confined is is_confined
+    assert second.is_confined
 
 
 def test_processes_that_end_start_others_and_change_are_no_error() -> None:

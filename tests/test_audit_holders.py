@@ -129,29 +129,66 @@ def test_while_nvml_is_silent_nothing_is_known() -> None:
     assert (told.holdings, told.unknown) == ((), {gpu.key: why for gpu in NVIDIAS})
 
 
+GIB = 2**30
+AMDS = ("amd", 0)
+
+
 @pytest.mark.parametrize(
-    ("holdings", "best"),
+    ("holdings", "together"),
     [
+        pytest.param([Holding(7, SECOND, 100)], Holding(7, SECOND, 100), id="one"),
         pytest.param(
-            [Holding(7, FIRST, 100), Holding(7, SECOND, 300), Holding(7, THIRD, 200)],
-            Holding(7, SECOND, 300),
-            id="most memory",
+            [Holding(7, FIRST, 500 * 2**20), Holding(7, SECOND, 20 * GIB)],
+            Holding(7, SECOND, 20 * GIB),
+            id="a mere context on another is no use of it",
         ),
         pytest.param(
-            [Holding(7, THIRD, 100), Holding(7, SECOND, 100)],
-            Holding(7, SECOND, 100),
-            id="as much memory on two",
+            [Holding(7, FIRST, 40 * GIB), Holding(7, SECOND, 40 * GIB)],
+            Holding(7, FIRST, 40 * GIB, beside=(SECOND,)),
+            id="half on each: the lowest index comes first",
         ),
         pytest.param(
-            [Holding(7, THIRD), Holding(7, SECOND)], Holding(7, SECOND), id="memory not known"
+            [Holding(7, THIRD, 20), Holding(7, SECOND, 80), Holding(7, FIRST, 21)],
+            Holding(7, SECOND, 80, beside=(FIRST, THIRD)),
+            id="a quarter of the most, and more",
         ),
         pytest.param(
-            [Holding(7, FIRST), Holding(7, THIRD, 1)], Holding(7, THIRD, 1), id="known on one"
+            [Holding(7, THIRD, 19), Holding(7, SECOND, 80), Holding(7, FIRST, 21)],
+            Holding(7, SECOND, 80, beside=(FIRST,)),
+            id="and less",
+        ),
+        pytest.param(
+            [Holding(7, THIRD, 4 * GIB, "MIG-1"), Holding(7, SECOND, GIB, "MIG-2")],
+            Holding(7, THIRD, 4 * GIB, "MIG-1", beside=(SECOND,)),
+            id="parts of two GPUs",
+        ),
+        pytest.param(
+            [Holding(7, THIRD), Holding(7, SECOND)],
+            Holding(7, SECOND, beside=(THIRD,)),
+            id="nobody says how much: all that it has open",
+        ),
+        pytest.param(
+            [Holding(7, FIRST), Holding(7, SECOND, 0), Holding(7, THIRD, GIB)],
+            Holding(7, THIRD, GIB, beside=(FIRST,)),
+            id="nobody says how much of one",
+        ),
+        pytest.param(
+            [Holding(7, FIRST, 0), Holding(7, SECOND, 0)],
+            Holding(7, FIRST, 0, beside=(SECOND,)),
+            id="queues on two, and no memory yet",
+        ),
+        pytest.param(
+            [Holding(7, FIRST, GIB), Holding(7, AMDS, GIB)],
+            Holding(7, AMDS, GIB, beside=(FIRST,)),
+            id="two vendors' GPUs",
         ),
     ],
 )
-def test_a_process_has_one_gpu(holdings: list[Holding], best: Holding) -> None:
-    assert one_a_process(holdings) == (best,)
+def test_a_process_works_on_the_gpus_in_which_it_holds_a_quarter_of_the_most(
+    holdings: list[Holding], together: Holding
+) -> None:
+    for order in (holdings, holdings[::-1]):
+        assert one_a_process(order) == (together,)
 
 
 def test_processes_are_in_order_and_pid_0_is_nobody() -> None:

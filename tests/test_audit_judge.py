@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from affinityd.audit.judge import Judge, is_known_daemon
 from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.audit.remedies import Remedies
-from affinityd.cpuset import format_list
+from affinityd.cpuset import format_list, parse_list
 from affinityd.topology import Topology
 from affinityd.vicinity import PLACEMENTS, placement, vicinity
-from tests.auditing import KUBERNETES_POD, SLURM_JOB, process, scan_of
+from tests.auditing import GPU, KUBERNETES_POD, SLURM_JOB, process, scan_of
 from tests.machines.by_hand import made
 from tests.machines.facts import ALL_NAMES, machine
 from tests.machines.strategies import machines
@@ -97,6 +97,55 @@ def test_the_cause_is_who_keeps_it_from_its_gpu(
     assert judged.cause == cause
 
 
+THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 2, 1])
+SECOND = ("nvidia", 1)
+
+
+@pytest.mark.parametrize(
+    ("mask", "cpuset", "placement", "cause"),
+    [
+        pytest.param("4-11", "0-11", "local", None, id="both nodes"),
+        pytest.param("4-7", "0-11", "local", None, id="one of the two"),
+        pytest.param("8", "0-11", "local", None, id="a CPU of the other"),
+        pytest.param("6-9", "0-11", "local", None, id="some of each"),
+        pytest.param("0-3", "0-11", "remote", "mask", id="far from both"),
+        pytest.param("0-3", "0-8", "remote", "mask", id="though its cpuset is near one of them"),
+        pytest.param("0-3", "0-3", "remote", "allocation", id="and its cpuset far from both"),
+        pytest.param("0-7", "0-11", "mixed", "mask", id="near one, and far from both"),
+        pytest.param("0-11", "0-11", "unpinned", "unpinned", id="nobody pinned it"),
+    ],
+)
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(process(beside=(SECOND,)), id="it holds both"),
+        pytest.param(process(gpu=SECOND, beside=(GPU,)), id="the other first"),
+        pytest.param(process(beside=(SECOND,), holder=50), id="it works for who holds both"),
+    ],
+)
+def test_near_several_gpus_is_what_is_near_any_of_them(
+    facts: ProcessFacts, mask: str, cpuset: str, placement: str, cause: str | None
+) -> None:
+    facts = replace(facts, threads=process(mask).threads, cpuset=parse_list(cpuset))
+    judged = Judge(THREE).judge(facts)
+    assert (judged.placement, judged.cause) == (placement, cause)
+    assert judged.near == parse_list("4-11")
+
+
+def test_whose_gpus_are_on_all_nodes_is_local_anywhere() -> None:
+    judged = Judge(made({0: "0-3", 1: "4-7"}, gpus=[0, 1])).judge(process("3", beside=(SECOND,)))
+    assert (judged.placement, judged.near) == ("local", parse_list("0-7"))
+
+
+@pytest.mark.parametrize("mask", ["0-3", "4-7", "0-7"])
+def test_who_works_on_one_gpu_whose_place_nobody_knows_is_not_judged_by_the_others(
+    mask: str,
+) -> None:
+    half_known = made({0: "0-3", 1: "4-7"}, gpus=[1, None])
+    judged = Judge(half_known).judge(process(mask, beside=(SECOND,), cpuset="0-3"))
+    assert (judged.placement, judged.cause, judged.near) == ("unknown", None, None)
+
+
 @pytest.mark.parametrize("masks", [["0"], ["0-7"], ["0-3", "4", "2-5"]])
 def test_on_a_machine_of_one_node_all_is_local(masks: list[str]) -> None:
     judged = Judge(ONE).judge(process(*masks, cpuset="0-7"))
@@ -108,6 +157,7 @@ def test_of_a_gpu_whose_place_nobody_knows_nothing_is_known(masks: list[str]) ->
     judge = Judge(LOST)
     judged = judge.judge(process(*masks, cpuset="0-3"))
     assert (judged.placement, judged.cause) == ("unknown", None)
+    assert judged.near is None
     assert judge.near == {("nvidia", 0): None}
 
 
@@ -160,8 +210,10 @@ def running(draw: st.DrawFn) -> tuple[Topology, ProcessFacts]:
     mask = st.sets(st.sampled_from(cpus), min_size=1).map(format_list)
     masks = draw(st.lists(mask | st.just(format_list(cpus)), min_size=1, max_size=5))
     cpuset = draw(st.none() | mask)
-    gpu = draw(st.sampled_from(topology.gpus))
-    return topology, process(*masks, gpu=gpu.key, cpuset=cpuset)
+    first, *beside = draw(
+        st.lists(st.sampled_from([gpu.key for gpu in topology.gpus]), min_size=1, unique=True)
+    )
+    return topology, process(*masks, gpu=first, cpuset=cpuset, beside=tuple(beside))
 
 
 @given(running())
@@ -170,8 +222,9 @@ def test_a_judgement_agrees_with_the_masks_that_count(
 ) -> None:
     topology, facts = known
     judged = Judge(topology).judge(facts)
-    (gpu,) = (it for it in topology.gpus if it.key == facts.gpu)
-    near = vicinity(topology, (gpu,))
+    gpus = [it for it in topology.gpus if it.key in facts.gpus]
+    lost = [gpu for gpu in gpus if gpu.numa_node is None]
+    near = vicinity(topology, lost or gpus)
     counted = [
         thread.mask
         for thread, itself in zip(facts.threads, judged.pinned_itself, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from affinityd.audit.model import Audited, CpuTime, GpuKey, Job, Membership, Thr
 from tests.auditing import GPU, audited, process, thread
 
 JOB = Job("slurm", "7")
-NEAR = {GPU: frozenset(range(4, 8))}
+OTHER_GPU = ("nvidia", 1)
 EVERY = 15.0
 
 
@@ -25,7 +26,7 @@ def booked(*scans: Sequence[Audited]) -> Ledger:
     """Book scans, EVERY seconds apart, the first 100 s after boot, with 100 ticks a second."""
     ledger = Ledger(100)
     for number, processes in enumerate(scans):
-        ledger.book(processes, NEAR, 100.0 + number * EVERY)
+        ledger.book(processes, [GPU], 100.0 + number * EVERY)
     return ledger
 
 
@@ -88,9 +89,19 @@ def test_a_gpu_that_nobody_uses_has_a_counter_of_zero() -> None:
 
 def test_where_nobody_knows_what_is_near_nothing_is_remote() -> None:
     ledger = Ledger(100)
-    ledger.book([of(far(100))], {GPU: None}, 100.0)
-    ledger.book([of(far(200))], {GPU: None}, 115.0)
+    for moment in (0, 1):
+        unplaced = replace(of(far(100 * moment)), near=None)
+        ledger.book([unplaced], [GPU], 100.0 + moment)
     assert ledger.gpu_time == {GPU: CpuTime(1, 0)}
+
+
+def test_what_is_spent_for_two_gpus_is_near_beside_either_and_counts_for_the_first() -> None:
+    threads = [(far(100 * moment, 1), near(300 * moment, 2)) for moment in (0, 1)]
+    ledger = Ledger(100)
+    for moment, those in enumerate(threads):
+        facts = process(threads=those, beside=(OTHER_GPU,))
+        ledger.book([audited(facts, near="0-7")], [GPU, OTHER_GPU], 100.0 + moment)
+    assert ledger.gpu_time == {GPU: CpuTime(4, 0), OTHER_GPU: CpuTime(0, 0)}
 
 
 def test_known_daemons_cost_nothing() -> None:
@@ -101,9 +112,9 @@ def test_known_daemons_cost_nothing() -> None:
 def test_a_job_is_remembered_for_a_while_after_its_last_process() -> None:
     ledger = booked([of(far(0))], [of(far(100))])
     gone = 100.0 + EVERY
-    ledger.book([], NEAR, gone + REMEMBERED - 1)
+    ledger.book([], [GPU], gone + REMEMBERED - 1)
     assert ledger.job_time == {JOB: CpuTime(1, 1)}
-    ledger.book([], NEAR, gone + REMEMBERED)
+    ledger.book([], [GPU], gone + REMEMBERED)
     assert ledger.job_time == {}
     assert ledger.gpu_time == {GPU: CpuTime(1, 1)}
 
@@ -121,7 +132,7 @@ def test_no_counter_ever_goes_back_and_remote_is_a_part_of_all(
     before = CpuTime()
     for number, threads in enumerate(scans):
         facts = [far(ticks, tid) if is_far else near(ticks, tid) for tid, ticks, is_far in threads]
-        ledger.book([of(*facts)], NEAR, 100.0 + number)
+        ledger.book([of(*facts)], [GPU], 100.0 + number)
         now = ledger.gpu_time[GPU]
         assert now.total >= before.total
         assert now.remote >= before.remote
@@ -133,8 +144,6 @@ MISMATCHED = audited(process("0", membership=Membership(JOB)), "remote", cause="
 MENDED = audited(process("4", membership=Membership(JOB)))
 DAEMON = audited(process("0"), "remote", cause="mask", is_daemon=True)
 
-
-OTHER_GPU = ("nvidia", 1)
 ELSEWHERE = audited(
     process("0", pid=200, gpu=OTHER_GPU, membership=Membership(JOB)), "remote", cause="mask"
 )
@@ -145,9 +154,8 @@ Look = tuple[list[Audited], list[GpuKey]]
 def noted(*scans: Look, every: float = EVERY) -> dict[GpuKey | Job, float]:
     """Return since when there is a mismatch, as the number of a scan, after these scans."""
     ledger = Ledger(100)
-    near = {GPU: frozenset(range(4, 8)), OTHER_GPU: frozenset(range(4))}
     for moment, (processes, unknown) in enumerate(scans):
-        ledger.book(processes, near, 100.0 + moment * every)
+        ledger.book(processes, [GPU, OTHER_GPU], 100.0 + moment * every)
         ledger.note(processes, unknown, float(moment))
     return dict(ledger.since)
 
@@ -202,11 +210,11 @@ def test_a_job_that_ended_unseen_is_forgotten_though_a_gpu_is_never_seen_again()
 def test_a_gpu_that_got_anothers_number_begins_anew() -> None:
     ledger = Ledger(100)
     for moment in (0, 1):
-        ledger.book([of(far(500 * moment))], NEAR, 100.0 + moment)
+        ledger.book([of(far(500 * moment))], [GPU], 100.0 + moment)
         ledger.note([MISMATCHED], [], float(moment))
     assert (ledger.gpu_time[GPU], ledger.since[GPU]) == (CpuTime(5, 5), 0)
     ledger.forget(GPU)
-    ledger.book([of(far(600))], NEAR, 102.0)
+    ledger.book([of(far(600))], [GPU], 102.0)
     ledger.note([MISMATCHED], [], 2.0)
     assert (ledger.gpu_time[GPU], ledger.since[GPU]) == (CpuTime(1, 1), 2)
     assert (ledger.job_time[JOB], ledger.since[JOB]) == (CpuTime(6, 6), 0)

@@ -6,8 +6,8 @@ import pytest
 
 from affinityd.audit.model import Audited, Job, Membership
 from affinityd.audit.overlap import by_owners, overlap
-from affinityd.cpuset import format_list, parse_list
-from tests.auditing import GPU, KUBERNETES_POD, LONE_CONTAINER, POD, audited, process
+from affinityd.cpuset import format_list
+from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, POD, audited, process
 
 FIRST = Membership(Job("slurm", "7"))
 SECOND = Membership(Job("slurm", "8"))
@@ -111,15 +111,31 @@ OTHER = Membership(container="ef56" * 16)
             "5-6",
             id="three of them",
         ),
+        pytest.param(
+            [
+                audited(process("0-1,4-5", membership=FIRST), near="0-7"),
+                audited(process("1-2", membership=SECOND), near="0-3"),
+            ],
+            "1",
+            id="one that has taken a part of two nodes, for GPUs on both",
+        ),
+        pytest.param(
+            [
+                audited(process("0-7", membership=FIRST), near="0-7"),
+                audited(process("1-2", membership=SECOND), near="0-3"),
+            ],
+            "",
+            id="or all of both",
+        ),
     ],
 )
 def test_overlap(processes: list[Audited], expected: str) -> None:
-    assert format_list(overlap(processes, {GPU: parse_list("4-7")})) == expected
+    assert format_list(overlap(processes)) == expected
 
 
 def test_where_nobody_knows_what_is_near_nothing_overlaps() -> None:
-    both = [audited(process("4", membership=it)) for it in (FIRST, SECOND)]
-    assert overlap(both, {GPU: None}) == {}
+    both = [audited(process("4", membership=it), near=None) for it in (FIRST, SECOND)]
+    assert overlap(both) == {}
 
 
 def test_the_owners_of_an_overlap_are_named() -> None:
@@ -133,8 +149,7 @@ def test_the_owners_of_an_overlap_are_named() -> None:
             audited(process("7", membership=container)),
             audited(process("7", session=40)),
             audited(process("4,7", pid=300)),
-        ],
-        {GPU: parse_list("4-7")},
+        ]
     )
     assert by_owners(found) == {
         ("session 300", "slurm 7"): {4},
@@ -146,5 +161,5 @@ def test_the_owners_of_an_overlap_are_named() -> None:
 
 def test_cpus_with_the_same_owners_are_told_together() -> None:
     both = [audited(process("4-6", membership=it)) for it in (SECOND, FIRST)]
-    found = overlap(both, {GPU: parse_list("4-7")})
+    found = overlap(both)
     assert by_owners(found) == {("slurm 7", "slurm 8"): {4, 5, 6}}

@@ -12,7 +12,7 @@ from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.slurm import writer
 from affinityd.topology import Topology
-from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, audited, process, scan_of
+from tests.auditing import GPU, KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, audited, process, scan_of
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 
@@ -20,6 +20,7 @@ TWO = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
 PLACE = "GPU 0 is on node 1, near CPUs 4-7"
 PCI, OTHER_PCI = "0000:10:00.0", "0000:11:00.0"
 OTHER = ("nvidia", 1)
+APART = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 2])
 
 
 def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | None]:
@@ -35,9 +36,10 @@ def remedy(*masks: str, cpuset: str = "0-7", membership: Membership | None = Non
     return said
 
 
-def commands(*processes: ProcessFacts) -> list[str | None]:
+def commands(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | None]:
     """Return the command that mends each of them, without its name and its end."""
-    found = (re.search("affinityd pin (.*) mends it now", it or "") for it in remedies(*processes))
+    said = remedies(*processes, topology=topology)
+    found = (re.search("affinityd pin (.*) mends it now", it or "") for it in said)
     return [it and it[1] for it in found]
 
 
@@ -118,7 +120,46 @@ def test_the_gpu_is_named_by_what_means_the_same_in_every_container(uuid: str | 
     assert f"affinityd pin --gpus {uuid or PCI} 100 " in said
 
 
+@pytest.mark.parametrize(
+    ("membership", "said"),
+    [
+        pytest.param(
+            SLURM_JOB,
+            "have Cores=4-7 and Cores=8-11 in the GPUs' lines of gres.conf (affinityd slurm "
+            "gres-conf writes it), and submit with --gres-flags=enforce-binding",
+            id="Slurm",
+        ),
+        pytest.param(
+            KUBERNETES_POD,
+            "set the kubelet's topologyManagerPolicy: best-effort and cpuManagerPolicy: static, "
+            "and give the pod whole CPUs in the Guaranteed QoS class",
+            id="Kubernetes, where no single node has both",
+        ),
+    ],
+)
+def test_an_allocation_far_from_all_of_several_gpus_names_them_all(
+    membership: Membership, said: str
+) -> None:
+    facts = process("0-3", cpuset="0-3", membership=membership, beside=(OTHER,))
+    (told,) = remedies(facts, topology=APART)
+    assert told is not None
+    assert told.startswith("GPUs 0-1 are on nodes 1-2, near CPUs 4-11, and its ")
+    assert told.endswith(f" was given no CPU there: {said}")
+
+
+def test_a_pin_names_all_of_its_gpus() -> None:
+    facts = process("0-3", gpu=OTHER, beside=(GPU,), cpuset="0-11")
+    (told,) = remedies(facts, topology=APART)
+    assert told == (
+        "GPUs 0-1 are on nodes 1-2, near CPUs 4-11, and its cpuset has CPUs there; affinityd pin "
+        f"--gpus {PCI},{OTHER_PCI} 100 mends it now"
+    )
+
+
 RANK = process("0-3")
+RANK_OF_TWO = process("8-9", beside=(OTHER,))
+#: As TWO, and a node without a GPU.
+THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 0])
 
 
 def worker(mask: str, pid: int = 200, parent: int = 100) -> ProcessFacts:
@@ -164,12 +205,22 @@ def worker(mask: str, pid: int = 200, parent: int = 100) -> ProcessFacts:
             id="another GPU below the one below",
         ),
         pytest.param([worker("0-3")], [f"--gpus {PCI} 200"], id="a rank that was not read"),
+        pytest.param(
+            [RANK_OF_TWO, replace(worker("8-9"), beside=(OTHER,))],
+            [f"--tree --gpus {PCI},{OTHER_PCI} 100"] * 2,
+            id="a rank with two GPUs",
+        ),
+        pytest.param(
+            [RANK_OF_TWO, process("8-9", pid=300, parent=100)],
+            [f"--gpus {PCI},{OTHER_PCI} 100", f"--gpus {PCI} 300"],
+            id="and one below it with one of them",
+        ),
     ],
 )
 def test_a_family_is_mended_as_one(
     processes: list[ProcessFacts], expected: list[str | None]
 ) -> None:
-    assert commands(*processes) == expected
+    assert commands(*processes, topology=THREE) == expected
 
 
 def test_parents_that_seem_to_go_in_a_circle_come_to_an_end() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cgroup import MOST_LEVELS, cpuset_of
+from affinityd.cgroup import MOST_LEVELS, confining, cpuset_of
 from affinityd.cpuset import parse_list
 from tests.children import sleeping
 from tests.cpusets import cpuset, needs_cpuset
@@ -221,3 +221,49 @@ def test_the_kernels_own_cpuset_is_read_and_followed() -> None:
     assert before is not None
     assert before >= online
     assert after == frozenset({min(online)})
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mounts", "files", "expected"),
+    [
+        pytest.param(
+            "0::/job_7/step_0\n",
+            V2.format(root="/", point=AT),
+            {
+                f"{AT}/job_7/cpuset.cpus": "0-7\n",
+                f"{AT}/job_7/step_0/cpuset.cpus": "\n",
+                f"{AT}/job_7/step_0/cpuset.cpus.effective": "0-7\n",
+            },
+            f"{AT}/job_7",
+            id="v2: the lowest for which CPUs were chosen, be it all of them",
+        ),
+        pytest.param(
+            "0::/slice/job_7\n",
+            V2.format(root="/", point=AT),
+            {f"{AT}/slice/cpuset.cpus": "0-3\n", f"{AT}/slice/job_7/cpuset.cpus": "\n"},
+            f"{AT}/slice",
+            id="v2: a slice above the job",
+        ),
+        pytest.param(
+            "0::/job_7\n",
+            V2.format(root="/", point=AT),
+            {f"{AT}/job_7/cpuset.cpus.effective": "0-7\n"},
+            None,
+            id="v2: nobody has chosen",
+        ),
+        pytest.param(
+            "5:freezer:/slurm/uid_0/job_7\n3:cpuset:/\n",
+            V1.format(root="/", point=f"{AT}/cpuset"),
+            {f"{AT}/cpuset/cpuset.cpus": "0-7\n"},
+            f"{AT}/cpuset",
+            id="v1: the job has cgroups of other controllers alone",
+        ),
+        pytest.param("", "", {}, None, id="a process that is gone"),
+    ],
+)
+def test_whose_choice_of_cpus_a_process_has(
+    tmp_path: Path, cgroup: str, mounts: str, files: Mapping[str, str], expected: str | None
+) -> None:
+    root = written(tmp_path, cgroup, mounts, files)
+    folder = None if expected is None else os.fspath(root) + expected
+    assert confining(PID, os.fspath(root)) == folder

@@ -200,6 +200,29 @@ def test_some_gpus_alone_are_looked_at(capsys: pytest.CaptureFixture[str], known
     assert codes == [1, 0, 1]
 
 
+def test_who_uses_several_gpus_is_shown_for_each_and_judged_by_all(
+    capsys: pytest.CaptureFixture[str], known: Known
+) -> None:
+    with sleeping() as child:
+        known.now = Held((Holding(child.pid, GPU, beside=(OTHER,)),))
+        os.sched_setaffinity(child.pid, FAR)  # which is near the other GPU
+        for gpus, counted in (("0", [1]), ("1", [0]), ("0,1", [1, 0])):
+            code, told = document(capsys, "--gpus", gpus)
+            (shown,) = told["processes"]
+            assert (code, shown["pid"], shown["placement"]) == (0, child.pid, "local")
+            assert (shown["gpu"], shown["gpus_beside"]) == (0, [{"vendor": "nvidia", "gpu": 1}])
+            assert [gpu["processes"]["local"] for gpu in told["gpus"]] == counted
+        assert main(["audit", "--gpus", "1"]) == 0
+        assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["0+1", str(child.pid)]
+
+
+def test_a_pin_as_it_is_said_for_two_gpus_gives_the_cpus_near_both() -> None:
+    with sleeping() as child:
+        os.sched_setaffinity(child.pid, FAR)
+        assert main(["pin", "--gpus", "0000:10:00.0,0000:11:00.0", str(child.pid)]) == 0
+        assert mask_of(child.pid) == NEAR | FAR
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

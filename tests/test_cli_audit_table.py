@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.gather import TICKS
-from affinityd.audit.model import Scan
+from affinityd.audit.model import GpuKey, Scan
 from affinityd.cli import audit, audit_table
 from affinityd.errors import one_line
 from tests.auditing import (
@@ -60,8 +60,8 @@ def test_of_other_gpus_neither_overlaps_nor_missed_processes_are_told() -> None:
     pins = [
         audited(process("4", session=40)),
         audited(process("4", session=41)),
-        audited(process("0", session=42, gpu=OTHER)),
-        audited(process("0", session=43, gpu=OTHER)),
+        audited(process("0", session=42, gpu=OTHER), near="0-3"),
+        audited(process("0", session=43, gpu=OTHER), near="0-3"),
     ]
     both: Mapping[int, tuple[str, ...]] = {
         4: ("session 40", "session 41"),
@@ -124,6 +124,42 @@ def test_the_gpus_of_two_vendors_are_told_apart() -> None:
     )
     lines = list(audit_table.table(mixed, scan, None))
     assert [line.split()[:2] for line in lines[1:]] == [["amd", "0"], ["nvidia", "0"]]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "beside", "shown"),
+    [
+        pytest.param(("amd", 0), (), ["amd", "0"], id="one"),
+        pytest.param(
+            ("amd", 2), (("amd", 0), ("amd", 1), ("amd", 3)), ["amd", "2+0-1,3"], id="four"
+        ),
+        pytest.param(
+            ("amd", 0), (("amd", 1), GPU), ["amd", "0+1+nvidia", "0"], id="of two vendors"
+        ),
+    ],
+)
+def test_of_several_gpus_the_first_is_followed_by_the_others(
+    gpu: GpuKey, beside: tuple[GpuKey, ...], shown: list[str]
+) -> None:
+    those = [replace(TWO.gpus[0], vendor="amd", index=index) for index in range(4)]
+    mixed = replace(TWO, gpus=(TWO.gpus[0], *those))
+    scan = scan_of(mixed, audited(process("4", gpu=gpu, beside=beside)))
+    _, row, *_ = audit_table.table(mixed, scan, None)
+    assert row.split()[: len(shown)] == shown
+
+
+def test_remote_time_is_what_was_spent_far_from_all_of_its_gpus() -> None:
+    def look(*ticks: int) -> Scan:
+        threads = tuple(
+            thread("0-7", 100 + last, last_cpu=last, ticks=its, start=5)
+            for last, its in zip((0, 4), ticks, strict=True)
+        )
+        one = audited(process(threads=threads, pid=100))
+        both = audited(process(threads=threads, pid=200, beside=(OTHER,)), near="0-7")
+        return scan_of(TWO, one, both)
+
+    lines = audit_table.table(TWO, look(40, 20), look(10, 10))
+    assert [line.split()[-1] for line in lines][1:3] == ["75%", "0%"]
 
 
 def _scan() -> Scan:

@@ -72,7 +72,7 @@ class Auditor:
             processes=tuple(found),
             near=near,
             unknown=unknown,
-            overlap=overlap(found, near),
+            overlap=overlap(found),
             skipped=gathering.late.total() + held.skipped,
             divided=divided(found),
             late=gathering.late,

@@ -51,10 +51,10 @@ def everything(_process: Audited) -> bool:
 
 
 def counts(scan: Scan) -> dict[GpuKey, Counts]:
-    """Return what is counted of every GPU."""
+    """Return what is counted of every GPU; a process that uses several counts for its first."""
     found = {key: Counts() for key in scan.near}
     for process in scan.processes:
-        if not process.is_daemon:
+        if not process.is_daemon and process.facts.gpu in found:
             its = found[process.facts.gpu]
             its.processes[process.placement] += 1
             its.threads.update(process.placements)
@@ -97,10 +97,10 @@ def _head(topology: Topology, scan: Scan, sees: Sees | None) -> dict[str, Any]:
     counted = counts(scan)
     head = {
         "node": topology.name,
-        "time": _rfc3339(scan.time),
+        "time": rfc3339(scan.time),
         "seconds": scan.seconds,
         "sees": "counts" if sees is None else "all" if sees is everything else "own",
-        "gpus": [_gpu(gpu, scan, counted[gpu.key]) for gpu in topology.gpus],
+        "gpus": [_gpu(gpu, scan, counted[gpu.key]) for gpu in topology.gpus if gpu.key in counted],
         "pin_overlap": format_list(scan.overlap),
         "skipped": scan.skipped,
         "numa_balancing": scan.numa_balancing,
@@ -116,7 +116,8 @@ def _overlaps(scan: Scan) -> list[dict[str, Any]]:
     ]
 
 
-def _rfc3339(seconds: float) -> str:
+def rfc3339(seconds: float) -> str:
+    """Return a moment, seconds since the epoch, to the millisecond."""
     moment = datetime.fromtimestamp(seconds, timezone.utc)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -170,6 +171,7 @@ def _process(process: Audited, remedy: Remedy | None, lists: Lists) -> dict[str,
         "state": facts.state,
         "vendor": vendor,
         "gpu": index,
+        "gpus_beside": [{"vendor": vendor, "gpu": index} for vendor, index in facts.beside],
         "holds_gpu": holding is not None,
         "gpu_memory_bytes": holding and holding.memory_bytes,
         "mig": holding and holding.mig,

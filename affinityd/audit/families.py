@@ -8,7 +8,7 @@ from affinityd.audit.model import Audited, ProcessFacts
 
 
 def divided(processes: Iterable[Audited]) -> frozenset[int]:
-    """Return the pids of the processes below which another one holds another GPU.
+    """Return the pids of the processes below which another one holds other GPUs.
 
     What is right for such a process is not for all below it.
     """
@@ -18,7 +18,7 @@ def divided(processes: Iterable[Audited]) -> frozenset[int]:
         for facts in by_pid.values()
         if facts.holding is not None
         for above in _above(facts, by_pid)
-        if above.gpu != facts.gpu
+        if {*above.gpus} != {*facts.gpus}
     )
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from affinityd.audit.membership import membership
+from affinityd.audit.membership import chosen_for, is_slurms, membership
 from affinityd.audit.model import GpuKey, Held, Holding, Membership, ProcessFacts, ThreadFacts
 from affinityd.audit.orphans import service
-from affinityd.cgroup import cpuset_of
+from affinityd.cgroup import confining, cpuset_of
 from affinityd.cpuset import CpuSet
 from affinityd.processes import (
     PROC,
@@ -43,9 +43,11 @@ TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
 class Group:
     """What the cgroups of a process say of it."""
 
+    cgroups: str
     membership: Membership
     service: str | None
     cpuset: CpuSet | None
+    is_confined: bool
 
 
 class Gathering:
@@ -138,6 +140,9 @@ class Gathering:
             session=stat.session,
             service=group.service,
             holder=None if holds else holding.pid,
+            beside=holding.beside,
+            cgroups=group.cgroups,
+            is_confined=group.is_confined,
         )
 
     def _threads(self, pid: int) -> Iterator[ThreadFacts]:
@@ -173,8 +178,15 @@ class Gathering:
     def _group(self, pid: int) -> Group:
         cgroups = cgroups_of(pid, self._proc)
         if cgroups not in self._groups:
-            cpuset = cpuset_of(pid, os.fspath(Path(self._proc).parent))
-            self._groups[cgroups] = Group(membership(cgroups), service(cgroups), cpuset)
+            root = os.fspath(Path(self._proc).parent)
+            its = membership(cgroups)
+            self._groups[cgroups] = Group(
+                cgroups,
+                its,
+                service(cgroups),
+                cpuset_of(pid, root),
+                is_confined=not is_slurms(its.job) or chosen_for(confining(pid, root)) == its.job,
+            )
         return self._groups[cgroups]
 
     def _is_late(self) -> bool:

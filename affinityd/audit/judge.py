@@ -1,4 +1,6 @@
-"""Is a process where its GPU is? Pure: what was found of it goes in, the judgement comes out.
+"""Is a process where its GPUs are? Pure: what was found of it goes in, the judgement comes out.
+
+Near is what is near any of them: a process that works on several has threads for each.
 
 Libraries pin threads of their own (NCCL near its NIC, OpenMP one a core): those are shown, and make
 no mismatch. Where a thread ran last is not judged: one that sleeps was there long ago.
@@ -7,12 +9,13 @@ no mismatch. Where a thread ran last is not judged: one that sleeps was there lo
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 
 from affinityd.audit.model import ALLOCATION, MASK, SLURM, Audited, GpuKey, ProcessFacts
 from affinityd.audit.model import UNPINNED as NOT_PINNED
 from affinityd.cpuset import CpuSet
 from affinityd.topology import Topology
-from affinityd.vicinity import LOCAL, MIXED, UNKNOWN, UNPINNED, placement, vicinity
+from affinityd.vicinity import LOCAL, MIXED, UNKNOWN, UNPINNED, Vicinity, placement, vicinity
 
 ENDED = frozenset("ZX")  #: states of a main thread that runs no more, proc_pid_stat(5)
 
@@ -28,6 +31,8 @@ DAEMONS = frozenset(
     )
 )
 
+MOST_KEPT = 1024  #: sets of GPUs whose vicinity is kept: a user may make up as many as there are
+
 FIRST_USER = 1000  #: the uids below are the system's, login.defs(5): UID_MIN
 
 
@@ -35,20 +40,21 @@ class Judge:
     """Judges by one topology."""
 
     def __init__(self, topology: Topology) -> None:
-        """Work out what is near each GPU."""
+        """Take the machine."""
         self._topology = topology
-        self._near = {gpu.key: vicinity(topology, (gpu,)) for gpu in topology.gpus}
+        self._vicinity = lru_cache(MOST_KEPT)(self._found_vicinity)
         self._core_of = {cpu: frozenset(core.cpus) for core in topology.cores for cpu in core.cpus}
 
     @property
     def near(self) -> Mapping[GpuKey, CpuSet | None]:
         """The near CPUs of every GPU; None: not known."""
-        return {key: near.cpus if near.nodes else None for key, near in self._near.items()}
+        return {gpu.key: _known(self._vicinity((gpu.key,))) for gpu in self._topology.gpus}
 
     def judge(self, facts: ProcessFacts, *, of_daemon: bool = False) -> Audited:
         """Return the judgement of a process; `of_daemon`: a known daemon has started it."""
+        near = self._vicinity(facts.gpus)
         masks = {thread.mask for thread in facts.threads}
-        places = {mask: placement(self._topology, self._near[facts.gpu], mask) for mask in masks}
+        places = {mask: placement(self._topology, near, mask) for mask in masks}
         itself = {mask: self._is_its_own(mask, facts.threads[0].mask) for mask in masks}
         judged = [
             thread.mask
@@ -61,9 +67,16 @@ class Judge:
             together,
             placements=tuple(places[thread.mask] for thread in facts.threads),
             pinned_itself=tuple(itself[thread.mask] for thread in facts.threads),
-            cause=self._cause(facts, together),
+            cause=_cause(facts, near.cpus, together),
             is_daemon=of_daemon or is_known_daemon(facts),
+            near=_known(near),
         )
+
+    def _found_vicinity(self, keys: tuple[GpuKey, ...]) -> Vicinity:
+        """Return what is near GPUs; where one of them may be anywhere, nothing is known."""
+        gpus = [gpu for gpu in self._topology.gpus if gpu.key in keys]
+        lost = [gpu for gpu in gpus if not vicinity(self._topology, (gpu,)).nodes]
+        return vicinity(self._topology, lost or gpus)
 
     def _is_its_own(self, mask: CpuSet, main: CpuSet) -> bool:
         """Whether a thread's mask is one that a library chose: narrower than the main thread's."""
@@ -72,22 +85,26 @@ class Judge:
     def _is_of_one_core(self, mask: CpuSet) -> bool:
         return len(mask) == 1 or mask <= self._core_of.get(next(iter(mask)), frozenset())
 
-    def _cause(self, facts: ProcessFacts, together: str) -> str | None:
-        if together in (LOCAL, UNKNOWN):
-            return None
-        if together == UNPINNED:
-            return NOT_PINNED
-        is_kept_away = facts.cpuset is not None and facts.cpuset.isdisjoint(
-            self._near[facts.gpu].cpus
-        )
-        return ALLOCATION if is_kept_away else MASK
-
 
 def is_known_daemon(facts: ProcessFacts) -> bool:
     """Return whether a process is one that runs on every node, and is not to be counted."""
     job = facts.membership.job
     is_systems = facts.uid is not None and facts.uid < FIRST_USER
     return facts.name in DAEMONS and is_systems and (job is None or job.scheduler != SLURM)
+
+
+def _known(near: Vicinity) -> CpuSet | None:
+    """Return the near CPUs; None where they are not known."""
+    return near.cpus if near.nodes else None
+
+
+def _cause(facts: ProcessFacts, near: CpuSet, together: str) -> str | None:
+    if together in (LOCAL, UNKNOWN):
+        return None
+    if together == UNPINNED:
+        return NOT_PINNED
+    is_kept_away = facts.cpuset is not None and facts.cpuset.isdisjoint(near)
+    return ALLOCATION if is_kept_away else MASK
 
 
 def _together(placements: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""CPU time between scans, near a GPU and far from it, and since when there has been a mismatch.
+"""CPU time between scans, near GPUs and far from them, and since when there has been a mismatch.
 
 A thread's time goes to the CPU that it ran on last, so a sum of many threads and scans is right
 where a single number is not. Pure: the clocks are handed in.
@@ -15,7 +15,6 @@ from affinityd.cpuset import CpuSet
 REMEMBERED = 300.0  #: seconds for which a job that is gone keeps its counters, to be scraped
 
 ThreadName = tuple[int, int]  #: tid and start: one thread for good
-Near = Mapping[GpuKey, CpuSet | None]
 
 
 @dataclass
@@ -40,7 +39,7 @@ class Spent:
 def spent(
     facts: ProcessFacts, near: CpuSet | None, before: Mapping[ThreadName, int], since: float
 ) -> tuple[int, int]:
-    """Return the ticks that a process's threads spent, and those of them far from the GPU.
+    """Return the ticks that a process's threads spent, and those of them far from its GPUs.
 
     `before`: the ticks of the threads that were seen then. Of any other all counts if it started
     after `since`, clock ticks since boot; else it was not looked at, and nobody knows.
@@ -77,15 +76,18 @@ class Ledger:
         self._since: dict[GpuKey | Job, float] = {}
         self._mismatched: set[GpuKey | Job] = set()
 
-    def book(self, processes: Iterable[Audited], near: Near, boot: float) -> None:
-        """Add what was spent since the scan before; `boot`: when this one began, since boot, s."""
+    def book(self, processes: Iterable[Audited], gpus: Iterable[GpuKey], boot: float) -> None:
+        """Add what was spent since the scan before; `boot`: when this one began, since boot, s.
+
+        What a process spent for several GPUs counts for its first.
+        """
         processes = tuple(processes)
-        for gpu in near:
+        for gpu in gpus:
             self._gpus.setdefault(gpu, Spent())
         for process in processes:
             facts = process.facts
             if not process.is_daemon:
-                amounts = spent(facts, near[facts.gpu], self._before, self._looked)
+                amounts = spent(facts, process.near, self._before, self._looked)
                 self._gpus[facts.gpu].add(*amounts, boot)
                 if facts.membership.job is not None:
                     self._jobs.setdefault(facts.membership.job, Spent()).add(*amounts, boot)

@@ -55,6 +55,16 @@ def membership(cgroup_text: str) -> Membership:
     return next(in_a_job, next(in_a_container, Membership()))
 
 
+def is_slurms(job: Job | None) -> bool:
+    """Whether Slurm has started a job."""
+    return job is not None and job.scheduler == SLURM
+
+
+def chosen_for(folder: str | None) -> Job | None:
+    """Return the job that a cgroup is of, by its folder."""
+    return None if folder is None else _of_path(folder).job
+
+
 def _paths(cgroup_text: str) -> Iterator[str]:
     """Yield the cgroup in each hierarchy, by lines `ID:controller,…:/path`."""
     for line in cgroup_text.split("\n"):

@@ -91,6 +91,8 @@ class ProcessFacts:
     holder: int | None = None  #: pid of the process that it works for; None: it holds a GPU itself
     beside: tuple[GpuKey, ...] = ()  #: the GPUs besides `gpu` that it, or who it works for, uses
     cgroups: str = ""  #: /proc/PID/cgroup
+    #: The cpuset was chosen for its job; else a Slurm job may have been given less, by masks alone.
+    is_confined: bool = True
 
     @property
     def gpus(self) -> tuple[GpuKey, ...]:
@@ -109,6 +111,7 @@ class Audited:
     cause: str | None = None  #: of CAUSES; None: local or unknown
     is_daemon: bool = False  #: known to run on every node (nvidia-persistenced …): not counted
     orphan: str | None = None  #: why it belongs to no living job; None: it does
+    near: CpuSet | None = None  #: the CPUs near any of its GPUs; None: not known of all of them
 
     @property
     def is_mismatch(self) -> bool:

@@ -156,6 +156,7 @@ def ghost(holding: Holding) -> Audited:
         membership=Membership(),
         cpuset=None,
         threads=(),
+        beside=holding.beside,
     )
     return Audited(facts, UNKNOWN, placements=(), pinned_itself=(), orphan=NOT_THERE)
 

@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from affinityd.audit.model import Audited, GpuKey, ProcessFacts
+from affinityd.audit.model import Audited, ProcessFacts
 from affinityd.cpuset import CpuSet
 
 Owners = tuple[str, ...]  #: whose pins: `slurm 7`, `container cd34cd34cd34`, `session 4711`
 
 
-def overlap(
-    processes: Iterable[Audited], near: Mapping[GpuKey, CpuSet | None]
-) -> Mapping[int, Owners]:
+def overlap(processes: Iterable[Audited]) -> Mapping[int, Owners]:
     """Return the CPUs in the unique pins of two jobs or more → whose those are.
 
-    A pin is unique where it is a part of what the process could have near its GPU: whoever takes
+    A pin is unique where it is a part of what the process could have near its GPUs: whoever takes
     all of that shares it. Threads that a library pinned count as little as known daemons.
     """
     pins: defaultdict[str, set[CpuSet]] = defaultdict(set)
     for process in processes:
-        near_cpus = near[process.facts.gpu]
-        if near_cpus is not None and not process.is_daemon:
-            pins[_owner(process.facts)] |= _unique(process, near_cpus)
+        if process.near is not None and not process.is_daemon:
+            pins[_owner(process.facts)] |= _unique(process, process.near)
     owners: defaultdict[int, list[str]] = defaultdict(list)
     for owner, masks in sorted(pins.items()):
         for cpu in frozenset().union(*masks):

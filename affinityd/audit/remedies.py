@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -25,13 +25,13 @@ from affinityd.vicinity import Vicinity, vicinity
 #: Sources: gres.conf(5), srun(1); Kubernetes' "Control Topology Management Policies on a Node".
 ALLOCATED = {
     SLURM: (
-        "{near}, and its job was given no CPU there: have {cores} in the GPU's line of gres.conf "
+        "{near}, and its job was given no CPU there: have {cores} in {lines} of gres.conf "
         "(affinityd slurm gres-conf writes it), and submit with --gres-flags=enforce-binding"
     ),
     KUBERNETES: (
         "{near}, and its pod was given no CPU there: set the kubelet's topologyManagerPolicy: "
-        "single-numa-node (or best-effort) and cpuManagerPolicy: static, and give the pod whole "
-        "CPUs in the Guaranteed QoS class"
+        "{policy} and cpuManagerPolicy: static, and give the pod whole CPUs in the Guaranteed QoS "
+        "class"
     ),
     None: (
         "{near}, and its cpuset, {cpuset}{owner}, has no CPU there: whoever set that is to choose "
@@ -60,8 +60,8 @@ class Remedy:
 class Remedies:
     """What mends the mismatches of one scan.
 
-    Who works for another process is mended with it, unless there is one below that holds another
-    GPU.
+    Who works for another process is mended with it, unless there is one below that holds other
+    GPUs.
     """
 
     def __init__(self, topology: Topology, scan: Scan) -> None:
@@ -86,36 +86,40 @@ class Remedies:
             return _end(holder)
         if not process.is_mismatch or process.cause is None:
             return None
-        near = self._near(process.facts.gpu)
+        near = self._near(process.facts.gpus)
         place = f"{near}, near CPUs {format_list(near.cpus)}"
         if process.cause == ALLOCATION:
-            return Remedy(self._allocated(process, place))
-        return Remedy(PINNED[process.cause].format(near=place), self._pin(process, *near.gpus))
+            return Remedy(self._allocated(process, near, place))
+        return Remedy(PINNED[process.cause].format(near=place), self._pin(process, near.gpus))
 
     def _target(self, process: Audited) -> Audited:
         """Return whom a pin of the process is to name: the one that it works for, or itself."""
         holder = self._holders.get(process.facts.holder or process.facts.pid)
         return process if holder is None or holder.facts.pid in self._divided else holder
 
-    def _pin(self, process: Audited, gpu: Gpu) -> str:
+    def _pin(self, process: Audited, gpus: Sequence[Gpu]) -> str:
         """Return the command; a process's own environment would count its GPUs in its own way."""
         pid = self._target(process).facts.pid
         is_tree = pid in self._with_workers and pid not in self._divided
         options = ("--tree " if is_tree else "") + ("--force " if pid in self._unlike else "")
-        return f"affinityd pin {options}--gpus {gpu.uuid or gpu.pci_bus_id} {pid}"
+        names = ",".join(gpu.uuid or gpu.pci_bus_id for gpu in gpus)
+        return f"affinityd pin {options}--gpus {names} {pid}"
 
-    def _allocated(self, process: Audited, near: str) -> str:
+    def _allocated(self, process: Audited, near: Vicinity, place: str) -> str:
         facts = process.facts
         job, container = facts.membership.job, facts.membership.container
+        fields = dict.fromkeys(self._affinities[gpu.key].field for gpu in near.gpus)
         return ALLOCATED[job.scheduler if job else None].format(
-            near=near,
-            cores=self._affinities[facts.gpu].field or "the right Cores=",
+            near=place,
+            cores=" and ".join(field or "the right Cores=" for field in fields),
+            lines="the GPU's line" if len(near.gpus) == 1 else "the GPUs' lines",
+            policy="single-numa-node (or best-effort)" if len(near.nodes) == 1 else "best-effort",
             cpuset=format_list(facts.cpuset or ()),
             owner=f" (container {container[:12]})" if container else "",
         )
 
-    def _vicinity(self, gpu: GpuKey) -> Vicinity:
-        return vicinity(self._topology, [it for it in self._topology.gpus if it.key == gpu])
+    def _vicinity(self, gpus: tuple[GpuKey, ...]) -> Vicinity:
+        return vicinity(self._topology, [it for it in self._topology.gpus if it.key in gpus])
 
     @cached_property
     def _affinities(self) -> Mapping[GpuKey, Affinity]:

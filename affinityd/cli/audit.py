@@ -7,7 +7,8 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from affinityd import conffile, devices, fallback
@@ -87,15 +88,14 @@ def _audit(arguments: argparse.Namespace) -> int:
             "--memory has each process wait, and --watch would do so again and again; give one"
         )
     topology = _this_machine()
-    shown = replace(topology, gpus=tuple(_chosen(topology, arguments.gpus)))
-    keys = {gpu.key for gpu in shown.gpus}
+    keys = {gpu.key for gpu in _chosen(topology, arguments.gpus)}
     code, before = 2, None
     try:
-        # The holders are sought on all GPUs: a process's is the one where it has most memory.
+        # The holders are sought on all GPUs: a process's first is the one with most of its memory.
         for scan in _looks(Auditor(Holders(nvml_processes.ask)), topology, arguments.watch):
             seen = _only(scan, keys)
             code = _exit_code(seen)
-            _print(arguments, shown, seen, before)
+            _print(arguments, topology, seen, before)
             before = seen
     except BrokenPipeError:  # the reader has seen enough; what was found is found
         give_up_stdout()
@@ -132,15 +132,15 @@ def _looks(auditor: Auditor, topology: Topology, every: float | None) -> Iterato
         yield auditor.scan(topology)
 
 
-def _only(scan: Scan, gpus: Collection[GpuKey]) -> Scan:
+def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
     """Return what a scan says of some GPUs."""
-    processes = tuple(it for it in scan.processes if it.facts.gpu in gpus)
+    processes = tuple(it for it in scan.processes if not gpus.isdisjoint(it.facts.gpus))
     return replace(
         scan,
         processes=processes,
         near={key: cpus for key, cpus in scan.near.items() if key in gpus},
         unknown={key: why for key, why in scan.unknown.items() if key in gpus},
-        overlap=overlap(processes, scan.near),
+        overlap=overlap(processes),
         skipped=scan.skipped - sum(it for key, it in scan.late.items() if key not in gpus),
     )
 

@@ -9,7 +9,7 @@ from functools import cache
 from affinityd.audit.gather import TICKS
 from affinityd.audit.ledger import ThreadName, spent, ticks_of
 from affinityd.audit.model import Audited, GpuKey, Holding, ProcessFacts, Scan
-from affinityd.cpuset import CpuSet, format_list
+from affinityd.cpuset import format_list
 
 COLUMNS = (
     *("gpu", "pid", "name", "user", "job", "threads", "placement", "cause", "cpulist"),
@@ -37,7 +37,7 @@ def rows(
     since = 0.0 if before is None else before.boot * TICKS
     for those in _folded(scan) if fold else [[it] for it in scan.processes]:
         row = _row(those, names, levels[those[0].facts.pid])
-        yield row if ticks is None else (*row, _remote_part(those, scan.near, ticks, since))
+        yield row if ticks is None else (*row, _remote_part(those, ticks, since))
 
 
 def memory(holding: Holding | None) -> str:
@@ -78,7 +78,7 @@ def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
     threads = [thread for process in those for thread in process.facts.threads]
     more = f" +{len(those) - 1} alike" if len(those) > 1 else ""
     return (
-        names[facts.gpu],
+        _gpus(facts, names),
         str(facts.pid),
         f"{LEVEL * level}{facts.name}{more}",
         _user(facts.uid),
@@ -90,6 +90,14 @@ def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
         format_list({thread.last_cpu for thread in threads}) or NONE,
         memory(facts.holding),
     )
+
+
+def _gpus(facts: ProcessFacts, names: Mapping[GpuKey, str]) -> str:
+    """Return its GPUs: `0`, or `0+1-3`, that of most memory first."""
+    vendor, _ = facts.gpu
+    alike = format_list(index for its, index in facts.beside if its == vendor)
+    others = (names[key] for key in facts.beside if key[0] != vendor)
+    return "+".join(filter(None, (names[facts.gpu], alike, *others)))
 
 
 @cache
@@ -110,15 +118,10 @@ def _job(facts: ProcessFacts) -> str:
     return f"container {container[:12]}" if container else NONE
 
 
-def _remote_part(
-    those: Sequence[Audited],
-    near: Mapping[GpuKey, CpuSet | None],
-    ticks: Mapping[ThreadName, int],
-    since: float,
-) -> str:
-    its_near = near[those[0].facts.gpu]
-    amounts = [spent(process.facts, its_near, ticks, since) for process in those]
+def _remote_part(those: Sequence[Audited], ticks: Mapping[ThreadName, int], since: float) -> str:
+    near = those[0].near
+    amounts = [spent(process.facts, near, ticks, since) for process in those]
     total, remote = (sum(amount) for amount in zip(*amounts, strict=True))
-    if its_near is None:
+    if near is None:
         return NOT_KNOWN
     return f"{remote / total:.0%}" if total else NONE

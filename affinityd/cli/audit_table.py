@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from affinityd.audit.model import Audited, GpuKey, Job, Scan
+from affinityd.audit.model import Audited, GpuKey, Scan
 from affinityd.audit.overlap import by_owners
 from affinityd.audit.remedies import Remedies, Remedy
 from affinityd.cli.audit_rows import COLUMNS, NUMBERS, SINCE_BEFORE, memory, rows
@@ -30,7 +30,7 @@ def table(
         yield "no process uses a GPU"
     remedies = Remedies(topology, scan)
     yield from _orphans(scan, remedies, names)
-    yield from _said(topology, scan, names)
+    yield from _said(scan, names)
     yield from _mending(scan, remedies)
 
 
@@ -52,15 +52,14 @@ def _orphans(scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]) -> Ite
             yield f"{_name(process)}: orphan, holds {held}: {process.orphan}{end}"
 
 
-def _said(topology: Topology, scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
+def _said(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
     for owners, cpus in by_owners(scan.overlap).items():
         yield f"{several('CPU', cpus)}: in the unique pins of {', '.join(owners)}"
-    for gpu in topology.gpus:
-        if gpu.key in scan.unknown:
-            why = scan.unknown[gpu.key]
-            yield f"GPU {names[gpu.key]}: its processes are not known: {why}"
-        if scan.near[gpu.key] is None:
-            yield f"GPU {names[gpu.key]}: its NUMA node is not known: nothing can be judged"
+    for key, near in scan.near.items():
+        if key in scan.unknown:
+            yield f"GPU {names[key]}: its processes are not known: {scan.unknown[key]}"
+        if near is None:
+            yield f"GPU {names[key]}: its NUMA node is not known: nothing can be judged"
     if scan.skipped:
         yield f"not looked at, as time was up: {scan.skipped} processes or more"
     yield from scan.notices
@@ -68,19 +67,19 @@ def _said(topology: Topology, scan: Scan, names: Mapping[GpuKey, str]) -> Iterat
 
 def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:
     """Yield what mends the processes of each GPU, job and cause: why, then the commands."""
-    alike: dict[tuple[GpuKey, Job | None, str | None], list[tuple[Audited, Remedy]]] = {}
+    alike: dict[object, list[tuple[Audited, Remedy]]] = {}
     for process in scan.processes:
         remedy = remedies.of(process)
         if remedy is not None and process.is_mismatch and process.orphan is None:
             facts = process.facts
-            key = facts.gpu, facts.membership.job, process.cause
+            key = facts.gpus, facts.membership.job, process.cause
             alike.setdefault(key, []).append((process, remedy))
-    for (_, _, cause), those in alike.items():
+    for those in alike.values():
         (first, remedy), *others = those
         more = f" and {len(others)} more" if others else ""
         commands = list(dict.fromkeys(it.command for _, it in those if it.command is not None))
         what = "; what mends it now:" if commands else ""
-        yield f"{_name(first)}{more}: {cause}: {remedy.why}{what}"
+        yield f"{_name(first)}{more}: {first.cause}: {remedy.why}{what}"
         yield from (f"  {command}" for command in commands[:MOST_COMMANDS])
         if len(commands) > MOST_COMMANDS:
             yield f"  and {len(commands) - MOST_COMMANDS} more: affinityd audit --json"

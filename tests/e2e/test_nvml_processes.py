@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.holders import Holders
-from affinityd.audit.model import Holding
+from affinityd.audit.model import GpuKey, Holding
 from affinityd.discovery import nvml
 from affinityd.discovery.nvml_process_report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.discovery.nvml_processes import NO_LIST, ask
@@ -225,9 +225,18 @@ def test_persistence_mode_is_read(facts: Facts, fact: str, persistence: bool | N
     assert [gpu.persistence for gpu in gpus] == [persistence]
 
 
-def test_a_real_process_is_found_on_the_gpu_where_it_has_most_memory(
-    facts: Facts, tmp_path: Path
+@pytest.mark.parametrize(
+    ("memory", "beside"),
+    [
+        pytest.param((1023, 4096), (), id="a mere context on the other"),
+        pytest.param((1024, 4096), (("nvidia", 0),), id="both"),
+        pytest.param(("?", 4096), (("nvidia", 0),), id="NVML does not say how much on one"),
+    ],
+)
+def test_a_real_process_is_found_on_the_gpus_where_it_has_most_memory(
+    facts: Facts, tmp_path: Path, memory: tuple[int | str, int], beside: tuple[GpuKey, ...]
 ) -> None:
+    few, most = memory
     gpus = tuple(
         Gpu(index, "nvidia", address, numa_node=0)
         for index, address in enumerate(("0000:07:00.0", "10000:0f:00.0"))
@@ -236,9 +245,9 @@ def test_a_real_process_is_found_on_the_gpu_where_it_has_most_memory(
     holders = Holders(ask, proc=os.fspath(tmp_path), driver=os.fspath(tmp_path))
     with sleeping() as child:
         facts(
-            f"{FIRST}\n process compute {child.pid} 1024\n"
-            f"{SECOND}\n process compute {child.pid} 4096"
+            f"{FIRST}\n process compute {child.pid} {few}\n"
+            f"{SECOND}\n process compute {child.pid} {most}"
         )
         held = holders.held(replace(made({0: "0-3"}), gpus=gpus))
-    assert held.holdings == (Holding(child.pid, ("nvidia", 1), 4096),)
+    assert held.holdings == (Holding(child.pid, ("nvidia", 1), 4096, beside=beside),)
     assert held.unknown == {}
