@@ -1,4 +1,6 @@
-"""set_mempolicy(2) and get_mempolicy(2), without libnuma: modes and nodes as the kernel takes them.
+"""set_mempolicy(2), get_mempolicy(2) and migrate_pages(2), without libnuma.
+
+Modes and nodes are as the kernel takes them.
 
 Whatever cannot be done is an OSError, on machines and Pythons too that cannot make the call at all.
 """
@@ -9,9 +11,11 @@ import errno
 import os
 import sys
 
-#: (set_mempolicy, get_mempolicy) by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h
-#: and the syscall tables of arch/x86 and arch/powerpc. All of them are little-endian.
-NUMBERS = {"x86_64": (238, 239), "aarch64": (237, 236), "ppc64le": (261, 260)}
+CALLS = ("set_mempolicy", "get_mempolicy", "migrate_pages")
+
+#: Of each, by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h and the syscall tables
+#: of arch/x86 and arch/powerpc. All of them are little-endian.
+NUMBERS = {"x86_64": (238, 239, 256), "aarch64": (237, 236, 238), "ppc64le": (261, 260, 258)}
 
 MAX_NODES = 1024  #: as many as any kernel is built for: CONFIG_NODES_SHIFT is at most 10
 MASK_BYTES = MAX_NODES // 8
@@ -28,9 +32,7 @@ def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
     The kernel leaves out nodes without memory and those outside Mems_allowed, without a word.
     Raises OSError: EPERM (seccomp), EINVAL (no node is left), ENOTSUP (the kernel is too old).
     """
-    if not nodes.issubset(range(MAX_NODES)):
-        raise OSError(errno.EINVAL, NO_NODE)
-    mask = bytearray(sum(1 << node for node in nodes).to_bytes(MASK_BYTES, "little"))
+    mask = _mask(nodes)
     try:
         _call("set_mempolicy", mode, mask if nodes else 0, MASK_BITS)
     except OSError as error:
@@ -53,6 +55,23 @@ def get_mempolicy() -> tuple[int, frozenset[int]]:
     return int.from_bytes(mode, "little") & ~MODE_FLAGS, nodes
 
 
+def migrate_pages(pid: int, old: frozenset[int], new: frozenset[int]) -> int:
+    """Move a process's pages from some nodes to others; return how many could not be moved.
+
+    Waits until they are. A caller with CAP_SYS_NICE moves those, too, that other processes map.
+    Raises OSError: ESRCH; EPERM (another user's takes CAP_SYS_PTRACE; seccomp); EINVAL (none of the
+    new nodes is in the caller's own Mems_allowed; a zombie); ENOMEM.
+    """
+    return _call("migrate_pages", pid, MASK_BITS, _mask(old), _mask(new))
+
+
+def _mask(nodes: frozenset[int]) -> bytearray:
+    """Return nodes as the kernel takes them. Raises OSError for numbers above any kernel's."""
+    if not nodes.issubset(range(MAX_NODES)):
+        raise OSError(errno.EINVAL, NO_NODE)
+    return bytearray(sum(1 << node for node in nodes).to_bytes(MASK_BYTES, "little"))
+
+
 def _is_known(mode: int) -> bool:
     """Say whether the kernel knows a mode, changing nothing: it looks at it before the address."""
     try:
@@ -62,8 +81,8 @@ def _is_known(mode: int) -> bool:
     return True
 
 
-def _call(name: str, *arguments: int | bytearray) -> None:
-    """Make a system call, which fills the arrays among its arguments. Raises OSError."""
+def _call(name: str, *arguments: int | bytearray) -> int:
+    """Make a system call, which may fill the arrays among its arguments. Raises OSError."""
     number = _number(name)
     try:
         import ctypes  # noqa: PLC0415  whoever asks no such question does not wait for it
@@ -73,9 +92,13 @@ def _call(name: str, *arguments: int | bytearray) -> None:
         ctypes.c_ulong(it) if isinstance(it, int) else (ctypes.c_char * len(it)).from_buffer(it)
         for it in arguments
     ]
-    if ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *words) != 0:
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.restype = ctypes.c_long
+    result: int = syscall(ctypes.c_long(number), *words)
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    return result
 
 
 def _number(name: str) -> int:
@@ -85,4 +108,4 @@ def _number(name: str) -> int:
         raise OSError(
             errno.ENOSYS, f"no number of {name} is known on {machine}, only on 64-bit {known}"
         )
-    return NUMBERS[machine][name == "get_mempolicy"]
+    return NUMBERS[machine][CALLS.index(name)]

@@ -22,10 +22,16 @@ NAMES = (
     "scan_interval",
     "job_series",
     "admin_group",
+    "enforce",
+    "enforce_policy",
+    "migrate_memory",
     "log_format",
 )
+#: What counts for the daemon alone, whatever a client finds in variables and file.
+OF_THE_DAEMON = frozenset(("enforce", "enforce_policy", "migrate_memory"))
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 ONE_MACHINE = {"root", "machine"}  #: settings that exclude each other
+OFF = "off"
 MAX_PORT = 65535
 MAX_INTERVAL = 3600  #: seconds
 MAX_JOB_SERIES = 1000
@@ -48,6 +54,9 @@ class Settings:
     scan_interval: int | None = 15  #: seconds; None: processes are not looked at
     job_series: int = 0  #: how many jobs have metrics of their own
     admin_group: int | None = None  #: gid of those who see every user's processes; None: root alone
+    enforce: str = "off"  #: of `enforce.model.WAYS`
+    enforce_policy: str | None = None  #: a file that has to be there; None: the usual one, if it is
+    migrate_memory: bool = False  #: whether the pages of what is pinned are moved near, too
     log_format: str = "text"
 
     @property
@@ -84,8 +93,26 @@ def load(
         settled = ONE_MACHINE if chosen.keys() & ONE_MACHINE else set()
         chosen = {**{name: layer[name] for name in layer.keys() - settled}, **chosen}
     read = {name: _READERS[name](given.text, given.name) for name, given in chosen.items()}
-    return Settings(
+    made = Settings(
         **{"socket": conffile.default_socket(environ), "listen": DEFAULT_LISTEN, **read}
+    )
+    if made.enforce != OFF:
+        _check_enforcing(made, chosen)
+    return made
+
+
+def _check_enforcing(settings: Settings, chosen: Mapping[str, Given]) -> None:
+    """Raise InvalidRequestError where there are no processes to be pinned."""
+    enforce = chosen["enforce"]
+    if settings.replays:
+        other, why = chosen.get("machine") or chosen["root"], "replays another machine"
+    elif settings.scan_interval is None:
+        other, why = chosen["scan_interval"], "has nobody look at processes"
+    else:
+        return
+    raise InvalidRequestError(
+        f"{enforce.name}: {quote(enforce.text)} takes this machine's processes, and {other.name} "
+        f"{why}; give --enforce off, or leave {other.name} out"
     )
 
 
@@ -146,7 +173,7 @@ def _cpus(text: str, name: str) -> CpuSet:
 
 
 def _scan_interval(text: str, name: str) -> int | None:
-    if text == "off":
+    if text == OFF:
         return None
     return _whole(text, name, range(1, MAX_INTERVAL + 1), " seconds, or off")
 
@@ -178,6 +205,20 @@ def _group(text: str, name: str) -> int:
         ) from None
 
 
+def _enforce(text: str, name: str) -> str:
+    from affinityd.enforce.model import WAYS  # noqa: PLC0415 - as above
+
+    if text not in WAYS:
+        raise InvalidRequestError(f"{name}: {quote(text)} is none of {', '.join(WAYS)}")
+    return text
+
+
+def _switch(text: str, name: str) -> bool:
+    if text not in {"on", OFF}:
+        raise InvalidRequestError(f"{name}: {quote(text)} is neither on nor off")
+    return text == "on"
+
+
 def _log_format(text: str, name: str) -> str:
     if text not in {"text", "json"}:
         raise InvalidRequestError(f"{name}: {quote(text)} is neither text nor json")
@@ -195,5 +236,8 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "scan_interval": _scan_interval,
     "job_series": _job_series,
     "admin_group": _group,
+    "enforce": _enforce,
+    "enforce_policy": _text,
+    "migrate_memory": _switch,
     "log_format": _log_format,
 }

@@ -22,8 +22,13 @@ OF_THE_EXTRA = {
     "affinityd.metrics": {"prometheus_client"},
     "affinityd.discovery.nvml": {"pynvml"},
     "affinityd.audit_metrics": {"prometheus_client"},
+    "affinityd.enforce_metrics": {"prometheus_client"},
+    "affinityd.metric_families": {"prometheus_client"},
+    "affinityd.enforce.policy": {"tomli"} | ({"tomllib"} - sys.stdlib_module_names),
     "affinityd.api.app": {"fastapi", "starlette"},
     "affinityd.api.audit": {"fastapi", "starlette"},
+    "affinityd.api.documents": {"starlette"},
+    "affinityd.api.enforce": {"fastapi", "starlette"},
     "affinityd.api.peer": {"starlette", "uvicorn"},
     "affinityd.api.front": {"starlette"},
     "affinityd.api.plan_only": {"starlette"},
@@ -107,6 +112,9 @@ def test_what_computes_neither_reads_nor_looks_at_the_clock(name: str) -> None:
             "audit_metrics",
             "audit_log",
             "job_series",
+            "enforcement",
+            "enforce_metrics",
+            "enforce_log",
         ),
     ],
 )
@@ -127,6 +135,19 @@ def test_the_audit_is_handed_what_drivers_say_and_knows_nothing_of_servers() -> 
         if name.startswith("affinityd.audit."):
             parts = {it.split(".")[1] for it in inside(path) if it != "affinityd"}
             assert not parts & {"discovery", "api", "cli", "daemon", "service", "planner"}, name
+
+
+def test_enforcement_asks_no_driver_and_serves_nobody() -> None:
+    for name, path in MODULES.items():
+        if name.startswith("affinityd.enforce."):
+            parts = {it.split(".")[1] for it in inside(path) if it != "affinityd"}
+            assert not parts & {"discovery", "api", "cli", "daemon", "service"}, name
+
+
+@pytest.mark.parametrize("name", ["jobs", "standards", "places", "verdict", "decide", "policy"])
+def test_what_decides_whom_to_pin_reads_nothing(name: str) -> None:
+    seen = {it.partition(".")[0] for it in imports(MODULES[f"affinityd.enforce.{name}"])}
+    assert not seen & IMPURE
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:

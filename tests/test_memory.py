@@ -50,7 +50,7 @@ SECCOMP = (
 import ctypes, errno, resource, struct
 from affinityd.mempolicy import NUMBERS
 
-SET, GET = NUMBERS[os.uname().machine]
+SET, GET, _ = NUMBERS[os.uname().machine]
 LOAD, JUMP_IF_EQUAL, RETURN, ERRNO, ALLOW = 0x20, 0x15, 0x06, 0x50000, 0x7FFF0000
 NO_NEW_PRIVS, SECCOMP_ON, FILTER = 38, 22, 2
 

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.cli import main
+from affinityd.cli.parser import HELP, Parser, add_settings
 from affinityd.conffile import default_socket
 from affinityd.cpuset import parse_list
+from affinityd.enforce.model import WAYS
+from affinityd.enforce.policy_file import FILE
 from affinityd.errors import InvalidRequestError
-from affinityd.settings import Settings, load
+from affinityd.settings import NAMES, Settings, load
 
 
 def settings(tmp_path: Path, *, flags: dict[str, str], env: dict[str, str], file: str) -> Settings:
@@ -33,6 +37,7 @@ def test_without_any_the_defaults_hold(tmp_path: Path) -> None:
     assert (made.listen_plan, made.node_name) == (None, None)
     assert (made.reserved_cpus, made.log_format) == (frozenset(), "text")
     assert (made.scan_interval, made.job_series, made.admin_group) == (15, 0, None)
+    assert (made.enforce, made.enforce_policy, made.migrate_memory) == ("off", None, False)
 
 
 def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
@@ -103,6 +108,64 @@ def test_what_the_audit_is_told(tmp_path: Path, name: str, text: str, value: int
     assert getattr(made, name) == value
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_how_jobs_are_pinned_from_outside(tmp_path: Path, way: str) -> None:
+    file = f"AFFINITYD_ENFORCE={way}\nAFFINITYD_MIGRATE_MEMORY=on\n"
+    made = settings(tmp_path, flags={"enforce_policy": "/x.toml"}, env={}, file=file)
+    assert (made.enforce, made.enforce_policy, made.migrate_memory) == (way, "/x.toml", True)
+
+
+@pytest.mark.parametrize("way", ["observe", "pin"])
+@pytest.mark.parametrize(
+    ("flags", "env", "told"),
+    [
+        ({"machine": "mi250x"}, {}, "--machine replays another machine"),
+        ({"root": "/captured"}, {}, "--root replays another machine"),
+        ({}, {"AFFINITYD_ROOT": "/x"}, "AFFINITYD_ROOT replays another machine"),
+        ({"scan_interval": "off"}, {}, "--scan-interval has nobody look at processes"),
+        ({}, {"AFFINITYD_SCAN_INTERVAL": "off"}, "AFFINITYD_SCAN_INTERVAL has nobody look at"),
+    ],
+    ids=["a shipped machine", "a captured one", "by variable", "no scans", "no scans by variable"],
+)
+def test_where_no_processes_are_looked_at_none_can_be_pinned(
+    tmp_path: Path, way: str, flags: dict[str, str], env: dict[str, str], told: str
+) -> None:
+    begin = f"--enforce: '{way}' takes this machine's processes, and {told}"
+    with pytest.raises(InvalidRequestError, match=f"^{re.escape(begin)}"):
+        settings(tmp_path, flags={**flags, "enforce": way}, env=env, file="")
+    off = settings(tmp_path, flags={**flags, "enforce": "off"}, env=env, file="")
+    assert off.enforce == "off"
+
+
+def test_a_client_does_not_mind_what_is_for_the_daemon_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AFFINITYD_ENFORCE", "pin")
+    monkeypatch.setenv("AFFINITYD_MIGRATE_MEMORY", "nonsense")
+    assert main(["plan", "--machine", "mi250x", "--gpus", "0"]) == 0
+    assert main(["serve", "--machine", "mi250x"]) == 2
+    assert capsys.readouterr().err.startswith("affinityd serve: AFFINITYD_MIGRATE_MEMORY: 'non")
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ([], None),
+        (["--migrate-memory"], "on"),
+        (["--migrate-memory", "off"], "off"),
+        (["--migrate-memory", "--enforce", "pin"], "on"),
+    ],
+)
+def test_a_switch_may_stand_by_itself(words: list[str], value: str | None) -> None:
+    parser = Parser()
+    add_settings(parser, NAMES)
+    assert parser.parse_args(words).migrate_memory == value
+
+
+def test_help_names_the_file_that_counts_where_none_is_named() -> None:
+    assert FILE in HELP["enforce_policy"][1]
+
+
 INTERVALS = "is not a whole number from 1 to 3600 seconds, or off"
 JOBS = "is not a whole number from 0 to 1000 jobs"
 
@@ -139,6 +202,8 @@ JOBS = "is not a whole number from 0 to 1000 jobs"
         ("admin_group", "4294967295", "--admin-group: there is no group '4294967295' here"),
         ("admin_group", "a\0b", "--admin-group: there is no group 'a\\x00b' here"),
         ("admin_group", "\udcff", "--admin-group: there is no group '\\udcff' here"),
+        ("enforce", "on", "--enforce: 'on' is none of off, observe, pin"),
+        ("migrate_memory", "yes", "--migrate-memory: 'yes' is neither on nor off"),
         ("log_format", "xml", "--log-format: 'xml' is neither text nor json"),
     ],
 )

@@ -23,8 +23,22 @@ HELP = {
     ),
     "job_series": ("N", "how many jobs have metrics of their own (default: 0)"),
     "admin_group": ("NAME|GID", "who sees every user's processes, as root does (default: nobody)"),
+    "enforce": (
+        "off|observe|pin",
+        "pin GPU jobs that run far from their GPUs, or only say what that would do (default: off)",
+    ),
+    "enforce_policy": (
+        "FILE",
+        "which jobs, and how (default: /etc/affinityd-policy.toml, if it is there)",
+    ),
+    "migrate_memory": (
+        "on|off",
+        "move the memory of what is pinned near its GPU, too (default: off)",
+    ),
     "log_format": ("text|json", "how log lines are written (default: text)"),
 }
+
+ALONE = {"migrate_memory": "on"}  #: what flags mean that may stand without a value
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,9 +61,20 @@ def add_settings(parser: Parser, names: Iterable[str]) -> None:
     )
     for name in names:
         metavar, text = HELP[name]
-        group.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            metavar=metavar,
+            nargs="?" if name in ALONE else None,
+            const=ALONE.get(name),
+            help=text,
+        )
 
 
 def load_settings(arguments: argparse.Namespace) -> settings.Settings:
-    """Return the settings that flags, variables and file say. Raises InvalidRequestError."""
-    return settings.load(vars(arguments))
+    """Return the settings that flags, variables and file say. Raises InvalidRequestError.
+
+    Those of the daemon alone count for the command that has their flags.
+    """
+    flags = vars(arguments)
+    others = settings.OF_THE_DAEMON - flags.keys()
+    return settings.load(flags, names=[name for name in settings.NAMES if name not in others])

@@ -66,6 +66,7 @@ class Treatment:
     min_physical_cores: int = 1  #: with fewer near cores it is let alone
     leave: bool = False
     rule: int | None = None  #: which rule of the policy said so, from 1; None: its defaults
+    unread: tuple[str, ...] = ()  #: what the rule asks for and cannot be read: it may leave it
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,166 @@
+"""Puts enforcement together: after a scan, what is to become of each process, and its pins.
+
+One look after the other, in one thread. What comes of a look is frozen, and read by others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from affinityd.audit.model import Scan
+from affinityd.cpuset import CpuSet
+from affinityd.enforce import hand
+from affinityd.enforce.abouts import Abouts
+from affinityd.enforce.calm import Calm, Record
+from affinityd.enforce.decide import decide
+from affinityd.enforce.migration import Migrations
+from affinityd.enforce.model import (
+    DRIFTED,
+    OBSERVE,
+    PIN,
+    SHARE,
+    Decision,
+    Done,
+    Outcome,
+    Report,
+    Totals,
+)
+from affinityd.enforce.places import Roll
+from affinityd.enforce.policy_file import PolicyFile
+from affinityd.topology import Topology
+
+PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
+
+#: What comes of pinning a process.
+PINNED = "pinned"  #: all of its threads that had drifted run where they are to
+CUT = "cut"  #: a thread got less than was asked: its cpuset has become smaller
+REFUSED = "refused"  #: the kernel refused a thread
+UNSETTLED = "unsettled"  #: it starts threads faster than they can be pinned: the next scan goes on
+OUTCOMES = (PINNED, CUT, REFUSED, UNSETTLED)
+
+
+@dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
+class Enforced:
+    """A report, with what it is about."""
+
+    topology: Topology
+    scan: Scan
+    report: Report
+    records: Mapping[int, Record]  #: what is remembered of the processes, by pid
+
+    def since_epoch(self, since_boot: float | None) -> float | None:
+        """Return a moment, seconds since boot, in seconds since the epoch."""
+        return None if since_boot is None else self.scan.time - self.scan.boot + since_boot
+
+
+class Enforcer:
+    """Looks at one scan after the other, and pins what has drifted where it is to."""
+
+    def __init__(
+        self,
+        wanted: str,
+        policy: PolicyFile,
+        *,
+        hindrance: Callable[[], str | None],
+        reserved: CpuSet = frozenset(),
+        migrations: Migrations,
+    ) -> None:
+        """Take what is wanted, of WAYS, and by which policy.
+
+        `hindrance`: what keeps us from pinning now; `migrations`: who moves the memory of a process
+        behind its first pin.
+        """
+        self._wanted = wanted
+        self._policy = policy
+        self._hindrance = hindrance
+        self._reserved = reserved
+        self._abouts = Abouts()
+        self._calm = Calm()
+        self._roll = Roll()
+        self._migrations = migrations
+        self._pins = Counter[str]()
+        self._threads = 0
+
+    def enforce(self, topology: Topology, scan: Scan) -> Enforced:
+        """Look once; takes as long as deciding, and in `pin` about PASS more at most."""
+        began = time.monotonic()
+        hindrance = self._hindrance()
+        does = self._wanted if hindrance is None else OBSERVE
+        decisions = self._decide(topology, scan)
+        drifted = [it for it in decisions if it.verdict == DRIFTED and does == PIN]
+        done = self._pin(topology, scan, drifted)
+        report = Report(
+            time=scan.time,
+            wanted=self._wanted,
+            does=does,
+            hindrance=hindrance,
+            policy=self._policy.state,
+            decisions=decisions,
+            done=tuple(done),
+            totals=self._totals,
+            near=scan.near,
+            unreached=len(drifted) - len(done),
+            seconds=time.monotonic() - began,
+        )
+        records = {it.process.facts.pid: self._calm.record(it.process.facts) for it in decisions}
+        return Enforced(topology, scan, report, records)
+
+    @property
+    def _totals(self) -> Totals:
+        return Totals(
+            pins=Counter(self._pins),
+            threads=self._threads,
+            resets=self._calm.resets,
+            migrations=self._migrations.totals,
+        )
+
+    def _decide(self, topology: Topology, scan: Scan) -> tuple[Decision, ...]:
+        policy = self._policy.current()
+        variables = frozenset() if policy is None else policy.variables
+        decisions = decide(
+            topology,
+            scan,
+            reserved=self._reserved,
+            policy=policy,
+            about=lambda facts: self._abouts.of(facts, variables),
+            usual=self._calm.usual,
+            roll=self._roll,
+        )
+        return tuple(self._calm.calmed(decisions, scan.boot))
+
+    def _pin(self, topology: Topology, scan: Scan, drifted: Iterable[Decision]) -> list[Done]:
+        """Pin what has drifted, until time is up."""
+        end = time.monotonic() + PASS
+        done = []
+        for decision in drifted:
+            if time.monotonic() >= end:
+                break
+            done.append(self._pin_one(topology, scan, decision, end))
+        return done
+
+    def _pin_one(self, topology: Topology, scan: Scan, decision: Decision, end: float) -> Done:
+        """Pin a process; behind its first pin its memory is to follow."""
+        facts, standard = decision.process.facts, decision.standard
+        assert standard is not None  # noqa: S101 - what has drifted has a place
+        is_first = self._calm.record(facts).pins == 0
+        done = Done(decision, hand.pin(facts, standard, end))
+        self._threads += done.outcome.pinned
+        self._pins.update(outcomes(done.outcome))
+        self._calm.pinned(done, scan.boot)
+        if is_first and done.outcome.pinned and decision.cause != SHARE:  # else it was near before
+            self._migrations.want(topology, facts, standard.cpus)
+        return done
+
+
+def outcomes(outcome: Outcome) -> Sequence[str]:
+    """Return how a pin is counted: once, or not at all where there was nothing left to pin."""
+    worst = (
+        (REFUSED, outcome.refused),
+        (CUT, outcome.cut is not None),
+        (UNSETTLED, not outcome.is_settled),
+        (PINNED, outcome.pinned),
+    )
+    return [name for name, is_so in worst if is_so and not outcome.is_gone][:1]

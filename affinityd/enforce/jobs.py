@@ -1,0 +1,88 @@
+"""Whose the processes of a scan are: the job of each, who holds that job's GPUs, and which. Pure.
+
+A job is a scheduler's, a container that none started, or a cgroup that a rule of the policy names.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+
+from affinityd.audit.model import Audited, GpuKey, Job, ProcessFacts
+from affinityd.enforce.about import About, paths
+from affinityd.enforce.model import CGROUP, CONTAINER
+from affinityd.enforce.policy import Policy
+
+#: Who a process is, as far as a policy may ask.
+Asking = Callable[[ProcessFacts], About]
+
+
+class Jobs:
+    """The jobs of one scan."""
+
+    def __init__(self, processes: Iterable[Audited], policy: Policy | None, about: Asking) -> None:
+        """Take the processes; `policy` None: none could be read yet."""
+        self._processes = {it.facts.pid: it for it in processes}
+        self._policy = policy
+        self._about = about
+        self._of_holder = {
+            pid: self._named(process.facts)
+            for pid, process in self._processes.items()
+            if self.holder(process) is process
+        }
+
+    def holder(self, process: Audited) -> Audited:
+        """Return the process that this one works for, where it was found; else itself."""
+        return self._processes.get(process.facts.holder or process.facts.pid, process)
+
+    def of(self, process: Audited) -> Job | None:
+        """Return the job of a process: its holder's, unless it has left that; None: none."""
+        job = self._of_holder[self.holder(process).facts.pid]
+        return job if job is not None and _is_of(process.facts, job) else None
+
+    @cached_property
+    def holders(self) -> Mapping[Job, tuple[ProcessFacts, ...]]:
+        """Who holds the GPUs of each job: neither daemons nor those whose job is over."""
+        found: defaultdict[Job, tuple[ProcessFacts, ...]] = defaultdict(tuple)
+        for pid, job in self._of_holder.items():
+            process = self._processes[pid]
+            if job is not None and not process.is_daemon and process.orphan is None:
+                found[job] += (process.facts,)
+        return found
+
+    def gpus(self, facts: ProcessFacts) -> tuple[GpuKey, ...]:
+        """Return the GPUs of a process, its own first, and of those that it has started."""
+        return (*facts.gpus, *sorted(self._below[facts.pid].difference(facts.gpus)))
+
+    @cached_property
+    def _below(self) -> Mapping[int, set[GpuKey]]:
+        """The GPUs of each process and of those below it, by its pid."""
+        gpus = {pid: {*process.facts.gpus} for pid, process in self._processes.items()}
+        for pid in self._of_holder:
+            facts = self._processes[pid].facts
+            parent = facts.parent
+            # Who has them has handed them on. Parents were read one by one, and may seem a circle.
+            while parent in gpus and not gpus[parent].issuperset(facts.gpus):
+                gpus[parent].update(facts.gpus)
+                parent = self._processes[parent].facts.parent
+        return gpus
+
+    def _named(self, facts: ProcessFacts) -> Job | None:
+        """Return the job of a holder; who it is is asked only where a rule may name its cgroup."""
+        policy = self._policy
+        told = _told(facts)
+        if told is not None or policy is None or not policy.may_name(paths(facts.cgroups)):
+            return told
+        path = policy.names_cgroup(self._about(facts))
+        return None if path is None else Job(CGROUP, path)
+
+
+def _told(facts: ProcessFacts) -> Job | None:
+    """Return the job that a process's cgroups tell by themselves."""
+    job, container = facts.membership.job, facts.membership.container
+    return job if job or container is None else Job(CONTAINER, container)
+
+
+def _is_of(facts: ProcessFacts, job: Job) -> bool:
+    return job.id in paths(facts.cgroups) if job.scheduler == CGROUP else _told(facts) == job

@@ -1,0 +1,65 @@
+"""What a daemon that enforces does after each scan: it enforces, and has what came of it told.
+
+Whoever imports this has all of enforcement: a daemon that does not enforce pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from affinityd import enforce_metrics
+from affinityd.api.documents import Documents
+from affinityd.enforce import privileges
+from affinityd.enforce.alone import Alone
+from affinityd.enforce.document import render
+from affinityd.enforce.enforcer import Enforced, Enforcer
+from affinityd.enforce.migration import Migrations
+from affinityd.enforce.model import PIN
+from affinityd.enforce.policy_file import FILE, PolicyFile
+from affinityd.enforce_log import EnforceLog
+from affinityd.errors import NotEnforcedError
+from affinityd.failures import Failures
+from affinityd.metrics import Metrics
+from affinityd.scanner import Audit
+from affinityd.settings import Settings
+
+
+class Enforcement:
+    """Enforces by one scan after the other, and remembers what came of the last."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        """Begin, and log what the daemon is to do, and why it cannot, if so."""
+        hindrance = _hindrance(settings)
+        self._log = EnforceLog(settings.enforce, hindrance())
+        self._enforcer = Enforcer(
+            settings.enforce,
+            PolicyFile(settings.enforce_policy or FILE, is_named=bool(settings.enforce_policy)),
+            hindrance=hindrance,
+            reserved=settings.reserved_cpus,
+            migrations=Migrations(enabled=settings.migrate_memory),
+        )
+        self._metrics = metrics
+        self._last: Enforced | None = None
+        self._failures = Failures("enforcing failed; what was found before stands")
+        self.documents = Documents(self._newest, render)
+
+    def scanned(self, audit: Audit) -> None:
+        """Enforce by a new scan. Raises nothing: whatever fails here, the next scan comes."""
+        with self._failures.told():
+            enforced = self._enforcer.enforce(audit.topology, audit.scan)
+            self._last = enforced
+            self._metrics.write("enforce", lambda: enforce_metrics.metrics(enforced))
+            self._log.enforced(enforced)
+
+    def _newest(self) -> Enforced:
+        if self._last is None:
+            raise NotEnforcedError("nothing has been enforced yet; try again in a moment")
+        return self._last
+
+
+def _hindrance(settings: Settings) -> Callable[[], str | None]:
+    """Return what tells why this daemon cannot pin now; privileges neither come nor go."""
+    if settings.enforce != PIN:
+        return lambda: None
+    lacking = privileges.hindrance()
+    return Alone().hindrance if lacking is None else lambda: lacking

@@ -1,0 +1,84 @@
+"""Reports for tests: what is to become of processes on the two GPUs of a machine with two nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from affinityd.audit.model import GpuKey, Job
+from affinityd.cpuset import parse_list
+from affinityd.enforce.calm import Record
+from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.model import (
+    DRIFTED,
+    FITS,
+    LEFT,
+    PIN,
+    Decision,
+    Done,
+    Outcome,
+    PolicyState,
+    Report,
+    Standard,
+    Treatment,
+)
+from tests.scans import GPU0, MACHINE, NEAR, process, scan
+
+TIME = 1_790_000_000.25  #: of the scan; it is 100 s since boot then
+
+JOB = Job("slurm", "7")
+STANDARD = Standard(parse_list("0-3"), parse_list("0-7"), frozenset({parse_list("0-7")}))
+
+
+def fits(pid: int = 100, **more: Any) -> Decision:  # noqa: ANN401 - what `process` takes
+    """Return that a process runs where it is to."""
+    return Decision(process(pid, **more), FITS, JOB, Treatment(), STANDARD)
+
+
+def drifted(
+    pid: int = 100,
+    cause: str = "mask",
+    *,
+    gpu: GpuKey = GPU0,
+    uid: int = 1000,
+    rule: int | None = None,
+) -> Decision:
+    """Return that a process does not; with the cause `share` it is near its GPU."""
+    placement, found = ("local", None) if cause == "share" else ("remote", cause)
+    its = process(pid, gpu, uid=uid, cause=found, placement=placement)
+    return Decision(its, DRIFTED, JOB, Treatment(rule=rule), STANDARD, cause, drifted=2)
+
+
+def left(
+    pid: int = 100,
+    reason: str = "no_job",
+    *,
+    job: Job | None = JOB,
+    gpu: GpuKey = GPU0,
+    cause: str | None = None,
+    would: str | None = None,
+    is_daemon: bool = False,
+) -> Decision:
+    """Return that it is let alone: `cause` is the audit's, `would` why it would be pinned."""
+    placement = "remote" if cause else "local"
+    its = process(pid, gpu, cause=cause, placement=placement, is_daemon=is_daemon)
+    return Decision(its, LEFT, job, cause=would, reason=reason, why="so it is")
+
+
+def done(decision: Decision, **outcome: Any) -> Done:  # noqa: ANN401 - what Outcome takes
+    """Return what came of pinning it."""
+    return Done(decision, Outcome(**outcome))
+
+
+def enforced(
+    *decisions: Decision,
+    unknown: Mapping[GpuKey, str] | None = None,
+    **more: Any,  # noqa: ANN401 - what Report takes
+) -> Enforced:
+    """Return a report of these decisions; `more`: what it has besides."""
+    found = scan(*(it.process for it in decisions), unknown=unknown)
+    base = Report(TIME, PIN, PIN, None, PolicyState(), decisions, near=NEAR)
+    records = {it.process.facts.pid: Record() for it in decisions}
+    looked = replace(found, time=TIME, boot=100.0)
+    return Enforced(MACHINE, looked, replace(base, **more), records)

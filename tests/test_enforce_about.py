@@ -1,0 +1,210 @@
+"""Who a process is: real ones, and folders of pods."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.audit.model import Job, Membership, ProcessFacts
+from affinityd.enforce import abouts, environ, pods
+from affinityd.enforce.about import About
+from affinityd.enforce.abouts import Abouts
+from affinityd.enforce.pods import Pod, Pods
+from affinityd.processes import PROC, cgroups_of, stat_of
+from tests.auditing import KUBERNETES_POD, POD, process
+from tests.children import program, sleeping
+
+NOBODYS = 3_999_999_999  #: a uid
+
+JOB = {
+    "SLURM_JOB_PARTITION": "gpu",
+    "SLURM_JOB_ACCOUNT": "bio",
+    "SLURM_JOB_USER": "alice",
+    "TEAM": "vision",
+    "SECRET": "of no rule",
+}
+
+#: Writes zeros over what it was started with, as setproctitle does: fields 48 to 51 of
+#: proc_pid_stat(5) say where that is.
+RETITLED = """
+import ctypes
+fields = open('/proc/self/stat').read().rpartition(')')[2].split()
+arguments, _, environment, end = map(int, fields[45:49])
+ctypes.memset(arguments, 0, end - arguments)
+print('ready', flush=True)
+input()
+"""
+
+SLURM = ("SLURM_JOB_PARTITION", "SLURM_JOB_ACCOUNT", "SLURM_JOB_USER")
+
+#: Starts a worker of that code, and says its pid.
+LAUNCHER = """
+import subprocess, sys
+command = [sys.executable, '-I', '-S', '-c', sys.argv[1]]
+worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+print(worker.stdout.readline(), worker.pid, flush=True)
+input()
+"""
+
+
+@contextmanager
+def worker(code: str) -> Iterator[ProcessFacts]:
+    """Run a worker of a job, which its launcher has started."""
+    with program(LAUNCHER, code, env=JOB) as launcher:
+        assert launcher.stdout is not None
+        yield facts_of(int(launcher.stdout.readline()))
+
+
+def facts_of(pid: int, *, uid: int | None = NOBODYS, proc: str = PROC) -> ProcessFacts:
+    stat = stat_of(pid, proc)
+    assert stat is not None
+    return replace(process("0", pid=pid, uid=uid), start=stat.start, cgroups=cgroups_of(pid, proc))
+
+
+def about(pid: int, *variables: str) -> About:
+    return Abouts().of(facts_of(pid), {*SLURM, *variables})
+
+
+def test_a_job_is_told_by_the_environment_that_it_was_started_with() -> None:
+    with sleeping(JOB) as child:
+        told = about(child.pid, "TEAM", "SIZE")
+        nobody_asked = Abouts().of(facts_of(child.pid), ("TEAM",))
+        cgroups = cgroups_of(child.pid)
+    assert (told.partition, told.account, told.user, told.uid) == ("gpu", "bio", "alice", NOBODYS)
+    assert told.environment == {name: JOB[name] for name in JOB if name != "SECRET"}
+    assert (nobody_asked.partition, nobody_asked.user) == (None, None)
+    assert told.unread == nobody_asked.unread == frozenset()
+    assert told.cgroups
+    assert all(f":{path}\n" in cgroups for path in told.cgroups)
+    assert not told.is_off
+    assert (told.namespace, told.pod) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("uid", "user"),
+    [(0, "root"), (NOBODYS, "alice"), (None, "alice")],
+    ids=["a name that this machine has", "a uid without a name", "no uid"],
+)
+def test_a_user_is_who_the_machine_says_and_else_who_slurm_says(uid: int | None, user: str) -> None:
+    with sleeping(JOB) as child:
+        assert Abouts().of(facts_of(child.pid, uid=uid), SLURM).user == user
+
+
+@pytest.mark.parametrize(("text", "is_off"), [("off", True), ("No", True), ("on", False)])
+def test_a_job_may_say_that_it_is_left_alone(text: str, is_off: bool) -> None:
+    with sleeping({"AFFINITYD": text}) as child:
+        assert about(child.pid).is_off == is_off
+
+
+def test_of_a_huge_environment_what_lies_early_is_known() -> None:
+    big = {f"BIG_{number}": "x" * 100_000 for number in range(11)}
+    with sleeping({**JOB, "TEAM": "x" * 4097, **big, "LATE": "1"}) as child:
+        told = about(child.pid, "TEAM", "LATE", "BIG_0")
+        assert len(Path(f"/proc/{child.pid}/environ").read_bytes()) > environ.MOST
+    assert told.partition == "gpu"
+    assert told.environment is not None
+    assert not {"TEAM", "LATE", "BIG_0"} & told.environment.keys()
+
+
+def test_of_a_variable_that_is_there_twice_the_first_counts(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
+    (tmp_path / "7/environ").write_bytes(b"TEAM=\xff\0TEAM=second\0SIZE\0=\0")
+    facts = facts_of(7, proc=str(tmp_path))
+    assert Abouts(str(tmp_path)).of(facts, ("TEAM", "SIZE")).environment == {"TEAM": "\udcff"}
+
+
+def test_what_a_worker_wrote_over_is_asked_of_who_started_it() -> None:
+    with worker(RETITLED) as facts:
+        assert set(Path(f"/proc/{facts.pid}/environ").read_bytes()) == {0}
+        told = Abouts().of(facts, (*SLURM, "TEAM"))
+        elsewhere = Abouts().of(replace(facts, cgroups="0::/another/job\n"), (*SLURM, "TEAM"))
+    assert (told.partition, (told.environment or {})["TEAM"]) == ("gpu", "vision")
+    assert (elsewhere.partition, elsewhere.environment) == (None, None)
+    assert elsewhere.unread == {"partition", "account", "user", "environment"}
+
+
+def test_of_a_process_that_has_ended_or_whose_number_is_anothers_nothing_is_known() -> None:
+    with sleeping(JOB) as child:
+        facts = facts_of(child.pid)
+        assert Abouts().of(replace(facts, start=facts.start + 1), ()).environment is None
+    assert Abouts().of(facts, ()).environment is None
+
+
+def test_an_environment_that_nobody_may_read_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
+    assert Abouts(str(tmp_path)).of(facts_of(7, proc=str(tmp_path)), ()).environment is None
+
+
+def test_an_environment_is_read_once_unless_more_is_asked_for() -> None:
+    known = Abouts()
+    with sleeping(JOB) as child:
+        facts = facts_of(child.pid)
+        first = known.of(facts, ("TEAM",)).environment
+    assert known.of(facts, ()).environment is first
+    assert known.of(facts, ("TEAM",)).environment is first
+    assert known.of(facts, ("TEAM", "SIZE")).environment is None  # it has ended
+
+
+def test_who_is_not_asked_for_in_a_while_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(abouts, "FORGOTTEN", 0.0)  # every call begins a while
+    known = Abouts()
+    with sleeping(JOB) as child, sleeping(JOB) as other:
+        facts, others = facts_of(child.pid), facts_of(other.pid)
+        known.of(facts, SLURM)
+    assert known.of(facts, SLURM).partition == "gpu"
+    assert known.of(facts, SLURM).partition == "gpu"
+    known.of(others, SLURM)
+    known.of(others, SLURM)
+    assert known.of(facts, SLURM).partition is None
+
+
+HASH = "f9a3b61a8b4ad6bd0b5a1d6f1b2f4c3e"  #: the uid of a static pod
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in (f"ml-team_trainer-0_{POD}", f"kube-system_etcd-node1_{HASH}", "lost+found"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def test_a_pod_is_called_as_the_folder_of_its_logs_says(folder: Path) -> None:
+    known = Pods(str(folder))
+    assert known.of(POD) == Pod("ml-team", "trainer-0")
+    assert known.of(HASH) == Pod("kube-system", "etcd-node1")
+    assert known.of("a uid that no folder has") is None
+
+
+def test_a_process_of_a_pod_has_its_name_and_others_have_none(folder: Path) -> None:
+    known = Abouts(pods=str(folder))
+    of_pod = known.of(replace(process("0"), membership=KUBERNETES_POD), ())
+    assert (of_pod.namespace, of_pod.pod) == ("ml-team", "trainer-0")
+    of_slurm = known.of(replace(process("0"), membership=Membership(Job("slurm", POD))), ())
+    assert (of_slurm.namespace, of_slurm.pod) == (None, None)
+
+
+def test_the_folders_are_listed_for_a_pod_that_is_not_known_and_not_at_once_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Pods(str(folder))
+    assert known.of("new") is None
+    (folder / "default_late_new").mkdir()
+    assert known.of("new") is None
+    monkeypatch.setattr(pods, "AGAIN", 0.0)
+    known = Pods(str(folder))
+    assert known.of("newer") is None
+    (folder / "default_later_newer").mkdir()
+    assert known.of("newer") == Pod("default", "later")
+    shutil.rmtree(folder)
+    assert known.of("newer") == Pod("default", "later")
+
+
+def test_a_node_without_the_folders_tells_no_pod(tmp_path: Path) -> None:
+    assert Pods(str(tmp_path / "none")).of(POD) is None

@@ -1,0 +1,90 @@
+"""What `GET /enforce` answers, and to whom; who sees what is /audit's to test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from affinityd.api.documents import Documents, Viewer
+from affinityd.api.enforce import NOT_ENFORCING
+from affinityd.api.enforce_wire import Cause, EnforceTotals, Reason
+from affinityd.enforce.document import render
+from affinityd.enforce.enforcer import OUTCOMES
+from affinityd.enforce.model import CAUSES, REASONS, VERDICTS
+from affinityd.errors import NotEnforcedError
+from tests.daemons import running
+from tests.enforced import enforced, fits
+
+
+def test_a_user_sees_his_own_processes_and_nobody_else_any() -> None:
+    documents = Documents(lambda: found, render)
+    found = enforced(fits(1, uid=7), fits(2, uid=8))
+
+    def pids(viewer: Viewer) -> list[int] | None:
+        told = json.loads(asyncio.run(documents.document(viewer)))
+        return (
+            None
+            if "jobs" not in told
+            else [it["pid"] for job in told["jobs"] for it in job["processes"]]
+        )
+
+    assert pids(Viewer(is_admin=True)) == [1, 2]
+    assert pids(Viewer(uid=7)) == [1]
+    assert pids(Viewer(uid=9)) == []
+    assert pids(Viewer()) is None
+
+
+def test_a_daemon_that_does_not_enforce_says_how_it_would() -> None:
+    with pytest.raises(
+        NotEnforcedError, match=r"^this daemon does not enforce: start it with --enf"
+    ):
+        asyncio.run(NOT_ENFORCING.document(Viewer(is_admin=True)))
+
+
+def test_the_shape_names_every_cause_reason_and_outcome() -> None:
+    assert get_args(Cause) == CAUSES
+    assert get_args(Reason) == tuple(REASONS)
+    assert set(
+        EnforceTotals.model_json_schema()["properties"]["pins"]["propertyNames"]["enum"]
+    ) == {*OUTCOMES}
+
+
+def test_over_http_it_is_refused_where_nothing_is_enforced_and_takes_no_parameters(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path, "--machine", "dgx-a100") as daemon:
+        reply = daemon.get("/enforce", accept="text/plain")
+        assert (reply.status, reply.text) == (
+            503,
+            "Not enforced: this daemon does not enforce: start it with --enforce observe or pin\n",
+        )
+        reply = daemon.get("/enforce?mode=node", accept="text/plain")
+        assert (reply.status, reply.text) == (
+            422,
+            "Malformed request: /enforce takes no parameters, and was given 'mode=node'\n",
+        )
+        assert "/enforce" in daemon.get("/openapi.json").json["paths"]
+
+
+@pytest.mark.parametrize("words", [CAUSES, REASONS, OUTCOMES, VERDICTS])
+def test_every_word_of_it_is_explained(words: Iterable[str]) -> None:
+    page = Path(__file__).parents[1] / "docs/api.md"
+    section = page.read_text().partition("## GET /enforce")[2]
+    assert [word for word in words if f"`{word}`" not in section] == []
+
+
+def test_a_daemon_that_does_not_enforce_imports_nothing_that_does() -> None:
+    code = "import sys, affinityd.cli.serve; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "affinityd.daemon" in done.stdout.split()
+    ours = [
+        name for name in done.stdout.split() if "enforce" in name and "affinityd.api." not in name
+    ]
+    assert ours == []

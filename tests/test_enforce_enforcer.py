@@ -1,0 +1,262 @@
+"""Enforcement put together: a real process in a real job's cgroup, looked at and pinned."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.api.documents import Viewer
+from affinityd.audit.auditor import Auditor
+from affinityd.audit.model import ProcessFacts, Scan
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.enforce import enforcer as module
+from affinityd.enforce.enforcer import Enforced, Enforcer, outcomes
+from affinityd.enforce.migration import Migrations
+from affinityd.enforce.model import OBSERVE, PIN, Outcome
+from affinityd.enforce.policy_file import PolicyFile
+from affinityd.enforcement import Enforcement
+from affinityd.errors import NotEnforcedError
+from affinityd.metrics import Metrics
+from affinityd.processes import mask_of
+from affinityd.scanner import Audit
+from affinityd.settings import Settings
+from affinityd.topology import Topology
+from tests.auditing import GPU, POD, Known
+from tests.children import sleeping
+from tests.cpusets import needs_cpuset
+from tests.job_cgroups import cgroup, pod_parts
+from tests.tiny import BOTH, CPUS, tiny
+
+pytestmark = [
+    needs_cpuset,
+    pytest.mark.skipif(os.geteuid() != 0, reason="moves processes into cgroups"),
+]
+
+NODES = tiny(0, 1)
+NEAR, FAR = (frozenset({cpu}) for cpu in CPUS)
+LATER = 60.0  #: seconds, by which a process is no longer young
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[int]:
+    """Run a process in a pod."""
+    with cgroup(*pod_parts(POD), cpus=BOTH) as folder, sleeping() as child:
+        (folder / "cgroup.procs").write_text(str(child.pid))
+        yield child.pid
+        child.kill()
+        child.wait()
+
+
+@pytest.fixture(autouse=True)
+def far(request: pytest.FixtureRequest) -> None:
+    """Begin with the process far from its GPU."""
+    if "job" in request.fixturenames:
+        os.sched_setaffinity(request.getfixturevalue("job"), FAR)
+
+
+class Follower(Migrations):
+    """Notes whose memory is to follow."""
+
+    def __init__(self) -> None:
+        super().__init__(enabled=False)
+        self.wanted = list[tuple[int, CpuSet]]()
+
+    def want(self, topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
+        assert topology is NODES
+        self.wanted.append((facts.pid, cpus))
+
+
+class Look:
+    """An enforcer, and what it looks at: a pid that uses GPU 0."""
+
+    def __init__(self, way: str, policy: Path, pid: int) -> None:
+        self.hindrance: str | None = None
+        self.follower = Follower()
+        self.auditor = Auditor(Known(pid, gpu=GPU))
+        self.enforcer = Enforcer(
+            way,
+            PolicyFile(str(policy), is_named=True),
+            hindrance=lambda: self.hindrance,
+            migrations=self.follower,
+        )
+
+    def scan(self) -> Scan:
+        return self.auditor.scan(NODES)
+
+    def enforce(self, later: float = LATER) -> Enforced:
+        """Look, so many seconds later than now."""
+        scan = self.scan()
+        return self.enforcer.enforce(NODES, replace(scan, boot=scan.boot + later))
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.toml"
+    path.write_text("")
+    return path
+
+
+def what(found: Enforced) -> str:
+    """Return what becomes of the one process."""
+    (decision,) = found.report.decisions
+    return decision.reason or decision.verdict
+
+
+def test_what_has_drifted_is_pinned_and_fits_from_then_on(policy: Path, job: int) -> None:
+    look = Look(PIN, policy, job)
+    first, second = look.enforce(), look.enforce()
+    assert mask_of(job) == NEAR
+    assert (what(first), what(second)) == ("drifted", "fits")
+    assert [it.outcome.pinned for it in first.report.done] == [1]
+    assert (first.report.does, second.report.done) == (PIN, ())
+    assert second.report.totals.pins == {"pinned": 1}
+    assert (second.report.totals.threads, second.records[job].pins) == (1, 1)
+    assert second.report.seconds < 1
+
+
+def test_who_observes_touches_nothing_and_says_what_it_would_do(policy: Path, job: int) -> None:
+    found = Look(OBSERVE, policy, job).enforce()
+    assert mask_of(job) == FAR
+    assert (what(found), found.report.does, found.report.done) == ("drifted", OBSERVE, ())
+
+
+def test_who_is_hindered_observes_for_as_long_as_that_lasts(policy: Path, job: int) -> None:
+    look = Look(PIN, policy, job)
+    look.hindrance = "another daemon pins"
+    report = look.enforce().report
+    assert (report.wanted, report.does, report.hindrance) == (PIN, OBSERVE, "another daemon pins")
+    assert (mask_of(job), report.unreached) == (FAR, 0)
+    look.hindrance = None
+    assert look.enforce().report.does == PIN
+    assert mask_of(job) == NEAR
+
+
+def test_another_enforcer_pins_nothing_that_fits(policy: Path, job: int) -> None:
+    Look(PIN, policy, job).enforce()
+    found = Look(PIN, policy, job).enforce()
+    assert (what(found), found.report.done) == ("fits", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("mode = 1", "no_policy"),
+        ("leave = true", "policy"),
+        ('[[rule]]\npod = "a"\nleave = true', "policy"),
+        ('[[rule]]\npod = "a"\nmode = "single"', "drifted"),
+    ],
+    ids=["nothing while there was no good one", "what it leaves", "what it may leave", "or not"],
+)
+def test_the_policy_says_what_is_let_alone(policy: Path, job: int, text: str, reason: str) -> None:
+    policy.write_text(text)
+    found = Look(PIN, policy, job).enforce()
+    assert what(found) == reason
+    assert (mask_of(job) == FAR) == (reason != "drifted")
+
+
+def test_a_policy_that_breaks_leaves_the_old_one_in_force(policy: Path, job: int) -> None:
+    policy.write_text("leave = true")
+    look = Look(PIN, policy, job)
+    look.enforce()
+    policy.write_text("leave = 1")
+    found = look.enforce()
+    assert (what(found), mask_of(job)) == ("policy", FAR)
+    assert "leave" in (found.report.policy.error or "")
+    policy.write_text("leave = false")
+    assert (what(look.enforce()), mask_of(job)) == ("drifted", NEAR)
+
+
+def test_what_has_just_started_is_let_alone(policy: Path, job: int) -> None:
+    assert what(Look(PIN, policy, job).enforce(later=-0.1)) == "young"
+    assert mask_of(job) == FAR
+
+
+def test_a_process_in_no_job_is_not_touched(policy: Path) -> None:
+    with sleeping() as child:
+        os.sched_setaffinity(child.pid, FAR)
+        assert what(Look(PIN, policy, child.pid).enforce()) == "no_job"
+        assert mask_of(child.pid) == FAR
+
+
+def test_when_time_is_up_the_rest_is_told_and_left_to_the_next_scan(
+    policy: Path, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Look(PIN, policy, job)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "PASS", -1.0)
+        report = look.enforce().report
+    assert (report.unreached, report.done, mask_of(job)) == (1, (), FAR)
+    assert look.enforce().report.unreached == 0
+    assert mask_of(job) == NEAR
+
+
+def test_its_memory_is_to_follow_the_first_pin_and_no_other(policy: Path, job: int) -> None:
+    look = Look(PIN, policy, job)
+    look.enforce()
+    os.sched_setaffinity(job, FAR | NEAR)
+    found = look.enforce()
+    assert (mask_of(job), found.report.totals.resets) == (NEAR, 1)
+    assert found.report.totals.pins == {"pinned": 2}
+    assert look.follower.wanted == [(job, NEAR)]
+
+
+ONE = parse_list("1")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "names"),
+    [
+        (Outcome(pinned=3), ["pinned"]),
+        (Outcome(pinned=3, refused=1, cut=ONE, is_settled=False), ["refused"]),
+        (Outcome(pinned=3, cut=ONE), ["cut"]),
+        (Outcome(pinned=3, is_settled=False), ["unsettled"]),
+        (Outcome(is_settled=False), ["unsettled"]),
+        (Outcome(), []),
+        (Outcome(left=2), []),
+        (Outcome(is_gone=True), []),
+    ],
+    ids=[
+        "all of its threads",
+        "a refusal counts before anything else",
+        "then less than was asked",
+        "then what is not done yet",
+        "although nothing was pinned",
+        "nothing to do is no pin",
+        "nor is a thread that was left",
+        "nor a process that has ended",
+    ],
+)
+def test_a_pin_is_counted_once(outcome: Outcome, names: list[str]) -> None:
+    assert outcomes(outcome) == names
+
+
+def test_what_fails_is_told_once_and_the_last_report_stands(
+    policy: Path, job: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(enforce=OBSERVE, enforce_policy=str(policy))
+    enforcement = Enforcement(settings, metrics := Metrics(lambda: None))
+    scan = Auditor(Known(job, gpu=GPU)).scan(NODES)
+
+    def document() -> bytes:
+        return asyncio.run(enforcement.documents.document(Viewer(is_admin=True)))
+
+    with pytest.raises(NotEnforcedError, match="nothing has been enforced yet"):
+        document()
+    enforcement.scanned(Audit(NODES, scan))
+    stands = document()
+    assert json.loads(stands)["jobs"][0]["id"] == POD
+    assert b'affinityd_enforce_mode{mode="observe"} 1.0' in metrics.exposition("")[0]
+    broken = Audit(NODES, replace(scan, processes=None))  # type: ignore[arg-type] # a bug of ours
+    with caplog.at_level(logging.ERROR):
+        enforcement.scanned(broken)
+        enforcement.scanned(broken)
+    assert document() == stands
+    (record,) = caplog.records
+    assert record.message == "enforcing failed; what was found before stands"

@@ -1,0 +1,269 @@
+"""The masks of real processes are set, and what comes of it is what the kernel holds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from affinityd.audit.gather import TICKS, Gathering
+from affinityd.audit.model import Held, Holding, ProcessFacts
+from affinityd.cpuset import CpuSet
+from affinityd.enforce import hand
+from affinityd.enforce.model import Outcome, Standard
+from affinityd.processes import children_of, everyone, mask_of, stat_of, thread_ids
+from tests.auditing import GPU
+from tests.children import CHURN, program, sleeping
+from tests.cpusets import cpuset, needs_cpuset
+from tests.test_pinning import CHAIN, ON_PURPOSE
+from tests.test_processes import HEADLESS, ZOMBIE
+
+T = TypeVar("T")
+
+ALL = frozenset(os.sched_getaffinity(0))
+FIRST, SECOND = (frozenset({cpu}) for cpu in sorted(ALL)[:2])
+NOT_HERE = frozenset({1023})  #: of no machine that runs this
+ROOT = Path(__file__).parents[1]
+LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+
+TO_FIRST = Standard(cpus=FIRST, cpuset=ALL, usual=frozenset({ALL}))
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
+
+#: As many children as argv says, of three threads each, which end with it.
+FAMILY = """
+import ctypes, os, sys, threading
+libc, says = ctypes.CDLL(None), os.pipe()
+threading.stack_size(65536)
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+        for _ in range(2):
+            threading.Thread(target=libc.pause, daemon=True).start()
+        os.write(says[1], b'x')
+        libc.pause()
+for _ in range(int(sys.argv[1])):
+    os.read(says[0], 1)
+print('ready', flush=True)
+sys.stdin.read()
+"""
+
+
+def facts_of(pid: int) -> ProcessFacts:
+    """Return what a scan finds of a process."""
+    found = Gathering(Held((Holding(pid, GPU),)), time.monotonic() + 10)
+    return next(iter(found))
+
+
+def pin(facts: ProcessFacts, standard: Standard = TO_FIRST, seconds: float = 10) -> Outcome:
+    return hand.pin(facts, standard, time.monotonic() + seconds)
+
+
+def masks(pid: int) -> list[CpuSet | None]:
+    return [mask_of(tid) for tid in thread_ids(pid)]
+
+
+@contextmanager
+def number_changing_hands(look: Callable[[int], T]) -> Iterator[tuple[int, T]]:
+    """Yield a process's number, and what was seen of another one that had it a moment ago."""
+    for _ in range(20):
+        with sleeping() as first:
+            seen = look(first.pid)
+        time.sleep(2 / TICKS)  # no number comes round within a tick of the kernel's clock
+        for _ in range(5):
+            try:
+                LAST_PID.write_text(str(first.pid - 1))
+            except OSError:
+                pytest.skip("to choose a pid takes CAP_CHECKPOINT_RESTORE here")
+            with sleeping() as second:
+                if second.pid == first.pid:
+                    yield first.pid, seen
+                    return
+    pytest.fail("no process could be had with another one's number")
+
+
+def test_threads_that_drifted_are_pinned_and_a_second_time_nothing_is_left_to_do() -> None:
+    with program(ON_PURPOSE, "") as child:
+        facts = facts_of(child.pid)
+        assert pin(facts) == Outcome(pinned=3)
+        assert masks(child.pid) == [FIRST] * 3
+        assert pin(facts) == Outcome()
+
+
+def test_a_thread_that_somebody_pinned_on_purpose_stays() -> None:
+    with program(ON_PURPOSE, str(max(SECOND))) as child:
+        assert pin(facts_of(child.pid)) == Outcome(pinned=2, left=1)
+        assert masks(child.pid) == [FIRST, SECOND, FIRST]
+
+
+@pytest.mark.parametrize("milliseconds", [0, 2, 5])
+def test_of_200_threads_that_start_each_other_meanwhile_none_is_missed_by_the_next_scan(
+    milliseconds: int,
+) -> None:
+    with program(CHAIN) as child:
+        facts = facts_of(child.pid)
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+        time.sleep(milliseconds / 1000)
+        pin(facts)
+        while len(thread_ids(child.pid)) < 200:
+            time.sleep(0.001)
+        assert pin(facts).is_settled
+        assert set(masks(child.pid)) == {FIRST}
+
+
+@pytest.mark.parametrize("milliseconds", range(0, 10, 3))
+def test_a_process_that_ends_meanwhile_is_gone_and_no_error(milliseconds: int) -> None:
+    with program(CHURN) as child:
+        facts = facts_of(child.pid)
+        kill = ["sh", "-c", f"sleep 0.00{milliseconds}; kill -9 {child.pid}"]
+        with subprocess.Popen(kill):
+            while not (outcome := pin(facts)).is_gone:
+                assert (outcome.refused, outcome.error) == (0, None)
+                os.sched_setaffinity(child.pid, ALL)
+        child.wait()
+        assert pin(facts) == Outcome(is_gone=True)
+
+
+def test_what_has_ended_meanwhile_is_in_no_number() -> None:
+    with sleeping() as child, hand._opened(f"/proc/{child.pid}") as folder:
+        assert folder is not None
+        passes = hand._Passes(facts_of(child.pid), TO_FIRST, folder, time.monotonic() + 10)
+        assert passes.pin_all()
+        assert passes.outcome(is_settled=False) == Outcome(pinned=1, is_settled=False)
+        child.kill()
+        child.wait()
+        assert not passes._set(child.pid)
+        assert passes.outcome(is_settled=True) == Outcome(pinned=1)
+        assert not passes.pin_all()
+        assert passes.outcome(is_settled=True) == Outcome(is_gone=True)
+
+
+def test_a_process_that_has_ended_and_is_not_waited_for_is_gone() -> None:
+    with program(ZOMBIE) as child:
+        (zombie,) = children_of(child.pid, child.pid)
+        stat = stat_of(zombie)
+        assert stat is not None
+        facts = replace(facts_of(child.pid), pid=zombie, start=stat.start)
+        assert pin(facts) == Outcome(is_gone=True)
+
+
+def test_a_main_thread_that_has_ended_is_passed_over_and_the_others_are_pinned() -> None:
+    with program(HEADLESS) as child:
+        assert pin(facts_of(child.pid)) == Outcome(pinned=1)
+        assert masks(child.pid) == [ALL, FIRST]
+
+
+def test_another_process_that_has_the_number_by_now_is_left_alone() -> None:
+    with number_changing_hands(facts_of) as (pid, facts):
+        assert facts_of(pid).start != facts.start
+        assert pin(facts) == Outcome(is_gone=True)
+        assert masks(pid) == [ALL]
+
+
+def test_a_number_that_changes_hands_while_we_pin_leads_to_nobody_else() -> None:
+    """Though the other one had started in the same tick of the kernel's clock."""
+    with ExitStack() as opened:
+
+        def look(pid: int) -> str | None:
+            return opened.enter_context(hand._opened(f"/proc/{pid}"))
+
+        with number_changing_hands(look) as (pid, folder):
+            assert folder is not None
+            passes = hand._Passes(facts_of(pid), TO_FIRST, folder, time.monotonic() + 10)
+            assert not passes.pin_all()
+            assert passes.outcome(is_settled=True) == Outcome(is_gone=True)
+            assert masks(pid) == [ALL]
+
+
+def test_what_the_kernel_cuts_down_is_told_as_it_holds() -> None:
+    standard = replace(TO_FIRST, cpus=FIRST | NOT_HERE)
+    with sleeping() as child:
+        assert pin(facts_of(child.pid), standard) == Outcome(pinned=1, cut=FIRST)
+
+
+@needs_cpuset
+def test_a_cpuset_that_was_rewritten_since_the_scan_refuses_and_says_so() -> None:
+    with cpuset() as folder, sleeping() as child:
+        (folder / "cgroup.procs").write_text(str(child.pid))
+        facts = facts_of(child.pid)
+        (folder / "cpuset.cpus").write_text(str(min(SECOND)))
+        error = "EINVAL: its cpuset has none of these CPUs by now"
+        usual = replace(TO_FIRST, usual=frozenset({SECOND}))
+        assert pin(facts, usual) == Outcome(refused=1, error=error)
+        assert masks(child.pid) == [SECOND]
+
+
+@needs_root
+def test_another_users_process_is_refused_and_stays_as_it_is() -> None:
+    code = (
+        "import os, sys; from tests.test_enforce_hand import facts_of, pin;"
+        "facts = facts_of(int(sys.argv[1])); os.setuid(65534); print(pin(facts))"
+    )
+    with program(ON_PURPOSE, "") as child:
+        command = [sys.executable, "-c", code, str(child.pid)]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert masks(child.pid) == [ALL] * 3
+    error = "EPERM: it is another user's, which takes CAP_SYS_NICE"
+    assert said == f"{Outcome(refused=3, error=error)}\n"
+
+
+@needs_root
+@pytest.mark.skipif(not shutil.which("chrt"), reason="no chrt")
+def test_a_thread_that_runs_by_deadlines_is_refused_with_the_reason() -> None:
+    times = ("--sched-runtime=1000000", "--sched-deadline=100000000", "--sched-period=100000000")
+    with sleeping() as child:
+        by_deadline = ["chrt", "--deadline", *times, "--pid", "0", str(child.pid)]
+        if subprocess.run(by_deadline, check=False).returncode != 0:
+            pytest.skip("no SCHED_DEADLINE here")
+        outcome = pin(facts_of(child.pid))
+    assert (outcome.pinned, outcome.refused) == (0, 1)
+    assert outcome.error == (
+        "EBUSY: it runs by deadlines (SCHED_DEADLINE), which takes every CPU of its cpuset"
+    )
+
+
+def test_a_worker_of_the_kernel_that_takes_no_mask_is_left() -> None:
+    """The kernel's own per-CPU thread stands for io_uring's, which such kernels had."""
+    found = [stat for stat in everyone() if stat.name == "ksoftirqd/0" and not stat.takes_mask]
+    if not found:
+        pytest.skip("no kernel threads in this pid namespace")
+    standard = Standard(cpus=NOT_HERE, cpuset=ALL, usual=frozenset({frozenset({0})}))
+    assert pin(facts_of(found[0].number), standard) == Outcome(left=1)
+
+
+def test_when_time_is_up_nothing_more_is_set_and_it_says_so() -> None:
+    with sleeping() as child:
+        assert pin(facts_of(child.pid), seconds=0) == Outcome(is_settled=False)
+        assert masks(child.pid) == [ALL]
+
+
+def test_where_the_last_pass_still_set_something_it_is_not_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hand, "MAX_PASSES", 1)
+    with sleeping() as child:
+        facts = facts_of(child.pid)
+        assert pin(facts) == Outcome(pinned=1, is_settled=False)
+        assert pin(facts) == Outcome()
+
+
+def test_500_processes_are_pinned_within_the_time_of_one_look() -> None:
+    with program(FAMILY, "500") as child:
+        family = [facts_of(pid) for pid in children_of(child.pid, child.pid)]
+        began = time.monotonic()
+        outcomes = [pin(facts) for facts in family]
+        took = time.monotonic() - began
+        assert outcomes == [Outcome(pinned=3)] * 500
+        assert {mask for facts in family for mask in masks(facts.pid)} == {FIRST}
+    assert took < 2

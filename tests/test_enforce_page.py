@@ -1,0 +1,91 @@
+"""docs/enforce.md: its policy is one, and it explains every reason, setting and metric there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from affinityd.enforce import migration
+from affinityd.enforce.about import About
+from affinityd.enforce.calm import Patience
+from affinityd.enforce.enforcer import OUTCOMES
+from affinityd.enforce.model import CAUSES, REASONS, WAYS, Treatment
+from affinityd.enforce.policy import parse
+from affinityd.enforce.policy_keys import KEYS, SETTINGS
+from affinityd.enforce_metrics import FAMILIES, GPU_FAMILIES, MIGRATIONS
+
+PAGE = Path(__file__).parents[1].joinpath("docs/enforce.md").read_text()
+(POLICY,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("about", "rule", "treatment"),
+    [
+        pytest.param(About(), None, Treatment(), id="anybody"),
+        pytest.param(About(account="bench-9"), 1, Treatment(leave=True), id="who is left"),
+        pytest.param(
+            About(account="vision", partition="train-long"),
+            2,
+            Treatment("unique_contiguous", share="node"),
+            id="who has cores of its own",
+        ),
+        pytest.param(
+            About(namespace="inference-a", environment={"LATENCY_CLASS": "critical"}),
+            3,
+            Treatment("exclusive", min_physical_cores=2),
+            id="a pod with a label",
+        ),
+        pytest.param(About(namespace="inference-a"), None, Treatment(), id="a pod without"),
+        pytest.param(
+            About(uid=1005, cgroups=("/", "/system.slice/trainer-7.service")),
+            4,
+            Treatment(),
+            id="a service",
+        ),
+    ],
+)
+def test_its_policy_treats_a_process_as_its_comments_say(
+    about: About, rule: int | None, treatment: Treatment
+) -> None:
+    found = parse(POLICY).treatment(about)
+    assert found.rule == rule
+    assert [getattr(found, name) for name in SETTINGS] == [
+        getattr(treatment, name) for name in SETTINGS
+    ]
+
+
+def test_a_cgroup_of_its_policy_is_a_job() -> None:
+    path = "/system.slice/trainer-7.service"
+    policy = parse(POLICY)
+    assert policy.names_cgroup(About(uid=1005, cgroups=("/", path))) == path
+    assert policy.names_cgroup(About(uid=1006, cgroups=("/", path))) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        WAYS,
+        REASONS,
+        CAUSES,
+        KEYS,
+        SETTINGS,
+        OUTCOMES,
+        migration.OUTCOMES,
+        [*(it.name for it in GPU_FAMILIES), *(it.name for it in FAMILIES), MIGRATIONS.name],
+    ],
+    ids=["ways", "reasons", "causes", "keys", "settings", "pins", "moves", "metrics"],
+)
+def test_it_explains_every_word(words: list[str]) -> None:
+    said = {word.removesuffix("_total") for word in re.findall(r"`(\w+)`", PAGE)}
+    assert set(words) <= said
+
+
+def test_its_seconds_are_those_that_count() -> None:
+    patience = Patience()
+    assert f"less than {patience.grace:.0f} s" in PAGE
+    *waits, last = patience.waits[1:]
+    assert f"then {', '.join(map(str, waits))} and {last} s after" in PAGE
+    assert patience.forgotten == 3600
+    assert "An hour\nof rest" in PAGE
