@@ -13,12 +13,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import uvloop
 from starlette.types import ASGIApp
 
 from affinityd import __version__, logs, nodefile, signals
 from affinityd.api.app import create_app
+from affinityd.api.documents import Told
+from affinityd.api.enforce import NOT_ENFORCING
 from affinityd.api.plan_only import PlanOnly
 from affinityd.audit_log import AuditLog
 from affinityd.errors import AffinityError
@@ -37,17 +40,37 @@ log = logging.getLogger(__name__)
 SWITCH_SECONDS = 0.0002  #: a thread that works lets another go on after so long
 
 
-def run(settings: Settings, machine: Machine, auditor: Auditor | None = None) -> None:
+class Enforcement(Protocol):
+    """Who acts on what was seen of the processes."""
+
+    @property
+    def documents(self) -> Told:
+        """Those of what came of it."""
+
+    def scanned(self, audit: Audit) -> None:
+        """Act on a new scan; this may take a while, and raises nothing."""
+
+
+#: Begins to act, and has its metrics there.
+Enforce = Callable[[Settings, Metrics], Enforcement]
+
+
+def run(
+    settings: Settings,
+    machine: Machine,
+    auditor: Auditor | None = None,
+    enforce: Enforce | None = None,
+) -> None:
     """Serve a machine until SIGTERM or SIGINT. Raises ListenError for an address that is taken.
 
-    Without an auditor nobody looks at its processes. Raises SystemExit for what should not be, once
-    it is logged.
+    Without an auditor nobody looks at its processes, and with `enforce` somebody acts on what was
+    seen of them. Raises SystemExit for what should not be, once it is logged.
     """
     logs.configure(settings.log_format)
     _let_answers_pass()
     try:
         with listening(settings) as listeners:
-            uvloop.run(_serve(settings, machine, auditor, listeners))
+            uvloop.run(_serve(settings, machine, auditor, enforce, listeners))
     except AffinityError:
         raise
     except Exception:
@@ -56,7 +79,11 @@ def run(settings: Settings, machine: Machine, auditor: Auditor | None = None) ->
 
 
 async def _serve(
-    settings: Settings, machine: Machine, auditor: Auditor | None, listeners: Listeners
+    settings: Settings,
+    machine: Machine,
+    auditor: Auditor | None,
+    enforce: Enforce | None,
+    listeners: Listeners,
 ) -> None:
     service = Service()
     if auditor is None or settings.replays:
@@ -66,7 +93,8 @@ async def _serve(
         job_series=settings.job_series,
         scan_interval=settings.scan_interval,
     )
-    audits = _audits(settings, auditor, service, metrics)
+    enforcement = enforce(settings, metrics) if enforce else None
+    audits = _audits(settings, auditor, service, metrics, enforcement)
     node_file = Path(settings.socket).with_name(nodefile.NAME)
     keeper = Keeper(
         service,
@@ -74,7 +102,14 @@ async def _serve(
         reserved=settings.reserved_cpus,
         on_change=Publisher(node_file, replayed=settings.replays).publish,
     )
-    app = create_app(service, keeper, metrics, audits, settings.admin_group)
+    app = create_app(
+        service,
+        keeper,
+        metrics,
+        audits,
+        enforced=enforcement.documents if enforcement else NOT_ENFORCING,
+        admin_group=settings.admin_group,
+    )
     apps: list[tuple[ASGIApp, Sequence[socket.socket]]] = [
         (app, listeners.everything),
         (PlanOnly(app), listeners.plan),
@@ -110,7 +145,11 @@ def _let_answers_pass() -> None:
 
 
 def _audits(
-    settings: Settings, auditor: Auditor | None, service: Service, metrics: Metrics
+    settings: Settings,
+    auditor: Auditor | None,
+    service: Service,
+    metrics: Metrics,
+    enforcement: Enforcement | None,
 ) -> Audits:
     """Return who looks at the processes."""
     if settings.replays:
@@ -128,6 +167,7 @@ def _audits(
         lambda: service.node.topology,
         every=settings.scan_interval,
         on_scan=tell,
+        then=enforcement.scanned if enforcement else None,
     )
     service.on_swap(scanner.want_first)
     return scanner

@@ -5,7 +5,8 @@ AffinityError
 ├── NoSuchGpuError        no such GPU, or none visible                   404, exit 1
 ├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
 ├── NotReadyError         no topology yet                                503, exit 1
-│   └── NotScannedError   no scan of the processes yet, or never         503
+│   ├── NotScannedError   no scan of the processes yet, or never         503
+│   └── NotEnforcedError  nothing enforced yet, or never                 503
 ├── TreeError             a root that cannot be read as a machine             exit 2
 ├── TargetError           a process that is not there, or tells too little         exit 2
 ├── OutputError           a file that cannot be written                       exit 1
@@ -74,6 +75,12 @@ class NotScannedError(NotReadyError):
     """The processes have not been looked at, or never are."""
 
     title = "No scan"
+
+
+class NotEnforcedError(NotReadyError):
+    """Nothing has been enforced, or nothing ever is."""
+
+    title = "Not enforced"
 
 
 class TreeError(AffinityError):

@@ -11,7 +11,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from affinityd import __version__, audit_metrics
-from affinityd.job_series import JobRow, JobSeries
+from affinityd.audit.model import Scan
+from affinityd.job_series import JobSeries
 from affinityd.scanner import Audit
 from affinityd.service import Answer, Node
 
@@ -40,7 +41,8 @@ class Metrics:
         """
         self.registry = CollectorRegistry()
         self._jobs = JobSeries(job_series)
-        self._scanned: Scanned | None = None
+        self._scan: Scan | None = None
+        self._written: dict[str, Written] = {}
         self._plans = Counter(
             "affinityd_plans",
             "Plan requests answered, by mode, by result (ok, or the HTTP status of the refusal) "
@@ -62,7 +64,13 @@ class Metrics:
 
     def scanned(self, audit: Audit) -> None:
         """Describe a new scan from now on; one after the other."""
-        self._scanned = Scanned(audit, self._jobs.scanned(audit.scan))
+        rows = self._jobs.scanned(audit.scan)
+        self.write("scan", lambda: audit_metrics.metrics(audit, rows))
+        self._scan = audit.scan
+
+    def write(self, name: str, collect: Callable[[], Iterator[Metric]]) -> None:
+        """Have metrics from now on instead of those of that name, which are collected once."""
+        self._written = {**self._written, name: Written(collect)}
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return all of it in a form that an Accept header takes, and that form's media type.
@@ -73,13 +81,13 @@ class Metrics:
             encode, media_type = choose_encoder(accept)
         except TypeError:  # its own, over a version that is no number
             encode, media_type = choose_encoder("")
-        text = encode(self.registry)
-        if self._scanned is not None:
-            text = text.removesuffix(OPEN_METRICS_END) + self._scanned.text(encode, media_type)
-        return text, media_type
+        written = [it.text(encode, media_type) for it in self._written.values()]
+        texts = (encode(self.registry), *written)
+        end = OPEN_METRICS_END if texts[0].endswith(OPEN_METRICS_END) else b""
+        return b"".join(text.removesuffix(end) for text in texts) + end, media_type
 
     def _age(self) -> float | None:
-        return None if self._scanned is None else self._scanned.age
+        return None if self._scan is None else time.monotonic() - self._scan.monotonic
 
     def planned(self, answer: Answer, seconds: float) -> None:
         """Count a request that was planned, and the time that it took."""
@@ -142,29 +150,19 @@ class NodeCollector:
         )
 
 
-class Scanned:
-    """The metrics of one scan, which are written once for all scrapes until the next."""
+class Written:
+    """Metrics that are collected and written once, for all scrapes until there are newer ones."""
 
-    def __init__(self, audit: Audit, jobs: tuple[JobRow, ...]) -> None:
-        """Take the scan and its jobs."""
-        self._audit = audit
-        self._jobs = jobs
+    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        """Take what yields them."""
+        self.collect = collect
         self._texts: dict[str, bytes] = {}
-
-    @property
-    def age(self) -> float:
-        """Seconds since the scan began."""
-        return time.monotonic() - self._audit.scan.monotonic
 
     def text(self, encode: Callable[[Collector], bytes], media_type: str) -> bytes:
         """Return them as an encoder writes them."""
         if media_type not in self._texts:
             self._texts = {media_type: encode(self)}  # a server scrapes in one form
         return self._texts[media_type]
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield them."""
-        return audit_metrics.metrics(self._audit, self._jobs)
 
 
 class ScanCollector:

@@ -1,12 +1,12 @@
 """Looks at the processes that use GPUs again and again, off the event loop.
 
-A scan is swapped in whole. One that hangs, or fails, leaves the last one, whose age grows.
+A scan is swapped in whole. One that hangs, or fails, leaves the last one, whose age grows. What is
+done about a scan is done behind that: nobody who asks for it waits for that.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +15,8 @@ from typing import Protocol
 from affinityd.audit.model import Scan
 from affinityd.background import in_background
 from affinityd.errors import NotScannedError
+from affinityd.failures import Failures
 from affinityd.topology import Topology
-
-log = logging.getLogger(__name__)
 
 
 class Auditor(Protocol):
@@ -70,15 +69,20 @@ class Scanner(Audits):
         *,
         every: float,
         on_scan: Callable[[Audit], None],
+        then: Callable[[Audit], None] | None = None,
     ) -> None:
-        """Take who looks, on what, and who else is told of a scan, off the event loop."""
+        """Take who looks, on what, and who else is told of a scan, off the event loop.
+
+        `then` acts on it, there as well, before the next scan begins.
+        """
         super().__init__("the processes have not been looked at yet; try again in a moment")
         self._auditor = auditor
         self._topology = topology
         self._every = every
         self._on_scan = on_scan
+        self._then = then
         self._read = asyncio.Event()
-        self._failure = ""  # which is news once
+        self._failures = Failures("a scan of the processes failed; the last one stands")
 
     def want_first(self) -> None:
         """Begin, now that the topology has been read."""
@@ -93,13 +97,10 @@ class Scanner(Audits):
             await asyncio.sleep(began + self._every - time.monotonic())
 
     async def _scan(self, topology: Topology) -> None:
-        try:
-            self._last = await in_background(lambda: self._look(topology))
-            self._failure = ""
-        except Exception as error:
-            if repr(error) != self._failure:
-                log.exception("a scan of the processes failed; the last one stands")
-            self._failure = repr(error)
+        with self._failures.told():
+            audit = self._last = await in_background(lambda: self._look(topology))
+            if (then := self._then) is not None:
+                await in_background(lambda: then(audit))
 
     def _look(self, topology: Topology) -> Audit:
         audit = Audit(topology, self._auditor.scan(topology))

@@ -43,13 +43,15 @@ class StandIn:
 
 
 def look(
-    story: Callable[[StandIn, Scanner, list[Audit]], Awaitable[None]], every: float = EVERY
+    story: Callable[[StandIn, Scanner, list[Audit]], Awaitable[None]],
+    every: float = EVERY,
+    then: Callable[[Audit], None] | None = None,
 ) -> None:
     """Run a story beside a scanner that looks."""
 
     async def run() -> None:
         stand_in, told = StandIn(), list[Audit]()
-        scanner = Scanner(stand_in, lambda: MACHINE, every=every, on_scan=told.append)
+        scanner = Scanner(stand_in, lambda: MACHINE, every=every, on_scan=told.append, then=then)
         looking = asyncio.create_task(scanner.run())
         try:
             await story(stand_in, scanner, told)
@@ -130,6 +132,38 @@ def test_a_scan_that_fails_is_told_once_and_the_next_is_tried(
     assert record.message == "a scan of the processes failed; the last one stands"
     assert record.exc_info is not None
     assert str(record.exc_info[1]) == "a bug"
+
+
+def test_what_is_done_about_a_scan_keeps_nobody_waiting_for_it_but_the_next_scan() -> None:
+    acted, may_end = list[Audit](), threading.Event()
+
+    def act(audit: Audit) -> None:
+        acted.append(audit)
+        may_end.wait(SOON)
+
+    async def story(stand_in: StandIn, scanner: Scanner, told: list[Audit]) -> None:
+        scanner.want_first()
+        await until(lambda: len(acted) == 1)
+        assert scanner.known is acted[0]
+        await asyncio.sleep(3 * EVERY)
+        assert len(stand_in.begun) == 1
+        may_end.set()
+        await until(lambda: len(acted) == 3)
+        assert acted == told[:3]
+
+    look(story, then=act)
+
+
+def test_about_a_scan_that_fails_nothing_is_done() -> None:
+    acted = list[Audit]()
+
+    async def story(stand_in: StandIn, scanner: Scanner, told: list[Audit]) -> None:
+        stand_in.fault = RuntimeError("a bug")
+        scanner.want_first()
+        await until(lambda: len(stand_in.begun) == 3)
+        assert (acted, told) == ([], [])
+
+    look(story, then=acted.append)
 
 
 def test_where_nobody_looks_the_reason_is_told() -> None:

@@ -12,6 +12,8 @@ from starlette.responses import Response
 from affinityd import __version__, codec
 from affinityd.api import problems, wire
 from affinityd.api.audit import audit_route
+from affinityd.api.documents import Told
+from affinityd.api.enforce import NOT_ENFORCING, enforce_route
 from affinityd.api.front import Front, key_of
 from affinityd.background import Shared
 from affinityd.devices import names_unknown_mig
@@ -48,7 +50,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     )
 }
 
-_NOT_SCANNED: dict[int | str, dict[str, Any]] = {
+_NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
     422: {**_ERRORS[422], "description": "It takes no parameters."},
     503: {**_ERRORS[503], "description": "There has been no scan yet, or there are none."},
 }
@@ -59,6 +61,8 @@ def create_app(
     keeper: Keeper,
     metrics: Metrics,
     audits: Audits,
+    *,
+    enforced: Told = NOT_ENFORCING,
     admin_group: int | None = None,
 ) -> Front:
     """Return the ASGI app that answers on one node."""
@@ -76,7 +80,8 @@ def create_app(
     problems.install(app)
     app.include_router(_plan_route(service, keeper, metrics, front))
     app.include_router(_node_routes(service, keeper, metrics))
-    app.include_router(audit_route(audits, admin_group, _NOT_SCANNED))
+    app.include_router(audit_route(audits, admin_group, _NO_DOCUMENT))
+    app.include_router(enforce_route(enforced, admin_group, _NO_DOCUMENT))
     return front
 
 

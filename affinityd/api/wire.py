@@ -151,6 +151,13 @@ class AuditedThread(Wire):
     pinned_itself: bool
 
 
+class AuditedBeside(Wire):
+    """Another GPU that a process uses as much."""
+
+    vendor: str
+    gpu: int
+
+
 class AuditedProcess(Wire):
     """A process that uses a GPU, or a descendant of one."""
 
@@ -161,6 +168,7 @@ class AuditedProcess(Wire):
     state: str
     vendor: str
     gpu: int
+    gpus_beside: list[AuditedBeside]
     holds_gpu: bool
     gpu_memory_bytes: int | None
     mig: str | None

@@ -20,5 +20,15 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     chosen = load_settings(arguments)
-    daemon.run(chosen, Machine(chosen), Auditor(Holders(nvml_processes.ask)))
+    auditor = Auditor(Holders(nvml_processes.ask))
+    daemon.run(chosen, Machine(chosen), auditor, _enforce(chosen))
     return 0
+
+
+def _enforce(chosen: settings.Settings) -> daemon.Enforce | None:
+    """Return what enforces; None: nothing is to."""
+    if chosen.enforce == "off":
+        return None
+    from affinityd.enforcement import Enforcement  # noqa: PLC0415 - most daemons enforce nothing
+
+    return Enforcement
