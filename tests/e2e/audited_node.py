@@ -1,11 +1,15 @@
-"""A real daemon on a node that is not well: two NUMA nodes, three GPUs, and their processes.
+"""A real daemon on a node that is not well: two NUMA nodes, four GPUs, and their processes.
 
 The GPUs are NVML's of the tests, the NUMA nodes are mounted over this machine's; processes, masks,
 cpusets and cgroups are real. Near are the lower half of the CPUs to GPU 0, the upper to the others.
 
     GPU 0   job 77, alive: its cpuset is the far half; job 78, ended: its mask is the far half
-    GPU 1   a process that nobody pinned
+    GPU 1   job 79, alive: a process that nobody pinned
     GPU 2   NVML does not say who uses it
+    GPU 3   a process that nobody pinned, of no job
+
+The daemon is to pin, and may not: it observes. Its policy was right when it started, and is broken
+since.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from pathlib import Path
 from affinityd.cpuset import format_list
 from affinityd.topology import Core, NumaNode, Topology
 from tests.cpusets import HIERARCHY
-from tests.daemons import Daemon
+from tests.daemons import Daemon, eventually
 from tests.e2e.made_nodes import DRIVER, running_on
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -37,7 +41,13 @@ while True:
         pass
     sleep(0.08)
 """
-SETTINGS = {"AFFINITYD_SCAN_INTERVAL": "1", "AFFINITYD_JOB_SERIES": "10"}
+SETTINGS = {
+    "AFFINITYD_SCAN_INTERVAL": "1",
+    "AFFINITYD_JOB_SERIES": "10",
+    "AFFINITYD_ENFORCE": "pin",
+    "AFFINITYD_MIGRATE_MEMORY": "on",
+}
+WITHOUT_PRIVILEGE = ("setpriv", "--bounding-set=-all", "--no-new-privs")
 
 
 @contextmanager
@@ -45,17 +55,32 @@ def audited(folder: Path, listen: str) -> Iterator[Daemon]:
     """Run the daemon, which also listens on TCP, and what it audits."""
     folder.mkdir(parents=True)
     with ExitStack() as stack:
-        far = stack.enter_context(_job(77, FAR))
-        ended = stack.enter_context(_job(78, CPUS))
-        stepd = shutil.copy(shutil.which("sleep") or "sleep", folder / "slurmstepd")
-        stack.enter_context(_process([os.fspath(stepd), "600"], CPUS, far))
-        allocated, masked, unpinned = (
-            stack.enter_context(_process([sys.executable, "-c", WORK], mask, cgroup))
-            for mask, cgroup in ((FAR, far), (FAR, ended), (CPUS, None))
+        far, ended, whole = (
+            stack.enter_context(_job(number, cpus))
+            for number, cpus in ((77, FAR), (78, CPUS), (79, CPUS))
         )
-        facts = _facts({0: [allocated, masked], 1: [unpinned], 2: None})
-        node = running_on(_two_nodes(), folder, facts, env=SETTINGS, listen=listen)
-        yield stack.enter_context(node)
+        stepd = shutil.copy(shutil.which("sleep") or "sleep", folder / "slurmstepd")
+        for alive in (far, whole):
+            stack.enter_context(_process([os.fspath(stepd), "600"], CPUS, alive))
+        allocated, masked, unpinned, nobodys = (
+            stack.enter_context(_process([sys.executable, "-c", WORK], mask, cgroup))
+            for mask, cgroup in ((FAR, far), (FAR, ended), (CPUS, whole), (CPUS, None))
+        )
+        facts = _facts({0: [allocated, masked], 1: [unpinned], 2: None, 3: [nobodys]})
+        policy = folder / "policy.toml"
+        policy.write_text('mode = "node"\n')
+        node = running_on(
+            _two_nodes(),
+            folder,
+            facts,
+            env={**SETTINGS, "AFFINITYD_ENFORCE_POLICY": str(policy)},
+            listen=listen,
+            before=WITHOUT_PRIVILEGE,
+        )
+        daemon = stack.enter_context(node)
+        eventually(lambda: daemon.get("/enforce").status == 200, "it has looked once")
+        policy.write_text("mode =\n")
+        yield daemon
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A real daemon on this machine as if it had NVIDIA's driver, and NUMA nodes that a test makes.
 
-It runs on this machine's own `/`, but for `/proc/driver` and `/sys/devices/system`, which are
-mounted over in a mount namespace of the daemon's own; NVML is a real shared library.
+It runs on this machine's own `/`, but for `/proc/driver`, `/sys/devices/system` and `/run`, which
+are mounted over in a mount namespace of the daemon's own; NVML is a real shared library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tests.nvml.shared_object import environment
 DRIVER = "550.54.15"
 MOUNTS = (
     'mount --bind "$0/driver" /proc/driver && '
-    'mount --bind "$0/machine/sys/devices/system" /sys/devices/system && exec "$@"'
+    'mount --bind "$0/machine/sys/devices/system" /sys/devices/system && '
+    'mount --bind "$0/run" /run && exec "$@"'
 )
 
 
@@ -49,7 +50,11 @@ def running_on(
 
 
 def entering(machine: Topology, folder: Path, *namespaces: str) -> list[str]:
-    """Write the machine and its driver, and return the command that runs another on it."""
+    """Write the machine and its driver, and return the command that runs another on it.
+
+    Its /run is FOLDER/run, which may be a link to another daemon's.
+    """
+    (folder / "run/affinityd").mkdir(parents=True, exist_ok=True)
     (folder / "driver/nvidia").mkdir(parents=True)
     (folder / "driver/nvidia/version").write_text(f"NVRM version: {DRIVER}\n")
     write_tree(machine, folder / "machine")

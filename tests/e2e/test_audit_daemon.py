@@ -8,24 +8,24 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from affinityd.api import wire
 from tests.children import program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
-from tests.daemons import PATIENCE, Daemon, eventually, running
+from tests.daemons import PATIENCE, eventually, running
+from tests.e2e.asked_node import AskedNode
 from tests.e2e.made_nodes import DRIVER, entering, running_on
+from tests.job_cgroups import cgroup, pod_parts
 from tests.nvml.shared_object import environment
 from tests.ports import free_port
 from tests.tiny import BOTH, CPUS, FAR, NEAR, tiny
@@ -60,58 +60,20 @@ os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 print(pid, flush=True)
 sys.stdin.read()
 """
-#: Asks for a path as another user.
-ASK = """
-import os, socket, sys
-path, target, user, *groups = sys.argv[1:]
-os.setgroups([int(group) for group in groups])
-os.setgid(int(user))
-os.setuid(int(user))
-with socket.socket(socket.AF_UNIX) as connection:
-    connection.connect(path)
-    request = f"GET {target} HTTP/1.1\\r\\nhost: x\\r\\nconnection: close\\r\\n\\r\\n"
-    connection.sendall(request.encode())
-    while part := connection.recv(65536):
-        sys.stdout.write(part.decode())
-"""
-
-Counts = Mapping[str, float]
 
 
 @dataclass
-class Node:
+class Node(AskedNode):
     """A daemon on a machine with one GPU near CPU NEAR, and what its NVML says."""
 
-    daemon: Daemon
-    folder: Path
     port: int
 
     def say(self, *pids: int, before: str = "") -> None:
         """Have NVML name these processes, from the next scan on."""
-        facts = self.folder / "facts.new"
-        facts.write_text(_facts(self.folder, pids, before))
-        facts.rename(self.folder / "nvml.facts")
-
-    def audit(self) -> Any:  # noqa: ANN401 - a document
-        reply = self.daemon.get("/audit")
-        assert reply.status == 200, reply.text
-        wire.AuditAnswer.model_validate_json(reply.body)
-        return reply.json
+        self.tell(_facts(self.folder, pids, before))
 
     def processes(self) -> dict[int, Any]:
         return {process["pid"]: process for process in self.audit()["processes"]}
-
-    def samples(self, name: str, label: str = "pci_bus_id") -> Counts:
-        """Return a metric's samples: the value of one label → the sample's."""
-        rows = re.findall(
-            rf"^affinityd_{name}(?:\{{(.*)\}})? (\S+)$",
-            self.daemon.get("/metrics").text,
-            re.MULTILINE,
-        )
-        return {
-            dict(re.findall(r'(\w+)="(.*?)"', labels)).get(label, ""): float(value)
-            for labels, value in rows
-        }
 
     def of_gpu(self, name: str) -> float | None:
         return self.samples(f"gpu_{name}").get(address())
@@ -126,21 +88,6 @@ class Node:
             lambda: self.samples("gpu_numa_mismatch", "cause") and self.mismatch() == causes,
             f"the mismatch is {causes or 'over'}",
         )
-
-    def wait_for_scans(self, number: int) -> None:
-        for _ in range(number):
-            self._wait_for_another(self.audit()["time"])
-
-    def _wait_for_another(self, last: str) -> None:
-        eventually(lambda: self.audit()["time"] != last, "there is a new scan")
-
-    def ask_as(self, user: int, *groups: int) -> Any:  # noqa: ANN401 - a document
-        words = (str(self.daemon.socket), "/audit", str(user), *map(str, groups))
-        command = [sys.executable, "-I", "-S", "-c", ASK, *words]
-        asked = subprocess.run(command, capture_output=True, text=True, check=True)
-        head, _, body = asked.stdout.partition("\n\n")
-        assert head.startswith("HTTP/1.1 200 "), asked.stdout
-        return json.loads(body)
 
 
 def address() -> str:
@@ -243,22 +190,14 @@ def test_a_process_whose_cpuset_has_no_near_cpu_was_allocated_so(node: Node) -> 
 
 @needs_cpuset
 def test_a_pods_process_counts_for_the_pod(node: Node) -> None:
-    with cpuset() as folder, ExitStack() as stack:
-        container = folder
-        for part in ("kubepods", "burstable", f"pod{POD}", "c" * 64):
-            container /= part
-            container.mkdir()
-            stack.callback(container.rmdir)
-            for file in ("cpuset.mems", "cpuset.cpus"):
-                (container / file).write_text((folder / file).read_text())
-        with pinned({int(FAR)}) as pid:
-            (container / "tasks").write_text(str(pid))
-            os.sched_setaffinity(pid, {int(FAR)})
-            node.say(pid)
-            node.wait_for("mask")
-            assert node.processes()[pid]["job"]["id"] == POD
-            assert node.samples("job_mismatched_gpus", "job_id")[POD] == 1
-            os.kill(pid, 9)
+    with cgroup(*pod_parts(POD), cpus=BOTH) as container, pinned({int(FAR)}) as pid:
+        (container / "tasks").write_text(str(pid))
+        os.sched_setaffinity(pid, {int(FAR)})
+        node.say(pid)
+        node.wait_for("mask")
+        assert node.processes()[pid]["job"]["id"] == POD
+        assert node.samples("job_mismatched_gpus", "job_id")[POD] == 1
+        os.kill(pid, 9)
 
 
 def test_a_child_that_uses_no_gpu_is_its_parents(node: Node) -> None:

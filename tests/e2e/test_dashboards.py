@@ -38,6 +38,8 @@ RANGE = 20.0  #: seconds; the Prometheus has not run for longer
 EMPTY_ON_PURPOSE = {
     ("Which nodes cannot be seen, and why?", "D"),  # a scan was cut short by its time limit
     ("Which nodes cannot be seen, and why?", "E"),  # the last scan is a minute old
+    ("Which nodes do not pin as they are to?", "C"),  # a process was reset five times
+    ("Which nodes do not pin as they are to?", "D"),  # the kernel refused a pin
 }
 
 
@@ -165,7 +167,7 @@ def variables() -> Iterator[tuple[str, str, str, str]]:
                 yield name, it["name"], called[1], called[2]
 
 
-EXPECTED = {"node": [PLAIN, POD, UNAUDITED], "job": ["77", "78"]}
+EXPECTED = {"node": [PLAIN, POD, UNAUDITED], "job": ["77", "78", "79"]}
 
 
 @pytest.mark.parametrize(("dashboard", "name", "selector", "label"), list(variables()))
@@ -186,7 +188,7 @@ def test_every_rule_can_be_followed(server: Prometheus) -> None:
 
 def test_every_record_is_of_both_nodes(server: Prometheus) -> None:
     records = [name for name, rule in server.rules().items() if rule["type"] == "recording"]
-    assert len(records) == 4
+    assert len(records) == 5
     for record in records:
         assert nodes_of(server.query(record)) == {PLAIN, POD}, record
 
@@ -196,6 +198,7 @@ def test_every_record_is_of_both_nodes(server: Prometheus) -> None:
     [
         *("AffinitydAllocationIsRemote", "AffinitydMaskIsRemote", "AffinitydUnpinned"),
         *("AffinitydOrphansHoldGpu", "AffinitydCannotSeeIntoGpus"),
+        *("AffinitydCannotPin", "AffinitydPolicyIsBroken"),
     ],
 )
 def test_an_alert_finds_the_node(server: Prometheus, alert: str) -> None:
@@ -209,4 +212,25 @@ def test_the_worst_process_of_a_gpu_is_what_is_shown_of_it(server: Prometheus) -
         series["metric"]["gpu"]: float(series["values"][-1][1])
         for series in worst.put_to(server, {"node": PLAIN})
     }
-    assert numbers == {"0": 5, "1": 3}
+    assert numbers == {"0": 5, "1": 3, "3": 3}
+
+
+@pytest.mark.parametrize(
+    ("panel", "number"),
+    [
+        ("GPUs that ran far", 3),
+        ("… and a pin mends it", 1),
+        ("… that need another allocation", 1),
+        ("… that are left as they are", 1),
+    ],
+)
+def test_each_gpu_that_ran_far_is_counted_by_what_mends_it(
+    server: Prometheus, panel: str, number: int
+) -> None:
+    (asked,) = (it for it in queries() if (it.dashboard, it.panel) == ("node", panel))
+
+    def counted() -> bool:
+        (series,) = asked.put_to(server, {"node": PLAIN})
+        return float(series["value"][1]) == number
+
+    eventually(counted, f"{panel}: {number}")

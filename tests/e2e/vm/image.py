@@ -42,9 +42,10 @@ def image() -> Path:
 
 
 def requirements(pyproject: str) -> list[str]:
-    """Return what the daemon needs beyond the standard library."""
+    """Return what the daemon needs beyond the standard library, each in a word for the recipe."""
     extra = re.search(r"^daemon = \[\n(.*?)^\]", pyproject, re.MULTILINE | re.DOTALL)
-    return re.findall(r'^ *"(.*?)"', extra[1] if extra else "", re.MULTILINE)
+    found = re.findall(r'^ *"(.*?)"', extra[1] if extra else "", re.MULTILINE)
+    return [requirement.replace(" ", "") for requirement in found]
 
 
 def unpacked(kernel: bytes) -> bytes:

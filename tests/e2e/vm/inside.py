@@ -28,10 +28,11 @@ def stage(name: str) -> None:
     sys.stderr.write(f"{time.monotonic():6.1f} s: {name}\n")
 
 
-def serving() -> Daemon:
+def serving(*arguments: str) -> Daemon:
     """Start the daemon, and wait until it plans."""
     with Path("/tmp/log").open("w") as log:  # noqa: S108 - nobody else is here
-        process = subprocess.Popen([*AFFINITYD, "serve"], stdout=log, stderr=log, text=True)
+        command = [*AFFINITYD, "serve", *arguments]
+        process = subprocess.Popen(command, stdout=log, stderr=log, text=True)
     daemon = Daemon(process, SOCKET, Path(log.name))
     eventually(lambda: is_ready(daemon), "the daemon is ready")
     return daemon
