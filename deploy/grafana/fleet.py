@@ -5,6 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana import looks
+from deploy.grafana.enforce import pinning
 from deploy.grafana.fleet_series import (
     BUSY,
     BY_CAUSE,
@@ -16,7 +17,7 @@ from deploy.grafana.fleet_series import (
     REFUSED,
     of,
 )
-from deploy.grafana.fleet_tables import JOBS, NODES, NODES_OF_JOBS, UNSEEN
+from deploy.grafana.fleet_tables import HINDERED, JOBS, NODES, NODES_OF_JOBS, UNSEEN
 from deploy.grafana.frame import FLEET, dashboard_of, variable_of
 from deploy.grafana.panels import graph_of, stat_of, words_of
 from deploy.grafana.queries import JOB, Query, or_none, rate, share
@@ -146,6 +147,7 @@ def fleet() -> Dashboard:
             "How bad is it?": NOW,
             "Where, and since when?": [NODES, JOBS, NODES_OF_JOBS],
             "Why?": WHY,
+            "Pinning from outside": [*pinning(of), HINDERED],
             "Can all nodes be seen?": SIGHT,
             "Plans": PLANS,
         },

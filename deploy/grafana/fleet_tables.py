@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.grafana import looks
 from deploy.grafana.fleet_series import BUSY, CAUSES, FAR, JOB_BUSY, JOB_FAR, MISMATCHED, of, of_job
 from deploy.grafana.frame import FLEET, NODE, SAME_TIME, way_to
-from deploy.grafana.queries import share
+from deploy.grafana.queries import increase, share
 from deploy.grafana.tables import Column, Link, table_of
 
 NO_RULES = "nothing here: are the rules of rules/affinityd.yaml loaded?"
@@ -15,6 +15,9 @@ NO_JOBS = (
 
 TO_NODE = Link("Look at this node", way_to(NODE, "var-node=${__value.raw}", SAME_TIME))
 TO_JOB = Link("Where does it run?", way_to(FLEET, "var-job=${__value.raw}", SAME_TIME))
+
+GIVEN_UP = 'reason="given_up"'
+REFUSED_PINS = increase(of("affinityd_enforce_pins_total", 'outcome="refused"'), "$__range")
 
 NODES = table_of(
     "Which nodes run far from their GPUs, and what does it cost?",
@@ -89,6 +92,34 @@ NODES_OF_JOBS = table_of(
     links={"Node": TO_NODE},
     empty=NO_JOBS,
     width=10,
+)
+
+HINDERED = table_of(
+    "Which nodes do not pin as they are to?",
+    {"node": "Node"},
+    [
+        Column(
+            "To pin, observes",
+            f"sum by (node) ({of('affinityd_enforce_hindered')}) > 0",
+            levels=looks.NONE_IS_GOOD,
+        ),
+        Column(
+            "Policy broken",
+            f"sum by (node) ({of('affinityd_enforce_policy_error')}) > 0",
+            levels=looks.NONE_IS_GOOD,
+        ),
+        Column(
+            "Processes given up",
+            f"sum by (node) ({of('affinityd_enforce_left_processes', GIVEN_UP)}) > 0",
+            levels=looks.NONE_IS_BETTER,
+        ),
+        Column("Pins refused", f"sum by (node) ({REFUSED_PINS}) > 0", levels=looks.NONE_IS_BETTER),
+    ],
+    about="Refused: in the time range above; the rest is now. GET /enforce on the node says why.",
+    sort="To pin, observes",
+    links={"Node": TO_NODE},
+    empty="none",
+    height=8,
 )
 
 UNSEEN = table_of(

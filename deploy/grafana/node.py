@@ -5,6 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana import looks
+from deploy.grafana.enforce import pinning
 from deploy.grafana.frame import NODE, dashboard_of, variable_of
 from deploy.grafana.node_gpus import COST, GPUS
 from deploy.grafana.node_series import BUCKETS, BUSY, FAR, MISMATCH, PLANNED, REFUSED, of
@@ -61,6 +62,7 @@ DAEMON = [
     graph_of(
         "What does a scan cost, and how old is the last?",
         Query(f"max({of('affinityd_scan_duration_seconds')})", "duration"),
+        Query(f"max({of('affinityd_enforce_duration_seconds')})", "pinning after it"),
         Query(f"max({of('affinityd_scan_age_seconds')})", "age"),
         about="An age that only grows is a scan that hangs: look at the daemon's log.",
         unit=looks.SECONDS,
@@ -68,7 +70,9 @@ DAEMON = [
     graph_of(
         "How many processes were left out?",
         Query(f"max({of('affinityd_scan_skipped_processes')})", "skipped"),
-        about="A scan ends after five seconds; what it did not reach is counted here and nowhere.",
+        Query(f"max({of('affinityd_enforce_unreached_processes')})", "not pinned in time"),
+        about="A scan ends after five seconds; what it did not reach is counted here and nowhere. "
+        "What was not pinned in time is pinned after the next.",
         unit=looks.COUNT,
     ),
     graph_of(
@@ -107,7 +111,13 @@ def node() -> Dashboard:
     nodes = f"label_values(affinityd_build_info{{{JOB}}}, node)"
     return dashboard_of(
         NODE,
-        {"How is it?": NOW, "GPUs": GPUS, "What it costs": COST, "The daemon": DAEMON},
+        {
+            "How is it?": NOW,
+            "GPUs": GPUS,
+            "What it costs": COST,
+            "Pinning from outside": pinning(of),
+            "The daemon": DAEMON,
+        },
         [variable_of("node", "Node", nodes, several=False)],
         title="affinityd: node",
         about="Where the processes of each GPU run, what is far, and how the daemon does.",

@@ -1,4 +1,4 @@
-"""What the causes of a mismatch mean, for whoever sees a dashboard and nothing else."""
+"""What causes and reasons mean, for whoever sees a dashboard and nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,39 @@ REMEDIES = {
     ),
 }
 
+#: Why a process is not pinned from outside → what to do; REASONS of affinityd.enforce.model
+REASONS = {
+    "allocation": (
+        "its job was given no CPU near its GPU",
+        "as for the cause `allocation`; `GET /enforce` has the line of `gres.conf`, or the setting",
+    ),
+    "given_up": (
+        "it was reset again and again",
+        "find who binds it: `KMP_AFFINITY`, `OMP_PROC_BIND`, its launcher; or a rule to leave it",
+    ),
+    "on_purpose": ("somebody pinned it on purpose", "nothing, if that is so"),
+    "no_plan": ("there is no plan for it", "`GET /enforce` says why; another mode or fewer cores"),
+    "no_job": ("it is in no job", "a rule with its `cgroup`, if it is one"),
+    "no_policy": ("the policy has never been readable", "mend the file: the log says where"),
+    "policy": ("a rule leaves it", "nothing, if that is so"),
+    "opted_out": ("its environment has `AFFINITYD=off`", "nothing, if that is so"),
+    "orphan": ("its job is over", "end it: the next job finds the GPU's memory taken"),
+    "unknown_place": ("nobody says where its GPU is", "`affinityd doctor` on the node"),
+    "unknown_cpuset": ("its cgroup cannot be read", "in a pod: `hostPID`, which brings cgroups"),
+    "young": ("it has just started", "nothing: it is looked at again"),
+    "waiting": ("it was reset lately", "nothing: it is pinned again later"),
+    "daemon": ("it is known to run on every node", "nothing"),
+}
+
 _ROWS = [f"| **{cause}** | {what} | {remedy} |" for cause, (what, remedy) in REMEDIES.items()]
+
+LEFT_ALONE = "\n".join(
+    [
+        "| reason | the process | what to do |",
+        "| --- | --- | --- |",
+        *(f"| **{reason}** | {what} | {remedy} |" for reason, (what, remedy) in REASONS.items()),
+    ]
+)
 
 MARKDOWN = "\n".join(
     [

@@ -72,6 +72,26 @@ AUDITED = of_gpu("affinityd_gpu_audited")
 FAR, TOTAL = (of_gpu(f"affinityd_gpu_{it}cpu_seconds_total") for it in ("remote_", ""))
 UNPLACED = of_gpu("affinityd_gpu_cpu_seconds_total", 1)  #: of a GPU whose node is not known
 
+HINDERED = series("affinityd_enforce_hindered")
+POLICY_ERROR = series("affinityd_enforce_policy_error")
+
+
+def left(reason: str, gpu: int = 0) -> str:
+    """Return the series of a GPU's processes that are let alone for a reason."""
+    return of_gpu("affinityd_enforce_left_processes", gpu, reason=reason)
+
+
+def would_pin(cause: str, gpu: int = 0) -> str:
+    """Return the series of a GPU's processes that a pin mends."""
+    return of_gpu("affinityd_enforce_would_pin_processes", gpu, cause=cause)
+
+
+def remedied(remedy: str, gpu: int, node: str = "gpu07") -> str:
+    """Return what the rules record of a GPU that runs far."""
+    pairs = {"job": "affinityd", "node": node, "gpu": f"{gpu}", "pci_bus_id": f"0000:0{gpu}:00.0"}
+    return f"node_gpu_remedy:affinityd_gpu_numa_mismatch:max{labels({**pairs, 'remedy': remedy})}"
+
+
 BY_CAUSE = {
     "allocation": "AffinitydAllocationIsRemote",
     "mask": "AffinitydMaskIsRemote",
@@ -117,3 +137,21 @@ AUDIT: tuple[Case, ...] = (
     ("AffinitydNumaBalancingIsOn", {BALANCING: "0x90", GPUS: "8x90"}, 61, False),
     ("AffinitydNumaBalancingIsOn", {BALANCING: "1x90", NO_GPU: "8x90"}, 61, False),
 )
+
+#: What pinning from outside says of itself.
+ENFORCE: tuple[Case, ...] = (
+    ("AffinitydCannotPin", {HINDERED: "1x20"}, 11, True),
+    ("AffinitydCannotPin", {HINDERED: "1x20"}, 9, False),
+    ("AffinitydCannotPin", {HINDERED: "1x8 0 1x20"}, 11, False),
+    ("AffinitydCannotPin", {HINDERED: "0x20"}, 11, False),
+    ("AffinitydPolicyIsBroken", {POLICY_ERROR: "1x20"}, 11, True),
+    ("AffinitydPolicyIsBroken", {POLICY_ERROR: "1x8 0x20"}, 11, False),
+    ("AffinitydPolicyIsBroken", {POLICY_ERROR: "0x20"}, 11, False),
+    ("AffinitydGaveUpPinning", {left("given_up"): "1x20"}, 16, True),
+    ("AffinitydGaveUpPinning", {left("given_up"): "0x20", left("given_up", 1): "2x20"}, 16, True),
+    ("AffinitydGaveUpPinning", {left("given_up"): "1x20"}, 14, False),
+    ("AffinitydGaveUpPinning", {left("given_up"): "0x20"}, 16, False),
+    ("AffinitydGaveUpPinning", {left("waiting"): "1x20"}, 16, False),
+)
+
+CASES: tuple[Case, ...] = (*DAEMON, *AUDIT, *ENFORCE)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tests.e2e.chart.rendering import rendered
 
-#: What most install, and what has most objects.
-OPTIONS = ("default", "service-only", "everything")
+#: What most install, what has most objects, and what pins.
+OPTIONS = ("default", "service-only", "everything", "pin")
 _dashboards = re.compile(r"^(  [\w-]+\.json: \|\n)(?: {4}.*\n)+", re.MULTILINE).sub
 REMAKE = "python -m tests.e2e.chart.golden re-makes it"
 

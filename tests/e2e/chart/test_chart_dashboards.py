@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from affinityd.audit.model import CAUSES
+from affinityd.enforce.model import REASONS
 from tests.e2e.chart import dashboards, grafana, tools
-from tests.e2e.chart.alert_cases import FAR, TOTAL, UNPLACED
+from tests.e2e.chart.alert_cases import FAR, TOTAL, UNPLACED, remedied
 from tests.e2e.chart.promtool import try_rules
 from tests.e2e.chart.rendering import objects
 
@@ -79,6 +80,35 @@ def test_a_gpu_whose_place_is_not_known_is_in_no_share(tmp_path: Path) -> None:
 
 
 @EACH
+def test_a_gpu_that_ran_far_is_counted_once_by_what_mends_it(tmp_path: Path, path: Path) -> None:
+    """37 GPUs ran far; 31 would be mended by a pin, 6 need another allocation."""
+    series = {
+        remedied("pin", 0): "1x9",
+        remedied("pin", 1): "1x4 _x9",
+        remedied("allocation", 1): "_x4 1x4",
+        remedied("neither", 2): "1x9",
+        remedied("pin", 3): "1x4 _x9",
+        remedied("neither", 3): "_x4 1x4",
+        remedied("allocation", 4): "1x4 _x9",
+        remedied("neither", 4): "_x4 1x4",
+    }
+    counts = {
+        "GPUs that ran far": 5,
+        "… and a pin mends it": 1,
+        "… that need another allocation": 2,
+        "… that are left as they are": 2,
+    }
+    asked = {panel["title"]: panel["targets"] for panel in panels(path) if "targets" in panel}
+    tests = []
+    for title, count in counts.items():
+        (target,) = asked[title]
+        expr = target["expr"].replace("$__range", "8m").replace("$node", "gpu07")
+        sample = {"labels": "{}", "value": count}
+        tests.append({"expr": expr, "eval_time": "8m", "exp_samples": [sample]})
+    try_rules(tmp_path, series, {"promql_expr_test": tests})
+
+
+@EACH
 def test_a_dashboards_panels_do_not_lie_upon_each_other(path: Path) -> None:
     covered = [
         (x, y)
@@ -140,6 +170,16 @@ def test_links_lead_to_dashboards_that_are_there(path: Path) -> None:
     assert urls
 
 
+def bold(path: Path, title: str) -> set[str]:
+    """Return the words that a text of a dashboard has in bold."""
+    (text,) = (it for it in panels(path) if it["type"] == "text" and it["title"] == title)
+    return set(re.findall(r"^\| \*\*(\w+)\*\*", text["options"]["content"], re.MULTILINE))
+
+
 def test_the_fleet_view_has_a_remedy_for_every_cause() -> None:
-    (text,) = (it for it in panels(DASHBOARDS[0]) if it["type"] == "text")
-    assert all(f"**{cause}**" in text["options"]["content"] for cause in CAUSES)
+    assert bold(DASHBOARDS[0], "What to do") == set(CAUSES)
+
+
+@EACH
+def test_a_view_explains_every_reason_to_let_a_process_alone(path: Path) -> None:
+    assert bold(path, "Let alone: why, and what to do") == set(REASONS)

@@ -28,6 +28,8 @@ SERVICES = {"Service/affinityd", "Service/affinityd-metrics", "Pod/affinityd-tes
         ("service-monitor", ALWAYS | SERVICES | {"ServiceMonitor/affinityd"}),
         ("prometheus-rule", ALWAYS | SERVICES | {"PrometheusRule/affinityd"}),
         ("dashboards", ALWAYS | SERVICES | {"ConfigMap/affinityd-dashboards"}),
+        ("observe", ALWAYS | SERVICES),
+        ("pin", ALWAYS | SERVICES | {"ConfigMap/affinityd-policy"}),
         (
             "names",
             {

@@ -30,6 +30,10 @@ def environment(option: str) -> dict[str, Any]:
     return {it["name"]: it.get("value", it.get("valueFrom")) for it in container(option)["env"]}
 
 
+def enforces(option: str) -> bool:
+    return any(it.startswith("--enforce=") for it in container(option)["args"])
+
+
 def node_terms(option: str) -> Any:  # noqa: ANN401 - YAML
     required = pod(option)["affinity"]["nodeAffinity"]
     return required["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -165,7 +169,7 @@ def test_the_users_own_node_affinity_takes_the_place_of_the_labels() -> None:
 
 
 @pytest.mark.parametrize("option", sorted(OPTIONS))
-def test_no_host_path_but_the_sockets_folder_and_with_the_hosts_pids_its_cgroups(
+def test_no_host_path_but_the_sockets_folder_and_with_the_hosts_pids_its_cgroups_and_pods(
     option: str,
 ) -> None:
     made = pod(option)
@@ -173,7 +177,8 @@ def test_no_host_path_but_the_sockets_folder_and_with_the_hosts_pids_its_cgroups
     expected = {"service-only": [], "socket-only": ["/var/run/site/affinityd"]}
     chosen = expected.get(option, ["/run/affinityd"])
     cgroups = ["/sys/fs/cgroup"] if made.get("hostPID") else []
-    assert [path for path in paths if path != "/srv/node"] == [*chosen, *cgroups]
+    pods = ["/var/log/pods"] if enforces(option) else []
+    assert [path for path in paths if path != "/srv/node"] == [*chosen, *cgroups, *pods]
 
 
 def test_the_nodes_cgroups_are_there_to_be_read() -> None:
@@ -182,7 +187,11 @@ def test_the_nodes_cgroups_are_there_to_be_read() -> None:
     assert cgroups == {"name": "cgroups", "mountPath": "/host/cgroup", "readOnly": True}
 
 
-@pytest.mark.parametrize("option", sorted(OPTIONS))
+#: Whose daemon is root: what it may do is with the tests of enforcing.
+PINNING = {"pin", "pin-privileges"}
+
+
+@pytest.mark.parametrize("option", sorted(OPTIONS.keys() - PINNING))
 def test_the_daemon_may_do_nothing_but_run_as_nobody(option: str) -> None:
     assert container(option)["securityContext"] == {
         "allowPrivilegeEscalation": False,

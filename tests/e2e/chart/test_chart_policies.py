@@ -28,6 +28,9 @@ EXPLAINED = {
     "CKV_K8S_25": DAEMON,
     # Only where hostPID was asked for; values.yaml says what for.
     "CKV_K8S_17": DAEMON,
+    # Only where it is to pin: what capabilities a pod adds count for no other user than root.
+    "CKV_K8S_23": DAEMON,
+    "CKV_K8S_40": DAEMON,
     # The pod of `helm test` asks once and ends.
     "CKV_K8S_8": TEST,
     "CKV_K8S_9": TEST,

@@ -8,14 +8,24 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.chart.alert_cases import AUDIT, DAEMON, FAR, GPU07, TOTAL, UNPLACED, labels, mismatch
+from tests.e2e.chart.alert_cases import (
+    CASES,
+    FAR,
+    GPU07,
+    TOTAL,
+    UNPLACED,
+    labels,
+    left,
+    mismatch,
+    would_pin,
+)
 from tests.e2e.chart.promtool import RULES, promtool, rules, try_rules
 from tests.e2e.chart.rendering import objects
 
 pytestmark = pytest.mark.chart
 
 
-@pytest.mark.parametrize(("alert", "series", "minutes", "fires"), [*DAEMON, *AUDIT])
+@pytest.mark.parametrize(("alert", "series", "minutes", "fires"), CASES)
 def test_an_alert_fires_when_it_should(
     tmp_path: Path, alert: str, series: Mapping[str, str], minutes: int, fires: bool
 ) -> None:
@@ -59,7 +69,7 @@ def test_an_alert_says_where_it_is_and_what_to_do(alert: Mapping[str, Mapping[st
 def test_every_alert_is_tested_both_ways() -> None:
     names = {alert["alert"] for alert in rules("alert")}
     for both in (True, False):
-        assert {alert for alert, _, _, fires in (*DAEMON, *AUDIT) if fires == both} == names
+        assert {alert for alert, _, _, fires in CASES if fires == both} == names
 
 
 NODE = {"job": "affinityd", "node": "gpu07"}
@@ -102,9 +112,58 @@ def test_what_is_recorded(
     try_rules(tmp_path, series, {"promql_expr_test": [wanted]})
 
 
+REMEDIED = "node_gpu_remedy:affinityd_gpu_numa_mismatch:max"
+FITTING = {left("allocation"): "0x9", left("young"): "0x9", would_pin("mask"): "0x9"}
+
+
+@pytest.mark.parametrize(
+    ("series", "remedy"),
+    [
+        ({mismatch("mask"): "0x9", would_pin("share"): "1x9", left("young"): "0x9"}, None),
+        ({mismatch("mask"): "1x9"}, None),
+        ({mismatch("mask"): "1x9", **FITTING}, "neither"),
+        ({mismatch("mask"): "1x9", **FITTING, would_pin("mask"): "1x9"}, "pin"),
+        ({mismatch("mask"): "1x9", **FITTING, left("waiting"): "1x9"}, "pin"),
+        ({mismatch("mask"): "1x9", **FITTING, left("young"): "1x9"}, None),
+        ({mismatch("mask"): "1x9", **FITTING, left("on_purpose"): "1x9"}, "neither"),
+        (
+            {mismatch("mask"): "1x9", **FITTING, would_pin("mask"): "1x9", left("policy"): "1x9"},
+            "neither",
+        ),
+        (
+            {
+                mismatch("allocation"): "1x9",
+                mismatch("mask"): "1x9",
+                **FITTING,
+                would_pin("mask"): "1x9",
+                left("allocation"): "1x9",
+            },
+            "allocation",
+        ),
+        (
+            {mismatch("allocation"): "1x9", **FITTING, left("allocation", 1): "1x9"},
+            "neither",
+        ),
+    ],
+    ids=[
+        *("near, on another's CPUs", "nobody enforces", "it fits by the policy", "a pin"),
+        *("a pin, later", "it is young", "on purpose", "one of two is left", "an allocation"),
+        "an allocation, on another GPU",
+    ],
+)
+def test_by_what_mends_it_a_gpu_is_recorded(
+    tmp_path: Path, series: Mapping[str, str], remedy: str | None
+) -> None:
+    gpu = {**NODE, "gpu": "0", "pci_bus_id": "0000:00:00.0"}
+    sample = {"labels": f"{REMEDIED}{labels({**gpu, 'remedy': str(remedy)})}", "value": 1}
+    wanted = {"expr": REMEDIED, "eval_time": "8m", "exp_samples": [sample] if remedy else []}
+    try_rules(tmp_path, series, {"promql_expr_test": [wanted]})
+
+
 def test_every_record_is_tested() -> None:
     marks = test_what_is_recorded.pytestmark  # type: ignore[attr-defined]
-    assert {case[0] for case in marks[0].args[1]} == {it["record"] for it in rules("record")}
+    tested = {case[0] for case in marks[0].args[1]} | {REMEDIED}
+    assert tested == {it["record"] for it in rules("record")}
 
 
 def test_promtool_has_nothing_to_say_about_the_rules() -> None:

@@ -35,6 +35,10 @@
 {{- if and .jobSeries (not $looks) }}
 {{- fail (printf "settings.jobSeries is %v, and no process is looked at; set hostPID: true and leave scanInterval empty, or set jobSeries: 0" .jobSeries) }}
 {{- end }}
+{{- $mode := include "affinityd.enforce" $ }}
+{{- if and (ne $mode "off") (not $looks) }}
+{{- fail (printf "enforce.mode is %s, and no process is looked at; set hostPID: true and leave settings.scanInterval empty, or set enforce.mode: off" $mode) }}
+{{- end }}
 {{- end }}
 {{- include "affinityd.namesNothing" . }}
 {{- include "affinityd.chartsOwn" . }}

@@ -46,7 +46,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* What the daemon's container and the test's are allowed: nothing but to run as nobody. */}}
+{{- /* What a container is allowed that only runs as nobody: the test's, and the daemon's. */}}
 {{- define "affinityd.securityContext" -}}
 allowPrivilegeEscalation: false
 capabilities:
@@ -56,8 +56,8 @@ readOnlyRootFilesystem: true
 
 {{- define "affinityd.podSecurityContext" -}}
 runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
+runAsUser: {{ include "affinityd.nobody" . }}
+runAsGroup: {{ include "affinityd.nobody" . }}
 seccompProfile:
   type: RuntimeDefault
 {{- end }}
@@ -122,6 +122,50 @@ metricRelabelings:
 {{- define "affinityd.scanInterval" -}}
 {{- $chosen := .Values.settings.scanInterval }}
 {{- if or (not .Values.hostPID) (kindIs "bool" $chosen) }}off{{ else if $chosen }}{{ $chosen }}{{ end }}
+{{- end }}
+
+{{- /* off, observe or pin: YAML reads an off without quotes as false. */}}
+{{- define "affinityd.enforce" -}}
+{{- .Values.enforce.mode | default "off" }}
+{{- end }}
+
+{{- /* What enforcing takes, a capability a word; nothing: the daemon is nobody. */}}
+{{- define "affinityd.capabilities" -}}
+{{- $mode := include "affinityd.enforce" . }}
+{{- $looks := and .Values.enforce.readEnvironments (ne $mode "off") }}
+{{- $moves := and .Values.enforce.migrateMemory (eq $mode "pin") }}
+{{- if eq $mode "pin" }} SYS_NICE{{ end }}
+{{- if or $looks $moves }} SYS_PTRACE{{ end }}
+{{- if $looks }} DAC_READ_SEARCH{{ end }}
+{{- end }}
+
+{{- define "affinityd.nobody" -}}
+65532
+{{- end }}
+
+{{- /* Whose the daemon is, and its socket's folder: no other user than root has capabilities. */}}
+{{- define "affinityd.user" -}}
+{{- if include "affinityd.capabilities" . }}0{{ else }}{{ include "affinityd.nobody" . }}{{ end }}
+{{- end }}
+
+{{- /* What the daemon's container is allowed. */}}
+{{- define "affinityd.daemonSecurityContext" -}}
+{{- with include "affinityd.capabilities" . | trim -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+  add: [{{ splitList " " . | join ", " }}]
+readOnlyRootFilesystem: true
+runAsNonRoot: false
+runAsUser: 0
+runAsGroup: 0
+{{- else -}}
+{{ include "affinityd.securityContext" . }}
+{{- end }}
+{{- if and .Values.enforce.migrateMemory (eq (include "affinityd.enforce" .) "pin") }}
+seccompProfile:
+  type: Unconfined
+{{- end }}
 {{- end }}
 
 {{- /* Labels of what is for Prometheus and Grafana, who find it by them: (list $ LABELS). */}}

@@ -8,6 +8,9 @@
       "--scan-interval" "; set settings.scanInterval instead"
       "--job-series" "; set settings.jobSeries instead"
       "--log-format" "; set settings.logFormat instead"
+      "--enforce" "; set enforce.mode instead"
+      "--enforce-policy" "; set enforce.policy instead"
+      "--migrate-memory" "; set enforce.migrateMemory instead"
       "--node-name" ": the Node's name; leave it out" }}
 {{- range .Values.extraArgs }}
 {{- $flag := index (splitList "=" .) 0 }}
@@ -33,7 +36,7 @@
 {{- end }}
 {{- end }}
 
-{{- $volumes := dict "socket" ", or set socket.hostPath" "cgroups" "" }}
+{{- $volumes := dict "socket" ", or set socket.hostPath" "policy" ", or set enforce.policy" "cgroups" "" "pods" "" }}
 {{- range .Values.extraVolumes }}
 {{- if hasKey $volumes .name }}
 {{- fail (printf "extraVolumes: %s is the chart's own; give yours another name%s" .name (get $volumes .name)) }}
