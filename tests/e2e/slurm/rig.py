@@ -104,6 +104,8 @@ class Setup:
     gpus: Sequence[str] = ("0", "1")  #: minors, in Slurm's order; with a type as in `big:3`
     task_plugin: str = "task/none"
     constrain_devices: bool = False
+    constrain_cores: bool = True
+    by_cgroup: bool = False  #: jobs have cgroups even where no task plugin makes any
     conf: Sequence[str] = ()  #: more lines of slurm.conf
     topology: str = ""  #: of the node, where its CPUs are not to be all alike: Sockets=2 …
     gres_conf: str | None = None  #: its text; None: a line for each GPU, without Cores=
@@ -208,11 +210,13 @@ def _configure(folder: Path, setup: Setup) -> None:
         "types": ",".join({"gpu": 0, **setup.gres}),
         "gres": ",".join(f"{it}:{n}" for it, n in gres.items()),
     }
-    by_cgroup = "cgroup" in setup.task_plugin
+    by_cgroup = setup.by_cgroup or "cgroup" in setup.task_plugin
     tracking = "proctrack/cgroup" if by_cgroup else "proctrack/linuxproc"
     (folder / "slurm.conf").write_text(SLURM_CONF.format(**facts, tracking=tracking))
-    devices = "yes" if setup.constrain_devices else "no"
-    (folder / "cgroup.conf").write_text(CGROUP_CONF.format(cores="yes", devices=devices))
+    cores, devices = (
+        "yes" if it else "no" for it in (setup.constrain_cores, setup.constrain_devices)
+    )
+    (folder / "cgroup.conf").write_text(CGROUP_CONF.format(cores=cores, devices=devices))
     typed = (f"Type={kind}" if kind else "" for kind, _, _ in gpus)
     lines = [
         f"Name=gpu {it} File=/dev/nvidia{gpu[2]}\n" for it, gpu in zip(typed, gpus, strict=True)
