@@ -25,6 +25,8 @@ from tests.daemons import eventually
 from tests.machines.by_hand import made
 from tests.small_node import ALL, FAR, NEAR, TOPOLOGY
 
+pytestmark = pytest.mark.processes
+
 #: What uses a CPU until it is ended.
 BUSY = "print('ready', flush=True)\nwhile True: pass"
 

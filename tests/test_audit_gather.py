@@ -19,6 +19,8 @@ from tests.auditing import GPU
 from tests.children import CHURN, program, sleeping
 from tests.cpusets import HIERARCHY, cpuset, needs_cpuset
 
+pytestmark = pytest.mark.processes
+
 LATER = 60.0
 FREEZER = HIERARCHY.with_name("freezer")
 OTHER = ("nvidia", 1)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 #: The same process, becoming a command by way of us and by way of env(1).
 OURS = (sys.executable, "-m", "affinityd", "exec", "--")
 ENV = (shutil.which("env") or "env",)

@@ -16,6 +16,8 @@ from affinityd.modes import MODES
 from affinityd.request import PARAMETERS
 from tests.tiny import CPUS, FAR, NEAR
 
+pytestmark = pytest.mark.processes
+
 CPU = {NEAR: [int(NEAR)], FAR: [int(FAR)]}
 
 PREPARE = """

@@ -11,6 +11,8 @@ import pytest
 from affinityd.discovery.child import GRACE, ChildError, output
 from tests.daemons import eventually
 
+pytestmark = pytest.mark.processes
+
 Work = Callable[..., str]
 
 FREEZER = Path("/sys/fs/cgroup/freezer")

@@ -17,6 +17,8 @@ from tests.daemons import running
 from tests.machines.facts import machine
 from tests.machines.sysfs_tree import write_tree
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = [sys.executable, "-m", "affinityd"]
 DGX = ("--machine", "dgx-a100")
 

@@ -26,6 +26,8 @@ from tests.children import program, sleeping
 from tests.machines.by_hand import made
 from tests.small_node import ALL, FAR, NEAR, TOPOLOGY, publish, use_small_node
 
+pytestmark = pytest.mark.processes
+
 OTHER = ("nvidia", 1)
 BUSY = "print('ready', flush=True)\nwhile True: pass"
 

@@ -20,6 +20,8 @@ from affinityd.cli import audit
 from tests.children import sleeping
 from tests.small_node import FAR, TOPOLOGY, publish, use_small_node
 
+pytestmark = pytest.mark.processes
+
 REPOSITORY = Path(__file__).parents[1]
 
 #: The command, in a process of its own, with holders that are known.

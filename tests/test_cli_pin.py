@@ -22,6 +22,8 @@ from tests.daemons import eventually
 from tests.machines.sysfs_tree import write_tree
 from tests.small_node import ALL, FAR, NEAR, TOPOLOGY, use_small_node
 
+pytestmark = pytest.mark.processes
+
 #: A thread more, which has pinned itself to CPU 0; and a child.
 FAMILY = """
 import os, sys, threading

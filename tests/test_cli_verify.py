@@ -21,6 +21,8 @@ from tests.machines.by_hand import made
 from tests.machines.sysfs_tree import write_tree
 from tests.small_node import ALL, FAR, NEAR, use_small_node
 
+pytestmark = pytest.mark.processes
+
 REPOSITORY = Path(__file__).parents[1]
 
 #: Three threads: the main one on CPU 1, others on 1 and, by their own choice, on 0.

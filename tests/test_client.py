@@ -33,6 +33,8 @@ from affinityd.service import Node
 from tests.daemons import Daemon, running
 from tests.serving import Behaviour, answering, hanging, http, serving
 
+pytestmark = pytest.mark.processes
+
 TIMEOUT = 0.3  #: seconds that a client has here
 LATE = 0.3  #: seconds that it may take longer on a busy machine
 

@@ -32,6 +32,8 @@ from tests.doctoring import TWO, Expected, check, facts_of, n_a, well
 from tests.machines.by_hand import made
 from tests.serving import Behaviour, answering, hanging, http, serving
 
+pytestmark = pytest.mark.processes
+
 CPUS = sorted(os.sched_getaffinity(0))
 ONLINE = Path("/sys/devices/system/cpu/online").read_text().strip()
 

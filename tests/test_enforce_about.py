@@ -19,6 +19,8 @@ from affinityd.processes import PROC, cgroups_of, stat_of
 from tests.auditing import KUBERNETES_POD, POD, process
 from tests.children import program, sleeping
 
+pytestmark = pytest.mark.processes
+
 NOBODYS = 3_999_999_999  #: a uid
 
 JOB = {

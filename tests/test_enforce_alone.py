@@ -15,6 +15,8 @@ import pytest
 
 from affinityd.enforce.alone import Alone
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[1]
 
 #: Says whether it is the one, once for each line that it is told.

@@ -22,6 +22,8 @@ from affinityd.errors import NotEnforcedError
 from tests.daemons import running
 from tests.enforced import enforced, fits
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_user_sees_his_own_processes_and_nobody_else_any() -> None:
     documents = Documents(lambda: found, render)

@@ -27,6 +27,8 @@ from tests.cpusets import cpuset, needs_cpuset
 from tests.test_pinning import CHAIN, ON_PURPOSE
 from tests.test_processes import HEADLESS, ZOMBIE
 
+pytestmark = pytest.mark.processes
+
 T = TypeVar("T")
 
 ALL = frozenset(os.sched_getaffinity(0))

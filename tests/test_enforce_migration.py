@@ -36,6 +36,8 @@ from tests.enforcing_hand import said
 from tests.machines.by_hand import made
 from tests.test_memory import SECCOMP
 
+pytestmark = pytest.mark.processes
+
 HERE, NOWHERE = frozenset({0}), frozenset({1})  #: nodes with memory on this machine, and without
 TWO_NODES = made({0: "0-3", 1: "4-7"})
 ONE_NODE = made({0: "0-7"})

@@ -21,6 +21,8 @@ from affinityd.processes import INITIAL_PIDS
 from tests.enforcing_hand import said
 from tests.test_memory import SECCOMP
 
+pytestmark = pytest.mark.processes
+
 ASK = "from affinityd.enforce.privileges import hindrance; print(hindrance())"
 ALL_CAPABILITIES = "000001ffffffffff"
 

@@ -16,6 +16,8 @@ from affinityd.request import PARAMETERS as PLAN_S
 from tests.daemons import Daemon
 from tests.tiny import BOTH, FAR, LOOK, NEAR, PROGRAM, exec_, tiny_tree
 
+pytestmark = pytest.mark.processes
+
 # Where it runs.
 
 

@@ -16,6 +16,8 @@ from tests.serving import answering, hanging, http, serving
 from tests.test_memory import SECCOMP
 from tests.tiny import BOTH, FAR, LOOK, NEAR, exec_, tiny_tree
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_daemon_that_is_gone_leaves_its_node_behind(tmp_path: Path) -> None:
     with running(tmp_path, "--root", str(tiny_tree(tmp_path / "machine"))) as daemon:

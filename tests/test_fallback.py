@@ -25,6 +25,8 @@ from affinityd.service import Node
 from affinityd.topology import Topology
 from tests.machines.facts import machine
 
+pytestmark = pytest.mark.processes
+
 NODE = Node(machine("dgx-a100"), frozenset({0, 128}), generation=3)
 
 

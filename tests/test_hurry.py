@@ -16,6 +16,8 @@ from affinityd import hurry
 from affinityd.errors import ApplyError
 from affinityd.hurry import TooLateError, within
 
+pytestmark = pytest.mark.processes
+
 LATE = 0.1  #: seconds that a busy machine may be late
 
 

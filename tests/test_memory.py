@@ -18,6 +18,8 @@ import pytest
 
 from affinityd import memory, mempolicy
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[1]
 PATIENCE = 30  #: seconds that a child may take; a busy machine is slow
 MIB = 1 << 20

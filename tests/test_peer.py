@@ -15,6 +15,8 @@ import pytest
 
 from affinityd.api.peer import Peer, peer_of
 
+pytestmark = pytest.mark.processes
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
 
 #: Becomes a user of some groups, connects, and stays until its stdin ends.

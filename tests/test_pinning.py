@@ -16,6 +16,8 @@ from affinityd.processes import descendants, everyone, mask_of, stat_of, thread_
 from tests.children import CHURN, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 
+pytestmark = pytest.mark.processes
+
 ALL = frozenset(os.sched_getaffinity(0))
 FIRST, SECOND = (frozenset({cpu}) for cpu in sorted(ALL)[:2])
 

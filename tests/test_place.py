@@ -26,6 +26,8 @@ from tests.daemons import Daemon, running
 from tests.serving import answering as always
 from tests.serving import hanging, http, serving
 
+pytestmark = pytest.mark.processes
+
 ALL = "0-255"  #: a DGX A100's CPUs
 RESERVED = "48,176"
 NOWHERE = "/nonexistent/affinityd.sock"

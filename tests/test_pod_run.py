@@ -19,6 +19,8 @@ from tests.machines.sysfs_tree import nvml_report, write_tree
 from tests.pods import Pod, unreachable
 from tests.test_devices import EIGHT
 
+pytestmark = pytest.mark.processes
+
 BLOCKS = {"AFFINITYD_MODE": "unique_contiguous"}  #: so that every GPU has CPUs of its own
 
 #: Eight GCDs, in KFD's order, with their render nodes counting down.

@@ -19,6 +19,8 @@ from tests.machines.sysfs_tree import nvml_report, write_tree
 from tests.pods import Pod, unreachable
 from tests.test_devices import EIGHT
 
+pytestmark = pytest.mark.processes
+
 UUIDS = [str(gpu.uuid) for gpu in EIGHT.gpus]
 GPUS = range(len(UUIDS))
 NAMES = [*UUIDS, *map(str, GPUS), "MIG-a1", "MIG-a2"]

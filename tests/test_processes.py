@@ -12,6 +12,8 @@ import pytest
 from affinityd import processes
 from tests.children import CHURN, program, sleeping
 
+pytestmark = pytest.mark.processes
+
 #: One thread more, of a name that looks like the end of one; both stay on the first CPU.
 THREAD = """
 import os, threading

@@ -6,8 +6,12 @@ import os
 import threading
 import time
 
+import pytest
+
 from affinityd.starters import Starters
 from tests.children import program, sleeping
+
+pytestmark = pytest.mark.processes
 
 #: Never asleep, and hardly ever outside of the kernel.
 IN_THE_KERNEL = """
