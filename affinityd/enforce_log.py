@@ -34,6 +34,7 @@ class EnforceLog:
         """Say what is wanted, and why nothing can be pinned, if so."""
         self._hindrance: str | None = None
         self._policy = PolicyState()
+        self._noticed: dict[str, float] = {}  # what was said → when it was so
         self._told: dict[tuple[Job, str], float] = {}  # what was said of a job → when it was seen
         log.info("enforce %s: %s", wanted, AT_START[wanted])
         self._note_hindrance(hindrance)
@@ -45,6 +46,10 @@ class EnforceLog:
             log.log(level, "%s", line)
         self._policy = report.policy
         self._note_hindrance(report.hindrance)
+        for notice in report.notices:
+            if notice not in self._noticed:
+                log.warning("%s", one_line(notice))
+            self._noticed[notice] = report.time
         self._forget(report)
         for job, kind, (level, line) in (*_of_pins(report.done), *_of_given_up(report)):
             if (job, kind) not in self._told:
@@ -62,7 +67,9 @@ class EnforceLog:
         """Forget the jobs that were not seen for long."""
         seen = {decision.job for decision in report.decisions}
         at = {it: report.time if it[0] in seen else then for it, then in self._told.items()}
-        self._told = {it: then for it, then in at.items() if report.time - then < REMEMBERED}
+        since = report.time - REMEMBERED
+        self._told = {it: then for it, then in at.items() if then > since}
+        self._noticed = {it: then for it, then in self._noticed.items() if then > since}
 
 
 def _of_policy(before: PolicyState, now: PolicyState) -> Iterator[News]:

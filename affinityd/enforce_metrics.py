@@ -71,6 +71,16 @@ FAMILIES: tuple[Family[Report], ...] = (
         kind=CounterMetricFamily,
     ),
     Family(
+        "affinityd_enforce_notices",
+        "What the daemon cannot see or do, and so does not enforce: /enforce and its log say what.",
+        lambda report: one(len(report.notices)),
+    ),
+    Family(
+        "affinityd_enforce_scan_timestamp_seconds",
+        "Of which scan all this is, since the epoch: it stands still where enforcing fails.",
+        lambda report: one(report.time),
+    ),
+    Family(
         "affinityd_enforce_policy_error",
         "1 if the policy file does not count as it is now: what was read before stands.",
         lambda report: one(report.policy.error is not None),

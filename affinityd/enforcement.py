@@ -5,23 +5,31 @@ Whoever imports this has all of enforcement: a daemon that does not enforce pays
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from affinityd import enforce_metrics
+from affinityd import conffile, enforce_metrics
 from affinityd.api.documents import Documents
+from affinityd.conffile import PREFIX
 from affinityd.enforce import privileges
 from affinityd.enforce.alone import Alone
 from affinityd.enforce.document import render
 from affinityd.enforce.enforcer import Enforced, Enforcer
 from affinityd.enforce.migration import Migrations
-from affinityd.enforce.model import PIN
+from affinityd.enforce.model import PIN, Treatment
 from affinityd.enforce.policy_file import FILE, PolicyFile
 from affinityd.enforce_log import EnforceLog
 from affinityd.errors import NotEnforcedError
 from affinityd.failures import Failures
 from affinityd.metrics import Metrics
+from affinityd.request import parse_request
 from affinityd.scanner import Audit
 from affinityd.settings import Settings
+
+#: Parameters of a plan that a site may set; `strict` would refuse those whom nothing mends.
+SITE = (
+    *("mode", "scope", "share", "multithreading", "balanced"),
+    *("min_physical_cores", "max_physical_cores"),
+)
 
 
 class Enforcement:
@@ -33,7 +41,11 @@ class Enforcement:
         self._log = EnforceLog(settings.enforce, hindrance())
         self._enforcer = Enforcer(
             settings.enforce,
-            PolicyFile(settings.enforce_policy or FILE, is_named=bool(settings.enforce_policy)),
+            PolicyFile(
+                settings.enforce_policy or FILE,
+                is_named=bool(settings.enforce_policy),
+                site=site(conffile.variables()),
+            ),
             hindrance=hindrance,
             reserved=settings.reserved_cpus,
             migrations=Migrations(enabled=settings.migrate_memory),
@@ -55,6 +67,23 @@ class Enforcement:
         if self._last is None:
             raise NotEnforcedError("nothing has been enforced yet; try again in a moment")
         return self._last
+
+
+def site(said: Mapping[str, str]) -> Treatment:
+    """Return what counts where a policy says nothing, by a site's AFFINITYD_* variables.
+
+    They are those of `affinityd exec` and the TaskProlog: what both pin is then the same. Raises
+    InvalidRequestError.
+    """
+    given = {name: said[text] for name in SITE if (text := PREFIX + name.upper()) in said}
+    options = parse_request({"mode": "node", **given}.items()).options
+    return Treatment(
+        mode=options.mode,
+        share=options.share,
+        scope=options.scope,
+        min_physical_cores=options.min_physical_cores,
+        site=options,
+    )
 
 
 def _hindrance(settings: Settings) -> Callable[[], str | None]:

@@ -23,7 +23,7 @@ from affinityd.enforce.model import (
     Standard,
     Treatment,
 )
-from tests.scans import GPU0, MACHINE, NEAR, process, scan
+from tests.scans import GPU0, MACHINE, process, scan
 
 TIME = 1_790_000_000.25  #: of the scan; it is 100 s since boot then
 
@@ -33,7 +33,7 @@ STANDARD = Standard(parse_list("0-3"), parse_list("0-7"), frozenset({parse_list(
 
 def fits(pid: int = 100, **more: Any) -> Decision:  # noqa: ANN401 - what `process` takes
     """Return that a process runs where it is to."""
-    return Decision(process(pid, **more), FITS, JOB, Treatment(), STANDARD)
+    return Decision(process(pid, **more), FITS, JOB, treatment=Treatment(), standard=STANDARD)
 
 
 def drifted(
@@ -47,7 +47,15 @@ def drifted(
     """Return that a process does not; with the cause `share` it is near its GPU."""
     placement, found = ("local", None) if cause == "share" else ("remote", cause)
     its = process(pid, gpu, uid=uid, cause=found, placement=placement)
-    return Decision(its, DRIFTED, JOB, Treatment(rule=rule), STANDARD, cause, drifted=2)
+    return Decision(
+        its,
+        DRIFTED,
+        JOB,
+        treatment=Treatment(rule=rule),
+        standard=STANDARD,
+        cause=cause,
+        drifted=2,
+    )
 
 
 def left(
@@ -78,7 +86,7 @@ def enforced(
 ) -> Enforced:
     """Return a report of these decisions; `more`: what it has besides."""
     found = scan(*(it.process for it in decisions), unknown=unknown)
-    base = Report(TIME, PIN, PIN, None, PolicyState(), decisions, near=NEAR)
+    base = Report(TIME, PIN, PIN, None, PolicyState(), decisions)
     records = {it.process.facts.pid: Record() for it in decisions}
     looked = replace(found, time=TIME, boot=100.0)
     return Enforced(MACHINE, looked, replace(base, **more), records)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from affinityd.audit.firsts import Firsts
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import Audited, GpuKey, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list, parse_list
@@ -41,6 +42,7 @@ class Site:
         self._reserved = parse_list(reserved)
         self._judge = Judge(topology)
         self._roll = Roll()
+        self._firsts = Firsts()
 
     @property
     def near(self) -> Mapping[GpuKey, CpuSet | None]:
@@ -49,10 +51,11 @@ class Site:
 
     def audited(self, facts: ProcessFacts) -> Audited:
         """Return a process as the audit judges it."""
-        return self._judge.judge(facts)
+        return self._judge.judge(self._firsts.with_first(facts))
 
     def look(self, *processes: ProcessFacts | Audited, boot: float = NOW) -> list[Decision]:
         """Return what is to become of what a scan found; `boot`: when it began."""
+        self._firsts.begin()
         found = [it if isinstance(it, Audited) else self.audited(it) for it in processes]
         decisions = decide(
             self.topology,
@@ -60,7 +63,7 @@ class Site:
             reserved=self._reserved,
             policy=self.policy,
             about=self._about,
-            usual=self.calm.usual,
+            given=self.calm.given,
             roll=self._roll,
         )
         return self.calm.calmed(decisions, boot)

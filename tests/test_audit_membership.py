@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from affinityd.audit.membership import MOST_LEVELS, membership
@@ -53,12 +55,12 @@ def slurm(job: int | None, step: str | None = None, container: str | None = None
         ),
         pytest.param(
             f"/system.slice/docker-{OTHER}.scope/system.slice/slurmstepd.scope/job_7/step_0",
-            slurm(7, "0"),
+            replace(slurm(7, "0"), outside=OTHER),
             id="a slurmd in a container",
         ),
         pytest.param(
             f"{POD}/cri-containerd-{OTHER}.scope/system.slice/slurmstepd.scope/job_7/step_0",
-            slurm(7, "0"),
+            replace(slurm(7, "0"), outside=OTHER),
             id="a slurmd in a pod",
         ),
         pytest.param(

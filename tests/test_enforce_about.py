@@ -16,7 +16,7 @@ from affinityd.enforce.about import About
 from affinityd.enforce.abouts import Abouts
 from affinityd.enforce.pods import Pod, Pods
 from affinityd.processes import PROC, cgroups_of, stat_of
-from tests.auditing import KUBERNETES_POD, POD, process
+from tests.auditing import KUBERNETES_POD, POD, SLURM_JOB, process
 from tests.children import program, sleeping
 
 pytestmark = pytest.mark.processes
@@ -128,7 +128,10 @@ def test_what_a_worker_wrote_over_is_asked_of_who_started_it() -> None:
         elsewhere = Abouts().of(replace(facts, cgroups="0::/another/job\n"), (*SLURM, "TEAM"))
     assert (told.partition, (told.environment or {})["TEAM"]) == ("gpu", "vision")
     assert (elsewhere.partition, elsewhere.environment) == (None, None)
-    assert elsewhere.unread == {"partition", "account", "user", "environment"}
+    assert elsewhere.unread == {"environment"}
+    in_slurm = replace(facts, cgroups="0::/another/job\n", membership=SLURM_JOB)
+    unread = Abouts().of(in_slurm, SLURM).unread
+    assert unread == {"partition", "account", "user", "environment"}
 
 
 def test_of_a_process_that_has_ended_or_whose_number_is_anothers_nothing_is_known() -> None:
@@ -152,6 +155,27 @@ def test_an_environment_is_read_once_unless_more_is_asked_for() -> None:
     assert known.of(facts, ()).environment is first
     assert known.of(facts, ("TEAM",)).environment is first
     assert known.of(facts, ("TEAM", "SIZE")).environment is None  # it has ended
+
+
+def test_another_process_by_the_same_number_is_asked_anew() -> None:
+    """What the former was started with is no word of the new one's."""
+    known = Abouts()
+    with sleeping({**JOB, "AFFINITYD": "off"}) as child:
+        facts = facts_of(child.pid)
+        assert known.of(facts, SLURM).is_off
+        other = known.of(replace(facts, start=facts.start + 1), SLURM)
+    assert (other.is_off, other.environment) == (False, None)
+
+
+def test_an_entry_that_is_cut_off_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
+    (tmp_path / "7/environ").write_bytes(b"TEAM=a\0SIZE=large\0")
+    monkeypatch.setattr(environ, "MOST", len(b"TEAM=a\0SIZE=l"))
+    facts = facts_of(7, proc=str(tmp_path))
+    assert Abouts(str(tmp_path)).of(facts, ("TEAM", "SIZE")).environment == {"TEAM": "a"}
 
 
 def test_who_is_not_asked_for_in_a_while_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

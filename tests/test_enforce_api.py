@@ -17,7 +17,7 @@ from affinityd.api.enforce import NOT_ENFORCING
 from affinityd.api.enforce_wire import Cause, EnforceTotals, Reason
 from affinityd.enforce.document import render
 from affinityd.enforce.enforcer import OUTCOMES
-from affinityd.enforce.model import CAUSES, REASONS, VERDICTS
+from affinityd.enforce.model import CAUSES, DRIFTED, FITS, LEFT, REASONS
 from affinityd.errors import NotEnforcedError
 from tests.daemons import running
 from tests.enforced import enforced, fits
@@ -75,7 +75,7 @@ def test_over_http_it_is_refused_where_nothing_is_enforced_and_takes_no_paramete
         assert "/enforce" in daemon.get("/openapi.json").json["paths"]
 
 
-@pytest.mark.parametrize("words", [CAUSES, REASONS, OUTCOMES, VERDICTS])
+@pytest.mark.parametrize("words", [CAUSES, REASONS, OUTCOMES, (FITS, DRIFTED, LEFT)])
 def test_every_word_of_it_is_explained(words: Iterable[str]) -> None:
     page = Path(__file__).parents[1] / "docs/api.md"
     section = page.read_text().partition("## GET /enforce")[2]

@@ -201,6 +201,42 @@ def test_who_is_refused_is_tried_ever_later_and_then_no_more() -> None:
     assert (site.calm.resets, site.calm.record(RANK).pins) == (0, 0)
 
 
+def test_who_re_applies_an_older_mask_of_ours_waits_as_any_other() -> None:
+    site = Site(TWO, 'mode = "single"')
+    (once,) = site.pin(RANK)
+    site.policy = Site(TWO).policy
+    (now,) = site.pin(once, boot=NOW + 15)
+    assert (masks(once), masks(now), site.calm.resets) == (["0"] * 2, ["0-3"] * 2, 0)
+    pins = 0
+    for boot in range(30, 1200, 15):
+        decisions = site.look(once, boot=NOW + boot)
+        pins += said(*decisions) == ["drifted share"]
+        site.pin(once, boot=NOW + boot)
+    assert pins == 5
+    assert said(*site.look(once, boot=NOW + 1200)) == ["left given_up"]
+
+
+def test_who_was_given_up_and_was_in_place_for_an_hour_is_pinned_again() -> None:
+    site = Site(TWO)
+    boot = reset(site, 5)
+    assert said(*site.look(RANK, boot=boot + 1)) == ["left given_up"]
+    assert said(*site.look(moved(RANK, "0-3"), boot=boot + 15)) == ["fits"]
+    assert said(*site.look(RANK, boot=boot + 3590)) == ["left given_up"]
+    assert said(*site.look(moved(RANK, "0-3"), boot=boot + 3600)) == ["fits"]
+    assert said(*site.look(RANK, boot=boot + 8000)) == ["drifted unpinned"]
+
+
+def test_who_was_not_finished_as_time_was_up_has_reset_nothing() -> None:
+    site = Site(TWO)
+    (decision,) = site.look(RANK)
+    late = Outcome(pinned=1, is_settled=False, is_late=True)
+    for boot in range(0, 150, 15):
+        site.calm.pinned(Done(decision, late), NOW + boot)
+        half = moved(RANK, "0-3", "0-7")
+        assert said(*site.look(half, boot=NOW + boot + 15)) == ["drifted unpinned"]
+    assert site.calm.resets == 0
+
+
 def test_of_whom_some_threads_were_refused_the_others_count_as_pinned() -> None:
     site = Site(TWO)
     (decision,) = site.look(RANK)
@@ -227,7 +263,16 @@ def test_a_processs_memory_of_masks_is_bounded() -> None:
     for cpu in range(40):
         site.calm.pinned(Done(decision, Outcome(pinned=2, cut=parse_list(f"0,{cpu + 1}"))), NOW)
     assert len(site.calm.record(RANK).given) == 16
-    assert parse_list("0-3") in site.calm.usual(RANK)
+    assert parse_list("0-3") in site.calm.given(RANK)
+
+
+def test_two_plans_in_turn_push_no_earlier_mask_out() -> None:
+    site = Site(TWO)
+    (decision,) = site.look(RANK)
+    site.calm.pinned(Done(decision, Outcome(pinned=2, cut=parse_list("3"))), NOW)
+    for turn in range(40):
+        site.calm.pinned(Done(decision, Outcome(pinned=2, cut=parse_list(f"{turn % 2}"))), NOW)
+    assert parse_list("3") in site.calm.given(RANK)
 
 
 def test_a_daemon_that_starts_anew_pins_nothing_that_fits() -> None:

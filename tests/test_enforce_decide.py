@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
+from affinityd.cpuset import parse_list
 from affinityd.enforce.about import About
 from affinityd.topology import Topology
-from tests.auditing import KUBERNETES_POD, LONE_CONTAINER
+from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB
 from tests.enforcing import NOW, Site, masks, moved, places, rank, said, worker
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
@@ -72,7 +73,7 @@ FAR = rank("4-7")
     ("threads", "verdict", "on_purpose"),
     [
         pytest.param(["0-3", "0-3"], "fits", 0, id="all in place"),
-        pytest.param(["0-3", "4-7"], "fits", 1, id="NCCL took the node of its NIC"),
+        pytest.param(["0-3", "4-7"], "left on_purpose", 1, id="NCCL took the node of its NIC"),
         pytest.param(["0-7", "4-7"], "drifted unpinned", 1, id="before anybody pinned the rest"),
         pytest.param(["0-3", "0-7"], "drifted unpinned", 0, id="a thread has its whole cpuset"),
         pytest.param(["0-3", "2"], "fits", 0, id="a thread has a CPU of its own, near"),
@@ -147,7 +148,7 @@ def test_a_mask_that_we_gave_under_another_plan_is_nobodys_purpose() -> None:
     ("threads", "verdict"),
     [
         pytest.param(["4-7", "0-3"], "fits", id="the others are in place"),
-        pytest.param(["0-3", "4-7"], "fits", id="one is elsewhere on purpose"),
+        pytest.param(["0-3", "4-7"], "left on_purpose", id="one is elsewhere on purpose"),
         pytest.param(["0-3", "0-7"], "drifted unpinned", id="one has drifted"),
         pytest.param(["4-7", "4-7"], "drifted mask", id="one has what the main one had"),
     ],
@@ -197,8 +198,8 @@ def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
     wrong = replace(wrong, pid=100)
     look(Site(LOST, None, abouts=off), is_daemon=True, orphan=OVER)
     look(Site(LOST, None, abouts=off), orphan=OVER)
+    look(Site(LOST, None, abouts=off))
     wrong = replace(wrong, membership=KUBERNETES_POD)
-    look(Site(LOST, None, abouts=off), orphan=OVER)
     look(Site(LOST, None, abouts=off))
     look(Site(LOST, "leave = true", abouts=off))
     look(Site(LOST, abouts=off))
@@ -212,8 +213,8 @@ def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
     look(Site(LOST))
     assert told == [
         "left daemon",
-        "left no_job",
         "left orphan",
+        "left no_job",
         "left no_policy",
         "left policy",
         "left opted_out",
@@ -230,11 +231,19 @@ def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
     [
         pytest.param(
             Site(TWO),
-            rank("0-7", membership=NOBODY),
-            "it is in no job, or has left that of the process it works for: /proc/100/cgroup says "
-            "where it is; start it by Slurm or in a container, or name its cgroup in a rule of "
-            "the policy",
+            rank("0-7", membership=NOBODY, cgroups="3:cpuset:/\n0::/user.slice/a\n"),
+            "it is in no job, or has left that of the process it works for (its cgroups are "
+            "'/user.slice/a'): start it by Slurm or in a container, or name its cgroup in a rule "
+            "of the policy",
             id="no job",
+        ),
+        pytest.param(
+            Site(TWO),
+            rank("0-7", membership=NOBODY),
+            "it is in no job, or has left that of the process it works for (its cgroups are roots "
+            "of their hierarchies): start it by Slurm or in a container, or name its cgroup in a "
+            "rule of the policy",
+            id="no job, and no cgroup",
         ),
         pytest.param(
             Site(TWO, None),
@@ -253,18 +262,6 @@ def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
             RANK,
             "rule 2 of the policy leaves it",
             id="a rule leaves it",
-        ),
-        pytest.param(
-            Site(
-                TWO,
-                '[[rule]]\npartition = "debug"\nleave = true',
-                abouts={100: About(unread=frozenset(("partition",)))},
-            ),
-            RANK,
-            "rule 1 of the policy may leave it, and asks for what cannot be read here (partition): "
-            "give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, "
-            "/var/log/pods for namespaces and pods; or ask for something else",
-            id="a rule may leave it",
         ),
         pytest.param(
             Site(TWO, abouts={100: About(is_off=True)}),
@@ -319,8 +316,85 @@ def test_who_is_let_alone_is_told_why_and_what_mends_it(
     site: Site, facts: ProcessFacts, why: str
 ) -> None:
     (decision,) = site.look(facts)
-    assert decision.why == why
-    assert (decision.standard, decision.verdict) == (None, "left")
+    assert (decision.why, decision.verdict) == (why, "left")
+    assert decision.cause == ("allocation" if decision.reason == "allocation" else None)
+
+
+@pytest.mark.parametrize(
+    ("mask", "verdict", "cause"),
+    [
+        pytest.param("0-7", "left policy", "unpinned", id="who would be pinned"),
+        pytest.param("0-3", "fits", None, id="not who is in place"),
+    ],
+)
+def test_whom_a_rule_may_leave_for_all_we_know_is_left(
+    mask: str, verdict: str, cause: str | None
+) -> None:
+    unread = About(unread=frozenset(("partition",)))
+    site = Site(TWO, '[[rule]]\npartition = "debug"\nleave = true', abouts={100: unread})
+    (decision,) = site.look(rank(mask))
+    assert (said(decision), decision.cause) == ([verdict], cause)
+    assert decision.why == (
+        "rule 1 of the policy may leave it, and asks for what cannot be read here (partition): "
+        "give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, /var/log/pods "
+        "for namespaces and pods; or ask for something else"
+        if cause
+        else None
+    )
+
+
+def test_a_workers_allocation_is_its_own() -> None:
+    """It may be in a cpuset of its own below that of whom it works for."""
+    decisions = Site(TWO).look(RANK, worker("4-5", of=RANK, cpuset="4-7"))
+    assert said(*decisions) == ["fits", "left allocation"]
+
+
+def test_a_launcher_far_from_its_own_gpu_is_not_said_to_be_near() -> None:
+    """Below it is a process whose GPU has near CPUs in their cpuset."""
+    launcher = rank("4-5", gpu=0, cpuset="4-7", pid=100)
+    below = rank("4-7", gpu=1, cpuset="4-7", pid=200, parent=100)
+    wide = moved(launcher, "4-7")
+    assert said(*Site(TWO, reserved="7").look(wide, below)) == ["drifted mask", "drifted share"]
+
+
+def test_who_has_drifted_is_told_from_where_to_where() -> None:
+    (decision,) = Site(TWO).look(rank("4-6", "0-7"))
+    assert decision.why == "it may run on CPUs 0-7, and is to run on 0-3"
+
+
+def test_of_whom_a_thread_is_far_on_purpose_it_is_told_which() -> None:
+    (decision,) = Site(TWO).look(rank("0-3", "4-7", "4-7", "2"))
+    assert decision.why == (
+        "2 threads of it (first 101) may run on CPUs 4-7: somebody chose them; affinityd pin "
+        "--force moves them"
+    )
+
+
+def test_a_librarys_far_node_is_its_own_choice_to_the_audit_too_after_our_pin() -> None:
+    site = Site(TWO)
+    (pinned,) = site.pin(rank("0-7", "0-7", "4-7"))
+    assert masks(pinned) == ["0-3", "0-3", "4-7"]
+    (decision,) = site.look(pinned)
+    assert said(decision) == ["fits"]
+    assert (decision.on_purpose, decision.process.is_mismatch) == (1, False)
+
+
+def test_a_mask_of_ours_that_the_cpuset_has_outgrown_is_widened() -> None:
+    """The kernel keeps what was asked for, where it can (since Linux 6.2)."""
+    site = Site(TWO)
+    (pinned,) = site.pin(rank("0,4-7", cpuset="0,4-7"))
+    assert masks(pinned) == ["0"]
+    grown = replace(pinned, cpuset=parse_list("0-7"))
+    (again,) = site.pin(grown, boot=NOW + 15)
+    assert masks(again) == ["0-3"]
+    assert site.calm.resets == 0
+    assert said(*site.look(again, boot=NOW + 30)) == ["fits"]
+
+
+def test_a_narrower_mask_that_somebody_else_chose_is_not_widened() -> None:
+    site = Site(TWO)
+    (pinned,) = site.pin(rank("0-7"))
+    assert said(*site.look(moved(pinned, "2"), boot=NOW + 15)) == ["fits"]
 
 
 @pytest.mark.parametrize(
@@ -371,6 +445,43 @@ def test_who_opts_out_does_so_for_all_of_its_job() -> None:
         "drifted unpinned",
         "left opted_out",
     ]
+
+
+CONTAINER = "ab12" * 16
+
+
+def test_nobody_takes_part_in_anothers_container_by_its_id() -> None:
+    """Whose cgroups are their own may call one as they like; its id is no secret."""
+    own = Membership(container=CONTAINER)
+    its = f"0::/system.slice/docker-{CONTAINER}.scope\n"
+    spoof = f"0::/user.slice/user-1000.slice/user@1000.service/libpod-{CONTAINER}.scope\n"
+    victim = rank("0-7", membership=own, cgroups=its)
+    other = rank("0-7", membership=own, gpu=1, cgroups=spoof)
+    inside = rank("0-7", membership=own, gpu=1, pid=300, cgroups=f"{its[:-1]}/init.scope\n")
+    site = Site(TWO, abouts={other.pid: About(is_off=True)})
+    decisions = site.look(victim, other, inside)
+    assert said(*decisions) == ["drifted unpinned", "left opted_out", "drifted unpinned"]
+    jobs = [it.job.id for it in decisions if it.job is not None]
+    assert jobs == [its[3:-1], spoof[3:-1], its[3:-1]]
+
+
+def test_nobody_takes_part_in_a_job_of_slurm_from_within_a_container() -> None:
+    within = replace(SLURM_JOB, outside=CONTAINER)
+    decisions = Site(TWO, abouts={200: About(is_off=True)}).look(
+        rank("0-7"), rank("0-7", gpu=1, membership=within)
+    )
+    assert said(*decisions) == ["drifted unpinned", "left opted_out"]
+    assert decisions[1].job == Job("slurm", f"7 in container {CONTAINER}")
+
+
+def test_in_a_cgroup_that_a_rule_names_each_user_opts_out_for_themselves() -> None:
+    mine, other = (
+        rank("0-7", gpu=gpu, membership=NOBODY, cgroups="0::/shared\n") for gpu in (0, 1)
+    )
+    theirs = replace(other, uid=1001)
+    abouts = {it.pid: About(cgroups=("/shared",), is_off=it is theirs) for it in (mine, theirs)}
+    site = Site(TWO, '[[rule]]\ncgroup = "/shared"', abouts=abouts)
+    assert said(*site.look(mine, theirs)) == ["drifted unpinned", "left opted_out"]
 
 
 def test_who_works_for_a_process_is_treated_as_that() -> None:

@@ -15,7 +15,7 @@ from affinityd.enforce.calm import Record
 from affinityd.enforce.document import document, render, summary
 from affinityd.enforce.model import OBSERVE, REASONS, Decision, PolicyState, Totals
 from tests.enforced import drifted, enforced, fits, left
-from tests.scans import GPU1
+from tests.scans import GPU1, MACHINE
 
 FOUND = enforced(
     fits(1),
@@ -24,12 +24,20 @@ FOUND = enforced(
     left(4, "allocation", cause="allocation"),
     does=OBSERVE,
     hindrance="another daemon pins",
+    notices=("environments",),
+    unknown={GPU1: "no NVML"},
     policy=PolicyState("/etc/p", 1_790_000_000.0, 2, "rule 1: no"),
     totals=Totals({"pinned": 3}, 40, 1, {"moved": 2}),
     unreached=1,
     seconds=0.5,
 )
 FOUND = replace(FOUND, records={**FOUND.records, 2: Record(pins=2, resets=1, last_pin=5.0)})
+
+
+def named(index: int) -> dict[str, object]:
+    gpu = MACHINE.gpus[index]
+    ids = {"pci_bus_id": gpu.pci_bus_id, "uuid": gpu.uuid}
+    return {"vendor": gpu.vendor, "gpu": gpu.index, **ids}
 
 
 def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> None:
@@ -40,6 +48,7 @@ def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> No
         "enforce": "pin",
         "does": "observe",
         "hindrance": "another daemon pins",
+        "notices": ("environments",),
         "policy": {
             "file": "/etc/p",
             "read": "2026-09-21T14:13:20.000Z",
@@ -51,6 +60,11 @@ def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> No
             "gpus_pinning_would_mend": 0,
             "gpus_need_allocation": 1,
             "gpus_left": 0,
+            "gpus_unknown": 1,
+            "gpus": [
+                {**named(0), "fate": "allocation", "why": None},
+                {**named(1), "fate": "unknown", "why": "no NVML"},
+            ],
             "processes": {
                 "fits": 1,
                 "drifted": {"mask": 1, "unpinned": 0, "share": 0},
@@ -70,8 +84,8 @@ def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> No
 
 def test_a_process_is_told_with_where_it_is_to_run_and_what_was_done() -> None:
     of_job, of_none = document(FOUND, everything)["jobs"]
-    assert (of_job["scheduler"], of_job["id"]) == ("slurm", "7")
-    assert (of_none["scheduler"], of_none["id"]) == (None, None)
+    assert [of_job[it] for it in ("scheduler", "id", "pod")] == ["slurm", "7", None]
+    assert [of_none[it] for it in ("scheduler", "id", "pod")] == [None, None, None]
     assert [it["pid"] for it in of_job["processes"]] == [1, 2, 4]
     assert of_job["processes"][1] == {
         "pid": 2,
@@ -85,6 +99,7 @@ def test_a_process_is_told_with_where_it_is_to_run_and_what_was_done() -> None:
         "cause": "mask",
         "reason": None,
         "why": None,
+        "masks": "0",
         "cpulist": "0-3",
         "cpuset": None,
         "mode": "node",
@@ -149,7 +164,7 @@ MEND, ALLOCATE, LEAVE = "gpus_pinning_would_mend", "gpus_need_allocation", "gpus
 def test_what_becomes_of_the_gpus_that_have_a_mismatch(
     decisions: Sequence[Decision], fates: set[str]
 ) -> None:
-    told = summary(decisions)
+    told = summary(enforced(*decisions))
     assert {fate for fate in (MEND, ALLOCATE, LEAVE) if told[fate]} == fates
     assert told["gpus_mismatched"] == len(fates)
 

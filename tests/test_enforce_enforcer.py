@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from affinityd.api.documents import Viewer
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.model import ProcessFacts, Scan
 from affinityd.cpuset import CpuSet, parse_list
+from affinityd.enforce import abouts, hand
 from affinityd.enforce import enforcer as module
 from affinityd.enforce.enforcer import Enforced, Enforcer, outcomes
 from affinityd.enforce.migration import Migrations
@@ -40,6 +42,7 @@ pytestmark = [
 ]
 
 NODES = tiny(0, 1)
+OTHER_POD = f"{POD[:-1]}f"
 NEAR, FAR = (frozenset({cpu}) for cpu in CPUS)
 LATER = 60.0  #: seconds, by which a process is no longer young
 
@@ -76,7 +79,7 @@ class Follower(Migrations):
 class Look:
     """An enforcer, and what it looks at: a pid that uses GPU 0."""
 
-    def __init__(self, way: str, policy: Path, pid: int) -> None:
+    def __init__(self, way: str, policy: Path, pid: int, reserved: CpuSet = frozenset()) -> None:
         self.hindrance: str | None = None
         self.follower = Follower()
         self.auditor = Auditor(Known(pid, gpu=GPU))
@@ -84,6 +87,7 @@ class Look:
             way,
             PolicyFile(str(policy), is_named=True),
             hindrance=lambda: self.hindrance,
+            reserved=reserved,
             migrations=self.follower,
         )
 
@@ -166,10 +170,12 @@ def test_a_policy_that_breaks_leaves_the_old_one_in_force(policy: Path, job: int
     look = Look(PIN, policy, job)
     look.enforce()
     policy.write_text("leave = 1")
+    look.enforce()  # a change counts when it is there at two looks
     found = look.enforce()
     assert (what(found), mask_of(job)) == ("policy", FAR)
     assert "leave" in (found.report.policy.error or "")
     policy.write_text("leave = false")
+    assert what(look.enforce()) == "policy"
     assert (what(look.enforce()), mask_of(job)) == ("drifted", NEAR)
 
 
@@ -207,6 +213,51 @@ def test_its_memory_is_to_follow_the_first_pin_and_no_other(policy: Path, job: i
     assert look.follower.wanted == [(job, NEAR)]
 
 
+def test_no_reserved_cpu_is_given_out(policy: Path, job: int) -> None:
+    assert what(Look(PIN, policy, job, reserved=NEAR).enforce()) == "no_plan"
+    assert mask_of(job) == FAR
+
+
+def test_a_rule_is_asked_of_the_environment(policy: Path) -> None:
+    policy.write_text('[[rule]]\nenvironment = { TEAM = "vision" }\nleave = true\n')
+    with cgroup(*pod_parts(OTHER_POD), cpus=BOTH) as folder, sleeping({"TEAM": "vision"}) as child:
+        (folder / "cgroup.procs").write_text(str(child.pid))
+        assert what(Look(PIN, policy, child.pid).enforce()) == "policy"
+        child.kill()
+        child.wait()
+
+
+def test_no_memory_follows_who_was_near_or_was_refused(
+    policy: Path, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = Look(PIN, policy, job)
+    found = near.scan()
+    (drifted,) = Look(OBSERVE, policy, job).enforce().report.decisions
+    for decision, outcome in (
+        (replace(drifted, cause="share"), Outcome(pinned=1)),
+        (drifted, Outcome(refused=1, error="EPERM")),
+    ):
+        monkeypatch.setattr(hand, "pin", lambda *_, outcome=outcome: outcome)
+        near.enforcer._pin_one(NODES, found, decision, time.monotonic() + 1)
+    assert near.follower.wanted == []
+    monkeypatch.setattr(hand, "pin", lambda *_: Outcome(pinned=1))
+    near.enforcer._pin_one(NODES, found, drifted, time.monotonic() + 1)
+
+
+def test_what_cannot_be_read_or_seen_is_noticed(
+    policy: Path, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Look(OBSERVE, policy, job)
+    assert look.enforce().report.notices == ()
+    monkeypatch.setattr(abouts, "environment", lambda *_: None)
+    look = Look(OBSERVE, policy, job)
+    look.follower.refusal = "memory was not moved"
+    look.auditor._holders = Known(job, gpu=GPU)
+    look.auditor._holders.now = replace(look.auditor._holders.now, unknown={GPU: "no NVML"})
+    first, second, third = look.enforce().report.notices
+    assert (first[:15], second[:10], third[-7:]) == ("the environment", "memory was", "no NVML")
+
+
 ONE = parse_list("1")
 
 
@@ -221,6 +272,7 @@ ONE = parse_list("1")
         (Outcome(), []),
         (Outcome(left=2), []),
         (Outcome(is_gone=True), []),
+        (Outcome(is_gone=True, is_settled=False), []),
     ],
     ids=[
         "all of its threads",
@@ -231,6 +283,7 @@ ONE = parse_list("1")
         "nothing to do is no pin",
         "nor is a thread that was left",
         "nor a process that has ended",
+        "or did so within the pin",
     ],
 )
 def test_a_pin_is_counted_once(outcome: Outcome, names: list[str]) -> None:

@@ -130,7 +130,8 @@ def test_a_process_that_ends_meanwhile_is_gone_and_no_error(milliseconds: int) -
         facts = facts_of(child.pid)
         kill = ["sh", "-c", f"sleep 0.00{milliseconds}; kill -9 {child.pid}"]
         with subprocess.Popen(kill):
-            while not (outcome := pin(facts)).is_gone:
+            end = time.monotonic() + 10
+            while not (outcome := pin(facts)).is_gone and time.monotonic() < end:
                 assert (outcome.refused, outcome.error) == (0, None)
                 os.sched_setaffinity(child.pid, ALL)
         child.wait()
@@ -145,10 +146,40 @@ def test_what_has_ended_meanwhile_is_in_no_number() -> None:
         assert passes.outcome(is_settled=False) == Outcome(pinned=1, is_settled=False)
         child.kill()
         child.wait()
-        assert not passes._set(child.pid)
+        assert not passes._set(child.pid, ALL)
         assert passes.outcome(is_settled=True) == Outcome(pinned=1)
         assert not passes.pin_all()
         assert passes.outcome(is_settled=True) == Outcome(is_gone=True)
+
+
+def test_a_strangers_thread_that_has_the_number_of_one_that_has_ended_is_not_touched() -> None:
+    with sleeping() as child, sleeping() as stranger, hand._opened(f"/proc/{child.pid}") as folder:
+        assert folder is not None
+        passes = hand._Passes(facts_of(child.pid), TO_FIRST, folder, time.monotonic() + 10)
+        assert not passes._pin(stranger.pid)
+        assert mask_of(stranger.pid) == ALL
+        assert passes.outcome(is_settled=True).pinned == 0
+
+
+def test_a_stranger_that_takes_the_number_within_the_call_has_its_mask_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with sleeping() as child, sleeping() as stranger, hand._opened(f"/proc/{child.pid}") as folder:
+        assert folder is not None
+        passes = hand._Passes(facts_of(child.pid), TO_FIRST, folder, time.monotonic() + 10)
+        answers = iter((True, False))  # it was the process's, and is not any more
+        monkeypatch.setattr(passes, "_is_its", lambda _tid: next(answers))
+        assert passes._pin(stranger.pid)
+        assert mask_of(stranger.pid) == ALL
+        assert passes.outcome(is_settled=True).pinned == 0
+
+
+def test_no_descriptor_stays_open() -> None:
+    with sleeping() as child:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(5):
+            pin(facts_of(child.pid))
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_process_that_has_ended_and_is_not_waited_for_is_gone() -> None:
@@ -246,7 +277,7 @@ def test_a_worker_of_the_kernel_that_takes_no_mask_is_left() -> None:
 
 def test_when_time_is_up_nothing_more_is_set_and_it_says_so() -> None:
     with sleeping() as child:
-        assert pin(facts_of(child.pid), seconds=0) == Outcome(is_settled=False)
+        assert pin(facts_of(child.pid), seconds=0) == Outcome(is_settled=False, is_late=True)
         assert masks(child.pid) == [ALL]
 
 

@@ -153,6 +153,24 @@ def test_one_that_has_ended_and_one_that_has_its_number_by_now_are_not_counted()
         assert counts(migrations, 1) == {LEFT: 1}
 
 
+def test_the_memory_of_another_process_by_the_same_number_is_not_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[int]()
+
+    def note(pid: int, *_: object) -> int:
+        asked.append(pid)
+        return 0
+
+    monkeypatch.setattr(migration, "migrate_pages", note)
+    with sleeping() as child:
+        start = facts_of(child.pid).start
+        for began in (start - 1, start):
+            wish = Move(child.pid, began, far=frozenset({1}), home=frozenset({0}))
+            Migrations(enabled=True)._outcome(wish)
+        assert asked == [child.pid]
+
+
 def test_where_nothing_is_to_be_moved_nothing_is_and_there_are_no_counts() -> None:
     migrations = Migrations(enabled=False)
     migrations.want(TWO_NODES, process("0"), frozenset({0}))

@@ -7,6 +7,7 @@ from typing import Literal
 from affinityd.api.wire import AuditedBeside, Placement, Wire
 
 Cause = Literal["mask", "unpinned", "share"]
+Fate = Literal["ok", "pin", "allocation", "left", "unknown"]
 Reason = Literal[
     "no_policy",
     "no_job",
@@ -42,6 +43,17 @@ class EnforcedProcesses(Wire):
     left: dict[Reason, int]
 
 
+class EnforcedGpu(Wire):
+    """What becomes of a GPU, by those of its processes that may run far from it."""
+
+    vendor: str
+    gpu: int
+    pci_bus_id: str
+    uuid: str | None
+    fate: Fate
+    why: str | None
+
+
 class EnforceSummary(Wire):
     """What everybody runs, counted: of the GPUs, those with a mismatch by what would mend it."""
 
@@ -49,6 +61,8 @@ class EnforceSummary(Wire):
     gpus_pinning_would_mend: int
     gpus_need_allocation: int
     gpus_left: int
+    gpus_unknown: int
+    gpus: list[EnforcedGpu]
     processes: EnforcedProcesses
 
 
@@ -72,9 +86,10 @@ class EnforcedProcess(Wire):
     gpus_beside: list[AuditedBeside]
     placement: Placement
     verdict: Literal["fits", "drifted", "left"]
-    cause: Cause | None
+    cause: Cause | Literal["allocation"] | None
     reason: Reason | None
     why: str | None
+    masks: str
     cpulist: str | None
     cpuset: str | None
     mode: str | None
@@ -93,6 +108,7 @@ class EnforcedJob(Wire):
 
     scheduler: str | None
     id: str | None
+    pod: str | None
     processes: list[EnforcedProcess]
 
 
@@ -105,6 +121,7 @@ class EnforceAnswer(Wire):
     enforce: Literal["observe", "pin"]
     does: Literal["observe", "pin"]
     hindrance: str | None
+    notices: list[str]
     policy: EnforcedPolicy
     summary: EnforceSummary
     totals: EnforceTotals

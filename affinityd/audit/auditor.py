@@ -10,6 +10,7 @@ from typing import Protocol
 
 from affinityd.audit import orphans
 from affinityd.audit.families import divided
+from affinityd.audit.firsts import Firsts
 from affinityd.audit.gather import TICKS, Gathering
 from affinityd.audit.judge import Judge
 from affinityd.audit.ledger import Ledger
@@ -41,6 +42,7 @@ class Auditor:
         self._ledger = Ledger(TICKS)
         self._stepds = orphans.Stepds(proc)
         self._ghosts = orphans.Ghosts()
+        self._firsts = Firsts()
         self._not_begun: Collection[int] = ()  # pids of holders that the last scan did not reach
         self._places: dict[GpuKey, str] = {}  # by PCI bus id
         self._judged_by: tuple[Topology, Judge] | None = None
@@ -94,10 +96,11 @@ class Auditor:
     def _audited(self, judge: Judge, gathering: Gathering) -> Iterator[Audited]:
         """Yield the judgement of every process; what a known daemon starts is a part of it."""
         self._stepds.begin()
+        self._firsts.begin()
         daemons: set[int] = set()
         for facts in gathering:
             of_daemon = facts.holding is None and facts.parent in daemons
-            audited = judge.judge(facts, of_daemon=of_daemon)
+            audited = judge.judge(self._firsts.with_first(facts), of_daemon=of_daemon)
             if audited.is_daemon:
                 daemons.add(facts.pid)
                 yield audited

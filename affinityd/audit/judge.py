@@ -55,7 +55,10 @@ class Judge:
         near = self._vicinity(facts.gpus)
         masks = {thread.mask for thread in facts.threads}
         places = {mask: placement(self._topology, near, mask) for mask in masks}
-        itself = {mask: self._is_its_own(mask, facts.threads[0].mask) for mask in masks}
+        mains = {thread.mask for thread in facts.threads[:1]}
+        if facts.first_mask is not None:
+            mains.add(facts.first_mask)
+        itself = {mask: self._is_its_own(mask, mains) for mask in masks}
         judged = [
             thread.mask
             for place, thread in enumerate(facts.threads)
@@ -78,9 +81,14 @@ class Judge:
         lost = [gpu for gpu in gpus if not vicinity(self._topology, (gpu,)).nodes]
         return vicinity(self._topology, lost or gpus)
 
-    def _is_its_own(self, mask: CpuSet, main: CpuSet) -> bool:
-        """Whether a thread's mask is one that a library chose: narrower than the main thread's."""
-        return mask != main and (mask < main or self._is_of_one_core(mask))
+    def _is_its_own(self, mask: CpuSet, mains: Collection[CpuSet]) -> bool:
+        """Whether a thread's mask is one that a library chose: narrower than the main thread's.
+
+        Or than that was before somebody pinned the process, and left this thread alone.
+        """
+        if mask in mains:
+            return False
+        return any(mask < main for main in mains) or self._is_of_one_core(mask)
 
     def _is_of_one_core(self, mask: CpuSet) -> bool:
         return len(mask) == 1 or mask <= self._core_of.get(next(iter(mask)), frozenset())

@@ -88,13 +88,13 @@ def _of_slurm(parts: Sequence[str]) -> Membership | None:
     """Return what the folders below Slurm's tell; None where there are none."""
     for place, part in enumerate(parts):
         if _is_slurm_v2(part):
-            return _of_job(parts[place + 1 :])
+            return _of_job(parts[place + 1 :], _container(parts[:place]))
         if _is_slurm_v1(part) and any(map(_is_uid, parts[place + 1 : place + 2])):
-            return _of_job(parts[place + 2 :])
+            return _of_job(parts[place + 2 :], _container(parts[:place]))
     return None
 
 
-def _of_job(parts: Sequence[str]) -> Membership | None:
+def _of_job(parts: Sequence[str], outside: str | None) -> Membership | None:
     """Return the job, by folders `job_7/step_0/…`; None for what is Slurm's own."""
     folder, step_folder, *rest = (*parts, "", "")
     job, step = _job(folder), _step(step_folder)
@@ -104,6 +104,7 @@ def _of_job(parts: Sequence[str]) -> Membership | None:
         job=Job(SLURM, job[1]) if job else None,
         step=step[1] if step else None,
         container=_container(rest),
+        outside=outside,
     )
 
 

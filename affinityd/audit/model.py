@@ -34,6 +34,7 @@ class Membership:
     job: Job | None = None
     step: str | None = None  #: Slurm's: "0", "batch", "extern", "interactive"
     container: str | None = None  #: the runtime's id of it
+    outside: str | None = None  #: of the container in which Slurm itself runs
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class ProcessFacts:
     cgroups: str = ""  #: /proc/PID/cgroup
     #: The cpuset was chosen for its job; else a Slurm job may have been given less, by masks alone.
     is_confined: bool = True
+    first_mask: CpuSet | None = None  #: its main thread's at first sight; None: not known
 
     @property
     def gpus(self) -> tuple[GpuKey, ...]:

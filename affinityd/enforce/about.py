@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from affinityd.audit.membership import DELETED
+
+_beside = re.compile(r"^(?:/\.\.)+(?=/|$)")
 
 #: Field of `About` → the variable in which Slurm says it.
 SLURMS: Mapping[str, str] = {
@@ -35,7 +38,12 @@ class About:
 
 @lru_cache(maxsize=1024)  # a job's processes share theirs
 def paths(cgroup_text: str) -> tuple[str, ...]:
-    """Return the paths of /proc/PID/cgroup, each once, by its lines `ID:controller,…:/path`."""
+    """Return the paths of /proc/PID/cgroup, each once, by its lines `ID:controller,…:/path`.
+
+    To a reader in a cgroup namespace those beside it begin with `/..`, up to what they share, which
+    nobody tells: cgroup_namespaces(7).
+    """
     text = cgroup_text.encode(errors="surrogateescape").decode(errors="replace")  # for people, too
     found = (line.partition(":")[2].partition(":")[2] for line in text.split("\n"))
-    return tuple(dict.fromkeys(path.removesuffix(DELETED) for path in found if path))
+    told = (_beside.sub("", path.removesuffix(DELETED)) for path in found)
+    return tuple(dict.fromkeys(path for path in told if path))

@@ -7,10 +7,12 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from affinityd.audit.membership import is_slurms
 from affinityd.audit.model import KUBERNETES, ProcessFacts
 from affinityd.conffile import is_off
 from affinityd.enforce.about import SLURMS, About, paths
 from affinityd.enforce.environ import environment
+from affinityd.enforce.patience import Patience
 from affinityd.enforce.pods import PODS, Pods
 from affinityd.processes import PROC
 
@@ -35,6 +37,7 @@ class Abouts:
         """Take where the processes are, and the pods' folders."""
         self._proc = proc
         self._pods = Pods(pods)
+        self._patience = Patience()
         self._users: dict[int, str | None] = {}
         self._known: dict[tuple[int, int], Known] = {}  # by pid and start
         self._before: dict[tuple[int, int], Known] = {}
@@ -53,8 +56,9 @@ class Abouts:
         job = facts.membership.job
         is_pod = job is not None and job.scheduler == KUBERNETES
         pod = self._pods.of(job.id) if job is not None and is_pod else None
-        unread = {name for name, text in its.items() if environ is None and text is None}
-        unread |= {"environment"} if environ is None else set()
+        unread = {"environment"} if environ is None else set[str]()
+        if environ is None and is_slurms(job):
+            unread |= {name for name, text in its.items() if text is None}
         unread |= {"namespace", "pod"} if is_pod and pod is None else set()
         return About(
             uid=facts.uid,
@@ -75,7 +79,8 @@ class Abouts:
         key = facts.pid, facts.start
         known = self._known.get(key) or self._before.get(key)
         if known is None or not variables <= known.variables:
-            known = Known(variables, environment(facts, variables, self._proc))
+            read = self._patience.result(lambda: environment(facts, variables, self._proc))
+            known = Known(variables, read)
         self._known[key] = known
         return known.environment
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from affinityd.audit.gather import TICKS
 from affinityd.audit.model import ProcessFacts
 from affinityd.cpuset import CpuSet
-from affinityd.enforce.model import DRIFTED, GIVEN_UP, LEFT, WAITING, YOUNG, Decision, Done
+from affinityd.enforce.model import DRIFTED, FITS, GIVEN_UP, LEFT, WAITING, YOUNG, Decision, Done
 from affinityd.enforce.verdict import drifted_masks
 from affinityd.words import count
 
@@ -45,8 +45,8 @@ class Patience:
 class Record:
     """What is remembered of one process."""
 
-    first: frozenset[CpuSet] = frozenset()  #: its main thread's mask as it was first seen
     given: tuple[CpuSet, ...] = ()  #: the masks that we gave it, or that the kernel made of them
+    asked: CpuSet | None = None  #: what was asked for it last
     pins: int = 0
     last_pin: float | None = None  #: or the last try, which was refused
     refusal: str | None = None  #: why the last try was refused, of some threads at least
@@ -71,17 +71,9 @@ class Calm:
         """Return what is remembered of a process."""
         return self._records.get(_key(facts), Record())
 
-    def usual(self, facts: ProcessFacts) -> frozenset[CpuSet]:
-        """Return the masks of a process that nobody chose for one of its threads alone.
-
-        Those are ours and, of one that holds a GPU itself, its main thread's: as it is, and as it
-        was at first, which those that work for it have inherited.
-        """
-        if facts.holding is None:  # its main thread's may be what somebody chose for it
-            return frozenset(self.record(facts).given)
-        main = frozenset(thread.mask for thread in facts.threads[:1])
-        record = self._records.setdefault(_key(facts), Record(first=main))
-        return record.first.union(main, record.given)
+    def given(self, facts: ProcessFacts) -> frozenset[CpuSet]:
+        """Return the masks that we gave a process, or that the kernel made of them."""
+        return frozenset(self.record(facts).given)
 
     def calmed(self, decisions: Iterable[Decision], boot: float) -> list[Decision]:
         """Return the decisions of a scan; who is to be pinned, but not now, is let alone.
@@ -93,6 +85,9 @@ class Calm:
         since = boot - REMEMBERED
         self._seen = {key: seen for key, seen in self._seen.items() if seen >= since}
         self._records = {key: it for key, it in self._records.items() if key in self._seen}
+        for decision in decisions:
+            if decision.verdict == FITS:
+                self._note_rest(decision.process.facts)
         return [self._calmed(it, boot) if it.verdict == DRIFTED else it for it in decisions]
 
     def pinned(self, done: Done, boot: float) -> None:
@@ -108,11 +103,12 @@ class Calm:
         self._records[_key(facts)] = replace(
             before,
             given=given[-MOST_GIVEN:],
+            asked=standard.cpus,
             pins=before.pins + (outcome.pinned > 0),
             last_pin=boot,
             refusal=outcome.error,
             cpuset=facts.cpuset,
-            is_reset=outcome.refused > 0,
+            is_reset=outcome.refused > 0 or outcome.is_late,
         )
 
     def _calmed(self, decision: Decision, boot: float) -> Decision:
@@ -124,6 +120,8 @@ class Calm:
         if last_pin is None or self._is_ours(decision):
             return decision
         record = self._note_reset(facts, boot)
+        if not record.in_a_row:  # time was up within the last pin
+            return decision
         happened = (RESET if record.refusal is None else AGAIN).format(
             times=count(record.in_a_row, "time"), refusal=record.refusal
         )
@@ -137,9 +135,16 @@ class Calm:
     def _is_ours(self, decision: Decision) -> bool:
         """Whether what has drifted is where we put it: its plan has changed since."""
         facts, standard = decision.process.facts, decision.standard
-        return standard is not None and drifted_masks(facts, standard) <= {
-            *self.record(facts).given
-        }
+        record = self.record(facts)
+        if standard is None or standard.cpus == record.asked:
+            return False
+        return drifted_masks(facts, standard) <= {*record.given}
+
+    def _note_rest(self, facts: ProcessFacts) -> None:
+        """Note that a process is where it is to be: what it does next is another reset."""
+        record = self._records.get(_key(facts))
+        if record is not None and record.is_reset:
+            self._records[_key(facts)] = replace(record, is_reset=False, refusal=None)
 
     def _note_reset(self, facts: ProcessFacts, boot: float) -> Record:
         """Note that a process is found reset, once a pin; return what is remembered then."""

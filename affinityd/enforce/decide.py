@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from affinityd.audit.model import Audited, Job, Scan
+from affinityd.audit.model import KUBERNETES, Audited, Job, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet
+from affinityd.enforce.about import paths
 from affinityd.enforce.jobs import Asking, Jobs
-from affinityd.enforce.let_alone import UNREAD, WHY, LetAloneError
+from affinityd.enforce.let_alone import LetAloneError
 from affinityd.enforce.model import (
+    ALLOCATION,
+    CGROUP,
     DAEMON,
     LEFT,
     NO_JOB,
@@ -27,8 +30,9 @@ from affinityd.enforce.model import (
 )
 from affinityd.enforce.places import Roll
 from affinityd.enforce.policy import Policy
-from affinityd.enforce.standards import Standards, Usual
-from affinityd.enforce.verdict import judged
+from affinityd.enforce.standards import Given, Standards
+from affinityd.enforce.verdict import judged, unsure
+from affinityd.errors import quote
 from affinityd.topology import Topology
 
 
@@ -39,7 +43,7 @@ def decide(
     reserved: CpuSet,
     policy: Policy | None,
     about: Asking,
-    usual: Usual,
+    given: Given,
     roll: Roll,
 ) -> list[Decision]:
     """Return what is to become of the processes of a scan, in its order.
@@ -59,11 +63,15 @@ def decide(
         try:
             job = consents.job(process)
             treatment = consents.treatment(process)
-            consents.ask(job, treatment)
-            standard = standards.of(process, job, treatment, usual)
+            consents.ask(job, treatment, process.facts.uid)
+            standard = standards.of(process, job, treatment, given)
         except LetAloneError as why:
-            return Decision(process, LEFT, job, treatment, reason=why.reason, why=str(why))
-        return replace(judged(process, standard), job=job, treatment=treatment)
+            cause = ALLOCATION if why.reason == ALLOCATION else None
+            found = Decision(process, LEFT, cause=cause, reason=why.reason, why=str(why))
+        else:
+            found = unsure(judged(process, standard), treatment)
+        pod = None if job is None else consents.pod(job)
+        return replace(found, job=job, treatment=treatment, pod=pod)
 
     return [decided(process) for process in scan.processes]
 
@@ -78,44 +86,60 @@ class _Consents:
         self._remedies = remedies
         self._policy = policy
         self._about = about
+        self._treatments: dict[int, Treatment] = {}  # by pid of the holder
         self._off = cache(self._who_is_off)
 
     def job(self, process: Audited) -> Job:
-        """Return the job of a process. Raises LetAloneError where it is in none."""
+        """Return the job of a process. Raises LetAloneError where it is in none that lives."""
         holder, job = self._jobs.holder(process), self._jobs.of(process)
         if process.is_daemon or holder.is_daemon:
             raise LetAloneError(DAEMON)
+        if (orphan := process.orphan or holder.orphan) is not None:
+            remedy = self._remedies.of(holder)
+            raise LetAloneError(ORPHAN, orphan if remedy is None else f"{orphan}; {remedy}")
         if job is None:
-            raise LetAloneError(NO_JOB, pid=process.facts.pid)
+            raise LetAloneError(NO_JOB, cgroups=_shown(process.facts.cgroups))
         return job
 
     def treatment(self, process: Audited) -> Treatment:
-        """Return what the policy says of a process in a job.
+        """Return what the policy says of a process: what it says of whom it works for.
 
-        Raises LetAloneError where there is none to say it, or the job is over.
+        Raises LetAloneError where there is no policy.
         """
-        holder = self._jobs.holder(process)
-        orphan = process.orphan or holder.orphan
-        if orphan is not None:
-            remedy = self._remedies.of(holder)
-            raise LetAloneError(ORPHAN, orphan if remedy is None else f"{orphan}; {remedy}")
         if self._policy is None:
             raise LetAloneError(NO_POLICY)
-        return self._policy.treatment(self._about(holder.facts))
+        holder = self._jobs.holder(process).facts
+        if holder.pid not in self._treatments:
+            self._treatments[holder.pid] = self._policy.treatment(self._about(holder))
+        return self._treatments[holder.pid]
 
-    def ask(self, job: Job, treatment: Treatment) -> None:
-        """Raise LetAloneError where somebody wants no pin."""
-        rule = treatment.rule
-        if treatment.unread:
-            unread = ", ".join(treatment.unread)
-            raise LetAloneError(POLICY, WHY[UNREAD].format(rule=rule, unread=unread))
-        if treatment.leave:
+    def ask(self, job: Job, treatment: Treatment, uid: int | None) -> None:
+        """Raise LetAloneError where somebody wants no pin for a user's process."""
+        if treatment.leave and not treatment.unread:
+            rule = treatment.rule
             raise LetAloneError(POLICY, which="the top level" if rule is None else f"rule {rule}")
-        off = self._off(job)
+        off = self._off(job, uid)
         if off is not None:
             raise LetAloneError(OPTED_OUT, pid=off)
 
-    def _who_is_off(self, job: Job) -> int | None:
-        """Return the pid of a holder of a job in whose environment somebody opted out, if any."""
+    def pod(self, job: Job) -> str | None:
+        """Return what Kubernetes calls a job, `NAMESPACE/POD`; None where that is not known."""
+        if job.scheduler != KUBERNETES:
+            return None
+        abouts = (self._about(facts) for facts in self._jobs.holders.get(job, ()))
+        return next((f"{it.namespace}/{it.pod}" for it in abouts if it.pod is not None), None)
+
+    def _who_is_off(self, job: Job, uid: int | None) -> int | None:
+        """Return the pid of a holder of a job in whose environment somebody opted out, if any.
+
+        In a cgroup that a rule names there may be several users: nobody does it for another.
+        """
         holders = self._jobs.holders[job]
-        return next((facts.pid for facts in holders if self._about(facts).is_off), None)
+        its = (it for it in holders if job.scheduler != CGROUP or it.uid == uid)
+        return next((facts.pid for facts in its if self._about(facts).is_off), None)
+
+
+def _shown(cgroup_text: str) -> str:
+    """Return the cgroups of a process for people, the root of a hierarchy aside."""
+    named = [path for path in paths(cgroup_text) if path != "/"]
+    return quote(", ".join(named)) if named else "roots of their hierarchies"

@@ -23,11 +23,12 @@ from affinityd.enforce.model import (
     Decision,
     PolicyState,
 )
+from affinityd.topology import Gpu
 
-#: What becomes of a GPU with a process that may run far from it.
-WOULD_MEND = "gpus_pinning_would_mend"
-NEED_ALLOCATION = "gpus_need_allocation"
-ARE_LEFT = "gpus_left"
+#: What becomes of a GPU with a process that may run far from it; else ALLOCATION, or LEFT.
+BY_PIN = "pin"
+OK = "ok"  #: there is none
+UNKNOWN = "unknown"  #: nobody knows its processes
 
 
 def document(enforced: Enforced, sees: Sees | None) -> dict[str, Any]:
@@ -40,8 +41,9 @@ def document(enforced: Enforced, sees: Sees | None) -> dict[str, Any]:
         "enforce": report.wanted,
         "does": report.does,
         "hindrance": report.hindrance,
+        "notices": report.notices,
         "policy": _policy(report.policy),
-        "summary": summary(report.decisions),
+        "summary": summary(enforced),
         "totals": {**asdict(report.totals), "pins": _each(OUTCOMES, report.totals.pins)},
         "unreached": report.unreached,
         "seconds": report.seconds,
@@ -57,20 +59,25 @@ def render(enforced: Enforced, sees: Sees | None) -> bytes:
     return "".join(json.JSONEncoder().iterencode(document(enforced, sees))).encode()
 
 
-def summary(decisions: Iterable[Decision]) -> dict[str, Any]:
+def summary(enforced: Enforced) -> dict[str, Any]:
     """Return what is counted: GPUs with a mismatch by what would mend it, and all processes."""
     mismatched: defaultdict[GpuKey, list[Decision]] = defaultdict(list)
     drifted, left, fits = Counter[str](), Counter[str](), 0
-    for decision in decisions:
+    for decision in enforced.report.decisions:
         fits += decision.verdict == FITS
         drifted.update([decision.cause or ""] if decision.verdict == DRIFTED else ())
         left.update([decision.reason or ""] if decision.verdict == LEFT else ())
         if decision.process.is_mismatch:
             mismatched[decision.process.facts.gpu].append(decision)
-    fates = Counter(map(_fate, mismatched.values()))
+    fates = {gpu: _fate(its) for gpu, its in mismatched.items()}
+    counted = Counter(fates.values())
     return {
         "gpus_mismatched": len(mismatched),
-        **{fate: fates[fate] for fate in (WOULD_MEND, NEED_ALLOCATION, ARE_LEFT)},
+        "gpus_pinning_would_mend": counted[BY_PIN],
+        "gpus_need_allocation": counted[ALLOCATION],
+        "gpus_left": counted[LEFT],
+        "gpus_unknown": len(enforced.scan.unknown),
+        "gpus": [_gpu(gpu, fates, enforced.scan.unknown) for gpu in enforced.topology.gpus],
         "processes": {
             FITS: fits,
             DRIFTED: _each(CAUSES, drifted),
@@ -79,13 +86,24 @@ def summary(decisions: Iterable[Decision]) -> dict[str, Any]:
     }
 
 
+def _gpu(gpu: Gpu, fates: Mapping[GpuKey, str], unknown: Mapping[GpuKey, str]) -> dict[str, Any]:
+    return {
+        "vendor": gpu.vendor,
+        "gpu": gpu.index,
+        "pci_bus_id": gpu.pci_bus_id,
+        "uuid": gpu.uuid,
+        "fate": UNKNOWN if gpu.key in unknown else fates.get(gpu.key, OK),
+        "why": unknown.get(gpu.key),
+    }
+
+
 def _fate(mismatches: Sequence[Decision]) -> str:
     """Return what becomes of a GPU, by its processes that may run far from it."""
     if any(it.reason == ALLOCATION for it in mismatches):
-        return NEED_ALLOCATION
+        return ALLOCATION
     if all(it.verdict == DRIFTED or it.reason in {YOUNG, WAITING} for it in mismatches):
-        return WOULD_MEND
-    return ARE_LEFT
+        return BY_PIN
+    return LEFT
 
 
 def _each(names: Iterable[str], counted: Mapping[str, int]) -> dict[str, int]:
@@ -111,6 +129,7 @@ def _jobs(enforced: Enforced, sees: Sees) -> Iterator[dict[str, Any]]:
         yield {
             "scheduler": job and job.scheduler,
             "id": job and job.id,
+            "pod": next((it.pod for it in decisions if it.pod is not None), None),
             "processes": [_process(it, enforced, lists) for it in decisions],
         }
 
@@ -130,7 +149,8 @@ def _process(decision: Decision, enforced: Enforced, lists: Lists) -> dict[str, 
         "verdict": decision.verdict,
         "cause": decision.cause,
         "reason": decision.reason,
-        "why": decision.why or REASONS.get(decision.reason or ""),
+        "why": decision.why,
+        "masks": lists[frozenset[int]().union(*(thread.mask for thread in facts.threads))],
         "cpulist": standard and lists[standard.cpus],
         "cpuset": None if facts.cpuset is None else lists[facts.cpuset],
         "mode": treatment and treatment.mode,

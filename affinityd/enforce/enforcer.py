@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd.audit.model import Scan
+from affinityd.audit.model import ProcessFacts, Scan
 from affinityd.cpuset import CpuSet
 from affinityd.enforce import hand
+from affinityd.enforce.about import About
 from affinityd.enforce.abouts import Abouts
 from affinityd.enforce.calm import Calm, Record
 from affinityd.enforce.decide import decide
@@ -28,8 +29,10 @@ from affinityd.enforce.model import (
     Report,
     Totals,
 )
+from affinityd.enforce.notices import notices
 from affinityd.enforce.places import Roll
 from affinityd.enforce.policy_file import PolicyFile
+from affinityd.processes import stat_of
 from affinityd.topology import Topology
 
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
@@ -89,7 +92,7 @@ class Enforcer:
         began = time.monotonic()
         hindrance = self._hindrance()
         does = self._wanted if hindrance is None else OBSERVE
-        decisions = self._decide(topology, scan)
+        decisions, is_blind = self._decide(topology, scan)
         drifted = [it for it in decisions if it.verdict == DRIFTED and does == PIN]
         done = self._pin(topology, scan, drifted)
         report = Report(
@@ -101,7 +104,9 @@ class Enforcer:
             decisions=decisions,
             done=tuple(done),
             totals=self._totals,
-            near=scan.near,
+            notices=tuple(
+                notices(scan.unknown, is_blind=is_blind, refusal=self._migrations.refusal)
+            ),
             unreached=len(drifted) - len(done),
             seconds=time.monotonic() - began,
         )
@@ -117,19 +122,28 @@ class Enforcer:
             migrations=self._migrations.totals,
         )
 
-    def _decide(self, topology: Topology, scan: Scan) -> tuple[Decision, ...]:
+    def _decide(self, topology: Topology, scan: Scan) -> tuple[tuple[Decision, ...], bool]:
+        """Return the decisions, and whether an environment could not be read for them."""
         policy = self._policy.current()
         variables = frozenset() if policy is None else policy.variables
+        unread: set[int] = set()
+
+        def about(facts: ProcessFacts) -> About:
+            found = self._abouts.of(facts, variables)
+            if found.environment is None and is_there(facts):
+                unread.add(facts.pid)
+            return found
+
         decisions = decide(
             topology,
             scan,
             reserved=self._reserved,
             policy=policy,
-            about=lambda facts: self._abouts.of(facts, variables),
-            usual=self._calm.usual,
+            about=about,
+            given=self._calm.given,
             roll=self._roll,
         )
-        return tuple(self._calm.calmed(decisions, scan.boot))
+        return tuple(self._calm.calmed(decisions, scan.boot)), bool(unread)
 
     def _pin(self, topology: Topology, scan: Scan, drifted: Iterable[Decision]) -> list[Done]:
         """Pin what has drifted, until time is up."""
@@ -153,6 +167,12 @@ class Enforcer:
         if is_first and done.outcome.pinned and decision.cause != SHARE:  # else it was near before
             self._migrations.want(topology, facts, standard.cpus)
         return done
+
+
+def is_there(facts: ProcessFacts) -> bool:
+    """Whether a process runs still, and its number is not another's."""
+    stat = stat_of(facts.pid)
+    return stat is not None and stat.start == facts.start and not stat.is_zombie
 
 
 def outcomes(outcome: Outcome) -> Sequence[str]:

@@ -11,7 +11,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from affinityd.audit.judge import ENDED
 from affinityd.audit.model import ProcessFacts
@@ -105,6 +105,7 @@ class _Passes:
             error=errors[0] if errors else None,
             is_gone=not alive,
             is_settled=is_settled,
+            is_late=self.is_late,
         )
 
     def _threads(self) -> list[int]:
@@ -119,20 +120,34 @@ class _Passes:
         """Pin a thread that has drifted; return whether its mask was set."""
         mask = mask_of(tid)
         verdict = self._standard.of(mask) if mask is not None else None
-        if verdict == ON_PURPOSE:
+        if verdict == ON_PURPOSE and self._is_its(tid):
             self._left.add(tid)
-        return verdict == DRIFTED and self._set(tid)
+        return verdict == DRIFTED and mask is not None and self._set(tid, mask)
 
-    def _set(self, tid: int) -> bool:
+    def _set(self, tid: int, before: CpuSet) -> bool:
+        """Set a thread's mask; return whether it is set.
+
+        A thread's number, unlike the process's folder, may be a stranger's at any moment: that it
+        is not is asked right before, and after; then the mask that was read is given back.
+        """
+        if not self._is_its(tid):
+            return False
         try:
             os.sched_setaffinity(tid, self._standard.cpus)
         except OSError as error:
             self._note(tid, error)
             return False
         held = mask_of(tid)
-        if held is not None:
+        if not self._is_its(tid):
+            with suppress(OSError):
+                os.sched_setaffinity(tid, before)
+        elif held is not None:
             self._held[tid] = held
         return True
+
+    def _is_its(self, tid: int) -> bool:
+        """Whether a number is that of a thread of the process."""
+        return self._stat(f"task/{tid}/") is not None
 
     def _note(self, tid: int, error: OSError) -> None:
         """Note a refusal; that of a thread which has ended, or never takes a mask, is none."""

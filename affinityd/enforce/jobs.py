@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 from affinityd.audit.model import Audited, GpuKey, Job, ProcessFacts
@@ -79,9 +80,19 @@ class Jobs:
 
 
 def _told(facts: ProcessFacts) -> Job | None:
-    """Return the job that a process's cgroups tell by themselves."""
+    """Return the job that a process's cgroups tell by themselves.
+
+    Of a container that is where it is: any user may give another's id to a cgroup of their own. And
+    in one that may make cgroups there may be any job of Slurm's: it is not the node's.
+    """
     job, container = facts.membership.job, facts.membership.container
-    return job if job or container is None else Job(CONTAINER, container)
+    if job is not None and facts.membership.outside is not None:
+        return replace(job, id=f"{job.id} in container {facts.membership.outside}")
+    if job is not None or container is None:
+        return job
+    above = (path.partition(container) for path in paths(facts.cgroups))
+    places = (f"{folders}{its}{rest.partition('/')[0]}" for folders, its, rest in above if its)
+    return Job(CONTAINER, next(places, container))
 
 
 def _is_of(facts: ProcessFacts, job: Job) -> bool:

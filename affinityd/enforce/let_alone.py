@@ -10,28 +10,20 @@ from affinityd.enforce.model import (
     NO_POLICY,
     OPTED_OUT,
     POLICY,
-    REASONS,
     UNKNOWN_CPUSET,
     UNKNOWN_PLACE,
 )
 
-UNREAD = "unread"  #: POLICY, of a rule that may not be the process's
-
 #: Of those reasons that are found out before there is a place for it.
 WHY: Mapping[str, str] = {
-    DAEMON: REASONS[DAEMON],
+    DAEMON: "it is known to run on every node",
     NO_JOB: (
-        "it is in no job, or has left that of the process it works for: /proc/{pid}/cgroup says "
-        "where it is; start it by Slurm or in a container, or name its cgroup in a rule of the "
+        "it is in no job, or has left that of the process it works for (its cgroups are "
+        "{cgroups}): start it by Slurm or in a container, or name its cgroup in a rule of the "
         "policy"
     ),
     NO_POLICY: "no policy could be read since the start: mend its file, and it counts",
     POLICY: "{which} of the policy leaves it",
-    UNREAD: (
-        "rule {rule} of the policy may leave it, and asks for what cannot be read here ({unread}): "
-        "give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, /var/log/pods "
-        "for namespaces and pods; or ask for something else"
-    ),
     OPTED_OUT: "AFFINITYD=off is in the environment of process {pid} of its job",
     UNKNOWN_PLACE: "nobody knows on which node {gpus} is: affinityd doctor says what would tell",
     UNKNOWN_CPUSET: (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from affinityd.audit.model import MASK, UNPINNED, Audited, GpuKey, Job
+from affinityd.audit.model import MASK, UNPINNED, Audited, Job
 from affinityd.cpuset import CpuSet
+from affinityd.plans import Options
 
 OFF, OBSERVE, PIN = "off", "observe", "pin"
 WAYS = (OFF, OBSERVE, PIN)
@@ -21,39 +22,26 @@ CAUSES = (MASK, UNPINNED, SHARE)  #: why a process is to be pinned
 FITS = "fits"  #: it runs where it is to
 DRIFTED = "drifted"  #: it does not, and a pin mends that
 LEFT = "left"  #: it is let alone, wherever it runs
-VERDICTS = (FITS, DRIFTED, LEFT)
 
-#: Why a process is let alone.
-NO_POLICY = "no_policy"
-NO_JOB = "no_job"
-DAEMON = "daemon"
-ORPHAN = "orphan"
-POLICY = "policy"
-OPTED_OUT = "opted_out"
-UNKNOWN_PLACE = "unknown_place"
-UNKNOWN_CPUSET = "unknown_cpuset"
-ALLOCATION = "allocation"
+#: Why a process is let alone; of each, `Decision.why` says more.
+NO_POLICY = "no_policy"  #: none has been readable yet
+NO_JOB = "no_job"  #: it is in no scheduler's, no container, no cgroup that a rule names
+DAEMON = "daemon"  #: it is known to run on every node
+ORPHAN = "orphan"  #: its job is over
+POLICY = "policy"  #: a rule leaves it, or may
+OPTED_OUT = "opted_out"  #: AFFINITYD=off
+UNKNOWN_PLACE = "unknown_place"  #: of its GPU
+UNKNOWN_CPUSET = "unknown_cpuset"  #: or it is not its allocation
+ALLOCATION = "allocation"  #: its job was given no CPU near its GPU
 NO_PLAN = "no_plan"
-ON_PURPOSE = "on_purpose"
+ON_PURPOSE = "on_purpose"  #: somebody pinned it, or threads of it
 YOUNG = "young"
-WAITING = "waiting"
-GIVEN_UP = "given_up"
-REASONS: Mapping[str, str] = {
-    NO_POLICY: "the policy has not been readable yet",
-    NO_JOB: "it is in no job: in no scheduler's, no container, no cgroup that a rule names",
-    DAEMON: "it is known to run on every node",
-    ORPHAN: "its job is over",
-    POLICY: "a rule of the policy leaves it",
-    OPTED_OUT: "its environment has AFFINITYD=off",
-    UNKNOWN_PLACE: "the machine does not say where its GPU is",
-    UNKNOWN_CPUSET: "what its cgroup lets it use cannot be read here",
-    ALLOCATION: "its job was given no CPU near its GPU",
-    NO_PLAN: "there is no plan for it",
-    ON_PURPOSE: "somebody pinned it on purpose",
-    YOUNG: "it has just started",
-    WAITING: "it was reset lately, and waits for its next pin",
-    GIVEN_UP: "it was reset again and again",
-}
+WAITING = "waiting"  #: it was reset lately
+GIVEN_UP = "given_up"  #: it was reset again and again
+REASONS = (
+    *(NO_POLICY, NO_JOB, DAEMON, ORPHAN, POLICY, OPTED_OUT, UNKNOWN_PLACE, UNKNOWN_CPUSET),
+    *(ALLOCATION, NO_PLAN, ON_PURPOSE, YOUNG, WAITING, GIVEN_UP),
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +55,11 @@ class Treatment:
     leave: bool = False
     rule: int | None = None  #: which rule of the policy said so, from 1; None: its defaults
     unread: tuple[str, ...] = ()  #: what the rule asks for and cannot be read: it may leave it
+    #: What a policy does not say, as `affinityd exec` and the TaskProlog have it on this node.
+    site: Options = field(default_factory=Options)
+
+
+NODE = Treatment()  #: everything is pinned to its GPU's node
 
 
 @dataclass(frozen=True)
@@ -77,10 +70,15 @@ class Standard:
     cpuset: CpuSet  #: everything that its cgroup lets it use, and is online
     #: Masks that nobody chose for one thread alone: the process's own, and those that we gave.
     usual: frozenset[CpuSet]
+    given: frozenset[CpuSet] = frozenset()  #: those that we gave, by this plan or an earlier one
 
     def of(self, mask: CpuSet) -> str:
-        """Return FITS, DRIFTED, or ON_PURPOSE for a mask that somebody chose for this thread."""
-        if mask <= self.cpus:
+        """Return FITS, DRIFTED, or ON_PURPOSE for a mask that somebody chose for this thread.
+
+        A narrower one than it is to have fits, unless we gave it when there was less to be had:
+        the kernel keeps it when the cpuset grows (since Linux 6.2).
+        """
+        if mask == self.cpus or (mask < self.cpus and mask not in self.given):
             return FITS
         return DRIFTED if mask in self.usual or mask >= self.cpuset else ON_PURPOSE
 
@@ -90,13 +88,16 @@ class Decision:
     """What is to become of one process."""
 
     process: Audited
-    verdict: str  #: of VERDICTS
+    verdict: str  #: FITS, DRIFTED or LEFT
     job: Job | None = None
+    pod: str | None = None  #: NAMESPACE/NAME of the job, where it is a pod and they are known
     treatment: Treatment | None = None  #: None: nobody asked the policy
     standard: Standard | None = None  #: None: where it is to run is not known
-    cause: str | None = None  #: of CAUSES: why it is to be pinned; None: it runs where it is to
+    #: Of CAUSES: why it is to be pinned; ALLOCATION of the audit's, where no pin helps; None: it
+    #: runs where it is to, or nobody asked.
+    cause: str | None = None
     reason: str | None = None  #: of REASONS, where it is let alone
-    why: str | None = None  #: that, in a sentence, with what would mend it
+    why: str | None = None  #: that, or how it has drifted, in a sentence with what would mend it
     drifted: int = 0  #: its threads that a pin would move
     on_purpose: int = 0  #: its threads that somebody pinned on purpose, elsewhere
 
@@ -112,6 +113,7 @@ class Outcome:
     error: str | None = None  #: why it was refused, in a sentence
     is_gone: bool = False  #: the process has ended, or its number is another's by now
     is_settled: bool = True  #: the last pass over its threads found nothing more to do
+    is_late: bool = False  #: time was up within it
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,6 @@ class Report:
     decisions: tuple[Decision, ...]  #: in the scan's order
     done: tuple[Done, ...] = ()
     totals: Totals = Totals()
-    near: Mapping[GpuKey, CpuSet | None] = field(default_factory=dict)  #: the scan's
+    notices: tuple[str, ...] = ()  #: what cannot be seen or done, for people
     unreached: int = 0  #: processes that were to be pinned, and not reached, as time was up
     seconds: float = 0.0  #: how long it took, beside the scan

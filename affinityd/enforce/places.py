@@ -7,7 +7,7 @@ process has what of that is in its own.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from affinityd.audit.model import GpuKey, Job, ProcessFacts
@@ -135,7 +135,7 @@ class Roll:
     def places(self, topology: Topology, whole: CpuSet) -> Places:
         """Return the places of a machine; one that was read anew is another."""
         known = self._places
-        if known is None or known.topology is not topology or known.whole != whole:
+        if known is None or known.topology is not topology:
             self._places = known = Places(topology, whole)
         return known
 
@@ -154,7 +154,8 @@ def _together(cpus: CpuSet, cpusets: Collection[CpuSet]) -> CpuSet:
 
 
 def _options(treatment: Treatment) -> Options:
-    return Options(
+    return replace(
+        treatment.site,
         mode=treatment.mode,
         scope=treatment.scope,
         share=treatment.share,

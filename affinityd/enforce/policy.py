@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from affinityd.enforce.about import SLURMS, About
-from affinityd.enforce.model import Treatment
+from affinityd.enforce.model import NODE, Treatment
 from affinityd.enforce.policy_keys import KEYS, NAMED, SETTINGS, Names, refused, shown, suggestion
 from affinityd.errors import InvalidRequestError, one_line, quote
 
@@ -21,6 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+MAX_LINE = 4096  #: characters
 MAX_RULES = 1000  #: each of which is looked at for each process
 
 
@@ -80,7 +81,7 @@ class Rule:
 class Policy:
     """Rules, in their order; by itself: everything is pinned to its GPU's node."""
 
-    defaults: Treatment = field(default_factory=Treatment)
+    defaults: Treatment = NODE
     rules: tuple[Rule, ...] = ()
 
     def treatment(self, about: About) -> Treatment:
@@ -115,18 +116,22 @@ class Policy:
         return frozenset(slurms).union(*(rule.environment for rule in self.rules))
 
 
-def parse(text: str) -> Policy:
-    """Read a policy's file.
+def parse(text: str, site: Treatment = NODE) -> Policy:
+    """Read a policy's file; what it says nothing of is as `site` has it.
 
     Raises PolicyError, one line: the rule, its key and value, or TOML's line and column.
     """
     try:
-        return _policy(_document(text))
+        return _policy(_document(text), site)
     except ValueError as error:
         raise PolicyError(one_line(str(error))) from None
 
 
 def _document(text: str) -> dict[str, Any]:
+    lengths = (len(line) for line in text.split("\n"))
+    for number, length in enumerate(lengths, start=1):
+        if length > MAX_LINE:  # tomllib takes ever longer for a key of many parts
+            raise ValueError(f"line {number} has {length} characters; the most is {MAX_LINE}")
     try:
         document: dict[str, Any] = tomllib.loads(text)
     except RecursionError:
@@ -136,12 +141,12 @@ def _document(text: str) -> dict[str, Any]:
     return document
 
 
-def _policy(document: Mapping[str, object]) -> Policy:
+def _policy(document: Mapping[str, object], site: Treatment) -> Policy:
     settings = {name: value for name, value in document.items() if name != "rule"}
     misplaced = [name for name in settings if name in KEYS]
     if misplaced:
         raise ValueError(f"{misplaced[0]} asks who a process is; write it below a line [[rule]]")
-    defaults = Treatment(**_read(settings, SETTINGS, ("rule", *SETTINGS)))
+    defaults = replace(site, **_read(settings, SETTINGS, ("rule", *SETTINGS)))
     tables = document.get("rule", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise refused(tables, "no list of rules; write [[rule]], in two brackets, above each")

@@ -7,11 +7,11 @@ import stat
 import time
 from dataclasses import replace
 
-from affinityd.enforce.model import PolicyState
+from affinityd.enforce.model import NODE, PolicyState, Treatment
 from affinityd.enforce.policy import Policy, PolicyError, parse
 
 FILE = "/etc/affinityd-policy.toml"
-MAX_FILE = 1024 * 1024  #: bytes
+MAX_FILE = 64 * 1024  #: bytes
 
 #: Looks in a row after which a file that need not be there is gone: an editor that renames the old
 #: one before it writes the new one leaves a moment without any.
@@ -19,14 +19,22 @@ GONE = 2
 
 
 class PolicyFile:
-    """Reads the file at each look: it is small, and a new one may have the old one's time."""
+    """Reads the file at each look: it is small, and a new one may have the old one's time.
 
-    def __init__(self, path: str = FILE, *, is_named: bool) -> None:
-        """Take its path; one that nobody named need not be there, and the defaults count then."""
+    A change counts when two looks in a row have found the same.
+    """
+
+    def __init__(self, path: str = FILE, *, is_named: bool, site: Treatment = NODE) -> None:
+        """Take its path, and what counts where it says nothing.
+
+        One that nobody named need not be there.
+        """
         self._path = path
+        self._site = site
         self._is_named = is_named
         self._policy: Policy | None = None
-        self._judged: bytes | None = None  # the file as it was at the last look
+        self._seen: bytes | None = None  # the file as it was at the last look
+        self._judged: bytes | None = None  # what counts
         self._missed = GONE - 1  # looks in a row that found none
         self.state = PolicyState(file=path if is_named else None)
 
@@ -43,19 +51,25 @@ class PolicyFile:
         return self._policy
 
     def _look(self) -> None:
-        before, self._judged = self._judged, None
-        self._judged = _content(self._path)
+        before, self._seen = self._seen, None
+        self._seen = _content(self._path)
         self._missed = 0
-        if self._judged != before:
-            self._policy = parse(_text(self._judged))
+        # One that is being written is another at the next look: half a policy is none.
+        is_whole = self._seen == before or self._policy is None
+        if is_whole and self._seen != self._judged:
+            self._judged = None  # one that is wrong is judged, and told, at each look
+            self._policy = parse(_text(self._seen), self._site)
             self.state = PolicyState(self._path, time.time(), len(self._policy.rules))
+            self._judged = self._seen
+        elif self._seen == self._judged and self.state.error is not None:
+            self.state = replace(self.state, error=None)
 
     def _miss(self) -> None:
         self._missed += 1
         if self._is_named:
             self._fail("there is no such file")
         elif self._missed == GONE:
-            self._policy = Policy()
+            self._policy = Policy(self._site)
             self.state = PolicyState()
 
     def _fail(self, why: str) -> None:
@@ -68,6 +82,8 @@ def _content(path: str) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise PolicyError("it is no regular file")
         data = file.read(MAX_FILE + 1)
+    if data is None:  # one of /proc that has nothing to say now
+        raise PolicyError("it is no regular file")
     if len(data) > MAX_FILE:
         raise PolicyError(f"it is longer than {MAX_FILE} bytes")
     return data

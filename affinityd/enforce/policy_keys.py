@@ -18,6 +18,7 @@ from affinityd.modes import MODES
 from affinityd.readers import MAX_NUMBER
 
 MAX_NAMES = 1000  #: in a list
+MAX_NAME = 256  #: characters
 MAX_UID = 2**32 - 2  #: the last is nobody's, chown(2)
 
 GLOB = frozenset("*?[")
@@ -65,7 +66,8 @@ def refused(value: object, why: str) -> ValueError:
 def suggestion(name: str, known: Collection[str]) -> str:
     """Return what somebody may have meant."""
     near = difflib.get_close_matches(name[:64], known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    alike = [it for it in known if name and name in it] or near
+    return f"did you mean {' or '.join(alike)}?" if alike else f"known are {', '.join(known)}"
 
 
 def _list(value: object) -> list[object]:
@@ -85,6 +87,8 @@ def _texts(value: object) -> Names:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise refused(value, "no text; write a name or a glob in quotes")
+    if len(value) > MAX_NAME:  # a glob of many stars takes its time
+        raise refused(value, f"too long; the most is {MAX_NAME} characters")
     return value
 
 

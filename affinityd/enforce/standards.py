@@ -24,8 +24,8 @@ from affinityd.enforce.places import Places, Pool, Roll
 from affinityd.errors import UnsatisfiableError
 from affinityd.vicinity import several
 
-#: The masks of a process that nobody chose for one of its threads alone.
-Usual = Callable[[ProcessFacts], frozenset[CpuSet]]
+#: The masks that we gave a process.
+Given = Callable[[ProcessFacts], frozenset[CpuSet]]
 
 
 class Standards:
@@ -43,7 +43,7 @@ class Standards:
         self._near = cache(self._near_cpus)
         self._pool = cache(self._pooled)
 
-    def of(self, process: Audited, job: Job, treatment: Treatment, usual: Usual) -> Standard:
+    def of(self, process: Audited, job: Job, treatment: Treatment, given: Given) -> Standard:
         """Return that of a process in a job. Raises LetAloneError where it has no place."""
         facts, holder = process.facts, self._jobs.holder(process).facts
         gpus = self._jobs.gpus(facts)
@@ -56,7 +56,8 @@ class Standards:
         except UnsatisfiableError as error:
             raise LetAloneError(NO_PLAN, str(error)) from None
         online = self._places.topology.online
-        return Standard(cpus, cpuset & online, usual(holder) | usual(facts))
+        ours = given(holder) | given(facts)
+        return Standard(cpus, cpuset & online, ours | _main_masks(holder), ours)
 
     def _near_cpus(self, gpus: tuple[GpuKey, ...]) -> CpuSet:
         """Return what is near any of the GPUs. Raises LetAloneError where one may be anywhere."""
@@ -69,6 +70,15 @@ class Standards:
 
     def _pooled(self, job: Job, cpuset: CpuSet) -> Pool:
         return self._roll.pool(job, cpuset, self._places.whole)
+
+
+def _main_masks(holder: ProcessFacts) -> frozenset[CpuSet]:
+    """Return the masks of a holder's main thread, now and at first: who works for it inherits them.
+
+    That of a descendant's main thread may be what somebody chose for it.
+    """
+    masks = (holder.first_mask, *(thread.mask for thread in holder.threads[:1]))
+    return frozenset(mask for mask in masks if mask is not None)
 
 
 def _cpuset(facts: ProcessFacts) -> CpuSet:

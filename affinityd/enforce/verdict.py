@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from affinityd.audit.judge import ENDED
@@ -12,22 +13,35 @@ from affinityd.enforce.model import (
     FITS,
     LEFT,
     ON_PURPOSE,
+    POLICY,
     SHARE,
     UNKNOWN_CPUSET,
     Decision,
     Standard,
+    Treatment,
 )
+from affinityd.words import count
 
 CONFINED = (
     "somebody pinned it to {mask} on purpose; taskset -apc {cpuset} {pid} gives it back to its job"
 )
-
-
+THREADS = (
+    "{threads} of it (first {first}) may run on CPUs {cpus}: somebody chose them; affinityd pin "
+    "--force moves them"
+)
 BY_MASKS = (
     "Slurm confines its tasks by masks alone here (task/affinity without task/cgroup's "
     "ConstrainCores=yes), so which CPUs are its job's and which another's is not known; set that "
     "in cgroup.conf, or pin with the TaskProlog"
 )
+
+
+MAY_LEAVE = (
+    "rule {rule} of the policy may leave it, and asks for what cannot be read here ({unread}): "
+    "give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, /var/log/pods for "
+    "namespaces and pods; or ask for something else"
+)
+ELSEWHERE = "it may run on CPUs {masks}, and is to run on {cpus}"
 
 
 def judged(process: Audited, standard: Standard) -> Decision:
@@ -39,8 +53,11 @@ def judged(process: Audited, standard: Standard) -> Decision:
     found = Decision(process, FITS, standard=standard, drifted=drifted, on_purpose=on_purpose)
     if drifted:
         # Where the audit finds nothing that a pin mends, it runs near its GPU, on CPUs of others.
-        cause = process.cause if process.cause in {MASK, UNPINNED} else SHARE
-        found = replace(found, verdict=DRIFTED, cause=cause)
+        # ALLOCATION is said by its own GPU, where one below it has near CPUs.
+        cause = {None: SHARE, UNPINNED: UNPINNED}.get(process.cause, MASK)
+        masks = format_list(frozenset().union(*drifted_masks(facts, standard)))
+        why = ELSEWHERE.format(masks=masks, cpus=format_list(standard.cpus))
+        found = replace(found, verdict=DRIFTED, cause=cause, why=why)
         if not facts.is_confined and _is_bound(standard):
             return replace(found, verdict=LEFT, reason=UNKNOWN_CPUSET, why=BY_MASKS)
         return found
@@ -49,7 +66,24 @@ def judged(process: Audited, standard: Standard) -> Decision:
         mask, cpuset = format_list(main[0].mask), format_list(standard.cpuset)
         why = CONFINED.format(mask=mask, cpuset=cpuset, pid=facts.pid)
         return replace(found, verdict=LEFT, reason=ON_PURPOSE, why=why)
+    if on_purpose and process.is_mismatch:
+        why = _of_threads(facts, [mask for mask, verdict in of.items() if verdict == ON_PURPOSE])
+        return replace(found, verdict=LEFT, reason=ON_PURPOSE, why=why)
     return found
+
+
+def _of_threads(facts: ProcessFacts, masks: Collection[CpuSet]) -> str:
+    tids = [thread.tid for thread in running(facts) if thread.mask in masks]
+    cpus = format_list(frozenset().union(*masks))
+    return THREADS.format(threads=count(len(tids), "thread"), first=tids[0], cpus=cpus)
+
+
+def unsure(decision: Decision, treatment: Treatment) -> Decision:
+    """Return the decision; who would be pinned is left where a rule may say so, for all we know."""
+    if decision.verdict != DRIFTED or not treatment.unread:
+        return decision
+    why = MAY_LEAVE.format(rule=treatment.rule, unread=", ".join(treatment.unread))
+    return replace(decision, verdict=LEFT, reason=POLICY, why=why)
 
 
 def _is_bound(standard: Standard) -> bool:

@@ -295,7 +295,7 @@ def numbered(pid: int) -> Iterator[None]:
     pytest.fail(f"no process could be given the number {pid}")
 
 
-def test_a_policy_that_changes_counts_from_the_next_scan_and_a_broken_one_does_not(
+def test_a_policy_that_changes_counts_from_the_second_scan_on_and_a_broken_one_does_not(
     node: EnforcingNode, troupe: Troupe, policy: Path
 ) -> None:
     (rank,) = troupe.take()
@@ -314,7 +314,7 @@ def test_a_policy_that_changes_counts_from_the_next_scan_and_a_broken_one_does_n
         assert node.become(*rank.everybody) == {"policy"}
         policy.write_text("")
         eventually(lambda: fits(rank), "the policy is mended, and it is pinned")
-        assert node.enforce()["policy"]["error"] is None
+        eventually(lambda: node.enforce()["policy"]["error"] is None, "and that is told")
         (broken,) = lines(node, "does not count as it is")
         assert told["error"] in broken
 

@@ -1,0 +1,40 @@
+"""Work that is held up: nobody waits for it long, and little of it is begun."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from affinityd.enforce.patience import MOST_STUCK, Patience
+
+
+@pytest.fixture
+def hang() -> Iterator[threading.Event]:
+    """Return what holds work up until the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_what_is_done_in_time_is_the_result() -> None:
+    assert Patience().result(lambda: {"a": "b"}) == {"a": "b"}
+
+
+def test_what_hangs_is_waited_for_so_long_and_no_longer(hang: threading.Event) -> None:
+    began = time.monotonic()
+    assert Patience(0.05).result(hang.wait) is None
+    assert 0.05 <= time.monotonic() - began < 1
+
+
+def test_where_much_hangs_no_more_is_begun_until_it_ends(hang: threading.Event) -> None:
+    patience = Patience(0.01)
+    for _ in range(MOST_STUCK):
+        assert patience.result(hang.wait) is None
+    assert patience.result(lambda: 1) is None
+    hang.set()
+    for thread in patience._stuck:
+        thread.join()
+    assert patience.result(lambda: 1) == 1
