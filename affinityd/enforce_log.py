@@ -34,14 +34,14 @@ class EnforceLog:
         """Say what is wanted, and why nothing can be pinned, if so."""
         self._hindrance: str | None = None
         self._policy = PolicyState()
-        self._noticed: dict[str, float] = {}  # what was said → when it was so
+        self._noticed: dict[str, float] = {}  # what was said → when it was so, seconds since boot
         self._told: dict[tuple[Job, str], float] = {}  # what was said of a job → when it was seen
         log.info("enforce %s: %s", wanted, AT_START[wanted])
         self._note_hindrance(hindrance)
 
     def enforced(self, enforced: Enforced) -> None:
         """Tell of a new report."""
-        report = enforced.report
+        report, now = enforced.report, enforced.scan.boot
         for level, line in _of_policy(self._policy, report.policy):
             log.log(level, "%s", line)
         self._policy = report.policy
@@ -49,12 +49,12 @@ class EnforceLog:
         for notice in report.notices:
             if notice not in self._noticed:
                 log.warning("%s", one_line(notice))
-            self._noticed[notice] = report.time
-        self._forget(report)
+            self._noticed[notice] = now
+        self._forget(report, now)
         for job, kind, (level, line) in (*_of_pins(report.done), *_of_given_up(report)):
             if (job, kind) not in self._told:
                 log.log(level, "%s %s: %s", job.scheduler, one_line(job.id), line)
-            self._told[job, kind] = report.time
+            self._told[job, kind] = now
 
     def _note_hindrance(self, hindrance: str | None) -> None:
         if hindrance not in {None, self._hindrance}:
@@ -63,11 +63,11 @@ class EnforceLog:
             log.info("pins from now on: nothing keeps it from that any more")
         self._hindrance = hindrance
 
-    def _forget(self, report: Report) -> None:
+    def _forget(self, report: Report, now: float) -> None:
         """Forget the jobs that were not seen for long."""
         seen = {decision.job for decision in report.decisions}
-        at = {it: report.time if it[0] in seen else then for it, then in self._told.items()}
-        since = report.time - REMEMBERED
+        at = {it: now if it[0] in seen else then for it, then in self._told.items()}
+        since = now - REMEMBERED
         self._told = {it: then for it, then in at.items() if then > since}
         self._noticed = {it: then for it, then in self._noticed.items() if then > since}
 

@@ -18,6 +18,7 @@ from affinityd.processes import children_of, stat_of, thread_ids
 from tests.auditing import GPU
 from tests.children import CHURN, program, sleeping
 from tests.cpusets import HIERARCHY, cpuset, needs_cpuset
+from tests.test_processes import HEADLESS
 
 pytestmark = pytest.mark.processes
 
@@ -242,6 +243,21 @@ def test_the_cpuset_is_that_of_its_own_cgroup() -> None:
     assert first.cpuset == frozenset({cpu})
     assert second.cpuset is not None
     assert second.cpuset > {cpu}
+
+
+@needs_cpuset
+def test_a_process_whose_main_thread_has_ended_is_in_the_cgroups_of_its_others() -> None:
+    """The kernel has the main one in the root by then."""
+    cpu = min(os.sched_getaffinity(0))
+    with cpuset() as folder, program(HEADLESS) as child:
+        (folder / "cgroup.procs").write_text(str(child.pid))
+        (folder / "cpuset.cpus").write_text(str(cpu))
+        (facts,) = gathered(child.pid)
+        assert facts.state == "Z"
+        assert facts.cpuset == frozenset({cpu})
+        assert f"cpuset:/{folder.name}\n" in facts.cgroups
+        child.kill()
+        child.wait()
 
 
 @needs_cpuset

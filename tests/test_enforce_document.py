@@ -53,7 +53,7 @@ def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> No
             "file": "/etc/p",
             "read": "2026-09-21T14:13:20.000Z",
             "rules": 2,
-            "error": "rule 1: no",
+            "error": "the file as it is now does not count; who sees all processes is told why",
         },
         "summary": {
             "gpus_mismatched": 1,
@@ -80,6 +80,12 @@ def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> No
         "unreached": 1,
         "seconds": 0.5,
     }
+
+
+def test_what_is_in_the_policy_is_told_to_those_who_see_all() -> None:
+    assert document(FOUND, everything)["policy"]["error"] == "rule 1: no"
+    assert "rule 1" not in document(FOUND, lambda _: True)["policy"]["error"]
+    assert document(enforced(), None)["policy"]["error"] is None
 
 
 def test_a_process_is_told_with_where_it_is_to_run_and_what_was_done() -> None:

@@ -24,9 +24,19 @@ def told(
     caplog.set_level(logging.INFO)
     log = EnforceLog(wanted, why)
     for minute, one in enumerate(reports):
-        report = replace(one.report, time=one.report.time + 60 * minute)
-        log.enforced(replace(one, report=report))
+        scan = replace(one.scan, boot=one.scan.boot + 60 * minute)
+        log.enforced(replace(one, scan=scan))
     return [f"{record.levelname}: {record.message}" for record in caplog.records][1:]
+
+
+def test_what_cannot_be_seen_is_said_once_and_again_when_it_was_away_for_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    blind, well = enforced(notices=("it cannot be read\n",)), enforced()
+    line = "WARNING: it cannot be read"
+    assert [it[: len(line)] for it in told(caplog, blind, blind, well, blind)] == [line]
+    caplog.clear()
+    assert len(told(caplog, blind, *[well] * 11, blind)) == 2
 
 
 def pinning(*decisions: Decision) -> Enforced:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from affinityd.audit.judge import ENDED
 from affinityd.audit.membership import chosen_for, is_slurms, membership
 from affinityd.audit.model import GpuKey, Held, Holding, Membership, ProcessFacts, ThreadFacts
 from affinityd.audit.orphans import service
@@ -117,7 +118,9 @@ class Gathering:
         `holds`: it is the holder itself, and not one that works for it.
         """
         pid = stat.number
-        uid, group = uid_of(pid, self._proc), self._group(pid)
+        # A main thread that has ended is in no cgroup any more: the root's, by cgroups of v1.
+        living = pid if stat.state not in ENDED else next(iter(self._others(pid)), pid)
+        uid, group = uid_of(pid, self._proc), self._group(living)
         threads = tuple(self._threads(pid))
         again = stat_of(pid, self._proc)
         if self._is_late():
@@ -144,6 +147,10 @@ class Gathering:
             cgroups=group.cgroups,
             is_confined=group.is_confined,
         )
+
+    def _others(self, pid: int) -> list[int]:
+        """Return the threads of a process besides its main one, which are found as it is."""
+        return thread_ids(pid, self._proc)[1:]
 
     def _threads(self, pid: int) -> Iterator[ThreadFacts]:
         for tid in thread_ids(pid, self._proc):

@@ -30,6 +30,8 @@ BY_PIN = "pin"
 OK = "ok"  #: there is none
 UNKNOWN = "unknown"  #: nobody knows its processes
 
+NOT_YOURS = "the file as it is now does not count; who sees all processes is told why"
+
 
 def document(enforced: Enforced, sees: Sees | None) -> dict[str, Any]:
     """Return the document for somebody who sees these processes; None: counts alone."""
@@ -42,7 +44,7 @@ def document(enforced: Enforced, sees: Sees | None) -> dict[str, Any]:
         "does": report.does,
         "hindrance": report.hindrance,
         "notices": report.notices,
-        "policy": _policy(report.policy),
+        "policy": _policy(report.policy, sees),
         "summary": summary(enforced),
         "totals": {**asdict(report.totals), "pins": _each(OUTCOMES, report.totals.pins)},
         "unreached": report.unreached,
@@ -110,8 +112,11 @@ def _each(names: Iterable[str], counted: Mapping[str, int]) -> dict[str, int]:
     return {name: counted.get(name, 0) for name in names}
 
 
-def _policy(state: PolicyState) -> dict[str, Any]:
-    return {**asdict(state), "read": _moment(state.read)}
+def _policy(state: PolicyState, sees: Sees | None) -> dict[str, Any]:
+    """Return what is said of the policy; what is in it, to those who see all processes alone."""
+    told = {**asdict(state), "read": _moment(state.read)}
+    is_secret = state.error is not None and sees is not everything
+    return {**told, "error": NOT_YOURS} if is_secret else told
 
 
 def _moment(seconds: float | None) -> str | None:

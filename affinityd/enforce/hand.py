@@ -117,21 +117,23 @@ class _Passes:
         return [tid for tid in threads if tid != stat.number or stat.state not in ENDED]
 
     def _pin(self, tid: int) -> bool:
-        """Pin a thread that has drifted; return whether its mask was set."""
-        mask = mask_of(tid)
-        verdict = self._standard.of(mask) if mask is not None else None
-        if verdict == ON_PURPOSE and self._is_its(tid):
-            self._left.add(tid)
-        return verdict == DRIFTED and mask is not None and self._set(tid, mask)
-
-    def _set(self, tid: int, before: CpuSet) -> bool:
-        """Set a thread's mask; return whether it is set.
+        """Pin a thread that has drifted; return whether its mask was set.
 
         A thread's number, unlike the process's folder, may be a stranger's at any moment: that it
-        is not is asked right before, and after; then the mask that was read is given back.
+        is not is asked right before, and after; then its mask is given back.
         """
-        if not self._is_its(tid):
+        mask = mask_of(tid)
+        verdict = self._standard.of(mask) if mask is not None else None
+        if verdict not in {DRIFTED, ON_PURPOSE} or not self._is_its(tid):
             return False
+        if verdict == ON_PURPOSE:
+            self._left.add(tid)
+            return False
+        before = mask_of(tid)
+        return before is not None and self._set(tid, before)
+
+    def _set(self, tid: int, before: CpuSet) -> bool:
+        """Set a thread's mask, instead of the one `before`; return whether that was done."""
         try:
             os.sched_setaffinity(tid, self._standard.cpus)
         except OSError as error:
