@@ -1,4 +1,4 @@
-"""Asks a daemon for a plan: HTTP/1.1, one request, a deadline for all of it.
+"""Asks a daemon, for a plan above all: HTTP/1.1, one request, a deadline for all of it.
 
 An address is the path of a unix socket, or http://HOST:PORT.
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 import _socket
 import errno
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from affinityd.errors import REFUSALS, DaemonError, NoDaemonError, quote
+from affinityd.errors import REFUSALS, AffinityError, DaemonError, NoDaemonError, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes as long to import as Python to start
@@ -23,8 +23,6 @@ MAX_REFUSAL = 1000  #: characters of one that are passed on
 CHUNK = 65536
 PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 
-#: What a daemon refuses with, by status.
-REFUSED = {refusal.status: refusal for refusal in REFUSALS}
 #: Nobody can listen there; None: a path that is too long for a socket.
 ABSENT = (
     errno.ENOENT,
@@ -36,19 +34,35 @@ ABSENT = (
     None,
 )
 HTTP = "http://"
+#: Of every request; refusals come as a line of text.
+FIELDS = "Host: localhost\r\nAccept: text/plain\r\nConnection: close\r\n"
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
 
 
 def ask(address: str, parameters: Mapping[str, str], deadline: float, form: str = "shell") -> str:
     """Return a plan, in a format of the request's.
 
-    `deadline` is of time.monotonic. Raises NoDaemonError where nobody listens, DaemonError where
-    what listens is too slow, in trouble or no affinityd, and what the daemon refuses the request
-    with.
+    `deadline` is of time.monotonic. Raises what `fetch` does.
     """
     query = "&".join(f"{name}={_quoted(text)}" for name, text in parameters.items())
+    return fetch(address, f"/plan?{query}&format={form}", deadline)
+
+
+def fetch(
+    address: str,
+    target: str,
+    deadline: float,
+    *,
+    refusals: Sequence[type[AffinityError]] = REFUSALS,
+    most: int = MAX_ANSWER,
+) -> str:
+    """Return what is answered at a path, `most` bytes of it.
+
+    Raises NoDaemonError where nobody listens, DaemonError where what listens is too slow, in
+    trouble or no affinityd, and that of `refusals` with which the daemon refuses the request.
+    """
     try:
-        answer = _exchange(address, f"/plan?{query}&format={form}", deadline)
+        answer = _exchange(address, target, deadline, most)
     except TimeoutError:
         raise DaemonError(f"the daemon at {address} did not answer in time") from None
     except OSError as error:
@@ -57,22 +71,23 @@ def ask(address: str, parameters: Mapping[str, str], deadline: float, form: str 
         raise DaemonError(f"the daemon at {address} broke off: {error.strerror}") from None
     status, text = _parsed(answer, address)
     title, _, detail = text.strip().partition(": ")
-    if status in REFUSED and title == REFUSED[status].title:
-        raise REFUSED[status](detail[:MAX_REFUSAL])
+    for refusal in refusals:
+        if (status, title) == (refusal.status, refusal.title):
+            raise refusal(detail[:MAX_REFUSAL])
     if status != 200:  # noqa: PLR2004
         raise DaemonError(f"the daemon at {address} answered {status}: {quote(text.strip())}")
     return text
 
 
-def _exchange(address: str, target: str, deadline: float) -> bytes:
+def _exchange(address: str, target: str, deadline: float, most: int) -> bytes:
     connection = _connected(address, deadline)
     try:
         connection.settimeout(_left(deadline))
         connection.sendall(
-            f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode(),
+            f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(),
             _socket.MSG_NOSIGNAL,
         )
-        return b"".join(_received(connection, deadline))
+        return b"".join(_received(connection, deadline, most))
     finally:
         connection.close()
 
@@ -115,10 +130,10 @@ def numeric(address: str) -> str:
     return f"{HTTP}[{host}]:{port}" if ":" in host else f"{HTTP}{host}:{port}"
 
 
-def _received(connection: _socket.socket, deadline: float) -> Iterator[bytes]:
+def _received(connection: _socket.socket, deadline: float, most: int) -> Iterator[bytes]:
     """Yield what comes until the other side closes."""
     size = 0
-    while size <= MAX_ANSWER:
+    while size <= most:
         connection.settimeout(_left(deadline))
         chunk = connection.recv(CHUNK)
         if not chunk:

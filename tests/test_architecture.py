@@ -24,6 +24,7 @@ OF_THE_EXTRA = {
     "affinityd.audit_metrics": {"prometheus_client"},
     "affinityd.enforce_metrics": {"prometheus_client"},
     "affinityd.metric_families": {"prometheus_client"},
+    "affinityd.cli.enforce_check": {"tomli"} | ({"tomllib"} - sys.stdlib_module_names),
     "affinityd.enforce.policy": {"tomli"} | ({"tomllib"} - sys.stdlib_module_names),
     "affinityd.api.app": {"fastapi", "starlette"},
     "affinityd.api.audit": {"fastapi", "starlette"},

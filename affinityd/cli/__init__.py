@@ -18,6 +18,7 @@ COMMANDS = {
     "pin": "pin a running process near its GPU, thread by thread",
     "verify": "prove where a process may run, seen from its GPU",
     "audit": "show the processes of each GPU, and which run far from it",
+    "enforce": "show what a daemon pins from outside, what it leaves, and why",
     "doctor": "look for what keeps ranks from their place on this node",
     "topology": "draw the node: packages, NUMA nodes, GPUs, NICs",
     "slurm": "print this node's lines of gres.conf, or check them",

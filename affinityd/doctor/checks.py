@@ -9,6 +9,7 @@ from affinityd.doctor import (
     confinement,
     daemon,
     drivers,
+    enforcing,
     interrupts,
     kernel,
     links,
@@ -37,6 +38,7 @@ CHECKS: Mapping[str, Check] = {
     ),
     "daemon-cpuset": Check(confinement.daemon_cpuset, "the daemon itself may use every CPU"),
     "hidepid": Check(confinement.hidepid, "the daemon sees every user's processes"),
+    "enforce": Check(enforcing.enforce, "a daemon that is to pin does, and sees what it must"),
     "gpu-numa-node": Check(
         places.gpu_numa_node, "the NUMA node of each GPU is known", asks_nvml=True
     ),

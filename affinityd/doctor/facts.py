@@ -8,6 +8,7 @@ from functools import cached_property
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.nvml_report import NvmlReport
 from affinityd.discovery.tree import Keep, Tree, every
+from affinityd.enforce_report import EnforceReport
 from affinityd.service import Node
 from affinityd.topology import Gpu, Topology
 from affinityd.vicinity import Vicinity, vicinity
@@ -46,6 +47,8 @@ class Daemon:
     shut: tuple[str, ...] = ()  #: what is in the way of other users: paths and their modes
     published: Node | None = None  #: node.json; None: `unpublished` says why
     unpublished: str | None = None
+    enforces: EnforceReport | None = None  #: /enforce; None: `unenforced` says why
+    unenforced: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from affinityd import nodefile
+from affinityd import enforce_report, nodefile
 from affinityd.cgroup import cpuset_of
 from affinityd.doctor.facts import Daemon
+from affinityd.enforce_report import EnforceReport
+from affinityd.errors import AffinityError
 from affinityd.service import Node
 from affinityd.ucred import credentials
 
@@ -25,12 +27,15 @@ def look(path: str, timeout: float = TIMEOUT) -> Daemon:
     """Return what is to be seen of the daemon whose socket is at a path; it is asked if ready."""
     daemon = _ask(path, timeout)
     published, unpublished = _published(Path(path).with_name(nodefile.NAME))
+    enforces, unenforced = _enforces(path, timeout) if daemon.status else (None, None)
     return replace(
         daemon,
         cpuset=cpuset_of(daemon.pid) if daemon.pid else None,
         shut=tuple(_shut(Path(path))),
         published=published,
         unpublished=unpublished,
+        enforces=enforces,
+        unenforced=unenforced,
     )
 
 
@@ -85,3 +90,13 @@ def _published(file: Path) -> tuple[Node | None, str | None]:
         return None, error.strerror
     except ValueError as error:
         return None, str(error)
+
+
+def _enforces(path: str, timeout: float) -> tuple[EnforceReport | None, str | None]:
+    """Return what a daemon pins from outside, or why it says nothing of that."""
+    try:
+        return enforce_report.read(enforce_report.ask(path, time.monotonic() + timeout)), None
+    except AffinityError as error:
+        return None, str(error)
+    except ValueError as error:
+        return None, f"its answer is none: {error}"

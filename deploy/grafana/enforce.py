@@ -61,7 +61,7 @@ def pinning(of: Selector) -> Sequence[Builder[Any]]:
             "… that need another allocation",
             number(gpus(ALLOCATION)),
             about="A job of theirs was given no CPU near its GPU, at least once. No pin helps: it "
-            "is the scheduler's to mend, and GET /enforce on the node has the line that does.",
+            "is the scheduler's to mend, and affinityd enforce on the node has the line that does.",
             levels=looks.NONE_IS_GOOD,
         ),
         stat_of(
@@ -74,8 +74,10 @@ def pinning(of: Selector) -> Sequence[Builder[Any]]:
             "In its way",
             Query(or_none(f"sum({of('affinityd_enforce_hindered')})"), "hindered"),
             Query(or_none(f"sum({of('affinityd_enforce_policy_error')})"), "policy broken"),
-            about="Daemons that were to pin and observe, and those whose policy file does not "
-            "count as it is now. GET /enforce on the node, and its log, say why.",
+            Query(or_none(f"count({of('affinityd_enforce_notices')} > 0)"), "half blind"),
+            about="Daemons that were to pin and observe, those whose policy file does not count as "
+            "it is now, and those that do not see all that they go by: environments, or who uses "
+            "a GPU. affinityd enforce on the node, and its log, say why.",
             levels=looks.NONE_IS_GOOD,
         ),
         graph_of(

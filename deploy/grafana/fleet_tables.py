@@ -115,7 +115,7 @@ HINDERED = table_of(
         ),
         Column("Pins refused", f"sum by (node) ({REFUSED_PINS}) > 0", levels=looks.NONE_IS_BETTER),
     ],
-    about="Refused: in the time range above; the rest is now. GET /enforce on the node says why.",
+    about="Refused: in the time range above; the rest is now. affinityd enforce there says why.",
     sort="To pin, observes",
     links={"Node": TO_NODE},
     empty="none",

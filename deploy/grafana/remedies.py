@@ -29,14 +29,14 @@ REMEDIES = {
 REASONS = {
     "allocation": (
         "its job was given no CPU near its GPU",
-        "as for the cause `allocation`; `GET /enforce` has the line of `gres.conf`, or the setting",
+        "as for the cause `allocation`; `affinityd enforce` has the line or the setting",
     ),
     "given_up": (
         "it was reset again and again",
         "find who binds it: `KMP_AFFINITY`, `OMP_PROC_BIND`, its launcher; or a rule to leave it",
     ),
     "on_purpose": ("somebody pinned it on purpose", "nothing, if that is so"),
-    "no_plan": ("there is no plan for it", "`GET /enforce` says why; another mode or fewer cores"),
+    "no_plan": ("there is no plan for it", "`affinityd enforce` says why; other settings"),
     "no_job": ("it is in no job", "a rule with its `cgroup`, if it is one"),
     "no_policy": ("the policy has never been readable", "mend the file: the log says where"),
     "policy": ("a rule leaves it", "nothing, if that is so"),

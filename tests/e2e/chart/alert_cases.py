@@ -74,6 +74,7 @@ UNPLACED = of_gpu("affinityd_gpu_cpu_seconds_total", 1)  #: of a GPU whose node 
 
 HINDERED = series("affinityd_enforce_hindered")
 POLICY_ERROR = series("affinityd_enforce_policy_error")
+NOTICES = series("affinityd_enforce_notices")
 
 
 def left(reason: str, gpu: int = 0) -> str:
@@ -147,6 +148,10 @@ ENFORCE: tuple[Case, ...] = (
     ("AffinitydPolicyIsBroken", {POLICY_ERROR: "1x20"}, 11, True),
     ("AffinitydPolicyIsBroken", {POLICY_ERROR: "1x8 0x20"}, 11, False),
     ("AffinitydPolicyIsBroken", {POLICY_ERROR: "0x20"}, 11, False),
+    ("AffinitydEnforcesBlind", {NOTICES: "2x20"}, 16, True),
+    ("AffinitydEnforcesBlind", {NOTICES: "2x20"}, 14, False),
+    ("AffinitydEnforcesBlind", {NOTICES: "1x9 0 1x20"}, 16, False),
+    ("AffinitydEnforcesBlind", {NOTICES: "0x20"}, 16, False),
     ("AffinitydGaveUpPinning", {left("given_up"): "1x20"}, 16, True),
     ("AffinitydGaveUpPinning", {left("given_up"): "0x20", left("given_up", 1): "2x20"}, 16, True),
     ("AffinitydGaveUpPinning", {left("given_up"): "1x20"}, 14, False),

@@ -91,8 +91,14 @@ def test_only_who_moves_memory_has_no_seccomp_profile(option: str) -> None:
     assert context["seccompProfile"]["type"] == ("Unconfined" if moves else "RuntimeDefault")
 
 
-def test_the_names_of_the_nodes_pods_are_there_to_be_read_where_it_enforces() -> None:
-    for values, there in (({"hostPID": True}, False), (OBSERVE, True), (PIN, True)):
+def test_the_names_of_the_nodes_pods_are_there_to_be_read_where_a_rule_asks_for_them() -> None:
+    by_user, by_pod = '[[rule]]\nuser = "podman"', '[[rule]]\nnamespace = "a"'
+    for values, there in (
+        ({"hostPID": True, "enforce": {"policy": by_pod}}, False),
+        (OBSERVE, False),
+        ({**PIN, "enforce": {"mode": "pin", "policy": by_user}}, False),
+        ({**PIN, "enforce": {"mode": "pin", "policy": by_pod}}, True),
+    ):
         made = spec(values)
         (daemon,) = made["containers"]
         mounts = [it for it in daemon["volumeMounts"] if it["name"] == "pods"]
@@ -193,7 +199,7 @@ def test_the_modes_are_the_daemons() -> None:
     ("option", "barred"),
     [
         ("observe", []),
-        ("pin", ["capability SYS_NICE"]),
+        ("pin", ["hostPath", "capability SYS_NICE"]),  # its policy asks for namespaces
         (
             "pin-privileges",
             [
@@ -206,5 +212,5 @@ def test_the_modes_are_the_daemons() -> None:
 def test_what_the_baseline_pod_security_standard_bars_besides_the_audit(
     option: str, barred: list[str]
 ) -> None:
-    audit = ["hostPID", *["hostPath"] * 3]
+    audit = ["hostPID", *["hostPath"] * 2]
     assert list(against_baseline(pod(option))) == audit + barred

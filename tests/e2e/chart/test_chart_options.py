@@ -107,9 +107,15 @@ def test_the_manifests_are_those_that_were_looked_at(option: str) -> None:
     assert golden.looked_at(option) == golden.path(option).read_text(), golden.REMAKE
 
 
+def notes_of(*options: str) -> str:
+    """Return what Helm says to whoever installs the chart with these options."""
+    dry = ("--dry-run=client", "--output=json")
+    done = helm("install", "affinityd", str(CHART), *dry, *options)
+    return str(json.loads(done.stdout)["info"]["notes"])
+
+
 def test_the_notes_name_what_is_there() -> None:
-    done = helm("install", "affinityd", str(CHART), "--dry-run=client", "--output=json")
-    notes = json.loads(done.stdout)["info"]["notes"]
+    notes = notes_of()
     daemons = f"--namespace {NAMESPACE}"
     for command in (
         f"kubectl {daemons} rollout status daemonset/affinityd",
@@ -120,6 +126,30 @@ def test_the_notes_name_what_is_there() -> None:
     ):
         assert f"    {command}\n" in notes
     assert f"AFFINITYD_URL=http://affinityd.{NAMESPACE}:9466" in notes
+
+
+NOT_SEEN = "The processes of NVIDIA's GPUs are not seen: that takes runtimeClassName: nvidia."
+NOT_READ = "Environments are not read: AFFINITYD=off in a container is not seen"
+OF_NO_USE = "enforce.mode is off, and the other values of enforce count for nothing"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([], []),
+        (["enforce.readEnvironments=true"], [OF_NO_USE]),
+        (["hostPID=true", "enforce.mode=observe"], [NOT_SEEN, NOT_READ]),
+        (["hostPID=true", "enforce.mode=pin", "runtimeClassName=nvidia"], [NOT_READ]),
+        (["hostPID=true", "enforce.mode=pin", "enforce.readEnvironments=true"], [NOT_SEEN]),
+    ],
+    ids=["off", "idle values", "observe", "pin", "pin and read"],
+)
+def test_the_notes_say_what_a_daemon_that_enforces_does_not_see(
+    values: list[str], said: list[str]
+) -> None:
+    notes = notes_of(*(word for value in values for word in ("--set", value)))
+    assert [it for it in (NOT_SEEN, NOT_READ, OF_NO_USE) if it in notes] == said
+    assert ("affinityd enforce" in notes) == ("enforce.mode=" in str(values))
 
 
 def test_a_package_has_all_that_is_rendered_and_nothing_of_the_tests(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ WEEK = {
                 left("allocation", 1): "1x99",
                 left("orphan"): "0x9 1 0x80",
                 left("policy"): "0x99",
+                left("young"): "3x99",
+                left("waiting"): "1x99",
             },
             {'{reason="allocation"}': 2, '{reason="orphan"}': 1},
         ),

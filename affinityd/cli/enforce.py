@@ -1,0 +1,87 @@
+"""`affinityd enforce`: what a daemon pins from outside, what it leaves, and why."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from affinityd import conffile
+from affinityd.cli.console import say
+from affinityd.cli.enforce_table import lines
+from affinityd.cli.parser import Parser, add_settings
+from affinityd.enforce_report import EnforceReport, ask, read
+from affinityd.errors import (
+    AffinityError,
+    DaemonError,
+    InvalidRequestError,
+    NoDaemonError,
+    one_line,
+)
+
+TIMEOUT = 5.0  #: seconds: somebody waits
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    alone = parser.add_mutually_exclusive_group()
+    alone.add_argument("--json", action="store_true", help="the daemon's document, as it comes")
+    alone.add_argument(
+        "--all", action="store_true", help="also what runs where it is to, and known daemons"
+    )
+    alone.add_argument(
+        "--check", metavar="FILE", help="say what a policy does, or what is wrong; asks no daemon"
+    )
+    add_settings(parser, ("socket",))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it; 0: all fits, 1: something does not run where it is to, 2: it cannot be told."""
+    try:
+        return _check(arguments.check) if arguments.check is not None else _enforce(arguments)
+    except AffinityError as error:
+        say(f"affinityd enforce: {error}")
+        return 2
+
+
+def _check(path: str) -> int:
+    try:
+        from affinityd.cli.enforce_check import check  # noqa: PLC0415 - wants a reader of TOML
+    except ModuleNotFoundError as error:
+        raise InvalidRequestError(
+            f"{error.name} is not installed, which reads TOML where Python is older than 3.11; "
+            "pip install 'affinityd[daemon]' brings it"
+        ) from None
+    print("\n".join(map(one_line, check(path))))
+    return 0
+
+
+def _enforce(arguments: argparse.Namespace) -> int:
+    said = conffile.variables()
+    if arguments.socket is not None:
+        said[f"{conffile.PREFIX}SOCKET"] = arguments.socket
+    text = _asked(conffile.sockets(said))
+    if arguments.json:
+        print(text)
+    report = _read(text)
+    if not arguments.json:
+        print("\n".join(map(one_line, lines(report, fitting=arguments.all))))
+    return 1 if report.is_amiss else 2 if report.is_blind else 0
+
+
+def _asked(sockets: list[str]) -> str:
+    """Return what the first daemon says that is there. Raises AffinityError where none does."""
+    deadline = time.monotonic() + TIMEOUT
+    absent = []
+    for path in sockets:
+        try:
+            return ask(path, deadline)
+        except NoDaemonError as error:  # noqa: PERF203 - two paths at most
+            absent.append(str(error))
+    raise NoDaemonError("; ".join(absent))
+
+
+def _read(text: str) -> EnforceReport:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise DaemonError(f"the daemon's answer is none: {error}") from None
