@@ -76,7 +76,8 @@ def site(said: Mapping[str, str]) -> Treatment:
     InvalidRequestError.
     """
     given = {name: said[text] for name in SITE if (text := PREFIX + name.upper()) in said}
-    options = parse_request({"mode": "node", **given}.items()).options
+    mode = "all" if "scope" in given else "node"  # as of exec: node is one node, whatever the scope
+    options = parse_request({"mode": mode, **given}.items()).options
     return Treatment(
         mode=options.mode,
         share=options.share,

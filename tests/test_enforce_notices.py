@@ -65,6 +65,11 @@ def test_what_a_policy_does_not_say_is_what_exec_and_the_prolog_have() -> None:
     assert (site({}).mode, site({}).share) == ("node", "auto")
 
 
+def test_a_scope_alone_is_that_of_all_its_cores_as_exec_has_it() -> None:
+    its = site({"AFFINITYD_SCOPE": "socket"})
+    assert (its.mode, its.scope) == ("all", "socket")
+
+
 def test_a_mode_of_the_site_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="mode: 'nod'"):
         site({"AFFINITYD_MODE": "nod"})

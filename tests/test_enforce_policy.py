@@ -86,7 +86,7 @@ DEFAULTS = {"min_physical_cores": 2}
             About(namespace="ml-a", environment={"TEAM": "vision-3"}), None, {}, id="one is not set"
         ),
         pytest.param(About(namespace="ml-a"), None, {}, id="an environment that cannot be read"),
-        pytest.param(About(uid=1002), 4, {"scope": "socket"}, id="a user's id"),
+        pytest.param(About(uid=1002), 4, {"mode": "all", "scope": "socket"}, id="a user's id"),
         pytest.param(About(uid=1003), None, {}, id="another user's id"),
         pytest.param(About(cgroups=("/", "/gpu.slice/a/b")), 5, {}, id="* goes through folders"),
         pytest.param(About(cgroups=("/x/gpu.slice/a",)), None, {}, id="a path is all of it"),
@@ -164,6 +164,20 @@ def test_what_a_file_does_not_say_is_as_the_site_has_it() -> None:
     treatment = parse('share = "node"\n[[rule]]\nuid = 0\nmode = "all"', site).treatment(About())
     assert treatment == Treatment("exclusive", "node", "socket", site=Options(balanced=False))
     assert parse("", site).treatment(About()) == site
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ('scope = "socket"', "all"),
+        ('scope = "socket"\nmode = "node"', "node"),
+        ('scope = "socket"\nmode = "exclusive"', "exclusive"),
+        ('mode = "exclusive"\n[[rule]]\nuid = 0\nscope = "socket"', "exclusive"),
+        ('[[rule]]\nuid = 0\nscope = "socket"', "all"),
+    ],
+)
+def test_a_scope_alone_is_that_of_all_cores(text: str, mode: str) -> None:
+    assert parse(text).treatment(About(uid=0)).mode == mode
 
 
 def test_where_the_defaults_leave_only_what_a_rule_takes_is_pinned() -> None:

@@ -146,7 +146,7 @@ def _policy(document: Mapping[str, object], site: Treatment) -> Policy:
     misplaced = [name for name in settings if name in KEYS]
     if misplaced:
         raise ValueError(f"{misplaced[0]} asks who a process is; write it below a line [[rule]]")
-    defaults = replace(site, **_read(settings, SETTINGS, ("rule", *SETTINGS)))
+    defaults = _said(site, _read(settings, SETTINGS, ("rule", *SETTINGS)))
     tables = document.get("rule", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise refused(tables, "no list of rules; write [[rule]], in two brackets, above each")
@@ -170,7 +170,7 @@ def _checked_rule(number: int, table: Mapping[str, object], defaults: Treatment)
     settings = {name: said[name] for name in SETTINGS if name in said}
     if not keys:
         raise ValueError(f"it asks nothing; give it one of {', '.join(KEYS)}")
-    treatment = replace(defaults, **settings, rule=number)
+    treatment = replace(_said(defaults, settings), rule=number)
     idle = [name for name in settings if name != "leave"]
     if treatment.leave and idle:
         raise ValueError(f"{idle[0]} is of no use where leave is true; write leave = false with it")
@@ -181,6 +181,13 @@ def _checked_rule(number: int, table: Mapping[str, object], defaults: Treatment)
         cgroup=keys.get("cgroup"),
         environment=keys.get("environment", {}),
     )
+
+
+def _said(before: Treatment, settings: Mapping[str, Any]) -> Treatment:
+    """Return a treatment with what was said; the mode `node` is one node, whatever the scope."""
+    if "scope" in settings and "mode" not in settings and before.mode == NODE.mode:
+        return replace(before, mode="all", **settings)
+    return replace(before, **settings)
 
 
 def _read(
