@@ -13,7 +13,7 @@ import pytest
 
 from affinityd import mempolicy
 from affinityd.audit.model import ProcessFacts
-from affinityd.enforce import migration
+from affinityd.enforce import capabilities, migration
 from affinityd.enforce.capabilities import SYS_NICE
 from affinityd.enforce.migration import (
     DROPPED,
@@ -163,6 +163,7 @@ def test_the_memory_of_another_process_by_the_same_number_is_not_moved(
         return 0
 
     monkeypatch.setattr(migration, "migrate_pages", note)
+    monkeypatch.setattr(capabilities, "lay_down", lambda _: None)  # this thread is the tests' own
     with sleeping() as child:
         start = facts_of(child.pid).start
         for began in (start - 1, start):

@@ -137,7 +137,7 @@ def test_memory_that_is_to_be_moved_follows_its_process(seen: Document) -> None:
     before, after = seen["it moves"]
     assert before[FAR_NODE] > FILLED
     assert after[HOME_NODE] > FILLED
-    assert after.get(FAR_NODE, 0) < FILLED / 10
+    assert after.get(FAR_NODE, 0) < FILLED / 4  # pages of files, which others map, too, stay
     assert seen["restarted"]["told"]["totals"]["migrations"]["moved"] == 1
 
 
