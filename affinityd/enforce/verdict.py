@@ -34,8 +34,6 @@ BY_MASKS = (
     "ConstrainCores=yes), so which CPUs are its job's and which another's is not known; set that "
     "in cgroup.conf, or pin with the TaskProlog"
 )
-
-
 MAY_LEAVE = (
     "rule {rule} of the policy may leave it, and asks for what cannot be read here ({unread}): "
     "give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, /var/log/pods for "
