@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from affinityd.api.peer import PeerProtocol
+from affinityd.api.protocol import Protocol
 from affinityd.listening import BACKLOG
 
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
@@ -22,7 +22,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=PeerProtocol,
+                http=Protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from affinityd.ucred import credentials
 
@@ -50,15 +49,6 @@ class Connection:
     def peer(self) -> Peer | None:
         """Who connected; None over TCP."""
         return peer_of(self._transport.get_extra_info("socket"))
-
-
-class PeerProtocol(HttpToolsProtocol):
-    """uvicorn's, with the connection in the scope of each of its requests."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin with a new connection."""
-        super().connection_made(transport)
-        self.app_state = {**self.app_state, KEY: Connection(transport)}
 
 
 def peer_of_request(scope: Scope) -> Peer | None:
