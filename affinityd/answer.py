@@ -24,6 +24,7 @@ class Reply:
     wanted: frozenset[int]  #: the ranks that were asked for
     allowed: CpuSet
     source: str  #: of the allowed CPUs: "request", "caller" or "node"
+    within: CpuSet | None  #: the caller's cpuset, which bounds them; None: it is not known
     plan: Plan
 
     @property
@@ -66,7 +67,11 @@ def document(reply: Reply) -> dict[str, Any]:
             "visible": request.visible,
             "granted": request.granted,
         },
-        "allowed": {"cpulist": format_list(reply.allowed), "source": reply.source},
+        "allowed": {
+            "cpulist": format_list(reply.allowed),
+            "source": reply.source,
+            "within": None if reply.within is None else format_list(reply.within),
+        },
         "cpulist": format_list(reply.cpus),
         "ranks": [_rank(rank) for rank in reply.ranks],
         "warnings": [{"code": warn.code, "message": warn.message} for warn in reply.warnings],

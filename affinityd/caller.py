@@ -6,23 +6,27 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from affinityd.cpuset import CpuSet
 from affinityd.plans import Caller
 
 MOST_CPUS = 8192  #: the most that an x86 kernel is built for; the kernel passes over the rest
 
 
 def this_process() -> Caller:
-    """Return this process as a caller.
+    """Return this process as a caller."""
+    return Caller(mask=frozenset(os.sched_getaffinity(0)), cpuset=own_cpuset())
 
-    Its cpuset is what the kernel lets a thread of it widen its mask to, sched_setaffinity(2):
-    right for cgroups of both versions, however they are mounted.
+
+def own_cpuset() -> CpuSet:
+    """Return what the kernel lets a thread of this process widen its mask to.
+
+    That is right for cgroups of both versions, however they are mounted: sched_setaffinity(2).
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
-        cpuset = pool.submit(_widest_mask).result()
-    return Caller(mask=frozenset(os.sched_getaffinity(0)), cpuset=cpuset)
+        return pool.submit(_widest_mask).result()
 
 
-def _widest_mask() -> frozenset[int]:
+def _widest_mask() -> CpuSet:
     """Widen the mask of the calling thread, and of no other, as far as the kernel allows."""
     with suppress(OSError):
         os.sched_setaffinity(0, range(MOST_CPUS))

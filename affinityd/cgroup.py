@@ -53,12 +53,18 @@ def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
     None where that cannot be known: the process is gone, no hierarchy with a cpuset is mounted
     here, or its cgroup lies outside of what is mounted. `root`: where the files of the machine are.
     """
-    for version, folder in _cgroups(pid, root):
-        for file in version.files:
-            # An empty list is that of a cgroup which leaves the choice to the one above it.
-            if cpus := _cpus(f"{folder}/{file}"):
-                return cpus
-    return None
+    files = cpuset_files(_membership(pid, root), root)
+    # An empty list is that of a cgroup which leaves the choice to the one above it.
+    return next((cpus for file in files if (cpus := _cpus(file))), None)
+
+
+def cpuset_files(membership: str, root: str = "/") -> Iterator[str]:
+    """Yield the files of which the first that is there, and not empty, has a process's cpuset.
+
+    `membership` is what its /proc/PID/cgroup says.
+    """
+    for version, folder in _cgroups(membership, root):
+        yield from (f"{folder}/{file}" for file in version.files)
 
 
 def confining(pid: int, root: str = "/") -> str | None:
@@ -66,16 +72,19 @@ def confining(pid: int, root: str = "/") -> str | None:
 
     That is its own, or one above it. On v2 most have made none.
     """
-    folders = (folder for _, folder in _cgroups(pid, root))
+    folders = (folder for _, folder in _cgroups(_membership(pid, root), root))
     return next((folder for folder in folders if _cpus(f"{folder}/{CHOSEN}")), None)
 
 
-def _cgroups(pid: int, root: str) -> Iterator[tuple[Version, str]]:
+def _membership(pid: int, root: str) -> str:
+    return _read(f"{root.rstrip('/')}/proc/{pid}/cgroup") or ""
+
+
+def _cgroups(membership: str, root: str) -> Iterator[tuple[Version, str]]:
     """Yield the folders of a process's cgroup and of those above it, in which a cpuset may be."""
     base = root.rstrip("/")
-    membership = _read(f"{base}/proc/{pid}/cgroup") or ""
     lines = (_read(f"{base}/proc/self/mountinfo") or "").split("\n")
-    mounts = [_mount(line) for line in lines if line]
+    mounts = [mount for line in lines if (mount := _mount(line))]
     for version in VERSIONS:
         for folder in _folders(version, _path(membership, version.controller), mounts, base):
             yield version, folder
@@ -132,11 +141,17 @@ def _capped(path: str) -> str:
     return "/".join(path.split("/", MOST_LEVELS + 1)[: MOST_LEVELS + 1])
 
 
-def _mount(line: str) -> Mount:
-    """Read `ID PARENT MAJ:MIN ROOT POINT OPTIONS [TAG …] - TYPE SOURCE OPTIONS`, proc(5)."""
+def _mount(line: str) -> Mount | None:
+    """Read `ID PARENT MAJ:MIN ROOT POINT OPTIONS [TAG …] - TYPE SOURCE OPTIONS`, proc(5).
+
+    None for what is no such line.
+    """
     here, _, there = line.partition(" - ")
-    _, _, _, root, point, *_ = map(_unescaped, here.split(" "))
-    file_system, _, options = there.split(" ", 2)
+    try:
+        _, _, _, root, point, *_ = map(_unescaped, here.split(" "))
+        file_system, _, options = there.split(" ", 2)
+    except ValueError:
+        return None
     return Mount(root, point.rstrip("/"), file_system, tuple(options.split(",")))
 
 
@@ -154,8 +169,8 @@ def _cpus(path: str) -> CpuSet | None:
 
 
 def _read(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+    try:  # of the names of cgroups a newline alone is no part: a CR is, and must not become one
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             return file.read()
-    except OSError:
+    except (OSError, ValueError):  # the latter for a NUL, which no path has
         return None

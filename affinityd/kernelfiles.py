@@ -7,9 +7,13 @@ Any of them may vanish, or refuse to be read, at any moment.
 
 from __future__ import annotations
 
+import errno
 import os
 
 PART = 65536  #: bytes that are read at once
+
+#: What there is too little of, where a file cannot be read that is there all the same.
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def listed(folder: str) -> list[str]:
@@ -22,22 +26,37 @@ def listed(folder: str) -> list[str]:
 
 def numbered(folder: str) -> list[int]:
     """Return the names that are numbers, by ascending number: processes, threads."""
-    return sorted(int(name) for name in listed(folder) if name.isdigit())
+    return sorted(int(name) for name in listed(folder) if name.isascii() and name.isdigit())
 
 
 def content(path: str) -> bytes | None:
     """Return a file as it is; None where it cannot be read. A file object would cost as much."""
     try:
-        file = os.open(path, os.O_RDONLY)
+        return _whole(path)
     except OSError:
         return None
+
+
+def present(path: str) -> bytes | None:
+    """Return a file as it is; None where there is none for us.
+
+    Raises OSError where nobody can say: there is too little of something (SCARCE) to read it.
+    """
+    try:
+        return _whole(path)
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise
+        return None
+
+
+def _whole(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY)
     try:
         data = part = os.read(file, PART)
         while part:  # a long list comes a page at a time
             part = os.read(file, PART)
             data += part
-    except OSError:
-        return None
     finally:
         os.close(file)
     return data
@@ -55,6 +74,15 @@ def beginning(path: str) -> bytes:
         return b""
     finally:
         os.close(file)
+
+
+def lines(path: str) -> list[bytes]:
+    """Return a file's lines; none where it cannot be read.
+
+    A newline alone ends one: in the names of processes and cgroups the kernel escapes, or forbids,
+    no other character that Python takes for an end.
+    """
+    return (content(path) or b"").split(b"\n")
 
 
 def text(path: str) -> str:

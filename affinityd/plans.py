@@ -27,7 +27,8 @@ class Caller:
     """Who asks, as far as that is known."""
 
     mask: CpuSet  #: its affinity mask
-    cpuset: CpuSet  #: what its cgroup lets it use, never narrower than the mask
+    #: What its cgroup lets it use, never narrower than the mask; None: that is not known.
+    cpuset: CpuSet | None = None
 
 
 @dataclass(frozen=True)

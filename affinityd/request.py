@@ -35,6 +35,7 @@ class Request:
     visible: str | None = None
     granted: str | None = None
     nvidia_visible: str | None = None  #: what NVIDIA's container runtime was told to give
+    whose: str = "caller"  #: "node": plan as for somebody who is not known
     format: str | None = None  #: None: the client's Accept header decides
     options: Options = field(default_factory=Options)
 
@@ -197,6 +198,12 @@ PARAMETERS = {
         ),
         Parameter(
             "cpuset", parse_list, {"type": "string"}, "the CPUs to plan on, as a list like 0-3,8"
+        ),
+        Parameter(
+            "whose",
+            readers.one_of("caller", "node"),
+            {"type": "string", "enum": ["caller", "node"], "default": Request.whose},
+            "plan on the CPUs of who asks, where that is known, or on the node's",
         ),
         Parameter(
             "visible",

@@ -7,17 +7,21 @@ from dataclasses import dataclass, replace
 
 from affinityd.answer import Reply, render
 from affinityd.cache import Cache
-from affinityd.cpuset import CpuSet
-from affinityd.errors import NotReadyError
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.errors import NotReadyError, UnsatisfiableError, quote
 from affinityd.planner import plan
-from affinityd.plans import Caller, Demand, Warn
+from affinityd.plans import Caller, Demand, Plan, Warn
 from affinityd.ranks import ranks_of
 from affinityd.request import Request
 from affinityd.step import cpus_of_step
 from affinityd.topology import Topology
 
-CACHED_BYTES = 16 * 1024 * 1024  #: of answers; each has its question's objects beside it
-ENTRY_BYTES = 4096  #: what an entry weighs besides its answer, about
+CACHED_BYTES = 16 * 1024 * 1024  #: of answers and their questions
+ENTRY_BYTES = 4096  #: what an entry weighs besides the texts and CPUs in it, about
+PLANNED_BYTES = 4 * 1024 * 1024  #: of plans, for the other ranks of a job
+RANK_BYTES = 2048  #: what a rank's plan weighs besides its CPUs, about
+LETTER_BYTES = 4  #: the most that one of a text takes
+CPU_BYTES = 128  #: what one of a set takes, about
 MEDIA_TYPES = {"json": "application/json"}
 
 AMBIGUOUS = Warn(
@@ -58,7 +62,8 @@ class Service:
     def __init__(self, node: Node | None = None) -> None:
         self._node = node
         self._answers: Cache[Question, Answer] = Cache(CACHED_BYTES)
-        self._forgetters: list[Callable[[], None]] = [self._answers.clear]
+        self._plans: Cache[Demand, Plan] = Cache(PLANNED_BYTES)
+        self._forgetters: list[Callable[[], None]] = [self._answers.clear, self._plans.clear]
 
     @property
     def known(self) -> Node | None:
@@ -91,11 +96,11 @@ class Service:
         answer = self._answers.get(question)
         if answer is None:
             answer = self._make(request, format_name, caller)
-            self._answers.put(question, answer, len(answer.body) + ENTRY_BYTES)
+            self._answers.put(question, answer, _weight(request, caller) + len(answer.body))
         return answer
 
     def _make(self, request: Request, format_name: str, caller: Caller | None) -> Answer:
-        reply = answer(self.node, request, caller)
+        reply = answer(self.node, request, caller, planner=self._planned)
         return Answer(
             body=render(reply, format_name).encode(),
             media_type=MEDIA_TYPES.get(format_name, "text/plain; charset=utf-8"),
@@ -103,22 +108,39 @@ class Service:
             locality=reply.locality,
         )
 
+    def _planned(self, topology: Topology, demand: Demand) -> Plan:
+        """Return a plan, made once for all the ranks of a job, each of which asks for its own."""
+        made = self._plans.get(demand)
+        if made is None:
+            made = plan(topology, demand)
+            cpus = len(demand.allowed) + sum(len(rank.cpus) for rank in made.ranks)
+            self._plans.put(demand, made, CPU_BYTES * cpus + RANK_BYTES * len(made.ranks))
+        return made
 
-def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
+
+def answer(
+    node: Node,
+    request: Request,
+    caller: Caller | None = None,
+    *,
+    planner: Callable[[Topology, Demand], Plan] = plan,
+) -> Reply:
     """Plan one request: devices meant, CPUs allowed, plan.
 
     `caller` is None where it is not known. Raises AffinityError.
     """
     topology = node.topology
     whole = topology.online - node.reserved
+    caller = None if request.whose == "node" else caller
+    within = caller.cpuset if caller else None
     mask, source = _cpuset(request, caller, topology)
     task = request.rank[0] if request.rank else 0
     cpuset = cpus_of_step(request.gpu_bind, request.cpu_bind, mask, task)
-    if caller is not None:
-        cpuset &= caller.cpuset
+    if within is not None:
+        cpuset &= within
     ranks = ranks_of(topology, request, mask, cpuset)
     gpus = tuple(device.gpu for _, device in ranks.entries)
-    made = plan(topology, Demand(gpus, whole & cpuset, whole, request.options))
+    made = planner(topology, Demand(gpus, whole & cpuset, whole, request.options))
     return Reply(
         node=topology.name,
         generation=node.generation,
@@ -127,12 +149,35 @@ def answer(node: Node, request: Request, caller: Caller | None = None) -> Reply:
         wanted=ranks.wanted,
         allowed=whole & cpuset,
         source=source,
+        within=within,
         plan=replace(made, warnings=(*made.warnings, AMBIGUOUS)) if ranks.ambiguous else made,
     )
 
 
 def _cpuset(request: Request, caller: Caller | None, topology: Topology) -> tuple[CpuSet, str]:
-    """Return what to plan on, never wider than the caller's cpuset, and who said so."""
-    if request.cpuset is not None:
-        return (request.cpuset & caller.cpuset if caller else request.cpuset), "request"
-    return (caller.mask, "caller") if caller else (topology.online, "node")
+    """Return what to plan on, never wider than the caller's cpuset, and who said so.
+
+    Raises UnsatisfiableError where the request names no CPU of that.
+    """
+    if request.cpuset is None:
+        return (caller.mask, "caller") if caller else (topology.online, "node")
+    if caller is None or caller.cpuset is None:
+        return request.cpuset, "request"
+    cpus = request.cpuset & caller.cpuset
+    if not cpus:
+        asked, own = (quote(format_list(it)) for it in (request.cpuset, caller.cpuset))
+        raise UnsatisfiableError(
+            f"cpuset: none of {asked} is in the caller's own cpuset, {own}; name CPUs of that, or "
+            "leave cpuset out"
+        )
+    return cpus, "request"
+
+
+def _weight(request: Request, caller: Caller | None) -> int:
+    """Return what a question weighs that is remembered, in bytes, about."""
+    texts = (*(request.gpus or ()), *(request.job or ()), request.gpu_bind, request.visible)
+    more = (request.granted, request.nvidia_visible)
+    own = (caller.mask, caller.cpuset) if caller else ()
+    letters = sum(len(text) for text in (*texts, *more) if text)
+    cpus = sum(len(cpus) for cpus in (request.cpuset, *request.cpu_bind, *own) if cpus)
+    return LETTER_BYTES * letters + CPU_BYTES * cpus + ENTRY_BYTES

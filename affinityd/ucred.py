@@ -1,26 +1,45 @@
 """Who is at the other end of a unix socket: what the kernel noted when it connected or listened.
 
-Source: unix(7), SO_PEERCRED; struct ucred of kernel include/linux/socket.h.
+Source: unix(7), SO_PEERCRED; struct ucred of kernel include/linux/socket.h. Clients import this:
+neither `socket` nor `struct` nor `typing`.
 """
 
 from __future__ import annotations
 
-import socket
-import struct
-from typing import Any, NamedTuple
+import _socket
+import sys
 
-UCRED = struct.Struct("iII")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+NUMBER = 4  #: bytes of each of the three
 
 
-class Credentials(NamedTuple):
-    """A process, in the numbers of our namespaces."""
+class Credentials:
+    """A process, in the numbers of our namespaces.
 
-    pid: int  #: 0: it is in a pid namespace that is neither ours nor below it
-    uid: int
-    gid: int
+    `pid` is 0 where it is in a pid namespace that is neither ours nor below it.
+    """
+
+    __slots__ = ("gid", "pid", "uid")
+
+    def __init__(self, pid: int, uid: int, gid: int) -> None:
+        self.pid = pid
+        self.uid = uid
+        self.gid = gid
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the three as struct ucred has them."""
+        yield from (self.pid, self.uid, self.gid)
 
 
 def credentials(connection: Any) -> Credentials:  # noqa: ANN401 - a socket, or uvloop's view of one
     """Return who is there. Raises OSError where the kernel does not say."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
-    return Credentials(*UCRED.unpack(told))
+    told = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 3 * NUMBER)
+    return Credentials(
+        int.from_bytes(told[:NUMBER], sys.byteorder, signed=True),
+        int.from_bytes(told[NUMBER : 2 * NUMBER], sys.byteorder),
+        int.from_bytes(told[2 * NUMBER :], sys.byteorder),
+    )

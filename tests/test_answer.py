@@ -42,7 +42,7 @@ def test_the_document_is_the_contract_s() -> None:
             "visible": None,
             "granted": None,
         },
-        "allowed": {"cpulist": "0-255", "source": "node"},
+        "allowed": {"cpulist": "0-255", "source": "node", "within": None},
         "cpulist": "48-55,176-183",
         "ranks": [
             {
@@ -78,7 +78,7 @@ def test_its_keys_are_in_the_contract_s_order() -> None:
         "gpus mode scope multithreading balanced min_physical_cores max_physical_cores share "
         "strict visible granted"
     )
-    assert " ".join(reply["allowed"]) == "cpulist source"
+    assert " ".join(reply["allowed"]) == "cpulist source within"
     (rank,) = reply["ranks"]
     assert " ".join(rank) == (
         "rank gpu numa_node home_node locality cpulist physical_cores memory_node environment "
@@ -113,22 +113,27 @@ def test_the_request_is_told_as_understood(
 @pytest.mark.parametrize(
     ("parameters", "mask", "allowed"),
     [
-        pytest.param({}, None, {"cpulist": "0-7", "source": "node"}, id="the node's"),
-        pytest.param({}, "0-3,9", {"cpulist": "0-3", "source": "caller"}, id="the caller's mask"),
+        pytest.param({}, None, ("0-7", "node", None), id="the node's"),
+        pytest.param({}, "0-3,9", ("0-3", "caller", "0-3,9"), id="the caller's mask"),
+        pytest.param({"cpuset": "2-99"}, "0-3", ("2-3", "request", "0-3"), id="the request's"),
+        pytest.param({"cpuset": "2-99"}, None, ("2-7", "request", None), id="a stranger's"),
+        pytest.param({"whose": "caller"}, "0-3", ("0-3", "caller", "0-3"), id="as by default"),
+        pytest.param({"whose": "node"}, "0-3", ("0-7", "node", None), id="the node's for anybody"),
         pytest.param(
-            {"cpuset": "2-99"}, "0-3", {"cpulist": "2-3", "source": "request"}, id="the request's"
+            {"whose": "node", "cpuset": "2-9"}, "0-3", ("2-7", "request", None), id="of the node's"
         ),
     ],
 )
-def test_the_allowed_cpus_and_who_said_so(
-    parameters: dict[str, str], mask: str | None, allowed: dict[str, str]
+def test_the_allowed_cpus_who_said_so_and_the_bound(
+    parameters: dict[str, str], mask: str | None, allowed: tuple[str | None, ...]
 ) -> None:
-    assert document(ask(made({0: "0-7"}), mask=mask, **parameters))["allowed"] == allowed
+    reply = document(ask(made({0: "0-7"}), mask=mask, **parameters))
+    assert tuple(reply["allowed"].values()) == allowed
 
 
 def test_reserved_cpus_are_not_allowed() -> None:
     reply = ask(made({0: "0-7"}), reserved="0,7")
-    assert document(reply)["allowed"] == {"cpulist": "1-6", "source": "node"}
+    assert document(reply)["allowed"] == {"cpulist": "1-6", "source": "node", "within": None}
 
 
 def test_a_node_without_a_number_is_null() -> None:

@@ -48,7 +48,7 @@ def test_these_are_the_parameters() -> None:
         [
             *("gpus", "rank", "ranks", "job", "mode", "scope", "multithreading", "balanced"),
             *("min_physical_cores", "max_physical_cores", "cpuset", "visible", "granted"),
-            "nvidia_visible",
+            *("nvidia_visible", "whose"),
             *("share", "strict", "format", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus"),
         ]
     )
@@ -270,7 +270,7 @@ def test_a_nul_alone_is_refused(name: str) -> None:
             "zzz",
             "unknown parameter 'zzz'; known are gpus, rank, ranks, job, gpu_bind, cpu_bind, "
             "step_gpus, job_cpus, mode, scope, multithreading, balanced, min_physical_cores, "
-            "max_physical_cores, cpuset, visible, "
+            "max_physical_cores, cpuset, whose, visible, "
             "granted, nvidia_visible, share, strict, format",
             id="like none",
         ),

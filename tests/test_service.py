@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -12,10 +14,11 @@ from hypothesis import strategies as st
 from affinityd.answer import document, render
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
-from affinityd.plans import Caller
+from affinityd.planner import plan
+from affinityd.plans import Caller, Demand, Plan
 from affinityd.readers import MAX_ENTRIES
 from affinityd.request import FORMATS, PARAMETERS, parse_request
-from affinityd.service import Node, Service
+from affinityd.service import CACHED_BYTES, Node, Service, answer
 from affinityd.topology import Topology
 from tests.asking import ask, cpulists, is_one_short_line, try_to_ask
 from tests.machines.by_hand import made
@@ -47,6 +50,27 @@ def test_what_was_answered_before_is_not_computed_again() -> None:
     service = Service(A100)
     again = parse_request([("share", "requested"), ("gpus", "0, 1")])
     assert service.answer(TWO_GPUS, "json") is service.answer(again, "json")
+
+
+def test_the_ranks_of_a_job_are_planned_once_and_each_gets_what_it_would_get_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def planned(topology: Topology, demand: Demand) -> Plan:
+        asked.append(demand)
+        return plan(topology, demand)
+
+    service = Service(A100)
+    ranks = [
+        parse_request([("gpus", "0,1,0,5"), ("mode", mode), ("rank", str(rank))])
+        for mode in ("node", "unique_contiguous")
+        for rank in range(4)
+    ]
+    alone = [Service(A100).answer(rank, "json").body for rank in ranks]
+    monkeypatch.setattr("affinityd.service.plan", planned)
+    assert [service.answer(rank, "json").body for rank in ranks] == alone
+    assert [demand.options.mode for demand in asked] == ["node", "unique_contiguous"]
 
 
 def test_format_and_caller_are_part_of_the_question() -> None:
@@ -177,5 +201,36 @@ def test_a_cpuset_parameter_may_be_wider_than_the_mask_and_not_than_the_cpuset()
     wide = {"mode": "node", "gpus": "0", "cpuset": "0-63"}
     reply = ask(machine("dgx-a100"), mask="48-49", may_use="48-55", **wide)
     assert (format_list(reply.allowed), reply.source) == ("48-55", "request")
-    with pytest.raises(UnsatisfiableError):
-        ask(machine("dgx-a100"), mask="48-49", **{**wide, "cpuset": "0-47"})
+    message = (
+        r"\Acpuset: none of '0-47' is in the caller's own cpuset, '48-55'; name CPUs of that, or "
+        r"leave cpuset out\Z"
+    )
+    with pytest.raises(UnsatisfiableError, match=message):
+        ask(machine("dgx-a100"), mask="48-49", may_use="48-55", **{**wide, "cpuset": "0-47"})
+
+
+def test_where_the_cpuset_is_not_known_the_mask_is_no_bound() -> None:
+    asked, caller = parse_request([("gpus", "0"), ("cpuset", "0-63")]), Caller(parse_list("48"))
+    reply = answer(A100, asked, caller)
+    assert (format_list(reply.allowed), reply.within) == ("0-63", None)
+    assert format_list(answer(A100, TWO_GPUS, Caller(parse_list("48-51"))).allowed) == "48-51"
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("cpuset", (f"0,{number}-65535" for number in range(32768, 32783))),
+        ("visible", (f"0,{'x' * 32000}{number}" for number in range(900))),
+    ],
+    ids=["giant cpusets", "long texts"],
+)
+def test_what_is_remembered_of_giant_questions_stays_small(name: str, texts: Iterator[str]) -> None:
+    service = Service(Node(made({0: "0-7"}, gpus=[0])))
+    tracemalloc.start()
+    try:
+        for text in texts:
+            service.answer(parse_request([("mode", "node"), (name, text)]), "cpulist")
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1.5 * CACHED_BYTES

@@ -7,14 +7,15 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, FastAPI, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from affinityd import __version__, codec
 from affinityd.api import problems, wire
 from affinityd.api.audit import audit_route
+from affinityd.api.callers import Callers
 from affinityd.api.documents import Told
 from affinityd.api.enforce import NOT_ENFORCING, enforce_route
-from affinityd.api.front import Front, key_of
+from affinityd.api.front import WHO, Front, key_of
 from affinityd.background import Shared
 from affinityd.devices import names_unknown_mig
 from affinityd.errors import AffinityError, InvalidRequestError, quote
@@ -37,10 +38,14 @@ _PARAMETERS = [
     }
     for parameter in PARAMETERS.values()
 ]
+_TEXT = {"text/plain": {"schema": {"type": "string"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {
         "description": text,
-        "content": {"application/problem+json": {"schema": wire.Problem.model_json_schema()}},
+        "content": {
+            "application/problem+json": {"schema": wire.Problem.model_json_schema()},
+            **_TEXT,
+        },
     }
     for status, text in (
         (404, "No such GPU, or none visible; says which there are."),
@@ -62,6 +67,7 @@ def create_app(
     metrics: Metrics,
     audits: Audits,
     *,
+    callers: Callers,
     enforced: Told = NOT_ENFORCING,
     admin_group: int | None = None,
 ) -> Front:
@@ -75,7 +81,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the request did
     )
-    front = Front(app, is_current=keeper.is_current, counter=metrics.counter)
+    front = Front(app, callers=callers, is_current=keeper.is_current, counter=metrics.counter)
     service.on_swap(front.forget)
     problems.install(app)
     app.include_router(_plan_route(service, keeper, metrics, front))
@@ -91,7 +97,7 @@ def _plan_route(service: Service, keeper: Keeper, metrics: Metrics, front: Front
     @router.get(
         "/plan",
         summary="A cpulist for each rank",
-        responses={**_ERRORS, 200: {"model": wire.PlanAnswer}},
+        responses={**_ERRORS, 200: {"model": wire.PlanAnswer, "content": _TEXT}},
         openapi_extra={"parameters": _PARAMETERS},
     )
     async def plan(request: Request) -> Response:
@@ -100,7 +106,9 @@ def _plan_route(service: Service, keeper: Keeper, metrics: Metrics, front: Front
             asked = parse_request(_pairs(request.scope["query_string"]))
             mode = asked.options.mode
             await _bring_up_to_date(service, keeper, asked)
-            answer = service.answer(asked, _format(asked, request))
+            facts = request.scope["state"][WHO]
+            caller = None if facts is None else facts.caller
+            answer = service.answer(asked, _format(asked, request), caller)
         except AffinityError as error:
             metrics.refused(mode, error.status)
             raise
@@ -122,16 +130,26 @@ def _node_routes(service: Service, keeper: Keeper, metrics: Metrics) -> APIRoute
             generation=service.node.generation, topology=codec.to_dict(service.node.topology)
         )
 
-    @router.get("/metrics", summary="Prometheus metrics")
+    @router.get(
+        "/metrics",
+        summary="Prometheus metrics",
+        response_class=PlainTextResponse,
+        responses={200: {"content": {"application/openmetrics-text": _TEXT["text/plain"]}}},
+    )
     async def scrape(request: Request) -> Response:
         body, media_type = await exposition(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": media_type})
 
-    @router.get("/healthz", summary="The daemon runs")
+    @router.get("/healthz", summary="The daemon runs", response_class=PlainTextResponse)
     async def healthz() -> Response:
         return Response("ok\n", media_type="text/plain")
 
-    @router.get("/readyz", summary="The daemon can plan", responses={503: _ERRORS[503]})
+    @router.get(
+        "/readyz",
+        summary="The daemon can plan",
+        response_class=PlainTextResponse,
+        responses={503: _ERRORS[503]},
+    )
     async def readyz() -> Response:
         return Response(f"ready: {service.node.topology.name}\n", media_type="text/plain")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,7 +14,8 @@ from typing import Any
 
 from starlette.types import Scope
 
-from affinityd.ucred import credentials
+from affinityd.api.proof import Pidfd, Proof, StartTime, has_pidfd
+from affinityd.ucred import Credentials, credentials
 
 KEY = "connection"  #: where a request's scope has it, among its `state`
 
@@ -39,36 +41,63 @@ class Peer:
 
 
 class Connection:
-    """A connection, and who made it: that is looked up for the first who asks, and costs 6 µs."""
+    """A connection, and who made it: that is looked up for the first who asks."""
 
-    def __init__(self, transport: asyncio.BaseTransport) -> None:
-        """Take what it goes over."""
-        self._transport = transport
+    def __init__(
+        self, transport: asyncio.BaseTransport, *, by_pidfd: Callable[[], bool] = has_pidfd
+    ) -> None:
+        """Take what it goes over, and whether the kernel has handles of those who connect."""
+        self._socket = transport.get_extra_info("socket")
+        #: By what the process that connected is known again.
+        self.proof: Proof = Pidfd(self._socket) if by_pidfd() else self._start_time
+
+    @cached_property
+    def credentials(self) -> Credentials | None:
+        """Which process connected, and of which user; None over TCP."""
+        return _credentials(self._socket)
 
     @cached_property
     def peer(self) -> Peer | None:
-        """Who connected; None over TCP."""
-        return peer_of(self._transport.get_extra_info("socket"))
+        """The same, with all its groups."""
+        return peer_of(self._socket)
+
+    @property
+    def _start_time(self) -> StartTime:
+        told = self.credentials
+        return StartTime(0, 0) if told is None else StartTime(told.pid, told.uid)
+
+
+def connection_of(scope: Scope) -> Connection | None:
+    """Return what a request came over; None where it was no connection of ours."""
+    connection = scope.get("state", {}).get(KEY)
+    return connection if isinstance(connection, Connection) else None
 
 
 def peer_of_request(scope: Scope) -> Peer | None:
     """Return who sent a request; None where nobody knows."""
-    connection = scope.get("state", {}).get(KEY)
-    return connection.peer if isinstance(connection, Connection) else None
+    connection = connection_of(scope)
+    return None if connection is None else connection.peer
 
 
 def peer_of(connection: Any) -> Peer | None:  # noqa: ANN401 - a socket, or uvloop's view of one
     """Return who connected; None where the kernel does not say, as over TCP."""
-    if connection.family != socket.AF_UNIX:
-        return None
-    try:
-        pid, uid, gid = credentials(connection)
-    except OSError:
+    told = _credentials(connection)
+    if told is None:
         return None
     groups = b""
     with suppress(OSError):  # a kernel before 4.13, or more groups than there is room for
         groups = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS)
-    return Peer(pid, uid, frozenset({gid, *(number for (number,) in GROUP.iter_unpack(groups))}))
+    gids = {told.gid, *(number for (number,) in GROUP.iter_unpack(groups))}
+    return Peer(told.pid, told.uid, frozenset(gids))
+
+
+def _credentials(connection: Any) -> Credentials | None:  # noqa: ANN401 - as above
+    if connection.family != socket.AF_UNIX:
+        return None
+    try:
+        return credentials(connection)
+    except OSError:
+        return None
 
 
 @cache

@@ -58,10 +58,11 @@ class UnderstoodRequest(Wire):
 
 
 class Allowed(Wire):
-    """The CPUs that were planned on, and who said so."""
+    """The CPUs that were planned on, who said so, and the caller's cpuset, where it is known."""
 
     cpulist: str
     source: Literal["request", "caller", "node"]
+    within: str | None
 
 
 class PlanWarning(Wire):

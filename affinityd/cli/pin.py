@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
         "--force", action="store_true", help="also what somebody pinned on purpose, elsewhere"
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, only")
-    plan_options.add_plan_options(parser)
+    plan_options.add_plan_options(parser, without=("whose",))  # a process's own is known
 
 
 def run(arguments: argparse.Namespace) -> int:

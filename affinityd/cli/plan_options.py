@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Collection
 
 from affinityd.cli.parser import Parser
 from affinityd.errors import InvalidRequestError
@@ -14,11 +15,12 @@ NAMES = tuple(name for name in PARAMETERS if name != "format")
 DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted", "nvidia_visible")
 
 
-def add_plan_options(parser: Parser, mode: str = "node") -> None:
+def add_plan_options(parser: Parser, mode: str = "node", *, without: Collection[str] = ()) -> None:
     """Add every parameter of a plan but its format; `mode` is the default one, for the help."""
     group = parser.add_argument_group("the plan")
     for name in NAMES:
-        _add(group, PARAMETERS[name], mode)
+        if name not in without:
+            _add(group, PARAMETERS[name], mode)
 
 
 def add_device_options(parser: Parser) -> None:

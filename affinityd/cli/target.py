@@ -9,15 +9,17 @@ from pathlib import Path
 
 from affinityd import conffile, fallback, task
 from affinityd.answer import Reply
-from affinityd.caller import this_process
+from affinityd.caller import own_cpuset
 from affinityd.cgroup import cpuset_of
 from affinityd.cli import exec_options
+from affinityd.cli.console import say
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError, TargetError, quote
 from affinityd.granted import granted
 from affinityd.plans import Caller
 from affinityd.processes import process_of, stat_of
 from affinityd.procstat import Stat
+from affinityd.service import Node
 from affinityd.topology import Topology
 
 MAX_DIGITS = 10  #: more than any pid has
@@ -51,6 +53,17 @@ def shown(stat: Stat) -> str:
     return f"process {stat.number} ({stat.name})"
 
 
+def known_node() -> Node:
+    """Return the node as commands know it, and say what they do not believe of it.
+
+    Raises AffinityError.
+    """
+    known = fallback.known_node(conffile.sockets(conffile.variables()))
+    if known.doubt is not None:
+        say(f"affinityd: {known.doubt}; the node is known from {known.source}")
+    return known.node
+
+
 class Planner:
     """Plans for running processes, by what each says of itself."""
 
@@ -62,7 +75,7 @@ class Planner:
         """
         self._chosen = chosen
         self._said = said
-        self._node = fallback.known_node(conffile.sockets(conffile.variables())).node
+        self._node = known_node()
         self._replies: dict[str, Reply] = {}
         self._cpus: dict[tuple[int, int], CpuSet | None] = {}
 
@@ -77,7 +90,7 @@ class Planner:
         Its mask is no measure: it may be the fault.
         """
         if pid == os.getpid():
-            return this_process().cpuset
+            return own_cpuset()
         return cpuset_of(pid) or self.topology.online
 
     def plan(self, process: Stat) -> Reply:

@@ -13,7 +13,7 @@ from affinityd import client, fallback
 from affinityd.answer import render
 from affinityd.background import in_background
 from affinityd.cpuset import parse_list
-from affinityd.errors import AffinityError, DaemonError, quote
+from affinityd.errors import AffinityError, DaemonError, InvalidRequestError, quote
 from affinityd.task import Question
 from affinityd.words import BY_RANK
 
@@ -99,7 +99,15 @@ def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePla
 
 
 def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
+    """Ask for the node: what the container that asks may use is not what the pod's others may."""
     address = client.numeric(address)
+    try:
+        return _answered({**asked, "whose": "node"}, name, address, deadline)
+    except InvalidRequestError:  # one of an earlier release plans for the node, and says no whose
+        return _answered(asked, name, address, deadline)
+
+
+def _answered(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
     lines = client.ask(address, asked, deadline, "lines")
     try:
         for line in lines.splitlines():

@@ -1,0 +1,96 @@
+"""Processes that ask a daemon as they are told, over connections that they keep."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Executes the lines that it is told; `kept` is its connection.
+ASKER = """
+import os, socket, sys
+path = sys.argv[1]
+def connect():
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    return connection
+def ask(connection, target):
+    connection.sendall(f'GET {target} HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n'.encode())
+    with connection.makefile('rb') as answer:
+        status = answer.readline().split()[1].decode()
+        fields = dict(line.lower().split(b': ', 1) for line in iter(answer.readline, b'\\r\\n'))
+        return status + ' ' + answer.read(int(fields[b'content-length'])).decode().strip()
+kept = connect()
+print('ready', flush=True)
+for line in sys.stdin:
+    exec(line)
+"""
+
+Command = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What was answered."""
+
+    status: int
+    text: str
+
+    @property
+    def allowed(self) -> Any:  # noqa: ANN401 - a part of a document
+        assert self.status == 200, self.text
+        return json.loads(self.text)["allowed"]
+
+
+def reply(line: str) -> Reply:
+    """Read what `ask` returned."""
+    status, _, text = line.partition(" ")
+    return Reply(int(status), text)
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A process with a connection."""
+
+    process: subprocess.Popen[str]
+
+    def ask(self, query: str = "", *, connection: str = "kept", path: str = "/plan") -> Reply:
+        target = f"{path}?{query}" if query else path
+        return reply(self.do(f"print(ask({connection}, {target!r}), flush=True)"))
+
+    def do(self, code: str) -> str:
+        """Have it execute some code that prints a line; return that."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(f"exec({code!r})\n")
+        stdin.flush()
+        return stdout.readline().rstrip("\n")
+
+    def enter(self, folder: Path) -> None:
+        """Have it in a cgroup, with all that it may use there."""
+        (folder / "cgroup.procs").write_text(str(self.process.pid))
+
+
+@contextmanager
+def asking(socket: Path, *, within: Path | None = None, before: Command = ()) -> Iterator[Asker]:
+    """Run such a process, in a cgroup, by way of a command `before` its own."""
+    enter = ("sh", "-c", 'echo $$ >"$0"/cgroup.procs; exec "$@"', str(within))
+    command = [*(enter if within else ()), *before, sys.executable, "-I", "-S", "-c", ASKER]
+    with subprocess.Popen(
+        [*command, str(socket)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield Asker(process)
+        finally:
+            process.kill()

@@ -1,0 +1,352 @@
+"""Who asks: real processes, which end, pass on, and have the pids of others; both ways to tell."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affinityd.api.callers import Callers, Facts
+from affinityd.api.peer import Connection
+from affinityd.api.proof import has_pidfd
+from affinityd.cpuset import parse_list
+from affinityd.cpuset_files import CpusetFiles
+from affinityd.errors import BusyError
+from affinityd.plans import Caller
+from tests.children import program
+from tests.cpusets import HIERARCHY, cpuset, needs_cpuset
+from tests.tiny import BOTH, FAR, NEAR
+
+pytestmark = pytest.mark.processes
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do so to processes")
+
+WAYS = [
+    pytest.param(
+        True,
+        id="by pidfd",
+        marks=pytest.mark.skipif(not has_pidfd(), reason="a kernel before 6.5"),
+    ),
+    pytest.param(False, id="by start time"),
+]
+
+#: Connects, and executes what it is told.
+CALLER = """
+import os, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+print('connected', flush=True)
+for line in sys.stdin:
+    exec(line)
+    print('done', flush=True)
+"""
+
+
+class Transport(asyncio.BaseTransport):
+    """What asyncio has for an accepted connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ANN401
+        return self._socket if name == "socket" else default
+
+
+class Called:
+    """A connection, and the process that made it."""
+
+    def __init__(
+        self, process: subprocess.Popen[str], accepted: socket.socket, *, by_pidfd: bool
+    ) -> None:
+        self.process = process
+        self.connection = Connection(Transport(accepted), by_pidfd=lambda: by_pidfd)
+
+    def do(self, code: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"exec({code!r})\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+
+@contextmanager
+def called(*, by_pidfd: bool) -> Iterator[Called]:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = f"{folder}/s"
+        listener.bind(path)
+        listener.listen()
+        with program(CALLER, path) as process, listener.accept()[0] as accepted:
+            yield Called(process, accepted, by_pidfd=by_pidfd)
+
+
+@pytest.fixture(params=WAYS)
+def caller(request: pytest.FixtureRequest) -> Iterator[Called]:
+    """Yield a process that has connected."""
+    with called(by_pidfd=request.param) as it:
+        yield it
+
+
+def facts(of: Called) -> Facts | None:
+    return told(Callers(), of.connection)
+
+
+def told(callers: Callers, connection: Connection | None) -> Facts | None:
+    """Return what the daemon would know, on its event loop."""
+
+    async def ask() -> Facts | None:
+        return callers.facts(connection)
+
+    return asyncio.run(ask())
+
+
+def known(mask: str, within: str) -> Facts:
+    return Facts(parse_list(mask), within.encode())
+
+
+@needs_cpuset
+def test_who_lives_is_known_by_the_mask_and_the_cpuset_that_it_has_now(caller: Called) -> None:
+    assert facts(caller) == known(BOTH, BOTH)
+    caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
+    assert facts(caller) == known(NEAR, BOTH)
+    with cpuset() as folder:
+        (folder / "cpuset.cpus").write_text(FAR)
+        (folder / "cgroup.procs").write_text(str(caller.process.pid))
+        assert facts(caller) == known(FAR, FAR)
+        caller.process.kill()
+        caller.process.wait()
+
+
+@needs_cpuset
+def test_a_kernel_that_has_no_files_of_cpusets_tells_by_the_cgroup(
+    caller: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Callers, "_tells_cpusets", False)
+    with cpuset() as folder:
+        (folder / "cpuset.cpus").write_text(FAR)
+        (folder / "cgroup.procs").write_text(str(caller.process.pid))
+        assert facts(caller) == known(FAR, FAR)
+        caller.process.kill()
+        caller.process.wait()
+
+
+@pytest.mark.parametrize("is_reaped", [False, True], ids=["a zombie", "gone"])
+def test_who_has_ended_is_not_known(caller: Called, is_reaped: bool) -> None:
+    caller.process.kill()
+    os.waitid(os.P_PID, caller.process.pid, os.WEXITED | os.WNOWAIT)
+    if is_reaped:
+        caller.process.wait()
+    assert facts(caller) is None
+
+
+@as_root
+def test_the_start_of_a_process_counts_with_its_user_alone() -> None:
+    with called(by_pidfd=False) as caller:
+        caller.do("os.setuid(65534)")
+        assert facts(caller) is None
+
+
+@needs_cpuset
+def test_a_process_that_has_lost_its_main_thread_is_where_it_was(caller: Called) -> None:
+    caller.do(
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
+    )
+    with cpuset() as folder:
+        (folder / "cpuset.cpus").write_text(FAR)
+        (folder / "cgroup.procs").write_text(str(caller.process.pid))
+        assert caller.process.stdin is not None
+        caller.process.stdin.write("ctypes.CDLL(None).pthread_exit(None)\n")
+        caller.process.stdin.flush()
+        status = Path(f"/proc/{caller.process.pid}/status")
+        while "State:\tZ" not in status.read_text():
+            pass
+        assert facts(caller) == known(FAR, FAR)
+        caller.process.kill()
+        caller.process.wait()
+
+
+def test_who_forges_lines_of_its_status_is_known_as_it_is(caller: Called) -> None:
+    caller.do(
+        "import ctypes; ctypes.CDLL(None).prctl(15, b'x\\nUid:\\t7\\t7\\n\\rUid:\\t7', 0, 0, 0)"
+    )
+    assert facts(caller) is not None
+
+
+#: In a pid namespace of its own: who connected ends, and another process is given its number.
+REUSED = """
+import asyncio, os, socket, sys, time
+sys.path.insert(0, sys.argv[1])
+from tests.test_callers import Transport
+from affinityd.api.callers import Callers
+from affinityd.api.peer import Connection
+path, by_pidfd = sys.argv[2], sys.argv[3] == "True"
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen()
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        work()
+        os._exit(0)
+    return pid
+told, tell = os.pipe()
+def connect():
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    os.read(told, 1)
+class NoProof:
+    def holds(self, read):
+        return read()
+first = child(connect)
+accepted, _ = listener.accept()
+connection = Connection(Transport(accepted), by_pidfd=lambda: by_pidfd)
+def facts():
+    async def ask():
+        return Callers().facts(connection)
+    return asyncio.run(ask())
+before = facts()
+os.write(tell, b"x")
+os.waitpid(first, 0)
+time.sleep(0.05)  # the start of a process is known by 10 ms
+open("/proc/sys/kernel/ns_last_pid", "w").write(str(first - 1))
+second = child(lambda: time.sleep(60))
+after = facts()
+connection.proof = NoProof()
+print(second == first, before is not None, after, facts() == before)
+os.kill(second, 9)
+"""
+
+
+@as_root
+@pytest.mark.parametrize("by_pidfd", WAYS)
+def test_who_has_the_pid_of_one_that_has_ended_is_not_taken_for_it(
+    tmp_path: Path, by_pidfd: bool
+) -> None:
+    apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    repository = str(Path(__file__).parents[1])
+    command = [*apart, sys.executable, "-c", REUSED, repository, str(tmp_path / "s")]
+    done = subprocess.run(
+        [*command, str(by_pidfd)], capture_output=True, text=True, check=False, cwd=repository
+    )
+    assert done.stdout == "True True None True\n", done.stderr
+
+
+def test_over_tcp_nobody_is_known() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()),
+        server.accept()[0] as accepted,
+    ):
+        for by_pidfd in (True, False):
+            connection = Connection(Transport(accepted), by_pidfd=partial(bool, by_pidfd))
+            assert told(Callers(), connection) is None
+
+
+def test_of_a_replayed_machine_nobody_is_known(caller: Called) -> None:
+    assert told(Callers(replayed=True), caller.connection) is None
+
+
+def test_without_a_connection_of_ours_nobody_is_known() -> None:
+    assert told(Callers(), None) is None
+
+
+def test_where_no_more_files_can_be_opened_there_is_no_answer_rather_than_a_wrong_one(
+    caller: Called,
+) -> None:
+    callers = Callers()
+    _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def ask() -> None:
+        assert callers.facts(caller.connection) is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+        try:
+            with pytest.raises(BusyError, match="Too many open files; try again in a moment"):
+                callers.facts(caller.connection)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert callers.facts(caller.connection) is not None
+
+    asyncio.run(ask())
+
+
+@needs_cpuset
+def test_a_cpuset_is_read_once_for_all_whose_turn_it_is() -> None:
+    with cpuset() as folder, called(by_pidfd=False) as caller:
+        (folder / "cgroup.procs").write_text(str(caller.process.pid))
+        callers, connection = Callers(), caller.connection
+
+        async def ask() -> None:
+            assert callers.facts(connection) == known(BOTH, BOTH)
+            (folder / "cpuset.cpus").write_text(FAR)
+            assert callers.facts(connection) == known(FAR, BOTH)
+            await asyncio.sleep(0)
+            assert callers.facts(connection) == known(FAR, FAR)
+
+        asyncio.run(ask())
+        caller.process.kill()
+        caller.process.wait()
+
+
+@pytest.mark.parametrize(
+    ("facts", "mask", "within"),
+    [
+        pytest.param(known("2", "0-3"), "2", "0-3", id="a mask in a cpuset"),
+        pytest.param(known("0-3", "0-3"), "0-3", "0-3", id="all of it"),
+        pytest.param(known("0-3", "2-5"), "2-3", "2-5", id="a cpuset that was changed meanwhile"),
+        pytest.param(known("0-3", "8-9"), "8-9", "8-9", id="and has nothing of the mask"),
+        pytest.param(known("0-3", ""), "0-3", None, id="a cpuset that is not to be seen"),
+    ],
+)
+def test_a_caller_is_what_is_known_of_him(facts: Facts, mask: str, within: str | None) -> None:
+    cpuset = None if within is None else parse_list(within)
+    assert facts.caller == Caller(parse_list(mask), cpuset)
+
+
+@needs_cpuset
+def test_a_cgroups_cpuset_is_read_each_time() -> None:
+    with cpuset() as folder, closing(CpusetFiles()) as files:
+        membership = f"1:cpuset:/{folder.name}\n".encode()
+        for cpus in (BOTH, NEAR, FAR):
+            (folder / "cpuset.cpus").write_text(cpus)
+            assert files.cpuset(membership) == cpus.encode()
+
+
+def test_of_what_is_no_cgroup_nothing_is_known() -> None:
+    with closing(CpusetFiles()) as files:
+        assert files.cpuset(b"") is None
+        assert files.cpuset(b"no path\n") is None
+
+
+#: In a mount namespace of its own: the cgroups are mounted elsewhere.
+REMOUNTED = """
+import os, subprocess, sys
+from affinityd.cpuset_files import CpusetFiles
+old, new = sys.argv[1:]
+files = CpusetFiles()
+def told():
+    return files.cpuset(b"1:cpuset:/\\n") is not None
+print(told(), told())
+subprocess.run(["mount", "--bind", old, new], check=True)
+subprocess.run(["umount", old], check=True)
+print(told(), told())
+subprocess.run(["umount", new], check=True)
+print(told(), told())
+"""
+
+
+@as_root
+@needs_cpuset
+def test_where_cgroups_are_mounted_is_looked_up_anew_when_that_changes(tmp_path: Path) -> None:
+    command = ["unshare", "--mount", sys.executable, "-c", REMOUNTED, str(HIERARCHY)]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.stdout == "True True\nTrue True\nFalse False\n", done.stderr
