@@ -29,9 +29,10 @@ def parse_list(text: str) -> CpuSet:
     text = text.strip(PADDING)
     cpus: list[int] = []
     for part in text.split(",") if text else ():
-        cpus += _parse_part(part.strip())
-        if len(cpus) > MAX_CPUS:  # `0-65535,0-65535,…` must not take a minute
-            raise ValueError(f"the list names more than {MAX_CPUS} CPUs; name each once")
+        for some in _parse_part(part.strip()):
+            cpus += some
+            if len(cpus) > MAX_CPUS:  # `0-65535,0-65535,…` must not take a minute
+                raise ValueError(f"the list names more than {MAX_CPUS} CPUs; name each once")
     return frozenset(cpus)
 
 
@@ -64,16 +65,24 @@ def format_mask(cpus: Iterable[int]) -> str:
     return hex(sum(1 << cpu for cpu in set(cpus)))
 
 
-def _parse_part(part: str) -> Sequence[int]:
-    """Read `5`, `5-9`, `5-9:2` (every second) or `5-9:1/2` (the first one of every two)."""
+def _parse_part(part: str) -> Iterable[Sequence[int]]:
+    """Read `5`, `5-9`, `5-9:2` (every second) or `5-9:1/2` (the first one of every two).
+
+    Returned are few ranges: as much work as there are CPUs in them, not between them.
+    """
+    if part.isascii() and part.isdigit() and len(part) < len(str(MAX_CPUS)):  # the most are this
+        return ((int(part),),)
     span, has_stride, stride = part.partition(":")
-    low, is_range, high = span.partition("-")
-    first = _number(low, part)
-    last = _number(high, part) if is_range else first
+    begin, is_range, end = span.partition("-")
+    first = _number(begin, part)
+    last = _number(end, part) if is_range else first
     take, step = _stride(stride, part) if has_stride else (1, 1)
     if last < first or not 1 <= take <= step:
         raise ValueError(f"{quote(part)} is not a range of CPUs; {EXAMPLE}")
-    return [cpu for cpu in range(first, last + 1) if (cpu - first) % step < take]
+    groups = range(first, last + 1, step)
+    if take < len(groups):
+        return (range(first + place, last + 1, step) for place in range(take))
+    return (range(low, min(low + take, last + 1)) for low in groups)
 
 
 def _stride(stride: str, part: str) -> tuple[int, int]:

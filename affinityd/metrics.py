@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -56,6 +56,12 @@ class Metrics:
             buckets=BUCKETS,
             registry=self.registry,
         )
+        self._refused_connections = Counter(
+            "affinityd_refused_connections",
+            "Connections that were closed without an answer to what they asked, by reason.",
+            ("reason",),
+            registry=self.registry,
+        )
         Info("affinityd_build", "The daemon's version.", registry=self.registry).info(
             {"version": __version__}
         )
@@ -97,6 +103,10 @@ class Metrics:
     def refused(self, mode: str, status: int) -> None:
         """Count a request that was refused; `mode` is empty where none could be read."""
         self._plans.labels(mode, str(status), "").inc()
+
+    def refusals(self, reasons: Iterable[str]) -> Mapping[str, Callable[[], None]]:
+        """Return what counts one more connection refused for each of these reasons, from 0 on."""
+        return {reason: self._refused_connections.labels(reason).inc for reason in reasons}
 
     def counter(self, answer: Answer) -> Callable[[], None]:
         """Return what counts one more request with this answer, for as little as it can cost."""

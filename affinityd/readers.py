@@ -84,11 +84,14 @@ def gpus(text: str) -> tuple[str, ...] | None:
 def ranks(text: str) -> tuple[int, ...]:
     """Read a list of rank numbers."""
     try:
-        return tuple(sorted(parse_list(text)))
+        numbers = parse_list(text)
     except ValueError:
         raise ValueError(
             f"{quote(text)} is not a list of ranks; write it like 0,1 or 0-3"
         ) from None
+    if len(numbers) > MAX_ENTRIES:
+        raise ValueError(f"{len(numbers)} ranks are too many; the most is {MAX_ENTRIES}")
+    return tuple(sorted(numbers))
 
 
 def visible(text: str) -> str:

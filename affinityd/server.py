@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from affinityd.api.connections import Connections
 from affinityd.api.protocol import Protocol
+from affinityd.api.refusals import Register
 from affinityd.listening import BACKLOG
 
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
+TICKS = 10  #: a second, uvicorn's
+
+SPARE_FILES = 64  #: files that the daemon needs besides connections
 
 
 class Server(uvicorn.Server):
     """uvicorn's, with the daemon's own signals: it ends with 0, and SIGHUP is no end."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Take what is to be served."""
+    def __init__(self, app: ASGIApp, connections: Connections | None = None) -> None:
+        """Take what is to be served, and where connections are counted."""
+        if connections is None:
+            connections = Connections(Register(), most=most_connections())
+        self._connections = connections
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Protocol,
+                # uvicorn calls it as it would the class.
+                http=partial(Protocol, connections=connections),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -39,7 +51,25 @@ class Server(uvicorn.Server):
         """Leave signals to the daemon."""
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """Once a second, end the connections whose time is over; return whether to stop."""
+        if counter % TICKS == 0:
+            self._connections.sweep(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
     def stop(self) -> None:
         """Answer what is being asked and end; told twice, end at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def most_connections() -> int:
+    """Return how many connections there is room for, with as many files as the kernel lets us have.
+
+    Raises this process's limit of open files to the most that it may, getrlimit(2).
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # not ours to raise: what there is will have to do
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return max(soft - SPARE_FILES, 1)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from affinityd.api.app import create_app
+from affinityd.api.callers import Callers
 from affinityd.keeper import Keeper
 from affinityd.metrics import Metrics
 from affinityd.request import Request
@@ -33,7 +34,9 @@ def ask(query: bytes, accept: bytes) -> list[dict[str, Any]]:
         service = Broken(Node(machine("dgx-h100")))
         stand_in = StandIn()
         keeper = Keeper(service, stand_in, reserved=frozenset(), on_change=lambda _: None)
-        app = create_app(service, keeper, Metrics(lambda: service.known), Audits("none"))
+        app = create_app(
+            service, keeper, Metrics(lambda: service.known), Audits("none"), callers=Callers()
+        )
         scope = {
             "type": "http",
             "method": "GET",

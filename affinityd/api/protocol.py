@@ -1,0 +1,203 @@
+"""HTTP/1.1 on one connection, as the daemon speaks it: so much, so long, one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from affinityd.api.connections import Connections
+from affinityd.api.peer import KEY, Connection
+from affinityd.api.refusals import (
+    ANSWER_SECONDS,
+    ANSWER_TOO_SLOW,
+    BODY_TOO_LARGE,
+    BODY_WITHOUT_LENGTH,
+    HEAD_SECONDS,
+    HEAD_TOO_LARGE,
+    HEAD_TOO_SLOW,
+    IDLE_SECONDS,
+    MALFORMED,
+    MAX_BODY,
+    MAX_HEAD,
+    MAX_LINES,
+    SILENT,
+    Caller,
+    Refusal,
+)
+
+END = b"\r\n\r\n"  #: of a head
+
+NOBODY = ("", 0)  #: an address, where the kernel does not say whose it is
+
+
+class RefusedError(Exception):
+    """Raised in the parser's callbacks: it ends as its other errors do, in `send_400_response`."""
+
+
+class Protocol(HttpToolsProtocol):
+    """uvicorn's, with limits, and with the connection in the scope of each of its requests.
+
+    What is received is cut where a head or a body ends, and nothing is read ahead of an answer.
+    """
+
+    caller: Caller = ""
+    deadline = 0.0  #: of what is awaited: a head, or that an answer has been taken
+    _held = b""  #: received, and not read yet
+    _head = 0  #: bytes of a head that has not ended
+    _lines = 0  #: of it
+    _tail = b""  #: its last bytes, in which END may have begun
+    _body = 0  #: bytes of a body that are still to come
+    _refusal = MALFORMED  #: what a parser's error is answered with
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        connections: Connections,
+    ) -> None:
+        """Take what uvicorn gives, and where connections are counted."""
+        super().__init__(config, server_state, app_state, _loop)
+        self._connections = connections
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin with a new connection, unless there are too many."""
+        super().connection_made(transport)
+        connection = Connection(transport)
+        self.app_state = {**self.app_state, KEY: connection}
+        told = connection.credentials
+        self.caller = told.uid if told else (self.client or NOBODY)[0]
+        self.deadline = self.loop.time() + HEAD_SECONDS
+        if refusal := self._connections.add(self):
+            self._refuse(refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection that has ended."""
+        super().connection_lost(exc)
+        self._connections.remove(self)
+        self._held = b""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def data_received(self, data: bytes) -> None:
+        """Read what has come, as far as it is its turn."""
+        if self._is_whole_head(data):  # as nearly always
+            super().data_received(data)
+        else:
+            self._held += data
+            self._read()
+
+    def on_headers_complete(self) -> None:
+        """Begin to answer. Raises RefusedError for a body that is not wanted."""
+        if self._head:
+            self._head = self._lines = 0
+            self._tail = b""
+        self.deadline = self.loop.time() + ANSWER_SECONDS
+        self._body = self._announced_body()
+        super().on_headers_complete()
+        if self.parser.should_upgrade() or (self._body and self.expect_100_continue):
+            self.cycle.keep_alive = False  # what comes then may be no request
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or go on with one that has come meanwhile.
+
+        This is uvicorn's without its timer, which costs as much as all that is added here, and
+        without its queue of requests.
+        """
+        self.server_state.total_requests += 1
+        self.deadline = self.loop.time() + IDLE_SECONDS
+        self.flow.resume_reading()
+        if self._held:
+            self._read()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's word for all errors
+        """Answer what the parser did not take."""
+        self._refuse(self._refusal)
+
+    def expire(self) -> None:
+        """End a connection whose deadline has passed."""
+        if self.transport.is_closing() or not self.is_idle:
+            self._connections.register.note(ANSWER_TOO_SLOW, self.caller)
+            self.end()
+        elif self._head:
+            self._refuse(HEAD_TOO_SLOW)
+        elif self.cycle is None:
+            self._refuse(SILENT)
+        else:
+            self.transport.close()
+        self.deadline += ANSWER_SECONDS - IDLE_SECONDS  # for what has not been taken of an answer
+
+    def end(self) -> None:
+        """End it at once, with whatever is under way."""
+        self.transport.abort()
+
+    def _is_whole_head(self, data: bytes) -> bool:
+        """Return whether this is one head, all of it and nothing else, and it is its turn."""
+        size = len(data)
+        return (
+            len(END) < size <= MAX_HEAD
+            and data.find(END) == size - len(END)
+            and data.count(b"\n") <= MAX_LINES
+            and (self.cycle is None or self.cycle.response_complete)
+            and not (self._held or self._head or self._body)
+        )
+
+    def _read(self) -> None:
+        """Read heads and bodies; the next head when the last one is answered."""
+        while self._held and not self.transport.is_closing():
+            if self._body:
+                self._feed(min(len(self._held), self._body))
+            elif self.is_idle:
+                self._read_head()
+            else:
+                self.flow.pause_reading()
+                return
+
+    def _read_head(self) -> None:
+        """Read a head, or as much of it as there is."""
+        held, before = self._held, len(self._tail)
+        end = (self._tail + held).find(END)
+        size = len(held) if end < 0 else end + len(END) - before
+        if not self._head and self.cycle is not None:  # the first began with the connection
+            self.deadline = self.loop.time() + HEAD_SECONDS
+        self._head += size
+        self._lines += held.count(b"\n", 0, size)
+        if self._head > MAX_HEAD or self._lines > MAX_LINES:
+            self._refuse(HEAD_TOO_LARGE)
+            return
+        self._tail = (self._tail + held[:size])[-len(END) + 1 :]
+        self._feed(size)
+
+    def _feed(self, size: int) -> None:
+        """Have so many bytes parsed."""
+        data, self._held = self._held[:size], self._held[size:]
+        if self._body:
+            self._body -= size
+        super().data_received(data)
+
+    def _announced_body(self) -> int:
+        """Return how many bytes a body will have. Raises RefusedError."""
+        for name, value in self.headers:
+            if name == b"transfer-encoding":
+                self._refusal = BODY_WITHOUT_LENGTH
+                raise RefusedError
+            if name == b"content-length" and int(value) > MAX_BODY:
+                self._refusal = BODY_TOO_LARGE
+                raise RefusedError
+            if name == b"content-length":
+                return int(value)
+        return 0
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._connections.register.note(refusal, self.caller)
+        self.transport.write(refusal.reply)
+        self.transport.close()
