@@ -1,6 +1,7 @@
 """Asks a daemon, for a plan above all: HTTP/1.1, one request, a deadline for all of it.
 
-An address is the path of a unix socket, or http://HOST:PORT.
+An address is the path of a unix socket, or http://HOST:PORT. Over a unix socket only who is trusted
+is asked anything; who answers over TCP nobody knows.
 
 Neither `socket` nor `http.client` nor `urllib` is imported: each costs as much as Python's start.
 """
@@ -12,7 +13,8 @@ import errno
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from affinityd.errors import REFUSALS, AffinityError, DaemonError, NoDaemonError, quote
+from affinityd import trust
+from affinityd.errors import REFUSALS, AffinityError, DaemonError, NoDaemonError, one_line, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes as long to import as Python to start
@@ -21,6 +23,7 @@ if TYPE_CHECKING:  # typing takes as long to import as Python to start
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 MAX_REFUSAL = 1000  #: characters of one that are passed on
 CHUNK = 65536
+DIGITS = 3  #: of a status
 PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 
 #: Nobody can listen there; None: a path that is too long for a socket.
@@ -58,8 +61,9 @@ def fetch(
 ) -> str:
     """Return what is answered at a path, `most` bytes of it.
 
-    Raises NoDaemonError where nobody listens, DaemonError where what listens is too slow, in
-    trouble or no affinityd, and that of `refusals` with which the daemon refuses the request.
+    Raises NoDaemonError where nobody listens, UntrustedError where somebody else does, DaemonError
+    where what listens is too slow, in trouble or no affinityd, and that of `refusals` with which
+    the daemon refuses the request.
     """
     try:
         answer = _exchange(address, target, deadline, most)
@@ -73,7 +77,7 @@ def fetch(
     title, _, detail = text.strip().partition(": ")
     for refusal in refusals:
         if (status, title) == (refusal.status, refusal.title):
-            raise refusal(detail[:MAX_REFUSAL])
+            raise refusal(one_line(detail[:MAX_REFUSAL]))
     if status != 200:  # noqa: PLR2004
         raise DaemonError(f"the daemon at {address} answered {status}: {quote(text.strip())}")
     return text
@@ -82,6 +86,8 @@ def fetch(
 def _exchange(address: str, target: str, deadline: float, most: int) -> bytes:
     connection = _connected(address, deadline)
     try:
+        if connection.family == _socket.AF_UNIX:
+            trust.check_daemon(address, connection)
         connection.settimeout(_left(deadline))
         connection.sendall(
             f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(),
@@ -159,11 +165,14 @@ def _parsed(answer: bytes, address: str) -> tuple[int, str]:
         for name, _, text in (field.partition(b":") for field in fields)
         if name.lower() == b"content-length"
     ]
-    is_http = separator and version.startswith(b"HTTP/1.") and status[:3].isdigit()
+    code, _, _ = status.partition(b" ")
+    is_http = (
+        separator and version.startswith(b"HTTP/1.") and code.isdigit() and len(code) == DIGITS
+    )
     if not is_http or lengths != [b"%d" % len(body)]:
         raise DaemonError(f"what listens at {address} is no affinityd: {quote(repr(answer[:60]))}")
     try:
-        return int(status[:3]), body.decode()
+        return int(code), body.decode()
     except UnicodeDecodeError:
         raise DaemonError(f"the daemon at {address} answered what is no text") from None
 

@@ -3,19 +3,21 @@
 The file is written as a systemd EnvironmentFile, systemd.exec(5).
 """
 
-# ruff: noqa: PTH110, PTH113, PTH123 - pathlib costs more to import than Python to start
+# ruff: noqa: PTH110 - pathlib costs more to import than Python to start
 
 from __future__ import annotations
 
+import codecs
 import os
 from collections.abc import Mapping
 
+from affinityd import regular
 from affinityd.errors import InvalidRequestError, quote
 
 FILE = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
 SYSTEM_SOCKET = "/run/affinityd/affinityd.sock"
-MAX_FILE = 1024 * 1024  #: characters
+MAX_FILE = 1024 * 1024  #: bytes
 QUOTING = frozenset("'\"\\")
 
 
@@ -61,19 +63,16 @@ def sockets(said: Mapping[str, str], environ: Mapping[str, str] = os.environ) ->
 
 def read(name: str) -> dict[str, str]:
     """Read the file's assignments; one that is not there has none. Raises InvalidRequestError."""
-    if not os.path.isfile(name):
-        if os.path.exists(name):
-            raise InvalidRequestError(f"{name} is not a file")
+    if not os.path.exists(name):
         return {}
     try:
-        with open(name, encoding="utf-8-sig") as file:
-            text = file.read(MAX_FILE + 1)
+        data = regular.read(name, MAX_FILE)
     except OSError as error:
         raise InvalidRequestError(f"{name} cannot be read: {error.strerror}") from None
+    try:
+        text = data.removeprefix(codecs.BOM_UTF8).decode().replace("\r\n", "\n")
     except UnicodeDecodeError:
         raise InvalidRequestError(f"{name} is not UTF-8") from None
-    if len(text) > MAX_FILE:
-        raise InvalidRequestError(f"{name} is longer than {MAX_FILE} characters")
     if "\0" in text:
         raise InvalidRequestError(f"{name} has a NUL in it")
     text = text.replace("\\\n", "")

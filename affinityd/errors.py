@@ -5,6 +5,7 @@ AffinityError
 ├── NoSuchGpuError        no such GPU, or none visible                   404, exit 1
 ├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
 ├── NotReadyError         no topology yet                                503, exit 1
+│   ├── BusyError        too little left of something to answer        503
 │   ├── NotScannedError   no scan of the processes yet, or never         503
 │   └── NotEnforcedError  nothing enforced yet, or never                 503
 ├── TreeError             a root that cannot be read as a machine             exit 2
@@ -12,7 +13,8 @@ AffinityError
 ├── OutputError           a file that cannot be written                       exit 1
 ├── ApplyError            a plan that could not be applied                    exit 1
 ├── DaemonError           a daemon in trouble; plan without it                exit 1
-│   └── NoDaemonError     there is none
+│   ├── NoDaemonError     there is none
+│   └── UntrustedError    somebody else may be in its place
 └── ListenError           an address that cannot be listened on               exit 1
 
 A message is one line that quotes what was wrong and says what would be right.
@@ -71,6 +73,12 @@ class NotReadyError(AffinityError):
     title = "No topology yet"
 
 
+class BusyError(NotReadyError):
+    """The daemon has too little left of something, for the moment."""
+
+    title = "Too busy"
+
+
 class NotScannedError(NotReadyError):
     """The processes have not been looked at, or never are."""
 
@@ -109,6 +117,10 @@ class DaemonError(AffinityError):
 
 class NoDaemonError(DaemonError):
     """Nobody listens where a daemon would."""
+
+
+class UntrustedError(DaemonError):
+    """Who listens, or may, is neither root nor whom the settings name."""
 
 
 class ListenError(AffinityError):

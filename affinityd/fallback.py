@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd import conffile, machines, nodefile, settings
+from affinityd import conffile, machines, nodefile, settings, trust
 from affinityd.answer import Reply
 from affinityd.discovery import discover, open_tree
+from affinityd.errors import UntrustedError
 from affinityd.plans import Caller
 from affinityd.request import parse_request
 from affinityd.service import Node, answer
@@ -27,6 +28,7 @@ class Known:
 
     node: Node
     source: str  #: "node.json" or "sysfs"
+    doubt: str | None = None  #: why what lies beside a socket was not believed
 
 
 def known_node(sockets: Sequence[str]) -> Known:
@@ -36,16 +38,26 @@ def known_node(sockets: Sequence[str]) -> Known:
 
     Raises InvalidRequestError for settings, TreeError for a machine, that cannot be read.
     """
+    doubts = []
     for path in sockets:
         try:
-            node = nodefile.read(Path(path).with_name(nodefile.NAME))
+            node = _published(Path(path).with_name(nodefile.NAME))
+        except UntrustedError as error:
+            doubts.append(str(error))
+            continue
         except (OSError, ValueError):
             continue
         if not (node.replayed and path in (conffile.SYSTEM_SOCKET, conffile.default_socket())):
             return Known(node, nodefile.NAME)
     chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
     node = Node(_read(chosen), chosen.reserved_cpus, replayed=chosen.replays)
-    return Known(node, "sysfs")
+    return Known(node, "sysfs", next(iter(doubts), None))
+
+
+def _published(path: Path) -> Node:
+    """Read what a daemon published. Raises UntrustedError; OSError and ValueError for none."""
+    trust.check_path(str(path))
+    return nodefile.read(path)
 
 
 def plan_on(node: Node, questions: Iterable[Question], caller: Caller | None = None) -> Reply:

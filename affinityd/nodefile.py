@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
+import os
 from pathlib import Path
 
-from affinityd import codec
+from affinityd import codec, regular
 from affinityd.cpuset import format_list
 from affinityd.jsonvalue import JsonValue
 from affinityd.service import Node
@@ -14,6 +14,7 @@ from affinityd.whole import write_whole
 
 NAME = "node.json"
 VERSION = 1
+BOOT_ID = "/proc/sys/kernel/random/boot_id"  #: random(4): another one after each boot
 MAX_BYTES = 64 * 1024 * 1024  #: 65,536 CPUs take 10
 
 
@@ -22,6 +23,7 @@ def write(path: Path, node: Node) -> None:
     text = json.dumps(
         {
             "version": VERSION,
+            "boot_id": _boot_id(),
             "generation": node.generation,
             "replayed": node.replayed,
             "settings": {"reserved_cpus": format_list(node.reserved)},
@@ -33,14 +35,15 @@ def write(path: Path, node: Node) -> None:
 
 def read(path: Path) -> Node:
     """Read a node back. Raises OSError; ValueError, one line, for what is no node."""
-    if not path.is_file() or path.stat().st_size > MAX_BYTES:
-        raise OSError(errno.EINVAL, "it is no file, or far too large for a node")
+    text = regular.read(os.fspath(path), MAX_BYTES).decode()
     try:
-        data = JsonValue(json.loads(path.read_text(encoding="utf-8")), path.name)
+        data = JsonValue(json.loads(text), path.name)
     except RecursionError:
         raise ValueError(f"{path.name} is too deep to be a node") from None
     if data["version"].number() != VERSION:
         raise ValueError(f"{path.name} is of version {data['version'].value}, not {VERSION}")
+    if not _is_of_now(data):
+        raise ValueError(f"{path.name} is another machine's, or from before this one was booted")
     generation = data["generation"].number()
     if generation < 1:
         raise ValueError(f"{path.name}.generation is {generation}; the first is 1")
@@ -50,3 +53,17 @@ def read(path: Path) -> Node:
         generation=generation,
         replayed=data["replayed"].boolean(),
     )
+
+
+def _is_of_now(data: JsonValue) -> bool:
+    """Whether this machine wrote it since it was booted, as far as both sides can tell."""
+    wrote, here = data.get("boot_id"), _boot_id()
+    return wrote is None or here is None or wrote.text() == here
+
+
+def _boot_id() -> str | None:
+    """Return what names this machine from boot to boot; None where a sandbox hides it."""
+    try:
+        return regular.read(BOOT_ID, MAX_BYTES).decode().strip()
+    except OSError:
+        return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from affinityd import client
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.errors import DaemonError, NoDaemonError, quote
+from affinityd.errors import AffinityError, DaemonError, NoDaemonError, quote
 from affinityd.task import Question, first_answer
 from affinityd.words import LOCALITIES
 
@@ -19,7 +19,7 @@ class Place:
     """A process's place, from the lines of a plan's `shell` format.
 
     `source` says who planned: "daemon", "node.json" or "sysfs"; `trouble` what kept a daemon from
-    it, None where it did, or where there is none.
+    it, or from believing what one published; None where nothing did, or where there is none.
     """
 
     __slots__ = (
@@ -99,13 +99,19 @@ def plan_here(
 ) -> Place:
     """Return what a daemon would say, from what it published, else from this machine's files.
 
-    Raises AffinityError: why there is no plan.
+    Raises AffinityError: why there is no plan, and what trouble there was before.
     """
     # Imported here: the planner takes several times as long to import as Python to start.
     from affinityd import answer, fallback  # noqa: PLC0415
 
     known = fallback.known_node(sockets)
-    reply = fallback.plan_on(known.node, questions)
+    trouble = trouble or known.doubt
+    try:
+        reply = fallback.plan_on(known.node, questions)
+    except AffinityError as error:
+        if trouble is None:
+            raise
+        raise type(error)(f"{error}; {trouble}") from None
     return Place(_lines(answer.render(reply, "shell")), known.source, trouble)
 
 

@@ -82,8 +82,16 @@ setting() { # NAME
 }
 socket=$(setting AFFINITYD_SOCKET)
 socket=${socket:-$run/affinityd.sock}
-problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$socket" \
-    http://localhost/readyz 2>&1) && exit 0
+proc=/proc ls=ls id=id
+trust=${0%/*}/trust.sh problem="${0%/*}/trust.sh cannot be read"
+if [ -r "$trust" ]; then
+    # shellcheck source=slurm/trust.sh
+    . "$trust"
+    if problem=$(trusted_socket "$socket" "$(setting AFFINITYD_DAEMON_UID)" 2>/dev/null); then
+        problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$problem" \
+            http://localhost/readyz 2>&1) && exit 0
+    fi
+fi
 say "no daemon is ready at $socket: tasks on this node stay unpinned ($problem)"
 case $(setting AFFINITYD_DRAIN) in yes | true | 1 | on) exit 1 ;; esac
 exit 0

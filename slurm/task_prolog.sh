@@ -18,6 +18,7 @@ export LC_ALL
 
 run=/run/affinityd
 settings=/etc/affinityd.conf
+proc=/proc ls=/bin/ls id=/usr/bin/id
 curl=/usr/bin/curl taskset=/usr/bin/taskset python=/usr/bin/python3
 clean='/usr/bin/env -i' # what libraries read may hang
 [ -x /usr/bin/env ] || clean=''
@@ -144,12 +145,21 @@ read_mask || leave "/proc/$SLURM_TASK_PID/status cannot be read"
 
 # What is chosen. The mode `node` is all of the node, whatever the scope.
 [ ! -f "$settings" ] || read_settings
-for name in SOCKET SHARE MODE SCOPE MULTITHREADING BALANCED STRICT MIN_PHYSICAL_CORES \
+for name in SOCKET DAEMON_UID SHARE MODE SCOPE MULTITHREADING BALANCED STRICT MIN_PHYSICAL_CORES \
     MAX_PHYSICAL_CORES; do
     choose "$name"
 done
 socket=${chosen_SOCKET:-$run/affinityd.sock} share=$chosen_SHARE mode=$chosen_MODE
 [ -n "$mode" ] || mode=${chosen_SCOPE:+all}
+
+# Who is asked. A user's daemon could send the task anywhere.
+[ -S "$socket" ] || leave "no plan from $socket"
+trust=${0%/*}/trust.sh
+[ -r "$trust" ] || leave "$trust cannot be read"
+# shellcheck source=slurm/trust.sh
+. "$trust"
+found=$(trusted_socket "$socket" "$chosen_DAEMON_UID") || leave "$found"
+socket=$found
 
 # The question. A task without others, as a batch script, has all that it sees.
 count "${SLURM_GTIDS-}"

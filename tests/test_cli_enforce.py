@@ -243,6 +243,18 @@ def test_json_is_the_daemons_document_as_it_comes(
 
 
 @pytest.mark.processes
+def test_json_prints_nothing_that_a_terminal_obeys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = written(enforced(OURS), node="a\x9b\u202e").encode().decode("unicode_escape")
+    with serving(tmp_path / "s", answering(http("200 OK", sent.encode()))) as path:
+        assert main(["enforce", "--json", "--socket", str(path)]) == 1
+    printed = capsys.readouterr().out
+    assert printed.strip().isprintable()
+    assert json.loads(printed) == json.loads(sent)
+
+
+@pytest.mark.processes
 def test_a_long_document_is_read_and_prints_nothing_that_a_terminal_obeys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

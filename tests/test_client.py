@@ -30,7 +30,7 @@ from affinityd.errors import (
 )
 from affinityd.fallback import plan_on
 from affinityd.service import Node
-from tests.daemons import Daemon, running
+from tests.daemons import BELIEVED, Daemon, running
 from tests.serving import Behaviour, answering, hanging, http, serving
 
 pytestmark = pytest.mark.processes
@@ -176,6 +176,13 @@ def test_a_queue_that_gets_shorter_is_waited_for(tmp_path: Path) -> None:
 # Somebody else.
 
 
+def endless(connection: socket.socket, over: threading.Event) -> None:
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\n")
+    while not over.is_set():
+        connection.sendall(b"a: " + b"a" * 2**20)
+
+
 def close(_connection: socket.socket, _over: threading.Event) -> None:
     pass
 
@@ -190,6 +197,14 @@ def close(_connection: socket.socket, _over: threading.Event) -> None:
         pytest.param(answering(b"\r\n\r\n"), "is no affinityd", id="an empty head"),
         pytest.param(answering(b"HTTP/1.1 \r\n\r\n"), "is no affinityd", id="no status"),
         pytest.param(answering(b"HTTP/1.1 2\xb20 OK\r\n\r\n"), "is no affinityd", id="no number"),
+        pytest.param(
+            answering(b"HTTP/1.1 2000 OK\r\ncontent-length: 0\r\n\r\n"), "is no aff", id="2000"
+        ),
+        pytest.param(answering(http("999 Oh", b"")), "answered 999: ''", id="999"),
+        pytest.param(
+            answering(http("200 OK", PLAN, f"content-length: {'9' * 9999}")), "is no aff", id="9…"
+        ),
+        pytest.param(endless, "is no affinityd", id="without end"),
         pytest.param(answering(b"HTTP/2 200\r\ncontent-length: 0\r\n\r\n"), "no aff", id="HTTP/2"),
         pytest.param(
             answering(http("200 OK", PLAN, length=len(PLAN) + 1)), "is no affinityd", id="cut off"
@@ -242,13 +257,28 @@ except client.DaemonError as error: print(error)
     with serving(tmp_path / "s", hang_up) as path:
         done = subprocess.run(
             [sys.executable, "-c", code, str(path)],
-            env={"PYTHONPATH": os.pathsep.join(sys.path)},
+            env={"PYTHONPATH": os.pathsep.join(sys.path), **BELIEVED},
             capture_output=True,
             text=True,
             check=False,
         )
     assert done.returncode != -signal.SIGPIPE
     assert "broke off" in done.stdout
+
+
+@pytest.mark.parametrize("title", ["No such GPU", "Malformed request", "Cannot be satisfied"])
+def test_a_refusal_does_nothing_to_a_terminal(tmp_path: Path, title: str) -> None:
+    status = {"No such GPU": "404", "Malformed request": "422", "Cannot be satisfied": "409"}[title]
+    answer = http(f"{status} Oh", f"{title}: \x1b[2Ja\nb\x9b\u202e".encode() + b"x" * 10**5)
+    with (
+        serving(tmp_path / "s", answering(answer)) as path,
+        pytest.raises(AffinityError) as caught,
+    ):
+        ask(path)
+    assert caught.value.title == title
+    assert str(caught.value).startswith("\\x1b[2Ja\\nb\\x9b\\u202exxx")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1100
 
 
 def test_names_of_fields_are_read_in_any_case(tmp_path: Path) -> None:

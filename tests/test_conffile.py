@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import conffile
+from affinityd import conffile, regular
 from affinityd.errors import InvalidRequestError
 
 NOBODY = 65534
@@ -103,8 +103,34 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     """To read a FIFO that nobody writes to would take forever."""
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo", Path("/dev/null")):
-        with pytest.raises(InvalidRequestError, match=f"^{re.escape(str(path))} is not a file$"):
+        with pytest.raises(
+            InvalidRequestError,
+            match=f"^{re.escape(str(path))} cannot be read: not a regular file$",
+        ):
             conffile.read(str(path))
+
+
+def test_a_file_without_end_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "affinityd.conf"
+    most = conffile.MAX_FILE
+    path.write_bytes(b"#" * most)
+    assert conffile.read(str(path)) == {}
+    path.write_bytes(b"#" * (most + 1))
+    with pytest.raises(InvalidRequestError, match=f"cannot be read: longer than {most} bytes$"):
+        conffile.read(str(path))
+
+
+def test_a_file_of_the_kernel_s_that_has_nothing_yet_is_not_waited_for(tmp_path: Path) -> None:
+    """As /proc/kmsg, which is a regular file by its mode, and has a reader wait."""
+    os.mkfifo(tmp_path / "fifo")
+    ends = os.open(tmp_path / "fifo", os.O_RDWR)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(regular, "_check", lambda _status: None)
+            with pytest.raises(InvalidRequestError, match=r"temporarily unavailable$"):
+                conffile.read(str(tmp_path / "fifo"))
+    finally:
+        os.close(ends)
 
 
 @needs_root

@@ -257,7 +257,7 @@ def test_without_a_command_there_is_nothing_to_run(words: list[str]) -> None:
 
 
 def test_its_options_are_a_plan_s() -> None:
-    assert set(PLAN_S) - set(PARAMETERS) == {"format"}
+    assert set(PLAN_S) - set(PARAMETERS) == {"format", "whose"}
 
 
 def test_help_is_there() -> None:

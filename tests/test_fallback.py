@@ -62,6 +62,31 @@ def test_the_node_is_the_one_that_a_daemon_published(socket: str) -> None:
     assert (known.node.topology, known.node.reserved) == (NODE.topology, NODE.reserved)
 
 
+@pytest.mark.parametrize("spoilt", ["run/node.json", "run", "."])
+def test_what_others_could_have_put_there_is_not_believed(socket: str, spoilt: str) -> None:
+    nodefile.write(node_file(socket), NODE)
+    part = (node_file(socket).parents[1] / spoilt).resolve()
+    part.chmod(0o777)
+    known = fallback.known_node([socket])
+    assert known.source == "sysfs"
+    assert known.doubt is not None
+    assert known.doubt.startswith(f"{node_file(socket)} is not trusted: others may write to {part}")
+    assert fallback.known_node([socket, "/nonexistent/s"]).doubt == known.doubt
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another's files")
+def test_another_user_s_node_is_believed_where_he_is_named(
+    socket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodefile.write(node_file(socket), NODE)
+    os.chown(node_file(socket), 1234, 1234)
+    known = fallback.known_node([socket])
+    assert (known.source, "belongs to uid 1234" in str(known.doubt)) == ("sysfs", True)
+    monkeypatch.setenv("AFFINITYD_DAEMON_UID", "1234")
+    known = fallback.known_node([socket])
+    assert (known.source, known.doubt) == ("node.json", None)
+
+
 def test_without_one_it_is_this_machine(socket: str) -> None:
     known = fallback.known_node([socket])
     assert known.source == "sysfs"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,9 +59,29 @@ def test_what_is_no_node_is_a_value_error_of_one_line(tmp_path: Path, text: str)
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "node.json")
-    with pytest.raises(OSError, match="no file"):
+def sparse(path: Path) -> None:
+    """Make a file that is longer than a node's, of nothing."""
+    with path.open("wb") as file:
+        file.truncate(nodefile.MAX_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (Path.mkdir, "not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+        (lambda path: path.symlink_to(path), os.strerror(errno.ELOOP)),
+        (lambda path: path.symlink_to("/nonexistent"), os.strerror(errno.ENOENT)),
+        (sparse, f"longer than {nodefile.MAX_BYTES} bytes"),
+    ],
+    ids=["a FIFO", "a folder", "a device", "a link to itself", "a link to nothing", "far too long"],
+)
+def test_what_is_no_file_or_without_end_is_neither_waited_for_nor_read(
+    tmp_path: Path, make: Callable[[Path], None], told: str
+) -> None:
+    make(tmp_path / "node.json")
+    with pytest.raises(OSError, match=told):
         nodefile.read(tmp_path / "node.json")
 
 
@@ -70,3 +92,34 @@ def test_a_generation_is_a_number_from_one(tmp_path: Path, generation: object) -
     path.write_text(json.dumps({**json.loads(path.read_text()), "generation": generation}))
     with pytest.raises(ValueError, match="generation"):
         nodefile.read(path)
+
+
+@pytest.mark.parametrize(
+    ("boot_id", "believed"),
+    [
+        ("2b1f9a7e-0000-4000-8000-000000000000", False),
+        (Path(nodefile.BOOT_ID).read_text().strip(), True),
+        (None, True),
+    ],
+    ids=["another machine's", "this one's", "from where that is hidden"],
+)
+def test_a_node_of_another_machine_or_another_boot_is_not_believed(
+    tmp_path: Path, boot_id: str | None, believed: bool
+) -> None:
+    path = tmp_path / "node.json"
+    nodefile.write(path, Node(machine("mi250x")))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": boot_id}))
+    if believed:
+        assert nodefile.read(path).topology == machine("mi250x")
+    else:
+        with pytest.raises(ValueError, match="another machine's, or from before"):
+            nodefile.read(path)
+
+
+def test_a_node_of_an_earlier_release_says_nothing_of_boots_and_is_believed(tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    nodefile.write(path, Node(machine("mi250x")))
+    earlier = json.loads(path.read_text())
+    del earlier["boot_id"]
+    path.write_text(json.dumps(earlier))
+    assert nodefile.read(path).topology == machine("mi250x")

@@ -239,6 +239,24 @@ def test_the_daemon_that_hung_is_named_and_not_one_that_nobody_had_time_to_ask(
     assert found.trouble == f"the daemon at {path} did not answer in time"
 
 
+def test_who_is_not_trusted_is_passed_over_and_named(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFFINITYD_MACHINE", "dgx-a100")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with answering(tmp_path / "open/s", "AFFINITYD_CPULIST=0") as path:
+        assert find({"gpus": "0"}, path, daemon.socket).source == "daemon"
+        alone = find({"gpus": "0"}, path)
+        with pytest.raises(NoSuchGpuError) as refused:
+            find({"gpus": "9"}, path)
+    trouble = f"{path} is not trusted: others may write to {tmp_path}/open;"
+    assert alone.source == "sysfs"
+    assert str(alone.trouble).startswith(trouble)
+    assert str(refused.value).startswith("no GPU 9; ")
+    assert trouble in str(refused.value)
+
+
 def test_without_a_daemon_it_is_said_where_one_was_looked_for() -> None:
     with pytest.raises(NoDaemonError, match=r"^no daemon at /nonexistent/1 or /nonexistent/2$"):
         place.ask_daemons([{}], ["/nonexistent/1", "/nonexistent/2"], time.monotonic() + 1)

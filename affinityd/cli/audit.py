@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from affinityd import conffile, devices, fallback
+from affinityd import devices
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document, everything
 from affinityd.audit.holders import Holders
@@ -20,6 +20,7 @@ from affinityd.audit.overlap import overlap
 from affinityd.cli import audit_memory, audit_table
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser
+from affinityd.cli.target import known_node
 from affinityd.discovery import nvml_processes
 from affinityd.errors import (
     AffinityError,
@@ -104,7 +105,7 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 def _this_machine() -> Topology:
     """Return the machine that the processes run on. Raises AffinityError."""
-    node = fallback.known_node(conffile.sockets(conffile.variables())).node
+    node = known_node()
     if node.replayed:
         raise InvalidRequestError(
             f"{quote(node.topology.name)} is a replayed machine, and runs no processes: take away "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 
 from affinityd import conffile
@@ -15,6 +16,7 @@ from affinityd.errors import (
     DaemonError,
     InvalidRequestError,
     NoDaemonError,
+    UntrustedError,
     one_line,
 )
 
@@ -60,10 +62,10 @@ def _enforce(arguments: argparse.Namespace) -> int:
     if arguments.socket is not None:
         said[f"{conffile.PREFIX}SOCKET"] = arguments.socket
     text = _asked(conffile.sockets(said))
-    if arguments.json:
-        print(text)
     report = _read(text)
-    if not arguments.json:
+    if arguments.json:
+        print(text if text.isprintable() else json.dumps(json.loads(text)))
+    else:
         print("\n".join(map(one_line, lines(report, fitting=arguments.all))))
     return 1 if report.is_amiss else 2 if report.is_blind else 0
 
@@ -71,13 +73,13 @@ def _enforce(arguments: argparse.Namespace) -> int:
 def _asked(sockets: list[str]) -> str:
     """Return what the first daemon says that is there. Raises AffinityError where none does."""
     deadline = time.monotonic() + TIMEOUT
-    absent = []
+    troubles = []
     for path in sockets:
         try:
             return ask(path, deadline)
-        except NoDaemonError as error:  # noqa: PERF203 - two paths at most
-            absent.append(str(error))
-    raise NoDaemonError("; ".join(absent))
+        except (NoDaemonError, UntrustedError) as error:  # noqa: PERF203 - two paths at most
+            troubles.append(str(error))
+    raise NoDaemonError("; ".join(troubles))
 
 
 def _read(text: str) -> EnforceReport:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from affinityd import client, conffile
+from affinityd import client, conffile, trust
 from affinityd.cli.console import say
 from affinityd.cli.exec_options import parameters, seconds
 from affinityd.cli.parser import Parser
@@ -77,7 +77,12 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
     said = _said()
     addresses = {**_in_variables(said), **addresses} or {SOCKET: conffile.SYSTEM_SOCKET}
     chosen = parameters({}, said)
-    settings = {**addresses, **{conffile.PREFIX + name.upper(): chosen[name] for name in chosen}}
+    trusted = ",".join(map(str, sorted(trust.configured(said))))  # no name of ours is the image's
+    settings = {
+        **addresses,
+        **({trust.VARIABLE: trusted} if trusted else {}),
+        **{conffile.PREFIX + name.upper(): chosen[name] for name in chosen},
+    }
     hand_out_settings(folder, settings)
     plan = nodeplan.find(nodeplan.question(chosen), addresses, deadline, _tell)
     hand_out_settings(folder, {**settings, **plan.answered})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from affinityd import machines
 from affinityd.discovery import discover
 from affinityd.discovery.nvml import ask
 from affinityd.discovery.nvml_report import NvmlReport
 from affinityd.discovery.root import open_tree
-from affinityd.discovery.tree import FolderTree, Tree
+from affinityd.discovery.tree import EXHAUSTED, FolderTree, Tree
 from affinityd.errors import TreeError
 from affinityd.settings import Settings
 from affinityd.snapshot import snapshot_nvml
@@ -23,6 +26,30 @@ NVIDIA_DRIVER = "proc/driver/nvidia/version"
 DRIVERS = (NVIDIA_DRIVER, "sys/class/kfd/kfd/topology/generation_id")
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """What a reading of files was like."""
+
+    online: bytes | None  #: the list of online CPUs
+    broken: Mapping[str, OSError]  #: path → the error of what could not be read
+
+    def check(self, former: _Reading | None) -> None:
+        """Raise TreeError where it is not to be used.
+
+        What cannot be read looks as if it were not there. So a reading with more of that than the
+        former one had is no news, unless CPUs came or went: better a node less than a CPU too many.
+        """
+        known = former.broken if former and former.online == self.online else self.broken
+        for path, error in self.broken.items():
+            if error.errno in EXHAUSTED or path not in known:
+                raise TreeError(f"/{path}: {error.strerror}")
+
+    def notices(self) -> Iterator[str]:
+        """Yield what could not be read, for people."""
+        for path, error in sorted(self.broken.items()):
+            yield f"/{path} could not be read: {error.strerror}"
+
+
 class Machine:
     """A live or replayed machine. What its drivers said is remembered between readings."""
 
@@ -33,6 +60,8 @@ class Machine:
             None if self._shipped else open_tree(settings.root, settings.node_name)
         )
         self._report: NvmlReport | None = None
+        self._answered_by: str | None = None  # the driver's version when NVML last answered
+        self._last: _Reading | None = None
         self._online = _keep_open(self._tree)
 
     @property
@@ -61,20 +90,50 @@ class Machine:
             return
         if not self._tree.live:
             self._report = snapshot_nvml(self._tree)
-        elif self._tree.read(NVIDIA_DRIVER) is not None:
-            self._report = ask(timeout)
-        else:
+        elif (version := self._tree.read(NVIDIA_DRIVER)) is None:
             self._report = NvmlReport(None, error="NVIDIA's driver is not loaded")
+        else:
+            self._hear(ask(timeout), version)
+
+    def _hear(self, report: NvmlReport, version: str) -> None:
+        """Take what NVML says; where it is silent, what it said before of that driver stands."""
+        if report.gpus is not None:
+            self._answered_by = version
+        elif self._report is not None and version == self._answered_by:
+            report = replace(self._report, error=report.error)
+        self._report = report
 
     def read(self) -> Topology:
-        """Return its topology, with what the drivers said when they were last asked."""
+        """Return its topology, with what the drivers said when they were last asked.
+
+        Raises TreeError for a reading that would be worse than the last one.
+        """
         if self._tree is None:
             assert self._shipped is not None  # noqa: S101 - one of the two is there
             return self._shipped
-        return discover(self._tree, self._report)
+        if not isinstance(self._tree, FolderTree):
+            return discover(self._tree, self._report)
+        online = self.online()
+        self._tree.broken.clear()
+        try:
+            topology = discover(self._tree, self._report)
+        except TreeError as error:
+            causes = _Reading(online, dict(self._tree.broken)).notices()
+            raise TreeError("; ".join((str(error), *itertools.islice(causes, 1)))) from None
+        reading = _Reading(online, dict(self._tree.broken))
+        reading.check(self._last)
+        self._last = reading
+        return replace(topology, notices=(*topology.notices, *self._of_nvml(), *reading.notices()))
+
+    def _of_nvml(self) -> Iterator[str]:
+        report = self._report
+        if report is not None and report.gpus is not None and report.error:
+            yield f"{report.error}; what it said before is used"
 
     def online(self) -> bytes | None:
         """Return the kernel's list of online CPUs, as it is: one small read."""
+        if self._online is None:  # /sys may come late
+            self._online = _keep_open(self._tree)
         try:
             return None if self._online is None else os.pread(self._online, MAX_LIST, 0)
         except OSError:  # a folder or pipe in a captured machine
@@ -86,7 +145,8 @@ class Machine:
 
     def is_driver_silent(self) -> bool:
         """Whether NVIDIA's driver is there and NVML did not answer."""
-        answered = self._report is not None and self._report.gpus is not None
+        report = self._report
+        answered = report is not None and report.gpus is not None and report.error is None
         return self.is_live and not answered and self.drivers()[0] is not None
 
 

@@ -11,7 +11,11 @@ from affinityd.errors import OutputError
 from affinityd.kubernetes.nodeplan import NodePlan
 from affinityd.whole import EXECUTABLE, READABLE, write_whole
 
-SCRIPTS = {"run": ("run.sh", EXECUTABLE), "table.sh": ("table.sh", READABLE)}
+SCRIPTS = {
+    "run": ("run.sh", EXECUTABLE),
+    "table.sh": ("table.sh", READABLE),
+    "trust.sh": ("trust.sh", READABLE),
+}
 
 
 def hand_out_scripts(folder: Path) -> None:

@@ -3,12 +3,13 @@
 #
 # `affinityd init` puts it into a pod. It asks the node's affinityd, else reads the table beside
 # itself. Of the image it needs sh, and taskset or python3; it asks by curl, python3 or, over TCP,
-# wget. Whatever is wrong, the command starts all the same, and a line on stderr says why.
+# wget, and sees by ls whose a socket is. Whatever is wrong, the command starts all the same, and a
+# line on stderr says why.
 # shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
 # All of it runs in a subshell: its variables may be names of the command's environment.
 find_place() { # prints what the command is told, or what kept it from its place
-    dev=/dev sys=/sys proc=/proc
+    dev=/dev sys=/sys proc=/proc ls=ls id=id
     set +e +f +u # of a job's SHELLOPTS
     LC_ALL=C
     trap '' PIPE # of a stderr that nobody reads
@@ -180,12 +181,24 @@ ask_daemon() { # cpulist, locality, allowed; trouble
         esac
         trouble="neither curl nor python3 is here to ask $address"
         choose_tool "$address" || continue
+        is_trusted "$address" || continue
         trouble="no answer from $address"
         answer=$newline$(ask_by_"$tool" "$address")$newline
         ! understand || return 0
         seconds=0.2
     done
     return 1
+}
+is_trusted() { # ADDRESS: address, of a socket that without links; trouble
+    case $1 in /*) ;; *) return ;; esac
+    # shellcheck source=affinityd/kubernetes/trust.sh
+    . "$here/trust.sh"
+    if found=$(trusted_socket "$1" "${AFFINITYD_DAEMON_UID-}"); then
+        address=$found
+    else
+        trouble=$found
+        return 1
+    fi
 }
 understand() { # cpulist, locality, allowed of the answer
     read_line AFFINITYD_CPULIST && cpulist=$value
