@@ -8,21 +8,22 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import uvloop
-from starlette.types import ASGIApp
 
 from affinityd import __version__, logs, nodefile, signals
 from affinityd.api.app import create_app
+from affinityd.api.callers import Callers
+from affinityd.api.connections import Connections
 from affinityd.api.documents import Told
 from affinityd.api.enforce import NOT_ENFORCING
 from affinityd.api.plan_only import PlanOnly
+from affinityd.api.refusals import REASONS, Register
 from affinityd.audit_log import AuditLog
 from affinityd.errors import AffinityError
 from affinityd.keeper import Keeper, Machine
@@ -31,8 +32,9 @@ from affinityd.metrics import Metrics
 from affinityd.notify import notify
 from affinityd.publisher import Publisher
 from affinityd.scanner import Audit, Auditor, Audits, Scanner
-from affinityd.server import Server
+from affinityd.server import most_connections
 from affinityd.service import Service
+from affinityd.serving import Serving
 from affinityd.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -95,37 +97,26 @@ async def _serve(
     )
     enforcement = enforce(settings, metrics) if enforce else None
     audits = _audits(settings, auditor, service, metrics, enforcement)
-    node_file = Path(settings.socket).with_name(nodefile.NAME)
-    keeper = Keeper(
-        service,
-        machine,
-        reserved=settings.reserved_cpus,
-        on_change=Publisher(node_file, replayed=settings.replays).publish,
-    )
+    publisher = Publisher(Path(settings.socket).with_name(nodefile.NAME), replayed=settings.replays)
+    keeper = Keeper(service, machine, reserved=settings.reserved_cpus, on_change=publisher.publish)
     app = create_app(
         service,
         keeper,
         metrics,
         audits,
+        callers=Callers(replayed=settings.replays),
         enforced=enforcement.documents if enforcement else NOT_ENFORCING,
         admin_group=settings.admin_group,
     )
-    apps: list[tuple[ASGIApp, Sequence[socket.socket]]] = [
-        (app, listeners.everything),
-        (PlanOnly(app), listeners.plan),
-    ]
-    servers = [(Server(served), sockets) for served, sockets in apps if sockets]
-
-    def stop() -> None:
-        for server, _ in servers:
-            server.stop()
-
-    _take_signals(stop, keeper.want_reading)
-    tasks = [asyncio.ensure_future(work) for work in (keeper.watch(), audits.run())]
+    connections = Connections(Register(metrics.refusals(REASONS)), most=most_connections())
+    serving = Serving(app, PlanOnly(app), listeners, connections)
+    _take_signals(serving.stop, keeper.want_reading)
+    works = (keeper.watch(), audits.run(), publisher.stay_published())
+    tasks = [asyncio.ensure_future(work) for work in works]
     for task in tasks:
-        task.add_done_callback(lambda _task: stop())
+        task.add_done_callback(lambda _task: serving.stop())
     log.info("affinityd %s answers %s", __version__, listeners)
-    await asyncio.gather(*(server.serve(list(sockets)) for server, sockets in servers))
+    await serving.run()
     notify("STOPPING=1")
     for task in tasks:
         task.cancel()

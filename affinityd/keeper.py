@@ -61,6 +61,7 @@ class Keeper:
         self._machine = machine
         self._reserved = reserved
         self._on_change = on_change
+        self._trouble = ""  # why the last reading failed: news once, and each request tries again
         self._seen_online: object = None
         self._seen_drivers: object = None
         self._asked_drivers = self._sought_mig = float("-inf")
@@ -123,8 +124,11 @@ class Keeper:
             try:
                 topology = await in_background(self._machine.read)
             except (AffinityError, OSError) as error:
-                log.warning("the machine could not be read: %s", error)
+                if str(error) != self._trouble:
+                    log.warning("the machine could not be read: %s", error)
+                self._trouble = str(error)
                 return
+            self._trouble = ""
             self._seen_online = online
             self._swap(topology)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import socket
 import stat
@@ -28,28 +29,39 @@ class UnixListener:
 
     path: Path
     socket: socket.socket
-    lock: int  #: held while this daemon lives; the kernel frees it, however it ends
-    inode: int
+    lock: io.FileIO  #: held while this daemon lives; the kernel frees it, however it ends
+    file: tuple[int, int]  #: its device and inode
+
+    def is_reachable(self) -> bool:
+        """Whether the path leads here: files under /run are cleaned away, and replaced."""
+        return not self.lock.closed and _file(self.path) == self.file
 
     def close(self) -> None:
         """Stop listening; the path goes too, unless somebody has put another socket there."""
-        if self.path.exists() and self.path.stat().st_ino == self.inode:
-            self.path.unlink()
+        if self.is_reachable():
+            self.path.unlink(missing_ok=True)
         self.socket.close()
-        os.close(self.lock)
+        self.lock.close()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Listeners:
     """The sockets on which everything is answered, and those on which plans alone are."""
 
-    everything: Sequence[socket.socket]
+    unix: UnixListener
+    tcp: Sequence[socket.socket]
     plan: Sequence[socket.socket]
+
+    def renew(self) -> None:
+        """Listen on the path anew. Raises ListenError where that cannot be, for now or for good."""
+        self.unix.close()
+        self.unix = listen_unix(self.unix.path)
 
     def __str__(self) -> str:
         """Return where they listen."""
+        everything = ", ".join((str(self.unix.path), *map(_address, self.tcp)))
         plan = f", plans alone on {', '.join(map(_address, self.plan))}" if self.plan else ""
-        return f"on {', '.join(map(_address, self.everything))}{plan}"
+        return f"on {everything}{plan}"
 
 
 @contextlib.contextmanager
@@ -60,11 +72,11 @@ def listening(settings: Settings) -> Iterator[Listeners]:
         raise ListenError(f"socket: {path} is where the node file is to be; give another name")
     tcp = [listen_tcp("listen", *settings.listen)] if settings.listen else []
     plan = [listen_tcp("listen-plan", *settings.listen_plan)] if settings.listen_plan else []
-    unix = listen_unix(path)
+    listeners = Listeners(listen_unix(path), tcp, plan)
     try:
-        yield Listeners([unix.socket, *tcp], plan)
+        yield listeners
     finally:
-        unix.close()
+        listeners.unix.close()
 
 
 def listen_unix(path: Path) -> UnixListener:
@@ -75,19 +87,24 @@ def listen_unix(path: Path) -> UnixListener:
     """
     if len(os.fsencode(path)) > MAX_PATH:
         raise ListenError(f"socket: {path} is longer than the {MAX_PATH} bytes that Linux takes")
-    if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
+    if _is_something_else(path):
         raise ListenError(f"socket: {path} is there and is no socket; give another by --socket")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _make_folder(path.parent)
-        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
-        _take(path, lock)
-        listener.bind(os.fspath(path))
-        path.chmod(EVERYBODY)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        raise ListenError(f"socket: {path}: {error.strerror}; give another by --socket") from None
-    return UnixListener(path, listener, lock, path.stat().st_ino)
+    with contextlib.ExitStack() as undone:
+        try:
+            _make_folder(path.parent)
+            lock = undone.enter_context(_open_lock(path))
+            _take(path, lock)
+            listener = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener.bind(os.fspath(path))
+            path.chmod(EVERYBODY)
+            listener.listen(BACKLOG)
+            status = path.stat()
+        except OSError as error:
+            raise ListenError(
+                f"socket: {path}: {error.strerror}; give another by --socket"
+            ) from None
+        undone.pop_all()
+    return UnixListener(path, listener, lock, (status.st_dev, status.st_ino))
 
 
 def listen_tcp(setting: str, host: str, port: int) -> socket.socket:
@@ -115,14 +132,19 @@ def _make_folder(folder: Path) -> None:
         folder.chmod(0o755)  # whatever the umask is
 
 
-def _take(path: Path, lock: int) -> None:
+def _open_lock(path: Path) -> io.FileIO:
+    lock = path.with_name(f".{path.name}.lock")
+    return io.FileIO(os.open(lock, os.O_CREAT | os.O_RDWR, 0o600), "r+")
+
+
+def _take(path: Path, lock: io.FileIO) -> None:
     """Make the path free, unless a living process is behind it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ListenError(f"socket: {path}: {_holder(path)}") from None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # noqa: FBT003 - the name says what it is
+        probe.settimeout(0)
         answer = probe.connect_ex(os.fspath(path))
     if answer in {0, errno.EAGAIN}:
         raise ListenError(f"socket: {path}: {_holder(path)}")
@@ -133,14 +155,32 @@ def _take(path: Path, lock: int) -> None:
 def _holder(path: Path) -> str:
     """Say who listens on a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
+        probe.settimeout(0)
         try:
             probe.connect(os.fspath(path))
             pid = credentials(probe).pid
+        except BlockingIOError:  # unix(7): its queue is full
+            return "a process that takes no connection listens there already; stop it first"
         except OSError:
             return "another affinityd is starting or stopping there"
     who = f"process {pid}" if pid > 0 else "a process that is not seen from here"
     return f"{who} listens there already; stop it first"
+
+
+def _is_something_else(path: Path) -> bool:
+    try:
+        return not stat.S_ISSOCK(path.lstat().st_mode)
+    except OSError:  # there is nothing, or what is wrong is said when it is bound
+        return False
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    """Return the device and inode at a path."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _address(listener: socket.socket) -> str:

@@ -9,6 +9,7 @@ import threading
 from datetime import datetime, timezone
 
 from affinityd.errors import one_line
+from affinityd.log_writer import LogWriter
 
 log = logging.getLogger(__name__)
 
@@ -54,15 +55,8 @@ def configure(log_format: str) -> None:
 
 
 def _handler() -> logging.Handler:
-    """Return what writes to stdout; to nowhere, where that is closed.
-
-    The stream is not sys.stdout, whose rest Python writes at its end, or fails.
-    """
-    if sys.stdout is None:
-        return logging.NullHandler()
-    return logging.StreamHandler(
-        open(sys.stdout.fileno(), "w", encoding="utf-8", errors="replace", closefd=False)
-    )
+    """Return what writes to stdout; to nowhere, where that is closed."""
+    return logging.NullHandler() if sys.stdout is None else LogWriter(sys.stdout.fileno())
 
 
 def _message(record: logging.LogRecord) -> str:

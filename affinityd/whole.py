@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 READABLE, EXECUTABLE = 0o644, 0o755  #: by everybody, whatever the umask is
@@ -22,3 +23,10 @@ def write_whole(path: Path, text: str, mode: int = READABLE) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def sweep(path: Path) -> None:
+    """Remove what writers of a file left beside it that were killed in the middle."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        with suppress(OSError):
+            left.unlink()

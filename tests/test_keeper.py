@@ -161,6 +161,22 @@ def test_a_machine_that_cannot_be_read_keeps_its_last_reading_until_it_can() -> 
     keep(story)
 
 
+def test_a_machine_that_cannot_be_read_is_news_once_however_many_ask(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(stand_in: StandIn, keeper: Keeper, _: Service, __: list[Node]) -> None:
+        for online in ("1-223", "2-223"):
+            before, stand_in.topology, stand_in.seen_online = stand_in.topology, None, online
+            for _request in range(5):
+                await keeper.refresh()
+            stand_in.topology = smaller(before)
+            await keeper.refresh()
+
+    keep(story)
+    told = [record for record in caplog.records if "could not be read" in record.message]
+    assert len(told) == 2
+
+
 def test_a_first_reading_that_fails_is_tried_again() -> None:
     async def run() -> None:
         stand_in, service = StandIn(), Service()

@@ -234,6 +234,35 @@ def test_a_hostile_archive_reaches_neither_what_is_outside_nor_all_memory(tmp_pa
     assert not (tmp_path.parent / "outside").exists()
 
 
+def header(name: str, size: int) -> bytes:
+    """A member's header in GNU's format, whose size may be negative."""
+    content = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
+    content[124:136] = size.to_bytes(12, "big", signed=True)
+    content[148:156] = b" " * 8
+    content[148:156] = b"%06o\0 " % sum(content)
+    return bytes(content)
+
+
+def test_a_member_of_less_than_nothing_is_not_read_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "back.tar"
+    path.write_bytes(header(f"{CPUS}/online", 0) + header("x", -512) + bytes(10240))
+    with pytest.raises(TreeError, match=r"cannot be read: "):
+        open_tree(str(path))
+
+
+def test_a_small_archive_of_very_many_folders_does_not_take_all_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MAX_BYTES", 2**20)
+    path = tmp_path / "deep.tar"
+    with tarfile.open(path, "w") as archive:
+        for number in range(20):
+            archive.addfile(tarfile.TarInfo(f"{CPUS}/{number}/" + "a/" * 1000))
+    assert path.stat().st_size < 2**17
+    with pytest.raises(TreeError, match=r"the folders of archive 'deep' take more than 1048576"):
+        open_tree(str(path))
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_damaged_archive_is_read_or_refused_but_never_a_traceback(
@@ -267,3 +296,10 @@ def test_a_member_whose_name_is_longer_than_any_path_is_passed_over(tmp_path: Pa
         for name in ("sys/devices/system/cpu/online", "a/" * 60_000 + "b"):
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
     assert open_tree(str(path)).list("") == ("sys",)
+
+
+def test_a_list_that_the_kernel_gives_in_pieces_is_read_to_its_end() -> None:
+    text = open_tree("/").read("proc/self/maps")
+    assert text is not None
+    assert len(text) > 4096
+    assert text.splitlines()[-1] == Path("/proc/self/maps").read_text().splitlines()[-1]

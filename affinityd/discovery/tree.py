@@ -8,9 +8,10 @@ relative to it: `sys/devices/system/cpu/online`.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from affinityd.cpuset import PADDING
@@ -36,6 +37,15 @@ MAX_FILE = 1024 * 1024
 
 #: A kernel attribute is at most a page.
 _PAGE = 4096
+
+#: Where a list comes by whole lines, and a piece ends before its page does: kernel fs/seq_file.c.
+_LISTS = "proc/"
+
+#: Errors of whoever reads: they say nothing of the file. open(2)
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+#: Errors of files that are there and fail now; others mean that there is nothing, or not for us.
+_BROKEN = EXHAUSTED | {errno.EIO}
 
 
 def every(_name: str) -> bool:
@@ -74,16 +84,21 @@ class FolderTree:
     root: str  #: ends in a slash
     name: str
     live: bool = False
+    #: Path → the error of what is there and could not be read, until somebody clears it.
+    broken: dict[str, OSError] = field(default_factory=dict, compare=False)
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """See `Tree.read`."""
         try:
             descriptor = os.open(self.root + path, _OPEN)
-        except OSError:
+        except OSError as error:
+            self._note(path, error)
             return None
         try:
-            return as_text(_read_all(descriptor), beginnings)
-        except OSError:  # a folder, a device that is gone, an attribute that refuses
+            in_pieces = path.startswith(_LISTS)
+            return as_text(_read_all(descriptor, in_pieces=in_pieces), beginnings)
+        except OSError as error:  # a folder, a device that is gone, an attribute that refuses
+            self._note(path, error)
             return None
         finally:
             os.close(descriptor)
@@ -92,15 +107,21 @@ class FolderTree:
         """See `Tree.list`."""
         try:
             return tuple(sorted(filter(keep, os.listdir(self.root + path))))
-        except OSError:
+        except OSError as error:
+            self._note(path, error)
             return ()
 
     def link(self, path: str) -> str | None:
         """See `Tree.link`."""
         try:
             return os.readlink(self.root + path)
-        except OSError:
+        except OSError as error:
+            self._note(path, error)
             return None
+
+    def _note(self, path: str, error: OSError) -> None:
+        if error.errno in _BROKEN:
+            self.broken[path] = error
 
 
 def tree_name(path: str) -> str:
@@ -130,13 +151,14 @@ def as_text(data: bytes, beginnings: tuple[str, ...]) -> str | None:
     except UnicodeDecodeError:
         return None
     if beginnings:
-        text = "\n".join(line for line in text.splitlines() if line.startswith(beginnings))
+        text = "\n".join(line for line in text.split("\n") if line.startswith(beginnings))
     return text.strip(PADDING)
 
 
-def _read_all(descriptor: int) -> bytes:
+def _read_all(descriptor: int, *, in_pieces: bool) -> bytes:
+    """Return what a file holds. `in_pieces`: it may give less than a page before its end."""
     data = chunk = os.read(descriptor, _PAGE)
-    while len(chunk) == _PAGE and len(data) < MAX_FILE:
+    while chunk and (in_pieces or len(chunk) == _PAGE) and len(data) < MAX_FILE:
         chunk = os.read(descriptor, _PAGE)
         data += chunk
     return data

@@ -235,7 +235,7 @@ JOBS = {
 def test_a_job_is_planned_on_what_it_may_use(seen: Document, job: str) -> None:
     allowed, cpulist, home, locality = JOBS[job]
     planned = own_plan(seen["jobs"][job])
-    assert planned["allowed"] == {"cpulist": allowed, "source": "caller"}
+    assert (planned["allowed"]["cpulist"], planned["allowed"]["source"]) == (allowed, "caller")
     assert cpulists(planned) == [cpulist]
     assert of_ranks(planned, "home_node") == [home]
     assert of_ranks(planned, "locality") == [locality]
@@ -284,8 +284,8 @@ def test_a_snapshot_is_the_machine_it_was_taken_of(seen: Document, archive: Path
 def test_plans_on_a_snapshot_are_those_of_its_machine(seen: Document, archive: Path) -> None:
     for arguments, there in seen["snapshot"]["plans"]:
         here = replayed(archive, "plan", *arguments)
-        assert there["allowed"] == {"cpulist": "0-31", "source": "caller"}
-        assert here["allowed"] == {"cpulist": "0-31", "source": "node"}
+        assert there["allowed"] == {"cpulist": "0-31", "source": "caller", "within": "0-31"}
+        assert here["allowed"] == {"cpulist": "0-31", "source": "node", "within": None}
         assert {**here, "allowed": None} == {**there, "allowed": None, "node": "node"}
 
 
@@ -323,3 +323,42 @@ def test_sigterm_is_a_good_end_that_leaves_no_socket(seen: Document) -> None:
     assert seen["signals"]["status"] == 0
     assert "affinityd.sock" not in seen["signals"]["left"]
     assert "node.json" in seen["signals"]["left"]
+
+
+# Troubles.
+
+
+def test_a_cpu_that_comes_and_goes_in_a_storm_is_in_answers_only_while_it_is_there(
+    seen: Document,
+) -> None:
+    changes = seen["storm"]["changes"]
+    #: Since when a state may be seen, until when, and whether the CPU is online then.
+    spells = [(0.0, changes[0][1], True)] + [
+        (began, after[1], online)
+        for (began, _, online), after in zip(
+            changes, [*changes[1:], (0, float("inf"))], strict=True
+        )
+    ]
+    right = {True: "12-15\n12-15\n", False: "13-15\n13-15\n"}
+    wrong = [
+        answer
+        for answer in seen["storm"]["answers"]
+        if not any(
+            answer[2:] == [200, right[online]]
+            for since, until, online in spells
+            if since <= answer[1] and answer[0] <= until
+        )
+    ]
+    assert wrong == []
+    assert {text for *_, text in seen["storm"]["answers"]} == set(right.values())
+    assert len(changes) >= 4
+    assert seen["storm"]["after"] == right[True]
+
+
+def test_a_clock_that_jumps_changes_no_plan_and_no_scans_age(seen: Document) -> None:
+    assert len(seen["clock"]) == 4
+    before = seen["clock"]["before"]
+    for look in seen["clock"].values():
+        assert (look["plan"], look["ready"]) == (before["plan"], 200)
+        (age,) = look["ages"]
+        assert 0 <= age < 100

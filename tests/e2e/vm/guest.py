@@ -27,6 +27,7 @@ from tests.e2e.vm.inside import (
     serving,
     stage,
 )
+from tests.e2e.vm.troubles import clock, storm
 
 SNAPSHOT = Path("/tmp/node.tar.xz")  # noqa: S108 - nobody else is here
 
@@ -70,6 +71,10 @@ def main() -> None:
     report["plans"] = {query: ask(daemon, query) for query in QUERIES}
     report["socket"] = [oct(path.stat().st_mode & 0o777) for path in (SOCKET, SOCKET.parent)]
     report["whole"] = look()
+    stage("a storm")
+    report["storm"] = storm(daemon)
+    stage("the clock jumps")
+    report["clock"] = clock(daemon)
     stage("jobs")
     report["jobs"] = {name: run_job(*job) for name, job in JOBS.items()}
     stage("a snapshot")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.vm import mending
+from tests.e2e.vm.callers import callers
 from tests.e2e.vm.hardware import GPU_NODES
 from tests.e2e.vm.inside import AFFINITYD, PCI_FOLDER, Ended, bring, cgroup, ran, serving, stage
 from tests.e2e.vm.mending import FILL, FIRST_GPU
@@ -76,6 +77,8 @@ def main() -> None:
     report["metrics"] = [before, daemon.get("/metrics").text]
     report["own GPUs"] = [own_gpu(rank) for rank in RANKS]
     report["nested"] = nested()
+    stage("callers")
+    report["callers"] = callers()
     stage("pods")
     report["pods"] = pods()
     report["script"] = ran([sys.executable, "-c", SCRIPT])

@@ -1,0 +1,99 @@
+"""The daemon's servers: one a kind of socket, and that of the unix socket anew when its file went.
+
+Whoever cleans up under /run takes a socket's file away, and nobody hears of it: those who are
+connected go on, and no one else comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+
+from starlette.types import ASGIApp
+
+from affinityd.api.connections import Connections
+from affinityd.errors import ListenError
+from affinityd.listening import Listeners
+from affinityd.server import Server
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 1.0  #: how often the socket's file is looked for
+
+
+class Serving:
+    """Serves on all sockets until it is stopped."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        plan_only: ASGIApp,
+        listeners: Listeners,
+        connections: Connections,
+    ) -> None:
+        """Take what answers everything, what answers plans alone, where, and who counts callers."""
+        self._app = app
+        self._plan_only = plan_only
+        self._listeners = listeners
+        self._connections = connections
+        self._servers: list[Server] = []
+        self._unix: Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._trouble = ""  # why nothing listens at the path
+
+    async def run(self) -> None:
+        """Serve; returns when all has ended that was under way. Raises what a server raises."""
+        self._begin_on_unix()
+        self._begin(self._app, self._listeners.tcp)
+        self._begin(self._plan_only, self._listeners.plan)
+        self._tasks.add(asyncio.ensure_future(self._stay_reachable()))
+        while self._tasks:
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._tasks -= done
+            for task in done:
+                task.result()
+
+    def stop(self) -> None:
+        """Answer what is being asked and end; told twice, end at once."""
+        self._stopping.set()
+        for server in self._servers:
+            server.stop()
+
+    def _begin(self, app: ASGIApp, sockets: Sequence[socket.socket]) -> None:
+        if sockets:
+            server = Server(app, self._connections)
+            self._servers.append(server)
+            self._tasks.add(asyncio.ensure_future(server.serve(list(sockets))))
+
+    def _begin_on_unix(self) -> None:
+        self._begin(self._app, [self._listeners.unix.socket])
+        self._unix = self._servers[-1]
+
+    async def _stay_reachable(self) -> None:
+        while not self._stopping.is_set():
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), CHECK_SECONDS)
+            if not self._stopping.is_set() and not self._listeners.unix.is_reachable():
+                self._renew()
+
+    def _renew(self) -> None:
+        """Listen on the path anew; those who are connected are answered what they have asked."""
+        path = self._listeners.unix.path
+        if self._unix is not None:
+            self._servers.remove(self._unix)  # whose stop in the end would be its second
+            self._unix.stop()
+            self._unix = None
+        try:
+            self._listeners.renew()
+        except ListenError as error:
+            if str(error) != self._trouble:
+                log.warning("%s is not this daemon's any more: %s", path, error)
+            self._trouble = str(error)
+        else:
+            self._trouble = ""
+            self._begin_on_unix()
+            log.warning("%s was gone; it is listened on anew", path)

@@ -1,0 +1,88 @@
+"""A daemon on this machine's own files, which are covered and uncovered while it runs.
+
+It is in a mount namespace of its own, has NVIDIA's driver in `/proc/driver`, and an NVML that
+answers from facts: this machine's first PCI device is the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from affinityd.discovery import discover, open_tree
+from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
+from affinityd.topology import Topology
+from tests.daemons import Daemon, running, spawn
+from tests.nvml.shared_object import environment
+
+UUID = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
+MODEL = "NVIDIA Test"
+DRIVER = "550.54.15"
+
+
+def gpu_address() -> str:
+    """Return the PCI device that is to be the GPU."""
+    return min(path.name for path in Path("/sys/bus/pci/devices").iterdir())
+
+
+@dataclass(frozen=True)
+class Node:
+    """A live node's folder, and what can be done to it."""
+
+    folder: Path
+
+    def facts(self, *, fault: str = "") -> str:
+        """Return what NVML says; a fault is `FUNCTION ACTION`, as libnvidia_ml.c has it."""
+        of_all = fault if "DeviceGetCompute" not in fault else ""
+        gpu = f"gpu\nuuid {UUID}\npci 0000{gpu_address()}\nminor 3\nmodel {MODEL}\n"
+        lines = (f"driver {DRIVER}\n", of_all and f"fail {of_all}\n", gpu)
+        return "".join(lines) + (f"fail {fault}\n" if fault != of_all else "")
+
+    def tell_nvml(self, *, fault: str = "") -> None:
+        """Change what NVML says from now on."""
+        (self.folder / "nvml.facts").write_text(self.facts(fault=fault))
+
+    @property
+    def topology(self) -> Topology:
+        """What the daemon is to know while nothing is wrong."""
+        gpu = NvmlGpu(0, UUID, gpu_address(), minor=3, model=MODEL)
+        return discover(open_tree("/"), NvmlReport((gpu,), DRIVER))
+
+    def start(self, *, at_first: str = ":", fault: str = "") -> Daemon:
+        """Start the daemon, after a line of sh in its namespace; wait for nothing."""
+        env = environment(self.facts(fault=fault), self.folder)
+        return spawn(self.folder, env=env, before=self._namespace(at_first))
+
+    @contextmanager
+    def running(self, *, scan_interval: str = "15") -> Iterator[Daemon]:
+        """Run the daemon."""
+        env = environment(self.facts(), self.folder) | {"AFFINITYD_SCAN_INTERVAL": scan_interval}
+        with running(self.folder, env=env, before=self._namespace(":")) as daemon:
+            yield daemon
+
+    def _namespace(self, at_first: str) -> list[str]:
+        driver = self.folder / "driver"
+        (driver / "nvidia").mkdir(parents=True, exist_ok=True)
+        (driver / "nvidia/version").write_text(f"NVRM version: {DRIVER}\n")
+        then = f'mount --bind "$0" /proc/driver && {at_first} && exec "$@"'
+        return ["unshare", "--mount", "--map-root-user", "sh", "-c", then, os.fspath(driver)]
+
+
+def inside(daemon: Daemon, *command: str) -> None:
+    """Run a command in a daemon's namespaces."""
+    enter = ["nsenter", "--target", str(daemon.process.pid), "--user", "--mount", "--"]
+    subprocess.run([*enter, *command], check=True)
+
+
+def break_file(daemon: Daemon, path: str) -> None:
+    """Have each read of a file fail with EIO: nothing is mapped at address 0, proc(5)."""
+    inside(daemon, "mount", "--bind", f"/proc/{daemon.process.pid}/mem", path)
+
+
+def uncover(daemon: Daemon, path: str) -> None:
+    """Have a file be itself again."""
+    inside(daemon, "umount", path)

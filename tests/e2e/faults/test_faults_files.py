@@ -1,0 +1,169 @@
+"""node.json torn or stale, a disk that is full, a log that takes nothing. Real file systems."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from affinityd import nodefile
+from affinityd.cpuset import parse_list
+from affinityd.errors import quote
+from affinityd.fallback import known_node
+from affinityd.service import Node
+from tests.daemons import eventually, running
+from tests.e2e.faults.checker import Truth, answered_more, asking
+from tests.e2e.faults.elsewhere import listening_at, says
+from tests.e2e.faults.ranks import environment, start_many
+from tests.machines.facts import machine
+from tests.machines.sysfs_tree import write_tree
+from tests.tiny import LOOK, exec_, tiny, tiny_tree
+
+pytestmark = pytest.mark.faults
+
+ONLINE = "sys/devices/system/cpu/online"
+SMALL = 256  #: KiB that the small disk has
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a file system with room for little."""
+    path = tmp_path / "small"
+    path.mkdir()
+    size = f"size={SMALL}k,mode=0755"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", path], check=True)
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no byte free; return the file that has them."""
+    path = disk / "full"
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return path
+
+
+def test_a_node_file_cut_off_anywhere_is_passed_over_or_whole(tmp_path: Path) -> None:
+    path = tmp_path / nodefile.NAME
+    nodefile.write(path, Node(tiny()))
+    text = path.read_text()
+    for length in range(len(text)):
+        path.write_text(text[:length])
+        try:
+            node = nodefile.read(path)
+        except ValueError as error:
+            assert str(error).isprintable(), quote(text[length:])  # noqa: PT017 - of hundreds
+        else:
+            assert node.topology == tiny()
+            assert length == len(text) - 1  # without its line's end
+
+
+STALE: dict[str, dict[str, object]] = {
+    "another machine's": {"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"},
+    "of another form": {"version": 2},
+    "without a generation": {"generation": 0},
+    "without a topology": {"topology": None},
+    "empty": {},
+}
+
+
+@pytest.mark.parametrize("kind", STALE)
+def test_ranks_pass_over_a_node_file_that_is_not_of_here_and_now(tmp_path: Path, kind: str) -> None:
+    nodefile.write(tmp_path / nodefile.NAME, Node(tiny(1, 0)))  # its GPUs are elsewhere
+    written = json.loads((tmp_path / nodefile.NAME).read_text())
+    stale = {**written, **STALE[kind]} if STALE[kind] else {}
+    (tmp_path / nodefile.NAME).write_text(json.dumps(stale))
+    env = {
+        **environment(tmp_path / "affinityd.sock"),
+        "AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine")),
+    }
+    ranks = start_many(2, env)
+    assert (ranks.pinned, ranks.wrong, ranks.said) == (2, [], [])
+
+
+def test_a_node_file_that_names_cpus_which_went_since_gives_none_of_them(tmp_path: Path) -> None:
+    """A rank's own mask is asked of the kernel, which never names what is offline."""
+    path = tmp_path / nodefile.NAME
+    nodefile.write(path, Node(machine("dgx-a100")))
+    assert known_node([str(tmp_path / "affinityd.sock")]).source == nodefile.NAME
+    for gpu in range(8):
+        done = exec_("--gpus", str(gpu), "--", *LOOK, env=environment(tmp_path / "affinityd.sock"))
+        assert parse_list(done.cpus) <= os.sched_getaffinity(0)
+
+
+def test_a_full_disk_costs_the_node_file_and_room_brings_it_back(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    tree = write_tree(machine("dgx-a100"), tmp_path / "root")
+    path, node_file = small_disk / "s", small_disk / nodefile.NAME
+    filler = fill(small_disk)
+    told = "node.json could not be written: No space left on device"
+    with listening_at(path, tmp_path, "--root", str(tree)) as daemon:
+        with asking(path, Truth(machine("dgx-a100"))) as asked:
+            eventually(lambda: says(daemon, told), "it is told")
+            assert answered_more(asked)
+        (tree / ONLINE).write_text("0-47,50-255\n")
+        assert daemon.plan("gpus=0&mode=node")["cpulist"] == "50-63,176-191"
+        assert sorted(file.name for file in small_disk.iterdir()) == [".s.lock", "full", "s"]
+        filler.unlink()
+        eventually(node_file.exists, "the node file is there")
+        assert nodefile.read(node_file).generation == 2
+        assert len(says(daemon, told)) == 1
+        assert daemon.stop() == 0
+
+
+def test_a_disk_that_fills_up_leaves_the_former_node_file_whole(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    tree = write_tree(machine("mi250x"), tmp_path / "root")
+    node_file = small_disk / nodefile.NAME
+    with listening_at(small_disk / "s", tmp_path, "--root", str(tree)) as daemon:
+        eventually(node_file.exists, "the node file is there")
+        fill(small_disk)
+        (tree / ONLINE).write_text("0-111\n")
+        assert daemon.plan("gpus=0")["generation"] == 2
+        eventually(lambda: says(daemon, "could not be written"), "it is told")
+        assert nodefile.read(node_file).topology.online == machine("mi250x").online
+        assert not list(small_disk.glob(".node.json*"))
+
+
+def test_what_a_killed_daemon_left_half_written_is_swept_away(tmp_path: Path) -> None:
+    (tmp_path / ".node.json.a1b2c3d4").write_text("{")
+    with running(tmp_path, "--machine", "mi250x"):
+        assert not list(tmp_path.glob(".node.json*"))
+
+
+def test_a_log_on_a_full_device_holds_up_neither_answers_nor_the_end(tmp_path: Path) -> None:
+    to_full = ("sh", "-c", 'exec "$0" "$@" >/dev/full')
+    with running(tmp_path, "--machine", "dgx-a100", before=to_full) as daemon:
+        with asking(daemon.socket, Truth(machine("dgx-a100"))) as asked:
+            assert answered_more(asked)
+        assert daemon.stop() == 0
+        assert daemon.complaints == []
+
+
+def test_a_log_that_nobody_reads_holds_up_neither_answers_nor_the_end(tmp_path: Path) -> None:
+    """A pipe is full after 64 KiB, pipe(7): each SIGHUP is a line."""
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDWR)
+    into = ("sh", "-c", 'exec "$0" "$@" >"$LOG"')
+    env = {"LOG": str(fifo)}
+    try:
+        with running(tmp_path, "--machine", "dgx-a100", env=env, before=into) as daemon:
+            os.set_blocking(reader, False)
+            os.write(reader, bytes(65536 - 4096))  # nearly all that there is room for
+            with asking(daemon.socket, Truth(machine("dgx-a100"))) as asked:
+                for _ in range(200):
+                    daemon.signal(1)
+                    assert answered_more(asked, 1)
+            assert daemon.stop() == 0
+    finally:
+        os.close(reader)

@@ -1,0 +1,123 @@
+"""An upgrade while jobs start: the daemon of one release, the clients of another. Real programs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from affinityd import nodefile
+from tests.daemons import PATIENCE, Daemon, eventually, running, spawn
+from tests.e2e.faults.checker import QUERIES, Truth, answered_more, asking
+from tests.e2e.faults.elsewhere import plans
+from tests.e2e.faults.ranks import environment, start_many
+from tests.tiny import tiny, tiny_tree
+
+pytestmark = pytest.mark.faults
+
+HERE = Path(__file__).parents[3]
+
+#: The release before this one; there is no tag yet.
+PREVIOUS = "63e129cf2f3a6daff71be5e3a87307b6a5abff3c"
+
+
+@pytest.fixture(scope="module")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the previous release's package, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("previous")
+    found = subprocess.run(
+        ["git", "-C", HERE, "archive", PREVIOUS, "affinityd"], capture_output=True, check=False
+    )
+    assert found.returncode == 0, (
+        f"the previous release is commit {PREVIOUS}, which this clone lacks: "
+        f"git fetch --unshallow; {found.stderr.decode()}"
+    )
+    subprocess.run(["tar", "-x", "-C", folder], input=found.stdout, check=True)
+    return folder
+
+
+def from_checkout(folder: Path) -> list[str]:
+    """Return the command that runs another by a checkout: Python imports from where it starts."""
+    return ["env", "-C", os.fspath(folder)]
+
+
+@contextmanager
+def former(folder: Path, previous: Path, tree: Path) -> Iterator[Daemon]:
+    with running(folder, "--root", str(tree), before=from_checkout(previous)) as daemon:
+        assert Path(f"/proc/{daemon.process.pid}/cwd").readlink() == previous
+        yield daemon
+
+
+def test_both_releases_answer_the_same(tmp_path: Path, previous: Path) -> None:
+    tree = tiny_tree(tmp_path / "machine")
+    targets = [f"/plan?{query}&format=shell" for query in QUERIES]
+    with former(tmp_path, previous, tree) as daemon:
+        before = [daemon.get(target).body for target in targets]
+        assert daemon.stop() == 0
+    with running(tmp_path, "--root", str(tree)) as daemon:
+        assert [daemon.get(target).body for target in targets] == before
+
+
+def test_ranks_of_this_release_are_placed_by_the_previous_daemon_and_its_node_file(
+    tmp_path: Path, previous: Path
+) -> None:
+    with former(tmp_path, previous, tiny_tree(tmp_path / "machine")) as daemon:
+        ranks = start_many(4, environment(daemon.socket))
+        assert (ranks.pinned, ranks.wrong, ranks.said) == (4, [], [])
+        daemon.signal(signal.SIGKILL)
+        daemon.process.wait(PATIENCE)
+        left = nodefile.read(daemon.socket.with_name(nodefile.NAME))
+        assert left.topology.online == tiny().online
+        ranks = start_many(4, environment(daemon.socket))
+        assert (ranks.pinned, ranks.wrong) == (4, [])
+
+
+def test_ranks_of_the_previous_release_are_placed_by_this_daemon_and_its_node_file(
+    tmp_path: Path, previous: Path
+) -> None:
+    with running(tmp_path, "--root", str(tiny_tree(tmp_path / "machine"))) as daemon:
+        ranks = start_many(4, environment(daemon.socket), checkouts=(previous,))
+        assert (ranks.pinned, ranks.wrong, ranks.said) == (4, [], [])
+        daemon.signal(signal.SIGKILL)
+        daemon.process.wait(PATIENCE)
+        ranks = start_many(4, environment(daemon.socket), checkouts=(previous,))
+        assert (ranks.pinned, ranks.wrong) == (4, [])
+
+
+def test_ranks_that_start_during_upgrade_and_downgrade_are_where_they_belong(
+    tmp_path: Path, previous: Path
+) -> None:
+    """200 ranks, half of them of either release; whoever else asks is answered right or not."""
+    tree = tiny_tree(tmp_path / "machine")
+    over = threading.Event()
+    swaps = 0
+
+    with former(tmp_path, previous, tree) as daemon:
+
+        def swap() -> None:
+            nonlocal swaps
+            while not over.is_set():
+                before = from_checkout(previous) if swaps % 2 else ()
+                daemon.stop()
+                daemon.process = spawn(tmp_path, "--root", str(tree), before=before).process
+                eventually(lambda: plans(daemon), "the other release answers")
+                swaps += 1
+
+        swapper = threading.Thread(target=swap)
+        with asking(daemon.socket, Truth(tiny()), clients=1) as asked:
+            swapper.start()
+            try:
+                ranks = start_many(200, environment(daemon.socket), checkouts=(None, previous))
+            finally:
+                over.set()
+                swapper.join()
+            assert answered_more(asked)
+        assert (ranks.pinned, ranks.wrong) == (200, [])
+        assert swaps >= 2
+        assert asked.cut == 0
