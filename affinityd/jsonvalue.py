@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from affinityd.cpuset import CpuSet, parse_list
+from affinityd.errors import quote
 
 T = TypeVar("T")
 
 #: How much of a wrong value an error shows.
 SHOWN = 40
+
+#: The largest number that any machine has: 64 bits, of memory in KiB.
+MAX_NUMBER = 2**74 - 1
+MAX_DIGITS = len(str(MAX_NUMBER))
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,11 @@ class JsonValue:
             raise ValueError(f"{self.where} has no {name!r}")
         return JsonValue(fields[name], f"{self.where}.{name}")
 
+    def get(self, name: str) -> JsonValue | None:
+        """Return a field of an object; None where it is missing or null."""
+        fields = self._fields()
+        return None if fields.get(name) is None else self[name]
+
     def each(self, read: Callable[[JsonValue], T]) -> tuple[T, ...]:
         """Return a list's items."""
         if not isinstance(self.value, list):
@@ -42,8 +52,8 @@ class JsonValue:
     def by_number(self, read: Callable[[JsonValue], T]) -> Iterator[tuple[int, T]]:
         """Yield the fields of an object whose names are numbers."""
         for name, value in self._fields().items():
-            if not (name.isascii() and name.isdigit()):
-                raise ValueError(f"{self.where}: {name!r} is not a number")
+            if not (name.isascii() and name.isdigit() and len(name) <= MAX_DIGITS):
+                raise ValueError(f"{self.where}: {quote(name)} is not a number")
             yield int(name), read(JsonValue(value, f"{self.where}.{name}"))
 
     def maybe(self, read: Callable[[JsonValue], T]) -> T | None:
@@ -60,6 +70,8 @@ class JsonValue:
         """Return a whole number; true and false are none."""
         if not isinstance(self.value, int) or isinstance(self.value, bool):
             raise self._not("a whole number")
+        if abs(self.value) > MAX_NUMBER:
+            raise self._not(f"a number up to {MAX_NUMBER}")
         return self.value
 
     def boolean(self) -> bool:

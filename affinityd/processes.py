@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet
-from affinityd.kernelfiles import content, numbered
+from affinityd.kernelfiles import content, lines, numbered
 from affinityd.procstat import Stat, parse
 
 PROC = "/proc"
@@ -133,7 +133,7 @@ def descendants(pid: int, proc: str = PROC) -> list[Stat]:
 
 def _status(pid: int, name: bytes, proc: str) -> int | None:
     """Return the first number of a line of a process's `status`."""
-    for line in (content(f"{proc}/{pid}/status") or b"").splitlines():
+    for line in lines(f"{proc}/{pid}/status"):
         first = line.removeprefix(name).split()[:1]
         if line.startswith(name) and first and first[0].isdigit():
             return int(first[0])

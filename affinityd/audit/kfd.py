@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from affinityd.audit.found import Found, silence
 from affinityd.audit.model import Holding
-from affinityd.kernelfiles import listed, text
+from affinityd.kernelfiles import listed, numbered, text
 from affinityd.topology import Gpu
 
 KFD = "class/kfd/kfd"
@@ -35,9 +35,8 @@ def found(gpus: Sequence[Gpu], sys: str = "/sys") -> Found:
     gpu_of = _by_id(gpus, sys)
     unlisted = [gpu for gpu in gpus if gpu not in gpu_of.values()]
     holdings = tuple(
-        Holding(int(pid), gpu_of[number].key, memory)
-        for pid in listed(processes)
-        if pid.isdigit()
+        Holding(pid, gpu_of[number].key, memory)
+        for pid in numbered(processes)
         for number, memory in _uses(f"{processes}/{pid}").items()
         if number in gpu_of
     )

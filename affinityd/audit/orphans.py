@@ -27,7 +27,7 @@ NOT_THERE = "the driver names it, and there is no such process"
 
 def service(cgroups: str) -> str | None:
     """Return systemd's service of a process, by its /proc/PID/cgroup; None: it is of none."""
-    parts = (part for line in cgroups.splitlines() for part in line.split("/"))
+    parts = (part for line in cgroups.split("\n") for part in line.split("/"))
     return next((part for part in parts if part.endswith(".service")), None)
 
 

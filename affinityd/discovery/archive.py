@@ -34,6 +34,9 @@ MAX_BYTES = 256 * 1024 * 1024
 #: The longest name of a member: PATH_MAX of Linux.
 MAX_NAME = 4096
 
+#: What a folder takes in memory besides its name, in bytes, about.
+FOLDER_BYTES = 512
+
 #: As many links as Linux follows (path_resolution(7)).
 MAX_LINKS = 40
 
@@ -65,6 +68,7 @@ class ArchiveTree:
         self._files: dict[str, bytes] = {}
         self._links: dict[str, str] = {}
         self._folders: dict[str, set[str]] = {}
+        self._room = MAX_BYTES  # for folders
         members = _members(path)
         found = {*_machine_folders(members)}
         prefix = "" if "" in found else the_machine(path, found)
@@ -92,7 +96,18 @@ class ArchiveTree:
             self._links[name] = content
         while name:
             name, _, child = name.rpartition("/")
-            self._folders.setdefault(name, set()).add(child)
+            self._folder(name).add(child)
+
+    def _folder(self, name: str) -> set[str]:
+        """Return a folder's names. A few bytes of an archive may name a thousand folders."""
+        if name not in self._folders:
+            self._room -= len(name) + FOLDER_BYTES
+            if self._room < 0:
+                raise TreeError(
+                    f"the folders of archive {self.name!r} take more than {MAX_BYTES} bytes"
+                )
+            self._folders[name] = set()
+        return self._folders[name]
 
 
 def resolve(path: str, links: Mapping[str, str], *, last: bool = True) -> str:
@@ -143,6 +158,8 @@ def _unpacked(path: str) -> bytes:
 
 def _contents(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes | str | None]]:
     for member in archive:
+        if member.size < 0:  # before Python 3.11.14 tarfile goes back by it, and on for ever
+            raise tarfile.ReadError(f"a member of {member.size} bytes")
         name = normpath(member.name).lstrip("/")
         if len(name) > MAX_NAME or name.split("/")[0] in ("", ".", ".."):
             continue

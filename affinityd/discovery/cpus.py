@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from affinityd.cpuset import CpuSet
+from affinityd.cpuset import MAX_CPUS, CpuSet
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import numbered, read_cpus, read_number
@@ -25,7 +25,7 @@ def read_online(tree: Tree) -> CpuSet:
         return online
     return frozenset(
         cpu
-        for cpu in numbered(tree, CPUS, "cpu")
+        for cpu in _with_folder(tree)
         if tree.read(f"{CPUS}/cpu{cpu}/online") != "0"
         and tree.list(f"{CPUS}/cpu{cpu}", "topology".__eq__)
     )
@@ -37,7 +37,7 @@ def read_possible(tree: Tree, online: CpuSet) -> CpuSet:
         cpus = read_cpus(tree, f"{CPUS}/{name}")
         if cpus:
             return cpus | online
-    return online.union(numbered(tree, CPUS, "cpu"))
+    return online | _with_folder(tree)
 
 
 def read_cores(tree: Tree, online: CpuSet, owners: Mapping[int, int]) -> tuple[Core, ...]:
@@ -69,6 +69,10 @@ def read_cores(tree: Tree, online: CpuSet, owners: Mapping[int, int]) -> tuple[C
             )
         )
     return tuple(cores)
+
+
+def _with_folder(tree: Tree) -> CpuSet:
+    return frozenset(cpu for cpu in numbered(tree, CPUS, "cpu") if cpu < MAX_CPUS)
 
 
 def _siblings(tree: Tree, cpu: int) -> CpuSet:

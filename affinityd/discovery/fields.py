@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from affinityd.errors import SHOWN, quote
+
 T = TypeVar("T")
 
 
@@ -17,7 +19,7 @@ def parsed(text: str, read: Callable[[dict[str, Any]], T], name: str) -> T:
     try:
         return read(typed(json.loads(text), dict, "it"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{text[:60]!r} is not {name} ({error})") from error
+        raise ValueError(f"{quote(text)} is not {name} ({error})") from error
 
 
 def field(fields: dict[str, Any], name: str, kind: type[T]) -> T | None:
@@ -30,12 +32,16 @@ def whole(value: object, name: str) -> int:
     """Return a number, 0 or larger. Raises ValueError for anything else."""
     number = typed(value, int, name)
     if number < 0:
-        raise ValueError(f"{name} should be 0 or larger, not {number}")
+        raise ValueError(f"{name} should be 0 or larger, not {_shown(number)}")
     return number
 
 
 def typed(value: object, kind: type[T], name: str) -> T:
     """Return a value of a kind. Raises ValueError for another; true and false are no numbers."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name} should be {kind.__name__}, not {value!r}")
+        raise ValueError(f"{name} should be {kind.__name__}, not {_shown(value)}")
     return value
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:SHOWN]

@@ -19,6 +19,9 @@ NETWORK, DISPLAY, ACCELERATOR = 0x02, 0x03, 0x12
 
 _WANTED = (NETWORK, DISPLAY, ACCELERATOR)
 
+_HEX_DIGITS = "0123456789abcdef"
+_ID_DIGITS = 4  #: of a vendor, of a device
+
 
 @dataclass(frozen=True)
 class PciDevice:
@@ -88,7 +91,7 @@ def is_pci_address(name: str) -> bool:
     """Whether a name is like 0000:07:00.0, with a domain of four digits or more."""
     parts = name.replace(".", ":").split(":")
     return [len(part) for part in parts[1:]] == [2, 2, 1] and all(
-        part and all(digit in "0123456789abcdef" for digit in part) for part in parts
+        part and all(digit in _HEX_DIGITS for digit in part) for part in parts
     )
 
 
@@ -102,8 +105,9 @@ def _class_code(tree: Tree, address: str) -> int | None:
 
 def _hex(tree: Tree, address: str, name: str) -> str | None:
     """Read a file like `0x10de`."""
-    text = tree.read(f"{DEVICES}/{address}/{name}")
-    return text.removeprefix("0x").lower() if text else None
+    digits = (tree.read(f"{DEVICES}/{address}/{name}") or "").removeprefix("0x").lower()
+    is_id = len(digits) == _ID_DIGITS and all(digit in _HEX_DIGITS for digit in digits)
+    return digits if is_id else None
 
 
 def _path(link: str) -> tuple[str, ...]:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.discovery.tree import Tree
 
-#: More digits than any number that the kernel writes (64 bits).
-_MAX_DIGITS = 20
+#: The largest number that the kernel writes: 64 bits.
+_MAX_NUMBER = 2**64 - 1
+_MAX_DIGITS = len(str(_MAX_NUMBER))
 
 
 def plain(text: str) -> str:
@@ -22,7 +23,8 @@ def plain(text: str) -> str:
 def number(text: str | None) -> int | None:
     """Read a decimal number, 0 or larger."""
     plain = text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
-    return int(text) if text is not None and plain else None
+    value = int(text) if text is not None and plain else None
+    return None if value is None or value > _MAX_NUMBER else value
 
 
 def read_number(tree: Tree, path: str) -> int | None:
@@ -44,7 +46,7 @@ def read_cpus(tree: Tree, list_path: str, mask_path: str | None = None) -> CpuSe
 
 def read_fields(tree: Tree, path: str, *names: str) -> Mapping[str, str]:
     """Read the named lines of a file of `name value` or `name: value` lines."""
-    lines = (tree.read(path, *names) or "").splitlines()
+    lines = (tree.read(path, *names) or "").split("\n")
     found = ((name, line.removeprefix(name)) for line in lines for name in names)
     return {name: rest.strip(": \t") for name, rest in found if rest.startswith((":", " ", "\t"))}
 

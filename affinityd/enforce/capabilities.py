@@ -6,7 +6,7 @@ import errno
 import os
 import struct
 
-from affinityd.kernelfiles import content
+from affinityd.kernelfiles import lines
 from affinityd.processes import PROC
 
 SYS_NICE = 23  #: kernel include/uapi/linux/capability.h
@@ -19,7 +19,7 @@ SETS = struct.Struct("=6I")
 
 def has(capability: int, proc: str = PROC) -> bool:
     """Return whether this process has a capability; not, where its status cannot be read."""
-    for line in (content(f"{proc}/self/status") or b"").splitlines():
+    for line in lines(f"{proc}/self/status"):
         name, _, value = line.partition(b":")
         if name == b"CapEff":
             return bool(int(value, 16) >> capability & 1)

@@ -30,7 +30,7 @@ from queue import Full, Queue
 from affinityd.audit.model import ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce import capabilities
-from affinityd.kernelfiles import content
+from affinityd.kernelfiles import lines
 from affinityd.memory import Held, policy_of
 from affinityd.mempolicy import migrate_pages
 from affinityd.processes import PROC, stat_of
@@ -162,7 +162,7 @@ def _runs(wish: Move) -> bool:
 
 def _mems_allowed(pid: int, proc: str = PROC) -> Nodes:
     """Return the nodes whose memory a process may use, proc_pid_status(5)."""
-    for line in (content(f"{proc}/{pid}/status") or b"").splitlines():
+    for line in lines(f"{proc}/{pid}/status"):
         name, _, nodes = line.partition(b":")
         if name == b"Mems_allowed_list":
             return parse_list(nodes.decode())

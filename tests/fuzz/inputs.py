@@ -1,0 +1,140 @@
+"""What parsers are fed with, and what is always to be so of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+
+#: Where much time is given, a round takes a few minutes, and there are many.
+TIMES = 1 if settings().derandomize else 3
+
+#: What is slow is told as it was found: to make it smaller takes longer than to find it.
+AS_FOUND = [Phase.explicit, Phase.reuse, Phase.generate]
+
+#: Of what takes no time, of what takes some, and of what starts daemons.
+MANY = settings(max_examples=80 * TIMES)
+SOME = settings(max_examples=25 * TIMES, phases=AS_FOUND, suppress_health_check=list(HealthCheck))
+FEW = settings(SOME, max_examples=2 * TIMES)
+
+#: Seconds in which any input is read, on a busy machine too; what is not bounded takes minutes.
+SOON = 3.0
+
+LONG = 100_000  #: characters
+
+#: What mends no grammar: signs, blanks and digits that Python takes for others, controls.
+ODD = ("", " ", "\t", "\n", "\r", "\0", "\x85", "\u2028", "²", "٣", "_", "+", "-", "\x1b[2J", "😀")
+
+
+def texts(*tokens: str) -> st.SearchStrategy[str]:
+    """Return texts of a grammar's tokens, its odd neighbours, and of anything."""
+    words = st.sampled_from((*tokens, *ODD)) | st.text(max_size=5) | st.integers(0).map(str)
+    return st.lists(words, max_size=12).map("".join) | st.lists(st.sampled_from(tokens)).map(
+        "".join
+    )
+
+
+def long_texts(*tokens: str) -> st.SearchStrategy[str]:
+    """Return texts of 100,000 characters: a few tokens, over and over."""
+    part = st.lists(st.sampled_from(tokens), min_size=1, max_size=3).map("".join)
+    return st.builds(lambda head, body, tail: head + _over(body) + tail, part, part, part)
+
+
+def _over(body: str) -> str:
+    return body * (LONG // max(1, len(body)))
+
+
+def damaged(content: bytes) -> st.SearchStrategy[bytes]:
+    """Return a file with a few bytes changed, cut off, or doubled."""
+    place = st.integers(0, len(content) - 1)
+    changed = st.lists(st.tuples(place, st.integers(0, 255)), min_size=1, max_size=5)
+    return (
+        changed.map(lambda changes: _with(content, changes))
+        | place.map(lambda end: content[:end])
+        | place.map(lambda end: content[:end] + content)
+    )
+
+
+def _with(content: bytes, changes: Sequence[tuple[int, int]]) -> bytes:
+    data = bytearray(content)
+    for place, byte in changes:
+        data[place] = byte
+    return bytes(data)
+
+
+#: What a field of JSON may be, or lead to.
+VALUES: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        *(None, True, False, -1, 0, 1, 65536, 2**63, 10**4000, -(10**4000), 1.5, float("nan")),
+        *("", "0", "0-3", "0-65535:65535", "x", "\n\x1b", "\ud800", "9" * 5000, [], {}),
+        *([[]], ["x"] * 300, {"": ""}, {"²": 1}, {"1" * 5000: 1}, {"0": 10}, "x" * 5000),
+    ]
+)
+
+
+@st.composite
+def mutants(draw: st.DrawFn, document: object) -> str:
+    """Return a document's JSON with a few of its values changed or missing, or other JSON."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(
+            st.sampled_from(["", "[" * LONG, '{"a":' * LONG, "1" * LONG, "NaN", '"\\ud800"', "{}"])
+        )
+    whole = json.loads(json.dumps(document))
+    for _ in range(draw(st.integers(1, 3))):
+        whole = _mutated(draw, whole)
+    return json.dumps(whole)
+
+
+def _mutated(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401 - JSON of any shape
+    places = list(value) if isinstance(value, dict) else list(range(len(value)))
+    place = draw(st.sampled_from(places))
+    inside = value[place]
+    if isinstance(inside, dict | list) and inside and draw(st.integers(0, 5)):
+        value[place] = _mutated(draw, inside)
+    elif isinstance(value, dict) and draw(st.booleans()):
+        del value[place]
+    else:
+        value[place] = deepcopy(draw(VALUES))
+    return value
+
+
+def read_or_refused(read: Callable[[], object], *refusals: type[Exception]) -> Exception | None:
+    """Read an input: soon, and to an end, which may be one line that says what was wrong.
+
+    Returns the refusal; any other exception is a finding.
+    """
+    try:
+        with soon():
+            read()
+    except refusals as refusal:
+        text = str(refusal)
+        assert text.isprintable(), text
+        assert 0 < len(text) < 1000, text[:2000]
+        return refusal
+    return None
+
+
+class TooSlowError(AssertionError):
+    """An input that takes longer than anybody has."""
+
+
+@contextmanager
+def soon() -> Iterator[None]:
+    """End what takes longer than SOON: in the main thread alone."""
+
+    def ring(_number: int, _frame: object) -> None:
+        raise TooSlowError(f"not within {SOON} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, SOON)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
