@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,6 +153,59 @@ def test_what_listens_and_does_not_answer_well_fails(
     assert daemon.pid == os.getpid()
     facts = Facts(TWO, open_tree("/"), daemon=daemon)
     check("socket", facts, Expected("fail", found, remedy))
+
+
+def in_pieces(connection: socket.socket, _over: threading.Event) -> None:
+    """Answer a byte at a time."""
+    connection.recv(65536)
+    for byte in http("200 OK", b"ready"):
+        connection.sendall(bytes([byte]))
+        time.sleep(0.001)
+
+
+def test_an_answer_that_comes_in_pieces_is_one(folder: Path) -> None:
+    with serving(folder / "affinityd.sock", in_pieces) as path:
+        assert look(os.fspath(path)).status == 200
+
+
+def test_a_daemon_whose_queue_is_full_is_there_and_takes_no_more(folder: Path) -> None:
+    path = folder / "affinityd.sock"
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(os.fspath(path))
+        listener.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(os.fspath(path))
+        daemon = look(os.fspath(path), timeout=0.1)
+    assert (daemon.listens, daemon.status) == (True, None)
+    assert daemon.error == "it takes no more connections: its queue is full"
+
+
+def test_there_is_room_in_a_queue_by_and_by(folder: Path) -> None:
+    path = folder / "affinityd.sock"
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(os.fspath(path))
+        listener.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(os.fspath(path))
+
+        def serve() -> None:
+            time.sleep(0.1)
+            listener.accept()[0].close()
+            connection, _ = listener.accept()
+            answering(http("200 OK", b""))(connection, threading.Event())
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        stack.callback(thread.join)
+        assert look(os.fspath(path), timeout=0.5).status == 200
+
+
+def test_a_daemon_that_clients_do_not_believe_fails(folder: Path) -> None:
+    with running(folder) as daemon:
+        folder.chmod(0o777)
+        found, remedy = f"others may write to {folder}", "set AFFINITYD_DAEMON_UID"
+        check("socket", here(daemon.socket), Expected("fail", found, remedy))
 
 
 @pytest.mark.parametrize("name", ["affinityd.sock", "a" * 6000])

@@ -192,12 +192,19 @@ def irq(device: str, number: int, effective: str, asked: str = "0-7") -> Files:
     }
 
 
+def named(pid: int, uid: int) -> Files:
+    """Return the files of a user's process that is called irqbalance."""
+    status = f"Name:\tirqbalance\nUid:\t{uid}\t{uid}\t{uid}\t{uid}"
+    return {f"proc/{pid}/comm": "irqbalance", f"proc/{pid}/status": status}
+
+
 def running(**variables: str) -> Files:
-    """Return the files of a running irqbalance."""
+    """Return the files of a running irqbalance; another user's process is called so, too."""
     environ = "\0".join(f"{name}={text}" for name, text in {"LANG": "C", **variables}.items())
     return {
         "proc/1/comm": "systemd",
-        "proc/77/comm": "irqbalance",
+        **named(9, uid=1000),
+        **named(77, uid=0),
         "proc/77/environ": environ,
         "proc/irq/0/smp_affinity_list": "0-7",
     }
@@ -214,6 +221,7 @@ LEAVE = "leave it a core of each node: IRQBALANCE_BANNED_CPULIST="
     [
         ({}, "", [n_a("there is no /proc/irq to read")]),
         (QUIET, "", [well("irqbalance does not run")]),
+        ({**QUIET, **named(9, uid=1000)}, "", [well("irqbalance does not run")]),
         (running(), "", [well("irqbalance runs (process 77)")]),
         (
             running(IRQBALANCE_BANNED_CPULIST="1-3,5-7"),
@@ -285,6 +293,7 @@ LEAVE = "leave it a core of each node: IRQBALANCE_BANNED_CPULIST="
     ids=[
         "the machine tells nothing",
         "it does not run",
+        "some user's process is called so",
         "it runs as everywhere",
         "it keeps to the reserved CPUs",
         "it keeps to them by a mask",

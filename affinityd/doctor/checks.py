@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from affinityd.doctor import (
+    callers,
     confinement,
     daemon,
     drivers,
@@ -14,6 +15,7 @@ from affinityd.doctor import (
     kernel,
     links,
     places,
+    sandbox,
     schedulers,
 )
 from affinityd.doctor.facts import Facts
@@ -38,6 +40,8 @@ CHECKS: Mapping[str, Check] = {
     ),
     "daemon-cpuset": Check(confinement.daemon_cpuset, "the daemon itself may use every CPU"),
     "hidepid": Check(confinement.hidepid, "the daemon sees every user's processes"),
+    "caller": Check(callers.caller, "the daemon knows who asks"),
+    "sandbox": Check(sandbox.sandbox, "the daemon has the devices and users of this machine"),
     "enforce": Check(enforcing.enforce, "a daemon that is to pin does, and sees what it must"),
     "gpu-numa-node": Check(
         places.gpu_numa_node, "the NUMA node of each GPU is known", asks_nvml=True

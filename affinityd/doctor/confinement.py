@@ -80,21 +80,27 @@ def hidepid(facts: Facts) -> Findings:
 
 
 def _namespace(facts: Facts, pid: str, who: str) -> Findings:
-    namespace = facts.tree.link(f"proc/{pid}/ns/pid")  # None: another user's, and we are not root
-    if namespace not in {None, INITIAL_PIDS}:
+    if _is_apart(facts, pid):
         yield warn(
-            f"{who} is in a pid namespace of its own, {namespace}: it sees no process outside, and "
-            "what NVML calls a process is another there",
-            "hostPID: true in its pod; podman run --pid=host",
+            f"{who} is in a pid namespace of its own: it sees no process outside, and what NVML "
+            "calls a process is another there",
+            "hostPID: true in its pod; podman run --pid=host; take PrivatePIDs= from its unit",
         )
+
+
+def _is_apart(facts: Facts, pid: str) -> bool:
+    """Whether a process is in a pid namespace below ours: only root sees the link of another's."""
+    numbers = read_fields(facts.tree, f"proc/{pid}/status", "NSpid").get("NSpid", "").split()
+    namespace = facts.tree.link(f"proc/{pid}/ns/pid")
+    return len(numbers) > 1 or namespace not in {None, INITIAL_PIDS}
 
 
 def _hidden(who: str, hidden: str) -> Finding:
     return warn(
         f"/proc is mounted with hidepid={hidden}: {who} does not see other users' processes, "
         "neither their cpusets nor their masks",
-        "give it CAP_SYS_PTRACE (in its unit: CapabilityBoundingSet=CAP_SYS_PTRACE), or mount "
-        "-o remount,hidepid=off /proc",
+        "take ProtectProc= from its unit; where the machine's /proc is so: mount -o "
+        "remount,hidepid=off /proc, or CapabilityBoundingSet=CAP_SYS_PTRACE in its unit",
     )
 
 

@@ -26,7 +26,12 @@ def socket(facts: Facts) -> Findings:
     if daemon is None:
         yield not_applicable(REPLAYED)
         return
-    wrong = [*_silence(daemon), *_doors(daemon), *_node_file(daemon, facts.topology)]
+    wrong = [
+        *_silence(daemon),
+        *_distrusted(daemon),
+        *_doors(daemon),
+        *_node_file(daemon, facts.topology),
+    ]
     yield from wrong or [ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")]
 
 
@@ -47,6 +52,15 @@ def _silence(daemon: Daemon) -> Findings:
         yield fail(
             f"{who} is no ready daemon: {said}",
             "systemctl restart affinityd, or end what listens there",
+        )
+
+
+def _distrusted(daemon: Daemon) -> Findings:
+    if daemon.distrust:
+        yield fail(
+            f"clients pass over it, and plan by themselves: {daemon.distrust}",
+            "run it as root, in folders that root alone may write to (RuntimeDirectory= of the "
+            "unit), or set AFFINITYD_DAEMON_UID in /etc/affinityd.conf and in jobs",
         )
 
 

@@ -35,6 +35,15 @@ class NoFiles:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What a daemon says of who asks for a plan and states no cpuset; and what is so."""
+
+    source: str  #: `allowed.source`
+    within: str | None  #: `allowed.within`: the cpulist of our cpuset; None: it does not know it
+    cpuset: CpuSet | None = None  #: ours, as we see it ourselves
+
+
+@dataclass(frozen=True)
 class Daemon:
     """What is to be seen of the daemon, or of its absence, where its socket should be."""
 
@@ -49,6 +58,9 @@ class Daemon:
     unpublished: str | None = None
     enforces: EnforceReport | None = None  #: /enforce; None: `unenforced` says why
     unenforced: str | None = None
+    distrust: str | None = None  #: why clients do not believe it; None: they do
+    told: Told | None = None  #: /plan; None: `untold` says why
+    untold: str | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask
 from affinityd.discovery.pci import DEVICES
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree
-from affinityd.discovery.values import numbered, read_cpus
+from affinityd.discovery.values import numbered, read_cpus, read_fields
 from affinityd.doctor.facts import Facts
 from affinityd.doctor.finding import Finding, Findings, named, not_applicable, ok, warn
 from affinityd.topology import SYS, Gpu
@@ -116,9 +116,15 @@ def _places() -> str:
 
 
 def _pid(tree: Tree) -> int | None:
-    """Return the process of irqbalance; None where there is none."""
+    """Return the process of irqbalance; None where there is none. Anybody may call one so."""
     pids = numbered(tree, "proc", "")
-    return next((pid for pid in pids if tree.read(f"proc/{pid}/comm") == "irqbalance"), None)
+    named = (pid for pid in pids if tree.read(f"proc/{pid}/comm") == "irqbalance")
+    return next((pid for pid in named if _is_roots(tree, pid)), None)
+
+
+def _is_roots(tree: Tree, pid: int) -> bool:
+    """Whether a process is root's: by all four of its uids, proc(5)."""
+    return set(read_fields(tree, f"proc/{pid}/status", "Uid").get("Uid", "").split()) == {"0"}
 
 
 def _banned(tree: Tree, pid: int) -> CpuSet:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import stat
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 
-from affinityd import enforce_report, nodefile
+from affinityd import enforce_report, nodefile, trust
 from affinityd.cgroup import cpuset_of
-from affinityd.doctor.facts import Daemon
+from affinityd.doctor.asking import NoAnswerError, ask, connect
+from affinityd.doctor.facts import Daemon, Told
 from affinityd.enforce_report import EnforceReport
 from affinityd.errors import AffinityError
 from affinityd.service import Node
 from affinityd.ucred import credentials
 
-REQUEST = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-FIRST_LINE = 32  #: bytes: `HTTP/1.1 200 OK` and a little more
+READY = "/readyz"
+PLAN = "/plan?mode=all"  #: of the cheapest mode, for this process: it says where it may run
 
 TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
 
@@ -28,6 +32,7 @@ def look(path: str, timeout: float = TIMEOUT) -> Daemon:
     daemon = _ask(path, timeout)
     published, unpublished = _published(Path(path).with_name(nodefile.NAME))
     enforces, unenforced = _enforces(path, timeout) if daemon.status else (None, None)
+    told, untold = _told(path, timeout) if daemon.status else (None, None)
     return replace(
         daemon,
         cpuset=cpuset_of(daemon.pid) if daemon.pid else None,
@@ -36,29 +41,58 @@ def look(path: str, timeout: float = TIMEOUT) -> Daemon:
         unpublished=unpublished,
         enforces=enforces,
         unenforced=unenforced,
+        told=told,
+        untold=untold,
     )
 
 
 def _ask(path: str, timeout: float) -> Daemon:
     """Return who listens, and what it answers."""
-    nobody = Daemon(path)
+    somebody = Daemon(path)
+    deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout)
         try:
-            connection.connect(path)
+            connect(connection, path, deadline)
+            pid = credentials(connection).pid or None
+            somebody = replace(
+                somebody, listens=True, pid=pid, distrust=_distrust(path, connection)
+            )
+            return replace(somebody, status=ask(connection, READY, deadline).status)
+        except NoAnswerError as error:
+            return replace(somebody, listens=True, error=str(error))
         except OSError as error:  # a path that is too long has no errno
-            return replace(nobody, error=error.strerror or str(error))
-        somebody = replace(nobody, listens=True, pid=credentials(connection).pid or None)
+            return replace(somebody, error=error.strerror or str(error))
+
+
+def _distrust(path: str, connection: socket.socket) -> str | None:
+    """Return why a client does not believe who listens; None: it does."""
+    try:
+        trust.check_daemon(path, connection)
+    except AffinityError as error:
+        return str(error)
+    except OSError as error:
+        return f"a part of {path} is not to be seen: {error.strerror}"
+    return None
+
+
+def _told(path: str, timeout: float) -> tuple[Told | None, str | None]:
+    """Return what a daemon says of us, who state no cpuset; or why it says nothing."""
+    deadline = time.monotonic() + timeout
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
-            connection.sendall(REQUEST)
-            version, _, rest = connection.recv(FIRST_LINE).partition(b" ")
-        except TimeoutError:
-            return replace(somebody, error=f"no answer within {timeout:g} s")
+            connect(connection, path, deadline)
+            answer = ask(connection, PLAN, deadline)
+            document = json.loads(answer.body)
+            if answer.status != HTTPStatus.OK:
+                return None, str(document["detail"])
+            allowed = document["allowed"]
+            return Told(allowed["source"], allowed.get("within"), cpuset_of(os.getpid())), None
+        except NoAnswerError as error:
+            return None, str(error)
         except OSError as error:
-            return replace(somebody, error=error.strerror)
-    if not (version.startswith(b"HTTP/1.") and rest[:3].isdigit()):
-        return replace(somebody, error="it does not speak HTTP")
-    return replace(somebody, status=int(rest[:3]))
+            return None, error.strerror
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return None, "what it answers is no plan"
 
 
 def _shut(path: Path) -> Iterator[str]:

@@ -107,7 +107,7 @@ def test_the_hardening_does_not_blind_it(security: tuple[str, ...], protection: 
 
 
 #: What the file has for what starts jobs, besides the daemon's settings.
-OF_JOBS = {"mode", "scope", "drain"}
+OF_JOBS = {"mode", "scope", "drain", "daemon_uid"}
 
 
 def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_path: Path) -> None:

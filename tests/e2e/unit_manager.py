@@ -28,7 +28,7 @@ needs_manager = pytest.mark.skipif(
     os.geteuid() != 0 or not SYSTEMD.exists(), reason="only root can run a manager of its own"
 )
 
-#: $0: the folder, $1: the cgroup's. It runs only where /run/systemd/system is.
+#: $0: the folder, $1: the cgroup's, $2: what is run. It runs only where /run/systemd/system is.
 ENTER = 'echo $$ >"$1/cgroup.procs" && exec unshare --cgroup --mount sh -ec "$2" "$0"'
 MANAGE = f"""
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
@@ -63,11 +63,14 @@ def installed(folder: Path, unit: str, drop_ins: Mapping[str, str]) -> Path:
 
 
 @contextmanager
-def started(folder: Path, command: str, drop_ins: Mapping[str, str]) -> Iterator[Daemon]:
+def started(
+    folder: Path, command: str, drop_ins: Mapping[str, str], mounts: str = ""
+) -> Iterator[Daemon]:
     """Start the unit, with this Python and a command in place of its own, by a manager.
 
-    `drop_ins` are by the names of their files. The unit's /run is FOLDER/run; what is yielded may
-    be asked if the command is a daemon.
+    `drop_ins` are by the names of their files; `mounts`: lines of sh that the manager's mount
+    namespace is made with, in which $0 is the folder. The unit's /run is FOLDER/run; what is
+    yielded may be asked if the command is a daemon.
     """
     (folder / "run").mkdir()
     log = folder / "log"
@@ -77,7 +80,7 @@ def started(folder: Path, command: str, drop_ins: Mapping[str, str]) -> Iterator
     paths = {"SYSTEMD_UNIT_PATH": f"{unit.parent}:", "XDG_CONFIG_HOME": str(folder)}
     with _cgroup() as cgroup, (folder / "manager").open("w") as said:
         manager = subprocess.Popen(
-            ["sh", "-c", ENTER, str(folder), str(cgroup), MANAGE],
+            ["sh", "-c", ENTER, str(folder), str(cgroup), f"{mounts}\n{MANAGE}"],
             env={**os.environ, **paths, "XDG_RUNTIME_DIR": "/run", "SYSTEMD_LOG_TARGET": "console"},
             stdout=said,
             stderr=said,

@@ -1,0 +1,126 @@
+"""What the daemon's surroundings keep from it: real namespaces, real mounts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from affinityd.cgroup import cpuset_of
+from affinityd.discovery import open_tree
+from affinityd.doctor.facts import Daemon, Facts, Told
+from affinityd.processes import children_of
+from tests.doctoring import TWO, Expected, check, n_a, well
+
+pytestmark = pytest.mark.processes
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of one's own take root")
+
+UNKNOWN = "the daemon does not know who asks"
+
+
+@contextmanager
+def waiting(*before: str) -> Iterator[int]:
+    """Run a process by way of a command; yield its pid."""
+    command = [*before, "sh", "-c", "echo ready && exec sleep 60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def facts(pid: int, told: Told | None = None, untold: str | None = None) -> Facts:
+    daemon = Daemon("affinityd.sock", listens=True, pid=pid, told=told, untold=untold)
+    return Facts(TWO, open_tree("/"), daemon=daemon)
+
+
+def mounting(*commands: str) -> Sequence[str]:
+    """Return what runs a command in a mount namespace in which these have been run."""
+    return ("unshare", "--mount", "sh", "-ec", "; ".join((*commands, 'exec "$@"')), "sh")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        pytest.param((), well("has the users and devices of this machine"), id="none"),
+        pytest.param(
+            mounting("mount -t tmpfs tmpfs /dev"),
+            Expected("warn", "has a /dev of its own, without the files of GPUs", "PrivateDevices="),
+            id="a /dev of its own",
+        ),
+        pytest.param(
+            ("unshare", "--user", "--map-root-user"),
+            Expected("warn", "is in a user namespace of its own", "take PrivateUsers="),
+            id="users of its own",
+        ),
+    ],
+)
+def test_surroundings(before: Sequence[str], expected: Expected) -> None:
+    with waiting(*before) as pid:
+        check("sandbox", facts(pid), expected)
+
+
+OURS = cpuset_of(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("told", "untold", "expected"),
+    [
+        (Told("caller", "0-3", OURS), None, well("within its cpuset, CPUs 0-3")),
+        (Told("caller", None), None, well("the daemon knows who asks")),
+        (
+            Told("caller", None, frozenset({0, 1})),
+            None,
+            Expected("warn", "and no cpuset: it does not see its cgroup", "mount the node's /sys"),
+        ),
+        (Told("node", None), None, Expected("warn", UNKNOWN, "its log says why")),
+        (None, "this node has no GPU", n_a("this node has no GPU")),
+    ],
+    ids=["known", "known by its mask", "without its cpuset", "unknown", "it plans nothing"],
+)
+def test_what_the_daemon_says_of_who_asks(
+    told: Told | None, untold: str | None, expected: Expected
+) -> None:
+    with waiting() as pid:
+        check("caller", facts(pid, told, untold), expected)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("before", "cause", "remedy"),
+    [
+        pytest.param(
+            ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"),
+            "is in a pid namespace of its own",
+            "take PrivatePIDs=",
+            id="pids of its own",
+        ),
+        pytest.param(
+            (
+                *mounting("mount -t proc -o hidepid=ptraceable proc /proc"),
+                *("setpriv", "--bounding-set=-all", "--inh-caps=-all"),
+            ),
+            "/proc is mounted with hidepid=ptraceable",
+            "take ProtectProc=",
+            id="a /proc that hides",
+        ),
+    ],
+)
+def test_why_it_does_not_know_who_asks(before: Sequence[str], cause: str, remedy: str) -> None:
+    with waiting(*before) as pid:
+        inner = next(iter(children_of(pid, pid)), pid)
+        check("caller", facts(inner, Told("node", None)), Expected("warn", cause, remedy))
+
+
+@needs_root
+def test_that_no_cgroups_are_mounted_is_told() -> None:
+    with waiting(*mounting("umount -l /sys/fs/cgroup")) as pid:
+        expected = Expected("warn", "no cgroups are mounted where it runs", "/sys/fs/cgroup")
+        check("caller", facts(pid, Told("caller", None, frozenset({0}))), expected)
