@@ -3,31 +3,28 @@
 # Debian 12, Ubuntu 24.04, or newer, with python3, its venv module, and taskset.
 ARG BASE_IMAGE=python:3.12-slim
 
-# What others wrote. An empty package stands for ours: this layer changes with pyproject.toml alone,
-# and an upgrade brings a node no more than the last one.
+# What others wrote, as scripts/lock wrote it down. This layer changes with that alone, and an upgrade
+# brings a node no more than the last one. Nothing but wheels: a source would run its own build.
 FROM ${BASE_IMAGE} AS dependencies
 # How pip reaches an index, where that is not PyPI; nothing of it enters the image.
 ARG PIP_INDEX_URL
 ARG PIP_CERT
 WORKDIR /src
-COPY pyproject.toml ./
+COPY deploy/image ./
 RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/affinityd \
-    && mkdir affinityd bin && touch README.md bin/affinityd \
-    && echo '__version__ = "0"' >affinityd/__init__.py \
+    && /opt/pip/bin/pip install --no-cache-dir --only-binary :all: --require-hashes -r build.txt \
     && /opt/pip/bin/pip --python /opt/affinityd/bin/python install --no-cache-dir --no-compile \
-        '.[daemon]' \
-    && /opt/pip/bin/pip --python /opt/affinityd/bin/python uninstall --yes affinityd \
+        --only-binary :all: --require-hashes -r requirements.txt \
     # Bytecode that holds whatever times its sources get: a read-only root keeps no newer one.
     && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/affinityd
 
 FROM dependencies AS package
-ARG PIP_INDEX_URL
-ARG PIP_CERT
 COPY pyproject.toml README.md LICENSE ./
 COPY bin bin
 COPY affinityd affinityd
-RUN /opt/pip/bin/pip --python /opt/affinityd/bin/python install --no-cache-dir --no-deps \
-        --no-compile --root /package . \
+RUN /opt/pip/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel . \
+    && /opt/pip/bin/pip --python /opt/affinityd/bin/python install --no-cache-dir --no-deps \
+        --no-compile --no-index --root /package /wheel/*.whl \
     && python3 -m compileall -q -s /package --invalidation-mode unchecked-hash /package
 
 FROM ${BASE_IMAGE}
@@ -48,8 +45,9 @@ LABEL org.opencontainers.image.title="affinityd" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.base.name="${BASE_IMAGE}"
-# Where a daemon that is not root's has its socket.
+# Where a daemon that is not root's has its socket, and whose daemon clients believe besides root's.
 ENV XDG_RUNTIME_DIR=/run/affinityd \
+    AFFINITYD_DAEMON_UID=65532 \
     PATH=/opt/affinityd/bin:$PATH
 EXPOSE 9465 9466
 USER 65532:65532

@@ -70,7 +70,7 @@ async def ask(path: str, seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def running(command: list[str], path: Path) -> Iterator[None]:
+def running(command: list[str], path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server until its socket is there, and end it afterwards."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -78,7 +78,7 @@ def running(command: list[str], path: Path) -> Iterator[None]:
             assert process.poll() is None, command
             time.sleep(0.05)
         time.sleep(0.5)
-        yield
+        yield process
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from tests.daemons import running
+from tests.daemons import BELIEVED, running
 from tests.tiny import tiny_tree
 
 PROGRAM = Path(__file__).parents[1] / "bin/affinityd"
@@ -37,7 +37,7 @@ def measure(pairs: int) -> Ratios:
     with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as temporary:
         folder = Path(temporary)
         with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:
-            env = {**os.environ, "AFFINITYD_SOCKET": str(daemon.socket)}
+            env = {**os.environ, **BELIEVED, "AFFINITYD_SOCKET": str(daemon.socket)}
             env |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "NVIDIA_VISIBLE_DEVICES": "1"}
             for variable in ("PYTHONDONTWRITEBYTECODE", "CUDA_VISIBLE_DEVICES"):
                 env.pop(variable, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.daemons import Daemon, running
+from tests.daemons import BELIEVED, Daemon, running
 
 #: What public planners answer, where it lies beside the checkout; no test needs it.
 CONFORMANCE = Path(__file__).parents[2] / "shared" / "conformance"
@@ -20,6 +20,8 @@ if os.access(MEMORY, os.W_OK):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", os.fspath(MEMORY))
 
 collect_ignore = [] if CONFORMANCE.is_dir() else ["test_conformance.py"]
+
+os.environ.update(BELIEVED)
 
 # The programs that tests start are not to be compiled anew by each.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -50,4 +52,5 @@ def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 @pytest.fixture
 def here(tiny_daemon: Daemon) -> Mapping[str, str]:
     """Return the environment that leads to that daemon, and says nothing else."""
-    return {"AFFINITYD_SOCKET": str(tiny_daemon.socket), "AFFINITYD_CONFIG": "/nonexistent"}
+    socket = str(tiny_daemon.socket)
+    return {"AFFINITYD_SOCKET": socket, "AFFINITYD_CONFIG": "/nonexistent", **BELIEVED}

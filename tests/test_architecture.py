@@ -17,8 +17,9 @@ MODULES = {
 
 #: Modules that import the packages of the daemon extra; all others are standard library only.
 OF_THE_EXTRA = {
-    "affinityd.daemon": {"starlette", "uvloop"},
+    "affinityd.daemon": {"uvloop"},
     "affinityd.server": {"starlette", "uvicorn"},
+    "affinityd.serving": {"starlette"},
     "affinityd.metrics": {"prometheus_client"},
     "affinityd.discovery.nvml": {"pynvml"},
     "affinityd.audit_metrics": {"prometheus_client"},

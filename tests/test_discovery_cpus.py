@@ -188,3 +188,18 @@ def test_llc_groups(tmp_path: Path, files: Files, llc: list[int]) -> None:
 def test_a_machine_without_an_online_cpu_is_an_error_of_one_line(tmp_path: Path) -> None:
     with pytest.raises(TreeError, match=r"has no online CPU in sys/devices/system/cpu$"):
         read(tmp_path, {f"{CPU}/possible": "0-3"})
+
+
+@pytest.mark.parametrize("number", [65536, 10**19, 10**20 - 1])
+def test_a_folder_of_a_cpu_that_no_kernel_has_is_passed_over(tmp_path: Path, number: int) -> None:
+    folders: Files = {f"{CPU}/cpu{it}/topology/core_id": 0 for it in (0, 65535, number)}
+    topology = read(tmp_path, folders)
+    assert topology.online == topology.possible == {0, 65535}
+
+
+@pytest.mark.parametrize(("text", "package"), [(2**64 - 1, 2**64 - 1), (2**64, None)])
+def test_a_number_of_more_than_64_bits_is_none(
+    tmp_path: Path, text: int, package: int | None
+) -> None:
+    files = {f"{CPU}/online": "0", f"{CPU}/cpu0/topology/physical_package_id": text}
+    assert [core.package for core in read(tmp_path, files).cores] == [package]

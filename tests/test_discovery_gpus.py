@@ -344,3 +344,9 @@ def test_the_pci_path_begins_at_the_host_bridge(
     files = {f"{real}/class": "0x030200", f"{real}/vendor": "0x10de"}
     (gpu,) = read(tmp_path, dict(files), links={f"{PCI}/{A}": target}).gpus
     assert gpu.pci_path == path
+
+
+@pytest.mark.parametrize("text", ["0x10d", "0x10de0", "0x10dg", "a\nb", "\x1b[2J", "１２３４"])
+def test_what_is_no_vendors_number_is_nobody_s(tmp_path: Path, text: str) -> None:
+    (gpu,) = read(tmp_path, device(A, "0x120000", text)).gpus
+    assert (gpu.vendor, gpu.pci_id) == ("unknown", None)

@@ -20,7 +20,7 @@ from tests.daemons import Daemon, running
 
 HERE = Path(__file__).parents[1]
 PAGES = [
-    HERE / "README.md",
+    *(HERE / name for name in ("README.md", "SECURITY.md")),
     *sorted(HERE.glob("*/README.md")),
     *sorted(HERE.glob("deploy/*/*/README.md")),
     *sorted((HERE / "docs").glob("*.md")),

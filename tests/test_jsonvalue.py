@@ -28,6 +28,12 @@ READ_ITEM: Callable[[JsonValue], object] = JsonValue.number
         (3, lambda v: v.maybe(JsonValue.text), "node is 3, not a string"),
         ({"-1": 2}, lambda v: list(v.by_number(READ_ITEM)), "node: '-1' is not a number"),
         ({"a\nb": 2}, lambda v: list(v.by_number(READ_ITEM)), r"node: 'a\nb' is not a number"),
+        (10**30, JsonValue.number, f"node is {10**30}, not a number up to {2**74 - 1}"),
+        (
+            {"1" * 5000: 2},
+            lambda v: list(v.by_number(READ_ITEM)),
+            f"node: '{'1' * 60}…' is not a number",
+        ),
         ({"1": "x"}, lambda v: list(v.by_number(READ_ITEM)), "node.1 is 'x', not a whole number"),
         (
             "0-x",

@@ -108,6 +108,7 @@ def test_cpu_sets_are_written_as_cpulists_on_one_line() -> None:
         pytest.param("[" * 100_000, "recursion", id="JSON without an end"),
         pytest.param("[]", "it should be dict, not []", id="another JSON"),
         pytest.param('{"gpus": 8}', "gpus should be list, not 8", id="a number of GPUs"),
+        pytest.param(f'{{"gpus": {8**999}}}', "gpus should be list, not 15", id="a huge number"),
         pytest.param('{"gpus": [8]}', "a GPU should be dict, not 8", id="a GPU that is a number"),
         pytest.param('{"gpus": [{}]}', "index should be int, not None", id="a GPU without index"),
         pytest.param(

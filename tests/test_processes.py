@@ -182,6 +182,18 @@ def test_a_process_whose_main_thread_has_ended_is_no_zombie() -> None:
         assert len(processes.threads(child.pid)) == 2
 
 
+def test_a_process_cannot_say_by_its_name_whose_it_is() -> None:
+    code = """
+import ctypes
+ctypes.CDLL(None).prctl(15, b'a\\rUid:\\t7\\x85', 0, 0, 0)  # PR_SET_NAME
+print('ready', flush=True)
+input()
+"""
+    with program(code) as child:
+        assert b"\rUid:\t7" in Path(f"/proc/{child.pid}/status").read_bytes()
+        assert processes.uid_of(child.pid) == os.getuid()
+
+
 @pytest.mark.parametrize("pid", [0, -1, 10**9, 10**12])
 def test_of_a_process_that_is_not_there_nothing_is_known(pid: int) -> None:
     assert processes.stat_of(pid) is None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from affinityd.topology import Topology
-from tests.daemons import PATIENCE
+from tests.daemons import BELIEVED, PATIENCE
 from tests.machines.by_hand import made
 from tests.machines.sysfs_tree import write_tree
 
@@ -62,7 +62,12 @@ def affinityd(*words: str, env: Mapping[str, str] | None = None) -> Ended:
         capture_output=True,
         text=True,
         check=False,
-        env={"PATH": os.environ["PATH"], "AFFINITYD_CONFIG": "/nonexistent", **(env or {})},
+        env={
+            "PATH": os.environ["PATH"],
+            "AFFINITYD_CONFIG": "/nonexistent",
+            **BELIEVED,
+            **(env or {}),
+        },
         timeout=PATIENCE,
     )
     return Ended(done.returncode, done.stdout, done.stderr)

@@ -238,7 +238,7 @@ def test_many_large_answers_take_no_more_than_their_room(tmp_path: Path) -> None
         (["--listen", ".:9558"], {}, "listen: .:9558: "),
         (["--listen", "a" * 300 + ":9558"], {}, ":9558: "),
         (["--listen", "h:0065536"], {}, "is not HOST:PORT"),
-        ([], {"AFFINITYD_CONFIG": "/dev/zero"}, "/dev/zero is not a file"),
+        ([], {"AFFINITYD_CONFIG": "/dev/zero"}, "/dev/zero cannot be read: not a regular"),
         (["--root", "/nowhere"], {}, "/nowhere"),
         (["--machine", "cray-1"], {}, "cray-1"),
         (["--root", "/", "--machine", "mi250x"], {}, "--root and --machine both name a machine"),

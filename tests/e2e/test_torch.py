@@ -20,7 +20,7 @@ import pytest
 
 from affinityd.cpuset import parse_list
 from affinityd.processes import threads
-from tests.daemons import Daemon, running
+from tests.daemons import BELIEVED, Daemon, running
 from tests.tiny import BOTH, FAR, NEAR, affinityd, tiny_tree
 
 pytestmark = pytest.mark.torch
@@ -48,6 +48,7 @@ def here(daemon: Daemon) -> Mapping[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "AFFINITYD_CONFIG": "/nonexistent",
         "AFFINITYD_SOCKET": str(daemon.socket),
+        **BELIEVED,
         "OMP_NUM_THREADS": "2",  # else torchrun sets 1, and there would be no such threads
     }
 

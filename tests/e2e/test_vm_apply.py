@@ -118,6 +118,23 @@ def test_a_rank_that_another_rank_started_has_its_own_place(seen: Document) -> N
     assert told(seen["nested"])["AFFINITYD_ALLOWED"] == "0-31"
 
 
+@pytest.mark.parametrize(
+    ("caller", "allowed"),
+    [
+        ("of the root", {"cpulist": "0-31", "source": "caller", "within": "0-31"}),
+        ("in a cpuset", {"cpulist": "5-9", "source": "caller", "within": "5-9"}),
+        ("in a cpuset, for more", {"cpulist": "5-9", "source": "request", "within": "5-9"}),
+        ("below it, with a mask", {"cpulist": "6-7", "source": "caller", "within": "5-9"}),
+    ],
+)
+def test_the_daemon_knows_who_asks_by_his_cgroup_without_a_handle_of_the_kernels(
+    seen: Document, caller: str, allowed: Document
+) -> None:
+    """Its kernel is older than SO_PEERPIDFD."""
+    assert seen["callers"]["has pidfd"] is False
+    assert seen["callers"][caller] == allowed
+
+
 def test_a_command_for_which_there_was_no_time_runs_unpinned(seen: Document) -> None:
     assert mask(seen["too late"]) == "0-31"
     assert seen["too late"]["stderr"] == (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from tests.e2e.containers.rig import (
     mount,
     running,
 )
-from tests.tiny import FAR, LOOK, NEAR, tiny_tree
+from tests.tiny import BOTH, FAR, LOOK, NEAR, Ended, tiny_tree
 
 pytestmark = pytest.mark.containers
 
@@ -98,6 +100,27 @@ def test_every_user_s_job_reaches_its_socket(node: Container, options: Sequence[
     assert (said.status, said.stdout) == (0, f"{NEAR}\n{FAR}\n")
 
 
+def exec_in_image(node: Container, *options: str) -> Ended:
+    """Run `affinityd exec` of the image."""
+    words = ["exec", "--gpus=1", "--timeout=10", "--", *LOOK]
+    return container(images.affinityd(), *words, options=[*mount(node), *options])
+
+
+def test_the_image_s_clients_believe_the_image_s_daemon(node: Container) -> None:
+    for options in CLIENTS.values():
+        said = exec_in_image(node, *options)
+        assert (said.cpus, said.stderr) == (FAR, ""), options
+
+
+def test_others_believe_it_where_it_is_named_or_has_no_number(node: Container) -> None:
+    nobody = "--env=AFFINITYD_DAEMON_UID=1000"
+    for user in ((), ("--user=1000:1000",)):
+        said = exec_in_image(node, nobody, *user)
+        assert f"{SOCKETS}/affinityd.sock is not trusted: uid {USER} listens;" in said.stderr
+    said = exec_in_image(node, nobody, *USER_NAMESPACE)
+    assert (said.cpus, said.stderr) == (FAR, "")
+
+
 def test_in_a_user_namespace_its_files_seem_nobody_s(node: Container) -> None:
     look = ["sh", "-c", f"stat -c '%u %a %n' {SOCKETS}/*"]
     said = container(images.client("debian"), *look, options=[*mount(node), *USER_NAMESPACE])
@@ -135,3 +158,34 @@ def test_a_second_one_leaves_the_first_its_socket(node: Container) -> None:
     assert said.stderr.endswith(" listens there already; stop it first\n")
     assert "process 0" not in said.stderr  # which is what a pid of another namespace reads as
     assert node.get("/readyz").status == 200
+
+
+ALLOWED = "mode=node&gpus=0&format=json"
+
+
+def allowed(asked: Ended) -> Any:  # noqa: ANN401 - a part of a document
+    assert asked.status == 0, asked.stderr
+    return json.loads(asked.stdout)["allowed"]
+
+
+@pytest.mark.parametrize("options", CLIENTS.values(), ids=CLIENTS)
+def test_curl_in_a_container_sends_no_cpuset_and_gets_its_container_s_cpus(
+    tree: Path, tmp_path: Path, options: Sequence[str]
+) -> None:
+    with daemon(tmp_path / "node", options=[*machine(tree), CGROUPS]) as node:
+        confined = [*mount(node), *options, f"--cpuset-cpus={FAR}"]
+        asked = container(images.client("debian"), *curl(ALLOWED), options=confined)
+        assert allowed(asked) == {"cpulist": FAR, "source": "caller", "within": FAR}
+
+
+def test_a_daemon_in_a_pid_namespace_of_its_own_knows_nobody_and_says_so_once(
+    tree: Path, tmp_path: Path
+) -> None:
+    apart = [*machine(tree), "--pid=private"]
+    with daemon(tmp_path / "node", options=apart) as node:
+        for _ in ("one", "another"):
+            confined = [*mount(node), f"--cpuset-cpus={FAR}"]
+            asked = container(images.client("debian"), *curl(ALLOWED), options=confined)
+            assert allowed(asked) == {"cpulist": BOTH, "source": "node", "within": None}
+        (warning,) = [line for line in node.lines if "who asks is not known" in line]
+        assert "hostPID: true" in warning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -31,7 +32,7 @@ def test_every_shell_reads_it_alike(pod: Pod, shell: list[str], reach: str) -> N
 
 @pytest.mark.parametrize("tool", ["curl", "python3"])
 def test_it_asks_by_what_the_image_has(pod: Pod, tmp_path: Path, tool: str) -> None:
-    told = pod.run(cpus=ONLINE, path=only(tmp_path / "few", tool, "head", "env", "sh"))
+    told = pod.run(cpus=ONLINE, path=only(tmp_path / "few", tool, "head", "ls", "env", "sh"))
     assert (told.environment["AFFINITYD_CPULIST"], told.lines) == (GPU_2, [])
 
 
@@ -149,7 +150,7 @@ def test_an_answer_that_is_no_plan_is_none(
     with serving(tmp_path / "s", answering(answer)) as path:
         told = pod.run(
             cpus=ONLINE,
-            path=only(tmp_path / "few", tool, "head", "env", "sh"),
+            path=only(tmp_path / "few", tool, "head", "ls", "env", "sh"),
             AFFINITYD_SOCKET=str(path),
             NVIDIA_VISIBLE_DEVICES="2",
         )
@@ -168,7 +169,7 @@ def test_an_answer_without_an_end_is_read_to_no_end(pod: Pod, tmp_path: Path, to
 
     began = time.monotonic()
     with serving(tmp_path / "s", endless) as path:
-        few = only(tmp_path / "few", tool, "head", "env", "sh")
+        few = only(tmp_path / "few", tool, "head", "ls", "env", "sh")
         told = pod.run(cpus=ONLINE, path=few, AFFINITYD_SOCKET=str(path))
     assert time.monotonic() - began < 2.0
     assert told.environment["AFFINITYD_CPULIST"] == GPU_2
@@ -180,7 +181,7 @@ def test_a_daemon_that_hangs_holds_a_start_up_for_less_than_a_second(
 ) -> None:
     with serving(tmp_path / "s", hanging) as path:
         began = time.monotonic()
-        few = only(tmp_path / "few", tool, "head", "env", "sh")
+        few = only(tmp_path / "few", tool, "head", "ls", "env", "sh")
         told = pod.run(cpus=ONLINE, path=few, AFFINITYD_SOCKET=str(path))
         assert time.monotonic() - began < 1.0
     assert told.environment["AFFINITYD_CPULIST"] == GPU_2
@@ -190,10 +191,48 @@ def test_a_timer_that_the_job_ignores_is_not_ours_to_ignore(pod: Pod, tmp_path: 
     deaf = ["sh", "-c", 'trap "" ALRM; exec sh "$@"', "sh"]
     began = time.monotonic()
     with serving(tmp_path / "s", hanging) as path:
-        few = only(tmp_path / "few", "python3", "env", "sh")
+        few = only(tmp_path / "few", "python3", "ls", "env", "sh")
         told = pod.run(cpus=ONLINE, shell=deaf, path=few, AFFINITYD_SOCKET=str(path))
     assert time.monotonic() - began < 3.0
     assert told.environment["AFFINITYD_CPULIST"] == GPU_2
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=str)
+def test_where_others_could_listen_nothing_is_asked(
+    pod: Pod, tmp_path: Path, shell: list[str]
+) -> None:
+    asked: list[bytes] = []
+
+    def behave(connection: socket.socket, _over: threading.Event) -> None:
+        asked.append(connection.recv(65536))
+
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with serving(folder / "s", behave) as path:
+        told = pod.run(cpus=ONLINE, shell=shell, AFFINITYD_SOCKET=str(path))
+    assert told.environment["AFFINITYD_CPULIST"] == GPU_2
+    trouble = f"others may write to {folder}/, which is not trusted"
+    assert told.lines == [f"affinityd run: {trouble}; planned from {pod.to}/table"]
+    assert asked == []
+
+
+@pytest.mark.parametrize("uid", ["1234", "0,1234"])
+def test_whose_daemon_is_believed_is_what_init_was_told(
+    daemon: Daemon, tmp_path: Path, uid: str
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root makes another's files")
+    pod = Pod(tmp_path, daemon.socket, {"AFFINITYD_DAEMON_UID": uid})
+    pod.has("nvidia5")
+    folder = tmp_path / "its"
+    folder.mkdir()
+    plan = b"AFFINITYD_CPULIST=20\nAFFINITYD_LOCALITY=local\nAFFINITYD_ALLOWED=0-255\n"
+    with serving(folder / "s", answering(http("200 OK", plan))) as path:
+        for part in (folder, path):
+            os.chown(part, 1234, 1234)
+        told = pod.run(cpus=ONLINE, AFFINITYD_SOCKET=str(path))
+    assert (told.cpus, told.lines) == (frozenset({20}), [])
 
 
 def test_a_daemon_that_lies_cannot_widen_the_mask(pod: Pod, tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
         for name in (gpu.uuid, str(gpu.minor), gpu.pci_bus_id, *(it.uuid for it in gpu.mig)):
             assert found[f"gpu/{name}.cpulist"] == f"{rank['cpulist']}\n"
     assert {name for name in found if "/" not in name} == {
-        *("plan.json", "table", "run", "table.sh", "settings")
+        *("plan.json", "table", "run", "table.sh", "trust.sh", "settings")
     }
-    assert len(found) == 5 + 8 * 3 + 2
+    assert len(found) == 6 + 8 * 3 + 2
 
 
 def test_by_default_every_gpu_has_all_of_its_node(daemon: Daemon, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_what_the_daemon_refuses_leaves_no_plan_but_the_script(
     assert done.status == 0
     assert done.lines[0].startswith("affinityd init: mode: 'best' is not one of all, single")
     assert done.lines[0].endswith(f"; no plan was left in {tmp_path}: programs ask when they start")
-    assert set(contents(tmp_path)) == {"run", "table.sh", "settings"}
+    assert set(contents(tmp_path)) == {"run", "table.sh", "trust.sh", "settings"}
 
 
 def test_a_node_without_gpus_is_no_failure(tmp_path: Path) -> None:

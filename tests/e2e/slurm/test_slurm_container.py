@@ -61,17 +61,18 @@ SETTINGS = "AFFINITYD_MODE=exclusive\n"
 SHELLS = ("dash", "bash", "busybox")
 #: Programs of an image, beside its shell.
 ENOUGH = {
-    "curl and taskset": "curl=curl taskset=taskset",
-    "curl and the taskset of busybox": "curl=curl taskset=busybox",
-    "curl and python3": "curl=curl python3=python3",
-    "python3 and taskset": "python3=python3 taskset=taskset",
-    "python3 alone": "python3=python3",
+    "curl and taskset": "ls=ls curl=curl taskset=taskset",
+    "curl, and the others of busybox": "ls=busybox curl=curl taskset=busybox",
+    "curl and python3": "ls=ls curl=curl python3=python3",
+    "python3 and taskset": "ls=ls python3=python3 taskset=taskset",
+    "python3 alone": "ls=busybox python3=python3",
 }
 #: And why no plan is made, or none applied.
 TOO_LITTLE = {
     "": "neither curl nor python3 is here, to ask affinityd",
     "taskset=taskset": "neither curl nor python3 is here, to ask affinityd",
     "curl=curl": "neither taskset nor python3 is here, to pin the task",
+    "python3=python3": "whose /run/affinityd/affinityd.sock is cannot be seen",
 }
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
 

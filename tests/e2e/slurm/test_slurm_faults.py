@@ -176,6 +176,7 @@ ENVIRONMENTS: dict[str, Callable[[Path], Mapping[str, str]]] = {
     "variables of the script": lambda _: {
         **dict.fromkeys(("job", "granted", "visible", "masks", "mode", "share", "mask"), "7"),
         **dict.fromkeys(("run", "curl", "taskset", "socket", "settings", "facts"), "/nonexistent"),
+        **dict.fromkeys(("proc", "ls", "id", "trust", "trusted", "own", "above"), "/nonexistent"),
     },
     "pins of another job": lambda _: {
         "AFFINITYD_CPULIST": "7", "AFFINITYD_ALLOWED": "7", "AFFINITYD_JOB_GPUS": "7",
@@ -191,7 +192,7 @@ def test_a_user_s_environment_does_not_get_into_the_way(
     folder = tmp_path_factory.mktemp("user")
     for parent in (folder, *folder.parents[:2]):
         parent.chmod(0o755)
-    for tool in ("curl", "taskset", "sh", "printf", "head"):
+    for tool in ("curl", "taskset", "sh", "printf", "head", "ls", "id"):
         (folder / tool).write_text(BAD_TOOLS)
         (folder / tool).chmod(0o755)
     os.mkfifo(folder / "fifo", 0o666)
@@ -232,6 +233,8 @@ def test_a_user_s_environment_does_not_get_into_the_way(
         ({"AFFINITYD_MIN_PHYSICAL_CORES": "2"}, SLICES, "Cannot be satisfied: "),
         ({"AFFINITYD_SOCKET": "/nonexistent"}, SLICES, "no plan from /nonexistent"),
         ({"AFFINITYD_SOCKET": "--help"}, SLICES, "no plan from --help"),
+        ({"AFFINITYD_DAEMON_UID": "1234"}, THEIRS, None),
+        ({"AFFINITYD_DAEMON_UID": "$(id)"}, SLICES, "AFFINITYD_DAEMON_UID is no word that"),
     ],
 )
 def test_a_user_chooses_by_the_job_s_environment(
@@ -246,3 +249,25 @@ def test_what_a_user_says_of_gpus_is_read_as_the_driver_reads_it(it: Node) -> No
     """A step may set its own CUDA_VISIBLE_DEVICES only afterwards: Slurm's counts here."""
     tasks = it.tasks(*TWO, env={"CUDA_VISIBLE_DEVICES": "0&mode=all", "SLURM_JOB_GPUS": "0,1"})
     assert [task.cpus for task in tasks] == THEIRS
+
+
+def test_where_others_could_listen_nothing_is_asked(it: Node) -> None:
+    it.folder.chmod(0o777)
+    try:
+        tasks = it.tasks(*TWO)
+    finally:
+        it.folder.chmod(0o755)
+    assert [task.cpus for task in tasks] == SLICES
+    why = "others may write to /run/affinityd/, which is not trusted"
+    assert [task.unpinned for task in tasks] == [why] * 2
+
+
+def test_another_user_s_daemon_is_asked_where_its_user_is_named(it: Node) -> None:
+    os.chown(it.folder, 1234, 1234)
+    try:
+        alone, named = (it.tasks(*TWO, env=env) for env in ({}, {"AFFINITYD_DAEMON_UID": "7,1234"}))
+    finally:
+        os.chown(it.folder, 0, 0)
+    why = "/run/affinityd/ belongs to uid 1234, and is not trusted"
+    assert [task.unpinned for task in alone] == [why] * 2
+    assert [task.cpus for task in named] == THEIRS

@@ -278,6 +278,19 @@ def test_a_node_without_a_daemon_is_drained_only_where_the_site_says_so(
             assert state in eventually_state(made, state)
 
 
+def test_a_prolog_asks_nobody_where_others_could_listen(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
+        syslog.bind(f"{log}")
+        syslog.settimeout(PATIENCE)
+        with node(Setup(binds={log: "/dev/log"})) as made:
+            made.folder.chmod(0o777)
+            made.tasks("-n1", "--gres=gpu:small:1")
+            said = syslog.recv(4096).decode()
+    assert "no daemon is ready at /run/affinityd/affinityd.sock" in said
+    assert "(others may write to /run/affinityd/, which is not trusted)" in said
+
+
 def eventually_state(made: Node, state: str) -> str:
     eventually(lambda: state in made.cluster.run("sinfo", "-h", "-o", "%T"), f"it is {state}")
     return made.cluster.run("sinfo", "-h", "-o", "%T")
