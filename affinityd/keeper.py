@@ -63,6 +63,7 @@ class Keeper:
         self._on_change = on_change
         self._trouble = ""  # why the last reading failed: news once, and each request tries again
         self._seen_online: object = None
+        self._is_current: bool | None = None  # None: not looked at in this turn of the loop
         self._seen_drivers: object = None
         self._asked_drivers = self._sought_mig = float("-inf")
         self._asking = asyncio.Lock()
@@ -73,8 +74,17 @@ class Keeper:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def is_current(self) -> bool:
-        """Whether the CPUs that are online are the ones that were read."""
-        return self._machine.online() == self._seen_online
+        """Whether the CPUs that are online are the ones that were read.
+
+        That is looked at once in a turn of the event loop, for all who had asked before.
+        """
+        if self._is_current is None:
+            asyncio.get_running_loop().call_soon(self._look_anew)
+            self._is_current = self._machine.online() == self._seen_online
+        return self._is_current
+
+    def _look_anew(self) -> None:
+        self._is_current = None
 
     async def refresh(self) -> None:
         """Read the CPUs anew if they have changed; this waits for no driver."""
@@ -130,6 +140,7 @@ class Keeper:
                 return
             self._trouble = ""
             self._seen_online = online
+            self._look_anew()
             self._swap(topology)
 
     def _swap(self, topology: Topology) -> None:

@@ -38,16 +38,22 @@ def content(path: str) -> bytes | None:
 
 
 def present(path: str) -> bytes | None:
-    """Return a file as it is; None where there is none for us.
+    """Return a file of one record, which the kernel gives at once; None where there is none for us.
 
     Raises OSError where nobody can say: there is too little of something (SCARCE) to read it.
     """
     try:
-        return _whole(path)
+        file = os.open(path, os.O_RDONLY)
     except OSError as error:
         if error.errno in SCARCE:
             raise
         return None
+    try:
+        return os.read(file, PART)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
 
 
 def _whole(path: str) -> bytes:

@@ -12,21 +12,26 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from affinityd.api.connections import Connections
-from affinityd.api.protocol import Protocol
+from affinityd.api.protocol import Protocol, Remember
 from affinityd.api.refusals import Register
 from affinityd.listening import BACKLOG
 
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
 TICKS = 10  #: a second, uvicorn's
 
-SPARE_FILES = 64  #: files that the daemon needs besides connections
+SPARE_FILES = 96  #: files that the daemon needs besides connections
 
 
 class Server(uvicorn.Server):
     """uvicorn's, with the daemon's own signals: it ends with 0, and SIGHUP is no end."""
 
-    def __init__(self, app: ASGIApp, connections: Connections | None = None) -> None:
-        """Take what is to be served, and where connections are counted."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        connections: Connections | None = None,
+        remembered: Remember = lambda _query, _headers, _connection: None,
+    ) -> None:
+        """Take what is to be served, who counts connections, and what was answered before."""
         if connections is None:
             connections = Connections(Register(), most=most_connections())
         self._connections = connections
@@ -34,7 +39,9 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 # uvicorn calls it as it would the class.
-                http=partial(Protocol, connections=connections),  # type: ignore[arg-type]
+                http=partial(  # type: ignore[arg-type]
+                    Protocol, connections=connections, remembered=remembered
+                ),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
-from starlette.types import ASGIApp
-
 from affinityd.api.connections import Connections
+from affinityd.api.front import Front
+from affinityd.api.plan_only import PlanOnly
 from affinityd.errors import ListenError
 from affinityd.listening import Listeners
 from affinityd.server import Server
@@ -23,14 +23,18 @@ log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 1.0  #: how often the socket's file is looked for
 
+#: How many connections are taken in a turn of the loop. libuv takes one a socket, and before the
+#: next one answers whoever has asked: the last ones of many would wait for all the others.
+TAKEN_AT_ONCE = 8
+
 
 class Serving:
     """Serves on all sockets until it is stopped."""
 
     def __init__(
         self,
-        app: ASGIApp,
-        plan_only: ASGIApp,
+        app: Front,
+        plan_only: PlanOnly,
         listeners: Listeners,
         connections: Connections,
     ) -> None:
@@ -63,11 +67,12 @@ class Serving:
         for server in self._servers:
             server.stop()
 
-    def _begin(self, app: ASGIApp, sockets: Sequence[socket.socket]) -> None:
+    def _begin(self, app: Front | PlanOnly, sockets: Sequence[socket.socket]) -> None:
         if sockets:
-            server = Server(app, self._connections)
+            server = Server(app, self._connections, app.remembered)
             self._servers.append(server)
-            self._tasks.add(asyncio.ensure_future(server.serve(list(sockets))))
+            more = [it.dup() for it in sockets for _ in range(TAKEN_AT_ONCE - 1)]
+            self._tasks.add(asyncio.ensure_future(server.serve([*sockets, *more])))
 
     def _begin_on_unix(self) -> None:
         self._begin(self._app, [self._listeners.unix.socket])

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from affinityd.api.connections import Connections
+
 #: What a server does with a connection, until the test is over.
 Behaviour = Callable[[socket.socket, threading.Event], None]
 
@@ -56,3 +58,9 @@ def answering(answer: bytes) -> Behaviour:
 def hanging(_connection: socket.socket, over: threading.Event) -> None:
     """Accept, and answer nothing."""
     over.wait()
+
+
+def sweep(connections: Connections, now: float) -> None:
+    """Sweep as the server does: the first time notes who is late, the second ends them."""
+    for _ in range(2):
+        connections.sweep(now)

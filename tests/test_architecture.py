@@ -19,7 +19,6 @@ MODULES = {
 OF_THE_EXTRA = {
     "affinityd.daemon": {"uvloop"},
     "affinityd.server": {"starlette", "uvicorn"},
-    "affinityd.serving": {"starlette"},
     "affinityd.metrics": {"prometheus_client"},
     "affinityd.discovery.nvml": {"pynvml"},
     "affinityd.audit_metrics": {"prometheus_client"},

@@ -37,6 +37,7 @@ from affinityd.api.refusals import (
     Register,
 )
 from affinityd.server import Server
+from tests.serving import sweep
 
 REQUEST = b"GET /plan HTTP/1.1\r\nhost: x\r\n\r\n"
 END = b"\r\n\r\n"
@@ -130,8 +131,8 @@ class Story:
             await asyncio.sleep(0)
 
     def after(self, seconds: float) -> None:
-        """Sweep as if so many seconds had passed."""
-        self.connections.sweep(asyncio.get_running_loop().time() + seconds)
+        """Sweep as if so many seconds had passed, twice."""
+        sweep(self.connections, asyncio.get_running_loop().time() + seconds)
 
     @property
     def statuses(self) -> list[int]:
@@ -361,7 +362,7 @@ def test_an_answer_has_a_minute(*, is_taken: bool) -> None:
             story.may_answer.set()
             await story.settle()
             story.transport.closed = True  # what is written goes nowhere
-            story.connections.sweep(story.protocol.deadline)
+            sweep(story.connections, story.protocol.deadline)
             assert story.transport.aborted
             return
         story.after(ANSWER_SECONDS - 0.5)

@@ -42,6 +42,7 @@ class Connections:
         self._most_of_one = most_of_one
         self._all = 0
         self._of: dict[Caller, dict[Connection, None]] = {}
+        self._late: dict[Connection, float] = {}
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -68,10 +69,16 @@ class Connections:
                 del self._of[connection.caller]
 
     def sweep(self, now: float) -> None:
-        """End those whose time is over."""
-        late = [it for theirs in self._of.values() for it in theirs if it.deadline <= now]
-        for connection in late:
-            connection.expire()
+        """End those whose time was over at the last sweep, and that have done nothing since.
+
+        Where the loop was kept busy for longer than that, what they sent lies there unread.
+        """
+        connections = [it for theirs in self._of.values() for it in theirs]
+        late = {it: it.deadline for it in connections if it.deadline <= now}
+        before, self._late = self._late, late
+        for connection, deadline in late.items():
+            if before.get(connection) == deadline:
+                connection.expire()
 
     def _make_room(self) -> bool:
         """End the oldest idle connection of whoever has most; return whether there was one."""

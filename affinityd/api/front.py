@@ -1,22 +1,25 @@
-"""Answers that were given before, in front of FastAPI's routing."""
+"""Answers that were given before, at hand before anything is routed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from affinityd.api.callers import Callers, Facts
-from affinityd.api.peer import connection_of
+from affinityd.api.peer import Connection, connection_of
 from affinityd.api.problems import problem
+from affinityd.api.turns import Turns
 from affinityd.cache import Cache
 from affinityd.errors import BusyError, quote
 from affinityd.service import CPU_BYTES, Answer
 
 #: What an answer to a plan request depends on: its query, its Accept header, and who asks.
 Key = tuple[bytes, bytes, Facts | None]
+
+Header = tuple[bytes, bytes]  #: its name in lower case, and its value
 
 WHO = "caller"  #: where a plan request's scope has who asks, among its `state`
 
@@ -26,15 +29,15 @@ ENTRY_BYTES = 1024  #: what an entry weighs besides, about
 
 @dataclass(frozen=True)
 class Remembered:
-    """An answer as ASGI messages, and how it is counted."""
+    """An answer, and how it is counted."""
 
-    start: Message
-    body: Message
+    headers: bytes  #: its own ones, a line each
+    body: bytes
     count: Callable[[], None]
 
 
 class Front:
-    """Sends a remembered answer while the node is as it was, else asks the app."""
+    """Asks the app, and remembers what it answered while the node is as it was."""
 
     def __init__(
         self,
@@ -50,33 +53,41 @@ class Front:
         self._is_current = is_current
         self._counter = counter
         self._answers: Cache[Key, Remembered] = Cache(MAX_BYTES)
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI has it."""
+        connection = connection_of(scope)
+        await self._turns.take(connection.whose if connection else "")
         if not scope["path"].isprintable():  # to a route "/plan\n" is "/plan"
             detail = f"{scope['method']} {quote(scope['path'])} is not answered here"
             await problem(Request(scope), 404, "Not Found", detail)(scope, receive, send)
             return
         if scope["path"] == "/plan" and scope["method"] == "GET":
             try:
-                facts = self._callers.facts(connection_of(scope))
+                facts = self._callers.facts(connection)
             except BusyError as error:
                 answer = problem(Request(scope), error.status, error.title, str(error))
                 await answer(scope, receive, send)
                 return
             scope.setdefault("state", {})[WHO] = facts
-            remembered = self._answers.get(key_of(scope))
-            if remembered is not None and self._is_current():
-                await send(remembered.start)
-                await send(remembered.body)
-                remembered.count()
-                return
         await self._app(scope, receive, send)
+
+    def remembered(
+        self, query: bytes, headers: Iterable[Header], connection: Connection
+    ) -> Remembered | None:
+        """Return the answer to a plan request that was given before; None: ask the app."""
+        try:
+            facts = self._callers.facts(connection)
+        except BusyError:  # which the app will say
+            return None
+        found = self._answers.get((query, _accept(headers), facts))
+        return found if found is not None and self._is_current() else None
 
     def remember(self, key: Key, answer: Answer) -> None:
         """Keep an answer for the same question, as long as there is room."""
-        body: Message = {"type": "http.response.body", "body": answer.body}
-        remembered = Remembered(_start(answer), body, self._counter(answer))
+        headers = f"content-type: {answer.media_type}\r\ncontent-length: {len(answer.body)}\r\n"
+        remembered = Remembered(headers.encode(), answer.body, self._counter(answer))
         query, accept, facts = key
         weight = len(answer.body) + len(query) + len(accept) + ENTRY_BYTES
         if facts is not None:
@@ -90,18 +101,8 @@ class Front:
 
 def key_of(scope: Scope) -> Key:
     """Return what an answer to a plan request depends on."""
-    for name, value in scope["headers"]:
-        if name == b"accept":
-            return scope["query_string"], value, scope["state"][WHO]
-    return scope["query_string"], b"", scope["state"][WHO]
+    return scope["query_string"], _accept(scope["headers"]), scope["state"][WHO]
 
 
-def _start(answer: Answer) -> Message:
-    return {
-        "type": "http.response.start",
-        "status": 200,
-        "headers": [
-            (b"content-type", answer.media_type.encode()),
-            (b"content-length", str(len(answer.body)).encode()),
-        ],
-    }
+def _accept(headers: Iterable[Header]) -> bytes:
+    return next((value for name, value in headers if name == b"accept"), b"")

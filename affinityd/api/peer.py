@@ -15,6 +15,7 @@ from typing import Any
 from starlette.types import Scope
 
 from affinityd.api.proof import Pidfd, Proof, StartTime, has_pidfd
+from affinityd.api.refusals import Caller
 from affinityd.ucred import Credentials, credentials
 
 KEY = "connection"  #: where a request's scope has it, among its `state`
@@ -55,6 +56,16 @@ class Connection:
     def credentials(self) -> Credentials | None:
         """Which process connected, and of which user; None over TCP."""
         return _credentials(self._socket)
+
+    @cached_property
+    def whose(self) -> Caller:
+        """Whom it counts as: a uid or, over TCP, an address."""
+        if self.credentials is not None:
+            return self.credentials.uid
+        address = None
+        with suppress(OSError):
+            address = self._socket.getpeername()
+        return str(address[0]) if isinstance(address, tuple) else ""
 
     @cached_property
     def peer(self) -> Peer | None:

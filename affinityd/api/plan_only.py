@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from affinityd.api.front import Front
 from affinityd.api.problems import problem
 from affinityd.errors import quote
 
@@ -12,9 +13,10 @@ from affinityd.errors import quote
 class PlanOnly:
     """Passes on to the app what is asked of /plan, and nothing else."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: Front) -> None:
         """Take the app."""
         self._app = app
+        self.remembered = app.remembered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI has it."""

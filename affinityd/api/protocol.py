@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.config import Config
@@ -10,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from affinityd.api.connections import Connections
+from affinityd.api.front import Header, Remembered
 from affinityd.api.peer import KEY, Connection
 from affinityd.api.refusals import (
     ANSWER_SECONDS,
@@ -29,9 +31,12 @@ from affinityd.api.refusals import (
     Refusal,
 )
 
-END = b"\r\n\r\n"  #: of a head
+#: Returns what was answered to a plan request before: its query, its headers, who asks.
+Remember = Callable[[bytes, list[Header], Connection], Remembered | None]
 
-NOBODY = ("", 0)  #: an address, where the kernel does not say whose it is
+END = b"\r\n\r\n"  #: of a head
+OK = b"HTTP/1.1 200 OK\r\n"
+CLOSE = b"connection: close\r\n"
 
 
 class RefusedError(Exception):
@@ -51,6 +56,7 @@ class Protocol(HttpToolsProtocol):
     _lines = 0  #: of it
     _tail = b""  #: its last bytes, in which END may have begun
     _body = 0  #: bytes of a body that are still to come
+    _is_new = True  #: nothing has been answered yet
     _refusal = MALFORMED  #: what a parser's error is answered with
 
     def __init__(
@@ -61,18 +67,19 @@ class Protocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         connections: Connections,
+        remembered: Remember,
     ) -> None:
-        """Take what uvicorn gives, and where connections are counted."""
+        """Take what uvicorn gives, where connections are counted, and what was answered before."""
         super().__init__(config, server_state, app_state, _loop)
         self._connections = connections
+        self._remembered = remembered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin with a new connection, unless there are too many."""
         super().connection_made(transport)
-        connection = Connection(transport)
-        self.app_state = {**self.app_state, KEY: connection}
-        told = connection.credentials
-        self.caller = told.uid if told else (self.client or NOBODY)[0]
+        self._connection = Connection(transport)
+        self.app_state = {**self.app_state, KEY: self._connection}
+        self.caller = self._connection.whose
         self.deadline = self.loop.time() + HEAD_SECONDS
         if refusal := self._connections.add(self):
             self._refuse(refusal)
@@ -103,9 +110,16 @@ class Protocol(HttpToolsProtocol):
             self._tail = b""
         self.deadline = self.loop.time() + ANSWER_SECONDS
         self._body = self._announced_body()
+        if self._is_answered_at_once():
+            return
         super().on_headers_complete()
         if self.parser.should_upgrade() or (self._body and self.expect_100_continue):
             self.cycle.keep_alive = False  # what comes then may be no request
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        if self.cycle is not None:  # else it has been answered
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or go on with one that has come meanwhile.
@@ -113,8 +127,7 @@ class Protocol(HttpToolsProtocol):
         This is uvicorn's without its timer, which costs as much as all that is added here, and
         without its queue of requests.
         """
-        self.server_state.total_requests += 1
-        self.deadline = self.loop.time() + IDLE_SECONDS
+        self._note_answered()
         self.flow.resume_reading()
         if self._held:
             self._read()
@@ -130,7 +143,7 @@ class Protocol(HttpToolsProtocol):
             self.end()
         elif self._head:
             self._refuse(HEAD_TOO_SLOW)
-        elif self.cycle is None:
+        elif self._is_new:
             self._refuse(SILENT)
         else:
             self.transport.close()
@@ -167,7 +180,7 @@ class Protocol(HttpToolsProtocol):
         held, before = self._held, len(self._tail)
         end = (self._tail + held).find(END)
         size = len(held) if end < 0 else end + len(END) - before
-        if not self._head and self.cycle is not None:  # the first began with the connection
+        if not self._head and not self._is_new:  # the first began with the connection
             self.deadline = self.loop.time() + HEAD_SECONDS
         self._head += size
         self._lines += held.count(b"\n", 0, size)
@@ -183,6 +196,35 @@ class Protocol(HttpToolsProtocol):
         if self._body:
             self._body -= size
         super().data_received(data)
+
+    def _is_answered_at_once(self) -> bool:
+        """Send what was answered to the same before, if that is all it takes.
+
+        That spares a task, and all that an app does to find out what it is asked.
+        """
+        path, _, query = self.url.partition(b"?")
+        is_plain = self.parser.get_method() == b"GET" and self.parser.get_http_version() == "1.1"
+        if path != b"/plan" or b"#" in query or not is_plain or self._body:
+            return False
+        if self.flow.write_paused or self.parser.should_upgrade():
+            return False
+        answer = self._remembered(query, self.headers, self._connection)
+        if answer is None:
+            return False
+        stays = self.parser.should_keep_alive()
+        more = b"".join(b"%b: %b\r\n" % it for it in self.server_state.default_headers)
+        ends = b"\r\n" if stays else CLOSE + b"\r\n"
+        self.transport.write(b"".join((OK, more, answer.headers, ends, answer.body)))
+        answer.count()
+        self._note_answered()
+        if not stays:
+            self.transport.close()
+        return True
+
+    def _note_answered(self) -> None:
+        self._is_new = False
+        self.server_state.total_requests += 1
+        self.deadline = self.loop.time() + IDLE_SECONDS
 
     def _announced_body(self) -> int:
         """Return how many bytes a body will have. Raises RefusedError."""

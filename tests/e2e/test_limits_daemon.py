@@ -32,6 +32,7 @@ from affinityd.api.refusals import (
 from affinityd.listening import listen_unix
 from affinityd.server import Server
 from tests.daemons import PATIENCE, Daemon, eventually, running
+from tests.serving import sweep
 
 pytestmark = pytest.mark.processes
 
@@ -276,10 +277,10 @@ def test_an_answer_that_nobody_takes_is_given_up_after_a_minute(tmp_path: Path) 
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
         now = asyncio.get_running_loop().time()
         for seconds in (IDLE_SECONDS + 1, ANSWER_SECONDS - 1):
-            connections.sweep(now + seconds)
+            sweep(connections, now + seconds)
             await asyncio.sleep(0.1)
             assert len(connections) == 1
-        connections.sweep(now + ANSWER_SECONDS + 1)
+        sweep(connections, now + ANSWER_SECONDS + 1)
         await asyncio.sleep(0.1)
         assert len(connections) == 0
         rest = await reader.read()
