@@ -32,8 +32,8 @@ class CpusetFiles:
     def cpuset(self, membership: bytes) -> bytes | None:
         """Return the cpulist that a cgroup lets its processes use; None where it cannot be seen.
 
-        `membership` is what their /proc/PID/cgroup says. Raises OSError where there is too little
-        of something to tell, as `present` does.
+        `membership` is what their /proc/PID/cgroup says. Raises OSError where that cannot be told,
+        as `present` does: what is above a folder that is shut may be more than what is in it.
         """
         if self._changes.poll(0):
             self._found.clear()

@@ -63,7 +63,7 @@ def run(
     auditor: Auditor | None = None,
     enforce: Enforce | None = None,
 ) -> None:
-    """Serve a machine until SIGTERM or SIGINT. Raises ListenError for an address that is taken.
+    """Serve a machine until SIGTERM or SIGINT. Raises ListenError where that cannot be.
 
     Without an auditor nobody looks at its processes, and with `enforce` somebody acts on what was
     seen of them. Raises SystemExit for what should not be, once it is logged.

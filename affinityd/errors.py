@@ -5,7 +5,7 @@ AffinityError
 ├── NoSuchGpuError        no such GPU, or none visible                   404, exit 1
 ├── UnsatisfiableError    understood, but this machine cannot give it    409, exit 1
 ├── NotReadyError         no topology yet                                503, exit 1
-│   ├── BusyError        too little left of something to answer        503
+│   ├── BusyError         too little left of something to answer        503
 │   ├── NotScannedError   no scan of the processes yet, or never         503
 │   └── NotEnforcedError  nothing enforced yet, or never                 503
 ├── TreeError             a root that cannot be read as a machine             exit 2
@@ -16,6 +16,7 @@ AffinityError
 │   ├── NoDaemonError     there is none
 │   └── UntrustedError    somebody else may be in its place
 └── ListenError           an address that cannot be listened on               exit 1
+    └── InUseError        for now
 
 A message is one line that quotes what was wrong and says what would be right.
 """
@@ -24,6 +25,9 @@ from __future__ import annotations
 
 #: How much of a wrong value a message shows.
 SHOWN = 60
+
+#: How a missing package is had. No index has affinityd: what has its name there is not ours.
+DAEMON_EXTRA = "affinityd's extra daemon brings it: pip install '.[daemon]' in a checkout"
 
 
 def quote(text: str) -> str:
@@ -125,6 +129,10 @@ class UntrustedError(DaemonError):
 
 class ListenError(AffinityError):
     """An address that cannot be listened on."""
+
+
+class InUseError(ListenError):
+    """Another process listens at an address, and may end."""
 
 
 #: What a request is refused with, wherever it is planned.

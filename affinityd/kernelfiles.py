@@ -40,12 +40,13 @@ def content(path: str) -> bytes | None:
 def present(path: str) -> bytes | None:
     """Return a file of one record, which the kernel gives at once; None where there is none for us.
 
-    Raises OSError where nobody can say: there is too little of something (SCARCE) to read it.
+    Raises OSError where nobody can say: PermissionError, and where there is too little of something
+    (SCARCE) to read it.
     """
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError as error:
-        if error.errno in SCARCE:
+        if error.errno in SCARCE or isinstance(error, PermissionError):
             raise
         return None
     try:

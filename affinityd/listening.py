@@ -1,4 +1,8 @@
-"""The daemon's sockets: bound before the server starts, so that what is wrong is said at once."""
+"""The daemon's sockets: bound before the server starts, so that what is wrong is said at once.
+
+Another process at the unix socket ends the start. One at a TCP address does not, as it may be any
+user's: the address is listened on later.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,13 @@ import os
 import socket
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from affinityd import nodefile
-from affinityd.errors import ListenError
+from affinityd.errors import InUseError, ListenError
 from affinityd.settings import Settings
 from affinityd.ucred import credentials
 
@@ -45,12 +51,45 @@ class UnixListener:
 
 
 @dataclass
+class TcpListener:
+    """A TCP address of the settings, and the socket that listens there."""
+
+    setting: str
+    host: str
+    port: int
+    socket: socket.socket | None = None  #: None while another process listens there
+    _resolved: _Resolved | None = field(default=None, init=False)
+
+    def listen(self) -> None:
+        """Listen. Raises ListenError with one line that names the setting, InUseError among them.
+
+        The host's name is looked up the first time alone: later ones are in the servers' loop.
+        """
+        try:
+            if self._resolved is None:
+                self._resolved = _resolve(self.host, self.port)
+            self.socket = _listen(*self._resolved)
+        except (OSError, UnicodeError) as error:  # the latter from a name that can be no host's
+            cause = getattr(error, "strerror", None) or "not a host name"
+            in_use = getattr(error, "errno", None) == errno.EADDRINUSE
+            raise (InUseError if in_use else ListenError)(
+                f"{self.setting}: {self.host}:{self.port}: {cause}; "
+                f"give another by --{self.setting} HOST:PORT, or none"
+            ) from None
+
+    def __str__(self) -> str:
+        """Return where it listens."""
+        host, port = self.socket.getsockname()[:2] if self.socket else (self.host, self.port)
+        return f"{host}:{port}"
+
+
+@dataclass
 class Listeners:
     """The sockets on which everything is answered, and those on which plans alone are."""
 
     unix: UnixListener
-    tcp: Sequence[socket.socket]
-    plan: Sequence[socket.socket]
+    tcp: Sequence[TcpListener]
+    plan: Sequence[TcpListener]
 
     def renew(self) -> None:
         """Listen on the path anew. Raises ListenError where that cannot be, for now or for good."""
@@ -59,21 +98,33 @@ class Listeners:
 
     def __str__(self) -> str:
         """Return where they listen."""
-        everything = ", ".join((str(self.unix.path), *map(_address, self.tcp)))
-        plan = f", plans alone on {', '.join(map(_address, self.plan))}" if self.plan else ""
-        return f"on {everything}{plan}"
+        tcp, plan = ([str(it) for it in those if it.socket] for those in (self.tcp, self.plan))
+        plans_alone = f", plans alone on {', '.join(plan)}" if plan else ""
+        return f"on {', '.join((str(self.unix.path), *tcp))}{plans_alone}"
 
 
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[Listeners]:
-    """Listen wherever the settings say. Raises ListenError, before anything is served."""
+    """Listen wherever the settings say. Raises ListenError, before anything is served.
+
+    A TCP address where another process listens is left without a socket.
+    """
     path = Path(settings.socket)
     if path.name == nodefile.NAME:
         raise ListenError(f"socket: {path} is where the node file is to be; give another name")
-    tcp = [listen_tcp("listen", *settings.listen)] if settings.listen else []
-    plan = [listen_tcp("listen-plan", *settings.listen_plan)] if settings.listen_plan else []
+    if settings.listen and settings.listen == settings.listen_plan and settings.listen[1] != 0:
+        host, port = settings.listen
+        raise ListenError(
+            f"listen-plan: {host}:{port} is where everything is answered; "
+            "give another by --listen-plan HOST:PORT, or none"
+        )
+    tcp = [TcpListener("listen", *settings.listen)] if settings.listen else []
+    plan = [TcpListener("listen-plan", *settings.listen_plan)] if settings.listen_plan else []
     listeners = Listeners(listen_unix(path), tcp, plan)
     try:
+        for listener in (*tcp, *plan):
+            with suppress(InUseError):
+                listener.listen()
         yield listeners
     finally:
         listeners.unix.close()
@@ -107,22 +158,27 @@ def listen_unix(path: Path) -> UnixListener:
     return UnixListener(path, listener, lock, (status.st_dev, status.st_ino))
 
 
-def listen_tcp(setting: str, host: str, port: int) -> socket.socket:
-    """Listen on a TCP address. Raises ListenError with one line that names the setting."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        # The protocol is named because asyncio sets TCP_NODELAY only where it is.
-        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+#: A TCP address as the kernel takes it: family, kind and address, of getaddrinfo(3).
+_Resolved = tuple[socket.AddressFamily, socket.SocketKind, tuple[Any, ...]]
+
+
+def _resolve(host: str, port: int) -> _Resolved:
+    family, kind, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    return family, kind, address
+
+
+def _listen(
+    family: socket.AddressFamily, kind: socket.SocketKind, address: tuple[Any, ...]
+) -> socket.socket:
+    # The protocol is named because asyncio sets TCP_NODELAY only where it is.
+    with contextlib.ExitStack() as undone:
+        listener = undone.enter_context(socket.socket(family, kind, socket.IPPROTO_TCP))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
-    except (OSError, UnicodeError) as error:  # the latter from a name that can be no host's
-        cause = getattr(error, "strerror", None) or "not a host name"
-        raise ListenError(
-            f"{setting}: {host}:{port}: {cause}; give another by --{setting} HOST:PORT, or none"
-        ) from None
+        undone.pop_all()
     return listener
 
 
@@ -181,8 +237,3 @@ def _file(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _address(listener: socket.socket) -> str:
-    name = listener.getsockname()
-    return name if isinstance(name, str) else f"{name[0]}:{name[1]}"

@@ -94,12 +94,20 @@ def ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
+def listed(text: str) -> str:
+    """Read a comma list to the letter."""
+    number = text.count(",") + 1
+    if number > MAX_ENTRIES:
+        raise ValueError(f"{number} entries are too many; the most is {MAX_ENTRIES}")
+    return text
+
+
 def visible(text: str) -> str:
     """Read a visible-device variable's value, to the letter."""
     name, is_assignment, value = text.partition("=")
     if is_assignment and name in {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}:
         raise ValueError(f"{quote(text)} names its variable; give the value alone: {quote(value)}")
-    return text
+    return listed(text)
 
 
 def granted(text: str) -> str:

@@ -75,6 +75,10 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
         )
     request = Request(**values, options=options)
     _check_task(request, OF_TASKS & values.keys())
+    if request.whose == "node" and request.cpuset is not None:
+        raise InvalidRequestError(
+            "whose=node plans on all of the node, cpuset on CPUs of the caller's; give one of them"
+        )
     return request
 
 
@@ -221,7 +225,7 @@ PARAMETERS = {
         ),
         Parameter(
             "nvidia_visible",
-            str,
+            readers.listed,
             {"type": "string"},
             "the caller's NVIDIA_VISIBLE_DEVICES, what its container was to be given: believed "
             "where it lists devices that are all granted",

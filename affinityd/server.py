@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from affinityd.api.connections import Connections
 from affinityd.api.protocol import Protocol, Remember
-from affinityd.api.refusals import Register
+from affinityd.api.refusals import MOST_IN_ALL, Register
 from affinityd.listening import BACKLOG
 
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
@@ -79,4 +79,4 @@ def most_connections() -> int:
     with suppress(OSError, ValueError):  # not ours to raise: what there is will have to do
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
-    return max(soft - SPARE_FILES, 1)
+    return min(max(soft - SPARE_FILES, 1), MOST_IN_ALL)

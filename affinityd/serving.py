@@ -1,4 +1,4 @@
-"""The daemon's servers: one a kind of socket, and that of the unix socket anew when its file went.
+"""The daemon's servers: one a socket, anew when its file went, later where another listens yet.
 
 Whoever cleans up under /run takes a socket's file away, and nobody hears of it: those who are
 connected go on, and no one else comes.
@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
 
 from affinityd.api.connections import Connections
 from affinityd.api.front import Front
 from affinityd.api.plan_only import PlanOnly
 from affinityd.errors import ListenError
-from affinityd.listening import Listeners
+from affinityd.listening import Listeners, TcpListener
 from affinityd.server import Server
 
 log = logging.getLogger(__name__)
 
-CHECK_SECONDS = 1.0  #: how often the socket's file is looked for
+CHECK_SECONDS = 1.0  #: how often the socket's file is looked for, and an address in use tried again
 
 #: How many connections are taken in a turn of the loop. libuv takes one a socket, and before the
 #: next one answers whoever has asked: the last ones of many would wait for all the others.
@@ -52,8 +51,10 @@ class Serving:
     async def run(self) -> None:
         """Serve; returns when all has ended that was under way. Raises what a server raises."""
         self._begin_on_unix()
-        self._begin(self._app, self._listeners.tcp)
-        self._begin(self._plan_only, self._listeners.plan)
+        for listener in self._listeners.tcp:
+            self._begin_on_tcp(self._app, listener)
+        for listener in self._listeners.plan:
+            self._begin_on_tcp(self._plan_only, listener)
         self._tasks.add(asyncio.ensure_future(self._stay_reachable()))
         while self._tasks:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -67,23 +68,49 @@ class Serving:
         for server in self._servers:
             server.stop()
 
-    def _begin(self, app: Front | PlanOnly, sockets: Sequence[socket.socket]) -> None:
-        if sockets:
-            server = Server(app, self._connections, app.remembered)
-            self._servers.append(server)
-            more = [it.dup() for it in sockets for _ in range(TAKEN_AT_ONCE - 1)]
-            self._tasks.add(asyncio.ensure_future(server.serve([*sockets, *more])))
+    def _begin(self, app: Front | PlanOnly, listener: socket.socket) -> None:
+        server = Server(app, self._connections, app.remembered)
+        self._servers.append(server)
+        more = [listener.dup() for _ in range(TAKEN_AT_ONCE - 1)]
+        self._tasks.add(asyncio.ensure_future(server.serve([listener, *more])))
 
     def _begin_on_unix(self) -> None:
-        self._begin(self._app, [self._listeners.unix.socket])
+        self._begin(self._app, self._listeners.unix.socket)
         self._unix = self._servers[-1]
+
+    def _begin_on_tcp(self, app: Front | PlanOnly, listener: TcpListener) -> None:
+        if listener.socket:
+            self._begin(app, listener.socket)
+        else:
+            self._tasks.add(asyncio.ensure_future(self._begin_when_free(app, listener)))
+
+    async def _begin_when_free(self, app: Front | PlanOnly, listener: TcpListener) -> None:
+        trouble = ""
+        while not (listener.socket or self._stopping.is_set()):
+            trouble = self._try(app, listener, trouble)
+            await self._pause()
+
+    def _try(self, app: Front | PlanOnly, listener: TcpListener, told: str) -> str:
+        """Serve an address, unless another process listens there; return what is told of that."""
+        try:
+            listener.listen()
+        except ListenError as error:
+            if str(error) != told:
+                log.warning("%s; until it is free, all else is served", error)
+            return str(error)
+        log.info("%s: %s is listened on now", listener.setting, listener)
+        self._begin_on_tcp(app, listener)
+        return ""
 
     async def _stay_reachable(self) -> None:
         while not self._stopping.is_set():
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), CHECK_SECONDS)
+            await self._pause()
             if not self._stopping.is_set() and not self._listeners.unix.is_reachable():
                 self._renew()
+
+    async def _pause(self) -> None:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), CHECK_SECONDS)
 
     def _renew(self) -> None:
         """Listen on the path anew; those who are connected are answered what they have asked."""

@@ -84,12 +84,17 @@ socket=$(setting AFFINITYD_SOCKET)
 socket=${socket:-$run/affinityd.sock}
 proc=/proc ls=ls id=id
 trust=${0%/*}/trust.sh problem="${0%/*}/trust.sh cannot be read"
+tries='1 2 3 4 5 6 7 8 9 10 11 12' # of ms: curl waits for no room in a queue, unix(7)
 if [ -r "$trust" ]; then
     # shellcheck source=slurm/trust.sh
     . "$trust"
     if problem=$(trusted_socket "$socket" "$(setting AFFINITYD_DAEMON_UID)" 2>/dev/null); then
-        problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$problem" \
-            http://localhost/readyz 2>&1) && exit 0
+        found=$problem
+        for _ in $tries; do
+            problem=$(curl -q -sS --fail --noproxy '*' -m 1 -o /dev/null --unix-socket "$found" \
+                http://localhost/readyz 2>&1) && exit 0
+            [ $? = 7 ] || break
+        done
     fi
 fi
 say "no daemon is ready at $socket: tasks on this node stay unpinned ($problem)"

@@ -20,6 +20,7 @@ run=/run/affinityd
 settings=/etc/affinityd.conf
 proc=/proc ls=/bin/ls id=/usr/bin/id
 curl=/usr/bin/curl taskset=/usr/bin/taskset python=/usr/bin/python3
+tries='1 2 3 4 5 6 7 8 9 10 11 12' # of ms: curl waits for no room in a queue, unix(7)
 clean='/usr/bin/env -i' # what libraries read may hang
 [ -x /usr/bin/env ] || clean=''
 
@@ -80,8 +81,11 @@ ask() { # SECONDS --data-urlencode NAME=VALUE...
     seconds=$1
     shift
     if [ -x "$curl" ]; then
-        $clean "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 \
-            --unix-socket "$socket" "$@" http://localhost/plan
+        for _ in $tries; do
+            $clean "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 \
+                --unix-socket "$socket" "$@" http://localhost/plan
+            [ $? = 7 ] || break
+        done
     else
         $clean "$python" -I -S -c '
 import signal, socket, sys, urllib.parse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -58,6 +59,16 @@ def answering(answer: bytes) -> Behaviour:
 def hanging(_connection: socket.socket, over: threading.Event) -> None:
     """Accept, and answer nothing."""
     over.wait()
+
+
+class Accepted(asyncio.BaseTransport):
+    """What asyncio has for an accepted connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__({"socket": connection})
+
+    def is_closing(self) -> bool:
+        return False
 
 
 def sweep(connections: Connections, now: float) -> None:

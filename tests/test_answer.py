@@ -119,9 +119,6 @@ def test_the_request_is_told_as_understood(
         pytest.param({"cpuset": "2-99"}, None, ("2-7", "request", None), id="a stranger's"),
         pytest.param({"whose": "caller"}, "0-3", ("0-3", "caller", "0-3"), id="as by default"),
         pytest.param({"whose": "node"}, "0-3", ("0-7", "node", None), id="the node's for anybody"),
-        pytest.param(
-            {"whose": "node", "cpuset": "2-9"}, "0-3", ("2-7", "request", None), id="of the node's"
-        ),
     ],
 )
 def test_the_allowed_cpus_who_said_so_and_the_bound(

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,6 +25,7 @@ from affinityd.errors import BusyError
 from affinityd.plans import Caller
 from tests.children import program
 from tests.cpusets import HIERARCHY, cpuset, needs_cpuset
+from tests.serving import Accepted
 from tests.tiny import BOTH, FAR, NEAR
 
 pytestmark = pytest.mark.processes
@@ -53,16 +53,6 @@ for line in sys.stdin:
 """
 
 
-class Transport(asyncio.BaseTransport):
-    """What asyncio has for an accepted connection."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ANN401
-        return self._socket if name == "socket" else default
-
-
 class Called:
     """A connection, and the process that made it."""
 
@@ -70,7 +60,8 @@ class Called:
         self, process: subprocess.Popen[str], accepted: socket.socket, *, by_pidfd: bool
     ) -> None:
         self.process = process
-        self.connection = Connection(Transport(accepted), by_pidfd=lambda: by_pidfd)
+        self.accepted = accepted
+        self.connection = Connection(Accepted(accepted), by_pidfd=lambda: by_pidfd)
 
     def do(self, code: str) -> None:
         assert self.process.stdin is not None
@@ -186,7 +177,7 @@ def test_who_forges_lines_of_its_status_is_known_as_it_is(caller: Called) -> Non
 REUSED = """
 import asyncio, os, socket, sys, time
 sys.path.insert(0, sys.argv[1])
-from tests.test_callers import Transport
+from tests.serving import Accepted
 from affinityd.api.callers import Callers
 from affinityd.api.peer import Connection
 path, by_pidfd = sys.argv[2], sys.argv[3] == "True"
@@ -209,7 +200,7 @@ class NoProof:
         return read()
 first = child(connect)
 accepted, _ = listener.accept()
-connection = Connection(Transport(accepted), by_pidfd=lambda: by_pidfd)
+connection = Connection(Accepted(accepted), by_pidfd=lambda: by_pidfd)
 def facts():
     async def ask():
         return Callers().facts(connection)
@@ -248,7 +239,7 @@ def test_over_tcp_nobody_is_known() -> None:
         server.accept()[0] as accepted,
     ):
         for by_pidfd in (True, False):
-            connection = Connection(Transport(accepted), by_pidfd=partial(bool, by_pidfd))
+            connection = Connection(Accepted(accepted), by_pidfd=partial(bool, by_pidfd))
             assert told(Callers(), connection) is None
 
 
@@ -277,6 +268,47 @@ def test_where_no_more_files_can_be_opened_there_is_no_answer_rather_than_a_wron
         assert callers.facts(caller.connection) is not None
 
     asyncio.run(ask())
+
+
+def test_who_connected_when_no_more_files_could_be_opened_is_not_taken_for_nobody(
+    caller: Called,
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        connection = Connection(Accepted(caller.accepted), by_pidfd=lambda: False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with pytest.raises(BusyError, match="Too many open files; try again in a moment"):
+        told(Callers(), connection)
+
+
+#: As a user who may not look into a folder: asks itself.
+SHUT = """
+import asyncio, socket, sys
+sys.path.insert(0, sys.argv[1])
+from tests.serving import Accepted
+from affinityd.api.callers import Callers
+from affinityd.api.peer import Connection
+ours, theirs = socket.socketpair(socket.AF_UNIX)
+async def ask():
+    return Callers().facts(Connection(Accepted(ours)))
+print(asyncio.run(ask()))
+"""
+
+
+@as_root
+@needs_cpuset
+def test_who_shuts_his_cgroups_folder_is_bound_by_his_mask_and_by_nothing_wider() -> None:
+    repository = str(Path(__file__).parents[1])
+    with cpuset() as folder:
+        (folder / "cpuset.cpus").write_text(FAR)
+        folder.chmod(0o700)
+        user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
+        command = ["sh", "-c", enter, str(folder), *user, sys.executable, "-c", SHUT, repository]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert done.stdout == f"{known(FAR, FAR)}\n", done.stderr
 
 
 @needs_cpuset

@@ -420,7 +420,7 @@ def test_without_a_reader_of_toml_it_says_what_brings_one(
     monkeypatch.delitem(sys.modules, "affinityd.cli.enforce_check", raising=False)
     monkeypatch.setitem(sys.modules, reader, None)
     assert main(["enforce", "--check", "/none"]) == 2
-    assert capsys.readouterr().err.endswith("pip install 'affinityd[daemon]' brings it\n")
+    assert capsys.readouterr().err.endswith("pip install '.[daemon]' in a checkout\n")
 
 
 @pytest.mark.parametrize("other", ["--json", "--all"])

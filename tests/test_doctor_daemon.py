@@ -82,6 +82,7 @@ def test_a_daemon_that_replays_is_told_from_one_of_this_machine(folder: Path) ->
             here(daemon.socket),
             Expected("warn", "another machine, or out of date: its name: dgx-a100", "of its own"),
         )
+        check("caller", here(daemon.socket), n_a("the daemon replays dgx-a100"))
 
 
 def nothing(path: Path) -> None:
@@ -208,25 +209,49 @@ def test_a_daemon_that_clients_do_not_believe_fails(folder: Path) -> None:
         check("socket", here(daemon.socket), Expected("fail", found, remedy))
 
 
-@pytest.mark.parametrize("name", ["affinityd.sock", "a" * 6000])
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("affinityd.sock", "this user may not connect to .*: Permission denied"),
+        ("a" * 6000, "no daemon at "),
+    ],
+    ids=["shut", "too long"],
+)
 @needs_root
-def test_a_socket_that_cannot_be_reached_fails_and_ends_nothing(folder: Path, name: str) -> None:
+def test_a_socket_that_cannot_be_reached_fails_and_ends_nothing(
+    folder: Path, name: str, found: str
+) -> None:
     """Others' checks are made all the same: what is in the way is a finding, and no error."""
     folder.chmod(0o700)
+    done = doctor_as_nobody(folder / name)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert re.search(f"^socket +fail +{found}", done.stdout, re.MULTILINE)
+    assert re.search("^cgroup ", done.stdout, re.MULTILINE)
+
+
+@needs_root
+def test_of_a_socket_that_refuses_us_nobody_says_that_no_daemon_is_there(folder: Path) -> None:
+    with serving(folder / "affinityd.sock", answering(http("200 OK", b""))) as path:
+        path.chmod(0o600)
+        said = doctor_as_nobody(path).stdout
+    assert f"this user may not connect to {path}: Permission denied" in said
+    assert "affinityd.sock is 0600" in said
+    assert "no daemon" not in said
+    assert "systemctl" not in said
+
+
+def doctor_as_nobody(path: Path) -> subprocess.CompletedProcess[str]:
     code = (
         "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "from affinityd.cli import entry; entry()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "doctor", "socket", "cgroup", "--socket", folder / name],
+    return subprocess.run(
+        [sys.executable, "-c", code, "doctor", "socket", "cgroup", "--socket", path],
         env={**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (1, "")
-    assert re.search("^socket +fail +no daemon at ", done.stdout, re.MULTILINE)
-    assert re.search("^cgroup ", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

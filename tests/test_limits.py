@@ -66,9 +66,13 @@ class Transport(asyncio.Transport):
         self.is_reading_now = True
         self.closed = False
         self.aborted = False
+        self.untaken = 0
 
     def write(self, data: Any) -> None:  # noqa: ANN401 - bytes of any kind
         self.written += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.untaken
 
     def pause_reading(self) -> None:
         self.is_reading_now = False
@@ -166,6 +170,7 @@ ARRIVALS = [
     pytest.param(lambda head: [head], [], id="in one piece"),
     pytest.param(lambda head: in_pieces(head, 1000), [], id="in pieces"),
     pytest.param(lambda head: in_pieces(head, 65535), [], id="its end in two pieces"),
+    pytest.param(lambda head: [head[:-2], head[-2:]], [], id="its end in halves"),
     pytest.param(lambda head: [REQUEST, head], [200], id="after another"),
     pytest.param(lambda head: [REQUEST + head], [200], id="with another before it"),
     pytest.param(lambda head: [head + REQUEST], [], id="with another behind it"),
@@ -330,6 +335,18 @@ SLOW = [
 ]
 
 
+@pytest.mark.parametrize("before", [(), (REQUEST,)], ids=["the first", "the second"])
+def test_what_comes_of_a_head_does_not_give_it_more_time(before: tuple[bytes, ...]) -> None:
+    async def drip(story: Story) -> None:
+        await story.send(*before, b"G")
+        deadline = story.protocol.deadline
+        await asyncio.sleep(0.01)
+        await story.send(b"E", b"T")
+        assert story.protocol.deadline == deadline
+
+    tell(drip)
+
+
 @pytest.mark.parametrize("slow", SLOW)
 def test_whoever_sends_too_slowly_is_ended_in_time_and_not_before(slow: Slow) -> None:
     async def send(story: Story) -> None:
@@ -410,7 +427,7 @@ def test_where_there_is_no_room_the_oldest_idle_one_of_whoever_has_most_goes() -
         story.may_answer.set()
         await story.settle()
 
-    assert tell(connect, most=4).reasons == {"replaced": 1}
+    assert tell(connect, most=6).reasons == {"replaced": 1}
 
 
 def test_where_everybody_waits_for_an_answer_a_newcomer_is_told_to_try_again() -> None:
@@ -434,11 +451,85 @@ class Held:
     caller: Caller
     deadline: float = 0.0
     is_idle: bool = True
+    holds: int = 0
+    held: int = 0
+    ended: bool = False
 
     def expire(self) -> None:
         raise AssertionError
 
-    end = expire
+    def end(self) -> None:
+        self.ended = True
+
+
+def counted(*callers: Caller, most: int = 100, most_held: int = 1000) -> tuple[Counted, ...]:
+    """Return connections of these callers, all of which there is room for."""
+    connections = Connections(Register(), most=most, most_held=most_held)
+    there = tuple(Counted(caller, connections) for caller in callers)
+    for it in there:
+        assert connections.add(it) is None
+    return there
+
+
+class Counted(Held):
+    """One that says how much it holds."""
+
+    def __init__(self, caller: Caller, connections: Connections) -> None:
+        super().__init__(caller)
+        self.connections = connections
+
+    def hold(self, size: int) -> None:
+        self.holds = size
+        self.connections.weigh(self)
+
+
+def test_of_whoever_holds_most_the_heaviest_end_where_it_is_too_much_in_all() -> None:
+    ann, *bobs = counted(1, 2, 2, 2)
+    ann.hold(300)
+    for it, size in zip(bobs, (100, 300, 250), strict=True):
+        it.hold(size)
+    assert not any(it.ended for it in (ann, *bobs))
+    bobs[0].hold(200)
+    assert [it.ended for it in (ann, *bobs)] == [False, False, True, True]
+
+
+def test_what_has_been_taken_meanwhile_counts_no_more() -> None:
+    ann, bob = counted(1, 2)
+    ann.hold(900)
+    ann.holds = 0
+    bob.hold(900)
+    assert not ann.ended
+    assert not bob.ended
+
+
+def test_what_has_ended_holds_nothing() -> None:
+    ann, bob = counted(1, 2)
+    ann.hold(900)
+    ann.connections.remove(ann)
+    ann.hold(900)  # it is told once more, by what was under way
+    bob.hold(900)
+    assert not bob.ended
+
+
+@pytest.mark.parametrize("caller", [1, "192.0.2.1"], ids=["users", "the network"])
+def test_users_and_the_network_leave_each_other_a_quarter(caller: Caller) -> None:
+    other: Caller = "192.0.2.9" if caller == 1 else 9
+    there = counted(*[caller] * 7, most=8)
+    connections = there[0].connections
+    assert [it.ended for it in there] == [True, *[False] * 6]
+    assert connections.add(Held(other)) is None
+    assert connections.add(Held(other)) is None
+    assert sum(it.ended for it in there) == 1
+    assert len(connections) == 8
+
+
+def test_where_nobody_is_idle_who_does_not_take_his_answer_makes_room() -> None:
+    there = counted(1, 1, "192.0.2.1", "192.0.2.2", most=4)
+    for it in there:
+        it.is_idle = False
+    there[1].holds = 5
+    assert there[1].connections.add(Held("192.0.2.3")) is None
+    assert [it.ended for it in there] == [False, True, False, False]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3))))

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,21 +19,22 @@ LONG = "x" * 1000  #: of such lines a pipe holds fewer than a writer keeps: pipe
 
 
 @contextmanager
-def writing(
-    file: int, formatter: logging.Formatter | None = None
-) -> Iterator[Callable[[str], None]]:
+def writing(file: int, formatter: logging.Formatter | None = None) -> Iterator[Told]:
     """Write to a file, and return what logs a message there."""
-    writer = LogWriter(file)
+    writer = Told(file)
     writer.setFormatter(formatter or TextFormatter())
-
-    def tell(message: str) -> None:
-        writer.handle(logging.LogRecord("x", logging.INFO, "f", 1, message, (), None))
-
     try:
-        yield tell
+        yield writer
     finally:
         writer.flush()
         writer.close()
+
+
+class Told(LogWriter):
+    """One that is told messages."""
+
+    def __call__(self, message: str) -> None:
+        self.handle(logging.LogRecord("x", logging.INFO, "f", 1, message, (), None))
 
 
 def read_lines(file: int, until: str) -> list[str]:
@@ -136,7 +137,7 @@ def test_a_disk_that_has_room_again_has_whole_lines_and_the_number_of_the_others
     with writing(file) as tell:
         tell("lost")
         tell("lost too")
-        time.sleep(0.2)
+        tell.flush()  # until both have been tried
         again = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(again, file)
         tell("after")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.api.peer import Peer, peer_of
+from affinityd.api.peer import Connection, Peer, network
+from tests.serving import Accepted
 
 pytestmark = pytest.mark.processes
 
@@ -57,7 +58,7 @@ def connected(
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
             listener.settimeout(15)
             connection, _ = listener.accept()
-            peer = peer_of(connection)
+            peer = Connection(Accepted(connection)).peer
             assert peer is not None
             with connection:
                 yield child.pid, peer
@@ -110,4 +111,36 @@ def test_over_tcp_nobody_is_known() -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as client,
     ):
-        assert peer_of(client) is None
+        connection = Connection(Accepted(client))
+        assert connection.credentials is None
+        assert connection.peer is None
+        assert connection.whose == "localhost"
+
+
+@pytest.mark.parametrize(
+    ("address", "counts_as"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("127.0.0.1", "localhost"),
+        ("127.255.3.4", "localhost"),
+        ("::1", "localhost"),
+        ("::ffff:127.0.0.9", "localhost"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_who_has_many_addresses_counts_as_one_caller(address: str, counts_as: str) -> None:
+    assert network(address) == counts_as
+
+
+def test_little_of_an_answer_that_nobody_takes_waits_in_the_kernel(open_folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(os.fspath(open_folder / "s"))
+        listener.listen()
+        client.connect(os.fspath(open_folder / "s"))
+        accepted, _ = listener.accept()
+        with accepted:
+            Connection(Accepted(accepted))
+            accepted.settimeout(0)
+            assert 1024 <= accepted.send(b"x" * 1_000_000) <= 16384

@@ -83,9 +83,10 @@ def test_a_folder_that_others_may_write_to_is_not(folder: Path, mode: int, where
     )
 
 
-def test_a_file_that_others_may_write_to_is_not(folder: Path) -> None:
+@pytest.mark.parametrize("mode", [0o666, 0o1666], ids=["any", "sticky"])
+def test_a_file_that_others_may_write_to_is_not(folder: Path, mode: int) -> None:
     (folder / "node.json").touch()
-    (folder / "node.json").chmod(0o666)
+    (folder / "node.json").chmod(mode)
     assert "others may write to" in distrust(folder / "node.json")
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from affinityd.api.peer import Connection
 from affinityd.api.proof import Proof, has_pidfd
-from affinityd.cpuset import CpuSet, parse_list
+from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.cpuset_files import CpusetFiles
 from affinityd.errors import BusyError
 from affinityd.kernelfiles import present
@@ -100,7 +100,10 @@ class Callers:
         mask, membership = mask_of(pid), self._membership(pid)
         if mask is None or membership is None:
             return None
-        return Facts(mask, self._cpuset(membership) or b"")
+        try:
+            return Facts(mask, self._cpuset(membership) or b"")
+        except PermissionError:  # somebody has shut its folder: the mask is within it, anyway
+            return Facts(mask, format_list(mask).encode())
 
     def _membership(self, pid: int) -> bytes | None:
         """Return a process's cgroup as /proc/PID/cgroup has it; None where it is not seen.
@@ -108,9 +111,12 @@ class Callers:
         Where there is /proc/PID/cpuset, that is read: of who has lost his main thread the first
         version's /proc/PID/cgroup says "/", and all of it waits for whoever makes a cgroup.
         """
-        if not self._tells_cpusets:
-            return present(f"/proc/{pid}/cgroup")
-        path = present(f"/proc/{pid}/cpuset")
+        try:
+            if not self._tells_cpusets:
+                return present(f"/proc/{pid}/cgroup")
+            path = present(f"/proc/{pid}/cpuset")
+        except PermissionError:  # hidepid=, proc(5)
+            return None
         return None if path is None else EITHER % (path, path)
 
     def _cpuset(self, membership: bytes) -> bytes | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import chain
 from typing import Protocol
 
 from affinityd.api.refusals import (
+    MOST_HELD,
     MOST_OF_ONE,
     NO_ROOM,
+    OVERWEIGHT,
     REPLACED,
     TOO_MANY,
     Caller,
@@ -20,6 +24,11 @@ class Connection(Protocol):
 
     caller: Caller
     deadline: float  #: seconds of the loop's clock; until then it may be as it is
+    held: int  #: bytes of it that lie here, as was last noted
+
+    @property
+    def holds(self) -> int:
+        """Bytes of it that lie here: not all of a request, or of an answer that is not taken."""
 
     @property
     def is_idle(self) -> bool:
@@ -33,30 +42,44 @@ class Connection(Protocol):
 
 
 class Connections:
-    """The connections of a daemon, the oldest of each caller first."""
+    """The connections of a daemon, the oldest of each caller first.
 
-    def __init__(self, register: Register, *, most: int, most_of_one: int = MOST_OF_ONE) -> None:
-        """Take who notes refusals, and how many there may be: in all, and of one caller."""
+    Of all that there may be, users have three quarters at most, and so has the network.
+    """
+
+    def __init__(
+        self,
+        register: Register,
+        *,
+        most: int,
+        most_of_one: int = MOST_OF_ONE,
+        most_held: int = MOST_HELD,
+    ) -> None:
+        """Take who notes refusals, and how many there may be: in all, of one caller, and bytes."""
         self.register = register
         self._most = most
         self._most_of_one = most_of_one
-        self._all = 0
+        self._most_held = most_held
+        self._held = 0
+        self._of_kind: Counter[type] = Counter()  # of a caller: int is a uid, str an address
         self._of: dict[Caller, dict[Connection, None]] = {}
         self._late: dict[Connection, float] = {}
 
     def __len__(self) -> int:
         """Return how many there are."""
-        return self._all
+        return self._of_kind.total()
 
     def add(self, connection: Connection) -> Refusal | None:
         """Count a new one, or return why it is refused. One that is idle may have to go for it."""
-        theirs = self._of.get(connection.caller)
-        if theirs is not None and len(theirs) >= self._most_of_one:
+        caller, kind = connection.caller, type(connection.caller)
+        if len(self._of.get(caller, ())) >= self._most_of_one:
             return TOO_MANY
-        if self._all >= self._most and not self._make_room():
+        is_crowded = self._of_kind[kind] >= max(self._most * 3 // 4, 1)
+        is_full = is_crowded or len(self) >= self._most
+        if is_full and not self._make_room(kind if is_crowded else object):
             return NO_ROOM
-        self._of.setdefault(connection.caller, {})[connection] = None
-        self._all += 1
+        self._of.setdefault(caller, {})[connection] = None
+        self._of_kind[kind] += 1
         return None
 
     def remove(self, connection: Connection) -> None:
@@ -64,29 +87,69 @@ class Connections:
         theirs = self._of.get(connection.caller)
         if theirs is not None and connection in theirs:
             del theirs[connection]
-            self._all -= 1
+            self._of_kind[type(connection.caller)] -= 1
+            self._held -= connection.held
+            connection.held = 0
             if not theirs:
                 del self._of[connection.caller]
+
+    def weigh(self, connection: Connection) -> None:
+        """Note what a connection holds; of whoever holds most, the heaviest end if it is too much.
+
+        What was noted of others may have been taken since: before any is ended they are asked anew.
+        """
+        if connection in self._of.get(connection.caller, ()):
+            self._note(connection)
+        if self._held > self._most_held:
+            self._weigh_all()
 
     def sweep(self, now: float) -> None:
         """End those whose time was over at the last sweep, and that have done nothing since.
 
         Where the loop was kept busy for longer than that, what they sent lies there unread.
         """
-        connections = [it for theirs in self._of.values() for it in theirs]
-        late = {it: it.deadline for it in connections if it.deadline <= now}
+        self._weigh_all()
+        late = {it: it.deadline for it in self._everybody() if it.deadline <= now}
         before, self._late = self._late, late
         for connection, deadline in late.items():
             if before.get(connection) == deadline:
                 connection.expire()
 
-    def _make_room(self) -> bool:
-        """End the oldest idle connection of whoever has most; return whether there was one."""
-        for theirs in sorted(self._of.values(), key=len, reverse=True):
-            idle = next((it for it in theirs if it.is_idle), None)
-            if idle is not None:
-                self.remove(idle)
-                self.register.note(REPLACED, idle.caller)
-                idle.end()
-                return True
+    def _weigh_all(self) -> None:
+        for connection in self._everybody():
+            self._note(connection)
+        if self._held > self._most_held:
+            heaviest = max(self._of.values(), key=lambda theirs: sum(it.held for it in theirs))
+            for theirs in sorted(heaviest, key=lambda it: -it.held):
+                if self._held > self._most_held // 2 and theirs.held:
+                    self._end(theirs, OVERWEIGHT)
+
+    def _make_room(self, kind: type) -> bool:
+        """End the oldest idle connection of whoever has most; return whether there was one.
+
+        Where nobody has one, an answer is given up that is not taken.
+        """
+        callers = sorted(
+            (theirs for caller, theirs in self._of.items() if isinstance(caller, kind)),
+            key=len,
+            reverse=True,
+        )
+        idle = (it for theirs in callers for it in theirs if it.is_idle)
+        stuck = (it for theirs in callers for it in theirs if it.holds)
+        for connection in chain(idle, stuck):
+            self._end(connection, REPLACED)
+            return True
         return False
+
+    def _end(self, connection: Connection, why: Refusal) -> None:
+        self.remove(connection)
+        self.register.note(why, connection.caller)
+        connection.end()
+
+    def _note(self, connection: Connection) -> None:
+        holds = connection.holds
+        self._held += holds - connection.held
+        connection.held = holds
+
+    def _everybody(self) -> list[Connection]:
+        return [it for theirs in self._of.values() for it in theirs]

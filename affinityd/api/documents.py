@@ -83,8 +83,8 @@ class Documents(Generic[T]):
 
 async def answer(request: Request, told: Told, admin_group: int | None) -> Response:
     """Answer with the caller's document. Raises InvalidRequestError for parameters: it has none."""
-    if query := request.url.query:
-        path = request.url.path
+    if query := request.scope["query_string"].decode("ascii", errors="replace"):
+        path = request.scope["path"]
         raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")
     body = await told.document(viewer(peer_of_request(request.scope), admin_group))
     return Response(body, media_type="application/json")

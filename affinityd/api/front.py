@@ -58,7 +58,10 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI has it."""
         connection = connection_of(scope)
-        await self._turns.take(connection.whose if connection else "")
+        if connection is not None:
+            await self._turns.take(connection.whose)
+            if connection.has_gone:
+                return
         if not scope["path"].isprintable():  # to a route "/plan\n" is "/plan"
             detail = f"{scope['method']} {quote(scope['path'])} is not answered here"
             await problem(Request(scope), 404, "Not Found", detail)(scope, receive, send)

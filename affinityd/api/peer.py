@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import struct
 from collections.abc import Callable
@@ -26,6 +27,10 @@ MAX_GROUPS = 1024  #: bytes, the most that Python asks a socket for: 256 groups
 
 GROUP = struct.Struct("I")
 
+#: Bytes of answers that wait in the kernel, of which it takes twice as much, socket(7): they are
+#: the daemon's memory.
+SEND_BUFFER = 8192
+
 
 @dataclass(frozen=True)
 class Peer:
@@ -42,40 +47,58 @@ class Peer:
 
 
 class Connection:
-    """A connection, and who made it: that is looked up for the first who asks."""
+    """A connection, and who made it."""
 
     def __init__(
         self, transport: asyncio.BaseTransport, *, by_pidfd: Callable[[], bool] = has_pidfd
     ) -> None:
         """Take what it goes over, and whether the kernel has handles of those who connect."""
         self._socket = transport.get_extra_info("socket")
+        self._transport = transport
+        #: Which process connected, and of which user; None over TCP.
+        self.credentials = _begin(self._socket)
         #: By what the process that connected is known again.
         self.proof: Proof = Pidfd(self._socket) if by_pidfd() else self._start_time
-
-    @cached_property
-    def credentials(self) -> Credentials | None:
-        """Which process connected, and of which user; None over TCP."""
-        return _credentials(self._socket)
 
     @cached_property
     def whose(self) -> Caller:
         """Whom it counts as: a uid or, over TCP, an address."""
         if self.credentials is not None:
             return self.credentials.uid
-        address = None
-        with suppress(OSError):
-            address = self._socket.getpeername()
-        return str(address[0]) if isinstance(address, tuple) else ""
+        try:
+            return network(self._socket.getpeername()[0])
+        except (OSError, IndexError, ValueError):  # it has gone; the kernel says of whom no more
+            return ""
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether nobody is left who would take an answer."""
+        return self._transport.is_closing()
 
     @cached_property
     def peer(self) -> Peer | None:
         """The same, with all its groups."""
-        return peer_of(self._socket)
+        told = self.credentials
+        return None if told is None else Peer(told.pid, told.uid, _groups(self._socket, told.gid))
 
     @property
     def _start_time(self) -> StartTime:
         told = self.credentials
         return StartTime(0, 0) if told is None else StartTime(told.pid, told.uid)
+
+
+def network(address: str) -> str:
+    """Return what counts as one caller over TCP: who has one of its addresses may have all.
+
+    Every user of a machine has all of its loopback's, every IPv6 host those of a /64, RFC 4291.
+    Raises ValueError.
+    """
+    it = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(it, ipaddress.IPv6Address) and it.ipv4_mapped is not None:
+        it = it.ipv4_mapped
+    if it.is_loopback:
+        return "localhost"
+    return str(it) if it.version == 4 else str(ipaddress.ip_network((int(it), 64), strict=False))  # noqa: PLR2004
 
 
 def connection_of(scope: Scope) -> Connection | None:
@@ -90,25 +113,29 @@ def peer_of_request(scope: Scope) -> Peer | None:
     return None if connection is None else connection.peer
 
 
-def peer_of(connection: Any) -> Peer | None:  # noqa: ANN401 - a socket, or uvloop's view of one
-    """Return who connected; None where the kernel does not say, as over TCP."""
-    told = _credentials(connection)
-    if told is None:
+def _begin(accepted: Any) -> Credentials | None:  # noqa: ANN401 - a socket, or uvloop's view of one
+    """Return who connected over a unix socket, and have the kernel keep little for him.
+
+    None where it does not say, as over TCP.
+    """
+    if accepted.family != socket.AF_UNIX:
         return None
+    # uvloop's view of a socket takes another file for each question.
+    same = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=accepted.fileno())
+    try:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        return credentials(same)
+    except OSError:
+        return None
+    finally:
+        same.detach()
+
+
+def _groups(connection: Any, own: int) -> frozenset[int]:  # noqa: ANN401 - as above
     groups = b""
     with suppress(OSError):  # a kernel before 4.13, or more groups than there is room for
         groups = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS)
-    gids = {told.gid, *(number for (number,) in GROUP.iter_unpack(groups))}
-    return Peer(told.pid, told.uid, frozenset(gids))
-
-
-def _credentials(connection: Any) -> Credentials | None:  # noqa: ANN401 - as above
-    if connection.family != socket.AF_UNIX:
-        return None
-    try:
-        return credentials(connection)
-    except OSError:
-        return None
+    return frozenset({own, *(number for (number,) in GROUP.iter_unpack(groups))})
 
 
 @cache

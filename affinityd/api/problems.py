@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from affinityd.errors import AffinityError
+from affinityd.errors import AffinityError, quote
 
 
 def problem(request: Request, status: int, title: str, detail: str) -> Response:
@@ -37,7 +37,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def not_answered(request: Request, error: HTTPException) -> Response:
-        detail = f"{request.method} {request.url.path!r} is not answered here; see /openapi.json"
+        path = quote(request.scope["path"])
+        detail = f"{request.method} {path} is not answered here; see /openapi.json"
         answer = problem(request, error.status_code, HTTPStatus(error.status_code).phrase, detail)
         answer.headers.update(error.headers or {})
         return answer

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
-from affinityd.kernelfiles import SCARCE, lines
-from affinityd.processes import stat_of
+from affinityd.kernelfiles import SCARCE, present
+from affinityd.procstat import parse
 
 #: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERPIDFD = 77
@@ -64,10 +64,16 @@ class StartTime:
         """Take the pid of a process that has just connected, and its effective user."""
         self._pid = pid
         self._uid = uid
-        self._start = _start(pid)
+        self._trouble: OSError | None = None
+        try:
+            self._start = _start(pid)
+        except OSError as error:
+            self._start, self._trouble = None, error
 
     def holds(self, read: Callable[[], R]) -> R | None:
         """Return what is read, if the pid is of the same process and user after it."""
+        if self._trouble is not None:
+            raise self._trouble
         if self._start is None:
             return None
         found = read()
@@ -96,11 +102,20 @@ def _has_ended(process: int) -> bool:
 
 
 def _start(pid: int) -> int | None:
-    stat = stat_of(pid)
+    """Return when a process began; None where it has ended. Raises OSError as `present` does."""
+    stat = parse(_own(pid, "stat"))
     return None if stat is None or stat.is_zombie else stat.start
 
 
 def _effective_uid(pid: int) -> int | None:
-    """Return the second number of `Uid:` in /proc/PID/status."""
-    found = (line.split() for line in lines(f"/proc/{pid}/status") if line.startswith(b"Uid:"))
+    """Return the second number of `Uid:` in /proc/PID/status. Raises OSError as `present` does."""
+    lines = (_own(pid, "status") or b"").split(b"\n")
+    found = (line.split() for line in lines if line.startswith(b"Uid:"))
     return next((int(words[2]) for words in found), None)
+
+
+def _own(pid: int, name: str) -> bytes | None:
+    try:
+        return present(f"/proc/{pid}/{name}")
+    except PermissionError:  # hidepid=, proc(5)
+        return None

@@ -12,6 +12,7 @@ from uvicorn.server import ServerState
 
 from affinityd.api.connections import Connections
 from affinityd.api.front import Header, Remembered
+from affinityd.api.head import Head, is_whole
 from affinityd.api.peer import KEY, Connection
 from affinityd.api.refusals import (
     ANSWER_SECONDS,
@@ -24,8 +25,6 @@ from affinityd.api.refusals import (
     IDLE_SECONDS,
     MALFORMED,
     MAX_BODY,
-    MAX_HEAD,
-    MAX_LINES,
     SILENT,
     Caller,
     Refusal,
@@ -34,7 +33,7 @@ from affinityd.api.refusals import (
 #: Returns what was answered to a plan request before: its query, its headers, who asks.
 Remember = Callable[[bytes, list[Header], Connection], Remembered | None]
 
-END = b"\r\n\r\n"  #: of a head
+LARGE = 16 * 1024  #: bytes of an answer; smaller ones count when all are weighed, once a second
 OK = b"HTTP/1.1 200 OK\r\n"
 CLOSE = b"connection: close\r\n"
 
@@ -51,12 +50,12 @@ class Protocol(HttpToolsProtocol):
 
     caller: Caller = ""
     deadline = 0.0  #: of what is awaited: a head, or that an answer has been taken
+    held = 0  #: bytes that `Connections` has noted
     _held = b""  #: received, and not read yet
-    _head = 0  #: bytes of a head that has not ended
-    _lines = 0  #: of it
-    _tail = b""  #: its last bytes, in which END may have begun
+    _head: Head | None = None  #: one that has not ended
     _body = 0  #: bytes of a body that are still to come
     _is_new = True  #: nothing has been answered yet
+    _lets_others = False  #: go on before the next request is read
     _refusal = MALFORMED  #: what a parser's error is answered with
 
     def __init__(
@@ -78,7 +77,6 @@ class Protocol(HttpToolsProtocol):
         """Begin with a new connection, unless there are too many."""
         super().connection_made(transport)
         self._connection = Connection(transport)
-        self.app_state = {**self.app_state, KEY: self._connection}
         self.caller = self._connection.whose
         self.deadline = self.loop.time() + HEAD_SECONDS
         if refusal := self._connections.add(self):
@@ -89,6 +87,12 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._connections.remove(self)
         self._held = b""
+
+    @property
+    def holds(self) -> int:
+        """Bytes that lie here: received and not answered, answered and not taken."""
+        head = self._head.size if self._head else 0
+        return len(self._held) + head + self.transport.get_write_buffer_size()
 
     @property
     def is_idle(self) -> bool:
@@ -102,16 +106,16 @@ class Protocol(HttpToolsProtocol):
         else:
             self._held += data
             self._read()
+            self._connections.weigh(self)
 
     def on_headers_complete(self) -> None:
         """Begin to answer. Raises RefusedError for a body that is not wanted."""
-        if self._head:
-            self._head = self._lines = 0
-            self._tail = b""
+        self._head = None
         self.deadline = self.loop.time() + ANSWER_SECONDS
         self._body = self._announced_body()
         if self._is_answered_at_once():
             return
+        self.scope["state"][KEY] = self._connection
         super().on_headers_complete()
         if self.parser.should_upgrade() or (self._body and self.expect_100_continue):
             self.cycle.keep_alive = False  # what comes then may be no request
@@ -128,6 +132,7 @@ class Protocol(HttpToolsProtocol):
         without its queue of requests.
         """
         self._note_answered()
+        self._connections.weigh(self)
         self.flow.resume_reading()
         if self._held:
             self._read()
@@ -155,39 +160,36 @@ class Protocol(HttpToolsProtocol):
 
     def _is_whole_head(self, data: bytes) -> bool:
         """Return whether this is one head, all of it and nothing else, and it is its turn."""
-        size = len(data)
-        return (
-            len(END) < size <= MAX_HEAD
-            and data.find(END) == size - len(END)
-            and data.count(b"\n") <= MAX_LINES
-            and (self.cycle is None or self.cycle.response_complete)
-            and not (self._held or self._head or self._body)
-        )
+        is_its_turn = self.cycle is None or self.cycle.response_complete
+        return is_its_turn and not (self._held or self._head or self._body) and is_whole(data)
 
     def _read(self) -> None:
         """Read heads and bodies; the next head when the last one is answered."""
         while self._held and not self.transport.is_closing():
             if self._body:
                 self._feed(min(len(self._held), self._body))
-            elif self.is_idle:
+            elif self.is_idle and not self._lets_others:
                 self._read_head()
             else:
                 self.flow.pause_reading()
                 return
 
+    def _go_on(self) -> None:
+        """Read on, now that others have had their turn."""
+        self._lets_others = False
+        self.flow.resume_reading()
+        self._read()
+
     def _read_head(self) -> None:
         """Read a head, or as much of it as there is."""
-        held, before = self._held, len(self._tail)
-        end = (self._tail + held).find(END)
-        size = len(held) if end < 0 else end + len(END) - before
-        if not self._head and not self._is_new:  # the first began with the connection
-            self.deadline = self.loop.time() + HEAD_SECONDS
-        self._head += size
-        self._lines += held.count(b"\n", 0, size)
-        if self._head > MAX_HEAD or self._lines > MAX_LINES:
+        if self._head is None:
+            self._head = Head()
+            if not self._is_new:  # the first began with the connection
+                self.deadline = self.loop.time() + HEAD_SECONDS
+        size = self._head.take(self._held)
+        if self._head.is_too_large:
             self._refuse(HEAD_TOO_LARGE)
             return
-        self._tail = (self._tail + held[:size])[-len(END) + 1 :]
         self._feed(size)
 
     def _feed(self, size: int) -> None:
@@ -217,6 +219,11 @@ class Protocol(HttpToolsProtocol):
         self.transport.write(b"".join((OK, more, answer.headers, ends, answer.body)))
         answer.count()
         self._note_answered()
+        if len(answer.body) > LARGE:
+            self._connections.weigh(self)
+        if self._held:
+            self._lets_others = True
+            self.loop.call_soon(self._go_on)
         if not stays:
             self.transport.close()
         return True

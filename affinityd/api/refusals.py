@@ -14,6 +14,10 @@ MAX_HEAD = 64 * 1024  #: bytes, from a request line's first to the empty line's 
 MAX_LINES = 256  #: of a head
 MAX_BODY = 64 * 1024  #: bytes; what a body has is not looked at
 MOST_OF_ONE = 1024  #: connections at once, of one uid or address
+MOST_IN_ALL = 4096  #: connections, where there are files for as many
+MOST_HELD = (
+    64 * 1024 * 1024
+)  #: bytes, in all: of requests that have not ended, of answers not taken
 HEAD_SECONDS = 10  #: from a connection, or a head's first byte, to its last
 IDLE_SECONDS = 5  #: between an answer and the next request
 ANSWER_SECONDS = 60  #: from a head's last byte to the moment when the client has the answer
@@ -81,10 +85,14 @@ ANSWER_TOO_SLOW = Refusal(
 )
 REPLACED = Refusal("replaced", None, "an idle connection made room for another caller's")
 
+OVERWEIGHT = Refusal(
+    "bytes", None, f"what it had sent, or not taken, was part of more than {MOST_HELD} bytes"
+)
+
 REASONS = tuple(
     refusal.reason
     for refusal in (
-        *(TOO_MANY, NO_ROOM, REPLACED),
+        *(TOO_MANY, NO_ROOM, REPLACED, OVERWEIGHT),
         *(HEAD_TOO_LARGE, HEAD_TOO_SLOW, SILENT),
         *(BODY_TOO_LARGE, BODY_WITHOUT_LENGTH, MALFORMED, ANSWER_TOO_SLOW),
     )

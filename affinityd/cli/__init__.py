@@ -8,7 +8,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from affinityd.cli.console import give_up_stdout, say
-from affinityd.errors import AffinityError
+from affinityd.errors import DAEMON_EXTRA, AffinityError
 
 COMMANDS = {
     "serve": "answer /plan on a unix socket and on TCP",
@@ -38,10 +38,7 @@ def main(argv: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("affinityd"):
             raise  # not an extra that is missing, but a part
-        say(
-            f"affinityd {name}: {error.name} is not installed; "
-            "pip install 'affinityd[daemon]' brings it"
-        )
+        say(f"affinityd {name}: {error.name} is not installed; {DAEMON_EXTRA}")
         return 1
     if hasattr(command, "main"):
         return int(command.main(argv[1:]))

@@ -12,6 +12,7 @@ from affinityd.cli.enforce_table import lines
 from affinityd.cli.parser import Parser, add_settings
 from affinityd.enforce_report import EnforceReport, ask, read
 from affinityd.errors import (
+    DAEMON_EXTRA,
     AffinityError,
     DaemonError,
     InvalidRequestError,
@@ -51,7 +52,7 @@ def _check(path: str) -> int:
     except ModuleNotFoundError as error:
         raise InvalidRequestError(
             f"{error.name} is not installed, which reads TOML where Python is older than 3.11; "
-            "pip install 'affinityd[daemon]' brings it"
+            f"{DAEMON_EXTRA}"
         ) from None
     print("\n".join(map(one_line, check(path))))
     return 0

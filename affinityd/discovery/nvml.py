@@ -22,6 +22,7 @@ from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.discovery.child import ChildError, output
 from affinityd.discovery.nvml_device import Device, as_sysfs
 from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
+from affinityd.errors import DAEMON_EXTRA
 
 __all__ = ["NvmlGpu", "NvmlReport", "SilenceError", "answer", "ask", "devices", "session"]
 
@@ -76,9 +77,7 @@ def session() -> Iterator[ModuleType]:
     try:
         import pynvml  # noqa: PLC0415  an extra, slow to import, and needed in a child alone
     except ImportError:
-        raise SilenceError(
-            "NVML needs pynvml, which is not installed: pip install 'affinityd[daemon]'"
-        ) from None
+        raise SilenceError(f"NVML needs pynvml, which is not installed; {DAEMON_EXTRA}") from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -28,6 +28,9 @@ def caller(facts: Facts) -> Findings:
         yield not_applicable(REPLAYED)
     elif daemon.told is None:
         yield not_applicable(daemon.untold or "no daemon answers")
+    elif daemon.told.source != KNOWN and daemon.published and daemon.published.replayed:
+        name = daemon.published.topology.name
+        yield not_applicable(f"the daemon replays {name}, of which nobody's CPUs are known")
     elif daemon.told.source != KNOWN:
         yield from _unknown(facts)
     elif daemon.told.within is None and daemon.told.cpuset is not None:

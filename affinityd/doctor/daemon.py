@@ -36,7 +36,13 @@ def socket(facts: Facts) -> Findings:
 
 
 def _silence(daemon: Daemon) -> Findings:
-    if not daemon.listens:
+    if daemon.is_refused:
+        yield fail(
+            f"this user may not connect to {daemon.path}: {daemon.error}",
+            "let every user reach it: chmod 755 the folders and 666 the socket; or affinityd "
+            "doctor as root",
+        )
+    elif not daemon.listens:
         yield fail(
             f"no daemon at {daemon.path}: {daemon.error}",
             "systemctl enable --now affinityd, or affinityd serve as root; --socket names another",

@@ -49,6 +49,7 @@ class Daemon:
 
     path: str  #: of the socket
     listens: bool = False
+    is_refused: bool = False  #: we may not connect, and nobody knows whether somebody listens
     status: int | None = None  #: HTTP's, of /readyz; None: none came, `error` says why
     error: str | None = None
     pid: int | None = None  #: SO_PEERCRED; None: nobody listens, or it is not seen from here

@@ -60,6 +60,8 @@ def _ask(path: str, timeout: float) -> Daemon:
             return replace(somebody, status=ask(connection, READY, deadline).status)
         except NoAnswerError as error:
             return replace(somebody, listens=True, error=str(error))
+        except PermissionError as error:
+            return replace(somebody, is_refused=True, error=error.strerror)
         except OSError as error:  # a path that is too long has no errno
             return replace(somebody, error=error.strerror or str(error))
 

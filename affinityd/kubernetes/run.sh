@@ -242,10 +242,19 @@ choose_tool() { # ADDRESS: tool
     return 1
 }
 ask_by_curl() { # ADDRESS
-    case $1 in /*) set -- http://localhost --unix-socket "$1" ;; esac
+    tries=1
+    case $1 in
+    /*)
+        tries='1 2 3 4 5 6 7 8 9 10 11 12' # of ms: it waits for no room in a queue, unix(7)
+        set -- http://localhost --unix-socket "$1"
+        ;;
+    esac
     url="$1/plan?$query"
     shift
-    curl -q -s --noproxy '*' -m "$seconds" "$@" "$url" | head -c 65536
+    for _ in $tries; do
+        curl -q -s --noproxy '*' -m "$seconds" "$@" "$url"
+        [ $? = 7 ] || break
+    done | head -c 65536
 }
 ask_by_wget() { http_proxy='' timeout 1 wget -q -O - "$1/plan?$query" | head -c 65536; }
 ask_by_python3() {

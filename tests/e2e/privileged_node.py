@@ -1,7 +1,7 @@
 """A node on which the daemon can do all that it does, or what is left of that.
 
 One NUMA node for each of two CPUs, and three GPUs near the first: NVIDIA's, whose NVML is the
-tests', AMD's, whose KFD is files, and an NPU whose device file has the number of /dev/full.
+tests', AMD's, whose KFD is files, and an NPU whose device file has the number of a memory device.
 """
 
 from __future__ import annotations

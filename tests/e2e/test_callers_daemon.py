@@ -165,11 +165,9 @@ def test_who_asks_for_the_node_is_bounded_by_nothing(daemon: Daemon, far: Path) 
         for _ in ("planned", "remembered"):
             assert asker.ask(f"{PLAIN}&whose=node").allowed == NODE
             assert asker.ask(f"{PLAIN}&whose=caller").allowed == caller(FAR, FAR)
-        assert asker.ask(f"{PLAIN}&whose=node&cpuset={NEAR}").allowed == {
-            "cpulist": NEAR,
-            "source": "request",
-            "within": None,
-        }
+        refusal = asker.ask(f"{PLAIN}&whose=node&cpuset={NEAR}")
+        assert refusal.status == 422
+        assert "give one of them" in refusal.text
 
 
 def test_what_counts_is_where_the_caller_is_at_each_request_of_a_connection(

@@ -25,12 +25,14 @@ from affinityd.api.refusals import (
     HEAD_SECONDS,
     IDLE_SECONDS,
     MAX_HEAD,
+    MOST_HELD,
     MOST_OF_ONE,
     REASONS,
     Register,
 )
 from affinityd.listening import listen_unix
 from affinityd.server import Server
+from bench.live import resident
 from tests.daemons import PATIENCE, Daemon, eventually, running
 from tests.serving import sweep
 
@@ -51,6 +53,20 @@ for _ in range(int(number)):
     held[-1].connect(path)
 print("holds", flush=True)
 sys.stdin.read()
+"""
+
+#: Connects as another user, and asks when it is told to.
+ASK = """
+import os, socket, sys
+path, user = sys.argv[1:]
+os.setgid(int(user)); os.setuid(int(user))
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(path)
+    print("connected", flush=True)
+    sys.stdin.readline()
+    connection.sendall(b"GET /readyz HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n")
+    print(connection.recv(65536).decode().splitlines()[0], flush=True)
+    sys.stdin.read()
 """
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
@@ -116,6 +132,11 @@ def holding(daemon: Daemon, user: int, number: int) -> Iterator[None]:
         assert process.stdout.readline() == "holds\n"
         yield
         process.stdin.close()
+
+
+def test_what_is_not_answered_is_named_by_what_was_asked_and_not_by_a_host(daemon: Daemon) -> None:
+    told = say(daemon, b"GET /nope HTTP/1.1\r\nhost: [::1\r\nconnection: close\r\n\r\n")
+    assert b"GET '/nope' is not answered here" in told
 
 
 def test_every_reason_is_counted_from_0_on(tmp_path: Path) -> None:
@@ -235,6 +256,43 @@ def test_a_user_has_1024_connections_and_costs_the_others_none(folder: Path) -> 
         assert everything(held[0]).endswith(ANSWER)
         told = [line for line in daemon.lines if "connections of this caller are open" in line]
         assert [re.search(r"uid (\d+)", line)[1] for line in told if "uid" in line] == ["65534"]  # type: ignore[index]
+
+
+@needs_root
+def test_a_user_with_many_requests_keeps_nobody_else_waiting(folder: Path) -> None:
+    with running(folder, "--machine", "dgx-a100") as daemon, ExitStack() as stack:
+        command = [sys.executable, "-c", ASK, str(daemon.socket), "65534"]
+        other = stack.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "connected\n"
+        greedy = [stack.enter_context(connect(daemon)) for _ in range(200)]
+        for number, connection in enumerate(greedy):
+            target = f"/plan?ranks=64&mode=node&cpuset=0-{number + 20}"
+            connection.sendall(f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        other.stdin.write("ask\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == "HTTP/1.1 200 OK\n"
+        answered, _, _ = select.select(greedy, [], [], 0)
+        assert len(answered) < len(greedy) // 2
+        other.stdin.close()
+
+
+def test_answers_that_nobody_takes_do_not_fill_the_memory(folder: Path) -> None:
+    with running(folder, "--machine", "dgx-a100") as daemon, ExitStack() as stack:
+        before = resident(daemon.process.pid)
+        question = b"GET /plan?ranks=256&mode=all HTTP/1.1\r\nhost: x\r\n\r\n"
+        for _ in range(1000):
+            connection = stack.enter_context(connect(daemon))
+            connection.settimeout(0)
+            with suppress(BlockingIOError, ConnectionError):
+                for _ in range(10):
+                    connection.sendall(question * 1000)
+        eventually(lambda: refused(daemon)["bytes"], "some connections have ended")
+        assert resident(daemon.process.pid) - before < 2 * MOST_HELD
+        assert daemon.plan("gpus=0&mode=node")["cpulist"]
 
 
 @needs_root

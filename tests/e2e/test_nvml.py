@@ -16,6 +16,7 @@ import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
 from affinityd.discovery.nvml import NvmlGpu, NvmlReport, _may_run_on, _online, answer, ask
+from affinityd.errors import DAEMON_EXTRA
 from tests.nvml.shared_object import environment
 
 pytestmark = pytest.mark.nvml
@@ -230,7 +231,7 @@ def test_without_pynvml_the_report_names_what_to_install(monkeypatch: pytest.Mon
     )
     assert ask() == NvmlReport(
         gpus=None,
-        error="NVML needs pynvml, which is not installed: pip install 'affinityd[daemon]'",
+        error=f"NVML needs pynvml, which is not installed; {DAEMON_EXTRA}",
     )
 
 

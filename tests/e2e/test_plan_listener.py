@@ -125,10 +125,11 @@ def test_on_every_address_of_the_machine_it_is_the_listener_that_counts(tmp_path
         assert line.endswith(f"answers on {daemon.socket}, plans alone on 0.0.0.0:{port}")
 
 
-def test_an_address_that_is_taken_is_told_by_its_setting(tmp_path: Path) -> None:
+def test_one_address_for_both_ends_the_start(tmp_path: Path) -> None:
     both = f"127.0.0.1:{free_port()}"
     daemon = spawn(tmp_path, "--machine", "dgx-a100", "--listen-plan", both, listen=both)
     assert daemon.process.wait(PATIENCE) == 1
     (line,) = daemon.complaints
-    assert f"listen-plan: {both}: Address already in use; give another by --listen-plan" in line
+    told = f"listen-plan: {both} is where everything is answered; give another by --listen-plan"
+    assert told in line
     assert not daemon.socket.exists()

@@ -21,9 +21,12 @@ pytestmark = [
 ]
 
 
+NPU = 7  #: /dev/full's
+
+
 @pytest.fixture(scope="module")
 def actors() -> Iterator[Actors]:
-    with playing() as actors:
+    with playing(NPU) as actors:
         yield actors
 
 

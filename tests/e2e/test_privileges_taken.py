@@ -19,11 +19,12 @@ pytestmark = [
 ]
 
 CPUS = "/sys/devices/system/cpu"
+NPU = 5  #: /dev/zero's
 
 
 @pytest.fixture(scope="module")
 def actors() -> Iterator[Actors]:
-    with playing() as actors:
+    with playing(NPU) as actors:
         yield actors
 
 

@@ -12,16 +12,14 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-#: Where much time is given, a round takes a few minutes, and there are many.
-TIMES = 1 if settings().derandomize else 3
-
 #: What is slow is told as it was found: to make it smaller takes longer than to find it.
 AS_FOUND = [Phase.explicit, Phase.reuse, Phase.generate]
 
-#: Of what takes no time, of what takes some, and of what starts daemons.
-MANY = settings(max_examples=80 * TIMES)
-SOME = settings(max_examples=25 * TIMES, phases=AS_FOUND, suppress_health_check=list(HealthCheck))
-FEW = settings(SOME, max_examples=2 * TIMES)
+#: Of what takes no time, of what takes some, and of what starts daemons: a round of all is short.
+#: Where much time is given there are many.
+MANY = settings(max_examples=80)
+SOME = settings(max_examples=25, phases=AS_FOUND, suppress_health_check=list(HealthCheck))
+FEW = settings(SOME, max_examples=2)
 
 #: Seconds in which any input is read, on a busy machine too; what is not bounded takes minutes.
 SOON = 3.0

@@ -13,8 +13,9 @@ from tests.daemons import PATIENCE, running
 from tests.fuzz.inputs import SOME
 from tests.ports import free_port
 
-checks: Any = pytest.importorskip("schemathesis.checks", reason="pip install 'affinityd[fuzz]'")
-schemathesis: Any = pytest.importorskip("schemathesis", reason="pip install 'affinityd[fuzz]'")
+LACKS = "schemathesis is not installed: pip install '.[fuzz]' in this checkout"
+checks: Any = pytest.importorskip("schemathesis.checks", reason=LACKS)
+schemathesis: Any = pytest.importorskip("schemathesis", reason=LACKS)
 
 pytestmark = pytest.mark.fuzz
 

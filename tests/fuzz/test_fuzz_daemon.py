@@ -94,7 +94,8 @@ class LivingDaemon(RuleBasedStateMachine):
 
     @rule(asked=parameters)
     def plan(self, asked: dict[str, str]) -> None:
-        self.refreshed()
+        if is_well_formed(asked):  # else it is refused, and nothing is read for that
+            self.refreshed()
         node = Node(self.read, parse_list(RESERVED), self.generation, replayed=True)
         reply = self.daemon.get(f"/plan?{urlencode(asked)}")
         expected, form = planned(node, asked)
@@ -161,6 +162,14 @@ class LivingDaemon(RuleBasedStateMachine):
         self.daemon.process.kill()
         self.daemon.process.wait()
         shutil.rmtree(self.folder)
+
+
+def is_well_formed(asked: dict[str, str]) -> bool:
+    try:
+        parse_request(asked.items())
+    except AffinityError:
+        return False
+    return True
 
 
 def planned(node: Node, asked: dict[str, str]) -> tuple[Planned | AffinityError, str]:

@@ -28,7 +28,7 @@ from affinityd.slurm.gresconf import parse as parse_gres_conf
 from affinityd.slurm.hostlist import Budget, expand
 from affinityd.visible import read_visible
 from tests.asking import ask
-from tests.fuzz.inputs import AS_FOUND, LONG, MANY, TIMES, long_texts, read_or_refused, texts
+from tests.fuzz.inputs import AS_FOUND, LONG, MANY, long_texts, read_or_refused, texts
 from tests.machines.facts import machine
 
 pytestmark = pytest.mark.fuzz
@@ -188,7 +188,7 @@ def test_any_text_is_read_or_refused_in_one_line(name: str, data: st.DataObject)
 
 @by_reader
 @given(data=st.data())
-@settings(max_examples=10 * TIMES, phases=AS_FOUND)
+@settings(max_examples=10, phases=AS_FOUND)
 def test_a_long_text_is_read_as_soon(name: str, data: st.DataObject) -> None:
     reader = READERS[name]
     text = data.draw(long_texts(*reader.tokens))
@@ -211,6 +211,7 @@ def test_a_cpulist_that_was_read_is_written_and_read_alike(text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.integers(1, 3))
+@MANY
 def test_a_hostlist_of_ranges_names_each_once(numbers: list[int], width: int) -> None:
     names = tuple(f"gpu{number:0{width}d}" for number in numbers)
     text = f"gpu[{','.join(f'{number:0{width}d}' for number in numbers)}]"

@@ -1,0 +1,113 @@
+"""Another process listens on the daemon's TCP address: any user may, who comes first."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.daemons import PATIENCE, Daemon, eventually, running, spawn
+from tests.e2e.faults.elsewhere import says
+
+pytestmark = pytest.mark.faults
+
+MACHINE = ("--machine", "dgx-a100")
+IN_USE = "Address already in use"
+
+
+def taken() -> socket.socket:
+    """Listen as a stranger does."""
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()
+    return f"{host}:{port}"
+
+
+def status(at: str, target: str) -> int | None:
+    """Return what is answered over TCP; None: nothing."""
+    with closing(http.client.HTTPConnection(at, timeout=PATIENCE)) as connection:
+        try:
+            connection.request("GET", target)
+        except ConnectionRefusedError:
+            return None
+        return connection.getresponse().status
+
+
+def open_sockets(daemon: Daemon) -> int:
+    files = Path(f"/proc/{daemon.process.pid}/fd").iterdir()
+    return sum(file.is_socket() for file in files)
+
+
+@pytest.mark.parametrize(
+    ("setting", "metrics"),
+    [
+        pytest.param("listen", 200, id="the address of everything"),
+        pytest.param("listen-plan", 404, id="the address of plans alone"),
+    ],
+)
+def test_an_address_in_use_is_told_once_and_served_when_it_is_free(
+    tmp_path: Path, setting: str, metrics: int
+) -> None:
+    with taken() as stranger:
+        at = address(stranger)
+        with running(tmp_path, *MACHINE, f"--{setting}", at) as daemon:
+            assert daemon.get("/plan?gpus=0").status == 200
+            time.sleep(2.5)
+            (line,) = says(daemon, IN_USE)
+            assert line.endswith(
+                f"{setting}: {at}: {IN_USE}; give another by --{setting} HOST:PORT, or none; "
+                "until it is free, all else is served"
+            )
+            (first,) = says(daemon, "answers on")
+            assert at not in first
+            before = open_sockets(daemon)
+
+            stranger.close()
+            eventually(lambda: status(at, "/plan?gpus=0") == 200, "it is served")
+            assert status(at, "/metrics") == metrics
+            assert open_sockets(daemon) > before
+            assert len(says(daemon, f"{setting}: {at} is listened on now")) == 1
+            assert len(says(daemon, IN_USE)) == 1
+            assert daemon.stop() == 0
+            assert status(at, "/plan?gpus=0") is None
+
+
+def test_while_it_is_in_use_nothing_is_left_open_by_the_tries(tmp_path: Path) -> None:
+    with taken() as stranger, running(tmp_path, *MACHINE, listen=address(stranger)) as daemon:
+        before = open_sockets(daemon)
+        time.sleep(2.5)
+        assert open_sockets(daemon) <= before
+
+
+def test_the_one_address_is_served_while_the_other_is_in_use(tmp_path: Path) -> None:
+    with taken() as stranger, taken() as gone:
+        free = address(gone)
+        gone.close()
+        with running(tmp_path, *MACHINE, "--listen-plan", free, listen=address(stranger)) as daemon:
+            assert (status(free, "/plan?gpus=0"), status(free, "/metrics")) == (200, 404)
+            assert len(says(daemon, IN_USE)) == 1
+
+
+def test_it_ends_well_while_its_address_is_in_use(tmp_path: Path) -> None:
+    with taken() as stranger, running(tmp_path, *MACHINE, listen=address(stranger)) as daemon:
+        eventually(lambda: says(daemon, IN_USE), "it is told")
+        began = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - began < 4
+        assert not daemon.socket.exists()
+
+
+def test_the_unix_socket_is_taken_first_and_who_listens_there_ends_the_start(
+    tmp_path: Path,
+) -> None:
+    with taken() as stranger, running(tmp_path, *MACHINE) as daemon:
+        second = spawn(tmp_path, *MACHINE, listen=address(stranger))
+        assert second.process.wait(PATIENCE) == 1
+        (line,) = second.complaints
+        assert f"process {daemon.process.pid} listens there already" in line
