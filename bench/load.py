@@ -70,8 +70,9 @@ def distinct(number: int) -> Question:
     query, accept = f"max_physical_cores={number + 1}&mode=node", "*/*"
     if kind == "cpuset":
         parts, step = LONG // 6 if giant else 8, 2 + number % 7
-        cpus = range(number % 97, number % 97 + parts * step, step)
-        query += f"&whose=node&cpuset={','.join(map(str, cpus))}"
+        first = 2 + number % 97
+        cpus = (0, *range(first, first + parts * step, step))  # 0, which the client has itself
+        query += f"&cpuset={','.join(map(str, cpus))}"
     elif kind == "visible":
         query += f"&visible=0,1,x{'y' * (LONG if giant else 100)}{number}"
     elif kind == "accept":

@@ -177,8 +177,9 @@ class Protocol(HttpToolsProtocol):
     def _go_on(self) -> None:
         """Read on, now that others have had their turn."""
         self._lets_others = False
-        self.flow.resume_reading()
-        self._read()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._read()
 
     def _read_head(self) -> None:
         """Read a head, or as much of it as there is."""
