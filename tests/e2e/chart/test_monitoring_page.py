@@ -30,6 +30,11 @@ def job(name: str, node: Mapping[str, str], scheduler: str, job_id: str) -> str:
     return f"affinityd_job_{name}_seconds_total{labels(pairs)}"
 
 
+def refused(instance: str, reason: str) -> str:
+    pairs = labels({"instance": instance, "reason": reason})
+    return f"affinityd_refused_connections_total{pairs}"
+
+
 @pytest.mark.parametrize(
     ("number", "series", "answer", "value"),
     [
@@ -68,8 +73,18 @@ def job(name: str, node: Mapping[str, str], scheduler: str, job_id: str) -> str:
             mismatch("mask", 0),
             1,
         ),
+        (
+            3,
+            {
+                refused("a", "caller"): "0+1x70",
+                refused("a", "head_size"): "0x70",
+                refused("b", "caller"): "5x70",
+            },
+            '{instance="a",reason="caller"}',
+            60,
+        ),
     ],
-    ids=["a job's share", "pods by name", "far for an hour"],
+    ids=["a job's share", "pods by name", "far for an hour", "who comes up against limits"],
 )
 def test_a_question_has_the_answer_that_the_page_says(
     tmp_path: Path, number: int, series: Mapping[str, str], answer: str, value: float
