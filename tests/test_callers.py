@@ -147,6 +147,22 @@ def test_the_start_of_a_process_counts_with_its_user_alone() -> None:
         assert facts(caller) is None
 
 
+@as_root
+def test_whose_effective_user_is_who_connected_is_known() -> None:
+    with called(by_pidfd=False) as caller:
+        caller.do("os.setresuid(65534, 0, 0)")
+        assert facts(caller) is not None
+
+
+def test_to_find_out_who_asks_leaves_no_file_open(caller: Called) -> None:
+    callers = Callers()
+    assert told(callers, caller.connection) is not None
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        assert told(callers, caller.connection) is not None
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 @needs_cpuset
 def test_a_process_that_has_lost_its_main_thread_is_where_it_was(caller: Called) -> None:
     caller.do(

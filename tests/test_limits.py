@@ -545,6 +545,7 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[bool, int]]) -> None
         elif there:
             connections.remove(there.pop(caller % len(there)))
         assert len(connections) == len(there)
+        assert connections._of.keys() == {it.caller for it in there}
 
 
 def test_the_log_has_a_line_a_minute_of_each_kind(caplog: pytest.LogCaptureFixture) -> None:

@@ -118,6 +118,20 @@ def test_what_belongs_to_somebody_else_is_not(
 
 
 @as_root
+@pytest.mark.parametrize("where", [".", "run"], ids=["above", "its own"])
+def test_outside_of_a_container_a_user_does_not_believe_a_folder_of_his_own(
+    folder: Path, where: str
+) -> None:
+    path = listener(folder / "run/s")
+    os.chown(folder / where, SOMEBODY, SOMEBODY)
+    check = "import sys; from affinityd import trust; trust.check_path(sys.argv[1])"
+    user = ("setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups")
+    command = [*user, sys.executable, "-c", check, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert f"belongs to uid {SOMEBODY}" in done.stderr
+
+
+@as_root
 def test_nobody_is_a_user_like_any_other(folder: Path) -> None:
     path = listener(folder / "run/s")
     os.chown(path, NOBODY, NOBODY)
