@@ -18,7 +18,7 @@ import pytest
 
 from affinityd.processes import children_of
 from tests.cpusets import HIERARCHY, needs_cpuset
-from tests.daemons import PATIENCE, Daemon
+from tests.daemons import PATIENCE, Daemon, eventually
 from tests.e2e.asking_processes import Command, Reply, asking, reply
 from tests.e2e.enforcing_node import facts
 from tests.e2e.made_nodes import running_on
@@ -261,6 +261,7 @@ def test_a_daemon_that_cannot_see_who_asks_says_so_once_and_goes_on(
                     "source": "request",
                     "within": None,
                 }
+        eventually(lambda: warnings(daemon), "it is said")
         (warning,) = warnings(daemon)
         assert warning.startswith("warning: who asks is not known")
         assert cause in warning
@@ -273,6 +274,7 @@ def test_a_number_of_its_own_namespace_is_none_in_the_proc_of_another(far: Path)
         inside = ("nsenter", f"--pid=/proc/{first}/ns/pid")
         with asking(daemon.socket, within=far, before=inside) as asker:
             assert asker.ask(PLAIN).allowed == NODE
+        eventually(lambda: warnings(daemon), "it is said")
         (warning,) = warnings(daemon)
         assert "/proc is of another pid namespace" in warning
 
