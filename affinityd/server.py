@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +16,6 @@ from affinityd.api.refusals import MOST_IN_ALL, Register
 from affinityd.listening import BACKLOG
 
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
-TICKS = 10  #: a second, uvicorn's
 
 SPARE_FILES = 96  #: files that the daemon needs besides connections
 
@@ -34,7 +32,6 @@ class Server(uvicorn.Server):
         """Take what is to be served, who counts connections, and what was answered before."""
         if connections is None:
             connections = Connections(Register(), most=most_connections())
-        self._connections = connections
         super().__init__(
             uvicorn.Config(
                 app,
@@ -57,12 +54,6 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the daemon."""
         yield
-
-    async def on_tick(self, counter: int) -> bool:
-        """Once a second, end the connections whose time is over; return whether to stop."""
-        if counter % TICKS == 0:
-            self._connections.sweep(asyncio.get_running_loop().time())
-        return await super().on_tick(counter)
 
     def stop(self) -> None:
         """Answer what is being asked and end; told twice, end at once."""

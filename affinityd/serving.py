@@ -55,7 +55,7 @@ class Serving:
             self._begin_on_tcp(self._app, listener)
         for listener in self._listeners.plan:
             self._begin_on_tcp(self._plan_only, listener)
-        self._tasks.add(asyncio.ensure_future(self._stay_reachable()))
+        self._tasks.add(asyncio.ensure_future(self._look_after()))
         while self._tasks:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             self._tasks -= done
@@ -102,9 +102,11 @@ class Serving:
         self._begin_on_tcp(app, listener)
         return ""
 
-    async def _stay_reachable(self) -> None:
+    async def _look_after(self) -> None:
+        """Once a second, for all servers: end who is late, and stay reachable."""
         while not self._stopping.is_set():
             await self._pause()
+            self._connections.sweep(asyncio.get_running_loop().time())
             if not self._stopping.is_set() and not self._listeners.unix.is_reachable():
                 self._renew()
 
