@@ -34,6 +34,19 @@ async def in_background(work: Callable[[], T]) -> T:
     return await done
 
 
+async def pause(event: asyncio.Event, seconds: float) -> None:
+    """Return when an event comes, or after so many seconds.
+
+    Unlike asyncio.wait_for, which before Python 3.12 returns rather than end where it is cancelled
+    just as the event comes.
+    """
+    coming = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({coming}, timeout=seconds)
+    finally:
+        coming.cancel()
+
+
 def _tell(
     loop: asyncio.AbstractEventLoop, done: asyncio.Future[T], tell: Callable[[], None]
 ) -> None:

@@ -9,11 +9,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from affinityd.background import in_background
+from affinityd.background import in_background, pause
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError
 from affinityd.service import Node, Service
@@ -106,8 +105,7 @@ class Keeper:
         """Read at the start, when that is wanted, and when drivers come or go; never returns."""
         self._wanted.set()
         while True:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), DRIVER_CHECK_SECONDS)
+            await pause(self._wanted, DRIVER_CHECK_SECONDS)
             unread = self._service.known is None
             if unread or self._wanted.is_set() or self._drivers_differ():
                 self._wanted.clear()

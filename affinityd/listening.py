@@ -10,12 +10,14 @@ import contextlib
 import errno
 import fcntl
 import io
+import ipaddress
 import os
 import socket
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +68,35 @@ class TcpListener:
         The host's name is looked up the first time alone: later ones are in the servers' loop.
         """
         try:
+            self.socket = _listen(*self._address())
+        except OSError as error:
+            kind = InUseError if error.errno == errno.EADDRINUSE else ListenError
+            raise self._refused(kind, error.strerror) from None
+
+    def includes(self, other: TcpListener) -> bool:
+        """Whether who listens here takes what another is to have. Raises ListenError."""
+        if self.port != other.port or self.port == 0:
+            return False
+        ours, theirs = self._address(), other._address()
+        return ours == theirs or any(
+            ipaddress.ip_address(address[0]).is_unspecified for _, _, address in (ours, theirs)
+        )
+
+    def _address(self) -> _Resolved:
+        try:
             if self._resolved is None:
                 self._resolved = _resolve(self.host, self.port)
-            self.socket = _listen(*self._resolved)
-        except (OSError, UnicodeError) as error:  # the latter from a name that can be no host's
-            cause = getattr(error, "strerror", None) or "not a host name"
-            in_use = getattr(error, "errno", None) == errno.EADDRINUSE
-            raise (InUseError if in_use else ListenError)(
-                f"{self.setting}: {self.host}:{self.port}: {cause}; "
-                f"give another by --{self.setting} HOST:PORT, or none"
-            ) from None
+        except OSError as error:
+            raise self._refused(ListenError, error.strerror) from None
+        except UnicodeError:  # from a name that can be no host's
+            raise self._refused(ListenError, "not a host name") from None
+        return self._resolved
+
+    def _refused(self, kind: type[ListenError], cause: str | None) -> ListenError:
+        return kind(
+            f"{self.setting}: {self.host}:{self.port}: {cause}; "
+            f"give another by --{self.setting} HOST:PORT, or none"
+        )
 
     def __str__(self) -> str:
         """Return where it listens."""
@@ -112,14 +133,14 @@ def listening(settings: Settings) -> Iterator[Listeners]:
     path = Path(settings.socket)
     if path.name == nodefile.NAME:
         raise ListenError(f"socket: {path} is where the node file is to be; give another name")
-    if settings.listen and settings.listen == settings.listen_plan and settings.listen[1] != 0:
-        host, port = settings.listen
-        raise ListenError(
-            f"listen-plan: {host}:{port} is where everything is answered; "
-            "give another by --listen-plan HOST:PORT, or none"
-        )
     tcp = [TcpListener("listen", *settings.listen)] if settings.listen else []
     plan = [TcpListener("listen-plan", *settings.listen_plan)] if settings.listen_plan else []
+    for everything, plans in product(tcp, plan):
+        if everything.includes(plans):
+            raise ListenError(
+                f"listen-plan: {plans} is where everything is answered; "
+                "give another by --listen-plan HOST:PORT, or none"
+            )
     listeners = Listeners(listen_unix(path), tcp, plan)
     try:
         for listener in (*tcp, *plan):
@@ -184,7 +205,7 @@ def _listen(
 
 def _make_folder(folder: Path) -> None:
     if not folder.exists():
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)  # another daemon may make it, too
         folder.chmod(0o755)  # whatever the umask is
 
 

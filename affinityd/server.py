@@ -11,7 +11,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from affinityd.api.connections import Connections
-from affinityd.api.protocol import Protocol, Remember
+from affinityd.api.front import Remember
+from affinityd.api.protocol import Protocol
 from affinityd.api.refusals import MOST_IN_ALL, Register
 from affinityd.listening import BACKLOG
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 
 from affinityd.api.connections import Connections
 from affinityd.api.front import Front
 from affinityd.api.plan_only import PlanOnly
+from affinityd.background import pause
 from affinityd.errors import ListenError
 from affinityd.listening import Listeners, TcpListener
 from affinityd.server import Server
@@ -71,8 +73,7 @@ class Serving:
     def _begin(self, app: Front | PlanOnly, listener: socket.socket) -> None:
         server = Server(app, self._connections, app.remembered)
         self._servers.append(server)
-        more = [listener.dup() for _ in range(TAKEN_AT_ONCE - 1)]
-        self._tasks.add(asyncio.ensure_future(server.serve([listener, *more])))
+        self._tasks.add(asyncio.ensure_future(server.serve([listener, *_more(listener)])))
 
     def _begin_on_unix(self) -> None:
         self._begin(self._app, self._listeners.unix.socket)
@@ -88,7 +89,7 @@ class Serving:
         trouble = ""
         while not (listener.socket or self._stopping.is_set()):
             trouble = self._try(app, listener, trouble)
-            await self._pause()
+            await pause(self._stopping, CHECK_SECONDS)
 
     def _try(self, app: Front | PlanOnly, listener: TcpListener, told: str) -> str:
         """Serve an address, unless another process listens there; return what is told of that."""
@@ -105,14 +106,10 @@ class Serving:
     async def _look_after(self) -> None:
         """Once a second, for all servers: end who is late, and stay reachable."""
         while not self._stopping.is_set():
-            await self._pause()
+            await pause(self._stopping, CHECK_SECONDS)
             self._connections.sweep(asyncio.get_running_loop().time())
             if not self._stopping.is_set() and not self._listeners.unix.is_reachable():
                 self._renew()
-
-    async def _pause(self) -> None:
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), CHECK_SECONDS)
 
     def _renew(self) -> None:
         """Listen on the path anew; those who are connected are answered what they have asked."""
@@ -131,3 +128,10 @@ class Serving:
             self._trouble = ""
             self._begin_on_unix()
             log.warning("%s was gone; it is listened on anew", path)
+
+
+def _more(listener: socket.socket) -> Iterator[socket.socket]:
+    """Yield the same socket again and again, as far as there are files for it."""
+    with suppress(OSError):
+        for _ in range(TAKEN_AT_ONCE - 1):
+            yield listener.dup()

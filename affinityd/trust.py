@@ -40,8 +40,8 @@ def check_daemon(address: str, connection: _socket.socket) -> None:
     uid = credentials(connection).uid
     if not _is_trusted(uid):
         raise UntrustedError(
-            f"the daemon at {address} is not trusted: uid {uid} listens; "
-            f"{VARIABLE}={uid} would say that it may"
+            f"the daemon at {address} is not trusted: uid {uid} listens, and neither root nor whom "
+            f"{VARIABLE} names"
         )
     check_path(address)
 
@@ -88,8 +88,8 @@ def _check_part(path: str, part: str, *, is_above: bool) -> int:
     uid, mode = status.st_uid, status.st_mode
     if not (_is_trusted(uid) or (is_above and _is_own_container(uid))):
         raise UntrustedError(
-            f"{path} is not trusted: {part} belongs to uid {uid}; "
-            f"{VARIABLE}={uid} would say that it may"
+            f"{path} is not trusted: {part} belongs to uid {uid}, and neither to root nor to whom "
+            f"{VARIABLE} names"
         )
     is_open = mode & (stat.S_IWGRP | stat.S_IWOTH)
     is_guarded = (

@@ -31,7 +31,7 @@ OF_THE_EXTRA = {
     "affinityd.api.documents": {"starlette"},
     "affinityd.api.enforce": {"fastapi", "starlette"},
     "affinityd.api.peer": {"starlette"},
-    "affinityd.api.protocol": {"uvicorn"},
+    "affinityd.api.protocol": {"httptools", "uvicorn"},
     "affinityd.api.front": {"starlette"},
     "affinityd.api.plan_only": {"starlette"},
     "affinityd.api.problems": {"fastapi", "starlette"},

@@ -221,9 +221,16 @@ def test_what_never_ends_is_refused_at_64_kib(lead: bytes) -> None:
     assert story.transport.closed
 
 
-def test_empty_lines_before_a_request_are_skipped_and_count() -> None:
+def test_empty_lines_before_a_request_are_skipped_and_begin_none() -> None:
     assert tell(lambda story: story.send(b"\r\n" * 10 + REQUEST)).statuses == [200]
-    assert tell(lambda story: story.send(*[b"\r\n" * 10] * 30)).statuses == [431]
+    assert tell(lambda story: story.send(*[b"\r\n" * 10] * 30, REQUEST)).statuses == [200]
+
+    async def idle(story: Story) -> None:
+        await story.send(REQUEST, b"\r\n")
+        story.after(IDLE_SECONDS)
+        assert story.transport.closed
+
+    assert tell(idle).statuses == [200]
 
 
 @pytest.mark.parametrize(("lines", "status"), [(MAX_LINES, 200), (MAX_LINES + 1, 431)])
@@ -390,25 +397,41 @@ def test_an_answer_has_a_minute(*, is_taken: bool) -> None:
     assert tell(ask).reasons == {"answer_time": 1}
 
 
-def test_one_caller_has_so_many_connections_and_the_next_is_told() -> None:
+def test_one_address_has_so_many_connections_and_the_next_takes_an_idle_ones_place() -> None:
     async def connect(story: Story) -> None:
         others = [Transport() for _ in range(MOST_OF_ONE)]
-        for other in others:
-            story.connect(other)
-        *taken, last = others
-        assert not any(it.closed for it in taken)
+        there = [story.connect(it) for it in others]
+        assert story.transport.aborted
+        assert not any(it.closed for it in others)
+        story.may_answer.clear()
+        for it in there:
+            it.data_received(REQUEST)
+        last = Transport()
+        story.connect(last)
         assert last.closed
         assert last.written == TOO_MANY.reply
         assert b"\r\n\r\n1024 connections of this caller are open" in last.written
         somebody = Transport("192.0.2.2")
         story.connect(somebody)
         assert not somebody.closed
-        story.protocol.connection_lost(None)
+        there[0].connection_lost(None)
         again = Transport()
         story.connect(again)
         assert not again.closed
+        story.may_answer.set()
+        await story.settle()
 
-    assert tell(connect, most=5000).reasons == {"caller": 1}
+    assert tell(connect, most=5000).reasons == {"replaced": 1, "caller": 1}
+
+
+def test_one_user_has_so_many_connections_and_the_next_is_refused() -> None:
+    first, *_ = there = counted(*[1000] * MOST_OF_ONE, most=5000)
+    connections = first.connections
+    assert connections.add(Held(1000)) is TOO_MANY
+    assert connections.add(Held(1001)) is None
+    assert not any(it.ended for it in there)
+    connections.remove(first)
+    assert connections.add(Held(1000)) is None
 
 
 def test_where_there_is_no_room_the_oldest_idle_one_of_whoever_has_most_goes() -> None:
@@ -451,6 +474,7 @@ class Held:
     caller: Caller
     deadline: float = 0.0
     is_idle: bool = True
+    is_stuck: bool = False
     holds: int = 0
     held: int = 0
     ended: bool = False
@@ -527,7 +551,8 @@ def test_where_nobody_is_idle_who_does_not_take_his_answer_makes_room() -> None:
     there = counted(1, 1, "192.0.2.1", "192.0.2.2", most=4)
     for it in there:
         it.is_idle = False
-    there[1].holds = 5
+    there[0].holds = 5  # his question
+    there[1].is_stuck = True
     assert there[1].connections.add(Held("192.0.2.3")) is None
     assert [it.ended for it in there] == [False, True, False, False]
 

@@ -2,14 +2,30 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 
 from affinityd.api.turns import Turns
 
 
-async def taken(turns: Turns, order: list[str], caller: str) -> None:
-    await turns.take(caller)
-    order.append(caller)
+@dataclass
+class Asker:
+    """A connection, of which its caller alone is known."""
+
+    whose: str
+    turn: asyncio.Future[None] | None = None
+    has_gone: bool = False
+
+    def leave(self) -> None:
+        self.has_gone = True
+        if self.turn is not None:
+            self.turn.set_result(None)
+
+
+async def taken(turns: Turns, order: list[str], asker: str | Asker) -> None:
+    asker = Asker(asker) if isinstance(asker, str) else asker
+    await turns.take(asker)
+    order.append(asker.whose)
 
 
 def served(*callers: str) -> list[str]:
@@ -47,20 +63,48 @@ def test_there_is_one_turn_a_turn_of_the_loop() -> None:
     asyncio.run(run())
 
 
-def test_who_has_gone_holds_up_nobody() -> None:
+def test_who_has_gone_waits_no_longer_and_takes_no_turn() -> None:
     async def run() -> list[str]:
         turns, order = Turns(), list[str]()
-        waiting = [
-            asyncio.ensure_future(taken(turns, order, name)) for name in ("ann", "bob", "eve")
-        ]
-        await asyncio.sleep(0)
-        waiting[1].cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*waiting)
-        await waiting[2]
+        askers = [Asker(name) for name in ("ann", "bob", "bob", "eve")]
+        waiting = [asyncio.ensure_future(taken(turns, order, asker)) for asker in askers]
+        await asyncio.sleep(0)  # it is ann's turn
+        askers[1].leave()
+        askers[2].leave()
+        await asyncio.gather(*waiting)
         return order
 
-    assert asyncio.run(run()) == ["ann", "eve"]
+    assert asyncio.run(run()) == ["ann", "bob", "bob", "eve"]
+
+
+def test_of_those_who_have_gone_nothing_stays() -> None:
+    async def run() -> None:
+        turns = Turns()
+        await turns.take(Asker("ann"))
+        askers = [Asker("bob") for _ in range(100)]
+        waiting = [asyncio.ensure_future(taken(turns, [], asker)) for asker in askers]
+        while not all(asker.turn for asker in askers):
+            await turns.take(Asker("eve"))
+        for asker in askers:
+            asker.leave()
+        await asyncio.gather(*waiting)
+        await turns.take(Asker("bob"))
+        assert not turns._waiting
+
+    asyncio.run(run())
+
+
+def test_who_had_gone_before_it_asked_takes_no_turn() -> None:
+    async def run() -> None:
+        turns = Turns()
+        gone = Asker("ann", has_gone=True)
+        await turns.take(gone)
+        coming = turns.take(Asker("bob"))
+        with suppress(StopIteration):  # it need not wait
+            coming.send(None)
+        assert gone.turn is None
+
+    asyncio.run(run())
 
 
 def test_after_all_have_gone_who_comes_waits_for_nobody() -> None:

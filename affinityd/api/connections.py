@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import chain
 from typing import Protocol
 
@@ -33,6 +34,10 @@ class Connection(Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits for an answer."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether an answer lies here that is not taken."""
 
     def expire(self) -> None:
         """End it: its deadline has passed."""
@@ -72,11 +77,13 @@ class Connections:
     def add(self, connection: Connection) -> Refusal | None:
         """Count a new one, or return why it is refused. One that is idle may have to go for it."""
         caller, kind = connection.caller, type(connection.caller)
-        if len(self._of.get(caller, ())) >= self._most_of_one:
+        theirs = self._of.get(caller, {})
+        is_shared = kind is str  # by all users of a machine
+        if len(theirs) >= self._most_of_one and not (is_shared and self._has_ended_one(theirs)):
             return TOO_MANY
         is_crowded = self._of_kind[kind] >= max(self._most * 3 // 4, 1)
         is_full = is_crowded or len(self) >= self._most
-        if is_full and not self._make_room(kind if is_crowded else object):
+        if is_full and not self._make_room(caller, kind if is_crowded else object):
             return NO_ROOM
         self._of.setdefault(caller, {})[connection] = None
         self._of_kind[kind] += 1
@@ -124,18 +131,23 @@ class Connections:
                 if self._held > self._most_held // 2 and theirs.held:
                     self._end(theirs, OVERWEIGHT)
 
-    def _make_room(self, kind: type) -> bool:
-        """End the oldest idle connection of whoever has most; return whether there was one.
+    def _make_room(self, newcomer: Caller, kind: type) -> bool:
+        """End a connection of whoever has most, and no fewer than the newcomer has.
 
-        Where nobody has one, an answer is given up that is not taken.
+        Return whether there was one that could end.
         """
-        callers = sorted(
-            (theirs for caller, theirs in self._of.items() if isinstance(caller, kind)),
-            key=len,
-            reverse=True,
+        fewest = len(self._of.get(newcomer, ()))
+        callers = (theirs for caller, theirs in self._of.items() if isinstance(caller, kind))
+        return any(
+            self._has_ended_one(theirs)
+            for theirs in sorted(callers, key=len, reverse=True)
+            if len(theirs) >= fewest
         )
-        idle = (it for theirs in callers for it in theirs if it.is_idle)
-        stuck = (it for theirs in callers for it in theirs if it.holds)
+
+    def _has_ended_one(self, theirs: Iterable[Connection]) -> bool:
+        """End the oldest idle one of these or else, one whose answer is not taken, if any is so."""
+        idle = (it for it in theirs if it.is_idle)
+        stuck = (it for it in theirs if it.is_stuck)
         for connection in chain(idle, stuck):
             self._end(connection, REPLACED)
             return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from affinityd.api.callers import Callers, Facts
+from affinityd.api.head import Header
 from affinityd.api.peer import Connection, connection_of
 from affinityd.api.problems import problem
 from affinityd.api.turns import Turns
@@ -19,11 +21,12 @@ from affinityd.service import CPU_BYTES, Answer
 #: What an answer to a plan request depends on: its query, its Accept header, and who asks.
 Key = tuple[bytes, bytes, Facts | None]
 
-Header = tuple[bytes, bytes]  #: its name in lower case, and its value
-
 WHO = "caller"  #: where a plan request's scope has who asks, among its `state`
 
 MAX_BYTES = 16 * 1024 * 1024  #: of answers and their questions
+OK = b"HTTP/1.1 200 OK\r\n"
+CLOSE = b"connection: close\r\n"
+
 ENTRY_BYTES = 1024  #: what an entry weighs besides, about
 
 
@@ -34,6 +37,15 @@ class Remembered:
     headers: bytes  #: its own ones, a line each
     body: bytes
     count: Callable[[], None]
+
+    def reply(self, more: Iterable[Header], *, stays: bool) -> bytes:
+        """Return all that is sent, with more headers; `stays`: the connection does."""
+        lines = b"".join(b"%b: %b\r\n" % header for header in more)
+        return b"".join((OK, lines, self.headers, b"" if stays else CLOSE, b"\r\n", self.body))
+
+
+#: Returns what was answered to a plan request before: its query, its headers, who asks.
+Remember = Callable[[bytes, Iterable[Header], Connection], Remembered | None]
 
 
 class Front:
@@ -59,7 +71,12 @@ class Front:
         """Serve one request, as ASGI has it."""
         connection = connection_of(scope)
         if connection is not None:
-            await self._turns.take(connection.whose)
+            try:
+                await self._turns.take(connection)
+            except asyncio.CancelledError:  # a server that ends waits no longer
+                detail = "this server is ending; try again in a moment"
+                await problem(Request(scope), 503, BusyError.title, detail)(scope, receive, send)
+                return
             if connection.has_gone:
                 return
         if not scope["path"].isprintable():  # to a route "/plan\n" is "/plan"

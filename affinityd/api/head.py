@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from affinityd.api.refusals import MAX_HEAD, MAX_LINES
+from collections.abc import Iterable
+
+from affinityd.api.refusals import (
+    BODY_TOO_LARGE,
+    BODY_WITHOUT_LENGTH,
+    MAX_BODY,
+    MAX_HEAD,
+    MAX_LINES,
+    Refusal,
+)
+
+Header = tuple[bytes, bytes]  #: its name in lower case, and its value
 
 END = b"\r\n\r\n"
 
@@ -38,3 +49,13 @@ def is_whole(data: bytes) -> bool:
         and data.find(END) == size - len(END)
         and data.count(b"\n") <= MAX_LINES
     )
+
+
+def announced_body(headers: Iterable[Header]) -> int | Refusal:
+    """Return how many bytes a body will have, or why it is not taken."""
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return BODY_WITHOUT_LENGTH
+        if name == b"content-length":
+            return BODY_TOO_LARGE if int(value) > MAX_BODY else int(value)
+    return 0

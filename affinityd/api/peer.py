@@ -54,7 +54,8 @@ class Connection:
     ) -> None:
         """Take what it goes over, and whether the kernel has handles of those who connect."""
         self._socket = transport.get_extra_info("socket")
-        self._transport = transport
+        self.has_gone = False  #: nobody is left who would take an answer
+        self.turn: asyncio.Future[None] | None = None  #: what its request waits for, or waited
         #: Which process connected, and of which user; None over TCP.
         self.credentials = _begin(self._socket)
         #: By what the process that connected is known again.
@@ -70,10 +71,11 @@ class Connection:
         except (OSError, IndexError, ValueError):  # it has gone; the kernel says of whom no more
             return ""
 
-    @property
-    def has_gone(self) -> bool:
-        """Whether nobody is left who would take an answer."""
-        return self._transport.is_closing()
+    def leave(self) -> None:
+        """Note that it has gone; what waits on its behalf goes on, and finds that out."""
+        self.has_gone = True
+        if self.turn is not None and not self.turn.done():
+            self.turn.set_result(None)
 
     @cached_property
     def peer(self) -> Peer | None:

@@ -73,6 +73,7 @@ BODY_TOO_LARGE = Refusal(
 BODY_WITHOUT_LENGTH = Refusal(
     "body_length", 411, "the body comes without Content-Length; send none: it is not read"
 )
+BUG = Refusal("bug", 500, "the daemon has failed; its log says how")
 TOO_MANY = Refusal(
     "caller",
     503,
@@ -81,9 +82,9 @@ TOO_MANY = Refusal(
 NO_ROOM = Refusal("files", 503, "the daemon has no room for one more connection; try again later")
 SILENT = Refusal("silent", None, f"nothing was asked for {HEAD_SECONDS} s")
 ANSWER_TOO_SLOW = Refusal(
-    "answer_time", None, f"the answer was not taken within {ANSWER_SECONDS} s"
+    "answer_time", None, f"no answer was given, and taken, within {ANSWER_SECONDS} s"
 )
-REPLACED = Refusal("replaced", None, "an idle connection made room for another caller's")
+REPLACED = Refusal("replaced", None, "nobody waited for its answer, and another had no room")
 
 OVERWEIGHT = Refusal(
     "bytes", None, f"what it had sent, or not taken, was part of more than {MOST_HELD} bytes"
@@ -94,7 +95,7 @@ REASONS = tuple(
     for refusal in (
         *(TOO_MANY, NO_ROOM, REPLACED, OVERWEIGHT),
         *(HEAD_TOO_LARGE, HEAD_TOO_SLOW, SILENT),
-        *(BODY_TOO_LARGE, BODY_WITHOUT_LENGTH, MALFORMED, ANSWER_TOO_SLOW),
+        *(BODY_TOO_LARGE, BODY_WITHOUT_LENGTH, MALFORMED, BUG, ANSWER_TOO_SLOW),
     )
 )
 

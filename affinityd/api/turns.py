@@ -8,8 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Protocol
 
 from affinityd.api.refusals import Caller
+
+
+class Connection(Protocol):
+    """One of a caller's, with one request under way at most."""
+
+    turn: asyncio.Future[None] | None  #: what that waits for, or waited; done, too, when it goes
+    has_gone: bool
+
+    @property
+    def whose(self) -> Caller:
+        """Whom it counts as."""
 
 
 class Turns:
@@ -19,27 +31,38 @@ class Turns:
         self._waiting: dict[Caller, deque[asyncio.Future[None]]] = {}  # the next one first
         self._is_taken = False
 
-    async def take(self, caller: Caller) -> None:
-        """Return when it is a caller's turn: at once, where nobody has had this one."""
+    async def take(self, connection: Connection) -> None:
+        """Return when it is a connection's turn: at once, where nobody has had this one.
+
+        Returns as soon as the connection has gone, too.
+        """
+        if connection.has_gone:
+            return
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True
             loop.call_soon(self._give)
             return
-        turn = loop.create_future()
-        self._waiting.setdefault(caller, deque()).append(turn)
+        turn = connection.turn = loop.create_future()
+        self._waiting.setdefault(connection.whose, deque()).append(turn)
         await turn
 
     def _give(self) -> None:
         """Give the turn to the next caller, who then is the last."""
-        self._is_taken = bool(self._waiting)
-        if not self._is_taken:
-            return
-        caller = next(iter(self._waiting))
-        theirs = self._waiting.pop(caller)
-        turn = theirs.popleft()
-        if theirs:
-            self._waiting[caller] = theirs
-        if not turn.done():  # else who waited has gone
+        turn = self._next()
+        self._is_taken = turn is not None
+        if turn is not None:
             turn.set_result(None)
-        asyncio.get_running_loop().call_soon(self._give)
+            asyncio.get_running_loop().call_soon(self._give)
+
+    def _next(self) -> asyncio.Future[None] | None:
+        """Return who has waited longest of the next caller's; those who have gone are dropped."""
+        while self._waiting:
+            caller = next(iter(self._waiting))
+            theirs = self._waiting.pop(caller)
+            while theirs:
+                turn = theirs.popleft()
+                if not turn.done():
+                    self._waiting |= {caller: theirs} if theirs else {}
+                    return turn
+        return None

@@ -14,15 +14,19 @@ from pathlib import Path
 
 from affinityd import enforce_report, nodefile, trust
 from affinityd.cgroup import cpuset_of
+from affinityd.cpuset import format_list
 from affinityd.doctor.asking import NoAnswerError, ask, connect
 from affinityd.doctor.facts import Daemon, Told
 from affinityd.enforce_report import EnforceReport
-from affinityd.errors import AffinityError
+from affinityd.errors import AffinityError, one_line
+from affinityd.jsonvalue import JsonValue
 from affinityd.service import Node
 from affinityd.ucred import credentials
 
 READY = "/readyz"
 PLAN = "/plan?mode=all"  #: of the cheapest mode, for this process: it says where it may run
+
+MAX_LINE = 300  #: characters that are shown of what a daemon says
 
 TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
 
@@ -84,17 +88,25 @@ def _told(path: str, timeout: float) -> tuple[Told | None, str | None]:
         try:
             connect(connection, path, deadline)
             answer = ask(connection, PLAN, deadline)
-            document = json.loads(answer.body)
+            document = JsonValue(json.loads(answer.body), "plan")
             if answer.status != HTTPStatus.OK:
-                return None, str(document["detail"])
+                return None, _line(document["detail"].text())
             allowed = document["allowed"]
-            return Told(allowed["source"], allowed.get("within"), cpuset_of(os.getpid())), None
+            within = allowed.get("within")
+            known = within.maybe(JsonValue.cpus) if within else None
+            shown = None if known is None else format_list(known)
+            return Told(allowed["source"].text(), shown, cpuset_of(os.getpid())), None
         except NoAnswerError as error:
             return None, str(error)
         except OSError as error:
             return None, error.strerror
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, RecursionError):
             return None, "what it answers is no plan"
+
+
+def _line(said: str) -> str:
+    """Return a line of whoever listens there: no longer than a daemon's, and harmless."""
+    return one_line(said if len(said) <= MAX_LINE else f"{said[:MAX_LINE]}…")
 
 
 def _shut(path: Path) -> Iterator[str]:
