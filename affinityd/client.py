@@ -99,7 +99,7 @@ def _exchange(address: str, target: str, deadline: float, most: int) -> bytes:
 
 
 def _connected(address: str, deadline: float) -> _socket.socket:
-    family, target = _target(address)
+    family, target = _target(address, deadline)
     while True:
         connection = _socket.socket(family, _socket.SOCK_STREAM)
         try:
@@ -115,21 +115,27 @@ def _connected(address: str, deadline: float) -> _socket.socket:
             return connection
 
 
-def _target(address: str) -> tuple[int, Any]:
-    """Return an address as socket(2) and connect(2) have it."""
+def _target(address: str, deadline: float) -> tuple[int, Any]:
+    """Return an address as socket(2) and connect(2) have it. Raises NoDaemonError, TimeoutError."""
     if not address.startswith(HTTP):
         return _socket.AF_UNIX, address
     host, _, port = address[len(HTTP) :].rpartition(":")
+    from affinityd.lookup import look_up  # noqa: PLC0415 - hardly anybody asks over TCP
+
     try:
-        found = _socket.getaddrinfo(host.strip("[]"), port, 0, _socket.SOCK_STREAM)
+        return look_up(host.strip("[]"), port, _left(deadline))
+    except TimeoutError:
+        raise
     except (OSError, UnicodeError) as error:
         raise NoDaemonError(f"no daemon at {address}: {error}") from None
-    return found[0][0], found[0][4]
 
 
-def numeric(address: str) -> str:
-    """Return an address without names that are to be looked up. Raises NoDaemonError."""
-    family, target = _target(address)
+def numeric(address: str, deadline: float) -> str:
+    """Return an address without names that are to be looked up. Raises DaemonError."""
+    try:
+        family, target = _target(address, deadline)
+    except TimeoutError:
+        raise DaemonError(f"the daemon at {address} was not found in time") from None
     if family == _socket.AF_UNIX:
         return address
     host, port = target[:2]

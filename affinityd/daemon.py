@@ -32,7 +32,7 @@ from affinityd.metrics import Metrics
 from affinityd.notify import notify
 from affinityd.publisher import Publisher
 from affinityd.scanner import Audit, Auditor, Audits, Scanner
-from affinityd.server import most_connections
+from affinityd.server import most_connections, raise_file_limit
 from affinityd.service import Service
 from affinityd.serving import Serving
 from affinityd.settings import Settings
@@ -70,6 +70,7 @@ def run(
     """
     logs.configure(settings.log_format)
     _let_answers_pass()
+    raise_file_limit()
     try:
         with listening(settings) as listeners:
             uvloop.run(_serve(settings, machine, auditor, enforce, listeners))
@@ -118,6 +119,7 @@ async def _serve(
     log.info("affinityd %s answers %s", __version__, listeners)
     await serving.run()
     notify("STOPPING=1")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for task in tasks:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -168,7 +170,8 @@ def _take_signals(stop: Callable[[], None], read_anew: Callable[[], None]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, read_anew)
+    # No handler of the loop's: where that ends, SIGHUP would be the process's end again.
+    signal.signal(signal.SIGHUP, lambda _number, _frame: loop.call_soon_threadsafe(read_anew))
     if os.getpid() == 1:
         signals.reap_orphans()
     signals.release()

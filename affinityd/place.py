@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from affinityd import client
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.errors import AffinityError, DaemonError, NoDaemonError, quote
+from affinityd.errors import AffinityError, ApplyError, DaemonError, NoDaemonError, quote
 from affinityd.task import Question, first_answer
 from affinityd.words import LOCALITIES
 
@@ -73,7 +73,10 @@ def find(
     from affinityd.hurry import within  # noqa: PLC0415 - only where there is no daemon
 
     left = start + timeout - time.monotonic()
-    return within(left, lambda: plan_here(questions, sockets, trouble))
+    try:
+        return within(left, lambda: plan_here(questions, sockets, trouble))
+    except ApplyError as error:
+        raise ApplyError("; ".join(filter(None, (str(error), trouble)))) from None
 
 
 def ask_daemons(questions: Sequence[Question], sockets: Sequence[str], deadline: float) -> Place:

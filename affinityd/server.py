@@ -14,11 +14,13 @@ from affinityd.api.connections import Connections
 from affinityd.api.front import Remember
 from affinityd.api.protocol import Protocol
 from affinityd.api.refusals import MOST_IN_ALL, Register
+from affinityd.errors import ListenError
 from affinityd.listening import BACKLOG
 
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
 
 SPARE_FILES = 96  #: files that the daemon needs besides connections
+FEWEST_FILES = 64  #: with fewer it could not even start
 
 
 class Server(uvicorn.Server):
@@ -62,13 +64,20 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def most_connections() -> int:
-    """Return how many connections there is room for, with as many files as the kernel lets us have.
-
-    Raises this process's limit of open files to the most that it may, getrlimit(2).
-    """
+def raise_file_limit() -> None:
+    """Have as many files as the kernel lets us have, getrlimit(2). Raises ListenError for too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # not ours to raise: what there is will have to do
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
+    if soft < FEWEST_FILES:
+        raise ListenError(
+            f"{soft} files may be open, which is too few; allow 1024 or more, by ulimit -n or a "
+            "unit's LimitNOFILE="
+        )
+
+
+def most_connections() -> int:
+    """Return how many connections there is room for, with as many files as may be open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(max(soft - SPARE_FILES, 1), MOST_IN_ALL)

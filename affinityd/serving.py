@@ -97,7 +97,7 @@ class Serving:
             listener.listen()
         except ListenError as error:
             if str(error) != told:
-                log.warning("%s; until it is free, all else is served", error)
+                log.warning("%s; it is tried again, and all else is served", error)
             return str(error)
         log.info("%s: %s is listened on now", listener.setting, listener)
         self._begin_on_tcp(app, listener)

@@ -8,7 +8,7 @@
 # shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
 set +e +f +u +v +x
-unset -f [ printf read # exported functions of the user, where sh is bash
+unset -f [ printf read cd # exported functions of the user, where sh is bash
 trap 'exit 0' EXIT
 trap '' XFSZ # of a shell that makes files of its here-documents
 exec 2>/dev/null
@@ -158,6 +158,7 @@ socket=${chosen_SOCKET:-$run/affinityd.sock} share=$chosen_SHARE mode=$chosen_MO
 
 # Who is asked. A user's daemon could send the task anywhere.
 [ -S "$socket" ] || leave "no plan from $socket"
+case $socket in /*) ;; *) leave "AFFINITYD_SOCKET=$socket is no path from /" ;; esac
 trust=${0%/*}/trust.sh
 [ -r "$trust" ] || leave "$trust cannot be read"
 # shellcheck source=slurm/trust.sh

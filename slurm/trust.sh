@@ -39,7 +39,7 @@ refuse() { # REASON
 find_trusted() { # UIDS: trusted, numbers; own: whose folders count, too, further up
     trusted=0 own=''
     set -f
-    IFS=,
+    IFS=", "
     for user in $1; do
         case $user in *[!0-9]*) user=$("$id" -u "$user") ;; esac
         trusted=$trusted${user:+,$user}

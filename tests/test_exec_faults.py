@@ -68,9 +68,11 @@ def test_when_there_is_no_time_the_command_runs_unpinned(tmp_path: Path) -> None
     with serving(path, hanging):
         done = exec_("--gpus=1", "--timeout=0.01", "--", *LOOK, env=env)
     assert done.cpus == BOTH
-    assert done.lines == [
-        "affinityd exec: finding a place took too long; the command runs unpinned"
-    ]
+    (said,) = done.lines
+    assert said == (
+        f"affinityd exec: finding a place took too long; the daemon at {path} did not answer in "
+        "time; the command runs unpinned"
+    )
 
 
 SILENT_KERNEL = (

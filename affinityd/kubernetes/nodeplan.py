@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import cycle
 
 from affinityd import client, fallback
 from affinityd.answer import render
-from affinityd.background import in_background
 from affinityd.cpuset import parse_list
 from affinityd.errors import AffinityError, DaemonError, InvalidRequestError, quote
 from affinityd.task import Question
@@ -87,11 +84,8 @@ def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePla
     names = cycle(addresses)
     while (left := deadline - time.monotonic()) > 0:
         name = next(names)
-        asking = partial(_of_daemon, asked, name, addresses[name], deadline)
-        try:  # in the background, since to look a name up has no limit
-            return asyncio.run(asyncio.wait_for(in_background(asking), left))
-        except asyncio.TimeoutError:
-            trouble = DaemonError(f"the daemon at {addresses[name]} did not answer in time")
+        try:
+            return _of_daemon(asked, name, addresses[name], deadline)
         except DaemonError as error:
             trouble = error
             time.sleep(min(PAUSE, left))
@@ -100,7 +94,7 @@ def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePla
 
 def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
     """Ask for the node: what the container that asks may use is not what the pod's others may."""
-    address = client.numeric(address)
+    address = client.numeric(address, deadline)
     try:
         return _answered({**asked, "whose": "node"}, name, address, deadline)
     except InvalidRequestError:  # one of an earlier release plans for the node, and says no whose

@@ -9,6 +9,7 @@
 
 # All of it runs in a subshell: its variables may be names of the command's environment.
 find_place() { # prints what the command is told, or what kept it from its place
+    unset -f [ printf read cd # exported functions of the job, where sh is bash
     dev=/dev sys=/sys proc=/proc ls=ls id=id
     set +e +f +u # of a job's SHELLOPTS
     LC_ALL=C
@@ -175,7 +176,7 @@ ask_daemon() { # cpulist, locality, allowed; trouble
         http://*:[0-9]*) address=${address%/} ;;
         '') continue ;;
         *)
-            trouble="AFFINITYD_URL=$address is not http://HOST:PORT"
+            trouble="$address is neither http://HOST:PORT nor the path of a socket from /"
             continue
             ;;
         esac
@@ -302,6 +303,7 @@ start() { # COMMAND [ARGUMENT...]
     exec "$@"
 }
 odd_variables() { # those of one line
+    unset -f [ printf read tr
     tr '\0\n' '\n\1' <"/proc/$$/environ" | while IFS= read -r entry; do
         case $entry in *[[:cntrl:]]*) continue ;; esac
         case ${entry%%=*} in *[!A-Za-z0-9_]* | [0-9]*) printf '%s\n' "$entry" ;; esac

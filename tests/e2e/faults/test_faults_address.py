@@ -62,7 +62,7 @@ def test_an_address_in_use_is_told_once_and_served_when_it_is_free(
             (line,) = says(daemon, IN_USE)
             assert line.endswith(
                 f"{setting}: {at}: {IN_USE}; give another by --{setting} HOST:PORT, or none; "
-                "until it is free, all else is served"
+                "it is tried again, and all else is served"
             )
             (first,) = says(daemon, "answers on")
             assert at not in first
