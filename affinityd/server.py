@@ -65,7 +65,7 @@ class Server(uvicorn.Server):
 
 
 def raise_file_limit() -> None:
-    """Have as many files as the kernel lets us have, getrlimit(2). Raises ListenError for too few."""
+    """Have as many files as the kernel allows, getrlimit(2). Raises ListenError for too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # not ours to raise: what there is will have to do
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

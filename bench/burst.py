@@ -34,6 +34,7 @@ from bench.live import GPUS, cpu_seconds, live
 from bench.many import END, burst, burst_of_processes, get
 
 RANKS = 128
+WAYS = ("again", "processes", "new")
 
 #: Asks all questions at once at a socket; returns the seconds until all are answered.
 Ask = Callable[[str, Sequence[bytes]], float]
@@ -104,8 +105,10 @@ def servers(ranks: int) -> Iterator[Mapping[str, tuple[str, int]]]:
         yield {"daemon": (str(daemon.socket), daemon.process.pid), "raw": (str(raw), peer.pid)}
 
 
-def measure(pairs: int, ranks: int = RANKS) -> dict[str, Sequence[Pair]]:
-    """Burst so often, in each way. The first of each are not counted."""
+def measure(
+    pairs: int, ranks: int = RANKS, ways: Sequence[str] = WAYS
+) -> dict[str, Sequence[Pair]]:
+    """Burst so often, in each of these ways. The first of each are not counted."""
     fresh = count(1)
     with servers(ranks) as there:
 
@@ -118,12 +121,12 @@ def measure(pairs: int, ranks: int = RANKS) -> dict[str, Sequence[Pair]]:
             spent = (now - then for now, then in zip(after, before, strict=True))
             return Pair(ours, theirs, now - cpu, *spent)
 
-        ways: dict[str, Callable[[], Pair]] = {
+        pairs_of: dict[str, Callable[[], Pair]] = {
             "again": lambda: pair(job(0, ranks), _at_once),
             "processes": lambda: pair(job(0, ranks), burst_of_processes),
             "new": lambda: pair(job(next(fresh), ranks), _at_once),
         }
-        return {name: [way() for _ in range(pairs)][1:] for name, way in ways.items()}
+        return {way: [pairs_of[way]() for _ in range(pairs)][1:] for way in ways}
 
 
 def _at_once(path: str, requests: Sequence[bytes]) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from affinityd.background import Shared
+from affinityd.background import Shared, pause
 
 SOON = 5.0
 
@@ -97,3 +97,38 @@ def test_what_fails_is_told_to_everybody_and_is_not_remembered() -> None:
         assert work.done == ["bad", "bad"]
 
     shared(story)
+
+
+def test_a_pause_ends_when_its_event_comes_or_its_time_is_over() -> None:
+    async def run() -> None:
+        event, loop = asyncio.Event(), asyncio.get_running_loop()
+        began = loop.time()
+        await pause(event, 0.01)
+        assert loop.time() - began >= 0.01
+        loop.call_later(0.01, event.set)
+        await pause(event, SOON)
+        assert loop.time() - began < SOON
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_who_is_cancelled_just_as_the_event_comes_ends(turns: int) -> None:
+    async def run() -> None:
+        event = asyncio.Event()
+
+        async def for_ever() -> None:
+            while True:
+                await pause(event, SOON)
+                event.clear()
+
+        task = asyncio.ensure_future(for_ever())
+        await asyncio.sleep(0.01)
+        event.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=SOON)
+        assert done
+
+    asyncio.run(run())

@@ -9,20 +9,23 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from affinityd.api.callers import Callers, Facts
+from affinityd.api.front import Front
 from affinityd.api.peer import Connection
 from affinityd.api.proof import has_pidfd
 from affinityd.cpuset import parse_list
 from affinityd.cpuset_files import CpusetFiles
 from affinityd.errors import BusyError
 from affinityd.plans import Caller
+from affinityd.service import Answer
 from tests.children import program
 from tests.cpusets import HIERARCHY, cpuset, needs_cpuset
 from tests.serving import Accepted
@@ -282,6 +285,28 @@ def test_where_no_more_files_can_be_opened_there_is_no_answer_rather_than_a_wron
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert callers.facts(caller.connection) is not None
+
+    asyncio.run(ask())
+
+
+def test_where_no_more_files_can_be_opened_nobody_elses_answer_is_given(caller: Called) -> None:
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise AssertionError
+
+    def not_counted(_answer: Answer) -> Callable[[], None]:
+        return lambda: None
+
+    front = Front(app, callers=Callers(), is_current=lambda: True, counter=not_counted)
+    front.remember((b"gpus=0", b"", None), Answer(b"{}", "application/json", "node", "local"))
+    _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def ask() -> None:
+        assert front.remembered(b"gpus=0", [], caller.connection) is None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+        try:
+            assert front.remembered(b"gpus=0", [], caller.connection) is None
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
     asyncio.run(ask())
 

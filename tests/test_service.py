@@ -209,6 +209,28 @@ def test_a_cpuset_parameter_may_be_wider_than_the_mask_and_not_than_the_cpuset()
         ask(machine("dgx-a100"), mask="48-49", may_use="48-55", **{**wide, "cpuset": "0-47"})
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"cpuset": "0-255"},
+        {"ranks": "2", "rank": "0", "cpu_bind": "0xffff000000000000,0xffff"},
+        {"ranks": "2", "rank": "1", "cpu_bind": "0xffff,0xffff000000000000"},
+        {"ranks": "2", "rank": "0", "gpu_bind": "single:1", "cpuset": "0-63"},
+        {"job": "0,1,2,3", "job_cpus": "256"},
+        {"share": "node", "scope": "socket", "mode": "all"},
+        {"granted": "0,1,2,3", "visible": "3,2"},
+    ],
+    ids=",".join,
+)
+def test_whatever_is_stated_no_cpu_beyond_the_callers_cpuset_is_allowed(
+    stated: dict[str, str],
+) -> None:
+    caller = Caller(parse_list("48-49"), parse_list("48-51"))
+    reply = answer(A100, parse_request([("gpus", "0"), *stated.items()]), caller)
+    assert reply.allowed <= parse_list("48-51")
+    assert all(rank.cpus <= parse_list("48-51") for rank in reply.plan.ranks)
+
+
 def test_where_the_cpuset_is_not_known_the_mask_is_no_bound() -> None:
     asked, caller = parse_request([("gpus", "0"), ("cpuset", "0-63")]), Caller(parse_list("48"))
     reply = answer(A100, asked, caller)

@@ -125,9 +125,21 @@ def test_on_every_address_of_the_machine_it_is_the_listener_that_counts(tmp_path
         assert line.endswith(f"answers on {daemon.socket}, plans alone on 0.0.0.0:{port}")
 
 
-def test_one_address_for_both_ends_the_start(tmp_path: Path) -> None:
-    both = f"127.0.0.1:{free_port()}"
-    daemon = spawn(tmp_path, "--machine", "dgx-a100", "--listen-plan", both, listen=both)
+@pytest.mark.parametrize(
+    ("everything", "plans"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),  # noqa: S104 - all of them is what is meant
+        ("127.0.0.1", "0.0.0.0"),  # noqa: S104
+        ("localhost", "127.0.0.1"),
+    ],
+)
+def test_one_address_for_both_ends_the_start(tmp_path: Path, everything: str, plans: str) -> None:
+    port = free_port()
+    both = f"{plans}:{port}"
+    daemon = spawn(
+        tmp_path, "--machine", "dgx-a100", "--listen-plan", both, listen=f"{everything}:{port}"
+    )
     assert daemon.process.wait(PATIENCE) == 1
     (line,) = daemon.complaints
     told = f"listen-plan: {both} is where everything is answered; give another by --listen-plan"
