@@ -216,7 +216,7 @@ def test_a_cpuset_parameter_may_be_wider_than_the_mask_and_not_than_the_cpuset()
         {"ranks": "2", "rank": "0", "cpu_bind": "0xffff000000000000,0xffff"},
         {"ranks": "2", "rank": "1", "cpu_bind": "0xffff,0xffff000000000000"},
         {"ranks": "2", "rank": "0", "gpu_bind": "single:1", "cpuset": "0-63"},
-        {"job": "0,1,2,3", "job_cpus": "256"},
+        {"job": "0,1,2,3", "job_cpus": "256", "mode": "node"},
         {"share": "node", "scope": "socket", "mode": "all"},
         {"granted": "0,1,2,3", "visible": "3,2"},
     ],

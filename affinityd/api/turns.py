@@ -13,11 +13,11 @@ from typing import Protocol
 from affinityd.api.refusals import Caller
 
 
-class Connection(Protocol):
-    """One of a caller's, with one request under way at most."""
+class Asker(Protocol):
+    """A connection with a request that waits for its turn."""
 
-    turn: asyncio.Future[None] | None  #: what that waits for, or waited; done, too, when it goes
-    has_gone: bool
+    turn: asyncio.Future[None] | None  #: what it waits for, or waited; done, too, when it goes
+    has_gone: bool  #: nobody is left who would take an answer
 
     @property
     def whose(self) -> Caller:
@@ -31,20 +31,20 @@ class Turns:
         self._waiting: dict[Caller, deque[asyncio.Future[None]]] = {}  # the next one first
         self._is_taken = False
 
-    async def take(self, connection: Connection) -> None:
-        """Return when it is a connection's turn: at once, where nobody has had this one.
+    async def take(self, asker: Asker) -> None:
+        """Return when it is an asker's turn: at once, where nobody has had this one.
 
-        Returns as soon as the connection has gone, too.
+        Returns as soon as the asker has gone, too.
         """
-        if connection.has_gone:
+        if asker.has_gone:
             return
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True
             loop.call_soon(self._give)
             return
-        turn = connection.turn = loop.create_future()
-        self._waiting.setdefault(connection.whose, deque()).append(turn)
+        turn = asker.turn = loop.create_future()
+        self._waiting.setdefault(asker.whose, deque()).append(turn)
         await turn
 
     def _give(self) -> None:
