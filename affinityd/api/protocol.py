@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
-from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -28,20 +28,13 @@ from affinityd.api.refusals import (
     SILENT,
     Caller,
     Refusal,
+    RefusedError,
 )
 
 log = logging.getLogger(__name__)
 
 COPIES = 3  #: of a request that is under way: its URL and headers as they are, and in its scope
 LARGE = 16 * 1024  #: bytes of an answer; smaller ones count when all are weighed, once a second
-
-
-class RefusedError(Exception):
-    """Raised in a callback of the parser, which wraps it: the request is refused."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.line)
-        self.refusal = refusal
 
 
 class Protocol(HttpToolsProtocol):
@@ -54,6 +47,7 @@ class Protocol(HttpToolsProtocol):
     deadline = 0.0  #: of what is awaited: a head, or that an answer has been taken
     held = 0  #: bytes that `Connections` has noted
     _is_new = True  #: nothing has been answered yet
+    _trouble: Exception | None = None  #: what kept a request from its answer
 
     def __init__(
         self,
@@ -122,7 +116,15 @@ class Protocol(HttpToolsProtocol):
             self._connections.weigh(self)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer. Raises RefusedError for a body that is not wanted."""
+        """Begin to answer. Raises what keeps it from that, and the parser something of its own."""
+        try:
+            self._begin()
+        except Exception as error:
+            self._trouble = error
+            raise
+
+    def _begin(self) -> None:
+        """Raise RefusedError for a body that is not wanted."""
         self.deadline = self.loop.time() + ANSWER_SECONDS
         body = announced_body(self.headers)
         if isinstance(body, Refusal):
@@ -202,10 +204,8 @@ class Protocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except HttpParserUpgrade:
             pass  # it is answered as if it had not asked for that
-        except HttpParserCallbackError as error:
-            self._refuse(_refusal(error.__context__))
-        except HttpParserError:
-            self._refuse(MALFORMED)
+        except HttpParserError as error:
+            self._refuse(_refusal(self._trouble or error))
 
     def _is_answered_at_once(self) -> bool:
         """Send what was answered to the same before, if that is all it takes.
@@ -247,11 +247,11 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def _refusal(error: BaseException | None) -> Refusal:
+def _refusal(error: Exception) -> Refusal:
     """Return what is said to one whose request ended in an error of a callback."""
     if isinstance(error, RefusedError):
         return error.refusal
-    if isinstance(error, (HttpParserError, UnicodeError)):
+    if isinstance(error, (HttpParserError, UnicodeError)):  # of what is no URL
         return MALFORMED
     log.error("a request could not be read: this is a bug", exc_info=error)
     return BUG

@@ -54,6 +54,15 @@ class Refusal:
         return "\r\n".join((*head, "", body)).encode()
 
 
+class RefusedError(Exception):
+    """A request is refused."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        """Take what it is told."""
+        super().__init__(refusal.line)
+        self.refusal = refusal
+
+
 MALFORMED = Refusal(
     "malformed", 400, "this is no HTTP/1.1 request; send one like GET /plan?gpus=0 HTTP/1.1"
 )
