@@ -157,8 +157,8 @@ socket=${chosen_SOCKET:-$run/affinityd.sock} share=$chosen_SHARE mode=$chosen_MO
 [ -n "$mode" ] || mode=${chosen_SCOPE:+all}
 
 # Who is asked. A user's daemon could send the task anywhere.
-[ -S "$socket" ] || leave "no plan from $socket"
 case $socket in /*) ;; *) leave "AFFINITYD_SOCKET=$socket is no path from /" ;; esac
+[ -S "$socket" ] || leave "no plan from $socket"
 trust=${0%/*}/trust.sh
 [ -r "$trust" ] || leave "$trust cannot be read"
 # shellcheck source=slurm/trust.sh

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from affinityd.cgroup import cpuset_of
+from affinityd.cli import main
 from affinityd.discovery import open_tree
 from affinityd.doctor.facts import Daemon, Facts, Told
+from affinityd.doctor.probe import MAX_LINE, look
 from affinityd.processes import children_of
 from tests.doctoring import TWO, Expected, check, n_a, well
+from tests.serving import answering, http, serving
 
 pytestmark = pytest.mark.processes
 
@@ -90,6 +95,56 @@ def test_what_the_daemon_says_of_who_asks(
 ) -> None:
     with waiting() as pid:
         check("caller", facts(pid, told, untold), expected)
+
+
+def plan(**allowed: object) -> bytes:
+    document = {"allowed": {"source": "caller", "within": "0-3", **allowed}}
+    return http("200 OK", json.dumps(document).encode())
+
+
+def refusal(document: object) -> bytes:
+    return http("409 Conflict", json.dumps(document).encode())
+
+
+NO_PLAN = n_a("what it answers is no plan")
+CLEARS = "\x1b[2J\n"  #: a screen, where it reaches one
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        pytest.param(plan(), well("CPUs 0-3"), id="a plan"),
+        pytest.param(http("200 OK", b"[" * 200_000), NO_PLAN, id="too deep"),
+        pytest.param(http("200 OK", b"[]"), NO_PLAN, id="a list"),
+        pytest.param(plan(within=["0-3"]), NO_PLAN, id="a cpuset that is a list"),
+        pytest.param(plan(within=CLEARS), NO_PLAN, id="a cpuset that is none"),
+        pytest.param(plan(source=["caller"]), NO_PLAN, id="a source that is a list"),
+        pytest.param(refusal({}), NO_PLAN, id="a refusal without a reason"),
+        pytest.param(refusal({"detail": [1]}), NO_PLAN, id="a reason that is a list"),
+        pytest.param(
+            refusal({"detail": CLEARS * 20_000}),
+            n_a(f"{repr(CLEARS * (MAX_LINE // len(CLEARS)))[1:-1]}…"),
+            id="a reason without an end",
+        ),
+    ],
+)
+def test_whoever_listens_is_told_of_in_lines_that_do_no_harm(
+    answer: bytes,
+    expected: Expected,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
+    with serving(tmp_path / "s", answering(answer)) as path:
+        tmp_path.chmod(0o777)  # where anybody could listen
+        daemon = look(os.fspath(path))
+        assert main(["doctor", "socket", "caller", "enforce", "--socket", os.fspath(path)]) == 1
+    assert daemon.distrust is not None
+    check("caller", Facts(TWO, open_tree("/"), daemon=daemon), expected)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert all(line.isprintable() and len(line) < 800 for line in printed.out.splitlines())
 
 
 @needs_root

@@ -284,7 +284,7 @@ read_line() { # NAME: value, what the answer says of it
 
 # ---------------------------------------------------------------------------------------- and then
 
-tell() { (printf 'affinityd run: %s\n' "$1" >&2); } # in a subshell, which SIGPIPE may have
+tell() { (unset -f printf && printf 'affinityd run: %s\n' "$1" >&2); } # SIGPIPE may have that shell
 
 # Becomes the command. Some sh drop variables whose names they could not assign: env keeps them.
 start() { # COMMAND [ARGUMENT...]

@@ -93,6 +93,34 @@ def test_a_daemon_that_runs_is_ended_by_a_signal(tmp_path: Path, before: Sequenc
         assert not daemon.socket.exists()
 
 
+def test_hangups_without_end_do_not_change_how_it_ends(tmp_path: Path) -> None:
+    with starting(tmp_path, ()) as (daemon, _):
+        eventually(lambda: is_ready(daemon), "the daemon is ready")
+        daemon.signal(signal.SIGTERM)
+        began = time.monotonic()
+        while daemon.process.poll() is None and time.monotonic() < began + PATIENCE:
+            daemon.signal(signal.SIGHUP)
+        assert daemon.process.wait(0) == 0
+
+
+def test_too_few_files_are_one_line_and_no_start(tmp_path: Path) -> None:
+    settings = {"AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock"), "AFFINITYD_LISTEN": "none"}
+    done = subprocess.run(
+        ["prlimit", "--nofile=28:28", sys.executable, "-m", "affinityd", "serve"],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "affinityd serve: 28 files may be open, which is too few; "
+        "allow 1024 or more, by ulimit -n or a unit's LimitNOFILE=\n"
+    )
+    assert not (tmp_path / "affinityd.sock").exists()
+
+
 @as_first
 def test_orphans_are_waited_for(tmp_path: Path, before: Sequence[str]) -> None:
     shell = ("sh", "-c", f'{ORPHAN}; {ORPHAN}; exec "$@"', "sh")

@@ -6,12 +6,13 @@ import asyncio
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from affinityd.api.refusals import (
     ANSWER_SECONDS,
     HEAD_SECONDS,
     IDLE_SECONDS,
+    MAX_BODY,
     MAX_HEAD,
     MOST_HELD,
     MOST_OF_ONE,
@@ -33,7 +35,7 @@ from affinityd.api.refusals import (
 from affinityd.listening import listen_unix
 from affinityd.server import Server
 from bench.live import resident
-from tests.daemons import PATIENCE, Daemon, eventually, running
+from tests.daemons import PATIENCE, Daemon, eventually, is_ready, running
 from tests.serving import sweep
 
 pytestmark = pytest.mark.processes
@@ -55,20 +57,6 @@ print("holds", flush=True)
 sys.stdin.read()
 """
 
-#: Connects as another user, and asks when it is told to.
-ASK = """
-import os, socket, sys
-path, user = sys.argv[1:]
-os.setgid(int(user)); os.setuid(int(user))
-with socket.socket(socket.AF_UNIX) as connection:
-    connection.connect(path)
-    print("connected", flush=True)
-    sys.stdin.readline()
-    connection.sendall(b"GET /readyz HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n")
-    print(connection.recv(65536).decode().splitlines()[0], flush=True)
-    sys.stdin.read()
-"""
-
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 
 
@@ -88,10 +76,33 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def connect(daemon: Daemon) -> socket.socket:
+    """Connect, once there is room in the queue."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(PATIENCE)
     connection.connect(os.fspath(daemon.socket))
+    connection.settimeout(PATIENCE)
     return connection
+
+
+@contextmanager
+def being(user: int) -> Iterator[None]:
+    """Connect as another user: the kernel notes the effective one, unix(7)."""
+    os.setegid(user)
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def get(target: str, *headers: str) -> bytes:
+    return "\r\n".join((f"GET {target} HTTP/1.1", "host: x", *headers, "", "")).encode()
+
+
+def peak(process: int) -> int:
+    """Return the most memory that a process has had, in bytes, proc_pid_status(5)."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def everything(connection: socket.socket) -> bytes:
@@ -259,25 +270,82 @@ def test_a_user_has_1024_connections_and_costs_the_others_none(folder: Path) -> 
 
 
 @needs_root
-def test_a_user_with_many_requests_keeps_nobody_else_waiting(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "question",
+    [
+        pytest.param(lambda n: get(f"/plan?ranks=64&mode=node&cpuset=0-{n + 20}"), id="new ones"),
+        pytest.param(lambda _: REQUEST * 300, id="the same again and again"),
+    ],
+)
+def test_a_user_with_many_requests_keeps_nobody_else_waiting(
+    folder: Path, question: Callable[[int], bytes]
+) -> None:
+    """All of them lie there before another's, whose answer says how many were answered before."""
     with running(folder, "--machine", "dgx-a100") as daemon, ExitStack() as stack:
-        command = [sys.executable, "-c", ASK, str(daemon.socket), "65534"]
-        other = stack.enter_context(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        )
-        assert other.stdin is not None
-        assert other.stdout is not None
-        assert other.stdout.readline() == "connected\n"
+        with being(65534):
+            other = stack.enter_context(connect(daemon))
         greedy = [stack.enter_context(connect(daemon)) for _ in range(200)]
+        for connection in (*greedy, other):  # when they are answered, all of them are accepted
+            connection.sendall(REQUEST)
+        assert all(it.recv(65536).startswith(b"HTTP/1.1 200 ") for it in (*greedy, other))
+        before = plans(daemon.get("/metrics").text)
+        daemon.signal(signal.SIGSTOP)
         for number, connection in enumerate(greedy):
-            target = f"/plan?ranks=64&mode=node&cpuset=0-{number + 20}"
-            connection.sendall(f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-        other.stdin.write("ask\n")
-        other.stdin.flush()
-        assert other.stdout.readline() == "HTTP/1.1 200 OK\n"
-        answered, _, _ = select.select(greedy, [], [], 0)
-        assert len(answered) < len(greedy) // 2
-        other.stdin.close()
+            connection.sendall(question(number))
+        other.sendall(get("/metrics", "connection: close"))
+        daemon.signal(signal.SIGCONT)
+        with other.makefile() as answer:
+            assert plans(answer.read()) - before < len(greedy) // 2
+
+
+def plans(metrics: str) -> float:
+    """Return how many plan requests have been answered."""
+    found = re.findall(r"^affinityd_plans_total\{.*\} (\S+)$", metrics, re.MULTILINE)
+    return sum(map(float, found))
+
+
+def test_those_who_ask_and_go_do_not_fill_the_memory(folder: Path) -> None:
+    head = get("/plan?gpus=" + "0" * 60_000)
+    with running(folder, "--machine", "dgx-a100") as daemon:
+        before = peak(daemon.process.pid)
+        for _ in range(2000):
+            with connect(daemon) as connection:
+                connection.sendall(head)
+        eventually(lambda: is_ready(daemon), "there is room for others")
+        assert peak(daemon.process.pid) - before < MOST_HELD
+
+
+@needs_root
+def test_those_who_wait_for_their_turn_do_not_fill_the_memory(folder: Path) -> None:
+    target = "/plan?gpus=" + "0" * (MAX_HEAD - 100)
+    question = get(target, f"content-length: {MAX_BODY}") + b"x" * MAX_BODY
+    with running(folder, "--machine", "dgx-a100") as daemon, ExitStack() as stack:
+        before = peak(daemon.process.pid)
+        daemon.signal(signal.SIGSTOP)
+        for user in (65532, 65533, 65534):
+            with being(user):
+                crowd = [stack.enter_context(connect(daemon)) for _ in range(300)]
+            for connection in crowd:
+                connection.sendall(question)
+        daemon.signal(signal.SIGCONT)
+        eventually(lambda: is_ready(daemon), "there is room for others")
+        assert peak(daemon.process.pid) - before < MOST_HELD
+        assert refused(daemon)["bytes"]
+
+
+def test_those_who_end_before_they_take_an_answer_do_not_fill_the_log(folder: Path) -> None:
+    with running(folder, "--machine", "dgx-a100") as daemon:
+        with ExitStack() as stack:
+            crowd = [stack.enter_context(connect(daemon)) for _ in range(100)]
+            for connection in crowd:
+                connection.sendall(get("/plan?ranks=64&mode=all"))
+            eventually(lambda: len(select.select(crowd, [], [], 0)[0]) == 100, "they are answered")
+            for connection in crowd:
+                connection.sendall(get("/healthz"))
+                connection.shutdown(socket.SHUT_WR)
+            assert daemon.get("/healthz").status == 200  # in its turn, which comes after theirs
+        assert daemon.stop() == 0
+        assert not [line for line in daemon.lines if line.startswith("error")]
 
 
 def test_answers_that_nobody_takes_do_not_fill_the_memory(folder: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import stat
 import subprocess
 import time
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,18 @@ def test_no_file_stays_open_of_the_sockets_that_were_deleted(tmp_path: Path) -> 
             daemon.socket.unlink()
             eventually(lambda: plans(daemon), "it listens anew")
         eventually(lambda: sockets() == before, "the former sockets are closed")
+
+
+def test_it_listens_anew_where_it_may_open_three_files_more(tmp_path: Path) -> None:
+    with running(tmp_path, "--machine", MACHINE) as daemon:
+        pid = daemon.process.pid
+        files = {int(file.name) for file in Path(f"/proc/{pid}/fd").iterdir()}
+        *_, last = islice((number for number in count() if number not in files), 3)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (last + 1, last + 1))
+        daemon.socket.unlink()
+        eventually(lambda: plans(daemon), "it listens anew")
+        assert daemon.stop() == 0
+        assert not says(daemon, "bug")
 
 
 def test_a_folder_that_is_deleted_is_made_again_with_all_that_belongs_in_it(

@@ -18,6 +18,13 @@ from tests.serving import answering, hanging, http, serving
 
 pytestmark = pytest.mark.pods
 
+#: What somebody's shell may export to all that it starts, as bash writes it.
+FUNCTIONS = {
+    "BASH_FUNC_cd%%": '() { builtin cd "$@" && ls; }',
+    "BASH_FUNC_read%%": "() { :; }",
+    "BASH_FUNC_printf%%": "() { :; }",
+}
+
 
 @pytest.mark.parametrize("shell", SHELLS, ids=str)
 @pytest.mark.parametrize("reach", ["asked", "table"])
@@ -28,6 +35,23 @@ def test_every_shell_reads_it_alike(pod: Pod, shell: list[str], reach: str) -> N
     assert told.environment["AFFINITYD_LOCALITY"] == "local"
     assert told.environment["AFFINITYD_ALLOWED"] == "0-255"
     assert len(told.lines) == (reach == "table"), told.lines
+
+
+@pytest.mark.parametrize("shell", [*SHELLS, ["bash"]], ids=str)
+def test_functions_that_the_job_exports_are_the_command_s_alone(pod: Pod, shell: list[str]) -> None:
+    exported = ["env", *(f"{name}={text}" for name, text in FUNCTIONS.items())]
+    for away in ({}, unreachable(pod)):
+        told = pod.run(cpus=ONLINE, shell=[*exported, *shell], **away)
+        assert told.environment["AFFINITYD_CPULIST"] == GPU_2, told.lines
+        assert told.environment.keys() >= FUNCTIONS.keys()
+        assert len(told.lines) == bool(away), told.lines
+
+
+def test_a_socket_s_path_that_depends_on_the_folder_is_told(pod: Pod) -> None:
+    told = pod.run(cpus=ONLINE, AFFINITYD_SOCKET="a.sock")
+    trouble = "a.sock is neither http://HOST:PORT nor the path of a socket from /"
+    assert told.lines == [f"affinityd run: {trouble}; planned from {pod.to}/table"]
+    assert told.environment["AFFINITYD_CPULIST"] == GPU_2
 
 
 @pytest.mark.parametrize("tool", ["curl", "python3"])

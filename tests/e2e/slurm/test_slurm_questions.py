@@ -1,4 +1,7 @@
-"""What task_prolog.sh asks, by what Slurm and the device files tell it; no Slurm needs to run."""
+"""What task_prolog.sh asks, by what Slurm and the device files tell it; no Slurm needs to run.
+
+And what it makes of an answer in each sh that a node may have.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from tests.e2e.pods.test_pod_asking import FUNCTIONS
 from tests.e2e.slurm.node import SCRIPTS
-from tests.serving import http, serving
+from tests.serving import answering, http, serving
 
 pytestmark = pytest.mark.slurm
 
@@ -178,3 +182,48 @@ def test_a_task_without_gpus_asks_nothing(tmp_path: Path, visible: str | None) -
         timeout=10,
     )
     assert done.stdout == b""
+
+
+def told(socket: str, *, shell: Sequence[str], task: int, folder: str) -> str:
+    """Return what is printed by a script that is run in a folder, in somebody's environment."""
+    done = subprocess.run(
+        [*shell, SCRIPTS / "task_prolog.sh"],
+        env={
+            **FUNCTIONS,
+            "SLURM_JOB_ID": "1",
+            "SLURM_TASK_PID": f"{task}",
+            "CUDA_VISIBLE_DEVICES": "0",
+            "AFFINITYD_SOCKET": socket,
+        },
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+        timeout=10,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "shell", [["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"]], ids=str
+)
+def test_functions_that_a_user_exports_are_nothing_to_it(shell: list[str]) -> None:
+    cpu = max(os.sched_getaffinity(0))
+    lines = (f"AFFINITYD_CPULIST={cpu}", "AFFINITYD_LOCALITY=local", f"AFFINITYD_ALLOWED={mask()}")
+    plan = http("200 OK", "".join(f"{line}\n" for line in lines).encode())
+    with (
+        TemporaryDirectory() as folder,
+        serving(Path(folder, "socket"), answering(plan)) as path,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as task,
+    ):
+        said = told(f"{path}", shell=shell, task=task.pid, folder=folder)
+        cpus = os.sched_getaffinity(task.pid)
+    assert said == "".join(f"export {line}\n" for line in lines)
+    assert cpus == {cpu}
+
+
+def test_a_socket_s_path_that_depends_on_the_folder_is_told() -> None:
+    with TemporaryDirectory() as folder, serving(Path(folder, "socket"), answering(b"")):
+        said = told("socket", shell=["sh"], task=os.getpid(), folder=folder)
+    assert said == "export AFFINITYD_UNPINNED=AFFINITYD_SOCKET=socket is no path from /\n"
