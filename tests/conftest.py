@@ -21,6 +21,9 @@ if os.access(MEMORY, os.W_OK):
 
 collect_ignore = [] if CONFORMANCE.is_dir() else ["test_conformance.py"]
 
+#: Suites with files that take minutes, the longest first: at the end one would run alone.
+LONG = ("vm", "load", "torch", "faults")
+
 os.environ.update(BELIEVED)
 
 # The programs that tests start are not to be compiled anew by each.
@@ -36,6 +39,11 @@ settings.register_profile(
     "long", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long."""
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in LONG])
 
 
 @pytest.fixture(scope="module")

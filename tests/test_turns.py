@@ -1,11 +1,20 @@
+"""Whose turn it is, and what becomes of those who wait for theirs."""
+
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
+import pytest
+from starlette.types import ASGIApp
+
+from affinityd.api.callers import Callers
+from affinityd.api.front import Front
 from affinityd.api.turns import Turns
+from tests.stories import END, REQUEST, Story, Transport, in_time, tell
 
 
 @dataclass
@@ -13,6 +22,7 @@ class Asker:
     """A connection, of which its caller alone is known."""
 
     whose: str
+    name: str = ""
     turn: asyncio.Future[None] | None = None
     has_gone: bool = False
 
@@ -25,7 +35,7 @@ class Asker:
 async def taken(turns: Turns, order: list[str], asker: str | Asker) -> None:
     asker = Asker(asker) if isinstance(asker, str) else asker
     await turns.take(asker)
-    order.append(asker.whose)
+    order.append(asker.name or asker.whose)
 
 
 def served(*callers: str) -> list[str]:
@@ -36,7 +46,7 @@ def served(*callers: str) -> list[str]:
         await asyncio.gather(*(taken(turns, order, caller) for caller in callers))
         return order
 
-    return asyncio.run(run())
+    return in_time(run())
 
 
 def test_who_comes_alone_waits_for_nobody() -> None:
@@ -50,6 +60,16 @@ def test_callers_have_their_turns_one_after_the_other() -> None:
     ]
 
 
+def test_a_callers_requests_have_their_turns_as_they_came() -> None:
+    async def run() -> list[str]:
+        turns, order = Turns(), list[str]()
+        askers = [Asker("ann", name) for name in "abcd"]
+        await asyncio.gather(*(taken(turns, order, asker) for asker in askers))
+        return order
+
+    assert in_time(run()) == ["a", "b", "c", "d"]
+
+
 def test_there_is_one_turn_a_turn_of_the_loop() -> None:
     async def run() -> None:
         turns, order = Turns(), list[str]()
@@ -60,7 +80,7 @@ def test_there_is_one_turn_a_turn_of_the_loop() -> None:
             await asyncio.sleep(0)
         assert {after - before for before, after in pairwise(seen)} <= {0, 1}
 
-    asyncio.run(run())
+    in_time(run())
 
 
 def test_who_has_gone_waits_no_longer_and_takes_no_turn() -> None:
@@ -74,7 +94,7 @@ def test_who_has_gone_waits_no_longer_and_takes_no_turn() -> None:
         await asyncio.gather(*waiting)
         return order
 
-    assert asyncio.run(run()) == ["ann", "bob", "bob", "eve"]
+    assert in_time(run()) == ["ann", "bob", "bob", "eve"]
 
 
 def test_of_those_who_have_gone_nothing_stays() -> None:
@@ -91,7 +111,7 @@ def test_of_those_who_have_gone_nothing_stays() -> None:
         await turns.take(Asker("bob"))
         assert not turns._waiting
 
-    asyncio.run(run())
+    in_time(run())
 
 
 def test_who_had_gone_before_it_asked_takes_no_turn() -> None:
@@ -104,7 +124,7 @@ def test_who_had_gone_before_it_asked_takes_no_turn() -> None:
             coming.send(None)
         assert gone.turn is None
 
-    asyncio.run(run())
+    in_time(run())
 
 
 def test_after_all_have_gone_who_comes_waits_for_nobody() -> None:
@@ -118,4 +138,91 @@ def test_after_all_have_gone_who_comes_waits_for_nobody() -> None:
             coming.send(None)
         assert len(order) == 4
 
-    asyncio.run(run())
+    in_time(run())
+
+
+def fronted(app: ASGIApp) -> Front:
+    return Front(
+        app,
+        callers=Callers(replayed=True),
+        is_current=lambda: True,
+        counter=lambda _answer: lambda: None,
+    )
+
+
+@dataclass
+class Waiting:
+    """Four connections of one caller that have asked in the same turn: it is the first one's."""
+
+    story: Story
+    data: bytes = REQUEST
+
+    def __post_init__(self) -> None:
+        self.transports = [Transport() for _ in range(4)]
+        self.protocols = [self.story.connect(it) for it in self.transports]
+        for it in self.protocols:
+            it.data_received(self.data)
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        pytest.param(
+            "text/plain", "Too busy: this server is ending; try again in a moment", id="text"
+        ),
+        pytest.param("*/*", "this server is ending; try again in a moment", id="a document"),
+    ],
+)
+def test_whoever_waits_when_the_server_ends_is_told_to_try_again(
+    field: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def end(story: Story) -> None:
+        waiting = Waiting(story, REQUEST[:-2] + f"accept: {field}\r\n\r\n".encode())
+        await asyncio.sleep(0)
+        first, *others = waiting.transports
+        assert first.statuses == [200]
+        for task in story.server.server_state.tasks:
+            task.cancel()
+        await story.settle()
+        for it in others:
+            assert it.statuses == [503]
+            _, _, body = it.written.partition(END)
+            line = body.decode() if field == "text/plain" else json.loads(body)["detail"] + "\n"
+            assert line == said + "\n"
+            assert body.count(b"\n") == 1
+
+    assert tell(end, fronted=fronted).asked == [b"/plan"]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("turns", [0, 1], ids=["before it could wait", "while it waits"])
+def test_a_request_whose_connection_has_gone_is_dropped_without_a_word(
+    turns: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave(story: Story) -> None:
+        waiting = Waiting(story)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        gone = waiting.protocols[1:3]
+        for it in gone:
+            it.connection_lost(None)
+        await story.settle()
+        assert [it.statuses for it in waiting.transports] == [[200], [], [], [200]]
+        assert not story.server.server_state.tasks
+
+    assert len(tell(leave, fronted=fronted).asked) == 2
+    assert caplog.records == []
+
+
+def test_a_connection_that_is_closing_while_its_request_waits_is_no_news(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def close(story: Story) -> None:
+        waiting = Waiting(story)
+        await asyncio.sleep(0)
+        waiting.transports[1].closed = True  # its client has shut it, and not taken an answer
+        await story.settle()
+        assert not story.server.server_state.tasks
+
+    tell(close, fronted=fronted)
+    assert caplog.records == []

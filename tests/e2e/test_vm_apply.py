@@ -138,7 +138,8 @@ def test_the_daemon_knows_who_asks_by_his_cgroup_without_a_handle_of_the_kernels
 def test_a_command_for_which_there_was_no_time_runs_unpinned(seen: Document) -> None:
     assert mask(seen["too late"]) == "0-31"
     assert seen["too late"]["stderr"] == (
-        "affinityd exec: finding a place took too long; the command runs unpinned\n"
+        "affinityd exec: finding a place took too long; the daemon at "
+        "/run/affinityd/affinityd.sock did not answer in time; the command runs unpinned\n"
     )
 
 
