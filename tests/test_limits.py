@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from affinityd.api.refusals import (
     ANSWER_SECONDS,
@@ -97,6 +98,8 @@ NO_REQUESTS = [
     pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, id="HTTP/2"),
     pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, id="a TLS hello"),
     pytest.param(b"GET /\0 HTTP/1.1\r\n\r\n", 400, id="a NUL"),
+    pytest.param(b"GET http://x HTTP/1.1\r\n\r\n", 400, id="a URL without a path"),
+    pytest.param(b"GET http://x?a=b HTTP/1.1\r\n\r\n", 400, id="a URL with a query alone"),
     pytest.param(b"GET / HTTP/1.1\rhost: x\r\n\r\n", 400, id="a CR alone"),
     pytest.param(b"GET / HTTP/1.1\r\nhost\r\n\r\n", 400, id="a header without a colon"),
     pytest.param(b"GET /\xff HTTP/1.1\r\n\r\n", 400, id="bytes that are no ASCII in the path"),
@@ -118,6 +121,25 @@ def test_what_is_no_request_is_refused_in_one_line(data: bytes, status: int) -> 
     assert b"content-type: text/plain" in head
     assert story.transport.closed
     assert story.asked == []
+
+
+def test_what_is_refused_behind_an_error_is_refused_for_its_own_fault() -> None:
+    """An app answers errors while it handles them, and the next request is read right then."""
+
+    class Mending(Story):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                int("nothing")
+            except ValueError:
+                await super().__call__(scope, receive, send)
+
+    async def run() -> list[int]:
+        story = Mending()
+        large = b"GET / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (MAX_BODY + 1)
+        await story.send(REQUEST + large)
+        return story.statuses
+
+    assert asyncio.run(run()) == [200, 413]
 
 
 @pytest.mark.parametrize(

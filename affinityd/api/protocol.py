@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
-from httptools import HttpParserError, HttpParserUpgrade
+from httptools import HttpParserError, HttpParserUpgrade, parse_url
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -124,7 +124,7 @@ class Protocol(HttpToolsProtocol):
             raise
 
     def _begin(self) -> None:
-        """Raise RefusedError for a body that is not wanted."""
+        """Raise RefusedError for what is not asked so."""
         self.deadline = self.loop.time() + ANSWER_SECONDS
         body = announced_body(self.headers)
         if isinstance(body, Refusal):
@@ -132,6 +132,8 @@ class Protocol(HttpToolsProtocol):
         self._inbox.end_head(body)
         if self._is_answered_at_once():
             return
+        if not self.url.isascii() or parse_url(self.url).path is None:  # as of http://localhost
+            raise RefusedError(MALFORMED)
         self.scope["state"][KEY] = self._connection
         super().on_headers_complete()
         if self.parser.should_upgrade() or (body and self.expect_100_continue):
@@ -251,7 +253,7 @@ def _refusal(error: Exception) -> Refusal:
     """Return what is said to one whose request ended in an error of a callback."""
     if isinstance(error, RefusedError):
         return error.refusal
-    if isinstance(error, (HttpParserError, UnicodeError)):  # of what is no URL
+    if isinstance(error, HttpParserError):
         return MALFORMED
     log.error("a request could not be read: this is a bug", exc_info=error)
     return BUG
