@@ -232,7 +232,7 @@ def test_a_user_s_environment_does_not_get_into_the_way(
         ({"AFFINITYD_SCOPE": "x" * 5000}, SLICES, "AFFINITYD_SCOPE is no word that a plan knows"),
         ({"AFFINITYD_MIN_PHYSICAL_CORES": "2"}, SLICES, "Cannot be satisfied: "),
         ({"AFFINITYD_SOCKET": "/nonexistent"}, SLICES, "no plan from /nonexistent"),
-        ({"AFFINITYD_SOCKET": "--help"}, SLICES, "no plan from --help"),
+        ({"AFFINITYD_SOCKET": "--help"}, SLICES, "AFFINITYD_SOCKET=--help is no path from /"),
         ({"AFFINITYD_DAEMON_UID": "1234"}, THEIRS, None),
         ({"AFFINITYD_DAEMON_UID": "$(id)"}, SLICES, "AFFINITYD_DAEMON_UID is no word that"),
     ],
