@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,3 +156,11 @@ def eventually(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"not within {PATIENCE} s: {what}"
         time.sleep(0.02)
+
+
+def open_files(process: int) -> Iterator[Path]:
+    """Yield what a process holds open, as far as it still does."""
+    with suppress(OSError):  # it ended, or is another user's
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                yield descriptor.readlink()

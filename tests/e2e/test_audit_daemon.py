@@ -22,7 +22,7 @@ import pytest
 
 from tests.children import program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
-from tests.daemons import PATIENCE, eventually, running
+from tests.daemons import PATIENCE, eventually, open_files, running
 from tests.e2e.asked_node import AskedNode
 from tests.e2e.made_nodes import DRIVER, entering, running_on
 from tests.job_cgroups import cgroup, pod_parts
@@ -315,8 +315,7 @@ def test_nothing_of_nvidias_is_held_between_scans(node: Node) -> None:
 
     node.wait_for_scans(1)
     eventually(lambda: children() == "", "nobody asks NVML")
-    opened = {os.fspath(entry.readlink()) for entry in (daemon / "fd").iterdir()}
-    assert os.fspath(node.folder / "nvidiactl") not in opened
+    assert node.folder / "nvidiactl" not in open_files(node.daemon.process.pid)
     assert "libnvidia-ml" not in (daemon / "maps").read_text()
 
 

@@ -8,8 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
 from affinityd.discovery.nvml import NvmlGpu, NvmlReport, _may_run_on, _online, answer, ask
 from affinityd.errors import DAEMON_EXTRA
+from tests.daemons import open_files
 from tests.nvml.shared_object import environment
 
 pytestmark = pytest.mark.nvml
@@ -62,15 +62,8 @@ def facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Facts:
 
 def holders(file: Path) -> set[int]:
     """Return the processes that hold a file open."""
-    processes = (folder for folder in Path("/proc").iterdir() if folder.name.isdigit())
-    return {int(process.name) for process in processes if file in open_files(process)}
-
-
-def open_files(process: Path) -> Iterator[Path]:
-    with suppress(OSError):  # it ended, or is another user's
-        for descriptor in (process / "fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
-                yield descriptor.readlink()
+    processes = (int(it.name) for it in Path("/proc").iterdir() if it.name.isdigit())
+    return {process for process in processes if file in open_files(process)}
 
 
 def until(condition: Callable[[], object], seconds: float = 10.0) -> bool:

@@ -16,7 +16,7 @@ from threading import Thread
 
 import pytest
 
-from tests.daemons import Daemon, Reply, eventually, is_ready, running, spawn
+from tests.daemons import Daemon, Reply, eventually, is_ready, open_files, running, spawn
 from tests.nvml.shared_object import environment
 
 pytestmark = pytest.mark.nvml
@@ -64,10 +64,6 @@ def _namespace(driver: Path) -> list[str]:
     return ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, os.fspath(driver)]
 
 
-def open_files(process: int) -> set[str]:
-    return {os.fspath(entry.readlink()) for entry in Path(f"/proc/{process}/fd").iterdir()}
-
-
 def test_nvmls_gpu_is_planned_and_no_device_stays_open(
     tmp_path: Path, driver: Path, device: Path
 ) -> None:
@@ -75,7 +71,7 @@ def test_nvmls_gpu_is_planned_and_no_device_stays_open(
         gpu = daemon.plan(f"gpus={UUID[:12]}&mode=node")["ranks"][0]["gpu"]
         assert (gpu["index"], gpu["uuid"], gpu["model"]) == (0, UUID, "NVIDIA Test")
         assert daemon.plan("granted=minor:3")["cpulist"]
-        assert os.fspath(device) not in open_files(daemon.process.pid)
+        assert device not in open_files(daemon.process.pid)
         maps = Path(f"/proc/{daemon.process.pid}/maps").read_text()
         assert "libnvidia-ml" not in maps
 
