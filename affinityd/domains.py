@@ -7,6 +7,7 @@ partners that it brings along (cores of the same package that are near to no pla
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, cycle, zip_longest
 
 from affinityd.cpuset import CpuSet
@@ -15,6 +16,15 @@ from affinityd.topology import Core, Topology
 
 Bundle = tuple[Core, ...]
 Domain = tuple[Bundle, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that divide one domain, in request order."""
+
+    ranks: tuple[int, ...]
+    domain: Domain
+    home: int | None  #: the home node of all of them; None also where the domain is everywhere
 
 
 def everywhere(topology: Topology, allowed: CpuSet) -> Domain:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.domains import socket
 from affinityd.modes import Mode
 from affinityd.placement import usable
-from affinityd.plans import Demand, RankPlan
+from affinityd.plans import Demand, RankPlan, Widening
 from affinityd.topology import Core, Gpu, Topology
+from affinityd.widening import Hands
 from affinityd.words import count, node_name
-
-Hands = Mapping[int, tuple[Core, ...]]
 
 
 class Reasons:
@@ -32,14 +31,18 @@ class Reasons:
         self._holders = Counter(core.cpus[0] for cores in hands.values() for core in cores)
         self._of_node: dict[int | None, tuple[str, ...]] = {}
 
-    def of(self, rank: int) -> Iterator[str]:
+    def of(self, rank: int, home: int | None, widening: Widening | None) -> Iterator[str]:
         """Yield why a rank has its CPUs, and what was left out for which cause."""
         gpu, cores = self._demand.gpus[rank], self._hands[rank]
-        home = cores[0].node
         yield _gpu_place(gpu)
         if home != gpu.numa_node:
             yield self._home_choice(gpu, home)
         yield self._division(cores)
+        if widening is not None:
+            yield (
+                f"{node_name(home)} has {widening.near} allowed CPUs, and {widening.asked} were "
+                f"asked for: CPUs {format_list(widening.cpus)} of other nodes were added"
+            )
         if home not in self._of_node:
             self._of_node[home] = (*self._left_to_others(home), *self._out_of_reach(home))
         yield from self._of_node[home]
@@ -126,6 +129,15 @@ def away(rank: RankPlan) -> str:
     return (
         f"rank {rank.rank} has CPUs away from NUMA node {rank.gpu.numa_node}, where its GPU "
         f"{rank.gpu.index} is; its home is {node_name(rank.home_node)}"
+    )
+
+
+def widened(rank: RankPlan, widening: Widening) -> str:
+    """Return the line for a rank with CPUs that are not near."""
+    return (
+        f"rank {rank.rank} has CPUs {format_list(widening.cpus)} away from "
+        f"{node_name(rank.home_node)}, its home: {widening.near} allowed CPUs are near, and "
+        f"{widening.asked} were asked for"
     )
 
 

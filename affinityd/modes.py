@@ -55,12 +55,18 @@ def blocks(domain: Domain, turn: Turn) -> Domain:
 
 
 def complexes(domain: Domain, turn: Turn) -> Domain:
-    """Each rank has one LLC group: those with most CPUs first, then by their lowest CPU."""
+    """Each rank has one LLC group: near ones first, then by most CPUs, then by the lowest CPU."""
     groups: dict[int, list[Bundle]] = {}
     for bundle in domain:
         groups.setdefault(bundle[0].llc, []).append(bundle)
+    home = domain[0][0].node  # a group is within one node; those of another came in for `cpus`
     ranked = sorted(
-        groups, key=lambda llc: (-sum(len(bundle[0].cpus) for bundle in groups[llc]), llc)
+        groups,
+        key=lambda llc: (
+            groups[llc][0][0].node != home,
+            -sum(len(bundle[0].cpus) for bundle in groups[llc]),
+            llc,
+        ),
     )
     return tuple(groups[ranked[turn.k % len(ranked)]])
 

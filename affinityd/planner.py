@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 from affinityd import explain
-from affinityd.cpuset import CpuSet, format_list
-from affinityd.domains import Domain, everywhere, near, rounds, socket, with_partners
+from affinityd.cpuset import format_list
+from affinityd.domains import Group, everywhere, near, rounds, socket, with_partners
 from affinityd.errors import UnsatisfiableError
 from affinityd.modes import MODES, Mode, Turn
 from affinityd.placement import home_nodes, locality
-from affinityd.plans import Demand, Options, Plan, RankPlan
+from affinityd.plans import Demand, Options, Plan, RankPlan, Widening
 from affinityd.sharing import gpu_blocks
 from affinityd.topology import Core, Topology
 from affinityd.warn import warnings
+from affinityd.widening import Hands, given_cpus, suffices, topped_up, widened
 
 K = TypeVar("K")
 
 
 @dataclass(frozen=True)
-class Group:
-    """Ranks that divide one domain, in request order."""
+class Division:
+    """The cores of every rank, and the groups that were divided."""
 
-    ranks: tuple[int, ...]
-    domain: Domain
+    groups: tuple[Group, ...]  #: with their own domains, before others' cores came in
+    hands: Hands
+    share: str  #: who divided the cores: "requested" or "node"
 
 
 def plan(topology: Topology, demand: Demand) -> Plan:
     """Return the CPUs of every rank of a demand.
 
-    Raises UnsatisfiableError where a rank would have too few cores, or a remote home node that
+    Raises UnsatisfiableError where a rank would have too few cores, or CPUs away from its GPU that
     the options forbid.
     """
     if not demand.allowed:
@@ -41,14 +44,28 @@ def plan(topology: Topology, demand: Demand) -> Plan:
             f"({format_list(demand.whole) or 'all are reserved'})"
         )
     mode = MODES[demand.options.mode]
-    by_gpu = _by_gpu(topology, demand, mode) if _shares_node(demand, mode) else ()
-    groups = by_gpu or _by_home(topology, demand, mode)
-    hands = dict(_split(groups, demand.options, mode))
-    share = "node" if by_gpu else "requested"
-    ranks = tuple(_rank_plans(topology, demand, mode, hands, share=share))
+    division = _divided(topology, demand, mode)
+    ranks = tuple(_rank_plans(topology, demand, mode, division))
     if demand.options.strict:
-        _refuse_remote(ranks)
-    return Plan(ranks, share, tuple(warnings(demand, mode, ranks, share)))
+        _refuse_far(ranks)
+    said = tuple(warnings(topology, demand, mode, ranks, division.share))
+    return Plan(ranks, division.share, said)
+
+
+def _divided(topology: Topology, demand: Demand, mode: Mode) -> Division:
+    options, allowed = demand.options, demand.allowed
+    # A mode that does not count cores gives each rank one; more were not asked for in it.
+    asked = 0 if options.cpus is None else options.cpus if mode.counts else 1
+    if _shares_node(demand, mode) and (blocks := _by_gpu(topology, demand, mode)):
+        in_blocks = dict(_split(blocks, options, mode))
+        if suffices(in_blocks, options, asked=asked):
+            return Division(blocks, in_blocks, "node")
+    groups = _by_home(topology, demand, mode)
+    wider = widened(topology, groups, allowed, options, asked=asked) if asked else groups
+    hands: Hands = dict(_split(wider, options, mode))
+    if asked and mode.unique:
+        hands = topped_up(topology, groups, hands, allowed, options, asked=asked)
+    return Division(groups, hands, "requested")
 
 
 def _shares_node(demand: Demand, mode: Mode) -> bool:
@@ -70,14 +87,16 @@ def _by_gpu(topology: Topology, demand: Demand, mode: Mode) -> tuple[Group, ...]
     ranks_of = _grouped(gpu.key for gpu in demand.gpus)
     if not ranks_of.keys() <= blocks.keys():
         return ()
-    return tuple(Group(ranks, blocks[gpu]) for gpu, ranks in ranks_of.items())
+    return tuple(
+        Group(ranks, blocks[gpu], blocks[gpu][0][0].node) for gpu, ranks in ranks_of.items()
+    )
 
 
 def _by_home(topology: Topology, demand: Demand, mode: Mode) -> tuple[Group, ...]:
     """Group ranks by home node, each group on the domain that mode and scope say."""
     allowed = demand.allowed
     if mode.everywhere:
-        return (Group(tuple(range(len(demand.gpus))), everywhere(topology, allowed)),)
+        return (Group(tuple(range(len(demand.gpus))), everywhere(topology, allowed), None),)
     ranks_at = _grouped(home_nodes(topology, demand.gpus, allowed))
     if (mode.scope or demand.options.scope) == "node":
         domains = {home: near(topology, home, allowed) for home in ranks_at}
@@ -85,7 +104,7 @@ def _by_home(topology: Topology, demand: Demand, mode: Mode) -> tuple[Group, ...
         domains = with_partners(topology, ranks_at, allowed)
     else:
         domains = {home: socket(topology, home, allowed) for home in ranks_at}
-    return tuple(Group(ranks, domains[home]) for home, ranks in ranks_at.items())
+    return tuple(Group(ranks, domains[home], home) for home, ranks in ranks_at.items())
 
 
 def _split(
@@ -102,46 +121,53 @@ def _split(
 
 
 def _rank_plans(
-    topology: Topology,
-    demand: Demand,
-    mode: Mode,
-    hands: Mapping[int, tuple[Core, ...]],
-    *,
-    share: str,
+    topology: Topology, demand: Demand, mode: Mode, division: Division
 ) -> Iterator[RankPlan]:
     options = demand.options
     least = options.min_physical_cores if mode.counts else 1
     most = options.max_physical_cores if mode.counts else None
+    hands = division.hands
     cut = {rank: cores[:most] for rank, cores in sorted(hands.items())}
     holders = Counter(core.cpus[0] for cores in cut.values() for core in cores)
-    reasons = explain.Reasons(topology, demand, mode, hands, share=share)
+    reasons = explain.Reasons(topology, demand, mode, hands, share=division.share)
+    group_of = {rank: group for group in division.groups for rank in group.ranks}
     for rank, cores in cut.items():
         if len(hands[rank]) < least:
             raise UnsatisfiableError(explain.too_few(demand, rank, hands, least))
-        gpu, home = demand.gpus[rank], cores[0].node
+        gpu, group = demand.gpus[rank], group_of[rank]
+        home = cores[0].node if mode.everywhere else group.home
         nodes = {core.node for core in cores} if mode.everywhere else {home}
+        widening = None if mode.everywhere else _widening(group, cores, options)
+        where = locality(topology, gpu, nodes)
         yield RankPlan(
             rank=rank,
             gpu=gpu,
-            cpus=_cpus(cores, options),
+            cpus=given_cpus(cores, options),
             physical_cores=len(cores),
             home_node=home,
-            locality=locality(topology, gpu, nodes),
+            locality="mixed" if widening and where == "local" else where,
             memory_node=topology.memory_node(home),
             threads=max(1, len(cores) // max(holders[core.cpus[0]] for core in cores)),
-            reasons=tuple(reasons.of(rank)),
+            reasons=tuple(reasons.of(rank, home, widening)),
+            widening=widening,
         )
 
 
-def _cpus(cores: Iterable[Core], options: Options) -> CpuSet:
-    wanted = slice(1) if options.multithreading == "single_logical" else slice(None)
-    return frozenset(cpu for core in cores for cpu in core.cpus[wanted])
+def _widening(group: Group, cores: Iterable[Core], options: Options) -> Widening | None:
+    """Return what a rank has that is not near; None where all of it is."""
+    own = set(chain(*group.domain))
+    further = [core for core in cores if core not in own and core.node != group.home]
+    if not further:
+        return None
+    near_cpus = len(given_cpus(own, options))
+    return Widening(given_cpus(further, options), near_cpus, (options.cpus or 0) * len(group.ranks))
 
 
-def _refuse_remote(ranks: Iterable[RankPlan]) -> None:
+def _refuse_far(ranks: Iterable[RankPlan]) -> None:
     for rank in ranks:
-        if rank.locality == "remote":
-            raise UnsatisfiableError(f"strict: {explain.away(rank)}; strict=false would allow it")
+        if rank.locality == "remote" or rank.widening:
+            line = explain.widened(rank, rank.widening) if rank.widening else explain.away(rank)
+            raise UnsatisfiableError(f"strict: {line}; strict=false would allow it")
 
 
 def _grouped(keys: Iterable[K]) -> dict[K, tuple[int, ...]]:

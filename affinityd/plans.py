@@ -20,6 +20,7 @@ class Options:
     max_physical_cores: int | None = None
     share: str = "auto"
     strict: bool = False
+    cpus: int | None = None  #: logical CPUs that each rank asked for; None: not said
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,15 @@ class Warn:
 
 
 @dataclass(frozen=True)
+class Widening:
+    """Why a rank has CPUs that are not near: its home node had too few for those who asked."""
+
+    cpus: CpuSet  #: those that are not near
+    near: int  #: allowed logical CPUs that are, for all ranks of this home node
+    asked: int  #: logical CPUs that these ranks asked for together
+
+
+@dataclass(frozen=True)
 class RankPlan:
     """One rank's place."""
 
@@ -59,10 +69,11 @@ class RankPlan:
     cpus: CpuSet
     physical_cores: int
     home_node: int | None
-    locality: str  #: "local", "remote" or "unknown"
+    locality: str  #: "local", "mixed", "remote" or "unknown"
     memory_node: int | None
     threads: int  #: physical cores ÷ the ranks that share them, at least 1
     reasons: tuple[str, ...]
+    widening: Widening | None = None  #: None: every CPU is near, or the home is remote
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class Ranks:
     entries: tuple[Entry, ...]  #: rank i drives the i-th
     wanted: frozenset[int]  #: the ranks that are asked for
     ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
+    gpus_per_task: int  #: how many ranks of the plan one task is
+    tasks_per_gpu: int  #: how many tasks one rank of the plan stands for
 
 
 def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -> Ranks:
@@ -46,15 +48,18 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
     is_task = job is not None or seat is not None
     if not is_task or (request.ranks is not None and request.options.mode in BY_RANK):
         ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
-        return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous)
+        gpus = 1 if request.ranks else len(own)
+        return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous, gpus, 1)
     mine, (number, of) = (own, seat) if seat is not None else _dealt(request, own)
+    tasks = 1
     if MODES[request.options.mode].shares:
-        number, of = 0, 1
+        number, of, tasks = 0, 1, of
     if job is None or _has_cpus_of_its_own(request, cpus, len(own)):
         job = own
     ranks = _checked(tuple(entry for entry in job for _ in range(of)))
     wanted = {place * of + number for entry in mine for place in _places(entry, job)}
-    return Ranks(ranks, frozenset(wanted), ambiguous or is_ambiguous(everything, request.job))
+    ambiguous = ambiguous or is_ambiguous(everything, request.job)
+    return Ranks(ranks, frozenset(wanted), ambiguous, len(mine), tasks)
 
 
 def _has_cpus_of_its_own(request: Request, cpus: CpuSet, seen: int) -> bool:

@@ -10,6 +10,7 @@ from affinityd.modes import MODES
 
 MAX_ENTRIES = 256
 MAX_NUMBER = 2**31
+ALL = "all"  #: of `task_cpus`: an equal part of all
 
 _BOOLEANS = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
@@ -47,6 +48,11 @@ def positive(text: str) -> int:
     if not is_number or not 1 <= int(text) <= MAX_NUMBER:
         raise ValueError(f"{quote(text)} is not a whole number from 1 to {MAX_NUMBER}")
     return int(text)
+
+
+def task_cpus(text: str) -> int | str:
+    """Read how many CPUs a task asked for, or ALL."""
+    return ALL if text == ALL else positive(text)
 
 
 def count(text: str) -> int:

@@ -31,6 +31,7 @@ class Request:
     cpu_bind: tuple[CpuSet, ...] = ()  #: what CPUs Slurm gave each of the ranks
     step_gpus: int | None = None  #: how many the ranks have together; None: not known
     job_cpus: int | None = None  #: how many the job has on this node; None: not known
+    task_cpus: int | str | None = None  #: how many a task asked for, or ALL; None: not said
     cpuset: CpuSet | None = None
     visible: str | None = None
     granted: str | None = None
@@ -75,6 +76,11 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
         )
     request = Request(**values, options=options)
     _check_task(request, OF_TASKS & values.keys())
+    if request.task_cpus is not None and options.cpus is not None:
+        raise InvalidRequestError(
+            f"cpus={options.cpus} is what each rank asked for, task_cpus what each task did; give "
+            "one of them"
+        )
     if request.whose == "node" and request.cpuset is not None:
         raise InvalidRequestError(
             "whose=node plans on all of the node, cpuset on CPUs of the caller's; give one of them"
@@ -107,6 +113,12 @@ def _plain(text: str) -> str:
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
         raise ValueError(f"{quote(text)} is not text: it has a NUL or what is no UTF-8")
     return text
+
+
+def _choice(name: str, text: str, *words: str) -> Parameter:
+    """Return a parameter that is one of these words, the first by default."""
+    schema = {"type": "string", "enum": list(words), "default": words[0]}
+    return Parameter(name, readers.one_of(*words), schema, text)
 
 
 _INTEGER = {"type": "integer", "minimum": 1, "maximum": readers.MAX_NUMBER}
@@ -164,26 +176,22 @@ PARAMETERS = {
             "sight, divides them without the job's other GPUs",
         ),
         Parameter(
+            "task_cpus",
+            readers.task_cpus,
+            {"type": "string"},
+            "as cpus, for a task, whose GPUs divide it; all: an equal part of what tasks may use",
+        ),
+        Parameter(
             "mode",
             readers.mode,
             {"type": "string", "enum": list(MODES), "default": _DEFAULTS.mode},
             "how ranks divide the cores",
         ),
-        Parameter(
-            "scope",
-            readers.one_of("node", "socket"),
-            {"type": "string", "enum": ["node", "socket"], "default": _DEFAULTS.scope},
-            "the cores of the NUMA node, or of its whole socket",
-        ),
-        Parameter(
+        _choice("scope", "the cores of the NUMA node, or of its whole socket", "node", "socket"),
+        _choice(
             "multithreading",
-            readers.one_of("all_logical", "single_logical"),
-            {
-                "type": "string",
-                "enum": ["all_logical", "single_logical"],
-                "default": _DEFAULTS.multithreading,
-            },
             "all CPUs of a core, or only its lowest allowed one",
+            *("all_logical", "single_logical"),
         ),
         Parameter(
             "balanced",
@@ -197,17 +205,20 @@ PARAMETERS = {
             {**_INTEGER, "default": _DEFAULTS.min_physical_cores},
             "fewer cores for any rank is an error",
         ),
+        Parameter("max_physical_cores", readers.positive, _INTEGER, "a rank has at most so many"),
         Parameter(
-            "max_physical_cores", readers.positive, _INTEGER, "each rank has at most so many cores"
+            "cpus",
+            readers.positive,
+            _INTEGER,
+            "how many CPUs each rank asked for: where fewer are near, the nearest others are added",
         ),
         Parameter(
             "cpuset", parse_list, {"type": "string"}, "the CPUs to plan on, as a list like 0-3,8"
         ),
-        Parameter(
+        _choice(
             "whose",
-            readers.one_of("caller", "node"),
-            {"type": "string", "enum": ["caller", "node"], "default": Request.whose},
             "plan on the CPUs of who asks, where that is known, or on the node's",
+            *("caller", "node"),
         ),
         Parameter(
             "visible",
@@ -230,11 +241,10 @@ PARAMETERS = {
             "the caller's NVIDIA_VISIBLE_DEVICES, what its container was to be given: believed "
             "where it lists devices that are all granted",
         ),
-        Parameter(
+        _choice(
             "share",
-            readers.one_of("auto", "requested", "node"),
-            {"type": "string", "enum": ["auto", "requested", "node"], "default": "auto"},
             "divide the cores among the requested GPUs, or all of the node's",
+            *("auto", "requested", "node"),
         ),
         Parameter(
             "strict",
@@ -242,12 +252,7 @@ PARAMETERS = {
             {"type": "boolean", "default": _DEFAULTS.strict},
             "a rank far from its GPU is an error",
         ),
-        Parameter(
-            "format",
-            readers.one_of(*FORMATS),
-            {"type": "string", "enum": list(FORMATS), "default": "json"},
-            "how the answer is written",
-        ),
+        _choice("format", "how the answer is written", *FORMATS),
     )
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from affinityd.answer import Reply, render
+from affinityd.asked import asked_cpus
 from affinityd.cache import Cache
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import NotReadyError, UnsatisfiableError, quote
@@ -140,14 +141,17 @@ def answer(
         cpuset &= within
     ranks = ranks_of(topology, request, mask, cpuset)
     gpus = tuple(device.gpu for _, device in ranks.entries)
-    made = planner(topology, Demand(gpus, whole & cpuset, whole, request.options))
+    allowed = whole & cpuset
+    asked = asked_cpus(topology, request, ranks, allowed, whole)
+    request = replace(request, options=replace(request.options, cpus=asked))
+    made = planner(topology, Demand(gpus, allowed, whole, request.options))
     return Reply(
         node=topology.name,
         generation=node.generation,
         request=request,
         entries=tuple(name for name, _ in ranks.entries),
         wanted=ranks.wanted,
-        allowed=whole & cpuset,
+        allowed=allowed,
         source=source,
         within=within,
         plan=replace(made, warnings=(*made.warnings, AMBIGUOUS)) if ranks.ambiguous else made,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
-from affinityd.explain import away
+from affinityd.cpuset import format_list
+from affinityd.explain import away, widened
 from affinityd.modes import Mode
 from affinityd.plans import Demand, Options, RankPlan, Warn
+from affinityd.topology import Topology
+from affinityd.words import count
 
 
-def warnings(demand: Demand, mode: Mode, ranks: Iterable[RankPlan], share: str) -> Iterator[Warn]:
+def warnings(
+    topology: Topology, demand: Demand, mode: Mode, ranks: Sequence[RankPlan], share: str
+) -> Iterator[Warn]:
     """Yield what a caller should know before it uses the plan."""
     yield from _ignored(demand.options, mode)
     wants_node = demand.options.share != "requested" and mode.shares_node
@@ -18,8 +23,8 @@ def warnings(demand: Demand, mode: Mode, ranks: Iterable[RankPlan], share: str) 
     if wants_node and share != "node" and (unconfined or demand.options.share == "node"):
         yield Warn(
             "share_unavailable",
-            "a node has fewer allowed cores than GPUs: the cores were divided among the requested "
-            "GPUs alone, and jobs on its other GPUs may be given the same ones",
+            "a node has fewer allowed cores than its GPUs need: the cores were divided among the "
+            "requested GPUs alone, and jobs on its other GPUs may be given the same ones",
         )
     entries = Counter(gpu.key for gpu in demand.gpus)
     for rank in ranks:
@@ -38,6 +43,22 @@ def warnings(demand: Demand, mode: Mode, ranks: Iterable[RankPlan], share: str) 
                 f"rank {rank.rank} is one of {entries[gpu.key]} ranks on GPU {gpu.index}",
                 rank.rank,
             )
+        if rank.widening:
+            yield Warn("widened", widened(rank, rank.widening), rank.rank)
+    if demand.options.cpus is not None and not mode.everywhere:
+        yield from _idle(topology, demand, ranks)
+
+
+def _idle(topology: Topology, demand: Demand, ranks: Sequence[RankPlan]) -> Iterator[Warn]:
+    """Yield a warning where allowed CPUs stay idle, as they are near none of the GPUs."""
+    near = frozenset().union(*(topology.cpus_of_node(rank.home_node) for rank in ranks))
+    idle = demand.allowed - near - frozenset().union(*(rank.cpus for rank in ranks))
+    if idle:
+        yield Warn(
+            "idle_cpus",
+            f"{count(len(idle), 'allowed CPU')} ({format_list(idle)}) will stay idle: near none of "
+            "these GPUs, and no more were asked for",
+        )
 
 
 def _ignored(options: Options, mode: Mode) -> Iterator[Warn]:
@@ -47,6 +68,7 @@ def _ignored(options: Options, mode: Mode) -> Iterator[Warn]:
         "balanced": mode.balances,
         "min_physical_cores": mode.counts,
         "max_physical_cores": mode.counts,
+        "cpus": mode.counts,
         "share": mode.shares_node or options.share != "node",
     }
     for name, is_heeded in heeded.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: Where a rank is, seen from its GPU; from best to worst, as a plan is summed up.
-LOCALITIES = ("local", "unknown", "remote")
+LOCALITIES = ("local", "unknown", "mixed", "remote")
 
 
 def node_name(number: int | None) -> str:

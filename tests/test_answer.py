@@ -39,6 +39,7 @@ def test_the_document_is_the_contract_s() -> None:
             "max_physical_cores": None,
             "share": "requested",
             "strict": False,
+            "cpus": None,
             "visible": None,
             "granted": None,
         },
@@ -76,7 +77,7 @@ def test_its_keys_are_in_the_contract_s_order() -> None:
     assert " ".join(reply) == "node generation request allowed cpulist ranks warnings"
     assert " ".join(reply["request"]) == (
         "gpus mode scope multithreading balanced min_physical_cores max_physical_cores share "
-        "strict visible granted"
+        "strict cpus visible granted"
     )
     assert " ".join(reply["allowed"]) == "cpulist source within"
     (rank,) = reply["ranks"]

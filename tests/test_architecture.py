@@ -48,6 +48,8 @@ PURE = [
         "domains",
         "modes",
         "sharing",
+        "widening",
+        "asked",
         "plans",
         "planner",
     ),

@@ -48,7 +48,7 @@ def test_these_are_the_parameters() -> None:
         [
             *("gpus", "rank", "ranks", "job", "mode", "scope", "multithreading", "balanced"),
             *("min_physical_cores", "max_physical_cores", "cpuset", "visible", "granted"),
-            *("nvidia_visible", "whose"),
+            *("nvidia_visible", "whose", "cpus", "task_cpus"),
             *("share", "strict", "format", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus"),
         ]
     )
@@ -269,8 +269,8 @@ def test_a_nul_alone_is_refused(name: str) -> None:
         pytest.param(
             "zzz",
             "unknown parameter 'zzz'; known are gpus, rank, ranks, job, gpu_bind, cpu_bind, "
-            "step_gpus, job_cpus, mode, scope, multithreading, balanced, min_physical_cores, "
-            "max_physical_cores, cpuset, whose, visible, "
+            "step_gpus, job_cpus, task_cpus, mode, scope, multithreading, balanced, "
+            "min_physical_cores, max_physical_cores, cpus, cpuset, whose, visible, "
             "granted, nvidia_visible, share, strict, format",
             id="like none",
         ),

@@ -13,7 +13,7 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-Locality = Literal["local", "remote", "unknown"]
+Locality = Literal["local", "mixed", "remote", "unknown"]
 
 
 class PlannedGpu(Wire):
@@ -53,6 +53,7 @@ class UnderstoodRequest(Wire):
     max_physical_cores: int | None
     share: Literal["requested", "node"]
     strict: bool
+    cpus: int | None
     visible: str | None
     granted: str | None
 
@@ -75,6 +76,8 @@ class PlanWarning(Wire):
         "shared_gpu",
         "ambiguous_index",
         "parameter_ignored",
+        "widened",
+        "idle_cpus",
     ]
     message: str
 

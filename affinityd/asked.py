@@ -1,0 +1,36 @@
+"""How many CPUs each rank of a plan asked for, by what its task asked for. Pure.
+
+A task is a process that a launcher started. It may drive several GPUs, a rank of the plan each,
+and several tasks may share a GPU.
+"""
+
+from __future__ import annotations
+
+from affinityd.cpuset import CpuSet
+from affinityd.ranks import Ranks
+from affinityd.readers import ALL
+from affinityd.request import Request
+from affinityd.topology import Topology
+
+
+def asked_cpus(
+    topology: Topology, request: Request, ranks: Ranks, allowed: CpuSet, whole: CpuSet
+) -> int | None:
+    """Return how many logical CPUs each rank asked for; None where that was not said.
+
+    `allowed` is what the tasks may use together, `whole` what all of the machine could give.
+    """
+    if request.task_cpus is None:
+        return request.options.cpus
+    together = min(len(allowed), request.job_cpus or len(allowed))
+    each = max(1, together // (request.ranks or 1))
+    if request.task_cpus != ALL:  # a variable may be of the job's script, and more than a step's
+        each = min(each, int(request.task_cpus))
+    elif allowed == whole:  # the node is the job's alone: that many were not asked for
+        each = min(each, share_of_gpu(topology))
+    return -(-each * ranks.tasks_per_gpu // ranks.gpus_per_task)
+
+
+def share_of_gpu(topology: Topology) -> int:
+    """Return the physical cores of a machine for each of its GPUs, at least 1."""
+    return max(1, len(topology.cores) // max(1, len(topology.gpus)))
