@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from affinityd.cpuset import CpuSet
 from affinityd.ranks import Ranks
-from affinityd.readers import ALL
 from affinityd.request import Request
 from affinityd.topology import Topology
 
@@ -20,12 +19,13 @@ def asked_cpus(
 
     `allowed` is what the tasks may use together, `whole` what all of the machine could give.
     """
-    if request.task_cpus is None:
+    asked = request.task_cpus
+    if asked is None:
         return request.options.cpus
     together = min(len(allowed), request.job_cpus or len(allowed))
-    each = max(1, together // (request.ranks or 1))
-    if request.task_cpus != ALL:  # a variable may be of the job's script, and more than a step's
-        each = min(each, int(request.task_cpus))
+    each = max(1, together // (asked.tasks or request.ranks or 1))
+    if asked.cpus is not None:  # a variable may be of the job's script, and more than a step's
+        each = min(each, asked.cpus)
     elif allowed == whole:  # the node is the job's alone: that many were not asked for
         each = min(each, share_of_gpu(topology))
     return -(-each * ranks.tasks_per_gpu // ranks.gpus_per_task)

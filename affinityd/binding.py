@@ -23,7 +23,7 @@ class Binding:
     """What holds for this process, as read back from the kernel."""
 
     cpus: CpuSet  #: the calling thread's mask
-    locality: str | None  #: "local", "remote", "unknown"; None: there was no plan
+    locality: str | None  #: "local", "mixed", "remote", "unknown"; None: there was no plan
     memory: Held | None  #: the calling thread's policy; None: it cannot be read
     source: str | None  #: who planned: "daemon", "node.json", "sysfs"; None: there was no plan
     warnings: tuple[str, ...] = ()  #: what is not as it was asked for, a line each
@@ -45,6 +45,7 @@ def bind(
     balanced: bool = True,
     min_physical_cores: int = 1,
     max_physical_cores: int | None = None,
+    cpus: int | None = None,
     share: str = "auto",
     strict: bool = False,
     memory: str | None = None,
@@ -54,7 +55,8 @@ def bind(
     """Pin every thread of this process to the CPUs near its GPU, and return what then holds.
 
     `rank` is the local rank of so many `ranks`; None: as the launcher said. `gpus` are those of the
-    ranks, an entry each, as `/plan` takes them; None: those that are visible. `memory` is a policy
+    ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
+    CPUs each rank asked for; None: as Slurm or the pod says. `memory` is a policy
     ("local", "preferred", "bind", "interleave"), set for the calling thread and what it starts from
     now on. The others are the parameters of a plan, by their names.
 
@@ -72,6 +74,7 @@ def bind(
         "balanced": balanced,
         "min_physical_cores": min_physical_cores,
         "max_physical_cores": max_physical_cores,
+        "cpus": cpus,
         "share": share,
         "strict": strict,
     }
@@ -95,8 +98,11 @@ def take_place(
         return Binding(_mask(), None, held(), None)
     wanted(policy)
     start = time.monotonic()
-    sockets = conffile.sockets(conffile.variables())
-    found = place.find(myself.questions(given), sockets, start, timeout, bounded=False)
+    said = conffile.variables()
+    if "cpus" not in given and (asked := said.get("AFFINITYD_CPUS")):
+        given = {"task_cpus": asked, **given}
+    questions, sockets = myself.questions(given), conffile.sockets(said)
+    found = place.find(questions, sockets, start, timeout, bounded=False)
     threads: list[str] = []
     taken = myself.take(found, policy, lambda cpus: _pin_all(cpus, threads))
     return Binding(

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 #: What is told of a plan's warnings; the others' cause is the question itself, or is told anyway.
 REMARKS = {
-    "share_unavailable": "the node has fewer cores than GPUs: this job's GPUs share them all",
+    "widened": (
+        "fewer CPUs are near the GPU than were asked for: the nearest others were added "
+        "(AFFINITYD_CPUS=none leaves them out)"
+    ),
+    "share_unavailable": "the node has fewer cores than its GPUs need: this job's GPUs share all",
     "ambiguous_index": (
         "this machine has GPUs of several models, which CUDA numbers fastest first: "
         "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name the GPU by its UUID"

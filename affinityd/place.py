@@ -7,11 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 
 from affinityd import client
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.errors import AffinityError, ApplyError, DaemonError, NoDaemonError, quote
+from affinityd.errors import (
+    AffinityError,
+    ApplyError,
+    DaemonError,
+    InvalidRequestError,
+    NoDaemonError,
+    quote,
+)
 from affinityd.task import Question, first_answer
 from affinityd.words import LOCALITIES
 
 TIMEOUT = 1.0  #: seconds that a plan may take, where nobody says another number
+UNKNOWN = "unknown parameter"  #: begins what an older daemon says to a newer client
 DAEMON_S_PART = 0.75  #: of the time that a plan may take; the rest is left to plan without it
 
 
@@ -123,7 +131,12 @@ def _daemon_at(path: str, deadline: float) -> Callable[[Question], Place]:
 
 
 def _of_daemon(path: str, question: Question, deadline: float) -> Place:
-    text = client.ask(path, question, deadline)
+    try:
+        text = client.ask(path, question, deadline)
+    except InvalidRequestError as error:
+        if str(error).startswith(UNKNOWN):
+            raise DaemonError(f"the daemon at {path} is of another release: {error}") from None
+        raise
     try:
         place = Place(_lines(text), "daemon")
         beyond = place.cpus - parse_list(question["cpuset"])

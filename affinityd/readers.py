@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.errors import quote
@@ -10,7 +11,6 @@ from affinityd.modes import MODES
 
 MAX_ENTRIES = 256
 MAX_NUMBER = 2**31
-ALL = "all"  #: of `task_cpus`: an equal part of all
 
 _BOOLEANS = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
@@ -50,9 +50,22 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def task_cpus(text: str) -> int | str:
-    """Read how many CPUs a task asked for, or ALL."""
-    return ALL if text == ALL else positive(text)
+@dataclass(frozen=True)
+class TaskCpus:
+    """What each task asked for: so many CPUs, or an equal part of what so many tasks may use."""
+
+    cpus: int | None = None
+    tasks: int | None = None
+
+
+def task_cpus(text: str) -> TaskCpus:
+    """Read how many CPUs a task asked for, like 4, or its part of all, like 1/8."""
+    one, slash, tasks = text.partition("/")
+    if not slash:
+        return TaskCpus(cpus=positive(text))
+    if one != "1":
+        raise ValueError(f"{quote(text)} is neither a number like 4 nor a part like 1/8")
+    return TaskCpus(tasks=positive(tasks))
 
 
 def count(text: str) -> int:

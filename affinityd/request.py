@@ -15,7 +15,7 @@ from affinityd.plans import Options
 
 MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs takes 20,000
 #: Parameters about one task among others.
-OF_TASKS = frozenset(("job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus"))
+OF_TASKS = frozenset(("job", "gpu_bind", "cpu_bind", "step_gpus"))
 FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "lines")
 
 
@@ -31,7 +31,7 @@ class Request:
     cpu_bind: tuple[CpuSet, ...] = ()  #: what CPUs Slurm gave each of the ranks
     step_gpus: int | None = None  #: how many the ranks have together; None: not known
     job_cpus: int | None = None  #: how many the job has on this node; None: not known
-    task_cpus: int | str | None = None  #: how many a task asked for, or ALL; None: not said
+    task_cpus: readers.TaskCpus | None = None  #: what each task asked for; None: not said
     cpuset: CpuSet | None = None
     visible: str | None = None
     granted: str | None = None
@@ -179,7 +179,7 @@ PARAMETERS = {
             "task_cpus",
             readers.task_cpus,
             {"type": "string"},
-            "as cpus, for a task, whose GPUs divide it; all: an equal part of what tasks may use",
+            "as cpus, for a task, whose GPUs divide it; or 1/8 of what eight tasks may use",
         ),
         Parameter(
             "mode",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
-from affinityd.launchers import Environment, Rank, local_rank, number
+from affinityd.launchers import SLURM_SPECIAL_STEP, Environment, Rank, local_rank, number
 from affinityd.step import Seat, gpu_seat
 from affinityd.words import BY_RANK
 
@@ -33,6 +33,8 @@ VISIBLE = (
     ("/dev/davinci_manager", ("ASCEND_RT_VISIBLE_DEVICES",)),
 )
 CHOSEN = "--rank"  #: who said the rank, where no launcher did
+#: Parameters that say what is so without them.
+UNSAID = {("share", "auto"), ("task_cpus", "none")}
 BARE = {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}  #: given by their values alone
 
 
@@ -49,7 +51,9 @@ def questions(
     """
     found = {"cpuset": format_list(cpus), "visible": visible(environ)}
     facts = {name: text for name, text in found.items() if text is not None}
-    given = {name: text for name, text in given.items() if (name, text) != ("share", "auto")}
+    if not {"cpus", "task_cpus"} & given.keys():
+        facts |= asked_cpus(environ)
+    given = {name: text for name, text in given.items() if (name, text) not in UNSAID}
     mode = "all" if "scope" in given else "node"  # node is all of the node, whatever the scope
     for ranks in _ranks(given, environ, parent):
         yield {"mode": mode, **facts, **ranks, **given}
@@ -94,6 +98,29 @@ def environment_of(pid: int) -> Environment | None:
     except OSError:
         return None
     return dict(entry.partition("=")[::2] for entry in reversed(entries) if "=" in entry)
+
+
+def asked_cpus(environ: Environment) -> dict[str, str]:
+    """Return how many CPUs a process's task asked for, as parameters of a plan; {}: not known.
+
+    Under Slurm that is SLURM_CPUS_PER_TASK in a task of srun: a batch script inherits the name for
+    its steps, and has all their CPUs itself. Else it is its part of what its tasks may use. In a
+    pod it is a part of AFFINITYD_JOB_CPUS, the container's CPU request.
+    """
+    request = number(environ.get("AFFINITYD_JOB_CPUS"))
+    rank = local_rank(environ)
+    part = f"1/{rank.size or 1}" if rank else "1/1"
+    if request:  # 0: the container has none
+        return {"job_cpus": f"{request}", "task_cpus": part}
+    if "SLURM_JOB_ID" not in environ:
+        return {}
+    of_job = number(environ.get("SLURM_CPUS_ON_NODE"))
+    facts = {"job_cpus": f"{of_job}"} if of_job else {}
+    step = number(environ.get("SLURM_STEP_ID"))
+    is_task = step is not None and step < SLURM_SPECIAL_STEP
+    each = number(environ.get("SLURM_CPUS_PER_TASK"))
+    by_slurm = rank is None or rank.variable == "SLURM_LOCALID"
+    return {**facts, "task_cpus": f"{each}" if each and is_task and by_slurm else part}
 
 
 def visible(environ: Environment) -> str | None:

@@ -58,9 +58,76 @@ def asked(
     made = [dict(it) for it in task.questions(chosen, environ, frozenset({0, 1}), parent)]
     for question in made:
         assert question.pop("mode") == chosen["mode"]
+        question.pop("task_cpus", None)  # tests of its own
         assert question.pop("cpuset") == "0-1"
         assert question.pop("visible", None) == task.visible(environ)
     return made
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        pytest.param({}, {}, id="without a scheduler nothing"),
+        pytest.param(TORCHRUN, {}, id="nor of a launcher"),
+        pytest.param(
+            {**SRUN, "SLURM_CPUS_PER_TASK": "3", "SLURM_CPUS_ON_NODE": "12"},
+            {"task_cpus": "3", "job_cpus": "12"},
+            id="srun -c3",
+        ),
+        pytest.param(SRUN, {"task_cpus": "1/4"}, id="srun: a part of the step's CPUs"),
+        pytest.param(
+            {**BATCH, "SLURM_CPUS_PER_TASK": "3"},
+            {"task_cpus": "1/1"},
+            id="a batch script has what its tasks may use, -c is each of theirs",
+        ),
+        pytest.param(
+            {**SRUN, "SLURM_STEP_ID": f"{0xFFFFFFFA}", "SLURM_LOCALID": "0"}
+            | {"SLURM_CPUS_PER_TASK": "3"},
+            {"task_cpus": "1/1"},
+            id="so has an interactive step",
+        ),
+        pytest.param(
+            {**SRUN, **TORCHRUN, "LOCAL_WORLD_SIZE": "8", "SLURM_CPUS_PER_TASK": "64"},
+            {"task_cpus": "1/8"},
+            id="torchrun's workers divide the CPUs of srun's task",
+        ),
+        pytest.param(
+            {"AFFINITYD_JOB_CPUS": "6"}, {"task_cpus": "1/1", "job_cpus": "6"}, id="a pod's request"
+        ),
+        pytest.param(
+            {"AFFINITYD_JOB_CPUS": "6", **TORCHRUN},
+            {"task_cpus": "1/4", "job_cpus": "6"},
+            id="which its ranks divide",
+        ),
+        pytest.param({"AFFINITYD_JOB_CPUS": "0"}, {}, id="a pod without one"),
+        pytest.param(
+            {**SRUN, "SLURM_CPUS_PER_TASK": "many", "SLURM_CPUS_ON_NODE": "?"},
+            {"task_cpus": "1/4"},
+            id="what is no number is not said",
+        ),
+    ],
+)
+def test_the_scheduler_says_how_many_cpus_a_task_asked_for(
+    environ: Mapping[str, str], expected: Mapping[str, str]
+) -> None:
+    assert task.asked_cpus(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param({}, {"task_cpus": "1/4"}, id="as the scheduler says"),
+        pytest.param({"task_cpus": "2"}, {"task_cpus": "2"}, id="else as somebody chose"),
+        pytest.param({"cpus": "2"}, {"cpus": "2"}, id="for a task or for a rank"),
+        pytest.param({"task_cpus": "none"}, {}, id="or chose that nothing was asked for"),
+    ],
+)
+def test_how_many_cpus_were_asked_for_can_be_said_otherwise(
+    given: Mapping[str, str], expected: Mapping[str, str]
+) -> None:
+    for question in task.questions(given, SRUN, frozenset({0, 1})):
+        said = {name: text for name, text in question.items() if name in {"cpus", "task_cpus"}}
+        assert said == expected
 
 
 @pytest.mark.parametrize(

@@ -231,19 +231,19 @@ def test_a_gpu_s_block_that_is_too_small_is_left_for_all_that_its_ranks_may_use(
             2,
             id="and where they do not, each is one",
         ),
-        pytest.param({"task_cpus": "all", "cpuset": "2-7"}, 6, id="a lone task: all it may use"),
+        pytest.param({"task_cpus": "1/1", "cpuset": "2-7"}, 6, id="a lone task: all it may use"),
         pytest.param(
-            {"ranks": "4", "rank": "0", "task_cpus": "all", "cpuset": "2-7"}, 1, id="whole CPUs"
+            {"ranks": "4", "rank": "0", "task_cpus": "1/4", "cpuset": "2-7"}, 1, id="whole CPUs"
         ),
         pytest.param(
-            {"task_cpus": "all", "cpuset": "2-7", "job_cpus": "3"}, 3, id="no more than the job's"
+            {"task_cpus": "1/1", "cpuset": "2-7", "job_cpus": "3"}, 3, id="no more than the job's"
         ),
         pytest.param(
             {"task_cpus": "9", "cpuset": "2-7"}, 6, id="nor than there are, whatever is said"
         ),
         pytest.param({"task_cpus": "8"}, 8, id="unless that was asked for"),
         pytest.param(
-            {"task_cpus": "all"}, 8, id="a node of its own: at most the node's cores a GPU"
+            {"task_cpus": "1/1"}, 8, id="a node of its own: at most the node's cores a GPU"
         ),
         pytest.param({"cpus": "3"}, 3, id="cpus is each rank's as it stands"),
         pytest.param({}, None, id="nothing"),
@@ -257,8 +257,8 @@ def test_what_a_task_asked_for_is_told_for_each_rank(
 
 def test_a_node_of_its_own_is_not_taken_for_what_a_task_asked_for() -> None:
     dgx = machine("dgx-a100")  # 128 cores, 8 GPUs
-    assert ask(dgx, gpus="0", task_cpus="all").request.options.cpus == 16
-    assert ask(dgx, gpus="0", task_cpus="all", mode="node").ranks[0].locality == "local"
+    assert ask(dgx, gpus="0", task_cpus="1/1").request.options.cpus == 16
+    assert ask(dgx, gpus="0", task_cpus="1/1", mode="node").ranks[0].locality == "local"
     assert ask(dgx, gpus="0", task_cpus="64").request.options.cpus == 64
 
 

@@ -16,10 +16,12 @@ SAID = (
     *("mode", "scope", "multithreading", "balanced", "min_physical_cores", "max_physical_cores"),
     *("share", "strict"),
 )
+#: And those that are said by another name.
+SAID_AS = {**{name: f"{PREFIX}{name.upper()}" for name in SAID}, "task_cpus": f"{PREFIX}CPUS"}
 #: The parameters of a plan that it takes.
 PARAMETERS = (
     *("gpus", "rank", "ranks", "job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus", "cpuset"),
-    *("visible", "granted", "nvidia_visible", *SAID),
+    *("cpus", "task_cpus", "visible", "granted", "nvidia_visible", *SAID),
 )
 OWN = {
     "memory": ("|".join(POLICIES), "also set the memory policy (default: the kernel's, near)"),
@@ -87,11 +89,11 @@ def _value(name: str, rest: list[str]) -> str:
 
 def parameters(options: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
     """Return the given parameters of a plan: options, else AFFINITYD_* variables."""
-    variables = {name: f"{PREFIX}{name.upper()}" for name in SAID}
-    return {
-        **{name: said[variable] for name, variable in variables.items() if variable in said},
-        **{name: text for name, text in options.items() if name in PARAMETERS},
-    }
+    chosen = {name: text for name, text in options.items() if name in PARAMETERS}
+    given = {name: said[variable] for name, variable in SAID_AS.items() if variable in said}
+    if "cpus" in chosen:
+        given.pop("task_cpus", None)
+    return {**given, **chosen}
 
 
 def seconds(text: str | None) -> float:

@@ -28,13 +28,15 @@ Group = list[ThreadPin]
 def add_arguments(parser: Parser) -> None:
     """Add what the command takes."""
     parser.add_argument("pid", metavar="PID", type=target.process_id)
-    parser.add_argument("--cpus", metavar="LIST", help="pin to these CPUs, without a plan")
+    parser.add_argument(
+        "--cpus", metavar="LIST", dest="listed", help="pin to these CPUs, without a plan"
+    )
     parser.add_argument("--tree", action="store_true", help="its descendants, too")
     parser.add_argument(
         "--force", action="store_true", help="also what somebody pinned on purpose, elsewhere"
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, only")
-    plan_options.add_plan_options(parser, without=("whose",))  # a process's own is known
+    plan_options.add_plan_options(parser, without=("whose", "cpus"))  # its own are known
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -65,7 +67,7 @@ def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, pinnin
 
     Each has its own GPU's, as a launcher's ranks; one without works for its parent.
     """
-    if arguments.cpus is not None:
+    if arguments.listed is not None:
         return _listed(arguments), lambda _child: None
     planner = target.Planner(plan_options.given(arguments), conffile.variables())
     return _planned(planner, process), planner.cpus
@@ -76,7 +78,7 @@ def _listed(arguments: argparse.Namespace) -> CpuSet:
         flag = f"--{next(iter(named)).replace('_', '-')}"
         raise InvalidRequestError(f"--cpus needs no plan; leave out {flag}")
     try:
-        cpus = parse_list(arguments.cpus)
+        cpus = parse_list(arguments.listed)
     except ValueError as error:
         raise InvalidRequestError(f"--cpus: {error}") from None
     if not cpus:
