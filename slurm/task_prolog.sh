@@ -150,7 +150,7 @@ read_mask || leave "/proc/$SLURM_TASK_PID/status cannot be read"
 # What is chosen. The mode `node` is all of the node, whatever the scope.
 [ ! -f "$settings" ] || read_settings
 for name in SOCKET DAEMON_UID SHARE MODE SCOPE MULTITHREADING BALANCED STRICT MIN_PHYSICAL_CORES \
-    MAX_PHYSICAL_CORES; do
+    MAX_PHYSICAL_CORES CPUS; do
     choose "$name"
 done
 socket=${chosen_SOCKET:-$run/affinityd.sock} share=$chosen_SHARE mode=$chosen_MODE
@@ -171,12 +171,25 @@ count "${SLURM_GTIDS-}"
 tasks=$count job_cpus=${SLURM_JOB_CPUS_PER_NODE-}
 case $job_cpus in *,*) job_cpus='' ;; esac # other nodes have other numbers
 job_cpus=${job_cpus%%\(*}
+
+# What was asked for. In a batch script (no step) or an interactive one, -c is what its steps' tasks
+# are to have, and the script has all of that.
+task_cpus=1/$tasks
+case ${SLURM_STEP_ID:-4294967291} in
+429496729[0-9]) ;;
+*) ! is_number "${SLURM_CPUS_PER_TASK-}" || task_cpus=$SLURM_CPUS_PER_TASK ;;
+esac
+case $chosen_CPUS in
+none) task_cpus='' ;;
+?*) task_cpus=$chosen_CPUS ;;
+esac
+
 set -- --data-urlencode format=shell --data-urlencode "mode=${mode:-node}"
 for fact in cpuset:mask granted:granted visible:visible step_gpus:SLURM_GPUS_ON_NODE \
     job_cpus:job_cpus scope:chosen_SCOPE multithreading:chosen_MULTITHREADING \
     balanced:chosen_BALANCED strict:chosen_STRICT \
     min_physical_cores:chosen_MIN_PHYSICAL_CORES max_physical_cores:chosen_MAX_PHYSICAL_CORES \
-    ranks:tasks rank:SLURM_LOCALID gpu_bind:SLURMD_TRES_BIND cpu_bind:masks; do
+    task_cpus:task_cpus ranks:tasks rank:SLURM_LOCALID gpu_bind:SLURMD_TRES_BIND cpu_bind:masks; do
     [ "$tasks" -gt 1 ] || [ "$fact" != ranks:tasks ] || break
     eval "value=\${${fact#*:}-}"
     [ -z "$value" ] || set -- "$@" --data-urlencode "${fact%%:*}=$value"
@@ -204,7 +217,7 @@ while IFS='=' read -r name value; do
 done <<END
 $answer
 END
-case $locality in local | remote | unknown) ;; *) cpulist='' ;; esac
+case $locality in local | mixed | remote | unknown) ;; *) cpulist='' ;; esac
 if ! is_cpulist "$cpulist" || ! is_cpulist "$allowed"; then
     read -r reason <<END
 $answer

@@ -5,12 +5,14 @@ Every case is tried twice: asked of a daemon, and read from the table where none
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from affinityd.cpuset import parse_list
 from affinityd.topology import Topology
 from tests.asking import ask
 from tests.daemons import running
@@ -272,3 +274,73 @@ def test_an_amd_gpu_is_known_by_its_render_node(
 ) -> None:
     amd.has("dri/renderD134", "dri/renderD129")
     expect(amd, AMD, reach, said, gpus)
+
+
+#: Four CPUs near GPU 2 and four others, as a container may have them for itself.
+FOUR_NEAR = parse_list("20-23,32-35")
+
+
+@pytest.mark.parametrize(
+    ("said", "limit", "expected", "near"),
+    [
+        pytest.param({}, None, "20-23", True, id="nothing is known"),
+        pytest.param({"AFFINITYD_JOB_CPUS": "8"}, None, "20-23,32-35", False, id="its CPU request"),
+        pytest.param({"AFFINITYD_JOB_CPUS": "5"}, None, "20-23,32", False, id="a smaller one"),
+        pytest.param({"AFFINITYD_JOB_CPUS": "4"}, None, "20-23", True, id="one that is near"),
+        pytest.param({"AFFINITYD_JOB_CPUS": "0"}, "800000", "20-23", True, id="none at all"),
+        pytest.param({}, "800000", "20-23,32-35", False, id="its limit"),
+        pytest.param({}, "450000", "20-23,32", False, id="a limit of parts of a CPU"),
+        pytest.param({}, "max", "20-23", True, id="no limit"),
+        pytest.param(
+            {"AFFINITYD_CPUS": "none"}, "800000", "20-23", True, id="near rather than many"
+        ),
+        pytest.param(
+            {"AFFINITYD_CPUS": "06"}, "800000", "20-23,32-33", False, id="a number of its own"
+        ),
+        pytest.param({"AFFINITYD_CPUS": "all"}, None, None, False, id="what is no number"),
+        pytest.param(
+            {"AFFINITYD_JOB_CPUS": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+            None,
+            "20-23,32-35",
+            False,
+            id="that of two ranks on one GPU, who share what is near",
+        ),
+        pytest.param(
+            {"AFFINITYD_JOB_CPUS": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+            None,
+            "20-23",
+            True,
+            id="or not, where it is near",
+        ),
+    ],
+)
+@pytest.mark.parametrize("hierarchy", ["v1", "v2"])
+def test_a_container_keeps_the_cpus_that_it_asked_for(
+    nvidia: Pod,
+    reach: str,
+    hierarchy: str,
+    *,
+    said: dict[str, str],
+    limit: str | None,
+    expected: str | None,
+    near: bool,
+) -> None:
+    """The table has near CPUs alone: where these are too few, all are left."""
+    nvidia.has(*files(2))
+    limits = nvidia.folder / "sys/fs/cgroup"
+    shutil.rmtree(limits, ignore_errors=True)
+    (limits / "cpu").mkdir(parents=True)
+    if limit is not None and hierarchy == "v2":
+        (limits / "cpu.max").write_text(f"{limit} 100000\n")
+    elif limit is not None:
+        (limits / "cpu/cpu.cfs_quota_us").write_text(f"{limit.replace('max', '-1')}\n")
+        (limits / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    away = unreachable(nvidia) if reach == "table" else {}
+    told = nvidia.run(cpus=FOUR_NEAR, AFFINITYD_MODE="node", **said, **away)
+    shutil.rmtree(limits)
+    if expected is None or (reach == "table" and not near):
+        assert told.cpus is None
+        assert told.lines[-1].endswith("the command runs unpinned")
+    else:
+        assert told.cpus == parse_list(expected), told.lines
+        assert told.environment["AFFINITYD_LOCALITY"] == ("local" if near else "mixed")

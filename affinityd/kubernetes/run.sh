@@ -23,6 +23,7 @@ find_place() { # prints what the command is told, or what kept it from its place
     has taskset || has python3 || leave 'neither taskset nor python3 is here'
     find_gpus
     find_rank
+    find_asked
     allowed=$mask # what an earlier run has set is no limit
     [ "${AFFINITYD_CPULIST-}" != "$mask" ] || ! is_cpulist "${AFFINITYD_ALLOWED-}" ||
         allowed=$AFFINITYD_ALLOWED
@@ -31,6 +32,7 @@ find_place() { # prints what the command is told, or what kept it from its place
         # shellcheck source=affinityd/kubernetes/table.sh
         . "$here/table.sh"
         plan_from_table
+        is_enough || leave "$trouble, and in $here/table $size CPUs are near, of $each asked for"
         say "$trouble; planned from $here/table"
     fi
     pin "$cpulist" || leave "CPUs $cpulist were refused"
@@ -153,6 +155,51 @@ find_rank() { # rank of ranks, if a launcher says it and each rank does not see 
     [ "${ranks:-0}" -gt "${rank:-0}" ] || ranks=$((${rank:-0} < count ? count : rank + 1))
 }
 
+find_asked() { # job_cpus, task_cpus: the container's CPU request, else its limit; its ranks' part
+    job_cpus=${AFFINITYD_JOB_CPUS-} task_cpus='' quota='' period=''
+    if ! is_number "$job_cpus"; then
+        job_cpus=''
+        read -r quota period <"$sys/fs/cgroup/cpu.max" ||
+            { read -r quota <"$sys/fs/cgroup/cpu/cpu.cfs_quota_us" &&
+                read -r period <"$sys/fs/cgroup/cpu/cpu.cfs_period_us"; }
+        ! is_number "$quota" || ! is_number "$period" || job_cpus=$(((quota + period - 1) / period))
+    fi
+    strip "$job_cpus" && job_cpus=${number#0} # 0: the container asked for none
+    [ -z "$job_cpus" ] || task_cpus=1/${ranks:-1}
+    case ${AFFINITYD_CPUS-} in
+    '') ;;
+    none) task_cpus='' ;;
+    *)
+        is_number "$AFFINITYD_CPUS" ||
+            leave "AFFINITYD_CPUS=$(printf %.40s "$AFFINITYD_CPUS") is neither none nor a number"
+        strip "$AFFINITYD_CPUS" && task_cpus=$number
+        ;;
+    esac
+}
+is_enough() { # whether the cpulist has as many CPUs as the task asked for, or all of them; size, each
+    case $task_cpus in
+    '') return ;;
+    1/*)
+        each=${task_cpus#1/}
+        [ -z "$rank" ] || [ "$each" -le "$count" ] || each=$count # ranks of one GPU share what is near
+        each=$((job_cpus / each))
+        ;;
+    *) each=$task_cpus ;;
+    esac
+    measure "$allowed"
+    [ "$each" -le "$size" ] || each=$size
+    measure "$cpulist"
+    [ "$size" -ge "$each" ]
+}
+measure() { # CPULIST: size, how many CPUs are in it
+    size=0
+    IFS=,
+    for one in $1; do
+        size=$((size + ${one#*-} - ${one%-*} + 1))
+    done
+    unset IFS
+}
+
 # ------------------------------------------------------------------------------ asked of the daemon
 
 ask_daemon() { # cpulist, locality, allowed; trouble
@@ -164,7 +211,8 @@ ask_daemon() { # cpulist, locality, allowed; trouble
     for fact in granted:granted nvidia_visible:listed scope:AFFINITYD_SCOPE share:AFFINITYD_SHARE \
         multithreading:AFFINITYD_MULTITHREADING balanced:AFFINITYD_BALANCED \
         strict:AFFINITYD_STRICT min_physical_cores:AFFINITYD_MIN_PHYSICAL_CORES \
-        max_physical_cores:AFFINITYD_MAX_PHYSICAL_CORES rank:rank ranks:rank; do
+        max_physical_cores:AFFINITYD_MAX_PHYSICAL_CORES task_cpus:task_cpus job_cpus:job_cpus \
+        rank:rank ranks:rank; do
         eval "value=\${${fact#*:}-}"
         [ -z "$value" ] || [ "$fact" != ranks:rank ] || value=$ranks
         [ -z "$value" ] || add "${fact%%:*}" "$value"
@@ -205,7 +253,7 @@ understand() { # cpulist, locality, allowed of the answer
     read_line AFFINITYD_CPULIST && cpulist=$value
     read_line AFFINITYD_LOCALITY && locality=$value
     read_line AFFINITYD_ALLOWED && planned=$value
-    case $locality in local | unknown | remote) ;; *) cpulist='' ;; esac
+    case $locality in local | unknown | mixed | remote) ;; *) cpulist='' ;; esac
     if is_cpulist "$cpulist" && is_cpulist "$planned"; then
         common "$cpulist" "$allowed"
         cpulist=$common allowed=$planned
