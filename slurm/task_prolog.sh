@@ -174,7 +174,7 @@ job_cpus=${job_cpus%%\(*}
 
 # What was asked for. In a batch script (no step) or an interactive one, -c is what its steps' tasks
 # are to have, and the script has all of that.
-task_cpus=1/$tasks
+task_cpus=1/$((tasks > 1 ? tasks : 1))
 case ${SLURM_STEP_ID:-4294967291} in
 429496729[0-9]) ;;
 *) ! is_number "${SLURM_CPUS_PER_TASK-}" || task_cpus=$SLURM_CPUS_PER_TASK ;;

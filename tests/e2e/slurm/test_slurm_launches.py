@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.slurm.node import GPU_NODES, HOME, Node, Task, node, read_tasks
 from tests.e2e.slurm.rig import Setup
-from tests.tiny import BOTH
+from tests.tiny import BOTH, FAR, NEAR
 
 pytestmark = pytest.mark.slurm
 
@@ -42,12 +42,13 @@ APART = {
     "Slurm is told how to slice": ([*TWO, "--cpu-bind=cores"], [GPU[2], GPU[3]]),
     "no environment": ([*TWO, "--export=NONE"], [GPU[2], GPU[3]]),
 }
-#: Two tasks, one GPU near a single CPU: they share it, or have no place of their own.
+#: Two tasks on a GPU that is near a single CPU.
 TOGETHER = {
-    "one GPU for all": (["--ntasks=2", "--gres=gpu:small:1"], GPU[2]),
-    "tasks per GPU": (["--ntasks=2", "--gpus=1", "--ntasks-per-gpu=2"], GPU[0]),
-    "a map onto one": ([*TWO, "--gpu-bind=map_gpu:{1},{1}"], GPU[3]),
+    "one GPU for all": ["--ntasks=2", "--gres=gpu:small:1"],
+    "tasks per GPU": ["--ntasks=2", "--gpus=1", "--ntasks-per-gpu=2"],
 }
+#: The job's other CPU is near its other GPU, which another step may use.
+ONTO_ONE = [*TWO, "--gpu-bind=map_gpu:{1},{1}"]
 #: What is none of our business.
 ALONE = {
     "no GPU": ["--ntasks=2"],
@@ -99,17 +100,46 @@ def test_each_task_is_near_its_gpu(row: tuple[Node, Setup], style: str, mode: st
 
 
 @pytest.mark.parametrize("style", TOGETHER)
-def test_tasks_on_one_gpu_share_its_cpus_or_in_a_unique_mode_stay_where_they_are(
+def test_two_tasks_beside_one_near_cpu_keep_the_two_that_the_job_asked_for(
     row: tuple[Node, Setup], style: str
 ) -> None:
     made, setup = row
-    words, near = TOGETHER[style]
-    words = words_for(setup, words)
-    assert [task.cpus for task in placed(made, words, "node")] == [near] * 2
+    words = words_for(setup, TOGETHER[style])
+    shared, apart = (placed(made, words, mode) for mode in ("node", "exclusive"))
+    assert [task.cpus for task in shared] == [BOTH] * 2
+    assert sorted(task.cpus for task in apart) == [NEAR, FAR]
+    assert {task.variables["LOCALITY"] for task in shared} == {"mixed"}
+    assert all("widened" in task.variables["WARNINGS"] for task in shared)
+    assert sorted(task.variables["LOCALITY"] for task in apart) == ["local", "mixed"]
+
+
+def test_tasks_on_one_of_the_job_s_gpus_leave_what_is_near_the_other_one(
+    row: tuple[Node, Setup],
+) -> None:
+    made, setup = row
+    words = words_for(setup, ONTO_ONE)
+    assert [task.cpus for task in placed(made, words, "node")] == [GPU[3]] * 2
     unique = placed(made, words, "exclusive")
     as_slurm_has_it = made.tasks(*words, env={"AFFINITYD": "off"})
     assert [task.cpus for task in unique] == [task.cpus for task in as_slurm_has_it]
     assert all("physical cores, fewer than 1" in (task.unpinned or "") for task in unique)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        pytest.param({}, BOTH, id="-c2"),
+        pytest.param({"AFFINITYD_CPUS": "none"}, GPU[2], id="near rather than many"),
+        pytest.param({"AFFINITYD_CPUS": "1"}, GPU[2], id="another number"),
+    ],
+)
+def test_a_task_with_two_cpus_keeps_both_unless_it_says_otherwise(
+    row: tuple[Node, Setup], asked: dict[str, str], expected: str
+) -> None:
+    made, _ = row
+    words = ("--ntasks=1", "--cpus-per-task=2", "--gres=gpu:small:1")
+    (pinned,) = made.tasks(*words, env=asked)
+    assert pinned.cpus == expected
 
 
 @pytest.mark.parametrize("style", ALONE)

@@ -113,6 +113,7 @@ def mask() -> str:
                 "visible": "1",
                 "ranks": "2",
                 "rank": "1",
+                "task_cpus": "1/2",
                 "gpu_bind": "gpu:single:1",
                 "share": "node",
             },
@@ -132,6 +133,7 @@ def mask() -> str:
                 "visible": "1",
                 "ranks": "2",
                 "rank": "1",
+                "task_cpus": "1/2",
                 "step_gpus": "2",
                 "cpu_bind": "0x1,0x2",
                 "share": "requested",
@@ -162,12 +164,40 @@ def mask() -> str:
             },
             id="all that can be chosen",
         ),
+        pytest.param(
+            "",
+            {"CUDA_VISIBLE_DEVICES": "1", "SLURM_STEP_ID": "3", "SLURM_CPUS_PER_TASK": "6"},
+            {"visible": "1", "task_cpus": "6"},
+            id="how many CPUs a task of srun asked for",
+        ),
+        pytest.param(
+            "",
+            {"CUDA_VISIBLE_DEVICES": "1", "SLURM_CPUS_PER_TASK": "6"},
+            {"visible": "1"},
+            id="a batch script has what all of its tasks asked for",
+        ),
+        pytest.param(
+            "",
+            {
+                "CUDA_VISIBLE_DEVICES": "1",
+                "SLURM_STEP_ID": "4294967290",
+                "SLURM_CPUS_PER_TASK": "6",
+            },
+            {"visible": "1"},
+            id="and an interactive step",
+        ),
+        pytest.param(
+            "",
+            {"CUDA_VISIBLE_DEVICES": "1", "AFFINITYD_CPUS": "3"},
+            {"visible": "1", "task_cpus": "3"},
+            id="another number of CPUs",
+        ),
     ],
 )
 def test_the_question_has_what_the_task_knows(
     devices: str, env: Mapping[str, str], parameters: Mapping[str, str]
 ) -> None:
-    common = {"format": "shell", "cpuset": mask(), "mode": "node"}
+    common = {"format": "shell", "cpuset": mask(), "mode": "node", "task_cpus": "1/1"}
     assert asked(devices, env) == {**common, **parameters}
 
 
