@@ -26,11 +26,23 @@ def asked_cpus(
     each = max(1, together // (asked.tasks or request.ranks or 1))
     if asked.cpus is not None:  # a variable may be of the job's script, and more than a step's
         each = min(each, asked.cpus)
-    elif allowed == whole:  # the node is the job's alone: that many were not asked for
+    elif allowed == whole:
         each = min(each, share_of_gpu(topology))
     return -(-each * ranks.tasks_per_gpu // ranks.gpus_per_task)
 
 
+def asked_each(topology: Topology, granted: int, ranks: int, *, has_node: bool) -> int:
+    """Return how many CPUs each rank of a job asked for, that was granted so many for all of them.
+
+    `has_node`: it may use all of the machine.
+    """
+    each = -(-granted // ranks)
+    return min(each, share_of_gpu(topology)) if has_node else each
+
+
 def share_of_gpu(topology: Topology) -> int:
-    """Return the physical cores of a machine for each of its GPUs, at least 1."""
+    """Return the physical cores of a machine for each of its GPUs, at least 1.
+
+    A job that has the machine for itself asked for no more: its CPUs were not counted out.
+    """
     return max(1, len(topology.cores) // max(1, len(topology.gpus)))

@@ -9,7 +9,7 @@ Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from glob import escape, glob
 
@@ -76,16 +76,25 @@ def confining(pid: int, root: str = "/") -> str | None:
     return next((folder for folder in folders if _cpus(f"{folder}/{CHOSEN}")), None)
 
 
+def cgroup_folders(
+    pid: int, root: str, versions: Iterable[Version]
+) -> Iterator[tuple[Version, str]]:
+    """Yield the folders of a process's cgroup and of those above it, in hierarchies of these."""
+    return _cgroups(_membership(pid, root), root, versions)
+
+
 def _membership(pid: int, root: str) -> str:
-    return _read(f"{root.rstrip('/')}/proc/{pid}/cgroup") or ""
+    return read_text(f"{root.rstrip('/')}/proc/{pid}/cgroup") or ""
 
 
-def _cgroups(membership: str, root: str) -> Iterator[tuple[Version, str]]:
+def _cgroups(
+    membership: str, root: str, versions: Iterable[Version] = VERSIONS
+) -> Iterator[tuple[Version, str]]:
     """Yield the folders of a process's cgroup and of those above it, in which a cpuset may be."""
     base = root.rstrip("/")
-    lines = (_read(f"{base}/proc/self/mountinfo") or "").split("\n")
+    lines = (read_text(f"{base}/proc/self/mountinfo") or "").split("\n")
     mounts = [mount for line in lines if (mount := _mount(line))]
-    for version in VERSIONS:
+    for version in versions:
         for folder in _folders(version, _path(membership, version.controller), mounts, base):
             yield version, folder
 
@@ -161,14 +170,15 @@ def _unescaped(text: str) -> str:
 
 
 def _cpus(path: str) -> CpuSet | None:
-    text = _read(path)
+    text = read_text(path)
     try:
         return None if text is None else parse_list(text)
     except ValueError:
         return None
 
 
-def _read(path: str) -> str | None:
+def read_text(path: str) -> str | None:
+    """Return what a file of the kernel's says; None where it cannot be read."""
     try:  # of the names of cgroups a newline alone is no part: a CR is, and must not become one
         with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             return file.read()

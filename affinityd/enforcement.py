@@ -15,7 +15,7 @@ from affinityd.enforce.alone import Alone
 from affinityd.enforce.document import render
 from affinityd.enforce.enforcer import Enforced, Enforcer
 from affinityd.enforce.migration import Migrations
-from affinityd.enforce.model import PIN, Treatment
+from affinityd.enforce.model import GRANTED, NOTHING, PIN, Treatment
 from affinityd.enforce.policy_file import FILE, PolicyFile
 from affinityd.enforce_log import EnforceLog
 from affinityd.errors import NotEnforcedError
@@ -77,8 +77,13 @@ def site(said: Mapping[str, str]) -> Treatment:
     """
     given = {name: said[text] for name in SITE if (text := PREFIX + name.upper()) in said}
     mode = "all" if "scope" in given else "node"  # as of exec: node is one node, whatever the scope
-    options = parse_request({"mode": mode, **given}.items()).options
+    cpus = said.get(f"{PREFIX}CPUS", GRANTED)
+    is_number = cpus not in {GRANTED, NOTHING}
+    options = parse_request(
+        {"mode": mode, **given, **({"cpus": cpus} if is_number else {})}.items()
+    ).options
     return Treatment(
+        cpus=options.cpus or cpus,
         mode=options.mode,
         share=options.share,
         scope=options.scope,

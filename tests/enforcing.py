@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from affinityd.audit.allocations import with_allocations
 from affinityd.audit.firsts import Firsts
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import Audited, GpuKey, Membership, ProcessFacts
@@ -56,7 +57,8 @@ class Site:
     def look(self, *processes: ProcessFacts | Audited, boot: float = NOW) -> list[Decision]:
         """Return what is to become of what a scan found; `boot`: when it began."""
         self._firsts.begin()
-        found = [it if isinstance(it, Audited) else self.audited(it) for it in processes]
+        judged = [it if isinstance(it, Audited) else self.audited(it) for it in processes]
+        found = with_allocations(self.topology, judged)
         decisions = decide(
             self.topology,
             replace(scan_of(self.topology, *found), boot=boot),
@@ -79,6 +81,10 @@ class Site:
     def _about(self, facts: ProcessFacts) -> About:
         self.asked.append(facts.pid)
         return self._abouts.get(facts.pid, About(facts.uid, cgroups=paths(facts.cgroups)))
+
+
+#: A policy under which a job's size does not matter.
+NEAR_ALONE = 'cpus = "none"'
 
 
 def rank(

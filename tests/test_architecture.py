@@ -138,7 +138,7 @@ def test_the_audit_is_handed_what_drivers_say_and_knows_nothing_of_servers() -> 
     for name, path in MODULES.items():
         if name.startswith("affinityd.audit."):
             parts = {it.split(".")[1] for it in inside(path) if it != "affinityd"}
-            assert not parts & {"discovery", "api", "cli", "daemon", "service", "planner"}, name
+            assert not parts & {"discovery", "api", "cli", "daemon", "service"}, name
 
 
 def test_enforcement_asks_no_driver_and_serves_nobody() -> None:

@@ -10,7 +10,7 @@ import pytest
 from affinityd.audit.gather import TICKS
 from affinityd.cpuset import parse_list
 from affinityd.enforce.model import Done, Outcome
-from tests.enforcing import NOW, Site, masks, moved, places, rank, said, worker
+from tests.enforcing import NEAR_ALONE, NOW, Site, masks, moved, places, rank, said, worker
 from tests.machines.by_hand import made
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
@@ -91,7 +91,7 @@ def test_what_waits_or_was_given_up_keeps_its_cause_and_says_what_happened() -> 
 
 @pytest.mark.parametrize("times", [1, 5])
 def test_a_cpuset_that_somebody_rewrote_begins_the_count_anew(times: int) -> None:
-    site = Site(TWO)
+    site = Site(TWO, NEAR_ALONE)
     boot = reset(site, times)
     assert said(*site.look(RANK, boot=boot + 1)) in (["left waiting"], ["left given_up"])
     rewritten = moved(replace(RANK, cpuset=parse_list("0-5")), "0-5")
@@ -123,7 +123,7 @@ def test_a_plan_that_changes_is_followed_at_once_and_is_no_reset() -> None:
     topology = made({0: "0-7", 1: "8-15"}, gpus=[0, 0])
     site = Site(topology)
     policies = [
-        Site(topology, f'share = "requested"\nmode = "unique_{how}"').policy
+        Site(topology, f'{NEAR_ALONE}\nshare = "requested"\nmode = "unique_{how}"').policy
         for how in ("contiguous", "interleaved")
     ]
     mates = [rank("0-15", gpu=gpu, cpuset="0-15") for gpu in (0, 1)]

@@ -8,7 +8,7 @@ import pytest
 
 from affinityd.cpuset import parse_list
 from affinityd.topology import Topology
-from tests.enforcing import NOW, Site, masks, moved, places, rank, said, worker
+from tests.enforcing import NEAR_ALONE, NOW, Site, masks, moved, places, rank, said, worker
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 
@@ -50,7 +50,7 @@ def test_a_rank_is_to_run_on_its_gpus_node(
     ],
 )
 def test_never_outside_of_its_cpuset(cpuset: str, place: str) -> None:
-    decisions = Site(DGX).look(rank(cpuset, cpuset=cpuset))
+    decisions = Site(DGX, NEAR_ALONE).look(rank(cpuset, cpuset=cpuset))
     assert places(decisions) == [place]
 
 
@@ -170,7 +170,7 @@ SHARED = 'share = "requested"\nmode = "unique_contiguous"'
 def test_a_rank_on_another_ranks_cpus_near_its_own_gpu_is_to_share_them() -> None:
     topology = made({0: "0-7", 1: "8-15"}, gpus=[0, 0])
     mates = [rank("0-7", gpu=gpu, cpuset="0-15") for gpu in (0, 1)]
-    decisions = Site(topology, SHARED).look(*mates)
+    decisions = Site(topology, f"{NEAR_ALONE}\n{SHARED}").look(*mates)
     assert said(*decisions) == ["drifted share"] * 2
     assert places(decisions) == ["0-3", "4-7"]
 
@@ -213,7 +213,7 @@ def test_a_librarys_far_node_is_its_own_choice_to_the_audit_too_after_our_pin() 
 
 def test_a_mask_of_ours_that_the_cpuset_has_outgrown_is_widened() -> None:
     """The kernel keeps what was asked for, where it can (since Linux 6.2)."""
-    site = Site(TWO)
+    site = Site(TWO, NEAR_ALONE)
     (pinned,) = site.pin(rank("0,4-7", cpuset="0,4-7"))
     assert masks(pinned) == ["0"]
     grown = replace(pinned, cpuset=parse_list("0-7"))

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
+from affinityd.cpuset import parse_list
 from affinityd.enforce.about import About
 from tests.asking import ask, cpulists
 from tests.auditing import KUBERNETES_POD
-from tests.enforcing import NOW, Site, masks, places, rank, said, worker
+from tests.enforcing import NEAR_ALONE, NOW, Site, masks, places, rank, said, worker
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 from tests.machines.strategies import UNIQUE
@@ -44,7 +45,10 @@ def test_ranks_have_what_plan_answers_for_their_gpus_and_cpuset(
         Site(DGX, f'mode = "{mode}"', reserved=reserved).look(*ranks(*gpus, cpuset=cpuset))
     )
     wanted = ",".join(map(str, gpus))
-    reply = ask(DGX, gpus=wanted, cpuset=cpuset, mode=mode, reserved=reserved)
+    may_use = parse_list(cpuset) - parse_list(reserved)
+    part = -(-len(may_use) // len(gpus))  # and of a whole machine no more than a GPU's
+    asked = min(part, 16) if cpuset == "0-255" else part
+    reply = ask(DGX, gpus=wanted, cpuset=cpuset, mode=mode, reserved=reserved, cpus=str(asked))
     assert found == cpulists(reply)
 
 
@@ -248,4 +252,4 @@ def test_a_gpu_without_cpus_of_its_own_has_the_nearest() -> None:
     topology = made(
         {0: "0-3", 1: "4-7", 2: ""}, gpus=[2], distances=[("2", "0", 20), ("2", "1", 30)]
     )
-    assert places(Site(topology).look(rank("0-7"))) == ["0-3"]
+    assert places(Site(topology, NEAR_ALONE).look(rank("0-7"))) == ["0-3"]

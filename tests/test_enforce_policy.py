@@ -107,6 +107,7 @@ def test_an_empty_file_has_the_defaults_alone() -> None:
         "share": "auto",
         "scope": "node",
         "min_physical_cores": 1,
+        "cpus": "granted",
         "leave": False,
         "rule": None,
         "unread": (),
@@ -289,6 +290,10 @@ CORES = "is no number of cores; write a whole number from 1 to 2147483648"
         ("min_physical_cores = true", f"min_physical_cores: true {CORES}"),
         ("min_physical_cores = 0", f"min_physical_cores: 0 {CORES}"),
         ("min_physical_cores = 1.5", f"min_physical_cores: 1.5 {CORES}"),
+        (
+            "cpus = 0",
+            "cpus: 0 is no number of CPUs, nor 'granted' or 'none'; write a whole number from 1",
+        ),
         ("leave = 1", "leave: 1 is neither true nor false"),
         ('mod = "node"', "unknown 'mod'; did you mean mode?"),
         ("rules = []", "unknown 'rules'; did you mean rule?"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from affinityd.audit import orphans
+from affinityd.audit.allocations import with_allocations
 from affinityd.audit.families import divided
 from affinityd.audit.firsts import Firsts
 from affinityd.audit.gather import TICKS, Gathering
@@ -59,7 +60,8 @@ class Auditor:
         held = self._holders.held(topology)
         end = time.monotonic() + READING
         gathering = Gathering(held, end, self._proc, first=self._not_begun)
-        found = [*self._audited(judge, gathering), *self._gone(gathering, held.asked)]
+        judged = [*self._audited(judge, gathering), *self._gone(gathering, held.asked)]
+        found = with_allocations(topology, judged)
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
         self._not_begun = gathering.not_begun

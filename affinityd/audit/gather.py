@@ -19,6 +19,7 @@ from affinityd.audit.membership import chosen_for, is_slurms, membership
 from affinityd.audit.model import GpuKey, Held, Holding, Membership, ProcessFacts, ThreadFacts
 from affinityd.audit.orphans import service
 from affinityd.cgroup import confining, cpuset_of
+from affinityd.cpu_limit import cpu_limit_of
 from affinityd.cpuset import CpuSet
 from affinityd.processes import (
     PROC,
@@ -49,6 +50,7 @@ class Group:
     service: str | None
     cpuset: CpuSet | None
     is_confined: bool
+    cpu_limit: int | None
 
 
 class Gathering:
@@ -146,6 +148,7 @@ class Gathering:
             beside=holding.beside,
             cgroups=group.cgroups,
             is_confined=group.is_confined,
+            cpu_limit=group.cpu_limit,
         )
 
     def _others(self, pid: int) -> list[int]:
@@ -193,6 +196,7 @@ class Gathering:
                 service(cgroups),
                 cpuset_of(pid, root),
                 is_confined=not is_slurms(its.job) or chosen_for(confining(pid, root)) == its.job,
+                cpu_limit=None if is_slurms(its.job) else cpu_limit_of(pid, root),
             )
         return self._groups[cgroups]
 

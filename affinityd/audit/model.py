@@ -11,7 +11,7 @@ from affinityd.cpuset import CpuSet
 GpuKey = tuple[str, int]
 
 #: Why a process may run far from its GPU.
-ALLOCATION = "allocation"  #: its cpuset has no near CPU: whoever allocated them chose so
+ALLOCATION = "allocation"  #: its cpuset has no near CPU, or fewer than its job asked for
 MASK = "mask"  #: its cpuset has near CPUs, and its mask others
 UNPINNED = "unpinned"  #: it may run on the whole machine
 CAUSES = (ALLOCATION, MASK, UNPINNED)
@@ -94,6 +94,7 @@ class ProcessFacts:
     cgroups: str = ""  #: /proc/PID/cgroup
     #: The cpuset was chosen for its job; else a Slurm job may have been given less, by masks alone.
     is_confined: bool = True
+    cpu_limit: int | None = None  #: CPUs' worth of time that its cgroup may use; None: not limited
     first_mask: CpuSet | None = None  #: its main thread's at first sight; None: not known
 
     @property

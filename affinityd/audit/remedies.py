@@ -21,20 +21,21 @@ from affinityd.cpuset import format_list
 from affinityd.slurm.affinity import Affinity, Cores, affinities
 from affinityd.topology import Gpu, Topology
 from affinityd.vicinity import Vicinity, vicinity
+from affinityd.words import count
 
 #: Sources: gres.conf(5), srun(1); Kubernetes' "Control Topology Management Policies on a Node".
 ALLOCATED = {
     SLURM: (
-        "{near}, and its job was given no CPU there: have {cores} in {lines} of gres.conf "
+        "{near}, and its job was given {given} there: have {cores} in {lines} of gres.conf "
         "(affinityd slurm gres-conf writes it), and submit with --gres-flags=enforce-binding"
     ),
     KUBERNETES: (
-        "{near}, and its pod was given no CPU there: set the kubelet's topologyManagerPolicy: "
+        "{near}, and its pod was given {given} there: set the kubelet's topologyManagerPolicy: "
         "{policy} and cpuManagerPolicy: static, and give the pod whole CPUs in the Guaranteed QoS "
         "class"
     ),
     None: (
-        "{near}, and its cpuset, {cpuset}{owner}, has no CPU there: whoever set that is to choose "
+        "{near}, and its cpuset, {cpuset}{owner}, has {given} there: whoever set that is to choose "
         "near ones"
     ),
 }
@@ -111,6 +112,7 @@ class Remedies:
         fields = dict.fromkeys(self._affinities[gpu.key].field for gpu in near.gpus)
         return ALLOCATED[job.scheduler if job else None].format(
             near=place,
+            given=_given(len((facts.cpuset or frozenset()) & near.cpus)),
             cores=" and ".join(field or "the right Cores=" for field in fields),
             lines="the GPU's line" if len(near.gpus) == 1 else "the GPUs' lines",
             policy="single-numa-node (or best-effort)" if len(near.nodes) == 1 else "best-effort",
@@ -124,6 +126,10 @@ class Remedies:
     @cached_property
     def _affinities(self) -> Mapping[GpuKey, Affinity]:
         return affinities(Cores(self._topology), "node")
+
+
+def _given(near_cpus: int) -> str:
+    return f"only {count(near_cpus, 'CPU')}" if near_cpus else "no CPU"
 
 
 def _end(orphan: Audited) -> Remedy | None:

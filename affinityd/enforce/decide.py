@@ -19,6 +19,7 @@ from affinityd.enforce.model import (
     ALLOCATION,
     CGROUP,
     DAEMON,
+    FITS,
     LEFT,
     NO_JOB,
     NO_POLICY,
@@ -70,6 +71,11 @@ def decide(
             found = Decision(process, LEFT, cause=cause, reason=why.reason, why=str(why))
         else:
             found = unsure(judged(process, standard), treatment)
+            if found.verdict == FITS and process.cause == ALLOCATION:
+                better = str(remedies.of(process))
+                found = replace(
+                    found, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=better
+                )
         pod = None if job is None else consents.pod(job)
         return replace(found, job=job, treatment=treatment, pod=pod)
 

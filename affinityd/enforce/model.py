@@ -16,6 +16,9 @@ WAYS = (OFF, OBSERVE, PIN)
 #: that none started, and of a cgroup that a rule names.
 CONTAINER, CGROUP = "container", "cgroup"
 
+GRANTED = "granted"  #: its part of what its job was given, where that is known
+NOTHING = "none"  #: near CPUs are all that counts, however few
+
 SHARE = "share"  #: near its GPU, on CPUs that are another rank's by its mode, or reserved
 CAUSES = (MASK, UNPINNED, SHARE)  #: why a process is to be pinned
 
@@ -52,6 +55,8 @@ class Treatment:
     share: str = "auto"
     scope: str = "node"
     min_physical_cores: int = 1  #: with fewer near cores it is let alone
+    #: The CPUs that each rank asked for: a number, GRANTED or NOTHING; fewer is no place for it.
+    cpus: int | str = GRANTED
     leave: bool = False
     rule: int | None = None  #: which rule of the policy said so, from 1; None: its defaults
     unread: tuple[str, ...] = ()  #: what the rule asks for and cannot be read: it may leave it

@@ -10,9 +10,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from affinityd.asked import asked_each
+from affinityd.audit.allocations import granted_cpus
 from affinityd.audit.model import GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.enforce.model import Treatment
+from affinityd.enforce.model import NOTHING, Treatment
 from affinityd.errors import UnsatisfiableError
 from affinityd.modes import MODES
 from affinityd.planner import plan
@@ -41,6 +43,7 @@ class Pool:
 
     cpus: CpuSet  #: of cpusets that overlap: those that are online, and not reserved
     ranks: tuple[GpuKey, ...]  #: by their numbers
+    granted: int | None = None  #: how many of the CPUs the job asked for; None: not known
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,11 @@ class Seats:
 
     now: frozenset[Seat]
     before: frozenset[Seat]  #: of GPUs that nobody holds any more
+    holders: tuple[ProcessFacts, ...]  #: those of `now`
     seen: float  #: when that was `now`, seconds since boot
 
 
-NOBODY = Seats(frozenset(), frozenset(), 0.0)
+NOBODY = Seats(frozenset(), frozenset(), (), 0.0)
 
 
 class Places:
@@ -88,7 +92,7 @@ class Places:
         wanted = cpuset if MODES[treatment.mode].everywhere else cpuset & near
         if wanted.isdisjoint(self.whole):
             return RESERVED.format(gpus=names, cpus=format_list(near & cpuset))
-        plan_of = self._plan(pool, _options(treatment))
+        plan_of = self._plan(pool, _options(treatment, self._asked(pool, treatment.cpus)))
         if isinstance(plan_of, str):
             return plan_of
         planned = [plan_of[gpu] for gpu in gpus if gpu in plan_of]
@@ -106,6 +110,15 @@ class Places:
         except UnsatisfiableError as error:
             return f"mode {options.mode}: {error}"
         return {rank.gpu.key: rank.cpus for rank in made.ranks}
+
+    def _asked(self, pool: Pool, said: int | str) -> int | None:
+        """Return how many CPUs each rank asked for; None: not known, or it does not matter."""
+        if isinstance(said, int):
+            return said
+        if said == NOTHING or pool.granted is None or not pool.ranks:
+            return None
+        has_node = pool.cpus == self.whole
+        return asked_each(self.topology, pool.granted, len(pool.ranks), has_node=has_node)
 
 
 class Roll:
@@ -130,7 +143,7 @@ class Roll:
             held = {gpu for gpu, _ in seats}
             had = self._seats.get(job, NOBODY)
             left = frozenset(seat for seat in had.now | had.before if seat[0] not in held)
-            self._seats[job] = Seats(seats, left, now)
+            self._seats[job] = Seats(seats, left, tuple(its), now)
 
     def places(self, topology: Topology, whole: CpuSet) -> Places:
         """Return the places of a machine; one that was read anew is another."""
@@ -144,7 +157,8 @@ class Roll:
         seats = self._seats[job]
         cpus = _together(cpuset & whole, {cpuset & whole for _, cpuset in seats.now})
         ranks = {gpu for gpu, cpuset in seats.now | seats.before if not cpuset.isdisjoint(cpus)}
-        return Pool(cpus, tuple(sorted(ranks)))
+        divide = [it for it in seats.holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
+        return Pool(cpus, tuple(sorted(ranks)), granted_cpus(divide, cpus))
 
 
 def _together(cpus: CpuSet, cpusets: Collection[CpuSet]) -> CpuSet:
@@ -153,11 +167,12 @@ def _together(cpus: CpuSet, cpusets: Collection[CpuSet]) -> CpuSet:
     return cpus if wider == cpus else _together(wider, cpusets)
 
 
-def _options(treatment: Treatment) -> Options:
+def _options(treatment: Treatment, asked: int | None) -> Options:
     return replace(
         treatment.site,
         mode=treatment.mode,
         scope=treatment.scope,
         share=treatment.share,
         min_physical_cores=treatment.min_physical_cores,
+        cpus=asked,
     )

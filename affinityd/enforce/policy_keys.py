@@ -13,6 +13,7 @@ from fnmatch import translate
 from reprlib import Repr
 from typing import Any
 
+from affinityd.enforce.model import GRANTED, NOTHING
 from affinityd.errors import SHOWN, quote
 from affinityd.modes import MODES
 from affinityd.readers import MAX_NUMBER
@@ -22,7 +23,7 @@ MAX_NAME = 256  #: characters
 MAX_UID = 2**32 - 2  #: the last is nobody's, chown(2)
 
 GLOB = frozenset("*?[")
-NOTHING = "(?!)"  #: what no text matches
+NO_MATCH = "(?!)"  #: what no text matches
 
 _SHORT = Repr()
 _SHORT.maxlevel = 2  # a table may lie deeper than what Python can walk
@@ -36,7 +37,7 @@ class Names:
         globs = [name for name in written if GLOB & set(name)]
         self._exact = frozenset(written) - frozenset(globs)
         try:
-            self._matches = re.compile("|".join(map(translate, globs)) or NOTHING).match
+            self._matches = re.compile("|".join(map(translate, globs)) or NO_MATCH).match
         except re.error as error:  # Python before 3.10.5: [z-a]
             raise refused(globs, f"no glob: {error}") from None
 
@@ -135,6 +136,12 @@ def _cores(value: object) -> int:
     return _number(value, 1, MAX_NUMBER, "number of cores")
 
 
+def _cpus(value: object) -> int | str:
+    if value in (GRANTED, NOTHING):
+        return str(value)
+    return _number(value, 1, MAX_NUMBER, f"number of CPUs, nor {GRANTED!r} or {NOTHING!r}")
+
+
 def _choice(kind: str, choices: Collection[str]) -> Callable[[object], str]:
     """Return a reader of one of these words; `-` and `_` are the same."""
 
@@ -169,5 +176,6 @@ SETTINGS: Mapping[str, Callable[[object], Any]] = {
     "share": _choice("share", ("auto", "requested", "node")),
     "scope": _choice("scope", ("node", "socket")),
     "min_physical_cores": _cores,
+    "cpus": _cpus,
     "leave": _yes_or_no,
 }

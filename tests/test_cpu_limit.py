@@ -1,0 +1,71 @@
+"""The CPU limit of a process's cgroup, of either version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from affinityd.cpu_limit import cpu_limit_of
+from tests.test_cgroup import AT, PID, V2, written
+
+V1 = f"34 31 0:31 / {AT}/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+ON_V1 = f"{AT}/cpu/pod/cpu.cfs_"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "mounts", "files", "expected"),
+    [
+        pytest.param(
+            "0::/pod/a\n",
+            V2.format(root="/", point=AT),
+            {f"{AT}/pod/a/cpu.max": "400000 100000\n", f"{AT}/pod/cpu.max": "max 100000\n"},
+            4,
+            id="v2",
+        ),
+        pytest.param(
+            "0::/pod/a\n",
+            V2.format(root="/", point=AT),
+            {f"{AT}/pod/a/cpu.max": "max 100000\n", f"{AT}/pod/cpu.max": "250000 100000\n"},
+            3,
+            id="v2: the pod's, rounded up",
+        ),
+        pytest.param(
+            "0::/pod\n",
+            V2.format(root="/", point=AT),
+            {f"{AT}/pod/cpu.max": "max 100000\n"},
+            None,
+            id="v2: none",
+        ),
+        pytest.param(
+            "4:cpu,cpuacct:/pod\n",
+            V1,
+            {f"{ON_V1}quota_us": "150000\n", f"{ON_V1}period_us": "50000\n"},
+            3,
+            id="v1",
+        ),
+        pytest.param(
+            "4:cpu,cpuacct:/pod\n",
+            V1,
+            {f"{ON_V1}quota_us": "-1\n", f"{ON_V1}period_us": "100000\n"},
+            None,
+            id="v1: none",
+        ),
+        pytest.param(
+            "4:cpu,cpuacct:/pod\n", V1, {f"{ON_V1}quota_us": "5\n"}, None, id="v1: half of it"
+        ),
+        pytest.param(
+            "0::/pod\n",
+            V2.format(root="/", point=AT),
+            {f"{AT}/pod/cpu.max": "7 0\n"},
+            None,
+            id="garbage",
+        ),
+        pytest.param("", "", {}, None, id="no cgroups"),
+    ],
+)
+def test_the_least_limit_of_a_cgroup_and_those_above_it_counts(
+    tmp_path: Path, cgroup: str, mounts: str, files: Mapping[str, str], expected: int | None
+) -> None:
+    assert cpu_limit_of(PID, str(written(tmp_path, cgroup, mounts, files))) == expected
