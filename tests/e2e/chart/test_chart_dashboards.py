@@ -13,7 +13,8 @@ import pytest
 from affinityd.audit.model import CAUSES
 from affinityd.enforce.model import REASONS
 from tests.e2e.chart import dashboards, grafana, tools
-from tests.e2e.chart.alert_cases import FAR, GPU07, TOTAL, UNPLACED, labels, remedied, series
+from tests.e2e.chart.alert_cases import FAR, GPU07, TOTAL, UNPLACED, labels, remedied
+from tests.e2e.chart.dcgm_series import far_gpu, util
 from tests.e2e.chart.promtool import try_rules
 from tests.e2e.chart.rendering import objects
 
@@ -167,22 +168,6 @@ def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
         for at, target in enumerate(table["targets"])
     ]
     try_rules(tmp_path, samples, {"promql_expr_test": wanted})
-
-
-def far_gpu(gpu: int, mismatch: str) -> Mapping[str, str]:
-    """Return what affinityd says of a GPU: a quarter of its CPU time is far."""
-    named = {"gpu": str(gpu), "uuid": f"GPU-{gpu}a1f", "pci_bus_id": f"0000:e{gpu}:00.0"}
-    return {
-        series("affinityd_gpu_numa_mismatch", **named, cause="mask"): mismatch,
-        series("affinityd_gpu_cpu_seconds_total", **named): "0+40x9",
-        series("affinityd_gpu_remote_cpu_seconds_total", **named): "0+10x9",
-    }
-
-
-def util(gpu: int, **more: str) -> str:
-    """Return dcgm-exporter's series of that GPU."""
-    named = {"gpu": str(gpu), "UUID": f"GPU-{gpu}a1f", "pci_bus_id": f"00000000:E{gpu}:00.0"}
-    return f"DCGM_FI_DEV_GPU_UTIL{labels({**named, **more})}"
 
 
 @EACH
