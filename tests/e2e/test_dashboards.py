@@ -247,12 +247,17 @@ def test_of_dcgms_gpus_those_that_are_far_and_idle_are_found_by_pod(
 ) -> None:
     title = "Which GPUs are far from their CPUs and idle, by pod?"
     busy, far = (it for it in queries() if it.panel == title)
-    found = {
-        (labels["gpu"], labels["namespace"], labels["pod"]): float(series["value"][1])
-        for series in busy.put_to(server, chosen)
-        for labels in [series["metric"]]
-    }
-    assert found == {("0", "team", "train-0"): 3, ("3", "team", "train-3"): 0}
+
+    def found() -> Mapping[tuple[str, ...], float]:
+        return {
+            tuple(series["metric"][it] for it in ("gpu", "namespace", "pod")): float(
+                series["value"][1]
+            )
+            for series in busy.put_to(server, chosen)
+        }
+
+    both = {("0", "team", "train-0"): 3, ("3", "team", "train-3"): 0}
+    eventually(lambda: found() == both, "both exporters were scraped")
     assert {it["metric"]["pod"] for it in far.put_to(server, chosen)} == {"train-0", "train-3"}
     for obvious in ("gpu, pci_bus_id", "pci_bus_id", "uuid"):
         joined = f"DCGM_FI_DEV_GPU_UTIL and on ({obvious}) affinityd_gpu_audited"
