@@ -18,9 +18,9 @@ from deploy.grafana.fleet_series import (
     of,
 )
 from deploy.grafana.fleet_tables import HINDERED, JOBS, NODES, NODES_OF_JOBS, UNSEEN
-from deploy.grafana.frame import FLEET, dashboard_of, variable_of
+from deploy.grafana.frame import ANY, FLEET, dashboard_of, nodes_of, variable_of
 from deploy.grafana.panels import graph_of, stat_of, words_of
-from deploy.grafana.queries import JOB, Query, or_none, rate, share
+from deploy.grafana.queries import UP, Query, or_none, rate, share
 from deploy.grafana.remedies import MARKDOWN
 
 NOW = [
@@ -100,7 +100,7 @@ SIGHT = [
     UNSEEN,
     stat_of(
         "Daemons that answer",
-        Query(f"sum({of('up')})", "answer"),
+        Query(f"sum({of(UP)})", "answer"),
         Query(
             or_none(
                 f"count({of('affinityd_build_info')} unless on (job, instance) "
@@ -139,7 +139,6 @@ PLANS = [
 
 def fleet() -> Dashboard:
     """Return the dashboard."""
-    nodes = f"label_values(affinityd_build_info{{{JOB}}}, node)"
     jobs = f"label_values({of('affinityd_job_gpus')}, job_id)"
     return dashboard_of(
         FLEET,
@@ -152,8 +151,8 @@ def fleet() -> Dashboard:
             "Plans": PLANS,
         },
         [
-            variable_of("node", "Node", nodes, several=True),
-            variable_of("job", "Job", jobs, several=True),
+            nodes_of(several=True),
+            variable_of("job_id", "Job", jobs, several=True, everything=ANY),
         ],
         title="affinityd: fleet",
         about="Which nodes and jobs run far from their GPUs, why, since when, and what it costs.",

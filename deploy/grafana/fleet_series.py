@@ -6,7 +6,7 @@ from deploy.grafana.queries import CHOSEN_NODES, Selector, increase
 from deploy.grafana.remedies import REMEDIES
 
 of = Selector(CHOSEN_NODES)
-of_job = Selector(f'{CHOSEN_NODES},job_id=~"$job"')
+of_job = Selector(f'{CHOSEN_NODES},job_id=~"$job_id"')
 
 #: Recorded by rules/affinityd.yaml: a day of every GPU's counters is too much for each refresh.
 MISMATCHED = of("node:affinityd_gpu_numa_mismatch:sum_max")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.grafana import looks
 from deploy.grafana.fleet_series import BUSY, CAUSES, FAR, JOB_BUSY, JOB_FAR, MISMATCHED, of, of_job
 from deploy.grafana.frame import FLEET, NODE, SAME_TIME, way_to
-from deploy.grafana.queries import increase, share
+from deploy.grafana.queries import UP, increase, share
 from deploy.grafana.tables import Column, Link, table_of
 
 NO_RULES = "nothing here: are the rules of rules/affinityd.yaml loaded?"
@@ -14,7 +14,7 @@ NO_JOBS = (
 )
 
 TO_NODE = Link("Look at this node", way_to(NODE, "var-node=${__value.raw}", SAME_TIME))
-TO_JOB = Link("Where does it run?", way_to(FLEET, "var-job=${__value.raw}", SAME_TIME))
+TO_JOB = Link("Where does it run?", way_to(FLEET, "var-job_id=${__value.raw}", SAME_TIME))
 
 GIVEN_UP = 'reason="given_up"'
 REFUSED_PINS = increase(of("affinityd_enforce_pins_total", 'outcome="refused"'), "$__range")
@@ -126,7 +126,7 @@ UNSEEN = table_of(
     "Which nodes cannot be seen, and why?",
     {"node": "Node"},
     [
-        Column("Daemons down", f"sum by (node) ({of('up')} == bool 0) > 0"),
+        Column("Daemons down", f"sum by (node) ({of(UP)} == bool 0) > 0"),
         Column(
             "No audit",
             f"count by (node) ({of('affinityd_gpus')} unless on (job, instance) "

@@ -10,16 +10,22 @@ from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as models
 
 from deploy.grafana.panels import SOURCE
+from deploy.grafana.queries import CLUSTER, DAEMONS
 
 FLEET, NODE = "affinityd-fleet", "affinityd-node"  #: uids, and the names of the files
 SAME_TIME = "${__url_time_range}"  #: of an address: the time range as it is chosen
+
+#: Every daemon has this metric, and nothing else does: it says by which jobs daemons are scraped.
+BUILD = "affinityd_build_info"
+ANY = ".*"  #: matches a series without the label, too
 
 Rows = Mapping[str, Sequence[Builder[Any]]]  #: a row's title → its panels, left to right
 
 
 def way_to(uid: str, *parameters: str) -> str:
-    """Return a dashboard's address, with the same Prometheus and what else is to be chosen."""
-    return "&".join([f"/d/{uid}?${{datasource:queryparam}}", *parameters])
+    """Return a dashboard's address, with the same daemons and what else is to be chosen."""
+    same = [f"${{{it}:queryparam}}" for it in ("datasource", "cluster", "job")]
+    return f"/d/{uid}?{'&'.join([*same, *parameters])}"
 
 
 def dashboard_of(
@@ -31,8 +37,15 @@ def dashboard_of(
     about: str,
     since: str,
 ) -> models.Dashboard:
-    """Return a dashboard; its panels are numbered as they stand."""
-    source = builders.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
+    """Return a dashboard; its panels are numbered as they stand.
+
+    Its first variables choose the daemons: Prometheus, `cluster` and `job`.
+    """
+    daemons = (
+        builders.DatasourceVariable("datasource").label("Prometheus").type("prometheus"),
+        variable_of("cluster", "Cluster", f"label_values({BUILD}, cluster)"),
+        variable_of("job", "Scrape job", f"label_values({BUILD}{{{CLUSTER}}}, job)", several=True),
+    )
     other = NODE if uid == FLEET else FLEET
     link = builders.DashboardLink(other).type(models.DashboardLinkType.LINK)
     board = (
@@ -46,7 +59,7 @@ def dashboard_of(
         .refresh("1m")
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
         .link(link.url(way_to(other)).keep_time(keep_time=True))
-        .variables([source, *variables])
+        .variables([*daemons, *variables])
     )
     for name, panels in rows.items():
         board.with_row(builders.Row(name))
@@ -58,8 +71,19 @@ def dashboard_of(
     return made
 
 
-def variable_of(name: str, label: str, values: str, *, several: bool) -> builders.QueryVariable:
-    """Return a variable whose values Prometheus knows; all of them, where several may be chosen."""
+def nodes_of(*, several: bool) -> builders.QueryVariable:
+    """Return the variable `node`: where the daemons run, or also where they do not any more."""
+    nodes = f"label_values({BUILD}{{{DAEMONS}}}, node)"
+    return variable_of("node", "Node", nodes, several=several, everything=ANY if several else "")
+
+
+def variable_of(
+    name: str, label: str, values: str, *, several: bool = False, everything: str = ""
+) -> builders.QueryVariable:
+    """Return a variable whose values Prometheus knows; all of them, where several may be chosen.
+
+    `everything` is the pattern of all; empty: the values that there are, one by one.
+    """
     variable = (
         builders.QueryVariable(name)
         .label(label)
@@ -71,6 +95,7 @@ def variable_of(name: str, label: str, values: str, *, several: bool) -> builder
         .include_all(several)
     )
     if several:
-        everything = models.VariableOption(text="All", value="$__all", selected=True)
-        variable.all_value(".*").current(everything)
+        variable.current(models.VariableOption(text="All", value="$__all", selected=True))
+    if everything:
+        variable.all_value(everything)
     return variable

@@ -6,11 +6,11 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.grafana import looks
 from deploy.grafana.enforce import pinning
-from deploy.grafana.frame import NODE, dashboard_of, variable_of
+from deploy.grafana.frame import NODE, dashboard_of, nodes_of
 from deploy.grafana.node_gpus import COST, GPUS
 from deploy.grafana.node_series import BUCKETS, BUSY, FAR, MISMATCH, PLANNED, REFUSED, of
 from deploy.grafana.panels import graph_of, stat_of
-from deploy.grafana.queries import GPU, JOB, Query, increase, or_none, rate, share
+from deploy.grafana.queries import GPU, Query, increase, or_none, rate, share
 
 NOW = [
     stat_of(
@@ -108,7 +108,6 @@ DAEMON = [
 
 def node() -> Dashboard:
     """Return the dashboard."""
-    nodes = f"label_values(affinityd_build_info{{{JOB}}}, node)"
     return dashboard_of(
         NODE,
         {
@@ -118,7 +117,7 @@ def node() -> Dashboard:
             "Pinning from outside": pinning(of),
             "The daemon": DAEMON,
         },
-        [variable_of("node", "Node", nodes, several=False)],
+        [nodes_of(several=False)],
         title="affinityd: node",
         about="Where the processes of each GPU run, what is far, and how the daemon does.",
         since="now-6h",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deploy.grafana import looks
+from deploy.grafana.dcgm import IDLE_GPUS
 from deploy.grafana.node_series import BUSY, FAR, MISMATCH, NAMED, of
 from deploy.grafana.panels import graph_of, timeline_of
 from deploy.grafana.queries import GPU, Query, increase, rate, share, worst_placement
@@ -63,6 +64,7 @@ GPUS = [
 ]
 
 COST = [
+    IDLE_GPUS,
     graph_of(
         "What share of each GPU's CPU time is far?",
         Query(share(rate(FAR), rate(BUSY), GPU), NAMED),

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The label `job` of every scraped daemon, by the chart's monitors and by deploy/prometheus.
-JOB = 'job="affinityd"'
-CHOSEN_NODES = f'{JOB},node=~"$node"'  #: of the fleet view: as many as are chosen
-CHOSEN_NODE = f'{JOB},node="$node"'  #: of the node view: one, and no pattern
+#: Daemons of one cluster, scraped by whatever job. Where nothing has a label `cluster`, the
+#: variable is empty, which matches a label that is not there.
+CLUSTER = 'cluster="$cluster"'
+DAEMONS = f'{CLUSTER},job=~"$job"'
+CHOSEN_NODES = f'{DAEMONS},node=~"$node"'  #: of the fleet view: as many as are chosen
+CHOSEN_NODE = f'{DAEMONS},node="$node"'  #: of the node view: one, and no pattern
+
+#: Recorded by rules/affinityd.yaml: `up` of all targets that are daemons.
+UP = "instance:affinityd_up:known"
 
 #: The labels that name one GPU of a node.
 GPU = "gpu, pci_bus_id, uuid"

@@ -1,4 +1,4 @@
-"""A real daemon on a node that is not well: two NUMA nodes, four GPUs, and their processes.
+"""A real daemon on a node that is not well: two NUMA nodes, five GPUs, and their processes.
 
 The GPUs are NVML's of the tests, the NUMA nodes are mounted over this machine's; processes, masks,
 cpusets and cgroups are real. Near are the lower half of the CPUs to GPU 0, the upper to the others.
@@ -7,6 +7,7 @@ cpusets and cgroups are real. Near are the lower half of the CPUs to GPU 0, the 
     GPU 1   job 79, alive: a process that nobody pinned
     GPU 2   NVML does not say who uses it
     GPU 3   a process that nobody pinned, of no job
+    GPU 4   no process
 
 The daemon is to pin, and may not: it observes. Its policy was right when it started, and is broken
 since.
@@ -66,7 +67,7 @@ def audited(folder: Path, listen: str) -> Iterator[Daemon]:
             stack.enter_context(_process([sys.executable, "-c", WORK], mask, cgroup))
             for mask, cgroup in ((FAR, far), (FAR, ended), (CPUS, whole), (CPUS, None))
         )
-        facts = _facts({0: [allocated, masked], 1: [unpinned], 2: None, 3: [nobodys]})
+        facts = _facts({0: [allocated, masked], 1: [unpinned], 2: None, 3: [nobodys], 4: []})
         policy = folder / "policy.toml"
         policy.write_text('mode = "node"\n')
         node = running_on(
@@ -115,12 +116,22 @@ def _process(command: list[str], mask: Collection[int], cgroup: Path | None) -> 
             process.kill()
 
 
+def uuid(gpu: int) -> str:
+    """Return a GPU's UUID, as NVML has it."""
+    return f"GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
+
+
+def pci_bus_id(gpu: int) -> str:
+    """Return a GPU's address, as NVML has it: of the kernel's 0000:e1:00.0."""
+    return f"00000000:{0xE1 + gpu:02X}:00.0"
+
+
 def _facts(users: Mapping[int, Collection[int] | None]) -> str:
     """Return what NVML says: GPU → the processes that use it; None: it does not say."""
     lines = [f"driver {DRIVER}"]
     for gpu, pids in users.items():
-        lines += ["gpu", f"uuid GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001", f"minor {gpu}"]
-        lines += [f"pci 00000000:{0xE1 + gpu:02X}:00.0", "model NVIDIA Test"]
+        lines += ["gpu", f"uuid {uuid(gpu)}", f"minor {gpu}"]
+        lines += [f"pci {pci_bus_id(gpu)}", "model NVIDIA Test"]
         lines += [f"node {format_list(HALVES[min(gpu, 1)])}"]
         lines += [f"process compute {pid} {2**30}" for pid in pids or ()]
         if pids is None:

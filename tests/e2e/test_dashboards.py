@@ -14,16 +14,19 @@ import pytest
 from tests.cpusets import needs_cpuset
 from tests.daemons import eventually, running
 from tests.e2e.audited_node import audited
+from tests.e2e.chart import dashboards
+from tests.e2e.dcgm_exporter import dcgm_exporter
 from tests.ports import free_port
-from tests.prometheus import DEPLOY, Prometheus, Series, running_prometheus
+from tests.prometheus import Prometheus, Series, running_prometheus
 
 pytestmark = [pytest.mark.prometheus, needs_cpuset]
 
-DASHBOARDS = DEPLOY / "helm" / "affinityd" / "dashboards"
-
 #: Nodes: as plain Prometheus names them by their address, and as the chart's monitors do.
 PLAIN, POD = "127.0.0.1", "gpu09.example.org"
-UNAUDITED, GONE = "replayed", "gone"  #: a daemon that looks at no process, and none at all
+#: A daemon that looks at no process, and one that has ended; both are nodes of either cluster.
+UNAUDITED, GONE = "replayed", "gone"
+#: Plain Prometheus has no label `cluster`, the other has; and scrapes by a job of another name.
+UNNAMED, EAST = {"cluster": "", "job": "affinityd"}, {"cluster": "east", "job": "gpu-nodes"}
 #: What the operator's monitors add to each target.
 OF_POD = {
     "namespace": "gpu",
@@ -63,7 +66,7 @@ class Asked:
 
 
 def documents() -> Iterator[tuple[str, Any]]:
-    for path in sorted(DASHBOARDS.glob("*.json")):
+    for path in sorted(dashboards.FOLDER.glob("*.json")):
         yield path.stem.removeprefix("affinityd-"), json.loads(path.read_text())
 
 
@@ -76,9 +79,9 @@ def queries() -> Iterator[Asked]:
 
 
 def filled_in(expr: str, chosen: Mapping[str, str]) -> str:
-    """Return a query as Grafana sends it; whatever begins with a dollar must be known here."""
-    values = {"__rate_interval": "10s", "__range": f"{RANGE:.0f}s", **chosen}
-    return re.sub(r"\$(\w+)", lambda name: values[name[1]], expr)
+    """Return a query as Grafana sends it, over the last seconds."""
+    times = {"__rate_interval": "10s", "__range": f"{RANGE:.0f}s"}
+    return dashboards.filled_in(expr, {**times, **chosen})
 
 
 def as_pattern(names: Sequence[str]) -> str:
@@ -91,36 +94,36 @@ def nodes_of(found: Sequence[Series]) -> set[str]:
     return {series["metric"]["node"] for series in found}
 
 
+ON_PLAIN, ON_POD = {**UNNAMED, "node": PLAIN}, {**EAST, "node": POD}
 #: What may be chosen: in the fleet view all, one or several; in the node view one.
 CHOICES = {
     "fleet": [
-        {"node": ".*", "job": ".*"},
-        {"node": as_pattern([PLAIN, POD, UNAUDITED, GONE]), "job": as_pattern(["77", "78"])},
+        {**UNNAMED, "node": ".*", "job_id": ".*"},
+        {**EAST, "node": as_pattern([POD, UNAUDITED, GONE]), "job_id": as_pattern(["77", "78"])},
     ],
-    "node": [{"node": PLAIN}, {"node": POD}],
+    "node": [ON_PLAIN, ON_POD],
 }
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("fleet")
-    port, other = free_port(), free_port()
-    targets: list[Mapping[str, Any]] = [
-        {"targets": [f"127.0.0.1:{port}"]},
-        *(
-            {
-                "targets": [f"127.0.0.1:{number}"],
-                "labels": {"instance": f"{node}:9465", "node": node, **OF_POD},
-            }
-            for node, number in ((POD, port), (UNAUDITED, other), (GONE, free_port()))
-        ),
-    ]
+    port, other, ended = free_port(), free_port(), free_port()
+    both = {UNAUDITED: other, GONE: ended}
+    targets = [{"targets": [f"127.0.0.1:{port}"]}, *(at(it, both[it]) for it in both)]
+    pods = [at(it, number, cluster="east", **OF_POD) for it, number in {POD: port, **both}.items()]
     replayed = ("--machine", "dgx-a100")
     with (
         audited(folder / "audited", f"127.0.0.1:{port}") as daemon,
         running(folder / UNAUDITED, *replayed, listen=f"127.0.0.1:{other}"),
-        running_prometheus(folder, targets) as prometheus,
+        dcgm_exporter() as dcgm,
+        running_prometheus(
+            folder, targets, {"job_name": EAST["job"], "static_configs": pods}, *dcgm
+        ) as prometheus,
     ):
+        with running(folder / GONE, *replayed, listen=f"127.0.0.1:{ended}"):
+            seen = f'count(affinityd_build_info{{node="{GONE}"}}) == 2'
+            eventually(lambda: prometheus.query(seen), "it answers in both clusters, and ends")
 
         def has_data() -> bool:
             daemon.plan("gpus=0&mode=node")
@@ -130,6 +133,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
         eventually(has_data, "CPU time was counted, far from its GPU")
         yield prometheus
+
+
+def at(node: str, port: int, **labels: str) -> Mapping[str, Any]:
+    """Return a target of a node, which has its name by a label."""
+    named = {"instance": f"{node}:9465", "node": node}
+    return {"targets": [f"127.0.0.1:{port}"], "labels": {**named, **labels}}
 
 
 @pytest.mark.parametrize("asked", list(queries()), ids=str)
@@ -167,15 +176,22 @@ def variables() -> Iterator[tuple[str, str, str, str]]:
                 yield name, it["name"], called[1], called[2]
 
 
-EXPECTED = {"node": [PLAIN, POD, UNAUDITED], "job": ["77", "78", "79"]}
+EXPECTED: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "": {"job": ["affinityd"], "node": [PLAIN, GONE, UNAUDITED]},
+    "east": {"job": ["gpu-nodes"], "node": [GONE, POD, UNAUDITED]},
+}
+EVERYWHERE = {"cluster": ["east"], "job_id": ["77", "78", "79"]}
 
 
-@pytest.mark.parametrize(("dashboard", "name", "selector", "label"), list(variables()))
+@pytest.mark.parametrize("cluster", EXPECTED)
+@pytest.mark.parametrize("variable", list(variables()), ids=" ".join)
 def test_a_variable_offers_what_there_is(
-    server: Prometheus, dashboard: str, name: str, selector: str, label: str
+    server: Prometheus, variable: tuple[str, str, str, str], cluster: str
 ) -> None:
-    chosen = CHOICES[dashboard][0]
-    assert server.label_values(label, filled_in(selector, chosen)) == EXPECTED[name]
+    dashboard, name, selector, label = variable
+    (chosen,) = (it for it in CHOICES[dashboard] if it["cluster"] == cluster)
+    offered = server.label_values(label, filled_in(selector, {**chosen, "node": ".*"}))
+    assert offered == {**EXPECTED[cluster], **EVERYWHERE}[name]
 
 
 def test_every_rule_can_be_followed(server: Prometheus) -> None:
@@ -188,31 +204,73 @@ def test_every_rule_can_be_followed(server: Prometheus) -> None:
 
 def test_every_record_is_of_both_nodes(server: Prometheus) -> None:
     records = [name for name, rule in server.rules().items() if rule["type"] == "recording"]
-    assert len(records) == 5
+    assert len(records) == 6
     for record in records:
-        assert nodes_of(server.query(record)) == {PLAIN, POD}, record
+        found = [it for it in server.query(record) if it["metric"]["node"] not in {UNAUDITED, GONE}]
+        clusters = {(it["metric"].get("cluster", ""), it["metric"]["node"]) for it in found}
+        assert clusters == {("", PLAIN), ("east", POD)}, record
 
 
 @pytest.mark.parametrize(
     "alert",
     [
-        *("AffinitydAllocationIsRemote", "AffinitydMaskIsRemote", "AffinitydUnpinned"),
-        *("AffinitydOrphansHoldGpu", "AffinitydCannotSeeIntoGpus"),
-        *("AffinitydCannotPin", "AffinitydPolicyIsBroken"),
+        *("AffinitydAllocationIsRemote", "AffinitydMaskIsRemote", "AffinitydOrphansHoldGpu"),
+        *("AffinitydCannotSeeIntoGpus", "AffinitydCannotPin", "AffinitydPolicyIsBroken"),
     ],
 )
 def test_an_alert_finds_the_node(server: Prometheus, alert: str) -> None:
-    (rule,) = (rule for name, rule in server.rules().items() if name == alert)
-    assert nodes_of(server.query(rule["query"])) == {PLAIN, POD}
+    assert nodes_of(server.query(server.rules()[alert]["query"])) == {PLAIN, POD}
+
+
+def test_a_daemon_that_ended_is_down_whatever_its_job_is_called(server: Prometheus) -> None:
+    expr = server.rules()["AffinitydDown"]["query"]
+
+    def is_down() -> bool:
+        down = [it["metric"] for it in server.query(expr)]
+        return {(it["job"], it["node"]) for it in down} == {
+            ("affinityd", GONE),
+            ("gpu-nodes", GONE),
+        }
+
+    eventually(is_down, "both jobs miss it")
+
+
+def test_the_alert_of_a_fleet_counts_the_nodes_of_each_cluster(server: Prometheus) -> None:
+    found = server.query(server.rules()["AffinitydUnpinned"]["query"])
+    counts = {it["metric"].get("cluster", ""): float(it["value"][1]) for it in found}
+    assert counts == {"": 1, "east": 1}
+
+
+@pytest.mark.parametrize("chosen", [ON_PLAIN, ON_POD], ids=[PLAIN, POD])
+def test_of_dcgms_gpus_those_that_are_far_and_idle_are_found_by_pod(
+    server: Prometheus, chosen: Mapping[str, str]
+) -> None:
+    title = "Which GPUs are far from their CPUs and idle, by pod?"
+    busy, far = (it for it in queries() if it.panel == title)
+
+    def found() -> Mapping[tuple[str, ...], float]:
+        return {
+            tuple(series["metric"][it] for it in ("gpu", "namespace", "pod")): float(
+                series["value"][1]
+            )
+            for series in busy.put_to(server, chosen)
+        }
+
+    both = {("0", "team", "train-0"): 3, ("3", "team", "train-3"): 0}
+    eventually(lambda: found() == both, "both exporters were scraped")
+    assert {it["metric"]["pod"] for it in far.put_to(server, chosen)} == {"train-0", "train-3"}
+    for obvious in ("gpu, pci_bus_id", "pci_bus_id", "uuid"):
+        joined = f"DCGM_FI_DEV_GPU_UTIL and on ({obvious}) affinityd_gpu_audited"
+        assert server.query(joined) == [], obvious
 
 
 def test_the_worst_process_of_a_gpu_is_what_is_shown_of_it(server: Prometheus) -> None:
     (worst,) = (it for it in queries() if it.panel == "Where do the processes of each GPU run?")
     numbers = {
         series["metric"]["gpu"]: float(series["values"][-1][1])
-        for series in worst.put_to(server, {"node": PLAIN})
+        for series in worst.put_to(server, ON_PLAIN)
     }
-    assert numbers == {"0": 5, "1": 3, "3": 3}
+    assert numbers == {"0": 5, "1": 3, "3": 3, "4": 0}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +288,7 @@ def test_each_gpu_that_ran_far_is_counted_by_what_mends_it(
     (asked,) = (it for it in queries() if (it.dashboard, it.panel) == ("node", panel))
 
     def counted() -> bool:
-        (series,) = asked.put_to(server, {"node": PLAIN})
+        (series,) = asked.put_to(server, ON_PLAIN)
         return float(series["value"][1]) == number
 
     eventually(counted, f"{panel}: {number}")

@@ -11,6 +11,9 @@ Case = tuple[str, Mapping[str, str], int, bool]  #: alert, series → samples, m
 
 GPU07 = {"job": "affinityd", "instance": "a", "node": "gpu07"}
 
+#: Alerts of a fleet: one for each cluster, whose value is a number of nodes.
+FLEET = {"AffinitydUnpinned", "AffinitydNumaBalancingIsOn"}
+
 
 def labels(pairs: Mapping[str, str]) -> str:
     """Return labels as a series has them."""
@@ -20,6 +23,15 @@ def labels(pairs: Mapping[str, str]) -> str:
 def series(name: str, **more: str) -> str:
     """Return a series of the node gpu07."""
     return f"{name}{labels({**GPU07, **more})}"
+
+
+def clustered(series: Mapping[str, str], *clusters: str) -> dict[str, str]:
+    """Return series as a Prometheus has them that sees them in each of these clusters."""
+    return {
+        name.replace("{", f'{{cluster="{cluster}",', 1): samples
+        for cluster in clusters
+        for name, samples in series.items()
+    }
 
 
 def of_gpu(name: str, gpu: int = 0, **more: str) -> str:
@@ -50,6 +62,7 @@ DAEMON: tuple[Case, ...] = (
     ("AffinitydDown", {series("up"): "0x20"}, 4, False),
     ("AffinitydDown", {series("up"): "1x20"}, 6, False),
     ("AffinitydDown", {'up{job="node",instance="a"}': "0x20"}, 6, False),
+    ("AffinitydDown", {'up{job="node",instance="a"}': "0x20", BUILD: "1x20"}, 6, False),
     ("AffinitydNotReady", {BUILD: "1x20"}, 6, True),
     ("AffinitydNotReady", {BUILD: "1x20", GENERATION: "1x20", ELSEWHERE: "1x20"}, 6, False),
     ("AffinitydSeesNoGpu", {GENERATION: "1x30"}, 16, True),
@@ -99,15 +112,23 @@ BY_CAUSE = {
     "unpinned": "AffinitydUnpinned",
 }
 
+#: A node on its first day: nothing is pinned, and the kernel is as the distribution has it.
+UNTENDED = {mismatch("unpinned"): "1x90", BALANCING: "1x90", GPUS: "8x90"}
+
 #: What the audit says of processes. 1200 and 90: CPU seconds a minute are CPUs times 60.
 AUDIT: tuple[Case, ...] = (
     *((alert, {mismatch(cause): "1x40"}, 16, True) for cause, alert in BY_CAUSE.items()),
     *((alert, {mismatch(cause): "1x40"}, 14, False) for cause, alert in BY_CAUSE.items()),
+    ("AffinitydUnpinned", {mismatch("unpinned"): "0x9 1x40"}, 41, True),
+    ("AffinitydUnpinned", {mismatch("unpinned"): "0x9 1x40"}, 38, False),
+    ("AffinitydUnpinned", {mismatch("unpinned"): "1x9 0 1x9 0 1x9 0 1x9"}, 38, False),
     *((alert, {mismatch(cause): "0x40"}, 16, False) for cause, alert in BY_CAUSE.items()),
     *((alert, {mismatch("other"): "1x40"}, 16, False) for alert in BY_CAUSE.values()),
     ("AffinitydAllocationIsRemote", {mismatch("allocation"): "1x9 0 1x30"}, 16, False),
     ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90"}, 70, True),
     ("AffinitydRemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+240x90"}, 70, False),
+    ("AffinitydRemoteCpuTimeIsHigh", {**UNTENDED, TOTAL: "0+1200x90", FAR: "0+600x90"}, 70, True),
+    ("AffinitydRemoteCpuTimeIsHigh", {**UNTENDED, TOTAL: "0+1200x90", FAR: "0x90"}, 70, False),
     (
         "AffinitydRemoteCpuTimeIsHigh",
         {TOTAL: "0+1200x90", FAR: "0+600x90", UNPLACED: "0+9000x90"},

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.e2e.chart import tools
@@ -14,6 +16,11 @@ from tests.e2e.chart import tools
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "helm" / "affinityd" / "dashboards"
 REMAKE = "scripts/dashboards re-makes it"
+
+
+def filled_in(expr: str, chosen: Mapping[str, str]) -> str:
+    """Return a query as Grafana sends it; each variable must be chosen. `$1` is Prometheus's."""
+    return re.sub(r"\$([a-z_]\w*)", lambda name: chosen[name[1]], expr)
 
 
 def write(folder: Path) -> None:

@@ -13,6 +13,10 @@ import yaml
 from tests.e2e.chart.rendering import CHART
 
 RULES = CHART / "rules" / "affinityd.yaml"
+#: The page that explains the alerts, as the chart's values have it.
+RUNBOOK: str = yaml.safe_load((CHART / "values.yaml").read_text())["metrics"]["prometheusRule"][
+    "runbookUrl"
+]
 
 
 def promtool(*words: str) -> str:

@@ -13,7 +13,8 @@ import pytest
 from affinityd.audit.model import CAUSES
 from affinityd.enforce.model import REASONS
 from tests.e2e.chart import dashboards, grafana, tools
-from tests.e2e.chart.alert_cases import FAR, TOTAL, UNPLACED, remedied
+from tests.e2e.chart.alert_cases import FAR, GPU07, TOTAL, UNPLACED, labels, remedied
+from tests.e2e.chart.dcgm_series import far_gpu, util
 from tests.e2e.chart.promtool import try_rules
 from tests.e2e.chart.rendering import objects
 
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.chart
 
 DASHBOARDS = sorted(dashboards.FOLDER.glob("*.json"))
 EACH = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+#: Of GPU07 in alert_cases, which has no label `cluster`.
+CHOSEN = {"cluster": "", **GPU07, "__range": "5m", "__rate_interval": "5m"}
 
 
 def panels(path: Path) -> Sequence[Mapping[str, Any]]:
@@ -69,9 +72,10 @@ def test_a_gpu_whose_place_is_not_known_is_in_no_share(tmp_path: Path) -> None:
         for target in panel.get("targets", ())
         if "remote_cpu_seconds" in target["expr"] and "/" in target["expr"]
     ]
+    exprs = [expr for expr in exprs if "DCGM" not in expr]
     assert len(exprs) == 3
     for expr in exprs:
-        asked = re.sub(r"\$__\w+", "5m", expr).replace("$node", "gpu07")
+        asked = dashboards.filled_in(expr, CHOSEN)
         gpu = '{gpu="0",pci_bus_id="0000:00:00.0"}' if "sum by" in expr else "{}"
         answer = {"labels": gpu, "value": 0.25}
         wanted = {"expr": asked, "eval_time": "8m", "exp_samples": [answer]}
@@ -102,10 +106,68 @@ def test_a_gpu_that_ran_far_is_counted_once_by_what_mends_it(tmp_path: Path, pat
     tests = []
     for title, count in counts.items():
         (target,) = asked[title]
-        expr = target["expr"].replace("$__range", "8m").replace("$node", "gpu07")
+        expr = dashboards.filled_in(target["expr"], {**CHOSEN, "__range": "8m"})
         sample = {"labels": "{}", "value": count}
         tests.append({"expr": expr, "eval_time": "8m", "exp_samples": [sample]})
     try_rules(tmp_path, series, {"promql_expr_test": tests})
+
+
+@EACH
+def test_each_query_is_of_the_cluster_and_the_scrape_jobs_that_are_chosen(path: Path) -> None:
+    asked = [it["expr"] for panel in panels(path) for it in panel.get("targets", ())]
+    assert asked
+    for expr in asked:
+        selected = re.findall(r"(?:[\w:]*affinityd[\w:]*|\bup)\b({[^}]*})?", expr)
+        assert selected, expr
+        for selector in selected:
+            assert selector.startswith('{cluster="$cluster",job=~"$job",node'), expr
+
+
+@EACH
+def test_the_scrape_jobs_are_those_whose_targets_say_that_they_are_daemons(path: Path) -> None:
+    variables = {it["name"]: it for it in json.loads(path.read_text())["templating"]["list"]}
+    assert list(variables)[:4] == ["datasource", "cluster", "job", "node"]
+    queries = {name: it["query"] for name, it in variables.items() if it["type"] == "query"}
+    assert queries["cluster"]["query"] == "label_values(affinityd_build_info, cluster)"
+    jobs = 'label_values(affinityd_build_info{cluster="$cluster"}, job)'
+    assert queries["job"]["query"] == jobs
+    assert variables["job"]["multi"]
+    assert "allValue" not in variables["job"]  # "up" of every job there is would match
+
+
+def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
+    """Pods' labels as honorLabels leaves them, as Prometheus renames them, and of no pod at all."""
+    own = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p"}
+    renamed = {**own, "exported_namespace": "team", "exported_pod": "train-1"}
+    samples = {
+        **far_gpu(0, "1x9"),
+        **far_gpu(1, "1x9"),
+        **far_gpu(2, "1x9"),
+        **far_gpu(3, "1x9"),
+        **far_gpu(4, "0x9"),
+        util(0, namespace="team", pod="train-0"): "5x9",
+        util(1, **renamed): "0x9",
+        util(1, **renamed, GPU_I_ID="7"): "19x9",  # two MIG instances: the busier counts
+        util(2, **own): "1x9",
+        util(3, namespace="team", pod="train-3"): "0x5 90x9",
+        util(4, namespace="team", pod="train-4"): "0x9",
+        util(5, namespace="team", pod="train-5"): "0x9",
+    }
+    (table,) = (it for it in panels(DASHBOARDS[1]) if it["title"].startswith("Which GPUs are far"))
+    answers = {
+        labels({"gpu": "0", "namespace": "team", "pod": "train-0"}): (5, 0.25),
+        labels({"gpu": "1", "namespace": "team", "pod": "train-1"}): (19, 0.25),
+        labels({"gpu": "2"}): (1, 0.25),
+    }
+    wanted = [
+        {
+            "expr": f"sum without (pci_bus_id) ({dashboards.filled_in(target['expr'], CHOSEN)})",
+            "eval_time": "8m",
+            "exp_samples": [{"labels": it, "value": both[at]} for it, both in answers.items()],
+        }
+        for at, target in enumerate(table["targets"])
+    ]
+    try_rules(tmp_path, samples, {"promql_expr_test": wanted})
 
 
 @EACH
@@ -165,6 +227,9 @@ def test_links_lead_to_dashboards_that_are_there(path: Path) -> None:
         if looks["id"] == "links"
         for link in looks["value"]
     ]
+    assert all(
+        "?${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}" in it for it in urls
+    )
     uids = {f"/d/{json.loads(it.read_text())['uid']}" for it in DASHBOARDS}
     assert {url.partition("?")[0] for url in urls} <= uids
     assert urls

@@ -69,6 +69,10 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
         ({"metrics": {"enabled": True}}, "additional properties 'enabled' not allowed"),
         ({"metrics": {"podMonitor": {"interval": "30"}}}, "at '/metrics/podMonitor/interval'"),
         ({"metrics": {"podMonitor": {"labels": ["a"]}}}, "at '/metrics/podMonitor/labels'"),
+        (
+            {"metrics": {"prometheusRule": {"runbookUrl": "https://wiki/gpu#alerts"}}},
+            "at '/metrics/prometheusRule/runbookUrl'",
+        ),
         ({"dashboards": {"labels": {"grafana_dashboard": 1}}}, "got number, want string"),
         ({"fullnameOverride": "1st"}, "at '/fullnameOverride'"),
         ({"extraArgs": ["--root", "/node"]}, "at '/extraArgs/1'"),

@@ -1,0 +1,66 @@
+"""Beside NVIDIA's dcgm-exporter: GPUs that are far from their CPUs and idle, by pod.
+
+Its labels are not affinityd's: `UUID` is `uuid` here, and `pci_bus_id` is `00000000:E1:00.0` for
+`0000:e1:00.0`. A join on what they seem to have in common finds nothing.
+"""
+
+from __future__ import annotations
+
+from deploy.grafana import looks
+from deploy.grafana.node_series import BUSY, FAR, of
+from deploy.grafana.queries import increase, share
+from deploy.grafana.tables import Column, table_of
+
+IDLE = 20  #: per cent of the last ten minutes; a GPU that works for less is idle
+
+_EXPORTER = ".*dcgm-exporter-.*"
+#: What `label_replace` takes, one after the other: label, value, source, pattern.
+_RELABELED = (
+    ("uuid", "$1", "UUID", "(.+)"),
+    # Of a GPU that no pod has, Prometheus may say that it is the exporter's.
+    ("namespace", "", "pod", _EXPORTER),
+    ("pod", "", "pod", _EXPORTER),
+    # Without honorLabels, `pod` is the exporter's own, and that of the GPU is called so.
+    ("namespace", "$1", "exported_namespace", "(.+)"),
+    ("pod", "$1", "exported_pod", "(.+)"),
+)
+_KEYS = {"gpu": "GPU", "pci_bus_id": "PCI bus id", "namespace": "Namespace", "pod": "Pod"}
+
+
+def _works() -> str:
+    """Return how much each GPU works, by its uuid and the pods that have it."""
+    expr = "avg_over_time(DCGM_FI_DEV_GPU_UTIL[10m])"
+    for label, value, source, pattern in _RELABELED:
+        expr = f'label_replace({expr}, "{label}", "{value}", "{source}", "{pattern}")'
+    return f"max by (uuid, namespace, pod) ({expr})"
+
+
+_PLACED = of("affinityd_gpu_numa_mismatch", 'uuid!=""')
+_IS_FAR = f"(max by (gpu, pci_bus_id, uuid) ({_PLACED}) == 1)"
+_ROWS = f"({_works()} * on (uuid) group_left (gpu, pci_bus_id) {_IS_FAR} < {IDLE})"
+_FAR_TIME = share(increase(FAR, "$__range"), increase(BUSY, "$__range"), "uuid")
+
+
+def _by_row(expr: str) -> str:
+    return f"max by ({', '.join(_KEYS)}) ({expr})"
+
+
+IDLE_GPUS = table_of(
+    "Which GPUs are far from their CPUs and idle, by pod?",
+    _KEYS,
+    [
+        Column("GPU busy", _by_row(_ROWS), looks.PERCENT),
+        Column(
+            "CPU time far",
+            _by_row(f"{_ROWS} * 0 + on (uuid) group_left () ({_FAR_TIME})"),
+            looks.SHARE,
+            looks.SHARE_LEVELS,
+        ),
+    ],
+    about=f"Of GPUs with a mismatch now, those that worked for less than {IDLE} % of the last ten "
+    "minutes, by dcgm-exporter's DCGM_FI_DEV_GPU_UTIL: they may wait for their CPUs. Without a "
+    "pod: a process outside of Kubernetes.",
+    sort="CPU time far",
+    empty="none, or Prometheus scrapes no dcgm-exporter",
+    height=7,
+)
