@@ -199,6 +199,11 @@ def test_the_first_daemon_that_answers_is_believed(daemon: Daemon, tmp_path: Pat
         ("nonsense", "200 OK", "answered a plan without 'AFFINITYD_CPULIST'"),
         ("AFFINITYD_CPULIST=x\nAFFINITYD_ALLOWED=0\n", "200 OK", "answered 'x' is not a CPU"),
         (
+            "Malformed request: unknown parameter 'task_cpus'; did you mean job_cpus?",
+            "422 Unprocessable Content",
+            "is of another release: unknown parameter 'task_cpus'",
+        ),
+        (
             "".join(f"{name}={text}\n" for name, text in LINES.items()),
             "200 OK",
             "answered CPUs that were not asked for: 6-7",
