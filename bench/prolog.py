@@ -1,6 +1,7 @@
 """What slurm/task_prolog.sh adds to `srun -n1`, beside what other ways to pin add, in one run.
 
     python -m bench.prolog [--pairs N]
+    python -m bench.prolog --without-gpus N   # what each script costs there, beside an empty one
 
 Each way has a Slurm of its own on this machine, which idles while others launch. Every round has
 one launch of each, in random order, and compares them. What counts is how long a launch takes
@@ -31,6 +32,7 @@ from statistics import median
 from time import perf_counter
 
 from tests.daemons import PATIENCE, running
+from tests.e2e.slurm.bare import BARE_DEV
 from tests.e2e.slurm.node import CONF, INSTALLED, SCRIPTS
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
 from tests.tiny import LOOK, PROGRAM, tiny_tree
@@ -67,6 +69,16 @@ ALONE = {
     "hwloc-bind": (*HWLOC_BIND, "true"),
     OURS: (str(SCRIPTS / "task_prolog.sh"),),
 }
+
+#: Runs a command where no device file is a GPU's, and no daemon has been.
+WITHOUT_GPUS = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-ec",
+    f'{BARE_DEV}mount -t tmpfs tmpfs /run\nexec "$@"',
+    "sh",
+)
 
 
 @dataclass(frozen=True)
@@ -134,6 +146,37 @@ def start_alone(rounds: int) -> Mapping[str, float]:
     return {name: median(cost[name] for cost in costs) for name in ALONE}
 
 
+def leave(rounds: int) -> Mapping[str, float]:
+    """Return what each script costs on a node without GPUs: CPU time, an empty sh script's 1."""
+    own = (sys.executable, "-m", "bench.prolog", "--without-gpus", f"{rounds}")
+    return {
+        name: float(cost)
+        for name, cost in map(str.split, _run((*WITHOUT_GPUS, *own), os.environ).splitlines())
+    }
+
+
+def _leave_here(rounds: int) -> Mapping[str, float]:
+    """Start each script and an empty one, in random order, once a round."""
+    with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as folder:
+        empty = Path(folder, "empty.sh")
+        empty.write_text("#!/bin/sh\n")
+        empty.chmod(0o755)
+        scripts = [
+            empty,
+            *(SCRIPTS / name for name in ("prolog.sh", "epilog.sh", "task_prolog.sh")),
+        ]
+        env = {"SLURM_JOB_ID": "1", "SLURM_TASK_PID": f"{os.getpid()}"}
+        costs: dict[str, list[float]] = {script.name: [] for script in scripts}
+        for _ in range(rounds):
+            for script in random.sample(scripts, len(scripts)):
+                costs[script.name].append(_cost((f"{script}",), env))
+    beside = costs.pop(empty.name)
+    return {
+        name: median(one / bare for one, bare in zip(its, beside, strict=True))
+        for name, its in costs.items()
+    }
+
+
 def _cost(command: Sequence[str], env: Mapping[str, str]) -> float:
     before = getrusage(RUSAGE_CHILDREN)
     _run(command, env)
@@ -148,7 +191,13 @@ def _run(command: Sequence[str], env: Mapping[str, str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=100)
-    pairs = parser.parse_args().pairs
+    parser.add_argument("--without-gpus", type=int, metavar="N")
+    given = parser.parse_args()
+    if given.without_gpus is not None:
+        for name, cost in _leave_here(given.without_gpus).items():
+            print(f"{name:16}  {cost:.3f}")
+        return
+    pairs = given.pairs
     launches = launch(pairs)
     print("srun -n1          launch   adds (without a prolog 1; an empty TaskProlog 1)")
     for way in WAYS:
