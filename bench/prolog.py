@@ -1,7 +1,6 @@
 """What slurm/task_prolog.sh adds to `srun -n1`, beside what other ways to pin add, in one run.
 
     python -m bench.prolog [--pairs N]
-    python -m bench.prolog --without-gpus N   # what each script costs there, beside an empty one
 
 Each way has a Slurm of its own on this machine, which idles while others launch. Every round has
 one launch of each, in random order, and compares them. What counts is how long a launch takes
@@ -10,7 +9,7 @@ beside one without a prolog, and what is added beside what an empty TaskProlog a
 
 As a launch waits for many processes, the script is also started by itself, and its user and system
 time, with that of all it starts, compared with hwloc-bind's. A daemon answers; its own time is only
-in the launches.
+in the launches. On a node without GPUs, where none runs, each script is compared with an empty one.
 
 Needs root and Debian's slurmctld, slurmd, slurm-client, munge and hwloc-nox.
 """
@@ -18,6 +17,7 @@ Needs root and Debian's slurmctld, slurmd, slurm-client, munge and hwloc-nox.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import subprocess
@@ -41,6 +41,7 @@ RUN = "/run/affinityd"
 SRUN = ("srun", "-n1", "--gres=gpu:1")
 HWLOC_BIND = ("hwloc-bind", "--cpubind", "core:0", "--")
 NAMES = ("Prolog", "Epilog", "TaskProlog")  #: the scripts of slurm.conf
+SCRIPT_FILES = ("prolog.sh", "epilog.sh", "task_prolog.sh")
 
 
 @dataclass(frozen=True)
@@ -148,33 +149,26 @@ def start_alone(rounds: int) -> Mapping[str, float]:
 
 def leave(rounds: int) -> Mapping[str, float]:
     """Return what each script costs on a node without GPUs: CPU time, an empty sh script's 1."""
-    own = (sys.executable, "-m", "bench.prolog", "--without-gpus", f"{rounds}")
-    return {
-        name: float(cost)
-        for name, cost in map(str.split, _run((*WITHOUT_GPUS, *own), os.environ).splitlines())
-    }
+    program = f"import json, bench.prolog as it; print(json.dumps(it.leave_here({rounds})))"
+    own = (*WITHOUT_GPUS, sys.executable, "-c", program)
+    costs: Mapping[str, float] = json.loads(subprocess.check_output(own, cwd=SCRIPTS.parent))
+    return costs
 
 
-def _leave_here(rounds: int) -> Mapping[str, float]:
-    """Start each script and an empty one, in random order, once a round."""
+def leave_here(rounds: int) -> Mapping[str, float]:
+    """Start each script and an empty one, in random order, once a round; there must be no GPU."""
     with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as folder:
         empty = Path(folder, "empty.sh")
         empty.write_text("#!/bin/sh\n")
         empty.chmod(0o755)
-        scripts = [
-            empty,
-            *(SCRIPTS / name for name in ("prolog.sh", "epilog.sh", "task_prolog.sh")),
-        ]
+        scripts = [empty, *(SCRIPTS / name for name in SCRIPT_FILES)]
         env = {"SLURM_JOB_ID": "1", "SLURM_TASK_PID": f"{os.getpid()}"}
         costs: dict[str, list[float]] = {script.name: [] for script in scripts}
         for _ in range(rounds):
             for script in random.sample(scripts, len(scripts)):
                 costs[script.name].append(_cost((f"{script}",), env))
-    beside = costs.pop(empty.name)
-    return {
-        name: median(one / bare for one, bare in zip(its, beside, strict=True))
-        for name, its in costs.items()
-    }
+    pairs = {name: zip(costs[name], costs[empty.name], strict=True) for name in SCRIPT_FILES}
+    return {name: median(one / bare for one, bare in its) for name, its in pairs.items()}
 
 
 def _cost(command: Sequence[str], env: Mapping[str, str]) -> float:
@@ -191,13 +185,7 @@ def _run(command: Sequence[str], env: Mapping[str, str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=100)
-    parser.add_argument("--without-gpus", type=int, metavar="N")
-    given = parser.parse_args()
-    if given.without_gpus is not None:
-        for name, cost in _leave_here(given.without_gpus).items():
-            print(f"{name:16}  {cost:.3f}")
-        return
-    pairs = given.pairs
+    pairs = parser.parse_args().pairs
     launches = launch(pairs)
     print("srun -n1          launch   adds (without a prolog 1; an empty TaskProlog 1)")
     for way in WAYS:
@@ -207,6 +195,9 @@ def main() -> None:
     print("\nalone             CPU time (hwloc-bind 1)")
     for name, cost in costs.items():
         print(f"{name:16}  {cost / costs['hwloc-bind']:6.2f}")
+    print("\nwithout GPUs      CPU time (an empty script 1)")
+    for name, cost in leave(pairs).items():
+        print(f"{name:16}  {cost:6.2f}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def test_the_task_prolog_costs_little_more_than_hwloc_bind() -> None:
 
 def test_on_a_node_without_gpus_a_slurm_script_costs_little_more_than_an_empty_one() -> None:
     costs = prolog.leave(rounds=200)
-    assert set(costs) == {"prolog.sh", "epilog.sh", "task_prolog.sh"}
+    assert len(costs) == len(prolog.NAMES)
     assert max(costs.values()) < 1.2, costs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import threading
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +12,16 @@ from textwrap import dedent
 
 import pytest
 
-from tests.daemons import eventually
+from tests.daemons import PATIENCE, eventually
 from tests.e2e.slurm.node import INSTALLED, SCRIPTS, Task, read_tasks
 from tests.e2e.slurm.node import LOOK as LOOK_AT_TASK
-from tests.e2e.slurm.two_nodes import CPU, GPU, Site, site
+from tests.e2e.slurm.two_nodes import CHECKOUT, CPU, GPU, Site, site
 from tests.tiny import BOTH, NEAR
 
 pytestmark = pytest.mark.slurm
 
 NODES = (GPU, CPU)
+ROUNDS = 20  #: of jobs during upgrades: of those that copy into the folder, a few get in the way
 #: A job on each node, and one that has a GPU.
 JOBS = (("-w", CPU), ("-w", GPU), ("-w", GPU, "--gres=gpu:1"), ("-N2", "-n2"))
 
@@ -89,27 +90,17 @@ def is_well(made: Site) -> bool:
 
 
 @contextmanager
-def always(made: Site, *words: str) -> Iterator[list[Task]]:
-    """Run jobs meanwhile, one after the other, and at least one more afterwards."""
-    tasks: list[Task] = []
-    failed: list[AssertionError] = []
-    over = threading.Event()
-
-    def launch() -> None:
-        try:
-            while not over.is_set() or not tasks:
-                tasks.extend(look(made, *words))
-        except AssertionError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=launch)
-    thread.start()
+def upgrading(made: Site, new: Path) -> Iterator[None]:
+    """Upgrade both nodes meanwhile, and go back, again and again; in the end they are upgraded."""
+    over = new / "over"
+    upgrade, go_back = (f"cd {it}\n{PUT_SCRIPTS}" for it in (new, CHECKOUT))
+    script = f"until [ -e {over} ]; do {upgrade}{go_back}done\n{upgrade}"
+    loops = [subprocess.Popen(made.on(node, script)) for node in NODES]
     try:
-        yield tasks
+        yield
     finally:
-        over.set()
-        thread.join()
-    assert failed == []
+        over.touch()
+        assert [loop.wait(PATIENCE) for loop in loops] == [0, 0]
 
 
 def test_no_node_is_drained_through_install_upgrade_and_removal(tmp_path: Path) -> None:
@@ -124,15 +115,15 @@ def test_no_node_is_drained_through_install_upgrade_and_removal(tmp_path: Path) 
 
         new = tmp_path / "new"
         shutil.copytree(SCRIPTS, new / "slurm")
-        with always(made, "-w", CPU), always(made, "-w", GPU, "--gres=gpu:1") as tasks:
-            for number in range(60):
-                for script in (new / "slurm").glob("*.sh"):
-                    script.write_text(f"{(SCRIPTS / script.name).read_text()}# {number}\n")
-                for node in NODES:
-                    made.run(node, PUT_SCRIPTS, checkout=new)
-        assert {task.cpus for task in tasks} == {NEAR}
+        for script in (new / "slurm").glob("*.sh"):
+            script.write_text(f"{script.read_text()}# new\n")
+        with upgrading(made, new):
+            for _ in range(ROUNDS):
+                (on_gpu,) = look(made, "--immediate=30", "-w", GPU, "--gres=gpu:1")
+                (on_cpu,) = look(made, "--immediate=30", "-w", CPU)
+                assert (on_gpu.cpus, on_cpu.cpus) == (NEAR, BOTH)
         assert made.run(CPU, f"tail -qn1 {INSTALLED}/*.sh; ls -A {INSTALLED}").split("\n") == [
-            *["# 59"] * 4,
+            *["# new"] * 4,
             *("epilog.sh", "prolog.sh", "task_prolog.sh", "trust.sh", ""),
         ]
         run_jobs(made, pinned=True)
@@ -140,9 +131,8 @@ def test_no_node_is_drained_through_install_upgrade_and_removal(tmp_path: Path) 
         made.configure("")
         made.restart()
         assert made.sh(f"! {SHOW}") == ""
-        with always(made, "-w", CPU), always(made, "-w", GPU, "--gres=gpu:1"):
-            for node in NODES:
-                made.run(node, TAKE_SCRIPTS)
+        for node in NODES:
+            made.run(node, TAKE_SCRIPTS)
         run_jobs(made, pinned=False)
         assert made.run(GPU, "ls /etc/slurm") == "cgroup.conf\ngres.conf\nslurm.conf\n"
 

@@ -63,8 +63,12 @@ class Site:
 
     def run(self, node: str, script: str, checkout: Path = CHECKOUT) -> str:
         """Return what root's shell prints on a node, in a checkout: status 0 is a must."""
+        return _printed(*self.on(node, script, checkout))
+
+    def on(self, node: str, script: str, checkout: Path = CHECKOUT) -> Sequence[str]:
+        """Return the command that has root's shell on a node run this."""
         enter = ("nsenter", f"--mount=/proc/{self.daemons[node].pid}/ns/mnt", f"--wd={checkout}")
-        return _printed(*enter, "sh", "-ec", script)
+        return (*enter, "sh", "-ec", script)
 
     def configure(self, lines: str) -> None:
         """Have these lines in slurm.conf, everywhere, beside what every node is."""
@@ -74,19 +78,32 @@ class Site:
 
     def restart(self) -> None:
         """Restart slurmctld, then every slurmd."""
-        for name in ("slurmctld", GPU, CPU):
-            self._stop(name)
-        self.start()
-
-    def start(self, *flags: str) -> None:
-        conf = f"{self.folder / 'slurm.conf'}"
-        self.daemons["slurmctld"] = rig._start(self.folder, "slurmctld", "-D", *flags, "-f", conf)
+        self._stop("slurmctld")
+        self._start_controller()
         for node in (GPU, CPU):
-            apart = ["unshare", "--mount", "--propagation=private", "sh", "-c"]
-            inside = [*apart, NAMESPACE.format(major=MAJOR), f"{self.folder / node}"]
-            slurmd = ["slurmd", "-D", "-N", node, "-f", "/etc/slurm/slurm.conf"]
-            self.daemons[node] = rig._start(self.folder, *inside, *slurmd)
-            (self.folder / node / "pid").write_text(f"{self.daemons[node].pid}")
+            self._stop(node)
+            self._start_node(node)
+        self._wait()
+
+    def start(self) -> None:
+        """Start a cluster that has had no job."""
+        self._start_controller("-i", "-c")
+        for node in (GPU, CPU):
+            self._start_node(node)
+        self._wait()
+
+    def _start_controller(self, *flags: str) -> None:
+        command = ("slurmctld", "-D", *flags, "-f", f"{self.folder / 'slurm.conf'}")
+        self.daemons["slurmctld"] = rig._start(self.folder, *command)
+
+    def _start_node(self, node: str) -> None:
+        apart = ("unshare", "--mount", "--propagation=private", "sh", "-c")
+        inside = (*apart, NAMESPACE.format(major=MAJOR), f"{self.folder / node}")
+        slurmd = ("slurmd", "-D", "-N", node, "-f", "/etc/slurm/slurm.conf")
+        self.daemons[node] = rig._start(self.folder, *inside, *slurmd)
+        (self.folder / node / "pid").write_text(f"{self.daemons[node].pid}")
+
+    def _wait(self) -> None:
         eventually(lambda: all(map(_listens, self.ports)), "every slurmd listens")
         eventually(lambda: self.states() == {"idle"}, f"the nodes are idle{self.cluster.logs()}")
 
@@ -142,7 +159,7 @@ def site() -> Iterator[Site]:
         it = Site(folder, Slurm(folder, USER), ports, {"munged": rig._munge(folder)})
         stack.callback(it.stop)
         it.configure("")
-        it.start("-i", "-c")
+        it.start()
         yield it
 
 
