@@ -9,7 +9,7 @@ beside one without a prolog, and what is added beside what an empty TaskProlog a
 
 As a launch waits for many processes, the script is also started by itself, and its user and system
 time, with that of all it starts, compared with hwloc-bind's. A daemon answers; its own time is only
-in the launches.
+in the launches. On a node without GPUs, where none runs, each script is compared with an empty one.
 
 Needs root and Debian's slurmctld, slurmd, slurm-client, munge and hwloc-nox.
 """
@@ -17,6 +17,7 @@ Needs root and Debian's slurmctld, slurmd, slurm-client, munge and hwloc-nox.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import subprocess
@@ -31,6 +32,7 @@ from statistics import median
 from time import perf_counter
 
 from tests.daemons import PATIENCE, running
+from tests.e2e.slurm.bare import BARE_DEV
 from tests.e2e.slurm.node import CONF, INSTALLED, SCRIPTS
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
 from tests.tiny import LOOK, PROGRAM, tiny_tree
@@ -39,6 +41,7 @@ RUN = "/run/affinityd"
 SRUN = ("srun", "-n1", "--gres=gpu:1")
 HWLOC_BIND = ("hwloc-bind", "--cpubind", "core:0", "--")
 NAMES = ("Prolog", "Epilog", "TaskProlog")  #: the scripts of slurm.conf
+SCRIPT_FILES = ("prolog.sh", "epilog.sh", "task_prolog.sh")
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,16 @@ ALONE = {
     "hwloc-bind": (*HWLOC_BIND, "true"),
     OURS: (str(SCRIPTS / "task_prolog.sh"),),
 }
+
+#: Runs a command where no device file is a GPU's, and no daemon has been.
+WITHOUT_GPUS = (
+    "unshare",
+    "--mount",
+    "sh",
+    "-ec",
+    f'{BARE_DEV}mount -t tmpfs tmpfs /run\nexec "$@"',
+    "sh",
+)
 
 
 @dataclass(frozen=True)
@@ -134,6 +147,30 @@ def start_alone(rounds: int) -> Mapping[str, float]:
     return {name: median(cost[name] for cost in costs) for name in ALONE}
 
 
+def leave(rounds: int) -> Mapping[str, float]:
+    """Return what each script costs on a node without GPUs: CPU time, an empty sh script's 1."""
+    program = f"import json, bench.prolog as it; print(json.dumps(it.leave_here({rounds})))"
+    own = (*WITHOUT_GPUS, sys.executable, "-c", program)
+    costs: Mapping[str, float] = json.loads(subprocess.check_output(own, cwd=SCRIPTS.parent))
+    return costs
+
+
+def leave_here(rounds: int) -> Mapping[str, float]:
+    """Start each script and an empty one, in random order, once a round; there must be no GPU."""
+    with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as folder:
+        empty = Path(folder, "empty.sh")
+        empty.write_text("#!/bin/sh\n")
+        empty.chmod(0o755)
+        scripts = [empty, *(SCRIPTS / name for name in SCRIPT_FILES)]
+        env = {"SLURM_JOB_ID": "1", "SLURM_TASK_PID": f"{os.getpid()}"}
+        costs: dict[str, list[float]] = {script.name: [] for script in scripts}
+        for _ in range(rounds):
+            for script in random.sample(scripts, len(scripts)):
+                costs[script.name].append(_cost((f"{script}",), env))
+    pairs = {name: zip(costs[name], costs[empty.name], strict=True) for name in SCRIPT_FILES}
+    return {name: median(one / bare for one, bare in its) for name, its in pairs.items()}
+
+
 def _cost(command: Sequence[str], env: Mapping[str, str]) -> float:
     before = getrusage(RUSAGE_CHILDREN)
     _run(command, env)
@@ -158,6 +195,9 @@ def main() -> None:
     print("\nalone             CPU time (hwloc-bind 1)")
     for name, cost in costs.items():
         print(f"{name:16}  {cost / costs['hwloc-bind']:6.2f}")
+    print("\nwithout GPUs      CPU time (an empty script 1)")
+    for name, cost in leave(pairs).items():
+        print(f"{name:16}  {cost:6.2f}")
 
 
 if __name__ == "__main__":

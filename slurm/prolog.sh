@@ -3,7 +3,7 @@
 #
 # It runs as root, on each node of a job, before its first task. Only here are the job's GPUs always
 # in the node's own numbering. It ends with 0, unless AFFINITYD_DRAIN=yes in /etc/affinityd.conf says
-# that a node without a daemon is to be drained.
+# that a node without a daemon is to be drained. A node without GPUs needs neither note nor daemon.
 
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
@@ -29,6 +29,14 @@ esac
 
 gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
 case $gpus in NoDevFiles | *[!A-Za-z0-9_.:,/-]*) gpus='' ;; esac
+has_gpus() { # the same in task_prolog.sh
+    for device in /dev/nvidiactl /dev/nvidia0 /dev/kfd /dev/davinci_manager \
+        /dev/dri/renderD* /dev/accel/accel*; do
+        [ ! -e "$device" ] || return 0
+    done
+    return 1
+}
+[ -n "$gpus" ] || has_gpus || exit 0 # sh has not parsed the rest yet
 
 gpus_of() { sed -n 's/^gpus=//p' "$1"; }
 has_one_of() { # GPUS GPUS

@@ -10,13 +10,38 @@
 set +e +f +u +v +x
 unset -f [ printf read cd # exported functions of the user, where sh is bash
 trap 'exit 0' EXIT
-trap '' XFSZ # of a shell that makes files of its here-documents
 exec 2>/dev/null
+run=/run/affinityd
+
+for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED; do # a batch script's, not ours
+    eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
+done
+
+# A task without GPUs is left here: sh has not parsed the rest yet, which would take longer.
+visible=''
+if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
+    visible=$CUDA_VISIBLE_DEVICES
+    case $visible in '' | NoDevFiles) exit 0 ;; esac
+elif [ -n "${ROCR_VISIBLE_DEVICES-}" ]; then
+    visible=ROCR_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES
+elif [ "${SLURM_GPUS_ON_NODE:-0}" = 0 ]; then
+    exit 0
+fi
+# The environment of the submitting shell can name GPUs on a node without.
+has_gpus() { # the same in prolog.sh
+    for device in /dev/nvidiactl /dev/nvidia0 /dev/kfd /dev/davinci_manager \
+        /dev/dri/renderD* /dev/accel/accel*; do
+        [ ! -e "$device" ] || return 0
+    done
+    return 1
+}
+[ -n "${AFFINITYD_SOCKET-}" ] || [ -e "$run" ] || has_gpus || exit 0
+
+trap '' XFSZ # of a shell that makes files of its here-documents
 unset LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT
 LC_ALL=C
 export LC_ALL
 
-run=/run/affinityd
 settings=/etc/affinityd.conf
 proc=/proc ls=/bin/ls id=/usr/bin/id
 curl=/usr/bin/curl taskset=/usr/bin/taskset python=/usr/bin/python3
@@ -111,23 +136,12 @@ os.sched_setaffinity(int(sys.argv[2]), cpus)
     fi >/dev/null
 }
 
-for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED; do # a batch script's, not ours
-    eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
-done
 case ${AFFINITYD-} in [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) leave AFFINITYD=off ;; esac
 is_number "${SLURM_TASK_PID-}" || leave 'SLURM_TASK_PID is no number'
 is_number "${SLURM_JOB_ID-}" || leave 'SLURM_JOB_ID is no number'
 
 # Which GPUs. A task that is not bound may open its step's, or, where nothing keeps it, the node's.
-job='' shared='' granted='' visible=''
-if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
-    visible=$CUDA_VISIBLE_DEVICES
-    case $visible in '' | NoDevFiles) leave ;; esac
-elif [ -n "${ROCR_VISIBLE_DEVICES-}" ]; then
-    visible=ROCR_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES
-elif [ "${SLURM_GPUS_ON_NODE:-0}" = 0 ]; then
-    leave
-fi
+job='' shared='' granted=''
 [ ! -f "$run/jobs/$SLURM_JOB_ID" ] || read_note
 find_devices /dev/nvidia minor
 [ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/dri/renderD drm

@@ -25,6 +25,12 @@ def test_the_task_prolog_costs_little_more_than_hwloc_bind() -> None:
     assert costs[prolog.OURS] <= 1.2 * costs["hwloc-bind"]
 
 
+def test_on_a_node_without_gpus_a_slurm_script_costs_little_more_than_an_empty_one() -> None:
+    costs = prolog.leave(rounds=200)
+    assert len(costs) == len(prolog.NAMES)
+    assert max(costs.values()) < 1.2, costs
+
+
 def test_a_scan_costs_little_for_each_process_that_holds_no_gpu() -> None:
     microseconds = audit.cost(processes=2000)
     assert max(microseconds.values()) <= 4, microseconds

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.containers
 
 BUNDLE = Path(__file__).parents[3] / "scripts/bundle"
 PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
+#: What INSTALL calls it: on a node python3 may be an older one.
+COMMAND = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 NO_NETWORK = ("unshare", "--net")
 
@@ -53,9 +55,15 @@ def installed(unpacked: Path) -> Path:
     commands = [
         line for line in (unpacked / "INSTALL").read_text().splitlines() if line[:4] == "    "
     ]
+    assert commands[1].split()[0] == COMMAND
     first = "\n".join(commands[:3]).replace("/opt/affinityd", str(into))
     subprocess.run(
-        [*NO_NETWORK, "sh", "-ec", first.replace("python3 -m", f"{sys.executable} -m")],
+        [
+            *NO_NETWORK,
+            "sh",
+            "-ec",
+            first.replace(f"{COMMAND} -m venv", f"{sys.executable} -m venv"),
+        ],
         cwd=unpacked,
         env={"PATH": os.environ["PATH"]},
         check=True,

@@ -17,16 +17,15 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from tests.e2e.pods.test_pod_asking import FUNCTIONS
+from tests.e2e.slurm.bare import BARE_DEV
 from tests.e2e.slurm.node import SCRIPTS
 from tests.serving import answering, http, serving
 
 pytestmark = pytest.mark.slurm
 
 #: A /dev with these files, then the script.
-IN_A_DEV = """\
-mount -t tmpfs tmpfs /dev
-mknod -m 666 /dev/null c 1 3
-mkdir /dev/dri
+IN_A_DEV = f"""\
+{BARE_DEV}mkdir /dev/dri
 for device in $1; do mknod -m 666 "/dev/$device" c 240 0; done
 exec "$2"
 """
@@ -199,6 +198,64 @@ def test_the_question_has_what_the_task_knows(
 ) -> None:
     common = {"format": "shell", "cpuset": mask(), "mode": "node", "task_cpus": "1/1"}
     assert asked(devices, env) == {**common, **parameters}
+
+
+#: A node without GPUs, where a folder takes the place of /usr/bin. Its sh is at /run.
+NO_GPUS = f"""\
+{BARE_DEV}mount -t tmpfs tmpfs /run
+cp -L /bin/sh /run/sh
+[ -z "$3" ] || mkdir -p "$3"
+mount --bind "$1" /usr/bin
+"$2"
+[ ! -e /run/started ] || while read -r name; do echo "started $name"; done </run/started
+[ ! -e /run/affinityd ] || echo "left /run/affinityd"
+"""
+TELL = '#!/run/sh\necho "${0##*/}" >>/run/started\n'
+
+
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh", "task_prolog.sh"])
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({}, id="none that Slurm names"),
+        pytest.param({"SLURM_GPUS_ON_NODE": "0"}, id="none on this node"),
+        pytest.param({"AFFINITYD": "off"}, id="off"),
+    ],
+)
+def test_on_a_node_without_gpus_a_script_says_nothing_and_starts_nothing(
+    script: str, env: Mapping[str, str]
+) -> None:
+    assert run_without_gpus(script, env) == ""
+
+
+def test_gpus_of_the_submitting_shell_are_none_of_a_node_without() -> None:
+    env = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2", "AFFINITYD_CPULIST": "7"}
+    assert run_without_gpus("task_prolog.sh", env) == "unset AFFINITYD_CPULIST\n"
+
+
+def test_an_epilog_starts_rm_where_there_is_a_note() -> None:
+    said = run_without_gpus("epilog.sh", {}, folder="/run/affinityd/jobs/1")
+    assert said == "started rm\nleft /run/affinityd\n"
+
+
+def run_without_gpus(script: str, env: Mapping[str, str], folder: str = "") -> str:
+    """Return what a script says on such a node, the programs that it starts, what it leaves."""
+    with TemporaryDirectory() as name:
+        for program in Path("/usr/bin").iterdir():
+            Path(name, program.name).symlink_to("/run/sh" if program.name == "sh" else "tell")
+        Path(name, "tell").unlink(missing_ok=True)
+        Path(name, "tell").write_text(TELL)
+        Path(name, "tell").chmod(0o755)
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-ec", NO_GPUS, "sh", name, SCRIPTS / script, folder],
+            env={**TASK, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    return done.stdout
 
 
 @pytest.mark.parametrize("visible", ["", "NoDevFiles", None])
