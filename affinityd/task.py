@@ -50,9 +50,13 @@ def questions(
     found = {"cpuset": format_list(cpus), "visible": visible(environ)}
     facts = {name: text for name, text in found.items() if text is not None}
     given = {name: text for name, text in given.items() if (name, text) != ("share", "auto")}
-    mode = "all" if "scope" in given else "node"  # node is all of the node, whatever the scope
     for ranks in _ranks(given, environ, parent):
-        yield {"mode": mode, **facts, **ranks, **given}
+        yield {"mode": default_mode(given), **facts, **ranks, **given}
+
+
+def default_mode(given: Mapping[str, str]) -> str:
+    """Return the mode of a process where none is given, with the other parameters that are."""
+    return "all" if "scope" in given else "node"  # node is all of the node, whatever the scope
 
 
 def first_answer(questions: Iterable[Question], ask: Callable[[Question], A]) -> A:

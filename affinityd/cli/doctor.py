@@ -11,7 +11,7 @@ from typing import Any
 from affinityd import conffile
 from affinityd.audit.aside import HOLD, Aside
 from affinityd.cli.machine import Machine
-from affinityd.cli.parser import Parser, add_settings, load_settings
+from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.cli.table import aligned
 from affinityd.doctor.checks import CHECKS, Diagnosis, examine, known
 from affinityd.doctor.facts import Facts, NoFiles
@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
     lines = (f"  {name:<{WIDTH}}{check.looks_at}" for name, check in CHECKS.items())
     parser.epilog = "\n".join(["checks:", *lines])
     parser.add_argument("checks", metavar="CHECK", nargs="*", help="default: all of those below")
-    parser.add_argument("--json", action="store_true", help="a document instead of the table")
+    add_format(parser, "table")
     add_settings(parser, ("root", "machine", "node_name", "socket", "reserved_cpus"))
 
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = [known(name) for name in arguments.checks]
     facts = gather(load_settings(arguments), names)
     found = examine(facts, names)
-    if arguments.json:
+    if arguments.format == "json":
         print(json.dumps(_document(facts.topology.name, found), indent=1))
     else:
         print("\n".join(map(one_line, _table(facts.topology.name, found))))

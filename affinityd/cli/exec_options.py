@@ -26,11 +26,17 @@ OWN = {
     "timeout": ("SECONDS", "the most that finding a place may take (default: 1)"),
     "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
     "fail_closed": (None, "rather fail than run the command unpinned"),
+    "verbose": (None, "say in a line on stderr which rank, GPU, node and CPUs it is"),
 }
-FLAGS = frozenset(("omp", "fail_closed"))  #: take no value
+FLAGS = frozenset(("omp", "fail_closed", "verbose"))  #: take no value
+#: What a person chooses, the first in the help; launchers and schedulers say the rest.
+CHOSEN = (
+    *("gpus", "rank", "mode", "memory", "omp", "verbose", "strict", "fail_closed", "timeout"),
+)
 BOOLEANS = frozenset(("balanced", "strict"))  #: may take one
 FAIL_CLOSED = "--fail-closed"
 OPTIONS = {f"--{name.replace('_', '-')}": name for name in (*PARAMETERS, *OWN)}
+SHORT = {"-v": "verbose"}
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.001, 3600.0  #: seconds
 
 Options = dict[str, str]
@@ -65,7 +71,7 @@ def read(words: Sequence[str]) -> Options:
     while rest:
         word = rest.pop(0)
         flag, has_value, value = word.partition("=")
-        name = OPTIONS.get(flag)
+        name = OPTIONS.get(flag) or SHORT.get(flag)
         if name is None:
             raise InvalidRequestError(_unknown(word))
         if name in options:
@@ -120,15 +126,18 @@ def print_help() -> None:
         epilog="AFFINITYD_MODE and so on say the same; AFFINITYD=off runs CMD as it is.",
         add_help=False,
     )
-    for name in PARAMETERS:
-        choices = TABLE[name].schema.get("enum")
-        metavar = "|".join(choices) if choices else name.upper()
-        parser.add_argument(_flag(name), metavar=metavar, help=_help(name, TABLE[name].help))
-    for name, (shown, text) in OWN.items():
-        if shown is None:
-            parser.add_argument(_flag(name), action="store_true", help=text)
+    others = parser.add_argument_group("more of the plan, most of which launchers say")
+    for name in (*CHOSEN, *(name for name in OPTIONS.values() if name not in CHOSEN)):
+        group = parser if name in CHOSEN else others
+        flags = [*(short for short in SHORT if SHORT[short] == name), _flag(name)]
+        if name in FLAGS:
+            group.add_argument(*flags, action="store_true", help=OWN[name][1])
+        elif name in OWN:
+            group.add_argument(*flags, metavar=OWN[name][0], help=OWN[name][1])
         else:
-            parser.add_argument(_flag(name), metavar=shown, help=text)
+            choices = TABLE[name].schema.get("enum")
+            metavar = "|".join(choices) if choices else name.upper()
+            group.add_argument(*flags, metavar=metavar, help=_help(name, TABLE[name].help))
     parser.print_help()
 
 
