@@ -28,6 +28,7 @@ SHOWN = 60
 
 #: How a missing package is had. No index has affinityd: what has its name there is not ours.
 DAEMON_EXTRA = "affinityd's extra daemon brings it: pip install '.[daemon]' in a checkout"
+NVML_EXTRA = "affinityd's extra nvml brings it: pip install '.[nvml]' in a checkout"
 
 
 def quote(text: str) -> str:
