@@ -123,10 +123,9 @@ def _of_exec(
     find: Callable[[Mapping[str, str]], Place], given: Mapping[str, str], said: Mapping[str, str]
 ) -> CpuSet | None:
     """Return the CPUs that `affinityd exec` would give, whose mode and so on variables say."""
-    from affinityd.cli.exec_options import parameters  # noqa: PLC0415 - it is a command's
-
+    task = {name: given[name] for name in OF_TASK & given.keys()}
     try:
-        return find(parameters({name: given[name] for name in OF_TASK & given.keys()}, said)).cpus
+        return find({**conffile.choices(said), **task}).cpus
     except AffinityError:
         return None
 

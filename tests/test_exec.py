@@ -348,7 +348,9 @@ def test_the_help_begins_with_what_a_person_chooses() -> None:
     assert "-v, --verbose" in chosen
     assert "--cpu-bind" not in chosen
     for text, some in ((chosen, "--gpus --rank --mode --memory --omp"), (others, "--ranks --job")):
-        assert re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)[: len(some.split())] == some.split()
+        assert (
+            re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)[: len(some.split())] == some.split()
+        )
 
 
 @pytest.mark.parametrize("words", [["--gpus=9", "--", "sh", "-c", "exit 7"], ["--", "/none"]])

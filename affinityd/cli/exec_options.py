@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from affinityd.conffile import PREFIX
+from affinityd.conffile import SAID, choices
 from affinityd.errors import InvalidRequestError, quote
 from affinityd.memory import POLICIES
 from affinityd.place import TIMEOUT
@@ -11,11 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: The parameters of a plan that a site or user may also say as AFFINITYD_*.
-SAID = (
-    *("mode", "scope", "multithreading", "balanced", "min_physical_cores", "max_physical_cores"),
-    *("share", "strict"),
-)
 #: The parameters of a plan that it takes.
 PARAMETERS = (
     *("gpus", "rank", "ranks", "job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus", "cpuset"),
@@ -93,9 +88,8 @@ def _value(name: str, rest: list[str]) -> str:
 
 def parameters(options: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
     """Return the given parameters of a plan: options, else AFFINITYD_* variables."""
-    variables = {name: f"{PREFIX}{name.upper()}" for name in SAID}
     return {
-        **{name: said[variable] for name, variable in variables.items() if variable in said},
+        **choices(said),
         **{name: text for name, text in options.items() if name in PARAMETERS},
     }
 

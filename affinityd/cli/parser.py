@@ -54,15 +54,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{line}\n")
 
 
-def add_format(
-    parser: argparse.ArgumentParser, plain: str, json: str = "a JSON document"
-) -> None:
+def add_format(parser: argparse.ArgumentParser, plain: str, json: str = "a JSON document") -> None:
     """Add --format, `plain` or json, and --json, which says the latter. The last of them counts."""
     parser.add_argument(
         "--format", choices=(plain, "json"), default=plain, help=f"{plain} (default), or {json}"
     )
     parser.add_argument(
-        "--json", dest="format", action="store_const", const="json", help="the same as --format json"
+        "--json",
+        dest="format",
+        action="store_const",
+        const="json",
+        help="the same as --format json",
     )
 
 

@@ -43,7 +43,7 @@ REMEDIES = {
 
 
 class SilenceError(Exception):
-    """NVML does not answer; one line that says why, and what would be right, where that is known."""
+    """NVML does not answer; one line that says why, and the remedy, where one is known."""
 
     def __init__(self, cause: str, remedy: str | None = None) -> None:
         super().__init__(f"{cause}; {remedy}" if remedy else cause)

@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
-from affinityd.discovery.nvml import REMEDIES, NvmlGpu, NvmlReport, _may_run_on, _online, answer, ask
+from affinityd.discovery.nvml import (
+    REMEDIES,
+    NvmlGpu,
+    NvmlReport,
+    _may_run_on,
+    _online,
+    answer,
+    ask,
+)
 from affinityd.errors import NVML_EXTRA
 from tests.daemons import open_files
 from tests.nvml.shared_object import environment
