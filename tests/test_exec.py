@@ -68,6 +68,15 @@ TASK = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}
         pytest.param({}, [], [SPREAD], id="no rank"),
         pytest.param({**TASK, "SLURM_STEP_TASKS_PER_NODE": "1"}, [], [SPREAD], id="a lone task"),
         pytest.param({"LOCAL_RANK": "0"}, [], [], id="a rank drives one of them"),
+        pytest.param(
+            {
+                **{**TASK, "SLURM_STEP_TASKS_PER_NODE": "2"},
+                **{"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"},
+            },
+            [],
+            [],
+            id="one of several tasks, which has two",
+        ),
         pytest.param({}, ["--gpus=0,1"], [], id="they were named"),
         pytest.param({"CUDA_VISIBLE_DEVICES": "1"}, [], [], id="it sees one"),
     ],

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if form == TABLE:
         for line in _table(reply, explain=arguments.explain):
             print(line)
-        if "mode" not in chosen and (other := _of_exec(node, chosen, caller, reply)):
+        if other := _of_exec(node, chosen, caller, reply):
             print(other)
     else:
         print(render(reply, form), end="")
