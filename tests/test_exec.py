@@ -70,8 +70,10 @@ TASK = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}
         pytest.param({"LOCAL_RANK": "0"}, [], [], id="a rank drives one of them"),
         pytest.param(
             {
-                **{**TASK, "SLURM_STEP_TASKS_PER_NODE": "2"},
-                **{"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"},
+                **TASK,
+                "SLURM_STEP_TASKS_PER_NODE": "2",
+                "SLURM_GPUS_ON_NODE": "4",
+                "CUDA_VISIBLE_DEVICES": "0,1",
             },
             [],
             [],

@@ -204,7 +204,7 @@ def test_the_example_pins_one_arm_and_not_the_other(here: Mapping[str, str]) -> 
 
 def test_the_example_compares_the_arms_by_their_rates(here: Mapping[str, str]) -> None:
     words = ("--workers=1", "--batch=2", "--size=32", "--steps=5", "--rounds=1")
-    command = [sys.executable, EXAMPLE, *words]
+    command = [sys.executable, str(EXAMPLE), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
     assert done.returncode == 0, done.stderr
     _, _, unpinned, pinned, verdict = done.stdout.splitlines()
