@@ -117,7 +117,7 @@ def test_root_is_told_that_the_daemon_is_missing(
     check("socket", here(roots), missing)
 
 
-def test_a_socket_that_is_not_there_keeps_nobody_out(folder: Path) -> None:
+def test_a_socket_that_is_not_there_has_no_modes_to_judge(folder: Path) -> None:
     folder.chmod(0o700)
     assert look(os.fspath(folder / "affinityd.sock")).shut == ()
 

@@ -75,7 +75,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> F
 def _daemon(settings: Settings) -> Daemon:
     """Look at the daemon: at the socket that is named, else at root's or at this user's own.
 
-    A user needs none, and to root, who would run it for all, it is missing.
+    Where neither exists, only root is told that a daemon is missing: commands need none.
     """
     own = conffile.default_socket()
     if settings.socket != own or own == conffile.SYSTEM_SOCKET:

@@ -48,7 +48,7 @@ class Daemon:
     """What is to be seen of the daemon, or of its absence, where its socket should be."""
 
     path: str  #: of the socket
-    absent: tuple[str, ...] = ()  #: no socket was named, and these are where there is none
+    absent: tuple[str, ...] = ()  #: the default sockets, if no other is named and none is there
     listens: bool = False
     is_refused: bool = False  #: we may not connect, and nobody knows whether somebody listens
     status: int | None = None  #: HTTP's, of /readyz; None: none came, `error` says why

@@ -110,7 +110,10 @@ def _line(said: str) -> str:
 
 
 def _shut(path: Path) -> Iterator[str]:
-    """Yield what keeps other users from the socket; a user's runtime folder is his alone."""
+    """Yield what keeps other users from the socket.
+
+    A user's runtime folder is for that user alone: XDG Base Directory Specification, mode 0700.
+    """
     path = path.absolute()
     if _is_of_one_user(path) or not may_be_there(path):
         return
@@ -130,7 +133,7 @@ def _is_of_one_user(path: Path) -> bool:
 
 
 def may_be_there(path: Path) -> bool:
-    """Whether there is something at a path, or we are kept from seeing that there is nothing."""
+    """Whether a path exists, or permissions hide whether it does."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

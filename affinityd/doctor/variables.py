@@ -1,7 +1,7 @@
-"""Whether what is said in variables, and in the settings file, is a setting at all.
+"""Whether AFFINITYD_* variables, and keys of the settings file, are names that affinityd knows.
 
-What is mistyped is passed over without a word: jobs inherit many variables, and the file may have
-others' lines.
+Commands ignore other names silently: a job inherits many variables, and the file may have lines for
+other programs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from affinityd.doctor.finding import Findings, not_applicable, ok, warn
 
 #: What commands, prologs and pods read besides the settings.
 READ = ("CONFIG", "CPUS", "DRAIN", "JOB_GPUS", "MEMORY", "TIMEOUT", "URL")
-#: What jobs are told.
+#: What affinityd writes for jobs.
 WRITTEN = (
     *("ALLOWED", "CPULIST", "GPUS", "LOCALITY", "MEMORY_NODES", "NODES", "THREADS", "UNPINNED"),
     "WARNINGS",
@@ -44,7 +44,7 @@ def variables(facts: Facts) -> Findings:
     wrong = [(said, near) for said in facts.said if (near := _meant(said)) is not None]
     for said, near in wrong:
         yield warn(
-            f"{said.name} in {said.where} is no setting of affinityd and counts for nothing",
+            f"{said.name} in {said.where} is no setting of affinityd and is ignored",
             f"did you mean {near}?" if near else "leave it out; docs/operating.md lists them",
         )
     if not wrong:
@@ -53,7 +53,7 @@ def variables(facts: Facts) -> Findings:
 
 
 def _meant(said: Said) -> str | None:
-    """Return which name was meant; an empty one: none that is known; None: it is none of ours."""
+    """Return the name that was meant, "" if none is near; None: the name is known, or not ours."""
     name = said.name.upper()
     if said.name in NAMES or said.name.startswith(RANKS):
         return None
