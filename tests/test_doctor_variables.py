@@ -32,6 +32,7 @@ def facts(tmp_path: Path, *said: Said) -> Facts:
         ("AFINITYD_MODE", ENVIRONMENT, "did you mean AFFINITYD_MODE?"),
         ("AFFINITY_SOCKET", FILE, "did you mean AFFINITYD_SOCKET?"),
         ("AFFINITYDD", ENVIRONMENT, "did you mean AFFINITYD?"),
+        ("AFFINITYD_PORT", FILE, "did you mean AFFINITYD_"),
         ("RESERVED_CPUS", FILE, "did you mean AFFINITYD_RESERVED_CPUS?"),
         ("AFFINITYD_XYZZY_QUUX_PLUGH", FILE, "leave it out"),
     ],
@@ -48,6 +49,8 @@ def test_a_name_that_counts_for_nothing_is_found(
     [
         *((name, ENVIRONMENT) for name in ("PATH", "MODE", "RESERVED_CPUS", "GOMP_CPU_AFFINITY")),
         *((name, ENVIRONMENT) for name in ("AFFINITYD", "AFFINITYD_MODE", f"{RANKS}7_CPULIST")),
+        ("AFFINITYD_SERVICE_HOST", ENVIRONMENT),
+        ("AFFINITYD_PLAN_PORT_9466_TCP_ADDR", ENVIRONMENT),
         *((name, FILE) for name in ("LANG", "HTTPS_PROXY", "AFFINITYD_MODE", "AFFINITYD_DRAIN")),
     ],
 )

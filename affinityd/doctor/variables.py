@@ -33,6 +33,9 @@ RANKS = f"{conffile.PREFIX}RANK_"  #: of the `shell` format: AFFINITYD_RANK_0_CP
 #: The names by what comes after the prefix, which makes all of them look alike.
 SHORT = {name.removeprefix(conffile.PREFIX): name for name in NAMES}
 
+#: Words in variables that Kubernetes gives pods for a Service, as …_SERVICE_HOST and …_PORT.
+OF_SERVICES = frozenset(("SERVICE", "PORT"))
+
 ALIKE = 0.9  #: of difflib; another program's name is less like ours
 
 
@@ -59,6 +62,8 @@ def _meant(said: Said) -> str | None:
         return None
     if name in NAMES:
         return name
+    if said.where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
+        return None
     if said.where != ENVIRONMENT and name in SHORT:
         return SHORT[name]
     if name.startswith(conffile.PREFIX):
