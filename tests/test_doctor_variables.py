@@ -32,7 +32,7 @@ def facts(tmp_path: Path, *said: Said) -> Facts:
         ("AFINITYD_MODE", ENVIRONMENT, "did you mean AFFINITYD_MODE?"),
         ("AFFINITY_SOCKET", FILE, "did you mean AFFINITYD_SOCKET?"),
         ("AFFINITYDD", ENVIRONMENT, "did you mean AFFINITYD?"),
-        ("AFFINITYD_PORT", FILE, "did you mean AFFINITYD_"),
+        ("AFFINITYD_PORT", FILE, "leave it out"),
         ("RESERVED_CPUS", FILE, "did you mean AFFINITYD_RESERVED_CPUS?"),
         ("AFFINITYD_XYZZY_QUUX_PLUGH", FILE, "leave it out"),
     ],
