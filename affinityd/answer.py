@@ -107,9 +107,12 @@ def _json(reply: Reply) -> Iterator[str]:
 def _shell(reply: Reply) -> Iterator[str]:
     """Yield NAME=value lines; no value has a character that a shell or TaskProlog would change."""
     memory = {rank.memory_node for rank in reply.ranks if rank.memory_node is not None}
+    homes = {rank.home_node for rank in reply.ranks if rank.home_node is not None}
     yield f"AFFINITYD_CPULIST={format_list(reply.cpus)}"
     yield f"AFFINITYD_LOCALITY={reply.locality}"
     yield f"AFFINITYD_ALLOWED={format_list(reply.allowed)}"
+    yield f"AFFINITYD_GPUS={format_list(rank.gpu.index for rank in reply.ranks)}"
+    yield f"AFFINITYD_NODES={format_list(homes)}"
     yield f"AFFINITYD_MEMORY_NODES={format_list(memory)}"
     yield f"AFFINITYD_THREADS={reply.threads}"
     yield f"AFFINITYD_WARNINGS={','.join(sorted({warning.code for warning in reply.warnings}))}"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from affinityd import conffile, myself, pinning, place
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import AffinityError
 from affinityd.memory import Held, held, wanted
-from affinityd.place import TIMEOUT
+from affinityd.place import TIMEOUT, Place
 from affinityd.processes import mask_of, stat_of
+
+OF_TASK = frozenset(("rank", "ranks", "gpus"))  #: parameters that say which process it is
 
 logger = logging.getLogger("affinityd")
 
@@ -27,6 +29,8 @@ class Binding:
     memory: Held | None  #: the calling thread's policy; None: it cannot be read
     source: str | None  #: who planned: "daemon", "node.json", "sysfs"; None: there was no plan
     warnings: tuple[str, ...] = ()  #: what is not as it was asked for, a line each
+    #: what `affinityd exec` would give this process; None: the same, or it is not known
+    exec_cpus: CpuSet | None = None
 
     @property
     def pinned(self) -> bool:
@@ -101,8 +105,13 @@ def take_place(
     said = conffile.variables()
     if "cpus" not in given and (asked := said.get("AFFINITYD_CPUS")):
         given = {"task_cpus": asked, **given}
-    questions, sockets = myself.questions(given), conffile.sockets(said)
-    found = place.find(questions, sockets, start, timeout, bounded=False)
+    sockets = conffile.sockets(said)
+
+    def find(given: Mapping[str, str]) -> Place:
+        return place.find(myself.questions(given), sockets, start, timeout, bounded=False)
+
+    found = find(given)
+    exec_cpus = _of_exec(find, given, said)
     threads: list[str] = []
     taken = myself.take(found, policy, lambda cpus: _pin_all(cpus, threads))
     return Binding(
@@ -110,8 +119,20 @@ def take_place(
         locality=found.locality,
         memory=taken.memory or held(),
         source=found.source,
-        warnings=(*taken.remarks, *threads),
+        warnings=(*myself.spread(found, given), *taken.remarks, *threads),
+        exec_cpus=None if exec_cpus == found.cpus else exec_cpus,
     )
+
+
+def _of_exec(
+    find: Callable[[Mapping[str, str]], Place], given: Mapping[str, str], said: Mapping[str, str]
+) -> CpuSet | None:
+    """Return the CPUs that `affinityd exec` would give, whose mode and so on variables say."""
+    task = {name: given[name] for name in OF_TASK & given.keys()}
+    try:
+        return find({**conffile.choices(said), **task}).cpus
+    except AffinityError:
+        return None
 
 
 def _pin_all(cpus: CpuSet, remarks: list[str]) -> CpuSet:

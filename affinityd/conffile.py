@@ -17,6 +17,14 @@ from affinityd.errors import InvalidRequestError, quote
 FILE = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
 SYSTEM_SOCKET = "/run/affinityd/affinityd.sock"
+RUNTIME_FOLDERS = "/run/user"  #: pam_systemd(8)
+#: The parameters of a plan that a site or user may also say as AFFINITYD_*.
+SAID = (
+    *("mode", "scope", "multithreading", "balanced", "min_physical_cores", "max_physical_cores"),
+    *("share", "strict"),
+)
+#: How they are said; what a task asked for by a shorter name.
+SAID_AS = {**{name: f"{PREFIX}{name.upper()}" for name in SAID}, "task_cpus": f"{PREFIX}CPUS"}
 MAX_FILE = 1024 * 1024  #: bytes
 QUOTING = frozenset("'\"\\")
 
@@ -28,9 +36,12 @@ def path(environ: Mapping[str, str] = os.environ) -> str:
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> str:
     """Return where a daemon of this user listens."""
-    if os.geteuid() == 0:
-        return SYSTEM_SOCKET
-    return (environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}") + "/affinityd.sock"
+    return SYSTEM_SOCKET if os.geteuid() == 0 else f"{runtime_folder(environ)}/affinityd.sock"
+
+
+def runtime_folder(environ: Mapping[str, str] = os.environ) -> str:
+    """Return this user's folder for sockets, mode 0700: XDG Base Directory Specification."""
+    return environ.get("XDG_RUNTIME_DIR") or f"{RUNTIME_FOLDERS}/{os.geteuid()}"
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -45,6 +56,11 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name, text in layer.items()
         if name.startswith(PREFIX) and text
     }
+
+
+def choices(said: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a plan that AFFINITYD_* variables choose."""
+    return {name: said[variable] for name, variable in SAID_AS.items() if variable in said}
 
 
 def is_off(environ: Mapping[str, str] = os.environ) -> bool:

@@ -26,8 +26,9 @@ from __future__ import annotations
 #: How much of a wrong value a message shows.
 SHOWN = 60
 
-#: How a missing package is had. No index has affinityd: what has its name there is not ours.
+#: How a missing package is had: from a checkout, as this project publishes on no index.
 DAEMON_EXTRA = "affinityd's extra daemon brings it: pip install '.[daemon]' in a checkout"
+NVML_EXTRA = "affinityd's extra nvml brings it: pip install '.[nvml]' in a checkout"
 
 
 def quote(text: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from affinityd import conffile, machines, nodefile, settings, trust
 from affinityd.answer import Reply
 from affinityd.discovery import discover, open_tree
-from affinityd.errors import UntrustedError
+from affinityd.errors import UntrustedError, quote
 from affinityd.plans import Caller
 from affinityd.request import parse_request
 from affinityd.service import Node, answer
@@ -29,6 +29,7 @@ class Known:
     node: Node
     source: str  #: "node.json" or "sysfs"
     doubt: str | None = None  #: why what lies beside a socket was not believed
+    replayed: str | None = None  #: that settings name another machine than this one
 
 
 def known_node(sockets: Sequence[str]) -> Known:
@@ -51,11 +52,12 @@ def known_node(sockets: Sequence[str]) -> Known:
             return Known(node, nodefile.NAME)
     chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
     node = Node(_read(chosen), chosen.reserved_cpus, replayed=chosen.replays)
-    return Known(node, "sysfs", next(iter(doubts), None))
+    return Known(node, "sysfs", next(iter(doubts), None), _replayed(chosen))
 
 
 def _published(path: Path) -> Node:
     """Read what a daemon published. Raises UntrustedError; OSError and ValueError for none."""
+    path.lstat()  # what is not there is no doubt, whoever may write to its folder
     trust.check_path(str(path))
     return nodefile.read(path)
 
@@ -65,6 +67,20 @@ def plan_on(node: Node, questions: Iterable[Question], caller: Caller | None = N
     return first_answer(
         questions, lambda question: answer(node, parse_request(question.items()), caller)
     )
+
+
+def _replayed(chosen: Settings) -> str | None:
+    """Return that a setting names another machine; None: none does.
+
+    A root that is a folder may be this machine's own, mounted elsewhere.
+    """
+    if chosen.machine:
+        setting = f"{conffile.PREFIX}MACHINE is {quote(chosen.machine)}"
+    elif Path(chosen.root).is_file():
+        setting = f"{conffile.PREFIX}ROOT is {quote(chosen.root)}"
+    else:
+        return None
+    return f"{setting}: planned on a replayed machine, not on this one"
 
 
 def _read(chosen: Settings) -> Topology:

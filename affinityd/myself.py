@@ -8,7 +8,9 @@ from affinityd import task
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import ApplyError
 from affinityd.granted import granted
+from affinityd.launchers import local_rank
 from affinityd.memory import Held, hold
+from affinityd.words import several
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,7 +85,40 @@ def pin(cpus: CpuSet) -> CpuSet:
     return frozenset(os.sched_getaffinity(0))
 
 
+def spread(found: Place, given: Mapping[str, str]) -> Iterator[str]:
+    """Yield that a process without siblings has the CPUs near GPUs of several nodes.
+
+    What it named itself it knows; each of several ranks would say it anew.
+    """
+    rank = local_rank(os.environ)
+    is_alone = rank is None or rank.size == 1
+    if is_alone and "gpus" not in given and len(found.gpus) > 1 and len(found.nodes) > 1:
+        gpus, nodes = several("GPU", found.gpus), several("node", found.nodes)
+        yield (
+            f"this process sees {gpus} of {nodes} and has the CPUs near any of them; if it uses "
+            "only one GPU, name it: --gpus N, in Python bind(gpus=N)"
+        )
+
+
+def told(found: Place, taken: Taken, given: Mapping[str, str]) -> str:
+    """Return where this process is: its rank, its GPUs, their nodes, its CPUs."""
+    rank = local_rank(os.environ)
+    if "rank" in given:
+        who = f"rank {given['rank']}"
+    elif rank is None:
+        who = "no rank"
+    else:
+        size = "" if rank.size is None else f" of {rank.size}"
+        who = f"rank {rank.number}{size} ({rank.variable})"
+    gpus = several("GPU", found.gpus) if found.gpus else "GPU unknown"
+    nodes = several("node", found.nodes) if found.nodes else "node unknown"
+    cpus = several("CPU", taken.cpus)
+    return f"{who}: {gpus}, {nodes}, {cpus} ({found.locality}, planned from {found.source})"
+
+
 def _remarks(found: Place, cpus: CpuSet) -> Iterator[str]:
+    if found.replayed is not None:
+        yield found.replayed
     if found.trouble is not None:
         yield f"{found.trouble}; planned from {found.source}"
     asked, held = format_list(found.cpus), format_list(cpus)

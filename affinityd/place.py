@@ -28,19 +28,30 @@ class Place:
 
     `source` says who planned: "daemon", "node.json" or "sysfs"; `trouble` what kept a daemon from
     it, or from believing what one published; None where nothing did, or where there is none.
+    `replayed` says that it was planned on another machine than this one, and which setting names
+    that; None: it was not, or a daemon planned. `gpus` are the node's own indices, `nodes` the home
+    nodes; both are empty where an older daemon does not say them.
     """
 
     __slots__ = (
-        *("allowed", "cpus", "locality", "memory_nodes", "source", "threads", "trouble"),
-        "warnings",
+        *("allowed", "cpus", "gpus", "locality", "memory_nodes", "nodes", "replayed", "source"),
+        *("threads", "trouble", "warnings"),
     )
 
-    def __init__(self, lines: Mapping[str, str], source: str, trouble: str | None = None) -> None:
+    def __init__(
+        self,
+        lines: Mapping[str, str],
+        source: str,
+        trouble: str | None = None,
+        replayed: str | None = None,
+    ) -> None:
         """Raise ValueError, one line, for lines that are no plan."""
         try:
             self.cpus: CpuSet = parse_list(lines["AFFINITYD_CPULIST"])
             self.allowed: CpuSet = parse_list(lines["AFFINITYD_ALLOWED"])
             self.memory_nodes = parse_list(lines["AFFINITYD_MEMORY_NODES"])
+            self.gpus = parse_list(lines.get("AFFINITYD_GPUS", ""))
+            self.nodes = parse_list(lines.get("AFFINITYD_NODES", ""))
             self.locality = lines["AFFINITYD_LOCALITY"]
             self.threads = int(lines["AFFINITYD_THREADS"])
         except KeyError as error:
@@ -55,6 +66,7 @@ class Place:
             raise ValueError(f"locality {quote(self.locality)}")
         self.source = source
         self.trouble = trouble
+        self.replayed = replayed
 
 
 def find(
@@ -120,10 +132,8 @@ def plan_here(
     try:
         reply = fallback.plan_on(known.node, questions)
     except AffinityError as error:
-        if trouble is None:
-            raise
-        raise type(error)(f"{error}; {trouble}") from None
-    return Place(_lines(answer.render(reply, "shell")), known.source, trouble)
+        raise type(error)("; ".join(filter(None, (str(error), trouble, known.replayed)))) from None
+    return Place(_lines(answer.render(reply, "shell")), known.source, trouble, known.replayed)
 
 
 def _daemon_at(path: str, deadline: float) -> Callable[[Question], Place]:

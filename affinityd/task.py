@@ -51,12 +51,14 @@ def questions(
     """
     found = {"cpuset": format_list(cpus), "visible": visible(environ)}
     facts = {name: text for name, text in found.items() if text is not None}
-    if not {"cpus", "task_cpus"} & given.keys():
-        facts |= asked_cpus(environ)
-    given = {name: text for name, text in given.items() if (name, text) not in UNSAID}
-    mode = "all" if "scope" in given else "node"  # node is all of the node, whatever the scope
+    given = with_asked_cpus(given, environ)
     for ranks in _ranks(given, environ, parent):
-        yield {"mode": mode, **facts, **ranks, **given}
+        yield {"mode": default_mode(given), **facts, **ranks, **given}
+
+
+def default_mode(given: Mapping[str, str]) -> str:
+    """Return the mode of a process where none is given, with the other parameters that are."""
+    return "all" if "scope" in given else "node"  # node is all of the node, whatever the scope
 
 
 def first_answer(questions: Iterable[Question], ask: Callable[[Question], A]) -> A:
@@ -98,6 +100,13 @@ def environment_of(pid: int) -> Environment | None:
     except OSError:
         return None
     return dict(entry.partition("=")[::2] for entry in reversed(entries) if "=" in entry)
+
+
+def with_asked_cpus(given: Mapping[str, str], environ: Environment) -> dict[str, str]:
+    """Return parameters that somebody chose, and the CPUs that were asked for, if none was said."""
+    asked = {} if {"cpus", "task_cpus"} & given.keys() else asked_cpus(environ)
+    chosen = {name: text for name, text in given.items() if (name, text) not in UNSAID}
+    return {**asked, **chosen}
 
 
 def asked_cpus(environ: Environment) -> dict[str, str]:

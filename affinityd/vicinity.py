@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from affinityd.cpuset import CpuSet, format_list
+from affinityd.cpuset import CpuSet
 from affinityd.topology import Gpu, Topology
+from affinityd.words import several as several  # noqa: PLC0414 - others have it from here
 
 LOCAL = "local"  #: may run near its GPUs alone
 MIXED = "mixed"  #: near and far
@@ -64,12 +65,6 @@ def placement(topology: Topology, near: Vicinity, mask: CpuSet) -> str:
     if mask >= topology.online:
         return UNPINNED
     return REMOTE if mask.isdisjoint(near.cpus) else MIXED
-
-
-def several(noun: str, numbers: Iterable[int]) -> str:
-    """Return `node 3`, or `nodes 3-5`."""
-    those = set(numbers)
-    return f"{noun if len(those) == 1 else f'{noun}s'} {format_list(those)}"
 
 
 def _near_nodes(topology: Topology, gpus: Sequence[Gpu]) -> tuple[int | None, ...]:

@@ -52,6 +52,7 @@ ARMS = ("unpinned", "pinned")
 PREFETCH = 2  #: batches that a worker makes ahead, DataLoader's default
 SIZES = ("workers", "batch", "size", "steps")  #: options that the ranks are told, too
 SMOKE = {"workers": 2, "batch": 4, "size": 64, "steps": 10, "rounds": 1}
+WORKS = "both arms ran: it works; so short a run measures nothing"
 MOVE_PAGES = {"x86_64": 279, "aarch64": 239, "ppc64le": 301}  #: move_pages(2)'s number, by machine
 SHARED = "/dev/shm"  # noqa: S108 - where workers put what they have made
 PAGES = 64  #: of a sample that are looked at
@@ -89,7 +90,7 @@ def main() -> None:
         print(
             f"{number:5}  {arm:8} {one.rate:8.2f}  {shown:>4}  {' | '.join(one.cpus)}", flush=True
         )
-    print(verdict(runs["unpinned"], runs["pinned"]))
+    print(WORKS if options.smoke else verdict(runs["unpinned"], runs["pinned"]))
 
 
 def read_options() -> argparse.Namespace:

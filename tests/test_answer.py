@@ -175,6 +175,8 @@ def test_warnings_are_those_of_the_ranks_asked_for_and_of_the_whole_plan() -> No
                 "AFFINITYD_CPULIST=48-63,176-191",
                 "AFFINITYD_LOCALITY=local",
                 "AFFINITYD_ALLOWED=0-255",
+                "AFFINITYD_GPUS=0-1",
+                "AFFINITYD_NODES=3",
                 "AFFINITYD_MEMORY_NODES=3",
                 "AFFINITYD_THREADS=16",
                 "AFFINITYD_WARNINGS=",
@@ -283,7 +285,7 @@ def test_a_posix_shell_takes_the_lines_literally(tmp_path: Path, export: str) ->
     run = ["sh", "-euc", 'set -a; . "$1"; env', "sh", str(script)]
     out = subprocess.run(run, check=True, capture_output=True, text=True, env={}).stdout
     assert {*lines} <= {*out.splitlines()}
-    assert len(lines) == 6 + 2 * len(cpulists(reply))
+    assert len(lines) == 8 + 2 * len(cpulists(reply))
 
 
 def test_no_shell_line_needs_quoting() -> None:

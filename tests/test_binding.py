@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import affinityd
 from affinityd.modes import MODES
 from affinityd.request import PARAMETERS
-from tests.tiny import CPUS, FAR, NEAR
+from tests.tiny import BOTH, CPUS, FAR, NEAR, tiny_tree
 
 pytestmark = pytest.mark.processes
 
@@ -59,6 +60,29 @@ def test_a_process_is_bound_beside_its_gpu_and_knows_it(here: Mapping[str, str])
         "env": NEAR,
         "stderr": "",
     }
+
+
+@pytest.mark.parametrize(
+    ("said", "cpus"),
+    [
+        ({}, f"{sorted(CPUS)}"),
+        ({"AFFINITYD_MODE": "single_unique"}, "None"),
+        ({"AFFINITYD_MODE": "no-such-mode"}, "None"),
+    ],
+    ids=["by default all near CPUs", "the same", "a mode that is none"],
+)
+def test_what_exec_would_give_is_said_where_it_differs(
+    tmp_path: Path, said: dict[str, str], cpus: str
+) -> None:
+    machine = tiny_tree(tmp_path, 0, 0)
+    (machine / "sys/devices/system/node/node0/cpulist").write_text(BOTH)
+    env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_ROOT": str(machine)}
+    bound = python(
+        "b = affinityd.bind(); say(cpus=sorted(b.cpus),"
+        " exec=str(b.exec_cpus and sorted(b.exec_cpus)), warnings=b.warnings)",
+        {**env, **said, "LOCAL_RANK": "1"},
+    )
+    assert bound == {"cpus": CPU[FAR], "exec": cpus, "warnings": [], "stderr": ""}
 
 
 def test_threads_that_run_already_are_bound_too_and_later_ones_inherit(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import __version__
+from affinityd import __version__, cli
 from affinityd.cli import COMMANDS, main
 from affinityd.request import FORMATS
 from tests.daemons import running
@@ -28,9 +28,72 @@ def _no_settings_of_this_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["version"]) == 0
+@pytest.mark.parametrize("word", ["version", "--version", "-V"])
+def test_version(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert main([word]) == 0
     assert capsys.readouterr().out == f"affinityd {__version__}\n"
+
+
+#: Each command that prints JSON, with what it needs for that.
+JSON = (
+    ["plan", *DGX],
+    ["topology", *DGX],
+    ["doctor", *DGX],
+    ["version"],
+    ["verify"],
+    ["audit"],
+    ["enforce", "--socket", "/nonexistent"],
+    ["slurm", "check", *DGX, "--gres-conf", "/dev/null"],
+)
+
+
+@pytest.mark.parametrize("words", JSON, ids=lambda words: words[0])
+def test_a_command_that_prints_json_takes_both_ways_to_say_so(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    printed = set()
+    for said in (["--json"], ["--format", "json"]):
+        code = main([*words, *said])
+        captured = capsys.readouterr()
+        printed.add((code, captured.out, captured.err))
+    ((_, out, err),) = printed
+    assert err or json.loads(out)
+
+
+def test_every_command_that_has_a_format_is_among_them() -> None:
+    said = {
+        name
+        for name in COMMANDS
+        if (source := Path(next(iter(cli.__path__)), f"{name}.py").read_text())
+        if "--json" in source or "add_format" in source or "--format" in source
+    }
+    assert said == {words[0] for words in JSON}
+
+
+@pytest.mark.parametrize(
+    ("said", "flags", "line"),
+    [
+        ({}, [], "by mode node, would give ranks 0-1 CPUs 48-63,176-191"),
+        ({}, ["--scope=socket"], "by mode all, would give ranks 0-1 CPUs 0-63,128-191"),
+        ({"AFFINITYD_MODE": "single"}, [], "by mode single, would give ranks 0-1 CPUs 48,176"),
+        ({"AFFINITYD_MODE": "unique-contiguous"}, [], None),
+        ({"AFFINITYD_MODE": "fast"}, [], None),
+        ({}, ["--mode=even"], None),
+        ({}, ["--format=cpulist"], None),
+    ],
+)
+def test_a_table_says_in_a_last_line_what_exec_would_give_where_that_differs(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    said: dict[str, str],
+    flags: list[str],
+    line: str | None,
+) -> None:
+    for name, text in said.items():
+        monkeypatch.setenv(name, text)
+    assert main(["plan", *DGX, "--gpus=0,1", *flags]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"affinityd exec, {line}" if line else "exec" not in last
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -132,7 +132,7 @@ def test_this_machine_without_a_daemon_fails(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["cpus"], "affinityd doctor: 'cpus' is no check; there are socket, daemon-cpuset, "),
+        (["cpus"], "affinityd doctor: 'cpus' is no check; there are socket, variables, "),
         (["--root", "/nowhere"], "affinityd doctor: root '/nowhere' cannot be opened"),
         (["--machine", "cray-1"], "affinityd doctor: no machine is named 'cray-1'"),
     ],

@@ -423,11 +423,16 @@ def test_without_a_reader_of_toml_it_says_what_brings_one(
     assert capsys.readouterr().err.endswith("pip install '.[daemon]' in a checkout\n")
 
 
-@pytest.mark.parametrize("other", ["--json", "--all"])
 def test_a_check_asks_no_daemon_and_takes_nothing_of_one(
-    capsys: pytest.CaptureFixture[str], other: str
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["enforce", "--check", "/p", other])
+        main(["enforce", "--check", "/p", "--all"])
     assert caught.value.code == 2
     assert "not allowed with argument --check" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--check", "/p", "--json"], ["--all", "--format", "json"]])
+def test_lines_are_no_json(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main(["enforce", *words]) == 2
+    assert "--all and --check print lines; leave out --json" in capsys.readouterr().err

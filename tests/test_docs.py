@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.api.wire import PlanWarning
-from affinityd.cli.exec_options import SAID
+from affinityd.conffile import SAID
 from affinityd.modes import MODES
 from affinityd.request import PARAMETERS
 from affinityd.settings import NAMES

@@ -92,13 +92,55 @@ def nothing(path: Path) -> None:
 def test_a_user_who_names_no_socket_is_told_of_roots_daemon(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, roots = folder / "own.sock", folder / "affinityd.sock"
+    own, roots = folder / "own" / "affinityd.sock", folder / "affinityd.sock"
     monkeypatch.setattr(conffile, "default_socket", lambda: os.fspath(own))
     monkeypatch.setattr(conffile, "SYSTEM_SOCKET", os.fspath(roots))
-    check("socket", here(own), Expected("fail", f"no daemon at {own}", "--socket names another"))
+    check("socket", here(own), n_a(f"no daemon listens at {roots} or {own}, and none is needed"))
     with running(folder) as daemon:
         assert daemon.socket == roots
         check("socket", here(own), well(f"{roots} answers"))
+    roots.unlink()  # node.json stays: jobs of this node reckon with a daemon
+    missing = Expected("fail", f"no daemon at {roots}", "systemctl enable --now affinityd")
+    check("socket", here(own), missing)
+    (folder / "node.json").unlink()
+    with running(folder / "own"):
+        check("socket", here(own), well(f"{own} answers"))
+
+
+def test_root_is_told_that_the_daemon_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = folder / "affinityd.sock"
+    monkeypatch.setattr(conffile, "default_socket", lambda: os.fspath(roots))
+    monkeypatch.setattr(conffile, "SYSTEM_SOCKET", os.fspath(roots))
+    missing = Expected("fail", f"no daemon at {roots}", "systemctl enable --now affinityd")
+    check("socket", here(roots), missing)
+
+
+def test_a_socket_that_is_not_there_has_no_modes_to_judge(folder: Path) -> None:
+    folder.chmod(0o700)
+    assert look(os.fspath(folder / "affinityd.sock")).shut == ()
+
+
+def test_a_user_s_runtime_folder_is_that_user_s_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.chmod(0o700)
+    with running(folder) as daemon:
+        assert look(os.fspath(daemon.socket)).shut
+        monkeypatch.setenv("XDG_RUNTIME_DIR", os.fspath(folder))
+        check("socket", here(daemon.socket), well("answers"))
+
+
+@needs_root
+def test_a_user_without_a_daemon_has_nothing_that_fails(folder: Path) -> None:
+    """No socket is named, root's is not there, nor the user's own in a folder of mode 0700."""
+    folder.chmod(0o700)
+    os.chown(folder, 65534, 65534)
+    done = doctor_as_nobody(XDG_RUNTIME_DIR=os.fspath(folder))
+    assert (done.returncode, done.stderr) == (0, "")
+    places = f"{conffile.SYSTEM_SOCKET} or {folder}/affinityd.sock"
+    assert re.search(f"^socket +n/a +no daemon listens at {places}", done.stdout, re.MULTILINE)
 
 
 def left_over(path: Path) -> None:
@@ -223,7 +265,7 @@ def test_a_socket_that_cannot_be_reached_fails_and_ends_nothing(
 ) -> None:
     """Others' checks are made all the same: what is in the way is a finding, and no error."""
     folder.chmod(0o700)
-    done = doctor_as_nobody(folder / name)
+    done = doctor_as_nobody("--socket", folder / name)
     assert (done.returncode, done.stderr) == (1, "")
     assert re.search(f"^socket +fail +{found}", done.stdout, re.MULTILINE)
     assert re.search("^cgroup ", done.stdout, re.MULTILINE)
@@ -233,21 +275,24 @@ def test_a_socket_that_cannot_be_reached_fails_and_ends_nothing(
 def test_of_a_socket_that_refuses_us_nobody_says_that_no_daemon_is_there(folder: Path) -> None:
     with serving(folder / "affinityd.sock", answering(http("200 OK", b""))) as path:
         path.chmod(0o600)
-        said = doctor_as_nobody(path).stdout
+        said = doctor_as_nobody("--socket", path).stdout
     assert f"this user may not connect to {path}: Permission denied" in said
     assert "affinityd.sock is 0600" in said
     assert "no daemon" not in said
     assert "systemctl" not in said
 
 
-def doctor_as_nobody(path: Path) -> subprocess.CompletedProcess[str]:
+def doctor_as_nobody(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     code = (
-        "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "from affinityd.cli import entry; entry()"
+        # Python itself may be where another user reads nothing: all that is needed comes first.
+        "import os, affinityd.cli.doctor, affinityd.slurm.check, affinityd.lookup\n"
+        "from affinityd.cli import entry\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "entry()"
     )
     return subprocess.run(
-        [sys.executable, "-c", code, "doctor", "socket", "cgroup", "--socket", path],
-        env={**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parents[1])},
+        [sys.executable, "-c", code, "doctor", "socket", "cgroup", *words],
+        env={**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parents[1]), **env},
         capture_output=True,
         text=True,
         check=False,

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.discovery.nvml import REMEDIES
 from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
 from affinityd.doctor.probe import held_off
+from affinityd.errors import NVML_EXTRA
 from affinityd.topology import Nic, Topology
 from tests.doctoring import CPU, NO_GPU, ONE, PCI, TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.sysfs_tree import nvml_report
@@ -115,6 +117,21 @@ OFF = replace(SAID, gpus=tuple(replace(gpu, persistence=False) for gpu in SAID.g
             "nvml",
             SILENT,
             Expected("warn", "version mismatch: plans are made from sysfs", "nvidia-smi", (0, 1)),
+        ),
+        (
+            "nvml",
+            NvmlReport(None, error="NVML needs nvidia-ml-py", remedy=NVML_EXTRA),
+            Expected("warn", "NVML needs nvidia-ml-py: plans", "pip install '.[nvml]'", (0, 1)),
+        ),
+        (
+            "nvml",
+            NvmlReport(None, error="NVML did not start: Library Not Found", remedy=REMEDIES[12]),
+            Expected("warn", "Library Not Found: plans", "libnvidia-ml.so.1 comes with", (0, 1)),
+        ),
+        (
+            "nvml",
+            NvmlReport(None, error="NVIDIA's driver is not loaded"),
+            Expected("warn", "driver is not loaded: plans", "modprobe nvidia loads", (0, 1)),
         ),
         (
             "nvml",

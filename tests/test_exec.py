@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli.exec_options import PARAMETERS
+from affinityd.discovery import open_tree
 from affinityd.request import PARAMETERS as PLAN_S
+from affinityd.snapshot import write_snapshot
 from tests.daemons import Daemon
 from tests.tiny import BOTH, FAR, LOOK, NEAR, PROGRAM, exec_, tiny_tree
 
@@ -29,7 +32,7 @@ pytestmark = pytest.mark.processes
         pytest.param({"LOCAL_RANK": "3"}, [], FAR, id="the fourth of two GPUs: the second again"),
         pytest.param({}, ["--rank", "1"], FAR, id="a rank that is said"),
         pytest.param({"LOCAL_RANK": "0"}, ["--rank=1"], FAR, id="what is said wins"),
-        pytest.param({}, [], BOTH, id="no rank: both GPUs"),
+        pytest.param({}, ["--gpus=0,1"], BOTH, id="no rank, and both GPUs by name"),
         pytest.param({}, ["--gpus", "1"], FAR, id="one GPU by its index"),
         pytest.param({"CUDA_VISIBLE_DEVICES": "1"}, [], FAR, id="only the second is visible"),
         pytest.param(
@@ -50,6 +53,91 @@ def test_a_place_that_is_not_near_is_told(here: Mapping[str, str]) -> None:
     done = exec_("--cpuset", FAR, "--gpus", "0", "--", *LOOK, env=here)
     line = f"affinityd exec: CPUs {FAR} are not near the GPU; allowed are {FAR}"
     assert (done.cpus, done.lines) == (FAR, [line])
+
+
+SPREAD = (
+    "affinityd exec: this process sees GPUs 0-1 of nodes 0-1 and has the CPUs near any of them; "
+    "if it uses only one GPU, name it: --gpus N, in Python bind(gpus=N)"
+)
+TASK = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "lines"),
+    [
+        pytest.param({}, [], [SPREAD], id="no rank"),
+        pytest.param({**TASK, "SLURM_STEP_TASKS_PER_NODE": "1"}, [], [SPREAD], id="a lone task"),
+        pytest.param({"LOCAL_RANK": "0"}, [], [], id="a rank drives one of them"),
+        pytest.param(
+            {
+                **TASK,
+                "SLURM_STEP_TASKS_PER_NODE": "2",
+                "SLURM_GPUS_ON_NODE": "4",
+                "CUDA_VISIBLE_DEVICES": "0,1",
+            },
+            [],
+            [],
+            id="one of several tasks, which has two",
+        ),
+        pytest.param({}, ["--gpus=0,1"], [], id="they were named"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "1"}, [], [], id="it sees one"),
+    ],
+)
+def test_a_lone_process_with_gpus_on_several_nodes_is_told_so_in_one_line(
+    here: Mapping[str, str], task: dict[str, str], words: list[str], lines: list[str]
+) -> None:
+    assert exec_(*words, "--", "true", env={**here, **task}).lines == lines
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "told"),
+    [
+        ({"LOCAL_RANK": "1"}, [], f"rank 1 (LOCAL_RANK): GPU 1, node 1, CPU {FAR}"),
+        (
+            {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            [],
+            f"rank 0 of 2 (OMPI_COMM_WORLD_LOCAL_RANK): GPU 0, node 0, CPU {NEAR}",
+        ),
+        ({"LOCAL_RANK": "0"}, ["--rank=1"], f"rank 1: GPU 1, node 1, CPU {FAR}"),
+        ({}, ["--gpus=0,1"], f"no rank: GPUs 0-1, nodes 0-1, CPUs {BOTH}"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [], f"no rank: GPU 1, node 1, CPU {FAR}"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["-v", "--verbose"])
+def test_it_says_in_one_line_which_rank_gpu_node_and_cpus_it_is(
+    here: Mapping[str, str], task: dict[str, str], words: list[str], told: str, flag: str
+) -> None:
+    done = exec_(flag, *words, "--", "true", env={**here, **task})
+    assert done.lines == [f"affinityd exec: {told} (local, planned from daemon)"]
+
+
+def test_a_machine_that_a_variable_left_behind_is_told(tmp_path: Path) -> None:
+    archive = tmp_path / "gpu07.tar.xz"
+    write_snapshot(open_tree(str(tiny_tree(tmp_path / "gpu07"))), None, archive)
+    for name, value in (("MACHINE", "dgx-a100"), ("ROOT", str(archive))):
+        env = {"AFFINITYD_SOCKET": "/nonexistent", f"AFFINITYD_{name}": value}
+        first, *_ = exec_("--rank=0", "--", "true", env=env).lines
+        replayed = "planned on a replayed machine, not on this one"
+        assert first.startswith(f"affinityd exec: AFFINITYD_{name} is '")
+        assert first.endswith(f"': {replayed}")
+        (refused,) = exec_("--gpus=9", "--", "true", env=env).lines
+        assert refused.endswith(f"{replayed}; the command runs unpinned")
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o770])
+def test_of_a_file_that_is_not_there_it_says_nothing(tmp_path: Path, mode: int) -> None:
+    """A folder of a user's own holds neither a daemon's socket nor its node.json."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "run", 1234, 1234)
+    env = {
+        "AFFINITYD_SOCKET": str(tmp_path / "run" / "affinityd.sock"),
+        "AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine")),
+        "AFFINITYD_DAEMON_UID": "",
+    }
+    done = exec_("--rank=1", "--", *LOOK, env=env)
+    assert (done.cpus, done.stderr) == (FAR, "")
 
 
 def test_children_and_their_threads_inherit_the_mask(here: Mapping[str, str]) -> None:
@@ -203,7 +291,7 @@ def test_stdin_and_words_are_the_command_s(here: Mapping[str, str]) -> None:
 def test_a_command_that_cannot_be_run_is_named(
     here: Mapping[str, str], command: list[str], status: int, line: str
 ) -> None:
-    done = exec_("--", *command, env=here)
+    done = exec_("--rank=0", "--", *command, env=here)
     assert (done.status, done.lines) == (status, [f"affinityd exec: {line}"])
 
 
@@ -264,6 +352,16 @@ def test_help_is_there() -> None:
     done = exec_("--help", env={})
     assert done.status == 0
     assert all(f"--{name.replace('_', '-')}" in done.stdout for name in PARAMETERS)
+
+
+def test_the_help_begins_with_what_a_person_chooses() -> None:
+    chosen, others = exec_("--help", env={}).stdout.split("\nmore of the plan")
+    assert "-v, --verbose" in chosen
+    assert "--cpu-bind" not in chosen
+    for text, some in ((chosen, "--gpus --rank --mode --memory --omp"), (others, "--ranks --job")):
+        assert (
+            re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)[: len(some.split())] == some.split()
+        )
 
 
 @pytest.mark.parametrize("words", [["--gpus=9", "--", "sh", "-c", "exit 7"], ["--", "/none"]])

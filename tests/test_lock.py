@@ -26,6 +26,12 @@ LOCKS = {
 PYTHONS = ("3.11", "3.12", "3.13")
 
 
+def test_the_extra_of_nvml_alone_is_a_part_of_the_daemon_s() -> None:
+    (needed,) = PROJECT["project"]["optional-dependencies"]["nvml"]
+    assert Requirement(needed).name == "nvidia-ml-py"
+    assert needed in DAEMON
+
+
 def locked(name: str) -> dict[str, str]:
     """Return the versions that a lock has, by the packages' names."""
     text = (HERE / "deploy/image" / name).read_text()

@@ -30,7 +30,7 @@ FULL = NvmlReport(
     [
         pytest.param(FULL, id="two GPUs, one of them lost"),
         pytest.param(NvmlReport(gpus=()), id="a driver and no GPU"),
-        pytest.param(NvmlReport(gpus=None, error="Driver Not Loaded"), id="no answer"),
+        pytest.param(NvmlReport(None, error="Driver Not Loaded", remedy="load it"), id="no answer"),
     ],
 )
 def test_a_report_survives_being_written_and_read(report: NvmlReport) -> None:

@@ -25,6 +25,7 @@ COMMANDS = {
     "snapshot": "capture this node into an archive that --root replays",
     "version": "print the version",
 }
+VERSION = ("-V", "--version")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -81,8 +82,9 @@ def entry() -> None:
 
 
 def _command(argv: Sequence[str]) -> str:
-    if argv and argv[0] in COMMANDS:
-        return argv[0]
+    name = argv[0] if argv else ""
+    if name in COMMANDS or name in VERSION:
+        return "version" if name in VERSION else name
     from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
 
     parser = Parser(
@@ -91,6 +93,7 @@ def _command(argv: Sequence[str]) -> str:
         description="Knows the machine and says on which CPUs each GPU rank belongs.",
         epilog="affinityd COMMAND --help says what a command takes.",
     )
+    parser.add_argument(*VERSION, action="store_true", help=COMMANDS["version"])
     commands = parser.add_argument_group("commands")
     for name, text in COMMANDS.items():
         commands.add_argument(f"_{name}", metavar=name, nargs="?", help=text)

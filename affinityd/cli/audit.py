@@ -19,7 +19,7 @@ from affinityd.audit.model import GpuKey, Scan
 from affinityd.audit.overlap import overlap
 from affinityd.cli import audit_memory, audit_table
 from affinityd.cli.console import give_up_stdout, say
-from affinityd.cli.parser import Parser
+from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.target import known_node
 from affinityd.discovery import nvml_processes
 from affinityd.errors import (
@@ -50,7 +50,7 @@ def add_arguments(parser: Parser) -> None:
         const=EVERY,
         help=f"look again and again (default: every {EVERY:g} s)",
     )
-    parser.add_argument("--json", action="store_true", help="a JSON document, one line a look")
+    add_format(parser, "table", "a JSON document, one line a look")
     parser.add_argument(
         "--memory",
         action="store_true",
@@ -157,7 +157,7 @@ def _print(
     arguments: argparse.Namespace, topology: Topology, scan: Scan, before: Scan | None
 ) -> None:
     memory = audit_memory.read(scan.processes) if arguments.memory else None
-    if arguments.json:
+    if arguments.format == "json":
         told = document(topology, scan, everything)
         for process in told["processes"] if memory else ():
             process["memory"] = memory and memory.resident.get(process["pid"])

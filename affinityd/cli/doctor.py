@@ -6,17 +6,18 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from affinityd import conffile
+from affinityd import conffile, nodefile
 from affinityd.audit.aside import HOLD, Aside
 from affinityd.cli.machine import Machine
-from affinityd.cli.parser import Parser, add_settings, load_settings
+from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.cli.table import aligned
 from affinityd.doctor.checks import CHECKS, Diagnosis, examine, known
-from affinityd.doctor.facts import Facts, NoFiles
+from affinityd.doctor.facts import ENVIRONMENT, Daemon, Facts, NoFiles, Said
 from affinityd.doctor.finding import FAIL, STATUSES, worst
-from affinityd.doctor.probe import held_off, look
+from affinityd.doctor.probe import held_off, look, may_be_there
 from affinityd.errors import one_line
 from affinityd.settings import Settings
 
@@ -32,7 +33,7 @@ def add_arguments(parser: Parser) -> None:
     lines = (f"  {name:<{WIDTH}}{check.looks_at}" for name, check in CHECKS.items())
     parser.epilog = "\n".join(["checks:", *lines])
     parser.add_argument("checks", metavar="CHECK", nargs="*", help="default: all of those below")
-    parser.add_argument("--json", action="store_true", help="a document instead of the table")
+    add_format(parser, "table")
     add_settings(parser, ("root", "machine", "node_name", "socket", "reserved_cpus"))
 
 
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = [known(name) for name in arguments.checks]
     facts = gather(load_settings(arguments), names)
     found = examine(facts, names)
-    if arguments.json:
+    if arguments.format == "json":
         print(json.dumps(_document(facts.topology.name, found), indent=1))
     else:
         print("\n".join(map(one_line, _table(facts.topology.name, found))))
@@ -64,17 +65,34 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> F
         root=None if settings.machine else settings.root,
         reserved=settings.reserved_cpus,
         nvml=machine.report,
-        daemon=look(_socket(settings)) if machine.is_live else None,
+        said=tuple(_said()) if machine.is_live else (),
+        daemon=_daemon(settings) if machine.is_live else None,
         aside=aside,
         held_off=held_off(hold) if machine.is_live else None,
     )
 
 
-def _socket(settings: Settings) -> str:
-    """Return where the daemon should be: where no socket is named, root's is every user's."""
-    is_default = settings.socket == conffile.default_socket()
-    is_there = is_default and os.path.lexists(conffile.SYSTEM_SOCKET)
-    return conffile.SYSTEM_SOCKET if is_there else settings.socket
+def _daemon(settings: Settings) -> Daemon:
+    """Look at the daemon: at the socket that is named, else at root's or at this user's own.
+
+    Where neither exists, only root is told that a daemon is missing: commands need none.
+    """
+    own = conffile.default_socket()
+    if settings.socket != own or own == conffile.SYSTEM_SOCKET:
+        return look(settings.socket)
+    roots = Path(conffile.SYSTEM_SOCKET)
+    if may_be_there(roots) or may_be_there(roots.with_name(nodefile.NAME)):
+        return look(conffile.SYSTEM_SOCKET)
+    if may_be_there(Path(own)):
+        return look(own)
+    return Daemon(conffile.SYSTEM_SOCKET, absent=(conffile.SYSTEM_SOCKET, own))
+
+
+def _said() -> Iterator[Said]:
+    """Yield the names of variables, and of what is in the settings file."""
+    file = conffile.path()
+    yield from (Said(name, ENVIRONMENT) for name in sorted(os.environ))
+    yield from (Said(name, file) for name in conffile.read(file))
 
 
 def _table(node: str, found: Sequence[Diagnosis]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import time
 from affinityd import conffile
 from affinityd.cli.console import say
 from affinityd.cli.enforce_table import lines
-from affinityd.cli.parser import Parser, add_settings
+from affinityd.cli.parser import Parser, add_format, add_settings
 from affinityd.enforce_report import EnforceReport, ask, read
 from affinityd.errors import (
     DAEMON_EXTRA,
@@ -26,8 +26,8 @@ TIMEOUT = 5.0  #: seconds: somebody waits
 
 def add_arguments(parser: Parser) -> None:
     """Add what the command takes."""
+    add_format(parser, "table", "the daemon's document, as it comes")
     alone = parser.add_mutually_exclusive_group()
-    alone.add_argument("--json", action="store_true", help="the daemon's document, as it comes")
     alone.add_argument(
         "--all", action="store_true", help="also what runs where it is to, and known daemons"
     )
@@ -40,6 +40,10 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print it; 0: all fits, 1: something does not run where it is to, 2: it cannot be told."""
     try:
+        if arguments.format == "json" and (arguments.all or arguments.check is not None):
+            raise InvalidRequestError(
+                "--all and --check print lines; leave out --json, which has all of it"
+            )
         return _check(arguments.check) if arguments.check is not None else _enforce(arguments)
     except AffinityError as error:
         say(f"affinityd enforce: {error}")
@@ -64,7 +68,7 @@ def _enforce(arguments: argparse.Namespace) -> int:
         said[f"{conffile.PREFIX}SOCKET"] = arguments.socket
     text = _asked(conffile.sockets(said))
     report = _read(text)
-    if arguments.json:
+    if arguments.format == "json":
         print(text if text.isprintable() else json.dumps(json.loads(text)))
     else:
         print("\n".join(map(one_line, lines(report, fitting=arguments.all))))

@@ -64,10 +64,12 @@ def _take_place(options: Options, start: float) -> None:
     said = conffile.variables()
     timeout = exec_options.seconds(options.get("timeout") or said.get("AFFINITYD_TIMEOUT"))
     policy = memory.wanted(options.get("memory") or said.get("AFFINITYD_MEMORY"))
-    questions = myself.questions(exec_options.parameters(options, said))
-    found = place.find(questions, conffile.sockets(said), start, timeout, bounded=True)
+    given = exec_options.parameters(options, said)
+    sockets = conffile.sockets(said)
+    found = place.find(myself.questions(given), sockets, start, timeout, bounded=True)
     taken = myself.take(found, policy, myself.pin)
-    for remark in taken.remarks:
-        say(f"{NAME}: {remark}")
+    verbose = [myself.told(found, taken, given)] if "verbose" in options else []
+    for line in (*verbose, *myself.spread(found, given), *taken.remarks):
+        say(f"{NAME}: {line}")
     if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):
         os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(taken.cpus)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from affinityd.conffile import PREFIX
+from affinityd.conffile import SAID, choices
 from affinityd.errors import InvalidRequestError, quote
 from affinityd.memory import POLICIES
 from affinityd.place import TIMEOUT
@@ -11,13 +11,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: The parameters of a plan that a site or user may also say as AFFINITYD_*.
-SAID = (
-    *("mode", "scope", "multithreading", "balanced", "min_physical_cores", "max_physical_cores"),
-    *("share", "strict"),
-)
-#: And those that are said by another name.
-SAID_AS = {**{name: f"{PREFIX}{name.upper()}" for name in SAID}, "task_cpus": f"{PREFIX}CPUS"}
 #: The parameters of a plan that it takes.
 PARAMETERS = (
     *("gpus", "rank", "ranks", "job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus", "cpuset"),
@@ -28,11 +21,17 @@ OWN = {
     "timeout": ("SECONDS", "the most that finding a place may take (default: 1)"),
     "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
     "fail_closed": (None, "rather fail than run the command unpinned"),
+    "verbose": (None, "say in a line on stderr which rank, GPU, node and CPUs it is"),
 }
-FLAGS = frozenset(("omp", "fail_closed"))  #: take no value
+FLAGS = frozenset(("omp", "fail_closed", "verbose"))  #: take no value
+#: What a person chooses, the first in the help; launchers and schedulers say the rest.
+CHOSEN = (
+    *("gpus", "rank", "mode", "memory", "omp", "verbose", "strict", "fail_closed", "timeout"),
+)
 BOOLEANS = frozenset(("balanced", "strict"))  #: may take one
 FAIL_CLOSED = "--fail-closed"
 OPTIONS = {f"--{name.replace('_', '-')}": name for name in (*PARAMETERS, *OWN)}
+SHORT = {"-v": "verbose"}
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.001, 3600.0  #: seconds
 
 Options = dict[str, str]
@@ -67,7 +66,7 @@ def read(words: Sequence[str]) -> Options:
     while rest:
         word = rest.pop(0)
         flag, has_value, value = word.partition("=")
-        name = OPTIONS.get(flag)
+        name = OPTIONS.get(flag) or SHORT.get(flag)
         if name is None:
             raise InvalidRequestError(_unknown(word))
         if name in options:
@@ -90,7 +89,7 @@ def _value(name: str, rest: list[str]) -> str:
 def parameters(options: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
     """Return the given parameters of a plan: options, else AFFINITYD_* variables."""
     chosen = {name: text for name, text in options.items() if name in PARAMETERS}
-    given = {name: said[variable] for name, variable in SAID_AS.items() if variable in said}
+    given = choices(said)
     if "cpus" in chosen:
         given.pop("task_cpus", None)
     return {**given, **chosen}
@@ -122,15 +121,18 @@ def print_help() -> None:
         epilog="AFFINITYD_MODE and so on say the same; AFFINITYD=off runs CMD as it is.",
         add_help=False,
     )
-    for name in PARAMETERS:
-        choices = TABLE[name].schema.get("enum")
-        metavar = "|".join(choices) if choices else name.upper()
-        parser.add_argument(_flag(name), metavar=metavar, help=_help(name, TABLE[name].help))
-    for name, (shown, text) in OWN.items():
-        if shown is None:
-            parser.add_argument(_flag(name), action="store_true", help=text)
+    others = parser.add_argument_group("more of the plan, most of which launchers say")
+    for name in (*CHOSEN, *(name for name in OPTIONS.values() if name not in CHOSEN)):
+        group = parser if name in CHOSEN else others
+        flags = [*(short for short in SHORT if SHORT[short] == name), _flag(name)]
+        if name in FLAGS:
+            group.add_argument(*flags, action="store_true", help=OWN[name][1])
+        elif name in OWN:
+            group.add_argument(*flags, metavar=OWN[name][0], help=OWN[name][1])
         else:
-            parser.add_argument(_flag(name), metavar=shown, help=text)
+            choices = TABLE[name].schema.get("enum")
+            metavar = "|".join(choices) if choices else name.upper()
+            group.add_argument(*flags, metavar=metavar, help=_help(name, TABLE[name].help))
     parser.print_help()
 
 

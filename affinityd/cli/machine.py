@@ -100,7 +100,7 @@ class Machine:
         if report.gpus is not None:
             self._answered_by = version
         elif self._report is not None and version == self._answered_by:
-            report = replace(self._report, error=report.error)
+            report = replace(self._report, error=report.error, remedy=report.remedy)
         self._report = report
 
     def read(self) -> Topology:
@@ -128,7 +128,7 @@ class Machine:
     def _of_nvml(self) -> Iterator[str]:
         report = self._report
         if report is not None and report.gpus is not None and report.error:
-            yield f"{report.error}; what it said before is used"
+            yield f"{report.said}; what it said before is used"
 
     def online(self) -> bytes | None:
         """Return the kernel's list of online CPUs, as it is: one small read."""

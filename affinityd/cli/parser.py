@@ -54,6 +54,20 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{line}\n")
 
 
+def add_format(parser: argparse.ArgumentParser, plain: str, json: str = "a JSON document") -> None:
+    """Add --format, `plain` or json, and --json, which says the latter. The last of them counts."""
+    parser.add_argument(
+        "--format", choices=(plain, "json"), default=plain, help=f"{plain} (default), or {json}"
+    )
+    parser.add_argument(
+        "--json",
+        dest="format",
+        action="store_const",
+        const="json",
+        help="the same as --format json",
+    )
+
+
 def add_settings(parser: Parser, names: Iterable[str]) -> None:
     """Add flags for settings, each of which is also a variable and a line of the file."""
     group = parser.add_argument_group(

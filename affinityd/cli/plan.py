@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 
+from affinityd import conffile, task
 from affinityd.answer import Reply, render
 from affinityd.caller import this_process
-from affinityd.cli import plan_options
+from affinityd.cli import exec_options, plan_options
 from affinityd.cli.console import say
 from affinityd.cli.machine import Machine
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.cli.table import aligned
-from affinityd.cpuset import format_list
-from affinityd.errors import InvalidRequestError, quote
-from affinityd.plans import Options, RankPlan
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.errors import AffinityError, InvalidRequestError, quote
+from affinityd.plans import Caller, Options, RankPlan
 from affinityd.request import FORMATS, PARAMETERS, parse_request
 from affinityd.service import Node, answer
+from affinityd.words import several
 
 TABLE = "table"
 NUMBERS = {"rank", "gpu", "node", "home", "cores"}
@@ -28,6 +31,13 @@ def add_arguments(parser: Parser) -> None:
     plan_options.add_plan_options(parser, Options().mode)
     shown = "|".join((TABLE, *FORMATS))
     parser.add_argument("--format", metavar=shown, action="append", help=PARAMETERS["format"].help)
+    parser.add_argument(
+        "--json",
+        dest="format",
+        action="append_const",
+        const="json",
+        help="the same as --format json",
+    )
     parser.add_argument("--explain", action="store_true", help="say why, below each rank")
     add_settings(parser, ("root", "machine", "reserved_cpus"))
 
@@ -35,15 +45,19 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan."""
     form = _format(arguments.format or [TABLE])
-    request = parse_request(plan_options.given(arguments).items())
+    chosen = plan_options.given(arguments)
+    request = parse_request(chosen.items())
     settings = load_settings(arguments)
     machine = Machine(settings)
     machine.ask_drivers()
     caller = this_process() if machine.is_live else None  # on a replayed machine it means nothing
-    reply = answer(Node(machine.read(), settings.reserved_cpus), request, caller)
+    node = Node(machine.read(), settings.reserved_cpus)
+    reply = answer(node, request, caller)
     if form == TABLE:
         for line in _table(reply, explain=arguments.explain):
             print(line)
+        if other := _of_exec(node, chosen, caller, reply):
+            print(other)
     else:
         print(render(reply, form), end="")
     if form != "json":
@@ -73,6 +87,26 @@ def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
         yield line
         if explain:
             yield from (f"      {reason}" for reason in rank.reasons)
+
+
+def _of_exec(
+    node: Node, chosen: Mapping[str, str], caller: Caller | None, reply: Reply
+) -> str | None:
+    """Return what `affinityd exec` would give the same ranks; None: the same."""
+    given = exec_options.parameters(chosen, conffile.variables())
+    given = {"mode": task.default_mode(given), **given}
+    given = task.with_asked_cpus(given, os.environ if caller else {})
+    try:
+        other = answer(node, parse_request(given.items()), caller)
+    except AffinityError:  # as a variable that is none: exec would say so
+        return None
+    if [rank.cpus for rank in other.ranks] == [rank.cpus for rank in reply.ranks]:
+        return None
+    alike: dict[CpuSet, list[int]] = {}
+    for rank in other.ranks:
+        alike.setdefault(rank.cpus, []).append(rank.rank)
+    places = (f"{several('rank', its)} CPUs {format_list(cpus)}" for cpus, its in alike.items())
+    return f"affinityd exec, by mode {given['mode']}, would give {'; '.join(places)}"
 
 
 def _row(rank: RankPlan) -> tuple[str, ...]:

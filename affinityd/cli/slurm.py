@@ -9,7 +9,7 @@ from pathlib import Path
 
 from affinityd.cli.console import say
 from affinityd.cli.machine import read_once
-from affinityd.cli.parser import Parser, add_settings, load_settings
+from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.errors import one_line, quote
 from affinityd.slurm import writer
 from affinityd.slurm.affinity import SCOPES
@@ -51,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="FILE",
         help=f"the file (default: the first of {', '.join(f'/{place}' for place in PLACES)})",
     )
-    check.add_argument("--format", choices=("text", "json"), default="text")
+    add_format(check, "text")
     for command in (gres_conf, check):
         command.add_argument(
             "--scope",

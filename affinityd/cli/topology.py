@@ -9,12 +9,12 @@ import sys
 
 from affinityd import codec, drawing
 from affinityd.cli.machine import read_once
-from affinityd.cli.parser import Parser, add_settings, load_settings
+from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 
 
 def add_arguments(parser: Parser) -> None:
     """Add what the command takes."""
-    parser.add_argument("--format", choices=("tree", "json"), default="tree")
+    add_format(parser, "tree")
     add_settings(parser, ("root", "machine"))
 
 

@@ -12,7 +12,7 @@ from affinityd import memory, task
 from affinityd.answer import Reply
 from affinityd.cli import findings, plan_options, target
 from affinityd.cli.console import give_up_stdout, say
-from affinityd.cli.parser import Parser
+from affinityd.cli.parser import Parser, add_format
 from affinityd.errors import AffinityError, TargetError, one_line
 from affinityd.processes import descendants, threads
 from affinityd.procstat import Stat
@@ -30,7 +30,7 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="also where its memory lies; the process waits while the kernel walks its pages",
     )
-    parser.add_argument("--format", choices=("table", "json"), default="table")
+    add_format(parser, "table")
     plan_options.add_device_options(parser)
 
 

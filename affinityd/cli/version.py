@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from affinityd import __version__
-from affinityd.cli.parser import Parser
+from affinityd.cli.parser import Parser, add_format
 
 
-def add_arguments(_parser: Parser) -> None:
-    """Add what the command takes: nothing."""
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    add_format(parser, "text")
 
 
-def run(_arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Print the version."""
-    print(f"affinityd {__version__}")
+    is_json = arguments.format == "json"
+    print(json.dumps({"version": __version__}) if is_json else f"affinityd {__version__}")
     return 0

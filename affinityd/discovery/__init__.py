@@ -94,7 +94,7 @@ def _node_notices(nodes: Sequence[NumaNode], cores: Sequence[Core]) -> Iterator[
 
 def _place_notices(gpus: Sequence[Gpu], nvml: NvmlReport | None) -> Iterator[str]:
     if not gpus:
-        yield f"No GPU was found; {nvml.error}" if nvml and nvml.error else "No GPU was found"
+        yield f"No GPU was found; {nvml.said}" if nvml and nvml.said else "No GPU was found"
     unknown = ", ".join(gpu.pci_bus_id for gpu in gpus if gpu.numa_node is None)
     if unknown:
         yield f"The machine does not say on which NUMA node these GPUs are: {unknown}"

@@ -64,7 +64,7 @@ def count(
         return _by_nvml(nvml.gpus, devices, held)
     notices = []
     if devices:
-        cause = nvml.error if nvml and nvml.error else "NVML was not asked"
+        cause = (nvml and nvml.said) or "NVML was not asked"
         notices.append(f"{cause}; NVIDIA's GPUs are numbered in PCI bus order")
     astray = ", ".join(device.address for device in devices if device.address not in held)
     if astray:

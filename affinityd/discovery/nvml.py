@@ -22,7 +22,7 @@ from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.discovery.child import ChildError, output
 from affinityd.discovery.nvml_device import Device, as_sysfs
 from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
-from affinityd.errors import DAEMON_EXTRA
+from affinityd.errors import NVML_EXTRA
 
 __all__ = ["NvmlGpu", "NvmlReport", "SilenceError", "answer", "ask", "devices", "session"]
 
@@ -33,15 +33,22 @@ AFFINITY_WORDS = 128
 
 #: nvmlReturn_t of nvmlInit → what would be right.
 REMEDIES = {
-    4: "; ask as root, or as a user who may open /dev/nvidiactl",  # NO_PERMISSION
-    9: "; load the driver: modprobe nvidia",  # DRIVER_NOT_LOADED
-    12: "; libnvidia-ml.so.1 comes with NVIDIA's driver",  # LIBRARY_NOT_FOUND
-    18: "; after a driver upgrade, reload its modules or reboot",  # LIB_RM_VERSION_MISMATCH
+    4: "ask as root, or as a user who may open /dev/nvidiactl",  # NO_PERMISSION
+    9: "load the driver: modprobe nvidia",  # DRIVER_NOT_LOADED
+    # LIBRARY_NOT_FOUND
+    12: "libnvidia-ml.so.1 comes with NVIDIA's driver, and into a container with NVIDIA's runtime "
+    "(NVIDIA_DRIVER_CAPABILITIES=utility)",
+    18: "after a driver upgrade, reload its modules or reboot",  # LIB_RM_VERSION_MISMATCH
 }
 
 
 class SilenceError(Exception):
-    """NVML does not answer; one line that says why, and what would be right."""
+    """NVML does not answer; one line that says why, and the remedy, where one is known."""
+
+    def __init__(self, cause: str, remedy: str | None = None) -> None:
+        super().__init__(f"{cause}; {remedy}" if remedy else cause)
+        self.cause = cause
+        self.remedy = remedy
 
 
 def ask(timeout: float = 20.0) -> NvmlReport:
@@ -77,12 +84,13 @@ def session() -> Iterator[ModuleType]:
     try:
         import pynvml  # noqa: PLC0415  an extra, slow to import, and needed in a child alone
     except ImportError:
-        raise SilenceError(f"NVML needs pynvml, which is not installed; {DAEMON_EXTRA}") from None
+        raise SilenceError("NVML needs nvidia-ml-py, which is not installed", NVML_EXTRA) from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         words = str(error).rstrip(".")
-        raise SilenceError(f"NVML did not start: {words}{REMEDIES.get(error.value, '')}") from None
+        remedy = REMEDIES.get(error.value)
+        raise SilenceError(f"NVML did not start: {words}", remedy) from None
     try:
         yield pynvml
     finally:
@@ -129,7 +137,7 @@ def _read() -> NvmlReport:
             gpus = tuple(_gpu(index, it, trusted) for index, it in enumerate(devices(nvml)))
             return NvmlReport(gpus, _driver_version(nvml))
     except SilenceError as error:
-        return _silence(str(error))
+        return NvmlReport(gpus=None, error=error.cause, remedy=error.remedy)
 
 
 def _online() -> CpuSet:

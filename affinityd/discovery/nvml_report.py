@@ -37,6 +37,12 @@ class NvmlReport:
     gpus: tuple[NvmlGpu, ...] | None  #: by index; None: NVML did not answer, `error` says why
     driver_version: str | None = None  #: nvmlSystemGetDriverVersion
     error: str | None = None
+    remedy: str | None = None  #: of the error; None: none is known
+
+    @property
+    def said(self) -> str | None:
+        """The error with its remedy, on one line; None: there is no error."""
+        return f"{self.error}; {self.remedy}" if self.error and self.remedy else self.error
 
     def to_json(self) -> str:
         """Write the report on one line, its CPU sets as cpulists."""
@@ -57,6 +63,7 @@ def _report(fields: dict[str, Any]) -> NvmlReport:
         gpus=None if listed is None else tuple(gpus),
         driver_version=field(fields, "driver_version", str),
         error=field(fields, "error", str),
+        remedy=field(fields, "remedy", str),
     )
 
 

@@ -17,6 +17,7 @@ from affinityd.doctor import (
     places,
     sandbox,
     schedulers,
+    variables,
 )
 from affinityd.doctor.facts import Facts
 from affinityd.doctor.finding import Finding, Findings
@@ -37,6 +38,9 @@ CHECKS: Mapping[str, Check] = {
         daemon.socket,
         "the daemon answers, every user reaches it, node.json is right",
         asks_nvml=True,
+    ),
+    "variables": Check(
+        variables.variables, "AFFINITYD_* variables and the settings file are spelled right"
     ),
     "daemon-cpuset": Check(confinement.daemon_cpuset, "the daemon itself may use every CPU"),
     "hidepid": Check(confinement.hidepid, "the daemon sees every user's processes"),

@@ -26,6 +26,12 @@ def socket(facts: Facts) -> Findings:
     if daemon is None:
         yield not_applicable(REPLAYED)
         return
+    if daemon.absent:
+        yield not_applicable(
+            f"no daemon listens at {' or '.join(daemon.absent)}, and none is needed: affinityd "
+            "exec and bind plan by themselves; --socket names another"
+        )
+        return
     wrong = [
         *_silence(daemon),
         *_distrusted(daemon),

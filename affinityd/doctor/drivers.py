@@ -14,6 +14,10 @@ from affinityd.topology import Gpu
 FORGOTTEN = 86400.0  #: seconds; nobody works on a driver for a day
 
 NO_NVIDIA = "there is no NVIDIA GPU"
+LOAD = (
+    "modprobe nvidia loads NVIDIA's driver, where it is installed; after an upgrade reload it, or "
+    "reboot; nvidia-smi says whether it works"
+)
 
 
 def nvml(facts: Facts) -> Findings:
@@ -29,7 +33,7 @@ def nvml(facts: Facts) -> Findings:
     elif told is None:
         yield warn(
             f"{facts.nvml.error}: plans are made from sysfs, without MIG instances",
-            "nvidia-smi says the same; load NVIDIA's driver, or reload it after an upgrade",
+            facts.nvml.remedy or LOAD,
             _nvidia(facts),
         )
     elif not sick:

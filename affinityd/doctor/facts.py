@@ -48,6 +48,7 @@ class Daemon:
     """What is to be seen of the daemon, or of its absence, where its socket should be."""
 
     path: str  #: of the socket
+    absent: tuple[str, ...] = ()  #: the default sockets, if no other is named and none is there
     listens: bool = False
     is_refused: bool = False  #: we may not connect, and nobody knows whether somebody listens
     status: int | None = None  #: HTTP's, of /readyz; None: none came, `error` says why
@@ -64,6 +65,17 @@ class Daemon:
     untold: str | None = None
 
 
+ENVIRONMENT = "the environment"
+
+
+@dataclass(frozen=True)
+class Said:
+    """A variable by its name, and where it was said."""
+
+    name: str
+    where: str  #: ENVIRONMENT, or the settings file's path
+
+
 @dataclass(frozen=True)
 class Facts:
     """One node."""
@@ -76,6 +88,7 @@ class Facts:
     daemon: Daemon | None = None  #: None: the machine is not this one
     aside: str | None = None  #: why NVML was not asked: somebody works on its driver
     held_off: float | None = None  #: seconds since somebody held NVML off; None: nobody does
+    said: tuple[Said, ...] = ()  #: variables of this process, and keys of the settings file
 
     @cached_property
     def has_several_nodes(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 
-from affinityd import enforce_report, nodefile, trust
+from affinityd import conffile, enforce_report, nodefile, trust
 from affinityd.cgroup import cpuset_of
 from affinityd.cpuset import format_list
 from affinityd.doctor.asking import NoAnswerError, ask, connect
@@ -110,8 +110,13 @@ def _line(said: str) -> str:
 
 
 def _shut(path: Path) -> Iterator[str]:
-    """Yield what keeps other users from the socket."""
+    """Yield what keeps other users from the socket.
+
+    A user's runtime folder is for that user alone: XDG Base Directory Specification, mode 0700.
+    """
     path = path.absolute()
+    if _is_of_one_user(path) or not may_be_there(path):
+        return
     for place in (*reversed(path.parents), path):
         needed = stat.S_IXOTH if place != path else stat.S_IROTH | stat.S_IWOTH
         try:
@@ -120,6 +125,22 @@ def _shut(path: Path) -> Iterator[str]:
             return
         if mode & needed != needed:
             yield f"{place} is {mode:04o}"
+
+
+def _is_of_one_user(path: Path) -> bool:
+    folders = (conffile.RUNTIME_FOLDERS, conffile.runtime_folder())
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def may_be_there(path: Path) -> bool:
+    """Whether a path exists, or permissions hide whether it does."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def held_off(path: str) -> float | None:

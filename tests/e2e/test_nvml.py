@@ -14,8 +14,16 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
-from affinityd.discovery.nvml import NvmlGpu, NvmlReport, _may_run_on, _online, answer, ask
-from affinityd.errors import DAEMON_EXTRA
+from affinityd.discovery.nvml import (
+    REMEDIES,
+    NvmlGpu,
+    NvmlReport,
+    _may_run_on,
+    _online,
+    answer,
+    ask,
+)
+from affinityd.errors import NVML_EXTRA
 from tests.daemons import open_files
 from tests.nvml.shared_object import environment
 
@@ -180,7 +188,8 @@ def test_a_failure_is_one_line_that_says_what_would_be_right(
     facts: Facts, failure: str, error: str
 ) -> None:
     device = facts(f"fail {failure} {FIRST}")
-    assert ask() == NvmlReport(gpus=None, error=error)
+    report = ask()
+    assert (report.gpus, report.said) == (None, error)
     assert not holders(device)
 
 
@@ -213,8 +222,8 @@ def test_a_library_that_cannot_be_loaded_is_no_library(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     assert ask() == NvmlReport(
         gpus=None,
-        error="NVML did not start: NVML Shared Library Not Found; "
-        "libnvidia-ml.so.1 comes with NVIDIA's driver",
+        error="NVML did not start: NVML Shared Library Not Found",
+        remedy=REMEDIES[12],
     )
 
 
@@ -224,7 +233,8 @@ def test_without_pynvml_the_report_names_what_to_install(monkeypatch: pytest.Mon
     )
     assert ask() == NvmlReport(
         gpus=None,
-        error=f"NVML needs pynvml, which is not installed; {DAEMON_EXTRA}",
+        error="NVML needs nvidia-ml-py, which is not installed",
+        remedy=NVML_EXTRA,
     )
 
 

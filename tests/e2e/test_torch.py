@@ -199,6 +199,15 @@ def test_the_example_pins_one_arm_and_not_the_other(here: Mapping[str, str]) -> 
     assert first == "2 CPU ranks with 2 workers each, mode node"
     assert unpinned.split()[:2] + unpinned.split()[3:] == ["1", "unpinned", "?", BOTH, "|", BOTH]
     assert pinned.split()[:2] + pinned.split()[3:] == ["1", "pinned", "?", FAR, "|", NEAR]
+    assert verdict == "both arms ran: it works; so short a run measures nothing"
+
+
+def test_the_example_compares_the_arms_by_their_rates(here: Mapping[str, str]) -> None:
+    words = ("--workers=1", "--batch=2", "--size=32", "--steps=5", "--rounds=1")
+    command = [sys.executable, str(EXAMPLE), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
+    assert done.returncode == 0, done.stderr
+    _, _, unpinned, pinned, verdict = done.stdout.splitlines()
     rates = [float(line.split()[2]) for line in (unpinned, pinned)]
     ratio = float(verdict.partition("ratio ")[2].split()[0])
     assert ratio == pytest.approx(rates[1] / rates[0], abs=0.01)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cli.exec_options import SAID
+from affinityd.conffile import SAID
 from affinityd.launchers import LAUNCHERS
 from tests.daemons import Daemon
 from tests.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
