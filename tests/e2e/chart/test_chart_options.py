@@ -128,7 +128,7 @@ def test_the_notes_name_what_is_there() -> None:
     assert f"AFFINITYD_URL=http://affinityd.{NAMESPACE}:9466" in notes
 
 
-NOT_SEEN = "The processes of NVIDIA's GPUs are not seen: that takes runtimeClassName: nvidia."
+NOT_SEEN = "that takes a RuntimeClass, audit.runtimeClassName."
 NOT_READ = "Environments are not read: AFFINITYD=off in a container is not seen"
 OF_NO_USE = "enforce.mode is off, and the other values of enforce count for nothing"
 
@@ -139,10 +139,11 @@ OF_NO_USE = "enforce.mode is off, and the other values of enforce count for noth
         ([], []),
         (["enforce.readEnvironments=true"], [OF_NO_USE]),
         (["hostPID=true", "enforce.mode=observe"], [NOT_SEEN, NOT_READ]),
+        (["audit.enabled=true", "enforce.mode=observe"], [NOT_READ]),
         (["hostPID=true", "enforce.mode=pin", "runtimeClassName=nvidia"], [NOT_READ]),
         (["hostPID=true", "enforce.mode=pin", "enforce.readEnvironments=true"], [NOT_SEEN]),
     ],
-    ids=["off", "idle values", "observe", "pin", "pin and read"],
+    ids=["off", "idle values", "observe", "observe with NVML", "pin", "pin and read"],
 )
 def test_the_notes_say_what_a_daemon_that_enforces_does_not_see(
     values: list[str], said: list[str]
