@@ -8,6 +8,7 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
@@ -100,6 +101,15 @@ def test_what_belongs_to_the_release_is_labelled_and_in_its_namespace(option: st
 def test_the_chart_is_of_the_packages_version() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (about["version"], about["appVersion"]) == (__version__, __version__)
+
+
+def test_a_catalog_of_charts_finds_its_home_its_sources_and_its_icon() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["sources"] == [about["home"]]
+    repository = about["home"].replace("//github.com/", "//raw.githubusercontent.com/")
+    branch, _, path = about["icon"].removeprefix(f"{repository}/").partition("/")
+    assert branch == "main"
+    assert ET.parse(CHART.parents[2] / path).getroot().tag.endswith("}svg")  # noqa: S314 - ours
 
 
 @pytest.mark.parametrize("option", golden.OPTIONS)
