@@ -16,6 +16,8 @@ from tests.prometheus import Prometheus, running_prometheus
 pytestmark = pytest.mark.chart
 
 NODE = "gpu07"
+#: What is chosen at the top of a dashboard: this node, and all of the rest.
+CHOSEN = {"node": NODE, "cluster": "", "job": ".*", "job_id": ".*"}
 #: Of a daemon in a pod; the test has a folder and a port of its own.
 PLACES = ("--socket=", "--listen=", "--listen-plan=")
 
@@ -68,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 def values(server: Prometheus, key: tuple[str, str, str]) -> list[float]:
     """Return what a query of a panel shows now."""
     (asked,) = (it for it in queries() if (it.dashboard, it.panel, it.letter) == key)
-    found = asked.put_to(server, {"node": NODE, "job": ".*"})
+    found = asked.put_to(server, CHOSEN)
     return [float((it["value"] if "value" in it else it["values"][-1])[1]) for it in found]
 
 
