@@ -1,4 +1,4 @@
-"""Judges custom resources of Prometheus Operator by its CRDs, as the API server would.
+"""Judges custom resources by their CRDs, as the API server would.
 
 Run by the environment `tools.CRDS`: reads a JSON list of objects, prints the worst fault of each.
 """
@@ -10,7 +10,11 @@ import json
 import sys
 from typing import Any
 
-MODELS = "cloudcoil.models.prometheus_operator.v1"
+#: apiVersion → the models that know its schemas.
+MODELS = {
+    "monitoring.coreos.com/v1": "cloudcoil.models.prometheus_operator.v1",
+    "kyverno.io/v1": "cloudcoil.models.kyverno.v1",
+}
 
 
 def closed(schema: Any) -> Any:  # noqa: ANN401 - a part of a schema is anything
@@ -25,8 +29,9 @@ def closed(schema: Any) -> Any:  # noqa: ANN401 - a part of a schema is anything
 
 def main() -> None:
     """Judge what stdin has."""
-    models, jsonschema = importlib.import_module(MODELS), importlib.import_module("jsonschema")
+    jsonschema = importlib.import_module("jsonschema")
     for document in json.load(sys.stdin):
+        models = importlib.import_module(MODELS[document["apiVersion"]])
         model = getattr(models, document["kind"])
         judge = jsonschema.Draft202012Validator(closed(model.model_json_schema(by_alias=True)))
         if fault := jsonschema.exceptions.best_match(judge.iter_errors(document)):

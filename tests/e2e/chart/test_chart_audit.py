@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from affinityd.settings import NAMES
+from tests.e2e.chart.pod_security import against_baseline
 from tests.e2e.chart.rendering import refusal, with_values
 
 pytestmark = pytest.mark.chart
 
 HOST_PID = {"hostPID": True}
+AUDIT = {"audit": {"enabled": True}}
+AUDIT_OF_AMD = {"audit": {"enabled": True, "runtimeClassName": ""}}
 
 
 def looks(values: Mapping[str, Any]) -> list[str]:
@@ -27,6 +30,10 @@ def looks(values: Mapping[str, Any]) -> list[str]:
     ("values", "arguments"),
     [
         ({}, ["--scan-interval=off"]),
+        (AUDIT, []),
+        (AUDIT_OF_AMD, []),
+        ({**AUDIT, "settings": {"scanInterval": 60}}, ["--scan-interval=60"]),
+        ({**AUDIT, "settings": {"jobSeries": 20}}, ["--job-series=20"]),
         (HOST_PID, []),
         ({"hostPID": True, "runtimeClassName": "nvidia"}, []),
         ({"settings": {"scanInterval": "off"}}, ["--scan-interval=off"]),
@@ -44,10 +51,55 @@ def test_the_daemon_looks_at_processes(values: Mapping[str, Any], arguments: lis
     assert {it.partition("=")[0][2:].replace("-", "_") for it in arguments} <= set(NAMES)
 
 
-NO_PROCESS = "and without hostPID no process can be looked at; set hostPID: true, or leave"
+def spec(values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - YAML
+    return with_values(values)["DaemonSet/affinityd"]["spec"]["template"]["spec"]
+
+
+def test_one_value_sets_what_the_older_ones_set_together() -> None:
+    assert with_values(AUDIT) == with_values({"hostPID": True, "runtimeClassName": "nvidia"})
+    assert with_values(AUDIT_OF_AMD) == with_values(HOST_PID)
+    assert with_values({**AUDIT, **HOST_PID, "runtimeClassName": "nvidia"}) == with_values(AUDIT)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        (AUDIT, "nvidia"),
+        ({"audit": {"runtimeClassName": "nvidia"}}, None),
+        ({"audit": {"enabled": True, "runtimeClassName": "nvidia-cdi"}}, "nvidia-cdi"),
+        ({**AUDIT, "runtimeClassName": "nvidia-legacy"}, "nvidia-legacy"),
+        ({**AUDIT_OF_AMD, "runtimeClassName": "nvidia"}, "nvidia"),
+        (AUDIT_OF_AMD, None),
+    ],
+    ids=json.dumps,
+)
+def test_the_audit_has_nvml_by_a_runtime_class(values: Mapping[str, Any], name: str | None) -> None:
+    made = spec(values)
+    assert made.get("runtimeClassName") == name
+    variables = {it["name"] for it in made["containers"][0]["env"]}
+    assert ("NVIDIA_VISIBLE_DEVICES" in variables) == (name is not None)
+
+
+def test_the_audit_adds_no_capability_and_no_other_user() -> None:
+    assert list(against_baseline(spec(AUDIT))) == ["hostPID", "hostPath", "hostPath"]
+    for part in ("securityContext", "initContainers"):
+        assert spec(AUDIT)[part] == spec({})[part]
+    (daemon,), (by_default,) = spec(AUDIT)["containers"], spec({})["containers"]
+    assert daemon["securityContext"] == by_default["securityContext"]
+
+
+NO_PROCESS = "and audit.enabled is false; set audit.enabled: true, or leave scanInterval empty"
 NO_JOBS = (
-    "settings.jobSeries is 20, and no process is looked at; set hostPID: true and leave "
+    "settings.jobSeries is 20, and no process is looked at; set audit.enabled: true and leave "
     "scanInterval empty, or set jobSeries: 0"
+)
+NO_PIDS = (
+    "audit.enabled is true and hostPID is false: the audit needs the node's pids; set hostPID: "
+    "true or leave it out, or set audit.enabled: false"
+)
+NO_SCAN = (
+    "audit.enabled is true and settings.scanInterval is off: the audit would look at no process; "
+    "leave scanInterval empty, or set audit.enabled: false"
 )
 
 
@@ -57,6 +109,12 @@ NO_JOBS = (
         ({"settings": {"scanInterval": 30}}, f"settings.scanInterval is 30, {NO_PROCESS}"),
         ({"settings": {"jobSeries": 20}}, NO_JOBS),
         ({**HOST_PID, "settings": {"jobSeries": 20, "scanInterval": "off"}}, NO_JOBS),
+        ({**AUDIT, "hostPID": False}, NO_PIDS),
+        ({**AUDIT, "settings": {"scanInterval": "off"}}, NO_SCAN),
+        ({**AUDIT, "settings": {"scanInterval": False}}, NO_SCAN),
+        ({"audit": True}, "at '/audit': got boolean, want object"),
+        ({"audit": {"enabled": "yes"}}, "at '/audit/enabled': got string, want boolean"),
+        ({"audit": {"hostPID": True}}, "additional properties 'hostPID' not allowed"),
         ({"settings": {"scanInterval": 0}}, "at '/settings/scanInterval'"),
         ({"settings": {"scanInterval": True}}, "at '/settings/scanInterval'"),
         ({"settings": {"scanInterval": "15s"}}, "at '/settings/scanInterval'"),

@@ -17,8 +17,9 @@ from tests.e2e.chart.rendering import OPTIONS, container, objects, pod, refusal,
 
 pytestmark = pytest.mark.chart
 
-OBSERVE = {"hostPID": True, "enforce": {"mode": "observe"}}
-PIN = {"hostPID": True, "enforce": {"mode": "pin"}}
+OBSERVE = {"audit": {"enabled": True}, "enforce": {"mode": "observe"}}
+PIN = {"audit": {"enabled": True}, "enforce": {"mode": "pin"}}
+OLDER = {"hostPID": True, "enforce": {"mode": "pin"}}  #: before there was audit.enabled
 POLICY = 'mode = "exclusive"\n'
 FILE = "/etc/affinityd/policy.toml"
 
@@ -134,8 +135,8 @@ def test_there_is_no_policy_where_nothing_is_enforced() -> None:
 
 
 NO_PROCESS = (
-    "and no process is looked at; set hostPID: true and leave settings.scanInterval empty, or set "
-    "enforce.mode: off"
+    "and no process is looked at; set audit.enabled: true and leave settings.scanInterval empty, "
+    "or set enforce.mode: off"
 )
 
 
@@ -144,7 +145,7 @@ NO_PROCESS = (
     [
         ({"enforce": {"mode": "pin"}}, f"enforce.mode is pin, {NO_PROCESS}"),
         ({"enforce": {"mode": "observe"}}, f"enforce.mode is observe, {NO_PROCESS}"),
-        ({**PIN, "settings": {"scanInterval": "off"}}, f"enforce.mode is pin, {NO_PROCESS}"),
+        ({**OLDER, "settings": {"scanInterval": "off"}}, f"enforce.mode is pin, {NO_PROCESS}"),
         ({"enforce": {"mode": True}}, "at '/enforce/mode': value must be one of 'off', 'observe'"),
         ({"enforce": {"mode": "on"}}, "at '/enforce/mode': value must be one of 'off', 'observe'"),
         (

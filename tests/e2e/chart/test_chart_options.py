@@ -8,6 +8,7 @@ import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
@@ -102,6 +103,15 @@ def test_the_chart_is_of_the_packages_version() -> None:
     assert (about["version"], about["appVersion"]) == (__version__, __version__)
 
 
+def test_a_catalog_of_charts_finds_its_home_its_sources_and_its_icon() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["sources"] == [about["home"]]
+    repository = about["home"].replace("//github.com/", "//raw.githubusercontent.com/")
+    branch, _, path = about["icon"].removeprefix(f"{repository}/").partition("/")
+    assert branch == "main"
+    assert ET.parse(CHART.parents[2] / path).getroot().tag.endswith("}svg")  # noqa: S314 - ours
+
+
 @pytest.mark.parametrize("option", golden.OPTIONS)
 def test_the_manifests_are_those_that_were_looked_at(option: str) -> None:
     assert golden.looked_at(option) == golden.path(option).read_text(), golden.REMAKE
@@ -128,7 +138,7 @@ def test_the_notes_name_what_is_there() -> None:
     assert f"AFFINITYD_URL=http://affinityd.{NAMESPACE}:9466" in notes
 
 
-NOT_SEEN = "The processes of NVIDIA's GPUs are not seen: that takes runtimeClassName: nvidia."
+NOT_SEEN = "that takes a RuntimeClass, audit.runtimeClassName."
 NOT_READ = "Environments are not read: AFFINITYD=off in a container is not seen"
 OF_NO_USE = "enforce.mode is off, and the other values of enforce count for nothing"
 
@@ -139,10 +149,11 @@ OF_NO_USE = "enforce.mode is off, and the other values of enforce count for noth
         ([], []),
         (["enforce.readEnvironments=true"], [OF_NO_USE]),
         (["hostPID=true", "enforce.mode=observe"], [NOT_SEEN, NOT_READ]),
+        (["audit.enabled=true", "enforce.mode=observe"], [NOT_READ]),
         (["hostPID=true", "enforce.mode=pin", "runtimeClassName=nvidia"], [NOT_READ]),
         (["hostPID=true", "enforce.mode=pin", "enforce.readEnvironments=true"], [NOT_SEEN]),
     ],
-    ids=["off", "idle values", "observe", "pin", "pin and read"],
+    ids=["off", "idle values", "observe", "observe with NVML", "pin", "pin and read"],
 )
 def test_the_notes_say_what_a_daemon_that_enforces_does_not_see(
     values: list[str], said: list[str]

@@ -75,7 +75,7 @@ ITS_OWN = "is the chart's own"
             },
             (
                 f"extraEnv: NVIDIA_VISIBLE_DEVICES {ITS_OWN}; leave it out, or leave "
-                "runtimeClassName empty"
+                "runtimeClassName and audit.runtimeClassName empty"
             ),
         ),
         (

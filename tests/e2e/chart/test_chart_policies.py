@@ -26,7 +26,7 @@ EXPLAINED = {
     "CKV_K8S_43": ANY,
     # CHOWN is the init step's: the folder that kubelet makes is root's, and the daemon is not root.
     "CKV_K8S_25": DAEMON,
-    # Only where hostPID was asked for; values.yaml says what for.
+    # Only where the audit was asked for; values.yaml says what for.
     "CKV_K8S_17": DAEMON,
     # Only where it is to pin: what capabilities a pod adds count for no other user than root.
     "CKV_K8S_23": DAEMON,

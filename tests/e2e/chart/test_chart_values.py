@@ -21,7 +21,7 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
     ("values", "said"),
     [
         ({"hostPid": True}, "additional properties 'hostPid' not allowed"),
-        ({"hostPID": "yes"}, "at '/hostPID': got string, want boolean"),
+        ({"hostPID": "yes"}, "at '/hostPID': got string, want null or boolean"),
         ({"image": {"repo": "example.org/a"}}, "additional properties 'repo' not allowed"),
         ({"image": {"tag": 0.1}}, "at '/image/tag': got number, want string"),
         ({"image": {"digest": "latest"}}, "at '/image/digest'"),

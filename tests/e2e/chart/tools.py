@@ -28,8 +28,14 @@ HELM = (
 )
 #: Its pins are its own: with them the daemon's packages could not be in one environment.
 CHECKOV = ("checkov==3.3.30",)
-#: The operator's CRDs of release 0.80, as models that know their JSON schema.
-CRDS = ("cloudcoil.models.prometheus_operator==0.80.1.0", "jsonschema>=4")
+#: CRDs of Prometheus Operator 0.80 and of Kyverno 1.13, as models that know their JSON schema.
+CRDS = (
+    "cloudcoil.models.prometheus_operator==0.80.1.0",
+    "cloudcoil.models.kyverno==1.13.4.0",
+    "jsonschema>=4",
+)
+#: The language of Kyverno's variables.
+JMESPATH = ("jmespath==1.0.1",)
 #: Grafana's models of its dashboards.
 GRAFANA = ("grafana-foundation-sdk==1769699998!10.1.0",)
 
@@ -44,7 +50,7 @@ def helm() -> Path:
 def python_with(requirements: tuple[str, ...]) -> Path:
     """Return the bin folder of an environment of its own that has these packages."""
     python = "python{}.{}".format(*sys.version_info)  # another's may be gone by now
-    name = re.sub(r"\W+", "-", f"{requirements[0]}-{python}")
+    name = re.sub(r"\W+", "-", "-".join((*requirements, python)))
     return _made(name, lambda folder: _install(folder, requirements)) / "bin"
 
 

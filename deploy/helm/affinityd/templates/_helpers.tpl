@@ -118,10 +118,20 @@ metricRelabelings:
 {{- end }}
 {{- end }}
 
+{{- /* true, or empty: the audit needs the node's pids. */}}
+{{- define "affinityd.hostPID" -}}
+{{- if or .Values.audit.enabled .Values.hostPID }}true{{ end }}
+{{- end }}
+
+{{- /* The class that brings NVML; empty: the cluster's default. */}}
+{{- define "affinityd.runtimeClassName" -}}
+{{- .Values.runtimeClassName | default (ternary .Values.audit.runtimeClassName "" .Values.audit.enabled) }}
+{{- end }}
+
 {{- /* Seconds, or off; empty: as the daemon does by itself. Pids mean nothing without the node's. */}}
 {{- define "affinityd.scanInterval" -}}
 {{- $chosen := .Values.settings.scanInterval }}
-{{- if or (not .Values.hostPID) (kindIs "bool" $chosen) }}off{{ else if $chosen }}{{ $chosen }}{{ end }}
+{{- if or (not (include "affinityd.hostPID" .)) (kindIs "bool" $chosen) }}off{{ else if $chosen }}{{ $chosen }}{{ end }}
 {{- end }}
 
 {{- /* off, observe or pin: YAML reads an off without quotes as false. */}}

@@ -24,9 +24,9 @@
 {{- range $flag, $remedy := $remedies }}
 {{- $_ := set $variables (printf "AFFINITYD%s" (trimPrefix "-" $flag | upper | replace "-" "_")) $remedy }}
 {{- end }}
-{{- if .Values.runtimeClassName }}
+{{- if include "affinityd.runtimeClassName" . }}
 {{- range list "NVIDIA_VISIBLE_DEVICES" "NVIDIA_DRIVER_CAPABILITIES" }}
-{{- $_ := set $variables . "; leave it out, or leave runtimeClassName empty" }}
+{{- $_ := set $variables . "; leave it out, or leave runtimeClassName and audit.runtimeClassName empty" }}
 {{- end }}
 {{- end }}
 {{- range .Values.extraEnv }}

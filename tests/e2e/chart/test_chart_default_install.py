@@ -1,0 +1,81 @@
+"""What the dashboards show of a daemon that runs as the default install starts it: a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from tests.daemons import eventually, running
+from tests.e2e.chart.rendering import container
+from tests.e2e.test_dashboards import queries
+from tests.ports import free_port
+from tests.prometheus import Prometheus, running_prometheus
+
+pytestmark = pytest.mark.chart
+
+NODE = "gpu07"
+#: What is chosen at the top of a dashboard: this node, and all of the rest.
+CHOSEN = {"node": NODE, "cluster": "", "job": ".*", "job_id": ".*"}
+#: Of a daemon in a pod; the test has a folder and a port of its own.
+PLACES = ("--socket=", "--listen=", "--listen-plan=")
+
+#: Before any job has asked for a plan; dashboard, panel, and the letters of its queries.
+SHOWN = {
+    ("fleet", "GPUs that run far from their CPUs", "B"): 8,  # of how many
+    ("fleet", "Nodes with such a GPU", "B"): 1,
+    ("fleet", "Which nodes run far from their GPUs, and what does it cost?", "B"): 8,
+    ("fleet", "Which nodes cannot be seen, and why?", "B"): 1,  # no audit
+    ("fleet", "Daemons that answer", "A"): 1,
+    ("fleet", "Versions", "A"): 1,
+    ("node", "GPUs that run far from their CPUs", "B"): 8,
+    ("node", "GPUs, and who uses them", "A"): 3,  # NUMA nodes
+    ("node", "CPUs", "A"): 256,
+    ("node", "Has the topology changed?", "A"): 0,
+}
+#: Once jobs ask.
+ASKED = {
+    ("fleet", "What did jobs get that asked for a plan?", "A"),
+    ("fleet", "In which mode are plans made?", "A"),
+    ("node", "What did jobs get that asked for a plan?", "A"),
+    ("node", "How long does a plan take?", "A"),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Have a Prometheus that scrapes a daemon with the default install's arguments."""
+    folder = tmp_path_factory.mktemp("default")
+    command, *arguments = container("default")["args"]
+    assert command == "serve"
+    chosen = [it for it in arguments if not it.startswith(PLACES)]
+    address = f"127.0.0.1:{free_port()}"
+    target = {"targets": [address], "labels": {"node": NODE, "instance": f"{NODE}:9465"}}
+    replayed = ("--machine", "dgx-a100")
+    with (
+        running(folder / "daemon", *replayed, *chosen, listen=address) as daemon,
+        running_prometheus(folder, [target]) as prometheus,
+    ):
+        eventually(lambda: prometheus.query("affinityd_gpus"), "the daemon was scraped")
+
+        def counts() -> bool:
+            daemon.plan("gpus=0&mode=node")
+            return bool(prometheus.query("rate(affinityd_plans_total[10s]) > 0"))
+
+        eventually(counts, "plans were counted")
+        yield prometheus
+
+
+def values(server: Prometheus, key: tuple[str, str, str]) -> list[float]:
+    """Return what a query of a panel shows now."""
+    (asked,) = (it for it in queries() if (it.dashboard, it.panel, it.letter) == key)
+    found = asked.put_to(server, CHOSEN)
+    return [float((it["value"] if "value" in it else it["values"][-1])[1]) for it in found]
+
+
+@pytest.mark.parametrize("key", sorted({*SHOWN, *ASKED}), ids=": ".join)
+def test_a_panel_has_data_without_the_audit(server: Prometheus, key: tuple[str, str, str]) -> None:
+    eventually(partial(values, server, key), f"{key} has data")
+    if key in SHOWN:
+        assert SHOWN[key] in values(server, key)
