@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from affinityd.slurm.affinity import Affinity, Cores, affinities
+from affinityd.slurm.expected import Expected
 from affinityd.slurm.files import device_file, runtime, unknown_file
+from affinityd.slurm.gputypes import Types
 from affinityd.slurm.links import Links, links
 from affinityd.topology import Gpu, Topology
 
 ORDER = "# In this order Slurm's gpu numbers are {runtime}'s: keep it."
+
+#: Seen with Slurm 22.05.
+BY_TYPE = "# Slurm numbers GPUs type by type, in the order of Gres=: not as {runtime} does."
+
+TYPES = "# Type= as in {expected}: a line with another one, or none, drains the node."
 
 NODES = (
     "# Cores= are those of NUMA nodes. From 24.11 on, Slurm drains the node unless it takes each",
@@ -20,41 +27,63 @@ NODES = (
 LINKS = "# Links= have {gpus} numbers: in slurm.conf, a smaller Gres=gpu: makes the node invalid."
 
 
-def write(topology: Topology, *, scope: str = "node", node_name: str | None = None) -> list[str]:
+def write(
+    topology: Topology,
+    *,
+    scope: str = "node",
+    node_name: str | None = None,
+    types: Types | None = None,
+    expected: Expected | None = None,
+) -> list[str]:
     """Return the lines: comments, then one for each GPU, in the order of their numbers.
 
-    A GPU whose device file is not known has a comment instead: a guess would give jobs a GPU that
-    is another's. `scope`: whose cores, of `SCOPES`.
+    A GPU whose device file or type is not known has a comment instead: a guess would give jobs a
+    GPU that is another's. `scope`: whose cores, of `SCOPES`. `types`: None: the GPUs have none.
+    `expected`: what slurmctld was configured with; None: it is not known.
     """
+    kinds = types or Types({gpu.key: None for gpu in topology.gpus})
     cores = Cores(topology)
     found = affinities(cores, scope)
     linked = links(topology)
-    lines = [line(gpu, found[gpu.key], linked, node_name) for gpu in topology.gpus]
-    return [*_comments(cores, list(found.values()), linked), *lines]
+    lines = [line(gpu, found[gpu.key], linked, kinds, node_name) for gpu in topology.gpus]
+    runs = kinds.runs(topology.gpus)
+    order = BY_TYPE if len(set(runs)) > 1 and not (expected and runs == expected.types) else ORDER
+    return [*_comments(cores, list(found.values()), linked, order, expected), *lines]
 
 
 def unknown(topology: Topology) -> list[Gpu]:
-    """Return the GPUs for which there is no line."""
+    """Return the GPUs whose device files are not known, for which there is no line."""
     return [gpu for gpu in topology.gpus if device_file(gpu) is None]
 
 
-def line(gpu: Gpu, affinity: Affinity, linked: Links, node_name: str | None = None) -> str:
-    """Return a GPU's line; a comment, where its device file is not known."""
+def line(
+    gpu: Gpu, affinity: Affinity, linked: Links, types: Types, node_name: str | None = None
+) -> str:
+    """Return a GPU's line; a comment, where its device file or type is not known."""
     file = device_file(gpu)
     why, pattern = unknown_file(gpu)
+    if file and gpu.key not in types.of:
+        why = types.why or "its type is not known"
     node = None if node_name is None else f"NodeName={node_name}"
     device = f"File={file or pattern}"
-    text = " ".join(filter(None, (node, "Name=gpu", device, affinity.field, linked.field(gpu))))
-    return text if file else f"# gpu {gpu.index} ({gpu.pci_bus_id}): {why}: {text}"
+    fields = (node, "Name=gpu", types.field(gpu), device, affinity.field, linked.field(gpu))
+    text = " ".join(filter(None, fields))
+    is_whole = file is not None and gpu.key in types.of
+    return text if is_whole else f"# gpu {gpu.index} ({gpu.pci_bus_id}): {why}: {text}"
 
 
-def _comments(cores: Cores, found: list[Affinity], linked: Links) -> Iterator[str]:
+def _comments(
+    cores: Cores, found: list[Affinity], linked: Links, order: str, expected: Expected | None
+) -> Iterator[str]:
     gpus = cores.topology.gpus
     runtimes = {runtime(gpu) for gpu in gpus}
     if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on
-        yield ORDER.format(runtime=runtimes.pop())
+        yield order.format(runtime=runtimes.pop())
+    if expected is not None and expected.types:
+        yield TYPES.format(expected=expected)
     written = [it.right for it in found if it.right is not None]
-    if any(cores.of_packages(right) != right for right in written):
+    are_sockets = expected is not None and expected.sockets_are_nodes
+    if any(cores.of_packages(right) != right for right in written) and not are_sockets:
         yield from NODES
     if any(map(linked.field, gpus)):
         yield LINKS.format(gpus=len(gpus))

@@ -1,0 +1,152 @@
+"""Do the lines of a gres.conf agree with what slurmctld was configured with? Pure.
+
+Source: Slurm's src/interfaces/gres.c (_merge_gres2, _node_config_validate, _foreach_gres_conf);
+each fault was seen with Slurm 22.05.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from affinityd.errors import quote
+from affinityd.slurm.configured import Configured, GpuLine
+from affinityd.slurm.expected import Expected, written
+from affinityd.slurm.gputypes import Types
+from affinityd.topology import Gpu, Topology
+from affinityd.words import count
+
+DRAINED = "slurmctld drains the node (INVALID_REG)"
+
+Said = Iterator[tuple[GpuLine, str]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A node's lines, and what slurmctld expects of them."""
+
+    configured: Configured
+    expected: Expected | None  #: None: it is not known
+    topology: Topology
+    gpus: Mapping[str, Gpu]  #: device file → GPU
+    types: Types
+
+    def of_lines(self) -> Said:
+        """Yield what is wrong about a line."""
+        for line in self.configured.gpus:
+            if line.name != "gpu":
+                yield line, f"Name={quote(line.name)} is not gpu: {DRAINED}; write Name=gpu"
+        if self.expected is None or self.expected.is_mixed:
+            yield from self._untyped_among_typed()
+        elif self.expected.types:
+            yield from self._typed(self.expected)
+        elif self.expected.counts:
+            yield from self._needlessly_typed(self.expected)
+
+    def of_node(self) -> Iterator[str]:
+        """Yield what is wrong about the node's line in slurm.conf, or is where both differ."""
+        expected = self.expected
+        if expected is None:
+            return
+        if expected.lacks_gpus:
+            yield "GresTypes= has no gpu: Slurm has no GPUs on any node; write GresTypes=gpu"
+        if expected.is_mixed:
+            yield f"Gres={expected.gres}: slurmd ends where some GPUs have a type and others none"
+        elif not expected.counts and self.configured.gpus:
+            right = written(Counter(line.kind for line in self.configured.gpus for _ in line.files))
+            yield f"Gres= has no gpu: Slurm gives no job the node's GPUs; write Gres={right}"
+        else:
+            yield from self._amounts(expected)
+            yield from self._order(expected)
+        cores = len(self.topology.cores)
+        has_cores = any(line.cores is not None for line in self.configured.gpus)
+        if has_cores and expected.cores not in {None, cores}:
+            yield (
+                f"slurmctld counts {count(expected.cores or 0, 'core')}, and the node has {cores}: "
+                "Cores= means others there; `slurmd -C` prints the right line"
+            )
+
+    def _untyped_among_typed(self) -> Said:
+        lines = self.configured.gpus
+        if any(line.kind for line in lines):
+            for line in lines:
+                if line.kind is None:
+                    yield line, "the line has no Type=, and others have: slurmd ends at that"
+
+    def _typed(self, expected: Expected) -> Said:
+        for line in self.configured.gpus:
+            right = self._right(line)
+            remedy = f"Type={right}" if right else f"the Type= of {' or '.join(expected.types)}"
+            if line.kind is None:
+                yield line, f"the line has no Type=, and {expected}: {DRAINED}; add {remedy}"
+            elif line.kind not in expected.types:
+                fault = f"Type={line.kind} is not in {expected}: {DRAINED}"
+                yield line, f"{fault}; right is {remedy}"
+            elif right not in {None, line.kind}:
+                names = ", ".join(sorted({gpu.model or "?" for gpu in self._of(line)}))
+                yield line, f"Type={line.kind}, and its GPU is {quote(names)}; right is {remedy}"
+
+    def _needlessly_typed(self, expected: Expected) -> Said:
+        for line in self.configured.gpus:
+            if line.kind is not None:
+                right = written({line.kind: sum(expected.counts.values())})
+                fault = f"Type={line.kind} does not count, as {expected} has none"
+                remedy = f"leave it out, or write Gres={right} there"
+                yield line, f"{fault}: no job can ask for it; {remedy}"
+
+    def _of(self, line: GpuLine) -> list[Gpu]:
+        return [self.gpus[file] for file in line.files if file in self.gpus]
+
+    def _right(self, line: GpuLine) -> str | None:
+        """Return the type of a line's GPUs; None where it is undecided, or they have several."""
+        kinds = {self.types.of.get(gpu.key) for gpu in self._of(line)}
+        return kinds.pop() if len(kinds) == 1 and not line.is_slice else None
+
+    def _amounts(self, expected: Expected) -> Iterator[str]:
+        """Yield the types of which there are too few or too many, whatever the lines call them."""
+        numbers = self._numbers(expected)
+        teller = "AutoDetect" if self.configured.detector else "gres.conf"
+        for kind, right in expected.counts.items():
+            if numbers is None:
+                return
+            found = numbers[kind]
+            gpus = (
+                f"{count(right, 'GPU')}{f' of type {kind}' if kind else ''}, and {teller} {found}"
+            )
+            counts = {**expected.counts, kind: found}
+            gres = written({kind: number for kind, number in counts.items() if number})
+            remedy = f"write Gres={gres}" if gres else "leave gpu out of Gres="
+            if found < right:
+                fault = f"Gres={expected.gres} has {gpus}: {DRAINED}"
+                yield f"{fault}; add lines for the others, or {remedy}"
+            elif found > right:
+                fault = f"Gres={expected.gres} has {gpus}"
+                yield f"{fault}: Slurm gives no job the last {found - right}; {remedy}"
+
+    def _numbers(self, expected: Expected) -> Counter[str | None] | None:
+        """Return how many GPUs of each type Slurm is told of; None where that is not known."""
+        if self.configured.detector:
+            is_known = len(self.types.of) == len(self.topology.gpus)
+            has_slices = any(gpu.mig for gpu in self.topology.gpus)
+            return Counter(self.types.of.values()) if is_known and not has_slices else None
+        numbers: Counter[str | None] = Counter()
+        for line in self.configured.gpus:
+            kind = line.kind if line.kind in expected.types else self._right(line)
+            if expected.types and kind is None:
+                return None
+            numbers[kind if expected.types else None] += 1 if line.is_slice else len(line.files)
+        return numbers
+
+    def _order(self, expected: Expected) -> Iterator[str]:
+        """Yield that Slurm's numbers, which go type by type, are not those of the bus."""
+        runs = self.types.runs(self.topology.gpus)
+        is_fit = self.configured.detector or runs == expected.types
+        if not is_fit and len(runs) == len(set(runs)) > 1:
+            right = written(
+                {kind: expected.counts[kind] for kind in runs if kind in expected.counts}
+            )
+            yield (
+                f"Gres={expected.gres}: Slurm numbers GPUs type by type in this order, and not as "
+                f"they are on the bus; write Gres={right}"
+            )
