@@ -122,7 +122,7 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     topology = read_once(settings)
     site = _site(settings, arguments.slurm_conf)
     text, names = arguments.nodes or (None, ())
-    own = _own_name(site, settings, topology)
+    own = site.node_name(topology.name, os.environ)
     names = [own.name, *names] if own.name in names else names or [own.name]
     expected = site.expected(names)
     known = expected if isinstance(expected, Expected) else None
@@ -163,12 +163,6 @@ def _site(settings: Settings, slurm_conf: str | None) -> Site:
     return open_site(None if settings.machine else settings.root, slurm_conf, os.environ)
 
 
-def _own_name(site: Site, settings: Settings, topology: Topology) -> NodeName:
-    """Return what slurm.conf calls this machine."""
-    source = "AFFINITYD_NODE_NAME" if settings.node_name else "this host's name"
-    return site.node_name(topology.name, source, os.environ)
-
-
 def _present(settings: Settings, site: Site, node: str) -> Configured | None:
     """Return what the present gres.conf says of a node; None where there is none to be read."""
     if settings.machine:
@@ -189,7 +183,7 @@ def _check(arguments: argparse.Namespace) -> int:
     file = Path(arguments.gres_conf or default(root, beside=site.named))
     lines = list(read(file))
     named = arguments.node and NodeName(arguments.node, "--node-name")
-    node = named or _own_name(site, settings, topology)
+    node = named or site.node_name(topology.name, os.environ)
     configured = for_node((it for it in lines if isinstance(it, Line)), node.name)
     expected = site.expected([node.name])
     known = expected if isinstance(expected, Expected) else None

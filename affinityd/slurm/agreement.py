@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from affinityd.errors import quote
 from affinityd.slurm.configured import Configured, GpuLine
 from affinityd.slurm.expected import Expected, written
-from affinityd.slurm.gputypes import Types
+from affinityd.slurm.gputypes import Types, by_name, slurms_name
 from affinityd.topology import Gpu, Topology
 from affinityd.words import count
 
@@ -106,30 +106,33 @@ class Agreement:
     def _amounts(self, expected: Expected) -> Iterator[str]:
         """Yield the types of which there are too few or too many, whatever the lines call them."""
         numbers = self._numbers(expected)
-        teller = "AutoDetect" if self.configured.detector else "gres.conf"
+        if numbers is None:
+            return
         for kind, right in expected.counts.items():
-            if numbers is None:
-                return
             found = numbers[kind]
-            gpus = (
-                f"{count(right, 'GPU')}{f' of type {kind}' if kind else ''}, and {teller} {found}"
-            )
-            counts = {**expected.counts, kind: found}
-            gres = written({kind: number for kind, number in counts.items() if number})
-            remedy = f"write Gres={gres}" if gres else "leave gpu out of Gres="
+            gpus = f"{count(right, 'GPU')}{f' of type {kind}' if kind else ''}"
+            fault = f"Gres={expected.gres} has {gpus}, and {self._teller} {found}"
             if found < right:
-                fault = f"Gres={expected.gres} has {gpus}: {DRAINED}"
-                yield f"{fault}; add lines for the others, or {remedy}"
+                yield f"{fault}: {DRAINED}; {self._add(kind)}, or {_change(expected, kind, found)}"
             elif found > right:
-                fault = f"Gres={expected.gres} has {gpus}"
-                yield f"{fault}: Slurm gives no job the last {found - right}; {remedy}"
+                ignored = f"Slurm gives no job the last {found - right}"
+                yield f"{fault}: {ignored}; {_change(expected, kind, found)}"
+
+    @property
+    def _teller(self) -> str:
+        return "AutoDetect" if self.configured.detector else "gres.conf"
+
+    def _add(self, kind: str | None) -> str:
+        """Return how Slurm would be told of more GPUs of a type."""
+        if kind is None or not self.configured.detector:
+            return "add lines for the others"
+        names = dict.fromkeys(map(slurms_name, self.topology.gpus))
+        return f"call them by a part of their names, {', '.join(names)}"
 
     def _numbers(self, expected: Expected) -> Counter[str | None] | None:
         """Return how many GPUs of each type Slurm is told of; None where that is not known."""
         if self.configured.detector:
-            is_known = len(self.types.of) == len(self.topology.gpus)
-            has_slices = any(gpu.mig for gpu in self.topology.gpus)
-            return Counter(self.types.of.values()) if is_known and not has_slices else None
+            return None if self.configured.gpus else self._detected(expected)
         numbers: Counter[str | None] = Counter()
         for line in self.configured.gpus:
             kind = line.kind if line.kind in expected.types else self._right(line)
@@ -137,6 +140,14 @@ class Agreement:
                 return None
             numbers[kind if expected.types else None] += 1 if line.is_slice else len(line.files)
         return numbers
+
+    def _detected(self, expected: Expected) -> Counter[str | None] | None:
+        """Return how many GPUs of each type NVIDIA's plugins find; MIG instances are several."""
+        gpus = self.topology.gpus
+        if not all(gpu.vendor == "nvidia" and gpu.model and not gpu.mig for gpu in gpus):
+            return None
+        kinds = by_name(gpus, expected.counts) if expected.types else dict.fromkeys(gpus)
+        return Counter(kinds.values())
 
     def _order(self, expected: Expected) -> Iterator[str]:
         """Yield that Slurm's numbers, which go type by type, are not those of the bus."""
@@ -150,3 +161,10 @@ class Agreement:
                 f"Gres={expected.gres}: Slurm numbers GPUs type by type in this order, and not as "
                 f"they are on the bus; write Gres={right}"
             )
+
+
+def _change(expected: Expected, kind: str | None, number: int) -> str:
+    """Return how Gres= would have another number of a type."""
+    counts = {**expected.counts, kind: number}
+    gres = written({kind: number for kind, number in counts.items() if number})
+    return f"write Gres={gres}" if gres else "leave gpu out of Gres="

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from affinityd.errors import InvalidRequestError, quote
-from affinityd.slurm.expected import Expected
+from affinityd.slurm.expected import Counts, Expected
 from affinityd.slurm.files import device_file
 from affinityd.topology import Gpu
+
+#: The types of such GPUs, a100_3g.20gb, are those of the instances.
+SLICES = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf finds"
 
 Key = tuple[str, int]  #: of a GPU
 Present = Mapping[str, str | None]  #: device file → type; None: its line has none
@@ -57,9 +60,11 @@ def types(
         return _as_present(gpus, present)
     if expected.is_mixed:
         return Types({}, f"{expected} has GPUs with a type and without, at which slurmd ends")
+    if any(gpu.mig and not _possible(gpu, expected.types) for gpu in gpus) and expected.types:
+        return Types({}, SLICES)
     if len(expected.counts) < 2:  # noqa: PLR2004
         return _all(gpus, next(iter(expected.counts), None))
-    found = _agreed(gpus, expected, present) or _by_name(gpus, expected.counts)
+    found = _agreed(gpus, expected, present) or by_name(gpus, expected.counts)
     return Types(found, f"{expected} has several types, and no GPU's name tells which it is")
 
 
@@ -94,29 +99,31 @@ def _as_present(gpus: Sequence[Gpu], present: Present) -> Types:
 
 
 def _agreed(gpus: Sequence[Gpu], expected: Expected, present: Present) -> Mapping[Key, str] | None:
-    """Return the types of the present lines, where no count and no GPU's name says otherwise."""
+    """Return the types of the present lines, where they are those of Gres= and fit the names.
+
+    A type that is a part of no GPU's name may be any GPU's.
+    """
     found = {gpu.key: kind for gpu in gpus if (kind := present.get(device_file(gpu) or ""))}
-    possible = (_possible(gpu, expected.types) for gpu in gpus)
-    agree = (
-        not names or found.get(gpu.key) in names for gpu, names in zip(gpus, possible, strict=True)
-    )
-    return found if Counter(found.values()) == expected.counts and all(agree) else None
+    named = {kind: [gpu.key for gpu in gpus if _possible(gpu, [kind])] for kind in expected.types}
+    is_whole = Counter(found.values()) == expected.counts
+    fits = is_whole and all(key in named[kind] or not named[kind] for key, kind in found.items())
+    return found if fits else None
 
 
-def _by_name(gpus: Sequence[Gpu], counts: Mapping[str | None, int]) -> Mapping[Key, str]:
+def by_name(gpus: Sequence[Gpu], counts: Counts) -> Mapping[Key, str]:
     """Return the types that are parts of the GPUs' names: the longest that has a GPU left.
 
-    A GPU beyond the counts has the longest.
+    Where each type has its number, GPUs beyond them have the longest.
     """
     left = Counter(counts)
+    kinds = {gpu.key: _possible(gpu, [kind for kind in counts if kind]) for gpu in gpus}
     found: dict[Key, str] = {}
     for gpu in sorted(gpus, key=_slurms_order):
-        kinds = _possible(gpu, [kind for kind in counts if kind])
-        kind = next((kind for kind in kinds if left[kind] > 0), next(iter(kinds), None))
-        if kind:
+        for kind in [kind for kind in kinds[gpu.key] if left[kind] > 0][:1]:
             left[kind] -= 1
             found[gpu.key] = kind
-    return found
+    more = {} if any(left.values()) else {key: names[0] for key, names in kinds.items() if names}
+    return {**more, **found}
 
 
 def _slurms_order(gpu: Gpu) -> tuple[int, str, int]:
@@ -127,5 +134,10 @@ def _slurms_order(gpu: Gpu) -> tuple[int, str, int]:
 
 def _possible(gpu: Gpu, kinds: Collection[str]) -> list[str]:
     """Return the types that are parts of a GPU's name, the longest first."""
-    name = (gpu.model or "").replace(" ", "_").lower()
+    name = slurms_name(gpu)
     return sorted((kind for kind in kinds if kind.lower() in name), key=lambda it: (-len(it), it))
+
+
+def slurms_name(gpu: Gpu) -> str:
+    """Return what AutoDetect takes for a GPU's type: nvidia_a100-sxm4-40gb; empty: not known."""
+    return (gpu.model or "").replace(" ", "_").lower()

@@ -42,7 +42,7 @@ def nodes(text: str) -> tuple[str, ...]:
 
     Raises ValueError and InvalidRequestError as `expand`.
     """
-    names = expand(text, Budget(2 * MAX_HOSTS))
+    names = expand(text, Budget())
     if _RANGE_INSIDE.search(text):
         raise ValueError(f"{quote(text)} has a name that goes on after its range; Slurm reads none")
     if not names or len(names) > MAX_HOSTS:

@@ -14,6 +14,7 @@ from affinityd.slurm.scontrol import show_node
 from affinityd.slurm.slurmconf import SlurmConf, read_slurm_conf
 
 NAMED = "SLURMD_NODENAME"  #: what slurmd calls the node, in a job's environment
+SETTING = "--node-name or AFFINITYD_NODE_NAME"
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,15 @@ class Site:
     conf: SlurmConf | None  #: None: `why` says why there is none
     why: str = ""
 
-    def node_name(self, host: str, source: str, environ: Mapping[str, str]) -> NodeName:
-        """Return what the machine is called in slurm.conf. `host`: what it calls itself."""
-        short = host.partition(".")[0]
-        if self.is_live and environ.get(NAMED):
+    def node_name(self, host: str, environ: Mapping[str, str]) -> NodeName:
+        """Return what the machine is called in slurm.conf. `host`: what affinityd calls it."""
+        is_host = self.is_live and host == os.uname().nodename
+        if is_host and environ.get(NAMED):
             return NodeName(environ[NAMED], NAMED)
+        short = host.partition(".")[0]
+        source = (
+            "this host's name" if is_host else SETTING if self.is_live else "the machine's name"
+        )
         if self.conf is None or self.conf.nodes([short]):
             return NodeName(short, source)
         for name in dict.fromkeys((short, host)):
@@ -50,7 +55,7 @@ class Site:
                 return NodeName(called, f"NodeHostname={name} in slurm.conf")
         return NodeName(host if self.conf.nodes([host]) else short, source)
 
-    def expected(self, names: Collection[str], *, asks: bool = True) -> Expected | Unknown:
+    def expected(self, names: Collection[str]) -> Expected | Unknown:
         """Return what slurmctld was configured with for nodes, which are to be equal.
 
         By slurm.conf, which slurmd and slurmctld both read; where it names none of them, slurmctld
@@ -69,7 +74,7 @@ class Site:
             return whole[0][1]
         first = next(iter(names))
         why = self.why or f"slurm.conf has no node {first}"
-        if not (asks and self.is_live):
+        if not self.is_live:
             return Unknown(why)
         told = show_node(first)
         return told if isinstance(told, Expected) else Unknown(f"{why}; {told.why}")

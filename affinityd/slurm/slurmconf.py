@@ -36,10 +36,9 @@ class SlurmConf:
         Raises InvalidRequestError for a Gres= that cannot be read, or ranges without measure.
         """
         found: dict[str, Expected] = {}
-        budget = Budget()
+        wanted, budget = frozenset(names), Budget()
         for line in self.lines:
-            named = _expanded(line.values["nodename"], budget)
-            mine = [name for name in names if name in named]
+            mine = [name for name in _expanded(line.values["nodename"], budget) if name in wanted]
             if mine:
                 found |= dict.fromkeys(mine, expected(line.place, line.values, self.settings))
         return found
@@ -49,8 +48,8 @@ class SlurmConf:
         budget = Budget()
         for line in self.lines:
             hosts = _expanded(line.values.get("nodehostname", ""), budget)
-            names = _expanded(line.values["nodename"], budget)
-            if host in hosts and names:
+            names = _expanded(line.values["nodename"], budget) if host in hosts else ()
+            if names:
                 return names[min(hosts.index(host), len(names) - 1)]
         return None
 

@@ -16,7 +16,7 @@ ORDER = "# In this order Slurm's gpu numbers are {runtime}'s: keep it."
 #: Seen with Slurm 22.05.
 BY_TYPE = "# Slurm numbers GPUs type by type, in the order of Gres=: not as {runtime} does."
 
-TYPES = "# Type= as in {expected}: a line with another one, or none, drains the node."
+TYPES = "# Type= as in {expected}: any other drains the node."
 
 NODES = (
     "# Cores= are those of NUMA nodes. From 24.11 on, Slurm drains the node unless it takes each",
