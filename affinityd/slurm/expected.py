@@ -88,15 +88,16 @@ def written(counts: Counts) -> str:
 def _counts(gres: str, place: str) -> Counts:
     found: dict[str | None, int] = {}
     for entry in gres.replace(":no_consume", "").split(","):
-        if entry.partition(":")[0] == "gpu":
-            gpus = _GPUS.fullmatch(entry)
-            if gpus is None:
-                raise InvalidRequestError(
-                    f"{place}: {quote(entry)} in Gres= is not written like gpu:a100:2"
-                )
-            count = 1 if gpus["count"] is None else int(gpus["count"])
-            found[gpus["type"]] = found.get(gpus["type"], 0) + count
-    return {kind: count for kind, count in found.items() if count}
+        name, *kinds = entry.split(":")
+        count = int(kinds.pop()) if kinds and _NUMBER.fullmatch(kinds[-1]) else 1
+        if name == "gpu" and (len(kinds) > 1 or "" in kinds):
+            raise InvalidRequestError(
+                f"{place}: {quote(entry)} in Gres= is not written like gpu:a100:2"
+            )
+        if name == "gpu" and count:
+            kind = kinds[0] if kinds else None
+            found[kind] = found.get(kind, 0) + count
+    return found
 
 
 def _cores(values: Mapping[str, str]) -> int | None:

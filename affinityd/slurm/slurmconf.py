@@ -6,16 +6,16 @@ Sources: slurm.conf(5) "NodeName", "INCLUDE MODIFIER"; Slurm's src/common/parse_
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd.slurm.expected import Expected, expected
-from affinityd.slurm.gresconf import INCLUDE, Fault, Include, Line, joined
+from affinityd.slurm.gresconf import INCLUDE, Include, Line, joined
 from affinityd.slurm.hostlist import Budget, expand
 from affinityd.slurm.reading import read
 
-_PAIR = re.compile(r'([A-Za-z0-9_.]+)\s*[-+*/]?=\s*(?:"([^"]*)"|(\S+))', re.ASCII)
+_PAIR = re.compile(r'(?<![A-Za-z0-9_.])([A-Za-z0-9_.]+)\s*[-+*/]?=\s*(?:"([^"]*)"|(\S+))', re.ASCII)
 
 DEFAULT = "DEFAULT"  #: the NodeName= of a line whose values hold for all lines after it
 
@@ -54,16 +54,44 @@ class SlurmConf:
         return None
 
 
+class Parser:
+    """Splits slurm.conf into lines; %c in an Include is the cluster's name, if that stands before.
+
+    Text that is no Key=value is passed over: slurmd and slurmctld are the ones to refuse it.
+    """
+
+    def __init__(self) -> None:
+        """Begin a file that may include others."""
+        self._cluster = "%c"
+
+    def __call__(self, text: str, file: str) -> Iterator[Line | Include]:
+        """Yield the lines of one file."""
+        for number, line in joined(text):
+            place = f"{file}:{number}"
+            included = INCLUDE.match(line)
+            values = {key.lower(): plain or quoted for key, quoted, plain in _PAIR.findall(line)}
+            if included:
+                yield Include(place, included[1].replace("%c", self._cluster))
+            elif values:
+                self._cluster = values.get("clustername", self._cluster)
+                yield Line(place, values)
+
+
 def read_slurm_conf(path: Path) -> SlurmConf:
     """Read the file and those that it includes.
 
-    A line that Slurm would refuse is passed over. Raises InvalidRequestError for a file that cannot
-    be read, or is too long.
+    An included file that cannot be read is passed over. Raises InvalidRequestError for a file that
+    cannot be read, or is too long.
     """
-    lines: list[Line] = []
+    return slurm_conf(line for line in read(path, Parser()) if isinstance(line, Line))
+
+
+def slurm_conf(lines: Iterable[Line]) -> SlurmConf:
+    """Return what lines say, in their order."""
+    nodes: list[Line] = []
     defaults: dict[str, str] = {}
     settings: dict[str, str] = {}
-    for line in _read(path):
+    for line in lines:
         name = line.values.get("nodename")
         if next(iter(line.values)) in _LISTS:
             continue
@@ -72,29 +100,8 @@ def read_slurm_conf(path: Path) -> SlurmConf:
         elif name.upper() == DEFAULT:
             defaults.update(line.values)
         else:
-            lines.append(Line(line.place, {**defaults, **line.values}))
-    return SlurmConf(tuple(lines), settings)
-
-
-def _read(path: Path) -> Iterator[Line]:
-    """Yield the lines; %c in an Include is the name of the cluster, which stands before it."""
-    cluster = "%c"
-
-    def parse(text: str, file: str) -> Iterator[Line | Include]:
-        for number, line in joined(text):
-            place = f"{file}:{number}"
-            included = INCLUDE.match(line)
-            if included:
-                yield Include(place, included[1].replace("%c", cluster))
-            elif values := {
-                key.lower(): plain or quoted for key, quoted, plain in _PAIR.findall(line)
-            }:
-                yield Line(place, values)
-
-    for line in read(path, parse):
-        if not isinstance(line, Fault):
-            cluster = line.values.get("clustername", cluster)
-            yield line
+            nodes.append(Line(line.place, {**defaults, **line.values}))
+    return SlurmConf(tuple(nodes), settings)
 
 
 def _expanded(hosts: str, budget: Budget) -> tuple[str, ...]:
