@@ -480,6 +480,16 @@ def test_a_hostlist_that_slurm_does_not_read_is_bad_usage(
     assert why in line
 
 
+def test_a_login_node_prints_the_lines_of_equal_nodes_of_a_shipped_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--machine", "dgx-a100", "--type", "a100", "--node-name", "gpu[001-500]"]
+    assert main(["slurm", "gres-conf", *flags]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert len(lines) == 8
+    assert lines[0] == "NodeName=gpu[001-500] Name=gpu Type=a100 File=/dev/nvidia0 Cores=48-63"
+
+
 def test_gpus_whose_device_files_are_unknown_are_counted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -51,6 +51,63 @@ def test_gres_conf(tmp_path: Path, lines: str, expected: list[Expected]) -> None
     check("gres-conf", facts_of(tmp_path, NODE, {GRES_CONF: lines}), *expected)
 
 
+SLURM_CONF = "etc/slurm/slurm.conf"
+TYPED = RIGHT.replace("gpu ", "gpu Type=a100 ")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {GRES_CONF: TYPED, SLURM_CONF: "NodeName=gpu07 Gres=gpu:a100:2"},
+            [well("gres.conf fits the node")],
+        ),
+        (
+            {GRES_CONF: RIGHT, SLURM_CONF: "NodeName=gpu07 Gres=gpu:a100:2"},
+            [
+                Expected(
+                    "warn",
+                    "slurm.conf:1): slurmctld drains the node (INVALID_REG); add Type=a100",
+                    "affinityd slurm gres-conf prints right lines for gpu07 (the machine's name)",
+                )
+            ],
+        ),
+        (
+            {GRES_CONF: "NodeName=tux[1-9] Name=gpu File=/dev/nvidia[0-1]"},
+            [
+                Expected(
+                    "warn",
+                    "has lines of GPUs for 'tux[1-9]', and none for this node",
+                    "this node was looked for as gpu07 (the machine's name); affinityd slurm check "
+                    "--node-name NAME looks for another",
+                )
+            ],
+        ),
+        (
+            {GRES_CONF: RIGHT, SLURM_CONF: "NodeName=tux[1-9] Gres=gpu:a100:2"},
+            [
+                Expected(
+                    "warn",
+                    "slurm.conf has no node gpu07",
+                    "this node was looked for as gpu07 (the machine's name)",
+                )
+            ],
+        ),
+        (
+            {GRES_CONF: RIGHT, SLURM_CONF: "NodeName=gpu07 Gres=gpu:a:b:2"},
+            [Expected("fail", "slurm.conf:1: 'gpu:a:b:2' in Gres=", "slurm.conf(5)")],
+        ),
+    ],
+    ids=["it fits", "no type", "lines of others", "a slurm.conf of others", "no Gres="],
+)
+
+
+def test_the_remedy_names_the_node_that_was_looked_for(
+    tmp_path: Path, files: Files, expected: list[Expected]
+) -> None:
+    check("gres-conf", facts_of(tmp_path / "gpu07", NODE, files), *expected)
+
+
 def test_cores_of_packages_are_as_right_as_those_of_nodes(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, HALVES, {GRES_CONF: RIGHT})
     check("gres-conf", facts, well("gres.conf fits the node"))
