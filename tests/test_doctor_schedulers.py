@@ -100,8 +100,6 @@ TYPED = RIGHT.replace("gpu ", "gpu Type=a100 ")
     ],
     ids=["it fits", "no type", "lines of others", "a slurm.conf of others", "no Gres="],
 )
-
-
 def test_the_remedy_names_the_node_that_was_looked_for(
     tmp_path: Path, files: Files, expected: list[Expected]
 ) -> None:

@@ -14,6 +14,7 @@ from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml import ask
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.affinity import Cores, affinities
+from affinityd.slurm.gputypes import Types
 from affinityd.slurm.hostlist import Budget, expand
 from affinityd.slurm.numbering import in_slurms_order
 from affinityd.slurm.writer import NODES, unknown, write
@@ -259,6 +260,31 @@ def test_of_a_vendor_whose_device_files_are_unknown_nothing_is_guessed() -> None
 
 def test_two_vendors_are_not_said_to_be_numbered_as_one() -> None:
     assert not any("keep it" in line for line in write(machine("two-vendors")))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "comment"),
+    [
+        (
+            ["a100", "a100", "v100"],
+            (
+                "# In this order, and with Gres=gpu:a100:2,gpu:v100:1, Slurm's gpu numbers are CUDA's: "
+                "keep it."
+            ),
+        ),
+        (
+            ["a100", "v100", "a100"],
+            "# Slurm numbers GPUs type by type, so its gpu numbers cannot be CUDA's.",
+        ),
+        (["a100"] * 3, "# In this order Slurm's gpu numbers are CUDA's: keep it."),
+    ],
+)
+def test_several_types_are_numbered_as_cuda_does_only_in_its_order(
+    kinds: list[str], comment: str
+) -> None:
+    gpus = with_minors(made({0: "0-7"}, gpus=[0, 0, 0]), range(3))
+    types = Types({gpu.key: kind for gpu, kind in zip(gpus.gpus, kinds, strict=True)})
+    assert write(gpus, types=types)[0] == comment
 
 
 @pytest.mark.parametrize(

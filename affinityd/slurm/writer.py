@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from affinityd.slurm.affinity import Affinity, Cores, affinities
-from affinityd.slurm.expected import Expected
+from affinityd.slurm.expected import Expected, written
 from affinityd.slurm.files import device_file, runtime, unknown_file
 from affinityd.slurm.gputypes import Types
 from affinityd.slurm.links import Links, links
@@ -13,8 +14,9 @@ from affinityd.topology import Gpu, Topology
 
 ORDER = "# In this order Slurm's gpu numbers are {runtime}'s: keep it."
 
-#: Seen with Slurm 22.05.
-BY_TYPE = "# Slurm numbers GPUs type by type, in the order of Gres=: not as {runtime} does."
+#: Slurm numbers GPUs type by type, in the order of Gres=: seen with Slurm 22.05.
+BY_TYPE = "# In this order, and with Gres={gres}, Slurm's gpu numbers are {runtime}'s: keep it."
+ALTERNATING = "# Slurm numbers GPUs type by type, so its gpu numbers cannot be {runtime}'s."
 
 TYPES = "# Type= as in {expected}: any other drains the node."
 
@@ -46,9 +48,8 @@ def write(
     found = affinities(cores, scope)
     linked = links(topology)
     lines = [line(gpu, found[gpu.key], linked, kinds, node_name) for gpu in topology.gpus]
-    runs = kinds.runs(topology.gpus)
-    order = BY_TYPE if len(set(runs)) > 1 and not (expected and runs == expected.types) else ORDER
-    return [*_comments(cores, list(found.values()), linked, order, expected), *lines]
+    comments = _comments(cores, list(found.values()), linked, expected)
+    return [*_order(topology, kinds), *comments, *lines]
 
 
 def unknown(topology: Topology) -> list[Gpu]:
@@ -72,18 +73,26 @@ def line(
     return text if is_whole else f"# gpu {gpu.index} ({gpu.pci_bus_id}): {why}: {text}"
 
 
-def _comments(
-    cores: Cores, found: list[Affinity], linked: Links, order: str, expected: Expected | None
-) -> Iterator[str]:
-    gpus = cores.topology.gpus
+def _order(topology: Topology, types: Types) -> Iterator[str]:
+    """Yield what makes Slurm's numbers those of a job, if anything does."""
+    gpus = topology.gpus
     runtimes = {runtime(gpu) for gpu in gpus}
     if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on
-        yield order.format(runtime=runtimes.pop())
+        runs, numbers = types.runs(gpus), Counter(types.of.values())
+        text = ALTERNATING if len(set(runs)) < len(runs) else BY_TYPE if len(runs) > 1 else ORDER
+        gres = written({kind: numbers[kind] for kind in runs})
+        yield text.format(runtime=runtimes.pop(), gres=gres)
+
+
+def _comments(
+    cores: Cores, found: list[Affinity], linked: Links, expected: Expected | None
+) -> Iterator[str]:
+    gpus = cores.topology.gpus
     if expected is not None and expected.types:
         yield TYPES.format(expected=expected)
-    written = [it.right for it in found if it.right is not None]
+    rights = [it.right for it in found if it.right is not None]
     are_sockets = expected is not None and expected.sockets_are_nodes
-    if any(cores.of_packages(right) != right for right in written) and not are_sockets:
+    if any(cores.of_packages(right) != right for right in rights) and not are_sockets:
         yield from NODES
     if any(map(linked.field, gpus)):
         yield LINKS.format(gpus=len(gpus))
