@@ -72,7 +72,8 @@ def typed(kind: str, before: str = "") -> list[str]:
                 SLURM_CONF: "Include gpu/nodes.conf",
                 "etc/slurm/gpu/nodes.conf": (
                     "NodeName=DEFAULT Gres=gpu:h100:8\nNodeName=DEFAULT CPUs=8\n"
-                    "NodeName=gpu[01-06],gpu08\nNodeName=gpu[07,09] \\\n  Gres=shard:4,gpu:a100:2\n"
+                    "NodeName=gpu[01-06],gpu08\nNodeName=DEFAULT \\\n  Gres=shard:4,gpu:a100:2\n"
+                    "NodeName=gpu[07,09] CPUs=4\n"
                 ),
             },
             [],
@@ -193,12 +194,23 @@ def test_an_untyped_line_is_said_to_drain_the_node_and_the_printed_ones_fit(
     assert capsys.readouterr().out == "gres.conf fits this node\n"
 
 
+def test_of_equal_nodes_this_one_is_looked_for(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, {GRES_CONF: "NodeName=gpu07 Name=gpu Type=x File=/dev/nvidia[0-1]"})
+    assert printed(root, capsys, "--node-name", "gpu[01-09]") == typed("x", "NodeName=gpu[01-09] ")
+
+
 def test_a_node_that_slurm_conf_does_not_have_is_named_with_what_it_was_looked_for_by(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(root, {SLURM_CONF: "NodeName=tux[1-9] Gres=gpu:a100:2", GRES_CONF: RIGHT})
     assert checked(root) == 0
     note = capsys.readouterr().out.splitlines()[0]
+    assert main(["slurm", "gres-conf", "--root", str(root)]) == 0
+    said = capsys.readouterr().err
+    assert "the Gres= of node gpu07 (the machine's name) is not known here (slurm.conf has" in said
+    assert said.endswith("if it has a type, name it with --type\n")
     assert "of node gpu07 (the machine's name) is not known here (slurm.conf has no node" in note
     assert checked(root, "--node-name", "tux3") == 1
     assert "and Gres=gpu:a100:2 (" in capsys.readouterr().out
@@ -478,6 +490,16 @@ def test_a_hostlist_that_slurm_does_not_read_is_bad_usage(
         main(["slurm", "gres-conf", "--root", str(root), "--node-name", names])
     (line,) = capsys.readouterr().err.splitlines()
     assert why in line
+
+
+def test_a_shipped_machine_has_no_present_gres_conf(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path / "slurm.conf", "NodeName=gpu07")
+    put(tmp_path / "gres.conf", "Name=gpu Type=x File=/dev/nvidia0")
+    flags = ["--machine", "dgx-a100", "--slurm-conf", str(tmp_path / "slurm.conf")]
+    assert main(["slurm", "gres-conf", *flags]) == 0
+    assert "Type=" not in capsys.readouterr().out
 
 
 def test_a_login_node_prints_the_lines_of_equal_nodes_of_a_shipped_machine(

@@ -29,7 +29,7 @@ def gpus(*models: str | None) -> tuple[Gpu, ...]:
         ((None, V100), "gpu:big:2", {}, ["big", "big"]),
         ((A100, A100, V100), "gpu:a100:2,gpu:v100:1", {}, ["a100", "a100", "v100"]),
         ((V100, A100), "gpu:A100:1,gpu:Tesla_V100:1", {}, ["Tesla_V100", "A100"]),
-        ((A800, A100), "gpu:a100:1,gpu:a100-sxm4-80gb:1", {}, ["a100-sxm4-80gb", "a100"]),
+        ((A800, A100), "gpu:a100:1,gpu:a100-sxm4-40gb:1", {}, ["a100", "a100-sxm4-40gb"]),
         ((A100, A100, V100), "gpu:a100:1,gpu:v100:1", {}, ["a100", "a100", "v100"]),
         ((A100, A100), "gpu:a100:1,gpu:debug:1", {}, ["a100", "?"]),
         ((A100, A100), "gpu:a100:1,gpu:debug:1", {0: "debug", 1: "a100"}, ["debug", "a100"]),

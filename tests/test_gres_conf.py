@@ -14,6 +14,7 @@ from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml import ask
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.affinity import Cores, affinities
+from affinityd.slurm.expected import expected
 from affinityd.slurm.gputypes import Types
 from affinityd.slurm.hostlist import Budget, expand
 from affinityd.slurm.numbering import in_slurms_order
@@ -236,7 +237,11 @@ def test_the_cores_of_a_gpu(node: Topology, scope: str, cores: list[str | None])
 def test_nodes_are_explained_only_where_they_are_no_packages() -> None:
     h100 = with_minors(machine("dgx-h100"), range(8))
     assert not set(NODES) & set(write(h100))
-    assert not set(NODES) & set(write(with_minors(machine("dgx-a100"), range(8)), scope="socket"))
+    a100 = machine("dgx-a100")
+    assert not set(NODES) & set(write(a100, scope="socket"))
+    wanted = expected("s:1", {}, {"slurmdparameters": "numa_node_as_socket"})
+    assert set(NODES) <= set(write(a100))
+    assert not set(NODES) & set(write(a100, expected=wanted))
 
 
 def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> None:
@@ -268,8 +273,8 @@ def test_two_vendors_are_not_said_to_be_numbered_as_one() -> None:
         (
             ["a100", "a100", "v100"],
             (
-                "# In this order, and with Gres=gpu:a100:2,gpu:v100:1, Slurm's gpu numbers are CUDA's: "
-                "keep it."
+                "# In this order, and with Gres=gpu:a100:2,gpu:v100:1, Slurm's gpu numbers are "
+                "CUDA's: keep it."
             ),
         ),
         (

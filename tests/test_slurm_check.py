@@ -132,6 +132,14 @@ Name=GPU File=/dev/nvidia0
     assert of_node.others == ("gpu08",)
 
 
+def test_a_device_file_of_mig_instances_has_no_type() -> None:
+    text = (
+        "Name=gpu Type=a100_3g.20gb MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21\n"
+        "Name=gpu Type=a100 File=/dev/nvidia[1-2]\n"
+    )
+    assert configured(text).types == {"/dev/nvidia1": "a100", "/dev/nvidia2": "a100"}
+
+
 @pytest.mark.parametrize(
     ("text", "detector"),
     [

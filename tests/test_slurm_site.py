@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.slurm.expected import Unknown
+from affinityd.errors import InvalidRequestError
+from affinityd.slurm.expected import Unknown, expected
 from affinityd.slurm.site import SETTING, NodeName, open_site
 from tests.machines.sysfs_tree import put
 
@@ -69,6 +70,31 @@ def test_slurms_own_variable_names_slurm_conf_on_a_live_machine_alone(tmp_path: 
         assert found.gres == gres
     shipped = open_site(None, None, environ).expected(["gpu07"])
     assert shipped == Unknown("a shipped machine has no slurm.conf")
+
+
+@pytest.mark.parametrize(
+    ("gres", "counts"),
+    [
+        ("gpu:a100:2", {"a100": 2}),
+        ("gpu:2,shard:8", {None: 2}),
+        ("gpu", {None: 1}),
+        ("gpu:a100", {"a100": 1}),
+        ("gpu:4090:2,gpu:a100_3g.20gb:1", {"4090": 2, "a100_3g.20gb": 1}),
+        ("gpu:a100:2(S:0,2),gpu:v100:1(S:0-1)", {"a100": 2, "v100": 1}),
+        ("gpu:a100:no_consume:2", {"a100": 2}),
+        ("gpu:0", {}),
+        ("(null)", {}),
+    ],
+)
+def test_gres_is_read_in_its_order(gres: str, counts: Mapping[str | None, int]) -> None:
+    found = expected("s:1", {"gres": gres}, {}).counts
+    assert list(found.items()) == list(counts.items())
+
+
+@pytest.mark.parametrize("gres", ["gpu:", "gpu::2", "gpu:a:b:2", "gpu:a100:x"])
+def test_a_gres_that_is_none_is_refused_with_its_place(gres: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^s:1: .* is not written like gpu:a100:2$"):
+        expected("s:1", {"gres": gres}, {})
 
 
 def test_where_nothing_tells_the_reasons_are_named(tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     faults = list(_lacking(topology, kinds))
     for fault in faults:
         say(f"affinityd slurm gres-conf: {fault}")
-    if isinstance(expected, Unknown) and site.is_live and not (faults or arguments.type):
+    is_site = site.is_live or site.conf is not None
+    if isinstance(expected, Unknown) and is_site and not (faults or arguments.type):
         node = own if names[0] == own.name else NodeName(names[0], "--node-name")
         say(
             f"affinityd slurm gres-conf: the Gres= of node {node} is not known here "
