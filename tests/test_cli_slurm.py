@@ -527,8 +527,11 @@ def test_a_node_without_gpus_has_no_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = write_tree(made({0: "0-3"}, gpus=[]), tmp_path / "login1")
+    write(root, {SLURM_CONF: "NodeName=login1\nNodeName=gpu07 Gres=gpu:a100:2"})
     assert main(["slurm", "gres-conf", "--root", str(root)]) == 1
     assert capsys.readouterr() == ("", "affinityd slurm gres-conf: this node has no GPU\n")
+    assert main(["slurm", "gres-conf", "--root", str(root), "--node-name", "gpu07"]) == 1
+    assert capsys.readouterr().out == ""
     write(root, {GRES_CONF: ""})
     assert checked(root) == 0
 

@@ -78,7 +78,7 @@ def add_arguments(parser: Parser) -> None:
             "--slurm-conf",
             metavar="FILE",
             help="what slurmctld is configured with (default: $SLURM_CONF, else the first "
-            "slurm.conf of those folders, else what scontrol says)",
+            f"slurm.conf of {', '.join(f'/{it}' for it in FOLDERS)}, else what scontrol says)",
         )
         command.add_argument(
             "--scope",

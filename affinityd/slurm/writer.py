@@ -88,7 +88,7 @@ def _comments(
     cores: Cores, found: list[Affinity], linked: Links, expected: Expected | None
 ) -> Iterator[str]:
     gpus = cores.topology.gpus
-    if expected is not None and expected.types:
+    if gpus and expected is not None and expected.types:
         yield TYPES.format(expected=expected)
     rights = [it.right for it in found if it.right is not None]
     are_sockets = expected is not None and expected.sockets_are_nodes
