@@ -524,10 +524,21 @@ def test_the_nodes_cores_and_gres_types_are_compared(
     assert found(TWO, node(0, 3), expected=wanted) == ([f"s:1 {finding}"] if finding else [])
 
 
-def test_cores_of_numa_nodes_are_sockets_where_slurm_conf_says_so() -> None:
-    settings = {"slurmdparameters": "numa_node_as_socket"}
-    wanted = expected("s:1", {"gres": "gpu:2"}, settings)
-    assert list(Check(configured(TWO), node(0, 3), expected=wanted).notes("gpu07")) == []
+@pytest.mark.parametrize(
+    ("values", "settings", "notes"),
+    [
+        ({}, {"slurmdparameters": "numa_node_as_socket"}, []),
+        ({"sockets": "4", "corespersocket": "4"}, {}, []),
+        ({"sockets": "2", "corespersocket": "8"}, {}, [NARROW]),
+        ({}, {}, [NARROW]),
+    ],
+    ids=["its parameter", "its sockets", "sockets that are packages", "nothing"],
+)
+def test_cores_of_numa_nodes_are_whole_sockets_where_slurm_conf_says_so(
+    values: dict[str, str], settings: dict[str, str], notes: list[str]
+) -> None:
+    wanted = expected("s:1", {"gres": "gpu:2", **values}, settings)
+    assert list(Check(configured(TWO), node(0, 3), expected=wanted).notes("gpu07")) == notes
 
 
 def test_a_line_that_is_to_be_added_has_its_type() -> None:

@@ -1,7 +1,7 @@
 """Do the lines of a gres.conf agree with what slurmctld was configured with? Pure.
 
 Source: Slurm's src/interfaces/gres.c (_merge_gres2, _node_config_validate, _foreach_gres_conf);
-each fault was seen with Slurm 22.05.
+each fault was seen with Slurm 22.05, 24.11 and 26.05.
 """
 
 from __future__ import annotations

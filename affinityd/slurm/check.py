@@ -12,7 +12,7 @@ from affinityd.slurm import writer
 from affinityd.slurm.affinity import Affinity, Cores, affinities
 from affinityd.slurm.agreement import Agreement
 from affinityd.slurm.configured import Configured, GpuLine
-from affinityd.slurm.expected import Expected
+from affinityd.slurm.expected import Expected, are_whole_sockets
 from affinityd.slurm.files import NAMINGS, device_file, runtime
 from affinityd.slurm.gputypes import Types, types
 from affinityd.slurm.links import ITSELF, Links, links, written
@@ -31,7 +31,7 @@ NARROW = (
     "package is one only with SlurmdParameters=numa_node_as_socket in slurm.conf"
 )
 
-#: Slurm numbers GPUs type by type: seen with Slurm 22.05.
+#: Slurm numbers GPUs type by type: seen with Slurm 22.05, 24.11 and 26.05.
 ALTERNATING = (
     "GPUs of one type are not side by side on the bus: Slurm's gpu numbers, which go type by type, "
     "cannot be CUDA's"
@@ -158,8 +158,7 @@ class Check:
         if self.configured.detector:
             lines = DETECTED_WITH_LINES if self.configured.gpus else DETECTED
             yield f"AutoDetect={self.configured.detector}: {lines}"
-        are_sockets = self.expected is not None and self.expected.sockets_are_nodes
-        if any(map(self._is_narrow, self.configured.gpus)) and not are_sockets:
+        if any(map(self._is_narrow, self.configured.gpus)):
             yield NARROW
         runs = self.types.runs(self.topology.gpus)
         if len(set(runs)) < len(runs) and not self.configured.detector:
@@ -169,9 +168,9 @@ class Check:
             yield f"the machine does not tell which GPU is {files}: not judged"
 
     def _is_narrow(self, line: GpuLine) -> bool:
-        """Whether a line has some cores of a package, and not all."""
+        """Whether a line has some cores of a socket, and not all."""
         cores = (line.cores or frozenset()) & self.cores.all
-        return self.cores.of_packages(cores) != cores
+        return not are_whole_sockets(cores, self.cores, self.expected)
 
     def _line(self, line: GpuLine, number: int) -> Iterator[str]:
         """Yield what is wrong about a line, whatever the GPUs are. `number`: that of its first."""

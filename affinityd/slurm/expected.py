@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from affinityd.errors import InvalidRequestError, quote
+from affinityd.slurm.affinity import Cores, Numbers
 
 #: What follows `gpu:` in Gres=: an optional type, and how many; without a number it is one.
 _GPUS = re.compile(
@@ -33,6 +34,7 @@ class Expected:
     gres: str  #: the value of Gres=; empty: there is none
     counts: Counts
     cores: int | None = None  #: the cores that slurmctld counts; None: it is not configured
+    cores_per_socket: int | None = None  #: of its sockets; None: it is not configured
     lacks_gpus: bool = False  #: GresTypes= is known, and has no gpu
     sockets_are_nodes: bool = False  #: SlurmdParameters=numa_node_as_socket
 
@@ -45,6 +47,16 @@ class Expected:
     def is_mixed(self) -> bool:
         """Whether some GPUs have a type and others have none, at which slurmd ends."""
         return bool(self.types) and None in self.counts
+
+    def are_sockets(self, cores: Numbers) -> bool | None:
+        """Return whether cores are whole sockets to slurmctld; None: not known.
+
+        Source: Slurm's src/interfaces/gres.c (_check_core_range_matches_sock).
+        """
+        size = self.cores_per_socket
+        if size is None:
+            return True if self.sockets_are_nodes else None
+        return len(cores) == size * len({core // size for core in cores})
 
     def __str__(self) -> str:
         """Return `Gres=gpu:a100:2 (/etc/slurm/slurm.conf:12)`."""
@@ -66,14 +78,22 @@ def expected(place: str, values: Mapping[str, str], settings: Mapping[str, str])
     gres = values.get("gres", "")
     gres = "" if gres == "(null)" else _SOCKETS.sub("", gres)
     types = settings.get("grestypes")
+    sockets, cores_per_socket = _sockets(values) or (None, None)
     return Expected(
         place=place,
         gres=gres,
         counts=_counts(gres, place),
-        cores=_cores(values),
+        cores=sockets and cores_per_socket and sockets * cores_per_socket,
+        cores_per_socket=cores_per_socket,
         lacks_gpus=types is not None and "gpu" not in types.split(","),
         sockets_are_nodes="numa_node_as_socket" in settings.get("slurmdparameters", "").lower(),
     )
+
+
+def are_whole_sockets(some: Numbers, cores: Cores, expected: Expected | None) -> bool:
+    """Return whether some cores are whole sockets to slurmctld: packages, where it is not known."""
+    told = expected and expected.are_sockets(some)
+    return cores.of_packages(some) == some if told is None else told
 
 
 def written(counts: Counts) -> str:
@@ -100,8 +120,8 @@ def _counts(gres: str, place: str) -> Counts:
     return found
 
 
-def _cores(values: Mapping[str, str]) -> int | None:
-    """Return the cores of a node; None where its line says nothing of CPUs.
+def _sockets(values: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return a node's sockets, and cores of each; None where its line says nothing of CPUs.
 
     Without Sockets= they follow from CPUs=: with CPUs= alone, each CPU is a core to slurmctld.
     """
@@ -117,4 +137,4 @@ def _cores(values: Mapping[str, str]) -> int | None:
         sockets = numbers["sockets"]
     else:
         sockets = boards if cpus is None or cpus % (cores * threads) else cpus // (cores * threads)
-    return max(sockets, 1) * cores
+    return max(sockets, 1), cores

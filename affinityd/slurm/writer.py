@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from affinityd.slurm.affinity import Affinity, Cores, affinities
-from affinityd.slurm.expected import Expected, written
+from affinityd.slurm.expected import Expected, are_whole_sockets, written
 from affinityd.slurm.files import device_file, runtime, unknown_file
 from affinityd.slurm.gputypes import Types
 from affinityd.slurm.links import Links, links
@@ -14,7 +14,7 @@ from affinityd.topology import Gpu, Topology
 
 ORDER = "# In this order Slurm's gpu numbers are {runtime}'s: keep it."
 
-#: Slurm numbers GPUs type by type, in the order of Gres=: seen with Slurm 22.05.
+#: Slurm numbers GPUs type by type, in the order of Gres=: seen with Slurm 22.05, 24.11 and 26.05.
 BY_TYPE = "# In this order, and with Gres={gres}, Slurm's gpu numbers are {runtime}'s: keep it."
 ALTERNATING = "# Slurm numbers GPUs type by type, so its gpu numbers cannot be {runtime}'s."
 
@@ -91,8 +91,7 @@ def _comments(
     if gpus and expected is not None and expected.types:
         yield TYPES.format(expected=expected)
     rights = [it.right for it in found if it.right is not None]
-    are_sockets = expected is not None and expected.sockets_are_nodes
-    if any(cores.of_packages(right) != right for right in rights) and not are_sockets:
+    if not all(are_whole_sockets(right, cores, expected) for right in rights):
         yield from NODES
     if any(map(linked.field, gpus)):
         yield LINKS.format(gpus=len(gpus))
