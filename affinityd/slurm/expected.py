@@ -92,7 +92,7 @@ def expected(place: str, values: Mapping[str, str], settings: Mapping[str, str])
 
 def are_whole_sockets(some: Numbers, cores: Cores, expected: Expected | None) -> bool:
     """Return whether some cores are whole sockets to slurmctld: packages, where it is not known."""
-    told = expected and expected.are_sockets(some)
+    told = None if expected is None else expected.are_sockets(some)
     return cores.of_packages(some) == some if told is None else told
 
 

@@ -1,4 +1,7 @@
-"""What slurmctld itself says of a node: `scontrol show node`, where no slurm.conf tells."""
+"""What slurmctld itself says of a node: `scontrol show node`, where no slurm.conf tells.
+
+slurm.conf is the better source: for a node that is invalid, slurmctld may show what registered.
+"""
 
 from __future__ import annotations
 
