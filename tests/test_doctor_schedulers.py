@@ -10,7 +10,7 @@ import pytest
 from affinityd.discovery import open_tree
 from affinityd.doctor.checks import examine
 from affinityd.doctor.facts import Facts, NoFiles
-from tests.doctoring import TWO, Expected, Files, check, facts_of, n_a, well
+from tests.doctoring import NO_GPU, TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.by_hand import made
 
 GRES_CONF = "etc/slurm/gres.conf"
@@ -104,6 +104,16 @@ def test_the_remedy_names_the_node_that_was_looked_for(
     tmp_path: Path, files: Files, expected: list[Expected]
 ) -> None:
     check("gres-conf", facts_of(tmp_path / "gpu07", NODE, files), *expected)
+
+
+def test_files_of_other_nodes_alone_are_no_fault_where_a_node_has_no_gpu_or_detects_them(
+    tmp_path: Path,
+) -> None:
+    others = "NodeName=tux[1-9] Name=gpu File=/dev/nvidia[0-1]"
+    files = {GRES_CONF: others, SLURM_CONF: "NodeName=tux[1-9] Gres=gpu:2"}
+    check("gres-conf", facts_of(tmp_path / "login1", NO_GPU, files), well("fits the node"))
+    detected = {GRES_CONF: f"AutoDetect=nvml\n{others}"}
+    check("gres-conf", facts_of(tmp_path / "gpu07", NODE, detected), well("fits the node"))
 
 
 def test_cores_of_packages_are_as_right_as_those_of_nodes(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def gres_conf(facts: Facts) -> Findings:
     unnamed = list(_unnamed(facts, file, configured, site, expected))
     for found in unnamed:
         yield warn(found, f"this node was looked for as {name}; {OTHER}")
-    if not (unnamed and configured.others):
+    if not (unnamed and _is_for_others(configured)):
         misfits = _misfits(facts, configured, expected)
     if misfits:
         yield warn(
@@ -76,12 +76,18 @@ def gres_conf(facts: Facts) -> Findings:
 def _unnamed(
     facts: Facts, file: Path, configured: Configured, site: Site, expected: Expected | Unknown
 ) -> Iterator[str]:
-    """Yield the files that have other nodes, and not this one."""
-    if configured.others and not configured.gpus:
+    """Yield the files that have other nodes, and not this one, which has GPUs."""
+    if not facts.topology.gpus:
+        return
+    if _is_for_others(configured):
         others = quote(", ".join(dict.fromkeys(configured.others)))
         yield f"{file} has lines of GPUs for {others}, and none for this node"
-    if site.conf and isinstance(expected, Unknown) and facts.topology.gpus:
+    if site.conf and isinstance(expected, Unknown):
         yield expected.why
+
+
+def _is_for_others(configured: Configured) -> bool:
+    return bool(configured.others) and not configured.gpus and configured.detector is None
 
 
 def _misfits(facts: Facts, configured: Configured, expected: Expected | Unknown) -> list[Misfit]:
