@@ -48,6 +48,196 @@ def write(root: Path, files: Mapping[str, str]) -> None:
         put(root / path, text)
 
 
+SLURM_CONF = "etc/slurm/slurm.conf"
+
+
+def printed(root: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> list[str]:
+    """Return the lines of gres-conf that are no comments; there must be one for each GPU."""
+    assert main(["slurm", "gres-conf", "--root", str(root), *flags]) == 0
+    return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+
+
+def typed(kind: str, before: str = "") -> list[str]:
+    """Return the right lines with a type."""
+    right = RIGHT.replace("Name=gpu", f"{before}Name=gpu Type={kind}")
+    return right.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("files", "flags", "lines"),
+    [
+        ({SLURM_CONF: "NodeName=gpu07 Gres=gpu:a100:2"}, [], typed("a100")),
+        (
+            {
+                SLURM_CONF: "Include gpu/nodes.conf",
+                "etc/slurm/gpu/nodes.conf": (
+                    "NodeName=DEFAULT Gres=gpu:h100:8\nNodeName=DEFAULT CPUs=8\n"
+                    "NodeName=gpu[01-06],gpu08\nNodeName=DEFAULT \\\n  Gres=shard:4,gpu:a100:2\n"
+                    "NodeName=gpu[07,09] CPUs=4\n"
+                ),
+            },
+            [],
+            typed("a100"),
+        ),
+        ({"run/slurm/conf/slurm.conf": "NodeName=gpu07 Gres=gpu:a100:2"}, [], typed("a100")),
+        (
+            {SLURM_CONF: "NodeName=n7 NodeHostname=gpu07 Gres=gpu:a100:2"},
+            [],
+            typed("a100"),
+        ),
+        ({SLURM_CONF: "NodeName=gpu07 Gres=gpu:2"}, [], RIGHT.splitlines()),
+        (
+            {
+                SLURM_CONF: "NodeName=gpu07 Gres=gpu:2",
+                GRES_CONF: "Name=gpu Type=x File=/dev/nvidia0",
+            },
+            [],
+            RIGHT.splitlines(),
+        ),
+        ({GRES_CONF: "Name=gpu Type=x File=/dev/nvidia0"}, [], typed("x")),
+        ({GRES_CONF: "Name=gpu Type=x File=/dev/nvidia0"}, ["--type", "a100"], typed("a100")),
+        ({}, ["--type", "a100"], typed("a100")),
+        ({}, [], RIGHT.splitlines()),
+        (
+            {SLURM_CONF: "NodeName=gpu[001-500] Gres=gpu:a100:2"},
+            ["--node-name", "gpu[001-500]"],
+            typed("a100", "NodeName=gpu[001-500] "),
+        ),
+        (
+            {SLURM_CONF: "NodeName=gpu[01-99] Gres=gpu:a100:2"},
+            ["--node-name", "gpu08"],
+            typed("a100", "NodeName=gpu08 "),
+        ),
+    ],
+    ids=[
+        "slurm.conf",
+        "with defaults, an included file and a line that goes on",
+        "configless Slurm's slurm.conf",
+        "a node with another name than its host",
+        "slurm.conf has no type",
+        "slurm.conf has no type, and the present gres.conf has one",
+        "no slurm.conf, and the present gres.conf",
+        "the flag rather than the present gres.conf",
+        "the flag",
+        "nothing tells a type",
+        "equal nodes",
+        "another node",
+    ],
+)
+def test_the_type_is_what_slurmctld_was_configured_with(
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+    files: dict[str, str],
+    flags: list[str],
+    lines: list[str],
+) -> None:
+    write(root, files)
+    assert printed(root, capsys, *flags) == lines
+
+
+@pytest.mark.parametrize(
+    ("gres", "flags", "said"),
+    [
+        ("gpu:a100:2", ["--type", "h100"], "--type 'h100' is not in Gres=gpu:a100:2 ("),
+        ("gpu:2", ["--type", "h100"], "--type 'h100' is not in Gres=gpu:2 ("),
+        ("gpu:x:2", ["--type", "x,x,x"], "--type names 3 types, and there are 2 GPUs"),
+        (
+            "gpu:2 \nNodeName=gpu08 Gres=gpu:4",
+            ["--node-name", "gpu[07-08]"],
+            "gpu08 has Gres=gpu:4 (",
+        ),
+        ("gpu:a:b:2", [], "'gpu:a:b:2' in Gres= is not written like gpu:a100:2"),
+    ],
+)
+def test_lines_that_would_drain_a_node_are_refused_in_one_line(
+    root: Path, capsys: pytest.CaptureFixture[str], gres: str, flags: list[str], said: str
+) -> None:
+    write(root, {SLURM_CONF: f"NodeName=gpu07 Gres={gres}"})
+    assert main(["slurm", "gres-conf", "--root", str(root), *flags]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
+def test_gpus_whose_type_nothing_tells_are_comments_until_the_flag_names_them(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, {SLURM_CONF: "NodeName=gpu07 Gres=gpu:big:1,gpu:small:1"})
+    assert main(["slurm", "gres-conf", "--root", str(root)]) == 1
+    out, err = capsys.readouterr()
+    assert out.count("File=/dev/nvidia") == out.count("Name=gpu Type=? File=/dev/nvidia") == 2
+    assert all(line.startswith("#") for line in out.splitlines())
+    assert "the types of 2 of 2 GPUs are not known: Gres=gpu:big:1,gpu:small:1 (" in err
+    assert err.endswith("name one for each with --type, or in the present gres.conf\n")
+    big, small = RIGHT.splitlines()
+    lines = [big.replace("gpu ", "gpu Type=big ", 1), small.replace("gpu ", "gpu Type=small ", 1)]
+    assert printed(root, capsys, "--type", "big,small") == lines
+    write(root, {GRES_CONF: "\n".join(lines)})
+    assert printed(root, capsys) == lines
+
+
+def test_an_untyped_line_is_said_to_drain_the_node_and_the_printed_ones_fit(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conf = {SLURM_CONF: "NodeName=gpu[01-09] CPUs=8 Sockets=2 CoresPerSocket=4 Gres=gpu:a100:2"}
+    write(root, {**conf, GRES_CONF: RIGHT})
+    assert checked(root) == 1
+    expected = f"Gres=gpu:a100:2 ({root / SLURM_CONF}:1)"
+    fault = f"the line has no Type=, and {expected}: slurmctld drains the node (INVALID_REG)"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{root / GRES_CONF}:1: {fault}; add Type=a100",
+        f"{root / GRES_CONF}:2: {fault}; add Type=a100",
+        "2 GPUs, 2 lines wrong",
+    ]
+    write(root, {GRES_CONF: "\n".join(printed(root, capsys))})
+    assert checked(root) == 0
+    assert capsys.readouterr().out == "gres.conf fits this node\n"
+
+
+def test_of_equal_nodes_this_one_is_looked_for(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, {GRES_CONF: "NodeName=gpu07 Name=gpu Type=x File=/dev/nvidia[0-1]"})
+    assert printed(root, capsys, "--node-name", "gpu[01-09]") == typed("x", "NodeName=gpu[01-09] ")
+
+
+def test_a_node_that_slurm_conf_does_not_have_is_named_with_what_it_was_looked_for_by(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, {SLURM_CONF: "NodeName=tux[1-9] Gres=gpu:a100:2", GRES_CONF: RIGHT})
+    assert checked(root) == 0
+    note = capsys.readouterr().out.splitlines()[0]
+    assert main(["slurm", "gres-conf", "--root", str(root)]) == 0
+    said = capsys.readouterr().err
+    assert "the Gres= of node gpu07 (the machine's name) is not known here (slurm.conf has" in said
+    assert said.endswith("if it has a type, name it with --type\n")
+    assert "of node gpu07 (the machine's name) is not known here (slurm.conf has no node" in note
+    assert checked(root, "--node-name", "tux3") == 1
+    assert "and Gres=gpu:a100:2 (" in capsys.readouterr().out
+
+
+def test_a_named_slurm_conf_counts_and_brings_the_gres_conf_beside_it(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path / "new/slurm.conf", "NodeName=gpu07 Gres=gpu:b200:2")
+    put(tmp_path / "new/gres.conf", RIGHT)
+    write(root, {SLURM_CONF: "NodeName=gpu07 Gres=gpu:a100:2", GRES_CONF: "AutoDetect=nvml"})
+    named = ("--slurm-conf", str(tmp_path / "new/slurm.conf"))
+    assert printed(root, capsys, *named) == typed("b200")
+    assert checked(root, *named) == 1
+    assert f"{tmp_path}/new/gres.conf:1: the line has no Type=" in capsys.readouterr().out
+    assert checked(root, "--slurm-conf", "/nowhere") == 2
+    assert capsys.readouterr().err.endswith("/nowhere cannot be read: No such file or directory\n")
+
+
+def test_what_a_dgx_a100_is_shown_to_print_is_what_it_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["slurm", "gres-conf", "--machine", "dgx-a100"]) == 0
+    shown = Path(__file__).parents[1] / "slurm/gres.conf"
+    assert capsys.readouterr().out == shown.read_text()
+
+
 def job(number: int, cpus: str, gpus: str | None) -> dict[str, str]:
     """Return the files of a job under cgroup v2, and its note."""
     note = {} if gpus is None else {f"run/affinityd/jobs/{number}": f"gpus={gpus}\nmore"}
@@ -278,13 +468,54 @@ def test_a_file_that_is_not_there_or_no_file_is_an_error(
 @pytest.mark.parametrize("name", ["", "a b", "a=b", "gpu[1-2]", "x\n"])
 def test_what_is_no_name_of_a_node_is_bad_usage(root: Path, name: str) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["slurm", "gres-conf", "--root", str(root), "--node-name", name])
+        checked(root, "--node-name", name)
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ("", "has 0 names"),
+        ("gpu 1", "is no node's name"),
+        ("gpu[1-", "is no hostlist"),
+        ("gpu[3-1]", "is no range of a hostlist"),
+        ("rack[1-2]gpu", "goes on after its range"),
+        ("gpu[0-65536]", "has 65537 names, and Slurm takes 1 to 65536"),
+        ("n[0-9999][0-999]", "stand for more than"),
+    ],
+)
+def test_a_hostlist_that_slurm_does_not_read_is_bad_usage(
+    root: Path, capsys: pytest.CaptureFixture[str], names: str, why: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["slurm", "gres-conf", "--root", str(root), "--node-name", names])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert why in line
+
+
+def test_a_shipped_machine_has_no_present_gres_conf(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path / "slurm.conf", "NodeName=gpu07")
+    put(tmp_path / "gres.conf", "Name=gpu Type=x File=/dev/nvidia0")
+    flags = ["--machine", "dgx-a100", "--slurm-conf", str(tmp_path / "slurm.conf")]
+    assert main(["slurm", "gres-conf", *flags]) == 0
+    assert "Type=" not in capsys.readouterr().out
+
+
+def test_a_login_node_prints_the_lines_of_equal_nodes_of_a_shipped_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--machine", "dgx-a100", "--type", "a100", "--node-name", "gpu[001-500]"]
+    assert main(["slurm", "gres-conf", *flags]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert len(lines) == 8
+    assert lines[0] == "NodeName=gpu[001-500] Name=gpu Type=a100 File=/dev/nvidia0 Cores=48-63"
 
 
 def test_gpus_whose_device_files_are_unknown_are_counted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["slurm", "gres-conf", "--machine", "dgx-a100"]) == 1
+    assert main(["slurm", "gres-conf", "--machine", "dgx-h100"]) == 1
     said = capsys.readouterr()
     assert all(line.startswith("#") for line in said.out.splitlines())
     assert said.err == (
@@ -296,8 +527,11 @@ def test_a_node_without_gpus_has_no_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = write_tree(made({0: "0-3"}, gpus=[]), tmp_path / "login1")
+    write(root, {SLURM_CONF: "NodeName=login1\nNodeName=gpu07 Gres=gpu:a100:2"})
     assert main(["slurm", "gres-conf", "--root", str(root)]) == 1
     assert capsys.readouterr() == ("", "affinityd slurm gres-conf: this node has no GPU\n")
+    assert main(["slurm", "gres-conf", "--root", str(root), "--node-name", "gpu07"]) == 1
+    assert capsys.readouterr().out == ""
     write(root, {GRES_CONF: ""})
     assert checked(root) == 0
 

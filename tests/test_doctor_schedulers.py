@@ -10,7 +10,7 @@ import pytest
 from affinityd.discovery import open_tree
 from affinityd.doctor.checks import examine
 from affinityd.doctor.facts import Facts, NoFiles
-from tests.doctoring import TWO, Expected, Files, check, facts_of, n_a, well
+from tests.doctoring import NO_GPU, TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.by_hand import made
 
 GRES_CONF = "etc/slurm/gres.conf"
@@ -49,6 +49,71 @@ CROSSED = "Name=gpu File=/dev/nvidia0 Cores=4-7\nName=gpu File=/dev/nvidia1 Core
 )
 def test_gres_conf(tmp_path: Path, lines: str, expected: list[Expected]) -> None:
     check("gres-conf", facts_of(tmp_path, NODE, {GRES_CONF: lines}), *expected)
+
+
+SLURM_CONF = "etc/slurm/slurm.conf"
+TYPED = RIGHT.replace("gpu ", "gpu Type=a100 ")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {GRES_CONF: TYPED, SLURM_CONF: "NodeName=gpu07 Gres=gpu:a100:2"},
+            [well("gres.conf fits the node")],
+        ),
+        (
+            {GRES_CONF: RIGHT, SLURM_CONF: "NodeName=gpu07 Gres=gpu:a100:2"},
+            [
+                Expected(
+                    "warn",
+                    "slurm.conf:1): slurmctld drains the node (INVALID_REG); add Type=a100",
+                    "affinityd slurm gres-conf prints right lines for gpu07 (the machine's name)",
+                )
+            ],
+        ),
+        (
+            {GRES_CONF: "NodeName=tux[1-9] Name=gpu File=/dev/nvidia[0-1]"},
+            [
+                Expected(
+                    "warn",
+                    "has lines of GPUs for 'tux[1-9]', and none for this node",
+                    "this node was looked for as gpu07 (the machine's name); affinityd slurm check "
+                    "--node-name NAME looks for another",
+                )
+            ],
+        ),
+        (
+            {GRES_CONF: RIGHT, SLURM_CONF: "NodeName=tux[1-9] Gres=gpu:a100:2"},
+            [
+                Expected(
+                    "warn",
+                    "slurm.conf has no node gpu07",
+                    "this node was looked for as gpu07 (the machine's name)",
+                )
+            ],
+        ),
+        (
+            {GRES_CONF: RIGHT, SLURM_CONF: "NodeName=gpu07 Gres=gpu:a:b:2"},
+            [Expected("fail", "slurm.conf:1: 'gpu:a:b:2' in Gres=", "slurm.conf(5)")],
+        ),
+    ],
+    ids=["it fits", "no type", "lines of others", "a slurm.conf of others", "no Gres="],
+)
+def test_the_remedy_names_the_node_that_was_looked_for(
+    tmp_path: Path, files: Files, expected: list[Expected]
+) -> None:
+    check("gres-conf", facts_of(tmp_path / "gpu07", NODE, files), *expected)
+
+
+def test_files_of_other_nodes_alone_are_no_fault_where_a_node_has_no_gpu_or_detects_them(
+    tmp_path: Path,
+) -> None:
+    others = "NodeName=tux[1-9] Name=gpu File=/dev/nvidia[0-1]"
+    files = {GRES_CONF: others, SLURM_CONF: "NodeName=tux[1-9] Gres=gpu:2"}
+    check("gres-conf", facts_of(tmp_path / "login1", NO_GPU, files), well("fits the node"))
+    detected = {GRES_CONF: f"AutoDetect=nvml\n{others}"}
+    check("gres-conf", facts_of(tmp_path / "gpu07", NODE, detected), well("fits the node"))
 
 
 def test_cores_of_packages_are_as_right_as_those_of_nodes(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ print(counts(migrations, 1), migrations.refusal)
 """
 
 #: Python itself may be where another user reads nothing: all that is needed comes first.
-AS_A_USER = "import os, tests.test_enforce_migration; os.setuid(65534)"
+AS_A_USER = "import ctypes, os, tests.test_enforce_migration; os.setuid(65534)"
 NO_MIGRATE_PAGES = f"{SECCOMP}\nrefuse(NUMBERS[os.uname().machine][2], errno.EPERM)"
 
 

@@ -14,6 +14,8 @@ from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml import ask
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.affinity import Cores, affinities
+from affinityd.slurm.expected import expected
+from affinityd.slurm.gputypes import Types
 from affinityd.slurm.hostlist import Budget, expand
 from affinityd.slurm.numbering import in_slurms_order
 from affinityd.slurm.writer import NODES, unknown, write
@@ -95,12 +97,6 @@ def cores_of(topology: Topology, scope: str = "node") -> list[str | None]:
     found = affinities(Cores(topology), scope)
     rights = (found[gpu.key].right for gpu in topology.gpus)
     return [None if right is None else format_list(right) for right in rights]
-
-
-def test_the_example_that_is_shipped_is_what_is_printed() -> None:
-    shipped = Path(__file__).parents[1] / "slurm/gres.conf"
-    printed = write(with_minors(machine("dgx-a100"), range(8)))
-    assert of_gpus(shipped.read_text().splitlines()) == of_gpus(printed)
 
 
 def of_gpus(lines: Sequence[str]) -> list[str]:
@@ -241,7 +237,11 @@ def test_the_cores_of_a_gpu(node: Topology, scope: str, cores: list[str | None])
 def test_nodes_are_explained_only_where_they_are_no_packages() -> None:
     h100 = with_minors(machine("dgx-h100"), range(8))
     assert not set(NODES) & set(write(h100))
-    assert not set(NODES) & set(write(with_minors(machine("dgx-a100"), range(8)), scope="socket"))
+    a100 = machine("dgx-a100")
+    assert not set(NODES) & set(write(a100, scope="socket"))
+    wanted = expected("s:1", {}, {"slurmdparameters": "numa_node_as_socket"})
+    assert set(NODES) <= set(write(a100))
+    assert not set(NODES) & set(write(a100, expected=wanted))
 
 
 def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> None:
@@ -265,6 +265,31 @@ def test_of_a_vendor_whose_device_files_are_unknown_nothing_is_guessed() -> None
 
 def test_two_vendors_are_not_said_to_be_numbered_as_one() -> None:
     assert not any("keep it" in line for line in write(machine("two-vendors")))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "comment"),
+    [
+        (
+            ["a100", "a100", "v100"],
+            (
+                "# In this order, and with Gres=gpu:a100:2,gpu:v100:1, Slurm's gpu numbers are "
+                "CUDA's: keep it."
+            ),
+        ),
+        (
+            ["a100", "v100", "a100"],
+            "# Slurm numbers GPUs type by type, so its gpu numbers cannot be CUDA's.",
+        ),
+        (["a100"] * 3, "# In this order Slurm's gpu numbers are CUDA's: keep it."),
+    ],
+)
+def test_several_types_are_numbered_as_cuda_does_only_in_its_order(
+    kinds: list[str], comment: str
+) -> None:
+    gpus = with_minors(made({0: "0-7"}, gpus=[0, 0, 0]), range(3))
+    types = Types({gpu.key: kind for gpu, kind in zip(gpus.gpus, kinds, strict=True)})
+    assert write(gpus, types=types)[0] == comment
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from affinityd.cpuset import parse_list
 from affinityd.slurm.affinity import SCOPES
 from affinityd.slurm.allocations import REMEDY, Job, far
-from affinityd.slurm.check import NARROW, Check
+from affinityd.slurm.check import ALTERNATING, NARROW, Check
 from affinityd.slurm.configured import Configured, for_node
+from affinityd.slurm.expected import Expected, expected
 from affinityd.slurm.gresconf import Fault, Include, Line, parse
 from affinityd.slurm.writer import write
 from affinityd.topology import Topology
@@ -37,9 +38,11 @@ def configured(text: str, name: str = "gpu07") -> Configured:
     return for_node((it for it in parse(text, "g") if isinstance(it, Line)), name)
 
 
-def found(text: str, topology: Topology, scope: str = "node") -> list[str]:
+def found(
+    text: str, topology: Topology, scope: str = "node", expected: Expected | None = None
+) -> list[str]:
     """Return what is found in a file, as `place text`."""
-    findings = Check(configured(text), topology, scope).findings()
+    findings = Check(configured(text), topology, scope, expected).findings()
     return [f"{it.place or '-'} {it.text}" for it in findings]
 
 
@@ -127,6 +130,14 @@ Name=GPU File=/dev/nvidia0
     of_node = configured(text)
     assert [line.files for line in of_node.gpus] == [("/dev/nvidia0",), ("/dev/nvidia1",)]
     assert of_node.others == ("gpu08",)
+
+
+def test_a_device_file_of_mig_instances_has_no_type() -> None:
+    text = (
+        "Name=gpu Type=a100_3g.20gb MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21\n"
+        "Name=gpu Type=a100 File=/dev/nvidia[1-2]\n"
+    )
+    assert configured(text).types == {"/dev/nvidia1": "a100", "/dev/nvidia2": "a100"}
 
 
 @pytest.mark.parametrize(
@@ -336,6 +347,208 @@ def test_the_lines_of_two_gpus_are_judged(text: str, findings: list[str]) -> Non
     assert found(text, node(0, 3)) == findings
 
 
+def with_models(topology: Topology, *models: str) -> Topology:
+    """Return a machine whose GPUs are of these models."""
+    gpus = zip(topology.gpus, models, strict=True)
+    return replace(topology, gpus=tuple(replace(gpu, model=model) for gpu, model in gpus))
+
+
+def lines_of(*kinds: str | None) -> str:
+    """Return the right lines of both GPUs, with types."""
+    types = ("" if kind is None else f" Type={kind}" for kind in kinds)
+    lines = zip(TWO.splitlines(), types, strict=True)
+    return "\n".join(line.replace("gpu", f"gpu{kind}", 1) for line, kind in lines)
+
+
+DRAINED = "slurmctld drains the node (INVALID_REG)"
+A100, V100 = "NVIDIA A100-SXM4-40GB", "Tesla V100-PCIE-16GB"
+
+
+@pytest.mark.parametrize(
+    ("text", "gres", "findings"),
+    [
+        (lines_of("a100", "a100"), "gpu:a100:2", []),
+        (TWO, "gpu:2", []),
+        (lines_of("a100", "debug"), "gpu:a100:1,gpu:debug:1", []),
+        (
+            lines_of(None, None),
+            "gpu:a100:2",
+            [
+                f"g:1 the line has no Type=, and Gres=gpu:a100:2 (s:1): {DRAINED}; add Type=a100",
+                f"g:2 the line has no Type=, and Gres=gpu:a100:2 (s:1): {DRAINED}; add Type=a100",
+            ],
+        ),
+        (
+            lines_of("A100", "a100"),
+            "gpu:a100:2",
+            [f"g:1 Type=A100 is not in Gres=gpu:a100:2 (s:1): {DRAINED}; right is Type=a100"],
+        ),
+        (
+            lines_of("a100", "a100"),
+            "gpu:2",
+            [
+                (
+                    f"g:{line} Type=a100 does not count, as Gres=gpu:2 (s:1) has none: no job can "
+                    "ask for it; leave it out, or write Gres=gpu:a100:2 there"
+                )
+                for line in (1, 2)
+            ],
+        ),
+        (
+            TWO,
+            "gpu:3",
+            [
+                (
+                    f"s:1 Gres=gpu:3 has 3 GPUs, and gres.conf 2: {DRAINED}; add lines for the "
+                    "others, or write Gres=gpu:2"
+                )
+            ],
+        ),
+        (
+            lines_of("a100", "a100"),
+            "gpu:a100:1",
+            [
+                (
+                    "s:1 Gres=gpu:a100:1 has 1 GPU of type a100, and gres.conf 2: Slurm gives no "
+                    "job the last 1; write Gres=gpu:a100:2"
+                )
+            ],
+        ),
+        (
+            lines_of("a100", "a100"),
+            "",
+            ["s:1 Gres= has no gpu: Slurm gives no job the node's GPUs; write Gres=gpu:a100:2"],
+        ),
+        (
+            lines_of("a100", None),
+            "gpu:a100:1,gpu:1",
+            [
+                "g:2 the line has no Type=, and others have: slurmd ends at that",
+                (
+                    "s:1 Gres=gpu:a100:1,gpu:1: slurmd ends where some GPUs have a type and others "
+                    "none"
+                ),
+            ],
+        ),
+        (
+            TWO.replace("Name=gpu", "Name=GPU", 1),
+            "gpu:2",
+            [f"g:1 Name='GPU' is not gpu: {DRAINED}; write Name=gpu"],
+        ),
+        ("AutoDetect=nvml", "gpu:a100:2", []),
+        (
+            "AutoDetect=nvml",
+            "gpu:h100:2",
+            [
+                (
+                    f"s:1 Gres=gpu:h100:2 has 2 GPUs of type h100, and AutoDetect 0: {DRAINED}; "
+                    "call them by a part of their names, nvidia_a100-sxm4-40gb, or leave gpu out "
+                    "of Gres="
+                )
+            ],
+        ),
+    ],
+    ids=[
+        "types agree",
+        "none has a type",
+        "a type that is no model",
+        "no Type=",
+        "another case",
+        "Gres= has no type",
+        "too few lines",
+        "too many lines",
+        "no GPUs in Gres=",
+        "types and none",
+        "another case of gpu",
+        "detected",
+        "detected under another name",
+    ],
+)
+def test_the_lines_are_compared_with_what_slurmctld_expects(
+    text: str, gres: str, findings: list[str]
+) -> None:
+    wanted = expected("s:1", {"gres": gres}, {})
+    assert found(text, with_models(node(0, 3), A100, A100), expected=wanted) == findings
+
+
+def test_types_that_are_crossed_are_told_by_the_names_of_the_gpus() -> None:
+    wanted = expected("s:1", {"gres": "gpu:a100:1,gpu:v100:1"}, {})
+    two = with_models(node(0, 3), A100, V100)
+    assert found(lines_of("a100", "v100"), two, expected=wanted) == []
+    assert found(lines_of("v100", "a100"), two, expected=wanted) == [
+        f"g:1 Type=v100, and its GPU is '{A100}'; right is Type=a100",
+        f"g:2 Type=a100, and its GPU is '{V100}'; right is Type=v100",
+    ]
+
+
+def test_types_in_another_order_than_the_bus_give_gpus_other_numbers_than_cudas() -> None:
+    two = with_models(node(0, 3), A100, V100)
+    wanted = expected("s:1", {"gres": "gpu:v100:1,gpu:a100:1"}, {})
+    assert found(lines_of("a100", "v100"), two, expected=wanted) == [
+        (
+            "s:1 Gres=gpu:v100:1,gpu:a100:1: Slurm numbers GPUs type by type in this order, and "
+            "not as they are on the bus; write Gres=gpu:a100:1,gpu:v100:1"
+        )
+    ]
+    four = with_models(node(0, 0, 3, 3), A100, V100, A100, V100)
+    wanted = expected("s:1", {"gres": "gpu:a100:2,gpu:v100:2"}, {})
+    check = Check(configured(lines_of("a100", "v100")), four, expected=wanted)
+    assert list(check.notes("gpu07"))[-1] == ALTERNATING
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "finding"),
+    [
+        ({"sockets": "2", "corespersocket": "8", "threadspercore": "2"}, {}, None),
+        ({"cpus": "32", "threadspercore": "2"}, {}, None),
+        ({"sockets": "2", "corespersocket": "8"}, {"grestypes": "nic,gpu"}, None),
+        (
+            {"cpus": "32"},
+            {},
+            (
+                "slurmctld counts 32 cores, and the node has 16: Cores= means others there; "
+                "`slurmd -C` prints the right line"
+            ),
+        ),
+        (
+            {},
+            {"grestypes": "nic"},
+            "GresTypes= has no gpu: Slurm has no GPUs on any node; write GresTypes=gpu",
+        ),
+    ],
+)
+def test_the_nodes_cores_and_gres_types_are_compared(
+    values: dict[str, str], settings: dict[str, str], finding: str | None
+) -> None:
+    wanted = expected("s:1", {"gres": "gpu:2", **values}, settings)
+    assert found(TWO, node(0, 3), expected=wanted) == ([f"s:1 {finding}"] if finding else [])
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "notes"),
+    [
+        ({}, {"slurmdparameters": "numa_node_as_socket"}, []),
+        ({"sockets": "4", "corespersocket": "4"}, {}, []),
+        ({"sockets": "2", "corespersocket": "8"}, {}, [NARROW]),
+        ({}, {}, [NARROW]),
+    ],
+    ids=["its parameter", "its sockets", "sockets that are packages", "nothing"],
+)
+def test_cores_of_numa_nodes_are_whole_sockets_where_slurm_conf_says_so(
+    values: dict[str, str], settings: dict[str, str], notes: list[str]
+) -> None:
+    wanted = expected("s:1", {"gres": "gpu:2", **values}, settings)
+    assert list(Check(configured(TWO), node(0, 3), expected=wanted).notes("gpu07")) == notes
+
+
+def test_a_line_that_is_to_be_added_has_its_type() -> None:
+    wanted = expected("s:1", {"gres": "gpu:a100:2"}, {})
+    text = lines_of("a100", "a100").splitlines()[0]
+    assert found(text, node(0, 3), expected=wanted)[-1] == (
+        "- gpu 1: no line has it; add Name=gpu Type=a100 File=/dev/nvidia1 Cores=12-15"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "findings"),
     [
@@ -387,14 +600,13 @@ def test_a_line_that_is_to_be_added_has_its_links() -> None:
 
 
 def test_where_no_line_is_of_a_gpu_each_lacks_one_even_if_its_file_is_not_known() -> None:
-    found = Check(configured(""), machine("dgx-a100")).findings()
+    found = Check(configured(""), machine("dgx-h100")).findings()
     said = [f"gpu {gpu}: no line has it, and its device file is not known here" for gpu in range(8)]
     assert [finding.text for finding in found] == said
 
 
 def test_where_the_machine_does_not_tell_a_gpus_file_no_line_is_called_wrong() -> None:
-    unknown = replace(machine("dgx-a100"), name="gpu07")
-    check = Check(configured(TWO), unknown)
+    check = Check(configured(TWO), machine("dgx-h100"))
     assert check.findings() == []
     assert list(check.notes("gpu07"))[-1:] == [
         "the machine does not tell which GPU is /dev/nvidia0, /dev/nvidia1: not judged"

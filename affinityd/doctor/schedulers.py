@@ -6,6 +6,7 @@ https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,15 +14,18 @@ from affinityd.discovery.tree import Tree
 from affinityd.doctor.facts import Facts
 from affinityd.doctor.finding import Findings, fail, not_applicable, ok, warn
 from affinityd.doctor.mounts import Mount, mounts
-from affinityd.errors import InvalidRequestError
+from affinityd.errors import InvalidRequestError, quote
 from affinityd.slurm.affinity import SCOPES
 from affinityd.slurm.check import Check
 from affinityd.slurm.check import Finding as Misfit
 from affinityd.slurm.configured import Configured, for_node
+from affinityd.slurm.expected import Expected, Unknown
 from affinityd.slurm.gresconf import Fault, Line
 from affinityd.slurm.reading import default, read
+from affinityd.slurm.site import Site, open_site
 
 CHECK = "affinityd slurm check"
+OTHER = f"{CHECK} --node-name NAME looks for another, affinityd slurm gres-conf prints its lines"
 SHOWN = 3  #: lines of gres.conf; more are counted
 
 #: Where jobs' cgroups are made, below the root: names, and how deep they lie.
@@ -33,8 +37,9 @@ def gres_conf(facts: Facts) -> Findings:
     if facts.root is None:
         yield not_applicable("a shipped machine has no gres.conf")
         return
+    site = open_site(facts.root, None, os.environ)
     try:
-        file = default(Path(facts.root))
+        file = default(Path(facts.root), beside=site.named)
     except InvalidRequestError as error:
         yield not_applicable(f"no Slurm: {str(error).partition(';')[0]}")
         return
@@ -43,23 +48,52 @@ def gres_conf(facts: Facts) -> Findings:
     except InvalidRequestError as error:
         yield fail(str(error), "let slurmd read it: it does not start without")
         return
-    name = facts.topology.name.partition(".")[0]
-    configured = for_node((it for it in lines if isinstance(it, Line)), name)
+    try:
+        name = site.node_name(facts.topology.name, os.environ)
+        expected = site.expected([name.name])
+    except InvalidRequestError as error:
+        yield fail(str(error), "write it as slurm.conf(5) has it")
+        return
+    configured = for_node((it for it in lines if isinstance(it, Line)), name.name)
     faults = [*(it for it in lines if isinstance(it, Fault)), *configured.faults]
-    misfits = _misfits(facts, configured)
+    misfits: list[Misfit] = []
     if faults:
         yield fail(_told(faults), f"write them as gres.conf(5) has it; {CHECK} names them all")
+    unnamed = list(_unnamed(facts, file, configured, site, expected))
+    for found in unnamed:
+        yield warn(found, f"this node was looked for as {name}; {OTHER}")
+    if not (unnamed and _is_for_others(configured)):
+        misfits = _misfits(facts, configured, expected)
     if misfits:
         yield warn(
-            _told(misfits), f"affinityd slurm gres-conf prints right lines; {CHECK} names all"
+            _told(misfits),
+            f"affinityd slurm gres-conf prints right lines for {name}; {CHECK} names all",
         )
-    if not faults and not misfits:
+    if not faults and not unnamed and not misfits:
         yield ok(f"{file} fits the node")
 
 
-def _misfits(facts: Facts, configured: Configured) -> list[Misfit]:
+def _unnamed(
+    facts: Facts, file: Path, configured: Configured, site: Site, expected: Expected | Unknown
+) -> Iterator[str]:
+    """Yield the files that have other nodes, and not this one, which has GPUs."""
+    if not facts.topology.gpus:
+        return
+    if _is_for_others(configured):
+        others = quote(", ".join(dict.fromkeys(configured.others)))
+        yield f"{file} has lines of GPUs for {others}, and none for this node"
+    if site.conf and isinstance(expected, Unknown):
+        yield expected.why
+
+
+def _is_for_others(configured: Configured) -> bool:
+    return bool(configured.others) and not configured.gpus and configured.detector is None
+
+
+def _misfits(facts: Facts, configured: Configured, expected: Expected | Unknown) -> list[Misfit]:
     """Return what is wrong, by NUMA node or by package: whichever way it was written."""
-    found = [Check(configured, facts.topology, scope).findings() for scope in SCOPES]
+    known = expected if isinstance(expected, Expected) else None
+    found = [Check(configured, facts.topology, scope, known).findings() for scope in SCOPES]
     return min(found, key=len)
 
 

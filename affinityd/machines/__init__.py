@@ -12,9 +12,10 @@ One JSON file a machine:
     cores_per_llc   neighbouring cores that share a last-level cache; null: all of a node's package
     distances       [nodes, nodes, SLIT distance] both ways, a later line overrides an earlier one
     gpus, nics      groups: what their devices share, and devices, each with pci, node (null:
-                    unknown), names (a NIC's interfaces) and path (its bridges, host bridge first;
-                    one whose address no source gives has a plain name). A vendor's GPUs are
-                    numbered in PCI bus order
+                    unknown), minor (of an NVIDIA GPU's device file; absent: nobody says), names (a
+                    NIC's interfaces) and path (its bridges, host bridge first; one whose address
+                    no source gives has a plain name). A vendor's GPUs are numbered in PCI bus
+                    order
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ def _gpus(facts: Mapping[str, Any]) -> Iterator[Gpu]:
             vendor=vendor,
             pci_bus_id=device["pci"],
             numa_node=device["node"],
+            minor=device.get("minor"),
             model=device.get("model"),
             pci_id=device.get("pci_id"),
             pci_path=_path(device),

@@ -10,8 +10,11 @@ from itertools import accumulate
 from affinityd.errors import quote
 from affinityd.slurm import writer
 from affinityd.slurm.affinity import Affinity, Cores, affinities
+from affinityd.slurm.agreement import Agreement
 from affinityd.slurm.configured import Configured, GpuLine
+from affinityd.slurm.expected import Expected, are_whole_sockets
 from affinityd.slurm.files import NAMINGS, device_file, runtime
+from affinityd.slurm.gputypes import Types, types
 from affinityd.slurm.links import ITSELF, Links, links, written
 from affinityd.slurm.misplaced import misplaced
 from affinityd.topology import Gpu, Topology
@@ -26,6 +29,12 @@ DETECTED_WITH_LINES = (
 NARROW = (
     "from 24.11 on, Slurm drains a node whose Cores= are no whole socket; what is less than a "
     "package is one only with SlurmdParameters=numa_node_as_socket in slurm.conf"
+)
+
+#: Slurm numbers GPUs type by type: seen with Slurm 22.05, 24.11 and 26.05.
+ALTERNATING = (
+    "GPUs of one type are not side by side on the bus: Slurm's gpu numbers, which go type by type, "
+    "cannot be CUDA's"
 )
 
 #: What MultipleFiles= names besides the GPU's own file.
@@ -50,11 +59,15 @@ class Device:
 
 @dataclass(frozen=True)
 class Check:
-    """One node's lines against its topology. `scope`: whose cores are right, of `SCOPES`."""
+    """One node's lines against its topology, and what slurmctld was configured with.
+
+    `scope`: whose cores are right, of `SCOPES`.
+    """
 
     configured: Configured
     topology: Topology
     scope: str = "node"
+    expected: Expected | None = None  #: None: it is not known
 
     @cached_property
     def gpus(self) -> Mapping[str, Gpu]:
@@ -63,8 +76,24 @@ class Check:
 
     @cached_property
     def devices(self) -> list[Device]:
-        """What the lines name, in Slurm's order."""
-        return [Device(line, file) for line in self.configured.gpus for file in line.files]
+        """What the lines name, in Slurm's order: type by type, as Gres= has them."""
+        lines = sorted(self.configured.gpus, key=lambda line: self._rank(line.kind))
+        return [Device(line, file) for line in lines for file in line.files]
+
+    def _rank(self, kind: str | None) -> int:
+        """Return the place of a type in Gres=; one that is not there comes last."""
+        kinds = self.expected.types if self.expected else ()
+        return kinds.index(kind) if kind in kinds else len(kinds)
+
+    @cached_property
+    def types(self) -> Types:
+        """What the `Type=` of each GPU should be."""
+        return types(self.topology.gpus, self.expected, self.configured.types)
+
+    @cached_property
+    def agreement(self) -> Agreement:
+        """The lines beside what slurmctld was configured with."""
+        return Agreement(self.configured, self.expected, self.topology, self.gpus, self.types)
 
     @cached_property
     def cores(self) -> Cores:
@@ -105,6 +134,7 @@ class Check:
                 for line, at in zip(lines, firsts, strict=False)
                 for text in self._line(line, at)
             ),
+            *self.agreement.of_lines(),
             *self._strangers(),
             *self._repeated(),
             *self._cores(),
@@ -113,7 +143,12 @@ class Check:
         order = {line.place: number for number, line in enumerate(lines)}
         found.sort(key=lambda pair: order[pair[0].place])
         of_lines = [Finding(line.place, text) for line, text in found]
-        return [*of_lines, *(Finding(None, text) for text in self._missing())]
+        place = self.expected.place if self.expected else None
+        return [
+            *of_lines,
+            *(Finding(place, text) for text in self.agreement.of_node()),
+            *(Finding(None, text) for text in self._missing()),
+        ]
 
     def notes(self, node: str) -> Iterator[str]:
         """Yield what could not be judged, and why. `node`: its name in the lines."""
@@ -125,14 +160,17 @@ class Check:
             yield f"AutoDetect={self.configured.detector}: {lines}"
         if any(map(self._is_narrow, self.configured.gpus)):
             yield NARROW
+        runs = self.types.runs(self.topology.gpus)
+        if len(set(runs)) < len(runs) and not self.configured.detector:
+            yield ALTERNATING
         if self.unjudged:
             files = ", ".join(self.unjudged)
             yield f"the machine does not tell which GPU is {files}: not judged"
 
     def _is_narrow(self, line: GpuLine) -> bool:
-        """Whether a line has some cores of a package, and not all."""
+        """Whether a line has some cores of a socket, and not all."""
         cores = (line.cores or frozenset()) & self.cores.all
-        return self.cores.of_packages(cores) != cores
+        return not are_whole_sockets(cores, self.cores, self.expected)
 
     def _line(self, line: GpuLine, number: int) -> Iterator[str]:
         """Yield what is wrong about a line, whatever the GPUs are. `number`: that of its first."""
@@ -192,6 +230,7 @@ class Check:
         """Yield the lines that change a GPU's number; detected GPUs Slurm sorts itself."""
         files = [device.file for device in self.devices]
         right = [file for file in self.gpus if file in files]
+        right.sort(key=lambda file: self._rank(self.configured.types.get(file)))
         if self.configured.detector or len(files) != len(right):  # repeated or strange ones
             return
         for number, (device, file) in enumerate(zip(self.devices, right, strict=True)):
@@ -206,7 +245,7 @@ class Check:
             return
         for file, gpu in self.gpus.items():
             if file not in files:
-                add = writer.line(gpu, self.affinities[gpu.key], self.links)
+                add = writer.line(gpu, self.affinities[gpu.key], self.links, self.types)
                 yield f"gpu {gpu.index}: no line has it; add {add}"
         unknown = () if self.unjudged else self.topology.gpus
         for gpu in unknown:

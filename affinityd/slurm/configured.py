@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError, quote
@@ -27,6 +28,8 @@ class GpuLine:
     """A line of GPUs."""
 
     place: str  #: file:line
+    name: str  #: Slurm's is gpu, and no other case
+    kind: str | None  #: Type=, of which case counts; None: there is none
     files: tuple[str, ...]  #: (): none is named
     cores: Numbers | None  #: None: no Cores=
     links: tuple[int, ...] | None  #: None: no Links=
@@ -42,6 +45,12 @@ class Configured:
     detector: str | None  #: of `DETECTORS`, but not `off`; None: Slurm has the lines alone
     others: tuple[str, ...]  #: NodeName= of the lines of GPUs that are for other nodes
     faults: tuple[Fault, ...]
+
+    @cached_property
+    def types(self) -> Mapping[str, str | None]:
+        """The type of each device file, but for those of MIG instances."""
+        lines = [line for line in self.gpus if not line.is_slice]
+        return {file: line.kind for line in lines for file in line.files}
 
 
 def for_node(lines: Iterable[Line], node: str) -> Configured:
@@ -127,6 +136,8 @@ def _gpu_line(line: Line, budget: Budget) -> GpuLine:
     files = () if file is None else expand(file, budget)
     return GpuLine(
         place=line.place,
+        name=values["name"],
+        kind=values.get("type") or None,
         files=files,
         cores=None if cores is None else _cores(cores, len(files), budget),
         links=None if links is None else _links(links),

@@ -25,7 +25,7 @@ FIRST = ("name", "nodename", "autodetect")
 _PAIR = re.compile(r'\s*([A-Za-z0-9_.]+)\s*=\s*(?:"([^"]*)"|(\S+))(?:\s+|$)', re.ASCII)
 _COMMENT = re.compile(r"(?<!\\)((?:\\\\)*)#.*")
 _CONTINUED = re.compile(r"(?<!\\)((?:\\\\)*)\\\s*$")
-_INCLUDE = re.compile(r"include\s+(\S{1,1024})\s*$", re.IGNORECASE)
+INCLUDE = re.compile(r"include\s+(\S{1,1024})\s*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ class Fault:
 
 def parse(text: str, file: str) -> Iterator[Line | Include | Fault]:
     """Yield what the lines of a file say, each at the number of its first line."""
-    for number, line in _joined(text):
+    for number, line in joined(text):
         place = f"{file}:{number}"
-        included = _INCLUDE.match(line)
+        included = INCLUDE.match(line)
         if included:
             yield Include(place, included[1])
         elif line.strip():
             yield _line(place, line)
 
 
-def _joined(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines without comments and escapes, those that go on joined to one."""
+def joined(text: str) -> Iterator[tuple[int, str]]:
+    """Yield lines, each with the number of its first, without comments; continued ones joined."""
     first, whole = 1, ""
     for number, line in enumerate(text.split("\n"), start=1):
         first = first if whole else number

@@ -13,10 +13,12 @@ from math import prod
 from affinityd.errors import InvalidRequestError, quote
 
 MAX_LENGTH = 255  #: of a name, in characters
+MAX_HOSTS = 65536  #: of a hostlist of nodes
 
 #: A name: brackets with ranges, and what is between them.
 _NAME = re.compile(r"(?:[^\[\],]+|\[[^\[\]]*\])+")
 _PARTS = re.compile(r"\[([^\]]*)\]|([^\[\]]+)")
+_RANGE_INSIDE = re.compile(r"\][^\[\],]+(?:,|$)")
 _RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 
 
@@ -33,6 +35,19 @@ class Budget:
             raise InvalidRequestError(
                 f"the ranges up to {quote(text)} stand for more than {Budget.left} names and cores"
             )
+
+
+def nodes(text: str) -> tuple[str, ...]:
+    """Return every name of nodes, where Slurm reads them all: in a name, a range comes last.
+
+    Raises ValueError and InvalidRequestError as `expand`.
+    """
+    names = expand(text, Budget())
+    if _RANGE_INSIDE.search(text):
+        raise ValueError(f"{quote(text)} has a name that goes on after its range; Slurm reads none")
+    if not names or len(names) > MAX_HOSTS:
+        raise ValueError(f"{quote(text)} has {len(names)} names, and Slurm takes 1 to {MAX_HOSTS}")
+    return names
 
 
 def expand(text: str, budget: Budget) -> tuple[str, ...]:

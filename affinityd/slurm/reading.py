@@ -1,10 +1,10 @@
-"""gres.conf as a file, with the files that it includes."""
+"""gres.conf and slurm.conf as files, with the files that they include."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,33 +12,47 @@ from affinityd.conffile import MAX_FILE
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.gresconf import Fault, Include, Line, parse
 
-#: Where it lies, below the machine's root: Slurm's own place, Debian's old one, configless Slurm's.
-PLACES = ("etc/slurm/gres.conf", "etc/slurm-llnl/gres.conf", "run/slurm/conf/gres.conf")
+GRES_CONF = "gres.conf"
+SLURM_CONF = "slurm.conf"
+
+#: Where both lie, below the machine's root: in Slurm's own folder, Debian's old one, that of
+#: configless Slurm.
+FOLDERS = ("etc/slurm", "etc/slurm-llnl", "run/slurm/conf")
+
+#: What splits a file's text into lines; the second argument is the file's name.
+Parse = Callable[[str, str], Iterable[Line | Include | Fault]]
 
 MAX_DEPTH = 8  #: of files that include one another
 MAX_LINES = 20_000  #: of all files together, which have no more than MAX_FILE characters
 
 
-def default(root: Path) -> Path:
-    """Return where a machine's file is. Raises InvalidRequestError, which says where it is not."""
-    places = [root / place for place in PLACES]
+def default(root: Path, name: str = GRES_CONF, beside: Path | None = None) -> Path:
+    """Return where a machine's file of that name is.
+
+    `beside`: a slurm.conf that was named, whose folder comes before the others. Raises
+    InvalidRequestError, which says where the file is not.
+    """
+    places = [root / folder / name for folder in FOLDERS]
+    if beside is not None:
+        places.insert(0, beside.parent / name)
     try:
         found = next((place for place in places if place.is_file()), None)
     except OSError as error:
         raise InvalidRequestError(f"{error.filename} cannot be read: {error.strerror}") from None
     if found is None:
+        flag = f"--{name.replace('.', '-')}"
         raise InvalidRequestError(
-            f"there is no {', no '.join(map(str, places))}; name the file with --gres-conf"
+            f"there is no {', no '.join(map(str, places))}; name the file with {flag}"
         )
     return found
 
 
-def read(path: Path) -> Iterator[Line | Fault]:
+def read(path: Path, parse: Parse = parse) -> Iterator[Line | Fault]:
     """Yield the lines of a file, those of included ones where they are named.
 
     Raises InvalidRequestError for a file that cannot be read, or is no regular one, or too long.
     """
-    yield from _Files(path.parent).read(path, ())
+    yield from _Files(path.parent, parse).read(path, ())
 
 
 @dataclass
@@ -46,6 +60,7 @@ class _Files:
     """The file and all that it includes, which are bounded together."""
 
     folder: Path  #: of slurm.conf: an included file is named from there, wherever it is included
+    parse: Parse
     characters: int = 0
     lines: int = 0
 
@@ -56,7 +71,7 @@ class _Files:
             text = self._text(path, file, above)
         except OSError as error:
             raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
-        for line in parse(text, str(path)):
+        for line in self.parse(text, str(path)):
             if isinstance(line, Include):
                 yield from self._included(line, (*above, file))
             else:

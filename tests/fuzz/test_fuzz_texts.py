@@ -26,6 +26,7 @@ from affinityd.slurm.configured import for_node
 from affinityd.slurm.gresconf import Line
 from affinityd.slurm.gresconf import parse as parse_gres_conf
 from affinityd.slurm.hostlist import Budget, expand
+from affinityd.slurm.slurmconf import Parser, slurm_conf
 from affinityd.visible import read_visible
 from tests.asking import ask
 from tests.fuzz.inputs import AS_FOUND, LONG, MANY, long_texts, read_or_refused, texts
@@ -63,6 +64,11 @@ def a_policy(text: str) -> object:
 def a_gres_conf(text: str) -> object:
     lines = list(parse_gres_conf(text, "gres.conf"))
     return for_node((line for line in lines if isinstance(line, Line)), "gpu01")
+
+
+def a_slurm_conf(text: str) -> object:
+    lines = slurm_conf(it for it in Parser()(text, "slurm.conf") if isinstance(it, Line))
+    return lines.called("gpu01"), lines.nodes(["gpu01", "gpu02"])
 
 
 def a_seat(text: str) -> object:
@@ -134,6 +140,21 @@ GRES_CONF = (
     *("Links=", "-1,4", "AutoDetect=", "nvml", "off", "Count=", "Include ", '"', "#", "\\", "\n"),
     *("MultipleFiles=", "=", ",", "[0-99999]", "Type="),
 )
+SLURM_CONF = (
+    *(
+        "NodeName=",
+        "DEFAULT",
+        "gpu[01-04]",
+        "NodeHostname=",
+        "gpu01",
+        "Gres=",
+        "gpu:",
+        "a100",
+        ":2",
+    ),
+    *("CPUs=", "Sockets=2", "ThreadsPerCore=", "0", " ", "\n", "Include a%c", "ClusterName=", "+="),
+    *("PartitionName=", "(S:0-1)", ",", '"', "#", "\\", "[0-99999]", "GresTypes=", "1" * 9),
+)
 TOML = (
     *("mode", "=", '"node"', "'", '"', "\n", "[[rule]]", "[", "]", "{", "}", ",", ".", "leave"),
     *("true", "user", '"a*"', "environment", "uid", "1", "0x_f", "1e9", "1979-05-27", "cgroup"),
@@ -156,6 +177,7 @@ READERS = {
         (ValueError, InvalidRequestError),
     ),
     "gres.conf": Reader(a_gres_conf, GRES_CONF, (InvalidRequestError,)),
+    "slurm.conf": Reader(a_slurm_conf, SLURM_CONF, (InvalidRequestError,)),
     "a binding of GPUs": Reader(a_seat, BINDING),
     "a binding of CPUs": Reader(a_seat_on_slices, BINDING),
     "a policy": Reader(a_policy, TOML, (PolicyError,)),

@@ -108,6 +108,7 @@ class Setup:
     by_cgroup: bool = False  #: jobs have cgroups even where no task plugin makes any
     conf: Sequence[str] = ()  #: more lines of slurm.conf
     topology: str = ""  #: of the node, where its CPUs are not to be all alike: Sockets=2 …
+    state: str = "idle"  #: to which the node comes
     gres_conf: str | None = None  #: its text; None: a line for each GPU, without Cores=
     gres: Mapping[str, int] = field(default_factory=dict)  #: more of them, and how many
     binds: Mapping[Path, str] = field(default_factory=dict)  #: what the node sees, and where
@@ -174,7 +175,7 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
         inside = [*apart, NAMESPACE.format(major=MAJOR), f"{folder}"]
         slurmd = ["slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
         daemons.append(_start(folder, *inside, *slurmd))
-        eventually(lambda: _is_idle(cluster), f"the node is idle{cluster.logs()}")
+        eventually(lambda: setup.state in _state(cluster), f"{setup.state}{cluster.logs()}")
         yield cluster
     finally:
         for daemon in reversed(daemons):
@@ -248,11 +249,11 @@ def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
-def _is_idle(cluster: Slurm) -> bool:
-    try:
-        return "idle" in cluster.run("sinfo", "--noheader", "--format=%T")
-    except AssertionError:  # slurmctld does not listen yet
-        return False
+def _state(cluster: Slurm) -> str:
+    """Return the node's state; nothing while slurmctld does not listen."""
+    with suppress(AssertionError):
+        return cluster.run("sinfo", "--noheader", "--format=%T")
+    return ""
 
 
 def _free_ports(count: int) -> list[int]:
