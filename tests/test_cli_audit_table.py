@@ -79,7 +79,7 @@ def test_of_other_gpus_neither_overlaps_nor_missed_processes_are_told() -> None:
 def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     topology = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
     facts = process("4", name="a\x1b[2Jb", membership=KUBERNETES_POD, uid=4_000_000_000)
-    orphan = audited(replace(facts, state="Z"), "remote", cause="mask", orphan="nobody has noticed")
+    orphan = audited(replace(facts, state="Z"), "unknown", orphan="nobody has noticed")
     daemon = audited(process("0", pid=200, name="nv-hostengine"), "remote", is_daemon=True)
     scan = replace(
         _scan(),
