@@ -32,7 +32,8 @@ from tests.small_node import TOPOLOGY
 
 ALICE = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
 kind, job = sys.argv[1:]
-shell = ("sh", "-c", f"(nohup {job} >/dev/null 2>&1 & echo $!); read line")
+# Its number comes from below nohup: before that a hangup would still end it.
+shell = ("sh", "-c", f"(nohup sh -c 'echo $$ && exec {job} >/dev/null 2>&1' &); read line")
 if kind == "let in by root":
     here, there = None, subprocess.PIPE
     command = ["sh", "-c", '"$@"; :', "sh", *ALICE, *shell]
@@ -63,7 +64,7 @@ print(json.dumps(told))
 """
 
 SLEEPS = "sleep 600"
-WORKS = "sh -c 'while :; do :; done'"
+WORKS = 'sh -c "while :; do :; done"'
 
 
 def told(kind: str, job: str) -> dict[str, Any]:
