@@ -81,7 +81,13 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the request did
     )
-    front = Front(app, callers=callers, is_current=keeper.is_current, counter=metrics.counter)
+    front = Front(
+        app,
+        callers=callers,
+        is_current=keeper.is_current,
+        first_reading=keeper.first_reading,
+        counter=metrics.counter,
+    )
     service.on_swap(front.forget)
     problems.install(app)
     app.include_router(_plan_route(service, keeper, metrics, front))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -62,6 +63,7 @@ class Machine:
         self._report: NvmlReport | None = None
         self._answered_by: str | None = None  # the driver's version when NVML last answered
         self._last: _Reading | None = None
+        self._asking: threading.Thread | None = None
         self._online = _keep_open(self._tree)
 
     @property
@@ -81,11 +83,23 @@ class Machine:
         """Whether it is the machine that we run on."""
         return self._tree is not None and self._tree.live
 
+    def begin_to_ask(self) -> None:
+        """Ask the drivers in a thread; the next `ask_drivers` waits for that, and asks no more."""
+        self._asking = threading.Thread(target=self._ask, args=(NVML_SECONDS,), daemon=True)
+        self._asking.start()
+
     def ask_drivers(self, timeout: float = NVML_SECONDS) -> None:
         """Ask NVML, or the snapshot of what it said.
 
         NVML is asked only where its driver is loaded: it would load it, and so fight an upgrade.
         """
+        asking, self._asking = self._asking, None
+        if asking is None:
+            self._ask(timeout)
+        else:
+            asking.join()
+
+    def _ask(self, timeout: float) -> None:
         if self._tree is None:
             return
         if not self._tree.live:
