@@ -73,7 +73,9 @@ class Front:
         self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, as ASGI has it."""
+        """Serve one request, as ASGI has it; HEAD as GET, whose body the server leaves out."""
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
         connection = connection_of(scope)
         if connection is not None:
             try:

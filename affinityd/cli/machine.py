@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from affinityd import machines
@@ -54,8 +54,12 @@ class _Reading:
 class Machine:
     """A live or replayed machine. What its drivers said is remembered between readings."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raise TreeError for a root or machine that is none."""
+    def __init__(self, settings: Settings, ask_nvml: Callable[[float], NvmlReport] = ask) -> None:
+        """Take what asks NVML, within so many seconds.
+
+        Raises TreeError for a root or machine that is none.
+        """
+        self._ask_nvml = ask_nvml
         self._shipped = machines.load(settings.machine) if settings.machine else None
         self._tree: Tree | None = (
             None if self._shipped else open_tree(settings.root, settings.node_name)
@@ -107,7 +111,7 @@ class Machine:
         elif (version := self._tree.read(NVIDIA_DRIVER)) is None:
             self._report = NvmlReport(None, error="NVIDIA's driver is not loaded")
         else:
-            self._hear(ask(timeout), version)
+            self._hear(self._ask_nvml(timeout), version)
 
     def _hear(self, report: NvmlReport, version: str) -> None:
         """Take what NVML says; where it is silent, what it said before of that driver stands."""
