@@ -236,7 +236,7 @@ def test_a_connection_that_is_closing_while_its_request_waits_is_no_news(
     assert caplog.records == []
 
 
-def test_who_waits_for_the_first_reading_has_no_turn_and_holds_up_nothing_else(
+def test_a_request_that_waits_for_the_first_reading_has_no_turn_and_holds_up_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     has_read, order = asyncio.Event(), list[Caller]()
@@ -275,7 +275,7 @@ def test_who_waits_for_the_first_reading_has_no_turn_and_holds_up_nothing_else(
     assert caplog.records == []
 
 
-def test_who_waits_for_the_first_reading_when_the_server_ends_is_told_to_try_again() -> None:
+def test_a_request_that_waits_for_the_first_reading_is_told_when_the_server_ends() -> None:
     async def never() -> None:
         await asyncio.Event().wait()
 
