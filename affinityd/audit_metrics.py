@@ -84,7 +84,7 @@ GPU_FAMILIES: tuple[Family[GpuView], ...] = (
     ),
     Family(
         "affinityd_gpu_orphan_processes",
-        "Processes that hold the GPU and belong to no living job.",
+        "Orphans: processes that hold the GPU, and that nothing owns any more.",
         lambda gpu: one(gpu.counts.orphans) if gpu.is_audited else (),
     ),
     Family(

@@ -9,9 +9,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import uvloop
@@ -62,18 +63,23 @@ def run(
     machine: Machine,
     auditor: Auditor | None = None,
     enforce: Enforce | None = None,
+    *,
+    nvml_failures: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Serve a machine until SIGTERM or SIGINT. Raises ListenError where that cannot be.
 
     Without an auditor nobody looks at its processes, and with `enforce` somebody acts on what was
-    seen of them. Raises SystemExit for what should not be, once it is logged.
+    seen of them. `nvml_failures`: how often NVML did not answer so far, by question. Raises
+    SystemExit for what should not be, once it is logged.
     """
     logs.configure(settings.log_format)
     _let_answers_pass()
     raise_file_limit()
     try:
         with listening(settings) as listeners:
-            uvloop.run(_serve(settings, machine, auditor, enforce, listeners))
+            uvloop.run(
+                _serve(settings, machine, auditor, enforce, listeners, nvml_failures=nvml_failures)
+            )
     except AffinityError:
         raise
     except Exception:
@@ -87,6 +93,8 @@ async def _serve(
     auditor: Auditor | None,
     enforce: Enforce | None,
     listeners: Listeners,
+    *,
+    nvml_failures: Mapping[str, int],
 ) -> None:
     service = Service()
     if auditor is None or settings.replays:
@@ -95,6 +103,7 @@ async def _serve(
         lambda: service.known,
         job_series=settings.job_series,
         scan_interval=settings.scan_interval,
+        nvml_failures=nvml_failures,
     )
     enforcement = enforce(settings, metrics) if enforce else None
     audits = _audits(settings, auditor, service, metrics, enforcement)
@@ -160,6 +169,7 @@ def _audits(
         lambda: service.node.topology,
         every=settings.scan_interval,
         on_scan=tell,
+        on_failure=metrics.scan_failed,
         then=enforcement.scanned if enforcement else None,
     )
     service.on_swap(scanner.want_first)

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 DRIVER_CHECK_SECONDS = 2.0  #: how often a driver is looked for that came or went
 DRIVER_RETRY_SECONDS = 30.0  #: how often a driver is asked again that is there and said nothing
+FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait for 0.7 s and more
 MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so often
 
 
@@ -68,6 +69,8 @@ class Keeper:
         self._asking = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._wanted = asyncio.Event()
+        self._has_read = asyncio.Event()
+        service.on_swap(self._has_read.set)
         self._telling = asyncio.Lock()
         self._told: Node | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,6 +87,11 @@ class Keeper:
 
     def _look_anew(self) -> None:
         self._is_current = None
+
+    async def first_reading(self) -> None:
+        """Return when the machine has been read for the first time, or FIRST_SECONDS later."""
+        if self._service.known is None:
+            await pause(self._has_read, FIRST_SECONDS)
 
     async def refresh(self) -> None:
         """Read the CPUs anew if they have changed; this waits for no driver."""

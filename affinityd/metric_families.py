@@ -14,7 +14,7 @@ from affinityd.topology import Gpu
 T = TypeVar("T")
 Samples = Iterable[tuple[Sequence[str], float]]  #: each with the labels that only its metric has
 
-GPU_LABELS = ("gpu", "uuid", "pci_bus_id")
+GPU_LABELS = ("vendor", "gpu", "uuid", "pci_bus_id")  #: an index counts per vendor
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def each(names: Iterable[str], counted: Mapping[str, float]) -> Samples:
 
 def gpu_labels(gpu: Gpu) -> tuple[str, ...]:
     """Return the values of GPU_LABELS."""
-    return str(gpu.index), one_line(gpu.uuid or ""), gpu.pci_bus_id
+    return gpu.vendor, str(gpu.index), one_line(gpu.uuid or ""), gpu.pci_bus_id
 
 
 def filled(

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -34,10 +42,12 @@ class Metrics:
         *,
         job_series: int = 0,
         scan_interval: float | None = None,
+        nvml_failures: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Take where the node comes from: it is asked at each scrape; and the cap on job labels.
 
-        `scan_interval`: seconds between two scans; None: there are none.
+        `scan_interval`: seconds between two scans; None: there are none. `nvml_failures`: how often
+        NVML did not answer so far, by question.
         """
         self.registry = CollectorRegistry()
         self._jobs = JobSeries(job_series)
@@ -62,17 +72,28 @@ class Metrics:
             ("reason",),
             registry=self.registry,
         )
+        self._failed_scans = Counter(
+            "affinityd_scan_failures",
+            "Scans of the processes that failed; the one before stands, and its age grows.",
+            registry=None if scan_interval is None else self.registry,
+        )
         Info("affinityd_build", "The daemon's version.", registry=self.registry).info(
             {"version": __version__}
         )
         self.registry.register(NodeCollector(node))
         self.registry.register(ScanCollector(scan_interval, self._age))
+        self.registry.register(NvmlCollector(nvml_failures))
+        ProcessCollector(registry=self.registry)
 
     def scanned(self, audit: Audit) -> None:
         """Describe a new scan from now on; one after the other."""
         rows = self._jobs.scanned(audit.scan)
         self.write("scan", lambda: audit_metrics.metrics(audit, rows))
         self._scan = audit.scan
+
+    def scan_failed(self) -> None:
+        """Count a scan that failed."""
+        self._failed_scans.inc()
 
     def write(self, name: str, collect: Callable[[], Iterator[Metric]]) -> None:
         """Have metrics from now on instead of those of that name, which are collected once."""
@@ -173,6 +194,29 @@ class Written:
         if media_type not in self._texts:
             self._texts = {media_type: encode(self)}  # a server scrapes in one form
         return self._texts[media_type]
+
+
+class NvmlCollector:
+    """Says how often NVML did not answer."""
+
+    def __init__(self, failures: Mapping[str, int]) -> None:
+        """Take the numbers so far, by question."""
+        self._failures = failures
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: the numbers say it."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield them."""
+        found = CounterMetricFamily(
+            "affinityd_nvml_failures",
+            "Questions that NVML did not answer, by what it was asked for: topology or processes.",
+            labels=["question"],
+        )
+        for question, number in self._failures.items():
+            found.add_metric([question], number)
+        yield found
 
 
 class ScanCollector:

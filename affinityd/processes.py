@@ -17,6 +17,7 @@ from affinityd.procstat import Stat, parse
 
 PROC = "/proc"
 ROOT = 0  #: its uid
+INIT = 1  #: the first process, which becomes the parent of what lost its own
 
 #: /proc/self/ns/pid of those who see every process: PROC_PID_INIT_INO, kernel
 #: include/linux/proc_ns.h.

@@ -23,6 +23,7 @@ class Stat:
     state: str  #: field 3
     parent: int  #: pid, field 4
     session: int  #: pid of the process that began its session, field 6
+    terminal: int  #: device number of its controlling terminal, field 7; 0: it has none
     flags: int  #: field 9
     user_time: int  #: clock ticks spent outside of the kernel, field 14
     system_time: int  #: and in it, field 15
@@ -65,6 +66,7 @@ def parse(data: bytes | None) -> Stat | None:
             state=fields[3].decode(),
             parent=int(fields[4]),
             session=int(fields[6]),
+            terminal=int(fields[7]),
             flags=int(fields[9]),
             user_time=int(fields[14]),
             system_time=int(fields[15]),

@@ -69,10 +69,12 @@ class Scanner(Audits):
         *,
         every: float,
         on_scan: Callable[[Audit], None],
+        on_failure: Callable[[], None] = lambda: None,
         then: Callable[[Audit], None] | None = None,
     ) -> None:
         """Take who looks, on what, and who else is told of a scan, off the event loop.
 
+        `on_failure` counts a scan that failed.
         `then` acts on it, there as well, before the next scan begins.
         """
         super().__init__("the processes have not been looked at yet; try again in a moment")
@@ -82,7 +84,7 @@ class Scanner(Audits):
         self._on_scan = on_scan
         self._then = then
         self._read = asyncio.Event()
-        self._failures = Failures("a scan of the processes failed; the last one stands")
+        self._failures = Failures("a scan of the processes failed; the last one stands", on_failure)
 
     def want_first(self) -> None:
         """Begin, now that the topology has been read."""

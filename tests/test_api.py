@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from affinityd.api import wire
-from tests.daemons import Daemon, running
+from tests.daemons import Daemon, UnixConnection, running
 
 pytestmark = pytest.mark.xdist_group("api")
 
@@ -117,6 +117,49 @@ def test_what_is_not_served_is_a_problem_too(
     reply = daemon.get(path, method)
     assert reply.status == status
     assert wire.Problem.model_validate_json(reply.body).status == status
+
+
+def test_what_has_a_get_has_a_head_and_says_so(daemon: Daemon) -> None:
+    assert daemon.get("/plan", "POST").headers["allow"] == "GET, HEAD"
+
+
+SERVED = (
+    *("/", "/plan", "/topology", "/audit", "/enforce", "/metrics", "/healthz", "/readyz"),
+    "/openapi.json",
+)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [*SERVED, "/plan?gpus=3&mode=single", "/plan?gpus=99", "/plan?gpu=0", "/nowhere"],
+)
+def test_head_is_answered_as_get_without_the_body(daemon: Daemon, target: str) -> None:
+    connection = UnixConnection(daemon.socket)
+    answers = []
+    for method in ("HEAD", "GET", "HEAD", "GET"):  # the latter as it is remembered
+        connection.request(method, target)
+        response = connection.getresponse()
+        headers = {k.lower(): v for k, v in response.getheaders() if k.lower() != "date"}
+        answers.append((method, response.status, headers, response.read()))
+    connection.close()
+    is_counted = target == "/metrics"  # with numbers that grow
+    for method, status, headers, body in answers:
+        assert body == b"" if method == "HEAD" else len(body) == int(headers["content-length"])
+        assert status == answers[1][1]
+        assert is_counted or headers == answers[1][2]
+        assert int(headers["content-length"]) > 0
+
+
+def test_the_first_page_lists_what_is_served_a_line_each(daemon: Daemon) -> None:
+    reply = daemon.get("/")
+    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+    rows = [line.split(maxsplit=2) for line in reply.text.splitlines()[2:]]
+    assert {path for _, path, _ in rows} == set(SERVED)
+    assert set(SERVED) - {"/openapi.json"} == daemon.get("/openapi.json").json["paths"].keys()
+    for method, path, says in rows:
+        assert method == "GET"
+        assert says
+        assert daemon.get(path).status != 404
 
 
 def test_no_page_loads_anything_from_elsewhere(daemon: Daemon) -> None:

@@ -10,12 +10,30 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.model import Holding, Membership, ProcessFacts
-from affinityd.audit.orphans import Ghosts, Stepds, ghost, service, why
+from affinityd.audit.orphans import Ghosts, Stepds, ghost, service
+from affinityd.audit.orphans import why as why_orphan
+from affinityd.audit.owners import Owners
 from tests.auditing import GPU, KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process
 from tests.children import sleeping
 
 NOBODY = 10**7  #: above any kernel's pid_max
 INIT, STEPD, SHELL, TASK = 1, 40, 50, 100
+SLURMD, SSHD, LOGIN, OTHERS = 41, 42, 43, 44
+
+ALICE, BOB = 1000, 1001
+NO_SESSION = (
+    "the process that started it has ended, its owner (uid 1000) has no session left, and it "
+    "belongs to no job, container or service"
+)
+NO_JOB = (
+    "the process that started it has ended, and its owner (uid 1000) has no job here, though "
+    "Slurm runs this node's jobs; it belongs to no container or service"
+)
+
+
+def why(facts: ProcessFacts, stepds: Stepds) -> str | None:
+    """Return why a process is an orphan, by the same /proc for all that is asked of it."""
+    return why_orphan(facts, stepds, Owners(stepds._proc))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +57,7 @@ INIT, STEPD, SHELL, TASK = 1, 40, 50, 100
         ),
         pytest.param(
             process("0", parent=INIT),
-            "whoever started it is gone, and it is of no job, container or service",
+            NO_SESSION,
             id="left over",
         ),
         pytest.param(process("0", parent=INIT, service="ollama.service"), None, id="a service"),
@@ -52,6 +70,7 @@ INIT, STEPD, SHELL, TASK = 1, 40, 50, 100
     ],
 )
 def test_who_is_an_orphan(facts: ProcessFacts, reason: str | None, tmp_path: Path) -> None:
+    write(tmp_path, INIT, "init", parent=0)
     assert why(facts, Stepds(str(tmp_path))) == reason
 
 
@@ -64,14 +83,105 @@ def write(
     cgroup: str = "",
     title: str = "",
     uid: int = 0,
+    terminal: int = 0,
+    state: str = "S",
 ) -> None:
     """Write what /proc has of a process."""
     folder = proc / str(pid)
     folder.mkdir()
-    (folder / "stat").write_text(f"{pid} ({name}) S {parent} " + "0 " * 16 + "5 " + "0 " * 30)
+    head = f"{pid} ({name}) {state} {parent} 0 0 {terminal} "
+    (folder / "stat").write_text(head + "0 " * 12 + "1 0 5 " + "0 " * 30)
     (folder / "status").write_text(f"Uid:\t{uid}\t0\t0\t0\n")
     (folder / "cgroup").write_text(cgroup)
     (folder / "cmdline").write_text(title)
+
+
+#: A process of /proc: its pid, name, parent, uid and terminal.
+Row = tuple[int, str, int, int, int]
+
+SLURMD_OF_ROOT: Row = (SLURMD, "slurmd", INIT, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        pytest.param([], NO_SESSION, id="nothing else of its owner's runs"),
+        pytest.param(
+            [(SSHD, "sshd", INIT, 0, 0), (LOGIN, "sshd", SSHD, ALICE, 0)],
+            None,
+            id="root's sshd has let its owner in",
+        ),
+        pytest.param([(LOGIN, "bash", INIT, ALICE, 34816)], None, id="its owner has a terminal"),
+        pytest.param([(LOGIN, "bash", 0, ALICE, 0)], None, id="let in from out of sight"),
+        pytest.param(
+            [(SSHD, "sshd", INIT, 0, 0), (LOGIN, "sshd", SSHD, BOB, 34816)],
+            NO_SESSION,
+            id="another user has a session",
+        ),
+        pytest.param(
+            [(LOGIN, "systemd", INIT, ALICE, 0), (OTHERS, "(sd-pam)", LOGIN, ALICE, 0)],
+            NO_SESSION,
+            id="its user manager runs as long as it does, and is no session",
+        ),
+        pytest.param(
+            [SLURMD_OF_ROOT, (LOGIN, "bash", INIT, ALICE, 34816)],
+            NO_JOB,
+            id="Slurm runs the node's jobs, and its owner has none there",
+        ),
+        pytest.param(
+            [SLURMD_OF_ROOT, (STEPD, "slurmstepd", INIT, 0, 0), (OTHERS, "t", STEPD, ALICE, 0)],
+            None,
+            id="a job of its owner lives, and it may be of that one",
+        ),
+        pytest.param(
+            [SLURMD_OF_ROOT, (STEPD, "slurmstepd", INIT, 0, 0), (OTHERS, "t", STEPD, BOB, 0)],
+            NO_JOB,
+            id="a job of another user lives",
+        ),
+        pytest.param(
+            [(SLURMD, "slurmd", INIT, BOB, 0), (LOGIN, "bash", INIT, ALICE, 34816)],
+            None,
+            id="what a user calls slurmd runs no jobs",
+        ),
+    ],
+)
+def test_what_was_left_behind_is_an_orphan_where_nothing_owns_it(
+    tmp_path: Path, others: list[Row], reason: str | None
+) -> None:
+    write(tmp_path, INIT, "init", parent=0)
+    write(tmp_path, TASK, "python", parent=INIT, uid=ALICE)
+    for pid, name, parent, uid, terminal in others:
+        write(tmp_path, pid, name, parent=parent, uid=uid, terminal=terminal)
+    assert why(process("0", parent=INIT), Stepds(str(tmp_path))) == reason
+
+
+def test_a_zombie_of_a_session_is_none(tmp_path: Path) -> None:
+    write(tmp_path, INIT, "init", parent=0)
+    write(tmp_path, SSHD, "sshd", parent=INIT)
+    write(tmp_path, LOGIN, "sshd", parent=SSHD, uid=ALICE, state="Z")
+    assert why(process("0", parent=INIT), Stepds(str(tmp_path))) == NO_SESSION
+
+
+@pytest.mark.parametrize("uid", [0, 999, None])
+def test_what_the_system_runs_needs_no_session(tmp_path: Path, uid: int | None) -> None:
+    write(tmp_path, INIT, "init", parent=0)
+    write(tmp_path, SLURMD, "slurmd", parent=INIT)
+    assert why(process("0", parent=INIT, uid=uid), Stepds(str(tmp_path))) is None
+
+
+def test_where_sessions_cannot_be_seen_nothing_is_left_behind(tmp_path: Path) -> None:
+    write(tmp_path, TASK, "python", parent=INIT, uid=ALICE)
+    assert why(process("0", parent=INIT), Stepds(str(tmp_path))) is None
+
+
+def test_sessions_are_looked_for_once_a_scan(tmp_path: Path) -> None:
+    write(tmp_path, INIT, "init", parent=0)
+    owners = Owners(str(tmp_path))
+    assert owners.why_not(ALICE) == NO_SESSION
+    write(tmp_path, LOGIN, "bash", parent=INIT, uid=ALICE, terminal=34816)
+    assert owners.why_not(ALICE) == NO_SESSION
+    owners.begin()
+    assert owners.why_not(ALICE) is None
 
 
 OF_JOB_7 = "0::/system.slice/slurmstepd.scope/job_7/step_0/slurm\n"

@@ -228,32 +228,46 @@ def test_parents_that_seem_to_go_in_a_circle_come_to_an_end() -> None:
     assert commands(*circle) == [f"--gpus {PCI} {facts.pid}" for facts in circle]
 
 
+COMPUTES = (
+    "it may still compute: ask its owner; affinityd audit --watch tells once it has used no CPU "
+    "time for 60 s"
+)
+IDLE = "it has used no CPU time for 61 s: look what it is, then end it: kill 100"
+
+
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "idle", "said"),
     [
-        pytest.param(RANK, "look what it does, then end it: kill 100", id="it runs"),
+        pytest.param(RANK, None, COMPUTES, id="it was looked at once"),
+        pytest.param(RANK, 59.0, COMPUTES, id="it used CPU time a minute ago"),
+        pytest.param(RANK, 61.0, IDLE, id="it has been idle for longer"),
         pytest.param(
-            process("0-3", "0-3", state="Z"),
-            "look what it does, then end it: kill 100",
-            id="its main thread has ended",
+            process("0-3", "0-3", state="Z"), 0.0, COMPUTES, id="only its main thread has ended"
         ),
         pytest.param(
             process("0-3", state="Z"),
+            61.0,
             "look at process 50, which has to wait(2) for it or to end",
             id="it has ended",
         ),
-        pytest.param(process("0-3", state="Z", parent=1), None, id="and init is to notice"),
+        pytest.param(process("0-3", state="Z", parent=1), 0.0, None, id="and init is to notice"),
         pytest.param(
-            process("0-3", state="X"), "reset the GPU once nobody else uses it", id="a ghost"
+            process("0-3", state="X"), 0.0, "reset the GPU once nobody else uses it", id="a ghost"
         ),
     ],
 )
-def test_an_orphan_is_ended_and_not_pinned(facts: ProcessFacts, said: str | None) -> None:
+def test_no_remedy_ends_an_orphan_that_still_computes(
+    facts: ProcessFacts, idle: float | None, said: str | None
+) -> None:
     orphan = audited(facts, "remote", cause="mask", orphan="its job has ended")
+    scan = replace(scan_of(TWO, orphan), idle={} if idle is None else {100: idle})
+    told = Remedies(TWO, scan).end(orphan)
+    assert (None if told is None else str(told)) == said
+
+
+def test_an_orphan_and_what_works_for_it_have_the_remedy_of_their_placement() -> None:
+    orphan = audited(RANK, "remote", cause="mask", orphan="its job has ended")
     its_worker = audited(worker("0-3"), "remote", cause="mask")
-    well = audited(worker("4-7", 201))
-    known = Remedies(TWO, scan_of(TWO, orphan, its_worker, well))
-    for process_of_it in (orphan, its_worker):
-        told = known.of(process_of_it)
-        assert (None if told is None else str(told)) == said
-    assert known.of(well) is None
+    known = Remedies(TWO, scan_of(TWO, orphan, its_worker))
+    pins = [remedy.command for it in (orphan, its_worker) if (remedy := known.of(it))]
+    assert pins == [f"affinityd pin --tree --gpus {PCI} 100"] * 2

@@ -296,7 +296,16 @@ def test_where_no_more_files_can_be_opened_nobody_elses_answer_is_given(caller: 
     def not_counted(_answer: Answer) -> Callable[[], None]:
         return lambda: None
 
-    front = Front(app, callers=Callers(), is_current=lambda: True, counter=not_counted)
+    async def read() -> None:
+        raise AssertionError
+
+    front = Front(
+        app,
+        callers=Callers(),
+        is_current=lambda: True,
+        first_reading=read,
+        counter=not_counted,
+    )
     front.remember((b"gpus=0", b"", None), Answer(b"{}", "application/json", "node", "local"))
     _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 

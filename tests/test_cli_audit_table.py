@@ -79,7 +79,7 @@ def test_of_other_gpus_neither_overlaps_nor_missed_processes_are_told() -> None:
 def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     topology = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
     facts = process("4", name="a\x1b[2Jb", membership=KUBERNETES_POD, uid=4_000_000_000)
-    orphan = audited(replace(facts, state="Z"), "remote", cause="mask", orphan="nobody has noticed")
+    orphan = audited(replace(facts, state="Z"), "unknown", orphan="nobody has noticed")
     daemon = audited(process("0", pid=200, name="nv-hostengine"), "remote", is_daemon=True)
     scan = replace(
         _scan(),
@@ -111,6 +111,25 @@ def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[
     ]
     audit._show([one_line(line) for line in lines], is_first=True, again=False)
     assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("idle", "end"),
+    [
+        pytest.param(0.0, "it may still compute: ask its owner", id="it computes"),
+        pytest.param(75.0, "it has used no CPU time for 75 s: look what it is", id="it is idle"),
+    ],
+)
+def test_an_orphan_has_the_remedy_of_its_placement_too(idle: float, end: str) -> None:
+    topology = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
+    orphan = audited(process("0-3"), "remote", cause="mask", orphan="its job has ended")
+    scan = replace(_scan(), processes=(orphan,), idle={100: idle})
+    _, _, said, why, command = audit_table.table(topology, scan, None)
+    assert said.startswith("process 100 (python): orphan, holds 1024 MiB of GPU 0: its job has")
+    assert end in said
+    assert ("kill 100" in said) == (idle > 60)
+    assert why.startswith("process 100 (python): mask: GPU 0 is on node 1")
+    assert command == "  affinityd pin --gpus 0000:10:00.0 100"
 
 
 def test_the_gpus_of_two_vendors_are_told_apart() -> None:

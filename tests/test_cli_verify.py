@@ -84,6 +84,9 @@ DOUBT = (
 )
 
 
+STARTED_HERE = "what is started here is to be started with affinityd exec -- COMMAND"
+
+
 @pytest.fixture(autouse=True)
 def _small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use_small_node(monkeypatch, tmp_path)
@@ -206,6 +209,44 @@ def test_each_rank_of_a_launcher_is_judged_by_its_own_gpu(
     assert [len(rank["mismatches"]) for rank in ranks] == mismatches
 
 
+@pytest.mark.parametrize(
+    ("cpus", "options"),
+    [
+        pytest.param(("0,1", "0,1"), "--tree", id="they run where their launcher may"),
+        pytest.param(("0", "0,1"), "--tree --force", id="one of them was pinned to less"),
+    ],
+)
+def test_one_command_mends_all_workers_of_a_launcher(
+    capsys: pytest.CaptureFixture[str], cpus: tuple[str, str], options: str
+) -> None:
+    with program(LAUNCHER, *cpus) as child:
+        name = Path(f"/proc/{child.pid}/comm").read_text().strip()
+        words = "mixed, remote" if "0" in cpus else "mixed"
+        remedy = f"affinityd pin {options} {child.pid} mends that"
+        assert main(["verify", str(child.pid)]) == 1
+        said = [line for line in capsys.readouterr().out.splitlines() if ": mismatch: " in line]
+        who = f"2 descendants of process {child.pid} ({name})"
+        assert said == [f"{who}: mismatch: may run far from their GPUs ({words}); {remedy}"]
+        _, document = verified(capsys, child.pid)
+        for rank in document["processes"][1:]:
+            (mismatch,) = rank["mismatches"]
+            assert mismatch.endswith(f"; {remedy}")
+        assert main(["pin", *options.split(), str(child.pid)]) == 0
+        assert main(["verify", str(child.pid)]) == 0
+
+
+def test_a_launcher_that_is_far_is_named_with_its_workers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with program(LAUNCHER, "0", "0") as child:
+        os.sched_setaffinity(child.pid, FAR)
+        assert main(["verify", str(child.pid), "--gpus", "0"]) == 1
+        *_, said = capsys.readouterr().out.splitlines()
+        assert said.startswith(f"process {child.pid} (")
+        assert "and 2 descendants: mismatch: may run far from their GPUs (remote)" in said
+        assert said.endswith(f"; affinityd pin --tree --gpus 0 {child.pid} mends that")
+
+
 def test_a_descendant_without_a_gpu_is_judged_by_its_process_s(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -277,8 +318,22 @@ def test_without_a_pid_the_caller_itself_is_judged() -> None:
             check=False,
         )
         assert done.returncode == expected
-        row = done.stdout.splitlines()[1].split()
-        assert row[4:8] == ["1", "local" if cpu else "remote", str(cpu), str(cpu)]
+        _, row, *said = done.stdout.splitlines()
+        assert row.split()[4:8] == ["1", "local" if cpu else "remote", str(cpu), str(cpu)]
+        assert [line.partition("; ")[2] for line in said] == [STARTED_HERE] * expected
+
+
+def test_no_command_is_told_to_move_what_has_ended_by_then() -> None:
+    code = (
+        "import os, sys; os.sched_setaffinity(0, {0}); held = b'x' * (2**26);"
+        "from affinityd.cli import main; sys.exit(main(['verify', '--resident', '--gpus', '0']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "resident memory is on node 0" in done.stdout
+    assert "affinityd exec --memory preferred" in done.stdout
+    assert "migratepages" not in done.stdout
+    assert "affinityd pin" not in done.stdout
 
 
 def test_where_nobody_knows_the_gpus_node_it_is_no_mismatch(

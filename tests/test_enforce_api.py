@@ -83,7 +83,7 @@ def test_every_word_of_it_is_explained(words: Iterable[str]) -> None:
 
 
 def test_a_daemon_that_does_not_enforce_imports_nothing_that_does() -> None:
-    code = "import sys, affinityd.cli.serve; print(*sys.modules)"
+    code = "import sys, affinityd.cli.serve, affinityd.daemon; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "affinityd.daemon" in done.stdout.split()
     ours = [

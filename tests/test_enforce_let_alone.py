@@ -209,7 +209,8 @@ def test_an_orphan_and_who_works_for_it_are_ended_and_not_pinned() -> None:
     orphan = replace(site.audited(rank("0-7")), orphan=OVER)
     decisions = site.look(orphan, worker("0-7", of=orphan.facts))
     assert said(*decisions) == ["left orphan"] * 2
-    assert {it.why for it in decisions} == {f"{OVER}; look what it does, then end it: kill 100"}
+    (why,) = {str(it.why) for it in decisions}
+    assert why.startswith(f"{OVER}; it may still compute: ask its owner")
 
 
 def test_what_a_known_daemon_starts_is_let_alone_with_it() -> None:

@@ -192,6 +192,35 @@ def test_a_first_reading_that_fails_is_tried_again() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("most", "is_read"),
+    [pytest.param(SOON, True, id="it comes"), pytest.param(0.05, False, id="it is late")],
+)
+def test_a_plan_waits_for_the_first_reading_and_not_for_long(
+    monkeypatch: pytest.MonkeyPatch, most: float, is_read: bool
+) -> None:
+    monkeypatch.setattr(keeping, "FIRST_SECONDS", most)
+
+    async def run() -> None:
+        stand_in, service = StandIn(), Service()
+        stand_in.may_answer.clear()
+        keeper = Keeper(service, stand_in, reserved=frozenset(), on_change=lambda _: None)
+        watching = asyncio.create_task(keeper.watch())
+        waiting = [asyncio.create_task(keeper.first_reading()) for _ in range(100)]
+        await until(lambda: stand_in.asked == 1)
+        if is_read:
+            assert not any(it.done() for it in waiting)
+            stand_in.may_answer.set()
+        await asyncio.wait_for(asyncio.gather(*waiting), SOON)
+        assert (service.known is not None) == is_read
+        stand_in.may_answer.set()
+        await until(lambda: service.known is not None)
+        await asyncio.wait_for(keeper.first_reading(), SOON / 2)
+        watching.cancel()
+
+    asyncio.run(run())
+
+
 def test_a_driver_that_changes_is_asked() -> None:
     async def story(stand_in: StandIn, _: Keeper, __: Service, ___: list[Node]) -> None:
         stand_in.seen_drivers = "560"

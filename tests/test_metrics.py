@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
+from affinityd import enforce_metrics
 from affinityd.audit.model import CpuTime, Job
+from affinityd.discovery.nvml_report import NvmlReport
+from affinityd.failures import Unanswered
 from affinityd.metrics import Metrics
 from affinityd.scanner import Audit
+from affinityd.service import Node
+from tests.enforced import enforced
 from tests.scans import GPU0, GPU1, MACHINE, NEAR, process, scan
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0"
@@ -29,7 +35,7 @@ def samples(lines: list[str], name: str, gpu: str | None = None) -> dict[str, fl
     for line in lines:
         if row := re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line):
             labels = dict(re.findall(r'(\w+)="(.*?)"', row[2] or ""))
-            of = [labels.pop(label, None) for label in ("gpu", "pci_bus_id", "uuid")]
+            of = [labels.pop(label, None) for label in ("gpu", "pci_bus_id", "uuid", "vendor")]
             if row[1] == name and gpu in {None, of[0]}:
                 found[",".join(labels.values())] = float(row[3])
     return found
@@ -150,9 +156,52 @@ def test_a_new_scan_is_told_and_the_old_one_is_not() -> None:
         assert samples(lines, "affinityd_gpu_audited", "0") == {"": audited}
 
 
-def test_a_gpu_is_named_by_its_index_uuid_and_address() -> None:
+def test_a_gpu_is_named_by_its_vendor_index_uuid_and_address() -> None:
     (line,) = (it for it in scraped(FOUND) if it.startswith('affinityd_gpu_audited{gpu="1"'))
-    assert line == 'affinityd_gpu_audited{gpu="1",pci_bus_id="0000:11:00.0",uuid=""} 1.0'
+    labels = 'gpu="1",pci_bus_id="0000:11:00.0",uuid="",vendor="nvidia"'
+    assert line == f"affinityd_gpu_audited{{{labels}}} 1.0"
+
+
+def test_every_metric_of_a_gpu_says_whose_index_it_is() -> None:
+    metrics = Metrics(lambda: Node(MACHINE))
+    metrics.scanned(FOUND)
+    metrics.write("enforce", lambda: enforce_metrics.metrics(enforced()))
+    lines = metrics.exposition("")[0].decode().splitlines()
+    of_gpus = [line for line in lines if re.search(r'[{,]gpu="', line)]
+    assert {line.partition("{")[0] for line in of_gpus} >= {
+        *("affinityd_gpu_numa_node", "affinityd_gpu_audited", "affinityd_gpu_numa_mismatch"),
+        *("affinityd_gpu_cpu_seconds_total", "affinityd_enforce_left_processes"),
+    }
+    assert [line for line in of_gpus if 'vendor="nvidia"' not in line] == []
+
+
+def test_the_daemon_itself_is_measured_as_other_programs_are() -> None:
+    lines = scraped()
+    (started,) = samples(lines, "process_start_time_seconds").values()
+    (files,) = samples(lines, "process_open_fds").values()
+    (memory,) = samples(lines, "process_resident_memory_bytes").values()
+    assert 0 < started < time.time()
+    assert 0 < files < 10_000
+    assert memory > 2**20
+    assert samples(lines, "process_cpu_seconds_total")[""] > 0
+
+
+def test_failures_are_counted_from_0_on() -> None:
+    unanswered = Unanswered("topology", "processes")
+    metrics = Metrics(lambda: None, scan_interval=15, nvml_failures=unanswered.counts)
+
+    def told() -> tuple[dict[str, float], dict[str, float]]:
+        lines = metrics.exposition("")[0].decode().splitlines()
+        names = ("affinityd_nvml_failures_total", "affinityd_scan_failures_total")
+        nvml, scans = (samples(lines, name) for name in names)
+        return nvml, scans
+
+    assert told() == ({"topology": 0, "processes": 0}, {"": 0})
+    report = NvmlReport(None, error="it hangs")
+    assert unanswered.counting("topology", lambda _: report)(1.0) is report
+    unanswered.counting("processes", lambda _: NvmlReport(()))(1.0)
+    metrics.scan_failed()
+    assert told() == ({"topology": 1, "processes": 0}, {"": 1})
 
 
 def test_jobs_have_metrics_where_they_may() -> None:
@@ -221,4 +270,5 @@ def test_who_asks_for_a_form_that_is_none_gets_the_plain_one(accept: str) -> Non
 
 def test_no_label_is_a_pid_and_none_is_a_name() -> None:
     labels = {name for line in scraped(FOUND) for name in re.findall(r'(\w+)="', line)}
-    assert labels == {"gpu", "uuid", "pci_bus_id", "cause", "placement", "version", "le"}
+    of_gpus = {"vendor", "gpu", "uuid", "pci_bus_id"}
+    assert labels == {*of_gpus, "cause", "placement", "version", "le"}

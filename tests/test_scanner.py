@@ -46,12 +46,20 @@ def look(
     story: Callable[[StandIn, Scanner, list[Audit]], Awaitable[None]],
     every: float = EVERY,
     then: Callable[[Audit], None] | None = None,
+    on_failure: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a story beside a scanner that looks."""
 
     async def run() -> None:
         stand_in, told = StandIn(), list[Audit]()
-        scanner = Scanner(stand_in, lambda: MACHINE, every=every, on_scan=told.append, then=then)
+        scanner = Scanner(
+            stand_in,
+            lambda: MACHINE,
+            every=every,
+            on_scan=told.append,
+            on_failure=on_failure,
+            then=then,
+        )
         looking = asyncio.create_task(scanner.run())
         try:
             await story(stand_in, scanner, told)
@@ -171,3 +179,19 @@ def test_where_nobody_looks_the_reason_is_told() -> None:
     assert audits.known is None
     with pytest.raises(NotScannedError, match=r"^a replayed machine has no"):
         _ = audits.audit
+
+
+def test_every_scan_that_fails_is_counted_though_it_is_news_once() -> None:
+    failures = list[None]()
+
+    async def story(stand_in: StandIn, scanner: Scanner, told: list[Audit]) -> None:
+        stand_in.fault = OSError("no /proc today")
+        scanner.want_first()
+        await until(lambda: len(failures) == 3)
+        stand_in.fault = None
+        await until(lambda: len(told) == 2)
+        counted = len(failures)
+        await until(lambda: len(told) == 4)
+        assert len(failures) == counted
+
+    look(story, on_failure=lambda: failures.append(None))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from affinityd.api.callers import Callers
 from affinityd.api.front import Front
+from affinityd.api.peer import connection_of
+from affinityd.api.refusals import Caller
 from affinityd.api.turns import Turns
 from tests.stories import END, REQUEST, Story, Transport, in_time, tell
 
@@ -141,11 +144,16 @@ def test_after_all_have_gone_who_comes_waits_for_nobody() -> None:
     in_time(run())
 
 
-def fronted(app: ASGIApp) -> Front:
+async def read() -> None:
+    """Be the first reading of a machine that has been read."""
+
+
+def fronted(app: ASGIApp, first_reading: Callable[[], Awaitable[None]] = read) -> Front:
     return Front(
         app,
         callers=Callers(replayed=True),
         is_current=lambda: True,
+        first_reading=first_reading,
         counter=lambda _answer: lambda: None,
     )
 
@@ -226,3 +234,57 @@ def test_a_connection_that_is_closing_while_its_request_waits_is_no_news(
 
     tell(close, fronted=fronted)
     assert caplog.records == []
+
+
+def test_a_request_that_waits_for_the_first_reading_has_no_turn_and_holds_up_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    has_read, order = asyncio.Event(), list[Caller]()
+
+    async def first_reading() -> None:
+        await has_read.wait()
+
+    async def ask(story: Story) -> None:
+        waiting = Waiting(story)
+        other = Transport("192.0.2.2")
+        story.connect(other).data_received(REQUEST.replace(b"/plan", b"/readyz"))
+        await story.settle()
+        assert other.statuses == [200]
+        assert [it.statuses for it in waiting.transports] == [[], [], [], []]
+        waiting.protocols[1].connection_lost(None)
+        late = Transport("192.0.2.3")
+        story.connect(late).data_received(REQUEST)
+        await story.settle()
+        has_read.set()
+        await story.settle()
+        await story.settle()
+        assert [it.statuses for it in waiting.transports] == [[200], [], [200], [200]]
+
+    def front(app: ASGIApp) -> Front:
+        async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+            connection = connection_of(scope)
+            assert connection is not None
+            order.append(connection.whose)
+            await app(scope, receive, send)
+
+        return fronted(noting, first_reading)
+
+    tell(ask, fronted=front)
+    first, many, late = "192.0.2.2", "192.0.2.1", "192.0.2.3"
+    assert order == [first, many, many, late, many]
+    assert caplog.records == []
+
+
+def test_a_request_that_waits_for_the_first_reading_is_told_when_the_server_ends() -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    async def end(story: Story) -> None:
+        waiting = Waiting(story)
+        await story.settle()
+        for task in story.server.server_state.tasks:
+            task.cancel()
+        await story.settle()
+        assert [it.statuses for it in waiting.transports] == [[503]] * 4
+
+    assert tell(end, fronted=lambda app: fronted(app, never)).asked == []

@@ -81,14 +81,35 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the request did
     )
-    front = Front(app, callers=callers, is_current=keeper.is_current, counter=metrics.counter)
+    front = Front(
+        app,
+        callers=callers,
+        is_current=keeper.is_current,
+        first_reading=keeper.first_reading,
+        counter=metrics.counter,
+    )
     service.on_swap(front.forget)
     problems.install(app)
+    app.include_router(_list_route(app))
     app.include_router(_plan_route(service, keeper, metrics, front))
     app.include_router(_node_routes(service, keeper, metrics))
     app.include_router(audit_route(audits, admin_group, _NO_DOCUMENT))
     app.include_router(enforce_route(enforced, admin_group, _NO_DOCUMENT))
     return front
+
+
+def _list_route(app: FastAPI) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/", summary="What is served: this list", response_class=PlainTextResponse)
+    async def served() -> Response:
+        paths = {path: its["get"]["summary"] for path, its in app.openapi()["paths"].items()}
+        rows = {**paths, "/openapi.json": "All of it, with parameters and shapes, for programs"}
+        width = max(map(len, rows))
+        lines = (f"GET {path:<{width}}  {summary}" for path, summary in rows.items())
+        return PlainTextResponse("\n".join((f"affinityd {__version__} answers", "", *lines, "")))
+
+    return router
 
 
 def _plan_route(service: Service, keeper: Keeper, metrics: Metrics, front: Front) -> APIRouter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -57,21 +57,30 @@ class Front:
         *,
         callers: Callers,
         is_current: Callable[[], bool],
+        first_reading: Callable[[], Awaitable[None]],
         counter: Callable[[Answer], Callable[[], None]],
     ) -> None:
-        """Take the app, who tells who asks, whether the node is as it was, what counts answers."""
+        """Take the app, who tells who asks, whether the node is as it was, what counts answers.
+
+        `first_reading` returns once plans can be made, or when it is too late to wait for that.
+        """
         self._app = app
         self._callers = callers
         self._is_current = is_current
+        self._first_reading = first_reading
         self._counter = counter
         self._answers: Cache[Key, Remembered] = Cache(MAX_BYTES)
         self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, as ASGI has it."""
+        """Serve one request, as ASGI has it; HEAD as GET, whose body the server leaves out."""
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
         connection = connection_of(scope)
         if connection is not None:
             try:
+                if scope["path"] == "/plan":
+                    await self._first_reading()  # without a turn: others may have theirs meanwhile
                 await self._turns.take(connection)
             except asyncio.CancelledError:  # a server that ends waits no longer
                 detail = "this server is ending; try again in a moment"

@@ -1,13 +1,20 @@
-"""What is answered where not everybody may ask everything: plans."""
+"""What is answered where not everybody may ask everything: plans, and that there is no more."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
+from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from affinityd.api.front import Front
 from affinityd.api.problems import problem
 from affinityd.errors import quote
+
+LISTED = """\
+affinityd answers plans alone at this address.
+
+GET /plan  A cpulist for each rank, as in /plan?gpus=0,1&mode=node
+"""
 
 
 class PlanOnly:
@@ -22,6 +29,9 @@ class PlanOnly:
         """Serve one request, as ASGI has it."""
         if scope["path"] == "/plan":
             await self._app(scope, receive, send)
+            return
+        if scope["path"] == "/" and scope["method"] in {"GET", "HEAD"}:
+            await PlainTextResponse(LISTED)(scope, receive, send)
             return
         asked = quote(scope["path"])
         detail = f"{scope['method']} {asked} is not answered at this address, but GET /plan alone"

@@ -10,7 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from affinityd.errors import AffinityError, quote
+from affinityd.errors import AffinityError, NotReadyError, quote
+
+RETRY_SECONDS = "1"  #: after which a machine that has not been read yet may have been
 
 
 def problem(request: Request, status: int, title: str, detail: str) -> Response:
@@ -33,7 +35,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(AffinityError)
     async def refused(request: Request, error: AffinityError) -> Response:
-        return problem(request, error.status, error.title, str(error))
+        answer = problem(request, error.status, error.title, str(error))
+        if type(error) is NotReadyError:  # its kinds may last
+            answer.headers["retry-after"] = RETRY_SECONDS
+        return answer
 
     @app.exception_handler(HTTPException)
     async def not_answered(request: Request, error: HTTPException) -> Response:
@@ -41,6 +46,8 @@ def install(app: FastAPI) -> None:
         detail = f"{request.method} {path} is not answered here; see /openapi.json"
         answer = problem(request, error.status_code, HTTPStatus(error.status_code).phrase, detail)
         answer.headers.update(error.headers or {})
+        if "allow" in answer.headers:  # whatever has a GET
+            answer.headers["allow"] = "GET, HEAD"
         return answer
 
     @app.exception_handler(Exception)

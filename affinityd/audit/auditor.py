@@ -13,10 +13,12 @@ from affinityd.audit.allocations import with_allocations
 from affinityd.audit.families import divided
 from affinityd.audit.firsts import Firsts
 from affinityd.audit.gather import TICKS, Gathering
+from affinityd.audit.idle import Idle
 from affinityd.audit.judge import Judge
 from affinityd.audit.ledger import Ledger
 from affinityd.audit.model import Audited, GpuKey, Held, Scan
 from affinityd.audit.overlap import overlap
+from affinityd.audit.owners import Owners
 from affinityd.processes import PROC
 from affinityd.topology import Topology
 
@@ -42,6 +44,8 @@ class Auditor:
         self._proc = proc
         self._ledger = Ledger(TICKS)
         self._stepds = orphans.Stepds(proc)
+        self._owners = Owners(proc)
+        self._idle = Idle()
         self._ghosts = orphans.Ghosts()
         self._firsts = Firsts()
         self._not_begun: Collection[int] = ()  # pids of holders that the last scan did not reach
@@ -85,6 +89,7 @@ class Auditor:
             since=self._ledger.since,
             numa_balancing=_numa_balancing(self._proc),
             notices=held.notices,
+            idle=self._idle.seconds(found, began),
             boot=boot,
         )
 
@@ -98,6 +103,7 @@ class Auditor:
     def _audited(self, judge: Judge, gathering: Gathering) -> Iterator[Audited]:
         """Yield the judgement of every process; what a known daemon starts is a part of it."""
         self._stepds.begin()
+        self._owners.begin()
         self._firsts.begin()
         daemons: set[int] = set()
         for facts in gathering:
@@ -107,7 +113,7 @@ class Auditor:
                 daemons.add(facts.pid)
                 yield audited
             else:
-                yield _with_orphan(audited, orphans.why(facts, self._stepds))
+                yield _with_orphan(audited, orphans.why(facts, self._stepds, self._owners))
 
     def _gone(self, gathering: Gathering, asked: float) -> list[Audited]:
         """Return what holds a GPU and is not there; to be asked when the gathering is over."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from affinityd.audit.model import CAUSES, Audited, CpuTime, GpuKey, ProcessFacts, Scan
 from affinityd.audit.overlap import by_owners
-from affinityd.audit.remedies import Remedies, Remedy
+from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.topology import Gpu, Topology
 from affinityd.vicinity import PLACEMENTS
@@ -153,13 +153,19 @@ def _known(gpu: Gpu, scan: Scan, counted: Counts) -> dict[str, Any]:
 def _processes(topology: Topology, scan: Scan, sees: Sees) -> Iterator[dict[str, Any]]:
     lists, remedies = Lists(), Remedies(topology, scan)
     return (
-        _process(process, remedies.of(process), lists)
+        _process(process, _remedies(process, remedies), lists)
         for process in scan.processes
         if sees(process)
     )
 
 
-def _process(process: Audited, remedy: Remedy | None, lists: Lists) -> dict[str, Any]:
+def _remedies(process: Audited, remedies: Remedies) -> str | None:
+    """Return what mends its placement and, of an orphan, what ends it."""
+    end = remedies.end(process) if process.orphan is not None else None
+    return "; ".join(str(it) for it in (remedies.of(process), end) if it is not None) or None
+
+
+def _process(process: Audited, remedy: str | None, lists: Lists) -> dict[str, Any]:
     facts = process.facts
     holding = facts.holding
     vendor, index = facts.gpu
@@ -180,7 +186,7 @@ def _process(process: Audited, remedy: Remedy | None, lists: Lists) -> dict[str,
         "cpuset": None if facts.cpuset is None else lists[facts.cpuset],
         "placement": process.placement,
         "cause": process.cause,
-        "remedy": None if remedy is None else str(remedy),
+        "remedy": remedy,
         "daemon": process.is_daemon,
         "orphan": process.orphan,
         "threads": [

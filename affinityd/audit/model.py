@@ -157,5 +157,6 @@ class Scan:
     #: GPUs and jobs with a mismatch → since when, seconds since the epoch
     since: Mapping[GpuKey | Job, float] = field(default_factory=dict)
     numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none
+    idle: Mapping[int, float] = field(default_factory=dict)  #: pid of an orphan → seconds
     notices: tuple[str, ...] = ()  #: what else is to be said, for people
     boot: float = float("inf")  #: when it began, seconds since boot

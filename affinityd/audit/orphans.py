@@ -10,18 +10,25 @@ from collections.abc import Collection, Iterator
 
 from affinityd.audit.membership import membership
 from affinityd.audit.model import SLURM, Audited, Holding, Job, Membership, ProcessFacts
-from affinityd.processes import PROC, ROOT, cgroups_of, everyone, stat_of, title_of, uid_of
+from affinityd.audit.owners import STEPD, Owners
+from affinityd.processes import (
+    INIT,
+    PROC,
+    ROOT,
+    cgroups_of,
+    everyone,
+    stat_of,
+    title_of,
+    uid_of,
+)
 from affinityd.procstat import ZOMBIE, Stat
 from affinityd.vicinity import UNKNOWN
 
-STEPD = "slurmstepd"  #: what runs each step of a job, as root, from its beginning to its end
-INIT = 1
 GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
 
 HAS_ENDED = "it has ended, and whoever started it (process {parent}) has not noticed"
 HEADLESS = "its main thread has ended, and others have not"
 OF_ENDED_JOB = "Slurm's job {job} has ended: it has no slurmstepd any more"
-LEFT_OVER = "whoever started it is gone, and it is of no job, container or service"
 NOT_THERE = "the driver names it, and there is no such process"
 
 
@@ -102,7 +109,7 @@ class Stepds:
         yield Job(SLURM, title_of(pid, self._proc).rpartition("[")[2].partition(".")[0])
 
 
-def why(facts: ProcessFacts, stepds: Stepds) -> str | None:
+def why(facts: ProcessFacts, stepds: Stepds, owners: Owners) -> str | None:
     """Return why a process that holds a GPU belongs to no living job; None: it does."""
     if facts.holding is None:
         return None
@@ -111,8 +118,8 @@ def why(facts: ProcessFacts, stepds: Stepds) -> str | None:
     job = facts.membership.job
     if job is not None and job.scheduler == SLURM:
         return None if stepds.may_run(facts, job) else OF_ENDED_JOB.format(job=job.id)
-    has_owner = job or facts.membership.container or facts.service
-    return LEFT_OVER if facts.parent == INIT and not has_owner else None
+    is_kept = job or facts.membership.container or facts.service or facts.parent != INIT
+    return None if is_kept else owners.why_not(facts.uid)
 
 
 def has_ended(facts: ProcessFacts) -> bool:

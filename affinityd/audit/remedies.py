@@ -1,4 +1,7 @@
-"""What mends a mismatch, by its cause and by who chose the CPUs; and what ends an orphan."""
+"""What mends a mismatch, by its cause and by who chose the CPUs; and what ends an orphan.
+
+No remedy ends a process that still computes.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from affinityd.audit.model import (
     GpuKey,
     Scan,
 )
-from affinityd.audit.orphans import GONE, INIT, has_ended
+from affinityd.audit.orphans import GONE, has_ended
 from affinityd.cpuset import format_list
+from affinityd.processes import INIT
 from affinityd.slurm.affinity import Affinity, Cores, affinities
 from affinityd.topology import Gpu, Topology
 from affinityd.vicinity import Vicinity, vicinity
@@ -44,6 +48,13 @@ PINNED = {
     MASK: "{near}, and its cpuset has CPUs there",
     UNPINNED: "it may run on every CPU, and {near}; start it with affinityd exec",
 }
+
+#: Seconds without CPU time after which a process is taken to compute no more.
+IDLE = 60.0
+COMPUTES = (
+    "it may still compute: ask its owner; affinityd audit --watch tells once it has used no CPU "
+    f"time for {IDLE:g} s"
+)
 
 
 @dataclass(frozen=True)
@@ -78,13 +89,11 @@ class Remedies:
             for target in (self._target(process),)
             if any(mask != target.facts.threads[0].mask for mask in process.judged_masks)
         }
+        self._idle = scan.idle
         self._near = cache(self._vicinity)
 
     def of(self, process: Audited) -> Remedy | None:
-        """Return what mends a process; None: nothing is to be mended, or nobody can."""
-        holder = self._holders.get(process.facts.holder or process.facts.pid, process)
-        if process.orphan is not None or (process.is_mismatch and holder.orphan is not None):
-            return _end(holder)
+        """Return what mends a process's placement; None: nothing is to be mended, or nobody can."""
         if not process.is_mismatch or process.cause is None:
             return None
         near = self._near(process.facts.gpus)
@@ -92,6 +101,21 @@ class Remedies:
         if process.cause == ALLOCATION:
             return Remedy(self._allocated(process, near, place))
         return Remedy(PINNED[process.cause].format(near=place), self._pin(process, near.gpus))
+
+    def end(self, orphan: Audited) -> Remedy | None:
+        """Return what ends an orphan, or has to come before; None: nothing is to be done."""
+        facts = orphan.facts
+        if facts.state == GONE:
+            return Remedy("reset the GPU once nobody else uses it")
+        if has_ended(facts):
+            # Its parent may be a job that lives, and notices in a moment: no line is to kill that.
+            parent = f"look at process {facts.parent}, which has to wait(2) for it or to end"
+            return Remedy(parent) if facts.parent > INIT else None
+        idle = self._idle.get(facts.pid, 0.0)
+        if idle < IDLE:
+            return Remedy(COMPUTES)
+        what = f"look what it is, then end it: kill {facts.pid}"
+        return Remedy(f"it has used no CPU time for {idle:.0f} s: {what}")
 
     def _target(self, process: Audited) -> Audited:
         """Return whom a pin of the process is to name: the one that it works for, or itself."""
@@ -130,16 +154,3 @@ class Remedies:
 
 def _given(near_cpus: int) -> str:
     return f"only {count(near_cpus, 'CPU')}" if near_cpus else "no CPU"
-
-
-def _end(orphan: Audited) -> Remedy | None:
-    """Return what ends an orphan: a pin would keep it."""
-    facts = orphan.facts
-    if facts.state == GONE:
-        return Remedy("reset the GPU once nobody else uses it")
-    if not has_ended(facts):
-        return Remedy(f"look what it does, then end it: kill {facts.pid}")
-    if facts.parent > INIT:
-        # Which may be a job that lives, and notices in a moment: nothing that a line should kill.
-        return Remedy(f"look at process {facts.parent}, which has to wait(2) for it or to end")
-    return None

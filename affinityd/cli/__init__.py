@@ -35,12 +35,16 @@ def main(argv: Sequence[str]) -> int:
     """
     name = _command(argv[:1])
     try:
-        command = import_module(f"affinityd.cli.{name}")
+        return _run(name, argv)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("affinityd"):
             raise  # not an extra that is missing, but a part
         say(f"affinityd {name}: {error.name} is not installed; {DAEMON_EXTRA}")
         return 1
+
+
+def _run(name: str, argv: Sequence[str]) -> int:
+    command = import_module(f"affinityd.cli.{name}")
     if hasattr(command, "main"):
         return int(command.main(argv[1:]))
     from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse

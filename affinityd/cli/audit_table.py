@@ -46,7 +46,7 @@ def _names(topology: Topology) -> Mapping[GpuKey, str]:
 def _orphans(scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]) -> Iterator[str]:
     for process in scan.processes:
         if process.orphan is not None:
-            facts, remedy = process.facts, remedies.of(process)
+            facts, remedy = process.facts, remedies.end(process)
             held = f"{memory(facts.holding)} of GPU {names[facts.gpu]}"
             end = f"; {remedy}" if remedy else ""
             yield f"{_name(process)}: orphan, holds {held}: {process.orphan}{end}"
@@ -70,7 +70,7 @@ def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:
     alike: dict[object, list[tuple[Audited, Remedy]]] = {}
     for process in scan.processes:
         remedy = remedies.of(process)
-        if remedy is not None and process.is_mismatch and process.orphan is None:
+        if remedy is not None:
             facts = process.facts
             key = facts.gpus, facts.membership.job, process.cause
             alike.setdefault(key, []).append((process, remedy))

@@ -10,22 +10,43 @@ from affinityd.cpuset import format_list
 from affinityd.processes import Thread
 from affinityd.topology import Topology
 from affinityd.verify import Finding
+from affinityd.vicinity import MIXED, REMOTE, UNPINNED
+from affinityd.words import count
 
 COLUMNS = (
     *("pid", "name", "gpu", "node", "threads", "placement", "cpulist", "ran last on", "memory"),
 )
 NUMBERS = {"pid", "threads"}
+FAR = {MIXED, REMOTE, UNPINNED}  #: placements of threads that may run far away
 
 
 def table(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield lines: the threads of every process, then what is to be said of each."""
     yield from aligned(COLUMNS, [row for it in findings for row in _rows(it)], NUMBERS)
+    far = [finding for finding in findings if finding.far]
+    of_tree = len(far) > 1
     for finding in findings:
         name = f"process {finding.facts.pid} ({finding.facts.name})"
         if finding.facts.resident is not None:
             yield f"{name}: resident memory: {amounts(finding.facts.resident)}"
         yield from (f"{name}: note: {text}" for text in finding.notes)
-        yield from (f"{name}: mismatch: {text}" for text in finding.mismatches)
+        mismatches = finding.others if of_tree else finding.mismatches
+        yield from (f"{name}: mismatch: {text}" for text in mismatches)
+    if of_tree:
+        yield _of_tree(findings[0], far)
+
+
+def _of_tree(first: Finding, far: Sequence[Finding]) -> str:
+    """Return one sentence for all processes with threads that may run far away."""
+    name = f"process {first.facts.pid} ({first.facts.name})"
+    below = len(far) - (first in far)
+    who = (
+        f"{name} and {count(below, 'descendant')}"
+        if first in far
+        else (f"{count(below, 'descendant')} of {name}")
+    )
+    words = sorted({word for it in far for word in it.placements} & FAR)
+    return f"{who}: mismatch: may run far from their GPUs ({', '.join(words)}); {far[0].remedy}"
 
 
 def _rows(finding: Finding) -> Iterator[tuple[str, ...]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from affinityd import machines
@@ -53,8 +54,12 @@ class _Reading:
 class Machine:
     """A live or replayed machine. What its drivers said is remembered between readings."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raise TreeError for a root or machine that is none."""
+    def __init__(self, settings: Settings, ask_nvml: Callable[[float], NvmlReport] = ask) -> None:
+        """Take what asks NVML, within so many seconds.
+
+        Raises TreeError for a root or machine that is none.
+        """
+        self._ask_nvml = ask_nvml
         self._shipped = machines.load(settings.machine) if settings.machine else None
         self._tree: Tree | None = (
             None if self._shipped else open_tree(settings.root, settings.node_name)
@@ -62,6 +67,7 @@ class Machine:
         self._report: NvmlReport | None = None
         self._answered_by: str | None = None  # the driver's version when NVML last answered
         self._last: _Reading | None = None
+        self._asking: threading.Thread | None = None
         self._online = _keep_open(self._tree)
 
     @property
@@ -81,11 +87,23 @@ class Machine:
         """Whether it is the machine that we run on."""
         return self._tree is not None and self._tree.live
 
+    def begin_to_ask(self) -> None:
+        """Ask the drivers in a thread; the next `ask_drivers` waits for that, and asks no more."""
+        self._asking = threading.Thread(target=self._ask, args=(NVML_SECONDS,), daemon=True)
+        self._asking.start()
+
     def ask_drivers(self, timeout: float = NVML_SECONDS) -> None:
         """Ask NVML, or the snapshot of what it said.
 
         NVML is asked only where its driver is loaded: it would load it, and so fight an upgrade.
         """
+        asking, self._asking = self._asking, None
+        if asking is None:
+            self._ask(timeout)
+        else:
+            asking.join()
+
+    def _ask(self, timeout: float) -> None:
         if self._tree is None:
             return
         if not self._tree.live:
@@ -93,7 +111,7 @@ class Machine:
         elif (version := self._tree.read(NVIDIA_DRIVER)) is None:
             self._report = NvmlReport(None, error="NVIDIA's driver is not loaded")
         else:
-            self._hear(ask(timeout), version)
+            self._hear(self._ask_nvml(timeout), version)
 
     def _hear(self, report: NvmlReport, version: str) -> None:
         """Take what NVML says; where it is silent, what it said before of that driver stands."""

@@ -57,5 +57,7 @@ def given(arguments: argparse.Namespace) -> dict[str, str]:
 def devices(arguments: argparse.Namespace) -> str:
     """Return the options that say which GPUs are meant, as a shell takes them again."""
     said = given(arguments)
-    words = (f"--{name} {shlex.quote(said[name])} " for name in DEVICES if name in said)
+    words = (
+        f"--{name.replace('_', '-')} {shlex.quote(said[name])} " for name in DEVICES if name in said
+    )
     return "".join(words)

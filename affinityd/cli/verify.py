@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from affinityd import memory, task
@@ -16,7 +16,7 @@ from affinityd.cli.parser import Parser, add_format
 from affinityd.errors import AffinityError, TargetError, one_line
 from affinityd.processes import descendants, threads
 from affinityd.procstat import Stat
-from affinityd.verify import Facts, Finding, judge
+from affinityd.verify import Facts, Finding, judge, together
 from affinityd.vicinity import several
 
 
@@ -48,7 +48,8 @@ def _judge(arguments: argparse.Namespace) -> int:
     # What is near does not hang on how cores would be divided: no site's choice is asked for.
     planner = target.Planner(plan_options.given(arguments), None)
     options = plan_options.devices(arguments)
-    found = list(_findings(process, planner, options, resident=arguments.resident))
+    judged = list(_findings(process, planner, options, resident=arguments.resident))
+    found = together(judged, options)
     if doubt := planner.doubt(process):
         say(f"affinityd verify: {doubt}")
     try:
@@ -58,7 +59,7 @@ def _judge(arguments: argparse.Namespace) -> int:
     return 1 if any(finding.mismatches for finding in found) else 0
 
 
-def _print(planner: target.Planner, found: list[Finding], *, as_json: bool) -> None:
+def _print(planner: target.Planner, found: Sequence[Finding], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(findings.document(planner.topology, found), indent=1), flush=True)
     else:
@@ -111,11 +112,13 @@ def _judged(planner: target.Planner, reply: Reply, facts: Facts, options: str) -
 def _facts(process: Stat, *, resident: bool) -> Facts | None:
     """Return what is found of a process; None where it has ended."""
     pid = process.number
-    policy = memory.held() if pid == os.getpid() else memory.policy_of(pid)
+    is_asker = pid == os.getpid()
+    policy = memory.held() if is_asker else memory.policy_of(pid)
     its_threads = tuple(threads(pid))
     if not its_threads:
         return None
-    return Facts(pid, process.name, its_threads, policy, _resident(process) if resident else None)
+    its_memory = _resident(process) if resident else None
+    return Facts(pid, process.name, its_threads, policy, its_memory, is_asker)
 
 
 def _resident(process: Stat) -> dict[int, int] | None:

@@ -101,7 +101,7 @@ class _Consents:
         if process.is_daemon or holder.is_daemon:
             raise LetAloneError(DAEMON)
         if (orphan := process.orphan or holder.orphan) is not None:
-            remedy = self._remedies.of(holder)
+            remedy = self._remedies.end(holder)
             raise LetAloneError(ORPHAN, orphan if remedy is None else f"{orphan}; {remedy}")
         if job is None:
             raise LetAloneError(NO_JOB, cgroups=_shown(process.facts.cgroups))

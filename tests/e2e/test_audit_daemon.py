@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from affinityd.audit.owners import SLURMD
+from affinityd.processes import everyone
 from tests.children import program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 from tests.daemons import PATIENCE, eventually, open_files, running
@@ -242,6 +245,36 @@ def test_a_process_that_was_killed_is_gone_and_one_that_the_driver_still_names_a
     assert node.mismatch() == ""
     node.say()
     eventually(lambda: node.of_gpu("orphan_processes") == 0, "it is gone")
+
+
+def test_a_job_with_nohup_is_to_be_pinned_and_no_orphan_before_its_owner_has_left(
+    node: Node,
+) -> None:
+    if any(stat.name == SLURMD for stat in everyone()):
+        pytest.skip("Slurm runs on this machine, and is to own what its users start")
+    user = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+    job = "(nohup sh -c 'echo $$ && exec sleep 600 >/dev/null 2>&1' &); read line"
+    with subprocess.Popen(
+        [*user, "sh", "-c", job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+    ) as session:
+        assert session.stdout is not None
+        pid = int(session.stdout.readline())
+        try:
+            node.say(pid)
+            node.wait_for("unpinned")
+            eventually(lambda: node.processes()[pid]["parent"] == 1, "it is left behind")
+            found = node.processes()[pid]
+            assert found["orphan"] is None
+            assert f"affinityd pin --gpus {UUID} {pid} " in found["remedy"]
+            assert node.of_gpu("orphan_processes") == 0
+            session.communicate("\n")
+            eventually(lambda: node.of_gpu("orphan_processes") == 1, "its owner has left")
+            found = node.processes()[pid]
+            assert "has no session left" in found["orphan"]
+            assert f"affinityd pin --gpus {UUID} {pid} " in found["remedy"]
+            assert "kill" not in found["remedy"]
+        finally:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_zombie_is_an_orphan(node: Node) -> None:

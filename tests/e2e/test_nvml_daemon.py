@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -113,23 +114,73 @@ def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(
         gpu = daemon.plan("granted=minor:5")["ranks"][0]["gpu"]
         assert (gpu["uuid"], gpu["model"]) == (UUID, "NVIDIA Test")
         assert any("version mismatch" in line.lower() for line in daemon.lines)
+        eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
+        scraped = daemon.get("/metrics").text.splitlines()
+        assert 'affinityd_nvml_failures_total{question="topology"} 1.0' in scraped
+        assert 'affinityd_nvml_failures_total{question="processes"} 1.0' in scraped
+        assert "affinityd_scan_failures_total 0.0" in scraped
+
+
+@contextmanager
+def starting(folder: Path, driver: Path, text: str) -> Iterator[Daemon]:
+    """Run a daemon from the moment on when it listens."""
+    daemon = spawn(folder, env=environment(text, folder), before=_namespace(driver))
+    try:
+        eventually(daemon.socket.exists, "it listens")
+        yield daemon
+    finally:
+        daemon.process.kill()
+        daemon.process.wait()
+
+
+def test_a_plan_that_is_asked_for_at_once_waits_for_the_first_reading(
+    tmp_path: Path, driver: Path, device: Path
+) -> None:
+    ask = tmp_path / "ask"
+    text = facts(held=device, before=f"fail nvmlInitWithFlags until {ask}")
+
+    def are_answered() -> bool:
+        ask.unlink(missing_ok=True)
+        with starting(tmp_path, driver, text) as daemon, ThreadPoolExecutor(8) as askers:
+            plans = [askers.submit(daemon.get, "/plan?gpus=0") for _ in range(8)]
+            unready = daemon.get("/readyz")
+            ask.touch()
+            statuses = {plan.result().status for plan in plans}
+            assert (unready.status, unready.headers["retry-after"]) == (503, "1")
+            eventually(lambda: is_ready(daemon), "it is ready")
+            return statuses == {200}
+
+    # A machine that is busy enough may take longer to read than a plan waits.
+    eventually(are_answered, "the first reading is waited for")
+
+
+def test_nvml_is_asked_while_the_daemon_is_imported(
+    tmp_path: Path, driver: Path, device: Path
+) -> None:
+    asked = tmp_path / "asked"
+    text = facts(held=device, before=f"fail nvmlInitWithFlags note {asked}")
+    with starting(tmp_path, driver, text) as daemon:
+        listens = daemon.socket.stat().st_ctime_ns
+        eventually(lambda: is_ready(daemon), "it is ready")
+        assert asked.stat().st_mtime_ns < listens
+        asked.unlink()
+        assert daemon.get("/plan?gpus=0").status == 200
+        assert not asked.exists(), "it was asked once"
 
 
 def test_while_nvml_is_silent_at_the_start_it_lives_and_is_not_ready(
     tmp_path: Path, driver: Path, device: Path
 ) -> None:
-    text = facts(held=device, before="fail nvmlInitWithFlags slow")
-    daemon = spawn(tmp_path, env=environment(text, tmp_path), before=_namespace(driver))
-    try:
-        eventually(daemon.socket.exists, "it listens")
+    ask = tmp_path / "ask"
+    text = facts(held=device, before=f"fail nvmlInitWithFlags until {ask}")
+    with starting(tmp_path, driver, text) as daemon:
         assert daemon.get("/healthz").status == 200
         unready = daemon.get("/readyz"), daemon.get("/plan?gpus=0")
         assert [reply.status for reply in unready] == [503, 503]
+        assert [reply.headers["retry-after"] for reply in unready] == ["1", "1"]
+        ask.touch()
         eventually(lambda: is_ready(daemon), "it is ready")
         assert daemon.get("/plan?gpus=0").status == 200
-    finally:
-        daemon.process.kill()
-        daemon.process.wait()
 
 
 def test_a_request_that_is_under_way_at_sigterm_is_answered(

@@ -15,6 +15,8 @@ from tests.daemons import PATIENCE, Daemon, Reply, running, spawn
 from tests.ports import free_port
 
 #: Two addresses of this machine: the port of the one is free to be another's on the other.
+MOST_GROWN = 200  #: characters by which a scrape may differ from the one before
+
 EVERYTHING, PLANS = "127.0.0.1", "127.0.0.2"
 
 
@@ -86,6 +88,8 @@ def test_a_refusal_is_as_elsewhere(node: Node) -> None:
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_nothing_else_is_answered_and_it_says_so(node: Node, method: str, target: str) -> None:
+    if (method, target) == ("GET", "/"):
+        pytest.skip("the list of what is answered has a test of its own")
     reply = node.ask(target, method)
     assert (reply.status, reply.headers["content-type"]) == (404, "application/problem+json")
     detail = wire.Problem.model_validate_json(reply.body).detail
@@ -95,16 +99,29 @@ def test_nothing_else_is_answered_and_it_says_so(node: Node, method: str, target
     assert text.text == f"Not Found: {detail}\n"
 
 
-@pytest.mark.parametrize("method", ["POST", "HEAD", "DELETE"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 def test_another_method_on_plan_is_refused_as_elsewhere(node: Node, method: str) -> None:
     here, there = node.ask("/plan", method), node.ask("/plan", method, host=EVERYTHING)
-    assert (here.status, here.headers["allow"], here.body) == (405, "GET", there.body)
+    assert (here.status, here.headers["allow"], here.body) == (405, "GET, HEAD", there.body)
 
 
-def test_head_has_the_length_and_no_body(node: Node) -> None:
-    reply = node.ask("/metrics", "HEAD")
-    assert (reply.status, reply.body) == (404, b"")
-    assert int(reply.headers["content-length"]) > 0
+@pytest.mark.parametrize("host", [PLANS, EVERYTHING])
+@pytest.mark.parametrize("target", ["/", "/plan?gpus=0&mode=single", "/plan?gpus=99", "/metrics"])
+def test_head_has_the_length_and_no_body(node: Node, host: str, target: str) -> None:
+    head, get = node.ask(target, "HEAD", host=host), node.ask(target, host=host)
+    assert (head.status, head.body) == (get.status, b"")
+    assert int(get.headers["content-length"]) == len(get.body)
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert abs(int(head.headers["content-length"]) - len(get.body)) <= MOST_GROWN
+
+
+def test_the_first_page_says_that_plans_alone_are_answered(node: Node) -> None:
+    reply = node.ask("/")
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert "affinityd answers plans alone at this address" in reply.text
+    assert reply.text.count("GET /") == 1
+    assert node.ask("/plan?gpus=0,1&mode=node").status == 200, "as its example"
+    assert reply.text != node.ask("/", host=EVERYTHING).text
 
 
 @pytest.mark.parametrize("target", ["/metrics", "/topology", "/healthz", "/openapi.json"])

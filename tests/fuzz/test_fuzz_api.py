@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fuzz
 #: what is not known yet the document says 503; that there is no other is a check of its own.
 LEFT_OUT = [checks.positive_data_acceptance, checks.not_a_server_error]
 
-PATHS = ("/plan", "/topology", "/metrics", "/healthz", "/readyz", "/audit", "/enforce")
+PATHS = ("/", "/plan", "/topology", "/metrics", "/healthz", "/readyz", "/audit", "/enforce")
 
 
 @pytest.fixture(scope="module", params=["dgx-a100", None], ids=["another machine", "this machine"])

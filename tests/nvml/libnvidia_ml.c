@@ -27,8 +27,9 @@
  *                                   `nvlink` alone is one that is down
  *   fail FUNCTION ACTION            what an exported function does first on this GPU, or, above the
  *                                   first `gpu`, one that is about no GPU: return a code (15: GPU is
- *                                   lost), hang, slow (take a second), crash, print (a line of noise
- *                                   on stdout), or helper (start a process that never ends)
+ *                                   lost), hang, slow (take a second), until FILE (is there), note
+ *                                   FILE (make it), crash, print (a line of noise on stdout), or
+ *                                   helper (start a process that never ends)
  *
  * A key that is not there is NVML_ERROR_NOT_SUPPORTED.
  */
@@ -126,6 +127,10 @@ static int act(const char *action)
         return write(1, "NVRM: noise\n", 12) == 12 ? SUCCESS : UNKNOWN;
     if (strcmp(action, "slow") == 0)
         sleep(1);
+    while (strncmp(action, "until ", 6) == 0 && access(action + 6, F_OK) != 0)
+        usleep(10000);
+    if (strncmp(action, "note ", 5) == 0)
+        close(open(action + 5, O_CREAT | O_WRONLY, 0600));
     if (strcmp(action, "hang") == 0 || (strcmp(action, "helper") == 0 && fork() == 0))
         for (;;)
             pause();

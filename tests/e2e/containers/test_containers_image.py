@@ -44,7 +44,7 @@ BUILD_MODULES = ("pip", "setuptools", "wheel", "pkg_resources", "hatchling", "en
 
 #: Prints what Python compiled before it could run it: python -v says from where each module came.
 COMPILED_ANEW = """\
-python -v -c 'import affinityd.cli.serve, affinityd.cli.plan' 2>&1 |
+python -v -c 'import affinityd.cli.serve, affinityd.daemon, affinityd.cli.plan' 2>&1 |
     grep "^# code object from '\\?/.*py'\\?$"
 """
 
