@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd import conffile, myself, pinning, place
+from affinityd import conffile, myself, pinning, place, switch
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import AffinityError
 from affinityd.memory import Held, held, wanted
@@ -81,7 +81,7 @@ def bind(
         if fail_closed:
             raise
         said = str(error) if isinstance(error, AffinityError) else repr(error)
-        binding = Binding(_mask(), None, held(), None, (said,))
+        binding = _unbound(said)
     for warning in binding.warnings:
         logger.warning("affinityd: %s", warning)
     return binding
@@ -90,13 +90,30 @@ def bind(
 def take_place(
     given: Mapping[str, str], policy: str | None = None, timeout: float = TIMEOUT
 ) -> Binding:
-    """Find this process's place and take it, unless AFFINITYD=off. Raises AffinityError."""
-    if conffile.is_off():
-        return Binding(_mask(), None, held(), None)
+    """Find this process's place, and take it if the switch is on. Raises AffinityError."""
+    chosen = switch.chosen()
+    if chosen == switch.OFF:
+        return _unbound()
+    try:
+        return _take_place(given, policy, timeout, chosen)
+    except AffinityError as error:
+        if chosen != switch.OBSERVE:
+            raise
+        switch.leave_unpinned(str(error))
+        return _unbound()
+
+
+def _take_place(
+    given: Mapping[str, str], policy: str | None, timeout: float, chosen: str
+) -> Binding:
     wanted(policy)
     start = time.monotonic()
     sockets = conffile.sockets(conffile.variables())
-    found = place.find(myself.questions(given), sockets, start, timeout, bounded=False)
+    questions = myself.questions(given, chosen)
+    found = place.find(questions, sockets, start, timeout, bounded=False)
+    if found.switch != switch.ON:
+        myself.stay(found)
+        return _unbound()
     threads: list[str] = []
     taken = myself.take(found, policy, lambda cpus: _pin_all(cpus, threads))
     return Binding(
@@ -106,6 +123,11 @@ def take_place(
         source=found.source,
         warnings=(*taken.remarks, *threads),
     )
+
+
+def _unbound(*warnings: str) -> Binding:
+    """Return what holds for a process that stays as it is."""
+    return Binding(_mask(), None, held(), None, warnings)
 
 
 def _pin_all(cpus: CpuSet, remarks: list[str]) -> CpuSet:
@@ -127,7 +149,7 @@ def worker_init_fn(_worker_id: int) -> None:
     """
     try:
         cpus = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
-        if cpus and not conffile.is_off() and cpus in _masks_above():
+        if cpus and switch.chosen() == switch.ON and cpus in _masks_above():
             myself.pin(cpus)
     except (ValueError, AffinityError) as error:
         logger.warning("affinityd: DataLoader worker %d stays unpinned: %s", _worker_id, error)

@@ -47,11 +47,6 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def is_off(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a user wants no pin: AFFINITYD=off, or however else one says no."""
-    return environ.get("AFFINITYD", "").lower() in {"off", "0", "no", "false"}
-
-
 def sockets(said: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return where a client looks for a daemon, by the variables that were said.
 

@@ -56,6 +56,13 @@ class Metrics:
             buckets=BUCKETS,
             registry=self.registry,
         )
+        self._observed = Counter(
+            "affinityd_observed_plans",
+            "Plans that were not applied, as AFFINITYD=observe: where the process ran, and where "
+            "its plan would have it run, seen from its GPUs.",
+            ("before", "after"),
+            registry=self.registry,
+        )
         self._refused_connections = Counter(
             "affinityd_refused_connections",
             "Connections that were closed without an answer to what they asked, by reason.",
@@ -110,7 +117,11 @@ class Metrics:
 
     def counter(self, answer: Answer) -> Callable[[], None]:
         """Return what counts one more request with this answer, for as little as it can cost."""
-        return self._plans.labels(answer.mode, "ok", answer.locality).inc
+        count = self._plans.labels(answer.mode, "ok", answer.locality).inc
+        if answer.observed is None:
+            return count
+        observe = self._observed.labels(answer.observed, answer.locality).inc
+        return lambda: (count(), observe())[0]
 
 
 class NodeCollector:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from affinityd import client
+from affinityd import client, switch
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import AffinityError, ApplyError, DaemonError, NoDaemonError, quote
 from affinityd.task import Question, first_answer
@@ -20,11 +20,12 @@ class Place:
 
     `source` says who planned: "daemon", "node.json" or "sysfs"; `trouble` what kept a daemon from
     it, or from believing what one published; None where nothing did, or where there is none.
+    `switch` is at on where the place is to be taken.
     """
 
     __slots__ = (
-        *("allowed", "cpus", "locality", "memory_nodes", "source", "threads", "trouble"),
-        "warnings",
+        *("allowed", "cpus", "locality", "memory_nodes", "source", "switch", "threads"),
+        *("trouble", "warnings"),
     )
 
     def __init__(self, lines: Mapping[str, str], source: str, trouble: str | None = None) -> None:
@@ -45,6 +46,10 @@ class Place:
             raise ValueError(f"{self.threads} threads")
         if self.locality not in LOCALITIES:
             raise ValueError(f"locality {quote(self.locality)}")
+        try:
+            self.switch = switch.read(lines.get(switch.VARIABLE, ""))
+        except AffinityError as error:
+            raise ValueError(str(error)) from None
         self.source = source
         self.trouble = trouble
 

@@ -35,6 +35,7 @@ class Request:
     visible: str | None = None
     granted: str | None = None
     nvidia_visible: str | None = None  #: what NVIDIA's container runtime was told to give
+    observe: CpuSet | None = None  #: where the caller runs, and stays; None: it takes its plan
     whose: str = "caller"  #: "node": plan as for somebody who is not known
     format: str | None = None  #: None: the client's Accept header decides
     options: Options = field(default_factory=Options)
@@ -229,6 +230,13 @@ PARAMETERS = {
             {"type": "string"},
             "the caller's NVIDIA_VISIBLE_DEVICES, what its container was to be given: believed "
             "where it lists devices that are all granted",
+        ),
+        Parameter(
+            "observe",
+            parse_list,
+            {"type": "string"},
+            "the CPUs that the caller runs on and keeps: the answer is not applied, and what it "
+            "would change is counted",
         ),
         Parameter(
             "share",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from affinityd import client, conffile, trust
+from affinityd import client, conffile, switch, trust
 from affinityd.cli.console import say
 from affinityd.cli.exec_options import parameters, seconds
 from affinityd.cli.parser import Parser
@@ -83,9 +83,10 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
         **({trust.VARIABLE: trusted} if trusted else {}),
         **{conffile.PREFIX + name.upper(): chosen[name] for name in chosen},
     }
-    hand_out_settings(folder, settings)
+    here = _switch()
+    hand_out_settings(folder, settings, here)
     plan = nodeplan.find(nodeplan.question(chosen), addresses, deadline, _tell)
-    hand_out_settings(folder, {**settings, **plan.answered})
+    hand_out_settings(folder, {**settings, **plan.answered}, switch.least(here, plan.switch))
     hand_out_plan(folder, plan)
     return plan
 
@@ -103,6 +104,15 @@ def _said() -> Mapping[str, str]:
     except InvalidRequestError as error:
         _tell(str(error))
         return {name: text for name, text in os.environ.items() if name.startswith(conffile.PREFIX)}
+
+
+def _switch() -> str:
+    """Return what AFFINITYD says for the pod; of another word is told, and it is off."""
+    try:
+        return switch.chosen()
+    except InvalidRequestError as error:
+        _tell(str(error))
+    return switch.heeded(os.environ.get(switch.VARIABLE, ""))
 
 
 def _in_variables(said: Mapping[str, str]) -> dict[str, str]:

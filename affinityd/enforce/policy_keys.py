@@ -169,5 +169,6 @@ SETTINGS: Mapping[str, Callable[[object], Any]] = {
     "share": _choice("share", ("auto", "requested", "node")),
     "scope": _choice("scope", ("node", "socket")),
     "min_physical_cores": _cores,
+    "observe": _yes_or_no,
     "leave": _yes_or_no,
 }

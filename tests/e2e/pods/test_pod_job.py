@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.conffile import is_off
+from affinityd import switch
 from tests.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
 from tests.serving import hanging, serving
 from tests.tiny import BOTH, FAR, LOOK

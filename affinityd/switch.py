@@ -1,0 +1,68 @@
+"""The switch AFFINITYD=on|observe|off: whether plans are applied.
+
+A job's environment, the settings file and the daemon may each set it; the least of them counts.
+`slurm/task_prolog.sh` and `kubernetes/run.sh` read the same words.
+"""
+
+from __future__ import annotations
+
+import os
+
+from affinityd import conffile
+from affinityd.errors import InvalidRequestError, one_line, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE = "AFFINITYD"
+UNPINNED = "AFFINITYD_UNPINNED"  #: tells a process why it was not pinned
+
+OFF = "off"  #: nothing is touched
+OBSERVE = "observe"  #: no mask is changed; the process is told its plan, and the daemon counts it
+ON = "on"
+SWITCHES = (OFF, OBSERVE, ON)  #: from the least
+
+_WORDS = {
+    **dict.fromkeys(("off", "0", "no", "false"), OFF),
+    **dict.fromkeys(("observe",), OBSERVE),
+    **dict.fromkeys(("on", "1", "yes", "true", ""), ON),
+}
+
+
+def read(text: str, name: str = VARIABLE) -> str:
+    """Return what a value means; an empty one is on. Raises InvalidRequestError."""
+    try:
+        return _WORDS[text.lower()]
+    except KeyError:
+        raise InvalidRequestError(f"{name}: {quote(text)} is none of on, observe, off") from None
+
+
+def heeded(text: str) -> str:
+    """Return what another process's value means; a word that is none is off: it wants something."""
+    try:
+        return read(text)
+    except InvalidRequestError:
+        return OFF
+
+
+def least(*switches: str) -> str:
+    """Return the switch that counts of several."""
+    return min(switches, key=SWITCHES.index)
+
+
+def chosen(environ: Mapping[str, str] = os.environ) -> str:
+    """Return what the environment and the settings file say together.
+
+    Raises InvalidRequestError for another word, or a file that cannot be read.
+    """
+    own = read(environ.get(VARIABLE, ""))
+    if own == OFF:  # whatever the file is like
+        return OFF
+    path = conffile.path(environ)
+    return least(own, read(conffile.read(path).get(VARIABLE, ""), f"{VARIABLE} in {path}"))
+
+
+def leave_unpinned(reason: str) -> None:
+    """Tell what this process starts why it is not pinned."""
+    os.environ[UNPINNED] = one_line(reason)
