@@ -91,7 +91,7 @@ def take_place(
     given: Mapping[str, str], policy: str | None = None, timeout: float = TIMEOUT
 ) -> Binding:
     """Find this process's place, and take it if the switch is on. Raises AffinityError."""
-    chosen = switch.chosen()
+    chosen = conffile.chosen_switch()
     if chosen == switch.OFF:
         return _unbound()
     try:
@@ -99,7 +99,7 @@ def take_place(
     except AffinityError as error:
         if chosen != switch.OBSERVE:
             raise
-        switch.leave_unpinned(str(error))
+        myself.leave_unpinned(str(error))
         return _unbound()
 
 
@@ -149,7 +149,7 @@ def worker_init_fn(_worker_id: int) -> None:
     """
     try:
         cpus = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
-        if cpus and switch.chosen() == switch.ON and cpus in _masks_above():
+        if cpus and conffile.chosen_switch() == switch.ON and cpus in _masks_above():
             myself.pin(cpus)
     except (ValueError, AffinityError) as error:
         logger.warning("affinityd: DataLoader worker %d stays unpinned: %s", _worker_id, error)

@@ -11,7 +11,7 @@ import codecs
 import os
 from collections.abc import Mapping
 
-from affinityd import regular
+from affinityd import regular, switch
 from affinityd.errors import InvalidRequestError, quote
 
 FILE = "/etc/affinityd.conf"
@@ -45,6 +45,19 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name, text in layer.items()
         if name.startswith(PREFIX) and text
     }
+
+
+def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:
+    """Return what AFFINITYD says here: the least of the environment's word and the file's.
+
+    Raises InvalidRequestError for another word, or a file that cannot be read.
+    """
+    own = switch.read(environ.get(switch.VARIABLE, ""))
+    if own == switch.OFF:  # whatever the file is like
+        return own
+    name = path(environ)
+    site = read(name).get(switch.VARIABLE, "")
+    return switch.least(own, switch.read(site, f"{switch.VARIABLE} in {name}"))
 
 
 def sockets(said: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -6,7 +6,7 @@ import os
 
 from affinityd import switch, task
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.errors import ApplyError
+from affinityd.errors import ApplyError, one_line
 from affinityd.granted import granted
 from affinityd.memory import Held, hold
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from affinityd.place import Place
+
+UNPINNED = "AFFINITYD_UNPINNED"  #: tells a process why it was not pinned
 
 #: What is told of a plan's warnings; the others' cause is the question itself, or is told anyway.
 REMARKS = {
@@ -48,18 +50,23 @@ def take(found: Place, policy: str | None, pin: Callable[[CpuSet], CpuSet]) -> T
     """
     cpus = pin(found.cpus)
     held = None if policy is None else hold(policy, found.memory_nodes)
-    os.environ.pop(switch.UNPINNED, None)
+    os.environ.pop(UNPINNED, None)
     os.environ["AFFINITYD_CPULIST"] = format_list(cpus)
     os.environ["AFFINITYD_ALLOWED"] = format_list(found.allowed)
     os.environ["AFFINITYD_LOCALITY"] = found.locality
     return Taken(cpus, held, [*_remarks(found, cpus), *_refusals(held)])
 
 
+def leave_unpinned(reason: str) -> None:
+    """Tell what this process starts why it is not pinned."""
+    os.environ[UNPINNED] = one_line(reason)
+
+
 def stay(found: Place) -> None:
     """Leave this process where it is; where the switch is at observe, tell children its place."""
     if found.switch == switch.OBSERVE:
         cpus = format_list(found.cpus)
-        switch.leave_unpinned(f"observe: would run on CPUs {cpus} ({found.locality})")
+        leave_unpinned(f"observe: would run on CPUs {cpus} ({found.locality})")
 
 
 def questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[task.Question]:

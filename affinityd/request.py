@@ -232,11 +232,7 @@ PARAMETERS = {
             "where it lists devices that are all granted",
         ),
         Parameter(
-            "observe",
-            parse_list,
-            {"type": "string"},
-            "the CPUs that the caller runs on and keeps: the answer is not applied, and what it "
-            "would change is counted",
+            "observe", parse_list, {"type": "string"}, "only count: the caller keeps these CPUs"
         ),
         Parameter(
             "share",

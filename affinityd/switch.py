@@ -1,4 +1,4 @@
-"""The switch AFFINITYD=on|observe|off: whether plans are applied.
+"""The switch AFFINITYD=on|observe|off: whether plans are applied. Pure.
 
 A job's environment, the settings file and the daemon may each set it; the least of them counts.
 `slurm/task_prolog.sh` and `kubernetes/run.sh` read the same words.
@@ -6,17 +6,9 @@ A job's environment, the settings file and the daemon may each set it; the least
 
 from __future__ import annotations
 
-import os
-
-from affinityd import conffile
-from affinityd.errors import InvalidRequestError, one_line, quote
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from affinityd.errors import InvalidRequestError, quote
 
 VARIABLE = "AFFINITYD"
-UNPINNED = "AFFINITYD_UNPINNED"  #: tells a process why it was not pinned
 
 OFF = "off"  #: nothing is touched
 OBSERVE = "observe"  #: no mask is changed; the process is told its plan, and the daemon counts it
@@ -49,20 +41,3 @@ def heeded(text: str) -> str:
 def least(*switches: str) -> str:
     """Return the switch that counts of several."""
     return min(switches, key=SWITCHES.index)
-
-
-def chosen(environ: Mapping[str, str] = os.environ) -> str:
-    """Return what the environment and the settings file say together.
-
-    Raises InvalidRequestError for another word, or a file that cannot be read.
-    """
-    own = read(environ.get(VARIABLE, ""))
-    if own == OFF:  # whatever the file is like
-        return OFF
-    path = conffile.path(environ)
-    return least(own, read(conffile.read(path).get(VARIABLE, ""), f"{VARIABLE} in {path}"))
-
-
-def leave_unpinned(reason: str) -> None:
-    """Tell what this process starts why it is not pinned."""
-    os.environ[UNPINNED] = one_line(reason)

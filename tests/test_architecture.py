@@ -64,6 +64,7 @@ PURE = [
         "request",
         "answer",
         "words",
+        "switch",
     ),
 ]
 IMPURE = {"os", "io", "time", "socket", "logging", "pathlib", "subprocess", "random", "datetime"}

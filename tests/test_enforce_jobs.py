@@ -62,7 +62,10 @@ def test_in_a_cgroup_that_a_rule_names_each_user_opts_out_for_themselves() -> No
         rank("0-7", gpu=gpu, membership=NOBODY, cgroups="0::/shared\n") for gpu in (0, 1)
     )
     theirs = replace(other, uid=1001)
-    abouts = {it.pid: About(cgroups=("/shared",), switch="off" if it is theirs else "on") for it in (mine, theirs)}
+    abouts = {
+        it.pid: About(cgroups=("/shared",), switch="off" if it is theirs else "on")
+        for it in (mine, theirs)
+    }
     site = Site(TWO, '[[rule]]\ncgroup = "/shared"', abouts=abouts)
     assert said(*site.look(mine, theirs)) == ["drifted unpinned", "left opted_out"]
 

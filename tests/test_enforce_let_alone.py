@@ -172,9 +172,9 @@ def test_whom_a_rule_may_leave_for_all_we_know_is_left(
     (decision,) = site.look(rank(mask))
     assert (said(decision), decision.cause) == ([verdict], cause)
     assert decision.why == (
-        "rule 1 of the policy may leave or observe it, and asks for what cannot be read here (partition): "
-        "give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, /var/log/pods "
-        "for namespaces and pods; or ask for something else"
+        "rule 1 of the policy may leave or observe it, and asks for what cannot be read here "
+        "(partition): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, "
+        "/var/log/pods for namespaces and pods; or ask for something else"
         if cause
         else None
     )

@@ -108,6 +108,7 @@ def test_an_empty_file_has_the_defaults_alone() -> None:
         "scope": "node",
         "min_physical_cores": 1,
         "leave": False,
+        "observe": False,
         "rule": None,
         "unread": (),
         "site": asdict(Options()),

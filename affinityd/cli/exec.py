@@ -50,7 +50,7 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
     """Take this process's place, if the switch is on; return what kept it from that."""
     chosen = switch.ON
     try:
-        chosen = switch.chosen()
+        chosen = conffile.chosen_switch()
         if chosen != switch.OFF:
             _take_place(exec_options.read(words), start, chosen)
     except AffinityError as error:
@@ -62,7 +62,7 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
     else:
         return None
     if chosen == switch.OBSERVE:
-        switch.leave_unpinned(trouble)
+        myself.leave_unpinned(trouble)
         return None
     return trouble
 

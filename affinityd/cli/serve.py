@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from affinityd import daemon, settings, switch
+from affinityd import conffile, daemon, settings, switch
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.holders import Holders
 from affinityd.cli.machine import Machine
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.discovery import nvml_processes
-from affinityd.enforce.model import WAYS
 
 
 def add_arguments(parser: Parser) -> None:
@@ -21,16 +20,16 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
-    chosen = _narrowed(load_settings(arguments), switch.chosen())
+    chosen = narrowed(load_settings(arguments), conffile.chosen_switch())
     auditor = Auditor(Holders(nvml_processes.ask))
     daemon.run(chosen, Machine(chosen), auditor, _enforce(chosen))
     return 0
 
 
-def _narrowed(chosen: settings.Settings, said: str) -> settings.Settings:
+def narrowed(chosen: settings.Settings, said: str) -> settings.Settings:
     """Return the settings with the switch: it pins no more from outside than clients may."""
-    way = WAYS[min(WAYS.index(chosen.enforce), switch.SWITCHES.index(said))]
-    return replace(chosen, switch=said, enforce=way)
+    is_free = said == switch.ON or chosen.enforce == settings.OFF
+    return replace(chosen, switch=said, enforce=chosen.enforce if is_free else said)
 
 
 def _enforce(chosen: settings.Settings) -> daemon.Enforce | None:

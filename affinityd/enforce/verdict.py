@@ -36,8 +36,8 @@ BY_MASKS = (
 )
 MAY_LEAVE = (
     "rule {rule} of the policy may leave or observe it, and asks for what cannot be read here "
-    "({unread}): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, /var/log/pods for "
-    "namespaces and pods; or ask for something else"
+    "({unread}): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, "
+    "/var/log/pods for namespaces and pods; or ask for something else"
 )
 ELSEWHERE = "it may run on CPUs {masks}, and is to run on {cpus}"
 
