@@ -100,6 +100,21 @@ def fits(rank: Puppet, gpu: int = 0) -> bool:
     return rank.masks == {(NEAR_CPU, NEAR_CPU, FAR_CPU, FAR_CPU)[gpu]}
 
 
+def test_where_the_node_only_observes_nothing_is_pinned() -> None:
+    """The daemon was to pin."""
+    rank = start()
+    with (
+        enforcing("pin", before=("env", "AFFINITYD=observe")) as node,
+        playing([rank], *pod(9), cpus=BOTH),
+    ):
+        node.say({0: [rank.pid]})
+        node.wait_until("drifted", *rank.everybody)
+        node.wait_for_scans(1)
+        assert rank.masks == {ALL}
+        report = node.enforce()
+        assert (report["enforce"], report["does"], node.pins()) == ("observe", "observe", 0)
+
+
 def test_what_has_just_started_is_let_alone_for_its_first_seconds(node: EnforcingNode) -> None:
     child = start()
     born = child.born
