@@ -282,6 +282,20 @@ def test_a_job_that_opted_out_is_left_whole(
         assert off.masks == other.masks == {ALL}
 
 
+def test_a_job_that_says_so_is_only_observed(node: EnforcingNode, troupe: Troupe) -> None:
+    """The other rank of its job, too; and all of it is counted."""
+    ranks = [start(AFFINITYD="observe"), *troupe.take()]
+    everybody = [pid for rank in ranks for pid in rank.everybody]
+    with playing(ranks, *pod(1), cpus=BOTH):
+        node.say({gpu: [rank.pid] for gpu, rank in enumerate(ranks)})
+        node.wait_until("drifted", *everybody)
+        node.wait_for_scans(2)
+        told = node.processes()
+        assert {told[pid]["observed"] for pid in everybody} == {True}
+        assert "AFFINITYD=observe is in the environment of process" in told[everybody[0]]["why"]
+        assert [rank.masks for rank in ranks] == [{ALL}, {ALL}]
+
+
 def test_another_process_under_the_number_of_one_that_has_ended_is_not_touched(
     node: EnforcingNode, troupe: Troupe
 ) -> None:
