@@ -17,7 +17,7 @@ SWITCHES = (OFF, OBSERVE, ON)  #: from the least
 
 _WORDS = {
     **dict.fromkeys(("off", "0", "no", "false"), OFF),
-    **dict.fromkeys(("observe",), OBSERVE),
+    "observe": OBSERVE,
     **dict.fromkeys(("on", "1", "yes", "true", ""), ON),
 }
 
@@ -31,7 +31,7 @@ def read(text: str, name: str = VARIABLE) -> str:
 
 
 def heeded(text: str) -> str:
-    """Return what another process's value means; a word that is none is off: it wants something."""
+    """Return what another process's value means; an unknown word counts as off."""
     try:
         return read(text)
     except InvalidRequestError:

@@ -131,7 +131,7 @@ def test_who_observes_touches_nothing_and_says_what_it_would_do(policy: Path, jo
     assert (what(found), found.report.does, found.report.done) == ("drifted", OBSERVE, ())
 
 
-def test_whom_the_policy_has_observed_is_not_pinned(policy: Path, job: int) -> None:
+def test_a_process_that_the_policy_has_observed_is_not_pinned(policy: Path, job: int) -> None:
     policy.write_text("observe = true")
     look = Look(PIN, policy, job)
     found = look.enforce()

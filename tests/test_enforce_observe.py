@@ -1,4 +1,4 @@
-"""Who is only observed: what a pin would do is said, and nothing is pinned."""
+"""Processes that are only observed: what a pin would do is said, and nothing is pinned."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ NO_ENVIRONMENT = frozenset(("partition", "account", "user", "environment"))
         pytest.param(
             PILOT, About(partition="a"), "the top level of the policy has it observed", id="the top"
         ),
-        pytest.param(PILOT, About(partition="pilot"), None, id="all but whom a rule takes"),
+        pytest.param(PILOT, About(partition="pilot"), None, id="a rule pins it"),
         pytest.param(TRIAL, About(partition="a"), None, id="another partition"),
         pytest.param(
             PILOT,
             About(partition="pilot", switch="observe"),
             "AFFINITYD=observe is in the environment of process 100 of its job",
-            id="whom a rule would pin, and its owner would not",
+            id="a rule would pin it, and its owner would not",
         ),
         pytest.param(
             PILOT,
             About(unread=NO_ENVIRONMENT),
             "the top level of the policy has it observed",
-            id="of whom nobody knows whether the rule takes it",
+            id="whether the rule means it is not known",
         ),
     ],
 )
@@ -80,7 +80,7 @@ def test_what_has_drifted_is_not_pinned_where_it_is_observed(
     ],
     ids=["its owner wants none", "where all are observed too", "a rule that may mean it"],
 )
-def test_who_is_let_alone_is_not_observed(policy: str, about: About, what: str) -> None:
+def test_a_process_that_is_let_alone_is_not_observed(policy: str, about: About, what: str) -> None:
     (decision,) = Site(TWO, policy, abouts={100: about}).look(FAR)
     assert (said(decision), decision.is_observed) == ([what], False)
 

@@ -105,7 +105,7 @@ def test_a_daemon_pins_no_more_from_outside_than_the_node_allows(
     assert {it.switch for it in found} == {said}
 
 
-#: GPU 0 is near CPUs 0-3, GPU 1 near 4-7, and nobody knows where GPU 2 is.
+#: GPU 0 is near CPUs 0-3, GPU 1 near 4-7; where GPU 2 is, is not known.
 MACHINE = made({0: "0-3", 1: "4-7"}, gpus=(0, 1, None))
 ONE_NODE = made({0: "0-7"}, gpus=(0,))
 
@@ -141,15 +141,15 @@ def test_an_observed_plan_is_counted_by_where_its_process_is_and_would_be(
     ("site", "query", "caller", "observed", "told"),
     [
         pytest.param("on", "", None, None, None, id="a node that is on"),
-        pytest.param("observe", "", None, "unknown", "observe", id="a caller who is not known"),
+        pytest.param("observe", "", None, "unknown", "observe", id="an unknown caller"),
         pytest.param("observe", "", "4-7", "remote", "observe", id="a caller whose mask is known"),
         pytest.param("observe", "cpuset=0", None, "local", "observe", id="a mask that is said"),
         pytest.param("observe", "whose=node", "4-7", None, "observe", id="a pod's init"),
-        pytest.param("observe", "format=json", "4-7", None, None, id="somebody who only asks"),
+        pytest.param("observe", "format=json", "4-7", None, None, id="a client that only asks"),
         pytest.param("off", "observe=4-7", "4-7", None, "off", id="a node that is off"),
     ],
 )
-def test_what_the_node_says_is_told_to_who_would_apply_its_plan(
+def test_what_the_node_says_is_told_to_clients_that_would_apply_its_plan(
     site: str, query: str, caller: str | None, observed: str | None, told: str | None
 ) -> None:
     request = parse_request(parse_qsl(f"gpus=0&{query}"))

@@ -51,7 +51,7 @@ def samples(daemon: Daemon, name: str) -> dict[str, float]:
 
 
 OBSERVED = "affinityd_observed_plans_total"
-MENDED = f'{OBSERVED}{{after="local",before="remote"}}'
+REMOTE_TO_LOCAL = f'{OBSERVED}{{after="local",before="remote"}}'
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_a_job_says_no_more_than_its_site(
 def test_the_daemon_counts_what_a_pin_would_have_changed(it: Node, conf: Path) -> None:
     """Each task, though its question is another's before."""
     conf.write_text("AFFINITYD=observe\n")
-    before = samples(it.daemon, OBSERVED).get(MENDED, 0)
+    before = samples(it.daemon, OBSERVED).get(REMOTE_TO_LOCAL, 0)
     for _ in range(2):
         it.tasks(*TWO)
-    assert samples(it.daemon, OBSERVED)[MENDED] == before + 4
+    assert samples(it.daemon, OBSERVED)[REMOTE_TO_LOCAL] == before + 4
     it.tasks("--ntasks=1", "--gres=gpu:small:1", "--cpus-per-task=2")
     assert samples(it.daemon, OBSERVED)[f'{OBSERVED}{{after="local",before="unpinned"}}'] == 1
 
@@ -123,7 +123,7 @@ def test_what_the_daemon_s_own_settings_say_counts_too(it: Node, conf: Path, wor
     off = [f"AFFINITYD=off, as the daemon at {socket} has it"] * 2
     assert [task.cpus for task in tasks] == SLICES
     assert [task.unpinned for task in tasks] == (WOULD if word == "observe" else off)
-    assert counted == ({MENDED: 2} if word == "observe" else {})
+    assert counted == ({REMOTE_TO_LOCAL: 2} if word == "observe" else {})
     assert f"AFFINITYD={word}: nothing is pinned on this node" in log
 
 
@@ -143,7 +143,7 @@ def test_the_page_s_commands_do_what_it_says(it: Node, conf: Path) -> None:
     printed = it.cluster.run(*("sh", "-c", TASK.replace("--gres=gpu:1", "--gres=gpu:small:1")))
     assert re.search(r"^Cpus_allowed_list:\t", printed, re.MULTILINE)
     assert re.search(r"^AFFINITYD_UNPINNED=observe: would run on CPUs \d", printed, re.MULTILINE)
-    assert MENDED in done(LOOK)
+    assert REMOTE_TO_LOCAL in done(LOOK)
     for commands, word in ((ON, "on"), (OFF, "off"), (ON, "on")):
         done(commands)
         assert copy.read_text().splitlines() == [
