@@ -277,3 +277,18 @@ def test_a_node_s_daemon_says_it_for_all_pods_and_when_it_is_gone_too(
     for told in (there, gone):
         assert told.environment.get("AFFINITYD_UNPINNED") == unpinned
         assert (told.cpus, told.lines) == (None, [])
+
+
+@pytest.mark.parametrize(("site", "unpinned"), [("observe", OBSERVED), ("off", None)])
+def test_a_node_s_daemon_that_comes_to_say_it_is_heeded_by_the_pods_that_are_there(
+    tmp_path: Path, site: str, unpinned: str | None
+) -> None:
+    tree = write_tree(EIGHT, tmp_path / "machine")
+    with running(tmp_path / "run", "--root", str(tree)) as daemon:
+        pod = Pod(tmp_path / "pod", daemon.socket, UNIQUE)
+        pod.has("nvidia5")
+        assert pod.run(cpus=ONLINE).environment["AFFINITYD_CPULIST"] == GPU_2
+    with running(tmp_path / "run", "--root", str(tree), env={"AFFINITYD": site}):
+        told = pod.run(cpus=ONLINE)
+    assert told.environment.get("AFFINITYD_UNPINNED") == unpinned
+    assert (told.cpus, told.lines) == (None, [])
