@@ -153,3 +153,13 @@ def test_the_page_s_commands_do_what_it_says(it: Node, conf: Path) -> None:
     assert [task.cpus for task in it.tasks(*TWO)] == THEIRS
     (query,) = re.findall(r"`(sinfo [^`]*)`", SECTION)
     assert it.cluster.run("sh", "-c", query.replace("PARTITION", "all")).strip()
+
+
+@pytest.mark.parametrize("word", ["off", "observe"])
+def test_a_node_without_a_daemon_is_not_drained_where_nothing_is_pinned(
+    it: Node, conf: Path, word: str
+) -> None:
+    nobody = "AFFINITYD_SOCKET=/run/affinityd/nobody.sock"
+    conf.write_text(f"AFFINITYD={word}\n{nobody}\nAFFINITYD_DRAIN=yes\n")
+    assert [task.cpus for task in it.tasks(*TWO)] == SLICES
+    assert "drain" not in it.cluster.run("sinfo", "-h", "-o", "%T")
