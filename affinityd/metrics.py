@@ -121,7 +121,12 @@ class Metrics:
         if answer.observed is None:
             return count
         observe = self._observed.labels(answer.observed, answer.locality).inc
-        return lambda: (count(), observe())[0]
+
+        def both() -> None:
+            count()
+            observe()
+
+        return both
 
 
 class NodeCollector:

@@ -118,7 +118,7 @@ class _Consents:
     def ask(self, job: Job, treatment: Treatment, uid: int | None) -> None:
         """Raise LetAloneError where somebody wants no pin for a user's process."""
         if treatment.leave and not treatment.unread:
-            raise LetAloneError(POLICY, which=_place(treatment))
+            raise LetAloneError(POLICY, which=_source(treatment))
         word, pid = self._switch(job, uid)
         if word == OFF:
             raise LetAloneError(OPTED_OUT, pid=pid)
@@ -126,7 +126,7 @@ class _Consents:
     def observed(self, job: Job, treatment: Treatment, uid: int | None) -> str | None:
         """Return why a process is only observed, in a sentence; None: it may be pinned."""
         if treatment.observe and not treatment.unread:
-            return BY_POLICY.format(which=_place(treatment))
+            return BY_POLICY.format(which=_source(treatment))
         word, pid = self._switch(job, uid)
         return BY_JOB.format(pid=pid) if word == OBSERVE else None
 
@@ -148,7 +148,7 @@ class _Consents:
         return min(words, key=lambda it: SWITCHES.index(it[0]), default=(ON, None))
 
 
-def _place(treatment: Treatment) -> str:
+def _source(treatment: Treatment) -> str:
     """Return which part of the policy a treatment is from."""
     return "the top level" if treatment.rule is None else f"rule {treatment.rule}"
 

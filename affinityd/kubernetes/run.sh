@@ -177,7 +177,8 @@ ask_daemon() { # cpulist, locality, allowed; trouble
     query=format=shell
     add mode "${mode:-node}"
     add cpuset "$allowed"
-    for fact in observe:observed granted:granted nvidia_visible:listed scope:AFFINITYD_SCOPE share:AFFINITYD_SHARE \
+    for fact in observe:observed granted:granted nvidia_visible:listed \
+        scope:AFFINITYD_SCOPE share:AFFINITYD_SHARE \
         multithreading:AFFINITYD_MULTITHREADING balanced:AFFINITYD_BALANCED \
         strict:AFFINITYD_STRICT min_physical_cores:AFFINITYD_MIN_PHYSICAL_CORES \
         max_physical_cores:AFFINITYD_MAX_PHYSICAL_CORES rank:rank ranks:rank; do
