@@ -10,6 +10,7 @@ from typing import Any
 from affinityd.cpuset import CpuSet, format_list, format_mask
 from affinityd.plans import Plan, RankPlan, Warn
 from affinityd.request import Request
+from affinityd.switch import ON, VARIABLE
 from affinityd.words import LOCALITIES
 
 
@@ -26,6 +27,7 @@ class Reply:
     source: str  #: of the allowed CPUs: "request", "caller" or "node"
     within: CpuSet | None  #: the caller's cpuset, which bounds them; None: it is not known
     plan: Plan
+    switch: str = ON  #: of the node and of who asks, together
 
     @property
     def ranks(self) -> tuple[RankPlan, ...]:
@@ -108,6 +110,8 @@ def _shell(reply: Reply) -> Iterator[str]:
     """Yield NAME=value lines; no value has a character that a shell or TaskProlog would change."""
     memory = {rank.memory_node for rank in reply.ranks if rank.memory_node is not None}
     homes = {rank.home_node for rank in reply.ranks if rank.home_node is not None}
+    if reply.switch != ON:
+        yield f"{VARIABLE}={reply.switch}"
     yield f"AFFINITYD_CPULIST={format_list(reply.cpus)}"
     yield f"AFFINITYD_LOCALITY={reply.locality}"
     yield f"AFFINITYD_ALLOWED={format_list(reply.allowed)}"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd import conffile, myself, pinning, place
+from affinityd import conffile, myself, pinning, place, switch
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import AffinityError
 from affinityd.memory import Held, held, wanted
@@ -88,7 +88,7 @@ def bind(
         if fail_closed:
             raise
         said = str(error) if isinstance(error, AffinityError) else repr(error)
-        binding = Binding(_mask(), None, held(), None, (said,))
+        binding = _unbound(said)
     for warning in binding.warnings:
         logger.warning("affinityd: %s", warning)
     return binding
@@ -97,9 +97,22 @@ def bind(
 def take_place(
     given: Mapping[str, str], policy: str | None = None, timeout: float = TIMEOUT
 ) -> Binding:
-    """Find this process's place and take it, unless AFFINITYD=off. Raises AffinityError."""
-    if conffile.is_off():
-        return Binding(_mask(), None, held(), None)
+    """Find this process's place, and take it if the switch is on. Raises AffinityError."""
+    chosen = conffile.chosen_switch()
+    if chosen == switch.OFF:
+        return _unbound()
+    try:
+        return _take_place(given, policy, timeout, chosen)
+    except AffinityError as error:
+        if chosen != switch.OBSERVE:
+            raise
+        myself.leave_unpinned(str(error))
+        return _unbound()
+
+
+def _take_place(
+    given: Mapping[str, str], policy: str | None, timeout: float, chosen: str
+) -> Binding:
     wanted(policy)
     start = time.monotonic()
     said = conffile.variables()
@@ -108,9 +121,13 @@ def take_place(
     sockets = conffile.sockets(said)
 
     def find(given: Mapping[str, str]) -> Place:
-        return place.find(myself.questions(given), sockets, start, timeout, bounded=False)
+        questions = myself.questions(given, chosen)
+        return place.find(questions, sockets, start, timeout, bounded=False)
 
     found = find(given)
+    if found.switch != switch.ON:
+        myself.stay(found)
+        return _unbound()
     exec_cpus = _of_exec(find, given, said)
     threads: list[str] = []
     taken = myself.take(found, policy, lambda cpus: _pin_all(cpus, threads))
@@ -135,6 +152,11 @@ def _of_exec(
         return None
 
 
+def _unbound(*warnings: str) -> Binding:
+    """Return what holds for a process that stays as it is."""
+    return Binding(_mask(), None, held(), None, warnings)
+
+
 def _pin_all(cpus: CpuSet, remarks: list[str]) -> CpuSet:
     """Pin every thread of this process; add to the remarks what was refused."""
     pinned = pinning.pin(os.getpid(), cpus, force=True)
@@ -154,7 +176,7 @@ def worker_init_fn(_worker_id: int) -> None:
     """
     try:
         cpus = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
-        if cpus and not conffile.is_off() and cpus in _masks_above():
+        if cpus and conffile.chosen_switch() == switch.ON and cpus in _masks_above():
             myself.pin(cpus)
     except (ValueError, AffinityError) as error:
         logger.warning("affinityd: DataLoader worker %d stays unpinned: %s", _worker_id, error)

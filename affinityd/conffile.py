@@ -11,7 +11,7 @@ import codecs
 import os
 from collections.abc import Mapping
 
-from affinityd import regular
+from affinityd import regular, switch
 from affinityd.errors import InvalidRequestError, quote
 
 FILE = "/etc/affinityd.conf"
@@ -63,9 +63,17 @@ def choices(said: Mapping[str, str]) -> dict[str, str]:
     return {name: said[variable] for name, variable in SAID_AS.items() if variable in said}
 
 
-def is_off(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a user wants no pin: AFFINITYD=off, or however else one says no."""
-    return environ.get("AFFINITYD", "").lower() in {"off", "0", "no", "false"}
+def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:
+    """Return what AFFINITYD says here: the least of the environment's word and the file's.
+
+    Raises InvalidRequestError for another word, or a file that cannot be read.
+    """
+    own = switch.read(environ.get(switch.VARIABLE, ""))
+    if own == switch.OFF:  # whatever the file is like
+        return own
+    name = path(environ)
+    site = read(name).get(switch.VARIABLE, "")
+    return switch.least(own, switch.read(site, f"{switch.VARIABLE} in {name}"))
 
 
 def sockets(said: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:

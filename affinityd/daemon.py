@@ -37,6 +37,7 @@ from affinityd.server import most_connections, raise_file_limit
 from affinityd.service import Service
 from affinityd.serving import Serving
 from affinityd.settings import Settings
+from affinityd.switch import ON
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,13 @@ async def _serve(
     enforcement = enforce(settings, metrics) if enforce else None
     audits = _audits(settings, auditor, service, metrics, enforcement)
     publisher = Publisher(Path(settings.socket).with_name(nodefile.NAME), replayed=settings.replays)
-    keeper = Keeper(service, machine, reserved=settings.reserved_cpus, on_change=publisher.publish)
+    keeper = Keeper(
+        service,
+        machine,
+        reserved=settings.reserved_cpus,
+        switch=settings.switch,
+        on_change=publisher.publish,
+    )
     app = create_app(
         service,
         keeper,
@@ -126,6 +133,8 @@ async def _serve(
     for task in tasks:
         task.add_done_callback(lambda _task: serving.stop())
     log.info("affinityd %s answers %s", __version__, listeners)
+    if settings.switch != ON:
+        log.info("AFFINITYD=%s: nothing is pinned on this node", settings.switch)
     await serving.run()
     notify("STOPPING=1")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

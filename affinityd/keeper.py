@@ -16,6 +16,7 @@ from affinityd.background import in_background, pause
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError
 from affinityd.service import Node, Service
+from affinityd.switch import ON
 from affinityd.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -54,12 +55,14 @@ class Keeper:
         machine: Machine,
         *,
         reserved: CpuSet,
+        switch: str = ON,
         on_change: Callable[[Node], None],
     ) -> None:
         """Take who plans on the readings, and who else is told of a new one, off the event loop."""
         self._service = service
         self._machine = machine
         self._reserved = reserved
+        self._switch = switch
         self._on_change = on_change
         self._trouble = ""  # why the last reading failed: news once, and each request tries again
         self._seen_online: object = None
@@ -152,7 +155,7 @@ class Keeper:
     def _swap(self, topology: Topology) -> None:
         known = self._service.known
         if known is None:
-            node = Node(topology, self._reserved)
+            node = Node(topology, self._reserved, switch=self._switch)
         elif topology != known.topology:
             node = replace(known, topology=topology, generation=known.generation + 1)
         else:

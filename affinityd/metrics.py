@@ -14,12 +14,13 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from affinityd import __version__, audit_metrics
 from affinityd.audit.model import Scan
+from affinityd.collectors import NvmlCollector, ScanCollector
 from affinityd.job_series import JobSeries
 from affinityd.scanner import Audit
 from affinityd.service import Answer, Node
@@ -64,6 +65,13 @@ class Metrics:
             "affinityd_plan_duration_seconds",
             "Seconds that planning took; a remembered answer is not planned again.",
             buckets=BUCKETS,
+            registry=self.registry,
+        )
+        self._observed = Counter(
+            "affinityd_observed_plans",
+            "Plans that were not applied, as AFFINITYD=observe: where the process ran, and where "
+            "its plan would have it run, seen from its GPUs.",
+            ("before", "after"),
             registry=self.registry,
         )
         self._refused_connections = Counter(
@@ -131,7 +139,16 @@ class Metrics:
 
     def counter(self, answer: Answer) -> Callable[[], None]:
         """Return what counts one more request with this answer, for as little as it can cost."""
-        return self._plans.labels(answer.mode, "ok", answer.locality).inc
+        count = self._plans.labels(answer.mode, "ok", answer.locality).inc
+        if answer.observed is None:
+            return count
+        observe = self._observed.labels(answer.observed, answer.locality).inc
+
+        def both() -> None:
+            count()
+            observe()
+
+        return both
 
 
 class NodeCollector:
@@ -194,54 +211,3 @@ class Written:
         if media_type not in self._texts:
             self._texts = {media_type: encode(self)}  # a server scrapes in one form
         return self._texts[media_type]
-
-
-class NvmlCollector:
-    """Says how often NVML did not answer."""
-
-    def __init__(self, failures: Mapping[str, int]) -> None:
-        """Take the numbers so far, by question."""
-        self._failures = failures
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: the numbers say it."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield them."""
-        found = CounterMetricFamily(
-            "affinityd_nvml_failures",
-            "Questions that NVML did not answer, by what it was asked for: topology or processes.",
-            labels=["question"],
-        )
-        for question, number in self._failures.items():
-            found.add_metric([question], number)
-        yield found
-
-
-class ScanCollector:
-    """Says how old the last scan is, and may be: of one that hangs, that is all there is to see."""
-
-    def __init__(self, interval: float | None, age: Callable[[], float | None]) -> None:
-        """Take both in seconds; None: there are no scans, and before the first."""
-        self._interval = interval
-        self._age = age
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: there has been no scan yet when this is registered."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield what is known of them."""
-        if self._interval is not None:
-            yield GaugeMetricFamily(
-                "affinityd_scan_interval_seconds",
-                "How often the processes are looked at.",
-                value=self._interval,
-            )
-        if (age := self._age()) is not None:
-            yield GaugeMetricFamily(
-                "affinityd_scan_age_seconds",
-                "How long ago the last finished scan of the processes began.",
-                value=age,
-            )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from affinityd import task
+from affinityd import switch, task
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.errors import ApplyError
+from affinityd.errors import ApplyError, one_line
 from affinityd.granted import granted
 from affinityd.launchers import local_rank
 from affinityd.memory import Held, hold
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from affinityd.place import Place
+
+UNPINNED = "AFFINITYD_UNPINNED"  #: tells a process why it was not pinned
 
 #: What is told of a plan's warnings; the others' cause is the question itself, or is told anyway.
 REMARKS = {
@@ -54,17 +56,36 @@ def take(found: Place, policy: str | None, pin: Callable[[CpuSet], CpuSet]) -> T
     """
     cpus = pin(found.cpus)
     held = None if policy is None else hold(policy, found.memory_nodes)
+    os.environ.pop(UNPINNED, None)
     os.environ["AFFINITYD_CPULIST"] = format_list(cpus)
     os.environ["AFFINITYD_ALLOWED"] = format_list(found.allowed)
     os.environ["AFFINITYD_LOCALITY"] = found.locality
     return Taken(cpus, held, [*_remarks(found, cpus), *_refusals(held)])
 
 
-def questions(given: Mapping[str, str]) -> list[task.Question]:
-    """Return the plan requests for this process, with the parameters that somebody chose."""
+def leave_unpinned(reason: str) -> None:
+    """Tell what this process starts why it is not pinned."""
+    os.environ[UNPINNED] = one_line(reason)
+
+
+def stay(found: Place) -> None:
+    """Leave this process where it is; where the switch is at observe, tell children its place."""
+    if found.switch == switch.OBSERVE:
+        cpus = format_list(found.cpus)
+        leave_unpinned(f"observe: would run on CPUs {cpus} ({found.locality})")
+
+
+def questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[task.Question]:
+    """Return the plan requests for this process, with the parameters that somebody chose.
+
+    `chosen` is the switch, so far as it is known here.
+    """
     devices = granted()
+    mask = frozenset(os.sched_getaffinity(os.getpid()))
     facts = {} if devices is None else {"granted": devices}
-    cpus = task.cpus_to_plan_on(os.environ, frozenset(os.sched_getaffinity(os.getpid())))
+    if chosen == switch.OBSERVE:
+        facts["observe"] = format_list(mask)
+    cpus = task.cpus_to_plan_on(os.environ, mask)
     parent = task.environment_of(os.getppid())
     return list(task.questions({**facts, **given}, os.environ, cpus, parent))
 

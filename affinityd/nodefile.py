@@ -6,8 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from affinityd import codec, regular
+from affinityd import codec, regular, switch
 from affinityd.cpuset import format_list
+from affinityd.errors import InvalidRequestError
 from affinityd.jsonvalue import JsonValue
 from affinityd.service import Node
 from affinityd.whole import write_whole
@@ -26,7 +27,7 @@ def write(path: Path, node: Node) -> None:
             "boot_id": _boot_id(),
             "generation": node.generation,
             "replayed": node.replayed,
-            "settings": {"reserved_cpus": format_list(node.reserved)},
+            "settings": {"reserved_cpus": format_list(node.reserved), "switch": node.switch},
             "topology": codec.to_dict(node.topology),
         }
     )
@@ -52,7 +53,17 @@ def read(path: Path) -> Node:
         reserved=data["settings"]["reserved_cpus"].cpus(),
         generation=generation,
         replayed=data["replayed"].boolean(),
+        switch=_switch(data["settings"]),
     )
+
+
+def _switch(settings: JsonValue) -> str:
+    """Return the switch, which a daemon of an earlier release does not write. Raises ValueError."""
+    said = settings.get("switch")
+    try:
+        return switch.ON if said is None else switch.read(said.text(), said.where)
+    except InvalidRequestError as error:
+        raise ValueError(str(error)) from None
 
 
 def _is_of_now(data: JsonValue) -> bool:

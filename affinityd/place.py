@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from affinityd import client
+from affinityd import client, switch
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import (
     AffinityError,
@@ -30,12 +30,13 @@ class Place:
     it, or from believing what one published; None where nothing did, or where there is none.
     `replayed` says that it was planned on another machine than this one, and which setting names
     that; None: it was not, or a daemon planned. `gpus` are the node's own indices, `nodes` the home
-    nodes; both are empty where an older daemon does not say them.
+    nodes; both are empty where an older daemon does not say them. `switch` is at on where the place
+    is to be taken.
     """
 
     __slots__ = (
         *("allowed", "cpus", "gpus", "locality", "memory_nodes", "nodes", "replayed", "source"),
-        *("threads", "trouble", "warnings"),
+        *("switch", "threads", "trouble", "warnings"),
     )
 
     def __init__(
@@ -64,6 +65,10 @@ class Place:
             raise ValueError(f"{self.threads} threads")
         if self.locality not in LOCALITIES:
             raise ValueError(f"locality {quote(self.locality)}")
+        try:
+            self.switch = switch.read(lines.get(switch.VARIABLE, ""))
+        except AffinityError as error:
+            raise ValueError(str(error)) from None
         self.source = source
         self.trouble = trouble
         self.replayed = replayed

@@ -58,7 +58,8 @@ def _divided(topology: Topology, demand: Demand, mode: Mode) -> Division:
     asked = 0 if options.cpus is None else options.cpus if mode.counts else 1
     if _shares_node(demand, mode) and (blocks := _by_gpu(topology, demand, mode)):
         in_blocks = dict(_split(blocks, options, mode))
-        if suffices(in_blocks, options, asked=asked):
+        # Ranks that plan by themselves ask for share=node, and stay apart by their blocks alone.
+        if options.share == "node" or suffices(in_blocks, options, asked=asked):
             return Division(blocks, in_blocks, "node")
     groups = _by_home(topology, demand, mode)
     wider = widened(topology, groups, allowed, options, asked=asked) if asked else groups

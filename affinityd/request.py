@@ -36,6 +36,7 @@ class Request:
     visible: str | None = None
     granted: str | None = None
     nvidia_visible: str | None = None  #: what NVIDIA's container runtime was told to give
+    observe: CpuSet | None = None  #: where the caller runs, and stays; None: it takes its plan
     whose: str = "caller"  #: "node": plan as for somebody who is not known
     format: str | None = None  #: None: the client's Accept header decides
     options: Options = field(default_factory=Options)
@@ -121,6 +122,10 @@ def _choice(name: str, text: str, *words: str) -> Parameter:
     return Parameter(name, readers.one_of(*words), schema, text)
 
 
+def _flag(name: str, text: str, *, default: bool) -> Parameter:
+    return Parameter(name, readers.boolean, {"type": "boolean", "default": default}, text)
+
+
 _INTEGER = {"type": "integer", "minimum": 1, "maximum": readers.MAX_NUMBER}
 _DEFAULTS = Options()
 
@@ -193,12 +198,7 @@ PARAMETERS = {
             "all CPUs of a core, or only its lowest allowed one",
             *("all_logical", "single_logical"),
         ),
-        Parameter(
-            "balanced",
-            readers.boolean,
-            {"type": "boolean", "default": _DEFAULTS.balanced},
-            "every rank gets the same number of near cores",
-        ),
+        _flag("balanced", "ranks get the same number of near cores", default=_DEFAULTS.balanced),
         Parameter(
             "min_physical_cores",
             readers.positive,
@@ -241,17 +241,15 @@ PARAMETERS = {
             "the caller's NVIDIA_VISIBLE_DEVICES, what its container was to be given: believed "
             "where it lists devices that are all granted",
         ),
+        Parameter(
+            "observe", parse_list, {"type": "string"}, "only count: the caller keeps these CPUs"
+        ),
         _choice(
             "share",
             "divide the cores among the requested GPUs, or all of the node's",
             *("auto", "requested", "node"),
         ),
-        Parameter(
-            "strict",
-            readers.boolean,
-            {"type": "boolean", "default": _DEFAULTS.strict},
-            "a rank far from its GPU is an error",
-        ),
+        _flag("strict", "a rank far from its GPU is an error", default=_DEFAULTS.strict),
         _choice("format", "how the answer is written", *FORMATS),
     )
 }

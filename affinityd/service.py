@@ -15,7 +15,9 @@ from affinityd.plans import Caller, Demand, Plan, Warn
 from affinityd.ranks import ranks_of
 from affinityd.request import Request
 from affinityd.step import cpus_of_step
+from affinityd.switch import OBSERVE, ON, least
 from affinityd.topology import Topology
+from affinityd.vicinity import UNKNOWN, placement, vicinity_of_any
 
 CACHED_BYTES = 16 * 1024 * 1024  #: of answers and their questions
 ENTRY_BYTES = 4096  #: what an entry weighs besides the texts and CPUs in it, about
@@ -45,6 +47,7 @@ class Node:
     reserved: CpuSet = frozenset()
     generation: int = 1
     replayed: bool = False  #: it is not the machine that it was read on
+    switch: str = ON  #: what AFFINITYD says for the node
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Answer:
     media_type: str
     mode: str
     locality: str  #: the worst of any rank
+    #: Where the caller is that stays there, one of `vicinity.PLACEMENTS`; None: it takes its plan.
+    observed: str | None = None
 
 
 class Service:
@@ -101,12 +106,14 @@ class Service:
         return answer
 
     def _make(self, request: Request, format_name: str, caller: Caller | None) -> Answer:
-        reply = answer(self.node, request, caller, planner=self._planned)
+        node = self.node
+        reply = answer(node, request, caller, planner=self._planned)
         return Answer(
             body=render(reply, format_name).encode(),
             media_type=MEDIA_TYPES.get(format_name, "text/plain; charset=utf-8"),
             mode=request.options.mode,
             locality=reply.locality,
+            observed=_observed(node.topology, reply, caller, format_name),
         )
 
     def _planned(self, topology: Topology, demand: Demand) -> Plan:
@@ -155,7 +162,25 @@ def answer(
         source=source,
         within=within,
         plan=replace(made, warnings=(*made.warnings, AMBIGUOUS)) if ranks.ambiguous else made,
+        switch=least(node.switch, ON if request.observe is None else OBSERVE),
     )
+
+
+def _observed(
+    topology: Topology, reply: Reply, caller: Caller | None, format_name: str
+) -> str | None:
+    """Return where a caller is that stays there, seen from the GPUs of its plan; None: it moves.
+
+    Clients that would apply a plan say where they run, or ask for the format `shell`.
+    """
+    mask = reply.request.observe
+    is_told = mask is not None or (format_name == "shell" and reply.request.whose == "caller")
+    if reply.switch != OBSERVE or not is_told:
+        return None
+    mask = mask or (caller.mask if caller else reply.request.cpuset)
+    if mask is None:
+        return UNKNOWN
+    return placement(topology, vicinity_of_any(topology, [it.gpu for it in reply.ranks]), mask)
 
 
 def _cpuset(request: Request, caller: Caller | None, topology: Topology) -> tuple[CpuSet, str]:
@@ -183,5 +208,6 @@ def _weight(request: Request, caller: Caller | None) -> int:
     more = (request.granted, request.nvidia_visible)
     own = (caller.mask, caller.cpuset) if caller else ()
     letters = sum(len(text) for text in (*texts, *more) if text)
-    cpus = sum(len(cpus) for cpus in (request.cpuset, *request.cpu_bind, *own) if cpus)
+    sets = (request.cpuset, request.observe, *request.cpu_bind, *own)
+    cpus = sum(len(cpus) for cpus in sets if cpus)
     return LETTER_BYTES * letters + CPU_BYTES * cpus + ENTRY_BYTES

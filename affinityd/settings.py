@@ -10,6 +10,7 @@ from typing import Any
 from affinityd import conffile
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError, quote
+from affinityd.switch import ON
 
 NAMES = (
     "root",
@@ -58,6 +59,7 @@ class Settings:
     enforce_policy: str | None = None  #: a file that has to be there; None: the usual one, if it is
     migrate_memory: bool = False  #: whether the pages of what is pinned are moved near, too
     log_format: str = "text"
+    switch: str = ON  #: AFFINITYD, of the daemon alone: what clients are told
 
     @property
     def replays(self) -> bool:

@@ -56,6 +56,12 @@ def vicinity(
     )
 
 
+def vicinity_of_any(topology: Topology, gpus: Sequence[Gpu]) -> Vicinity:
+    """Return what is near to any of the GPUs; where one may be anywhere, that is unknown."""
+    lost = [gpu for gpu in gpus if not vicinity(topology, (gpu,)).nodes]
+    return vicinity(topology, lost or gpus)
+
+
 def placement(topology: Topology, near: Vicinity, mask: CpuSet) -> str:
     """Return where a mask is, seen from the GPUs: one of PLACEMENTS."""
     if not near.nodes:

@@ -88,6 +88,8 @@ setting() { # NAME
         "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*[\"']\{0,1\}\([^\"'[:space:]]*\).*/\1/p" "$settings" |
         tail -n 1
 }
+# Off or observing, a node without a daemon loses no pin.
+case $(setting AFFINITYD) in '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;; *) exit 0 ;; esac
 socket=$(setting AFFINITYD_SOCKET)
 socket=${socket:-$run/affinityd.sock}
 proc=/proc ls=ls id=id

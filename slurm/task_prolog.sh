@@ -53,6 +53,14 @@ leave() { # [REASON]
     [ -z "${1-}" ] || printf 'export AFFINITYD_UNPINNED=%s\n' "$1"
     exit 0
 }
+heed() { # WORD: switch, the least of what it was and what AFFINITYD=WORD says
+    case $1 in
+    '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;;
+    [Oo][Bb][Ss][Ee][Rr][Vv][Ee]) [ "$switch" = off ] || switch=observe ;;
+    [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) switch=off ;;
+    *) return 1 ;;
+    esac
+}
 is_number() { case $1 in '' | *[!0-9]*) return 1 ;; esac; }
 is_word() { case $1 in '' | *[!A-Za-z0-9_.:,/-]*) return 1 ;; esac && [ "${#1}" -lt 4096 ]; }
 is_cpulist() {
@@ -79,11 +87,12 @@ read_mask() { # mask: the CPUs on which the task may run
 read_settings() { # site_NAME: a setting of the site's; the last of a name counts
     while read -r line || [ -n "$line" ]; do
         name=${line%%[= ]*} value=${line#*=}
-        case $line in AFFINITYD_*=*) ;; *) continue ;; esac
+        case $line in AFFINITYD*=*) ;; *) continue ;; esac
         case $name in *[!A-Z_]*) continue ;; esac
         value=${value#"${value%%[! ]*}"} value=${value%[[:space:]]}
         value=${value#[\'\"]} value=${value%[\'\"]}
-        ! is_word "$value" || eval "site_$name=\$value"
+        [ "$name" = AFFINITYD ] || is_word "$value" || continue
+        eval "site_$name=\$value"
     done <"$settings"
 }
 choose() { # NAME: chosen_NAME, as the job has it in AFFINITYD_NAME, else the site
@@ -136,7 +145,9 @@ os.sched_setaffinity(int(sys.argv[2]), cpus)
     fi >/dev/null
 }
 
-case ${AFFINITYD-} in [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) leave AFFINITYD=off ;; esac
+switch=on no_switch='is none of on, observe and off'
+heed "${AFFINITYD-}" || leave "AFFINITYD $no_switch"
+[ "$switch" != off ] || leave AFFINITYD=off
 is_number "${SLURM_TASK_PID-}" || leave 'SLURM_TASK_PID is no number'
 is_number "${SLURM_JOB_ID-}" || leave 'SLURM_JOB_ID is no number'
 
@@ -162,7 +173,10 @@ read_mask || leave "/proc/$SLURM_TASK_PID/status cannot be read"
 [ -x "$taskset" ] || [ -x "$python" ] || leave 'neither taskset nor python3 is here, to pin the task'
 
 # What is chosen. The mode `node` is all of the node, whatever the scope.
+site_AFFINITYD=''
 [ ! -f "$settings" ] || read_settings
+heed "$site_AFFINITYD" || leave "AFFINITYD in $settings $no_switch"
+[ "$switch" != off ] || leave "AFFINITYD=off in $settings"
 for name in SOCKET DAEMON_UID SHARE MODE SCOPE MULTITHREADING BALANCED STRICT MIN_PHYSICAL_CORES \
     MAX_PHYSICAL_CORES CPUS; do
     choose "$name"
@@ -198,8 +212,10 @@ none) task_cpus='' ;;
 ?*) task_cpus=$chosen_CPUS ;;
 esac
 
+observed=''
+[ "$switch" = on ] || observed=$mask
 set -- --data-urlencode format=shell --data-urlencode "mode=${mode:-node}"
-for fact in cpuset:mask granted:granted visible:visible step_gpus:SLURM_GPUS_ON_NODE \
+for fact in cpuset:mask observe:observed granted:granted visible:visible step_gpus:SLURM_GPUS_ON_NODE \
     job_cpus:job_cpus scope:chosen_SCOPE multithreading:chosen_MULTITHREADING \
     balanced:chosen_BALANCED strict:chosen_STRICT \
     min_physical_cores:chosen_MIN_PHYSICAL_CORES max_physical_cores:chosen_MAX_PHYSICAL_CORES \
@@ -223,6 +239,7 @@ esac
 cpulist='' locality='' allowed='' warnings=''
 while IFS='=' read -r name value; do
     case $name in
+    AFFINITYD) heed "$value" || switch=off ;;
     AFFINITYD_CPULIST) cpulist=$value ;;
     AFFINITYD_LOCALITY) locality=$value ;;
     AFFINITYD_ALLOWED) allowed=$value ;;
@@ -244,6 +261,8 @@ is_word "$warnings" || warnings=''
 if [ "$tasks" -gt 1 ] && [ -z "$job" ]; then
     case ,$warnings, in *,share_unavailable,*) leave 'no note of the job, and fewer cores than GPUs' ;; esac
 fi
+[ "$switch" != off ] || leave "AFFINITYD=off, as the daemon at $socket has it"
+[ "$switch" = on ] || leave "observe: would run on CPUs $cpulist ($locality)"
 pin "$cpulist" || leave "CPUs $cpulist were refused"
 read_mask || leave "CPUs $cpulist could not be read back"
 printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \

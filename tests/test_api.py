@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -222,6 +223,22 @@ def test_the_time_that_planning_takes_is_measured_but_not_of_a_remembered_answer
     for _ in range(3):
         daemon.plan("gpus=5,6&mode=single-unique&max_physical_cores=7")
     assert measured() == before + 1
+
+
+def observed(daemon: Daemon) -> dict[str, float]:
+    """Return how many plans were not applied, by where their processes are and would be."""
+    sample = r'^affinityd_observed_plans_total{after="(.*)",before="(.*)"} (\S+)$'
+    rows = re.findall(sample, daemon.get("/metrics").text, re.MULTILINE)
+    return {f"{before} to {after}": float(value) for after, before, value in rows}
+
+
+def test_plans_that_are_not_applied_are_counted_remembered_ones_too(daemon: Daemon) -> None:
+    assert observed(daemon) == {}
+    for cpus in ("0-15", "0-15", "48-63", "0-15"):
+        assert daemon.get(f"/plan?gpus=0&mode=node&observe={cpus}&format=shell").status == 200
+    daemon.get("/plan?gpus=0&mode=node&format=shell")  # which its client applies
+    assert daemon.get("/plan?gpus=9&observe=0").status == 404
+    assert observed(daemon) == {"remote to local": 3, "local to local": 1}
 
 
 def test_the_metrics_describe_the_node(daemon: Daemon) -> None:

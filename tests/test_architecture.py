@@ -19,6 +19,7 @@ MODULES = {
 OF_THE_EXTRA = {
     "affinityd.daemon": {"uvloop"},
     "affinityd.server": {"starlette", "uvicorn"},
+    "affinityd.collectors": {"prometheus_client"},
     "affinityd.metrics": {"prometheus_client"},
     "affinityd.discovery.nvml": {"pynvml"},
     "affinityd.audit_metrics": {"prometheus_client"},
@@ -66,6 +67,7 @@ PURE = [
         "request",
         "answer",
         "words",
+        "switch",
     ),
 ]
 IMPURE = {"os", "io", "time", "socket", "logging", "pathlib", "subprocess", "random", "datetime"}

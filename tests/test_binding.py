@@ -170,6 +170,27 @@ def test_opted_out_it_does_nothing(here: Mapping[str, str]) -> None:
     assert said == {"same": True, "pinned": False, "stderr": ""}
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("affinityd.bind(1)", f"observe: would run on CPUs {FAR} (local)"),
+        ("affinityd.bind(1, fail_closed=True)", f"observe: would run on CPUs {FAR} (local)"),
+        ("affinityd.bind(gpus='9', fail_closed=True)", "no GPU 9; visible are "),
+        ("affinityd.set_affinity(1, 2)", f"observe: would run on CPUs {FAR} (local)"),
+    ],
+)
+def test_observing_it_says_to_its_children_where_it_would_be(
+    here: Mapping[str, str], call: str, told: str
+) -> None:
+    said = python(
+        f"before = mask(); b = {call}; b = getattr(b, 'cpus', b);"
+        "say(same=mask() == before == sorted(b), told=os.environ['AFFINITYD_UNPINNED'])",
+        {**here, "AFFINITYD": "observe"},
+    )
+    assert said.pop("told").startswith(told)
+    assert said == {"same": True, "stderr": ""}
+
+
 def test_nvidia_s_call_moves_over_by_one_line(here: Mapping[str, str]) -> None:
     said = python(
         "import affinityd as gpu_affinity\n"
@@ -200,8 +221,8 @@ def test_a_worker_gets_its_training_process_s_cpus_back(here: Mapping[str, str])
 
 @pytest.mark.parametrize(
     "env",
-    [{}, {"AFFINITYD_CPULIST": FAR}, {"AFFINITYD": "off"}],
-    ids=["nobody was bound", "a variable of another job's shell", "opted out"],
+    [{}, {"AFFINITYD_CPULIST": FAR}, {"AFFINITYD": "off"}, {"AFFINITYD": "observe"}],
+    ids=["nobody was bound", "a variable of another job's shell", "opted out", "observed"],
 )
 def test_a_worker_of_nobody_stays_where_it_is(here: Mapping[str, str], env: dict[str, str]) -> None:
     bound = "affinityd.bind(1)" if "AFFINITYD" in env else ""

@@ -359,7 +359,7 @@ def test_the_page_shows_what_is_said_of_its_policy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = Path(__file__).parents[1].joinpath("docs/enforce.md").read_text()
-    (policy,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    policy, _ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (printed,) = re.findall(r"\$ affinityd enforce --check policy.toml\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     Path("policy.toml").write_text(policy)
@@ -375,6 +375,14 @@ def test_the_page_shows_what_is_said_of_its_policy(
         (
             "leave = true\n[[rule]]\nuser = 'eve'\nleave = false\nmode = 'node'",
             ["1 rule", "rule 1: user 'eve': mode node", "all others: let alone"],
+        ),
+        (
+            "observe = true\n[[rule]]\nuser = 'eve'\nobserve = false\nshare = 'node'",
+            [
+                "1 rule",
+                "rule 1: user 'eve': the site's mode, share node",
+                "all others: the site's mode, only observed",
+            ],
         ),
     ],
 )

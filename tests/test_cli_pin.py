@@ -306,11 +306,12 @@ def test_a_site_s_mode_counts_and_the_job_s_more_and_the_command_line_most(
         assert mask_of(child.pid) == cpus
 
 
-def test_every_parameter_of_a_plan_but_its_format_is_an_option() -> None:
+def test_every_parameter_of_a_plan_that_is_no_client_s_own_is_an_option() -> None:
     parser = Parser()
     plan_options.add_plan_options(parser)
     options = {option for action in parser._actions for option in action.option_strings}
-    expected = {f"--{name.replace('_', '-')}" for name in PARAMETERS if name != "format"}
+    names = PARAMETERS.keys() - {"format", "observe"}
+    expected = {f"--{name.replace('_', '-')}" for name in names}
     assert options == expected | {"-h", "--help"}
 
 

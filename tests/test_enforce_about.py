@@ -83,7 +83,7 @@ def test_a_job_is_told_by_the_environment_that_it_was_started_with() -> None:
     assert told.unread == nobody_asked.unread == frozenset()
     assert told.cgroups
     assert all(f":{path}\n" in cgroups for path in told.cgroups)
-    assert not told.is_off
+    assert told.switch == "on"
     assert (told.namespace, told.pod) == (None, None)
 
 
@@ -97,10 +97,16 @@ def test_a_user_is_who_the_machine_says_and_else_who_slurm_says(uid: int | None,
         assert Abouts().of(facts_of(child.pid, uid=uid), SLURM).user == user
 
 
-@pytest.mark.parametrize(("text", "is_off"), [("off", True), ("No", True), ("on", False)])
-def test_a_job_may_say_that_it_is_left_alone(text: str, is_off: bool) -> None:
+@pytest.mark.parametrize(
+    ("text", "switch"),
+    [
+        *(("off", "off"), ("No", "off"), ("on", "on"), ("", "on")),
+        *(("Observe", "observe"), ("obsreve", "off")),
+    ],
+)
+def test_a_job_may_say_that_it_is_left_alone_or_observed(text: str, switch: str) -> None:
     with sleeping({"AFFINITYD": text}) as child:
-        assert about(child.pid).is_off == is_off
+        assert about(child.pid).switch == switch
 
 
 def test_of_a_huge_environment_what_lies_early_is_known() -> None:
@@ -162,9 +168,9 @@ def test_another_process_by_the_same_number_is_asked_anew() -> None:
     known = Abouts()
     with sleeping({**JOB, "AFFINITYD": "off"}) as child:
         facts = facts_of(child.pid)
-        assert known.of(facts, SLURM).is_off
+        assert known.of(facts, SLURM).switch == "off"
         other = known.of(replace(facts, start=facts.start + 1), SLURM)
-    assert (other.is_off, other.environment) == (False, None)
+    assert (other.switch, other.environment) == ("on", None)
 
 
 def test_an_entry_that_is_cut_off_is_not_read(

@@ -105,6 +105,7 @@ def test_a_process_is_told_with_where_it_is_to_run_and_what_was_done() -> None:
         "cause": "mask",
         "reason": None,
         "why": None,
+        "observed": False,
         "masks": "0",
         "cpulist": "0-3",
         "cpuset": None,

@@ -131,6 +131,18 @@ def test_who_observes_touches_nothing_and_says_what_it_would_do(policy: Path, jo
     assert (what(found), found.report.does, found.report.done) == ("drifted", OBSERVE, ())
 
 
+def test_a_process_that_the_policy_has_observed_is_not_pinned(policy: Path, job: int) -> None:
+    policy.write_text("observe = true")
+    look = Look(PIN, policy, job)
+    found = look.enforce()
+    assert (what(found), mask_of(job), found.report.done) == ("drifted", FAR, ())
+    assert (found.report.does, found.report.unreached) == (PIN, 0)
+    policy.write_text("")
+    look.enforce()  # a change counts when it is there at two looks
+    look.enforce()
+    assert mask_of(job) == NEAR
+
+
 def test_who_is_hindered_observes_for_as_long_as_that_lasts(policy: Path, job: int) -> None:
     look = Look(PIN, policy, job)
     look.hindrance = "another daemon pins"

@@ -19,7 +19,7 @@ RANK = rank("0-3")
 
 
 def test_who_opts_out_does_so_for_all_of_its_job() -> None:
-    site = Site(TWO, abouts={200: About(is_off=True)})
+    site = Site(TWO, abouts={200: About(switch="off")})
     mates = [rank("0-7"), rank("0-7", gpu=1), rank("0-7", pid=300, membership=KUBERNETES_POD)]
     decisions = site.look(*mates, worker("0-7", of=mates[0]))
     assert said(*decisions) == [
@@ -41,7 +41,7 @@ def test_nobody_takes_part_in_anothers_container_by_its_id() -> None:
     victim = rank("0-7", membership=own, cgroups=its)
     other = rank("0-7", membership=own, gpu=1, cgroups=spoof)
     inside = rank("0-7", membership=own, gpu=1, pid=300, cgroups=f"{its[:-1]}/init.scope\n")
-    site = Site(TWO, abouts={other.pid: About(is_off=True)})
+    site = Site(TWO, abouts={other.pid: About(switch="off")})
     decisions = site.look(victim, other, inside)
     assert said(*decisions) == ["drifted unpinned", "left opted_out", "drifted unpinned"]
     jobs = [it.job.id for it in decisions if it.job is not None]
@@ -50,7 +50,7 @@ def test_nobody_takes_part_in_anothers_container_by_its_id() -> None:
 
 def test_nobody_takes_part_in_a_job_of_slurm_from_within_a_container() -> None:
     within = replace(SLURM_JOB, outside=CONTAINER)
-    decisions = Site(TWO, abouts={200: About(is_off=True)}).look(
+    decisions = Site(TWO, abouts={200: About(switch="off")}).look(
         rank("0-7"), rank("0-7", gpu=1, membership=within)
     )
     assert said(*decisions) == ["drifted unpinned", "left opted_out"]
@@ -62,7 +62,10 @@ def test_in_a_cgroup_that_a_rule_names_each_user_opts_out_for_themselves() -> No
         rank("0-7", gpu=gpu, membership=NOBODY, cgroups="0::/shared\n") for gpu in (0, 1)
     )
     theirs = replace(other, uid=1001)
-    abouts = {it.pid: About(cgroups=("/shared",), is_off=it is theirs) for it in (mine, theirs)}
+    abouts = {
+        it.pid: About(cgroups=("/shared",), switch="off" if it is theirs else "on")
+        for it in (mine, theirs)
+    }
     site = Site(TWO, '[[rule]]\ncgroup = "/shared"', abouts=abouts)
     assert said(*site.look(mine, theirs)) == ["drifted unpinned", "left opted_out"]
 

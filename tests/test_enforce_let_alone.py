@@ -24,7 +24,7 @@ OVER = "Slurm's job 7 has ended: it has no slurmstepd any more"
 
 def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
     """Everything is wrong with a process, and is mended bit by bit."""
-    off = {100: About(is_off=True)}
+    off = {100: About(switch="off")}
     wrong = rank("4-7", gpu=1, cpuset=None, membership=NOBODY)
     told = []
 
@@ -101,7 +101,7 @@ def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
             id="a rule leaves it",
         ),
         pytest.param(
-            Site(TWO, abouts={100: About(is_off=True)}),
+            Site(TWO, abouts={100: About(switch="off")}),
             RANK,
             "AFFINITYD=off is in the environment of process 100 of its job",
             id="its owner wants no pin",
@@ -172,9 +172,9 @@ def test_whom_a_rule_may_leave_for_all_we_know_is_left(
     (decision,) = site.look(rank(mask))
     assert (said(decision), decision.cause) == ([verdict], cause)
     assert decision.why == (
-        "rule 1 of the policy may leave it, and asks for what cannot be read here (partition): "
-        "give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, /var/log/pods "
-        "for namespaces and pods; or ask for something else"
+        "rule 1 of the policy may leave or observe it, and asks for what cannot be read here "
+        "(partition): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, "
+        "/var/log/pods for namespaces and pods; or ask for something else"
         if cause
         else None
     )

@@ -17,7 +17,7 @@ from affinityd.enforce.policy_keys import KEYS, SETTINGS
 from affinityd.enforce_metrics import FAMILIES, GPU_FAMILIES, MIGRATIONS
 
 PAGE = Path(__file__).parents[1].joinpath("docs/enforce.md").read_text()
-(POLICY,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+POLICY, DEGREES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,22 @@ def test_its_policy_treats_a_process_as_its_comments_say(
     assert [getattr(found, name) for name in SETTINGS] == [
         getattr(treatment, name) for name in SETTINGS
     ]
+
+
+@pytest.mark.parametrize(
+    ("about", "is_observed"),
+    [
+        (About(partition="pilot"), False),
+        (About(partition="all"), True),
+        (About(), True),
+        (About(unread=frozenset(("partition", "environment"))), True),
+    ],
+)
+def test_by_degrees_one_partition_is_pinned_and_the_others_are_observed(
+    about: About, is_observed: bool
+) -> None:
+    found = parse(DEGREES).treatment(about)
+    assert (found.observe, found.unread, found.leave) == (is_observed, (), False)
 
 
 def test_a_cgroup_of_its_policy_is_a_job() -> None:

@@ -109,6 +109,7 @@ def test_an_empty_file_has_the_defaults_alone() -> None:
         "min_physical_cores": 1,
         "cpus": "granted",
         "leave": False,
+        "observe": False,
         "rule": None,
         "unread": (),
         "site": asdict(Options()),

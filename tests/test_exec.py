@@ -16,10 +16,14 @@ from affinityd.cli.exec_options import PARAMETERS
 from affinityd.discovery import open_tree
 from affinityd.request import PARAMETERS as PLAN_S
 from affinityd.snapshot import write_snapshot
-from tests.daemons import Daemon
+from tests.daemons import Daemon, running
 from tests.tiny import BOTH, FAR, LOOK, NEAR, PROGRAM, exec_, tiny_tree
 
 pytestmark = pytest.mark.processes
+
+#: What tells a command where it is, and why it was not pinned.
+TOLD = ("sh", "-c", "grep Cpus_allowed_list /proc/self/status; env | grep ^AFFINITYD_UNPINNED; :")
+OBSERVED = f"AFFINITYD_UNPINNED=observe: would run on CPUs {FAR} (local)"
 
 # Where it runs.
 
@@ -200,6 +204,60 @@ def test_a_user_opts_out_as_one_says_no(here: Mapping[str, str], word: str) -> N
     assert (done.cpus, done.stderr) == (BOTH, "")
 
 
+@pytest.mark.parametrize("flags", [[], ["--fail-closed"]], ids=["open", "closed"])
+def test_observing_leaves_the_mask_and_tells_the_command_alone(
+    here: Mapping[str, str], flags: list[str]
+) -> None:
+    for gpu, told in (("1", OBSERVED), ("9", "AFFINITYD_UNPINNED=no GPU 9; visible are ")):
+        done = exec_(*flags, f"--gpus={gpu}", "--", *TOLD, env={**here, "AFFINITYD": "observe"})
+        cpus, line = done.stdout.splitlines()
+        assert (cpus, line[: len(told)], done.lines) == (f"Cpus_allowed_list:\t{BOTH}", told, [])
+
+
+def test_a_job_cannot_turn_on_what_its_site_turned_off(tiny_daemon: Daemon, tmp_path: Path) -> None:
+    conf = tmp_path / "affinityd.conf"
+    env = {"AFFINITYD_CONFIG": str(conf)}
+    for site, job, told in (
+        *(("off", "on", []), ("off", "observe", []), ("observe", "off", [])),
+        *(("observe", "on", [OBSERVED]), ("on", "observe", [OBSERVED])),
+    ):
+        conf.write_text(f"AFFINITYD_SOCKET={tiny_daemon.socket}\nAFFINITYD={site}\n")
+        done = exec_("--fail-closed", "--gpus=1", "--", *TOLD, env={**env, "AFFINITYD": job})
+        assert done.stdout.splitlines() == [f"Cpus_allowed_list:\t{BOTH}", *told]
+        assert done.lines == []
+    conf.write_text(f"AFFINITYD_SOCKET={tiny_daemon.socket}\nAFFINITYD=on\n")
+    assert exec_("--gpus=1", "--", *LOOK, env=env).cpus == FAR
+
+
+@pytest.mark.parametrize(("site", "told"), [("observe", True), ("off", False)])
+def test_what_its_daemon_says_counts_when_that_is_gone_too(
+    tmp_path: Path, site: str, told: bool
+) -> None:
+    tree = tiny_tree(tmp_path / "machine")
+    env = {"AFFINITYD": site}
+    with running(tmp_path / "run", "--root", str(tree), env=env) as daemon:
+        here = {"AFFINITYD_SOCKET": str(daemon.socket), "AFFINITYD": "on"}
+        there = exec_("--gpus=1", "--", *TOLD, env=here)
+    gone = exec_("--gpus=1", "--", *TOLD, env=here)
+    expected = [f"Cpus_allowed_list:\t{BOTH}", *([OBSERVED] if told else [])]
+    assert [it.stdout.splitlines() for it in (there, gone)] == [expected] * 2
+    assert [it.lines for it in (there, gone)] == [[], []]
+
+
+def test_a_word_that_is_none_leaves_the_command_unpinned_and_is_told(
+    here: Mapping[str, str],
+) -> None:
+    done = exec_("--gpus=1", "--", *LOOK, env={**here, "AFFINITYD": "obsreve"})
+    line = "affinityd exec: AFFINITYD: 'obsreve' is none of on, observe, off"
+    assert (done.cpus, done.lines) == (BOTH, [f"{line}; the command runs unpinned"])
+
+
+def test_what_is_pinned_is_not_told_why_an_earlier_one_was_not(here: Mapping[str, str]) -> None:
+    env = {**here, "AFFINITYD_UNPINNED": "observe: would run on CPUs 9 (local)"}
+    done = exec_("--gpus=1", "--", *TOLD, env=env)
+    assert done.stdout.splitlines() == [f"Cpus_allowed_list:\t{FAR}"]
+
+
 def test_where_its_interpreter_s_path_is_too_long_the_program_starts_all_the_same(
     here: Mapping[str, str], tmp_path: Path
 ) -> None:
@@ -345,7 +403,7 @@ def test_without_a_command_there_is_nothing_to_run(words: list[str]) -> None:
 
 
 def test_its_options_are_a_plan_s() -> None:
-    assert set(PLAN_S) - set(PARAMETERS) == {"format", "whose"}
+    assert set(PLAN_S) - set(PARAMETERS) == {"format", "observe", "whose"}
 
 
 def test_help_is_there() -> None:

@@ -18,10 +18,24 @@ from tests.machines.facts import ALL_NAMES, machine
 
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_a_node_is_read_back_as_it_was(tmp_path: Path, name: str) -> None:
-    node = Node(machine(name), reserved=frozenset({0, 1}), generation=7)
+    node = Node(machine(name), reserved=frozenset({0, 1}), generation=7, switch="observe")
     nodefile.write(tmp_path / "node.json", node)
     back = nodefile.read(tmp_path / "node.json")
     assert (back.topology, back.reserved, back.generation) == (machine(name), node.reserved, 7)
+    assert back.switch == "observe"
+
+
+def test_one_of_a_daemon_that_knows_no_switch_is_on(tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    nodefile.write(path, Node(machine("mi250x")))
+    data = json.loads(path.read_text())
+    del data["settings"]["switch"]
+    path.write_text(json.dumps(data))
+    assert nodefile.read(path).switch == "on"
+    data["settings"]["switch"] = "obsreve"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match="'obsreve' is none of"):
+        nodefile.read(path)
 
 
 def test_everybody_may_read_it_and_nothing_else_is_left(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_these_are_the_parameters() -> None:
         [
             *("gpus", "rank", "ranks", "job", "mode", "scope", "multithreading", "balanced"),
             *("min_physical_cores", "max_physical_cores", "cpuset", "visible", "granted"),
-            *("nvidia_visible", "whose", "cpus", "task_cpus"),
+            *("nvidia_visible", "observe", "whose", "cpus", "task_cpus"),
             *("share", "strict", "format", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus"),
         ]
     )
@@ -66,6 +66,7 @@ def test_these_are_the_parameters() -> None:
         pytest.param("job", "0, GPU-1", ("0", "GPU-1"), id="a job's devices"),
         pytest.param("cpuset", "0-3,8", parse_list("0-3,8"), id="a cpulist"),
         pytest.param("cpuset", "0-8:4", parse_list("0,4,8"), id="a cpulist with a stride"),
+        pytest.param("observe", "0-3", parse_list("0-3"), id="CPUs that are kept"),
         pytest.param("visible", "", "", id="no visible device at all"),
         pytest.param("visible", " 0,x", " 0,x", id="a visible list is kept to the letter"),
         pytest.param("granted", "0, minor:3", "0,minor:3", id="granted devices"),
@@ -271,7 +272,7 @@ def test_a_nul_alone_is_refused(name: str) -> None:
             "unknown parameter 'zzz'; known are gpus, rank, ranks, job, gpu_bind, cpu_bind, "
             "step_gpus, job_cpus, task_cpus, mode, scope, multithreading, balanced, "
             "min_physical_cores, max_physical_cores, cpus, cpuset, whose, visible, "
-            "granted, nvidia_visible, share, strict, format",
+            "granted, nvidia_visible, observe, share, strict, format",
             id="like none",
         ),
         pytest.param(

@@ -207,6 +207,8 @@ def test_a_gpu_s_block_that_is_too_small_is_left_for_all_that_its_ranks_may_use(
     dgx = machine("dgx-a100")
     enough = ask(dgx, gpus="0", cpus="16")
     assert (cpulists(enough), enough.plan.share) == (["48-55,176-183"], "node")
+    apart = ask(dgx, gpus="0", cpus="20", share="node")  # of ranks that plan by themselves
+    assert (cpulists(apart), apart.plan.share) == (["48-55,176-183"], "node")
     more = ask(dgx, gpus="0", cpus="20")
     assert (cpulists(more), more.plan.share) == (["48-63,176-191"], "requested")
     assert "share_unavailable" in codes(more)

@@ -89,6 +89,7 @@ class EnforcedProcess(Wire):
     cause: Cause | Literal["allocation"] | None
     reason: Reason | None
     why: str | None
+    observed: bool
     masks: str
     cpulist: str | None
     cpuset: str | None

@@ -15,7 +15,15 @@ from affinityd.audit.model import ALLOCATION, MASK, SLURM, Audited, GpuKey, Proc
 from affinityd.audit.model import UNPINNED as NOT_PINNED
 from affinityd.cpuset import CpuSet
 from affinityd.topology import Topology
-from affinityd.vicinity import LOCAL, MIXED, UNKNOWN, UNPINNED, Vicinity, placement, vicinity
+from affinityd.vicinity import (
+    LOCAL,
+    MIXED,
+    UNKNOWN,
+    UNPINNED,
+    Vicinity,
+    placement,
+    vicinity_of_any,
+)
 
 ENDED = frozenset("ZX")  #: states of a main thread that runs no more, proc_pid_stat(5)
 
@@ -76,10 +84,8 @@ class Judge:
         )
 
     def _found_vicinity(self, keys: tuple[GpuKey, ...]) -> Vicinity:
-        """Return what is near GPUs; where one of them may be anywhere, nothing is known."""
         gpus = [gpu for gpu in self._topology.gpus if gpu.key in keys]
-        lost = [gpu for gpu in gpus if not vicinity(self._topology, (gpu,)).nodes]
-        return vicinity(self._topology, lost or gpus)
+        return vicinity_of_any(self._topology, gpus)
 
     def _is_its_own(self, mask: CpuSet, mains: Collection[CpuSet]) -> bool:
         """Whether a thread's mask is one that a library chose: narrower than the main thread's.

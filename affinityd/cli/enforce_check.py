@@ -22,6 +22,9 @@ else:
 #: Keys that are matched by what a process's environment says: that takes privileges to read.
 OF_ENVIRONMENTS = ("partition", "account", "environment")
 
+#: Settings that are not said by their names and values.
+OF_THEIR_OWN = ("mode", "observe", "leave")
+
 Table = Mapping[str, Any]
 
 
@@ -84,6 +87,7 @@ def _done(settings: Table) -> str:
     if settings.get("leave"):
         return "let alone"
     mode = settings.get("mode")
-    others = [name for name in SETTINGS if name in settings and name not in {"mode", "leave"}]
-    said = (f"{name} {settings[name]}" for name in others)
+    others = [name for name in SETTINGS if name in settings and name not in OF_THEIR_OWN]
+    said = [f"{name} {settings[name]}" for name in others]
+    said += ["only observed"] if settings.get("observe") else []
     return ", ".join([f"mode {mode}" if mode else "the site's mode", *said])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from affinityd import conffile, memory, myself, place
+from affinityd import conffile, memory, myself, place, switch
 from affinityd.become import become
 from affinityd.cli import exec_options
 from affinityd.cli.console import say
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     except InvalidRequestError as error:
         say(f"{NAME}: {error}")
         return FAILED
-    trouble = None if conffile.is_off() else _trouble(words, start)
+    trouble = _trouble(words, start)
     if trouble is None:
         return become(command, NAME)
     if exec_options.fails_closed(words):
@@ -47,26 +47,40 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _trouble(words: Sequence[str], start: float) -> str | None:
-    """Take this process's place; return what kept it from that."""
+    """Take this process's place, if the switch is on; return what kept it from that."""
+    chosen = switch.ON
     try:
-        _take_place(exec_options.read(words), start)
+        chosen = conffile.chosen_switch()
+        if chosen != switch.OFF:
+            _take_place(exec_options.read(words), start, chosen)
     except AffinityError as error:
-        return str(error)
+        trouble = str(error)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - a bug of ours must not be the end of a job
-        return f"{type(error).__name__}: {error}"
-    return None
+        trouble = f"{type(error).__name__}: {error}"
+    else:
+        return None
+    if chosen == switch.OBSERVE:
+        myself.leave_unpinned(trouble)
+        return None
+    return trouble
 
 
-def _take_place(options: Options, start: float) -> None:
-    """Find this process's place, take it, and say so to the command. Raises AffinityError."""
+def _take_place(options: Options, start: float, chosen: str) -> None:
+    """Find this process's place, take it, and say so to the command. Raises AffinityError.
+
+    Where only observing was `chosen`, here or by the daemon, it stays where it is.
+    """
     said = conffile.variables()
     timeout = exec_options.seconds(options.get("timeout") or said.get("AFFINITYD_TIMEOUT"))
     policy = memory.wanted(options.get("memory") or said.get("AFFINITYD_MEMORY"))
     given = exec_options.parameters(options, said)
-    sockets = conffile.sockets(said)
-    found = place.find(myself.questions(given), sockets, start, timeout, bounded=True)
+    questions = myself.questions(given, chosen)
+    found = place.find(questions, conffile.sockets(said), start, timeout, bounded=True)
+    if found.switch != switch.ON:
+        myself.stay(found)
+        return
     taken = myself.take(found, policy, myself.pin)
     verbose = [myself.told(found, taken, given)] if "verbose" in options else []
     for line in (*verbose, *myself.spread(found, given), *taken.remarks):

@@ -118,7 +118,10 @@ def print_help() -> None:
         prog="affinityd exec",
         usage="affinityd exec [OPTION …] -- CMD …",
         description="Take the CPUs near this process's GPU, then become CMD.",
-        epilog="AFFINITYD_MODE and so on say the same; AFFINITYD=off runs CMD as it is.",
+        epilog=(
+            "AFFINITYD_MODE and so on say the same; AFFINITYD=off runs CMD as it is, and "
+            "AFFINITYD=observe tells it in AFFINITYD_UNPINNED where it would run."
+        ),
         add_help=False,
     )
     others = parser.add_argument_group("more of the plan, most of which launchers say")

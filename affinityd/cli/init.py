@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from affinityd import client, conffile, trust
+from affinityd import client, conffile, switch, trust
 from affinityd.cli.console import say
 from affinityd.cli.exec_options import parameters, seconds
 from affinityd.cli.parser import Parser
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> NodePlan:
     """Find the node's plan, and write what programs plan with. Raises AffinityError."""
-    said = _said()
+    said, here = _said()
     addresses = {**_in_variables(said), **addresses} or {SOCKET: conffile.SYSTEM_SOCKET}
     chosen = parameters({}, said)
     trusted = ",".join(map(str, sorted(trust.configured(said))))  # no name of ours is the image's
@@ -83,9 +83,9 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
         **({trust.VARIABLE: trusted} if trusted else {}),
         **{conffile.PREFIX + name.upper(): chosen[name] for name in chosen},
     }
-    hand_out_settings(folder, settings)
+    hand_out_settings(folder, settings, here)
     plan = nodeplan.find(nodeplan.question(chosen), addresses, deadline, _tell)
-    hand_out_settings(folder, {**settings, **plan.answered})
+    hand_out_settings(folder, {**settings, **plan.answered}, switch.least(here, plan.switch))
     hand_out_plan(folder, plan)
     return plan
 
@@ -96,13 +96,17 @@ def _given(flags: Mapping[str, str | None]) -> dict[str, str]:
     return {**found, URL: _url(found[URL], "url")} if URL in found else found
 
 
-def _said() -> Mapping[str, str]:
-    """Return the variables; what cannot be read is told, for a pod must start all the same."""
+def _said() -> tuple[Mapping[str, str], str]:
+    """Return the variables and the switch; what cannot be read is told, and it is off then.
+
+    For a pod must start all the same.
+    """
     try:
-        return conffile.variables()
+        return conffile.variables(), conffile.chosen_switch()
     except InvalidRequestError as error:
         _tell(str(error))
-        return {name: text for name, text in os.environ.items() if name.startswith(conffile.PREFIX)}
+    its = {name: text for name, text in os.environ.items() if name.startswith(conffile.PREFIX)}
+    return its, switch.OFF
 
 
 def _in_variables(said: Mapping[str, str]) -> dict[str, str]:

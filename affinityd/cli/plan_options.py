@@ -10,8 +10,8 @@ from affinityd.cli.parser import Parser
 from affinityd.errors import InvalidRequestError
 from affinityd.request import PARAMETERS, Parameter
 
-#: How an answer is written is a command's own business.
-NAMES = tuple(name for name in PARAMETERS if name != "format")
+#: How an answer is written is a command's own business, and what a client keeps is that of `exec`.
+NAMES = tuple(name for name in PARAMETERS if name not in {"format", "observe"})
 DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted", "nvidia_visible")
 
 

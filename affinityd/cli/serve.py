@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from affinityd import settings
+from affinityd import conffile, settings, switch
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.holders import Holders
 from affinityd.cli.machine import Machine
@@ -26,7 +27,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
-    chosen = load_settings(arguments)
+    chosen = narrowed(load_settings(arguments), conffile.chosen_switch())
     nvml_failures = Unanswered(TOPOLOGY, PROCESSES)
     machine = Machine(chosen, nvml_failures.counting(TOPOLOGY, nvml.ask))
     machine.begin_to_ask()
@@ -35,6 +36,12 @@ def run(arguments: argparse.Namespace) -> int:
     auditor = Auditor(Holders(nvml_failures.counting(PROCESSES, nvml_processes.ask)))
     daemon.run(chosen, machine, auditor, _enforce(chosen), nvml_failures=nvml_failures.counts)
     return 0
+
+
+def narrowed(chosen: settings.Settings, said: str) -> settings.Settings:
+    """Return the settings with the switch: it pins no more from outside than clients may."""
+    is_free = said == switch.ON or chosen.enforce == settings.OFF
+    return replace(chosen, switch=said, enforce=chosen.enforce if is_free else said)
 
 
 def _enforce(chosen: settings.Settings) -> Enforce | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from affinityd.audit.membership import DELETED
+from affinityd.switch import ON
 
 _beside = re.compile(r"^(?:/\.\.)+(?=/|$)")
 
@@ -32,7 +33,7 @@ class About:
     cgroups: tuple[str, ...] = ()  #: its paths, in the order of /proc/PID/cgroup
     #: Its variables, as far as a rule asks for them; None: its environment cannot be read.
     environment: Mapping[str, str] | None = None
-    is_off: bool = False  #: that has AFFINITYD=off
+    switch: str = ON  #: AFFINITYD, as that has it
     unread: frozenset[str] = frozenset()  #: fields of which nobody can say here what they are
 
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from affinityd import switch
 from affinityd.audit.membership import is_slurms
 from affinityd.audit.model import KUBERNETES, ProcessFacts
-from affinityd.conffile import is_off
 from affinityd.enforce.about import SLURMS, About, paths
 from affinityd.enforce.environ import environment
 from affinityd.enforce.patience import Patience
@@ -17,7 +17,7 @@ from affinityd.enforce.pods import PODS, Pods
 from affinityd.processes import PROC
 
 #: Variables that count besides those that rules ask for.
-ALWAYS = frozenset(("AFFINITYD",))
+ALWAYS = frozenset((switch.VARIABLE,))
 
 FORGOTTEN = 600.0  #: seconds after which who was not asked for is forgotten, or twice that
 
@@ -67,7 +67,7 @@ class Abouts:
             pod=pod.name if pod else None,
             cgroups=paths(facts.cgroups),
             environment=environ,
-            is_off=is_off(said),
+            switch=switch.heeded(said.get(switch.VARIABLE, "")),
             unread=frozenset(unread),
         )
 

@@ -14,7 +14,7 @@ from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet
 from affinityd.enforce.about import paths
 from affinityd.enforce.jobs import Asking, Jobs
-from affinityd.enforce.let_alone import LetAloneError
+from affinityd.enforce.let_alone import BY_JOB, BY_POLICY, LetAloneError
 from affinityd.enforce.model import (
     ALLOCATION,
     CGROUP,
@@ -32,8 +32,9 @@ from affinityd.enforce.model import (
 from affinityd.enforce.places import Roll
 from affinityd.enforce.policy import Policy
 from affinityd.enforce.standards import Given, Standards
-from affinityd.enforce.verdict import judged, unsure
+from affinityd.enforce.verdict import judged, only_observed, unsure
 from affinityd.errors import quote
+from affinityd.switch import OBSERVE, OFF, ON, SWITCHES
 from affinityd.topology import Topology
 
 
@@ -70,12 +71,14 @@ def decide(
             cause = ALLOCATION if why.reason == ALLOCATION else None
             found = Decision(process, LEFT, cause=cause, reason=why.reason, why=str(why))
         else:
-            found = unsure(judged(process, standard), treatment)
-            if found.verdict == FITS and process.cause == ALLOCATION:
+            judgement = unsure(judged(process, standard), treatment)
+            if judgement.verdict == FITS and process.cause == ALLOCATION:
                 better = str(remedies.of(process))
-                found = replace(
-                    found, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=better
+                judgement = replace(
+                    judgement, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=better
                 )
+            observed = consents.observed(job, treatment, process.facts.uid)
+            found = only_observed(judgement, observed)
         pod = None if job is None else consents.pod(job)
         return replace(found, job=job, treatment=treatment, pod=pod)
 
@@ -93,7 +96,7 @@ class _Consents:
         self._policy = policy
         self._about = about
         self._treatments: dict[int, Treatment] = {}  # by pid of the holder
-        self._off = cache(self._who_is_off)
+        self._switch = cache(self._switch_of)
 
     def job(self, process: Audited) -> Job:
         """Return the job of a process. Raises LetAloneError where it is in none that lives."""
@@ -122,11 +125,17 @@ class _Consents:
     def ask(self, job: Job, treatment: Treatment, uid: int | None) -> None:
         """Raise LetAloneError where somebody wants no pin for a user's process."""
         if treatment.leave and not treatment.unread:
-            rule = treatment.rule
-            raise LetAloneError(POLICY, which="the top level" if rule is None else f"rule {rule}")
-        off = self._off(job, uid)
-        if off is not None:
-            raise LetAloneError(OPTED_OUT, pid=off)
+            raise LetAloneError(POLICY, which=_source(treatment))
+        word, pid = self._switch(job, uid)
+        if word == OFF:
+            raise LetAloneError(OPTED_OUT, pid=pid)
+
+    def observed(self, job: Job, treatment: Treatment, uid: int | None) -> str | None:
+        """Return why a process is only observed, in a sentence; None: it may be pinned."""
+        if treatment.observe and not treatment.unread:
+            return BY_POLICY.format(which=_source(treatment))
+        word, pid = self._switch(job, uid)
+        return BY_JOB.format(pid=pid) if word == OBSERVE else None
 
     def pod(self, job: Job) -> str | None:
         """Return what Kubernetes calls a job, `NAMESPACE/POD`; None where that is not known."""
@@ -135,14 +144,20 @@ class _Consents:
         abouts = (self._about(facts) for facts in self._jobs.holders.get(job, ()))
         return next((f"{it.namespace}/{it.pod}" for it in abouts if it.pod is not None), None)
 
-    def _who_is_off(self, job: Job, uid: int | None) -> int | None:
-        """Return the pid of a holder of a job in whose environment somebody opted out, if any.
+    def _switch_of(self, job: Job, uid: int | None) -> tuple[str, int | None]:
+        """Return what AFFINITYD says for a job, the least of its holders, and whose pid that is.
 
         In a cgroup that a rule names there may be several users: nobody does it for another.
         """
         holders = self._jobs.holders[job]
         its = (it for it in holders if job.scheduler != CGROUP or it.uid == uid)
-        return next((facts.pid for facts in its if self._about(facts).is_off), None)
+        words = ((self._about(facts).switch, facts.pid) for facts in its)
+        return min(words, key=lambda it: SWITCHES.index(it[0]), default=(ON, None))
+
+
+def _source(treatment: Treatment) -> str:
+    """Return which part of the policy a treatment is from."""
+    return "the top level" if treatment.rule is None else f"rule {treatment.rule}"
 
 
 def _shown(cgroup_text: str) -> str:

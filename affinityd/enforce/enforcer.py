@@ -93,7 +93,8 @@ class Enforcer:
         hindrance = self._hindrance()
         does = self._wanted if hindrance is None else OBSERVE
         decisions, is_blind = self._decide(topology, scan)
-        drifted = [it for it in decisions if it.verdict == DRIFTED and does == PIN]
+        drifted = [it for it in decisions if it.verdict == DRIFTED and not it.is_observed]
+        drifted = drifted if does == PIN else []
         done = self._pin(topology, scan, drifted)
         report = Report(
             time=scan.time,

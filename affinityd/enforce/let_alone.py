@@ -33,6 +33,11 @@ WHY: Mapping[str, str] = {
 }
 
 
+#: Why a process is not pinned that has drifted, where it is only observed.
+BY_JOB = "AFFINITYD=observe is in the environment of process {pid} of its job"
+BY_POLICY = "{which} of the policy has it observed"
+
+
 class LetAloneError(Exception):
     """A process is let alone."""
 

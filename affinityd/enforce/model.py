@@ -58,6 +58,7 @@ class Treatment:
     #: The CPUs that each rank asked for: a number, GRANTED or NOTHING; fewer is no place for it.
     cpus: int | str = GRANTED
     leave: bool = False
+    observe: bool = False  #: what a pin would do is said, and it is not pinned
     rule: int | None = None  #: which rule of the policy said so, from 1; None: its defaults
     unread: tuple[str, ...] = ()  #: what the rule asks for and cannot be read: it may leave it
     #: What a policy does not say, as `affinityd exec` and the TaskProlog have it on this node.
@@ -105,6 +106,7 @@ class Decision:
     why: str | None = None  #: that, or how it has drifted, in a sentence with what would mend it
     drifted: int = 0  #: its threads that a pin would move
     on_purpose: int = 0  #: its threads that somebody pinned on purpose, elsewhere
+    is_observed: bool = False  #: it is not pinned, though it has drifted
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,12 @@ class Rule:
         return not self._unknown(about) and self._may_match(about)
 
     def may_leave(self, about: About) -> frozenset[str]:
-        """Return what cannot be read, and keeps us from saying whether this rule leaves a process.
+        """Return what cannot be read, and keeps us from saying whether this rule bars a pin.
 
-        Nothing where the rule leaves nobody, or that is known.
+        Nothing where the rule pins, or that is known.
         """
-        unknown = self._unknown(about) if self.treatment.leave else frozenset[str]()
+        is_kept = self.treatment.leave or self.treatment.observe
+        unknown = self._unknown(about) if is_kept else frozenset[str]()
         return unknown if unknown and self._may_match(about) else frozenset()
 
     def _unknown(self, about: About) -> frozenset[str]:
@@ -87,7 +88,7 @@ class Policy:
     def treatment(self, about: About) -> Treatment:
         """Return how a process is treated.
 
-        Whom a rule may leave, if only one knew, is left: better one too many.
+        Whom a rule may leave or observe, if only one knew, is left: better one too many.
         """
         for rule in self.rules:
             if unread := rule.may_leave(about):

@@ -177,5 +177,6 @@ SETTINGS: Mapping[str, Callable[[object], Any]] = {
     "scope": _choice("scope", ("node", "socket")),
     "min_physical_cores": _cores,
     "cpus": _cpus,
+    "observe": _yes_or_no,
     "leave": _yes_or_no,
 }

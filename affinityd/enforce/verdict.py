@@ -35,9 +35,9 @@ BY_MASKS = (
     "in cgroup.conf, or pin with the TaskProlog"
 )
 MAY_LEAVE = (
-    "rule {rule} of the policy may leave it, and asks for what cannot be read here ({unread}): "
-    "give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, /var/log/pods for "
-    "namespaces and pods; or ask for something else"
+    "rule {rule} of the policy may leave or observe it, and asks for what cannot be read here "
+    "({unread}): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, "
+    "/var/log/pods for namespaces and pods; or ask for something else"
 )
 ELSEWHERE = "it may run on CPUs {masks}, and is to run on {cpus}"
 
@@ -82,6 +82,13 @@ def unsure(decision: Decision, treatment: Treatment) -> Decision:
         return decision
     why = MAY_LEAVE.format(rule=treatment.rule, unread=", ".join(treatment.unread))
     return replace(decision, verdict=LEFT, reason=POLICY, why=why)
+
+
+def only_observed(decision: Decision, why: str | None) -> Decision:
+    """Return the decision; what has drifted is not pinned where `why` says so."""
+    if decision.verdict != DRIFTED or why is None:
+        return decision
+    return replace(decision, is_observed=True, why=f"{decision.why}; it is not pinned: {why}")
 
 
 def _is_bound(standard: Standard) -> bool:

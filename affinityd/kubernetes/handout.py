@@ -9,6 +9,7 @@ from shlex import quote
 
 from affinityd.errors import OutputError
 from affinityd.kubernetes.nodeplan import NodePlan
+from affinityd.switch import ON
 from affinityd.whole import EXECUTABLE, READABLE, write_whole
 
 SCRIPTS = {
@@ -24,12 +25,16 @@ def hand_out_scripts(folder: Path) -> None:
         _write(folder / name, Path(__file__).with_name(source).read_text(encoding="utf-8"), mode)
 
 
-def hand_out_settings(folder: Path, settings: Mapping[str, str]) -> None:
-    """Write the variables that `run` sets where its environment has none. Raises OutputError."""
+def hand_out_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) -> None:
+    """Write the variables that `run` sets where its environment has none, and the switch.
+
+    Of that the least counts, which `heed` of `run` sees to. Raises OutputError.
+    """
     assignments = (
         f'[ -n "${{{name}-}}" ] || {name}={quote(text)}\n' for name, text in settings.items()
     )
-    _write(folder / "settings", "".join(assignments))
+    heed = "" if switch == ON else f"heed {switch}\n"
+    _write(folder / "settings", "".join([*assignments, heed]))
 
 
 def hand_out_plan(folder: Path, plan: NodePlan) -> None:

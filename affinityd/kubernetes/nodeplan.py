@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 
-from affinityd import client, fallback
+from affinityd import client, fallback, switch
 from affinityd.answer import render
 from affinityd.cpuset import parse_list
 from affinityd.errors import AffinityError, DaemonError, InvalidRequestError, quote
@@ -32,6 +32,7 @@ class NodePlan:
     lines: str  #: in the format `lines`
     source: str  #: who says so
     answered: Addresses = field(default_factory=dict)  #: who, by number and not by name
+    switch: str = switch.ON  #: what AFFINITYD says for the node
 
     @property
     def gpus(self) -> int:
@@ -109,7 +110,17 @@ def _answered(asked: Question, name: str, address: str, deadline: float) -> Node
     except ValueError as error:
         raise DaemonError(f"what listens at {address} is no affinityd: {error}") from None
     document = client.ask(address, asked, deadline, "json")
-    return NodePlan(document, lines, f"the daemon at {address}", {name: address})
+    assigned = dict(
+        line.partition("=")[::2]
+        for line in client.ask(address, asked, deadline, "shell").splitlines()
+    )
+    return NodePlan(
+        document,
+        lines,
+        f"the daemon at {address}",
+        {name: address},
+        switch.heeded(assigned.get(switch.VARIABLE, "")),
+    )
 
 
 def _check(line: str) -> None:
@@ -123,4 +134,5 @@ def _check(line: str) -> None:
 def _made_here(asked: Question, addresses: Sequence[str]) -> NodePlan:
     known = fallback.known_node(addresses)
     reply = fallback.plan_on(known.node, [asked])
-    return NodePlan(render(reply, "json"), render(reply, "lines"), known.source)
+    made = render(reply, "json"), render(reply, "lines")
+    return NodePlan(*made, known.source, switch=reply.switch)

@@ -8,7 +8,7 @@
 # shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
 # All of it runs in a subshell: its variables may be names of the command's environment.
-find_place() { # prints what the command is told, or what kept it from its place
+find_place() { # prints what the command is told, nothing if off, or what kept it from its place
     unset -f [ printf read cd # exported functions of the job, where sh is bash
     dev=/dev sys=/sys proc=/proc ls=ls id=id
     set +e +f +u # of a job's SHELLOPTS
@@ -17,8 +17,11 @@ find_place() { # prints what the command is told, or what kept it from its place
     newline='
 '
     case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
+    switch=on
+    heed "${AFFINITYD-}" || leave 'AFFINITYD is none of on, observe and off'
     # shellcheck source=/dev/null
     [ ! -r "$here/settings" ] || . "$here/settings"
+    stay_if_off
     read_mask || leave "the mask in $proc/$$/status cannot be read"
     has taskset || has python3 || leave 'neither taskset nor python3 is here'
     find_gpus
@@ -35,12 +38,23 @@ find_place() { # prints what the command is told, or what kept it from its place
         is_enough || leave "$trouble, and in $here/table $size CPUs are near, of $each asked for"
         say "$trouble; planned from $here/table"
     fi
+    stay_if_off
+    [ "$switch" = on ] || leave "observe: would run on CPUs $cpulist ($locality)"
     pin "$cpulist" || leave "CPUs $cpulist were refused"
     read_mask || leave "CPUs $cpulist could not be read back"
     [ "$locality" != remote ] || say "CPUs $mask are not near the GPU; allowed are $allowed"
     printf '%s %s %s' "$mask" "$locality" "$allowed"
 }
 
+heed() { # WORD: switch, the least of what it was and what AFFINITYD=WORD says
+    case $1 in
+    '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;;
+    [Oo][Bb][Ss][Ee][Rr][Vv][Ee]) [ "$switch" = off ] || switch=observe ;;
+    [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) switch=off ;;
+    *) return 1 ;;
+    esac
+}
+stay_if_off() { [ "$switch" != off ] || exit 0; }
 is_number() { case $1 in '' | *[!0-9]* | ??????????*) return 1 ;; esac; }
 is_plain() { case $1 in *[!A-Za-z0-9_.:,/-]*) return 1 ;; esac; }
 is_cpulist() {
@@ -48,8 +62,9 @@ is_cpulist() {
     case $1 in *[0-9][0-9][0-9][0-9][0-9][0-9]*) return 1 ;; esac # nor has any machine
 }
 has() { command -v "$1" >/dev/null; }
-say() { printf 'affinityd run: %s\n' "$1" >&3; }
+say() { [ "$switch" = observe ] || printf 'affinityd run: %s\n' "$1" >&3; }
 leave() { # REASON
+    [ "$switch" != observe ] || { printf 'unpinned %s' "$1" && exit; }
     printf %s "$1"
     exit 1
 }
@@ -204,11 +219,13 @@ measure() { # CPULIST: size, how many CPUs are in it
 
 ask_daemon() { # cpulist, locality, allowed; trouble
     trouble='no affinityd is here to be asked' seconds=0.7
-    mode=${AFFINITYD_MODE:-${AFFINITYD_SCOPE:+all}}
+    mode=${AFFINITYD_MODE:-${AFFINITYD_SCOPE:+all}} observed=''
+    [ "$switch" = on ] || observed=$mask
     query=format=shell
     add mode "${mode:-node}"
     add cpuset "$allowed"
-    for fact in granted:granted nvidia_visible:listed scope:AFFINITYD_SCOPE share:AFFINITYD_SHARE \
+    for fact in observe:observed granted:granted nvidia_visible:listed \
+        scope:AFFINITYD_SCOPE share:AFFINITYD_SHARE \
         multithreading:AFFINITYD_MULTITHREADING balanced:AFFINITYD_BALANCED \
         strict:AFFINITYD_STRICT min_physical_cores:AFFINITYD_MIN_PHYSICAL_CORES \
         max_physical_cores:AFFINITYD_MAX_PHYSICAL_CORES task_cpus:task_cpus job_cpus:job_cpus \
@@ -250,6 +267,8 @@ is_trusted() { # ADDRESS: address, of a socket that without links; trouble
     fi
 }
 understand() { # cpulist, locality, allowed of the answer
+    read_line AFFINITYD
+    heed "$value" || switch=off
     read_line AFFINITYD_CPULIST && cpulist=$value
     read_line AFFINITYD_LOCALITY && locality=$value
     read_line AFFINITYD_ALLOWED && planned=$value
@@ -379,16 +398,25 @@ if [ -z "$affinityd_closed" ]; then
     trap 'trap - EXIT INT && kill -INT $$' INT
     trap 'trap - EXIT HUP && kill -HUP $$' HUP
 fi
-case ${AFFINITYD-} in [Oo][Ff][Ff] | 0 | [Nn][Oo] | [Ff][Aa][Ll][Ss][Ee]) start "$@" ;; esac
 if affinityd_place=$(
     if (: >&2); then exec 3>&2; else exec 3>/dev/null; fi
     exec 2>/dev/null </dev/null
     find_place
 ); then
-    AFFINITYD_CPULIST=${affinityd_place%% *} AFFINITYD_ALLOWED=${affinityd_place##* }
-    AFFINITYD_LOCALITY=${affinityd_place#* }
-    AFFINITYD_LOCALITY=${AFFINITYD_LOCALITY%% *}
-    export AFFINITYD_CPULIST AFFINITYD_LOCALITY AFFINITYD_ALLOWED
+    case $affinityd_place in
+    '') ;;
+    'unpinned '*)
+        AFFINITYD_UNPINNED=${affinityd_place#* }
+        export AFFINITYD_UNPINNED
+        ;;
+    *)
+        AFFINITYD_CPULIST=${affinityd_place%% *} AFFINITYD_ALLOWED=${affinityd_place##* }
+        AFFINITYD_LOCALITY=${affinityd_place#* }
+        AFFINITYD_LOCALITY=${AFFINITYD_LOCALITY%% *}
+        export AFFINITYD_CPULIST AFFINITYD_LOCALITY AFFINITYD_ALLOWED
+        unset AFFINITYD_UNPINNED
+        ;;
+    esac
 elif [ -n "$affinityd_closed" ]; then
     tell "${affinityd_place:-the script broke off}; the command was not started"
     exit 125

@@ -100,6 +100,21 @@ def fits(rank: Puppet, gpu: int = 0) -> bool:
     return rank.masks == {(NEAR_CPU, NEAR_CPU, FAR_CPU, FAR_CPU)[gpu]}
 
 
+def test_where_the_node_only_observes_nothing_is_pinned() -> None:
+    """The daemon was to pin."""
+    rank = start()
+    with (
+        enforcing("pin", before=("env", "AFFINITYD=observe")) as node,
+        playing([rank], *pod(9), cpus=BOTH),
+    ):
+        node.say({0: [rank.pid]})
+        node.wait_until("drifted", *rank.everybody)
+        node.wait_for_scans(1)
+        assert rank.masks == {ALL}
+        report = node.enforce()
+        assert (report["enforce"], report["does"], node.pins()) == ("observe", "observe", 0)
+
+
 def test_what_has_just_started_is_let_alone_for_its_first_seconds(node: EnforcingNode) -> None:
     child = start()
     born = child.born
@@ -265,6 +280,20 @@ def test_a_job_that_opted_out_is_left_whole(
         node.say({0: [off.pid], 1: [other.pid]})
         node.wait_until("opted_out", *off.everybody, *other.everybody)
         assert off.masks == other.masks == {ALL}
+
+
+def test_a_job_that_says_so_is_only_observed(node: EnforcingNode, troupe: Troupe) -> None:
+    """The other rank of its job, too; and all of it is counted."""
+    ranks = [start(AFFINITYD="observe"), *troupe.take()]
+    everybody = [pid for rank in ranks for pid in rank.everybody]
+    with playing(ranks, *pod(1), cpus=BOTH):
+        node.say({gpu: [rank.pid] for gpu, rank in enumerate(ranks)})
+        node.wait_until("drifted", *everybody)
+        node.wait_for_scans(2)
+        told = node.processes()
+        assert {told[pid]["observed"] for pid in everybody} == {True}
+        assert "AFFINITYD=observe is in the environment of process" in told[everybody[0]]["why"]
+        assert [rank.masks for rank in ranks] == [{ALL}, {ALL}]
 
 
 def test_another_process_under_the_number_of_one_that_has_ended_is_not_touched(

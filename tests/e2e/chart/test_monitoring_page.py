@@ -155,3 +155,19 @@ def test_the_helm_command_makes_monitors_rules_and_dashboards_that_are_selected(
     assert made["ConfigMap/affinityd-dashboards"]
     pod = made["DaemonSet/affinityd"]["spec"]["template"]["spec"]
     assert (pod["hostPID"], pod["runtimeClassName"]) == (True, "nvidia")
+
+
+def test_slurm_s_page_asks_what_pins_would_have_changed_on_all_nodes(tmp_path: Path) -> None:
+    (query,) = re.findall(r"```promql\n(.*?)```", (ROOT / "slurm/README.md").read_text(), re.DOTALL)
+    name = "affinityd_observed_plans_total"
+    series = {
+        f"{name}{labels({**GPU07, 'before': 'remote', 'after': 'local'})}": "0+2x70",
+        f"{name}{labels({**GPU08, 'before': 'remote', 'after': 'local'})}": "0+1x70",
+        f"{name}{labels({**GPU08, 'before': 'local', 'after': 'local'})}": "0+4x70",
+    }
+    samples = [
+        {"labels": '{after="local",before="remote"}', "value": 195},
+        {"labels": '{after="local",before="local"}', "value": 260},
+    ]
+    wanted = {"expr": query, "eval_time": "65m", "exp_samples": samples}
+    try_rules(tmp_path, series, {"promql_expr_test": [wanted]})

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.conffile import is_off
+from tests.daemons import Daemon, running
+from tests.machines.sysfs_tree import write_tree
 from tests.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
 from tests.serving import hanging, serving
+from tests.test_devices import EIGHT
 from tests.tiny import BOTH, FAR, LOOK
 
 pytestmark = pytest.mark.pods
@@ -202,6 +204,91 @@ def test_signals_are_the_command_s_as_they_were(tiny_pod: Path, shell: list[str]
         assert subprocess.check_output([*before, *shell, str(tiny_pod), *look]) == alone
 
 
-@pytest.mark.parametrize("word", ["off", "0", "no", "false", "on", "1", "", "offline"])
-def test_it_is_off_where_all_the_rest_is(pod: Pod, word: str) -> None:
-    assert (pod.run(cpus=ONLINE, AFFINITYD=word).cpus is None) == is_off({"AFFINITYD": word})
+@pytest.mark.parametrize("shell", SHELLS, ids=str)
+def test_a_word_that_is_none_leaves_the_command_unpinned_and_is_told(
+    pod: Pod, shell: list[str]
+) -> None:
+    told = pod.run(cpus=ONLINE, shell=shell, AFFINITYD="obsreve")
+    line = "affinityd run: AFFINITYD is none of on, observe and off; the command runs unpinned"
+    assert (told.cpus, told.lines) == (None, [line])
+
+
+UNIQUE = {"AFFINITYD_MODE": "unique_contiguous"}
+OBSERVED = f"observe: would run on CPUs {GPU_2} (local)"
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=str)
+def test_observing_moves_nothing_and_tells_the_command_alone(pod: Pod, shell: list[str]) -> None:
+    """With a daemon and by the table, and `--fail-closed` has nothing to hold up."""
+    for away in ({}, unreachable(pod)):
+        command = ("--fail-closed", "env")
+        told = pod.run(*command, cpus=ONLINE, shell=shell, AFFINITYD="observe", **away)
+        assert (told.environment["AFFINITYD_UNPINNED"], told.lines) == (OBSERVED, [])
+        assert told.cpus is None
+    assert not (pod.folder / "pinned").exists()
+
+
+def test_observing_tells_the_command_what_would_keep_it_from_its_place(pod: Pod) -> None:
+    said = {"AFFINITYD": "observe", "AFFINITYD_MODE": "fast"}
+    told = pod.run("--fail-closed", "env", cpus=ONLINE, **said)
+    why = "Malformed request: mode: 'fast' is not one of all"
+    assert told.environment["AFFINITYD_UNPINNED"].startswith(why)
+    assert told.lines == []
+
+
+def test_what_is_pinned_is_not_told_why_an_earlier_one_was_not(pod: Pod) -> None:
+    told = pod.run(cpus=ONLINE, AFFINITYD_UNPINNED=OBSERVED)
+    assert "AFFINITYD_UNPINNED" not in told.environment
+    assert told.environment["AFFINITYD_CPULIST"] == GPU_2
+
+
+@pytest.mark.parametrize(
+    ("init", "job", "unpinned"),
+    [
+        ("observe", "", OBSERVED),
+        ("observe", "on", OBSERVED),
+        ("observe", "off", None),
+        ("off", "on", None),
+        ("off", "observe", None),
+        ("obsreve", "on", None),
+    ],
+)
+def test_a_program_cannot_turn_on_what_its_pod_turned_off(
+    tmp_path: Path, daemon: Daemon, init: str, job: str, unpinned: str | None
+) -> None:
+    pod = Pod(tmp_path, daemon.socket, {"AFFINITYD": init, **UNIQUE})
+    pod.has("nvidia5")
+    for away in ({}, unreachable(pod)):
+        told = pod.run(cpus=ONLINE, AFFINITYD=job, **away)
+        assert (told.cpus, told.lines) == (None, [])
+        assert told.environment.get("AFFINITYD_UNPINNED") == unpinned
+
+
+@pytest.mark.parametrize(("site", "unpinned"), [("observe", OBSERVED), ("off", None)])
+def test_a_node_s_daemon_says_it_for_all_pods_and_when_it_is_gone_too(
+    tmp_path: Path, site: str, unpinned: str | None
+) -> None:
+    tree = write_tree(EIGHT, tmp_path / "machine")
+    with running(tmp_path / "run", "--root", str(tree), env={"AFFINITYD": site}) as daemon:
+        pod = Pod(tmp_path / "pod", daemon.socket, UNIQUE)
+        pod.has("nvidia5")
+        there = pod.run(cpus=ONLINE)
+    gone = pod.run(cpus=ONLINE)
+    for told in (there, gone):
+        assert told.environment.get("AFFINITYD_UNPINNED") == unpinned
+        assert (told.cpus, told.lines) == (None, [])
+
+
+@pytest.mark.parametrize(("site", "unpinned"), [("observe", OBSERVED), ("off", None)])
+def test_a_node_s_daemon_that_comes_to_say_it_is_heeded_by_the_pods_that_are_there(
+    tmp_path: Path, site: str, unpinned: str | None
+) -> None:
+    tree = write_tree(EIGHT, tmp_path / "machine")
+    with running(tmp_path / "run", "--root", str(tree)) as daemon:
+        pod = Pod(tmp_path / "pod", daemon.socket, UNIQUE)
+        pod.has("nvidia5")
+        assert pod.run(cpus=ONLINE).environment["AFFINITYD_CPULIST"] == GPU_2
+    with running(tmp_path / "run", "--root", str(tree), env={"AFFINITYD": site}):
+        told = pod.run(cpus=ONLINE)
+    assert told.environment.get("AFFINITYD_UNPINNED") == unpinned
+    assert (told.cpus, told.lines) == (None, [])

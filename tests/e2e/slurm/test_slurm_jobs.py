@@ -231,7 +231,7 @@ def check(made: Node) -> str:
 
 
 def test_the_documentation_s_example_prints_where_each_task_is(it: Node) -> None:
-    (command,) = re.findall(r"^srun .*$", (SCRIPTS / "README.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^srun -l .*$", (SCRIPTS / "README.md").read_text(), re.MULTILINE)
     printed = it.cluster.run("/bin/sh", "-c", command, env={"AFFINITYD_MODE": "exclusive"})
     assert sorted(re.findall(r"AFFINITYD_CPULIST=(\S+)", printed)) == [NEAR, FAR]
 
