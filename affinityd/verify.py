@@ -30,6 +30,8 @@ MENTIONED = 0.1
 #: From this part on it is a mismatch: the process filled its memory before it was pinned.
 MOST = 0.5
 
+FAR = (MIXED, REMOTE, UNPINNED)  #: placements of a thread that may run far from the GPUs
+
 PREFERRED = "start it with affinityd exec --memory preferred"
 
 
@@ -75,7 +77,7 @@ def judge(
 
     `allowed` is what its cgroup lets it use, `options` what a pin needs to find the same GPUs. It
     is a mismatch if any thread may run far from the GPUs: one that pinned itself to some of the
-    near CPUs may not.
+    near CPUs may not. Far CPUs that its job asked for are a fault of the allocation.
     """
     near = vicinity(
         topology,
@@ -84,7 +86,11 @@ def judge(
     )
     placements = tuple(placement(topology, near, thread.mask) for thread in facts.threads)
     resident = tuple(_resident(near, facts))
-    is_allocated = bool(_far(placements)) and near.cpus.isdisjoint(allowed)
+    given = frozenset[int]().union(*(rank.cpus for rank in ranks if rank.widening))
+    masks = [it.mask for it, word in zip(facts.threads, placements, strict=True) if word in FAR]
+    is_allocated = bool(masks) and (
+        near.cpus.isdisjoint(allowed) or all(mask <= given for mask in masks)
+    )
     groups = () if is_allocated else tuple(_groups(facts, placements))
     needs_force = any(it.mask != facts.threads[0].mask for _, those in groups for it in those)
     return Finding(
@@ -133,15 +139,17 @@ def _start(options: str) -> str:
 
 
 def _allocation(near: Vicinity, allowed: CpuSet) -> str:
+    there = len(near.cpus & allowed)
+    few = f"only {count(there, 'CPU')}" if there else "no CPU"
     return (
-        f"{near}, and its cpuset, {format_list(allowed)}, has no CPU there: no pin mends that, "
+        f"{near}, and its cpuset, {format_list(allowed)}, has {few} there: no pin mends that, "
         "but an allocation that follows the GPU (Slurm: --gres-flags=enforce-binding; "
         "Kubernetes: the kubelet's Topology Manager)"
     )
 
 
 def _far(placements: Sequence[str]) -> list[str]:
-    return [word for word in (MIXED, REMOTE, UNPINNED) if word in placements]
+    return [word for word in FAR if word in placements]
 
 
 def _groups(facts: Facts, placements: Sequence[str]) -> Iterator[tuple[str, list[Thread]]]:

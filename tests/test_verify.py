@@ -30,6 +30,7 @@ def judged(
     allowed: str | None = None,
     policy: Held | None = None,
     resident: dict[int, int] | None = None,
+    asked: dict[str, str] | None = None,
 ) -> Finding:
     """Judge a process whose threads have these masks; `allowed` is its cpuset."""
     threads = tuple(
@@ -37,7 +38,7 @@ def judged(
         for place, mask in enumerate(masks)
     )
     cpuset = allowed or format_list(topology.online)
-    ranks = ask(topology, gpus=gpus, mode="node", cpuset=cpuset).ranks
+    ranks = ask(topology, gpus=gpus, mode="node", cpuset=cpuset, **(asked or {})).ranks
     facts = Facts(100, "python", threads, policy, resident)
     return judge(topology, ranks, parse_list(cpuset), facts)
 
@@ -87,6 +88,14 @@ def test_a_thread_that_may_run_far_is_a_mismatch(masks: list[str], beginnings: l
     assert len(mismatches) == len(beginnings)
     for sentence, beginning in zip(mismatches, beginnings, strict=True):
         assert sentence.startswith(beginning)
+
+
+def test_far_cpus_that_were_asked_for_are_the_allocation_s_fault() -> None:
+    (sentence,) = judged(TWO, "2-4", "3", allowed="2-4", asked={"cpus": "3"}).mismatches
+    assert sentence.startswith("GPU 0 is on node 1, and its cpuset, 2-4, has only 1 CPU there")
+    assert "affinityd pin" not in sentence
+    (sentence,) = judged(TWO, "1-4", allowed="1-4", asked={"cpus": "2"}).mismatches
+    assert "affinityd pin" in sentence  # it may run on more than it asked for
 
 
 def test_where_the_cpuset_has_no_near_cpu_the_allocation_is_the_cause() -> None:
