@@ -158,9 +158,20 @@ def test_the_namespace_of_the_restricted_pod_enforces_it() -> None:
     assert pod["metadata"]["namespace"] == namespace["metadata"]["name"]
 
 
+@NAMED
+def test_a_program_keeps_as_many_cpus_as_its_container_asks_for(path: Path) -> None:
+    request = {"resourceFieldRef": {"resource": "requests.cpu"}}
+    for pod in pods(path):
+        (program,) = pod["containers"]
+        assert {"name": "AFFINITYD_JOB_CPUS", "valueFrom": request} in program["env"]
+        assert program["resources"]["requests"]["cpu"].isdecimal()
+
+
 def test_the_workers_of_the_pair_find_their_master() -> None:
     service, *both = documents(FOLDER / "pytorchjob-pair.yaml")
-    told = [{it["name"]: it["value"] for it in pod["spec"]["containers"][0]["env"]} for pod in both]
+    told = [
+        {it["name"]: it.get("value") for it in pod["spec"]["containers"][0]["env"]} for pod in both
+    ]
     assert [it["RANK"] for it in told] == ["0", "1"]
     assert {it["WORLD_SIZE"] for it in told} == {str(len(both))}
     assert {it["MASTER_ADDR"] for it in told} == {service["metadata"]["name"]}
