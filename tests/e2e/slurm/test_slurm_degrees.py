@@ -91,7 +91,7 @@ def test_the_daemon_counts_what_a_pin_would_have_changed(it: Node, conf: Path) -
         it.tasks(*TWO)
     assert samples(it.daemon, OBSERVED)[REMOTE_TO_LOCAL] == before + 4
     it.tasks("--ntasks=1", "--gres=gpu:small:1", "--cpus-per-task=2")
-    assert samples(it.daemon, OBSERVED)[f'{OBSERVED}{{after="local",before="unpinned"}}'] == 1
+    assert samples(it.daemon, OBSERVED)[f'{OBSERVED}{{after="mixed",before="unpinned"}}'] == 1
 
 
 def test_where_the_site_is_off_no_daemon_is_asked(it: Node, conf: Path) -> None:
