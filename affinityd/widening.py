@@ -5,7 +5,7 @@ Pure, as all of the planner. A rank asks for CPUs by the option `cpus`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -37,13 +37,11 @@ def widened(
     What a domain lacks are the nearest allowed cores that are in no other group's domain, behind
     its own, until it holds enough or none are left.
     """
-    taken = {core for group in groups for core in chain(*group.domain)}
-    spare = [core for core in usable(topology.cores, allowed) if core not in taken]
+    spare = _Spare(topology, allowed, (core for it in groups for core in chain(*it.domain)))
     wider = []
     for group in groups:
         has = len(given_cpus(chain(*group.domain), options))
-        further = _first(topology, group.home, spare, options, asked * len(group.ranks) - has)
-        spare = [core for core in spare if core not in further]
+        further = spare.take(group.home, asked * len(group.ranks) - has, options)
         wider.append(replace(group, domain=(*group.domain, *single_bundles(further))))
     return tuple(wider)
 
@@ -62,34 +60,42 @@ def topped_up(
     A division leaves cores idle that one rank lacks: cores are not cut in two, and no group takes
     what is in another's domain.
     """
-    held = set(chain(*hands.values()))
-    idle = [core for core in usable(topology.cores, allowed) if core not in held]
+    idle = _Spare(topology, allowed, chain(*hands.values()))
     home = {rank: group.home for group in groups for rank in group.ranks}
-    fuller = {}
-    for rank, cores in sorted(hands.items()):
-        lack = asked - len(given_cpus(cores, options))
-        further = _first(topology, home[rank], idle, options, lack)
-        idle = [core for core in idle if core not in further]
-        fuller[rank] = (*cores, *further)
-    return fuller
+    return {
+        rank: (*cores, *idle.take(home[rank], asked - len(given_cpus(cores, options)), options))
+        for rank, cores in sorted(hands.items())
+    }
 
 
-def _first(
-    topology: Topology, home: int | None, cores: Sequence[Core], options: Options, lack: int
-) -> tuple[Core, ...]:
-    """Return the cores nearest to a home node that together give so many CPUs, or all of them."""
-    if lack <= 0:
-        return ()
-    ranked = sorted(cores, key=lambda core: _farness(topology, home, core.node))
-    enough = 0
-    while enough < len(ranked) and lack > 0:
-        lack -= len(given_cpus(ranked[enough : enough + 1], options))
-        enough += 1
-    return tuple(ranked[:enough])
+class _Spare:
+    """Allowed cores that no rank has yet, by how near they are to a home node."""
 
+    def __init__(self, topology: Topology, allowed: CpuSet, taken: Iterable[Core]) -> None:
+        self._topology = topology
+        self._taken = {core.cpus[0] for core in taken}
+        self._allowed = usable(topology.cores, allowed)
+        self._ranked: dict[int | None, Iterator[Core]] = {}
 
-def _farness(
-    topology: Topology, home: int | None, node: int | None
-) -> tuple[bool, float, tuple[bool, int]]:
-    """Rank a node's cores by the home node's distances, then by the node's number."""
-    return node != home, topology.distance(home, node), topology.node_of[node].order
+    def take(self, home: int | None, lack: int, options: Options) -> tuple[Core, ...]:
+        """Take the nearest cores that together give so many CPUs, or all that are left."""
+        found = []
+        while lack > 0 and (core := next(self._nearest(home), None)) is not None:
+            if core.cpus[0] not in self._taken:
+                self._taken.add(core.cpus[0])
+                found.append(core)
+                lack -= len(given_cpus((core,), options))
+        return tuple(found)
+
+    def _nearest(self, home: int | None) -> Iterator[Core]:
+        """Return the cores that were not looked at for this home node: each is looked at once."""
+        if home not in self._ranked:
+            farness = {node: self._farness(home, node) for node in self._topology.node_of}
+            cores = sorted(self._allowed, key=lambda core: farness[core.node])
+            self._ranked[home] = iter(cores)
+        return self._ranked[home]
+
+    def _farness(self, home: int | None, node: int | None) -> tuple[bool, float, tuple[bool, int]]:
+        """Rank a node's cores by the home node's distances, then by the node's number."""
+        order = self._topology.node_of[node].order
+        return node != home, self._topology.distance(home, node), order
