@@ -8,8 +8,8 @@ serves. Slurm asks for no more.
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.daemons import PATIENCE, eventually
+from tests.e2e.slurm.release import HOST, NSENTER, entered
 
 MAJOR = 240  #: of devices for local use, kernel Documentation/admin-guide/devices.txt
 USER = "games"  #: whose jobs are not root's; every Debian has it
@@ -58,14 +59,13 @@ PartitionName=all Nodes={node} Default=YES State=UP
 CGROUP_CONF = """\
 CgroupPlugin=autodetect
 CgroupMountpoint=/sys/fs/cgroup
-CgroupAutomount=no
 IgnoreSystemd=yes
 ConstrainCores={cores}
 ConstrainDevices={devices}
 """
 
 #: Gives slurmd a /dev of its own, then what is to be seen elsewhere, a line SOURCE TARGET each.
-#: What must be made for that in /etc and /run is made in layers that go with the namespace.
+#: What must be made for that in this machine's folders is made in layers that go with it.
 NAMESPACE = """\
 set -e
 cd "$0"
@@ -84,7 +84,7 @@ done <minors
 mount --move dev /dev
 mkdir -p layers
 mount -t tmpfs tmpfs layers
-for folder in etc run; do
+for folder in {layered}; do
     mkdir -p "layers/$folder" "layers/work-$folder"
     layers=upperdir=layers/$folder,workdir=layers/work-$folder
     mount -t overlay -o "lowerdir=/$folder,$layers" overlay "/$folder"
@@ -111,6 +111,7 @@ class Setup:
     gres_conf: str | None = None  #: its text; None: a line for each GPU, without Cores=
     gres: Mapping[str, int] = field(default_factory=dict)  #: more of them, and how many
     binds: Mapping[Path, str] = field(default_factory=dict)  #: what the node sees, and where
+    release: str = HOST  #: of Slurm
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,14 @@ class Slurm:
 
     folder: Path
     user: str | None = None  #: None: root
+    inside: Sequence[str] = (NSENTER,)  #: has a command run where this Slurm is
+
+    def command(self, *words: str) -> list[str]:
+        """Return what runs a command of this Slurm as the user does."""
+        if self.user is None:
+            return [*self.inside, *words]
+        who = pwd.getpwnam(self.user)  # Debian's numbers are the same in every release
+        return [*self.inside, f"--setuid={who.pw_uid}", f"--setgid={who.pw_gid}", *words]
 
     def srun(self, *words: str, env: Mapping[str, str] | None = None) -> str:
         """Return what a step prints, a task's lines together; it must succeed."""
@@ -137,16 +146,13 @@ class Slurm:
         """Return what one of Slurm's commands prints; it must succeed."""
         conf = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         done = subprocess.run(
-            command,
+            self.command(*command),
             env={"PATH": os.environ["PATH"], **conf, **(env or {})},
             cwd="/",
             check=False,
             text=True,
             capture_output=True,
             timeout=4 * PATIENCE,
-            user=self.user,
-            group=self.user,
-            extra_groups=None if self.user is None else [],
         )
         assert done.returncode == 0, f"{done.stdout}{done.stderr}{self.logs()}"
         return done.stdout + done.stderr
@@ -160,28 +166,32 @@ class Slurm:
 @contextmanager
 def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
     """Run a cluster of one node that has this machine's CPUs, for jobs of a user."""
-    # Not below pytest's folder: the path of a unix socket has room for 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="rig-"))
-    folder.chmod(0o755)
-    _configure(folder, setup)
-    daemons: list[subprocess.Popen[bytes]] = []
-    cluster = Slurm(folder, user)
-    try:
-        daemons.append(_munge(folder))
-        conf = str(folder / "slurm.conf")
-        daemons.append(_start(folder, "slurmctld", "-D", "-i", "-c", "-f", conf))
-        apart = ["unshare", "--mount", "--propagation=private", "sh", "-c"]
-        inside = [*apart, NAMESPACE.format(major=MAJOR), f"{folder}"]
-        slurmd = ["slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
-        daemons.append(_start(folder, *inside, *slurmd))
-        eventually(lambda: _is_idle(cluster), f"the node is idle{cluster.logs()}")
-        yield cluster
-    finally:
-        for daemon in reversed(daemons):
-            daemon.send_signal(signal.SIGTERM)
-            daemon.wait(PATIENCE)
-        _remove_cgroups(_node(folder))
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        # Not below pytest's folder: the path of a unix socket has room for 107 bytes.
+        tempfile.TemporaryDirectory(prefix="rig-", ignore_cleanup_errors=True) as name,
+        entered(setup.release, Path(name)) as inside,
+    ):
+        folder = Path(name)
+        folder.chmod(0o755)
+        _configure(folder, setup)
+        daemons: list[subprocess.Popen[bytes]] = []
+        cluster = Slurm(folder, user, inside)
+        try:
+            daemons.append(_munge(folder, inside))
+            conf = str(folder / "slurm.conf")
+            daemons.append(_start(folder, *inside, "slurmctld", "-D", "-i", "-c", "-f", conf))
+            apart = [*inside, "unshare", "--mount", "--propagation=private", "sh", "-c"]
+            layered = "etc run" if setup.release == HOST else ""  # else they are layers already
+            apart += [NAMESPACE.format(major=MAJOR, layered=layered), f"{folder}"]
+            slurmd = ["slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
+            daemons.append(_start(folder, *apart, *slurmd))
+            _wait_until_idle(cluster)
+            yield cluster
+        finally:
+            for daemon in reversed(daemons):
+                daemon.send_signal(signal.SIGTERM)
+                daemon.wait(PATIENCE)
+            _remove_cgroups(_node(folder))
 
 
 def _node(folder: Path) -> str:
@@ -230,14 +240,14 @@ def _configure(folder: Path, setup: Setup) -> None:
     (folder / "binds").write_text("".join(binds))
 
 
-def _munge(folder: Path) -> subprocess.Popen[bytes]:
+def _munge(folder: Path, inside: Sequence[str]) -> subprocess.Popen[bytes]:
     key, path = folder / "munge.key", folder / "munge.socket"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o600)
     files = {"key-file": key, "socket": path, "pid-file": folder / "munge.pid"}
     files |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
     options = (f"--{name}={file}" for name, file in files.items())
-    process = _start(folder, "munged", "--foreground", "--force", *options)
+    process = _start(folder, *inside, "munged", "--foreground", "--force", *options)
     eventually(path.exists, "munged listens")
     return process
 
@@ -246,6 +256,13 @@ def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
     with (folder / "out.log").open("a") as log:
         environment = {"PATH": os.environ["PATH"], "SLURM_CONF": str(folder / "slurm.conf")}
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+def _wait_until_idle(cluster: Slurm) -> None:
+    try:
+        eventually(lambda: _is_idle(cluster), "the node is idle")
+    except AssertionError as late:
+        raise AssertionError(cluster.logs()) from late
 
 
 def _is_idle(cluster: Slurm) -> bool:

@@ -6,6 +6,7 @@ Each task prints its own mask, which is compared with the plan for the GPU that 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -59,9 +60,10 @@ ALONE = {
 
 
 @pytest.fixture(scope="module", params=ROWS)
-def row(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Setup]]:
-    with node(request.param) as made:
-        yield made, request.param
+def row(request: pytest.FixtureRequest, release: str) -> Iterator[tuple[Node, Setup]]:
+    setup = replace(request.param, release=release)
+    with node(setup) as made:
+        yield made, setup
 
 
 def placed(made: Node, words: list[str], mode: str) -> list[Task]:
