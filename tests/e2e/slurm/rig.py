@@ -51,8 +51,7 @@ ProctrackType={tracking}
 TaskPlugin={setup.task_plugin}
 GresTypes={types}
 {lines}
-NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} {setup.topology} \\
-    Gres={gres} State=UNKNOWN
+NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 {topology} Gres={gres} State=UNKNOWN
 PartitionName=all Nodes={node} Default=YES State=UP
 """
 
@@ -108,6 +107,7 @@ class Setup:
     by_cgroup: bool = False  #: jobs have cgroups even where no task plugin makes any
     conf: Sequence[str] = ()  #: more lines of slurm.conf
     topology: str = ""  #: of the node, where its CPUs are not to be all alike: Sockets=2 …
+    state: str = "idle"  #: to which the node comes
     gres_conf: str | None = None  #: its text; None: a line for each GPU, without Cores=
     gres: Mapping[str, int] = field(default_factory=dict)  #: more of them, and how many
     binds: Mapping[Path, str] = field(default_factory=dict)  #: what the node sees, and where
@@ -157,6 +157,12 @@ class Slurm:
         assert done.returncode == 0, f"{done.stdout}{done.stderr}{self.logs()}"
         return done.stdout + done.stderr
 
+    def state(self) -> str:
+        """Return the node's state; nothing while slurmctld does not listen."""
+        with suppress(AssertionError):
+            return self.run("sinfo", "--noheader", "--format=%T").strip()
+        return ""
+
     def logs(self) -> str:
         """Return the ends of the daemons' logs."""
         logs = sorted(self.folder.glob("*.log"))
@@ -185,7 +191,7 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
             apart += [NAMESPACE.format(major=MAJOR, layered=layered), f"{folder}"]
             slurmd = ["slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
             daemons.append(_start(folder, *apart, *slurmd))
-            _wait_until_idle(cluster)
+            _wait_until(cluster, setup.state)
             yield cluster
         finally:
             for daemon in reversed(daemons):
@@ -214,8 +220,8 @@ def _configure(folder: Path, setup: Setup) -> None:
     counts = Counter(f"gpu:{kind}" if kind else "gpu" for kind, _, _ in gpus)
     gres = {**counts, **setup.gres}
     facts = {"host": socket.gethostname(), "folder": folder, "setup": setup}
-    facts |= {"node": _node(folder)}
-    facts |= {"ports": _free_ports(2), "cpus": os.cpu_count(), "lines": "\n".join(setup.conf)}
+    facts |= {"node": _node(folder), "topology": setup.topology or f"CPUs={os.cpu_count()}"}
+    facts |= {"ports": _free_ports(2), "lines": "\n".join(setup.conf)}
     facts |= {
         "types": ",".join({"gpu": 0, **setup.gres}),
         "gres": ",".join(f"{it}:{n}" for it, n in gres.items()),
@@ -258,18 +264,11 @@ def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
-def _wait_until_idle(cluster: Slurm) -> None:
+def _wait_until(cluster: Slurm, state: str) -> None:
     try:
-        eventually(lambda: _is_idle(cluster), "the node is idle")
+        eventually(lambda: state in cluster.state(), f"the node is {state}")
     except AssertionError as late:
         raise AssertionError(cluster.logs()) from late
-
-
-def _is_idle(cluster: Slurm) -> bool:
-    try:
-        return "idle" in cluster.run("sinfo", "--noheader", "--format=%T")
-    except AssertionError:  # slurmctld does not listen yet
-        return False
 
 
 def _free_ports(count: int) -> list[int]:

@@ -12,6 +12,7 @@ from itertools import product
 import pytest
 
 from tests.e2e.slurm.node import GPU_NODES, HOME, Node, Task, node, read_tasks
+from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import Setup
 from tests.tiny import BOTH
 
@@ -55,8 +56,9 @@ ALONE = {
     "--cpu-bind=none": [*TWO, "--cpu-bind=none"],
     "--cpu-bind=map_cpu": [*TWO, "--cpu-bind=map_cpu:0,1"],
     "--cpu-bind=mask_cpu": [*TWO, "--cpu-bind=mask_cpu:0x1,0x2"],
-    "--cpu-bind=rank": [*TWO, "--cpu-bind=rank"],
+    "--cpu-bind=rank_ldom": [*TWO, "--cpu-bind=rank_ldom"],
 }
+BOUND = "its CPUs are bound by --cpu-bind, or by the CpuBind= of the site"
 
 
 @pytest.fixture(scope="module", params=ROWS)
@@ -122,9 +124,18 @@ def test_what_binds_itself_and_what_has_no_gpu_is_left_alone(
     tasks = made.tasks(*ALONE[style])
     as_slurm_has_it = made.tasks(*ALONE[style], env={"AFFINITYD": "off"})
     assert [task.cpus for task in tasks] == [task.cpus for task in as_slurm_has_it]
-    bound = "its CPUs are bound by --cpu-bind, or by the CpuBind= of the site"
-    why = None if style == "no GPU" else bound
+    why = None if style == "no GPU" else BOUND
     assert [task.unpinned for task in tasks] == [why] * 2
+
+
+def test_a_binding_by_rank_is_the_user_s_until_slurm_ignores_it(row: tuple[Node, Setup]) -> None:
+    """As srun then says: "Ignoring --cpu-bind=rank. Rank binding is obsolete."."""
+    made, setup = row
+    tasks = made.tasks(*TWO, "--cpu-bind=rank")
+    if setup.release == HOST:
+        assert [task.unpinned for task in tasks] == [BOUND] * 2
+    else:
+        assert [task.cpus for task in tasks] == [GPU[2], GPU[3]]
 
 
 def test_a_batch_script_has_all_of_its_job_s_and_its_steps_have_their_own(
