@@ -85,9 +85,9 @@ ask() { # SECONDS --data-urlencode NAME=VALUE...
             $clean "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 \
                 --unix-socket "$socket" "$@" http://localhost/plan
             status=$?
-            [ $status = 7 ] || break
+            [ "$status" = 7 ] || break
         done
-        return $status
+        return "$status"
     else
         $clean "$python" -I -S -c '
 import signal, socket, sys, urllib.parse
