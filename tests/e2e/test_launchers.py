@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.slurm.release import HOST, RELEASES
+from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
 from tests.tiny import BOTH, FAR, LOOK, NEAR
 
@@ -19,11 +19,6 @@ pytestmark = pytest.mark.launchers
 
 REPOSITORY = Path(__file__).parents[2]
 EXEC = (sys.executable, str(REPOSITORY / "bin/affinityd"), "exec")
-
-
-@pytest.fixture(scope="module", params=RELEASES)
-def release(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture

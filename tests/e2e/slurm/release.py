@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-slurm"
 CHECKOUT = Path(__file__).parents[3]
 NSENTER = "/usr/bin/nsenter"  #: wherever a user's PATH leads
@@ -26,11 +24,6 @@ NSENTER = "/usr/bin/nsenter"  #: wherever a user's PATH leads
 HOST = "22.05"  #: in Debian 12, on which the tests run
 SUITES = {"24.11": "trixie", "26.05": "forky"}
 NIGHTLY = ("24.11",)  #: what is not tried for every change
-#: For a fixture that runs what needs it once for each release.
-RELEASES = [
-    pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHTLY else [])
-    for name in (HOST, *SUITES)
-]
 
 PACKAGES = (
     *("slurmctld", "slurmd", "slurm-client", "munge", "curl", "mount", "procps"),

@@ -1,10 +1,15 @@
-"""What the tests of Slurm share."""
+"""What several of the suites share."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.e2e.slurm.release import RELEASES
+from tests.e2e.slurm.release import HOST, NIGHTLY, SUITES
+
+RELEASES = [
+    pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHTLY else [])
+    for name in (HOST, *SUITES)
+]
 
 
 @pytest.fixture(scope="module", params=RELEASES)
