@@ -40,9 +40,11 @@ def job(cluster: Slurm, tasks: int, *words: str) -> Iterator[list[int]]:
     ) as srun:
         assert srun.stdout is not None
         said = dict(srun.stdout.readline().split(":") for _ in range(tasks))
-        yield [int(said[number]) for number in sorted(said)]
-        srun.terminate()
-        srun.communicate()
+        try:
+            yield [int(said[number]) for number in sorted(said)]
+        finally:
+            srun.terminate()
+            srun.communicate()
 
 
 def masks(pids: Sequence[int]) -> list[CpuSet | None]:
