@@ -64,7 +64,7 @@ ConstrainDevices={devices}
 """
 
 #: Gives slurmd a /dev of its own, then what is to be seen elsewhere, a line SOURCE TARGET each.
-#: What must be made for that in this machine's folders is made in layers that go with it.
+#: What must be made for that in /etc and /run is made in layers that go with the namespace.
 NAMESPACE = """\
 set -e
 cd "$0"
@@ -83,7 +83,7 @@ done <minors
 mount --move dev /dev
 mkdir -p layers
 mount -t tmpfs tmpfs layers
-for folder in {layered}; do
+for folder in etc run; do
     mkdir -p "layers/$folder" "layers/work-$folder"
     layers=upperdir=layers/$folder,workdir=layers/work-$folder
     mount -t overlay -o "lowerdir=/$folder,$layers" overlay "/$folder"
@@ -157,12 +157,6 @@ class Slurm:
         assert done.returncode == 0, f"{done.stdout}{done.stderr}{self.logs()}"
         return done.stdout + done.stderr
 
-    def state(self) -> str:
-        """Return the node's state; nothing while slurmctld does not listen."""
-        with suppress(AssertionError):
-            return self.run("sinfo", "--noheader", "--format=%T").strip()
-        return ""
-
     def logs(self) -> str:
         """Return the ends of the daemons' logs."""
         logs = sorted(self.folder.glob("*.log"))
@@ -187,11 +181,10 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
             conf = str(folder / "slurm.conf")
             daemons.append(_start(folder, *inside, "slurmctld", "-D", "-i", "-c", "-f", conf))
             apart = [*inside, "unshare", "--mount", "--propagation=private", "sh", "-c"]
-            layered = "etc run" if setup.release == HOST else ""  # else they are layers already
-            apart += [NAMESPACE.format(major=MAJOR, layered=layered), f"{folder}"]
+            apart += [NAMESPACE.format(major=MAJOR), f"{folder}"]
             slurmd = ["slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
             daemons.append(_start(folder, *apart, *slurmd))
-            _wait_until(cluster, setup.state)
+            eventually(lambda: setup.state in _state(cluster), f"{setup.state}{cluster.logs()}")
             yield cluster
         finally:
             for daemon in reversed(daemons):
@@ -246,7 +239,7 @@ def _configure(folder: Path, setup: Setup) -> None:
     (folder / "binds").write_text("".join(binds))
 
 
-def _munge(folder: Path, inside: Sequence[str]) -> subprocess.Popen[bytes]:
+def _munge(folder: Path, inside: Sequence[str] = (NSENTER,)) -> subprocess.Popen[bytes]:
     key, path = folder / "munge.key", folder / "munge.socket"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o600)
@@ -264,11 +257,11 @@ def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
-def _wait_until(cluster: Slurm, state: str) -> None:
-    try:
-        eventually(lambda: state in cluster.state(), f"the node is {state}")
-    except AssertionError as late:
-        raise AssertionError(cluster.logs()) from late
+def _state(cluster: Slurm) -> str:
+    """Return the node's state; nothing while slurmctld does not listen."""
+    with suppress(AssertionError):
+        return cluster.run("sinfo", "--noheader", "--format=%T")
+    return ""
 
 
 def _free_ports(count: int) -> list[int]:

@@ -72,4 +72,3 @@ def test_a_running_job_whose_note_names_uuids_is_judged(it: Node) -> None:
     with job(it.cluster, 1, "--gres=gpu:3", "--gres-flags=disable-binding"):
         checked = check(it)
     assert re.search(r"^job 8\d+ has gpu [0-3] \(", checked, re.MULTILINE), checked
-    assert "passed over" not in checked
