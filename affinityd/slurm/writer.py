@@ -12,8 +12,8 @@ from affinityd.topology import Gpu, Topology
 ORDER = "# In this order Slurm's gpu numbers are {runtime}'s: keep it."
 
 NODES = (
-    "# Cores= are those of NUMA nodes. From 24.11 on, Slurm drains the node unless it takes each",
-    "# for a socket: SlurmdParameters=numa_node_as_socket in slurm.conf, or else --scope socket.",
+    "# Cores= of NUMA nodes need SlurmdParameters=numa_node_as_socket in slurm.conf. Else Slurm",
+    "# takes a whole package's cores, and drains the node from 24.11 on; or print --scope socket.",
 )
 
 #: Source: src/interfaces/gres.c (_links_str2array).

@@ -28,7 +28,8 @@ TWO = ("--ntasks=2", "--gres=gpu:small:2")
 GPU = dict(enumerate(HOME))
 LATE = "no plan from /run/affinityd/affinityd.sock"
 
-#: How tasks are started, and the CPUs of each. `{0}` and `{1}` are how maps name GPUs 2 and 3.
+#: How tasks are started, and the CPUs of each. `{0}` and `{1}` are how maps name GPUs 2 and 3,
+#: `{2}` and `{3}` how masks do.
 APART = {
     "all see all": ([*TWO], [GPU[2], GPU[3]]),
     "one GPU a task": (["--ntasks=2", "--gpus-per-task=1"], [GPU[0], GPU[1]]),
@@ -38,6 +39,7 @@ APART = {
     "not bound": ([*TWO, "--gpu-bind=none"], [GPU[2], GPU[3]]),
     "a map": ([*TWO, "--gpu-bind=map_gpu:{0},{1}"], [GPU[2], GPU[3]]),
     "a map the other way round": ([*TWO, "--gpu-bind=map_gpu:{1},{0}"], [GPU[3], GPU[2]]),
+    "a mask": ([*TWO, "--gpu-bind=mask_gpu:{2},{3}"], [GPU[2], GPU[3]]),
     "Slurm tells how it binds": ([*TWO, "--cpu-bind=verbose"], [GPU[2], GPU[3]]),
     "it tells of GPUs, too": ([*TWO, "--gpu-bind=verbose,single:1"], [GPU[2], GPU[3]]),
     "a lone task has several": (["--ntasks=1", "--cpus-per-task=2", TWO[1]], [BOTH]),
@@ -80,7 +82,8 @@ def placed(made: Node, words: list[str], mode: str) -> list[Task]:
 def words_for(setup: Setup, words: list[str]) -> list[str]:
     """Return options with GPUs named as Slurm does: by the job's numbers where devices are its."""
     is_constrained = setup.constrain_devices and "cgroup" in setup.task_plugin
-    return [word.format(*((0, 1) if is_constrained else (2, 3))) for word in words]
+    names = (0, 1, "0x1", "0x2") if is_constrained else (2, 3, "0x4", "0x8")
+    return [word.format(*names) for word in words]
 
 
 def test_a_gpu_s_plan_is_the_machine_s(row: tuple[Node, Setup]) -> None:
