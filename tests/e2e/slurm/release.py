@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-slurm"
 CHECKOUT = Path(__file__).parents[3]
 NSENTER = "/usr/bin/nsenter"  #: wherever a user's PATH leads
 
@@ -80,9 +79,10 @@ def root_of(release: str) -> Path:
     options += ["--aptopt=Acquire::Check-Valid-Until false"]  # a mirror may be behind
     recipe = ["mmdebstrap", "--quiet", "--variant=essential", *options]
     recipe += [f"--include={','.join(PACKAGES)}", suite]
-    folder = CACHE / f"{suite}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]}"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f"{suite}.lock").open("w") as lock:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-slurm"
+    folder = cache / f"{suite}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{suite}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             _make(folder, recipe, release)
