@@ -39,6 +39,7 @@ def it(release: str) -> Iterator[Node]:
 def notes(it: Node) -> Path:
     """Return their folder, which has none: the jobs of other tests are over."""
     folder = it.folder / "jobs"
+    folder.mkdir(exist_ok=True)  # as the first job's prolog has it
     eventually(lambda: not [*folder.glob("[0-9]*")], "the epilogs ran")
     return folder
 
