@@ -46,7 +46,9 @@ has_one_of() { # GPUS GPUS
     return 1
 }
 runs_here() { # JOB: has processes that Slurm started on this node
-    [ -n "${running+known}" ] || running=$(timeout 2 scontrol listpids 2>/dev/null | awk '{ print $2 }')
+    # Slurm 22.05 prints a title where nothing runs, newer ones only that, on stderr.
+    [ -n "${running+known}" ] || running=$(timeout 2 scontrol listpids 2>&1 |
+        awk '/^(PID|[0-9]|No job steps exist)/ { print $2 }')
     [ -z "$running" ] || printf '%s\n' "$running" | grep -qx "$1"
 }
 

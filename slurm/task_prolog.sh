@@ -118,8 +118,10 @@ ask() { # SECONDS --data-urlencode NAME=VALUE...
         for _ in $tries; do
             $clean "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 \
                 --unix-socket "$socket" "$@" http://localhost/plan
-            [ $? = 7 ] || break
+            status=$?
+            [ "$status" = 7 ] || break
         done
+        return "$status"
     else
         $clean "$python" -I -S -c '
 import signal, socket, sys, urllib.parse
@@ -227,11 +229,12 @@ done
 
 # Where no note fits the GPUs that the task has, each GPU of the node has cores of its own.
 [ "$tasks" -lt 2 ] || [ -n "$job" ] || share=${share:-node}
-answer=$(ask 0.7 "$@" ${job:+--data-urlencode "job=$job"} ${share:+--data-urlencode "share=$share"})
+answer=$(ask 0.7 "$@" ${job:+--data-urlencode "job=$job"} \
+    ${share:+--data-urlencode "share=$share"}) || answer='' # a newer curl has printed the first of it
 case $answer in
 'No such GPU: job: '* | 'Malformed request: job: '*)
     job=''
-    answer=$(ask 0.2 "$@" --data-urlencode "share=${share:-node}")
+    answer=$(ask 0.2 "$@" --data-urlencode "share=${share:-node}") || answer=''
     ;;
 esac
 [ "${#answer}" -lt 65536 ] || answer=''

@@ -35,8 +35,8 @@ from tests.nvml.shared_object import environment
 
 DGX_A100 = """\
 # In this order Slurm's gpu numbers are CUDA's: keep it.
-# Cores= are those of NUMA nodes. From 24.11 on, Slurm drains the node unless it takes each
-# for a socket: SlurmdParameters=numa_node_as_socket in slurm.conf, or else --scope socket.
+# Cores= of NUMA nodes need SlurmdParameters=numa_node_as_socket in slurm.conf. Else Slurm
+# takes a whole package's cores, and drains the node from 24.11 on; or print --scope socket.
 NodeName=gpu07 Name=gpu File=/dev/nvidia2 Cores=48-63
 NodeName=gpu07 Name=gpu File=/dev/nvidia3 Cores=48-63
 NodeName=gpu07 Name=gpu File=/dev/nvidia0 Cores=16-31
@@ -49,8 +49,8 @@ NodeName=gpu07 Name=gpu File=/dev/nvidia5 Cores=80-95
 
 MI250X = """\
 # In this order Slurm's gpu numbers are ROCm's: keep it.
-# Cores= are those of NUMA nodes. From 24.11 on, Slurm drains the node unless it takes each
-# for a socket: SlurmdParameters=numa_node_as_socket in slurm.conf, or else --scope socket.
+# Cores= of NUMA nodes need SlurmdParameters=numa_node_as_socket in slurm.conf. Else Slurm
+# takes a whole package's cores, and drains the node from 24.11 on; or print --scope socket.
 Name=gpu File=/dev/dri/renderD128 Cores=48-63
 Name=gpu File=/dev/dri/renderD129 Cores=48-63
 Name=gpu File=/dev/dri/renderD130 Cores=16-31

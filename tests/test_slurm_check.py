@@ -16,7 +16,7 @@ from affinityd.slurm.configured import Configured, for_node
 from affinityd.slurm.expected import Expected, expected
 from affinityd.slurm.gresconf import Fault, Include, Line, parse
 from affinityd.slurm.writer import write
-from affinityd.topology import Topology
+from affinityd.topology import MigInstance, Topology
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 from tests.machines.nvlinks import linked_machines, switched, with_nvlinks
@@ -651,13 +651,13 @@ def test_cores_away_from_every_near_node_are_always_found_wrong(
 @pytest.mark.parametrize(
     ("gpus", "cpus", "findings"),
     [
-        ((0,), "0-3", []),
-        ((0, 1), "3,31", []),
+        (("0",), "0-3", []),
+        (("0", "1"), "3,31", []),
         ((), "0", []),
         (None, "0", []),
-        ((0, 1), "0-7", ["1 (package 1, node 3) and CPUs 0-7 (package 0, nodes 0-1)"]),
-        ((1,), "0,16", ["1 (package 1, node 3) and CPUs 0,16 (package 0, node 0)"]),
-        ((2,), "0", []),
+        (("0", "GPU-1"), "0-7", ["1 (package 1, node 3) and CPUs 0-7 (package 0, nodes 0-1)"]),
+        (("MIG-1", "1"), "0,16", ["1 (package 1, node 3) and CPUs 0,16 (package 0, node 0)"]),
+        (("2",), "0", []),
     ],
     ids=[
         "near",
@@ -670,21 +670,24 @@ def test_cores_away_from_every_near_node_are_always_found_wrong(
     ],
 )
 def test_a_job_has_cpus_near_each_of_its_gpus(
-    gpus: tuple[int, ...] | None, cpus: str, findings: list[str]
+    gpus: tuple[str, ...] | None, cpus: str, findings: list[str]
 ) -> None:
     job = Job(4711, parse_list(cpus), gpus)
-    assert list(far(node(0, 3, None), job)) == [
+    first, second, third = node(0, 3, None).gpus
+    second = replace(second, uuid="GPU-1", mig=(MigInstance("MIG-1"),))
+    topology = replace(node(0, 3, None), gpus=(first, second, third))
+    assert list(far(topology, job)) == [
         f"job 4711 has gpu {finding}, none of them near it; {REMEDY}" for finding in findings
     ]
 
 
 def test_a_job_with_a_gpu_that_the_node_has_not_is_told() -> None:
-    job = Job(1, frozenset({0}), (8,))
+    job = Job(1, frozenset({0}), ("8",))
     assert list(far(node(0, 3), job)) == ["job 1 has gpu 8, and this node has 0-1"]
 
 
 def test_near_a_gpu_whose_node_has_no_cpus_are_the_nearest() -> None:
     topology = made({0: "0-3", 1: "4-7", 2: ""}, gpus=[2], distances=[("2", "1", 20)])
-    assert list(far(topology, Job(1, frozenset({5}), (0,)))) == []
-    (text,) = far(topology, Job(1, frozenset({0}), (0,)))
+    assert list(far(topology, Job(1, frozenset({5}), ("0",)))) == []
+    (text,) = far(topology, Job(1, frozenset({0}), ("0",)))
     assert text.startswith("job 1 has gpu 0 (node 2) and CPUs 0 (package 0, node 0)")

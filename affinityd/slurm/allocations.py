@@ -18,7 +18,7 @@ class Job:
 
     number: int
     cpus: CpuSet  #: all that it may use here
-    gpus: tuple[int, ...] | None  #: the node's numbers of its GPUs; None: nobody noted them
+    gpus: tuple[str, ...] | None  #: the node's numbers of its GPUs, or UUIDs; None: not known
 
 
 def far(topology: Topology, job: Job) -> Iterator[str]:
@@ -27,16 +27,24 @@ def far(topology: Topology, job: Job) -> Iterator[str]:
     Near is the GPU's own NUMA node, or the nearest that have CPUs; of a GPU whose node is unknown
     nothing is known.
     """
-    gpus = {gpu.index: gpu for gpu in topology.gpus if gpu.vendor == topology.vendor}
-    for number in job.gpus or ():
-        if number not in gpus:
-            yield f"job {job.number} has gpu {number}, and this node has {format_list(gpus)}"
-        elif _is_far(topology, gpus[number], job.cpus):
+    gpus = [gpu for gpu in topology.gpus if gpu.vendor == topology.vendor]
+    named = {name: gpu for gpu in gpus for name in _names(gpu)}
+    for name in job.gpus or ():
+        if name not in named:
+            numbers = format_list(gpu.index for gpu in gpus)
+            yield f"job {job.number} has gpu {name}, and this node has {numbers}"
+    for gpu in dict.fromkeys(named[name] for name in job.gpus or () if name in named):
+        if _is_far(topology, gpu, job.cpus):
             yield (
-                f"job {job.number} has gpu {number} ({_home(topology, gpus[number])}) and CPUs "
+                f"job {job.number} has gpu {gpu.index} ({_home(topology, gpu)}) and CPUs "
                 f"{format_list(job.cpus)} ({_place(topology, job.cpus)}), none of them near it; "
                 f"{REMEDY}"
             )
+
+
+def _names(gpu: Gpu) -> list[str]:
+    """Return what Slurm may call a GPU: from 26.05 on by its UUID, and by those of its parts."""
+    return [str(gpu.index), *filter(None, (gpu.uuid, *(part.uuid for part in gpu.mig)))]
 
 
 def _is_far(topology: Topology, gpu: Gpu, cpus: CpuSet) -> bool:

@@ -27,8 +27,8 @@ DETECTED_WITH_LINES = (
 
 #: Source: src/interfaces/gres.c (_check_core_range_matches_sock).
 NARROW = (
-    "from 24.11 on, Slurm drains a node whose Cores= are no whole socket; what is less than a "
-    "package is one only with SlurmdParameters=numa_node_as_socket in slurm.conf"
+    "Cores= of less than a package need SlurmdParameters=numa_node_as_socket in slurm.conf: else "
+    "Slurm takes the whole package's cores, and drains the node from 24.11 on"
 )
 
 #: Slurm numbers GPUs type by type: seen with Slurm 22.05, 24.11 and 26.05.

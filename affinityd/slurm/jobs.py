@@ -29,6 +29,7 @@ MAX_PIDS = 64  #: of a job's processes, how many are asked for its number
 
 #: What a user's process says of itself may be anything.
 _is_number = re.compile(r"\d{1,10}", re.ASCII).fullmatch
+_is_gpu = re.compile(r"\d{1,10}|(GPU|MIG)-[\w/-]{1,100}", re.ASCII).fullmatch
 
 
 def jobs(root: Path) -> Iterator[Job]:
@@ -71,13 +72,13 @@ def _list(folder: Path) -> CpuSet:
         return frozenset()
 
 
-def _gpus(note: Path) -> tuple[int, ...] | None:
+def _gpus(note: Path) -> tuple[str, ...] | None:
     """Read a note's first line: None where it names no GPUs, () where it says there are none."""
     key, equals, numbers = _read(note).split("\n")[0].strip().partition("=")
     entries = [entry for entry in numbers.split(",") if entry]
-    if key != "gpus" or not equals or not all(map(_is_number, entries)):
+    if key != "gpus" or not equals or not all(map(_is_gpu, entries)):
         return None
-    return tuple(map(int, entries))
+    return tuple(entries)
 
 
 def _read(path: Path) -> str:

@@ -21,8 +21,8 @@ ALTERNATING = "# Slurm numbers GPUs type by type, so its gpu numbers cannot be {
 TYPES = "# Type= as in {expected}: any other drains the node."
 
 NODES = (
-    "# Cores= are those of NUMA nodes. From 24.11 on, Slurm drains the node unless it takes each",
-    "# for a socket: SlurmdParameters=numa_node_as_socket in slurm.conf, or else --scope socket.",
+    "# Cores= of NUMA nodes need SlurmdParameters=numa_node_as_socket in slurm.conf. Else Slurm",
+    "# takes a whole package's cores, and drains the node from 24.11 on; or print --scope socket.",
 )
 
 #: Source: src/interfaces/gres.c (_links_str2array).

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
 from tests.tiny import BOTH, FAR, LOOK, NEAR
 
@@ -20,9 +21,16 @@ REPOSITORY = Path(__file__).parents[2]
 EXEC = (sys.executable, str(REPOSITORY / "bin/affinityd"), "exec")
 
 
+@pytest.fixture
+def entry(release: str) -> tuple[str, ...]:
+    """Return `affinityd exec` by the Python that is where Slurm is."""
+    there = ("env", f"PYTHONPATH={REPOSITORY}", "/usr/bin/python3", *EXEC[1:])
+    return EXEC if release == HOST else there
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Slurm]:
-    with slurm(Setup()) as cluster:
+def cluster(release: str) -> Iterator[Slurm]:
+    with slurm(Setup(release=release)) as cluster:
         yield cluster
 
 
@@ -33,36 +41,46 @@ def masks(printed: str) -> list[str]:
     ]
 
 
-def test_each_task_of_srun_has_its_gpu(cluster: Slurm, here: Mapping[str, str]) -> None:
-    printed = cluster.srun("-n2", "--gres=gpu:2", *EXEC, "--", *LOOK, env=here)
+def test_each_task_of_srun_has_its_gpu(
+    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
+) -> None:
+    printed = cluster.srun("-n2", "--gres=gpu:2", *entry, "--", *LOOK, env=here)
     assert masks(printed) == [NEAR, FAR]
 
 
-def test_tasks_that_see_one_gpu_each_share_no_core(cluster: Slurm, here: Mapping[str, str]) -> None:
-    words = ["-n2", "--gpus-per-task=1", *EXEC, "--mode=unique-contiguous", "--", *LOOK]
+def test_tasks_that_see_one_gpu_each_share_no_core(
+    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
+) -> None:
+    words = ["-n2", "--gpus-per-task=1", *entry, "--mode=unique-contiguous", "--", *LOOK]
     assert masks(cluster.srun(*words, env=here)) == [NEAR, FAR]
 
 
 def test_a_lone_task_is_a_launcher_and_has_all_of_its_gpus(
-    cluster: Slurm, here: Mapping[str, str]
+    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
 ) -> None:
-    again = [*EXEC, "--rank=1", "--", *LOOK]
-    assert masks(cluster.srun("-n1", "-c2", "--gres=gpu:2", *EXEC, "--", *LOOK, env=here)) == [BOTH]
-    assert masks(cluster.srun("-n1", "-c2", "--gres=gpu:2", *EXEC, "--", *again, env=here)) == [FAR]
+    again = [*entry, "--rank=1", "--", *LOOK]
+    assert masks(cluster.srun("-n1", "-c2", "--gres=gpu:2", *entry, "--", *LOOK, env=here)) == [
+        BOTH
+    ]
+    assert masks(cluster.srun("-n1", "-c2", "--gres=gpu:2", *entry, "--", *again, env=here)) == [
+        FAR
+    ]
 
 
-def test_a_batch_script_is_no_rank(cluster: Slurm, here: Mapping[str, str]) -> None:
-    script = " ".join([*EXEC, "--", *LOOK])
+def test_a_batch_script_is_no_rank(
+    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
+) -> None:
+    script = " ".join([*entry, "--", *LOOK])
     printed = cluster.sbatch(script, "--ntasks=2", "--gres=gpu:2", env=here)
     assert masks(printed) == [BOTH]
 
 
 def test_srun_that_binds_nothing_leaves_each_task_all_of_the_job_s_cpus(
-    here: Mapping[str, str],
+    here: Mapping[str, str], release: str, entry: tuple[str, ...]
 ) -> None:
     """As the documentation has it, where task/affinity would give each a slice."""
-    words = ["-n2", "--gres=gpu:2", "--cpu-bind=none", *EXEC, "--", *LOOK]
-    with slurm(Setup(task_plugin="task/affinity")) as cluster:
+    words = ["-n2", "--gres=gpu:2", "--cpu-bind=none", *entry, "--", *LOOK]
+    with slurm(Setup(task_plugin="task/affinity", release=release)) as cluster:
         assert masks(cluster.srun(*words, env=here)) == [NEAR, FAR]
 
 

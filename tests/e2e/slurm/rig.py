@@ -8,8 +8,8 @@ serves. Slurm asks for no more.
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.daemons import PATIENCE, eventually
+from tests.e2e.slurm.release import HOST, NSENTER, entered
 
 MAJOR = 240  #: of devices for local use, kernel Documentation/admin-guide/devices.txt
 USER = "games"  #: whose jobs are not root's; every Debian has it
@@ -50,15 +51,13 @@ ProctrackType={tracking}
 TaskPlugin={setup.task_plugin}
 GresTypes={types}
 {lines}
-NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} {setup.topology} \\
-    Gres={gres} State=UNKNOWN
+NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 {topology} Gres={gres} State=UNKNOWN
 PartitionName=all Nodes={node} Default=YES State=UP
 """
 
 CGROUP_CONF = """\
 CgroupPlugin=autodetect
 CgroupMountpoint=/sys/fs/cgroup
-CgroupAutomount=no
 IgnoreSystemd=yes
 ConstrainCores={cores}
 ConstrainDevices={devices}
@@ -112,6 +111,7 @@ class Setup:
     gres_conf: str | None = None  #: its text; None: a line for each GPU, without Cores=
     gres: Mapping[str, int] = field(default_factory=dict)  #: more of them, and how many
     binds: Mapping[Path, str] = field(default_factory=dict)  #: what the node sees, and where
+    release: str = HOST  #: of Slurm
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,14 @@ class Slurm:
 
     folder: Path
     user: str | None = None  #: None: root
+    inside: Sequence[str] = (NSENTER,)  #: has a command run where this Slurm is
+
+    def command(self, *words: str) -> list[str]:
+        """Return what runs a command of this Slurm as the user does."""
+        if self.user is None:
+            return [*self.inside, *words]
+        who = pwd.getpwnam(self.user)  # Debian's numbers are the same in every release
+        return [*self.inside, f"--setuid={who.pw_uid}", f"--setgid={who.pw_gid}", *words]
 
     def srun(self, *words: str, env: Mapping[str, str] | None = None) -> str:
         """Return what a step prints, a task's lines together; it must succeed."""
@@ -138,16 +146,13 @@ class Slurm:
         """Return what one of Slurm's commands prints; it must succeed."""
         conf = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         done = subprocess.run(
-            command,
+            self.command(*command),
             env={"PATH": os.environ["PATH"], **conf, **(env or {})},
             cwd="/",
             check=False,
             text=True,
             capture_output=True,
             timeout=4 * PATIENCE,
-            user=self.user,
-            group=self.user,
-            extra_groups=None if self.user is None else [],
         )
         assert done.returncode == 0, f"{done.stdout}{done.stderr}{self.logs()}"
         return done.stdout + done.stderr
@@ -161,28 +166,31 @@ class Slurm:
 @contextmanager
 def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
     """Run a cluster of one node that has this machine's CPUs, for jobs of a user."""
-    # Not below pytest's folder: the path of a unix socket has room for 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="rig-"))
-    folder.chmod(0o755)
-    _configure(folder, setup)
-    daemons: list[subprocess.Popen[bytes]] = []
-    cluster = Slurm(folder, user)
-    try:
-        daemons.append(_munge(folder))
-        conf = str(folder / "slurm.conf")
-        daemons.append(_start(folder, "slurmctld", "-D", "-i", "-c", "-f", conf))
-        apart = ["unshare", "--mount", "--propagation=private", "sh", "-c"]
-        inside = [*apart, NAMESPACE.format(major=MAJOR), f"{folder}"]
-        slurmd = ["slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
-        daemons.append(_start(folder, *inside, *slurmd))
-        eventually(lambda: setup.state in _state(cluster), f"{setup.state}{cluster.logs()}")
-        yield cluster
-    finally:
-        for daemon in reversed(daemons):
-            daemon.send_signal(signal.SIGTERM)
-            daemon.wait(PATIENCE)
-        _remove_cgroups(_node(folder))
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        # Not below pytest's folder: the path of a unix socket has room for 107 bytes.
+        tempfile.TemporaryDirectory(prefix="rig-", ignore_cleanup_errors=True) as name,
+        entered(setup.release, Path(name)) as inside,
+    ):
+        folder = Path(name)
+        folder.chmod(0o755)
+        _configure(folder, setup)
+        daemons: list[subprocess.Popen[bytes]] = []
+        cluster = Slurm(folder, user, inside)
+        try:
+            daemons.append(_munge(folder, inside))
+            conf = str(folder / "slurm.conf")
+            daemons.append(_start(folder, *inside, "slurmctld", "-D", "-i", "-c", "-f", conf))
+            apart = [*inside, "unshare", "--mount", "--propagation=private", "sh", "-c"]
+            apart += [NAMESPACE.format(major=MAJOR), f"{folder}"]
+            slurmd = ["slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
+            daemons.append(_start(folder, *apart, *slurmd))
+            eventually(lambda: setup.state in _state(cluster), f"{setup.state}{cluster.logs()}")
+            yield cluster
+        finally:
+            for daemon in reversed(daemons):
+                daemon.send_signal(signal.SIGTERM)
+                daemon.wait(PATIENCE)
+            _remove_cgroups(_node(folder))
 
 
 def _node(folder: Path) -> str:
@@ -205,8 +213,8 @@ def _configure(folder: Path, setup: Setup) -> None:
     counts = Counter(f"gpu:{kind}" if kind else "gpu" for kind, _, _ in gpus)
     gres = {**counts, **setup.gres}
     facts = {"host": socket.gethostname(), "folder": folder, "setup": setup}
-    facts |= {"node": _node(folder)}
-    facts |= {"ports": _free_ports(2), "cpus": os.cpu_count(), "lines": "\n".join(setup.conf)}
+    facts |= {"node": _node(folder), "topology": setup.topology or f"CPUs={os.cpu_count()}"}
+    facts |= {"ports": _free_ports(2), "lines": "\n".join(setup.conf)}
     facts |= {
         "types": ",".join({"gpu": 0, **setup.gres}),
         "gres": ",".join(f"{it}:{n}" for it, n in gres.items()),
@@ -231,14 +239,14 @@ def _configure(folder: Path, setup: Setup) -> None:
     (folder / "binds").write_text("".join(binds))
 
 
-def _munge(folder: Path) -> subprocess.Popen[bytes]:
+def _munge(folder: Path, inside: Sequence[str] = (NSENTER,)) -> subprocess.Popen[bytes]:
     key, path = folder / "munge.key", folder / "munge.socket"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o600)
     files = {"key-file": key, "socket": path, "pid-file": folder / "munge.pid"}
     files |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
     options = (f"--{name}={file}" for name, file in files.items())
-    process = _start(folder, "munged", "--foreground", "--force", *options)
+    process = _start(folder, *inside, "munged", "--foreground", "--force", *options)
     eventually(path.exists, "munged listens")
     return process
 

@@ -78,7 +78,7 @@ TWO = ("--ntasks=2", "--gres=gpu:small:2")
 
 
 @pytest.fixture(scope="module")
-def containers() -> Iterator[Node]:
+def containers(release: str) -> Iterator[Node]:
     """Run a node whose tasks are in containers."""
     with tempfile.TemporaryDirectory(prefix="enroot-") as name:
         folder = Path(name)
@@ -90,7 +90,8 @@ def containers() -> Iterator[Node]:
         pyxis.write_text(PYXIS.format(folder=folder))
         pyxis.chmod(0o755)
         binds = {folder / "settings": "/etc/affinityd.conf"}
-        with node(Setup(conf=(f"TaskProlog={pyxis}",), binds=binds)) as made:
+        setup = Setup(conf=(f"TaskProlog={pyxis}",), binds=binds, release=release)
+        with node(setup) as made:
             yield made
 
 

@@ -36,13 +36,15 @@ def job(cluster: Slurm, tasks: int, *words: str) -> Iterator[list[int]]:
     command = ["srun", "--label", f"--ntasks={tasks}", *words, *TASK]
     env = {"PATH": os.environ["PATH"], "SLURM_CONF": str(cluster.folder / "slurm.conf")}
     with subprocess.Popen(
-        command, env=env, cwd="/", stdout=subprocess.PIPE, text=True, user=USER, extra_groups=[]
+        cluster.command(*command), env=env, cwd="/", stdout=subprocess.PIPE, text=True
     ) as srun:
         assert srun.stdout is not None
         said = dict(srun.stdout.readline().split(":") for _ in range(tasks))
-        yield [int(said[number]) for number in sorted(said)]
-        srun.terminate()
-        srun.communicate()
+        try:
+            yield [int(said[number]) for number in sorted(said)]
+        finally:
+            srun.terminate()
+            srun.communicate()
 
 
 def masks(pids: Sequence[int]) -> list[CpuSet | None]:
@@ -69,9 +71,9 @@ def running(setup: Setup, *words: str, tasks: int = 2) -> Iterator[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def confined() -> Iterator[list[int]]:
+def confined(release: str) -> Iterator[list[int]]:
     """Run a job whose cpuset is its allocation: the whole node."""
-    with running(Setup(task_plugin="task/cgroup"), "--account=bio") as pids:
+    with running(Setup(task_plugin="task/cgroup", release=release), "--account=bio") as pids:
         yield pids
 
 
@@ -114,9 +116,9 @@ def test_each_task_gets_the_cpus_near_its_gpu(confined: list[int]) -> None:
         assert masks(confined) == [NEAR_CPU, FAR_CPU]
 
 
-def test_a_job_that_has_one_far_cpu_is_left_and_told_what_gres_conf_lacks() -> None:
+def test_a_job_that_has_one_far_cpu_is_left_and_told_what_gres_conf_lacks(release: str) -> None:
     with (
-        running(Setup(task_plugin="task/cgroup"), tasks=1) as pids,
+        running(Setup(task_plugin="task/cgroup", release=release), tasks=1) as pids,
         enforcing("pin", users={}) as node,
     ):
         before = masks(pids)
@@ -128,9 +130,11 @@ def test_a_job_that_has_one_far_cpu_is_left_and_told_what_gres_conf_lacks() -> N
         assert masks(pids) == before
 
 
-def test_where_slurm_confines_by_masks_alone_nobody_gets_other_jobs_cpus() -> None:
+def test_where_slurm_confines_by_masks_alone_nobody_gets_other_jobs_cpus(release: str) -> None:
     """Its job has one CPU of two, and its cpuset has both."""
-    setup = Setup(task_plugin="task/affinity", by_cgroup=True, constrain_cores=False)
+    setup = Setup(
+        task_plugin="task/affinity", by_cgroup=True, constrain_cores=False, release=release
+    )
     with running(setup, tasks=1) as pids, enforcing("pin", users={}) as node:
         before = masks(pids)
         node.say({far_gpu(*before): pids})
@@ -143,7 +147,10 @@ def test_where_slurm_confines_by_masks_alone_nobody_gets_other_jobs_cpus() -> No
         assert node.pins() == 0
 
 
-def test_processes_of_a_cluster_without_cgroups_are_in_no_job() -> None:
-    with running(Setup(), tasks=1) as pids, enforcing("pin", users={0: pids}) as node:
+def test_processes_of_a_cluster_without_cgroups_are_in_no_job(release: str) -> None:
+    with (
+        running(Setup(release=release), tasks=1) as pids,
+        enforcing("pin", users={0: pids}) as node,
+    ):
         node.wait_until("no_job", *pids)
         assert masks(pids) == [BOTH_CPUS]

@@ -29,10 +29,9 @@ CONFINED = Setup(task_plugin="task/affinity,task/cgroup", constrain_devices=True
 
 
 @pytest.fixture(scope="module")
-def it() -> Iterator[Node]:
-    with node(
-        Setup(task_plugin="task/affinity", conf=("LaunchParameters=use_interactive_step",))
-    ) as made:
+def it(release: str) -> Iterator[Node]:
+    conf = ("LaunchParameters=use_interactive_step",)
+    with node(Setup(task_plugin="task/affinity", conf=conf, release=release)) as made:
         yield made
 
 
@@ -40,6 +39,7 @@ def it() -> Iterator[Node]:
 def notes(it: Node) -> Path:
     """Return their folder, which has none: the jobs of other tests are over."""
     folder = it.folder / "jobs"
+    folder.mkdir(exist_ok=True)  # as the first job's prolog has it
     eventually(lambda: not [*folder.glob("[0-9]*")], "the epilogs ran")
     return folder
 
@@ -146,15 +146,12 @@ def test_an_interactive_step_has_all_of_its_job_s(it: Node) -> None:
     main, terminal = pty.openpty()
     conf = {"SLURM_CONF": f"{it.cluster.folder}/slurm.conf", "SHELL": "/bin/sh"}
     process = subprocess.Popen(
-        ["setsid", "--ctty", "--wait", "salloc", *TWO],
+        it.cluster.command("setsid", "--ctty", "--wait", "salloc", *TWO),
         env={"PATH": os.environ["PATH"], **conf},
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
         cwd="/",
-        user=it.cluster.user,
-        group=it.cluster.user,
-        extra_groups=[],
     )
     os.close(terminal)
     try:
@@ -181,8 +178,8 @@ def test_a_script_that_a_step_submitted_is_pinned_on_its_own_job_s_cpus(it: Node
 
 
 @pytest.mark.parametrize("kind", ["shard", "mps"])
-def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(kind: str) -> None:
-    setup = Setup(task_plugin="task/affinity", gres={kind: 400})
+def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(kind: str, release: str) -> None:
+    setup = Setup(task_plugin="task/affinity", gres={kind: 400}, release=release)
     with node(setup) as made:
         first = threading.Thread(
             target=made.cluster.srun, args=("-n1", f"--gres={kind}:10", "/bin/sleep", "1.5")
@@ -194,9 +191,10 @@ def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(kind: str) -> N
     assert "shared_gpu" in task.variables["WARNINGS"].split(",")
 
 
-def test_a_running_job_without_a_cpu_near_its_gpu_is_named() -> None:
+def test_a_running_job_without_a_cpu_near_its_gpu_is_named(release: str) -> None:
     """Of two free cores Slurm gives a lone task the second, which is far from GPU 0."""
-    with node(replace(CONFINED, conf=("FirstJobId=7000",))) as made:  # others have their jobs here
+    conf = ("FirstJobId=7000",)  # others have their jobs here
+    with node(replace(CONFINED, conf=conf, release=release)) as made:
         job = threading.Thread(
             target=made.cluster.srun, args=("-n1", "--gres=gpu:big:1", "/bin/sleep", "3")
         )
@@ -259,14 +257,15 @@ def test_a_prolog_without_a_job_touches_nothing(job: str) -> None:
     [("", "idle"), ("AFFINITYD_DRAIN=no\n", "idle"), ('AFFINITYD_DRAIN="yes"\n', "drained")],
 )
 def test_a_node_without_a_daemon_is_drained_only_where_the_site_says_so(
-    tmp_path: Path, settings: str, state: str
+    tmp_path: Path, settings: str, state: str, release: str
 ) -> None:
     conf, log = tmp_path / "affinityd.conf", tmp_path / "log"
     conf.write_text(settings)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
         syslog.bind(f"{log}")
         syslog.settimeout(PATIENCE)
-        with node(Setup(binds={conf: "/etc/affinityd.conf", log: "/dev/log"})) as made:
+        binds = {conf: "/etc/affinityd.conf", log: "/dev/log"}
+        with node(Setup(binds=binds, release=release)) as made:
             made.daemon.stop()
             if state == "idle":
                 (task,) = made.tasks("-n1", "--gres=gpu:small:1")
@@ -278,12 +277,12 @@ def test_a_node_without_a_daemon_is_drained_only_where_the_site_says_so(
             assert state in eventually_state(made, state)
 
 
-def test_a_prolog_asks_nobody_where_others_could_listen(tmp_path: Path) -> None:
+def test_a_prolog_asks_nobody_where_others_could_listen(tmp_path: Path, release: str) -> None:
     log = tmp_path / "log"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
         syslog.bind(f"{log}")
         syslog.settimeout(PATIENCE)
-        with node(Setup(binds={log: "/dev/log"})) as made:
+        with node(Setup(binds={log: "/dev/log"}, release=release)) as made:
             made.folder.chmod(0o777)
             made.tasks("-n1", "--gres=gpu:small:1")
             said = syslog.recv(4096).decode()
@@ -296,10 +295,10 @@ def eventually_state(made: Node, state: str) -> str:
     return made.cluster.run("sinfo", "-h", "-o", "%T")
 
 
-def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(tmp_path: Path) -> None:
+def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(tmp_path: Path, release: str) -> None:
     conf = tmp_path / "affinityd.conf"
     conf.write_text("# ours\nAFFINITYD_MODE='all'\nAFFINITYD_SCOPE=\"socket\"\nOTHER=1\nPATH=/x\n")
-    with node(Setup(binds={conf: "/etc/affinityd.conf"})) as made:
+    with node(Setup(binds={conf: "/etc/affinityd.conf"}, release=release)) as made:
         assert [task.cpus for task in made.tasks(*TWO)] == [BOTH, BOTH]
         tasks = made.tasks(*TWO, env={"AFFINITYD_MODE": "node"})
         assert [task.cpus for task in tasks] == [HOME[2], HOME[3]]

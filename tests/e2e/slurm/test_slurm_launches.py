@@ -6,11 +6,13 @@ Each task prints its own mask, which is compared with the plan for the GPU that 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from tests.e2e.slurm.node import GPU_NODES, HOME, Node, Task, node, read_tasks
+from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import Setup
 from tests.tiny import BOTH, FAR, NEAR
 
@@ -26,7 +28,8 @@ TWO = ("--ntasks=2", "--gres=gpu:small:2")
 GPU = dict(enumerate(HOME))
 LATE = "no plan from /run/affinityd/affinityd.sock"
 
-#: How tasks are started, and the CPUs of each. `{0}` and `{1}` are how maps name GPUs 2 and 3.
+#: How tasks are started, and the CPUs of each. `{0}` and `{1}` are how maps name GPUs 2 and 3,
+#: `{2}` and `{3}` how masks do.
 APART = {
     "all see all": ([*TWO], [GPU[2], GPU[3]]),
     "one GPU a task": (["--ntasks=2", "--gpus-per-task=1"], [GPU[0], GPU[1]]),
@@ -36,6 +39,7 @@ APART = {
     "not bound": ([*TWO, "--gpu-bind=none"], [GPU[2], GPU[3]]),
     "a map": ([*TWO, "--gpu-bind=map_gpu:{0},{1}"], [GPU[2], GPU[3]]),
     "a map the other way round": ([*TWO, "--gpu-bind=map_gpu:{1},{0}"], [GPU[3], GPU[2]]),
+    "a mask": ([*TWO, "--gpu-bind=mask_gpu:{2},{3}"], [GPU[2], GPU[3]]),
     "Slurm tells how it binds": ([*TWO, "--cpu-bind=verbose"], [GPU[2], GPU[3]]),
     "it tells of GPUs, too": ([*TWO, "--gpu-bind=verbose,single:1"], [GPU[2], GPU[3]]),
     "a lone task has several": (["--ntasks=1", "--cpus-per-task=2", TWO[1]], [BOTH]),
@@ -55,14 +59,16 @@ ALONE = {
     "--cpu-bind=none": [*TWO, "--cpu-bind=none"],
     "--cpu-bind=map_cpu": [*TWO, "--cpu-bind=map_cpu:0,1"],
     "--cpu-bind=mask_cpu": [*TWO, "--cpu-bind=mask_cpu:0x1,0x2"],
-    "--cpu-bind=rank": [*TWO, "--cpu-bind=rank"],
+    "--cpu-bind=rank_ldom": [*TWO, "--cpu-bind=rank_ldom"],
 }
+BOUND = "its CPUs are bound by --cpu-bind, or by the CpuBind= of the site"
 
 
 @pytest.fixture(scope="module", params=ROWS)
-def row(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Setup]]:
-    with node(request.param) as made:
-        yield made, request.param
+def row(request: pytest.FixtureRequest, release: str) -> Iterator[tuple[Node, Setup]]:
+    setup = replace(request.param, release=release)
+    with node(setup) as made:
+        yield made, setup
 
 
 def placed(made: Node, words: list[str], mode: str) -> list[Task]:
@@ -77,7 +83,8 @@ def placed(made: Node, words: list[str], mode: str) -> list[Task]:
 def words_for(setup: Setup, words: list[str]) -> list[str]:
     """Return options with GPUs named as Slurm does: by the job's numbers where devices are its."""
     is_constrained = setup.constrain_devices and "cgroup" in setup.task_plugin
-    return [word.format(*((0, 1) if is_constrained else (2, 3))) for word in words]
+    names = (0, 1, "0x1", "0x2") if is_constrained else (2, 3, "0x4", "0x8")
+    return [word.format(*names) for word in words]
 
 
 def test_a_gpu_s_plan_is_the_machine_s(row: tuple[Node, Setup]) -> None:
@@ -150,9 +157,18 @@ def test_what_binds_itself_and_what_has_no_gpu_is_left_alone(
     tasks = made.tasks(*ALONE[style])
     as_slurm_has_it = made.tasks(*ALONE[style], env={"AFFINITYD": "off"})
     assert [task.cpus for task in tasks] == [task.cpus for task in as_slurm_has_it]
-    bound = "its CPUs are bound by --cpu-bind, or by the CpuBind= of the site"
-    why = None if style == "no GPU" else bound
+    why = None if style == "no GPU" else BOUND
     assert [task.unpinned for task in tasks] == [why] * 2
+
+
+def test_a_binding_by_rank_is_the_user_s_until_slurm_ignores_it(row: tuple[Node, Setup]) -> None:
+    """As srun then says: "Ignoring --cpu-bind=rank. Rank binding is obsolete."."""
+    made, setup = row
+    tasks = made.tasks(*TWO, "--cpu-bind=rank")
+    if setup.release == HOST:
+        assert [task.unpinned for task in tasks] == [BOUND] * 2
+    else:
+        assert [task.cpus for task in tasks] == [GPU[2], GPU[3]]
 
 
 def test_a_batch_script_has_all_of_its_job_s_and_its_steps_have_their_own(
