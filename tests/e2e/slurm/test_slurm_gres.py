@@ -43,9 +43,9 @@ def told(command: str, cluster: Slurm, tree: Path) -> Ended:
 
 
 def test_a_node_whose_gres_has_a_type_is_drained_until_it_has_the_lines_that_are_printed(
-    tree: Path,
+    tree: Path, release: str
 ) -> None:
-    with slurm(Setup(gpus=A100, gres_conf=UNTYPED, state="inval")) as cluster:
+    with slurm(Setup(gpus=A100, gres_conf=UNTYPED, state="inval", release=release)) as cluster:
         shown = cluster.run("scontrol", "show", "node")
         assert "INVALID_REG" in shown
         assert "Reason=gres/gpu count reported lower than configured (0 < 2)" in shown
@@ -54,7 +54,7 @@ def test_a_node_whose_gres_has_a_type_is_drained_until_it_has_the_lines_that_are
         assert check.stdout.count(f"{DRAINED}; add Type=a100") == 2
         printed = told("gres-conf", cluster, tree)
         assert (printed.status, printed.stderr) == (0, "")
-    with slurm(Setup(gpus=A100, gres_conf=printed.stdout), USER) as cluster:
+    with slurm(Setup(gpus=A100, gres_conf=printed.stdout, release=release), USER) as cluster:
         assert cluster.srun("--gres=gpu:a100:1", *LOOK) == "0: 0\n"
         assert told("check", cluster, tree).stdout == FITS
 
@@ -74,10 +74,10 @@ def test_a_node_whose_gres_has_a_type_is_drained_until_it_has_the_lines_that_are
     ids=["another case", "too few", "another case of gpu", "a type too much"],
 )
 def test_a_node_is_drained_by_the_lines_that_the_check_says_so_of(
-    tree: Path, gpus: tuple[str, ...], lines: str, finding: str
+    tree: Path, gpus: tuple[str, ...], lines: str, finding: str, release: str
 ) -> None:
     state = "inval" if DRAINED in finding else "idle"
-    with slurm(Setup(gpus=gpus, gres_conf=lines, state=state)) as cluster:
+    with slurm(Setup(gpus=gpus, gres_conf=lines, state=state, release=release)) as cluster:
         check = told("check", cluster, tree)
     said = re.sub(rf"{cluster.folder}/slurm.conf:\d+", "@", check.stdout)
     assert finding in said
@@ -85,13 +85,13 @@ def test_a_node_is_drained_by_the_lines_that_the_check_says_so_of(
 
 
 def test_a_job_has_another_gpu_than_cudas_where_the_types_are_not_in_the_order_of_the_bus(
-    tree: Path,
+    tree: Path, release: str
 ) -> None:
     lines = TYPED.replace("a100", "big", 1).replace("a100", "small")
-    with slurm(Setup(gpus=("small:1", "big:0"), gres_conf=lines)) as cluster:
+    with slurm(Setup(gpus=("small:1", "big:0"), gres_conf=lines, release=release)) as cluster:
         assert cluster.srun("--gres=gpu:big:1", *LOOK) == "0: 1\n"
         assert "write Gres=gpu:big:1,gpu:small:1" in told("check", cluster, tree).stdout
-    with slurm(Setup(gpus=("big:0", "small:1"), gres_conf=lines)) as cluster:
+    with slurm(Setup(gpus=("big:0", "small:1"), gres_conf=lines, release=release)) as cluster:
         assert cluster.srun("--gres=gpu:big:1", *LOOK) == "0: 0\n"
         assert told("check", cluster, tree).stdout == FITS
 
