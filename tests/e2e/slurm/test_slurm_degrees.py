@@ -38,9 +38,10 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def it(conf: Path) -> Iterator[Node]:
+def it(conf: Path, release: str) -> Iterator[Node]:
     """Run a node whose site writes this file."""
-    with node(Setup(task_plugin="task/affinity", binds={conf: "/etc/affinityd.conf"})) as made:
+    binds = {conf: "/etc/affinityd.conf"}
+    with node(Setup(task_plugin="task/affinity", binds=binds, release=release)) as made:
         yield made
 
 
