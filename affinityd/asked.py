@@ -23,12 +23,22 @@ def asked_cpus(
     if asked is None:
         return request.options.cpus
     together = min(len(allowed), request.job_cpus or len(allowed))
-    each = max(1, together // (asked.tasks or request.ranks or 1))
+    each = max(1, together // _tasks(request, allowed))
     if asked.cpus is not None:  # a variable may be of the job's script, and more than a step's
         each = min(each, asked.cpus)
-    elif allowed == whole:
+    elif allowed == whole and together == len(allowed):
         each = min(each, share_of_gpu(topology))
     return -(-each * ranks.tasks_per_gpu // ranks.gpus_per_task)
+
+
+def _tasks(request: Request, allowed: CpuSet) -> int:
+    """Return how many tasks divide the allowed CPUs: of a slice, those that have the same one."""
+    tasks = (request.task_cpus and request.task_cpus.tasks) or request.ranks or 1
+    masks = request.cpu_bind
+    own = masks[request.rank[0] % len(masks)] if masks and request.rank else None
+    if own is None or not allowed <= own:
+        return tasks
+    return sum(masks[task % len(masks)] == own for task in range(tasks))
 
 
 def asked_each(topology: Topology, granted: int, ranks: int, *, has_node: bool) -> int:

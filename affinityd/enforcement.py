@@ -77,13 +77,11 @@ def site(said: Mapping[str, str]) -> Treatment:
     """
     given = {name: said[text] for name in SITE if (text := PREFIX + name.upper()) in said}
     mode = "all" if "scope" in given else "node"  # as of exec: node is one node, whatever the scope
-    cpus = said.get(f"{PREFIX}CPUS", GRANTED)
-    is_number = cpus not in {GRANTED, NOTHING}
-    options = parse_request(
-        {"mode": mode, **given, **({"cpus": cpus} if is_number else {})}.items()
-    ).options
+    # A number of the site's is each task's, and several may share a GPU, which is a rank here.
+    cpus = NOTHING if said.get(f"{PREFIX}CPUS") == NOTHING else GRANTED
+    options = parse_request({"mode": mode, **given}.items()).options
     return Treatment(
-        cpus=options.cpus or cpus,
+        cpus=cpus,
         mode=options.mode,
         share=options.share,
         scope=options.scope,

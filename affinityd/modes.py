@@ -55,18 +55,12 @@ def blocks(domain: Domain, turn: Turn) -> Domain:
 
 
 def complexes(domain: Domain, turn: Turn) -> Domain:
-    """Each rank has one LLC group: near ones first, then by most CPUs, then by the lowest CPU."""
+    """Each rank has one LLC group: those with most CPUs first, then by their lowest CPU."""
     groups: dict[int, list[Bundle]] = {}
     for bundle in domain:
         groups.setdefault(bundle[0].llc, []).append(bundle)
-    home = domain[0][0].node  # a group is within one node; those of another came in for `cpus`
     ranked = sorted(
-        groups,
-        key=lambda llc: (
-            groups[llc][0][0].node != home,
-            -sum(len(bundle[0].cpus) for bundle in groups[llc]),
-            llc,
-        ),
+        groups, key=lambda llc: (-sum(len(bundle[0].cpus) for bundle in groups[llc]), llc)
     )
     return tuple(groups[ranked[turn.k % len(ranked)]])
 
@@ -81,6 +75,7 @@ class Mode:
     unique: bool = False  #: ranks never overlap
     balances: bool = False  #: heeds `balanced`
     counts: bool = True  #: heeds `min_physical_cores` and `max_physical_cores`
+    widens: bool = True  #: heeds `cpus`
 
     @property
     def shares_node(self) -> bool:
@@ -102,6 +97,7 @@ MODES = {
     "node": Mode(whole, scope="node"),
     "socket": Mode(whole, scope="socket"),
     "exclusive": Mode(blocks, unique=True),
-    "core_complex": Mode(complexes, scope="node"),
+    # Ranks that went on to the caches of another node would be far alone.
+    "core_complex": Mode(complexes, scope="node", widens=False),
     "even": Mode(blocks, scope="node", everywhere=True, unique=True),
 }

@@ -55,7 +55,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
 def _divided(topology: Topology, demand: Demand, mode: Mode) -> Division:
     options, allowed = demand.options, demand.allowed
     # A mode that does not count cores gives each rank one; more were not asked for in it.
-    asked = 0 if options.cpus is None else options.cpus if mode.counts else 1
+    asked = 0 if options.cpus is None or not mode.widens else options.cpus if mode.counts else 1
     if _shares_node(demand, mode) and (blocks := _by_gpu(topology, demand, mode)):
         in_blocks = dict(_split(blocks, options, mode))
         # Ranks that plan by themselves ask for share=node, and stay apart by their blocks alone.

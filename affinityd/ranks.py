@@ -48,7 +48,9 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
     is_task = job is not None or seat is not None
     if not is_task or (request.ranks is not None and request.options.mode in BY_RANK):
         ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
-        gpus = 1 if request.ranks else len(own)
+        says_cpus = request.task_cpus is not None and request.task_cpus.cpus is not None
+        is_one = request.ranks is not None or (request.rank is not None and says_cpus)
+        gpus = 1 if is_one else len(own)
         return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous, gpus, 1)
     mine, (number, of) = (own, seat) if seat is not None else _dealt(request, own)
     tasks = 1

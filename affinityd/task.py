@@ -104,13 +104,16 @@ def environment_of(pid: int) -> Environment | None:
 
 def with_asked_cpus(given: Mapping[str, str], environ: Environment) -> dict[str, str]:
     """Return parameters that somebody chose, and the CPUs that were asked for, if none was said."""
-    asked = {} if {"cpus", "task_cpus"} & given.keys() else asked_cpus(environ)
+    is_said = {"cpus", "task_cpus"} & given.keys()
+    asked = {} if is_said else asked_cpus(environ, number(given.get("ranks")))
     chosen = {name: text for name, text in given.items() if (name, text) not in UNSAID}
     return {**asked, **chosen}
 
 
-def asked_cpus(environ: Environment) -> dict[str, str]:
+def asked_cpus(environ: Environment, ranks: int | None = None) -> dict[str, str]:
     """Return how many CPUs a process's task asked for, as parameters of a plan; {}: not known.
+
+    `ranks` is how many divide its CPUs; None: as many as its launcher says.
 
     Under Slurm that is SLURM_CPUS_PER_TASK in a task of srun: a batch script inherits the name for
     its steps, and has all their CPUs itself. Else it is its part of what its tasks may use. In a
@@ -118,7 +121,7 @@ def asked_cpus(environ: Environment) -> dict[str, str]:
     """
     request = number(environ.get("AFFINITYD_JOB_CPUS"))
     rank = local_rank(environ)
-    part = f"1/{rank.size or 1}" if rank else "1/1"
+    part = f"1/{ranks or (rank and rank.size) or 1}"
     if request:  # 0: the container has none
         return {"job_cpus": f"{request}", "task_cpus": part}
     if "SLURM_JOB_ID" not in environ:

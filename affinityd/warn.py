@@ -23,8 +23,9 @@ def warnings(
     if wants_node and share != "node" and (unconfined or demand.options.share == "node"):
         yield Warn(
             "share_unavailable",
-            "a node has fewer allowed cores than its GPUs need: the cores were divided among the "
-            "requested GPUs alone, and jobs on its other GPUs may be given the same ones",
+            "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than were asked "
+            "for: the cores were divided among the requested GPUs alone, and jobs on other GPUs "
+            "may be given the same ones",
         )
     entries = Counter(gpu.key for gpu in demand.gpus)
     for rank in ranks:
@@ -43,6 +44,14 @@ def warnings(
                 f"rank {rank.rank} is one of {entries[gpu.key]} ranks on GPU {gpu.index}",
                 rank.rank,
             )
+        asked = demand.options.cpus
+        if asked is not None and share == "node" and len(rank.cpus) < asked:
+            yield Warn(
+                "parameter_ignored",
+                f"rank {rank.rank}: cpus={asked} is more than the {len(rank.cpus)} CPUs of its "
+                f"GPU's block, to which share=node keeps",
+                rank.rank,
+            )
         if rank.widening:
             yield Warn("widened", widened(rank, rank.widening), rank.rank)
     if demand.options.cpus is not None and not mode.everywhere:
@@ -56,8 +65,8 @@ def _idle(topology: Topology, demand: Demand, ranks: Sequence[RankPlan]) -> Iter
     if idle:
         yield Warn(
             "idle_cpus",
-            f"{count(len(idle), 'allowed CPU')} ({format_list(idle)}) will stay idle: near none of "
-            "these GPUs, and no more were asked for",
+            f"{count(len(idle), 'allowed CPU')} ({format_list(idle)}) will stay idle, near none of "
+            "these GPUs",
         )
 
 
@@ -68,7 +77,7 @@ def _ignored(options: Options, mode: Mode) -> Iterator[Warn]:
         "balanced": mode.balances,
         "min_physical_cores": mode.counts,
         "max_physical_cores": mode.counts,
-        "cpus": mode.counts,
+        "cpus": mode.counts and mode.widens,
         "share": mode.shares_node or options.share != "node",
     }
     for name, is_heeded in heeded.items():

@@ -58,7 +58,7 @@ class Site:
         """Return what is to become of what a scan found; `boot`: when it began."""
         self._firsts.begin()
         judged = [it if isinstance(it, Audited) else self.audited(it) for it in processes]
-        found = with_allocations(self.topology, judged)
+        found = with_allocations(self.topology, self._reserved, judged)
         decisions = decide(
             self.topology,
             replace(scan_of(self.topology, *found), boot=boot),

@@ -24,7 +24,7 @@ DGX = machine("dgx-a100")
 def cause(*found: ProcessFacts, on: object = LONE) -> list[str | None]:
     """Return the causes of processes that were found together."""
     judged = [Judge(on).judge(facts) for facts in found]  # type: ignore[arg-type]
-    return [it.cause for it in with_allocations(on, judged)]  # type: ignore[arg-type]
+    return [it.cause for it in with_allocations(on, frozenset(), judged)]  # type: ignore[arg-type]
 
 
 def of_slurm(mask: str, cpuset: str, **more: object) -> ProcessFacts:
@@ -79,7 +79,7 @@ def test_a_job_with_a_machine_of_its_own_is_to_be_pinned() -> None:
 
 
 def test_the_remedy_is_another_allocation_and_says_how_many_cpus_are_near() -> None:
-    (audited,) = with_allocations(LONE, [Judge(LONE).judge(of_slurm("2-5", "2-5"))])
+    (audited,) = with_allocations(LONE, frozenset(), [Judge(LONE).judge(of_slurm("2-5", "2-5"))])
     remedy = Remedies(LONE, scan_of(LONE, audited)).of(audited)
     assert remedy is not None
     assert remedy.command is None

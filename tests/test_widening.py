@@ -135,9 +135,9 @@ ADDED = "2 allowed CPUs, and 4 were asked for: CPUs 4-5 of other nodes were adde
         pytest.param(
             GROUPS,
             {"gpus": "0,0", "mode": "core_complex", "cpuset": "2,4-7", "cpus": "2"},
-            ["2", "4-5"],
-            ["local", "mixed"],
-            id="LLC groups that are near come first, however small",
+            ["2", "2"],
+            ["local", "local"],
+            id="ranks with a cache each share near ones, however small",
         ),
         pytest.param(
             PAIR,
@@ -200,7 +200,7 @@ def test_allowed_cpus_that_stay_idle_for_being_far_are_counted(
     reply = ask(PAIR, mode="node", **parameters)
     (*said,) = (it.message for it in reply.warnings if it.code == "idle_cpus")
     assert bool(said) == (idle is not None)
-    assert all(f"({idle}) will stay idle" in message for message in said)
+    assert all(f"({idle}) will stay idle, near none" in message for message in said)
 
 
 def test_a_gpu_s_block_that_is_too_small_is_left_for_all_that_its_ranks_may_use() -> None:

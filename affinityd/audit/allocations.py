@@ -41,10 +41,18 @@ def granted_cpus(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
     return min(len(cpus), sum(limits.values())) if limits else None
 
 
-def with_allocations(topology: Topology, found: Sequence[Audited]) -> list[Audited]:
-    """Return what was found; ALLOCATION is the cause where too few CPUs are near what was asked."""
+def with_allocations(
+    topology: Topology, reserved: CpuSet, found: Sequence[Audited]
+) -> list[Audited]:
+    """Return what was found; ALLOCATION is the cause where fewer CPUs are near than were asked for.
+
+    `reserved` are the CPUs that no plan gives.
+    """
     pools = _pools(found)
-    widened = {pool: _widened(topology, pool[1], holders) for pool, holders in pools.items()}
+    widened = {
+        pool: _widened(topology, pool[1] - reserved, holders, reserved)
+        for pool, holders in pools.items()
+    }
     pool_of = {facts.pid: pool for pool, holders in pools.items() for facts in holders}
     return [
         replace(it, cause=ALLOCATION)
@@ -64,14 +72,16 @@ def _pools(found: Iterable[Audited]) -> Mapping[Pool, Sequence[ProcessFacts]]:
     return pools
 
 
-def _widened(topology: Topology, cpuset: CpuSet, holders: Sequence[ProcessFacts]) -> Widened:
+def _widened(
+    topology: Topology, cpuset: CpuSet, holders: Sequence[ProcessFacts], reserved: CpuSet
+) -> Widened:
     keys = {key for facts in holders for key in facts.gpus}
     gpus = tuple(gpu for gpu in topology.gpus if gpu.key in keys)
-    cpus, whole = cpuset & topology.online, topology.online
+    cpus, whole = cpuset & topology.online, topology.online - reserved
     granted = granted_cpus(holders, cpus)
     if granted is None or not gpus:
         return {}
-    asked = asked_each(topology, granted, len(gpus), has_node=cpus == whole)
+    asked = asked_each(topology, granted, len(gpus), has_node=granted == len(whole))
     try:
         made = plan(topology, Demand(gpus, cpus, whole, Options(mode="node", cpus=asked)))
     except UnsatisfiableError:

@@ -81,7 +81,7 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
     settings = {
         **addresses,
         **({trust.VARIABLE: trusted} if trusted else {}),
-        **{conffile.PREFIX + name.upper(): chosen[name] for name in chosen},
+        **{conffile.SAID_AS[name]: text for name, text in chosen.items()},
     }
     hand_out_settings(folder, settings, here)
     plan = nodeplan.find(nodeplan.question(chosen), addresses, deadline, _tell)

@@ -33,7 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     machine.begin_to_ask()
     from affinityd import daemon  # noqa: PLC0415 - takes about as long as a driver to answer
 
-    auditor = Auditor(Holders(nvml_failures.counting(PROCESSES, nvml_processes.ask)))
+    holders = Holders(nvml_failures.counting(PROCESSES, nvml_processes.ask))
+    auditor = Auditor(holders, reserved=chosen.reserved_cpus)
     daemon.run(chosen, machine, auditor, _enforce(chosen), nvml_failures=nvml_failures.counts)
     return 0
 

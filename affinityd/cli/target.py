@@ -151,7 +151,11 @@ class Planner:
         devices = granted(_dev(pid))
         facts = {} if devices is None else {"granted": devices}
         own = {name: text for name, text in environ.items() if text}
-        said = {} if self._said is None else {**self._said, **own}
+        said = {**(conffile.variables() if self._said is None else self._said), **own}
+        if self._said is None:  # how many CPUs were asked for is no choice of how to divide them
+            said = {
+                name: text for name, text in said.items() if name == conffile.SAID_AS["task_cpus"]
+            }
         return {**facts, **exec_options.parameters(self._chosen, said)}
 
 

@@ -72,7 +72,8 @@ def decide(
             found = Decision(process, LEFT, cause=cause, reason=why.reason, why=str(why))
         else:
             judgement = unsure(judged(process, standard), treatment)
-            if judgement.verdict == FITS and process.cause == ALLOCATION:
+            is_allocated = process.is_given or judgement.verdict == FITS
+            if is_allocated and process.cause == ALLOCATION:
                 better = str(remedies.of(process))
                 judgement = replace(
                     judgement, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=better

@@ -18,7 +18,7 @@ PAUSE = 0.2  #: seconds between two tries
 MAX_LINE = 65536  #: characters
 CPULIST, NAMES = 2, 3  #: where they are in a line of the format `lines`
 #: What refuses a plan is for the one that fits a container, and not for all of the node.
-REFUSING = {"strict", "min_physical_cores"}
+REFUSING = {"strict", "min_physical_cores", "task_cpus"}
 
 #: Where a daemon may be: a socket's path or a URL, by what says so.
 Addresses = Mapping[str, str]

@@ -27,6 +27,7 @@ find_place() { # prints what the command is told, nothing if off, or what kept i
     find_gpus
     find_rank
     find_asked
+    sharers=1
     allowed=$mask # what an earlier run has set is no limit
     [ "${AFFINITYD_CPULIST-}" != "$mask" ] || ! is_cpulist "${AFFINITYD_ALLOWED-}" ||
         allowed=$AFFINITYD_ALLOWED
@@ -191,15 +192,11 @@ find_asked() { # job_cpus, task_cpus: the container's CPU request, else its limi
         ;;
     esac
 }
-is_enough() { # whether the cpulist has as many CPUs as the task asked for, or all of them; size, each
+is_enough() { # the cpulist has as many CPUs as its tasks asked for, or all of them; size, each
     case $task_cpus in
     '') return ;;
-    1/*)
-        each=${task_cpus#1/}
-        [ -z "$rank" ] || [ "$each" -le "$count" ] || each=$count # ranks of one GPU share what is near
-        each=$((job_cpus / each))
-        ;;
-    *) each=$task_cpus ;;
+    1/*) each=$((job_cpus * sharers / ${task_cpus#1/})) ;;
+    *) each=$((task_cpus * sharers)) ;;
     esac
     measure "$allowed"
     [ "$each" -le "$size" ] || each=$size

@@ -26,8 +26,10 @@ plan_from_table() { # cpulist, locality: of what was granted, listed and made vi
     count "$lines" "$newline"
     [ "$count" -gt 0 ] ||
         leave "$trouble, and no GPU of $here/table is visible${variables:+ ($said)}"
+    all=$lines
     [ -z "$rank" ] || lines=$(nth "$lines" $((rank % count)))
     sum_up "$lines"
+    [ -z "$rank" ] || sharers=$(sharing "$all" "$near")
     case $locality,${AFFINITYD_STRICT-} in
     remote,true | remote,1 | remote,yes | remote,on)
         leave "$trouble, and in $here/table CPUs $near are far, which AFFINITYD_STRICT forbids"
@@ -166,8 +168,22 @@ named() { # PREFIX: each name that begins so, and the first line of stdin that h
     done
 }
 
+sharing() { # LINES CPULIST: how many of the ranks have this list, who deal the lines out by turns
+    alike=0
+    set -f
+    IFS=$newline
+    for line in $1; do
+        unset IFS
+        # shellcheck disable=SC2086 # a word a field
+        set -- $line "$2"
+        for last; do :; done
+        [ "$3" != "$last" ] || alike=$((alike + 1))
+    done
+    printf %s $(((ranks * alike + count - 1) / count))
+}
+
 sum_up() { # LINES: near, the CPUs of all; locality, the worst
-    near='' locality=local
+    near='' lists='' locality=local
     set -f
     IFS=$newline
     for line in $1; do
@@ -175,7 +191,7 @@ sum_up() { # LINES: near, the CPUs of all; locality, the worst
         # shellcheck disable=SC2086 # a word a field
         set -- $line
         is_cpulist "${3-}" || leave "$trouble, and $here/table has CPUs ${3-}"
-        near=${near:+$near,}$3
+        case " $lists " in *" $3 "*) ;; *) lists="$lists $3" near=${near:+$near,}$3 ;; esac
         case $locality,$2 in local,* | *,remote) locality=$2 ;; esac
     done
 }
