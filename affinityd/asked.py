@@ -7,9 +7,12 @@ and several tasks may share a GPU.
 from __future__ import annotations
 
 from affinityd.cpuset import CpuSet
+from affinityd.placement import usable
 from affinityd.ranks import Ranks
 from affinityd.request import Request
 from affinityd.topology import Topology
+
+TOLERATED = 8  #: one core in so many may be kept from a job that has a machine for itself
 
 
 def asked_cpus(
@@ -26,7 +29,7 @@ def asked_cpus(
     each = max(1, together // _tasks(request, allowed))
     if asked.cpus is not None:  # a variable may be of the job's script, and more than a step's
         each = min(each, asked.cpus)
-    elif allowed == whole and together == len(allowed):
+    elif has_node(topology, allowed, whole, together):
         each = min(each, share_of_gpu(topology))
     return -(-each * ranks.tasks_per_gpu // ranks.gpus_per_task)
 
@@ -41,18 +44,27 @@ def _tasks(request: Request, allowed: CpuSet) -> int:
     return sum(masks[task % len(masks)] == own for task in range(tasks))
 
 
-def asked_each(topology: Topology, granted: int, ranks: int, *, has_node: bool) -> int:
+def asked_each(topology: Topology, granted: int, ranks: int, cpus: CpuSet, whole: CpuSet) -> int:
     """Return how many CPUs each rank of a job asked for, that was granted so many for all of them.
 
-    `has_node`: it may use all of the machine.
+    `cpus` is what the job may use.
     """
     each = -(-granted // ranks)
-    return min(each, share_of_gpu(topology)) if has_node else each
+    is_alone = has_node(topology, cpus, whole, granted)
+    return min(each, share_of_gpu(topology)) if is_alone else each
+
+
+def has_node(topology: Topology, cpus: CpuSet, whole: CpuSet, granted: int) -> bool:
+    """Return whether a job has the machine for itself: then its CPUs were not counted out.
+
+    A few cores may be kept from it (Slurm's CoreSpecCount), and all second threads of cores
+    (--hint=nomultithread).
+    """
+    cores = usable(topology.cores, whole)
+    lacking = sum(cpus.isdisjoint(core.cpus) for core in cores)
+    return lacking * TOLERATED <= len(cores) and granted * TOLERATED > len(cpus) * (TOLERATED - 1)
 
 
 def share_of_gpu(topology: Topology) -> int:
-    """Return the physical cores of a machine for each of its GPUs, at least 1.
-
-    A job that has the machine for itself asked for no more: its CPUs were not counted out.
-    """
+    """Return the physical cores of a machine for each of its GPUs, at least 1."""
     return max(1, len(topology.cores) // max(1, len(topology.gpus)))

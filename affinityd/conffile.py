@@ -109,7 +109,7 @@ def read(name: str) -> dict[str, str]:
 
 def _assignment(line: str, place: str) -> tuple[str, str]:
     name, equals, value = (part.strip() for part in line.partition("="))
-    shown = quote(line.strip())
+    shown = quote(name if equals else name.split()[0])  # what is behind may be a secret
     if not equals or not name.isidentifier():
         raise InvalidRequestError(f"{place}: {shown} is not written as NAME=value")
     try:

@@ -156,12 +156,17 @@ def _rank_plans(
 
 def _widening(group: Group, cores: Iterable[Core], options: Options) -> Widening | None:
     """Return what a rank has that is not near; None where all of it is."""
-    own = set(chain(*group.domain))
-    further = [core for core in cores if core not in own and core.node != group.home]
+    if options.cpus is None:
+        return None
+    others = [core for core in cores if core.node != group.home]
+    if not others:
+        return None
+    own = {core.cpus[0] for core in chain(*group.domain)}
+    further = [core for core in others if core.cpus[0] not in own]
     if not further:
         return None
-    near_cpus = len(given_cpus(own, options))
-    return Widening(given_cpus(further, options), near_cpus, (options.cpus or 0) * len(group.ranks))
+    near_cpus = len(given_cpus(chain(*group.domain), options))
+    return Widening(given_cpus(further, options), near_cpus, options.cpus * len(group.ranks))
 
 
 def _refuse_far(ranks: Iterable[RankPlan]) -> None:

@@ -115,9 +115,9 @@ def asked_cpus(environ: Environment, ranks: int | None = None) -> dict[str, str]
 
     `ranks` is how many divide its CPUs; None: as many as its launcher says.
 
-    Under Slurm that is SLURM_CPUS_PER_TASK in a task of srun: a batch script inherits the name for
-    its steps, and has all their CPUs itself. Else it is its part of what its tasks may use. In a
-    pod it is a part of AFFINITYD_JOB_CPUS, the container's CPU request.
+    Under Slurm that is SLURM_CPUS_PER_TASK, which is there where somebody chose it; a batch script
+    has what all of its tasks are to have. Else it is its part of what its tasks may use. In a pod
+    it is a part of AFFINITYD_JOB_CPUS, the container's CPU request.
     """
     request = number(environ.get("AFFINITYD_JOB_CPUS"))
     rank = local_rank(environ)
@@ -132,7 +132,9 @@ def asked_cpus(environ: Environment, ranks: int | None = None) -> dict[str, str]
     is_task = step is not None and step < SLURM_SPECIAL_STEP
     each = number(environ.get("SLURM_CPUS_PER_TASK"))
     by_slurm = rank is None or rank.variable == "SLURM_LOCALID"
-    return {**facts, "task_cpus": f"{each}" if each and is_task and by_slurm else part}
+    if each and by_slurm and not is_task:  # a script has what it asks for all of its tasks
+        each *= number(environ.get("SLURM_NTASKS")) or 1
+    return {**facts, "task_cpus": f"{each}" if each and by_slurm else part}
 
 
 def visible(environ: Environment) -> str | None:

@@ -77,7 +77,6 @@ def _ignored(options: Options, mode: Mode) -> Iterator[Warn]:
         "balanced": mode.balances,
         "min_physical_cores": mode.counts,
         "max_physical_cores": mode.counts,
-        "cpus": mode.counts and mode.widens,
         "share": mode.shares_node or options.share != "node",
     }
     for name, is_heeded in heeded.items():

@@ -62,6 +62,7 @@ heed() { # WORD: switch, the least of what it was and what AFFINITYD=WORD says
     esac
 }
 is_number() { case $1 in '' | *[!0-9]*) return 1 ;; esac; }
+is_few() { is_number "$1" && [ "${#1}" -lt 7 ]; } # within what sh counts
 is_word() { case $1 in '' | *[!A-Za-z0-9_.:,/-]*) return 1 ;; esac && [ "${#1}" -lt 4096 ]; }
 is_cpulist() {
     case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]*) return 1 ;; esac
@@ -202,16 +203,22 @@ tasks=$count job_cpus=${SLURM_JOB_CPUS_PER_NODE-}
 case $job_cpus in *,*) job_cpus='' ;; esac # other nodes have other numbers
 job_cpus=${job_cpus%%\(*}
 
-# What was asked for. In a batch script (no step) or an interactive one, -c is what its steps' tasks
-# are to have, and the script has all of that.
-task_cpus=1/$((tasks > 1 ? tasks : 1))
-case ${SLURM_STEP_ID:-4294967291} in
-429496729[0-9]) ;;
-*) ! is_number "${SLURM_CPUS_PER_TASK-}" || task_cpus=$SLURM_CPUS_PER_TASK ;;
+# What was asked for: -c where somebody said it, else a part of the step's CPUs. A batch script (no
+# step) or an interactive one has what all of its tasks are to have.
+task_cpus=1/$((tasks > 1 ? tasks : 1)) each=${SLURM_CPUS_PER_TASK-} scripts=1
+case ${SLURM_STEP_ID:-4294967291} in 429496729[0-9]) scripts=${SLURM_NTASKS:-1} ;; esac
+case $each,$scripts in
+[1-9]*,[1-9]*) ! is_few "$each" || ! is_few "$scripts" || task_cpus=$((each * scripts)) ;;
 esac
 case $chosen_CPUS in
+'') ;;
 none) task_cpus='' ;;
-?*) task_cpus=$chosen_CPUS ;;
+*)
+    if ! is_few "$chosen_CPUS" || [ "$chosen_CPUS" -eq 0 ]; then
+        leave 'AFFINITYD_CPUS is neither none nor a number of CPUs'
+    fi
+    task_cpus=$chosen_CPUS
+    ;;
 esac
 
 observed=''

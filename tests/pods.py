@@ -61,6 +61,7 @@ class Pod:
     def __init__(self, folder: Path, socket: Path, said: Mapping[str, str] | None = None) -> None:
         """Prepare it, as an init container with these variables does."""
         self.folder = folder
+        self.socket = socket
         self.to = folder / "affinity"
         done = affinityd("init", "--to", str(self.to), "--socket", str(socket), env=said)
         assert done.status == 0, done.stderr

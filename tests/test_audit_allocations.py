@@ -10,6 +10,8 @@ from affinityd.audit.allocations import with_allocations
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import ProcessFacts
 from affinityd.audit.remedies import Remedies
+from affinityd.cpuset import format_list, parse_list
+from tests.asking import ask
 from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process, scan_of
 from tests.enforcing import NEAR_ALONE, Site, masks, places, said
 from tests.machines.by_hand import made
@@ -50,7 +52,8 @@ def in_a_pod(mask: str, cpuset: str, limit: int | None) -> ProcessFacts:
         pytest.param(in_a_pod("2-5", "2-7", 4), "allocation", id="a pod's limit"),
         pytest.param(in_a_pod("2-7", "2-7", 4), "mask", id="more than its limit"),
         pytest.param(in_a_pod("2-5", "2-7", 2), "mask", id="a limit that near CPUs hold"),
-        pytest.param(in_a_pod("2-5", "2-7", None), "mask", id="no limit: not known"),
+        pytest.param(in_a_pod("2-5", "2-7", None), "allocation", id="as a plan gives so many"),
+        pytest.param(in_a_pod("2-3,5", "2-7", None), "mask", id="as no plan does"),
         pytest.param(
             replace(in_a_pod("2-5", "2-7", 4), membership=LONE_CONTAINER), "mask", id="no job"
         ),
@@ -100,6 +103,36 @@ def test_enforcement_never_takes_a_cpu_that_was_asked_for() -> None:
     assert (said(decision), places([decision])) == (["drifted mask"], ["2-5"])
     (pinned,) = Site(LONE).pin(pod)
     assert masks(pinned) == ["2-5"]
+
+
+def test_what_a_plan_gave_for_more_than_a_machine_s_share_is_not_taken_back() -> None:
+    """As `srun --exclusive -c64` of one task: no cgroup tells how many it asked for."""
+    asked = ask(DGX, gpus="0", mode="node", task_cpus="64")
+    given = format_list(asked.cpus)
+    (left,) = Site(DGX).look(of_slurm(given, "0-255"))
+    assert said(left) == ["left allocation"]
+    assert cause(of_slurm(given, "0-255"), on=DGX) == ["allocation"]
+    (moved,) = Site(DGX).look(of_slurm("0-63", "0-255"))  # as many, and not the nearest
+    assert said(moved) == ["drifted mask"]
+
+
+def test_a_cgroup_below_a_container_asks_for_nothing_more() -> None:
+    pod = in_a_pod("2-7", "2-7", 4)
+    below = replace(pod, pid=300, cgroups="0::/a/b")
+    assert cause(pod, below) == ["mask", "mask"]
+
+
+def test_a_job_in_a_container_is_none_of_the_node_s() -> None:
+    victim = of_slurm("0-1,4-7", "0-1,4-7")
+    forged = replace(SLURM_JOB, outside="c" * 64)
+    other = process("4-7", pid=200, gpu=SECOND, cpuset="0-1,4-7", membership=forged)
+    assert cause(victim, other, on=PAIR)[0] == cause(victim, on=PAIR)[0] == "allocation"
+
+
+def test_cpus_that_no_plan_gives_are_not_asked_for() -> None:
+    judged = [Judge(LONE).judge(of_slurm("3-5", "0-5"))]
+    (audited,) = with_allocations(LONE, parse_list("0-2"), judged)
+    assert audited.cause == "allocation"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit import environ
 from affinityd.audit.model import Job, Membership, ProcessFacts
-from affinityd.enforce import abouts, pods
+from affinityd.enforce import abouts, environ, pods
 from affinityd.enforce.about import About
 from affinityd.enforce.abouts import Abouts
 from affinityd.enforce.pods import Pod, Pods

@@ -344,3 +344,50 @@ def test_a_container_keeps_the_cpus_that_it_asked_for(
     else:
         assert told.cpus == parse_list(expected), told.lines
         assert told.environment["AFFINITYD_LOCALITY"] == ("local" if near else "mixed")
+
+
+@pytest.fixture(scope="module")
+def by_node(nvidia: Pod, tmp_path_factory: pytest.TempPathFactory) -> Pod:
+    """Return a pod whose init container said how many CPUs count, in the default mode."""
+    folder = tmp_path_factory.mktemp("by-node") / "pod"
+    return Pod(folder, nvidia.socket, {"AFFINITYD_CPUS": "6"})
+
+
+#: Four CPUs near GPUs 0 and 1, whose node is one, and four others.
+SHARED = parse_list("48-51,0-3")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "near"),
+    [
+        pytest.param({}, "0-1,48-51", False, id="what init was told"),
+        pytest.param({"AFFINITYD_CPUS": "none"}, "48-51", True, id="what the program is told"),
+        pytest.param(
+            {"AFFINITYD_CPUS": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+            "48-51",
+            True,
+            id="ranks on one node share what is near, which is enough for both",
+        ),
+        pytest.param(
+            {"AFFINITYD_CPUS": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+            "0-1,48-51",
+            False,
+            id="or not",
+        ),
+    ],
+)
+def test_what_ranks_of_one_node_asked_for_together_counts(
+    by_node: Pod, reach: str, *, said: dict[str, str], expected: str, near: bool
+) -> None:
+    by_node.has(*files(0, 1))
+    away = unreachable(by_node) if reach == "table" else {}
+    told = by_node.run(cpus=SHARED, **said, **away)
+    assert told.cpus == (None if reach == "table" and not near else parse_list(expected)), (
+        told.lines
+    )
+
+
+def test_a_pod_that_wants_near_cpus_alone_is_given_its_plan(nvidia: Pod, tmp_path: Path) -> None:
+    pod = Pod(tmp_path / "pod", nvidia.socket, {"AFFINITYD_CPUS": "none", **BLOCKS})
+    assert (pod.to / "table").exists(), pod.said.stderr
+    assert "AFFINITYD_CPUS=none" in (pod.to / "settings").read_text()

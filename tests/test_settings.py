@@ -219,8 +219,8 @@ def test_a_wrong_value_is_quoted_with_what_would_be_right(
     ("file", "line"),
     [
         ("A=1\nnonsense\n", ":2: 'nonsense' is not written as NAME=value"),
-        ("export AFFINITYD_ROOT=/\n", ":1: 'export AFFINITYD_ROOT=/' is not written as NAME=value"),
-        ("AFFINITYD_SOCKET='/open\n", ':1: "AFFINITYD_SOCKET=\'/open": No closing quotation'),
+        ("export AFFINITYD_ROOT=/\n", ":1: 'export AFFINITYD_ROOT' is not written as NAME=value"),
+        ("AFFINITYD_SOCKET='/open\n", ":1: 'AFFINITYD_SOCKET': No closing quotation"),
     ],
 )
 def test_a_wrong_line_of_the_file_is_named(tmp_path: Path, file: str, line: str) -> None:

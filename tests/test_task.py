@@ -76,14 +76,20 @@ def asked(
         ),
         pytest.param(SRUN, {"task_cpus": "1/4"}, id="srun: a part of the step's CPUs"),
         pytest.param(
-            {**BATCH, "SLURM_CPUS_PER_TASK": "3"},
-            {"task_cpus": "1/1"},
-            id="a batch script has what its tasks may use, -c is each of theirs",
+            {**BATCH, "SLURM_CPUS_PER_TASK": "3", "SLURM_NTASKS": "2"},
+            {"task_cpus": "6"},
+            id="a batch script has what all of its tasks asked for",
+        ),
+        pytest.param(BATCH, {"task_cpus": "1/1"}, id="or what they may use"),
+        pytest.param(
+            {**BATCH, **TORCHRUN, "SLURM_CPUS_PER_TASK": "3"},
+            {"task_cpus": "1/4"},
+            id="which torchrun's workers in it divide",
         ),
         pytest.param(
             {**SRUN, "SLURM_STEP_ID": f"{0xFFFFFFFA}", "SLURM_LOCALID": "0"}
             | {"SLURM_CPUS_PER_TASK": "3"},
-            {"task_cpus": "1/1"},
+            {"task_cpus": "3"},
             id="so has an interactive step",
         ),
         pytest.param(

@@ -203,6 +203,12 @@ def test_allowed_cpus_that_stay_idle_for_being_far_are_counted(
     assert all(f"({idle}) will stay idle, near none" in message for message in said)
 
 
+def test_a_rank_that_keeps_to_its_gpu_s_block_is_told_that_it_asked_for_more() -> None:
+    reply = ask(machine("dgx-a100"), gpus="0", cpus="40", share="node")
+    (said,) = (it.message for it in reply.warnings if it.code == "parameter_ignored")
+    assert said.startswith("rank 0: cpus=40 is more than the 16 CPUs of its GPU's block")
+
+
 def test_a_gpu_s_block_that_is_too_small_is_left_for_all_that_its_ranks_may_use() -> None:
     dgx = machine("dgx-a100")
     enough = ask(dgx, gpus="0", cpus="16")
@@ -247,6 +253,22 @@ def test_a_gpu_s_block_that_is_too_small_is_left_for_all_that_its_ranks_may_use(
         pytest.param(
             {"task_cpus": "1/1"}, 8, id="a node of its own: at most the node's cores a GPU"
         ),
+        pytest.param(
+            {"gpus": "0,0", "rank": "1", "task_cpus": "4"}, 4, id="a rank of a number not known"
+        ),
+        pytest.param(
+            {
+                "gpus": "0",
+                "ranks": "2",
+                "rank": "1",
+                "gpu_bind": "gpu:closest",
+                "cpu_bind": "0xf,0xf0",
+                "cpuset": "4-7",
+                "task_cpus": "1/2",
+            },
+            4,
+            id="a task that stays on its slice",
+        ),
         pytest.param({"cpus": "3"}, 3, id="cpus is each rank's as it stands"),
         pytest.param({}, None, id="nothing"),
     ],
@@ -257,11 +279,24 @@ def test_what_a_task_asked_for_is_told_for_each_rank(
     assert ask(PAIR, **parameters).request.options.cpus == each
 
 
-def test_a_node_of_its_own_is_not_taken_for_what_a_task_asked_for() -> None:
-    dgx = machine("dgx-a100")  # 128 cores, 8 GPUs
-    assert ask(dgx, gpus="0", task_cpus="1/1").request.options.cpus == 16
-    assert ask(dgx, gpus="0", task_cpus="1/1", mode="node").ranks[0].locality == "local"
-    assert ask(dgx, gpus="0", task_cpus="64").request.options.cpus == 64
+@pytest.mark.parametrize(
+    ("parameters", "each"),
+    [
+        pytest.param({}, 16, id="all of it"),
+        pytest.param({"cpuset": "1-127,129-255"}, 16, id="all but a core that Slurm keeps"),
+        pytest.param({"cpuset": "0-127"}, 16, id="one thread of each core"),
+        pytest.param({"task_cpus": "64"}, 64, id="a number that was asked for"),
+        pytest.param({"job_cpus": "64"}, 64, id="a pod with a request, among others"),
+        pytest.param({"cpuset": "0-63"}, 64, id="a part of it was counted out"),
+    ],
+)
+def test_a_node_of_its_own_is_not_taken_for_what_a_task_asked_for(
+    parameters: dict[str, str], each: int
+) -> None:
+    dgx = machine("dgx-a100")  # 128 cores of two CPUs, 8 GPUs
+    reply = ask(dgx, **{"gpus": "0", "mode": "node", "task_cpus": "1/1", **parameters})
+    assert reply.request.options.cpus == each
+    assert (each == 16) == (reply.ranks[0].locality == "local")
 
 
 def test_what_a_task_and_what_its_ranks_asked_for_are_not_given_together() -> None:

@@ -6,9 +6,10 @@ for. A pin to the near ones would take CPUs away; another allocation is what hel
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from affinityd.asked import asked_each
 from affinityd.audit.model import ALLOCATION, SLURM, Audited, GpuKey, Job, ProcessFacts
@@ -16,10 +17,10 @@ from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import plan
 from affinityd.plans import Demand, Options
-from affinityd.topology import Topology
+from affinityd.topology import Gpu, Topology
 
-#: A job's processes with one cpuset divide it.
-Pool = tuple[Job, CpuSet]
+#: A job's processes with one cpuset divide it; a container may have jobs of its own.
+Key = tuple[Job, str | None, CpuSet]
 #: The CPUs that each GPU's processes are given, where these are more than are near.
 Widened = Mapping[GpuKey, CpuSet]
 
@@ -37,7 +38,7 @@ def granted_cpus(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
             return len(cpus) if facts.is_confined else None
         if facts.cpu_limit is None:
             return None
-        limits[facts.cgroups] = facts.cpu_limit
+        limits[facts.membership.container or facts.cgroups] = facts.cpu_limit
     return min(len(cpus), sum(limits.values())) if limits else None
 
 
@@ -48,48 +49,100 @@ def with_allocations(
 
     `reserved` are the CPUs that no plan gives.
     """
-    pools = _pools(found)
-    widened = {
-        pool: _widened(topology, pool[1] - reserved, holders, reserved)
-        for pool, holders in pools.items()
-    }
-    pool_of = {facts.pid: pool for pool, holders in pools.items() for facts in holders}
-    return [
-        replace(it, cause=ALLOCATION)
-        if (pool := pool_of.get(it.facts.holder or it.facts.pid))
-        and _is_as_given(it, widened[pool])
-        else it
-        for it in found
-    ]
-
-
-def _pools(found: Iterable[Audited]) -> Mapping[Pool, Sequence[ProcessFacts]]:
-    pools: defaultdict[Pool, list[ProcessFacts]] = defaultdict(list)
+    shares = {key: _Share(topology, reserved, key[-1], its) for key, its in _keyed(found).items()}
+    share_of = {facts.pid: share for share in shares.values() for facts in share.holders}
+    judged = []
     for it in found:
-        job, cpuset = it.facts.membership.job, it.facts.cpuset
-        if it.facts.holding is not None and not it.is_daemon and job is not None and cpuset:
-            pools[job, cpuset].append(it.facts)
-    return pools
+        share = share_of.get(it.facts.holder or it.facts.pid)
+        if share is not None and it.is_mismatch:
+            is_given = share.has_given(it)
+            if is_given or share.has_granted(it):
+                judged.append(replace(it, cause=ALLOCATION, is_given=is_given))
+                continue
+        judged.append(it)
+    return judged
 
 
-def _widened(
-    topology: Topology, cpuset: CpuSet, holders: Sequence[ProcessFacts], reserved: CpuSet
-) -> Widened:
-    keys = {key for facts in holders for key in facts.gpus}
-    gpus = tuple(gpu for gpu in topology.gpus if gpu.key in keys)
-    cpus, whole = cpuset & topology.online, topology.online - reserved
-    granted = granted_cpus(holders, cpus)
-    if granted is None or not gpus:
+def _keyed(found: Iterable[Audited]) -> Mapping[Key, Sequence[ProcessFacts]]:
+    holders: defaultdict[Key, list[ProcessFacts]] = defaultdict(list)
+    for it in found:
+        of, cpuset = it.facts.membership, it.facts.cpuset
+        if it.facts.holding is not None and not it.is_daemon and of.job is not None and cpuset:
+            holders[of.job, of.outside, cpuset].append(it.facts)
+    return holders
+
+
+@dataclass(frozen=True, eq=False)
+class _Share:
+    """What the GPUs of a job divide, as far as one cpuset of its processes goes."""
+
+    topology: Topology
+    reserved: CpuSet
+    cpuset: CpuSet
+    holders: Sequence[ProcessFacts]
+
+    def has_granted(self, process: Audited) -> bool:
+        """Whether a process runs within the CPUs that its job asked for, near ones first."""
+        place = self._place(process, self._granted)
+        return place is not None and all(mask <= place for mask in process.judged_masks)
+
+    def has_given(self, process: Audited) -> bool:
+        """Whether a process has what a plan gives that asks for so many CPUs, near ones first.
+
+        It may have asked for more than its cgroups tell; all of its cpuset may be no plan's.
+        """
+        masks = process.judged_masks
+        mask = next(iter(masks), frozenset[int]())
+        granted = granted_cpus(self.holders, self._cpus)
+        is_too_wide = mask >= self._cpus or (granted is not None and len(mask) > granted)
+        if len(masks) != 1 or not self._gpus or is_too_wide:
+            return False
+        asks = {-(-len(mask) // number) for number in (len(self._gpus), *self._at_home.values())}
+        return any(self._place(process, self._widened(asked)) == mask for asked in asks)
+
+    def _place(self, process: Audited, widened: Widened) -> CpuSet | None:
+        """Return the CPUs of a process's GPUs; None where none of them has more than near ones."""
+        given = [widened[gpu] for gpu in process.facts.gpus if gpu in widened]
+        if not given:
+            return None
+        own = (process.near or frozenset()) & self._cpus
+        return own.union(*given)
+
+    @cached_property
+    def _cpus(self) -> CpuSet:
+        return (self.cpuset & self.topology.online) - self.reserved
+
+    @cached_property
+    def _gpus(self) -> tuple[Gpu, ...]:
+        keys = {key for facts in self.holders for key in facts.gpus}
+        return tuple(gpu for gpu in self.topology.gpus if gpu.key in keys)
+
+    @cached_property
+    def _at_home(self) -> Counter[int | None]:
+        """How many of the GPUs are on each NUMA node."""
+        return Counter(gpu.numa_node for gpu in self._gpus)
+
+    @cached_property
+    def _granted(self) -> Widened:
+        granted = granted_cpus(self.holders, self._cpus)
+        if granted is None or not self._gpus:
+            return {}
+        whole = self.topology.online - self.reserved
+        return self._widened(asked_each(self.topology, granted, len(self._gpus), self._cpus, whole))
+
+    def _widened(self, asked: int) -> Widened:
+        """Return what each GPU's processes have that asked for so many CPUs a GPU."""
+        if asked not in self._plans:
+            whole = self.topology.online - self.reserved
+            options = Options(mode="node", cpus=asked)
+            try:
+                made = plan(self.topology, Demand(self._gpus, self._cpus, whole, options))
+                ranks = made.ranks
+            except UnsatisfiableError:
+                ranks = ()
+            self._plans[asked] = {rank.gpu.key: rank.cpus for rank in ranks if rank.widening}
+        return self._plans[asked]
+
+    @cached_property
+    def _plans(self) -> dict[int, Widened]:
         return {}
-    asked = asked_each(topology, granted, len(gpus), has_node=granted == len(whole))
-    try:
-        made = plan(topology, Demand(gpus, cpus, whole, Options(mode="node", cpus=asked)))
-    except UnsatisfiableError:
-        return {}
-    return {rank.gpu.key: rank.cpus for rank in made.ranks if rank.widening}
-
-
-def _is_as_given(process: Audited, widened: Widened) -> bool:
-    given = [widened[gpu] for gpu in process.facts.gpus if gpu in widened]
-    place = frozenset[int]().union(*given, *([process.near] if given and process.near else ()))
-    return process.is_mismatch and bool(given) and all(it <= place for it in process.judged_masks)

@@ -16,18 +16,9 @@ from affinityd.audit.gather import TICKS, Gathering
 from affinityd.audit.idle import Idle
 from affinityd.audit.judge import Judge
 from affinityd.audit.ledger import Ledger
-from affinityd.audit.model import (
-    ALLOCATION,
-    MASK,
-    UNPINNED,
-    Audited,
-    GpuKey,
-    Held,
-    Scan,
-)
+from affinityd.audit.model import Audited, GpuKey, Held, Scan
 from affinityd.audit.overlap import overlap
 from affinityd.audit.owners import Owners
-from affinityd.audit.told import Told
 from affinityd.cpuset import CpuSet
 from affinityd.processes import PROC
 from affinityd.topology import Topology
@@ -60,7 +51,6 @@ class Auditor:
         self._idle = Idle()
         self._ghosts = orphans.Ghosts()
         self._firsts = Firsts()
-        self._told = Told(proc)
         self._reserved = reserved
         self._not_begun: Collection[int] = ()  # pids of holders that the last scan did not reach
         self._places: dict[GpuKey, str] = {}  # by PCI bus id
@@ -79,8 +69,7 @@ class Auditor:
         end = time.monotonic() + READING
         gathering = Gathering(held, end, self._proc, first=self._not_begun)
         judged = [*self._audited(judge, gathering), *self._gone(gathering, held.asked)]
-        self._told.begin()
-        found = [self._as_told(it) for it in with_allocations(topology, self._reserved, judged)]
+        found = with_allocations(topology, self._reserved, judged)
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
         self._not_begun = gathering.not_begun
@@ -129,15 +118,6 @@ class Auditor:
                 yield audited
             else:
                 yield _with_orphan(audited, orphans.why(facts, self._stepds, self._owners))
-
-    def _as_told(self, audited: Audited) -> Audited:
-        """Return a judgement; far CPUs that affinityd gave a process are the allocation's fault."""
-        if audited.is_daemon or audited.cause not in (MASK, UNPINNED):
-            return audited
-        given = self._told.cpus(audited.facts)
-        if not given or not all(mask <= given for mask in audited.judged_masks):
-            return audited
-        return replace(audited, cause=ALLOCATION, is_given=True)
 
     def _gone(self, gathering: Gathering, asked: float) -> list[Audited]:
         """Return what holds a GPU and is not there; to be asked when the gathering is over."""

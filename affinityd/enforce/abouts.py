@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from affinityd import switch
-from affinityd.audit.environ import environment
 from affinityd.audit.membership import is_slurms
 from affinityd.audit.model import KUBERNETES, ProcessFacts
 from affinityd.enforce.about import SLURMS, About, paths
+from affinityd.enforce.environ import environment
 from affinityd.enforce.patience import Patience
 from affinityd.enforce.pods import PODS, Pods
 from affinityd.processes import PROC

@@ -117,8 +117,7 @@ class Places:
             return said
         if said == NOTHING or pool.granted is None or not pool.ranks:
             return None
-        has_node = pool.granted == len(self.whole)
-        return asked_each(self.topology, pool.granted, len(pool.ranks), has_node=has_node)
+        return asked_each(self.topology, pool.granted, len(pool.ranks), pool.cpus, self.whole)
 
 
 class Roll:

@@ -29,6 +29,7 @@ plan_from_table() { # cpulist, locality: of what was granted, listed and made vi
     all=$lines
     [ -z "$rank" ] || lines=$(nth "$lines" $((rank % count)))
     sum_up "$lines"
+    # shellcheck disable=SC2034 # of run
     [ -z "$rank" ] || sharers=$(sharing "$all" "$near")
     case $locality,${AFFINITYD_STRICT-} in
     remote,true | remote,1 | remote,yes | remote,on)
@@ -169,15 +170,14 @@ named() { # PREFIX: each name that begins so, and the first line of stdin that h
 }
 
 sharing() { # LINES CPULIST: how many of the ranks have this list, who deal the lines out by turns
-    alike=0
+    alike=0 own=$2
     set -f
     IFS=$newline
     for line in $1; do
         unset IFS
         # shellcheck disable=SC2086 # a word a field
-        set -- $line "$2"
-        for last; do :; done
-        [ "$3" != "$last" ] || alike=$((alike + 1))
+        set -- $line
+        [ "${3-}" != "$own" ] || alike=$((alike + 1))
     done
     printf %s $(((ranks * alike + count - 1) / count))
 }

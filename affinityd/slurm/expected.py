@@ -20,7 +20,7 @@ _GPUS = re.compile(
     r"gpu(?::(?P<type>[^:]*[^:\d][^:]*|\d+(?=:)))?(?::(?P<count>\d{1,9}))?", re.ASCII
 )
 
-_SOCKETS = re.compile(r"\([^)]*\)")  #: that `scontrol show node` appends: (S:0-1)
+_SOCKETS = re.compile(r"\([^()]*\)")  #: that `scontrol show node` appends: (S:0-1)
 _NUMBER = re.compile(r"\d{1,6}", re.ASCII)
 
 Counts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type

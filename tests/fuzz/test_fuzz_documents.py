@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from affinityd import conffile, enforce_report, nodefile, settings
 from affinityd.answer import render
-from affinityd.audit.environ import environment
 from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.cgroup import confining, cpuset_of
 from affinityd.codec import from_dict, to_dict
 from affinityd.discovery.nvml_process_report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
 from affinityd.drawing import draw
+from affinityd.enforce.environ import environment
 from affinityd.enforce.model import CAUSES, REASONS
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.processes import process_of, uid_of

@@ -171,8 +171,8 @@ def mask() -> str:
         ),
         pytest.param(
             "",
-            {"CUDA_VISIBLE_DEVICES": "1", "SLURM_CPUS_PER_TASK": "6"},
-            {"visible": "1"},
+            {"CUDA_VISIBLE_DEVICES": "1", "SLURM_CPUS_PER_TASK": "6", "SLURM_NTASKS": "4"},
+            {"visible": "1", "task_cpus": "24"},
             id="a batch script has what all of its tasks asked for",
         ),
         pytest.param(
@@ -182,8 +182,18 @@ def mask() -> str:
                 "SLURM_STEP_ID": "4294967290",
                 "SLURM_CPUS_PER_TASK": "6",
             },
-            {"visible": "1"},
+            {"visible": "1", "task_cpus": "6"},
             id="and an interactive step",
+        ),
+        pytest.param(
+            "",
+            {
+                "CUDA_VISIBLE_DEVICES": "1",
+                "SLURM_CPUS_PER_TASK": "08",
+                "SLURM_NTASKS": "$(id)",
+            },
+            {"visible": "1"},
+            id="what is no number asks for nothing",
         ),
         pytest.param(
             "",
