@@ -6,7 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from affinityd import conffile, myself, pinning, place, switch
 from affinityd.cpuset import CpuSet, parse_list
@@ -29,8 +30,17 @@ class Binding:
     memory: Held | None  #: the calling thread's policy; None: it cannot be read
     source: str | None  #: who planned: "daemon", "node.json", "sysfs"; None: there was no plan
     warnings: tuple[str, ...] = ()  #: what is not as it was asked for, a line each
-    #: what `affinityd exec` would give this process; None: the same, or it is not known
-    exec_cpus: CpuSet | None = None
+    plan_of_exec: Callable[[], CpuSet | None] = field(
+        default=lambda: None, repr=False, compare=False
+    )
+
+    @cached_property
+    def exec_cpus(self) -> CpuSet | None:
+        """What `affinityd exec` would give this process; None: the same, or it is not known.
+
+        It is planned when it is first asked for.
+        """
+        return self.plan_of_exec()
 
     @property
     def pinned(self) -> bool:
@@ -120,15 +130,23 @@ def _take_place(
         given = {"task_cpus": asked, **given}
     sockets = conffile.sockets(said)
 
-    def find(given: Mapping[str, str]) -> Place:
+    def find(given: Mapping[str, str], start: float) -> Place:
         questions = myself.questions(given, chosen)
         return place.find(questions, sockets, start, timeout, bounded=False)
 
-    found = find(given)
+    def plan_of_exec() -> CpuSet | None:
+        """Return the CPUs that `exec` would give, whose mode and so on variables say."""
+        task = {name: given[name] for name in OF_TASK & given.keys()}
+        try:
+            cpus = find({**conffile.choices(said), **task}, time.monotonic()).cpus
+        except AffinityError:
+            return None
+        return None if cpus == found.cpus else cpus
+
+    found = find(given, start)
     if found.switch != switch.ON:
         myself.stay(found)
         return _unbound()
-    exec_cpus = _of_exec(find, given, said)
     threads: list[str] = []
     taken = myself.take(found, policy, lambda cpus: _pin_all(cpus, threads))
     return Binding(
@@ -137,19 +155,8 @@ def _take_place(
         memory=taken.memory or held(),
         source=found.source,
         warnings=(*myself.spread(found, given), *taken.remarks, *threads),
-        exec_cpus=None if exec_cpus == found.cpus else exec_cpus,
+        plan_of_exec=plan_of_exec,
     )
-
-
-def _of_exec(
-    find: Callable[[Mapping[str, str]], Place], given: Mapping[str, str], said: Mapping[str, str]
-) -> CpuSet | None:
-    """Return the CPUs that `affinityd exec` would give, whose mode and so on variables say."""
-    task = {name: given[name] for name in OF_TASK & given.keys()}
-    try:
-        return find({**conffile.choices(said), **task}).cpus
-    except AffinityError:
-        return None
 
 
 def _unbound(*warnings: str) -> Binding:

@@ -84,7 +84,7 @@ def cgroup_folders(
 
 
 def _membership(pid: int, root: str) -> str:
-    return read_text(f"{root.rstrip('/')}/proc/{pid}/cgroup") or ""
+    return _read(f"{root.rstrip('/')}/proc/{pid}/cgroup") or ""
 
 
 def _cgroups(
@@ -92,7 +92,7 @@ def _cgroups(
 ) -> Iterator[tuple[Version, str]]:
     """Yield the folders of a process's cgroup and of those above it, in which a cpuset may be."""
     base = root.rstrip("/")
-    lines = (read_text(f"{base}/proc/self/mountinfo") or "").split("\n")
+    lines = (_read(f"{base}/proc/self/mountinfo") or "").split("\n")
     mounts = [mount for line in lines if (mount := _mount(line))]
     for version in versions:
         for folder in _folders(version, _path(membership, version.controller), mounts, base):
@@ -170,15 +170,14 @@ def _unescaped(text: str) -> str:
 
 
 def _cpus(path: str) -> CpuSet | None:
-    text = read_text(path)
+    text = _read(path)
     try:
         return None if text is None else parse_list(text)
     except ValueError:
         return None
 
 
-def read_text(path: str) -> str | None:
-    """Return what a file of the kernel's says; None where it cannot be read."""
+def _read(path: str) -> str | None:
     try:  # of the names of cgroups a newline alone is no part: a CR is, and must not become one
         with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             return file.read()

@@ -3,12 +3,13 @@
 Sources: kernel Documentation/scheduler/sched-bwc.rst (v1) and admin-guide/cgroup-v2.rst, cpu.max.
 """
 
+# ruff: noqa: PTH123 - pathlib costs more to import than Python to start
+
 from __future__ import annotations
 
-from affinityd.cgroup import Version, cgroup_folders, read_text
-
-VERSIONS = (Version("cgroup", "cpu", ("cpu.cfs_quota_us",)), Version("cgroup2", None, ("cpu.max",)))
-PERIOD = "cpu.cfs_period_us"  #: of v1; v2 has both numbers in one file
+QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"  #: of v1; v2 has both in one file
+MAX = "cpu.max"
+LONGEST = 12  #: digits of a number that a kernel writes here
 
 
 def cpu_limit_of(pid: int, root: str = "/") -> int | None:
@@ -16,17 +17,40 @@ def cpu_limit_of(pid: int, root: str = "/") -> int | None:
 
     None where there is none, or it cannot be read. `root`: where the files of the machine are.
     """
-    limits = [
-        limit
-        for version, folder in cgroup_folders(pid, root, VERSIONS)
-        if (limit := _limit(folder, version.files[0]))
+    # Imported here: a rank that starts asks for its own limit alone.
+    from affinityd.cgroup import Version, cgroup_folders  # noqa: PLC0415
+
+    versions = Version("cgroup", "cpu", ()), Version("cgroup2", None, ())
+    folders = (folder for _, folder in cgroup_folders(pid, root, versions))
+    return min((limit for folder in folders if (limit := _limit(folder))), default=None)
+
+
+def own_cpu_limit(mount: str = "/sys/fs/cgroup") -> int | None:
+    """Return the limit of this process's container, which sees its own cgroup as the root.
+
+    None where there is none; on a node itself the root has no limit.
+    """
+    return _limit(mount) or _limit(f"{mount}/cpu")
+
+
+def _limit(folder: str) -> int | None:
+    numbers = _words(f"{folder}/{MAX}") or [
+        *_words(f"{folder}/{QUOTA}"),
+        *_words(f"{folder}/{PERIOD}"),
     ]
-    return min(limits, default=None)
+    if len(numbers) != 2 or not all(map(_is_number, numbers)):  # noqa: PLR2004 - v2's `max`, v1's -1
+        return None
+    quota, period = map(int, numbers)
+    return -(-quota // period) or None if period else None
 
 
-def _limit(folder: str, file: str) -> int | None:
-    quota, *period = (read_text(f"{folder}/{file}") or "").split()[:2] or [""]
-    over = period or (read_text(f"{folder}/{PERIOD}") or "").split()
-    if not quota.isdecimal() or not over or not over[0].isdecimal() or int(over[0]) == 0:
-        return None  # v2's `max`, v1's -1
-    return -(-int(quota) // int(over[0])) or None
+def _words(path: str) -> list[str]:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(64).split()
+    except OSError:
+        return []
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= LONGEST

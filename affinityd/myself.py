@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from affinityd import switch, task
+from affinityd.cpu_limit import own_cpu_limit
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import ApplyError, one_line
 from affinityd.granted import granted
@@ -87,7 +88,15 @@ def questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[task.Qu
         facts["observe"] = format_list(mask)
     cpus = task.cpus_to_plan_on(os.environ, mask)
     parent = task.environment_of(os.getppid())
-    return list(task.questions({**facts, **given}, os.environ, cpus, parent))
+    return list(task.questions({**facts, **given}, _environ(), cpus, parent))
+
+
+def _environ() -> Mapping[str, str]:
+    """Return the environment, and how many CPUs its container may use where nothing says that."""
+    if {"SLURM_JOB_ID", task.JOB_CPUS} & os.environ.keys():
+        return os.environ
+    limit = own_cpu_limit()
+    return os.environ if limit is None else {**os.environ, task.JOB_CPUS: f"{limit}"}
 
 
 def pin(cpus: CpuSet) -> CpuSet:

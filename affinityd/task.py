@@ -32,6 +32,7 @@ VISIBLE = (
     ("/dev/kfd", ("ROCR_VISIBLE_DEVICES", HIP)),
     ("/dev/davinci_manager", ("ASCEND_RT_VISIBLE_DEVICES",)),
 )
+JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: how many CPUs a container asked for, or may use
 CHOSEN = "--rank"  #: who said the rank, where no launcher did
 #: Parameters that say what is so without them.
 UNSAID = {("share", "auto"), ("task_cpus", "none")}
@@ -119,7 +120,7 @@ def asked_cpus(environ: Environment, ranks: int | None = None) -> dict[str, str]
     has what all of its tasks are to have. Else it is its part of what its tasks may use. In a pod
     it is a part of AFFINITYD_JOB_CPUS, the container's CPU request.
     """
-    request = number(environ.get("AFFINITYD_JOB_CPUS"))
+    request = number(environ.get(JOB_CPUS))
     rank = local_rank(environ)
     part = f"1/{ranks or (rank and rank.size) or 1}"
     if request:  # 0: the container has none
