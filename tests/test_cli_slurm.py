@@ -147,6 +147,7 @@ def test_the_type_is_what_slurmctld_was_configured_with(
             "gpu08 has Gres=gpu:4 (",
         ),
         ("gpu:a:b:2", [], "'gpu:a:b:2' in Gres= is not written like gpu:a100:2"),
+        ("gpu:\x1b[31ma:8", [], r"'gpu:\x1b[31ma:8' in Gres= is not written like gpu:a100:2"),
     ],
 )
 def test_lines_that_would_drain_a_node_are_refused_in_one_line(

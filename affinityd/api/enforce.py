@@ -18,7 +18,8 @@ class NotEnforcing:
     async def document(self, _for_whom: Viewer) -> bytes:
         """Raise NotEnforcedError."""
         raise NotEnforcedError(
-            "this daemon does not enforce: start it with --enforce observe or pin"
+            "this daemon does not enforce: start it with --enforce observe or pin, and without "
+            "AFFINITYD=off"
         )
 
 

@@ -110,7 +110,8 @@ def _counts(gres: str, place: str) -> Counts:
     for entry in gres.replace(":no_consume", "").split(","):
         name, *kinds = entry.split(":")
         count = int(kinds.pop()) if kinds and _NUMBER.fullmatch(kinds[-1]) else 1
-        if name == "gpu" and (len(kinds) > 1 or "" in kinds):
+        is_odd = "" in kinds or not "".join(kinds).isprintable() or {'"', "'"} & {*"".join(kinds)}
+        if name == "gpu" and (len(kinds) > 1 or is_odd):
             raise InvalidRequestError(
                 f"{place}: {quote(entry)} in Gres= is not written like gpu:a100:2"
             )
