@@ -313,7 +313,8 @@ def test_of_a_daemon_that_does_not_enforce_it_says_how_it_would(
     with running(tmp_path, "--machine", "dgx-a100") as daemon:
         assert main(["enforce", "--socket", str(daemon.socket)]) == 2
     assert capsys.readouterr().err == (
-        "affinityd enforce: this daemon does not enforce: start it with --enforce observe or pin, and without AFFINITYD=off\n"
+        "affinityd enforce: this daemon does not enforce: start it with --enforce observe or pin, "
+        "and without AFFINITYD=off\n"
     )
 
 
