@@ -66,8 +66,8 @@ def test_over_http_it_is_refused_where_nothing_is_enforced_and_takes_no_paramete
         assert (reply.status, reply.text) == (
             503,
             (
-                "Not enforced: this daemon does not enforce: start it with --enforce observe or pin, "
-                "and without AFFINITYD=off\n"
+                "Not enforced: this daemon does not enforce: start it with --enforce observe or "
+                "pin, and without AFFINITYD=off\n"
             ),
         )
         reply = daemon.get("/enforce?mode=node", accept="text/plain")
