@@ -162,9 +162,9 @@ def test_cpu_time_is_remote_while_it_is_spent_far_away() -> None:
 
         assert auditor.scan(TOPOLOGY).gpu_time[GPU].total == 0
         total, remote = grown(FAR)
-        assert 0.1 < remote <= total
+        assert 0 < remote <= total
         total, remote = grown(NEAR)
-        assert total > 0.1
+        assert total > 0
         assert remote == 0
 
 

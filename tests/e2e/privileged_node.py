@@ -98,6 +98,7 @@ def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") ->
             *("--scan-interval", "1", "--enforce", "pin", "--migrate-memory"),
             env={
                 "AFFINITYD_SOCKET": "/run/affinityd/affinityd.sock",
+                "AFFINITYD_CPUS": "none",  # its three jobs have a CPU between them near their GPUs
                 "AFFINITYD_ENFORCE_POLICY": "/etc/affinityd-policy.toml",
                 "AFFINITYD_CONFIG": "/nonexistent",
                 "PYTHONDONTWRITEBYTECODE": "1",
