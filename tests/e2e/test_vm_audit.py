@@ -149,7 +149,7 @@ def test_memory_is_read_on_request(seen: Document) -> None:
         if (it["gpu"], it["holds_gpu"]) == (0, True)
     )
     assert filled["placement"] == "local"
-    assert filled["memory"]["0"] > 32 * 2**20 * 0.9
+    assert filled["memory"]["2"] > 32 * 2**20 * 0.9
     assert "memory" not in seen["at first"]["processes"][0]
 
 
