@@ -119,6 +119,13 @@ ADDED = "2 allowed CPUs, and 4 were asked for: CPUs 4-5 of other nodes were adde
             id="cores are not cut in two",
         ),
         pytest.param(
+            CHAIN,
+            {"gpus": "0,0", "cpus": "4"},
+            ["0,4,6,10", "1,5,7,11"],
+            ["mixed", "mixed"],
+            id="ranks that divide near cores keep their parts of them",
+        ),
+        pytest.param(
             PAIR,
             {"gpus": "0,0", "mode": "single_unique", "cpuset": "3-5", "cpus": "2"},
             ["3", "4"],

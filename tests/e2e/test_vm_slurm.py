@@ -227,6 +227,7 @@ def test_a_task_keeps_as_many_cpus_as_it_asked_for_and_is_told(
     assert are_disjoint(tasks) or mode == NODE
     for task in tasks:
         assert len(task.mask) >= job.asked
+        assert any(task.mask & place for place in places(task))
         assert parse_list(task.told["CPULIST"]) == task.mask
         assert task.told["LOCALITY"] == "mixed"
         assert "widened" in task.told["WARNINGS"].split(",")
