@@ -352,3 +352,15 @@ def test_strict_plans_have_near_cpus_alone(question: Question, cpus: str) -> Non
     reply = widened(question.but(strict="true"), cpus)
     assert all(rank.locality in {"local", "unknown"} for rank in reply.ranks)
     assert not any(rank.widening for rank in reply.ranks)
+
+
+@given(questions(tuple(set(UNIQUE) - {"even"})), ASKED)
+def test_no_rank_of_a_unique_mode_loses_a_cpu_by_asking_for_more(
+    question: Question, cpus: str
+) -> None:
+    question.parameters.pop("rank", None)
+    narrow, wide = question.try_to_ask(), widened(question, cpus)
+    assume(isinstance(narrow, Reply) and narrow.plan.share == wide.plan.share)
+    assert isinstance(narrow, Reply)
+    for before, after in zip(narrow.ranks, wide.ranks, strict=True):
+        assert before.cpus <= after.cpus
