@@ -62,7 +62,9 @@ def _divided(topology: Topology, demand: Demand, mode: Mode) -> Division:
         if options.share == "node" or suffices(in_blocks, options, asked=asked):
             return Division(blocks, in_blocks, "node")
     groups = _by_home(topology, demand, mode)
-    wider = widened(topology, groups, allowed, options, asked=asked) if asked else groups
+    wider = groups
+    if asked:
+        wider = widened(topology, groups, allowed, options, asked=asked, divides=mode.unique)
     hands: Hands = dict(_split(wider, options, mode))
     if asked and mode.unique:
         hands = topped_up(topology, groups, hands, allowed, options, asked=asked)

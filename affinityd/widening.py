@@ -30,18 +30,27 @@ def suffices(hands: Hands, options: Options, *, asked: int) -> bool:
 
 
 def widened(
-    topology: Topology, groups: Sequence[Group], allowed: CpuSet, options: Options, *, asked: int
+    topology: Topology,
+    groups: Sequence[Group],
+    allowed: CpuSet,
+    options: Options,
+    *,
+    asked: int,
+    divides: bool,
 ) -> tuple[Group, ...]:
     """Return the groups, whose domains hold the CPUs that their ranks asked for.
 
     What a domain lacks are the nearest allowed cores that are in no other group's domain, behind
-    its own, until it holds enough or none are left.
+    its own, until it holds enough or none are left. Where ranks divide a domain that has a core for
+    each, it stays as it is: what is added behind its end would leave the last ranks no near core.
     """
     spare = _Spare(topology, allowed, (core for it in groups for core in chain(*it.domain)))
     wider = []
     for group in groups:
         has = len(given_cpus(chain(*group.domain), options))
-        further = spare.take(group.home, asked * len(group.ranks) - has, options)
+        is_short = not divides or len(group.domain) < len(group.ranks)
+        lack = asked * len(group.ranks) - has if is_short else 0
+        further = spare.take(group.home, lack, options)
         wider.append(replace(group, domain=(*group.domain, *single_bundles(further))))
     return tuple(wider)
 

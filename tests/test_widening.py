@@ -119,6 +119,13 @@ ADDED = "2 allowed CPUs, and 4 were asked for: CPUs 4-5 of other nodes were adde
             id="cores are not cut in two",
         ),
         pytest.param(
+            CHAIN,
+            {"gpus": "0,0", "cpus": "4"},
+            ["0,4,6,10", "1,5,7,11"],
+            ["mixed", "mixed"],
+            id="ranks that divide near cores keep their parts of them",
+        ),
+        pytest.param(
             PAIR,
             {"gpus": "0,0", "mode": "single_unique", "cpuset": "3-5", "cpus": "2"},
             ["3", "4"],
@@ -380,3 +387,15 @@ def test_strict_plans_have_near_cpus_alone(question: Question, cpus: str) -> Non
     reply = widened(question.but(strict="true"), cpus)
     assert all(rank.locality in {"local", "unknown"} for rank in reply.ranks)
     assert not any(rank.widening for rank in reply.ranks)
+
+
+@given(questions(tuple(set(UNIQUE) - {"even"})), ASKED)
+def test_no_rank_of_a_unique_mode_loses_a_cpu_by_asking_for_more(
+    question: Question, cpus: str
+) -> None:
+    question.parameters.pop("rank", None)
+    narrow, wide = question.try_to_ask(), widened(question, cpus)
+    assume(isinstance(narrow, Reply) and narrow.plan.share == wide.plan.share)
+    assert isinstance(narrow, Reply)
+    for before, after in zip(narrow.ranks, wide.ranks, strict=True):
+        assert before.cpus <= after.cpus

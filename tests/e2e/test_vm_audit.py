@@ -59,6 +59,7 @@ def sample(metrics: str, name: str, index: int, **labels: str) -> float | None:
         ("masked", "remote", "mask"),
         ("a known daemon", "unpinned", "unpinned"),
         ("allocated far away", "remote", "allocation"),
+        ("given too few near", "mixed", "allocation"),
         ("unpinned", "unpinned", "unpinned"),
     ],
 )
@@ -111,7 +112,8 @@ def test_a_known_daemon_is_named_and_not_counted(seen: Document) -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "causes"), [(0, set()), (2, {"mask"}), (4, {"allocation"}), (6, {"unpinned"})]
+    ("index", "causes"),
+    [(0, set()), (2, {"mask"}), (4, {"allocation"}), (5, {"allocation"}), (6, {"unpinned"})],
 )
 def test_the_metric_says_which_gpu_has_a_mismatch_and_why(
     seen: Document, index: int, causes: set[str]
@@ -147,7 +149,7 @@ def test_memory_is_read_on_request(seen: Document) -> None:
         if (it["gpu"], it["holds_gpu"]) == (0, True)
     )
     assert filled["placement"] == "local"
-    assert filled["memory"]["0"] > 32 * 2**20 * 0.9
+    assert filled["memory"]["2"] > 32 * 2**20 * 0.9
     assert "memory" not in seen["at first"]["processes"][0]
 
 
@@ -160,3 +162,12 @@ def test_the_table_says_what_mends_each(seen: Document) -> None:
     pid = seen["pids"]["masked"]
     assert re.search(rf"affinityd pin .*\b{pid}\b", table)
     assert "--gres-flags=enforce-binding" in table
+
+
+def test_the_table_names_no_pin_for_who_was_given_too_few_near(seen: Document) -> None:
+    pid = seen["pids"]["given too few near"]
+    (line,) = re.findall(
+        rf"^.*\b{pid}\b.*only 4 CPUs there.*$", seen["table"]["stdout"], re.MULTILINE
+    )
+    assert "affinityd pin" not in line
+    assert not re.search(rf"affinityd pin .*\b{pid}\b", seen["table"]["stdout"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
-from tests.e2e.vm.enforced import CPUSETS, RANKS, WIDE, parted, targets
+from tests.e2e.vm.enforced import CPUSETS, RANKS, WIDE, given, parted, targets
 from tests.e2e.vm.image import MachineError
 from tests.e2e.vm.machine import boot
 from tests.e2e.vm.reading import Document
@@ -166,3 +166,37 @@ def test_a_policy_that_is_broken_leaves_the_one_before_and_says_where(seen: Docu
     assert "rule 1" in policy["error"]
     assert "unique_contigous" in policy["error"]
     assert of_job(seen["a broken policy"]["masks"]) == parted()
+
+
+def test_ranks_that_were_given_more_cpus_than_are_near_are_pinned_to_as_many(
+    seen: Document,
+) -> None:
+    kept = seen["kept"]
+    assert of_job(kept["masks"]) == given()
+    assert kept["told"]["totals"]["pins"]["pinned"] == 12
+
+
+def test_a_job_whose_gpus_are_near_to_too_few_of_its_cpus_keeps_them_all(seen: Document) -> None:
+    masks = {name: {*its} for name, its in seen["kept"]["masks"].items() if ON_TWO in name}
+    assert len(masks) == 3
+    assert all(its == {"16-31"} for its in masks.values())
+
+
+@pytest.mark.parametrize("name", [*RANKS, ON_TWO])
+def test_who_keeps_far_cpus_is_left_with_what_would_have_prevented_it(
+    seen: Document, name: str
+) -> None:
+    for process in (name, f"{name}'s worker 0", f"{name}'s worker 1"):
+        found = told(seen, "kept", process)
+        assert (found["verdict"], found["cause"], found["reason"]) == (
+            "left",
+            "allocation",
+            "allocation",
+        )
+        assert "--gres-flags=enforce-binding" in found["why"]
+
+
+def test_the_audit_names_no_pin_for_who_keeps_far_cpus(seen: Document) -> None:
+    table = seen["kept"]["audit"]["stdout"]
+    assert "--gres-flags=enforce-binding" in table
+    assert "affinityd pin" not in table

@@ -17,7 +17,7 @@ from affinityd.cpuset import CpuSet, parse_list
 from tests.e2e.slurm.node import read_tasks
 from tests.e2e.vm.hardware import GPU_NODES, NODES, cpus_of, distance
 from tests.e2e.vm.image import MachineError
-from tests.e2e.vm.jobs import JOBS, MINORS, NODE, OPEN_JOBS, UNIQUE
+from tests.e2e.vm.jobs import ASKING, JOBS, MINORS, NODE, OPEN_JOBS, UNIQUE
 from tests.e2e.vm.machine import boot
 from tests.e2e.vm.reading import Document
 
@@ -55,6 +55,7 @@ class Task:
     sees: tuple[int, ...]  #: GPUs
     drives: tuple[int, ...]  #: its own among them
     told: Mapping[str, str]  #: AFFINITYD_*, without the prefix
+    rest: str = ""  #: what it printed beside these
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def tasks_of(printed: str, count: int, *, is_open: bool = False) -> list[Task]:
         # Tasks deal out what they see; one that is alone has it all.
         drives = sees if count == 1 else (sees[number % len(sees)],)
         mask, cpuset = parse_list(task.cpus), parse_list(facts["cpuset"])
-        tasks.append(Task(mask, cpuset, sees, drives, task.variables))
+        tasks.append(Task(mask, cpuset, sees, drives, task.variables, "\n".join(task.rest)))
     return tasks
 
 
@@ -200,3 +201,56 @@ def test_two_jobs_at_once_are_disjoint(seen: Document) -> None:
     for task in (*one, *other):
         assert parse_list(task.told["CPULIST"]) == task.mask
         assert any(task.mask <= place for place in places(task))
+
+
+# Tasks that keep as many CPUs as they asked for: all others here have AFFINITYD_CPUS=none.
+
+ASKED = [(name, mode) for name, job in ASKING.items() for mode in job.modes]
+
+
+def nearest_first(gpu: int, cpuset: CpuSet) -> list[int]:
+    """Return the CPUs of a job by how near they are to a GPU, then by number."""
+    away = {
+        cpu: distance(GPU_NODES[gpu], node)
+        for node in range(NODES)
+        for cpu in parse_list(cpus_of(node)) & cpuset
+    }
+    return sorted(away, key=lambda cpu: (away[cpu], cpu))
+
+
+@pytest.mark.parametrize(("name", "mode"), ASKED)
+def test_a_task_keeps_as_many_cpus_as_it_asked_for_and_is_told(
+    seen: Document, name: str, mode: str
+) -> None:
+    job = ASKING[name]
+    tasks = tasks_of(seen["asking"][name][mode], job.tasks)
+    assert are_disjoint(tasks) or mode == NODE
+    for task in tasks:
+        assert len(task.mask) >= job.asked
+        assert any(task.mask & place for place in places(task))
+        assert parse_list(task.told["CPULIST"]) == task.mask
+        assert task.told["LOCALITY"] == "mixed"
+        assert "widened" in task.told["WARNINGS"].split(",")
+
+
+@pytest.mark.parametrize(("name", "mode"), ASKED)
+def test_the_cpus_that_tasks_keep_are_the_nearest_of_their_job(
+    seen: Document, name: str, mode: str
+) -> None:
+    job = ASKING[name]
+    tasks = tasks_of(seen["asking"][name][mode], job.tasks)
+    (home,) = {GPU_NODES[gpu] for task in tasks for gpu in task.drives}
+    expected = nearest_first(tasks[0].drives[0], tasks[0].cpuset)[: job.asked * job.tasks]
+    assert frozenset().union(*(task.mask for task in tasks)) == {*expected}
+    assert parse_list(cpus_of(home)) <= {*expected}
+
+
+@pytest.mark.parametrize(("name", "mode"), ASKED)
+def test_verify_names_an_allocation_and_no_pin_to_a_task_that_keeps_them(
+    seen: Document, name: str, mode: str
+) -> None:
+    for task in tasks_of(seen["asking"][name][mode], ASKING[name].tasks):
+        assert task.rest.endswith("verify 1")
+        (mismatch,) = re.findall(r"^.*: mismatch: .*$", task.rest, re.MULTILINE)
+        assert "has only 4 CPUs there: no pin mends that, but an allocation" in mismatch
+        assert "affinityd exec" not in task.rest

@@ -51,14 +51,27 @@ mode = "unique_contiguous"
 """
 BROKEN = UNIQUE.replace("unique_contiguous", "unique_contigous")
 
+#: The first job was given 17 CPUs for four GPUs: five for each rank, ten for the two on each
+#: node, which has four. The nearest others are the package's, then CPU 20 of the other one.
+_GIVEN = {
+    "rank 0": "0-3,8-9,12-15",
+    "rank 1": "0-3,8-9,12-15",
+    "rank 2": "4-7,10-11,20",
+    "rank 3": "4-7,10-11,20",
+}
 _NEAR = {"rank 0": "12-15", "rank 1": "12-15", "rank 2": "4-7", "rank 3": "4-7"}
 _PARTS = {"rank 0": "12-13", "rank 1": "14-15", "rank 2": "4-5", "rank 3": "6-7"}
 
 
 def targets(cpuset: str) -> dict[str, str]:
-    """Return where the job's processes are to run, in the mode `node`, in a cpuset of it."""
+    """Return where the job's processes are to run, on near CPUs alone, in a cpuset of it."""
     allowed = parse_list(cpuset)
     return _with_workers({it: format_list(parse_list(_NEAR[it]) & allowed) for it in RANKS})
+
+
+def given() -> dict[str, str]:
+    """Return the same in the cpuset WIDE, with as many CPUs as the job was given."""
+    return _with_workers(_GIVEN)
 
 
 def parted() -> dict[str, str]:

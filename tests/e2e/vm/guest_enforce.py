@@ -24,16 +24,20 @@ from tests.e2e.vm.enforced import (
     JOB,
     PODS,
     RANKS,
+    TRAININGS,
     UNIQUE,
     WIDE,
+    given,
     parted,
     targets,
 )
 from tests.e2e.vm.guest_audit import FACTS, LIBRARY, hold_gpus
-from tests.e2e.vm.inside import bring, cgroup, serving, stage
+from tests.e2e.vm.inside import bring, cgroup, output, serving, stage
 from tests.e2e.vm.trained import Running, pod, say, trained
+from tests.e2e.vm.warm import affinityd
 
 POLICY = Path("/tmp/policy.toml")  # noqa: S108 - nobody else is here
+SITE = Path("/etc/affinityd.conf")
 FEW = 2  #: times of scans, of which the last may have begun before
 
 Document = dict[str, Any]
@@ -43,6 +47,7 @@ def main() -> None:
     """Have the daemon observe, pin, and pin again when it is started anew."""
     bring("31", online=True)
     hold_gpus()
+    SITE.write_text("AFFINITYD_CPUS=none\n")  # near CPUs alone, until the last of it
     os.environ.update(LD_LIBRARY_PATH=LIBRARY, NVML_FACTS=str(FACTS))
     report: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -56,6 +61,7 @@ def main() -> None:
         report.update(pinned(jobs, first))
         say(jobs, first, second)
         report.update(pinned_anew(jobs, first, second))
+        report["kept"] = kept(jobs)
     stage("done")
     json.dump(report, sys.stdout)
 
@@ -110,6 +116,22 @@ def pinned_anew(jobs: Running, first: Running, second: Running) -> dict[str, Any
         told = seen(daemon, lambda told: told["policy"]["error"])
         report["a broken policy"] = {"masks": jobs.masks(), "told": told}
     return report
+
+
+def kept(jobs: Running) -> dict[str, Any]:
+    """Return what a daemon does that leaves a job as many CPUs as it was given, near ones or not.
+
+    All processes of the jobs may run on all of their job's CPUs, as Slurm starts them.
+    """
+    stage("a daemon pins, as it is by itself")
+    SITE.unlink()
+    cgroup(JOB, cpus=WIDE)
+    for name, pid in jobs.pids.items():
+        output("taskset", "-acp", TRAININGS[name.partition("'")[0]].cpuset, f"{pid}")
+    with enforcing("pin") as daemon:
+        until(daemon, lambda: jobs.fits(given()))
+        told = seen(daemon, lambda _: True)
+        return {"masks": jobs.masks(), "told": told, "audit": affinityd("audit")}
 
 
 def unpinned(daemon: Daemon, jobs: Running) -> Document:

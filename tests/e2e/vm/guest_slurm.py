@@ -17,7 +17,7 @@ from typing import Any
 from tests.daemons import eventually, running
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
 from tests.e2e.vm.inside import AFFINITYD, GROUPS, PCI_FOLDER, bring, output, stage
-from tests.e2e.vm.jobs import JOBS, MINORS, NODE, OPEN_JOBS, UNIQUE, Job
+from tests.e2e.vm.jobs import ASKING, JOBS, MINORS, NODE, OPEN_JOBS, UNIQUE, Asking, Job
 
 INSTALLED = "/etc/slurm/affinityd"
 SCRIPTS = Path("/checkout/slurm")
@@ -36,6 +36,12 @@ read -r cpus <"/sys/fs/cgroup$group/cpuset.cpus.effective"
 echo "cpuset $cpus"
 echo "visible $CUDA_VISIBLE_DEVICES"
 { env; cat /dev/nvidia* 2>&1; } | grep -E "^AFFINITYD_|No such device"
+"""
+
+#: Looks, and asks whether it is where its GPU is; it may read its GPU's device file alone.
+VERIFY = f"""{LOOK}
+cd /checkout && PYTHONPATH=/checkout {sys.executable} -m affinityd verify 2>&1
+echo "verify $?"
 """
 
 #: Looks when the tasks of two jobs are there.
@@ -71,6 +77,8 @@ def report() -> dict[str, Any]:
         seen["user's"] = look(it, "-n2 --gres=gpu:2 -c8 --cpu-bind=map_cpu:0,2", NODE)
         seen["batch"] = it.sbatch(BATCH, "-n2", "--gres=gpu:2", "-c8", env=mode(UNIQUE))
         seen["together"] = together(it)
+        stage("jobs that keep what they asked for")
+        seen["asking"] = {name: asking(it, job) for name, job in ASKING.items()}
         eventually(lambda: not any((RUN / "jobs").iterdir()), "the epilog has forgotten the jobs")
     stage("Slurm starts, without the device cgroup")
     with cluster(gres_conf, constrain_devices=False) as it:
@@ -147,6 +155,15 @@ def look(it: Slurm, words: str, name: str, **env: str) -> str:
     return it.srun(*words.split(), "sh", "-c", LOOK, env={**mode(name), **env})
 
 
+def asking(it: Slurm, job: Asking) -> dict[str, str]:
+    """Return what the tasks of a job say that keep as many CPUs as they asked for."""
+    env = {"AFFINITYD_CPUS": job.said} if job.said else {}
+    return {
+        name: it.srun(*job.words.split(), "sh", "-c", VERIFY, env={"AFFINITYD_MODE": name, **env})
+        for name in job.modes
+    }
+
+
 def together(it: Slurm) -> list[str]:
     """Return what the tasks of two jobs say, all of which are there at once."""
     MEETING.mkdir()
@@ -157,7 +174,8 @@ def together(it: Slurm) -> list[str]:
 
 
 def mode(name: str) -> dict[str, str]:
-    return {"AFFINITYD_MODE": name}
+    """Return the environment of a job that has near CPUs alone, however few."""
+    return {"AFFINITYD_MODE": name, "AFFINITYD_CPUS": "none"}
 
 
 def _file(path: Path) -> str:

@@ -38,5 +38,8 @@ RANKS = {
     ),
     "a known daemon": Rank(3, "system.slice/dcgm.service", program="nv-hostengine"),
     "allocated far away": Rank(4, f"{SLURM}/job_9/step_0/user/task_0", cpuset="16-19", keeper=True),
+    "given too few near": Rank(
+        5, f"{SLURM}/job_11/step_0/user/task_0", cpuset="24-31", keeper=True
+    ),
     "unpinned": Rank(6, f"{SLURM}/job_10/step_0/user/task_0", keeper=True),
 }

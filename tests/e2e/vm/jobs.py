@@ -43,3 +43,18 @@ OPEN_JOBS = {
     name: replace(JOBS[name], modes=(UNIQUE,))
     for name in ("tasks that deal out GPUs of two packages", "a GPU for each task", "a map")
 }
+
+
+@dataclass(frozen=True)
+class Asking(Job):
+    """A job whose tasks keep as many CPUs as they asked for."""
+
+    asked: int = 0  #: CPUs for each task
+    said: str = ""  #: AFFINITYD_CPUS, where Slurm is not to say it
+
+
+#: A GPU has four CPUs on its node: each task asks for more.
+ASKING = {
+    "all that its job has": Asking("-n2 --gres=gpu:2 -c8", asked=8),
+    "a part of what its job has": Asking("-n1 --gres=gpu:1 -c16", asked=6, said="6"),
+}
