@@ -104,7 +104,7 @@ def environment_of(pid: int) -> Environment | None:
 
 
 def with_asked_cpus(given: Mapping[str, str], environ: Environment) -> dict[str, str]:
-    """Return parameters that somebody chose, and the CPUs that were asked for, if none was said."""
+    """Return given parameters, and the CPUs that were asked for, where they say none."""
     is_said = {"cpus", "task_cpus"} & given.keys()
     asked = {} if is_said else asked_cpus(environ, number(given.get("ranks")))
     chosen = {name: text for name, text in given.items() if (name, text) not in UNSAID}
@@ -116,8 +116,8 @@ def asked_cpus(environ: Environment, ranks: int | None = None) -> dict[str, str]
 
     `ranks` is how many divide its CPUs; None: as many as its launcher says.
 
-    Under Slurm that is SLURM_CPUS_PER_TASK, which is there where somebody chose it; a batch script
-    has what all of its tasks are to have. Else it is its part of what its tasks may use. In a pod
+    Under Slurm that is SLURM_CPUS_PER_TASK, which is set where -c was given; a batch script asked
+    for that of all its tasks. Else it is its part of what its tasks may use. In a pod
     it is a part of AFFINITYD_JOB_CPUS, the container's CPU request.
     """
     request = number(environ.get(JOB_CPUS))
