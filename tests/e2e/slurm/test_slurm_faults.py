@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemons import eventually
 from tests.e2e.slurm.node import HOME, Node, node
 from tests.e2e.slurm.rig import Setup
 from tests.serving import Behaviour, answering, hanging, http, serving
@@ -142,7 +143,7 @@ def test_a_daemon_that_stopped_is_waited_for_less_than_a_second(it: Node) -> Non
     finally:
         it.daemon.process.send_signal(18)  # SIGCONT
     assert [task.cpus for task in tasks] == SLICES
-    assert [task.cpus for task in it.tasks(*TWO)] == THEIRS
+    eventually(lambda: [task.cpus for task in it.tasks(*TWO)] == THEIRS, "tasks are pinned again")
 
 
 @pytest.fixture(scope="module", params=["/bin/dash", "/bin/bash", "/bin/busybox"])
