@@ -11,6 +11,7 @@ from affinityd.audit.judge import Judge
 from affinityd.audit.model import ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list, parse_list
+from affinityd.enforce.about import About
 from tests.asking import ask
 from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process, scan_of
 from tests.enforcing import NEAR_ALONE, Site, masks, places, said
@@ -114,6 +115,16 @@ def test_what_a_plan_gave_for_more_than_a_machine_s_share_is_not_taken_back() ->
     assert cause(of_slurm(given, "0-255"), on=DGX) == ["allocation"]
     (moved,) = Site(DGX).look(of_slurm("0-63", "0-255"))  # as many, and not the nearest
     assert said(moved) == ["drifted mask"]
+
+
+def test_a_process_that_asked_for_all_of_a_machine_keeps_it_where_its_environment_says_so() -> None:
+    facts = of_slurm("0-255", "0-255")
+    told = About(given=parse_list("0-255"))
+    (left,) = Site(DGX, abouts={facts.pid: told}).look(facts)
+    assert said(left) == ["left allocation"]
+    assert "was given CPUs 0-255" in (left.why or "")
+    (drifted,) = Site(DGX, abouts={facts.pid: About(given=parse_list("0-127"))}).look(facts)
+    assert said(drifted) == ["drifted unpinned"]
 
 
 def test_a_cgroup_below_a_container_asks_for_nothing_more() -> None:

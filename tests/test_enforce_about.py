@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
+from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce import abouts, environ, pods
 from affinityd.enforce.about import About
 from affinityd.enforce.abouts import Abouts
@@ -107,6 +108,21 @@ def test_a_user_is_who_the_machine_says_and_else_who_slurm_says(uid: int | None,
 def test_a_job_may_say_that_it_is_left_alone_or_observed(text: str, switch: str) -> None:
     with sleeping({"AFFINITYD": text}) as child:
         assert about(child.pid).switch == switch
+
+
+@pytest.mark.parametrize(
+    ("locality", "cpulist", "given"),
+    [
+        ("mixed", "0-3,8", parse_list("0-3,8")),
+        *(("local", "0-3,8", None), ("mixed", "0-", None), ("mixed", "", frozenset())),
+    ],
+)
+def test_a_job_may_say_which_cpus_it_was_given_near_and_far(
+    locality: str, cpulist: str, given: CpuSet | None
+) -> None:
+    said = {"AFFINITYD_LOCALITY": locality, "AFFINITYD_CPULIST": cpulist}
+    with sleeping(said) as child:
+        assert about(child.pid).given == given
 
 
 def test_of_a_huge_environment_what_lies_early_is_known() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from affinityd.audit.membership import DELETED
+from affinityd.cpuset import CpuSet
 from affinityd.switch import ON
 
 _beside = re.compile(r"^(?:/\.\.)+(?=/|$)")
@@ -34,6 +35,8 @@ class About:
     #: Its variables, as far as a rule asks for them; None: its environment cannot be read.
     environment: Mapping[str, str] | None = None
     switch: str = ON  #: AFFINITYD, as that has it
+    #: CPUs, near and far, that it was given as it had asked for so many; None: not known.
+    given: CpuSet | None = None
     unread: frozenset[str] = frozenset()  #: fields of which nobody can say here what they are
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from affinityd import switch
 from affinityd.audit.membership import is_slurms
 from affinityd.audit.model import KUBERNETES, ProcessFacts
+from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.about import SLURMS, About, paths
 from affinityd.enforce.environ import environment
 from affinityd.enforce.patience import Patience
@@ -17,7 +18,8 @@ from affinityd.enforce.pods import PODS, Pods
 from affinityd.processes import PROC
 
 #: Variables that count besides those that rules ask for.
-ALWAYS = frozenset((switch.VARIABLE,))
+CPULIST, LOCALITY = "AFFINITYD_CPULIST", "AFFINITYD_LOCALITY"  #: what clients tell a job
+ALWAYS = frozenset((switch.VARIABLE, CPULIST, LOCALITY))
 
 FORGOTTEN = 600.0  #: seconds after which who was not asked for is forgotten, or twice that
 
@@ -68,6 +70,7 @@ class Abouts:
             cgroups=paths(facts.cgroups),
             environment=environ,
             switch=switch.heeded(said.get(switch.VARIABLE, "")),
+            given=_given(said),
             unread=frozenset(unread),
         )
 
@@ -97,6 +100,15 @@ class Abouts:
         if uid not in self._users:  # a directory that does not answer takes seconds
             self._users[uid] = _name_of(uid)
         return self._users[uid]
+
+
+def _given(said: Mapping[str, str]) -> CpuSet | None:
+    if said.get(LOCALITY) != "mixed":
+        return None
+    try:
+        return parse_list(said.get(CPULIST, ""))
+    except ValueError:
+        return None
 
 
 def _name_of(uid: int) -> str | None:

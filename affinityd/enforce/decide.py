@@ -11,7 +11,7 @@ from functools import cache
 
 from affinityd.audit.model import KUBERNETES, Audited, Job, Scan
 from affinityd.audit.remedies import Remedies
-from affinityd.cpuset import CpuSet
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.about import paths
 from affinityd.enforce.jobs import Asking, Jobs
 from affinityd.enforce.let_alone import BY_JOB, BY_POLICY, LetAloneError
@@ -19,6 +19,7 @@ from affinityd.enforce.model import (
     ALLOCATION,
     CGROUP,
     DAEMON,
+    DRIFTED,
     FITS,
     LEFT,
     NO_JOB,
@@ -36,6 +37,11 @@ from affinityd.enforce.verdict import judged, only_observed, unsure
 from affinityd.errors import quote
 from affinityd.switch import OBSERVE, OFF, ON, SWITCHES
 from affinityd.topology import Topology
+
+GIVEN = (
+    "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: an allocation with "
+    "more near ones would help"
+)
 
 
 def decide(
@@ -75,6 +81,11 @@ def decide(
             is_allocated = process.is_given or judgement.verdict == FITS
             if is_allocated and process.cause == ALLOCATION:
                 better = str(remedies.of(process))
+                judgement = replace(
+                    judgement, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=better
+                )
+            elif judgement.verdict == DRIFTED and (cpus := consents.given(process)):
+                better = GIVEN.format(cpus=format_list(cpus))
                 judgement = replace(
                     judgement, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=better
                 )
@@ -137,6 +148,12 @@ class _Consents:
             return BY_POLICY.format(which=_source(treatment))
         word, pid = self._switch(job, uid)
         return BY_JOB.format(pid=pid) if word == OBSERVE else None
+
+    def given(self, process: Audited) -> CpuSet | None:
+        """Return the CPUs that a process was given, far ones too, where it runs on no others."""
+        cpus = self._about(self._jobs.holder(process).facts).given
+        is_there = cpus is not None and all(mask <= cpus for mask in process.judged_masks)
+        return cpus if is_there else None
 
     def pod(self, job: Job) -> str | None:
         """Return what Kubernetes calls a job, `NAMESPACE/POD`; None where that is not known."""
