@@ -46,7 +46,7 @@ def _limit(folder: str) -> int | None:
 
 def _words(path: str) -> list[str]:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(64).split()
     except OSError:
         return []

@@ -73,7 +73,7 @@ class Front:
         self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, as ASGI has it; HEAD as GET, whose body the server leaves out."""
+        """Serve one ASGI request; HEAD as GET, without its body, which the server leaves out."""
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         connection = connection_of(scope)

@@ -1,4 +1,4 @@
-"""What is answered where not everybody may ask everything: plans, and that there is no more."""
+"""The listener for plans alone: it answers /plan, and says at / that it serves nothing else."""
 
 from __future__ import annotations
 

@@ -51,16 +51,8 @@ def with_allocations(
     """
     shares = {key: _Share(topology, reserved, key[-1], its) for key, its in _keyed(found).items()}
     share_of = {facts.pid: share for share in shares.values() for facts in share.holders}
-    judged = []
-    for it in found:
-        share = share_of.get(it.facts.holder or it.facts.pid)
-        if share is not None and it.is_mismatch:
-            is_given = share.has_given(it)
-            if is_given or share.has_granted(it):
-                judged.append(replace(it, cause=ALLOCATION, is_given=is_given))
-                continue
-        judged.append(it)
-    return judged
+    shares_of = ((it, share_of.get(it.facts.holder or it.facts.pid)) for it in found)
+    return [it if share is None else share.judged(it) for it, share in shares_of]
 
 
 def _keyed(found: Iterable[Audited]) -> Mapping[Key, Sequence[ProcessFacts]]:
@@ -80,6 +72,15 @@ class _Share:
     reserved: CpuSet
     cpuset: CpuSet
     holders: Sequence[ProcessFacts]
+
+    def judged(self, process: Audited) -> Audited:
+        """Return the judgement of a process, with the cause ALLOCATION where that is right."""
+        if not process.is_mismatch:
+            return process
+        is_given = self.has_given(process)
+        if not is_given and not self.has_granted(process):
+            return process
+        return replace(process, cause=ALLOCATION, is_given=is_given)
 
     def has_granted(self, process: Audited) -> bool:
         """Whether a process runs within the CPUs that its job asked for, near ones first."""

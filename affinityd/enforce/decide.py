@@ -78,16 +78,10 @@ def decide(
             found = Decision(process, LEFT, cause=cause, reason=why.reason, why=str(why))
         else:
             judgement = unsure(judged(process, standard), treatment)
-            is_allocated = process.is_given or judgement.verdict == FITS
-            if is_allocated and process.cause == ALLOCATION:
-                better = str(remedies.of(process))
+            asked_for = consents.allocation(process, judgement)
+            if asked_for is not None:
                 judgement = replace(
-                    judgement, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=better
-                )
-            elif judgement.verdict == DRIFTED and (cpus := consents.given(process)):
-                better = GIVEN.format(cpus=format_list(cpus))
-                judgement = replace(
-                    judgement, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=better
+                    judgement, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=asked_for
                 )
             observed = consents.observed(job, treatment, process.facts.uid)
             found = only_observed(judgement, observed)
@@ -149,11 +143,15 @@ class _Consents:
         word, pid = self._switch(job, uid)
         return BY_JOB.format(pid=pid) if word == OBSERVE else None
 
-    def given(self, process: Audited) -> CpuSet | None:
-        """Return the CPUs that a process was given, far ones too, where it runs on no others."""
+    def allocation(self, process: Audited, judgement: Decision) -> str | None:
+        """Return why a process has far CPUs that it asked for, in a sentence; None: it has none."""
+        if process.cause == ALLOCATION and (process.is_given or judgement.verdict == FITS):
+            return str(self._remedies.of(process))
         cpus = self._about(self._jobs.holder(process).facts).given
-        is_there = cpus is not None and all(mask <= cpus for mask in process.judged_masks)
-        return cpus if is_there else None
+        if judgement.verdict != DRIFTED or not cpus:
+            return None
+        is_there = all(mask <= cpus for mask in process.judged_masks)
+        return GIVEN.format(cpus=format_list(cpus)) if is_there else None
 
     def pod(self, job: Job) -> str | None:
         """Return what Kubernetes calls a job, `NAMESPACE/POD`; None where that is not known."""
