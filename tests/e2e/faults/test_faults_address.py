@@ -72,9 +72,9 @@ def test_an_address_in_use_is_told_once_and_served_when_it_is_free(
             eventually(lambda: status(at, "/plan?gpus=0") == 200, "it is served")
             assert status(at, "/metrics") == metrics
             assert open_sockets(daemon) > before
+            assert daemon.stop() == 0  # the log is written by then
             assert len(says(daemon, f"{setting}: {at} is listened on now")) == 1
             assert len(says(daemon, IN_USE)) == 1
-            assert daemon.stop() == 0
             assert status(at, "/plan?gpus=0") is None
 
 
