@@ -20,16 +20,17 @@ __all__ = [
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from affinityd.binding import Binding, bind, worker_init_fn
+    from affinityd.client.bind import Binding, bind, worker_init_fn
+    from affinityd.client.gpu_affinity import Mode, Multithreading, Scope, set_affinity
     from affinityd.errors import AffinityError
     from affinityd.errors import AffinityError as GPUAffinityError
-    from affinityd.gpu_affinity import Mode, Multithreading, Scope, set_affinity
 
 #: Where each name is: imported when it is asked for, as `affinityd exec` needs none of them.
 _HOMES = {
-    **{name: ("binding", name) for name in ("Binding", "bind", "worker_init_fn")},
+    **{name: ("client.bind", name) for name in ("Binding", "bind", "worker_init_fn")},
     **{
-        name: ("gpu_affinity", name) for name in ("Mode", "Multithreading", "Scope", "set_affinity")
+        name: ("client.gpu_affinity", name)
+        for name in ("Mode", "Multithreading", "Scope", "set_affinity")
     },
     "AffinityError": ("errors", "AffinityError"),
     "GPUAffinityError": ("errors", "AffinityError"),

@@ -5,9 +5,9 @@ Sources: cpuset(7) "Formats", taskset(1), kernel `lib/bitmap-str.c` (bitmap_pars
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from affinityd.errors import quote
+from affinityd.text import node_name, quote
 
 CpuSet = frozenset[int]
 
@@ -107,3 +107,22 @@ def _runs(ordered: list[int]) -> Iterator[tuple[int, int]]:
         if position + 1 == len(ordered) or ordered[position + 1] > cpu + 1:
             yield first, cpu
             first = None
+
+
+def several(noun: str, numbers: Iterable[int]) -> str:
+    """Return `node 3`, or `nodes 3-5`."""
+    those = set(numbers)
+    return f"{noun if len(those) == 1 else f'{noun}s'} {format_list(those)}"
+
+
+def named_nodes(numbers: Collection[int | None]) -> str:
+    """Return `node 3`, or `nodes 3-5`; None is the node of the CPUs that no node lists."""
+    known = [number for number in numbers if number is not None]
+    parts = [several("node", known)] if known else []
+    return " and ".join([*parts, *([node_name(None)] if None in numbers else [])])
+
+
+def named_packages(numbers: Collection[int | None]) -> str | None:
+    """Return `package 0`, or `packages 0-1`; None where the machine does not tell."""
+    known = [number for number in numbers if number is not None]
+    return several("package", known) if known else None

@@ -23,22 +23,9 @@ A message is one line that quotes what was wrong and says what would be right.
 
 from __future__ import annotations
 
-#: How much of a wrong value a message shows.
-SHOWN = 60
-
 #: How a missing package is had: from a checkout, as this project publishes on no index.
 DAEMON_EXTRA = "affinityd's extra daemon brings it: pip install '.[daemon]' in a checkout"
 NVML_EXTRA = "affinityd's extra nvml brings it: pip install '.[nvml]' in a checkout"
-
-
-def quote(text: str) -> str:
-    """Return a value as a message shows it: on one line, and no longer than a person reads."""
-    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
-
-
-def one_line(text: str) -> str:
-    """Return a text that takes one line and does nothing to a terminal."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class AffinityError(Exception):

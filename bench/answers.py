@@ -24,8 +24,8 @@ from statistics import median
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from affinityd.listening import listen_unix
-from affinityd.server import Server
+from affinityd.daemon.sockets import listen_unix
+from affinityd.daemon.uvicorn_server import Server
 from tests.machines.facts import machine
 from tests.machines.sysfs_tree import write_tree
 

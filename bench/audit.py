@@ -25,14 +25,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from affinityd import daemon
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.holders import Holders
 from affinityd.audit.model import CpuTime, Held, Holding, Job, Scan
-from affinityd.cli.machine import Machine
-from affinityd.discovery.nvml_processes import ProcessReport
-from affinityd.settings import Settings
-from affinityd.topology import Topology
+from affinityd.audit.sources.holders import Holders
+from affinityd.config.settings import Settings
+from affinityd.daemon import main as daemon
+from affinityd.discovery.machine import Machine
+from affinityd.discovery.nvml.processes import ProcessReport
+from affinityd.topology.model import Topology
 from tests.children import program
 from tests.daemons import eventually
 from tests.machines.by_hand import made

@@ -28,7 +28,7 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from affinityd.listening import BACKLOG, listen_unix
+from affinityd.daemon.sockets import BACKLOG, listen_unix
 from bench.answers import running
 from bench.live import GPUS, cpu_seconds, live
 from bench.many import END, burst, burst_of_processes, get

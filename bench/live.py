@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.daemons import Daemon
 from tests.e2e.made_nodes import DRIVER, running_on
 from tests.machines.facts import machine

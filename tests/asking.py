@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from affinityd.answer import Reply
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import AffinityError
-from affinityd.plans import Caller
-from affinityd.request import parse_request
-from affinityd.service import Node, answer
-from affinityd.topology import Topology
+from affinityd.request.caller import Caller
+from affinityd.request.formats import Reply
+from affinityd.request.parameters import parse_request
+from affinityd.request.resolve import answer
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
 
 
 def ask(

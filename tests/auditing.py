@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from affinityd.audit.families import divided
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import (
     Audited,
@@ -15,8 +14,9 @@ from affinityd.audit.model import (
     Scan,
     ThreadFacts,
 )
+from affinityd.audit.overlap import divided
 from affinityd.cpuset import parse_list
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 
 GPU = ("nvidia", 0)
 NEAR = "4-7"  #: CPUs near it

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from affinityd.cpuset import parse_list
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.nvml_report import NvmlReport
-from affinityd.doctor.checks import examine
+from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.doctor.checks.registry import examine
 from affinityd.doctor.facts import Facts
 from affinityd.doctor.finding import Finding
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.machines.by_hand import made
 from tests.machines.sysfs_tree import put, write_tree
 

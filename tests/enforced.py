@@ -7,22 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from affinityd.audit.model import GpuKey, Job
+from affinityd.config.settings import PIN
 from affinityd.cpuset import parse_list
-from affinityd.enforce.calm import Record
+from affinityd.enforce.backoff import Record
 from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.model import (
-    DRIFTED,
-    FITS,
-    LEFT,
-    PIN,
-    Decision,
-    Done,
-    Outcome,
-    PolicyState,
-    Report,
-    Standard,
-    Treatment,
-)
+from affinityd.enforce.model import DRIFTED, FITS, LEFT, Decision, Done, Outcome, Report, Standard
+from affinityd.enforce.policy.model import PolicyState, Treatment
 from tests.scans import GPU0, MACHINE, process, scan
 
 TIME = 1_790_000_000.25  #: of the scan; it is 100 s since boot then

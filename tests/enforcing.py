@@ -6,18 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from affinityd.audit.allocations import with_allocations
-from affinityd.audit.firsts import Firsts
+from affinityd.audit.auditor import Firsts
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import Audited, GpuKey, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.enforce.about import About, paths
-from affinityd.enforce.calm import Calm
+from affinityd.enforce.backoff import Calm
 from affinityd.enforce.decide import decide
 from affinityd.enforce.model import DRIFTED, Decision, Done, Outcome, Standard
-from affinityd.enforce.places import Roll
-from affinityd.enforce.policy import parse
+from affinityd.enforce.placement import Roll
+from affinityd.enforce.policy.identity import About, paths
+from affinityd.enforce.policy.policy import parse
 from affinityd.enforce.verdict import running
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.auditing import SLURM_JOB, process, scan_of
 
 NOW = 10_000.0  #: seconds since boot: who started with it is not young any more

@@ -17,7 +17,7 @@ from affinityd.audit.model import (
     ThreadFacts,
 )
 from affinityd.cpuset import CpuSet
-from affinityd.scanner import Audit
+from affinityd.daemon.state.scanner import Audit
 from tests.machines.by_hand import made
 
 MACHINE = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])

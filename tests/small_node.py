@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import nodefile
-from affinityd.service import Node
-from affinityd.topology import Topology
+from affinityd.topology import node_file
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
 from tests.machines.by_hand import made
 from tests.machines.sysfs_tree import write_tree
 
@@ -33,4 +33,4 @@ def use_small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def publish(tmp_path: Path, topology: Topology, *, replayed: bool = False) -> None:
     """Write what a daemon would have published beside the socket of `use_small_node`."""
-    nodefile.write(tmp_path / nodefile.NAME, Node(topology, replayed=replayed))
+    node_file.write(tmp_path / node_file.NAME, Node(topology, replayed=replayed))

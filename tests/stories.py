@@ -17,13 +17,13 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from affinityd.api.connections import Connections
-from affinityd.api.front import Remember, Remembered
-from affinityd.api.head import Header
-from affinityd.api.peer import Connection, connection_of
-from affinityd.api.protocol import Protocol
-from affinityd.api.refusals import REASONS, Register
-from affinityd.server import Server
+from affinityd.daemon.http.cached_response import Remember, Remembered
+from affinityd.daemon.http.connection_limits import Connections
+from affinityd.daemon.http.protocol import Protocol
+from affinityd.daemon.http.receive_buffer import Header
+from affinityd.daemon.http.refusals import REASONS, Register
+from affinityd.daemon.peers.connection import Connection, connection_of
+from affinityd.daemon.uvicorn_server import Server
 from tests.serving import sweep
 
 T = TypeVar("T")

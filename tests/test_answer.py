@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from affinityd.answer import Reply, document, render
 from affinityd.cpuset import CpuSet, format_list, parse_list, parse_mask
 from affinityd.errors import UnsatisfiableError
-from affinityd.request import FORMATS
-from affinityd.topology import Core, Gpu, NumaNode, Topology
+from affinityd.request.formats import Reply, document, render
+from affinityd.request.parameters import FORMATS
+from affinityd.topology.model import Core, Gpu, NumaNode, Topology
 from tests.asking import ask, cpulists
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

@@ -1,4 +1,4 @@
-"""Data flows one way: which module may import which, and what the base package may import."""
+"""Data flows one way: which folder may import which, and what the base package may import."""
 
 from __future__ import annotations
 
@@ -15,62 +15,48 @@ MODULES = {
     for path in PACKAGE.rglob("*.py")
 }
 
-#: Modules that import the packages of the daemon extra; all others are standard library only.
-OF_THE_EXTRA = {
-    "affinityd.daemon": {"uvloop"},
-    "affinityd.server": {"starlette", "uvicorn"},
-    "affinityd.collectors": {"prometheus_client"},
-    "affinityd.metrics": {"prometheus_client"},
-    "affinityd.discovery.nvml": {"pynvml"},
-    "affinityd.audit_metrics": {"prometheus_client"},
-    "affinityd.enforce_metrics": {"prometheus_client"},
-    "affinityd.metric_families": {"prometheus_client"},
-    "affinityd.cli.enforce_check": {"tomli"} | ({"tomllib"} - sys.stdlib_module_names),
-    "affinityd.enforce.policy": {"tomli"} | ({"tomllib"} - sys.stdlib_module_names),
-    "affinityd.api.app": {"fastapi", "starlette"},
-    "affinityd.api.audit": {"fastapi", "starlette"},
-    "affinityd.api.documents": {"starlette"},
-    "affinityd.api.enforce": {"fastapi", "starlette"},
-    "affinityd.api.peer": {"starlette"},
-    "affinityd.api.protocol": {"httptools", "uvicorn"},
-    "affinityd.api.front": {"starlette"},
-    "affinityd.api.plan_only": {"starlette"},
-    "affinityd.api.problems": {"fastapi", "starlette"},
-    "affinityd.api.wire": {"pydantic"},
+#: The folders of the package, from the lowest. A folder imports from lower lines alone.
+LAYERS = (
+    ("ground",),  # the modules of the package's root
+    ("linux",),
+    ("config",),
+    ("topology",),
+    ("machines", "planner"),
+    ("discovery", "request", "slurm"),
+    ("audit", "client"),
+    ("enforce", "kubernetes"),
+    ("daemon", "doctor"),
+    ("cli",),
+)
+RANK = {folder: rank for rank, folders in enumerate(LAYERS) for folder in folders}
+
+#: The package's face, which imports what it names once that is asked for.
+FACE = {"affinityd", "affinityd.__main__"}
+
+#: Folders that compute: they must not know where their facts come from, nor the time.
+PURE = ("planner", "request")
+IMPURE = {"os", "io", "time", "socket", "logging", "pathlib", "subprocess", "random", "datetime"}
+PURE_MODULES = (
+    *(name for name in MODULES if name.split(".")[1:2] in [[folder] for folder in PURE]),
+    *("affinityd.cpuset", "affinityd.text", "affinityd.topology.model"),
+    *("affinityd.topology.nearness", "affinityd.client.launchers"),
+    *(
+        f"affinityd.enforce.{name}"
+        for name in ("jobs", "targets", "placement", "verdict", "decide")
+    ),
+    "affinityd.enforce.policy.policy",
+)
+
+#: Besides daemon/: the modules that import another package than the standard library's.
+FOREIGN = {
+    "affinityd.discovery.nvml.gpus": {"pynvml"},
+    # tomllib, as Python 3.10 has it.
+    "affinityd.cli.policy_check": {"tomli"} | ({"tomllib"} - sys.stdlib_module_names),
+    "affinityd.enforce.policy.policy": {"tomli"} | ({"tomllib"} - sys.stdlib_module_names),
 }
 
-#: What computes must not know where its facts come from, nor who asks.
-PURE = [
-    *(
-        "cpuset",
-        "topology",
-        "vicinity",
-        "placement",
-        "domains",
-        "modes",
-        "sharing",
-        "widening",
-        "asked",
-        "plans",
-        "planner",
-    ),
-    *(
-        "launchers",
-        "explain",
-        "warn",
-        "visible",
-        "devices",
-        "sight",
-        "ranks",
-        "readers",
-        "step",
-        "request",
-        "answer",
-        "words",
-        "switch",
-    ),
-]
-IMPURE = {"os", "io", "time", "socket", "logging", "pathlib", "subprocess", "random", "datetime"}
+ENTRIES = range(3, 17)  #: files and folders in a folder, besides its __init__.py
+LONGEST = 260  #: lines of a module
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -85,92 +71,104 @@ def imports(path: Path) -> Iterator[str]:
                 yield node.module or ""
 
 
-def inside(path: Path) -> set[str]:
-    return {name for name in imports(path) if name in MODULES}
+def inside(name: str) -> set[str]:
+    return {it for it in imports(MODULES[name]) if it in MODULES} - {"affinityd", name}
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_only_the_daemons_modules_import_more_than_the_standard_library(name: str) -> None:
-    roots = {imported.partition(".")[0] for imported in imports(MODULES[name])}
-    foreign = roots - sys.stdlib_module_names - {"affinityd"}
-    assert foreign == OF_THE_EXTRA.get(name, set())
+def folder_of(name: str) -> str:
+    return ".".join(MODULES[name].parent.relative_to(PACKAGE).parts) or "ground"
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_what_computes_neither_reads_nor_looks_at_the_clock(name: str) -> None:
-    seen = set(imports(MODULES[f"affinityd.{name}"]))
-    assert not {imported.partition(".")[0] for imported in seen} & IMPURE
-    assert inside(MODULES[f"affinityd.{name}"]) <= {f"affinityd.{pure}" for pure in PURE} | {
-        "affinityd",
-        "affinityd.errors",
+def top(name: str) -> str:
+    return folder_of(name).partition(".")[0]
+
+
+EDGES = {
+    (folder_of(name), folder_of(other)): f"{name} imports {other}"
+    for name in MODULES.keys() - FACE
+    for other in inside(name)
+    if folder_of(name) != folder_of(other)
+}
+
+
+def test_every_folder_has_its_place() -> None:
+    assert {top(name) for name in MODULES} == RANK.keys()
+
+
+def test_a_folder_imports_from_lower_ones_alone() -> None:
+    wrong = {
+        line
+        for (above, below), line in EDGES.items()
+        if above.partition(".")[0] != below.partition(".")[0]
+        and RANK[above.partition(".")[0]] <= RANK[below.partition(".")[0]]
     }
+    assert not wrong
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("service", "keeper", "nodefile", "api.app", "api.front", "api.plan_only"),
-        *(
-            "api.audit",
-            "api.peer",
-            "scanner",
-            "metrics",
-            "audit_metrics",
-            "audit_log",
-            "job_series",
-            "enforcement",
-            "enforce_metrics",
-            "enforce_log",
-        ),
-    ],
-)
-def test_the_daemon_is_handed_its_readings_and_never_imports_discovery(name: str) -> None:
-    assert not {it for it in inside(MODULES[f"affinityd.{name}"]) if ".discovery" in it}
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    """Return a path that ends where it began; []: there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, above: list[str]) -> list[str]:
+        if name in above:
+            return [*above[above.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(edges.get(name, ())):
+            if found := visit(other, [*above, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in edges if (found := visit(name, []))), [])
 
 
-def test_discovery_knows_nothing_of_plans_and_servers() -> None:
-    allowed = {"affinityd", "affinityd.cpuset", "affinityd.topology", "affinityd.errors"}
-    for name, path in MODULES.items():
-        if name.startswith("affinityd.discovery"):
-            others = {it for it in inside(path) if not it.startswith("affinityd.discovery")}
-            assert others <= allowed, name
-
-
-def test_the_audit_is_handed_what_drivers_say_and_knows_nothing_of_servers() -> None:
-    for name, path in MODULES.items():
-        if name.startswith("affinityd.audit."):
-            parts = {it.split(".")[1] for it in inside(path) if it != "affinityd"}
-            assert not parts & {"discovery", "api", "cli", "daemon", "service"}, name
-
-
-def test_enforcement_asks_no_driver_and_serves_nobody() -> None:
-    for name, path in MODULES.items():
-        if name.startswith("affinityd.enforce."):
-            parts = {it.split(".")[1] for it in inside(path) if it != "affinityd"}
-            assert not parts & {"discovery", "api", "cli", "daemon", "service"}, name
-
-
-@pytest.mark.parametrize("name", ["jobs", "standards", "places", "verdict", "decide", "policy"])
-def test_what_decides_whom_to_pin_reads_nothing(name: str) -> None:
-    seen = {it.partition(".")[0] for it in imports(MODULES[f"affinityd.enforce.{name}"])}
-    assert not seen & IMPURE
+def test_no_folder_imports_itself_in_a_circle() -> None:
+    edges: dict[str, set[str]] = {}
+    for above, below in EDGES:
+        edges.setdefault(above, set()).add(below)
+    assert circle(edges) == []
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
-    edges = {name: inside(path) - {name, "affinityd"} for name, path in MODULES.items()}
-    done: set[str] = set()
+    assert circle({name: inside(name) for name in MODULES}) == []
 
-    def visit(name: str, above: tuple[str, ...]) -> None:
-        assert name not in above, " → ".join((*above, name))
-        if name not in done:
-            for imported in edges[name]:
-                visit(imported, (*above, name))
-            done.add(name)
 
-    for name in edges:
-        visit(name, ())
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_other_packages_are_imported_by_the_daemon_alone(name: str) -> None:
+    roots = {imported.partition(".")[0] for imported in imports(MODULES[name])}
+    foreign = roots - sys.stdlib_module_names - {"affinityd"}
+    if top(name) == "daemon":
+        assert "pynvml" not in foreign
+    else:
+        assert foreign == FOREIGN.get(name, set())
+
+
+@pytest.mark.parametrize("name", PURE_MODULES)
+def test_what_computes_neither_reads_nor_looks_at_the_clock(name: str) -> None:
+    assert not {imported.partition(".")[0] for imported in imports(MODULES[name])} & IMPURE
+
+
+def test_the_daemon_is_handed_its_readings() -> None:
+    for name in MODULES:
+        if top(name) == "daemon" and name != "affinityd.daemon.main":
+            assert not {it for it in inside(name) if top(it) == "discovery"}, name
+
+
+def test_a_folder_is_neither_a_drawer_nor_a_warehouse() -> None:
+    folders = {path.parent for path in MODULES.values()} - {PACKAGE}
+    entries = {
+        folder.name: [it for it in folder.iterdir() if not it.name.startswith("__")]
+        for folder in folders
+    }
+    wrong = {name: len(files) for name, files in entries.items() if len(files) not in ENTRIES}
+    assert not wrong
 
 
 def test_modules_stay_small() -> None:
     lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
-    assert {name: length for name, length in lengths.items() if length > 260} == {}
+    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.api.front import Remembered
-from affinityd.api.head import Header
-from affinityd.api.peer import Connection
-from affinityd.api.protocol import LARGE
-from affinityd.api.refusals import ANSWER_SECONDS, IDLE_SECONDS
+from affinityd.daemon.http.cached_response import Remembered
+from affinityd.daemon.http.protocol import LARGE
+from affinityd.daemon.http.receive_buffer import Header
+from affinityd.daemon.http.refusals import ANSWER_SECONDS, IDLE_SECONDS
+from affinityd.daemon.peers.connection import Connection
 from tests.stories import DATE, END, Memory, Story, cut, tell
 
 

@@ -11,7 +11,7 @@ from affinityd.audit.judge import Judge
 from affinityd.audit.model import ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list, parse_list
-from affinityd.enforce.about import About
+from affinityd.enforce.policy.identity import About
 from tests.asking import ask
 from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process, scan_of
 from tests.enforcing import NEAR_ALONE, Site, masks, places, said

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from affinityd.api import wire
-from affinityd.api.audit import documents_of
-from affinityd.api.documents import Viewer, viewer
-from affinityd.api.peer import Peer
-from affinityd.scanner import Audit, Audits
+from affinityd.daemon.api import schemas
+from affinityd.daemon.api.audit import documents_of
+from affinityd.daemon.api.documents import Viewer, viewer
+from affinityd.daemon.peers.connection import Peer
+from affinityd.daemon.state.scanner import Audit, Audits
 from tests.scans import audit, process
 
 ADMINS = 500
@@ -58,7 +58,7 @@ def test_the_document_shows_those_processes_and_counts_all(
     who: Viewer, sees: str, pids: list[int] | None
 ) -> None:
     body = asyncio.run(documents_of(Seen(FOUND)).document(who))
-    answer = wire.AuditAnswer.model_validate_json(body)
+    answer = schemas.AuditAnswer.model_validate_json(body)
     assert answer.model_dump(exclude_unset=True) == json.loads(body)
     assert answer.sees == sees
     shown = None if answer.processes is None else [process.pid for process in answer.processes]

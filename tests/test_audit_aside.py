@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.aside import WORKERS, Aside
+from affinityd.audit.sources.driver_maintenance import WORKERS, Aside
 from tests.children import program
 from tests.daemons import eventually
 from tests.machines.sysfs_tree import put

@@ -17,7 +17,7 @@ import pytest
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.model import Audited, Held, Holding, Scan
-from affinityd.processes import children_of
+from affinityd.linux.processes import children_of
 from tests.auditing import GPU, Known
 from tests.children import CHURN, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset

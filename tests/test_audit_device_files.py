@@ -19,16 +19,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from affinityd.audit.device_files import (
+from affinityd.audit.model import Holding
+from affinityd.audit.sources.device_files import (
     INTERVALS,
     NO_FILE,
     ROOT_ONLY,
     TOO_MANY,
     DeviceFiles,
 )
-from affinityd.audit.gpu_files import Files, device_files
-from affinityd.audit.model import Holding
-from affinityd.topology import Gpu
+from affinityd.audit.sources.gpu_files import Files, device_files
+from affinityd.topology.model import Gpu
 from tests.children import program, sleeping
 from tests.daemons import eventually
 
@@ -173,7 +173,7 @@ def test_of_a_gpu_without_a_file_nothing_is_known(dev: Path) -> None:
 AS_NOBODY = """
 import os, sys
 sys.path[:] = sys.argv[2:]
-from affinityd.audit.device_files import DeviceFiles
+from affinityd.audit.sources.device_files import DeviceFiles
 from tests.test_audit_device_files import NPUS
 file = open(f"{sys.argv[1]}/davinci0")
 os.setgid(65534)

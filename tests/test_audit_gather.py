@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import processes
 from affinityd.audit import gather
 from affinityd.audit.gather import TICKS, Gathering
 from affinityd.audit.model import Held, Holding, Job, ProcessFacts
-from affinityd.processes import children_of, stat_of, thread_ids
+from affinityd.linux import processes
+from affinityd.linux.processes import children_of, stat_of, thread_ids
 from tests.auditing import GPU
 from tests.children import CHURN, program, sleeping
 from tests.cpusets import HIERARCHY, cpuset, needs_cpuset

@@ -7,17 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.holders import (
-    NOT_ALL_PIDS,
-    Holders,
-    one_a_process,
-)
 from affinityd.audit.model import Held, Holding
-from affinityd.audit.nvml_holders import found
-from affinityd.audit.nvml_source import CHANGING_SECONDS, NO_DRIVER, NVML_SECONDS
-from affinityd.discovery.nvml_process_report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.processes import INITIAL_PIDS, stat_of
-from affinityd.topology import Gpu, Topology
+from affinityd.audit.sources.holders import NOT_ALL_PIDS, Holders, one_a_process
+from affinityd.audit.sources.nvml import CHANGING_SECONDS, NO_DRIVER, NVML_SECONDS, processes_of
+from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.linux.processes import INITIAL_PIDS, stat_of
+from affinityd.topology.model import Gpu, Topology
 from tests.children import sleeping
 from tests.machines.by_hand import made
 from tests.machines.sysfs_tree import put
@@ -78,7 +73,7 @@ def computing(pid: int, memory: int | None, mig: str | None = None) -> NvmlProce
     ],
 )
 def test_nvml_names_who_uses_which_gpu(said: ProcessReport, holdings: set[Holding]) -> None:
-    told = found(said, NVIDIAS)
+    told = processes_of(said, NVIDIAS)
     assert (set(told.holdings), dict(told.unknown)) == (holdings, {})
 
 
@@ -114,17 +109,17 @@ IN_USE = (computing(7, 100),)
 def test_a_doubtful_gpu_costs_its_own_answer_alone(
     gpus: tuple[GpuProcesses, ...], why: dict[tuple[str, int], str]
 ) -> None:
-    told = found(ProcessReport(gpus), NVIDIAS)
+    told = processes_of(ProcessReport(gpus), NVIDIAS)
     assert (told.holdings, told.unknown) == ((), why)
 
 
 def test_a_gpu_that_tells_nothing_of_itself_is_known_by_its_index() -> None:
-    told = found(ProcessReport((GpuProcesses(0, processes=IN_USE),)), NVIDIAS[:1])
+    told = processes_of(ProcessReport((GpuProcesses(0, processes=IN_USE),)), NVIDIAS[:1])
     assert (told.holdings, told.unknown) == ((Holding(7, FIRST, 100),), {})
 
 
 def test_while_nvml_is_silent_nothing_is_known() -> None:
-    told = found(ProcessReport(None, error="NVML did not answer within 10 s"), NVIDIAS)
+    told = processes_of(ProcessReport(None, error="NVML did not answer within 10 s"), NVIDIAS)
     why = "NVML did not answer within 10 s"
     assert (told.holdings, told.unknown) == ((), {gpu.key: why for gpu in NVIDIAS})
 

@@ -13,8 +13,8 @@ from affinityd.audit.judge import Judge, is_known_daemon
 from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list, parse_list
-from affinityd.topology import Topology
-from affinityd.vicinity import PLACEMENTS, placement, vicinity
+from affinityd.topology.model import Topology
+from affinityd.topology.nearness import PLACEMENTS, placement, vicinity
 from tests.auditing import GPU, KUBERNETES_POD, SLURM_JOB, process, scan_of
 from tests.machines.by_hand import made
 from tests.machines.facts import ALL_NAMES, machine

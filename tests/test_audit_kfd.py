@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit import kfd
-from affinityd.audit.found import Found
-from affinityd.audit.kfd import NO_KFD, NOT_LISTED
 from affinityd.audit.model import Holding
-from affinityd.kernelfiles import text
-from affinityd.topology import Gpu
+from affinityd.audit.sources import kfd
+from affinityd.audit.sources.found import Found
+from affinityd.audit.sources.kfd import NO_KFD, NOT_LISTED
+from affinityd.linux.files import text
+from affinityd.topology.model import Gpu
 from tests.machines.sysfs_tree import put
 
 KFD = "class/kfd/kfd"

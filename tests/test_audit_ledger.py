@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.audit.ledger import REMEMBERED, Ledger
+from affinityd.audit.cpu_time import REMEMBERED, Ledger
 from affinityd.audit.model import Audited, CpuTime, GpuKey, Job, Membership, ThreadFacts
 from tests.auditing import GPU, audited, process, thread
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit_log import AuditLog
-from affinityd.scanner import Audit
+from affinityd.daemon.audit_log import AuditLog
+from affinityd.daemon.state.scanner import Audit
 from tests.scans import GPU0, GPU1, audit, process
 
 FAR = process(1, cause="mask", placement="remote")

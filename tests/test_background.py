@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from affinityd.background import Shared, pause
+from affinityd.daemon.state.background import Shared, pause
 
 SOON = 5.0
 

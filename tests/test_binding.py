@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import affinityd
-from affinityd.modes import MODES
-from affinityd.request import PARAMETERS
+from affinityd.planner.modes import MODES
+from affinityd.request.parameters import PARAMETERS
 from tests.tiny import BOTH, CPUS, FAR, NEAR, tiny_tree
 
 pytestmark = pytest.mark.processes

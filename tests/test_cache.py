@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.cache import Cache
+from affinityd.daemon.state.cache import Cache
 
 
 def test_the_least_recently_used_is_forgotten_first() -> None:

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from affinityd.api.callers import Callers, Facts
-from affinityd.api.front import Front
-from affinityd.api.peer import Connection
-from affinityd.api.proof import has_pidfd
 from affinityd.cpuset import parse_list
-from affinityd.cpuset_files import CpusetFiles
+from affinityd.daemon.api.answer_cache import Front
+from affinityd.daemon.peers.callers import Callers, Facts
+from affinityd.daemon.peers.connection import Connection
+from affinityd.daemon.peers.cpuset_cache import CpusetFiles
+from affinityd.daemon.peers.pid_identity import has_pidfd
+from affinityd.daemon.state.plan_service import Answer
 from affinityd.errors import BusyError
-from affinityd.plans import Caller
-from affinityd.service import Answer
+from affinityd.request.caller import Caller
 from tests.children import program
 from tests.cpusets import HIERARCHY, cpuset, needs_cpuset
 from tests.serving import Accepted
@@ -197,8 +197,8 @@ REUSED = """
 import asyncio, os, socket, sys, time
 sys.path.insert(0, sys.argv[1])
 from tests.serving import Accepted
-from affinityd.api.callers import Callers
-from affinityd.api.peer import Connection
+from affinityd.daemon.peers.callers import Callers
+from affinityd.daemon.peers.connection import Connection
 path, by_pidfd = sys.argv[2], sys.argv[3] == "True"
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(path)
@@ -338,8 +338,8 @@ SHUT = """
 import asyncio, socket, sys
 sys.path.insert(0, sys.argv[1])
 from tests.serving import Accepted
-from affinityd.api.callers import Callers
-from affinityd.api.peer import Connection
+from affinityd.daemon.peers.callers import Callers
+from affinityd.daemon.peers.connection import Connection
 ours, theirs = socket.socketpair(socket.AF_UNIX)
 async def ask():
     return Callers().facts(Connection(Accepted(ours)))
@@ -412,7 +412,7 @@ def test_of_what_is_no_cgroup_nothing_is_known() -> None:
 #: In a mount namespace of its own: the cgroups are mounted elsewhere.
 REMOUNTED = """
 import os, subprocess, sys
-from affinityd.cpuset_files import CpusetFiles
+from affinityd.daemon.peers.cpuset_cache import CpusetFiles
 old, new = sys.argv[1:]
 files = CpusetFiles()
 def told():

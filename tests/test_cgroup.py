@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cgroup import MOST_LEVELS, confining, cpuset_of
 from affinityd.cpuset import parse_list
+from affinityd.linux.cgroup import MOST_LEVELS, confining, cpuset_of
 from tests.children import sleeping
 from tests.cpusets import cpuset, needs_cpuset
 

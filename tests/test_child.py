@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.discovery.child import GRACE, ChildError, output
+from affinityd.discovery.nvml.subprocess import GRACE, ChildError, output
 from tests.daemons import eventually
 
 pytestmark = pytest.mark.processes

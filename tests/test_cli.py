@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import __version__, cli
-from affinityd.cli import COMMANDS, main
-from affinityd.request import FORMATS
+from affinityd import __version__
+from affinityd.cli import COMMANDS, commands, main
+from affinityd.request.parameters import FORMATS
 from tests.daemons import running
 from tests.machines.facts import machine
 from tests.machines.sysfs_tree import write_tree
@@ -64,7 +64,7 @@ def test_every_command_that_has_a_format_is_among_them() -> None:
     said = {
         name
         for name in COMMANDS
-        if (source := Path(next(iter(cli.__path__)), f"{name}.py").read_text())
+        if (source := Path(next(iter(commands.__path__)), f"{name}.py").read_text())
         if "--json" in source or "add_format" in source or "--format" in source
     }
     assert said == {words[0] for words in JSON}
@@ -262,7 +262,7 @@ def test_this_process_knows_its_mask_and_what_it_may_widen_it_to() -> None:
     mine = os.sched_getaffinity(0)
     code = (
         "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])});"
-        "from affinityd.caller import this_process; caller = this_process();"
+        "from affinityd.cli.commands.plan import this_process; caller = this_process();"
         "print(sorted(caller.mask), sorted(os.sched_getaffinity(0)), *sorted(caller.cpuset))"
     )
     done = subprocess.run(

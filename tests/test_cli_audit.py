@@ -16,11 +16,15 @@ from typing import Any
 
 import pytest
 
-from affinityd import nodefile
+from affinityd.audit import resident_memory
 from affinityd.audit.model import Held, Holding
-from affinityd.cli import audit, audit_memory, audit_rows, main
+from affinityd.cli import main
+from affinityd.cli.commands import audit
+from affinityd.cli.render import audit_rows
+from affinityd.cli.render.audit import memory_lines
 from affinityd.cpuset import format_list
-from affinityd.processes import children_of, mask_of, stat_of
+from affinityd.linux.processes import children_of, mask_of, stat_of
+from affinityd.topology import node_file
 from tests.auditing import GPU, Known, audited, process
 from tests.children import program, sleeping
 from tests.machines.by_hand import made
@@ -291,7 +295,7 @@ def test_the_processes_of_this_machine_are_not_judged_by_another(
     if setting is None:
         publish(tmp_path, TOPOLOGY, replayed=True)
     else:
-        (tmp_path / nodefile.NAME).unlink()
+        (tmp_path / node_file.NAME).unlink()
         machine = {"AFFINITYD_ROOT": os.fspath(tmp_path / "root"), "AFFINITYD_MACHINE": "dgx-a100"}
         monkeypatch.setenv(setting, machine[setting])
     assert main(["audit"]) == 2
@@ -338,7 +342,7 @@ def test_a_second_look_says_which_part_of_the_time_was_remote(
         _sleep(seconds)
 
     _sleep = time.sleep
-    monkeypatch.setattr("affinityd.cli.audit.time.sleep", pause)
+    monkeypatch.setattr("affinityd.cli.commands.audit.time.sleep", pause)
     with program(BUSY) as child:
         known.now = Known(child.pid).now
         with pytest.raises(KeyboardInterrupt):
@@ -379,7 +383,7 @@ def test_memory_that_is_not_read_is_named(
     limit: tuple[str, float],
     said: str,
 ) -> None:
-    monkeypatch.setattr(audit_memory, *limit)
+    monkeypatch.setattr(resident_memory, *limit)
     with program(LARGE) as child:
         known.now = Known(child.pid).now
         _, told = document(capsys, "--memory")
@@ -392,7 +396,7 @@ def test_the_memory_of_one_that_has_ended_is_not_read() -> None:
     with sleeping() as child:
         pid = child.pid
     child.wait()
-    memory = audit_memory.read([audited(process("0", pid=pid))])
-    assert list(memory.lines()) == [
+    memory = resident_memory.read([audited(process("0", pid=pid))])
+    assert list(memory_lines(memory)) == [
         f"process {pid} (python): its memory was not read: No such file or directory"
     ]

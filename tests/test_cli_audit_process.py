@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cli import audit
+from affinityd.cli.commands import audit
 from tests.children import sleeping
 from tests.small_node import FAR, TOPOLOGY, publish, use_small_node
 
@@ -27,7 +27,8 @@ REPOSITORY = Path(__file__).parents[1]
 #: The command, in a process of its own, with holders that are known.
 COMMAND = """
 import sys
-from affinityd.cli import audit, entry
+from affinityd.cli import entry
+from affinityd.cli.commands import audit
 from tests.auditing import Known
 pid = int(sys.argv.pop())
 audit.Holders = lambda _ask: Known(pid)

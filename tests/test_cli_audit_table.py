@@ -10,8 +10,9 @@ import pytest
 
 from affinityd.audit.gather import TICKS
 from affinityd.audit.model import GpuKey, Scan
-from affinityd.cli import audit, audit_table
-from affinityd.errors import one_line
+from affinityd.cli.commands import audit
+from affinityd.cli.render import audit as audit_table
+from affinityd.text import one_line
 from tests.auditing import (
     GPU,
     KUBERNETES_POD,

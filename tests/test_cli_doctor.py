@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli import main
-from affinityd.cli.doctor import gather
+from affinityd.cli.commands.doctor import gather
+from affinityd.config.settings import Settings
 from affinityd.discovery import open_tree
-from affinityd.doctor.checks import CHECKS
+from affinityd.discovery.snapshot import write_snapshot
+from affinityd.doctor.checks.registry import CHECKS
 from affinityd.machines import NAMES
-from affinityd.settings import Settings
-from affinityd.snapshot import write_snapshot
 from tests.doctoring import CPU, TWO, Files
 from tests.machines.sysfs_tree import nvml_report, put, write_tree
 

@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from affinityd import enforce_report
 from affinityd.audit.document import everything
 from affinityd.audit.model import Job
-from affinityd.cli import enforce, main
-from affinityd.cli.enforce_table import COLUMNS, lines
-from affinityd.enforce import document, model
+from affinityd.cli import main
+from affinityd.cli.commands import enforce
+from affinityd.cli.render.enforcement import COLUMNS, lines
+from affinityd.enforce import client, document, model
+from affinityd.enforce.client import read
 from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.model import Decision, PolicyState, Treatment
-from affinityd.enforce.policy_file import MAX_FILE
-from affinityd.enforce_report import read
+from affinityd.enforce.model import Decision
+from affinityd.enforce.policy.file import MAX_FILE
+from affinityd.enforce.policy.model import PolicyState, Treatment
 from tests.daemons import running
 from tests.enforced import drifted, enforced, fits, left
 from tests.scans import GPU0, GPU1
@@ -319,10 +320,10 @@ def test_of_a_daemon_that_does_not_enforce_it_says_how_it_would(
 
 
 def test_its_words_are_the_daemons() -> None:
-    ours = {getattr(enforce_report, name) for name in ("OK", "BY_PIN", "UNKNOWN")}
+    ours = {getattr(client, name) for name in ("OK", "BY_PIN", "UNKNOWN")}
     assert ours == {document.OK, document.BY_PIN, document.UNKNOWN}
-    assert enforce_report.NEEDS_ALLOCATION == model.ALLOCATION
-    assert enforce_report.IS_LEFT == model.LEFT
+    assert client.NEEDS_ALLOCATION == model.ALLOCATION
+    assert client.IS_LEFT == model.LEFT
 
 
 # A policy that is checked.
@@ -426,7 +427,7 @@ def test_without_a_reader_of_toml_it_says_what_brings_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = "tomllib" if sys.version_info >= (3, 11) else "tomli"
-    monkeypatch.delitem(sys.modules, "affinityd.cli.enforce_check", raising=False)
+    monkeypatch.delitem(sys.modules, "affinityd.cli.policy_check", raising=False)
     monkeypatch.setitem(sys.modules, reader, None)
     assert main(["enforce", "--check", "/none"]) == 2
     assert capsys.readouterr().err.endswith("pip install '.[daemon]' in a checkout\n")

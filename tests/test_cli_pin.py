@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cli import main, pin, plan_options, target
+from affinityd.cli import main, plan_options, target
+from affinityd.cli.commands import pin
 from affinityd.cli.parser import Parser
 from affinityd.cpuset import CpuSet
-from affinityd.pinning import Pinned
-from affinityd.processes import descendants, mask_of, stat_of, thread_ids
-from affinityd.request import PARAMETERS
+from affinityd.linux.pinning import Pinned
+from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids
+from affinityd.request.parameters import PARAMETERS
 from tests.children import program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 from tests.daemons import eventually

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from affinityd.cli import findings, main
-from affinityd.cli.table import aligned
-from affinityd.processes import thread_ids
+from affinityd.cli import main
+from affinityd.cli.console import aligned
+from affinityd.cli.render import verify
+from affinityd.linux.processes import thread_ids
 from tests.children import program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 from tests.machines.by_hand import made
@@ -71,7 +72,7 @@ input()
 BOUND = f"""
 import os, sys
 sys.path.insert(0, {os.fspath(REPOSITORY)!r})
-from affinityd.memory import hold
+from affinityd.linux.memory_policy import hold
 assert not hold('bind', frozenset({{0}})).refusals
 print('ready', flush=True)
 input()
@@ -185,7 +186,7 @@ def test_the_table_has_a_line_for_threads_that_are_alike(
         name = Path(f"/proc/{child.pid}/comm").read_text().strip()
         tid = thread_ids(child.pid)[2]
     head, *rows, mismatch = capsys.readouterr().out.splitlines()
-    assert tuple(re.split("  +", head.strip())) == findings.COLUMNS
+    assert tuple(re.split("  +", head.strip())) == verify.COLUMNS
     assert [row.split() for row in rows] == [
         [str(child.pid), name, "0", "1", "2", "local", "1", "1", "default"],
         [str(child.pid), "far", "one", "0", "1", "1", "remote", "0", "0", "default"],

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd import client, machines
-from affinityd.answer import render
+from affinityd import machines
+from affinityd.client import http as client
+from affinityd.client.local_plan import plan_on
 from affinityd.cpuset import format_list
 from affinityd.errors import (
     AffinityError,
@@ -28,8 +29,8 @@ from affinityd.errors import (
     NoSuchGpuError,
     UnsatisfiableError,
 )
-from affinityd.fallback import plan_on
-from affinityd.service import Node
+from affinityd.request.formats import render
+from affinityd.topology.node import Node
 from tests.daemons import BELIEVED, Daemon, running
 from tests.serving import Behaviour, answering, hanging, http, serving
 
@@ -245,7 +246,7 @@ def test_who_hangs_up_does_not_end_a_process_that_takes_sigpipe(tmp_path: Path) 
     """As scripts do for `| head`; the request is long enough to be under way when it happens."""
     code = """
 import signal, sys, time
-from affinityd import client
+from affinityd.client import http as client
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 try: client.ask(sys.argv[1], {"visible": "0," * 10**6}, time.monotonic() + 5)
 except client.DaemonError as error: print(error)

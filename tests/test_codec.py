@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.codec import from_dict, to_dict
-from affinityd.topology import Core, Gpu, MigInstance, Nic, NumaNode, Topology
+from affinityd.topology.model import Core, Gpu, MigInstance, Nic, NumaNode, Topology
+from affinityd.topology.serialization import from_dict, to_dict
 from tests.machines.facts import ALL_NAMES, machine
 from tests.machines.nvlinks import dgx_1v
 

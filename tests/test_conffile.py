@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import conffile, regular
+from affinityd.config import file as conffile
 from affinityd.errors import InvalidRequestError
+from affinityd.linux import files
 
 NOBODY = 65534
 SYSTEM = "/run/affinityd/affinityd.sock"
@@ -32,7 +33,7 @@ def as_nobody(question: str, folder: Path | None = None) -> str:
     """Return what another user prints of a question, in a folder."""
     code = f"""
 import os
-from affinityd import conffile
+from affinityd.config import file as conffile
 os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
 try: print({question})
 except conffile.InvalidRequestError as error: print(error)"""
@@ -126,7 +127,7 @@ def test_a_file_of_the_kernel_s_that_has_nothing_yet_is_not_waited_for(tmp_path:
     ends = os.open(tmp_path / "fifo", os.O_RDWR)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(regular, "_check", lambda _status: None)
+            patch.setattr(files, "_check", lambda _status: None)
             with pytest.raises(InvalidRequestError, match=r"temporarily unavailable$"):
                 conffile.read(str(tmp_path / "fifo"))
     finally:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from affinityd.topology import Core, Gpu, NumaNode, Topology
-from affinityd.visible import read_visible
+from affinityd.request.visible_lists import read_visible
+from affinityd.topology.model import Core, Gpu, NumaNode, Topology
 from tests.asking import ask, cpulists
 
 HERE = Path(__file__).parents[2] / "shared" / "conformance"

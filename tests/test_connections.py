@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.api.connections import Connection, Connections
-from affinityd.api.refusals import MOST_OF_ONE, NO_ROOM, TOO_MANY, Caller, Register
+from affinityd.daemon.http.connection_limits import Connection, Connections
+from affinityd.daemon.http.refusals import MOST_OF_ONE, NO_ROOM, TOO_MANY, Register
+from affinityd.daemon.peers.caller_key import CallerKey
 
 
 @dataclass(eq=False)
 class Held:
     """A connection that is nothing but held."""
 
-    caller: Caller
+    caller: CallerKey
     deadline: float = 0.0
     is_idle: bool = True
     is_stuck: bool = False
@@ -32,7 +33,7 @@ class Held:
         self.ended = True
 
 
-def counted(*callers: Caller, most: int = 100, most_held: int = 1000) -> tuple[Counted, ...]:
+def counted(*callers: CallerKey, most: int = 100, most_held: int = 1000) -> tuple[Counted, ...]:
     """Return connections of these callers, all of which there is room for."""
     connections = Connections(Register(), most=most, most_held=most_held)
     there = tuple(Counted(caller, connections) for caller in callers)
@@ -44,7 +45,7 @@ def counted(*callers: Caller, most: int = 100, most_held: int = 1000) -> tuple[C
 class Counted(Held):
     """One that says how much it holds."""
 
-    def __init__(self, caller: Caller, connections: Connections) -> None:
+    def __init__(self, caller: CallerKey, connections: Connections) -> None:
         super().__init__(caller)
         self.connections = connections
 
@@ -100,8 +101,8 @@ def test_what_has_ended_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("caller", [1, "192.0.2.1"], ids=["users", "the network"])
-def test_users_and_the_network_leave_each_other_a_quarter(caller: Caller) -> None:
-    other: Caller = "192.0.2.9" if caller == 1 else 9
+def test_users_and_the_network_leave_each_other_a_quarter(caller: CallerKey) -> None:
+    other: CallerKey = "192.0.2.9" if caller == 1 else 9
     there = counted(*[caller] * 7, most=8)
     connections = there[0].connections
     assert [it.ended for it in there] == [True, *[False] * 6]
@@ -119,7 +120,7 @@ class Crowd:
     """
 
     there: str
-    newcomer: Caller
+    newcomer: CallerKey
     goes: int | None  #: its place; None: the newcomer
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cpu_limit import cpu_limit_of, own_cpu_limit
+from affinityd.linux.cpu_limit import cpu_limit_of, own_cpu_limit
 from tests.test_cgroup import AT, PID, V2, written
 
 V1 = f"34 31 0:31 / {AT}/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.devices import names_unknown_mig
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
-from affinityd.topology import Gpu, MigInstance, Topology
+from affinityd.request.devices import names_unknown_mig
+from affinityd.topology.model import Gpu, MigInstance, Topology
 from tests.asking import ask, codes
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.discovery import discover
-from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
-from affinityd.topology import Gpu, MigInstance, Topology
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.topology.model import Gpu, MigInstance, Topology
 from tests.machines.sysfs_tree import tree_of
 
 PCI = "sys/bus/pci/devices"

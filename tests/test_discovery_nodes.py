@@ -6,7 +6,7 @@ import pytest
 
 from affinityd.cpuset import format_list
 from affinityd.discovery import discover
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.machines.sysfs_tree import tree_of
 
 CPU = "sys/devices/system/cpu"

@@ -6,7 +6,7 @@ import pytest
 
 from affinityd.cpuset import parse_list
 from affinityd.discovery import discover
-from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from tests.machines.sysfs_tree import tree_of
 
 NODE = "sys/devices/system/node"

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affinityd.discovery import discover, open_tree
-from affinityd.snapshot import Recorder
-from affinityd.topology import Core, Gpu, MigInstance, Nic, NumaNode, Topology
+from affinityd.discovery.snapshot import Recorder
+from affinityd.topology.model import Core, Gpu, MigInstance, Nic, NumaNode, Topology
 from tests.machines.facts import ALL_NAMES, machine
 from tests.machines.sysfs_tree import nvml_report, write_tree
 

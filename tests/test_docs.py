@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.api.wire import PlanWarning
-from affinityd.conffile import SAID
-from affinityd.modes import MODES
-from affinityd.request import PARAMETERS
-from affinityd.settings import NAMES
+from affinityd.config.file import SAID
+from affinityd.config.settings import NAMES
+from affinityd.daemon.api.schemas import PlanWarning
+from affinityd.planner.modes import MODES
+from affinityd.request.parameters import PARAMETERS
 from tests.daemons import Daemon, running
 
 HERE = Path(__file__).parents[1]

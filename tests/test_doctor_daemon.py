@@ -19,15 +19,16 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import conffile, nodefile
-from affinityd.cli.doctor import gather
+from affinityd.cli.commands.doctor import gather
+from affinityd.config import file
+from affinityd.config.settings import Settings
 from affinityd.cpuset import format_list
 from affinityd.discovery import open_tree
+from affinityd.doctor.daemon_probe import look
 from affinityd.doctor.facts import Daemon, Facts
-from affinityd.doctor.probe import look
-from affinityd.processes import INITIAL_PIDS, descendants
-from affinityd.service import Node
-from affinityd.settings import Settings
+from affinityd.linux.processes import INITIAL_PIDS, descendants
+from affinityd.topology import node_file
+from affinityd.topology.node import Node
 from tests.cpusets import cpuset, needs_cpuset
 from tests.daemons import running
 from tests.doctoring import TWO, Expected, check, facts_of, n_a, well
@@ -93,8 +94,8 @@ def test_a_user_who_names_no_socket_is_told_of_roots_daemon(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, roots = folder / "own" / "affinityd.sock", folder / "affinityd.sock"
-    monkeypatch.setattr(conffile, "default_socket", lambda: os.fspath(own))
-    monkeypatch.setattr(conffile, "SYSTEM_SOCKET", os.fspath(roots))
+    monkeypatch.setattr(file, "default_socket", lambda: os.fspath(own))
+    monkeypatch.setattr(file, "SYSTEM_SOCKET", os.fspath(roots))
     check("socket", here(own), n_a(f"no daemon listens at {roots} or {own}, and none is needed"))
     with running(folder) as daemon:
         assert daemon.socket == roots
@@ -111,8 +112,8 @@ def test_root_is_told_that_the_daemon_is_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roots = folder / "affinityd.sock"
-    monkeypatch.setattr(conffile, "default_socket", lambda: os.fspath(roots))
-    monkeypatch.setattr(conffile, "SYSTEM_SOCKET", os.fspath(roots))
+    monkeypatch.setattr(file, "default_socket", lambda: os.fspath(roots))
+    monkeypatch.setattr(file, "SYSTEM_SOCKET", os.fspath(roots))
     missing = Expected("fail", f"no daemon at {roots}", "systemctl enable --now affinityd")
     check("socket", here(roots), missing)
 
@@ -139,7 +140,7 @@ def test_a_user_without_a_daemon_has_nothing_that_fails(folder: Path) -> None:
     os.chown(folder, 65534, 65534)
     done = doctor_as_nobody(XDG_RUNTIME_DIR=os.fspath(folder))
     assert (done.returncode, done.stderr) == (0, "")
-    places = f"{conffile.SYSTEM_SOCKET} or {folder}/affinityd.sock"
+    places = f"{file.SYSTEM_SOCKET} or {folder}/affinityd.sock"
     assert re.search(f"^socket +n/a +no daemon listens at {places}", done.stdout, re.MULTILINE)
 
 
@@ -189,7 +190,7 @@ def test_what_listens_and_does_not_answer_well_fails(
     found: str,
     remedy: str,
 ) -> None:
-    nodefile.write(folder / "node.json", Node(TWO))
+    node_file.write(folder / "node.json", Node(TWO))
     with serving(folder / "affinityd.sock", behave) as path:
         path.chmod(0o666)
         daemon = look(os.fspath(path), timeout=0.2)
@@ -285,7 +286,7 @@ def test_of_a_socket_that_refuses_us_nobody_says_that_no_daemon_is_there(folder:
 def doctor_as_nobody(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     code = (
         # Python itself may be where another user reads nothing: all that is needed comes first.
-        "import os, affinityd.cli.doctor, affinityd.slurm.check, affinityd.lookup\n"
+        "import os, affinityd.cli.commands.doctor, affinityd.slurm.check\n"
         "from affinityd.cli import entry\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "entry()"
@@ -306,7 +307,7 @@ def doctor_as_nobody(*words: str | Path, **env: str) -> subprocess.CompletedProc
 def test_a_socket_that_not_every_user_reaches_is_a_warning(
     folder: Path, shut: str, mode: int, found: str
 ) -> None:
-    nodefile.write(folder / "node.json", Node(TWO))
+    node_file.write(folder / "node.json", Node(TWO))
     with serving(folder / "affinityd.sock", answering(http("200 OK", b""))) as path:
         path.chmod(0o666)
         (folder / shut).chmod(mode)
@@ -334,7 +335,7 @@ OTHER_GPUS = made({0: "0-3", 1: "4-7"}, gpus=[0])
 def test_a_node_file_of_another_machine_is_a_warning(
     folder: Path, node: Node, found: str, remedy: str
 ) -> None:
-    nodefile.write(folder / "node.json", node)
+    node_file.write(folder / "node.json", node)
     daemon = replace(look(os.fspath(folder / "affinityd.sock")), listens=True, status=200)
     check("socket", Facts(TWO, open_tree("/"), daemon=daemon), Expected("warn", found, remedy))
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.discovery.nvml import REMEDIES
-from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
-from affinityd.doctor.probe import held_off
+from affinityd.discovery.nvml.gpus import REMEDIES
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.doctor.daemon_probe import held_off
 from affinityd.errors import NVML_EXTRA
-from affinityd.topology import Nic, Topology
+from affinityd.topology.model import Nic, Topology
 from tests.doctoring import CPU, NO_GPU, ONE, PCI, TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.sysfs_tree import nvml_report
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.document import everything
+from affinityd.doctor.daemon_probe import look
 from affinityd.doctor.facts import Daemon, Facts
-from affinityd.doctor.probe import look
+from affinityd.enforce.client import read
 from affinityd.enforce.document import render
 from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.model import PolicyState
-from affinityd.enforce_report import read
+from affinityd.enforce.policy.model import PolicyState
 from tests.daemons import running
 from tests.doctoring import Expected, check, facts_of, n_a, well
 from tests.enforced import drifted, enforced

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.doctoring import CPU, NO_GPU, ONE, TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

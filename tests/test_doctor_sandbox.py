@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cgroup import cpuset_of
 from affinityd.cli import main
 from affinityd.discovery import open_tree
+from affinityd.doctor.daemon_probe import MAX_LINE, look
 from affinityd.doctor.facts import Daemon, Facts, Told
-from affinityd.doctor.probe import MAX_LINE, look
-from affinityd.processes import children_of
+from affinityd.linux.cgroup import cpuset_of
+from affinityd.linux.processes import children_of
 from tests.doctoring import TWO, Expected, check, n_a, well
 from tests.serving import answering, http, serving
 

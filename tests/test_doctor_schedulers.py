@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.discovery import open_tree
-from affinityd.doctor.checks import examine
+from affinityd.doctor.checks.registry import examine
 from affinityd.doctor.facts import Facts, NoFiles
 from tests.doctoring import NO_GPU, TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.by_hand import made

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import conffile
-from affinityd.cli.doctor import gather
+from affinityd.cli.commands.doctor import gather
+from affinityd.config import file as conffile
+from affinityd.config.settings import Settings
+from affinityd.doctor.checks.variables import NAMES, RANKS
 from affinityd.doctor.facts import ENVIRONMENT, Daemon, Facts, Said
-from affinityd.doctor.variables import NAMES, RANKS
-from affinityd.settings import Settings
 from tests.doctoring import Expected, check, facts_of, n_a, well
 
 HERE = Path(__file__).parents[1]

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.drawing import draw
+from affinityd.cli.render.topology import draw
 from affinityd.machines import build
-from affinityd.topology import Core, Gpu, MigInstance, Nic, NumaNode, Topology
+from affinityd.topology.model import Core, Gpu, MigInstance, Nic, NumaNode, Topology
 from tests.golden.drawings import DRAWN, drawing, path
 from tests.machines.facts import ALL_NAMES, machine
 

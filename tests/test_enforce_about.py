@@ -12,11 +12,10 @@ import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.enforce import abouts, environ, pods
-from affinityd.enforce.about import About
-from affinityd.enforce.abouts import Abouts
-from affinityd.enforce.pods import Pod, Pods
-from affinityd.processes import PROC, cgroups_of, stat_of
+from affinityd.enforce.policy import environ, identity, pods
+from affinityd.enforce.policy.identity import About, Abouts
+from affinityd.enforce.policy.pods import Pod, Pods
+from affinityd.linux.processes import PROC, cgroups_of, stat_of
 from tests.auditing import KUBERNETES_POD, POD, SLURM_JOB, process
 from tests.children import program, sleeping
 
@@ -201,7 +200,7 @@ def test_an_entry_that_is_cut_off_is_not_read(
 
 
 def test_who_is_not_asked_for_in_a_while_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abouts, "FORGOTTEN", 0.0)  # every call begins a while
+    monkeypatch.setattr(identity, "FORGOTTEN", 0.0)  # every call begins a while
     known = Abouts()
     with sleeping(JOB) as child, sleeping(JOB) as other:
         facts, others = facts_of(child.pid), facts_of(other.pid)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.enforce.alone import Alone
+from affinityd.enforce.node_lock import Alone
 
 pytestmark = pytest.mark.processes
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 #: Says whether it is the one, once for each line that it is told.
 DAEMON = """
 import sys
-from affinityd.enforce.alone import Alone
+from affinityd.enforce.node_lock import Alone
 alone = Alone(sys.argv[1])
 for _ in sys.stdin:
     print(alone.hindrance(), flush=True)

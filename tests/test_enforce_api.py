@@ -12,9 +12,9 @@ from typing import get_args
 
 import pytest
 
-from affinityd.api.documents import Documents, Viewer
-from affinityd.api.enforce import NOT_ENFORCING
-from affinityd.api.enforce_wire import Cause, EnforceTotals, Reason
+from affinityd.daemon.api.documents import Documents, Viewer
+from affinityd.daemon.api.enforcement import NOT_ENFORCING
+from affinityd.daemon.api.enforcement_schemas import Cause, EnforceTotals, Reason
 from affinityd.enforce.document import render
 from affinityd.enforce.enforcer import OUTCOMES
 from affinityd.enforce.model import CAUSES, DRIFTED, FITS, LEFT, REASONS
@@ -86,10 +86,12 @@ def test_every_word_of_it_is_explained(words: Iterable[str]) -> None:
 
 
 def test_a_daemon_that_does_not_enforce_imports_nothing_that_does() -> None:
-    code = "import sys, affinityd.cli.serve, affinityd.daemon; print(*sys.modules)"
+    code = "import sys, affinityd.cli.commands.serve, affinityd.daemon.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "affinityd.daemon" in done.stdout.split()
+    assert "affinityd.daemon.main" in done.stdout.split()
     ours = [
-        name for name in done.stdout.split() if "enforce" in name and "affinityd.api." not in name
+        name
+        for name in done.stdout.split()
+        if "enforce" in name and "affinityd.daemon.api." not in name
     ]
     assert ours == []

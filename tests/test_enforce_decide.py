@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.enforcing import NEAR_ALONE, NOW, Site, masks, moved, places, rank, said, worker
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

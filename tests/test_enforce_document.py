@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.api.enforce_wire import EnforceAnswer
 from affinityd.audit.document import Sees, everything
+from affinityd.config.settings import OBSERVE
 from affinityd.cpuset import parse_list
-from affinityd.enforce.calm import Record
+from affinityd.daemon.api.enforcement_schemas import EnforceAnswer
+from affinityd.enforce.backoff import Record
 from affinityd.enforce.document import document, render, summary
-from affinityd.enforce.model import OBSERVE, REASONS, Decision, PolicyState, Totals
+from affinityd.enforce.model import REASONS, Decision, Totals
+from affinityd.enforce.policy.model import PolicyState
 from tests.enforced import drifted, enforced, fits, left
 from tests.scans import GPU1, MACHINE
 

@@ -13,23 +13,24 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.api.documents import Viewer
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.model import ProcessFacts, Scan
+from affinityd.config.settings import OBSERVE, PIN, Settings
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.enforce import abouts, hand
+from affinityd.daemon.api.documents import Viewer
+from affinityd.daemon.enforcement import Enforcement
+from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.state.scanner import Audit
 from affinityd.enforce import enforcer as module
+from affinityd.enforce import pinner
 from affinityd.enforce.enforcer import Enforced, Enforcer, outcomes
-from affinityd.enforce.migration import Migrations
-from affinityd.enforce.model import OBSERVE, PIN, Outcome
-from affinityd.enforce.policy_file import PolicyFile
-from affinityd.enforcement import Enforcement
+from affinityd.enforce.memory_migration import Migrations
+from affinityd.enforce.model import Outcome
+from affinityd.enforce.policy import identity
+from affinityd.enforce.policy.file import PolicyFile
 from affinityd.errors import NotEnforcedError
-from affinityd.metrics import Metrics
-from affinityd.processes import mask_of
-from affinityd.scanner import Audit
-from affinityd.settings import Settings
-from affinityd.topology import Topology
+from affinityd.linux.processes import mask_of
+from affinityd.topology.model import Topology
 from tests.auditing import GPU, POD, Known
 from tests.children import sleeping
 from tests.cpusets import needs_cpuset
@@ -249,10 +250,10 @@ def test_no_memory_follows_who_was_near_or_was_refused(
         (replace(drifted, cause="share"), Outcome(pinned=1)),
         (drifted, Outcome(refused=1, error="EPERM")),
     ):
-        monkeypatch.setattr(hand, "pin", lambda *_, outcome=outcome: outcome)
+        monkeypatch.setattr(pinner, "pin", lambda *_, outcome=outcome: outcome)
         near.enforcer._pin_one(NODES, found, decision, time.monotonic() + 1)
     assert near.follower.wanted == []
-    monkeypatch.setattr(hand, "pin", lambda *_: Outcome(pinned=1))
+    monkeypatch.setattr(pinner, "pin", lambda *_: Outcome(pinned=1))
     near.enforcer._pin_one(NODES, found, drifted, time.monotonic() + 1)
 
 
@@ -261,7 +262,7 @@ def test_what_cannot_be_read_or_seen_is_noticed(
 ) -> None:
     look = Look(OBSERVE, policy, job)
     assert look.enforce().report.notices == ()
-    monkeypatch.setattr(abouts, "environment", lambda *_: None)
+    monkeypatch.setattr(identity, "environment", lambda *_: None)
     look = Look(OBSERVE, policy, job)
     look.follower.refusal = "memory was not moved"
     look.auditor._holders = Known(job, gpu=GPU)

@@ -18,9 +18,9 @@ import pytest
 from affinityd.audit.gather import TICKS, Gathering
 from affinityd.audit.model import Held, Holding, ProcessFacts
 from affinityd.cpuset import CpuSet
-from affinityd.enforce import hand
+from affinityd.enforce import pinner
 from affinityd.enforce.model import Outcome, Standard
-from affinityd.processes import children_of, everyone, mask_of, stat_of, thread_ids
+from affinityd.linux.processes import children_of, everyone, mask_of, stat_of, thread_ids
 from tests.auditing import GPU
 from tests.children import CHURN, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
@@ -67,7 +67,7 @@ def facts_of(pid: int) -> ProcessFacts:
 
 
 def pin(facts: ProcessFacts, standard: Standard = TO_FIRST, seconds: float = 10) -> Outcome:
-    return hand.pin(facts, standard, time.monotonic() + seconds)
+    return pinner.pin(facts, standard, time.monotonic() + seconds)
 
 
 def masks(pid: int) -> list[CpuSet | None]:
@@ -139,9 +139,9 @@ def test_a_process_that_ends_meanwhile_is_gone_and_no_error(milliseconds: int) -
 
 
 def test_what_has_ended_meanwhile_is_in_no_number() -> None:
-    with sleeping() as child, hand._opened(f"/proc/{child.pid}") as folder:
+    with sleeping() as child, pinner._opened(f"/proc/{child.pid}") as folder:
         assert folder is not None
-        passes = hand._Passes(facts_of(child.pid), TO_FIRST, folder, time.monotonic() + 10)
+        passes = pinner._Passes(facts_of(child.pid), TO_FIRST, folder, time.monotonic() + 10)
         assert passes.pin_all()
         assert passes.outcome(is_settled=False) == Outcome(pinned=1, is_settled=False)
         child.kill()
@@ -153,9 +153,13 @@ def test_what_has_ended_meanwhile_is_in_no_number() -> None:
 
 
 def test_a_strangers_thread_that_has_the_number_of_one_that_has_ended_is_not_touched() -> None:
-    with sleeping() as child, sleeping() as stranger, hand._opened(f"/proc/{child.pid}") as folder:
+    with (
+        sleeping() as child,
+        sleeping() as stranger,
+        pinner._opened(f"/proc/{child.pid}") as folder,
+    ):
         assert folder is not None
-        passes = hand._Passes(facts_of(child.pid), TO_FIRST, folder, time.monotonic() + 10)
+        passes = pinner._Passes(facts_of(child.pid), TO_FIRST, folder, time.monotonic() + 10)
         assert not passes._pin(stranger.pid)
         assert mask_of(stranger.pid) == ALL
         assert passes.outcome(is_settled=True).pinned == 0
@@ -164,9 +168,13 @@ def test_a_strangers_thread_that_has_the_number_of_one_that_has_ended_is_not_tou
 def test_a_stranger_that_takes_the_number_within_the_call_has_its_mask_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with sleeping() as child, sleeping() as stranger, hand._opened(f"/proc/{child.pid}") as folder:
+    with (
+        sleeping() as child,
+        sleeping() as stranger,
+        pinner._opened(f"/proc/{child.pid}") as folder,
+    ):
         assert folder is not None
-        passes = hand._Passes(facts_of(child.pid), TO_FIRST, folder, time.monotonic() + 10)
+        passes = pinner._Passes(facts_of(child.pid), TO_FIRST, folder, time.monotonic() + 10)
         answers = iter((True, False))  # it was the process's, and is not any more
         monkeypatch.setattr(passes, "_is_its", lambda _tid: next(answers))
         assert passes._pin(stranger.pid)
@@ -209,11 +217,11 @@ def test_a_number_that_changes_hands_while_we_pin_leads_to_nobody_else() -> None
     with ExitStack() as opened:
 
         def look(pid: int) -> str | None:
-            return opened.enter_context(hand._opened(f"/proc/{pid}"))
+            return opened.enter_context(pinner._opened(f"/proc/{pid}"))
 
         with number_changing_hands(look) as (pid, folder):
             assert folder is not None
-            passes = hand._Passes(facts_of(pid), TO_FIRST, folder, time.monotonic() + 10)
+            passes = pinner._Passes(facts_of(pid), TO_FIRST, folder, time.monotonic() + 10)
             assert not passes.pin_all()
             assert passes.outcome(is_settled=True) == Outcome(is_gone=True)
             assert masks(pid) == [ALL]
@@ -284,7 +292,7 @@ def test_when_time_is_up_nothing_more_is_set_and_it_says_so() -> None:
 def test_where_the_last_pass_still_set_something_it_is_not_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hand, "MAX_PASSES", 1)
+    monkeypatch.setattr(pinner, "MAX_PASSES", 1)
     with sleeping() as child:
         facts = facts_of(child.pid)
         assert pin(facts) == Outcome(pinned=1, is_settled=False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
-from affinityd.enforce.about import About
+from affinityd.enforce.policy.identity import About
 from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB
 from tests.enforcing import Site, rank, said, worker
 from tests.machines.by_hand import made

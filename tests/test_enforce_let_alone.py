@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.model import Membership, ProcessFacts
-from affinityd.enforce.about import About
+from affinityd.enforce.policy.identity import About
 from tests.auditing import KUBERNETES_POD, LONE_CONTAINER
 from tests.enforcing import NOW, Site, masks, moved, rank, said, worker
 from tests.machines.by_hand import made

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.model import Job
+from affinityd.config.settings import OBSERVE, PIN
+from affinityd.daemon.enforce_log import REMEMBERED, EnforceLog
 from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.model import OBSERVE, PIN, Decision, PolicyState
-from affinityd.enforce_log import REMEMBERED, EnforceLog
+from affinityd.enforce.model import Decision
+from affinityd.enforce.policy.model import PolicyState
 from tests.enforced import done, drifted, enforced, fits, left
 from tests.scans import GPU1
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from affinityd import enforce_metrics
+from affinityd.config.settings import OBSERVE
+from affinityd.daemon.metrics import enforcement
+from affinityd.daemon.metrics.registry import Metrics
 from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.model import OBSERVE, PolicyState, Totals
-from affinityd.metrics import Metrics
+from affinityd.enforce.model import Totals
+from affinityd.enforce.policy.model import PolicyState
 from tests.enforced import drifted, enforced, fits, left
 from tests.scans import GPU0, GPU1
 from tests.test_metrics import FOUND, samples
@@ -22,7 +24,7 @@ OPEN_METRICS = "application/openmetrics-text;version=1.0.0"
 def scraped(found: Enforced, accept: str = "") -> list[str]:
     metrics = Metrics(lambda: None)
     metrics.scanned(FOUND)
-    metrics.write("enforce", lambda: enforce_metrics.metrics(found))
+    metrics.write("enforce", lambda: enforcement.metrics(found))
     return metrics.exposition(accept)[0].decode().splitlines()
 
 
@@ -128,7 +130,7 @@ def test_a_daemon_that_does_not_enforce_has_none_of_them() -> None:
 def test_a_new_report_is_told_and_the_old_one_is_not() -> None:
     metrics, told = Metrics(lambda: None), list[float]()
     for found in (enforced(), enforced(unreached=3)):
-        metrics.write("enforce", partial(enforce_metrics.metrics, found))
+        metrics.write("enforce", partial(enforcement.metrics, found))
         lines = metrics.exposition("")[0].decode().splitlines()
         told += samples(lines, "affinityd_enforce_unreached_processes").values()
     assert told == [0.0, 3.0]

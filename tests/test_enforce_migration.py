@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import mempolicy
 from affinityd.audit.model import ProcessFacts
-from affinityd.enforce import capabilities, migration
-from affinityd.enforce.capabilities import SYS_NICE
-from affinityd.enforce.migration import (
+from affinityd.enforce import memory_migration
+from affinityd.enforce.memory_migration import (
     DROPPED,
     LEFT,
     MOVED,
@@ -27,9 +25,11 @@ from affinityd.enforce.migration import (
     move,
     to,
 )
-from affinityd.memory import Held
-from affinityd.processes import stat_of
-from affinityd.topology import Topology
+from affinityd.linux import capabilities, mempolicy
+from affinityd.linux.capabilities import SYS_NICE
+from affinityd.linux.memory_policy import Held
+from affinityd.linux.processes import stat_of
+from affinityd.topology.model import Topology
 from tests.auditing import process
 from tests.children import sleeping
 from tests.enforcing_hand import said
@@ -162,7 +162,7 @@ def test_the_memory_of_another_process_by_the_same_number_is_not_moved(
         asked.append(pid)
         return 0
 
-    monkeypatch.setattr(migration, "migrate_pages", note)
+    monkeypatch.setattr(memory_migration, "migrate_pages", note)
     monkeypatch.setattr(capabilities, "lay_down", lambda _: None)  # this thread is the tests' own
     with sleeping() as child:
         start = facts_of(child.pid).start
@@ -182,7 +182,7 @@ def test_where_nothing_is_to_be_moved_nothing_is_and_there_are_no_counts() -> No
 def test_who_wants_more_than_can_wait_is_not_held_up_and_the_rest_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(migration, "WAITING", 2)
+    monkeypatch.setattr(memory_migration, "WAITING", 2)
     migrations = Migrations(enabled=True)
     migrations._thread = threading.current_thread()  # so that none is started, and all wait
     for _ in range(5):

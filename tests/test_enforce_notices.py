@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.model import GpuKey
-from affinityd.enforce.about import About
-from affinityd.enforce.notices import notices
-from affinityd.enforcement import site
+from affinityd.daemon.enforcement import site
+from affinityd.enforce.exemptions import notices
+from affinityd.enforce.policy.identity import About
 from affinityd.errors import InvalidRequestError
 from tests.auditing import KUBERNETES_POD
 from tests.enforcing import Site, rank

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from affinityd.enforce.about import About
-from affinityd.enforce_metrics import drifts_of
+from affinityd.daemon.metrics.enforcement import drifts_of
+from affinityd.enforce.policy.identity import About
 from tests.enforcing import Site, rank, said, worker
 from tests.machines.by_hand import made
 

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.enforce import migration
-from affinityd.enforce.about import About
-from affinityd.enforce.calm import Patience
+from affinityd.config.settings import WAYS
+from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES, MIGRATIONS
+from affinityd.enforce import memory_migration
+from affinityd.enforce.backoff import Patience
 from affinityd.enforce.enforcer import OUTCOMES
-from affinityd.enforce.model import CAUSES, REASONS, WAYS, Treatment
-from affinityd.enforce.policy import parse
-from affinityd.enforce.policy_keys import KEYS, SETTINGS
-from affinityd.enforce_metrics import FAMILIES, GPU_FAMILIES, MIGRATIONS
+from affinityd.enforce.model import CAUSES, REASONS
+from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.keys import KEYS, SETTINGS
+from affinityd.enforce.policy.model import Treatment
+from affinityd.enforce.policy.policy import parse
 
 PAGE = Path(__file__).parents[1].joinpath("docs/enforce.md").read_text()
 POLICY, DEGREES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -88,7 +90,7 @@ def test_a_cgroup_of_its_policy_is_a_job() -> None:
         KEYS,
         SETTINGS,
         OUTCOMES,
-        migration.OUTCOMES,
+        memory_migration.OUTCOMES,
         [*(it.name for it in GPU_FAMILIES), *(it.name for it in FAMILIES), MIGRATIONS.name],
     ],
     ids=["ways", "reasons", "causes", "keys", "settings", "pins", "moves", "metrics"],

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from affinityd.enforce.patience import MOST_STUCK, Patience
+from affinityd.enforce.policy.timed_call import MOST_STUCK, Patience
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
 from affinityd.cpuset import parse_list
-from affinityd.enforce.about import About
+from affinityd.enforce.policy.identity import About
 from tests.asking import ask, cpulists
 from tests.auditing import KUBERNETES_POD
 from tests.enforcing import NEAR_ALONE, NOW, Site, masks, places, rank, said, worker

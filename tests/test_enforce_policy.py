@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.enforce.about import About, paths
-from affinityd.enforce.model import Treatment
-from affinityd.enforce.policy import MAX_RULES, Policy, PolicyError, parse
-from affinityd.enforce.policy_keys import KEYS, MAX_NAMES, NAMED, SETTINGS
-from affinityd.modes import MODES
-from affinityd.plans import Options
+from affinityd.enforce.policy.identity import About, paths
+from affinityd.enforce.policy.keys import KEYS, MAX_NAMES, NAMED, SETTINGS
+from affinityd.enforce.policy.model import Treatment
+from affinityd.enforce.policy.policy import MAX_RULES, Policy, PolicyError, parse
+from affinityd.planner.model import Options
+from affinityd.planner.modes import MODES
 from tests.asking import is_one_short_line
 
 SITE = """

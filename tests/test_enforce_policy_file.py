@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.enforce.about import About
-from affinityd.enforce.model import PolicyState
-from affinityd.enforce.policy import Policy
-from affinityd.enforce.policy_file import MAX_FILE, PolicyFile
+from affinityd.enforce.policy.file import MAX_FILE, PolicyFile
+from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.model import PolicyState
+from affinityd.enforce.policy.policy import Policy
 
 ALL, EVEN = 'mode = "all"\n', 'mode = "even"\n'
 

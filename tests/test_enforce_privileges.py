@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.enforce.capabilities import SYS_NICE, has
 from affinityd.enforce.privileges import (
     INITIAL_USERS,
     NO_SYS_NICE,
@@ -17,7 +16,8 @@ from affinityd.enforce.privileges import (
     REFUSED,
     hindrance,
 )
-from affinityd.processes import INITIAL_PIDS
+from affinityd.linux.capabilities import SYS_NICE, has
+from affinityd.linux.processes import INITIAL_PIDS
 from tests.enforcing_hand import said
 from tests.test_memory import SECCOMP
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 ASK = "from affinityd.enforce.privileges import hindrance; print(hindrance())"
 ALL_CAPABILITIES = "000001ffffffffff"
 
-#: System calls by `uname -m`: sched_setaffinity, capset. Source: as those of affinityd.mempolicy.
+#: System calls by `uname -m`: sched_setaffinity, capset. Source: see affinityd.linux.mempolicy.
 NUMBERS = {"x86_64": (203, 126), "aarch64": (122, 91), "ppc64le": (222, 184)}
 SET_AFFINITY, CAPSET = NUMBERS.get(os.uname().machine, (0, 0))
 
@@ -123,7 +123,7 @@ def test_to_ask_changes_no_mask_of_our_own() -> None:
 def test_a_thread_that_lays_a_capability_down_lays_down_its_own_alone() -> None:
     code = """
 import threading
-from affinityd.enforce.capabilities import SYS_NICE, lay_down
+from affinityd.linux.capabilities import SYS_NICE, lay_down
 def effective(thread):
     return next(it for it in open(f"/proc/{thread}/status") if it.startswith("CapEff"))[7:].strip()
 def work():
@@ -144,7 +144,7 @@ print(*seen, effective("self"))
 @needs_numbers
 def test_where_seccomp_refuses_to_lay_one_down_it_is_an_error() -> None:
     code = """
-from affinityd.enforce.capabilities import SYS_NICE, lay_down
+from affinityd.linux.capabilities import SYS_NICE, lay_down
 try:
     lay_down(SYS_NICE)
 except OSError as error:

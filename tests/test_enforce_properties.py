@@ -21,8 +21,8 @@ from affinityd.enforce.model import (
     Decision,
 )
 from affinityd.enforce.verdict import running
-from affinityd.modes import MODES
-from affinityd.topology import Topology
+from affinityd.planner.modes import MODES
+from affinityd.topology.model import Topology
 from tests.enforcing import Site, rank
 from tests.machines.strategies import UNIQUE, machines, subsets
 

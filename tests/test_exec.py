@@ -14,8 +14,8 @@ import pytest
 
 from affinityd.cli.exec_options import PARAMETERS
 from affinityd.discovery import open_tree
-from affinityd.request import PARAMETERS as PLAN_S
-from affinityd.snapshot import write_snapshot
+from affinityd.discovery.snapshot import write_snapshot
+from affinityd.request.parameters import PARAMETERS as PLAN_S
 from tests.daemons import Daemon, running
 from tests.tiny import BOTH, FAR, LOOK, NEAR, PROGRAM, exec_, tiny_tree
 
@@ -459,6 +459,6 @@ def test_nothing_heavy_is_imported_on_the_way(here: Mapping[str, str]) -> None:
         [sys.executable, *words], capture_output=True, text=True, env=env, check=True
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "affinityd.place" in imported
+    assert "affinityd.client.locate" in imported
     heavy = {"re", "json", "argparse", "dataclasses", "http.client", "socket", "typing", "enum"}
     assert imported & (heavy | {"pathlib", "functools", "inspect", "signal"}) == set()

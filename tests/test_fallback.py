@@ -17,12 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd import conffile, fallback, machines, nodefile, task
+from affinityd import machines
+from affinityd.client import local_plan, plan_request
+from affinityd.config import file
 from affinityd.cpuset import CpuSet
 from affinityd.discovery import discover, open_tree
 from affinityd.errors import AffinityError, InvalidRequestError, TreeError
-from affinityd.service import Node
-from affinityd.topology import Topology
+from affinityd.topology import node_file as nodefile
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
 from tests.machines.facts import machine
 
 pytestmark = pytest.mark.processes
@@ -48,7 +51,9 @@ def node_file(socket: str) -> Path:
 def no_driver() -> Iterator[None]:
     """Have the variables of every vendor count, whichever GPUs the machine of the test has."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task, "VISIBLE", [("/nonexistent", names) for _, names in task.VISIBLE])
+        patch.setattr(
+            plan_request, "VISIBLE", [("/nonexistent", names) for _, names in plan_request.VISIBLE]
+        )
         yield
 
 
@@ -57,7 +62,7 @@ def no_driver() -> Iterator[None]:
 
 def test_the_node_is_the_one_that_a_daemon_published(socket: str) -> None:
     nodefile.write(node_file(socket), NODE)
-    known = fallback.known_node(["/nowhere/affinityd.sock", socket])
+    known = local_plan.known_node(["/nowhere/affinityd.sock", socket])
     assert known.source == "node.json"
     assert (known.node.topology, known.node.reserved) == (NODE.topology, NODE.reserved)
 
@@ -67,11 +72,11 @@ def test_what_others_could_have_put_there_is_not_believed(socket: str, spoilt: s
     nodefile.write(node_file(socket), NODE)
     part = (node_file(socket).parents[1] / spoilt).resolve()
     part.chmod(0o777)
-    known = fallback.known_node([socket])
+    known = local_plan.known_node([socket])
     assert known.source == "sysfs"
     assert known.doubt is not None
     assert known.doubt.startswith(f"{node_file(socket)} is not trusted: others may write to {part}")
-    assert fallback.known_node([socket, "/nonexistent/s"]).doubt == known.doubt
+    assert local_plan.known_node([socket, "/nonexistent/s"]).doubt == known.doubt
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another's files")
@@ -80,15 +85,15 @@ def test_another_user_s_node_is_believed_where_he_is_named(
 ) -> None:
     nodefile.write(node_file(socket), NODE)
     os.chown(node_file(socket), 1234, 1234)
-    known = fallback.known_node([socket])
+    known = local_plan.known_node([socket])
     assert (known.source, "belongs to uid 1234" in str(known.doubt)) == ("sysfs", True)
     monkeypatch.setenv("AFFINITYD_DAEMON_UID", "1234")
-    known = fallback.known_node([socket])
+    known = local_plan.known_node([socket])
     assert (known.source, known.doubt) == ("node.json", None)
 
 
 def test_without_one_it_is_this_machine(socket: str) -> None:
-    known = fallback.known_node([socket])
+    known = local_plan.known_node([socket])
     assert known.source == "sysfs"
     assert known.node.topology == discover(open_tree("/"), None)
 
@@ -96,20 +101,20 @@ def test_without_one_it_is_this_machine(socket: str) -> None:
 def test_what_was_replayed_beside_the_default_socket_is_no_other_s_node(
     socket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conffile, "SYSTEM_SOCKET", socket)
+    monkeypatch.setattr(file, "SYSTEM_SOCKET", socket)
     nodefile.write(node_file(socket), replace(NODE, replayed=True))
-    assert fallback.known_node([socket]).source == "sysfs"
+    assert local_plan.known_node([socket]).source == "sysfs"
     nodefile.write(node_file(socket), NODE)
-    assert fallback.known_node([socket]).source == "node.json"
-    monkeypatch.setattr(conffile, "SYSTEM_SOCKET", "/elsewhere")
+    assert local_plan.known_node([socket]).source == "node.json"
+    monkeypatch.setattr(file, "SYSTEM_SOCKET", "/elsewhere")
     nodefile.write(node_file(socket), replace(NODE, replayed=True))
-    assert fallback.known_node([socket]).source == "node.json"
+    assert local_plan.known_node([socket]).source == "node.json"
 
 
 def test_settings_say_which_machine_that_is(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFFINITYD_MACHINE", "mi250x")
     monkeypatch.setenv("AFFINITYD_RESERVED_CPUS", "0,8")
-    known = fallback.known_node([socket])
+    known = local_plan.known_node([socket])
     assert (known.node.topology, known.node.reserved) == (machine("mi250x"), frozenset({0, 8}))
     assert known.source == "sysfs"
 
@@ -127,7 +132,7 @@ def test_settings_that_lead_nowhere_are_told(
 ) -> None:
     monkeypatch.setenv(f"AFFINITYD_{name}", text)
     with pytest.raises(error):
-        fallback.known_node([socket])
+        local_plan.known_node([socket])
 
 
 @pytest.mark.parametrize(
@@ -149,7 +154,7 @@ def test_settings_that_lead_nowhere_are_told(
 )
 def test_a_file_that_is_no_node_is_passed_over(socket: str, content: bytes) -> None:
     node_file(socket).write_bytes(content)
-    assert fallback.known_node([socket]).source == "sysfs"
+    assert local_plan.known_node([socket]).source == "sysfs"
 
 
 def test_a_file_that_is_torn_anywhere_is_passed_over(socket: str) -> None:
@@ -157,12 +162,12 @@ def test_a_file_that_is_torn_anywhere_is_passed_over(socket: str) -> None:
     whole = node_file(socket).read_bytes().rstrip()
     for length in range(0, len(whole), len(whole) // 50):
         node_file(socket).write_bytes(whole[:length])
-        assert fallback.known_node([socket]).source == "sysfs"
+        assert local_plan.known_node([socket]).source == "sysfs"
 
 
 def test_a_folder_in_the_file_s_place_is_passed_over(socket: str) -> None:
     node_file(socket).mkdir()
-    assert fallback.known_node([socket]).source == "sysfs"
+    assert local_plan.known_node([socket]).source == "sysfs"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
@@ -172,7 +177,7 @@ def test_a_file_that_may_not_be_read_is_passed_over(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     code = """
 import os
-from affinityd import fallback
+from affinityd.client import local_plan as fallback
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 print(fallback.known_node(["affinityd.sock"]).source)"""
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "AFFINITYD_CONFIG": "none"}
@@ -210,9 +215,9 @@ def test_a_published_node_that_makes_no_sense_never_ends_in_another_kind_of_erro
         st.sampled_from([None, 0, -1, 10**9, "", "0-3", "x", [], {}, [[]], [0], True, 1.5])
     )
     path.write_text(json.dumps(document))
-    node = fallback.known_node([str(path.with_name("affinityd.sock"))]).node
+    node = local_plan.known_node([str(path.with_name("affinityd.sock"))]).node
     with suppress(AffinityError):
-        fallback.plan_on(node, [{"gpus": "0", "mode": "exclusive", "share": "node"}])
+        local_plan.plan_on(node, [{"gpus": "0", "mode": "exclusive", "share": "node"}])
 
 
 # Ranks of one job.
@@ -348,7 +353,9 @@ def test_siblings_never_overlap_in_a_unique_mode(
     variable = VARIABLES[topology.gpus[0].vendor]
     siblings = [launch(n, count, job, variable) for n in range(count)]
     replies = [
-        fallback.plan_on(Node(topology), task.questions(chosen, it.environ, cpus, it.parent))
+        local_plan.plan_on(
+            Node(topology), plan_request.questions(chosen, it.environ, cpus, it.parent)
+        )
         for it in siblings
     ]
     for sibling, reply in zip(siblings, replies, strict=True):
@@ -365,8 +372,9 @@ def test_modes_without_a_block_for_each_gpu_know_the_siblings(launch: Launch, mo
     topology = machine("dgx-a100")
     siblings = [launch(n, 2, range(2), "CUDA_VISIBLE_DEVICES") for n in range(2)]
     one, other = (
-        fallback.plan_on(
-            Node(topology), task.questions({"mode": mode}, it.environ, topology.online, it.parent)
+        local_plan.plan_on(
+            Node(topology),
+            plan_request.questions({"mode": mode}, it.environ, topology.online, it.parent),
         )
         for it in siblings
     )
@@ -379,8 +387,8 @@ def test_modes_that_take_nothing_away_put_a_rank_near_its_gpu(launch: Launch, mo
     topology = machine("dgx-a100")
     for n in range(8):
         it = launch(n, 8, range(8), "CUDA_VISIBLE_DEVICES")
-        asked = task.questions({"mode": mode}, it.environ, topology.online, it.parent)
-        reply = fallback.plan_on(Node(topology), asked)
+        asked = plan_request.questions({"mode": mode}, it.environ, topology.online, it.parent)
+        reply = local_plan.plan_on(Node(topology), asked)
         assert reply.cpus >= topology.cpus_of_node(topology.gpus[n].numa_node)
         assert reply.locality == "local"
 
@@ -389,8 +397,8 @@ def test_modes_that_take_nothing_away_put_a_rank_near_its_gpu(launch: Launch, mo
 def test_a_task_with_two_gpus_of_its_own_is_near_both(mode: str) -> None:
     topology = machine("dgx-a100")
     it = srun_bound(0, 2, (1, 2, 5, 6), "CUDA_VISIBLE_DEVICES")
-    asked = task.questions({"mode": mode}, it.environ, topology.online, it.parent)
-    reply = fallback.plan_on(Node(topology), asked)
+    asked = plan_request.questions({"mode": mode}, it.environ, topology.online, it.parent)
+    reply = local_plan.plan_on(Node(topology), asked)
     assert [rank.gpu.index for rank in reply.ranks] == [1, 2]
     for node in (3, 1):
         assert reply.cpus & topology.cpus_of_node(node)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.slurm.expected import expected
-from affinityd.slurm.gputypes import SLICES, Types, types
-from affinityd.topology import Gpu, MigInstance
+from affinityd.slurm.config.expected import expected
+from affinityd.slurm.config.gpu_types import SLICES, Types, types
+from affinityd.topology.model import Gpu, MigInstance
 from tests.machines.by_hand import made
 
 A100, A800, V100 = "NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "Tesla V100-PCIE-16GB"

@@ -11,15 +11,15 @@ from hypothesis import given
 
 from affinityd.cpuset import format_list
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.nvml import ask
+from affinityd.discovery.nvml.gpus import ask
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm.affinity import Cores, affinities
-from affinityd.slurm.expected import expected
-from affinityd.slurm.gputypes import Types
-from affinityd.slurm.hostlist import Budget, expand
-from affinityd.slurm.numbering import in_slurms_order
-from affinityd.slurm.writer import NODES, unknown, write
-from affinityd.topology import Core, Gpu, MigInstance, Topology
+from affinityd.slurm.config.expected import expected
+from affinityd.slurm.config.gpu_types import Types
+from affinityd.slurm.config.hostlist import Budget, expand
+from affinityd.slurm.gres_writer import NODES, unknown, write
+from affinityd.slurm.machine.core_affinity import Cores, affinities
+from affinityd.slurm.machine.core_numbering import in_slurms_order
+from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 from tests.machines.nvlinks import (

@@ -12,9 +12,9 @@ from contextlib import suppress
 
 import pytest
 
-from affinityd import hurry
+from affinityd.client import deadline
+from affinityd.client.deadline import TooLateError, within
 from affinityd.errors import ApplyError
-from affinityd.hurry import TooLateError, within
 
 pytestmark = pytest.mark.processes
 
@@ -122,7 +122,7 @@ def test_an_alarm_of_the_parent_s_ends_the_command_that_is_executed() -> None:
     """alarm(2) outlives execve(2): that is how a shell's `timeout` of old worked."""
     code = """
 import os, signal
-from affinityd.hurry import within
+from affinityd.client.deadline import within
 signal.alarm(1)
 within(5, lambda: None)
 os.execvp("sleep", ["sleep", "20"])
@@ -137,7 +137,7 @@ os.execvp("sleep", ["sleep", "20"])
 def test_no_alarm_reaches_the_command_that_is_executed() -> None:
     code = """
 import os
-from affinityd.hurry import within
+from affinityd.client.deadline import within
 within(0.05, lambda: None)
 os.execvp("sleep", ["sleep", "0.3"])
 """
@@ -150,7 +150,7 @@ def test_a_timer_that_rings_before_anything_began_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]
 ) -> None:
     """A busy machine may take this process off its CPU as soon as the timer is set."""
-    monkeypatch.setattr(hurry, "LEAST", 1e-6)
+    monkeypatch.setattr(deadline, "LEAST", 1e-6)
     for _ in range(200):
         try:
             with suppress(ApplyError):

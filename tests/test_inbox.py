@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.api.front import Remember
-from affinityd.api.protocol import COPIES
-from affinityd.api.refusals import ANSWER_SECONDS, HEAD_SECONDS, IDLE_SECONDS, MAX_HEAD
+from affinityd.daemon.http.cached_response import Remember
+from affinityd.daemon.http.protocol import COPIES
+from affinityd.daemon.http.refusals import ANSWER_SECONDS, HEAD_SECONDS, IDLE_SECONDS, MAX_HEAD
 from tests.stories import REQUEST, Memory, Story, cut, head_of, nothing, tell
 
 BODY = b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\n"

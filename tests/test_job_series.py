@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from affinityd.audit.model import CpuTime, Job, Scan
-from affinityd.job_series import OTHERS, JobRow, JobSeries
+from affinityd.daemon.metrics.job_series import OTHERS, JobRow, JobSeries
 from tests.scans import GPU0, GPU1, process, scan
 
 ONE, TWO, THREE, FOUR = (Job("slurm", str(number)) for number in range(1, 5))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.jsonvalue import JsonValue
+from affinityd.json_reader import JsonValue
 
 READ_ITEM: Callable[[JsonValue], object] = JsonValue.number
 

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd import keeper as keeping
+from affinityd.daemon.state import topology_watcher as keeping
+from affinityd.daemon.state.plan_service import Service
+from affinityd.daemon.state.topology_watcher import Keeper
 from affinityd.errors import TreeError
-from affinityd.keeper import Keeper
-from affinityd.service import Node, Service
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
 from tests.machines.facts import machine
 
 SOON = 5.0

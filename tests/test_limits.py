@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from affinityd.api.refusals import (
+from affinityd.daemon.http.refusals import (
     ANSWER_SECONDS,
     HEAD_SECONDS,
     IDLE_SECONDS,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.log_writer import END_SECONDS, MOST_LINES, LogWriter
-from affinityd.logs import JsonFormatter, TextFormatter
+from affinityd.daemon.log_writer import END_SECONDS, MOST_LINES, LogWriter
+from affinityd.daemon.logging import JsonFormatter, TextFormatter
 
 LONG = "x" * 1000  #: of such lines a pipe holds fewer than a writer keeps: pipe(7)
 

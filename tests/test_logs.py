@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.logs import JsonFormatter, TextFormatter
+from affinityd.daemon.logging import JsonFormatter, TextFormatter
 
 NASTY = "asked for \x1b[31m\r\n'\x00' \x7f \u2028 \ud800"
 
@@ -63,7 +63,8 @@ SOURCES = {
 def run(form: str, statement: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
     """Run a statement in a process whose logs are written as the daemon's."""
     code = (
-        f"import logging, threading, warnings\nfrom affinityd import logs\nlogs.configure({form!r})"
+        "import logging, threading, warnings\n"
+        f"from affinityd.daemon.logging import configure\nconfigure({form!r})"
     )
     return subprocess.run(
         [sys.executable, "-c", f"{code}\n{statement}"],

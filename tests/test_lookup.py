@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from affinityd import client
+from affinityd.client import http as client
+from affinityd.client.deadline import look_up
 from affinityd.errors import DaemonError, NoDaemonError
-from affinityd.lookup import look_up
 
 NAME = "http://gpu-node.example:9465"
 

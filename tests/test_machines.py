@@ -12,7 +12,7 @@ import pytest
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import TreeError
 from affinityd.machines import NAMES, build, load
-from affinityd.topology import NODE, PHB, PIX, PXB, SYS, Gpu, Nic, Topology
+from affinityd.topology.model import NODE, PHB, PIX, PXB, SYS, Gpu, Nic, Topology
 from tests.machines.facts import ALL_NAMES, machine
 
 CONFORMANCE = Path(__file__).parents[2] / "shared" / "conformance" / "cases.json"

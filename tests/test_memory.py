@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from affinityd import memory, mempolicy
+from affinityd.linux import memory_policy, mempolicy
 
 pytestmark = pytest.mark.processes
 
@@ -34,7 +34,7 @@ ON_0 = [
 
 PRELUDE = """
 import json, os, subprocess, sys, threading
-from affinityd.memory import held, hold, policy_of, resident
+from affinityd.linux.memory_policy import held, hold, policy_of, resident
 
 ON_0, ON_1 = frozenset({0}), frozenset({1})
 
@@ -50,7 +50,7 @@ SECCOMP = (
     PRELUDE
     + """
 import ctypes, errno, resource, struct
-from affinityd.mempolicy import NUMBERS
+from affinityd.linux.mempolicy import NUMBERS
 
 SET, GET, _ = NUMBERS[os.uname().machine]
 LOAD, JUMP_IF_EQUAL, RETURN, ERRNO, ALLOW = 0x20, 0x15, 0x06, 0x50000, 0x7FFF0000
@@ -123,7 +123,7 @@ def test_a_policy_is_held_and_seen_from_outside(
     with waiting(f"tell(hold({policy!r}, ON_0)); input()") as process:
         assert json.loads(line_of(process)) == [[policy, nodes, []]]
         assert columns_of(process.pid) == {spelling}
-        seen = memory.policy_of(process.pid)
+        seen = memory_policy.policy_of(process.pid)
     assert seen
     assert (seen.policy, sorted(seen.nodes)) == (policy, nodes)
 
@@ -171,7 +171,7 @@ def test_a_process_that_asked_for_nothing_holds_the_default() -> None:
 
 def test_flags_that_came_with_a_mode_are_passed_over() -> None:
     [[policy, nodes, _]] = child("""
-from affinityd import mempolicy
+from affinityd.linux import mempolicy
 mempolicy.set_mempolicy(2 | 1 << 15, ON_0)
 tell(held())
 """)
@@ -190,7 +190,7 @@ def test_what_other_kernels_tell_is_named(
     monkeypatch: pytest.MonkeyPatch, mode: int, nodes: list[int], held: str
 ) -> None:
     monkeypatch.setattr(mempolicy, "get_mempolicy", lambda: (mode, frozenset(nodes)))
-    assert str(memory.held()) == held
+    assert str(memory_policy.held()) == held
 
 
 # What does not.
@@ -394,7 +394,7 @@ def test_a_python_without_ctypes_is_refused() -> None:
     ],
 )
 def test_the_policy_column_is_read(text: str, policy: str, nodes: list[int]) -> None:
-    parsed = memory.parse_policy(text)
+    parsed = memory_policy.parse_policy(text)
     assert parsed
     assert (parsed.policy, sorted(parsed.nodes), parsed.refusals) == (policy, nodes, ())
 
@@ -415,7 +415,7 @@ def test_the_policy_column_is_read(text: str, policy: str, nodes: list[int]) -> 
     ],
 )
 def test_what_is_no_policy_column_is_not_guessed_at(text: str) -> None:
-    assert memory.parse_policy(text) is None
+    assert memory_policy.parse_policy(text) is None
 
 
 @pytest.mark.parametrize("spelling", ["bind", "prefer (many)", "weighted interleave"])
@@ -426,9 +426,9 @@ def test_a_list_that_is_cut_short_is_unreadable(
     file = tmp_path / "numa_maps"
     even = ",".join(str(node) for node in range(0, 40, 2))
     file.write_text(f"{address} {spelling}:{even} file=/usr/bin/x mapped=2\n")
-    assert memory._first_policy(str(file)) is None
+    assert memory_policy._first_policy(str(file)) is None
     file.write_text(f"{address} {spelling}:0-39 file=/usr/bin/x mapped=2\n")
-    assert memory._first_policy(str(file))
+    assert memory_policy._first_policy(str(file))
 
 
 def test_a_mapping_without_pages_before_the_programs_own_tells_the_policy_too() -> None:
@@ -470,18 +470,18 @@ print(flush=True); input()
     with waiting(code) as process:
         assert process.stdin
         line_of(process)
-        before = memory.resident(process.pid)
+        before = memory_policy.resident(process.pid)
         process.stdin.write("\n")
         process.stdin.flush()
         line_of(process)
-        after = memory.resident(process.pid)
+        after = memory_policy.resident(process.pid)
     assert before.keys() == after.keys() == {0}
     assert 64 * MIB <= after[0] - before[0] < 66 * MIB
 
 
 def test_resident_memory_of_a_process_that_is_gone_cannot_be_read() -> None:
     with pytest.raises(OSError, match="No such file"):
-        memory.resident(2**22 + 1)
+        memory_policy.resident(2**22 + 1)
 
 
 @pytest.mark.parametrize(
@@ -495,7 +495,7 @@ def test_resident_memory_of_a_process_that_is_gone_cannot_be_read() -> None:
     ],
 )
 def test_a_mapping_tells_its_bytes_by_node(mapping: bytes, amounts: dict[int, int]) -> None:
-    assert memory._amounts(mapping) == amounts
+    assert memory_policy._amounts(mapping) == amounts
 
 
 # What it costs.
@@ -505,8 +505,8 @@ def test_no_slow_module_is_imported_and_ctypes_only_by_who_asks_the_kernel() -> 
     slow = {"re", "json", "typing", "dataclasses", "enum", "functools", "pathlib", "subprocess"}
     code = """
 import sys
-import affinityd.memory
-from affinityd.memory import hold, policy_of
+import affinityd.linux.memory_policy
+from affinityd.linux.memory_policy import hold, policy_of
 policy_of(1)
 print(*sys.modules)
 hold("bind", frozenset({0}))
@@ -515,14 +515,14 @@ print(*sys.modules)
     command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     imported, after_asking = (set(line.split()) for line in done.stdout.splitlines())
-    assert "affinityd.memory" in imported
+    assert "affinityd.linux.memory_policy" in imported
     assert not imported & {*slow, "ctypes"}
     assert "ctypes" in after_asking
     assert not after_asking & slow
 
 
 def test_the_tests_own_process_keeps_its_policy() -> None:
-    held, seen = memory.held(), memory.policy_of(os.getpid())
+    held, seen = memory_policy.held(), memory_policy.policy_of(os.getpid())
     assert held
     assert seen
     assert (held.policy, seen.policy) == ("default", "default")

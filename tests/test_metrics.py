@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from affinityd import enforce_metrics
 from affinityd.audit.model import CpuTime, Job
-from affinityd.discovery.nvml_report import NvmlReport
-from affinityd.failures import Unanswered
-from affinityd.metrics import Metrics
-from affinityd.scanner import Audit
-from affinityd.service import Node
+from affinityd.daemon.metrics import enforcement
+from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.state.background import Unanswered
+from affinityd.daemon.state.scanner import Audit
+from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.topology.node import Node
 from tests.enforced import enforced
 from tests.scans import GPU0, GPU1, MACHINE, NEAR, process, scan
 
@@ -165,7 +165,7 @@ def test_a_gpu_is_named_by_its_vendor_index_uuid_and_address() -> None:
 def test_every_metric_of_a_gpu_says_whose_index_it_is() -> None:
     metrics = Metrics(lambda: Node(MACHINE))
     metrics.scanned(FOUND)
-    metrics.write("enforce", lambda: enforce_metrics.metrics(enforced()))
+    metrics.write("enforce", lambda: enforcement.metrics(enforced()))
     lines = metrics.exposition("")[0].decode().splitlines()
     of_gpus = [line for line in lines if re.search(r'[{,]gpu="', line)]
     assert {line.partition("{")[0] for line in of_gpus} >= {

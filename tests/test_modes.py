@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.modes import MODES
-from affinityd.topology import Core
-from affinityd.words import BY_RANK
+from affinityd.planner.modes import MODES
+from affinityd.planner.names import BY_RANK
+from affinityd.topology.model import Core
 from tests.asking import ask, cpulists, homes
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from affinityd import myself
+from affinityd.client import apply
+from affinityd.client.device_access import granted
+from affinityd.client.locate import Place
 from affinityd.cpuset import format_list, parse_list
-from affinityd.granted import granted
-from affinityd.place import Place
 from tests.cpusets import cpuset, needs_cpuset
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -28,12 +28,12 @@ ONE = {"CUDA_VISIBLE_DEVICES": "2"}
 HERE = {"mode": "node", "cpuset": ALL, **({"granted": it} if (it := granted()) else {})}
 
 #: Prints the requests of the process that it runs in.
-ASK = "import json; from affinityd import myself; print(json.dumps(myself.questions({given})))"
+ASK = "import json; from affinityd.client import apply; print(json.dumps(apply.questions({given})))"
 
 #: Takes a place once it is in its cgroup, and prints what came of it.
 PIN = """
 import os, sys
-from affinityd import myself
+from affinityd.client import apply as myself
 from affinityd.cpuset import parse_list
 sys.stdin.readline()
 try: print(sorted(myself.pin(parse_list(sys.argv[1]))), flush=True)
@@ -124,7 +124,7 @@ def test_the_mask_is_set_and_read_back() -> None:
 def test_only_the_calling_thread_is_moved() -> None:
     code = f"""
 import os, threading
-from affinityd import myself
+from affinityd.client import apply as myself
 thread = threading.Thread(target=lambda: print(sorted(myself.pin(frozenset({{{FIRST}}})))))
 thread.start(); thread.join()
 print(sorted(os.sched_getaffinity(0)))"""
@@ -167,8 +167,8 @@ LINES = {
         ({}, "4-5", {}, ["CPUs 4-7 were cut down to 4-5: the cpuset has no more"]),
         ({"LOCALITY": "remote"}, "4-7", {}, ["CPUs 4-7 are not near the GPU; allowed are 0-9"]),
         ({"LOCALITY": "unknown", "WARNINGS": "unknown_locality,shared_gpu"}, "4-7", {}, []),
-        ({"WARNINGS": "share_unavailable"}, "4-7", {}, [myself.REMARKS["share_unavailable"]]),
-        ({"WARNINGS": "ambiguous_index"}, "4-7", {}, [myself.REMARKS["ambiguous_index"]]),
+        ({"WARNINGS": "share_unavailable"}, "4-7", {}, [apply.REMARKS["share_unavailable"]]),
+        ({"WARNINGS": "ambiguous_index"}, "4-7", {}, [apply.REMARKS["ambiguous_index"]]),
         ({"WARNINGS": "ambiguous_index"}, "4-7", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, []),
     ],
 )
@@ -184,7 +184,7 @@ def test_what_is_not_as_it_should_be_is_remarked(
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "")  # so that it is taken back at the end
     found = Place({**LINES, **{f"AFFINITYD_{name}": it for name, it in changed.items()}}, "daemon")
-    taken = myself.take(found, None, lambda _cpus: parse_list(cpus))
+    taken = apply.take(found, None, lambda _cpus: parse_list(cpus))
     assert taken.remarks == tuple(remarks)
 
 
@@ -192,7 +192,7 @@ def test_trouble_with_a_daemon_is_remarked(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "")
     found = Place(LINES, "sysfs", "the daemon hangs")
-    taken = myself.take(found, None, lambda cpus: cpus)
+    taken = apply.take(found, None, lambda cpus: cpus)
     assert taken.remarks == ("the daemon hangs; planned from sysfs",)
 
 
@@ -219,7 +219,7 @@ def test_children_are_told_where_they_are_and_on_what_that_was_planned(
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "of an earlier pin")
     found = Place({**LINES, "AFFINITYD_LOCALITY": "remote"}, "daemon")
-    assert myself.take(found, None, lambda _cpus: parse_list("4-5")).cpus == parse_list("4-5")
+    assert apply.take(found, None, lambda _cpus: parse_list("4-5")).cpus == parse_list("4-5")
     told = subprocess.check_output(["env"], text=True).splitlines()
     assert {line for line in told if line.startswith("AFFINITYD_")} >= {
         "AFFINITYD_CPULIST=4-5",

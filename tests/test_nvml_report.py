@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.discovery.nvml_process_report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 
 FULL = NvmlReport(
     gpus=(

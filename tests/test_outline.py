@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from affinityd.outline import BOLD, WIDTH, Branch, Kind, paint, render, table
+from affinityd.cli.render.tree import BOLD, WIDTH, Branch, Kind, paint, render, table
 
 NAMED = Kind("named")
 COUNTED = Kind("counted", amounts=(1,))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.api.peer import Connection, Peer, network
+from affinityd.daemon.peers.connection import Connection, Peer, network
 from tests.serving import Accepted
 
 pytestmark = pytest.mark.processes

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from affinityd import pinning
 from affinityd.cpuset import CpuSet
-from affinityd.pinning import LEFT_ALONE, PINNED, REFUSED, Pinned, pin
-from affinityd.processes import descendants, everyone, mask_of, stat_of, thread_ids
+from affinityd.linux import pinning
+from affinityd.linux.pinning import LEFT_ALONE, PINNED, REFUSED, Pinned, pin
+from affinityd.linux.processes import descendants, everyone, mask_of, stat_of, thread_ids
 from tests.children import CHURN, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 
@@ -222,7 +222,7 @@ def test_by_force_all_descendants_are_pinned() -> None:
 
 def test_a_process_can_pin_itself() -> None:
     code = (
-        "import os, sys, threading; from affinityd.pinning import pin;"
+        "import os, sys, threading; from affinityd.linux.pinning import pin;"
         "event = threading.Event(); thread = threading.Thread(target=event.wait); thread.start();"
         "pinned = pin(os.getpid(), frozenset({int(sys.argv[1])})); event.set();"
         "print([(it.outcome, *it.held) for it in pinned.threads], pinned.complete)"
@@ -280,7 +280,7 @@ def test_a_cpuset_that_shrinks_between_two_passes_shows_in_what_is_read_back() -
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_process_is_refused_and_stays_as_it_is() -> None:
     code = (
-        "import os, sys; from affinityd.pinning import pin; os.setuid(65534);"
+        "import os, sys; from affinityd.linux.pinning import pin; os.setuid(65534);"
         "pinned = pin(int(sys.argv[1]), frozenset({0}));"
         "print(*((it.outcome, it.reason) for it in pinned.threads), pinned.complete)"
     )

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import fallback, place
+from affinityd.client import local_plan, locate
+from affinityd.client.locate import Place
 from affinityd.cpuset import parse_list
 from affinityd.errors import (
     AffinityError,
@@ -21,7 +22,6 @@ from affinityd.errors import (
     NoSuchGpuError,
     UnsatisfiableError,
 )
-from affinityd.place import Place
 from tests.daemons import Daemon, running
 from tests.serving import answering as always
 from tests.serving import hanging, http, serving
@@ -78,7 +78,7 @@ def find(
 ) -> Place:
     asked: Sequence[Mapping[str, str]] = [{"cpuset": ALL, **question}]
     paths = [str(path) for path in sockets]
-    return place.find(asked, paths, time.monotonic(), timeout, bounded=bounded)
+    return locate.find(asked, paths, time.monotonic(), timeout, bounded=bounded)
 
 
 def facts(found: Place) -> Mapping[str, object]:
@@ -264,21 +264,21 @@ def test_who_is_not_trusted_is_passed_over_and_named(
 
 def test_without_a_daemon_it_is_said_where_one_was_looked_for() -> None:
     with pytest.raises(NoDaemonError, match=r"^no daemon at /nonexistent/1 or /nonexistent/2$"):
-        place.ask_daemons([{}], ["/nonexistent/1", "/nonexistent/2"], time.monotonic() + 1)
+        locate.ask_daemons([{}], ["/nonexistent/1", "/nonexistent/2"], time.monotonic() + 1)
 
 
 def test_trouble_counts_more_than_nobody(tmp_path: Path) -> None:
     with answering(tmp_path / "s", "", "500 Oh") as path:
         for sockets in ([path, NOWHERE], [NOWHERE, path]):
             with pytest.raises(DaemonError, match="500") as caught:
-                place.ask_daemons([{}], sockets, time.monotonic() + 1)
+                locate.ask_daemons([{}], sockets, time.monotonic() + 1)
             assert not isinstance(caught.value, NoDaemonError)
 
 
 def test_what_takes_too_long_is_cut_where_it_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fallback, "known_node", lambda _sockets: time.sleep(10))
+    monkeypatch.setattr(local_plan, "known_node", lambda _sockets: time.sleep(10))
     start = time.monotonic()
     with pytest.raises(ApplyError, match="took too long"):
         find({"gpus": "0"}, tmp_path / "affinityd.sock", timeout=0.3, bounded=True)
@@ -319,5 +319,5 @@ def test_a_refusal_holds_though_it_could_be_planned_without_the_daemon(
 def test_the_next_question_is_asked_where_one_is_refused(daemon: Daemon) -> None:
     asked = [{"cpuset": ALL, "gpus": "9"}, {"cpuset": ALL, "gpus": "1", "mode": "node"}]
     for sockets in ([str(daemon.socket)], [str(daemon.socket.with_name("other.sock"))]):
-        found = place.find(asked, sockets, time.monotonic(), 10, bounded=False)
+        found = locate.find(asked, sockets, time.monotonic(), 10, bounded=False)
         assert found.cpus == parse_list("48-63,176-191") - parse_list(RESERVED)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.placement import home_nodes, locality, usable
-from affinityd.topology import Core, Topology
+from affinityd.planner.home_nodes import home_nodes, locality, usable
+from affinityd.topology.model import Core, Topology
 from tests.asking import ask, codes, homes
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

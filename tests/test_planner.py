@@ -7,7 +7,7 @@ import re
 import pytest
 
 from affinityd.errors import UnsatisfiableError
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.asking import ask, cpulists
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import assume, event, given, reject
 from hypothesis import strategies as st
 
-from affinityd.answer import Reply
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import AffinityError, UnsatisfiableError
-from affinityd.modes import MODES
-from affinityd.placement import usable
-from affinityd.plans import RankPlan
-from affinityd.topology import Core, Topology
+from affinityd.planner.home_nodes import usable
+from affinityd.planner.model import RankPlan
+from affinityd.planner.modes import MODES
+from affinityd.request.formats import Reply
+from affinityd.topology.model import Core, Topology
 from tests.asking import codes, is_one_short_line
 from tests.machines.strategies import (
     SHARING,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.asking import ask
 from tests.daemons import running
 from tests.machines.facts import machine

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet
-from affinityd.devices import choose
 from affinityd.errors import AffinityError
-from affinityd.sight import look
+from affinityd.request.devices import choose
+from affinityd.request.visible_devices import look
 from tests.asking import ask
 from tests.daemons import running
 from tests.machines.sysfs_tree import nvml_report, write_tree

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from affinityd.api.app import create_app
-from affinityd.api.callers import Callers
-from affinityd.keeper import Keeper
-from affinityd.metrics import Metrics
-from affinityd.request import Request
-from affinityd.scanner import Audits
-from affinityd.service import Answer, Node, Service
+from affinityd.daemon.api.app import create_app
+from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.peers.callers import Callers
+from affinityd.daemon.state.plan_service import Answer, Service
+from affinityd.daemon.state.scanner import Audits
+from affinityd.daemon.state.topology_watcher import Keeper
+from affinityd.request.parameters import Request
+from affinityd.topology.node import Node
 from tests.machines.facts import machine
 from tests.test_keeper import StandIn
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import processes
+from affinityd.linux import processes
 from tests.children import CHURN, program, sleeping
 
 pytestmark = pytest.mark.processes

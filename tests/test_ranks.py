@@ -8,7 +8,7 @@ import pytest
 
 from affinityd import machines
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
-from affinityd.topology import MigInstance
+from affinityd.topology.model import MigInstance
 from tests.asking import ask, cpulists, try_to_ask
 
 DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5

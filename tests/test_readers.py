@@ -9,8 +9,8 @@ import pytest
 
 from affinityd.cpuset import MAX_CPUS
 from affinityd.errors import InvalidRequestError
-from affinityd.readers import MAX_ENTRIES
-from affinityd.request import MAX_LENGTH, parse_request
+from affinityd.request.parameters import MAX_LENGTH, parse_request
+from affinityd.request.parsers import MAX_ENTRIES
 
 #: Parameters that are lists, how so many entries are written, and beside what they stand.
 LISTS = [

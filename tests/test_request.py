@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
-from affinityd.plans import Options
-from affinityd.readers import MAX_ENTRIES, MAX_NUMBER
-from affinityd.request import (
-    FORMATS,
-    MAX_LENGTH,
-    PARAMETERS,
-    Request,
-    parse_request,
-)
+from affinityd.planner.model import Options
+from affinityd.request.parameters import FORMATS, MAX_LENGTH, PARAMETERS, Request, parse_request
+from affinityd.request.parsers import MAX_ENTRIES, MAX_NUMBER
 from tests.asking import is_one_short_line
 
 

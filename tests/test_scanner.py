@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from affinityd.audit.model import Scan
+from affinityd.daemon.state.scanner import Audit, Audits, Scanner
 from affinityd.errors import NotScannedError
-from affinityd.scanner import Audit, Audits, Scanner
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.scans import MACHINE, scan
 
 SOON = 5.0

@@ -11,15 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.answer import document, render
 from affinityd.cpuset import format_list, parse_list
+from affinityd.daemon.state.plan_service import CACHED_BYTES, Service
 from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
-from affinityd.planner import plan
-from affinityd.plans import Caller, Demand, Plan
-from affinityd.readers import MAX_ENTRIES
-from affinityd.request import FORMATS, PARAMETERS, parse_request
-from affinityd.service import CACHED_BYTES, Node, Service, answer
-from affinityd.topology import Topology
+from affinityd.planner.model import Demand, Plan
+from affinityd.planner.planner import plan
+from affinityd.request.caller import Caller
+from affinityd.request.formats import document, render
+from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
+from affinityd.request.parsers import MAX_ENTRIES
+from affinityd.request.resolve import answer
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
 from tests.asking import ask, cpulists, is_one_short_line, try_to_ask
 from tests.machines.by_hand import made
 from tests.machines.facts import ALL_NAMES, machine
@@ -68,7 +71,7 @@ def test_the_ranks_of_a_job_are_planned_once_and_each_gets_what_it_would_get_alo
         for rank in range(4)
     ]
     alone = [Service(A100).answer(rank, "json").body for rank in ranks]
-    monkeypatch.setattr("affinityd.service.plan", planned)
+    monkeypatch.setattr("affinityd.daemon.state.plan_service.plan", planned)
     assert [service.answer(rank, "json").body for rank in ranks] == alone
     assert [demand.options.mode for demand in asked] == ["node", "unique_contiguous"]
 

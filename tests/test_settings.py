@@ -10,12 +10,11 @@ import pytest
 
 from affinityd.cli import main
 from affinityd.cli.parser import HELP, Parser, add_settings
-from affinityd.conffile import default_socket
+from affinityd.config.file import default_socket
+from affinityd.config.settings import NAMES, WAYS, Settings, load
 from affinityd.cpuset import parse_list
-from affinityd.enforce.model import WAYS
-from affinityd.enforce.policy_file import FILE
+from affinityd.enforce.policy.file import FILE
 from affinityd.errors import InvalidRequestError
-from affinityd.settings import NAMES, Settings, load
 
 
 def settings(tmp_path: Path, *, flags: dict[str, str], env: dict[str, str], file: str) -> Settings:

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.asking import ask, codes, cpulists
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

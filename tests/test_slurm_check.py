@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import parse_list
-from affinityd.slurm.affinity import SCOPES
 from affinityd.slurm.allocations import REMEDY, Job, far
 from affinityd.slurm.check import ALTERNATING, NARROW, Check
-from affinityd.slurm.configured import Configured, for_node
-from affinityd.slurm.expected import Expected, expected
-from affinityd.slurm.gresconf import Fault, Include, Line, parse
-from affinityd.slurm.writer import write
-from affinityd.topology import MigInstance, Topology
+from affinityd.slurm.config.expected import Expected, expected
+from affinityd.slurm.config.gres_parser import Fault, Include, Line, parse
+from affinityd.slurm.config.node_config import Configured, for_node
+from affinityd.slurm.gres_writer import write
+from affinityd.slurm.machine.core_affinity import SCOPES
+from affinityd.topology.model import MigInstance, Topology
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 from tests.machines.nvlinks import linked_machines, switched, with_nvlinks

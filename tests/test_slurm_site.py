@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm.expected import Unknown, expected
-from affinityd.slurm.site import SETTING, NodeName, open_site
+from affinityd.slurm.config.expected import Unknown, expected
+from affinityd.slurm.config.site import SETTING, NodeName, open_site
 from tests.machines.sysfs_tree import put
 
 HOST = os.uname().nodename

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.nvml_report import NvmlReport
+from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.snapshot import COMPRESSIONS, snapshot_nvml, write_snapshot
 from affinityd.errors import TreeError
-from affinityd.snapshot import COMPRESSIONS, snapshot_nvml, write_snapshot
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.machines.facts import ALL_NAMES, machine
 from tests.machines.sysfs_tree import nvml_report, put, write_tree
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from affinityd.starters import Starters
+from affinityd.linux.clone_tracking import Starters
 from tests.children import program, sleeping
 
 pytestmark = pytest.mark.processes

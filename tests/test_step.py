@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from affinityd import machines
 from affinityd.cpuset import CpuSet, format_mask
 from affinityd.errors import AffinityError
-from affinityd.step import Seat, cpus_of_step, gpu_seat, slice_seat
+from affinityd.request.slurm_binding import Seat, cpus_of_step, gpu_seat, slice_seat
 from tests.asking import ask, cpulists, try_to_ask
 
 DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5

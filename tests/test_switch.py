@@ -9,16 +9,16 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from affinityd import conffile, switch
-from affinityd.cli.serve import narrowed
+from affinityd.cli.commands.serve import narrowed
+from affinityd.config import file, switch
+from affinityd.config.settings import WAYS, Settings
 from affinityd.cpuset import parse_list
-from affinityd.enforce.model import WAYS
+from affinityd.daemon.state.plan_service import Service
 from affinityd.errors import InvalidRequestError
-from affinityd.plans import Caller
-from affinityd.request import parse_request
-from affinityd.service import Node, Service
-from affinityd.settings import Settings
-from affinityd.topology import Topology
+from affinityd.request.caller import Caller
+from affinityd.request.parameters import parse_request
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
 from tests.machines.by_hand import made
 
 WORDS = {
@@ -29,7 +29,7 @@ WORDS = {
 OTHERS = ("obsreve", "offline", "on ", "2", "*", "$(id)", "of\nf")
 SCRIPTS = [
     Path(__file__).parents[1] / name
-    for name in ("slurm/task_prolog.sh", "affinityd/kubernetes/run.sh")
+    for name in ("slurm/task_prolog.sh", "affinityd/kubernetes/files/run.sh")
 ]
 
 
@@ -58,15 +58,15 @@ def test_the_least_of_what_job_and_site_say_counts(
 ) -> None:
     conf = tmp_path / "affinityd.conf"
     conf.write_text(f"AFFINITYD={site}\n")
-    assert conffile.chosen_switch({"AFFINITYD": job, "AFFINITYD_CONFIG": str(conf)}) == counts
+    assert file.chosen_switch({"AFFINITYD": job, "AFFINITYD_CONFIG": str(conf)}) == counts
 
 
 def test_a_word_of_the_file_that_is_none_is_told_with_its_place(tmp_path: Path) -> None:
     conf = tmp_path / "affinityd.conf"
     conf.write_text("AFFINITYD=obsreve\n")
     with pytest.raises(InvalidRequestError, match=f"^AFFINITYD in {conf}: 'obsreve' is none of"):
-        conffile.chosen_switch({"AFFINITYD_CONFIG": str(conf)})
-    assert conffile.chosen_switch({"AFFINITYD": "off", "AFFINITYD_CONFIG": str(conf)}) == "off"
+        file.chosen_switch({"AFFINITYD_CONFIG": str(conf)})
+    assert file.chosen_switch({"AFFINITYD": "off", "AFFINITYD_CONFIG": str(conf)}) == "off"
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import task
+from affinityd.client import plan_request
 from affinityd.cpuset import parse_list
 from affinityd.errors import (
     AffinityError,
@@ -19,6 +19,7 @@ from affinityd.errors import (
     NoSuchGpuError,
     UnsatisfiableError,
 )
+from affinityd.linux.environ import environment_of
 from tests.children import program, sleeping
 
 TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -36,7 +37,7 @@ FLUX_ON_MANY_NODES = {"FLUX_TASK_LOCAL_ID": "5", "FLUX_JOB_SIZE": "16", "FLUX_JO
 ALL_FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 ONE = {"CUDA_VISIBLE_DEVICES": "2"}
 
-VENDORS = tuple(task.VISIBLE)
+VENDORS = tuple(plan_request.VISIBLE)
 SECOND_OF_FOUR = {"ranks": "4", "rank": "1"}
 
 
@@ -44,7 +45,9 @@ SECOND_OF_FOUR = {"ranks": "4", "rank": "1"}
 def no_driver() -> Iterator[None]:
     """Have the variables of every vendor count, whichever GPUs the machine of the test has."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task, "VISIBLE", [("/nonexistent", names) for _, names in task.VISIBLE])
+        patch.setattr(
+            plan_request, "VISIBLE", [("/nonexistent", names) for _, names in plan_request.VISIBLE]
+        )
         yield
 
 
@@ -55,12 +58,12 @@ def asked(
 ) -> list[dict[str, str]]:
     """Return the requests of a unique mode, but for what is the same in each."""
     chosen = {"mode": "exclusive", **(given or {})}
-    made = [dict(it) for it in task.questions(chosen, environ, frozenset({0, 1}), parent)]
+    made = [dict(it) for it in plan_request.questions(chosen, environ, frozenset({0, 1}), parent)]
     for question in made:
         assert question.pop("mode") == chosen["mode"]
         question.pop("task_cpus", None)  # tests of its own
         assert question.pop("cpuset") == "0-1"
-        assert question.pop("visible", None) == task.visible(environ)
+        assert question.pop("visible", None) == plan_request.visible(environ)
     return made
 
 
@@ -116,7 +119,7 @@ def asked(
 def test_the_scheduler_says_how_many_cpus_a_task_asked_for(
     environ: Mapping[str, str], expected: Mapping[str, str]
 ) -> None:
-    assert task.asked_cpus(environ) == expected
+    assert plan_request.asked_cpus(environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_the_scheduler_says_how_many_cpus_a_task_asked_for(
 def test_how_many_cpus_were_asked_for_can_be_said_otherwise(
     given: Mapping[str, str], expected: Mapping[str, str]
 ) -> None:
-    for question in task.questions(given, SRUN, frozenset({0, 1})):
+    for question in plan_request.questions(given, SRUN, frozenset({0, 1})):
         said = {name: text for name, text in question.items() if name in {"cpus", "task_cpus"}}
         assert said == expected
 
@@ -292,17 +295,17 @@ def test_unless_somebody_chose_a_mode_it_is_the_one_that_takes_no_cpus_away(
     environ: Mapping[str, str],
 ) -> None:
     """What delivers a plan to jobs defaults to `node`."""
-    for question in task.questions({}, environ, frozenset({0, 1})):
+    for question in plan_request.questions({}, environ, frozenset({0, 1})):
         assert question["mode"] == "node"
 
 
 def test_a_scope_without_a_mode_is_not_in_vain() -> None:
-    (question,) = task.questions({"scope": "socket"}, {}, frozenset({0, 1}))
+    (question,) = plan_request.questions({"scope": "socket"}, {}, frozenset({0, 1}))
     assert (question["mode"], question["scope"]) == ("all", "socket")
 
 
 def test_the_cpus_and_devices_that_somebody_names_replace_the_process_s() -> None:
-    (question,) = task.questions({"cpuset": "4", "visible": "1"}, ONE, frozenset({0, 1}))
+    (question,) = plan_request.questions({"cpuset": "4", "visible": "1"}, ONE, frozenset({0, 1}))
     assert (question["cpuset"], question["visible"]) == ("4", "1")
 
 
@@ -348,8 +351,8 @@ def test_the_variables_of_the_vendor_count_whose_driver_is_here(
     for device in devices.split():
         (tmp_path / device).touch()
     moved = [(str(tmp_path / Path(device).name), names) for device, names in VENDORS]
-    monkeypatch.setattr(task, "VISIBLE", moved)
-    assert task.visible(environ) == visible
+    monkeypatch.setattr(plan_request, "VISIBLE", moved)
+    assert plan_request.visible(environ) == visible
 
 
 # The CPUs to plan on.
@@ -372,7 +375,7 @@ def test_a_mask_that_an_earlier_pin_set_is_no_limit(
 ) -> None:
     said = {"AFFINITYD_CPULIST": pinned, "AFFINITYD_ALLOWED": allowed}
     environ = {name: text for name, text in said.items() if text is not None}
-    assert task.cpus_to_plan_on(environ, parse_list(mask)) == parse_list(cpus)
+    assert plan_request.cpus_to_plan_on(environ, parse_list(mask)) == parse_list(cpus)
 
 
 # Asking.
@@ -380,12 +383,12 @@ def test_a_mask_that_an_earlier_pin_set_is_no_limit(
 
 @pytest.mark.parametrize("refusal", [InvalidRequestError, NoSuchGpuError, UnsatisfiableError])
 def test_the_next_question_is_asked_where_one_is_refused(refusal: type[AffinityError]) -> None:
-    def ask(question: task.Question) -> str:
+    def ask(question: plan_request.Question) -> str:
         if question["rank"] == "0":
             raise refusal("the first")
         return question["rank"]
 
-    assert task.first_answer([{"rank": "0"}, {"rank": "1"}, {"rank": "2"}], ask) == "1"
+    assert plan_request.first_answer([{"rank": "0"}, {"rank": "1"}, {"rank": "2"}], ask) == "1"
 
 
 @pytest.mark.parametrize(
@@ -394,17 +397,17 @@ def test_the_next_question_is_asked_where_one_is_refused(refusal: type[AffinityE
 def test_the_last_refusal_is_told_and_any_other_error_at_once(
     error: type[AffinityError], told: str
 ) -> None:
-    def ask(question: task.Question) -> str:
+    def ask(question: plan_request.Question) -> str:
         raise error(question["rank"])
 
     with pytest.raises(error, match=told):
-        task.first_answer([{"rank": "the first"}, {"rank": "the last"}], ask)
+        plan_request.first_answer([{"rank": "the first"}, {"rank": "the last"}], ask)
 
 
 def test_without_a_question_there_is_no_answer() -> None:
-    ask: Callable[[task.Question], str] = dict.__repr__
+    ask: Callable[[plan_request.Question], str] = dict.__repr__
     with pytest.raises(NoSuchGpuError):
-        task.first_answer([], ask)
+        plan_request.first_answer([], ask)
 
 
 # A process's environment.
@@ -413,7 +416,7 @@ def test_without_a_question_there_is_no_answer() -> None:
 def test_a_process_is_known_by_the_environment_that_it_was_started_with() -> None:
     code = "import os; os.environ['LATER'] = '1'; print('ready', flush=True); input()"
     with program(code, env={"NAME": "a=b\n\udcff", "EMPTY": ""}) as child:
-        environ = task.environment_of(child.pid)
+        environ = environment_of(child.pid)
     assert environ is not None
     assert (environ["NAME"], environ["EMPTY"]) == ("a=b\n\udcff", "")
     assert "LATER" not in environ
@@ -427,18 +430,18 @@ texts = ctypes.c_char_p * 4
 words = texts(b"sh", b"-c", b"echo ready; read line", None)
 ctypes.CDLL(None).execve(b"/bin/sh", words, texts(b"A=1", b"none", b"=", None))"""
     with program(code) as child:
-        assert task.environment_of(child.pid) == {"A": "1", "": ""}
+        assert environment_of(child.pid) == {"A": "1", "": ""}
 
 
 def test_an_environment_that_cannot_be_read_is_none() -> None:
     code = """
 import os, sys
-from affinityd.task import environment_of
+from affinityd.linux.environ import environment_of
 os.setuid(65534)
 print(environment_of(int(sys.argv[1])))"""
     with sleeping() as child:
         command = [sys.executable, "-c", code, str(child.pid)]
         path = os.pathsep.join(sys.path)
         assert subprocess.check_output(command, env={"PYTHONPATH": path}) == b"None\n"
-        assert task.environment_of(child.pid) is not None
-    assert task.environment_of(child.pid) is None
+        assert environment_of(child.pid) is not None
+    assert environment_of(child.pid) is None

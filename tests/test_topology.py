@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.cpuset import format_list
-from affinityd.topology import Gpu, Nic, NumaNode
+from affinityd.topology.model import Gpu, Nic, NumaNode
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from affinityd.discovery import archive as archives
 from affinityd.discovery.root import open_tree
+from affinityd.discovery.snapshot import COMPRESSIONS
 from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError
-from affinityd.snapshot import COMPRESSIONS
 from tests.machines.sysfs_tree import put
 
 CPUS = "sys/devices/system/cpu"

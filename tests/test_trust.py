@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import client, trust
+from affinityd.client import http as client
+from affinityd.client import trust
 from affinityd.errors import InvalidRequestError, NoDaemonError, UntrustedError
 from tests.serving import answering, http, serving
 
@@ -124,7 +125,7 @@ def test_outside_of_a_container_a_user_does_not_believe_a_folder_of_his_own(
 ) -> None:
     path = listener(folder / "run/s")
     os.chown(folder / where, SOMEBODY, SOMEBODY)
-    check = "import sys; from affinityd import trust; trust.check_path(sys.argv[1])"
+    check = "import sys; from affinityd.client import trust; trust.check_path(sys.argv[1])"
     user = ("setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups")
     command = [*user, sys.executable, "-c", check, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -369,7 +370,7 @@ def test_a_user_s_own_daemon_is_his_word_alone(
 
 INSIDE = """
 import sys, time
-from affinityd import client
+from affinityd.client import http as client
 try: print(client.fetch(sys.argv[1], "/readyz", time.monotonic() + 5))
 except client.DaemonError as error: print(error)
 """

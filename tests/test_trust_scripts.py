@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import trust
+from affinityd.client import trust
 from affinityd.errors import UntrustedError
 from tests.test_trust import ANOTHER, NOBODY, SOMEBODY, folder, link, listener, opened
 
@@ -44,7 +44,7 @@ def judged(
 
 
 def test_slurm_s_scripts_and_a_pod_s_have_the_same() -> None:
-    assert TRUST.read_text() == (HERE / "affinityd/kubernetes/trust.sh").read_text()
+    assert TRUST.read_text() == (HERE / "affinityd/kubernetes/files/trust.sh").read_text()
 
 
 def owned(path: Path, uid: int) -> Path:

@@ -12,11 +12,11 @@ from itertools import pairwise
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from affinityd.api.callers import Callers
-from affinityd.api.front import Front
-from affinityd.api.peer import connection_of
-from affinityd.api.refusals import Caller
-from affinityd.api.turns import Turns
+from affinityd.daemon.api.answer_cache import Front
+from affinityd.daemon.http.fair_queue import Turns
+from affinityd.daemon.peers.caller_key import CallerKey
+from affinityd.daemon.peers.callers import Callers
+from affinityd.daemon.peers.connection import connection_of
 from tests.stories import END, REQUEST, Story, Transport, in_time, tell
 
 
@@ -239,7 +239,7 @@ def test_a_connection_that_is_closing_while_its_request_waits_is_no_news(
 def test_a_request_that_waits_for_the_first_reading_has_no_turn_and_holds_up_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    has_read, order = asyncio.Event(), list[Caller]()
+    has_read, order = asyncio.Event(), list[CallerKey]()
 
     async def first_reading() -> None:
         await has_read.wait()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from affinityd.audit.verify import MENTIONED, MOST, Facts, Finding, judge
 from affinityd.cpuset import format_list, parse_list
+from affinityd.linux.memory_policy import Held
+from affinityd.linux.processes import Thread
 from affinityd.machines import NAMES
-from affinityd.memory import Held
-from affinityd.processes import Thread
-from affinityd.topology import Topology
-from affinityd.verify import MENTIONED, MOST, Facts, Finding, judge
+from affinityd.topology.model import Topology
 from tests.asking import ask
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.topology import Topology
-from affinityd.vicinity import placement, vicinity
+from affinityd.topology.model import Topology
+from affinityd.topology.nearness import placement, vicinity
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from affinityd.visible import read_visible
+from affinityd.request.visible_lists import read_visible
 
 
 @dataclass(frozen=True)

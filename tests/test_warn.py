@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.asking import ask, codes
 from tests.machines.facts import machine
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from affinityd.answer import Reply, document
 from affinityd.cpuset import format_list
 from affinityd.errors import AffinityError, UnsatisfiableError
-from affinityd.plans import RankPlan
-from affinityd.topology import Topology
+from affinityd.planner.model import RankPlan
+from affinityd.request.formats import Reply, document
+from affinityd.topology.model import Topology
 from tests.asking import ask, codes, cpulists
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.daemons import BELIEVED, PATIENCE
 from tests.machines.by_hand import made
 from tests.machines.sysfs_tree import write_tree

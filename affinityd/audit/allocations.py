@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from affinityd.asked import asked_each
 from affinityd.audit.model import ALLOCATION, SLURM, Audited, GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
-from affinityd.planner import plan
-from affinityd.plans import Demand, Options
-from affinityd.topology import Gpu, Topology
+from affinityd.planner.model import Demand, Options
+from affinityd.planner.planner import plan
+from affinityd.request.asked_cpus import asked_each
+from affinityd.topology.model import Gpu, Topology
 
 #: A job's processes with one cpuset divide it; a container may have jobs of its own.
 Key = tuple[Job, str | None, CpuSet]

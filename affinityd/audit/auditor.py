@@ -10,18 +10,16 @@ from typing import Protocol
 
 from affinityd.audit import orphans
 from affinityd.audit.allocations import with_allocations
-from affinityd.audit.families import divided
-from affinityd.audit.firsts import Firsts
+from affinityd.audit.cpu_time import Ledger
 from affinityd.audit.gather import TICKS, Gathering
 from affinityd.audit.idle import Idle
 from affinityd.audit.judge import Judge
-from affinityd.audit.ledger import Ledger
-from affinityd.audit.model import Audited, GpuKey, Held, Scan
-from affinityd.audit.overlap import overlap
+from affinityd.audit.model import Audited, GpuKey, Held, ProcessFacts, Scan
+from affinityd.audit.overlap import divided, overlap
 from affinityd.audit.owners import Owners
 from affinityd.cpuset import CpuSet
-from affinityd.processes import PROC
-from affinityd.topology import Topology
+from affinityd.linux.processes import PROC
+from affinityd.topology.model import Topology
 
 READING = 5.0  #: seconds that a scan may read /proc, whatever runs
 
@@ -150,3 +148,30 @@ def _numa_balancing(proc: str) -> int | None:
         return int(Path(proc, "sys/kernel/numa_balancing").read_bytes())
     except (OSError, ValueError):
         return None
+
+
+REMEMBERED = 600.0  #: seconds without a sight of it: scans may be blind for a while
+
+
+class Firsts:
+    """Remembers the main thread's mask of each process."""
+
+    def __init__(self) -> None:
+        """Know of none."""
+        self._masks: dict[tuple[int, int], CpuSet] = {}  # by pid and start
+        self._before: dict[tuple[int, int], CpuSet] = {}
+        self._turn = 0.0  # time.monotonic() when those of `_before` are forgotten
+
+    def begin(self) -> None:
+        """Forget whom nobody has seen for long."""
+        now = time.monotonic()
+        if now >= self._turn:
+            self._before, self._masks = self._masks, {}
+            self._turn = now + REMEMBERED
+
+    def with_first(self, facts: ProcessFacts) -> ProcessFacts:
+        """Return what a process is, with the mask that it had at first."""
+        key = facts.pid, facts.start
+        mask = self._masks.get(key) or self._before.get(key) or facts.threads[0].mask
+        self._masks[key] = mask
+        return replace(facts, first_mask=mask)

@@ -13,8 +13,8 @@ from affinityd.audit.model import CAUSES, Audited, CpuTime, GpuKey, ProcessFacts
 from affinityd.audit.overlap import by_owners
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.topology import Gpu, Topology
-from affinityd.vicinity import PLACEMENTS
+from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.nearness import PLACEMENTS
 
 #: What is said of a GPU whose processes are not: a zero would be a finding.
 NOT_KNOWN = dict.fromkeys(

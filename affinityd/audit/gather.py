@@ -18,10 +18,10 @@ from affinityd.audit.judge import ENDED
 from affinityd.audit.membership import chosen_for, is_slurms, membership
 from affinityd.audit.model import GpuKey, Held, Holding, Membership, ProcessFacts, ThreadFacts
 from affinityd.audit.orphans import service
-from affinityd.cgroup import confining, cpuset_of
-from affinityd.cpu_limit import cpu_limit_of
 from affinityd.cpuset import CpuSet
-from affinityd.processes import (
+from affinityd.linux.cgroup import confining, cpuset_of
+from affinityd.linux.cpu_limit import cpu_limit_of
+from affinityd.linux.processes import (
     PROC,
     cgroups_of,
     children_of,
@@ -34,7 +34,7 @@ from affinityd.processes import (
     thread_stat,
     uid_of,
 )
-from affinityd.procstat import Stat
+from affinityd.linux.procstat import Stat
 
 FAMILY = 1.0  #: seconds that a holder and its descendants may take
 

@@ -14,8 +14,8 @@ from functools import lru_cache
 from affinityd.audit.model import ALLOCATION, MASK, SLURM, Audited, GpuKey, ProcessFacts
 from affinityd.audit.model import UNPINNED as NOT_PINNED
 from affinityd.cpuset import CpuSet
-from affinityd.topology import Topology
-from affinityd.vicinity import (
+from affinityd.topology.model import Topology
+from affinityd.topology.nearness import (
     LOCAL,
     MIXED,
     UNKNOWN,

@@ -108,7 +108,7 @@ class Audited:
     """The judgement of one process."""
 
     facts: ProcessFacts
-    placement: str  #: of `affinityd.vicinity`: local, mixed, remote, unpinned, unknown
+    placement: str  #: of `affinityd.topology.nearness`: local, mixed, remote, unpinned, unknown
     placements: tuple[str, ...]  #: of its threads, in their order
     pinned_itself: tuple[bool, ...]  #: of its threads: a library did, and it is not judged
     cause: str | None = None  #: of CAUSES; None: local or unknown

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from affinityd.audit.membership import membership
 from affinityd.audit.model import SLURM, Audited, Holding, Job, Membership, ProcessFacts
 from affinityd.audit.owners import STEPD, Owners
-from affinityd.processes import (
+from affinityd.linux.processes import (
     INIT,
     PROC,
     ROOT,
@@ -21,8 +21,8 @@ from affinityd.processes import (
     title_of,
     uid_of,
 )
-from affinityd.procstat import ZOMBIE, Stat
-from affinityd.vicinity import UNKNOWN
+from affinityd.linux.procstat import ZOMBIE, Stat
+from affinityd.topology.nearness import UNKNOWN
 
 GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from affinityd.audit.judge import FIRST_USER
-from affinityd.processes import INIT, PROC, ROOT, everyone, stat_of, uid_of
-from affinityd.procstat import Stat
+from affinityd.linux.processes import INIT, PROC, ROOT, everyone, stat_of, uid_of
+from affinityd.linux.procstat import Stat
 
 SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
 STEPD = "slurmstepd"  #: what runs each step of a job, as root, from its beginning to its end

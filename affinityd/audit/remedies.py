@@ -21,11 +21,11 @@ from affinityd.audit.model import (
 )
 from affinityd.audit.orphans import GONE, has_ended
 from affinityd.cpuset import format_list
-from affinityd.processes import INIT
-from affinityd.slurm.affinity import Affinity, Cores, affinities
-from affinityd.topology import Gpu, Topology
-from affinityd.vicinity import Vicinity, vicinity
-from affinityd.words import count
+from affinityd.linux.processes import INIT
+from affinityd.slurm.machine.core_affinity import Affinity, Cores, affinities
+from affinityd.text import count
+from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.nearness import Vicinity, vicinity
 
 #: Sources: gres.conf(5), srun(1); Kubernetes' "Control Topology Management Policies on a Node".
 ALLOCATED = {

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(name: str, argv: Sequence[str]) -> int:
-    command = import_module(f"affinityd.cli.{name}")
+    command = import_module(f"affinityd.cli.commands.{name}")
     if hasattr(command, "main"):
         return int(command.main(argv[1:]))
     from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse
@@ -63,7 +63,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
 def entry() -> None:
     """Run as a program."""
     if sys.argv[1:2] == ["serve"]:
-        from affinityd import signals  # noqa: PLC0415 - the daemon's alone
+        from affinityd.daemon import signals  # noqa: PLC0415 - the daemon's alone
 
         signals.hold()  # until there is somebody to take them
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a line shows a ?

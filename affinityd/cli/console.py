@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection, Iterator, Sequence
 
-from affinityd.errors import one_line
+from affinityd.text import one_line
 
 
 def give_up_stdout() -> None:
@@ -21,3 +22,19 @@ def say(text: str) -> None:
             sys.stderr.write(with_newline)
         except OSError:  # nobody reads it: that must not be the end of what goes on beside it,
             sys.stderr = None  # nor be tried again when Python ends
+
+
+def aligned(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str]
+) -> Iterator[str]:
+    """Yield the lines of a table: its heads, then its rows; the columns of `numbers` to the right.
+
+    Each row has a cell for every column.
+    """
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        cells = zip(columns, row, widths, strict=True)
+        yield "  ".join(
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for column, cell, width in cells
+        ).rstrip()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from affinityd.conffile import SAID, choices
-from affinityd.errors import InvalidRequestError, quote
-from affinityd.memory import POLICIES
-from affinityd.place import TIMEOUT
+from affinityd.client.locate import TIMEOUT
+from affinityd.config.file import SAID, choices
+from affinityd.errors import InvalidRequestError
+from affinityd.linux.memory_policy import POLICIES
+from affinityd.text import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def seconds(text: str | None) -> float:
 def print_help() -> None:
     """Print what the command takes."""
     from affinityd.cli.parser import Parser  # noqa: PLC0415
-    from affinityd.request import PARAMETERS as TABLE  # noqa: PLC0415
+    from affinityd.request.parameters import PARAMETERS as TABLE  # noqa: PLC0415
 
     parser = Parser(
         prog="affinityd exec",

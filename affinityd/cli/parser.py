@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Iterable
 from typing import NoReturn
 
-from affinityd import conffile, machines, settings
-from affinityd.errors import one_line
+from affinityd import machines
+from affinityd.config import file, settings
+from affinityd.text import one_line
 
 HELP = {
     "root": ("DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"),
@@ -71,7 +72,7 @@ def add_format(parser: argparse.ArgumentParser, plain: str, json: str = "a JSON 
 def add_settings(parser: Parser, names: Iterable[str]) -> None:
     """Add flags for settings, each of which is also a variable and a line of the file."""
     group = parser.add_argument_group(
-        "settings", f"also AFFINITYD_* variables and lines of {conffile.FILE}"
+        "settings", f"also AFFINITYD_* variables and lines of {file.FILE}"
     )
     for name in names:
         metavar, text = HELP[name]

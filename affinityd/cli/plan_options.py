@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from affinityd.cli.parser import Parser
 from affinityd.errors import InvalidRequestError
-from affinityd.request import PARAMETERS, Parameter
+from affinityd.request.parameters import PARAMETERS, Parameter
 
 #: How an answer is written is a command's own business, and what a client keeps is that of `exec`.
 NAMES = tuple(name for name in PARAMETERS if name not in {"format", "observe"})

@@ -7,20 +7,23 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from affinityd import conffile, fallback, task
-from affinityd.answer import Reply
-from affinityd.caller import own_cpuset
-from affinityd.cgroup import cpuset_of
 from affinityd.cli import exec_options
 from affinityd.cli.console import say
+from affinityd.client import local_plan, plan_request
+from affinityd.client.device_access import granted
+from affinityd.config import file
 from affinityd.cpuset import CpuSet
-from affinityd.errors import AffinityError, TargetError, quote
-from affinityd.granted import granted
-from affinityd.plans import Caller
-from affinityd.processes import process_of, stat_of
-from affinityd.procstat import Stat
-from affinityd.service import Node
-from affinityd.topology import Topology
+from affinityd.errors import AffinityError, TargetError
+from affinityd.linux.affinity import own_cpuset
+from affinityd.linux.cgroup import cpuset_of
+from affinityd.linux.environ import environment_of
+from affinityd.linux.processes import process_of, stat_of
+from affinityd.linux.procstat import Stat
+from affinityd.request.caller import Caller
+from affinityd.request.formats import Reply
+from affinityd.text import quote
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
 
 MAX_DIGITS = 10  #: more than any pid has
 
@@ -58,7 +61,7 @@ def known_node() -> Node:
 
     Raises AffinityError.
     """
-    known = fallback.known_node(conffile.sockets(conffile.variables()))
+    known = local_plan.known_node(file.sockets(file.variables()))
     if known.doubt is not None:
         say(f"affinityd: {known.doubt}; the node is known from {known.source}")
     return known.node
@@ -96,20 +99,20 @@ class Planner:
     def plan(self, process: Stat) -> Reply:
         """Return the plan for a process. Raises AffinityError where there is none."""
         pid = process.number
-        environ = os.environ if pid == os.getpid() else task.environment_of(pid)
+        environ = os.environ if pid == os.getpid() else environment_of(pid)
         if environ is None and "gpus" not in self._chosen:
             raise TargetError(
                 f"the environment of {shown(process)} cannot be read: it is another user's, or "
                 "gone; name --gpus, or run this as root"
             )
         cpus = self.cpuset(pid)
-        parent = task.environment_of(process.parent)
+        parent = environment_of(process.parent)
         given = self._given(pid, environ or {})
-        questions = list(task.questions(given, environ or {}, cpus, parent))
+        questions = list(plan_request.questions(given, environ or {}, cpus, parent))
         known = str(questions)  # ranks of one job have many processes that ask the same
         if known not in self._replies:
             caller = Caller(mask=cpus, cpuset=cpus)
-            self._replies[known] = fallback.plan_on(self._node, questions, caller)
+            self._replies[known] = local_plan.plan_on(self._node, questions, caller)
         return self._replies[known]
 
     def cpus(self, process: Stat) -> CpuSet | None:
@@ -129,9 +132,9 @@ class Planner:
         constrains devices, has every task count from 0.
         """
         pid = process.number
-        environ = task.environment_of(pid) or {}
+        environ = environment_of(pid) or {}
         job = environ.get("SLURM_JOB_ID")
-        seen = (task.visible(environ) or "").split(",")
+        seen = (plan_request.visible(environ) or "").split(",")
         counts_from_0 = seen == [str(number) for number in range(len(seen))]
         is_part = counts_from_0 and len(seen) < len(self.topology.gpus)
         is_elsewhere = _cgroups(pid) != _cgroups(os.getpid())
@@ -151,11 +154,9 @@ class Planner:
         devices = granted(_dev(pid))
         facts = {} if devices is None else {"granted": devices}
         own = {name: text for name, text in environ.items() if text}
-        said = {**(conffile.variables() if self._said is None else self._said), **own}
+        said = {**(file.variables() if self._said is None else self._said), **own}
         if self._said is None:  # how many CPUs were asked for is no choice of how to divide them
-            said = {
-                name: text for name, text in said.items() if name == conffile.SAID_AS["task_cpus"]
-            }
+            said = {name: text for name, text in said.items() if name == file.SAID_AS["task_cpus"]}
         return {**facts, **exec_options.parameters(self._chosen, said)}
 
 

@@ -13,16 +13,16 @@ from affinityd.cpuset import format_list
 from affinityd.discovery import nvidia
 from affinityd.discovery.cpus import read_cores, read_online, read_possible
 from affinityd.discovery.gpus import read_gpus
+from affinityd.discovery.locator import Locator
 from affinityd.discovery.nics import read_nics
-from affinityd.discovery.nodes import read_nodes, read_owners
-from affinityd.discovery.nvml_report import NvmlReport
+from affinityd.discovery.numa_nodes import read_nodes, read_owners
+from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.pci import PciDevice, read_devices
-from affinityd.discovery.place import Locator
 from affinityd.discovery.root import open_tree
 from affinityd.discovery.tree import MARK, Tree
-from affinityd.discovery.values import plain
 from affinityd.errors import TreeError
-from affinityd.topology import Core, Gpu, MigInstance, NumaNode, Topology
+from affinityd.text import plain
+from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
 
 __all__ = ["Tree", "discover", "open_tree"]
 

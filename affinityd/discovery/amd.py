@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from affinityd.discovery.pci import PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import number, numbered, read_fields
-from affinityd.topology import Gpu
+from affinityd.topology.model import Gpu
 
 VENDOR = "amd"
 

@@ -12,7 +12,7 @@ from affinityd.cpuset import MAX_CPUS, CpuSet
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import numbered, read_cpus, read_number
-from affinityd.topology import Core
+from affinityd.topology.model import Core
 
 #: The cache types that hold data; an Instruction cache says nothing about memory.
 _DATA_CACHES = ("Unified", "Data")

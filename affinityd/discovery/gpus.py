@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from affinityd.discovery import amd, nvidia
-from affinityd.discovery.nvml_report import NvmlReport
+from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.pci import ACCELERATOR, DISPLAY, PciDevice
 from affinityd.discovery.tree import Tree
-from affinityd.topology import Gpu
+from affinityd.topology.model import Gpu
 
 #: PCI vendor → what its GPUs are called, first in the topology's list; others' go by the digits.
 VENDORS = {"10de": nvidia.VENDOR, "1002": amd.VENDOR, "19e5": "huawei"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from affinityd.discovery.locator import Locator
 from affinityd.discovery.pci import NETWORK, PciDevice
-from affinityd.discovery.place import Locator
 from affinityd.discovery.tree import Tree
-from affinityd.discovery.values import plain
-from affinityd.topology import Nic
+from affinityd.text import plain
+from affinityd.topology.model import Nic
 
 #: PCI class, its first two bytes → what the adapter is.
 _KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}

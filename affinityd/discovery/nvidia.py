@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from affinityd.cpuset import CpuSet
-from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from affinityd.discovery.pci import PciDevice, is_pci_address
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import number, read_fields
-from affinityd.topology import Gpu, MigInstance
+from affinityd.topology.model import Gpu, MigInstance
 
 VENDOR = "nvidia"
 

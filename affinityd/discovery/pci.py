@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from affinityd.discovery.tree import Tree
-from affinityd.topology import Gpu
+from affinityd.topology.model import Gpu
 
 DEVICES = "sys/bus/pci/devices"
 

@@ -15,11 +15,6 @@ _MAX_NUMBER = 2**64 - 1
 _MAX_DIGITS = len(str(_MAX_NUMBER))
 
 
-def plain(text: str) -> str:
-    """Return a name as it can be shown anywhere: what is no printable character is a `?`."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 def number(text: str | None) -> int | None:
     """Read a decimal number, 0 or larger."""
     plain = text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from affinityd.cpuset import CpuSet
-from affinityd.discovery.nvml_report import NvmlReport
+from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.tree import Keep, Tree, every
-from affinityd.enforce_report import EnforceReport
-from affinityd.service import Node
-from affinityd.topology import Gpu, Topology
-from affinityd.vicinity import Vicinity, vicinity
+from affinityd.enforce.client import EnforceReport
+from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.nearness import Vicinity, vicinity
+from affinityd.topology.node import Node
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from affinityd.topology import Gpu
-from affinityd.vicinity import several
+from affinityd.cpuset import several
+from affinityd.topology.model import Gpu
 
 NOT_APPLICABLE = "n/a"  #: nothing to look at here, or nobody tells: neither good nor bad
 OK = "ok"

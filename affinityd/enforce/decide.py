@@ -11,10 +11,10 @@ from functools import cache
 
 from affinityd.audit.model import KUBERNETES, Audited, Job, Scan
 from affinityd.audit.remedies import Remedies
+from affinityd.config.switch import OBSERVE, OFF, ON, SWITCHES
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.enforce.about import paths
+from affinityd.enforce.exemptions import BY_JOB, BY_POLICY, LetAloneError
 from affinityd.enforce.jobs import Asking, Jobs
-from affinityd.enforce.let_alone import BY_JOB, BY_POLICY, LetAloneError
 from affinityd.enforce.model import (
     ALLOCATION,
     CGROUP,
@@ -28,15 +28,15 @@ from affinityd.enforce.model import (
     ORPHAN,
     POLICY,
     Decision,
-    Treatment,
 )
-from affinityd.enforce.places import Roll
-from affinityd.enforce.policy import Policy
-from affinityd.enforce.standards import Given, Standards
+from affinityd.enforce.placement import Roll
+from affinityd.enforce.policy.identity import paths
+from affinityd.enforce.policy.model import Treatment
+from affinityd.enforce.policy.policy import Policy
+from affinityd.enforce.targets import Given, Standards
 from affinityd.enforce.verdict import judged, only_observed, unsure
-from affinityd.errors import quote
-from affinityd.switch import OBSERVE, OFF, ON, SWITCHES
-from affinityd.topology import Topology
+from affinityd.text import quote
+from affinityd.topology.model import Topology
 
 GIVEN = (
     "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: an allocation with "

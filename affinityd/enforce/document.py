@@ -21,9 +21,9 @@ from affinityd.enforce.model import (
     WAITING,
     YOUNG,
     Decision,
-    PolicyState,
 )
-from affinityd.topology import Gpu
+from affinityd.enforce.policy.model import PolicyState
+from affinityd.topology.model import Gpu
 
 #: What becomes of a GPU with a process that may run far from it; else ALLOCATION, or LEFT.
 BY_PIN = "pin"

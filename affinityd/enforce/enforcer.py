@@ -11,29 +11,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from affinityd.audit.model import ProcessFacts, Scan
+from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet
-from affinityd.enforce import hand
-from affinityd.enforce.about import About
-from affinityd.enforce.abouts import Abouts
-from affinityd.enforce.calm import Calm, Record
+from affinityd.enforce import pinner
+from affinityd.enforce.backoff import Calm, Record
 from affinityd.enforce.decide import decide
-from affinityd.enforce.migration import Migrations
-from affinityd.enforce.model import (
-    DRIFTED,
-    OBSERVE,
-    PIN,
-    SHARE,
-    Decision,
-    Done,
-    Outcome,
-    Report,
-    Totals,
-)
-from affinityd.enforce.notices import notices
-from affinityd.enforce.places import Roll
-from affinityd.enforce.policy_file import PolicyFile
-from affinityd.processes import stat_of
-from affinityd.topology import Topology
+from affinityd.enforce.exemptions import notices
+from affinityd.enforce.memory_migration import Migrations
+from affinityd.enforce.model import DRIFTED, SHARE, Decision, Done, Outcome, Report, Totals
+from affinityd.enforce.placement import Roll
+from affinityd.enforce.policy.file import PolicyFile
+from affinityd.enforce.policy.identity import About, Abouts
+from affinityd.linux.processes import stat_of
+from affinityd.topology.model import Topology
 
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
 
@@ -161,7 +151,7 @@ class Enforcer:
         facts, standard = decision.process.facts, decision.standard
         assert standard is not None  # noqa: S101 - what has drifted has a place
         is_first = self._calm.record(facts).pins == 0
-        done = Done(decision, hand.pin(facts, standard, end))
+        done = Done(decision, pinner.pin(facts, standard, end))
         self._threads += done.outcome.pinned
         self._pins.update(outcomes(done.outcome))
         self._calm.pinned(done, scan.boot)

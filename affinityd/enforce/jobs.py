@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from affinityd.audit.model import Audited, GpuKey, Job, ProcessFacts
-from affinityd.enforce.about import About, paths
 from affinityd.enforce.model import CGROUP, CONTAINER
-from affinityd.enforce.policy import Policy
+from affinityd.enforce.policy.identity import About, paths
+from affinityd.enforce.policy.policy import Policy
 
 #: Who a process is, as far as a policy may ask.
 Asking = Callable[[ProcessFacts], About]

@@ -7,17 +7,11 @@ from dataclasses import dataclass, field
 
 from affinityd.audit.model import MASK, UNPINNED, Audited, Job
 from affinityd.cpuset import CpuSet
-from affinityd.plans import Options
-
-OFF, OBSERVE, PIN = "off", "observe", "pin"
-WAYS = (OFF, OBSERVE, PIN)
+from affinityd.enforce.policy.model import PolicyState, Treatment
 
 #: What has jobs besides the schedulers of `affinityd.audit.model`: `Job.scheduler` of a container
 #: that none started, and of a cgroup that a rule names.
 CONTAINER, CGROUP = "container", "cgroup"
-
-GRANTED = "granted"  #: its part of what its job was given, where that is known
-NOTHING = "none"  #: near CPUs are all that counts, however few
 
 SHARE = "share"  #: near its GPU, on CPUs that are another rank's by its mode, or reserved
 CAUSES = (MASK, UNPINNED, SHARE)  #: why a process is to be pinned
@@ -45,27 +39,6 @@ REASONS = (
     *(NO_POLICY, NO_JOB, DAEMON, ORPHAN, POLICY, OPTED_OUT, UNKNOWN_PLACE, UNKNOWN_CPUSET),
     *(ALLOCATION, NO_PLAN, ON_PURPOSE, YOUNG, WAITING, GIVEN_UP),
 )
-
-
-@dataclass(frozen=True)
-class Treatment:
-    """What a policy says of a process."""
-
-    mode: str = "node"
-    share: str = "auto"
-    scope: str = "node"
-    min_physical_cores: int = 1  #: with fewer near cores it is let alone
-    #: The CPUs that each rank asked for: a number, GRANTED or NOTHING; fewer is no place for it.
-    cpus: int | str = GRANTED
-    leave: bool = False
-    observe: bool = False  #: what a pin would do is said, and it is not pinned
-    rule: int | None = None  #: which rule of the policy said so, from 1; None: its defaults
-    unread: tuple[str, ...] = ()  #: what the rule asks for and cannot be read: it may leave it
-    #: What a policy does not say, as `affinityd exec` and the TaskProlog have it on this node.
-    site: Options = field(default_factory=Options)
-
-
-NODE = Treatment()  #: everything is pinned to its GPU's node
 
 
 @dataclass(frozen=True)
@@ -139,16 +112,6 @@ class Totals:
     threads: int = 0  #: whose mask was set
     resets: int = 0  #: how often a process that we had pinned was found elsewhere
     migrations: Mapping[str, int] = field(default_factory=dict)  #: by `migration.OUTCOMES`
-
-
-@dataclass(frozen=True)
-class PolicyState:
-    """Which policy counts."""
-
-    file: str | None = None  #: None: none is named, and there is none where one is looked for
-    read: float | None = None  #: when what counts was read, seconds since the epoch
-    rules: int = 0
-    error: str | None = None  #: why the file as it is now does not count, and where in it
 
 
 @dataclass(frozen=True)

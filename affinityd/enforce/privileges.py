@@ -6,8 +6,8 @@ import errno
 import os
 from pathlib import Path
 
-from affinityd.enforce import capabilities
-from affinityd.processes import INITIAL_PIDS, PROC
+from affinityd.linux import capabilities
+from affinityd.linux.processes import INITIAL_PIDS, PROC
 
 #: /proc/self/ns/user of those whose capabilities count for every process: PROC_USER_INIT_INO,
 #: kernel include/linux/proc_ns.h.

@@ -18,9 +18,9 @@ from affinityd.enforce.model import (
     UNKNOWN_CPUSET,
     Decision,
     Standard,
-    Treatment,
 )
-from affinityd.words import count
+from affinityd.enforce.policy.model import Treatment
+from affinityd.text import count
 
 CONFINED = (
     "somebody pinned it to {mask} on purpose; taskset -apc {cpuset} {pid} gives it back to its job"

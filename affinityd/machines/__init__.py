@@ -28,7 +28,7 @@ from typing import Any
 
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import TreeError
-from affinityd.topology import Core, Gpu, Nic, NumaNode, Topology
+from affinityd.topology.model import Core, Gpu, Nic, NumaNode, Topology
 
 NAMES = ("dgx-a100", "dgx-h100", "p4d-24xlarge", "mi250x", "ascend-910b", "gh200x4")
 

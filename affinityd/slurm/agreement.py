@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from affinityd.errors import quote
-from affinityd.slurm.configured import Configured, GpuLine
-from affinityd.slurm.expected import Expected, written
-from affinityd.slurm.gputypes import Types, by_name, slurms_name
-from affinityd.topology import Gpu, Topology
-from affinityd.words import count
+from affinityd.slurm.config.expected import Expected, written
+from affinityd.slurm.config.gpu_types import Types, by_name, slurms_name
+from affinityd.slurm.config.node_config import Configured, GpuLine
+from affinityd.text import count, quote
+from affinityd.topology.model import Gpu, Topology
 
 DRAINED = "slurmctld drains the node (INVALID_REG)"
 

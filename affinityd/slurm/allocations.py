@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from affinityd.cpuset import CpuSet, format_list
-from affinityd.slurm import several
-from affinityd.topology import Gpu, Topology
+from affinityd.cpuset import CpuSet, format_list, named_nodes, named_packages
+from affinityd.topology.model import Gpu, Topology
 
 REMEDY = "give it --gres-flags=enforce-binding, and gres.conf the right Cores="
 
@@ -57,12 +56,12 @@ def _is_far(topology: Topology, gpu: Gpu, cpus: CpuSet) -> bool:
 def _home(topology: Topology, gpu: Gpu) -> str:
     """Return where a GPU is: `package 1, node 3`; only the node, where that has no CPUs."""
     cpus = topology.cpus_of_node(gpu.numa_node)
-    return _place(topology, cpus) if cpus else several.nodes([gpu.numa_node])
+    return _place(topology, cpus) if cpus else named_nodes([gpu.numa_node])
 
 
 def _place(topology: Topology, cpus: CpuSet) -> str:
     """Return where CPUs are: `package 0, nodes 0-1`."""
     cores = [core for core in topology.cores if not cpus.isdisjoint(core.cpus)]
-    packages = several.packages({core.package for core in cores})
-    nodes = several.nodes({core.node for core in cores})
+    packages = named_packages({core.package for core in cores})
+    nodes = named_nodes({core.node for core in cores})
     return f"{packages}, {nodes}" if packages else nodes

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from affinityd.errors import quote
-from affinityd.slurm import writer
-from affinityd.slurm.affinity import Affinity, Cores, affinities
+from affinityd.slurm import gres_writer
 from affinityd.slurm.agreement import Agreement
-from affinityd.slurm.configured import Configured, GpuLine
-from affinityd.slurm.expected import Expected, are_whole_sockets
-from affinityd.slurm.files import NAMINGS, device_file, runtime
-from affinityd.slurm.gputypes import Types, types
-from affinityd.slurm.links import ITSELF, Links, links, written
-from affinityd.slurm.misplaced import misplaced
-from affinityd.topology import Gpu, Topology
+from affinityd.slurm.config.expected import Expected, are_whole_sockets
+from affinityd.slurm.config.gpu_types import Types, types
+from affinityd.slurm.config.node_config import Configured, GpuLine
+from affinityd.slurm.machine.core_affinity import Affinity, Cores, affinities
+from affinityd.slurm.machine.core_mismatch import misplaced
+from affinityd.slurm.machine.device_files import NAMINGS, device_file, runtime
+from affinityd.slurm.machine.nvlinks import ITSELF, Links, links, written
+from affinityd.text import quote
+from affinityd.topology.model import Gpu, Topology
 
 #: What AutoDetect= means for this check.
 DETECTED = "Slurm finds GPUs, cores and links itself; no line is to be checked, but jobs are"
@@ -245,7 +245,7 @@ class Check:
             return
         for file, gpu in self.gpus.items():
             if file not in files:
-                add = writer.line(gpu, self.affinities[gpu.key], self.links, self.types)
+                add = gres_writer.line(gpu, self.affinities[gpu.key], self.links, self.types)
                 yield f"gpu {gpu.index}: no line has it; add {add}"
         unknown = () if self.unjudged else self.topology.gpus
         for gpu in unknown:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from affinityd.conffile import MAX_FILE
+from affinityd.config.file import MAX_FILE
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.slurm.allocations import Job
 

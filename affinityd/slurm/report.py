@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from affinityd.slurm.check import Finding
-from affinityd.slurm.gresconf import Fault
-from affinityd.words import count
+from affinityd.slurm.config.gres_parser import Fault
+from affinityd.text import count
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from affinityd.api import wire
+from affinityd.daemon.api import schemas
 from tests.daemons import Daemon, eventually
 
 #: Asks for a path as another user.
@@ -48,7 +48,7 @@ class AskedNode:
     def audit(self) -> Any:  # noqa: ANN401 - a document
         reply = self.daemon.get("/audit")
         assert reply.status == 200, reply.text
-        wire.AuditAnswer.model_validate_json(reply.body)
+        schemas.AuditAnswer.model_validate_json(reply.body)
         return reply.json
 
     def samples(self, name: str, label: str = "pci_bus_id") -> Counts:

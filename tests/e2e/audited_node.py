@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from affinityd.cpuset import format_list
-from affinityd.topology import Core, NumaNode, Topology
+from affinityd.topology.model import Core, NumaNode, Topology
 from tests.cpusets import HIERARCHY
 from tests.daemons import Daemon, eventually
 from tests.e2e.made_nodes import DRIVER, running_on

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from affinityd.api.enforce_wire import EnforceAnswer
+from affinityd.daemon.api.enforcement_schemas import EnforceAnswer
 from tests.daemons import eventually
 from tests.e2e.asked_node import AskedNode
 from tests.e2e.made_nodes import DRIVER, running_on

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.daemons import Daemon, running
 from tests.machines.sysfs_tree import write_tree
 from tests.nvml.shared_object import environment

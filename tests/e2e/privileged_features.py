@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from affinityd.errors import AffinityError
-from affinityd.nodefile import read
-from affinityd.topology import Gpu
+from affinityd.topology.model import Gpu
+from affinityd.topology.node_file import read
 from tests.daemons import eventually, is_ready
 from tests.e2e import privileges
 from tests.e2e.asked_node import AskedNode

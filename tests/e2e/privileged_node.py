@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.daemons import spawn
 from tests.e2e import privileges
 from tests.e2e.confined import Confinement

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd.cpuset import CpuSet
-from affinityd.enforce.calm import Patience
-from affinityd.processes import children_of, mask_of, stat_of, thread_ids
+from affinityd.enforce.backoff import Patience
+from affinityd.linux.processes import children_of, mask_of, stat_of, thread_ids
 from tests.daemons import eventually
 from tests.job_cgroups import cgroup
 

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from affinityd.audit.owners import SLURMD
-from affinityd.processes import everyone
+from affinityd.linux.processes import everyone
 from tests.children import program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 from tests.daemons import PATIENCE, eventually, open_files, running

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.processes import children_of
+from affinityd.linux.processes import children_of
 from tests.cpusets import HIERARCHY, needs_cpuset
 from tests.daemons import PATIENCE, Daemon, eventually
 from tests.e2e.asking_processes import Command, Reply, asking, reply

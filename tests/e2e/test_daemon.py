@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import nodefile
 from affinityd.cpuset import parse_list
+from affinityd.topology import node_file as nodefile
 from tests.daemons import PATIENCE, UnixConnection, eventually, running, spawn
 from tests.machines.facts import machine
 from tests.machines.sysfs_tree import write_tree

@@ -134,8 +134,10 @@ def test_orphans_are_waited_for(tmp_path: Path, before: Sequence[str]) -> None:
 #: A machine whose driver is asked by a child, which ends with a failure.
 ASKING = """
 import os, sys, threading, time
-from affinityd import daemon, machines, settings
-from affinityd.discovery.child import ChildError, output
+from affinityd import machines
+from affinityd.config import settings
+from affinityd.daemon import main as daemon
+from affinityd.discovery.nvml.subprocess import ChildError, output
 
 class Machine:
     def ask_drivers(self):
@@ -182,7 +184,8 @@ def test_a_child_that_the_daemon_waits_for_is_left_to_it(
 
 #: The daemon on a machine that breaks what is promised.
 BROKEN = """
-from affinityd import daemon, settings
+from affinityd.config import settings
+from affinityd.daemon import main as daemon
 
 class Machine:
     def drivers(self):

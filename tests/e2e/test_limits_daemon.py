@@ -20,8 +20,8 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from affinityd.api.connections import Connections
-from affinityd.api.refusals import (
+from affinityd.daemon.http.connection_limits import Connections
+from affinityd.daemon.http.refusals import (
     ANSWER_SECONDS,
     HEAD_SECONDS,
     IDLE_SECONDS,
@@ -32,8 +32,8 @@ from affinityd.api.refusals import (
     REASONS,
     Register,
 )
-from affinityd.listening import listen_unix
-from affinityd.server import Server
+from affinityd.daemon.sockets import listen_unix
+from affinityd.daemon.uvicorn_server import Server
 from bench.live import resident
 from tests.daemons import PATIENCE, Daemon, eventually, is_ready, running
 from tests.serving import sweep

@@ -18,7 +18,7 @@ import pytest
 
 from affinityd.cpuset import CpuSet, parse_mask
 from affinityd.discovery import discover, open_tree
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from bench.discovery import LSTOPO, lstopo_environment, measure
 from tests.machines.facts import ALL_NAMES, machine
 from tests.machines.sysfs_tree import write_tree

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
-from affinityd.discovery.nvml import (
+from affinityd.discovery.nvml.gpus import (
     REMEDIES,
     NvmlGpu,
     NvmlReport,
@@ -412,7 +412,7 @@ def test_only_the_child_ever_holds_the_driver_open(facts: Facts) -> None:
 
 def test_a_child_whose_asker_was_killed_ends_by_itself(facts: Facts) -> None:
     device = facts("fail nvmlDeviceGetCount_v2 hang")
-    code = "from affinityd.discovery.nvml import ask; ask(1)"
+    code = "from affinityd.discovery.nvml.gpus import ask; ask(1)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as asker:
         assert until(lambda: holders(device)), "nobody opened the driver"
         asker.kill()

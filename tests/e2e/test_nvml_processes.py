@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.holders import Holders
 from affinityd.audit.model import GpuKey, Holding
-from affinityd.discovery import nvml
-from affinityd.discovery.nvml_process_report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.discovery.nvml_processes import NO_LIST, ask
-from affinityd.topology import Gpu
+from affinityd.audit.sources.holders import Holders
+from affinityd.discovery.nvml import gpus as nvml
+from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.discovery.nvml.processes import NO_LIST, ask
+from affinityd.topology.model import Gpu
 from tests.children import sleeping
 from tests.machines.by_hand import made
 from tests.nvml.shared_object import environment

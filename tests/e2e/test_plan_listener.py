@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.api import wire
+from affinityd.daemon.api import schemas
 from tests.daemons import PATIENCE, Daemon, Reply, running, spawn
 from tests.ports import free_port
 
@@ -83,7 +83,7 @@ REFUSED = [it for it in product(("GET", "POST", "DELETE"), ELSEWHERE) if it != (
 def test_nothing_else_is_answered_and_it_says_so(node: Node, method: str, target: str) -> None:
     reply = node.ask(target, method)
     assert (reply.status, reply.headers["content-type"]) == (404, "application/problem+json")
-    detail = wire.Problem.model_validate_json(reply.body).detail
+    detail = schemas.Problem.model_validate_json(reply.body).detail
     assert detail.startswith(method)
     assert detail.endswith("is not answered at this address, but GET /plan alone")
     text = node.ask(target, method, accept="text/plain")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.model import CpuTime, GpuKey, Job
-from affinityd.metrics import Metrics
-from affinityd.scanner import Audit
+from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.state.scanner import Audit
 from tests.daemons import eventually, running
 from tests.ports import free_port
 from tests.prometheus import running_prometheus

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import conffile, settings
+from affinityd.config import file, settings
 from tests.children import program
 from tests.daemons import eventually, is_ready
 from tests.e2e.unit_manager import UNIT, installed, needs_manager, started
@@ -112,8 +112,8 @@ OF_JOBS = {"mode", "scope", "drain", "daemon_uid"}
 
 def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_path: Path) -> None:
     lines = (DEPLOY / "affinityd.conf").read_text().splitlines()
-    assignments = [line[1:] for line in lines if line.startswith("#" + conffile.PREFIX)]
-    names = [line.split("=")[0].removeprefix(conffile.PREFIX).lower() for line in assignments]
+    assignments = [line[1:] for line in lines if line.startswith("#" + file.PREFIX)]
+    names = [line.split("=")[0].removeprefix(file.PREFIX).lower() for line in assignments]
     assert set(names) == (set(settings.NAMES) - {"root", "machine"}) | OF_JOBS
     sample, empty = tmp_path / "affinityd.conf", tmp_path / "empty.conf"
     sample.write_text("\n".join(assignments))
@@ -138,7 +138,7 @@ ASK = """
 import os, sys
 from pathlib import Path
 from affinityd.enforce import capabilities
-from affinityd.mempolicy import migrate_pages
+from affinityd.linux.mempolicy import migrate_pages
 
 pid = int(sys.argv[1])
 

@@ -16,16 +16,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from affinityd import nodefile
-from affinityd.answer import Reply as Planned
-from affinityd.answer import render
-from affinityd.codec import to_dict
 from affinityd.cpuset import format_list, parse_list
 from affinityd.discovery import discover, open_tree
 from affinityd.errors import AffinityError
-from affinityd.request import FORMATS, parse_request
-from affinityd.service import Node, answer
-from affinityd.topology import Gpu, Topology
+from affinityd.request.formats import Reply as Planned
+from affinityd.request.formats import render
+from affinityd.request.parameters import FORMATS, parse_request
+from affinityd.request.resolve import answer
+from affinityd.topology import node_file
+from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.node import Node
+from affinityd.topology.serialization import to_dict
 from tests.daemons import Daemon, Reply, eventually, is_ready, spawn
 from tests.fuzz.inputs import FEW
 from tests.machines.by_hand import made
@@ -149,7 +150,7 @@ class LivingDaemon(RuleBasedStateMachine):
     @invariant()
     def whole_node_file(self) -> None:
         with suppress(FileNotFoundError):
-            assert nodefile.read(self.folder / nodefile.NAME).topology.name == self.read.name
+            assert node_file.read(self.folder / node_file.NAME).topology.name == self.read.name
 
     @invariant()
     def a_record_is_a_line(self) -> None:

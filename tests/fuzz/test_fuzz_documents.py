@@ -11,22 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd import conffile, enforce_report, nodefile, settings
-from affinityd.answer import render
 from affinityd.audit.model import Membership, ProcessFacts
-from affinityd.cgroup import confining, cpuset_of
-from affinityd.codec import from_dict, to_dict
-from affinityd.discovery.nvml_process_report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
-from affinityd.drawing import draw
-from affinityd.enforce.environ import environment
+from affinityd.cli.render.topology import draw
+from affinityd.config import file, settings
+from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.enforce import client
 from affinityd.enforce.model import CAUSES, REASONS
+from affinityd.enforce.policy.environ import environment
 from affinityd.errors import AffinityError, InvalidRequestError
-from affinityd.processes import process_of, uid_of
-from affinityd.procstat import parse as parse_stat
-from affinityd.request import FORMATS
-from affinityd.service import Node
-from affinityd.topology import Topology
+from affinityd.linux.cgroup import confining, cpuset_of
+from affinityd.linux.processes import process_of, uid_of
+from affinityd.linux.procstat import parse as parse_stat
+from affinityd.request.formats import render
+from affinityd.request.parameters import FORMATS
+from affinityd.topology import node_file
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
+from affinityd.topology.serialization import from_dict, to_dict
 from tests.asking import ask
 from tests.fuzz.inputs import MANY, SOME, damaged, mutants, read_or_refused, texts
 from tests.machines.facts import machine
@@ -84,7 +86,7 @@ ENFORCED = {
 
 
 def an_enforce_report(text: str) -> object:
-    report = enforce_report.read(text)
+    report = client.read(text)
     return report.is_amiss, report.is_blind
 
 
@@ -133,11 +135,11 @@ def test_a_machine_is_what_its_node_file_says(topology: Topology) -> None:
 def test_a_node_file_with_anything_in_it_is_a_machine_or_none(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / nodefile.NAME
-    nodefile.write(path, Node(TWO_VENDORS, reserved=frozenset({1})))
+    path = tmp_path_factory.getbasetemp() / node_file.NAME
+    node_file.write(path, Node(TWO_VENDORS, reserved=frozenset({1})))
     path.write_text(data.draw(mutants(json.loads(path.read_text()))))
     nodes: list[Node] = []
-    read_or_refused(lambda: nodes.append(nodefile.read(path)), ValueError, OSError)
+    read_or_refused(lambda: nodes.append(node_file.read(path)), ValueError, OSError)
     for node in nodes:
         use(node.topology)
 
@@ -157,7 +159,7 @@ def test_any_settings_file_is_read_or_refused(
     path = tmp_path_factory.getbasetemp() / "affinityd.conf"
     path.write_bytes(content)
     environ = {"AFFINITYD_CONFIG": os.fspath(path)}
-    read_or_refused(lambda: conffile.variables(environ), InvalidRequestError)
+    read_or_refused(lambda: file.variables(environ), InvalidRequestError)
     read_or_refused(lambda: settings.load({}, environ), InvalidRequestError)
 
 

@@ -9,25 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affinityd import client, step
 from affinityd.audit.membership import membership
 from affinityd.audit.orphans import service
+from affinityd.client import http as client
+from affinityd.client.launchers import local_rank
 from affinityd.cpuset import format_list, format_mask, parse_list, parse_mask
-from affinityd.devices import whole
 from affinityd.discovery.pci import bus_order, is_pci_address
-from affinityd.enforce.about import About
-from affinityd.enforce.policy import Policy, PolicyError, parse
+from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.policy import Policy, PolicyError, parse
 from affinityd.errors import AffinityError, DaemonError, InvalidRequestError
-from affinityd.launchers import local_rank
-from affinityd.memory import parse_policy
-from affinityd.procstat import parse as parse_stat
-from affinityd.request import PARAMETERS, parse_request
-from affinityd.slurm.configured import for_node
-from affinityd.slurm.gresconf import Line
-from affinityd.slurm.gresconf import parse as parse_gres_conf
-from affinityd.slurm.hostlist import Budget, expand
-from affinityd.slurm.slurmconf import Parser, slurm_conf
-from affinityd.visible import read_visible
+from affinityd.linux.memory_policy import parse_policy
+from affinityd.linux.procstat import parse as parse_stat
+from affinityd.request import slurm_binding
+from affinityd.request.devices import whole
+from affinityd.request.parameters import PARAMETERS, parse_request
+from affinityd.request.visible_lists import read_visible
+from affinityd.slurm.config.gres_parser import Line
+from affinityd.slurm.config.gres_parser import parse as parse_gres_conf
+from affinityd.slurm.config.hostlist import Budget, expand
+from affinityd.slurm.config.node_config import for_node
+from affinityd.slurm.config.slurm_conf import Parser, slurm_conf
 from tests.asking import ask
 from tests.fuzz.inputs import AS_FOUND, LONG, MANY, long_texts, read_or_refused, texts
 from tests.machines.facts import machine
@@ -72,15 +73,15 @@ def a_slurm_conf(text: str) -> object:
 
 
 def a_seat(text: str) -> object:
-    return [step.gpu_seat(text, task=it, tasks=256, gpus=8, seen=1) for it in (0, 255)]
+    return [slurm_binding.gpu_seat(text, task=it, tasks=256, gpus=8, seen=1) for it in (0, 255)]
 
 
 def a_seat_on_slices(text: str) -> object:
     slices = [frozenset({cpu}) for cpu in range(256)]
     return (
-        step.single_seat(text, slices, [slices], task=3, tasks=256),
-        step.slice_seat(text, slices, slices[3], task=3, tasks=256),
-        step.cpus_of_step(text, slices, slices[3], 3),
+        slurm_binding.single_seat(text, slices, [slices], task=3, tasks=256),
+        slurm_binding.slice_seat(text, slices, slices[3], task=3, tasks=256),
+        slurm_binding.cpus_of_step(text, slices, slices[3], 3),
     )
 
 

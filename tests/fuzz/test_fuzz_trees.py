@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.nvml_report import NvmlReport
+from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.snapshot import snapshot_nvml, write_snapshot
 from affinityd.errors import TreeError
-from affinityd.snapshot import snapshot_nvml, write_snapshot
 from tests.fuzz.inputs import SOME, damaged, read_or_refused
 from tests.fuzz.test_fuzz_documents import use
 from tests.machines.facts import machine

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from affinityd.drawing import draw
+from affinityd.cli.render.topology import draw
 from affinityd.machines import NAMES
 from tests.machines.facts import machine
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from affinityd.cpuset import parse_list
 from affinityd.machines import build
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 
 MIB = 2**20
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from affinityd.machines import NAMES, build, load
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 
 HERE = Path(__file__).parent
 

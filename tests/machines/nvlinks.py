@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from affinityd.topology import Topology
+from affinityd.topology.model import Topology
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 from tests.machines.strategies import machines

@@ -7,11 +7,11 @@ from itertools import chain, zip_longest
 
 from hypothesis import strategies as st
 
-from affinityd.answer import Reply
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import AffinityError
-from affinityd.modes import MODES
-from affinityd.topology import Core, Gpu, MigInstance, NumaNode, Topology
+from affinityd.planner.modes import MODES
+from affinityd.request.formats import Reply
+from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
 from tests.asking import try_to_ask
 
 Place = tuple[int | None, int | None]  #: NUMA node, package

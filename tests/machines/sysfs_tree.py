@@ -11,8 +11,8 @@ from pathlib import Path
 
 from affinityd.cpuset import format_list
 from affinityd.discovery import Tree, open_tree
-from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
-from affinityd.topology import Core, Gpu, Nic, Topology
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.topology.model import Core, Gpu, Nic, Topology
 
 #: GPU vendor → PCI vendor and class; all others write their own digits and a plain accelerator.
 GPU_CLASSES = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.settings import NAMES
+from affinityd.config.settings import NAMES
 from tests.e2e.chart.pod_security import against_baseline
 from tests.e2e.chart.rendering import refusal, with_values
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from affinityd.enforce.model import WAYS
-from affinityd.enforce.policy import parse
-from affinityd.settings import NAMES
+from affinityd.config.settings import NAMES, WAYS
+from affinityd.enforce.policy.policy import parse
 from tests.e2e.chart.pod_security import against_baseline
 from tests.e2e.chart.rendering import OPTIONS, container, objects, pod, refusal, with_values
 

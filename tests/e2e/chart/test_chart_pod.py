@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from affinityd import __version__
-from affinityd.settings import NAMES
+from affinityd.config.settings import NAMES
 from tests.e2e.chart.as_pod import as_pod
 from tests.e2e.chart.pod_security import against_baseline, against_restricted
 from tests.e2e.chart.rendering import (

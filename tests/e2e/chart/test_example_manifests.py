@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from affinityd.request import parse_request
+from affinityd.request.parameters import parse_request
 from tests.e2e.chart.pod_security import against_baseline, against_restricted
 from tests.e2e.chart.rendering import Object, objects, with_values
 

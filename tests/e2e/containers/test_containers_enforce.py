@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.processes import children_of, mask_of
+from affinityd.linux.processes import children_of, mask_of
 from tests.cpusets import needs_cpuset
 from tests.e2e.containers import images
 from tests.e2e.containers.rig import Container, running

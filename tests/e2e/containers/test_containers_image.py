@@ -44,7 +44,7 @@ BUILD_MODULES = ("pip", "setuptools", "wheel", "pkg_resources", "hatchling", "en
 
 #: Prints what Python compiled before it could run it: python -v says from where each module came.
 COMPILED_ANEW = """\
-python -v -c 'import affinityd.cli.serve, affinityd.daemon, affinityd.cli.plan' 2>&1 |
+python -v -c 'import affinityd.daemon.main, affinityd.cli.commands.plan' 2>&1 |
     grep "^# code object from '\\?/.*py'\\?$"
 """
 
@@ -139,7 +139,7 @@ def test_nothing_is_compiled_when_it_starts(image: str) -> None:
     """A read-only root keeps no bytecode: what comes without is compiled at each start."""
     assert sh(image, COMPILED_ANEW) == ""
     without = sh(image, COMPILED_ANEW, "--env=PYTHONPYCACHEPREFIX=/none", "--read-only")
-    assert "/affinityd/cli/serve.py" in without
+    assert "/affinityd/cli/commands/serve.py" in without
 
 
 def test_the_command_is_the_one_that_starts_without_what_the_daemon_needs(image: str) -> None:

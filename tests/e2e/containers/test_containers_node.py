@@ -71,7 +71,7 @@ def test_with_the_node_s_pids_it_verifies_a_process_of_another_container(
 #: Prints the CPUs that the cgroup of a process lets it use.
 CPUSET = """
 import sys
-from affinityd.cgroup import cpuset_of
+from affinityd.linux.cgroup import cpuset_of
 print(cpuset_of(int(sys.argv[1])))
 """
 

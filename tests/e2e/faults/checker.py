@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from affinityd import answer
+from affinityd.client.local_plan import plan_on
 from affinityd.errors import AffinityError
-from affinityd.fallback import plan_on
-from affinityd.service import Node
-from affinityd.topology import Topology
+from affinityd.request import formats
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
 
 PATIENCE = 20.0  #: seconds that one answer may take
 
@@ -68,7 +68,7 @@ def right_answer(topology: Topology, query: str) -> str:
     """Return what a daemon is to answer, its status before it where that is an error's."""
     question = dict(parameter.split("=") for parameter in query.split("&"))
     try:
-        return answer.render(plan_on(Node(topology), [question]), "cpulist")
+        return formats.render(plan_on(Node(topology), [question]), "cpulist")
     except AffinityError as error:
         return f"{error.status} {error.title}: {error}\n"
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.nvml_report import NvmlGpu, NvmlReport
-from affinityd.topology import Topology
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.topology.model import Topology
 from tests.daemons import Daemon, running, spawn
 from tests.nvml.shared_object import environment
 

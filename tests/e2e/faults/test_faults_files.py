@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import nodefile
+from affinityd.client.local_plan import known_node
 from affinityd.cpuset import parse_list
-from affinityd.errors import quote
-from affinityd.fallback import known_node
-from affinityd.service import Node
+from affinityd.text import quote
+from affinityd.topology import node_file as nodefile
+from affinityd.topology.node import Node
 from tests.daemons import eventually, running
 from tests.e2e.faults.checker import Truth, answered_more, asking
 from tests.e2e.faults.elsewhere import listening_at, says

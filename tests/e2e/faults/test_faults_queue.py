@@ -113,7 +113,7 @@ def prolog(folder: Path) -> Script:
 def run(folder: Path) -> Script:
     (folder / "dev").mkdir()
     (folder / "dev/nvidia0").touch()
-    path = put(folder, "affinityd/kubernetes/run.sh", dev=f"{folder}/dev")
+    path = put(folder, "affinityd/kubernetes/files/run.sh", dev=f"{folder}/dev")
     env = {"PATH": f"{folder}:/usr/bin:/bin", "AFFINITYD_SOCKET": f"{folder}/s"}
     silence = f"affinityd run: no answer from {folder}/s, and there is no table"
     return Script(folder, (str(path), "true"), env, silence)

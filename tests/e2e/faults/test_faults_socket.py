@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import nodefile
+from affinityd.topology import node_file
 from tests.daemons import PATIENCE, UnixConnection, eventually, running, spawn
 from tests.e2e.faults.checker import Truth, answered_more, asking
 from tests.e2e.faults.elsewhere import listening_at, plans, says
@@ -93,14 +93,14 @@ def test_a_folder_that_is_deleted_is_made_again_with_all_that_belongs_in_it(
         env = {**environment(path), "AFFINITYD_ROOT": str(tree)}
         assert start_many(2, env).wrong == []
         eventually(path.exists, "it listens anew")
-        eventually((folder / nodefile.NAME).exists, "the node file is there again")
+        eventually((folder / node_file.NAME).exists, "the node file is there again")
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
         eventually(lambda: plans(daemon), "it answers")
 
 
 def test_a_node_file_that_is_deleted_is_written_again(tmp_path: Path) -> None:
     with running(tmp_path, "--machine", MACHINE) as daemon:
-        path = daemon.socket.with_name(nodefile.NAME)
+        path = daemon.socket.with_name(node_file.NAME)
         before = path.read_text()
         path.unlink()
         eventually(path.exists, "it is written again")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd import nodefile
+from affinityd.topology import node_file
 from tests.daemons import PATIENCE, Daemon, eventually, running, spawn
 from tests.e2e.faults.checker import QUERIES, Truth, answered_more, asking
 from tests.e2e.faults.elsewhere import plans
@@ -76,7 +76,7 @@ def test_ranks_of_this_release_are_placed_by_the_previous_daemon_and_its_node_fi
         assert (ranks.pinned, ranks.wrong, ranks.said) == (4, [], [])
         daemon.signal(signal.SIGKILL)
         daemon.process.wait(PATIENCE)
-        left = nodefile.read(daemon.socket.with_name(nodefile.NAME))
+        left = node_file.read(daemon.socket.with_name(node_file.NAME))
         assert left.topology.online == tiny().online
         ranks = start_many(4, environment(daemon.socket))
         assert (ranks.pinned, ranks.wrong) == (4, [])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.slurm.writer import write
+from affinityd.slurm.gres_writer import write
 from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
 from tests.machines.facts import machine

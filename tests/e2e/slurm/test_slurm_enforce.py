@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.processes import mask_of
+from affinityd.linux.processes import mask_of
 from tests.e2e.enforcing_node import enforcing
 from tests.e2e.puppets import GROWN_UP
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm

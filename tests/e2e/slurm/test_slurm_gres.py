@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.slurm.agreement import DRAINED
-from affinityd.slurm.expected import Unknown
-from affinityd.slurm.scontrol import show_node
+from affinityd.slurm.config.expected import Unknown
+from affinityd.slurm.config.scontrol import show_node
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
 from tests.tiny import Ended, affinityd, tiny_tree
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from affinityd.api.proof import has_pidfd
+from affinityd.daemon.peers.pid_identity import has_pidfd
 from tests.e2e.vm.inside import SOCKET, cgroup, ran
 
 ASK = """

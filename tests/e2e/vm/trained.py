@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd.processes import thread_ids
+from affinityd.linux.processes import thread_ids
 from tests.e2e.vm.enforced import TRAININGS, Training
 from tests.e2e.vm.guest_audit import FACTS, addresses, nested, program, running
 from tests.e2e.vm.holders import SLURM

@@ -1,0 +1,1 @@
+"""Which processes hold a GPU: by drivers, by device files."""

@@ -1,0 +1,94 @@
+"""Whether somebody works on NVIDIA's driver: NVML is not asked then, for whoever asks it is in use.
+
+A module in use is not unloaded, and a GPU in use is neither reset nor given another MIG mode.
+Read for what they do: NVIDIA/mig-parted deployments/systemd/{hooks.sh,service.sh,README.md} and
+deployments/gpu-operator/reconfigure-mig.sh (they stop the driver's clients by name, then start
+nvidia-mig-parted apply, which resets GPUs), NVIDIA/k8s-driver-manager cmd/driver-manager/main.go
+(uninstall_driver evicts pods, for minutes, then calls delete_module(2) itself), kernel
+Documentation/ABI/testing/sysfs-module (initstate), proc_pid_comm(5).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from affinityd.linux.files import beginning, listed
+from affinityd.linux.processes import ROOT, uid_of
+from affinityd.text import quote
+
+#: What an operator's hook makes before it works on the driver, and removes afterwards; its first
+#: line says who it is.
+HOLD = "/run/affinityd/hold"
+
+_any = re.compile(b"").search
+_nvidias_module = re.compile(b"nvidia").search
+#: A reset, MIG modes, GPU and compute instances, a GPU that is taken off the bus.
+_changes = re.compile(
+    rb"\0(?:-r|--gpu-reset|-mig|--multi-instance-gpu|-[cd][gc]i|drain)(?:[\0=]|$)"
+).search
+
+#: The first 15 bytes of a program's name → what in its command line tells that it changes a driver
+#: or a GPU. Not nvidia-mig-manager, nvidia-driver nor nvidia-persistenced: they run always.
+WORKERS = {
+    b"nvidia-mig-part": _any,
+    b"nvidia-installe": _any,
+    b"nvidia-uninstal": _any,
+    b"driver-manager": re.compile(b"uninstall_driver").search,
+    b"nvidia-smi": _changes,
+    b"modprobe": _nvidias_module,
+    b"rmmod": _nvidias_module,
+    b"insmod": _nvidias_module,
+}
+
+
+class Aside:
+    """Looks for who works on the driver; at a process that stays, twice."""
+
+    def __init__(self, proc: str = "/proc", sys: str = "/sys", hold: str = HOLD) -> None:
+        """Begin with every process unseen."""
+        self._proc, self._sys, self._hold = proc, sys, hold
+        self._seen_once: set[str] = set()
+        self._seen_twice: set[str] = set()
+        self._working: set[str] = set()
+
+    def reason(self) -> str | None:
+        """Return why NVML is not to be asked now, and what ends that; None: it may be."""
+        return self._module() or self._held_off() or self._worker()
+
+    def _module(self) -> str | None:
+        state = beginning(f"{self._sys}/module/nvidia/initstate").strip()
+        if state in {b"", b"live"}:  # none: it is not loaded, or a part of the kernel
+            return None
+        return f"NVIDIA's driver is {state.decode(errors='replace')}: it is being exchanged"
+
+    def _held_off(self) -> str | None:
+        if not os.path.lexists(self._hold):
+            return None
+        who = beginning(self._hold).partition(b"\n")[0].decode(errors="replace").strip()
+        by = f" by {quote(who)}" if who else ""
+        return f"NVML is held off{by}, until {self._hold} is removed"
+
+    def _worker(self) -> str | None:
+        """Return who works on it.
+
+        A process is read when it is new, and once more, as it may have been about to execve(2);
+        who becomes such a program later, and had no need to fork(2), is missed.
+        """
+        there = {name for name in listed(self._proc) if name.isdigit()}
+        unread = there - self._seen_twice
+        self._seen_twice = there & self._seen_once
+        self._seen_once = there
+        self._working = {pid for pid in unread | self._working if self._works(pid)}
+        if not self._working:
+            return None
+        pid = min(self._working, key=int)
+        name = beginning(f"{self._proc}/{pid}/comm").decode(errors="replace").strip()
+        return f"{name or 'a program'} (pid {pid}) works on NVIDIA's driver: until it ends"
+
+    def _works(self, pid: str) -> bool:
+        """Whether it is such a program, and root's: anybody may call their own as they like."""
+        changes = WORKERS.get(beginning(f"{self._proc}/{pid}/comm").rstrip(b"\n"))
+        if changes is None or not changes(beginning(f"{self._proc}/{pid}/cmdline")):
+            return False
+        return uid_of(int(pid), self._proc) == ROOT

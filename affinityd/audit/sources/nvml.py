@@ -1,0 +1,177 @@
+"""Who uses NVIDIA's GPUs, by NVML, and when it is asked: whoever asks it uses the driver.
+
+Who works on the driver is left alone. A MIG mode that is to change waits for a reset, often for
+days, which users of the GPU keep from happening: meanwhile NVML is asked less often, and what it
+said last counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from affinityd.audit.model import Holding
+from affinityd.audit.sources.driver_maintenance import Aside
+from affinityd.audit.sources.found import Found, silence
+from affinityd.topology.model import Gpu
+
+NVML_SECONDS = 10.0  #: that NVML may take to answer
+
+#: How often NVML is asked while a GPU waits for its MIG mode to be changed.
+CHANGING_SECONDS = 60.0
+
+NO_DRIVER = "NVIDIA's driver is not loaded"
+WAITS = "{change}: NVML is asked once a minute, until a reset has done that"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What NVML said, and when it was asked: seconds since boot."""
+
+    asked: float
+    report: Report
+
+
+class NvmlSource:
+    """Asks NVML again and again, unless somebody works on the driver."""
+
+    def __init__(
+        self,
+        ask: Callable[[float], Report],
+        aside: Aside,
+        driver: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """Take who asks, within so many seconds, and where the driver says that it is loaded."""
+        self._ask, self._aside, self._clock = ask, aside, clock
+        self._version = f"{driver}/version"
+        self._told: Told | None = None
+
+    def found(self, gpus: Sequence[Gpu]) -> Found:
+        """Return who uses the GPUs, or why that is not known."""
+        if not gpus:
+            return Found()
+        # NVML would load a driver that is not there, and so fight an upgrade.
+        is_loaded = os.path.exists(self._version)  # noqa: PTH110 - a scan is cheap
+        if reason := self._aside.reason() if is_loaded else NO_DRIVER:
+            self._told = None
+            return silence(gpus, reason)
+        if self._told is None or not self._counts(self._told):
+            self._told = Told(self._clock(), self._ask(NVML_SECONDS))
+        change = self._told.report.changing
+        return replace(
+            processes_of(self._told.report, gpus),
+            asked=self._told.asked,
+            notices=(WAITS.format(change=change),) if change else (),
+        )
+
+    def _counts(self, told: Told) -> bool:
+        """Whether it is too early to ask again."""
+        is_new = self._clock() - told.asked < CHANGING_SECONDS
+        return told.report.changing is not None and is_new
+
+
+class Process(Protocol):
+    """A process as one of NVML's lists has it: discovery's NvmlProcess."""
+
+    @property
+    def pid(self) -> int:
+        """As /proc numbers it."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Of the GPU's memory; None: NVML does not say."""
+
+    @property
+    def mig(self) -> str | None:
+        """UUID of the MIG device."""
+
+
+class Listed(Protocol):
+    """The processes of a GPU: discovery's GpuProcesses."""
+
+    @property
+    def index(self) -> int:
+        """NVML's."""
+
+    @property
+    def uuid(self) -> str | None:
+        """As NVML has it."""
+
+    @property
+    def pci_bus_id(self) -> str | None:
+        """As sysfs writes it."""
+
+    @property
+    def processes(self) -> Sequence[Process]:
+        """One in two lists is there twice."""
+
+    @property
+    def error(self) -> str | None:
+        """Why not all of them are known."""
+
+
+class Report(Protocol):
+    """What NVML said: discovery's ProcessReport."""
+
+    @property
+    def gpus(self) -> Sequence[Listed] | None:
+        """None: nothing."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it said nothing."""
+
+    @property
+    def changing(self) -> str | None:
+        """Why somebody seems to change MIG modes."""
+
+
+def processes_of(report: Report, gpus: Sequence[Gpu]) -> Found:
+    """Return who uses NVIDIA's GPUs by NVML's word."""
+    if report.gpus is None:
+        return silence(gpus, report.error or "NVML did not answer")
+    by_index = {listed.index: listed for listed in report.gpus}
+    doubts = {gpu.key: _doubt(gpu, by_index.get(gpu.index)) for gpu in gpus}
+    return Found(
+        tuple(
+            holding
+            for gpu in gpus
+            if gpu.index in by_index and not doubts[gpu.key]
+            for holding in _holdings(gpu, by_index[gpu.index].processes)
+        ),
+        {key: doubt for key, doubt in doubts.items() if doubt},
+    )
+
+
+def _doubt(gpu: Gpu, listed: Listed | None) -> str | None:
+    """Return why the GPU's processes are not known; None: they are."""
+    if listed is None:
+        return f"NVML does not list a GPU {gpu.index}"
+    for known, told in ((gpu.uuid, listed.uuid), (gpu.pci_bus_id, listed.pci_bus_id)):
+        if known and told and known != told:
+            return f"NVML's GPU {gpu.index} is {told} now, and was {known}: read the machine anew"
+    return listed.error and f"NVML: {listed.error}"
+
+
+def _holdings(gpu: Gpu, processes: Sequence[Process]) -> Iterator[Holding]:
+    """Yield the processes, each once: with its memory in all MIG devices, and the one with most.
+
+    A list repeats what another says of the same memory.
+    """
+    parts: dict[int, dict[str | None, int | None]] = defaultdict(dict)
+    for process in processes:
+        part = parts[process.pid]
+        told = [size for size in (part.get(process.mig), process.memory_bytes) if size is not None]
+        part[process.mig] = max(told, default=None)
+    for pid, part in parts.items():
+        most = max(part, key=lambda mig: part[mig] or 0)
+        yield Holding(pid, gpu.key, _sum(part), most)
+
+
+def _sum(part: Mapping[str | None, int | None]) -> int | None:
+    told = [size for size in part.values() if size is not None]
+    return sum(told) if told else None

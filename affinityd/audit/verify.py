@@ -1,0 +1,181 @@
+"""Is a running process where its GPUs are? The facts are others' to gather; here they are judged.
+
+Where a thread ran last is shown and not judged: a thread that sleeps was last somewhere long ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.linux.memory_policy import Held
+from affinityd.linux.processes import Thread
+from affinityd.planner.model import RankPlan
+from affinityd.text import count
+from affinityd.topology.model import Topology
+from affinityd.topology.nearness import MIXED, REMOTE, UNPINNED, Vicinity, placement, vicinity
+
+#: Resident memory away from the GPUs is mentioned from this part on. Pages of files and of shared
+#: memory lie where somebody else touched them first, so that some of it always is.
+MENTIONED = 0.1
+#: From this part on it is a mismatch: the process filled its memory before it was pinned.
+MOST = 0.5
+
+FAR = (MIXED, REMOTE, UNPINNED)  #: placements of a thread that may run far from the GPUs
+
+PREFERRED = "start it with affinityd exec --memory preferred"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is found of one process."""
+
+    pid: int
+    name: str
+    threads: tuple[Thread, ...]  #: the main one first, never none
+    policy: Held | None = None  #: its main thread's memory policy; None: it cannot be read
+    resident: Mapping[int, int] | None = None  #: NUMA node → bytes; None: nobody asked
+    is_asker: bool = False  #: it asks, and ends with the answer: a pin of it would help nothing
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The judgement of one process."""
+
+    facts: Facts
+    near: Vicinity
+    placements: tuple[str, ...]  #: of its threads, in their order
+    far: tuple[str, ...]  #: sentences: which threads may run far away
+    needs_force: bool  #: a pin would leave some of them alone
+    remedy: str  #: what mends those
+    others: tuple[str, ...]  #: other mismatches: sentences, each with what mends it
+    notes: tuple[str, ...]  #: what is worth a look and no mismatch
+
+    @property
+    def mismatches(self) -> tuple[str, ...]:
+        """Sentences, each with what mends it."""
+        return (*(f"{it}; {self.remedy}" for it in self.far), *self.others)
+
+
+def judge(
+    topology: Topology,
+    ranks: Sequence[RankPlan],
+    allowed: CpuSet,
+    facts: Facts,
+    options: str = "",
+) -> Finding:
+    """Judge one process against the GPUs of its plan.
+
+    `allowed` is what its cgroup lets it use, `options` what a pin needs to find the same GPUs. It
+    is a mismatch if any thread may run far from the GPUs: one that pinned itself to some of the
+    near CPUs may not. Far CPUs that its job asked for are a fault of the allocation.
+    """
+    near = vicinity(
+        topology,
+        tuple({rank.gpu.key: rank.gpu for rank in ranks}.values()),
+        {rank.memory_node for rank in ranks},
+    )
+    placements = tuple(placement(topology, near, thread.mask) for thread in facts.threads)
+    resident = tuple(_resident(near, facts))
+    given = frozenset[int]().union(*(rank.cpus for rank in ranks if rank.widening))
+    masks = [it.mask for it, word in zip(facts.threads, placements, strict=True) if word in FAR]
+    is_allocated = bool(masks) and (
+        near.cpus.isdisjoint(allowed) or all(mask <= given for mask in masks)
+    )
+    groups = () if is_allocated else tuple(_groups(facts, placements))
+    needs_force = any(it.mask != facts.threads[0].mask for _, those in groups for it in those)
+    return Finding(
+        facts,
+        near,
+        placements,
+        far=tuple(f"{_run(word, those, facts)}, and {near}" for word, those in groups),
+        needs_force=needs_force,
+        remedy=_start(options) if facts.is_asker else pin(facts.pid, options, force=needs_force),
+        others=(
+            *([_allocation(near, allowed)] if is_allocated else []),
+            *_policy(near, facts),
+            *(text for part, text in resident if part >= MOST),
+        ),
+        notes=(
+            *([] if near.nodes else [f"{near}: it cannot be judged"]),
+            *(text for part, text in resident if part < MOST),
+        ),
+    )
+
+
+def together(findings: Sequence[Finding], options: str = "") -> tuple[Finding, ...]:
+    """Return the findings of a process and its descendants, with one remedy for several of them.
+
+    One pin of the whole tree mends all threads that may run far away.
+    """
+    first, *below = findings
+    far = [it for it in findings if it.far]
+    if len(far) <= 1:
+        return (first, *below)
+    main = first.facts.threads[0].mask
+    # As `affinityd pin` sees it: what is confined to less than the first may be so on purpose.
+    force = any(it.needs_force or not it.facts.threads[0].mask >= main for it in far)
+    remedy = pin(first.facts.pid, options, force=force, tree=True)
+    return tuple(replace(it, remedy=remedy) for it in findings)
+
+
+def pin(pid: int, options: str, *, force: bool, tree: bool = False) -> str:
+    """Return how a pin of a process, or its whole tree, is said; `options` name its GPUs."""
+    flags = ("--tree " if tree else "") + ("--force " if force else "")
+    return f"affinityd pin {flags}{options}{pid} mends that"
+
+
+def _start(options: str) -> str:
+    return f"what is started here is to be started with affinityd exec {options}-- COMMAND"
+
+
+def _allocation(near: Vicinity, allowed: CpuSet) -> str:
+    there = len(near.cpus & allowed)
+    few = f"only {count(there, 'CPU')}" if there else "no CPU"
+    return (
+        f"{near}, and its cpuset, {format_list(allowed)}, has {few} there: no pin mends that, "
+        "but an allocation that follows the GPU (Slurm: --gres-flags=enforce-binding; "
+        "Kubernetes: the kubelet's Topology Manager)"
+    )
+
+
+def _far(placements: Sequence[str]) -> list[str]:
+    return [word for word in FAR if word in placements]
+
+
+def _groups(facts: Facts, placements: Sequence[str]) -> Iterator[tuple[str, list[Thread]]]:
+    """Yield the threads that may run far away, by their placement."""
+    for word in _far(placements):
+        placed = zip(facts.threads, placements, strict=True)
+        yield word, [thread for thread, its in placed if its == word]
+
+
+def _run(word: str, threads: Sequence[Thread], facts: Facts) -> str:
+    may_run = format_list(frozenset().union(*(thread.mask for thread in threads)))
+    return f"{_who(threads, facts.threads[0])} may run on CPUs {may_run} ({word})"
+
+
+def _policy(near: Vicinity, facts: Facts) -> Iterator[str]:
+    policy = facts.policy
+    # One near node is enough: where it may choose, the kernel takes the nearest first.
+    if policy is not None and policy.nodes and policy.nodes <= near.far_memory:
+        yield f"its memory policy is {policy}, and {near}; {PREFERRED}"
+
+
+def _resident(near: Vicinity, facts: Facts) -> Iterator[tuple[float, str]]:
+    """Yield which part of the resident memory is far, and how that is said; nothing if little."""
+    resident = facts.resident or {}
+    far = {node: size for node, size in resident.items() if node in near.far_memory}
+    part = sum(far.values()) / (sum(resident.values()) or 1)
+    if part >= MENTIONED:
+        moves = f"migratepages {facts.pid} {format_list(far)} {format_list(near.memory)} moves it"
+        remedy = PREFERRED if facts.is_asker else moves
+        where = f"{part:.0%} of its resident memory is on {several('node', far)}"
+        yield part, f"{where}, and {near}; {remedy}"
+
+
+def _who(threads: Sequence[Thread], main: Thread) -> str:
+    if threads[0] != main:
+        return f"{count(len(threads), 'thread')} (first {threads[0].tid}, {threads[0].name})"
+    return "its main thread" + (f" and {len(threads) - 1} more" if len(threads) > 1 else "")

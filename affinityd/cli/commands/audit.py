@@ -1,0 +1,182 @@
+"""`affinityd audit`: the processes of each GPU, and whether they may run near it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from affinityd.audit import resident_memory
+from affinityd.audit.auditor import Auditor
+from affinityd.audit.document import document, everything
+from affinityd.audit.model import GpuKey, Scan
+from affinityd.audit.overlap import overlap
+from affinityd.audit.sources.holders import Holders
+from affinityd.cli.console import give_up_stdout, say
+from affinityd.cli.parser import Parser, add_format
+from affinityd.cli.render import audit
+from affinityd.cli.target import known_node
+from affinityd.discovery.nvml import processes as nvml_processes
+from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
+from affinityd.request import devices
+from affinityd.text import count, one_line, quote
+from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.nearness import REMOTE
+
+EVERY = 2.0  #: seconds between two looks
+SHORTEST, LONGEST = 0.1, 3600.0
+
+#: Control sequences of a terminal, ECMA-48: to the first line; clear what is left of one, of all.
+HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=_seconds,
+        nargs="?",
+        const=EVERY,
+        help=f"look again and again (default: every {EVERY:g} s)",
+    )
+    add_format(parser, "table", "a JSON document, one line a look")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="also where their memory lies; each waits while the kernel walks its pages",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="a row a process, however many workers are alike"
+    )
+    parser.add_argument("--gpus", metavar="LIST", help="these alone, by index, UUID or PCI bus id")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print who uses the GPUs; 0: none of them is remote, 1: one is, 2: it cannot be told."""
+    try:
+        return _audit(arguments)
+    except AffinityError as error:
+        say(f"affinityd audit: {error}")
+        return 2
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not SHORTEST <= seconds <= LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"{quote(text)} is no time from {SHORTEST:g} to {LONGEST:g} seconds"
+        )
+    return seconds
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    if arguments.memory and arguments.watch is not None:
+        raise InvalidRequestError(
+            "--memory has each process wait, and --watch would do so again and again; give one"
+        )
+    topology = _this_machine()
+    keys = {gpu.key for gpu in _chosen(topology, arguments.gpus)}
+    code, before = 2, None
+    try:
+        # The holders are sought on all GPUs: a process's first is the one with most of its memory.
+        for scan in _looks(Auditor(Holders(nvml_processes.ask)), topology, arguments.watch):
+            seen = _only(scan, keys)
+            code = _exit_code(seen)
+            _print(arguments, topology, seen, before)
+            before = seen
+    except BrokenPipeError:  # the reader has seen enough; what was found is found
+        give_up_stdout()
+    return code
+
+
+def _this_machine() -> Topology:
+    """Return the machine that the processes run on. Raises AffinityError."""
+    node = known_node()
+    if node.replayed:
+        raise InvalidRequestError(
+            f"{quote(node.topology.name)} is a replayed machine, and runs no processes: take away "
+            "the AFFINITYD_ROOT, AFFINITYD_MACHINE or AFFINITYD_SOCKET that names it"
+        )
+    return node.topology
+
+
+def _chosen(topology: Topology, listed: str | None) -> Iterator[Gpu]:
+    """Yield the GPUs that are to be looked at, in their order. Raises AffinityError for none."""
+    if not topology.gpus:
+        raise NoSuchGpuError("this node has no GPU")
+    if listed in (None, "all"):
+        yield from topology.gpus
+        return
+    entries = [entry.strip() for entry in str(listed).split(",")]
+    keys = {device.gpu.key for device in devices.choose(devices.whole(topology), entries)}
+    yield from (gpu for gpu in topology.gpus if gpu.key in keys)
+
+
+def _looks(auditor: Auditor, topology: Topology, every: float | None) -> Iterator[Scan]:
+    yield auditor.scan(topology)
+    while every is not None:
+        time.sleep(every)
+        yield auditor.scan(topology)
+
+
+def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
+    """Return what a scan says of some GPUs."""
+    processes = tuple(it for it in scan.processes if not gpus.isdisjoint(it.facts.gpus))
+    return replace(
+        scan,
+        processes=processes,
+        near={key: cpus for key, cpus in scan.near.items() if key in gpus},
+        unknown={key: why for key, why in scan.unknown.items() if key in gpus},
+        overlap=overlap(processes),
+        skipped=scan.skipped - sum(it for key, it in scan.late.items() if key not in gpus),
+    )
+
+
+def _exit_code(scan: Scan) -> int:
+    if any(it.placement == REMOTE and not it.is_daemon for it in scan.processes):
+        return 1
+    known = [key for key, cpus in scan.near.items() if cpus and key not in scan.unknown]
+    return 0 if known else 2
+
+
+def _print(
+    arguments: argparse.Namespace, topology: Topology, scan: Scan, before: Scan | None
+) -> None:
+    memory = resident_memory.read(scan.processes) if arguments.memory else None
+    if arguments.format == "json":
+        told = document(topology, scan, everything)
+        for process in told["processes"] if memory else ():
+            process["memory"] = memory and memory.resident.get(process["pid"])
+        print(json.dumps(told), flush=True)
+        return
+    lines = [
+        *audit.table(topology, scan, before, fold=not arguments.all),
+        *(audit.memory_lines(memory) if memory else ()),
+    ]
+    _show(list(map(one_line, lines)), is_first=before is None, again=arguments.watch is not None)
+
+
+def _show(lines: list[str], *, is_first: bool, again: bool) -> None:
+    """Print a table: over the one before on a terminal, else after it."""
+    if again and sys.stdout is not None and sys.stdout.isatty():
+        drawn = (f"{line}{CLEAR_LINE}" for line in _cut(lines, *shutil.get_terminal_size()))
+        print(HOME + "\n".join(drawn) + CLEAR_REST, end="", flush=True)
+    else:
+        print("\n".join(lines if is_first else ["", *lines]), flush=True)
+
+
+def _cut(lines: list[str], width: int, height: int) -> list[str]:
+    """Return what of lines fits into a window: one that scrolls could not be drawn over."""
+    if len(lines) > height:
+        left_out = len(lines) - height + 1
+        lines = [*lines[: height - 1], f"and {count(left_out, 'line')} more, in a larger window"]
+    return [line[:width] for line in lines]

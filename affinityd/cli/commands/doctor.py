@@ -1,0 +1,130 @@
+"""`affinityd doctor`: what keeps ranks from their place on this node, and what mends it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from affinityd.audit.sources.driver_maintenance import HOLD, Aside
+from affinityd.cli.console import aligned
+from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
+from affinityd.config import file as conffile
+from affinityd.config.settings import Settings
+from affinityd.discovery.machine import Machine
+from affinityd.doctor.checks.registry import CHECKS, Diagnosis, examine, known
+from affinityd.doctor.daemon_probe import held_off, look, may_be_there
+from affinityd.doctor.facts import ENVIRONMENT, Daemon, Facts, NoFiles, Said
+from affinityd.doctor.finding import FAIL, STATUSES, worst
+from affinityd.text import one_line
+from affinityd.topology import node_file
+
+NVML_SECONDS = 5.0  #: that NVML may take to answer: somebody waits
+
+COLUMNS = ("check", "status", "found")
+WIDTH = 2 + max(map(len, CHECKS))  #: of a name in the help
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    lines = (f"  {name:<{WIDTH}}{check.looks_at}" for name, check in CHECKS.items())
+    parser.epilog = "\n".join(["checks:", *lines])
+    parser.add_argument("checks", metavar="CHECK", nargs="*", help="default: all of those below")
+    add_format(parser, "table")
+    add_settings(parser, ("root", "machine", "node_name", "socket", "reserved_cpus"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what is found; 0: nothing fails, 1: something does."""
+    names = [known(name) for name in arguments.checks]
+    facts = gather(load_settings(arguments), names)
+    found = examine(facts, names)
+    if arguments.format == "json":
+        print(json.dumps(_document(facts.topology.name, found), indent=1))
+    else:
+        print("\n".join(map(one_line, _table(facts.topology.name, found))))
+    return int(worst(it.finding for it in found) == FAIL)
+
+
+def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> Facts:
+    """Return the facts of the machine that the settings name, for these checks or all.
+
+    NVML is asked where a check wants it and nobody works on its driver. Raises TreeError.
+    """
+    machine = Machine(settings)
+    aside = Aside(hold=hold).reason() if machine.is_live else None
+    if aside is None and any(CHECKS[name].asks_nvml for name in names or CHECKS):
+        machine.ask_drivers(NVML_SECONDS)
+    topology = machine.read()
+    return Facts(
+        topology=topology,
+        tree=NoFiles(topology.name) if settings.machine else machine.tree,
+        root=None if settings.machine else settings.root,
+        reserved=settings.reserved_cpus,
+        nvml=machine.report,
+        said=tuple(_said()) if machine.is_live else (),
+        daemon=_daemon(settings) if machine.is_live else None,
+        aside=aside,
+        held_off=held_off(hold) if machine.is_live else None,
+    )
+
+
+def _daemon(settings: Settings) -> Daemon:
+    """Look at the daemon: at the socket that is named, else at root's or at this user's own.
+
+    Where neither exists, only root is told that a daemon is missing: commands need none.
+    """
+    own = conffile.default_socket()
+    if settings.socket != own or own == conffile.SYSTEM_SOCKET:
+        return look(settings.socket)
+    roots = Path(conffile.SYSTEM_SOCKET)
+    if may_be_there(roots) or may_be_there(roots.with_name(node_file.NAME)):
+        return look(conffile.SYSTEM_SOCKET)
+    if may_be_there(Path(own)):
+        return look(own)
+    return Daemon(conffile.SYSTEM_SOCKET, absent=(conffile.SYSTEM_SOCKET, own))
+
+
+def _said() -> Iterator[Said]:
+    """Yield the names of variables, and of what is in the settings file."""
+    file = conffile.path()
+    yield from (Said(name, ENVIRONMENT) for name in sorted(os.environ))
+    yield from (Said(name, file) for name in conffile.read(file))
+
+
+def _table(node: str, found: Sequence[Diagnosis]) -> Iterator[str]:
+    """Yield the lines: each finding, below it what mends it, and the sum."""
+    rows = [row for it in found for row in _rows(it)]
+    yield from aligned(COLUMNS, rows, ())
+    statuses = [it.finding.status for it in found]
+    amounts = (f"{statuses.count(it)} {it}" for it in reversed(STATUSES) if it in statuses)
+    yield f"{node}: {', '.join(amounts)}"
+
+
+def _rows(diagnosis: Diagnosis) -> Iterator[tuple[str, ...]]:
+    finding = diagnosis.finding
+    yield diagnosis.name, finding.status, finding.found
+    if finding.remedy:
+        yield "", "", f"→ {finding.remedy}"
+
+
+def _document(node: str, found: Sequence[Diagnosis]) -> dict[str, Any]:
+    """Return the JSON document: an entry a finding."""
+    return {
+        "node": node,
+        "worst": worst(it.finding for it in found),
+        "checks": [
+            {
+                "name": it.name,
+                "status": it.finding.status,
+                "found": it.finding.found,
+                "remedy": it.finding.remedy,
+                "gpus": list(it.finding.gpus),
+            }
+            for it in found
+        ],
+    }

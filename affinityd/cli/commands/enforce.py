@@ -1,0 +1,94 @@
+"""`affinityd enforce`: what a daemon pins from outside, what it leaves, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+from affinityd.cli.console import say
+from affinityd.cli.parser import Parser, add_format, add_settings
+from affinityd.cli.render.enforcement import lines
+from affinityd.config import file
+from affinityd.enforce.client import EnforceReport, ask, read
+from affinityd.errors import (
+    DAEMON_EXTRA,
+    AffinityError,
+    DaemonError,
+    InvalidRequestError,
+    NoDaemonError,
+    UntrustedError,
+)
+from affinityd.text import one_line
+
+TIMEOUT = 5.0  #: seconds: somebody waits
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    add_format(parser, "table", "the daemon's document, as it comes")
+    alone = parser.add_mutually_exclusive_group()
+    alone.add_argument(
+        "--all", action="store_true", help="also what runs where it is to, and known daemons"
+    )
+    alone.add_argument(
+        "--check", metavar="FILE", help="say what a policy does, or what is wrong; asks no daemon"
+    )
+    add_settings(parser, ("socket",))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it; 0: all fits, 1: something does not run where it is to, 2: it cannot be told."""
+    try:
+        if arguments.format == "json" and (arguments.all or arguments.check is not None):
+            raise InvalidRequestError(
+                "--all and --check print lines; leave out --json, which has all of it"
+            )
+        return _check(arguments.check) if arguments.check is not None else _enforce(arguments)
+    except AffinityError as error:
+        say(f"affinityd enforce: {error}")
+        return 2
+
+
+def _check(path: str) -> int:
+    try:
+        from affinityd.cli.policy_check import check  # noqa: PLC0415 - wants a reader of TOML
+    except ModuleNotFoundError as error:
+        raise InvalidRequestError(
+            f"{error.name} is not installed, which reads TOML where Python is older than 3.11; "
+            f"{DAEMON_EXTRA}"
+        ) from None
+    print("\n".join(map(one_line, check(path))))
+    return 0
+
+
+def _enforce(arguments: argparse.Namespace) -> int:
+    said = file.variables()
+    if arguments.socket is not None:
+        said[f"{file.PREFIX}SOCKET"] = arguments.socket
+    text = _asked(file.sockets(said))
+    report = _read(text)
+    if arguments.format == "json":
+        print(text if text.isprintable() else json.dumps(json.loads(text)))
+    else:
+        print("\n".join(map(one_line, lines(report, fitting=arguments.all))))
+    return 1 if report.is_amiss else 2 if report.is_blind else 0
+
+
+def _asked(sockets: list[str]) -> str:
+    """Return what the first daemon says that is there. Raises AffinityError where none does."""
+    deadline = time.monotonic() + TIMEOUT
+    troubles = []
+    for path in sockets:
+        try:
+            return ask(path, deadline)
+        except (NoDaemonError, UntrustedError) as error:  # noqa: PERF203 - two paths at most
+            troubles.append(str(error))
+    raise NoDaemonError("; ".join(troubles))
+
+
+def _read(text: str) -> EnforceReport:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise DaemonError(f"the daemon's answer is none: {error}") from None

@@ -1,0 +1,143 @@
+"""`affinityd init`: in a pod's init container, leaves what its containers pin themselves with."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from affinityd.cli.console import say
+from affinityd.cli.exec_options import parameters, seconds
+from affinityd.cli.parser import Parser
+from affinityd.client import http as client
+from affinityd.client import trust
+from affinityd.config import file, switch
+from affinityd.config.settings import host_and_port
+from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.kubernetes import node_plan
+from affinityd.kubernetes.init_files import hand_out_plan, hand_out_scripts, hand_out_settings
+from affinityd.kubernetes.node_plan import NodePlan
+from affinityd.text import count, quote
+
+NAME = "affinityd init"
+WAIT = "10"  #: seconds that a pod's start may be held up for
+SOCKET, URL = f"{file.PREFIX}SOCKET", f"{file.PREFIX}URL"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    parser.epilog = (
+        "Then start the program by FOLDER/run. AFFINITYD_SOCKET and AFFINITYD_URL say where the "
+        "daemon is, too; AFFINITYD_MODE, AFFINITYD_SHARE and so on choose for the whole pod."
+    )
+    parser.add_argument(
+        "--to", metavar="FOLDER", required=True, help="a volume that the pod's containers share"
+    )
+    parser.add_argument(
+        "--socket",
+        metavar="PATH",
+        help=f"the node's daemon's socket (default: {file.SYSTEM_SOCKET}, if no URL is given)",
+    )
+    parser.add_argument(
+        "--url", metavar="URL", help="the daemons' Service, like http://affinityd.affinityd:9466"
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", default=WAIT, help=f"how long to wait (default: {WAIT})"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the files; a daemon that is not there, or refuses, is no failure.
+
+    Raises InvalidRequestError for what the command line says, OutputError where not even the script
+    can be written with which programs are started.
+    """
+    signal.signal(signal.SIGTERM, _end)  # the kernel would not end a container's first process
+    deadline = time.monotonic() + seconds(arguments.timeout)
+    addresses = _given({SOCKET: arguments.socket, URL: arguments.url})
+    if not arguments.to:
+        raise InvalidRequestError("to is empty; name a folder, like /affinity")
+    folder = Path(arguments.to)
+    hand_out_scripts(folder)
+    try:
+        plan = _leave_plan(folder, addresses, deadline)
+    except AffinityError as error:
+        _tell(f"{error}; no plan was left in {folder}: programs ask when they start")
+    else:
+        gpus = count(plan.gpus, "GPU")
+        print(f"{NAME}: {folder} has the places of {gpus}, as {plan.source} says")
+    return 0
+
+
+def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> NodePlan:
+    """Find the node's plan, and write what programs plan with. Raises AffinityError."""
+    said, here = _said()
+    addresses = {**_in_variables(said), **addresses} or {SOCKET: file.SYSTEM_SOCKET}
+    chosen = parameters({}, said)
+    trusted = ",".join(map(str, sorted(trust.configured(said))))  # no name of ours is the image's
+    settings = {
+        **addresses,
+        **({trust.VARIABLE: trusted} if trusted else {}),
+        **{file.SAID_AS[name]: text for name, text in chosen.items()},
+    }
+    hand_out_settings(folder, settings, here)
+    plan = node_plan.find(node_plan.question(chosen), addresses, deadline, _tell)
+    hand_out_settings(folder, {**settings, **plan.answered}, switch.least(here, plan.switch))
+    hand_out_plan(folder, plan)
+    return plan
+
+
+def _given(flags: Mapping[str, str | None]) -> dict[str, str]:
+    """Return where the command line says that the daemon is. Raises InvalidRequestError."""
+    found = {name: text for name, text in flags.items() if text}
+    return {**found, URL: _url(found[URL], "url")} if URL in found else found
+
+
+def _said() -> tuple[Mapping[str, str], str]:
+    """Return the variables and the switch; what cannot be read is told, and it is off then.
+
+    For a pod must start all the same.
+    """
+    try:
+        return file.variables(), file.chosen_switch()
+    except InvalidRequestError as error:
+        _tell(str(error))
+    its = {name: text for name, text in os.environ.items() if name.startswith(file.PREFIX)}
+    return its, switch.OFF
+
+
+def _in_variables(said: Mapping[str, str]) -> dict[str, str]:
+    """Return where variables say that the daemon is; what is no URL is told, and left out."""
+    found = {name: said[name] for name in (SOCKET, URL) if name in said}
+    try:
+        return {**found, URL: _url(found[URL], URL)} if URL in found else found
+    except InvalidRequestError as error:
+        _tell(str(error))
+    return {name: text for name, text in found.items() if name != URL}
+
+
+def _url(text: str, name: str) -> str:
+    """Return a URL without a last slash. Raises InvalidRequestError."""
+    url = text.rstrip("/")
+    try:
+        host, port = host_and_port(url.removeprefix(client.HTTP), name)
+    except InvalidRequestError:
+        host, port = "", 0
+    if not url.startswith(client.HTTP) or set(host) & set("/ @?#") or not port:
+        raise InvalidRequestError(
+            f"{name}: {quote(text)} is not http://HOST:PORT; write it like http://affinityd:9466"
+        )
+    return url
+
+
+def _tell(trouble: str) -> None:
+    say(f"{NAME}: {trouble}")
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)

@@ -1,0 +1,143 @@
+"""`affinityd pin`: every thread of a running process, to the CPUs near its GPU."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from affinityd.cli import plan_options, target
+from affinityd.cli.console import say
+from affinityd.cli.parser import Parser
+from affinityd.config import file
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.errors import InvalidRequestError
+from affinityd.linux import pinning
+from affinityd.linux.pinning import LEFT_ALONE, PINNED, REFUSED, Pinned, ThreadPin
+from affinityd.linux.processes import stat_of
+from affinityd.linux.procstat import Stat
+from affinityd.text import count, one_line
+
+MOST_LINES = 10  #: of what went wrong
+MOST_THREADS = 5  #: that a line names
+UNASKED = {"shared_gpu", "parameter_ignored"}  #: warnings of what we asked for ourselves
+ON_PURPOSE = "pinned on purpose, as it seems; --force pins it, too"
+
+#: Threads of one process that fared alike: the first of them, and how many.
+Group = list[ThreadPin]
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    parser.add_argument("pid", metavar="PID", type=target.process_id)
+    parser.add_argument(
+        "--cpus", metavar="LIST", dest="listed", help="pin to these CPUs, without a plan"
+    )
+    parser.add_argument("--tree", action="store_true", help="its descendants, too")
+    parser.add_argument(
+        "--force", action="store_true", help="also what somebody pinned on purpose, elsewhere"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, only")
+    plan_options.add_plan_options(parser, without=("whose", "cpus"))  # its own are known
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Pin the process; 0: all of it, 1: something was refused, or got less than was asked."""
+    process = target.living(arguments.pid)
+    cpus, its_own = _asked(arguments, process)
+    pinned = pinning.pin(
+        process.number,
+        cpus,
+        tree=arguments.tree,
+        its_own=its_own,
+        force=arguments.force,
+        dry_run=arguments.dry_run,
+        start=process.start,
+    )
+    for line in _done(pinned, dry_run=arguments.dry_run):
+        print(one_line(line))
+    wrong = list(_wrong(pinned, process))
+    for line in wrong[:MOST_LINES]:
+        say(f"affinityd pin: {line}")
+    if len(wrong) > MOST_LINES:
+        say(f"affinityd pin: and {len(wrong) - MOST_LINES} more")
+    return 0 if pinned.complete else 1
+
+
+def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, pinning.ItsOwn]:
+    """Return the CPUs of the process, and what tells those of its descendants.
+
+    Each has its own GPU's, as a launcher's ranks; one without works for its parent.
+    """
+    if arguments.listed is not None:
+        return _listed(arguments), lambda _child: None
+    planner = target.Planner(plan_options.given(arguments), file.variables())
+    return _planned(planner, process), planner.cpus
+
+
+def _listed(arguments: argparse.Namespace) -> CpuSet:
+    if named := plan_options.given(arguments):
+        flag = f"--{next(iter(named)).replace('_', '-')}"
+        raise InvalidRequestError(f"--cpus needs no plan; leave out {flag}")
+    try:
+        cpus = parse_list(arguments.listed)
+    except ValueError as error:
+        raise InvalidRequestError(f"--cpus: {error}") from None
+    if not cpus:
+        raise InvalidRequestError("--cpus is empty; write it like 0-3,8")
+    return cpus
+
+
+def _planned(planner: target.Planner, process: Stat) -> CpuSet:
+    reply = planner.plan(process)
+    if doubt := planner.doubt(process):
+        say(f"affinityd pin: {doubt}")
+    for warning in reply.warnings:
+        if warning.code not in UNASKED:
+            say(f"affinityd: {warning.code}: {warning.message}")
+    return reply.cpus
+
+
+def _groups(threads: tuple[ThreadPin, ...]) -> list[Group]:
+    """Return the threads that fared alike together, in the order of their first ones."""
+    groups: dict[tuple[object, ...], Group] = {}
+    for thread in threads:
+        # Those that were left alone may each have a mask of its own.
+        held = None if thread.outcome == LEFT_ALONE else thread.held
+        alike = (thread.pid, thread.outcome, held, thread.reason)
+        groups.setdefault(alike, []).append(thread)
+    return list(groups.values())
+
+
+def _done(pinned: Pinned, *, dry_run: bool) -> Iterator[str]:
+    would = "would be " if dry_run else ""
+    for group in _groups(pinned.having(PINNED)):
+        yield f"{_who(group)} {would}pinned to CPUs {format_list(group[0].held)}"
+    for group in _groups(pinned.having(LEFT_ALONE)):
+        reason = group[0].reason or ON_PURPOSE
+        held = frozenset().union(*(thread.held for thread in group))
+        where = f"left alone on CPUs {format_list(held)}"
+        yield f"{_who(group)} {would}{where}: {_named(group)}: {reason}"
+
+
+def _wrong(pinned: Pinned, process: Stat) -> Iterator[str]:
+    if not pinned.threads:
+        yield f"{target.shown(process)} has ended meanwhile"
+    for group in _groups(pinned.having(REFUSED)):
+        held = format_list(group[0].held)
+        yield f"{_who(group)} refused, still on CPUs {held}: {group[0].reason}"
+    for group in _groups(pinned.cut):
+        held, asked = format_list(group[0].held), format_list(group[0].asked)
+        yield f"{_who(group)} got CPUs {held} of {asked}: the cpuset, or the node, has no more"
+    if not pinned.settled:
+        yield f"{target.shown(process)} starts threads faster than they are pinned; do it again"
+
+
+def _who(group: Group) -> str:
+    stat = stat_of(group[0].pid)
+    name = f"process {group[0].pid} ({stat.name if stat else 'ended'})"
+    return f"{name}: {count(len(group), 'thread')}"
+
+
+def _named(group: Group) -> str:
+    names = ", ".join(str(thread.tid) for thread in group[:MOST_THREADS])
+    return names if len(group) <= MOST_THREADS else f"{names} …"

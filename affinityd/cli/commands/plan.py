@@ -1,0 +1,129 @@
+"""`affinityd plan`: what the daemon would answer, without one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping
+
+from affinityd.cli import exec_options, plan_options
+from affinityd.cli.console import aligned, say
+from affinityd.cli.parser import Parser, add_settings, load_settings
+from affinityd.client import plan_request
+from affinityd.config import file
+from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.discovery.machine import Machine
+from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.linux.affinity import own_cpuset
+from affinityd.planner.model import Options, RankPlan
+from affinityd.request.caller import Caller
+from affinityd.request.formats import Reply, render
+from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
+from affinityd.request.resolve import answer
+from affinityd.text import quote
+from affinityd.topology.node import Node
+
+TABLE = "table"
+NUMBERS = {"rank", "gpu", "node", "home", "cores"}
+COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cpulist")
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    plan_options.add_plan_options(parser, Options().mode)
+    shown = "|".join((TABLE, *FORMATS))
+    parser.add_argument("--format", metavar=shown, action="append", help=PARAMETERS["format"].help)
+    parser.add_argument(
+        "--json",
+        dest="format",
+        action="append_const",
+        const="json",
+        help="the same as --format json",
+    )
+    parser.add_argument("--explain", action="store_true", help="say why, below each rank")
+    add_settings(parser, ("root", "machine", "reserved_cpus"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan."""
+    form = _format(arguments.format or [TABLE])
+    chosen = plan_options.given(arguments)
+    request = parse_request(chosen.items())
+    settings = load_settings(arguments)
+    machine = Machine(settings)
+    machine.ask_drivers()
+    caller = this_process() if machine.is_live else None  # on a replayed machine it means nothing
+    node = Node(machine.read(), settings.reserved_cpus)
+    reply = answer(node, request, caller)
+    if form == TABLE:
+        for line in _table(reply, explain=arguments.explain):
+            print(line)
+        if other := _of_exec(node, chosen, caller, reply):
+            print(other)
+    else:
+        print(render(reply, form), end="")
+    if form != "json":
+        for warning in reply.warnings:
+            say(f"affinityd: {warning.code}: {warning.message}")
+    return 0
+
+
+def _format(said: list[str]) -> str:
+    if len(said) > 1:
+        raise InvalidRequestError("format is given twice; give it once")
+    if said[0] not in (TABLE, *FORMATS):
+        raise InvalidRequestError(
+            f"format: {quote(said[0])} is not one of {', '.join((TABLE, *FORMATS))}"
+        )
+    return said[0]
+
+
+def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
+    options = reply.request.options
+    allowed = format_list(reply.allowed)
+    yield f"{reply.node}: {options.mode}, share={reply.plan.share}, allowed CPUs {allowed}"
+    rows = [_row(rank) for rank in reply.ranks]
+    head, *lines = aligned(COLUMNS, rows, NUMBERS)
+    yield head
+    for rank, line in zip(reply.ranks, lines, strict=True):
+        yield line
+        if explain:
+            yield from (f"      {reason}" for reason in rank.reasons)
+
+
+def _of_exec(
+    node: Node, chosen: Mapping[str, str], caller: Caller | None, reply: Reply
+) -> str | None:
+    """Return what `affinityd exec` would give the same ranks; None: the same."""
+    given = exec_options.parameters(chosen, file.variables())
+    given = {"mode": plan_request.default_mode(given), **given}
+    given = plan_request.with_asked_cpus(given, os.environ if caller else {})
+    try:
+        other = answer(node, parse_request(given.items()), caller)
+    except AffinityError:  # as a variable that is none: exec would say so
+        return None
+    if [rank.cpus for rank in other.ranks] == [rank.cpus for rank in reply.ranks]:
+        return None
+    alike: dict[CpuSet, list[int]] = {}
+    for rank in other.ranks:
+        alike.setdefault(rank.cpus, []).append(rank.rank)
+    places = (f"{several('rank', its)} CPUs {format_list(cpus)}" for cpus, its in alike.items())
+    return f"affinityd exec, by mode {given['mode']}, would give {'; '.join(places)}"
+
+
+def _row(rank: RankPlan) -> tuple[str, ...]:
+    return (
+        str(rank.rank),
+        str(rank.gpu.index),
+        rank.gpu.pci_bus_id,
+        "?" if rank.gpu.numa_node is None else str(rank.gpu.numa_node),
+        "-" if rank.home_node is None else str(rank.home_node),
+        rank.locality,
+        str(rank.physical_cores),
+        format_list(rank.cpus),
+    )
+
+
+def this_process() -> Caller:
+    """Return this process as a caller."""
+    return Caller(mask=frozenset(os.sched_getaffinity(0)), cpuset=own_cpuset())

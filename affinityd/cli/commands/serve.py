@@ -1,0 +1,54 @@
+"""`affinityd serve`: the daemon."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from affinityd.audit.auditor import Auditor
+from affinityd.audit.sources.holders import Holders
+from affinityd.cli.parser import Parser, add_settings, load_settings
+from affinityd.config import file, settings, switch
+from affinityd.daemon.state.background import Unanswered
+from affinityd.discovery.machine import Machine
+from affinityd.discovery.nvml import gpus, processes
+
+if TYPE_CHECKING:
+    from affinityd.daemon.main import Enforce
+
+TOPOLOGY, PROCESSES = "topology", "processes"  #: what NVML is asked for
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    add_settings(parser, settings.NAMES)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    chosen = narrowed(load_settings(arguments), file.chosen_switch())
+    nvml_failures = Unanswered(TOPOLOGY, PROCESSES)
+    machine = Machine(chosen, nvml_failures.counting(TOPOLOGY, gpus.ask))
+    machine.begin_to_ask()
+    from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
+
+    holders = Holders(nvml_failures.counting(PROCESSES, processes.ask))
+    auditor = Auditor(holders, reserved=chosen.reserved_cpus)
+    main.run(chosen, machine, auditor, _enforce(chosen), nvml_failures=nvml_failures.counts)
+    return 0
+
+
+def narrowed(chosen: settings.Settings, said: str) -> settings.Settings:
+    """Return the settings with the switch: it pins no more from outside than clients may."""
+    is_free = said == switch.ON or chosen.enforce == settings.OFF
+    return replace(chosen, switch=said, enforce=chosen.enforce if is_free else said)
+
+
+def _enforce(chosen: settings.Settings) -> Enforce | None:
+    """Return what enforces; None: nothing is to."""
+    if chosen.enforce == "off":
+        return None
+    from affinityd.daemon.enforcement import Enforcement  # noqa: PLC0415 - most daemons enforce nothing
+
+    return Enforcement

@@ -1,0 +1,39 @@
+"""`affinityd topology`: the node, drawn for a person or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
+from affinityd.cli.render import topology as drawing
+from affinityd.discovery.machine import read_once
+from affinityd.topology import serialization
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    add_format(parser, "tree")
+    add_settings(parser, ("root", "machine"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the node."""
+    topology = read_once(load_settings(arguments))
+    if arguments.format == "json":
+        print(json.dumps(serialization.to_dict(topology), indent=1, ensure_ascii=False))
+    else:
+        for line in drawing.draw(topology, colour=wants_colour()):
+            print(line)
+    return 0
+
+
+def wants_colour() -> bool:
+    """Whether stdout is a terminal that takes colours, and nobody asked for none (no-color.org)."""
+    return (
+        sys.stdout.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM", "dumb") != "dumb"
+    )

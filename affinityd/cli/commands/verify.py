@@ -1,0 +1,133 @@
+"""`affinityd verify`: whether a process is where its GPUs are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from affinityd.audit.verify import Facts, Finding, judge, together
+from affinityd.cli import plan_options, target
+from affinityd.cli.console import give_up_stdout, say
+from affinityd.cli.parser import Parser, add_format
+from affinityd.cli.render import verify
+from affinityd.client import plan_request
+from affinityd.cpuset import several
+from affinityd.errors import AffinityError, TargetError
+from affinityd.linux import memory_policy
+from affinityd.linux.environ import environment_of
+from affinityd.linux.processes import descendants, threads
+from affinityd.linux.procstat import Stat
+from affinityd.request.formats import Reply
+from affinityd.text import one_line
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add what the command takes."""
+    parser.add_argument(
+        "pid", metavar="PID", type=target.process_id, nargs="?", help="default: the caller itself"
+    )
+    parser.add_argument(
+        "--resident",
+        action="store_true",
+        help="also where its memory lies; the process waits while the kernel walks its pages",
+    )
+    add_format(parser, "table")
+    plan_options.add_device_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print where the process is; 0: near its GPUs, or nobody knows; 1: not all; 2: not judged."""
+    try:
+        return _judge(arguments)
+    except AffinityError as error:
+        say(f"affinityd verify: {error}")
+        return 2
+
+
+def _judge(arguments: argparse.Namespace) -> int:
+    process = target.living(arguments.pid or os.getpid())
+    # What is near does not hang on how cores would be divided: no site's choice is asked for.
+    planner = target.Planner(plan_options.given(arguments), None)
+    options = plan_options.devices(arguments)
+    judged = list(_findings(process, planner, options, resident=arguments.resident))
+    found = together(judged, options)
+    if doubt := planner.doubt(process):
+        say(f"affinityd verify: {doubt}")
+    try:
+        _print(planner, found, as_json=arguments.format == "json")
+    except BrokenPipeError:  # the reader has seen enough; what was found is found
+        give_up_stdout()
+    return 1 if any(finding.mismatches for finding in found) else 0
+
+
+def _print(planner: target.Planner, found: Sequence[Finding], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(verify.document(planner.topology, found), indent=1), flush=True)
+    else:
+        print("\n".join(map(one_line, verify.table(found))), flush=True)
+
+
+def _findings(
+    process: Stat, planner: target.Planner, options: str, *, resident: bool
+) -> Iterator[Finding]:
+    """Yield the judgement of the process, then of its descendants.
+
+    Each is judged by its own GPU, as a launcher's ranks have them; one that has none works for
+    the process. Raises AffinityError where there is no plan for the process itself.
+    """
+    facts = _facts(process, resident=resident)  # before a plan for ourselves starts a thread
+    its_own = planner.plan(process)
+    if facts is None:
+        raise TargetError(f"{target.shown(process)} has ended meanwhile")
+    found = _judged(planner, its_own, facts, options)
+    yield replace(found, notes=(*found.notes, *_doubts(found, process, options)))
+    for child in descendants(process.number):
+        facts = _facts(child, resident=resident)
+        if facts is not None:
+            yield _judged(planner, _plan_of(planner, child) or its_own, facts, options)
+
+
+def _doubts(found: Finding, process: Stat, options: str) -> Iterator[str]:
+    """Yield that a process may use fewer GPUs than it was judged by, where that matters."""
+    is_own = process.number == os.getpid()
+    environ = os.environ if is_own else environment_of(process.number) or {}
+    if not options and plan_request.visible(environ) is None and len(found.near.nodes) > 1:
+        gpus = several("GPU", (gpu.index for gpu in found.near.gpus))
+        yield (
+            f"its environment names none of {gpus}, and near is what is near any of them: "
+            "affinityd audit asks the driver which one it uses; or name it, --gpus N"
+        )
+
+
+def _plan_of(planner: target.Planner, process: Stat) -> Reply | None:
+    try:
+        return planner.plan(process)
+    except AffinityError:
+        return None
+
+
+def _judged(planner: target.Planner, reply: Reply, facts: Facts, options: str) -> Finding:
+    return judge(planner.topology, reply.ranks, planner.cpuset(facts.pid), facts, options)
+
+
+def _facts(process: Stat, *, resident: bool) -> Facts | None:
+    """Return what is found of a process; None where it has ended."""
+    pid = process.number
+    is_asker = pid == os.getpid()
+    policy = memory_policy.held() if is_asker else memory_policy.policy_of(pid)
+    its_threads = tuple(threads(pid))
+    if not its_threads:
+        return None
+    its_memory = _resident(process) if resident else None
+    return Facts(pid, process.name, its_threads, policy, its_memory, is_asker)
+
+
+def _resident(process: Stat) -> dict[int, int] | None:
+    try:
+        return memory_policy.resident(process.number)
+    except OSError as error:
+        say(f"affinityd verify: the memory of {target.shown(process)}: {error.strerror}")
+        return None

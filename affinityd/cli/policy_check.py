@@ -1,0 +1,93 @@
+"""A policy's file, checked before a daemon reads it: what each rule matches, and does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from affinityd.cpuset import several
+from affinityd.enforce.policy.file import MAX_FILE
+from affinityd.enforce.policy.keys import KEYS, SETTINGS, shown
+from affinityd.enforce.policy.policy import parse
+from affinityd.errors import InvalidRequestError
+from affinityd.text import count
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: Keys that are matched by what a process's environment says: that takes privileges to read.
+OF_ENVIRONMENTS = ("partition", "account", "environment")
+
+#: Settings that are not said by their names and values.
+OF_THEIR_OWN = ("mode", "observe", "leave")
+
+Table = Mapping[str, Any]
+
+
+def check(path: str) -> Iterator[str]:
+    """Return lines that say what a policy does. Raises InvalidRequestError for what is none."""
+    text = _text(path)
+    try:
+        parse(text)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{path}: {error}") from None
+    return _said(path, tomllib.loads(text))
+
+
+def _text(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_FILE:
+        raise InvalidRequestError(f"{path} is longer than {MAX_FILE} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{path} is not UTF-8") from None
+
+
+def _said(path: str, document: Table) -> Iterator[str]:
+    rules = document.get("rule", [])
+    yield f"{path}: {count(len(rules), 'rule')}"
+    for number, rule in enumerate(rules, start=1):
+        matched = " and ".join(_matched(key, rule[key]) for key in KEYS if key in rule)
+        yield f"rule {number}: {matched}: {_done({**document, **rule})}"
+    yield f"{'all others' if rules else 'everybody'}: {_done(document)}"
+    asking = [
+        number
+        for number, rule in enumerate(rules, start=1)
+        if not rule.keys().isdisjoint(OF_ENVIRONMENTS)
+    ]
+    if asking:
+        yield (
+            f"note: for {several('rule', asking)} environments must be readable: the daemon needs "
+            "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
+        )
+
+
+def _matched(key: str, value: object) -> str:
+    """Return what a key asks for: `account 'debug' or 'bench-*'`."""
+    if isinstance(value, dict):
+        return " and ".join(f"{key} {name} {_any(globs)}" for name, globs in value.items())
+    return f"{key} {_any(value)}"
+
+
+def _any(value: object) -> str:
+    return " or ".join(map(shown, value if isinstance(value, list) else [value]))
+
+
+def _done(settings: Table) -> str:
+    """Return what becomes of a process."""
+    if settings.get("leave"):
+        return "let alone"
+    mode = settings.get("mode")
+    others = [name for name in SETTINGS if name in settings and name not in OF_THEIR_OWN]
+    said = [f"{name} {settings[name]}" for name in others]
+    said += ["only observed"] if settings.get("observe") else []
+    return ", ".join([f"mode {mode}" if mode else "the site's mode", *said])

@@ -1,0 +1,101 @@
+"""A scan as a table for a person: its rows, then what is to be said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from affinityd.audit.model import Audited, GpuKey, Scan
+from affinityd.audit.overlap import by_owners
+from affinityd.audit.remedies import Remedies, Remedy
+from affinityd.audit.resident_memory import ResidentMemory
+from affinityd.cli.console import aligned
+from affinityd.cli.render.audit_rows import COLUMNS, NUMBERS, SINCE_BEFORE, memory, rows
+from affinityd.cli.render.verify import amounts
+from affinityd.cpuset import several
+from affinityd.topology.model import Topology
+
+MOST_COMMANDS = 8  #: for processes that are alike
+
+
+def table(
+    topology: Topology, scan: Scan, before: Scan | None, *, fold: bool = True
+) -> Iterator[str]:
+    """Yield lines; with a scan `before`, also which part of the CPU time since then was remote.
+
+    `fold`: workers that are alike may share a row.
+    """
+    names = _names(topology)
+    if scan.processes:
+        columns = COLUMNS if before is None else (*COLUMNS, SINCE_BEFORE)
+        yield from aligned(columns, list(rows(scan, names, before, fold=fold)), NUMBERS)
+    elif len(scan.unknown) < len(scan.near):
+        yield "no process uses a GPU"
+    remedies = Remedies(topology, scan)
+    yield from _orphans(scan, remedies, names)
+    yield from _said(scan, names)
+    yield from _mending(scan, remedies)
+
+
+def _names(topology: Topology) -> Mapping[GpuKey, str]:
+    """Return the GPUs' names: indices count per vendor."""
+    is_mixed = len({gpu.vendor for gpu in topology.gpus}) > 1
+    return {
+        gpu.key: f"{gpu.vendor} {gpu.index}" if is_mixed else f"{gpu.index}"
+        for gpu in topology.gpus
+    }
+
+
+def _orphans(scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]) -> Iterator[str]:
+    for process in scan.processes:
+        if process.orphan is not None:
+            facts, remedy = process.facts, remedies.end(process)
+            held = f"{memory(facts.holding)} of GPU {names[facts.gpu]}"
+            end = f"; {remedy}" if remedy else ""
+            yield f"{_name(process)}: orphan, holds {held}: {process.orphan}{end}"
+
+
+def _said(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
+    for owners, cpus in by_owners(scan.overlap).items():
+        yield f"{several('CPU', cpus)}: in the unique pins of {', '.join(owners)}"
+    for key, near in scan.near.items():
+        if key in scan.unknown:
+            yield f"GPU {names[key]}: its processes are not known: {scan.unknown[key]}"
+        if near is None:
+            yield f"GPU {names[key]}: its NUMA node is not known: nothing can be judged"
+    if scan.skipped:
+        yield f"not looked at, as time was up: {scan.skipped} processes or more"
+    yield from scan.notices
+
+
+def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:
+    """Yield what mends the processes of each GPU, job and cause: why, then the commands."""
+    alike: dict[object, list[tuple[Audited, Remedy]]] = {}
+    for process in scan.processes:
+        remedy = remedies.of(process)
+        if remedy is not None:
+            facts = process.facts
+            key = facts.gpus, facts.membership.job, process.cause
+            alike.setdefault(key, []).append((process, remedy))
+    for those in alike.values():
+        (first, remedy), *others = those
+        more = f" and {len(others)} more" if others else ""
+        commands = list(dict.fromkeys(it.command for _, it in those if it.command is not None))
+        what = "; what mends it now:" if commands else ""
+        yield f"{_name(first)}{more}: {first.cause}: {remedy.why}{what}"
+        yield from (f"  {command}" for command in commands[:MOST_COMMANDS])
+        if len(commands) > MOST_COMMANDS:
+            yield f"  and {len(commands) - MOST_COMMANDS} more: affinityd audit --json"
+
+
+def _name(process: Audited) -> str:
+    return f"process {process.facts.pid} ({process.facts.name})"
+
+
+def memory_lines(memory: ResidentMemory) -> Iterator[str]:
+    """Yield a line for every process: where its memory lies."""
+    for facts in memory.processes:
+        name = f"process {facts.pid} ({facts.name})"
+        if facts.pid in memory.resident:
+            yield f"{name}: resident memory: {amounts(memory.resident[facts.pid])}"
+        else:
+            yield f"{name}: its memory was not read: {memory.refusals[facts.pid]}"

@@ -1,0 +1,127 @@
+"""The rows of the audit's table: each holder of a GPU, and below it those that work for it."""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+
+from affinityd.audit.cpu_time import ThreadName, spent, ticks_of
+from affinityd.audit.gather import TICKS
+from affinityd.audit.model import Audited, GpuKey, Holding, ProcessFacts, Scan
+from affinityd.cpuset import format_list
+
+COLUMNS = (
+    *("gpu", "pid", "name", "user", "job", "threads", "placement", "cause", "cpulist"),
+    *("ran last on", "gpu memory"),
+)
+SINCE_BEFORE = "remote time"  #: of a second look
+NUMBERS = {"pid", "threads", "gpu memory", SINCE_BEFORE}
+NONE, NOT_KNOWN = "-", "?"
+
+LEVEL = "  "  #: before the name of a process, for each of its ancestors in the table
+MOST_ALIKE = 4  #: more workers than these that are alike share a row
+
+Alike = list[Audited]  #: the first of them, and the others
+
+
+def rows(
+    scan: Scan, names: Mapping[GpuKey, str], before: Scan | None, *, fold: bool
+) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each row; with a scan `before` also which part of their time was remote.
+
+    `fold`: workers that are alike may share one.
+    """
+    levels = _levels(scan)
+    ticks = None if before is None else ticks_of(before.processes)
+    since = 0.0 if before is None else before.boot * TICKS
+    for those in _folded(scan) if fold else [[it] for it in scan.processes]:
+        row = _row(those, names, levels[those[0].facts.pid])
+        yield row if ticks is None else (*row, _remote_part(those, ticks, since))
+
+
+def memory(holding: Holding | None) -> str:
+    """Return how much of its GPU's memory a process holds."""
+    if holding is None:
+        return NONE
+    size = holding.memory_bytes
+    return NOT_KNOWN if size is None else f"{size / 2**20:.0f} MiB"
+
+
+def _levels(scan: Scan) -> Mapping[int, int]:
+    """Return pid → how many ancestors it has in the table, up to the holder of its GPU."""
+    levels: dict[int, int] = {}
+    for facts in (process.facts for process in scan.processes):
+        is_holder = facts.holder is None
+        levels[facts.pid] = 0 if is_holder else levels.get(facts.parent, 0) + 1
+    return levels
+
+
+def _folded(scan: Scan) -> Iterator[Alike]:
+    """Yield the processes, those of one parent that have started none and are alike together."""
+    parents = {process.facts.parent for process in scan.processes}
+    alike: dict[object, Alike] = {}
+    for process in scan.processes:
+        is_worker = process.facts.holder is not None and process.facts.pid not in parents
+        alike.setdefault(_look(process) if is_worker else process.facts.pid, []).append(process)
+    for those in alike.values():
+        yield from [those] if len(those) > MOST_ALIKE else ([process] for process in those)
+
+
+def _look(process: Audited) -> object:
+    facts = process.facts
+    return facts.parent, facts.name, process.placement, process.cause, process.judged_masks
+
+
+def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ...]:
+    first, facts = those[0], those[0].facts
+    threads = [thread for process in those for thread in process.facts.threads]
+    more = f" +{len(those) - 1} alike" if len(those) > 1 else ""
+    return (
+        _gpus(facts, names),
+        str(facts.pid),
+        f"{LEVEL * level}{facts.name}{more}",
+        _user(facts.uid),
+        _job(facts),
+        str(len(threads)),
+        first.placement,
+        "known daemon" if first.is_daemon else first.cause or NONE,
+        format_list(frozenset().union(*first.judged_masks)) or NONE,
+        format_list({thread.last_cpu for thread in threads}) or NONE,
+        memory(facts.holding),
+    )
+
+
+def _gpus(facts: ProcessFacts, names: Mapping[GpuKey, str]) -> str:
+    """Return its GPUs: `0`, or `0+1-3`, that of most memory first."""
+    vendor, _ = facts.gpu
+    alike = format_list(index for its, index in facts.beside if its == vendor)
+    others = (names[key] for key in facts.beside if key[0] != vendor)
+    return "+".join(filter(None, (names[facts.gpu], alike, *others)))
+
+
+@cache
+def _user(uid: int | None) -> str:
+    if uid is None:
+        return NOT_KNOWN
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _job(facts: ProcessFacts) -> str:
+    job, step = facts.membership.job, facts.membership.step
+    if job is not None:
+        return f"{job.scheduler} {job.id}" + (f".{step}" if step else "")
+    container = facts.membership.container
+    return f"container {container[:12]}" if container else NONE
+
+
+def _remote_part(those: Sequence[Audited], ticks: Mapping[ThreadName, int], since: float) -> str:
+    near = those[0].near
+    amounts = [spent(process.facts, near, ticks, since) for process in those]
+    total, remote = (sum(amount) for amount in zip(*amounts, strict=True))
+    if near is None:
+        return NOT_KNOWN
+    return f"{remote / total:.0%}" if total else NONE

@@ -1,0 +1,157 @@
+"""What a daemon answers at /enforce, for a person: job by job what does not fit, and why."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from affinityd.audit.model import GpuKey
+from affinityd.cli.console import aligned
+from affinityd.config.settings import OBSERVE, PIN
+from affinityd.cpuset import format_list
+from affinityd.enforce.client import (
+    BY_PIN,
+    IS_LEFT,
+    NEEDS_ALLOCATION,
+    UNKNOWN,
+    EnforceReport,
+    Job,
+    Policy,
+    Process,
+)
+from affinityd.enforce.model import CONTAINER, DAEMON, DRIFTED, FITS
+from affinityd.text import count
+
+COLUMNS = ("job", "gpu", "pid", "name", "mode", "may run on", "is to run on", "verdict")
+NONE = "-"
+
+MOST_PIDS = 6  #: in a cell; a range is one
+MOST_NAMES = 3  #: of programs in a cell
+
+DOES = {
+    PIN: "pins what does not run where it is to",
+    OBSERVE: "observes: it touches nothing, and says what it would pin",
+}
+
+#: What becomes of the GPUs that are used from far away, of one and of several.
+FATES = {
+    BY_PIN: ("a pin mends {}", "a pin mends {}"),
+    NEEDS_ALLOCATION: ("{} needs another allocation", "{} need another allocation"),
+    IS_LEFT: ("{} is left as it is", "{} are left as they are"),
+}
+
+Alike = list[Process]
+
+
+def lines(report: EnforceReport, *, fitting: bool) -> Iterator[str]:
+    """Yield them; `fitting`: also for what runs where it is to, and for known daemons."""
+    yield f"{report.node} {DOES.get(report.does, report.does)}"
+    if report.hindrance is not None:
+        yield f"it is to pin, and observes: {report.hindrance}"
+    yield _policy(report.policy)
+    yield from (f"note: {notice}" for notice in report.notices)
+    yield _far(report)
+    yield f"processes: {report.fits} fit, {report.drifted} drifted, {report.left} left"
+    if report.unreached:
+        yield f"not reached by the last pass, as time was up: {report.unreached}"
+    if report.sees != "all":
+        yield "other users' processes are not shown: root sees them, and who is in --admin-group"
+    yield from _table(report, lambda it: fitting or (it.verdict != FITS and it.reason != DAEMON))
+
+
+def _policy(policy: Policy) -> str:
+    counts = f"{count(policy.rules, 'rule')}, read {policy.read}"
+    if policy.error is not None:
+        stands = "nothing is pinned" if policy.read is None else f"what stands is {counts}"
+        return f"policy {policy.file} does not count: {policy.error}; {stands}"
+    if policy.file is None:
+        return "no policy file: every job has the site's mode"
+    return f"policy {policy.file}: {counts}"
+
+
+def _far(report: EnforceReport) -> str:
+    """Return which GPUs are used from far away, by what becomes of them."""
+    by_fate: defaultdict[str, list[GpuKey]] = defaultdict(list)
+    for gpu in report.gpus:
+        by_fate[gpu.fate].append(gpu.key)
+    unknown = by_fate[UNKNOWN]
+    end = f"; who uses {_gpus(unknown)} is not known" if unknown else ""
+    far = [(by_fate[fate], *words) for fate, words in FATES.items() if by_fate[fate]]
+    number = sum(len(gpus) for gpus, *_ in far)
+    if not number:
+        return f"no GPU is used from far away{end}"
+    said = ", ".join(
+        (one if len(gpus) == 1 else more).format(f"{len(gpus)} ({_gpus(gpus)})")
+        for gpus, one, more in far
+    )
+    verb = "is" if number == 1 else "are"
+    return f"{count(number, 'GPU')} {verb} used from far away: {said}{end}"
+
+
+def _gpus(keys: Iterable[GpuKey]) -> str:
+    """Return `nvidia 0-3`: indices count per vendor."""
+    by_vendor: defaultdict[str, set[int]] = defaultdict(set)
+    for vendor, index in keys:
+        by_vendor[vendor].add(index)
+    return " + ".join(f"{vendor} {format_list(its)}" for vendor, its in by_vendor.items())
+
+
+def _table(report: EnforceReport, is_shown: Callable[[Process], bool]) -> Iterator[str]:
+    """Yield rows of processes that are alike, and below those of one sentence that sentence."""
+    rows: list[tuple[str, ...]] = []
+    sentences: dict[int, str] = {}  #: by the number of the row above it
+    for job in report.jobs:
+        shown = [process for process in job.processes if is_shown(process)]
+        for said in _grouped(shown, lambda it: (it.verdict, it.cause, it.reason, it.why)):
+            places = _grouped(said, lambda it: (it.mode, it.rule, it.masks, it.cpulist))
+            rows += [_row(job, alike) for alike in places]
+            sentences[len(rows)] = said[0].why or ""
+    if rows:
+        for number, line in enumerate(aligned(COLUMNS, rows, ())):
+            yield line
+            yield from [f"  {sentences[number]}"] if sentences.get(number) else ()
+
+
+def _grouped(processes: Iterable[Process], key: Callable[[Process], object]) -> list[Alike]:
+    """Return the processes, those of one key together, in the order of the first of each."""
+    groups: defaultdict[object, Alike] = defaultdict(list)
+    for process in processes:
+        groups[key(process)].append(process)
+    return list(groups.values())
+
+
+def _row(job: Job, alike: Alike) -> tuple[str, ...]:
+    first = alike[0]
+    rule = "" if first.rule is None else f", rule {first.rule}"
+    return (
+        _job(job),
+        _gpus(key for process in alike for key in process.gpus),
+        _some(format_list(process.pid for process in alike).split(","), MOST_PIDS),
+        _some(list(dict.fromkeys(process.name for process in alike)), MOST_NAMES),
+        NONE if first.mode is None else f"{first.mode}{rule}",
+        first.masks or NONE,
+        first.cpulist or NONE,
+        _verdict(alike),
+    )
+
+
+def _job(job: Job) -> str:
+    if job.scheduler is None or job.id is None:
+        return "no job"
+    if job.pod is not None:
+        return f"pod {job.pod}"
+    return f"{job.scheduler} {job.id[:12] if job.scheduler == CONTAINER else job.id}"
+
+
+def _some(texts: Sequence[str], most: int) -> str:
+    return ",".join([*texts[:most], *(["…"] if len(texts) > most else [])])
+
+
+def _verdict(alike: Alike) -> str:
+    first = alike[0]
+    drifted = sum(process.drifted for process in alike) if first.verdict == DRIFTED else 0
+    on_purpose = sum(process.on_purpose for process in alike)
+    said = [": ".join(filter(None, (first.verdict, first.reason or first.cause)))]
+    said += [count(drifted, "thread")] if drifted else []
+    said += [f"{count(on_purpose, 'thread')} on purpose"] if on_purpose else []
+    return ", ".join(said)

@@ -1,0 +1,71 @@
+"""The GPUs and NICs of a NUMA node, drawn for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from affinityd.cli.render.tree import CYAN, GREEN, Branch, Kind
+from affinityd.cpuset import format_list
+from affinityd.topology.model import PHB, PIX, PXB, Gpu, Nic, Topology
+
+DEVICE = Kind("device")
+
+#: The nearness that is worth a word, nearest first: beneath one switch, or one host bridge.
+NEAR = (PIX, PXB, PHB)
+
+
+def draw_devices(topology: Topology, number: int | None) -> Iterator[Branch]:
+    """Yield the devices of a node; of None those whose node is not known, or not there."""
+    for gpu in topology.gpus:
+        if _home(topology, gpu) == number:
+            cells = (_gpu_name(topology, gpu), gpu.pci_bus_id, _model(topology, gpu), _mig(gpu))
+            yield Branch(DEVICE, cells, GREEN)
+    for nic in topology.nics:
+        if _home(topology, nic) == number:
+            near = ", ".join(_near(topology, nic))
+            yield Branch(DEVICE, ("NIC", nic.pci_bus_id, _interfaces(nic), near), CYAN)
+
+
+def _home(topology: Topology, device: Gpu | Nic) -> int | None:
+    return device.numa_node if device.numa_node in topology.node_of else None
+
+
+def _gpu_name(topology: Topology, gpu: Gpu) -> str:
+    return f"{_gpu_word(topology, gpu)} {gpu.index}"
+
+
+def _gpu_word(topology: Topology, gpu: Gpu) -> str:
+    """Return what an index counts: each vendor's are its own."""
+    return "GPU" if _is_only_vendor(topology) else f"{gpu.vendor} GPU"
+
+
+def _is_only_vendor(topology: Topology) -> bool:
+    return len({gpu.vendor for gpu in topology.gpus}) == 1
+
+
+def _model(topology: Topology, gpu: Gpu) -> str:
+    """Return the model, and the vendor where neither the model nor the name says it."""
+    model = gpu.model or gpu.pci_id or ""
+    is_said = gpu.vendor in model.lower() or not _is_only_vendor(topology)
+    return model if is_said else f"{gpu.vendor} {model}".rstrip()
+
+
+def _mig(gpu: Gpu) -> str:
+    return f"{len(gpu.mig)} x MIG" if gpu.mig else ""
+
+
+def _interfaces(nic: Nic) -> str:
+    return f"{', '.join(nic.names)} ({nic.kind})" if nic.names else nic.kind
+
+
+def _near(topology: Topology, nic: Nic) -> Iterator[str]:
+    """Yield the GPUs that are near to a NIC, nearest first."""
+    for nearness in NEAR:
+        near = [gpu for gpu in topology.gpus if topology.nearness(gpu, nic) == nearness]
+        names = [
+            f"{word} {format_list(gpu.index for gpu in gpus)}"
+            for word, gpus in groupby(near, lambda gpu: _gpu_word(topology, gpu))
+        ]
+        if names:
+            yield f"{nearness} to {', '.join(names)}"

@@ -1,0 +1,1 @@
+"""What a rank runs: find a plan, believe it, apply it."""

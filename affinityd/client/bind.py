@@ -1,0 +1,210 @@
+"""`affinityd.bind`: a running Python process takes its place, and knows what came of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from affinityd.client import apply, locate
+from affinityd.client.locate import TIMEOUT, Place
+from affinityd.config import file, switch
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.errors import AffinityError
+from affinityd.linux import pinning
+from affinityd.linux.memory_policy import Held, held, wanted
+from affinityd.linux.processes import mask_of, stat_of
+
+OF_TASK = frozenset(("rank", "ranks", "gpus"))  #: parameters that say which process it is
+
+logger = logging.getLogger("affinityd")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What holds for this process, as read back from the kernel."""
+
+    cpus: CpuSet  #: the calling thread's mask
+    locality: str | None  #: "local", "mixed", "remote", "unknown"; None: there was no plan
+    memory: Held | None  #: the calling thread's policy; None: it cannot be read
+    source: str | None  #: who planned: "daemon", "node.json", "sysfs"; None: there was no plan
+    warnings: tuple[str, ...] = ()  #: what is not as it was asked for, a line each
+    plan_of_exec: Callable[[], CpuSet | None] = field(
+        default=lambda: None, repr=False, compare=False
+    )
+
+    @cached_property
+    def exec_cpus(self) -> CpuSet | None:
+        """What `affinityd exec` would give this process; None: the same, or it is not known.
+
+        It is planned when it is first asked for.
+        """
+        return self.plan_of_exec()
+
+    @property
+    def pinned(self) -> bool:
+        """Whether there was a plan, and the kernel took it."""
+        return self.source is not None
+
+
+def bind(
+    rank: int | None = None,
+    ranks: int | None = None,
+    *,
+    gpus: str | int | Sequence[int | str] | None = None,
+    mode: str = "unique_contiguous",
+    scope: str = "node",
+    multithreading: str = "all_logical",
+    balanced: bool = True,
+    min_physical_cores: int = 1,
+    max_physical_cores: int | None = None,
+    cpus: int | None = None,
+    share: str = "auto",
+    strict: bool = False,
+    memory: str | None = None,
+    timeout: float = TIMEOUT,
+    fail_closed: bool = False,
+) -> Binding:
+    """Pin every thread of this process to the CPUs near its GPU, and return what then holds.
+
+    `rank` is the local rank of so many `ranks`; None: as the launcher said. `gpus` are those of the
+    ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
+    CPUs each rank asked for; None: as Slurm or the pod says. `memory` is a policy
+    ("local", "preferred", "bind", "interleave"), set for the calling thread and what it starts from
+    now on. The others are the parameters of a plan, by their names.
+
+    Children learn of it by AFFINITYD_* variables in the environment. A second call plans as the
+    first one did. Without a plan the process stays as it is, with a warning in the result and in
+    the log; with `fail_closed`, AffinityError is raised instead.
+    """
+    chosen = {
+        "rank": rank,
+        "ranks": ranks,
+        "gpus": ",".join(map(str, gpus)) if isinstance(gpus, (list, tuple)) else gpus,
+        "mode": mode,
+        "scope": scope,
+        "multithreading": multithreading,
+        "balanced": balanced,
+        "min_physical_cores": min_physical_cores,
+        "max_physical_cores": max_physical_cores,
+        "cpus": cpus,
+        "share": share,
+        "strict": strict,
+    }
+    try:
+        binding = take_place(_texts(chosen), memory, timeout)
+    except Exception as error:  # a bug of ours must not be the end of a job either
+        if fail_closed:
+            raise
+        said = str(error) if isinstance(error, AffinityError) else repr(error)
+        binding = _unbound(said)
+    for warning in binding.warnings:
+        logger.warning("affinityd: %s", warning)
+    return binding
+
+
+def take_place(
+    given: Mapping[str, str], policy: str | None = None, timeout: float = TIMEOUT
+) -> Binding:
+    """Find this process's place, and take it if the switch is on. Raises AffinityError."""
+    chosen = file.chosen_switch()
+    if chosen == switch.OFF:
+        return _unbound()
+    try:
+        return _take_place(given, policy, timeout, chosen)
+    except AffinityError as error:
+        if chosen != switch.OBSERVE:
+            raise
+        apply.leave_unpinned(str(error))
+        return _unbound()
+
+
+def _take_place(
+    given: Mapping[str, str], policy: str | None, timeout: float, chosen: str
+) -> Binding:
+    wanted(policy)
+    start = time.monotonic()
+    said = file.variables()
+    if "cpus" not in given and (asked := said.get("AFFINITYD_CPUS")):
+        given = {"task_cpus": asked, **given}
+    sockets = file.sockets(said)
+
+    def find(given: Mapping[str, str], start: float) -> Place:
+        questions = apply.questions(given, chosen)
+        return locate.find(questions, sockets, start, timeout, bounded=False)
+
+    def plan_of_exec() -> CpuSet | None:
+        """Return the CPUs that `exec` would give, whose mode and so on variables say."""
+        task = {name: given[name] for name in OF_TASK & given.keys()}
+        try:
+            cpus = find({**file.choices(said), **task}, time.monotonic()).cpus
+        except AffinityError:
+            return None
+        return None if cpus == found.cpus else cpus
+
+    found = find(given, start)
+    if found.switch != switch.ON:
+        apply.stay(found)
+        return _unbound()
+    threads: list[str] = []
+    taken = apply.take(found, policy, lambda cpus: _pin_all(cpus, threads))
+    return Binding(
+        cpus=taken.cpus,
+        locality=found.locality,
+        memory=taken.memory or held(),
+        source=found.source,
+        warnings=(*apply.spread(found, given), *taken.remarks, *threads),
+        plan_of_exec=plan_of_exec,
+    )
+
+
+def _unbound(*warnings: str) -> Binding:
+    """Return what holds for a process that stays as it is."""
+    return Binding(_mask(), None, held(), None, warnings)
+
+
+def _pin_all(cpus: CpuSet, remarks: list[str]) -> CpuSet:
+    """Pin every thread of this process; add to the remarks what was refused."""
+    pinned = pinning.pin(os.getpid(), cpus, force=True)
+    held = apply.pin(cpus)
+    refused = pinned.having(pinning.REFUSED)
+    remarks += [f"thread {it.tid} was refused its CPUs: {it.reason}" for it in refused]
+    if not pinned.settled:
+        remarks.append("threads start faster than they are pinned; some may run elsewhere")
+    return held
+
+
+def worker_init_fn(_worker_id: int) -> None:
+    """Give a worker of PyTorch's DataLoader the CPUs of its training process.
+
+    Workers inherit them; what OpenMP runtimes do after a fork takes them away. Does nothing where
+    the process was not bound: a variable alone may come from another job's shell.
+    """
+    try:
+        cpus = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
+        if cpus and file.chosen_switch() == switch.ON and cpus in _masks_above():
+            apply.pin(cpus)
+    except (ValueError, AffinityError) as error:
+        logger.warning("affinityd: DataLoader worker %d stays unpinned: %s", _worker_id, error)
+
+
+def _masks_above() -> list[CpuSet | None]:
+    """Return the masks of the process's parent, and of its parent, as a fork server is."""
+    parent = stat_of(os.getppid())
+    return [] if parent is None else [mask_of(parent.number), mask_of(parent.parent)]
+
+
+def _texts(chosen: Mapping[str, object]) -> dict[str, str]:
+    """Return parameters as a request has them; those that are None are not given."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in chosen.items()
+        if value is not None
+    }
+
+
+def _mask() -> CpuSet:
+    return frozenset(os.sched_getaffinity(0))

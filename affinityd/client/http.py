@@ -1,0 +1,193 @@
+"""Asks a daemon, for a plan above all: HTTP/1.1, one request, a deadline for all of it.
+
+An address is the path of a unix socket, or http://HOST:PORT. Over a unix socket only who is trusted
+is asked anything; who answers over TCP nobody knows.
+
+Neither `socket` nor `http.client` nor `urllib` is imported: each costs as much as Python's start.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from affinityd.client import trust
+from affinityd.errors import REFUSALS, AffinityError, DaemonError, NoDaemonError
+from affinityd.text import one_line, quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes as long to import as Python to start
+    from typing import Any
+
+MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
+MAX_REFUSAL = 1000  #: characters of one that are passed on
+CHUNK = 65536
+DIGITS = 3  #: of a status
+PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
+
+#: Nobody can listen there; None: a path that is too long for a socket.
+ABSENT = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ECONNREFUSED,
+    errno.EACCES,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    None,
+)
+HTTP = "http://"
+#: Of every request; refusals come as a line of text.
+FIELDS = "Host: localhost\r\nAccept: text/plain\r\nConnection: close\r\n"
+PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
+
+
+def ask(address: str, parameters: Mapping[str, str], deadline: float, form: str = "shell") -> str:
+    """Return a plan, in a format of the request's.
+
+    `deadline` is of time.monotonic. Raises what `fetch` does.
+    """
+    query = "&".join(f"{name}={_quoted(text)}" for name, text in parameters.items())
+    return fetch(address, f"/plan?{query}&format={form}", deadline)
+
+
+def fetch(
+    address: str,
+    target: str,
+    deadline: float,
+    *,
+    refusals: Sequence[type[AffinityError]] = REFUSALS,
+    most: int = MAX_ANSWER,
+) -> str:
+    """Return what is answered at a path, `most` bytes of it.
+
+    Raises NoDaemonError where nobody listens, UntrustedError where somebody else does, DaemonError
+    where what listens is too slow, in trouble or no affinityd, and that of `refusals` with which
+    the daemon refuses the request.
+    """
+    try:
+        answer = _exchange(address, target, deadline, most)
+    except TimeoutError:
+        raise DaemonError(f"the daemon at {address} did not answer in time") from None
+    except OSError as error:
+        if error.errno in ABSENT:
+            raise NoDaemonError(f"no daemon at {address}: {error.strerror or error}") from None
+        raise DaemonError(f"the daemon at {address} broke off: {error.strerror}") from None
+    status, text = _parsed(answer, address)
+    title, _, detail = text.strip().partition(": ")
+    for refusal in refusals:
+        if (status, title) == (refusal.status, refusal.title):
+            raise refusal(one_line(detail[:MAX_REFUSAL]))
+    if status != 200:  # noqa: PLR2004
+        raise DaemonError(f"the daemon at {address} answered {status}: {quote(text.strip())}")
+    return text
+
+
+def _exchange(address: str, target: str, deadline: float, most: int) -> bytes:
+    connection = _connected(address, deadline)
+    try:
+        if connection.family == _socket.AF_UNIX:
+            trust.check_daemon(address, connection)
+        connection.settimeout(_left(deadline))
+        connection.sendall(
+            f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(),
+            _socket.MSG_NOSIGNAL,
+        )
+        return b"".join(_received(connection, deadline, most))
+    finally:
+        connection.close()
+
+
+def _connected(address: str, deadline: float) -> _socket.socket:
+    family, target = _target(address, deadline)
+    while True:
+        connection = _socket.socket(family, _socket.SOCK_STREAM)
+        try:
+            connection.settimeout(_left(deadline))
+            connection.connect(target)
+        except BlockingIOError:  # unix(7): the queue is full
+            connection.close()
+            time.sleep(PAUSE)
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+
+
+def _target(address: str, deadline: float) -> tuple[int, Any]:
+    """Return an address as socket(2) and connect(2) have it. Raises NoDaemonError, TimeoutError."""
+    if not address.startswith(HTTP):
+        return _socket.AF_UNIX, address
+    host, _, port = address[len(HTTP) :].rpartition(":")
+    from affinityd.client.deadline import look_up  # noqa: PLC0415 - hardly anybody asks over TCP
+
+    try:
+        return look_up(host.strip("[]"), port, _left(deadline))
+    except TimeoutError:
+        raise
+    except (OSError, UnicodeError) as error:
+        raise NoDaemonError(f"no daemon at {address}: {error}") from None
+
+
+def numeric(address: str, deadline: float) -> str:
+    """Return an address without names that are to be looked up. Raises DaemonError."""
+    try:
+        family, target = _target(address, deadline)
+    except TimeoutError:
+        raise DaemonError(f"the daemon at {address} was not found in time") from None
+    if family == _socket.AF_UNIX:
+        return address
+    host, port = target[:2]
+    return f"{HTTP}[{host}]:{port}" if ":" in host else f"{HTTP}{host}:{port}"
+
+
+def _received(connection: _socket.socket, deadline: float, most: int) -> Iterator[bytes]:
+    """Yield what comes until the other side closes."""
+    size = 0
+    while size <= most:
+        connection.settimeout(_left(deadline))
+        chunk = connection.recv(CHUNK)
+        if not chunk:
+            return
+        size += len(chunk)
+        yield chunk
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _parsed(answer: bytes, address: str) -> tuple[int, str]:
+    """Return an answer's status and body, all of it."""
+    head, separator, body = answer.partition(b"\r\n\r\n")
+    first, *fields = head.split(b"\r\n")
+    version, _, status = first.partition(b" ")
+    lengths = [
+        text.strip()
+        for name, _, text in (field.partition(b":") for field in fields)
+        if name.lower() == b"content-length"
+    ]
+    code, _, _ = status.partition(b" ")
+    is_http = (
+        separator and version.startswith(b"HTTP/1.") and code.isdigit() and len(code) == DIGITS
+    )
+    if not is_http or lengths != [b"%d" % len(body)]:
+        raise DaemonError(f"what listens at {address} is no affinityd: {quote(repr(answer[:60]))}")
+    try:
+        return int(code), body.decode()
+    except UnicodeDecodeError:
+        raise DaemonError(f"the daemon at {address} answered what is no text") from None
+
+
+def _quoted(text: str) -> str:
+    """Return a value as a query has it, RFC 3986."""
+    try:
+        data = text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # it is no text, as the daemon will say
+        data = text.encode(errors="surrogatepass")
+    return "".join(chr(byte) if byte in PLAIN else f"%{byte:02X}" for byte in data)

@@ -1,0 +1,95 @@
+"""Planning without a daemon: on the node that it published, else on this machine's files.
+
+NVML is never asked here: it would be asked by every rank at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from affinityd import machines
+from affinityd.client import trust
+from affinityd.client.plan_request import Question, first_answer
+from affinityd.config import file, settings
+from affinityd.config.settings import Settings
+from affinityd.discovery import discover, open_tree
+from affinityd.discovery.snapshot import snapshot_nvml
+from affinityd.errors import UntrustedError
+from affinityd.request.caller import Caller
+from affinityd.request.formats import Reply
+from affinityd.request.parameters import parse_request
+from affinityd.request.resolve import answer
+from affinityd.text import quote
+from affinityd.topology import node_file
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
+
+
+@dataclass(frozen=True)
+class Known:
+    """A node, and who told of it."""
+
+    node: Node
+    source: str  #: "node.json" or "sysfs"
+    doubt: str | None = None  #: why what lies beside a socket was not believed
+    replayed: str | None = None  #: that settings name another machine than this one
+
+
+def known_node(sockets: Sequence[str]) -> Known:
+    """Return the node that a daemon published beside its socket, else as this machine's files say.
+
+    What somebody replayed beside the default socket is no other's node.
+
+    Raises InvalidRequestError for settings, TreeError for a machine, that cannot be read.
+    """
+    doubts = []
+    for path in sockets:
+        try:
+            node = _published(Path(path).with_name(node_file.NAME))
+        except UntrustedError as error:
+            doubts.append(str(error))
+            continue
+        except (OSError, ValueError):
+            continue
+        if not (node.replayed and path in (file.SYSTEM_SOCKET, file.default_socket())):
+            return Known(node, node_file.NAME)
+    chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
+    node = Node(_read(chosen), chosen.reserved_cpus, replayed=chosen.replays)
+    return Known(node, "sysfs", next(iter(doubts), None), _replayed(chosen))
+
+
+def _published(path: Path) -> Node:
+    """Read what a daemon published. Raises UntrustedError; OSError and ValueError for none."""
+    path.lstat()  # what is not there is no doubt, whoever may write to its folder
+    trust.check_path(str(path))
+    return node_file.read(path)
+
+
+def plan_on(node: Node, questions: Iterable[Question], caller: Caller | None = None) -> Reply:
+    """Return the answer to the first question that is not refused. Raises AffinityError."""
+    return first_answer(
+        questions, lambda question: answer(node, parse_request(question.items()), caller)
+    )
+
+
+def _replayed(chosen: Settings) -> str | None:
+    """Return that a setting names another machine; None: none does.
+
+    A root that is a folder may be this machine's own, mounted elsewhere.
+    """
+    if chosen.machine:
+        setting = f"{file.PREFIX}MACHINE is {quote(chosen.machine)}"
+    elif Path(chosen.root).is_file():
+        setting = f"{file.PREFIX}ROOT is {quote(chosen.root)}"
+    else:
+        return None
+    return f"{setting}: planned on a replayed machine, not on this one"
+
+
+def _read(chosen: Settings) -> Topology:
+    if chosen.machine:
+        return machines.load(chosen.machine)
+    tree = open_tree(chosen.root, chosen.node_name)
+    return discover(tree, None if tree.live else snapshot_nvml(tree))

@@ -1,0 +1,170 @@
+"""Where a process belongs: as a daemon says, else as is planned here from what it published."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from affinityd.client import http as client
+from affinityd.client.plan_request import Question, first_answer
+from affinityd.config import switch
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.errors import (
+    AffinityError,
+    ApplyError,
+    DaemonError,
+    InvalidRequestError,
+    NoDaemonError,
+)
+from affinityd.planner.names import LOCALITIES
+from affinityd.text import quote
+
+TIMEOUT = 1.0  #: seconds that a plan may take, where nobody says another number
+UNKNOWN = "unknown parameter"  #: begins what an older daemon says to a newer client
+DAEMON_S_PART = 0.75  #: of the time that a plan may take; the rest is left to plan without it
+
+
+class Place:
+    """A process's place, from the lines of a plan's `shell` format.
+
+    `source` says who planned: "daemon", "node.json" or "sysfs"; `trouble` what kept a daemon from
+    it, or from believing what one published; None where nothing did, or where there is none.
+    `replayed` says that it was planned on another machine than this one, and which setting names
+    that; None: it was not, or a daemon planned. `gpus` are the node's own indices, `nodes` the home
+    nodes; both are empty where an older daemon does not say them. `switch` is at on where the place
+    is to be taken.
+    """
+
+    __slots__ = (
+        *("allowed", "cpus", "gpus", "locality", "memory_nodes", "nodes", "replayed", "source"),
+        *("switch", "threads", "trouble", "warnings"),
+    )
+
+    def __init__(
+        self,
+        lines: Mapping[str, str],
+        source: str,
+        trouble: str | None = None,
+        replayed: str | None = None,
+    ) -> None:
+        """Raise ValueError, one line, for lines that are no plan."""
+        try:
+            self.cpus: CpuSet = parse_list(lines["AFFINITYD_CPULIST"])
+            self.allowed: CpuSet = parse_list(lines["AFFINITYD_ALLOWED"])
+            self.memory_nodes = parse_list(lines["AFFINITYD_MEMORY_NODES"])
+            self.gpus = parse_list(lines.get("AFFINITYD_GPUS", ""))
+            self.nodes = parse_list(lines.get("AFFINITYD_NODES", ""))
+            self.locality = lines["AFFINITYD_LOCALITY"]
+            self.threads = int(lines["AFFINITYD_THREADS"])
+        except KeyError as error:
+            raise ValueError(f"a plan without {error}") from None
+        warnings = lines.get("AFFINITYD_WARNINGS", "").split(",")
+        self.warnings = tuple(filter(None, dict.fromkeys(warnings)))
+        if not self.cpus or not self.cpus <= self.allowed:
+            raise ValueError(f"a plan for {quote(lines['AFFINITYD_CPULIST'])}")
+        if self.threads < 1:
+            raise ValueError(f"{self.threads} threads")
+        if self.locality not in LOCALITIES:
+            raise ValueError(f"locality {quote(self.locality)}")
+        try:
+            self.switch = switch.read(lines.get(switch.VARIABLE, ""))
+        except AffinityError as error:
+            raise ValueError(str(error)) from None
+        self.source = source
+        self.trouble = trouble
+        self.replayed = replayed
+
+
+def find(
+    questions: Sequence[Question],
+    sockets: Sequence[str],
+    start: float,
+    timeout: float,
+    *,
+    bounded: bool,
+) -> Place:
+    """Return the place of the process that the questions are about.
+
+    `start` is of time.monotonic, `timeout` in seconds. Without a daemon, the machine's files take
+    what they take, unless it is `bounded`, which takes SIGALRM for the while. Raises AffinityError.
+    """
+    try:
+        return ask_daemons(questions, sockets, start + timeout * DAEMON_S_PART)
+    except NoDaemonError:
+        trouble = None
+    except DaemonError as error:
+        trouble = str(error)
+    if not bounded:
+        return plan_here(questions, sockets, trouble)
+    from affinityd.client.deadline import within  # noqa: PLC0415 - only where there is no daemon
+
+    left = start + timeout - time.monotonic()
+    try:
+        return within(left, lambda: plan_here(questions, sockets, trouble))
+    except ApplyError as error:
+        raise ApplyError("; ".join(filter(None, (str(error), trouble)))) from None
+
+
+def ask_daemons(questions: Sequence[Question], sockets: Sequence[str], deadline: float) -> Place:
+    """Return what the first daemon that answers says; `deadline` is of time.monotonic.
+
+    Raises DaemonError where none does, NoDaemonError where there is none, and what the request is
+    refused with.
+    """
+    trouble: DaemonError = NoDaemonError(f"no daemon at {' or '.join(sockets)}")
+    for path in sockets:
+        try:
+            return first_answer(questions, _daemon_at(path, deadline))
+        except NoDaemonError:  # noqa: PERF203 - two paths at most
+            continue
+        except DaemonError as error:
+            if isinstance(trouble, NoDaemonError):  # the first one; the second had no time
+                trouble = error
+    raise trouble
+
+
+def plan_here(
+    questions: Sequence[Question], sockets: Sequence[str], trouble: str | None = None
+) -> Place:
+    """Return what a daemon would say, from what it published, else from this machine's files.
+
+    Raises AffinityError: why there is no plan, and what trouble there was before.
+    """
+    # Imported here: the planner takes several times as long to import as Python to start.
+    from affinityd.client import local_plan  # noqa: PLC0415
+    from affinityd.request import formats  # noqa: PLC0415
+
+    known = local_plan.known_node(sockets)
+    trouble = trouble or known.doubt
+    try:
+        reply = local_plan.plan_on(known.node, questions)
+    except AffinityError as error:
+        raise type(error)("; ".join(filter(None, (str(error), trouble, known.replayed)))) from None
+    return Place(_lines(formats.render(reply, "shell")), known.source, trouble, known.replayed)
+
+
+def _daemon_at(path: str, deadline: float) -> Callable[[Question], Place]:
+    return lambda question: _of_daemon(path, question, deadline)
+
+
+def _of_daemon(path: str, question: Question, deadline: float) -> Place:
+    try:
+        text = client.ask(path, question, deadline)
+    except InvalidRequestError as error:
+        if str(error).startswith(UNKNOWN):
+            raise DaemonError(f"the daemon at {path} is of another release: {error}") from None
+        raise
+    try:
+        place = Place(_lines(text), "daemon")
+        beyond = place.cpus - parse_list(question["cpuset"])
+    except ValueError as error:
+        raise DaemonError(f"the daemon at {path} answered {error}") from None
+    if beyond:
+        raise DaemonError(
+            f"the daemon at {path} answered CPUs that were not asked for: {format_list(beyond)}"
+        )
+    return place
+
+
+def _lines(text: str) -> dict[str, str]:
+    return dict(line.partition("=")[::2] for line in text.splitlines())

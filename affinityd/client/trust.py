@@ -1,0 +1,150 @@
+"""Whose word a client takes: root's, and that of those whom AFFINITYD_DAEMON_UID names.
+
+Every user of a node may listen somewhere. So a client asks who listens, unix(7) SO_PEERCRED, and
+looks at each folder on the way: who may write to one leads a client where he likes. In a user
+namespace, user_namespaces(7), the node's users have no numbers but one, the overflow uid, which
+counts as root's; and the folders above may be one's own, who made the container.
+"""
+
+# ruff: noqa: PTH109, PTH115, PTH118, PTH120, PTH123 - pathlib costs more to import than Python
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from affinityd.config import file as conffile
+from affinityd.errors import InvalidRequestError, UntrustedError
+from affinityd.linux.peercred import credentials
+from affinityd.text import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Mapping
+
+ROOT = 0
+VARIABLE = f"{conffile.PREFIX}DAEMON_UID"
+MAX_UID = 2**32 - 2  #: the last is nobody's, chown(2)
+MAX_DIGITS = len(str(MAX_UID))
+MAX_LINKS = 40  #: on one path, path_resolution(7)
+UID_MAP, OVERFLOW_UID = "/proc/self/uid_map", "/proc/sys/kernel/overflowuid"
+EVERYBODY = ["0", "0", "4294967295"]  #: the map of the first user namespace
+
+
+def check_daemon(address: str, connection: _socket.socket) -> None:
+    """Raise UntrustedError where somebody else listens on a unix socket, or could.
+
+    Raises OSError where that is not to be seen, InvalidRequestError for AFFINITYD_DAEMON_UID.
+    """
+    uid = credentials(connection).uid
+    if not _is_trusted(uid):
+        raise UntrustedError(
+            f"the daemon at {address} is not trusted: uid {uid} listens, and neither root nor whom "
+            f"{VARIABLE} names"
+        )
+    check_path(address)
+
+
+def check_path(path: str) -> None:
+    """Raise UntrustedError where somebody else could have put there what is at a path.
+
+    Goes as the kernel does, link by link. Raises OSError where a part of it is not to be seen,
+    InvalidRequestError for AFFINITYD_DAEMON_UID.
+    """
+    here, links = "/", 0
+    ahead = _parts(os.path.join(os.getcwd(), path))
+    _check_part(path, here, is_above=len(ahead) > 1)
+    while ahead:
+        name = ahead.pop()
+        if name == "..":
+            here = os.path.dirname(here)
+            continue
+        part = os.path.join(here, name)
+        mode = _check_part(path, part, is_above=len(ahead) > 1)
+        if not stat.S_ISLNK(mode):
+            here = part
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        target = os.readlink(part)
+        ahead += _parts(target)
+        here = "/" if target.startswith("/") else here
+
+
+def _parts(path: str) -> list[str]:
+    """Return the names in a path, the first one last."""
+    return [name for name in reversed(path.split("/")) if name not in {"", "."}]
+
+
+def _check_part(path: str, part: str, *, is_above: bool) -> int:
+    """Return the mode of a part of a path; `is_above`: it is above the folder that counts.
+
+    Where a folder is sticky others may add to it, but not take away what is there. Raises
+    UntrustedError where the part is another's, or others may write to it.
+    """
+    status = os.lstat(part)
+    uid, mode = status.st_uid, status.st_mode
+    if not (_is_trusted(uid) or (is_above and _is_own_container(uid))):
+        raise UntrustedError(
+            f"{path} is not trusted: {part} belongs to uid {uid}, and neither to root nor to whom "
+            f"{VARIABLE} names"
+        )
+    is_open = mode & (stat.S_IWGRP | stat.S_IWOTH)
+    is_guarded = (
+        stat.S_ISLNK(mode)
+        or stat.S_ISSOCK(mode)
+        or (stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX))
+    )
+    if is_open and not is_guarded:
+        raise UntrustedError(
+            f"{path} is not trusted: others may write to {part}; chmod go-w {part} keeps them off"
+        )
+    return mode
+
+
+def _is_trusted(uid: int) -> bool:
+    return uid == ROOT or uid in configured(conffile.variables()) or uid == _overflow_uid()
+
+
+def configured(said: Mapping[str, str]) -> frozenset[int]:
+    """Return the uids that variables name: users' names or numbers, separated by commas.
+
+    Raises InvalidRequestError.
+    """
+    words = said.get(VARIABLE, "").split(",")
+    return frozenset(_uid(word.strip()) for word in words if word.strip())
+
+
+def _uid(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) <= MAX_UID:
+        return int(text)
+    import pwd  # noqa: PLC0415 - asks whatever the node has its users from
+
+    try:
+        return pwd.getpwnam(text).pw_uid
+    except (KeyError, ValueError):  # the latter for what can be no name
+        raise InvalidRequestError(
+            f"{VARIABLE}: there is no user {quote(text)} here; give a user's name or number"
+        ) from None
+
+
+def _is_own_container(uid: int) -> bool:
+    return uid == os.geteuid() and _overflow_uid() is not None
+
+
+def _overflow_uid() -> int | None:
+    """Return what uids look like that have no number here; None where every uid has one."""
+    try:
+        if _words(UID_MAP) == EVERYBODY:
+            return None
+        return int(_words(OVERFLOW_UID)[0])
+    except OSError:  # without /proc
+        return None
+
+
+def _words(path: str) -> list[str]:
+    with open(path, encoding="ascii") as file:
+        return file.read().split()

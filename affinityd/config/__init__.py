@@ -1,0 +1,1 @@
+"""Settings: the file, the environment, the command line."""

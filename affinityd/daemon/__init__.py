@@ -1,0 +1,1 @@
+"""The daemon: what `affinityd serve` runs. Needs the extra `daemon`."""

@@ -1,0 +1,215 @@
+"""The FastAPI app: what is served where."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import PlainTextResponse, Response
+
+from affinityd import __version__
+from affinityd.daemon.api import problems, schemas
+from affinityd.daemon.api.answer_cache import WHO, Front, key_of
+from affinityd.daemon.api.audit import audit_route
+from affinityd.daemon.api.documents import Told
+from affinityd.daemon.api.enforcement import NOT_ENFORCING, enforce_route
+from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.peers.callers import Callers
+from affinityd.daemon.state.background import Shared
+from affinityd.daemon.state.plan_service import Service
+from affinityd.daemon.state.scanner import Audits
+from affinityd.daemon.state.topology_watcher import Keeper
+from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.request.devices import names_unknown_mig
+from affinityd.request.parameters import PARAMETERS, parse_request
+from affinityd.request.parameters import Request as PlanRequest
+from affinityd.text import quote
+from affinityd.topology import serialization
+
+MAX_FIELDS = 64
+
+_PARAMETERS = [
+    {
+        "name": parameter.name,
+        "in": "query",
+        "description": parameter.help,
+        "schema": parameter.schema,
+        "allowEmptyValue": parameter.may_be_empty,
+    }
+    for parameter in PARAMETERS.values()
+]
+_TEXT = {"text/plain": {"schema": {"type": "string"}}}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": text,
+        "content": {
+            "application/problem+json": {"schema": schemas.Problem.model_json_schema()},
+            **_TEXT,
+        },
+    }
+    for status, text in (
+        (404, "No such GPU, or none visible; says which there are."),
+        (409, "Cannot be satisfied; says what could be."),
+        (422, "A parameter is unknown, repeated, empty or malformed."),
+        (503, "The machine has not been read yet."),
+    )
+}
+
+_NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
+    422: {**_ERRORS[422], "description": "It takes no parameters."},
+    503: {**_ERRORS[503], "description": "There has been no scan yet, or there are none."},
+}
+
+
+def create_app(
+    service: Service,
+    keeper: Keeper,
+    metrics: Metrics,
+    audits: Audits,
+    *,
+    callers: Callers,
+    enforced: Told = NOT_ENFORCING,
+    admin_group: int | None = None,
+) -> Front:
+    """Return the ASGI app that answers on one node."""
+    app = FastAPI(
+        title="affinityd",
+        version=__version__,
+        description="On which CPUs, and which memory, each GPU rank belongs.",
+        # Their pages would load scripts from elsewhere, which a compute node cannot reach.
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would name whatever host the request did
+    )
+    front = Front(
+        app,
+        callers=callers,
+        is_current=keeper.is_current,
+        first_reading=keeper.first_reading,
+        counter=metrics.counter,
+    )
+    service.on_swap(front.forget)
+    problems.install(app)
+    app.include_router(_list_route(app))
+    app.include_router(_plan_route(service, keeper, metrics, front))
+    app.include_router(_node_routes(service, keeper, metrics))
+    app.include_router(audit_route(audits, admin_group, _NO_DOCUMENT))
+    app.include_router(enforce_route(enforced, admin_group, _NO_DOCUMENT))
+    return front
+
+
+def _list_route(app: FastAPI) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/", summary="What is served: this list", response_class=PlainTextResponse)
+    async def served() -> Response:
+        paths = {path: its["get"]["summary"] for path, its in app.openapi()["paths"].items()}
+        rows = {**paths, "/openapi.json": "All of it, with parameters and shapes, for programs"}
+        width = max(map(len, rows))
+        lines = (f"GET {path:<{width}}  {summary}" for path, summary in rows.items())
+        return PlainTextResponse("\n".join((f"affinityd {__version__} answers", "", *lines, "")))
+
+    return router
+
+
+def _plan_route(service: Service, keeper: Keeper, metrics: Metrics, front: Front) -> APIRouter:
+    router = APIRouter()
+
+    @router.get(
+        "/plan",
+        summary="A cpulist for each rank",
+        responses={**_ERRORS, 200: {"model": schemas.PlanAnswer, "content": _TEXT}},
+        openapi_extra={"parameters": _PARAMETERS},
+    )
+    async def plan(request: Request) -> Response:
+        began, mode = perf_counter(), ""
+        try:
+            asked = parse_request(_pairs(request.scope["query_string"]))
+            mode = asked.options.mode
+            await _bring_up_to_date(service, keeper, asked)
+            facts = request.scope["state"][WHO]
+            caller = None if facts is None else facts.caller
+            answer = service.answer(asked, _format(asked, request), caller)
+        except AffinityError as error:
+            metrics.refused(mode, error.status)
+            raise
+        front.remember(key_of(request.scope), answer)
+        metrics.planned(answer, perf_counter() - began)
+        return Response(answer.body, headers={"content-type": answer.media_type})
+
+    return router
+
+
+def _node_routes(service: Service, keeper: Keeper, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+    exposition = Shared(metrics.exposition)
+
+    @router.get("/topology", summary="The node as it was read", responses={503: _ERRORS[503]})
+    async def topology() -> schemas.TopologyAnswer:
+        await keeper.refresh()
+        return schemas.TopologyAnswer(
+            generation=service.node.generation,
+            topology=serialization.to_dict(service.node.topology),
+        )
+
+    @router.get(
+        "/metrics",
+        summary="Prometheus metrics",
+        response_class=PlainTextResponse,
+        responses={200: {"content": {"application/openmetrics-text": _TEXT["text/plain"]}}},
+    )
+    async def scrape(request: Request) -> Response:
+        body, media_type = await exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": media_type})
+
+    @router.get("/healthz", summary="The daemon runs", response_class=PlainTextResponse)
+    async def healthz() -> Response:
+        return Response("ok\n", media_type="text/plain")
+
+    @router.get(
+        "/readyz",
+        summary="The daemon can plan",
+        response_class=PlainTextResponse,
+        responses={503: _ERRORS[503]},
+    )
+    async def readyz() -> Response:
+        return Response(f"ready: {service.node.topology.name}\n", media_type="text/plain")
+
+    return router
+
+
+async def _bring_up_to_date(service: Service, keeper: Keeper, asked: PlanRequest) -> None:
+    await keeper.refresh()
+    texts = (*(asked.gpus or ()), asked.granted, asked.nvidia_visible, asked.visible)
+    if names_unknown_mig(service.node.topology, *texts):
+        await keeper.seek_mig()
+
+
+def _pairs(query: bytes) -> list[tuple[str, str]]:
+    """Read a query string. Raises InvalidRequestError for what is no UTF-8, percent-encoded."""
+    if not query:
+        return []
+    try:
+        text = query.decode("ascii")
+        if bad := next((part for part in text.split("&") if "=" not in part), None):
+            raise InvalidRequestError(f"{quote(bad)} has no value; write NAME=VALUE")
+        return parse_qsl(
+            text,
+            keep_blank_values=True,
+            strict_parsing=True,
+            errors="strict",
+            max_num_fields=MAX_FIELDS,
+        )
+    except ValueError:
+        raise InvalidRequestError(
+            "the query string cannot be read; write it like gpus=0,1&mode=node, at most "
+            f"{MAX_FIELDS} parameters, percent-encoded as UTF-8"
+        ) from None
+
+
+def _format(asked: PlanRequest, request: Request) -> str:
+    if asked.format is not None:
+        return asked.format
+    return "cpulist" if problems.wants_text(request.headers.get("accept")) else "json"

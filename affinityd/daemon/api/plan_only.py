@@ -1,0 +1,39 @@
+"""The listener for plans alone: it answers /plan, and says at / that it serves nothing else."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from affinityd.daemon.api.answer_cache import Front
+from affinityd.daemon.api.problems import problem
+from affinityd.text import quote
+
+LISTED = """\
+affinityd answers plans alone at this address.
+
+GET /plan  A cpulist for each rank, as in /plan?gpus=0,1&mode=node
+"""
+
+
+class PlanOnly:
+    """Passes on to the app what is asked of /plan, and nothing else."""
+
+    def __init__(self, app: Front) -> None:
+        """Take the app."""
+        self._app = app
+        self.remembered = app.remembered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, as ASGI has it."""
+        if scope["path"] == "/plan":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] == "/" and scope["method"] in {"GET", "HEAD"}:
+            await PlainTextResponse(LISTED)(scope, receive, send)
+            return
+        asked = quote(scope["path"])
+        detail = f"{scope['method']} {asked} is not answered at this address, but GET /plan alone"
+        answer = problem(Request(scope), 404, "Not Found", detail)
+        await answer(scope, receive, send)

@@ -1,0 +1,133 @@
+"""What enforcement does that is news, as log lines: of a job each kind once, whatever it runs."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from affinityd.audit.model import GpuKey, Job
+from affinityd.config.settings import OBSERVE, PIN
+from affinityd.cpuset import several
+from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.model import GIVEN_UP, Done, Report
+from affinityd.enforce.policy.model import PolicyState
+from affinityd.text import count, one_line
+
+log = logging.getLogger(__name__)
+
+REMEMBERED = 600.0  #: seconds for which a job that is not seen is remembered: then it is news again
+
+AT_START: Mapping[str, str] = {
+    OBSERVE: "touches no process, and says at /enforce what it would pin",
+    PIN: "pins processes of GPU jobs that do not run where they are to",
+}
+NOTHING_COUNTS = "nothing is pinned until it does"
+OLD_COUNTS = "what was read before stands"
+
+News = tuple[int, str]  #: a level of logging, and a line
+
+
+class EnforceLog:
+    """Says once what has come, and once that it is gone."""
+
+    def __init__(self, wanted: str, hindrance: str | None) -> None:
+        """Say what is wanted, and why nothing can be pinned, if so."""
+        self._hindrance: str | None = None
+        self._policy = PolicyState()
+        self._noticed: dict[str, float] = {}  # what was said → when it was so, seconds since boot
+        self._told: dict[tuple[Job, str], float] = {}  # what was said of a job → when it was seen
+        log.info("enforce %s: %s", wanted, AT_START[wanted])
+        self._note_hindrance(hindrance)
+
+    def enforced(self, enforced: Enforced) -> None:
+        """Tell of a new report."""
+        report, now = enforced.report, enforced.scan.boot
+        for level, line in _of_policy(self._policy, report.policy):
+            log.log(level, "%s", line)
+        self._policy = report.policy
+        self._note_hindrance(report.hindrance)
+        for notice in report.notices:
+            if notice not in self._noticed:
+                log.warning("%s", one_line(notice))
+            self._noticed[notice] = now
+        self._forget(report, now)
+        for job, kind, (level, line) in (*_of_pins(report.done), *_of_given_up(report)):
+            if (job, kind) not in self._told:
+                log.log(level, "%s %s: %s", job.scheduler, one_line(job.id), line)
+            self._told[job, kind] = now
+
+    def _note_hindrance(self, hindrance: str | None) -> None:
+        if hindrance not in {None, self._hindrance}:
+            log.warning("observes instead of pinning: %s", hindrance)
+        elif self._hindrance is not None and hindrance is None:
+            log.info("pins from now on: nothing keeps it from that any more")
+        self._hindrance = hindrance
+
+    def _forget(self, report: Report, now: float) -> None:
+        """Forget the jobs that were not seen for long."""
+        seen = {decision.job for decision in report.decisions}
+        at = {it: now if it[0] in seen else then for it, then in self._told.items()}
+        since = now - REMEMBERED
+        self._told = {it: then for it, then in at.items() if then > since}
+        self._noticed = {it: then for it, then in self._noticed.items() if then > since}
+
+
+def _of_policy(before: PolicyState, now: PolicyState) -> Iterator[News]:
+    if now.error is not None and now.error != before.error:
+        stands = NOTHING_COUNTS if now.read is None else OLD_COUNTS
+        yield (
+            logging.WARNING,
+            f"the policy {now.file} does not count as it is: {now.error}; {stands}",
+        )
+    elif now.error is None and before.file is not None and now.file is None:
+        yield logging.INFO, f"the policy {before.file} is gone: the defaults count"
+    elif now.error is None and now.file is not None and now != before:
+        yield logging.INFO, f"the policy {now.file} counts, with {count(now.rules, 'rule')}"
+
+
+def _of_pins(done: Collection[Done]) -> Iterator[tuple[Job, str, News]]:
+    """Yield for each job what came of its processes: how many were pinned, and one refusal."""
+    of_jobs: defaultdict[Job, list[Done]] = defaultdict(list)
+    for it in done:
+        if it.decision.job is not None and not it.outcome.is_gone:
+            of_jobs[it.decision.job].append(it)
+    for job, its in of_jobs.items():
+        if pinned := [it for it in its if it.outcome.pinned]:
+            yield job, "pinned", (logging.INFO, _pinned(pinned))
+        for it in [it for it in its if it.outcome.refused][:1]:
+            facts, threads = it.decision.process.facts, count(it.outcome.refused, "thread")
+            line = f"{_process(facts.name, facts.pid)}: {threads} cannot be pinned: "
+            yield job, "refused", (logging.WARNING, line + (it.outcome.error or "nobody says why"))
+
+
+def _pinned(done: Sequence[Done]) -> str:
+    processes = "1 process" if len(done) == 1 else f"{len(done)} processes"
+    threads = count(sum(it.outcome.pinned for it in done), "thread")
+    near = _gpus({gpu for it in done for gpu in it.decision.process.facts.gpus})
+    modes = sorted({it.decision.treatment.mode for it in done if it.decision.treatment})
+    return f"pinned {processes} ({threads}) near {near}, mode {', '.join(modes)}"
+
+
+def _of_given_up(report: Report) -> Iterator[tuple[Job, str, News]]:
+    for decision in report.decisions:
+        if decision.reason == GIVEN_UP and decision.job is not None:
+            facts = decision.process.facts
+            line = (
+                f"{_process(facts.name, facts.pid)} is given up: {decision.why or decision.reason}"
+            )
+            yield decision.job, GIVEN_UP, (logging.WARNING, line)
+
+
+def _process(name: str, pid: int) -> str:
+    return f"{one_line(name)} (pid {pid})"
+
+
+def _gpus(keys: Collection[GpuKey]) -> str:
+    """Return GPUs as people name them, like `nvidia GPUs 0-3`."""
+    of_vendors: defaultdict[str, set[int]] = defaultdict(set)
+    for vendor, index in keys:
+        of_vendors[vendor].add(index)
+    return ", ".join(
+        f"{vendor} {several('GPU', indices)}" for vendor, indices in sorted(of_vendors.items())
+    )

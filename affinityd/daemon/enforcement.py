@@ -1,0 +1,99 @@
+"""What a daemon that enforces does after each scan: it enforces, and has what came of it told.
+
+Whoever imports this has all of enforcement: a daemon that does not enforce pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from affinityd.config import file
+from affinityd.config.file import PREFIX
+from affinityd.config.settings import PIN, Settings
+from affinityd.daemon.api.documents import Documents
+from affinityd.daemon.enforce_log import EnforceLog
+from affinityd.daemon.metrics import enforcement
+from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.state.background import Failures
+from affinityd.daemon.state.scanner import Audit
+from affinityd.enforce import privileges
+from affinityd.enforce.document import render
+from affinityd.enforce.enforcer import Enforced, Enforcer
+from affinityd.enforce.memory_migration import Migrations
+from affinityd.enforce.node_lock import Alone
+from affinityd.enforce.policy.file import FILE, PolicyFile
+from affinityd.enforce.policy.model import GRANTED, NOTHING, Treatment
+from affinityd.errors import NotEnforcedError
+from affinityd.request.parameters import parse_request
+
+#: Parameters of a plan that a site may set; `strict` would refuse those whom nothing mends.
+SITE = (
+    *("mode", "scope", "share", "multithreading", "balanced"),
+    *("min_physical_cores", "max_physical_cores"),
+)
+
+
+class Enforcement:
+    """Enforces by one scan after the other, and remembers what came of the last."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        """Begin, and log what the daemon is to do, and why it cannot, if so."""
+        hindrance = _hindrance(settings)
+        self._log = EnforceLog(settings.enforce, hindrance())
+        self._enforcer = Enforcer(
+            settings.enforce,
+            PolicyFile(
+                settings.enforce_policy or FILE,
+                is_named=bool(settings.enforce_policy),
+                site=site(file.variables()),
+            ),
+            hindrance=hindrance,
+            reserved=settings.reserved_cpus,
+            migrations=Migrations(enabled=settings.migrate_memory),
+        )
+        self._metrics = metrics
+        self._last: Enforced | None = None
+        self._failures = Failures("enforcing failed; what was found before stands")
+        self.documents = Documents(self._newest, render)
+
+    def scanned(self, audit: Audit) -> None:
+        """Enforce by a new scan. Raises nothing: whatever fails here, the next scan comes."""
+        with self._failures.told():
+            enforced = self._enforcer.enforce(audit.topology, audit.scan)
+            self._last = enforced
+            self._metrics.write("enforce", lambda: enforcement.metrics(enforced))
+            self._log.enforced(enforced)
+
+    def _newest(self) -> Enforced:
+        if self._last is None:
+            raise NotEnforcedError("nothing has been enforced yet; try again in a moment")
+        return self._last
+
+
+def site(said: Mapping[str, str]) -> Treatment:
+    """Return what counts where a policy says nothing, by a site's AFFINITYD_* variables.
+
+    They are those of `affinityd exec` and the TaskProlog: what both pin is then the same. Raises
+    InvalidRequestError.
+    """
+    given = {name: said[text] for name in SITE if (text := PREFIX + name.upper()) in said}
+    mode = "all" if "scope" in given else "node"  # as of exec: node is one node, whatever the scope
+    # A number of the site's is each task's, and several may share a GPU, which is a rank here.
+    cpus = NOTHING if said.get(f"{PREFIX}CPUS") == NOTHING else GRANTED
+    options = parse_request({"mode": mode, **given}.items()).options
+    return Treatment(
+        cpus=cpus,
+        mode=options.mode,
+        share=options.share,
+        scope=options.scope,
+        min_physical_cores=options.min_physical_cores,
+        site=options,
+    )
+
+
+def _hindrance(settings: Settings) -> Callable[[], str | None]:
+    """Return what tells why this daemon cannot pin now; privileges neither come nor go."""
+    if settings.enforce != PIN:
+        return lambda: None
+    lacking = privileges.hindrance()
+    return Alone().hindrance if lacking is None else lambda: lacking

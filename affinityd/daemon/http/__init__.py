@@ -1,0 +1,1 @@
+"""What uvicorn lacks: bounds of connections, heads and bodies, and remembered answers."""

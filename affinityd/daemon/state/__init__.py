@@ -1,0 +1,1 @@
+"""What the daemon knows of its node, and keeps up to date."""

@@ -1,0 +1,137 @@
+"""Work off the event loop that nobody waits for at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+async def in_background(work: Callable[[], T]) -> T:
+    """Return what `work` returns, or raise what it raises, from a thread of its own.
+
+    Unlike asyncio.to_thread's, the thread does not hold up the process's end: a driver may hang
+    whoever asks it for longer than a stop may take.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+            _tell(loop, done, partial(done.set_exception, error))
+        else:
+            _tell(loop, done, partial(done.set_result, result))
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
+
+
+async def pause(event: asyncio.Event, seconds: float) -> None:
+    """Return when an event comes, or after so many seconds.
+
+    Unlike asyncio.wait_for, which before Python 3.12 returns rather than end where it is cancelled
+    just as the event comes.
+    """
+    coming = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({coming}, timeout=seconds)
+    finally:
+        coming.cancel()
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, done: asyncio.Future[T], tell: Callable[[], None]
+) -> None:
+    with suppress(RuntimeError):  # the loop has ended: nobody waits
+        loop.call_soon_threadsafe(lambda: None if done.cancelled() else tell())
+
+
+class Shared(Generic[K, T]):
+    """Work in the background, one piece at a time, each for all who ask the same meanwhile."""
+
+    def __init__(self, work: Callable[[K], T]) -> None:
+        """Take what answers a question."""
+        self._work = work
+        self._turn = asyncio.Lock()
+        self._under_way: dict[K, asyncio.Task[T]] = {}
+
+    async def __call__(self, question: K) -> T:
+        """Return the answer, or raise what `work` raises; who leaves early stops nobody's."""
+        answer = self._under_way.get(question)
+        if answer is None:
+            answer = asyncio.get_running_loop().create_task(self._answer(question))
+            self._under_way[question] = answer
+            answer.add_done_callback(lambda _: self._under_way.pop(question))
+        return await asyncio.shield(answer)
+
+    async def _answer(self, question: K) -> T:
+        async with self._turn:
+            return await in_background(partial(self._work, question))
+
+
+log = logging.getLogger(__name__)
+
+
+class Failures:
+    """What failed last, of one kind of work."""
+
+    def __init__(self, news: str, count: Callable[[], None] = lambda: None) -> None:
+        """Take the log's line for a failure, and what counts one more."""
+        self._news = news
+        self._count = count
+        self._last = ""
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Log what the block raises, unless it was so the last time, and go on behind it."""
+        try:
+            yield
+            self._last = ""
+        except Exception as error:
+            self._count()
+            if repr(error) != self._last:
+                log.exception("%s", self._news)
+            self._last = repr(error)
+
+
+class Report(Protocol):
+    """What NVML said."""
+
+    @property
+    def gpus(self) -> object | None:
+        """None: nothing."""
+
+
+R = TypeVar("R", bound=Report)
+
+
+class Unanswered:
+    """How often NVML did not answer, by what it was asked for."""
+
+    def __init__(self, *questions: str) -> None:
+        """Begin each question with 0."""
+        self._counts = dict.fromkeys(questions, 0)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Question → how often it was not answered."""
+        return self._counts
+
+    def counting(self, question: str, ask: Callable[[float], R]) -> Callable[[float], R]:
+        """Return what asks as `ask` does, and counts each report that says nothing."""
+
+        def asking(timeout: float) -> R:
+            report = ask(timeout)
+            self._counts[question] += report.gpus is None
+            return report
+
+        return asking

@@ -1,0 +1,134 @@
+"""One request from its parts to its answer, and the answers that were given before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from affinityd.config.switch import OBSERVE
+from affinityd.daemon.state.cache import Cache
+from affinityd.errors import NotReadyError
+from affinityd.planner.model import Demand, Plan
+from affinityd.planner.planner import plan
+from affinityd.request.caller import Caller
+from affinityd.request.formats import Reply, render
+from affinityd.request.parameters import Request
+from affinityd.request.resolve import answer
+from affinityd.topology.model import Topology
+from affinityd.topology.nearness import UNKNOWN, placement, vicinity_of_any
+from affinityd.topology.node import Node
+
+CACHED_BYTES = 16 * 1024 * 1024  #: of answers and their questions
+ENTRY_BYTES = 4096  #: what an entry weighs besides the texts and CPUs in it, about
+PLANNED_BYTES = 4 * 1024 * 1024  #: of plans, for the other ranks of a job
+RANK_BYTES = 2048  #: what a rank's plan weighs besides its CPUs, about
+LETTER_BYTES = 4  #: the most that one of a text takes
+CPU_BYTES = 128  #: what one of a set takes, about
+MEDIA_TYPES = {"json": "application/json"}
+
+#: A request, the format of its answer, and who asks.
+Question = tuple[Request, str, Caller | None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to a plan request, and what metrics say of it."""
+
+    body: bytes
+    media_type: str
+    mode: str
+    locality: str  #: the worst of any rank
+    #: Where the caller is that stays there, one of `vicinity.PLACEMENTS`; None: it takes its plan.
+    observed: str | None = None
+
+
+class Service:
+    """Answers plan requests on one node, which may be swapped for a newer reading of it."""
+
+    def __init__(self, node: Node | None = None) -> None:
+        self._node = node
+        self._answers: Cache[Question, Answer] = Cache(CACHED_BYTES)
+        self._plans: Cache[Demand, Plan] = Cache(PLANNED_BYTES)
+        self._forgetters: list[Callable[[], None]] = [self._answers.clear, self._plans.clear]
+
+    @property
+    def known(self) -> Node | None:
+        """The node as it is known now; None before the first reading."""
+        return self._node
+
+    @property
+    def node(self) -> Node:
+        """The node as it is known now. Raises NotReadyError before the first reading."""
+        if self._node is None:
+            raise NotReadyError("the machine has not been read yet; try again in a moment")
+        return self._node
+
+    def swap(self, node: Node) -> None:
+        """Plan on a new reading of the node from now on."""
+        self._node = node
+        for forget in self._forgetters:
+            forget()
+
+    def on_swap(self, forget: Callable[[], None]) -> None:
+        """Call this, too, whenever answers that were given before stop being true."""
+        self._forgetters.append(forget)
+
+    def answer(self, request: Request, format_name: str, caller: Caller | None = None) -> Answer:
+        """Return the answer to a request; `caller` is None where it is not known.
+
+        Raises AffinityError, whose kind says why there is none.
+        """
+        question = (request, format_name, caller)
+        answer = self._answers.get(question)
+        if answer is None:
+            answer = self._make(request, format_name, caller)
+            self._answers.put(question, answer, _weight(request, caller) + len(answer.body))
+        return answer
+
+    def _make(self, request: Request, format_name: str, caller: Caller | None) -> Answer:
+        node = self.node
+        reply = answer(node, request, caller, planner=self._planned)
+        return Answer(
+            body=render(reply, format_name).encode(),
+            media_type=MEDIA_TYPES.get(format_name, "text/plain; charset=utf-8"),
+            mode=request.options.mode,
+            locality=reply.locality,
+            observed=_observed(node.topology, reply, caller, format_name),
+        )
+
+    def _planned(self, topology: Topology, demand: Demand) -> Plan:
+        """Return a plan, made once for all the ranks of a job, each of which asks for its own."""
+        made = self._plans.get(demand)
+        if made is None:
+            made = plan(topology, demand)
+            cpus = len(demand.allowed) + sum(len(rank.cpus) for rank in made.ranks)
+            self._plans.put(demand, made, CPU_BYTES * cpus + RANK_BYTES * len(made.ranks))
+        return made
+
+
+def _observed(
+    topology: Topology, reply: Reply, caller: Caller | None, format_name: str
+) -> str | None:
+    """Return where a caller is that stays there, seen from the GPUs of its plan; None: it moves.
+
+    Clients that would apply a plan say where they run, or ask for the format `shell`.
+    """
+    mask = reply.request.observe
+    is_told = mask is not None or (format_name == "shell" and reply.request.whose == "caller")
+    if reply.switch != OBSERVE or not is_told:
+        return None
+    mask = mask or (caller.mask if caller else reply.request.cpuset)
+    if mask is None:
+        return UNKNOWN
+    return placement(topology, vicinity_of_any(topology, [it.gpu for it in reply.ranks]), mask)
+
+
+def _weight(request: Request, caller: Caller | None) -> int:
+    """Return what a question weighs that is remembered, in bytes, about."""
+    texts = (*(request.gpus or ()), *(request.job or ()), request.gpu_bind, request.visible)
+    more = (request.granted, request.nvidia_visible)
+    own = (caller.mask, caller.cpuset) if caller else ()
+    letters = sum(len(text) for text in (*texts, *more) if text)
+    sets = (request.cpuset, request.observe, *request.cpu_bind, *own)
+    cpus = sum(len(cpus) for cpus in sets if cpus)
+    return LETTER_BYTES * letters + CPU_BYTES * cpus + ENTRY_BYTES

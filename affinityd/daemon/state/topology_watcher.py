@@ -1,0 +1,176 @@
+"""Keeps what the daemon knows of its node current: when it is read anew, and who is told.
+
+A reading is swapped in whole, so a plan is made from one reading or the next, never from both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from affinityd.config.switch import ON
+from affinityd.cpuset import CpuSet
+from affinityd.daemon.state.background import in_background, pause
+from affinityd.daemon.state.plan_service import Service
+from affinityd.errors import AffinityError
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
+
+log = logging.getLogger(__name__)
+
+DRIVER_CHECK_SECONDS = 2.0  #: how often a driver is looked for that came or went
+DRIVER_RETRY_SECONDS = 30.0  #: how often a driver is asked again that is there and said nothing
+FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait for 0.7 s and more
+MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so often
+
+
+class Machine(Protocol):
+    """What is asked of the machine that is kept."""
+
+    def ask_drivers(self) -> None:
+        """Ask its GPU drivers, which may take long; their answers are remembered."""
+
+    def read(self) -> Topology:
+        """Read its files, and join them with what its drivers said. Raises AffinityError."""
+
+    def online(self) -> object:
+        """Return what differs when a CPU comes or goes: one small read."""
+
+    def drivers(self) -> object:
+        """Return what differs when a driver comes or goes."""
+
+    def is_driver_silent(self) -> bool:
+        """Whether a driver is there that did not answer."""
+
+
+class Keeper:
+    """Reads the node at the start, when asked to, and when something differs."""
+
+    def __init__(
+        self,
+        service: Service,
+        machine: Machine,
+        *,
+        reserved: CpuSet,
+        switch: str = ON,
+        on_change: Callable[[Node], None],
+    ) -> None:
+        """Take who plans on the readings, and who else is told of a new one, off the event loop."""
+        self._service = service
+        self._machine = machine
+        self._reserved = reserved
+        self._switch = switch
+        self._on_change = on_change
+        self._trouble = ""  # why the last reading failed: news once, and each request tries again
+        self._seen_online: object = None
+        self._is_current: bool | None = None  # None: not looked at in this turn of the loop
+        self._seen_drivers: object = None
+        self._asked_drivers = self._sought_mig = float("-inf")
+        self._asking = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._wanted = asyncio.Event()
+        self._has_read = asyncio.Event()
+        service.on_swap(self._has_read.set)
+        self._telling = asyncio.Lock()
+        self._told: Node | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def is_current(self) -> bool:
+        """Whether the CPUs that are online are the ones that were read.
+
+        That is looked at once in a turn of the event loop, for all who had asked before.
+        """
+        if self._is_current is None:
+            asyncio.get_running_loop().call_soon(self._look_anew)
+            self._is_current = self._machine.online() == self._seen_online
+        return self._is_current
+
+    def _look_anew(self) -> None:
+        self._is_current = None
+
+    async def first_reading(self) -> None:
+        """Return when the machine has been read for the first time, or FIRST_SECONDS later."""
+        if self._service.known is None:
+            await pause(self._has_read, FIRST_SECONDS)
+
+    async def refresh(self) -> None:
+        """Read the CPUs anew if they have changed; this waits for no driver."""
+        if self._service.known is not None and not self.is_current():
+            await self._read(unless=self.is_current)
+
+    async def seek_mig(self) -> None:
+        """Read everything anew for an unknown MIG instance, unless that was done lately."""
+        async with self._asking:
+            if time.monotonic() - self._sought_mig >= MIG_REREAD_SECONDS:
+                await self._ask_and_read()
+                self._sought_mig = time.monotonic()
+
+    def want_reading(self) -> None:
+        """Have everything read anew, soon: a signal handler's way to say so."""
+        self._wanted.set()
+
+    async def watch(self) -> None:
+        """Read at the start, when that is wanted, and when drivers come or go; never returns."""
+        self._wanted.set()
+        while True:
+            await pause(self._wanted, DRIVER_CHECK_SECONDS)
+            unread = self._service.known is None
+            if unread or self._wanted.is_set() or self._drivers_differ():
+                self._wanted.clear()
+                async with self._asking:
+                    await self._ask_and_read()
+
+    def _drivers_differ(self) -> bool:
+        if self._machine.drivers() != self._seen_drivers:
+            return True
+        due = time.monotonic() - self._asked_drivers >= DRIVER_RETRY_SECONDS
+        return due and self._machine.is_driver_silent()
+
+    async def _ask_and_read(self) -> None:
+        self._seen_drivers = self._machine.drivers()
+        await in_background(self._machine.ask_drivers)
+        self._asked_drivers = time.monotonic()
+        await self._read(unless=lambda: False)
+
+    async def _read(self, *, unless: Callable[[], bool]) -> None:
+        async with self._reading:
+            if unless():  # somebody else has read it while we waited
+                return
+            online = self._machine.online()
+            try:
+                topology = await in_background(self._machine.read)
+            except (AffinityError, OSError) as error:
+                if str(error) != self._trouble:
+                    log.warning("the machine could not be read: %s", error)
+                self._trouble = str(error)
+                return
+            self._trouble = ""
+            self._seen_online = online
+            self._look_anew()
+            self._swap(topology)
+
+    def _swap(self, topology: Topology) -> None:
+        known = self._service.known
+        if known is None:
+            node = Node(topology, self._reserved, switch=self._switch)
+        elif topology != known.topology:
+            node = replace(known, topology=topology, generation=known.generation + 1)
+        else:
+            log.info("read anew: nothing has changed")
+            return
+        self._service.swap(node)
+        task = asyncio.get_running_loop().create_task(self._tell())
+        self._tasks.add(task)  # the loop itself would forget it
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self) -> None:
+        """Tell of the newest reading: apart from it, for no plan is to wait for a disk."""
+        async with self._telling:
+            node = self._service.known
+            if node is not None and node is not self._told:
+                await in_background(lambda: self._on_change(node))
+                self._told = node

@@ -1,0 +1,185 @@
+"""The machine that the settings name, as it can be read again and again."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from affinityd import machines
+from affinityd.config.settings import Settings
+from affinityd.discovery import discover
+from affinityd.discovery.nvml.gpus import ask
+from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.root import open_tree
+from affinityd.discovery.snapshot import snapshot_nvml
+from affinityd.discovery.tree import EXHAUSTED, FolderTree, Tree
+from affinityd.errors import TreeError
+from affinityd.topology.model import Topology
+
+MAX_LIST = 65536  #: bytes; more than any kernel writes into one file of sysfs
+NVML_SECONDS = 20.0  #: that NVML may take to answer; GPUs that nobody uses wake up first
+ONLINE = "sys/devices/system/cpu/online"
+NVIDIA_DRIVER = "proc/driver/nvidia/version"
+#: Differ when a GPU driver came, went or was exchanged.
+DRIVERS = (NVIDIA_DRIVER, "sys/class/kfd/kfd/topology/generation_id")
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What a reading of files was like."""
+
+    online: bytes | None  #: the list of online CPUs
+    broken: Mapping[str, OSError]  #: path → the error of what could not be read
+
+    def check(self, former: _Reading | None) -> None:
+        """Raise TreeError where it is not to be used.
+
+        What cannot be read looks as if it were not there. So a reading with more of that than the
+        former one had is no news, unless CPUs came or went: better a node less than a CPU too many.
+        """
+        known = former.broken if former and former.online == self.online else self.broken
+        for path, error in self.broken.items():
+            if error.errno in EXHAUSTED or path not in known:
+                raise TreeError(f"/{path}: {error.strerror}")
+
+    def notices(self) -> Iterator[str]:
+        """Yield what could not be read, for people."""
+        for path, error in sorted(self.broken.items()):
+            yield f"/{path} could not be read: {error.strerror}"
+
+
+class Machine:
+    """A live or replayed machine. What its drivers said is remembered between readings."""
+
+    def __init__(self, settings: Settings, ask_nvml: Callable[[float], NvmlReport] = ask) -> None:
+        """Take what asks NVML, within so many seconds.
+
+        Raises TreeError for a root or machine that is none.
+        """
+        self._ask_nvml = ask_nvml
+        self._shipped = machines.load(settings.machine) if settings.machine else None
+        self._tree: Tree | None = (
+            None if self._shipped else open_tree(settings.root, settings.node_name)
+        )
+        self._report: NvmlReport | None = None
+        self._answered_by: str | None = None  # the driver's version when NVML last answered
+        self._last: _Reading | None = None
+        self._asking: threading.Thread | None = None
+        self._online = _keep_open(self._tree)
+
+    @property
+    def tree(self) -> Tree:
+        """Its files. Raises TreeError for a shipped machine, which has none."""
+        if self._tree is None:
+            raise TreeError("a shipped machine has no files; name a --root")
+        return self._tree
+
+    @property
+    def report(self) -> NvmlReport | None:
+        """What NVML said when it was last asked."""
+        return self._report
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is the machine that we run on."""
+        return self._tree is not None and self._tree.live
+
+    def begin_to_ask(self) -> None:
+        """Ask the drivers in a thread; the next `ask_drivers` waits for that, and asks no more."""
+        self._asking = threading.Thread(target=self._ask, args=(NVML_SECONDS,), daemon=True)
+        self._asking.start()
+
+    def ask_drivers(self, timeout: float = NVML_SECONDS) -> None:
+        """Ask NVML, or the snapshot of what it said.
+
+        NVML is asked only where its driver is loaded: it would load it, and so fight an upgrade.
+        """
+        asking, self._asking = self._asking, None
+        if asking is None:
+            self._ask(timeout)
+        else:
+            asking.join()
+
+    def _ask(self, timeout: float) -> None:
+        if self._tree is None:
+            return
+        if not self._tree.live:
+            self._report = snapshot_nvml(self._tree)
+        elif (version := self._tree.read(NVIDIA_DRIVER)) is None:
+            self._report = NvmlReport(None, error="NVIDIA's driver is not loaded")
+        else:
+            self._hear(self._ask_nvml(timeout), version)
+
+    def _hear(self, report: NvmlReport, version: str) -> None:
+        """Take what NVML says; where it is silent, what it said before of that driver stands."""
+        if report.gpus is not None:
+            self._answered_by = version
+        elif self._report is not None and version == self._answered_by:
+            report = replace(self._report, error=report.error, remedy=report.remedy)
+        self._report = report
+
+    def read(self) -> Topology:
+        """Return its topology, with what the drivers said when they were last asked.
+
+        Raises TreeError for a reading that would be worse than the last one.
+        """
+        if self._tree is None:
+            assert self._shipped is not None  # noqa: S101 - one of the two is there
+            return self._shipped
+        if not isinstance(self._tree, FolderTree):
+            return discover(self._tree, self._report)
+        online = self.online()
+        self._tree.broken.clear()
+        try:
+            topology = discover(self._tree, self._report)
+        except TreeError as error:
+            causes = _Reading(online, dict(self._tree.broken)).notices()
+            raise TreeError("; ".join((str(error), *itertools.islice(causes, 1)))) from None
+        reading = _Reading(online, dict(self._tree.broken))
+        reading.check(self._last)
+        self._last = reading
+        return replace(topology, notices=(*topology.notices, *self._of_nvml(), *reading.notices()))
+
+    def _of_nvml(self) -> Iterator[str]:
+        report = self._report
+        if report is not None and report.gpus is not None and report.error:
+            yield f"{report.said}; what it said before is used"
+
+    def online(self) -> bytes | None:
+        """Return the kernel's list of online CPUs, as it is: one small read."""
+        if self._online is None:  # /sys may come late
+            self._online = _keep_open(self._tree)
+        try:
+            return None if self._online is None else os.pread(self._online, MAX_LIST, 0)
+        except OSError:  # a folder or pipe in a captured machine
+            return None
+
+    def drivers(self) -> tuple[str | None, ...]:
+        """Return what differs when a driver came or went."""
+        return tuple(self._tree.read(path) for path in DRIVERS) if self._tree else ()
+
+    def is_driver_silent(self) -> bool:
+        """Whether NVIDIA's driver is there and NVML did not answer."""
+        report = self._report
+        answered = report is not None and report.gpus is not None and report.error is None
+        return self.is_live and not answered and self.drivers()[0] is not None
+
+
+def _keep_open(tree: Tree | None) -> int | None:
+    """Open the list of online CPUs for good: to read it then costs a third of opening it anew."""
+    if not isinstance(tree, FolderTree):
+        return None
+    try:
+        return os.open(tree.root + ONLINE, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:  # kernels before 2.6.28 have none
+        return None
+
+
+def read_once(settings: Settings) -> Topology:
+    """Return the topology of the machine that the settings name. Raises TreeError."""
+    machine = Machine(settings)
+    machine.ask_drivers()
+    return machine.read()

@@ -1,0 +1,1 @@
+"""NVIDIA's library: the only importer of pynvml."""

@@ -1,0 +1,107 @@
+"""Which processes use NVIDIA's GPUs: NVML, asked by a short-lived child, as for `nvml.ask`.
+
+Sources: nvml.h on nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses and
+nvmlDeviceGetMPSComputeRunningProcesses (who may ask, MIG handles), nvidia-ml-py's calls of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from affinityd.discovery.nvml import gpus as nvml
+from affinityd.discovery.nvml.device import Device
+from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.text import plain
+
+__all__ = ["GpuProcesses", "NvmlProcess", "ProcessReport", "ask"]
+
+#: Kind → nvidia-ml-py's names for its list, the newest first: a driver before R510 has no _v3. Its
+#: names without a version ask for the newest alone.
+LISTS = {
+    kind: tuple(f"nvmlDeviceGet{name}RunningProcesses_{version}" for version in ("v3", "v2"))
+    for kind, name in {"compute": "Compute", "graphics": "Graphics", "mps": "MPSCompute"}.items()
+}
+
+NO_LIST = "NVML lists no processes here: a driver older than R470, or a GPU that cannot tell them"
+
+
+def ask(timeout: float) -> ProcessReport:
+    """Return whom NVML names now, after `timeout` seconds and a little grace at most.
+
+    Whatever goes wrong is told by the report, never by an exception.
+    """
+    return nvml.answer(__name__, ProcessReport.from_json, _silence, timeout)
+
+
+def main() -> None:
+    """Be the child: print a report."""
+    sys.stdout.write(_read().to_json())
+
+
+def _silence(error: str) -> ProcessReport:
+    return ProcessReport(gpus=None, error=error)
+
+
+def _read() -> ProcessReport:
+    """Start NVML, ask for every GPU's processes, shut it down."""
+    try:
+        with nvml.session() as pynvml:
+            devices = tuple(nvml.devices(pynvml))
+            gpus = tuple(_gpu(index, device) for index, device in enumerate(devices))
+            changes = (_change(index, device) for index, device in enumerate(devices))
+            return ProcessReport(gpus, changing=next(filter(None, changes), None))
+    except nvml.SilenceError as error:
+        return _silence(str(error))
+
+
+def _change(index: int, gpu: Device | str) -> str | None:
+    """Return how a GPU's MIG mode is to change: it waits for a reset, which users of it refuse."""
+    is_on, is_to_be = (False, False) if isinstance(gpu, str) else gpu.mig_modes()
+    if is_on == is_to_be:
+        return None
+    return f"GPU {index}'s MIG mode is to be {'enabled' if is_to_be else 'disabled'}"
+
+
+def _gpu(index: int, gpu: Device | str) -> GpuProcesses:
+    if isinstance(gpu, str):
+        return GpuProcesses(index, error=gpu)
+    uuid = gpu.uuid()
+    return GpuProcesses(
+        index,
+        uuid=uuid and plain(uuid),  # as discovery has it, which it is compared with
+        pci_bus_id=gpu.pci_bus_id(),
+        processes=tuple(it for part, mig in _parts(gpu) for it in _listed(part, mig)),
+        error=next(iter(gpu.complaints), None),
+    )
+
+
+def _parts(gpu: Device) -> list[tuple[Device, str | None]]:
+    """Return whom to ask, with its MIG UUID.
+
+    Of a divided GPU as a whole only the privileged may ask, and nothing runs outside of its parts.
+    """
+    is_divided, _ = gpu.mig_modes()
+    return [(part, part.uuid()) for part in gpu.mig_devices()] if is_divided else [(gpu, None)]
+
+
+def _listed(device: Device, mig: str | None) -> Iterator[NvmlProcess]:
+    """Yield a device's processes; without a list of the computing ones, complain."""
+    lists = {kind: device.told(_first, device.nvml, names) for kind, names in LISTS.items()}
+    if lists["compute"] is None:
+        device.complaints.append(NO_LIST)
+    for kind, processes in lists.items():
+        for process in processes or ():
+            yield NvmlProcess(process.pid, kind, process.usedGpuMemory, mig)
+
+
+def _first(handle: object, nvml: ModuleType, names: Sequence[str]) -> list[Any]:
+    """Return the answer of the first function that the driver has."""
+    *newer, oldest = names
+    for name in newer:
+        with suppress(nvml.NVMLError_FunctionNotFound):
+            return list(getattr(nvml, name)(handle))
+    return list(getattr(nvml, oldest)(handle))

@@ -1,0 +1,143 @@
+"""A snapshot: just the files that a discovery reads, and NVML's answers, to replay a node anywhere.
+
+No file enters it but those that discovery asks for, and of files of many lines only the lines that
+it asks for: no serial numbers, no hardware addresses, nothing of processes.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from affinityd.discovery import Tree, discover
+from affinityd.discovery.archive import NOWHERE, resolve
+from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.tree import Keep, every
+from affinityd.errors import TreeError
+
+#: Where a snapshot keeps NVML's answers, beside `sys` and `proc`.
+NVML_FILE = "nvml.json"
+
+#: How an output's name ends → how it is compressed.
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    ".tar.xz": lzma.compress,
+    ".tar.gz": partial(gzip.compress, mtime=0),
+    ".tar.bz2": bz2.compress,
+    ".tar": bytes,
+}
+
+#: The members' permissions, by their kind.
+_PERMISSIONS = {tarfile.DIRTYPE: 0o755, tarfile.REGTYPE: 0o644, tarfile.SYMTYPE: 0o777}
+
+
+class Recorder:
+    """Passes a tree on, and remembers what was asked of it and found."""
+
+    def __init__(self, tree: Tree) -> None:
+        """Begin with nothing remembered."""
+        self._tree = tree
+        self.name = tree.name
+        self.live = tree.live
+        self.files: dict[str, str] = {}
+        self.links: dict[str, str] = {}
+        self.folders: set[str] = set()  #: the entries of folders that were listed
+
+    def read(self, path: str, *beginnings: str) -> str | None:
+        """See `Tree.read`."""
+        text = self._tree.read(path, *beginnings)
+        if text is not None:
+            self.files[path] = text
+        return text
+
+    def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
+        """See `Tree.list`."""
+        names = self._tree.list(path, keep)
+        self.folders.update(f"{path}/{name}" for name in names)
+        return names
+
+    def link(self, path: str) -> str | None:
+        """See `Tree.link`."""
+        target = self._tree.link(path)
+        if target is not None:
+            self.links[path] = target
+        return target
+
+
+def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
+    """Write an archive from which discovery makes the same topology.
+
+    The output's name says how it is compressed: .tar.xz, .tar.gz, .tar.bz2 or .tar. It appears
+    whole or not at all. Raises TreeError where the tree holds no machine or the output's name says
+    nothing, OSError where it cannot be written.
+    """
+    suffix = next((suffix for suffix in COMPRESSIONS if output.name.endswith(suffix)), None)
+    if suffix is None:
+        raise TreeError(f"output {str(output)!r} should end in one of {', '.join(COMPRESSIONS)}")
+    recorder = Recorder(tree)
+    discover(recorder, nvml)
+    if nvml is not None:
+        recorder.files[NVML_FILE] = nvml.to_json()
+    _write_whole(output, COMPRESSIONS[suffix](_archive(recorder)))
+
+
+def snapshot_nvml(tree: Tree) -> NvmlReport | None:
+    """Return what NVML said when a snapshot was taken; None for other trees.
+
+    Raises TreeError where that cannot be read.
+    """
+    text = tree.read(NVML_FILE)
+    try:
+        return None if text is None else NvmlReport.from_json(text)
+    except ValueError as error:
+        raise TreeError(f"{NVML_FILE} of machine {tree.name!r} cannot be read: {error}") from None
+
+
+def _archive(recorder: Recorder) -> bytes:
+    """Return the archive; without owners and times, so that only the machine's files are in it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, (kind, content) in sorted(_members(recorder).items()):
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            member.mode = _PERMISSIONS[kind]
+            data = b"" if kind == tarfile.SYMTYPE else content.encode()
+            member.size = len(data)
+            member.linkname = content if kind == tarfile.SYMTYPE else ""
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def _members(recorder: Recorder) -> dict[str, tuple[bytes, str]]:
+    """Return name → kind and content, each at the place that the links on the way to it lead to."""
+    links = recorder.links
+    found = [
+        *((resolve(path, links), tarfile.DIRTYPE, "") for path in recorder.folders),
+        *(
+            (resolve(path, links), tarfile.REGTYPE, f"{text}\n")
+            for path, text in recorder.files.items()
+        ),
+        *(
+            (resolve(path, links, last=False), tarfile.SYMTYPE, target)
+            for path, target in links.items()
+        ),
+    ]
+    return {place: (kind, content) for place, kind, content in found if place != NOWHERE}
+
+
+def _write_whole(output: Path, data: bytes) -> None:
+    """Write beside the output and rename. A file that is there already is never written through."""
+    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+        temporary.replace(output)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,1 @@
+"""What the doctor looks for: a file a family of checks."""

@@ -1,0 +1,124 @@
+"""Where the GPUs are, and whether their CPUs are there.
+
+Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (numa_node), stable/sysfs-devices-node,
+testing/sysfs-devices-system-cpu (present, smt/control, cpuX/nodeY).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from affinityd.cpuset import CpuSet, several
+from affinityd.discovery.numa_nodes import NODES
+from affinityd.discovery.tree import MARK as CPUS
+from affinityd.discovery.values import numbered, read_cpus
+from affinityd.doctor.facts import Facts
+from affinityd.doctor.finding import Findings, named, not_applicable, ok, warn
+from affinityd.text import node_name
+from affinityd.topology.model import Gpu
+
+NO_GPU = "there is no GPU"
+
+#: smt/control where each core's other threads are offline because somebody wants it so.
+SMT_OFF = ("off", "forceoff")
+
+ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
+
+
+def gpu_numa_node(facts: Facts) -> Findings:
+    """Judge whether the machine says on which node each GPU is."""
+    gpus = facts.topology.gpus
+    lost = [gpu for gpu in gpus if gpu.numa_node is None]
+    if not gpus:
+        yield not_applicable(NO_GPU)
+    elif not facts.has_several_nodes:
+        yield ok("all CPUs are in one NUMA node")
+    elif lost:
+        addresses = ", ".join(gpu.pci_bus_id for gpu in lost)
+        yield warn(
+            f"numa_node of {named(lost)} ({addresses}) is unknown: plans spread their ranks over "
+            "all nodes",
+            "update the firmware, which has to name the node of a PCI root (ACPI _PXM); in a "
+            "virtual machine give each GPU a root of its node (QEMU: pxb-pcie with numa_node=)",
+            lost,
+        )
+    else:
+        places = {
+            gpu.numa_node: [it for it in gpus if it.numa_node == gpu.numa_node] for gpu in gpus
+        }
+        yield ok("; ".join(f"{named(its)} on {node_name(node)}" for node, its in places.items()))
+
+
+def gpu_node_cpus(facts: Facts) -> Findings:
+    """Judge whether anything can run on the node of each GPU."""
+    bare: dict[int, list[Gpu]] = {}
+    for gpu in facts.topology.gpus:
+        if gpu.numa_node is not None and not facts.topology.cpus_of_node(gpu.numa_node):
+            bare.setdefault(gpu.numa_node, []).append(gpu)
+    for node, gpus in bare.items():
+        offline = [cpu for cpu, its in _offline(facts).items() if its == node]
+        nearest = facts.topology.nearest(node, facts.topology.nodes_with_cpus)
+        where = " or ".join(map(node_name, nearest))
+        yield warn(
+            f"node {node} of {named(gpus)} has no CPU online: its ranks go to {where}",
+            f"its {several('CPU', offline)} are there and offline: {ONLINE}"
+            if offline
+            else "nothing where the hardware is so; else firmware that gives each package a node "
+            "with its memory and its devices",
+            gpus,
+        )
+    if not bare:
+        known = any(gpu.numa_node is not None for gpu in facts.topology.gpus)
+        yield (
+            ok("the node of every GPU has CPUs")
+            if known
+            else not_applicable("the node of no GPU is known" if facts.topology.gpus else NO_GPU)
+        )
+
+
+def offline_cpus(facts: Facts) -> Findings:
+    """Judge whether CPUs near a GPU are offline."""
+    if not facts.topology.gpus:
+        yield not_applicable(NO_GPU)
+        return
+    if read_cpus(facts.tree, f"{CPUS}/present") is None:
+        yield not_applicable("there is no /sys/devices/system/cpu/present to read")
+        return
+    offline = _offline(facts)
+    lost = {gpu.key: _near(facts, gpu, offline) for gpu in facts.topology.gpus}
+    gpus = [gpu for gpu in facts.topology.gpus if lost[gpu.key]]
+    cpus = several("CPU", frozenset().union(*lost.values()))
+    control = facts.tree.read(f"{CPUS}/smt/control")
+    if not gpus:
+        yield ok("every CPU near a GPU is online")
+    elif control in SMT_OFF:
+        yield ok(f"offline near {named(gpus)}: {cpus}, as smt/control is {control}")
+    else:
+        yield warn(
+            f"offline near {named(gpus)}: {cpus}, which no rank can have",
+            f"{ONLINE}; look for maxcpus= and nr_cpus= on the kernel's command line, and for who "
+            "takes them offline",
+            gpus,
+        )
+
+
+def _near(facts: Facts, gpu: Gpu, offline: Mapping[int, int | None]) -> CpuSet:
+    near = {*facts.near(gpu).nodes} | {gpu.numa_node} - {None}
+    return frozenset(cpu for cpu, node in offline.items() if node in near)
+
+
+def _offline(facts: Facts) -> Mapping[int, int | None]:
+    """Return each CPU that is there and offline → its node; None: the machine does not say."""
+    present = read_cpus(facts.tree, f"{CPUS}/present") or frozenset()
+    return {cpu: _node(facts, cpu) for cpu in sorted(present - facts.topology.online)}
+
+
+def _node(facts: Facts, cpu: int) -> int | None:
+    """Return a CPU's node: its folder names it though it is offline, as do lists of old kernels."""
+    of_folder = numbered(facts.tree, f"{CPUS}/cpu{cpu}", "node")
+    listing = (
+        node
+        for node in numbered(facts.tree, NODES, "node")
+        if cpu in (read_cpus(facts.tree, f"{NODES}/node{node}/cpulist") or ())
+    )
+    return next(iter((*of_folder, *listing)), None)

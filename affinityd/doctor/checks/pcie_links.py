@@ -1,0 +1,122 @@
+"""Whether the PCIe links to the GPUs have all the lanes that they could have.
+
+A GPU that idles lowers its link's speed, and NVIDIA says that of the width too (nvidia-smi(1),
+"pcie.link.gen.gpucurrent", "pcie.link.width.current": "may be reduced when the GPU is not in use").
+Data-center GPUs keep their lanes, so that lost ones are a warning, and a lower speed is only told.
+
+Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (current_link_width, max_link_width, …),
+drivers/pci/pci.c `pcie_bandwidth_available`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from affinityd.discovery.pci import DEVICES, is_pci_address
+from affinityd.discovery.tree import Tree
+from affinityd.discovery.values import read_number
+from affinityd.doctor.facts import Facts
+from affinityd.doctor.finding import Finding, Findings, named, not_applicable, ok, warn
+from affinityd.topology.model import Gpu
+
+#: What the kernel says where a link has no width: it is down, or the device is on no link.
+NO_WIDTH = {0, 255}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link, seen from the device at its lower end; None: the machine does not say."""
+
+    device: str
+    port: str | None  #: the device at its upper end
+    lanes: int | None  #: of the device: current_link_width
+    most: int | None  #: of the device: max_link_width
+    room: int | None  #: of the port: max_link_width
+    speed: float | None  #: GT/s, current_link_speed
+    top_speed: float | None  #: GT/s, the lower max_link_speed of its ends
+
+
+def pcie_link(facts: Facts) -> Findings:
+    """Judge whether the link of every GPU, and of every switch above it, has all its lanes."""
+    users: dict[str, list[Gpu]] = {}  # device → the GPUs at and below it
+    found: dict[str, Link] = {}
+    for gpu in facts.topology.gpus:
+        for link in _links(facts.tree, gpu):
+            found[link.device] = link
+            users.setdefault(link.device, []).append(gpu)
+    known = [link for link in found.values() if link.lanes is not None and link.most is not None]
+    if not known:
+        yield not_applicable("no current_link_width of a GPU can be read")
+        return
+    narrow = [it for link in known for it in _narrow(link, users[link.device])]
+    yield from narrow or [ok(f"every link of a GPU has all its lanes{_slow(known, users)}")]
+
+
+def _narrow(link: Link, gpus: list[Gpu]) -> Iterator[Finding]:
+    if link.lanes is None or link.most is None or link.lanes >= link.most:
+        return
+    own = [gpu for gpu in gpus if gpu.pci_bus_id == link.device]
+    name = f"{named(own)} ({link.device})" if own else f"switch {link.device} above {named(gpus)}"
+    if link.room is not None and link.room <= link.lanes:
+        cause = f", all that the port above it, {link.port}, has"
+        remedy = f"put the card into a slot with {link.most} lanes, if the machine has one"
+    else:
+        cause = ""
+        remedy = (
+            "look again while the GPU works; then seat card, riser and cable anew, and look at the "
+            "slot's bifurcation in the firmware"
+        )
+    yield warn(f"{name}: link of {link.lanes} lanes of {link.most}{cause}", remedy, gpus)
+
+
+def _slow(links: list[Link], users: dict[str, list[Gpu]]) -> str:
+    """Return what is to be told of speeds."""
+    slow: dict[tuple[float, float], list[Gpu]] = {}
+    for link in links:
+        if link.speed is not None and link.top_speed is not None and link.speed < link.top_speed:
+            slow.setdefault((link.speed, link.top_speed), []).extend(users[link.device])
+    texts = (
+        f"{named(gpus)} at {speed:g} GT/s of {top:g}, as is usual while idle"
+        for (speed, top), gpus in slow.items()
+    )
+    return "".join(f"; {text}" for text in texts)
+
+
+def _links(tree: Tree, gpu: Gpu) -> Iterator[Link]:
+    """Yield the links between a GPU and the processor, its own first.
+
+    A switch is two devices on the way, its upstream port and a downstream one: no link is between
+    those.
+    """
+    way = [part for part in gpu.pci_path if is_pci_address(part)][::-1] or [gpu.pci_bus_id]
+    for device, port in zip(way[::2], [*way[1::2], None], strict=False):
+        yield _link(tree, device, port)
+
+
+def _link(tree: Tree, device: str, port: str | None) -> Link:
+    speeds = [_speed(tree, end, "max_link_speed") for end in (device, port) if end]
+    known = [speed for speed in speeds if speed is not None]
+    return Link(
+        device,
+        port,
+        lanes=_width(tree, device, "current_link_width"),
+        most=_width(tree, device, "max_link_width"),
+        room=_width(tree, port, "max_link_width") if port else None,
+        speed=_speed(tree, device, "current_link_speed"),
+        top_speed=min(known, default=None),
+    )
+
+
+def _width(tree: Tree, device: str, name: str) -> int | None:
+    width = read_number(tree, f"{DEVICES}/{device}/{name}")
+    return None if width in NO_WIDTH else width
+
+
+def _speed(tree: Tree, device: str, name: str) -> float | None:
+    """Read `16.0 GT/s PCIe`; None for `Unknown`."""
+    text = tree.read(f"{DEVICES}/{device}/{name}") or ""
+    try:
+        return float(text.partition(" ")[0])
+    except ValueError:
+        return None

@@ -1,0 +1,87 @@
+"""The checks by their names, and how they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from affinityd.doctor.checks import (
+    callers,
+    confinement,
+    daemon,
+    drivers,
+    enforcement,
+    gpu_nodes,
+    interrupts,
+    kernel,
+    pcie_links,
+    sandbox,
+    schedulers,
+    variables,
+)
+from affinityd.doctor.facts import Facts
+from affinityd.doctor.finding import Finding, Findings
+from affinityd.errors import InvalidRequestError
+from affinityd.text import quote
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check; it has something to say of any machine."""
+
+    run: Callable[[Facts], Findings]
+    looks_at: str
+    asks_nvml: bool = False  #: what NVML says counts for it
+
+
+CHECKS: Mapping[str, Check] = {
+    "socket": Check(
+        daemon.socket,
+        "the daemon answers, every user reaches it, node.json is right",
+        asks_nvml=True,
+    ),
+    "variables": Check(
+        variables.variables, "AFFINITYD_* variables and the settings file are spelled right"
+    ),
+    "daemon-cpuset": Check(confinement.daemon_cpuset, "the daemon itself may use every CPU"),
+    "hidepid": Check(confinement.hidepid, "the daemon sees every user's processes"),
+    "caller": Check(callers.caller, "the daemon knows who asks"),
+    "sandbox": Check(sandbox.sandbox, "the daemon has the devices and users of this machine"),
+    "enforce": Check(enforcement.enforce, "a daemon that is to pin does, and sees what it must"),
+    "gpu-numa-node": Check(
+        gpu_nodes.gpu_numa_node, "the NUMA node of each GPU is known", asks_nvml=True
+    ),
+    "gpu-node-cpus": Check(gpu_nodes.gpu_node_cpus, "that node has CPUs", asks_nvml=True),
+    "offline-cpus": Check(gpu_nodes.offline_cpus, "no CPU near a GPU is offline"),
+    "isolcpus": Check(kernel.isolcpus, "isolcpus= and nohz_full= name no CPU of ranks"),
+    "numa-balancing": Check(kernel.numa_balancing, "the kernel moves no pages by itself"),
+    "irqbalance": Check(interrupts.irqbalance, "interrupts go to near CPUs, and not to ranks'"),
+    "pcie-link": Check(pcie_links.pcie_link, "the links to the GPUs have all their lanes"),
+    "nvml": Check(drivers.nvml, "NVML answers, for every GPU", asks_nvml=True),
+    "persistence": Check(
+        drivers.persistence, "the driver keeps idle GPUs initialised", asks_nvml=True
+    ),
+    "gres-conf": Check(schedulers.gres_conf, "Slurm's gres.conf fits the node", asks_nvml=True),
+    "cgroup": Check(schedulers.cgroup, "cgroups can keep jobs on their CPUs"),
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What one check found."""
+
+    name: str
+    finding: Finding
+
+
+def examine(facts: Facts, names: Sequence[str] = ()) -> list[Diagnosis]:
+    """Run these checks, or all, in the order of the table; a check may find several things."""
+    chosen = [name for name in CHECKS if not names or name in names]
+    return [Diagnosis(name, finding) for name in chosen for finding in CHECKS[name].run(facts)]
+
+
+def known(name: str) -> str:
+    """Return the name of a check. Raises InvalidRequestError, which lists them, for another."""
+    if name not in CHECKS:
+        raise InvalidRequestError(f"{quote(name)} is no check; there are {', '.join(CHECKS)}")
+    return name

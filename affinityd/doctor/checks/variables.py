@@ -1,0 +1,70 @@
+"""Whether AFFINITYD_* variables, and keys of the settings file, are names that affinityd knows.
+
+Commands ignore other names silently: a job inherits many variables, and the file may have lines for
+other programs.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from affinityd.client import trust
+from affinityd.config import file, settings
+from affinityd.doctor.checks.daemon import REPLAYED
+from affinityd.doctor.facts import ENVIRONMENT, Facts, Said
+from affinityd.doctor.finding import Findings, not_applicable, ok, warn
+
+#: What commands, prologs and pods read besides the settings.
+READ = ("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "TIMEOUT", "URL")
+#: What affinityd writes for jobs.
+WRITTEN = (
+    *("ALLOWED", "CPULIST", "GPUS", "LOCALITY", "MEMORY_NODES", "NODES", "THREADS", "UNPINNED"),
+    "WARNINGS",
+)
+#: Every name without a number in it.
+NAMES = (
+    *("AFFINITYD", trust.VARIABLE),
+    *(f"{file.PREFIX}{name.upper()}" for name in (*settings.NAMES, *file.SAID, *READ, *WRITTEN)),
+)
+RANKS = f"{file.PREFIX}RANK_"  #: of the `shell` format: AFFINITYD_RANK_0_CPULIST
+
+#: The names by what comes after the prefix, which makes all of them look alike.
+SHORT = {name.removeprefix(file.PREFIX): name for name in NAMES}
+
+#: Words in variables that Kubernetes gives pods for a Service, as …_SERVICE_HOST and …_PORT.
+OF_SERVICES = frozenset(("SERVICE", "PORT"))
+
+ALIKE = 0.9  #: of difflib; another program's name is less like ours
+
+
+def variables(facts: Facts) -> Findings:
+    """Judge the names of variables and of the settings file's keys."""
+    if facts.daemon is None:
+        yield not_applicable(REPLAYED)
+        return
+    wrong = [(said, near) for said in facts.said if (near := _meant(said)) is not None]
+    for said, near in wrong:
+        yield warn(
+            f"{said.name} in {said.where} is no setting of affinityd and is ignored",
+            f"did you mean {near}?" if near else "leave it out; docs/operating.md lists them",
+        )
+    if not wrong:
+        ours = sum(said.name in NAMES for said in facts.said)
+        yield ok(f"every AFFINITYD_* variable, and key of {file.path()}, is one ({ours})")
+
+
+def _meant(said: Said) -> str | None:
+    """Return the name that was meant, "" if none is near; None: the name is known, or not ours."""
+    name = said.name.upper()
+    if said.name in NAMES or said.name.startswith(RANKS):
+        return None
+    if name in NAMES:
+        return name
+    if said.where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
+        return None
+    if said.where != ENVIRONMENT and name in SHORT:
+        return SHORT[name]
+    if name.startswith(file.PREFIX):
+        near = difflib.get_close_matches(name.removeprefix(file.PREFIX), SHORT, n=1)
+        return SHORT[near[0]] if near else ""
+    return next(iter(difflib.get_close_matches(name, NAMES, n=1, cutoff=ALIKE)), None)

@@ -1,0 +1,76 @@
+"""Why a process is let alone, said to whoever asks at night: what, why, and what would mend it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from affinityd.audit.model import GpuKey
+from affinityd.cpuset import several
+from affinityd.enforce.model import (
+    DAEMON,
+    NO_JOB,
+    NO_POLICY,
+    OPTED_OUT,
+    POLICY,
+    UNKNOWN_CPUSET,
+    UNKNOWN_PLACE,
+)
+
+#: Of those reasons that are found out before there is a place for it.
+WHY: Mapping[str, str] = {
+    DAEMON: "it is known to run on every node",
+    NO_JOB: (
+        "it is in no job, or has left that of the process it works for (its cgroups are "
+        "{cgroups}): start it by Slurm or in a container, or name its cgroup in a rule of the "
+        "policy"
+    ),
+    NO_POLICY: "no policy could be read since the start: mend its file, and it counts",
+    POLICY: "{which} of the policy leaves it",
+    OPTED_OUT: "AFFINITYD=off is in the environment of process {pid} of its job",
+    UNKNOWN_PLACE: "nobody knows on which node {gpus} is: affinityd doctor says what would tell",
+    UNKNOWN_CPUSET: (
+        "the cpuset of process {pid} cannot be read here: have the node's cgroups mounted where "
+        "the daemon runs"
+    ),
+}
+
+
+#: Why a process is not pinned that has drifted, where it is only observed.
+BY_JOB = "AFFINITYD=observe is in the environment of process {pid} of its job"
+BY_POLICY = "{which} of the policy has it observed"
+
+
+class LetAloneError(Exception):
+    """A process is let alone."""
+
+    def __init__(self, reason: str, why: str | None = None, **said: object) -> None:
+        """Take which of REASONS it is, and what is said: as it is, or what WHY is to be told."""
+        super().__init__(WHY[reason].format(**said) if why is None else why)
+        self.reason = reason
+
+
+NO_ENVIRONMENTS = (
+    "the environment of processes in jobs cannot be read: AFFINITYD=off is not seen there, nor "
+    "what rules ask of partition, account and environment; that takes CAP_SYS_PTRACE and "
+    "CAP_DAC_READ_SEARCH (affinityd.service.d/enforce.conf for systemd, enforce.readEnvironments "
+    "in the chart)"
+)
+NOT_SEEN = "nothing is known of the processes of {gpus}: {why}"
+
+
+def notices(unknown: Mapping[GpuKey, str], *, is_blind: bool, refusal: str | None) -> Iterator[str]:
+    """Yield them.
+
+    `unknown`: GPUs whose processes are not known → why; `is_blind`: an environment could not be
+    read; `refusal`: why memory could not be moved.
+    """
+    if is_blind:
+        yield NO_ENVIRONMENTS
+    if refusal is not None:
+        yield refusal
+    alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for (vendor, index), why in sorted(unknown.items()):
+        alike[vendor, why].append(index)
+    for (vendor, why), indices in alike.items():
+        yield NOT_SEEN.format(gpus=f"{vendor} {several('GPU', indices)}", why=why)

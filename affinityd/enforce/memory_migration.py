@@ -1,0 +1,169 @@
+"""Memory that follows a pinned process to where it runs: migrate_pages(2), one process at a time.
+
+What it costs, by kernel mm/mempolicy.c `do_migrate_pages`, mm/migrate.c, mm/swap.c:
+
+- For each far node all of the process's page tables are walked. Its mmap_lock is held for reading:
+  mmap(2), munmap(2), and with them the start of threads, wait until the walk is over.
+- Pages are unmapped, copied and mapped again, up to 512 at once, by one CPU. A thread that touches
+  one of them waits for it: the job stutters until all are moved. A huge page is copied whole, or
+  split where the home node has no whole one.
+- It begins with a piece of work for every CPU of the machine, isolated ones, too. Until it ends,
+  everybody's new pages go round the lists that each CPU keeps (`lru_cache_disable`).
+- Where the home node is full, it is reclaimed: page cache goes, and with swap more. Nothing is
+  killed for room; the pages that found none stay.
+- What is pinned for a device (RDMA, cudaHostRegister) stays, after ten attempts a page; what a
+  driver has mapped itself (VM_IO, VM_PFNMAP) is passed over.
+- The call cannot be interrupted: the daemon's end waits for the one that is under way.
+
+Pages that other processes map, too (libraries, /dev/shm, what a fork shares), stay. Whoever has
+CAP_SYS_NICE would move them, and those of other jobs with them: the thread that moves lays it down.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from queue import Full, Queue
+
+from affinityd.audit.model import ProcessFacts
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.linux import capabilities
+from affinityd.linux.files import lines
+from affinityd.linux.memory_policy import Held, policy_of
+from affinityd.linux.mempolicy import migrate_pages
+from affinityd.linux.processes import PROC, stat_of
+from affinityd.topology.model import Topology
+
+Nodes = frozenset[int]
+
+#: What came of a process's memory; one that has ended is not counted.
+MOVED = "moved"  #: all that may be moved is at home
+PARTLY = "partly"  #: some pages stayed: a device uses them, or there was no room
+LEFT = "left"  #: it may have no memory at home, or has chosen other nodes, set_mempolicy(2)
+REFUSED = "refused"
+DROPPED = "dropped"  #: too many others waited
+OUTCOMES = (MOVED, PARTLY, LEFT, REFUSED, DROPPED)
+
+WAITING = 4096  #: processes that may wait for their turn
+
+REASONS = {
+    errno.EPERM: (
+        "another user's memory takes CAP_SYS_PTRACE, and a seccomp filter has to allow capset and "
+        "migrate_pages: affinityd.service.d/enforce.conf for systemd"
+    ),
+    errno.EINVAL: "the daemon itself may use no memory there, or the main thread has ended",
+}
+
+
+@dataclass(frozen=True)
+class Move:
+    """A process whose memory is to follow it."""
+
+    pid: int
+    start: int  #: clock ticks since boot
+    far: Nodes  #: where pages are taken from
+    home: Nodes  #: where they are to be
+
+
+def move(topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> Move | None:
+    """Return what is to be moved for a process that runs on these CPUs; None: nothing.
+
+    Home is where such a process allocates. Nodes without CPUs are let alone: what lies in a GPU's
+    memory, or in CXL's, was put there.
+    """
+    nodes = [number for number in topology.nodes_with_cpus if topology.cpus_of_node(number) & cpus]
+    near = {memory_node for number in nodes for memory_node in topology.memory_nodes(number)}
+    home = frozenset(number for number in near if number is not None)
+    far = frozenset(topology.nodes_with_memory).intersection(topology.nodes_with_cpus) - home
+    return Move(facts.pid, facts.start, far, home) if far and home else None
+
+
+def to(home: Nodes, allowed: Nodes, policy: Held | None) -> Nodes:
+    """Return the nodes that pages are moved to; none where the process has chosen others itself.
+
+    `allowed`: its Mems_allowed; `policy`: its main thread's, None where that cannot be read.
+    """
+    home &= allowed
+    return frozenset() if policy is not None and policy.nodes - home else home
+
+
+class Migrations:
+    """Moves memory in a thread of its own; whoever wants it never waits."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        """Take whether anything is to be moved at all."""
+        self.refusal: str | None = None  #: why the last one was refused, in a sentence
+        self._enabled = enabled
+        self._wanted: Queue[Move] = Queue(WAITING)
+        self._totals = dict.fromkeys(OUTCOMES, 0) if enabled else {}
+        self._counting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def totals(self) -> Mapping[str, int]:
+        """How many processes had which outcome, by OUTCOMES; {} where nothing is to be moved."""
+        with self._counting:
+            return dict(self._totals)
+
+    def want(self, topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
+        """Have a process's memory moved, by and by, to the CPUs where it runs now."""
+        wish = move(topology, facts, cpus) if self._enabled else None
+        if wish is None:
+            return
+        try:
+            self._wanted.put_nowait(wish)
+        except Full:
+            self._count(DROPPED)
+        if self._thread is None:  # a daemon's: nobody waits for it at the end
+            self._thread = threading.Thread(target=self._run, name="migration", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            outcome = self._outcome(self._wanted.get())
+            if outcome is not None:
+                self._count(outcome)
+
+    def _count(self, outcome: str) -> None:
+        with self._counting:
+            self._totals[outcome] += 1
+
+    def _outcome(self, wish: Move) -> str | None:
+        """Move a process's memory; return what came of it, None where it has ended."""
+        home = to(wish.home, _mems_allowed(wish.pid), policy_of(wish.pid))
+        if not _runs(wish):  # asked last: what was read may be another process's
+            return None
+        if not home:
+            return LEFT
+        try:
+            capabilities.lay_down(capabilities.SYS_NICE)
+            return PARTLY if migrate_pages(wish.pid, wish.far, home) else MOVED
+        except OSError as error:
+            return self._outcome_of(error, wish)
+
+    def _outcome_of(self, error: OSError, wish: Move) -> str | None:
+        if not _runs(wish):
+            return None
+        if error.errno == errno.ENOMEM:
+            return PARTLY
+        name = errno.errorcode.get(error.errno or 0, "")
+        why = REASONS.get(error.errno or 0, error.strerror)
+        self.refusal = f"the memory of process {wish.pid} was not moved: {name}: {why}"
+        return REFUSED
+
+
+def _runs(wish: Move) -> bool:
+    """Whether the process is there, and not another that has its number by now."""
+    stat = stat_of(wish.pid)
+    return stat is not None and stat.start == wish.start and not stat.is_zombie
+
+
+def _mems_allowed(pid: int, proc: str = PROC) -> Nodes:
+    """Return the nodes whose memory a process may use, proc_pid_status(5)."""
+    for line in lines(f"{proc}/{pid}/status"):
+        name, _, nodes = line.partition(b":")
+        if name == b"Mems_allowed_list":
+            return parse_list(nodes.decode())
+    return frozenset()

@@ -1,0 +1,162 @@
+"""Who a process is, as far as a policy may ask. Pure: `abouts` finds it out."""
+
+from __future__ import annotations
+
+import pwd
+import re
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from affinityd.audit.membership import DELETED, is_slurms
+from affinityd.audit.model import KUBERNETES, ProcessFacts
+from affinityd.config import switch
+from affinityd.config.switch import ON
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.enforce.policy.environ import environment
+from affinityd.enforce.policy.pods import PODS, Pods
+from affinityd.enforce.policy.timed_call import Patience
+from affinityd.linux.processes import PROC
+
+_beside = re.compile(r"^(?:/\.\.)+(?=/|$)")
+
+#: Field of `About` → the variable in which Slurm says it.
+SLURMS: Mapping[str, str] = {
+    "partition": "SLURM_JOB_PARTITION",
+    "account": "SLURM_JOB_ACCOUNT",
+    "user": "SLURM_JOB_USER",
+}
+
+
+@dataclass(frozen=True)
+class About:
+    """A process; what is None it has not, or that is not known: then the field is in `unread`."""
+
+    uid: int | None = None  #: real user id
+    user: str | None = None
+    partition: str | None = None  #: Slurm's
+    account: str | None = None  #: Slurm's
+    namespace: str | None = None  #: Kubernetes'
+    pod: str | None = None  #: its name
+    cgroups: tuple[str, ...] = ()  #: its paths, in the order of /proc/PID/cgroup
+    #: Its variables, as far as a rule asks for them; None: its environment cannot be read.
+    environment: Mapping[str, str] | None = None
+    switch: str = ON  #: AFFINITYD, as that has it
+    #: CPUs, near and far, that it was given as it had asked for so many; None: not known.
+    given: CpuSet | None = None
+    unread: frozenset[str] = frozenset()  #: fields of which nobody can say here what they are
+
+
+@lru_cache(maxsize=1024)  # a job's processes share theirs
+def paths(cgroup_text: str) -> tuple[str, ...]:
+    """Return the paths of /proc/PID/cgroup, each once, by its lines `ID:controller,…:/path`.
+
+    To a reader in a cgroup namespace those beside it begin with `/..`, up to what they share, which
+    nobody tells: cgroup_namespaces(7).
+    """
+    text = cgroup_text.encode(errors="surrogateescape").decode(errors="replace")  # for people, too
+    found = (line.partition(":")[2].partition(":")[2] for line in text.split("\n"))
+    told = (_beside.sub("", path.removesuffix(DELETED)) for path in found)
+    return tuple(dict.fromkeys(path for path in told if path))
+
+
+#: Variables that count besides those that rules ask for.
+CPULIST, LOCALITY = "AFFINITYD_CPULIST", "AFFINITYD_LOCALITY"  #: what clients tell a job
+ALWAYS = frozenset((switch.VARIABLE, CPULIST, LOCALITY))
+
+FORGOTTEN = 600.0  #: seconds after which who was not asked for is forgotten, or twice that
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was read of a process."""
+
+    variables: frozenset[str]  #: that were looked for
+    environment: Mapping[str, str] | None
+
+
+class Abouts:
+    """Who processes are. Each one's environment is read once: its memory's lock is taken for it."""
+
+    def __init__(self, proc: str = PROC, pods: str = PODS) -> None:
+        """Take where the processes are, and the pods' folders."""
+        self._proc = proc
+        self._pods = Pods(pods)
+        self._patience = Patience()
+        self._users: dict[int, str | None] = {}
+        self._known: dict[tuple[int, int], Known] = {}  # by pid and start
+        self._before: dict[tuple[int, int], Known] = {}
+        self._turn = 0.0  # time.monotonic() when those of `_before` are forgotten
+
+    def of(self, facts: ProcessFacts, variables: Collection[str]) -> About:
+        """Return who a process is; of its environment, these variables.
+
+        Its user is told where SLURM_JOB_USER is among them: a directory may take seconds to answer.
+        """
+        environ = self._environment(facts, ALWAYS | frozenset(variables))
+        said = environ or {}
+        its = {name: said.get(variable) for name, variable in SLURMS.items()}
+        if SLURMS["user"] in variables:
+            its["user"] = self._user(facts.uid) or its["user"]
+        job = facts.membership.job
+        is_pod = job is not None and job.scheduler == KUBERNETES
+        pod = self._pods.of(job.id) if job is not None and is_pod else None
+        unread = {"environment"} if environ is None else set[str]()
+        if environ is None and is_slurms(job):
+            unread |= {name for name, text in its.items() if text is None}
+        unread |= {"namespace", "pod"} if is_pod and pod is None else set()
+        return About(
+            uid=facts.uid,
+            **its,
+            namespace=pod.namespace if pod else None,
+            pod=pod.name if pod else None,
+            cgroups=paths(facts.cgroups),
+            environment=environ,
+            switch=switch.heeded(said.get(switch.VARIABLE, "")),
+            given=_given(said),
+            unread=frozenset(unread),
+        )
+
+    def _environment(
+        self, facts: ProcessFacts, variables: frozenset[str]
+    ) -> Mapping[str, str] | None:
+        """Return these of its variables, and maybe others that were asked for earlier."""
+        self._forget()
+        key = facts.pid, facts.start
+        known = self._known.get(key) or self._before.get(key)
+        if known is None or not variables <= known.variables:
+            read = self._patience.result(lambda: environment(facts, variables, self._proc))
+            known = Known(variables, read)
+        self._known[key] = known
+        return known.environment
+
+    def _forget(self) -> None:
+        now = time.monotonic()
+        if now >= self._turn:
+            self._before, self._known, self._users = self._known, {}, {}
+            self._turn = now + FORGOTTEN
+
+    def _user(self, uid: int | None) -> str | None:
+        """Return a user's name; None where there is no such user here."""
+        if uid is None:
+            return None
+        if uid not in self._users:  # a directory that does not answer takes seconds
+            self._users[uid] = _name_of(uid)
+        return self._users[uid]
+
+
+def _given(said: Mapping[str, str]) -> CpuSet | None:
+    if said.get(LOCALITY) != "mixed":
+        return None
+    try:
+        return parse_list(said.get(CPULIST, ""))
+    except ValueError:
+        return None
+
+
+def _name_of(uid: int) -> str | None:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return None

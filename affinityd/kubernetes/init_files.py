@@ -1,0 +1,68 @@
+"""The files that `affinityd init` leaves in a pod: a script that pins, and what it plans from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from shlex import quote
+
+from affinityd.config.switch import ON
+from affinityd.errors import OutputError
+from affinityd.kubernetes.node_plan import NodePlan
+from affinityd.linux.atomic_write import EXECUTABLE, READABLE, write_whole
+
+FILES = Path(__file__).with_name("files")
+SCRIPTS = {
+    "run": ("run.sh", EXECUTABLE),
+    "table.sh": ("table.sh", READABLE),
+    "trust.sh": ("trust.sh", READABLE),
+}
+
+
+def hand_out_scripts(folder: Path) -> None:
+    """Write `run`, and what it sources. Raises OutputError."""
+    for name, (source, mode) in SCRIPTS.items():
+        _write(folder / name, (FILES / source).read_text(encoding="utf-8"), mode)
+
+
+def hand_out_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) -> None:
+    """Write the variables that `run` sets where its environment has none, and the switch.
+
+    Of that the least counts, which `heed` of `run` sees to. Raises OutputError.
+    """
+    assignments = (
+        f'[ -n "${{{name}-}}" ] || {name}={quote(text)}\n' for name, text in settings.items()
+    )
+    heed = "" if switch == ON else f"heed {switch}\n"
+    _write(folder / "settings", "".join([*assignments, heed]))
+
+
+def hand_out_plan(folder: Path, plan: NodePlan) -> None:
+    """Write a node's plan; each GPU's cpulist is a file, too. Raises OutputError."""
+    files = {folder / "gpu" / _file_name(name): text for name, text in plan.cpulists.items()}
+    for path, cpulist in files.items():
+        _write(path, f"{cpulist}\n")
+    for path in (folder / "gpu").glob("*.cpulist"):
+        if path not in files:  # of an instance that was there when the pod's init ran before
+            with suppress(OSError):
+                path.unlink()
+    _write(folder / "plan.json", plan.document)
+    _write(folder / "table", plan.lines)
+
+
+def _file_name(name: str) -> str:
+    """Return 0.cpulist for minor:0, renderD128.cpulist for drm:128, else the name's own."""
+    stem = name.removeprefix("minor:").replace("drm:", "renderD").replace("/", "_")
+    return f"{stem}.cpulist"
+
+
+def _write(path: Path, text: str, mode: int = READABLE) -> None:
+    """Write a file atomically. Raises OutputError."""
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            path.parent.chmod(EXECUTABLE)
+        write_whole(path, text, mode)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,141 @@
+"""The plan of a whole node, for a pod: asked of the node's daemon, else made here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+
+from affinityd.client import http as client
+from affinityd.client import local_plan
+from affinityd.client.plan_request import Question
+from affinityd.config import switch
+from affinityd.cpuset import parse_list
+from affinityd.errors import AffinityError, DaemonError, InvalidRequestError
+from affinityd.planner.names import BY_RANK
+from affinityd.request.formats import render
+from affinityd.text import quote
+
+PAUSE = 0.2  #: seconds between two tries
+MAX_LINE = 65536  #: characters
+CPULIST, NAMES = 2, 3  #: where they are in a line of the format `lines`
+#: What refuses a plan is for the one that fits a container, and not for all of the node.
+REFUSING = {"strict", "min_physical_cores", "task_cpus"}
+
+#: Where a daemon may be: a socket's path or a URL, by what says so.
+Addresses = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """The plan of a whole node."""
+
+    document: str  #: in the format `json`
+    lines: str  #: in the format `lines`
+    source: str  #: who says so
+    answered: Addresses = field(default_factory=dict)  #: who, by number and not by name
+    switch: str = switch.ON  #: what AFFINITYD says for the node
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the node has."""
+        return len(self.lines.splitlines())
+
+    @property
+    def cpulists(self) -> dict[str, str]:
+        """Each GPU's cpulist by each of its names."""
+        rows = (line.split() for line in self.lines.splitlines())
+        return {name: row[CPULIST] for row in rows for name in row[NAMES:]}
+
+
+def question(chosen: Question) -> Question:
+    """Return what is asked: every GPU of the node, and where modes divide, a block for each.
+
+    That is said, since it is the default only for who may use all of the node.
+    """
+    mode = "all" if "scope" in chosen else "node"
+    asked = {"mode": mode} | {name: chosen[name] for name in chosen if name not in REFUSING}
+    is_by_rank = asked["mode"].replace("-", "_") in BY_RANK
+    return asked if is_by_rank else {"share": "node", **asked}
+
+
+def find(
+    asked: Question, addresses: Addresses, deadline: float, tell: Callable[[str], None]
+) -> NodePlan:
+    """Return what the first daemon that answers says, else what this node's own files do.
+
+    `deadline`, of time.monotonic, is how long a daemon is waited for; `tell` is told what kept it
+    from answering. Raises AffinityError.
+    """
+    try:
+        return _of_first(asked, addresses, deadline)
+    except AffinityError as error:  # what one of another release refuses may be right all the same
+        trouble = str(error)
+    try:
+        plan = _made_here(asked, list(addresses.values()))
+    except AffinityError as error:
+        if str(error) != trouble:
+            tell(trouble)
+        raise
+    tell(trouble)
+    return plan
+
+
+def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePlan:
+    """Ask again and again. Raises DaemonError when it is too late, and what refuses the request."""
+    trouble = DaemonError("there was no time to ask a daemon")
+    names = cycle(addresses)
+    while (left := deadline - time.monotonic()) > 0:
+        name = next(names)
+        try:
+            return _of_daemon(asked, name, addresses[name], deadline)
+        except DaemonError as error:
+            trouble = error
+            time.sleep(min(PAUSE, left))
+    raise trouble
+
+
+def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
+    """Ask for the node: what the container that asks may use is not what the pod's others may."""
+    address = client.numeric(address, deadline)
+    try:
+        return _answered({**asked, "whose": "node"}, name, address, deadline)
+    except InvalidRequestError:  # one of an earlier release plans for the node, and says no whose
+        return _answered(asked, name, address, deadline)
+
+
+def _answered(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
+    lines = client.ask(address, asked, deadline, "lines")
+    try:
+        for line in lines.splitlines():
+            _check(line)
+    except ValueError as error:
+        raise DaemonError(f"what listens at {address} is no affinityd: {error}") from None
+    document = client.ask(address, asked, deadline, "json")
+    assigned = dict(
+        line.partition("=")[::2]
+        for line in client.ask(address, asked, deadline, "shell").splitlines()
+    )
+    return NodePlan(
+        document,
+        lines,
+        f"the daemon at {address}",
+        {name: address},
+        switch.heeded(assigned.get(switch.VARIABLE, "")),
+    )
+
+
+def _check(line: str) -> None:
+    """Raise ValueError for what is no line of the format `lines`."""
+    _, _, cpulist, *names = line.split()
+    parse_list(cpulist)
+    if len(line) > MAX_LINE or not "".join(names).isprintable():
+        raise ValueError(f"{quote(line)} is no line of a plan")
+
+
+def _made_here(asked: Question, addresses: Sequence[str]) -> NodePlan:
+    known = local_plan.known_node(addresses)
+    reply = local_plan.plan_on(known.node, [asked])
+    made = render(reply, "json"), render(reply, "lines")
+    return NodePlan(*made, known.source, switch=reply.switch)

@@ -1,0 +1,1 @@
+"""What the kernel tells and takes: /proc, /sys, cgroups, affinity, memory policies."""

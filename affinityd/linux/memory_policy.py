@@ -1,0 +1,237 @@
+"""Where a thread's memory comes from: what is asked of the kernel, and what then holds.
+
+A policy belongs to one thread. A program that it execs, and threads and children that it starts
+afterwards, inherit it: set_mempolicy(2). Another process's is told by /proc/PID/numa_maps, numa(7).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from affinityd.cpuset import format_list, parse_list
+from affinityd.errors import InvalidRequestError
+from affinityd.linux import mempolicy
+from affinityd.text import quote
+
+POLICIES = ("local", "preferred", "bind", "interleave")
+
+#: The kernel's modes by number: include/uapi/linux/mempolicy.h.
+MODES = (
+    *("default", "preferred", "bind", "interleave", "local"),
+    *("preferred_many", "weighted_interleave"),  # since 5.15 and 6.9
+)
+NODELESS = ("default", "local")
+
+#: How numa_maps spells them: kernel mm/mempolicy.c, policy_modes. The longer of two goes first.
+SPELLINGS = {
+    "prefer (many)": "preferred_many",
+    "prefer": "preferred",
+    "weighted interleave": "weighted_interleave",
+    **{name: name for name in ("default", "bind", "interleave", "local")},
+}
+
+#: Bytes of numa_maps that tell the first mapping's policy. The kernel stops once it has as many, so
+#: it walks the pages of one mapping, and those without pages before it: fs/seq_file.c.
+FIRST_MAPPING = 64
+
+
+class Held:
+    """A memory policy, and what of a wish for one could not be had."""
+
+    __slots__ = ("nodes", "policy", "refusals")
+
+    policy: str | None  #: one of MODES, "mode N" for what came after them; None: it cannot be read
+    nodes: frozenset[int]  #: empty for "default" and "local"
+    refusals: tuple[str, ...]  #: short sentences: what was asked for and not had, and why
+
+    def __init__(
+        self, policy: str | None, nodes: frozenset[int], refusals: tuple[str, ...] = ()
+    ) -> None:
+        self.policy = policy
+        self.nodes = nodes
+        self.refusals = refusals
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the same holds, for the same reasons."""
+        return isinstance(other, Held) and self._facts == other._facts
+
+    def __hash__(self) -> int:
+        """Agree with `==`."""
+        return hash(self._facts)
+
+    def __repr__(self) -> str:
+        """Say all of it."""
+        return "Held({!r}, {!r}, {!r})".format(*self._facts)
+
+    @property
+    def _facts(self) -> tuple[str | None, frozenset[int], tuple[str, ...]]:
+        return self.policy, self.nodes, self.refusals
+
+    def __str__(self) -> str:
+        """Say it in a few words: `bind on node 3`, without the refusals."""
+        policy = self.policy or "unknown"
+        return f"{policy} on {_named(self.nodes)}" if self.nodes else policy
+
+
+def wanted(text: str | None) -> str | None:
+    """Return the policy that somebody asks for, None for none. Raises InvalidRequestError."""
+    if text is not None and text not in POLICIES:
+        raise InvalidRequestError(f"memory: {quote(text)} is not one of {', '.join(POLICIES)}")
+    return text
+
+
+def hold(policy: str, nodes: frozenset[int]) -> Held:
+    """Set the calling thread's policy, one of POLICIES, and return what holds, as read back.
+
+    A refusal never raises: bind gives way to preferred, that and interleave to what held before,
+    and `refusals` says so. `preferred` with several nodes is the kernel's preferred_many; a kernel
+    that has none (before 5.15) holds local instead. `local` ignores `nodes`.
+    """
+    flaw = _flaw(policy, nodes)
+    wish = None if flaw else _wish(policy, nodes)
+    refusals = [flaw] if flaw else []
+    while wish and (refusal := _refusal(wish)):
+        refusals.append(f"{wish} was refused ({_reason(refusal)})")
+        wish = _lesser(wish, refusal)
+    now = held() or Held(None, frozenset())
+    if refusals:
+        refusals[-1] += f"; {_outcome(now)}"
+    if wish and (difference := _difference(wish, now)):
+        refusals.append(difference)
+    return Held(now.policy, now.nodes, tuple(refusals))
+
+
+def held() -> Held | None:
+    """Return the calling thread's policy; None where the machine does not tell it.
+
+    Where seccomp refuses get_mempolicy(2), as container runtimes do, numa_maps tells it.
+    """
+    try:
+        mode, nodes = mempolicy.get_mempolicy()
+    except OSError:
+        return _first_policy("/proc/thread-self/numa_maps")
+    policy = MODES[mode] if mode < len(MODES) else f"mode {mode}"
+    if policy == "preferred" and not nodes:  # how kernels before 5.14 tell of local
+        policy = "local"
+    return Held(policy, nodes)
+
+
+def policy_of(pid: int) -> Held | None:
+    """Return the policy of a process's first thread (of a thread: its own); None where unreadable.
+
+    It is read from the first mapping, most often the program's text, which seldom has its own.
+    A list of nodes that is too long for FIRST_MAPPING counts as unreadable.
+    """
+    return _first_policy(f"/proc/{pid}/numa_maps")
+
+
+def resident(pid: int) -> dict[int, int]:
+    """Return the bytes of a process's resident memory by NUMA node; shared pages count in full.
+
+    The kernel walks every page under the process's own lock, in which the process waits: seconds
+    for hundreds of GB. Raises OSError.
+    """
+    total: dict[int, int] = {}
+    with open(f"/proc/{pid}/numa_maps", "rb") as mappings:  # noqa: PTH123  pathlib is slow to import
+        for mapping in mappings:
+            for node, amount in _amounts(mapping).items():
+                total[node] = total.get(node, 0) + amount
+    return total
+
+
+def parse_policy(text: str) -> Held | None:
+    """Read the policy column of numa_maps, or a line from there on; None: it is none.
+
+    Flags (`bind=static:3`) are passed over. Source: kernel mm/mempolicy.c, mpol_to_str.
+    """
+    spelling = next((it for it in SPELLINGS if text.startswith(it)), "")
+    flags, _, numbers = text[len(spelling) :].partition(" ")[0].strip().partition(":")
+    if not spelling or (flags and flags[0] != "="):
+        return None
+    try:
+        nodes = parse_list(numbers)
+    except ValueError:
+        return None
+    policy = SPELLINGS[spelling]
+    return Held(policy, nodes) if bool(nodes) != (policy in NODELESS) else None
+
+
+def _flaw(policy: str, nodes: frozenset[int]) -> str | None:
+    if policy not in POLICIES:
+        return f"policy {quote(policy)} is none of {', '.join(POLICIES)}"
+    if not nodes and policy != "local":
+        return f"{policy} needs a node and was given none"
+    return None
+
+
+def _wish(policy: str, nodes: frozenset[int]) -> Held:
+    """Return a policy as the kernel has it."""
+    if policy == "local":
+        return Held("local", frozenset())
+    return Held("preferred_many" if policy == "preferred" and len(nodes) > 1 else policy, nodes)
+
+
+def _refusal(wish: Held) -> OSError | None:
+    """Set a policy; return why it was not."""
+    try:
+        mempolicy.set_mempolicy(MODES.index(str(wish.policy)), wish.nodes)
+    except OSError as error:
+        return error
+    return None
+
+
+def _lesser(wish: Held, refusal: OSError) -> Held | None:
+    """Return what is asked for in place of a policy that was refused; None: nothing more."""
+    if wish.policy == "bind":
+        return _wish("preferred", wish.nodes)
+    if wish.policy == "preferred_many" and refusal.errno == errno.ENOTSUP:
+        return _wish("local", wish.nodes)
+    return None
+
+
+def _difference(wish: Held, now: Held) -> str | None:
+    """Say how what holds differs from what the kernel accepted."""
+    if now.policy != wish.policy:
+        return f"{wish} was accepted, but {_outcome(now)}"
+    if missing := wish.nodes - now.nodes:
+        return f"{wish} left out {_named(missing)}: without memory, or outside Mems_allowed"
+    return None
+
+
+def _outcome(now: Held) -> str:
+    return f"{now} holds" if now.policy else "what holds cannot be read"
+
+
+def _named(nodes: frozenset[int]) -> str:
+    return f"{'node' if len(nodes) == 1 else 'nodes'} {format_list(nodes)}"
+
+
+def _reason(error: OSError) -> str:
+    return f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}"
+
+
+def _first_policy(path: str) -> Held | None:
+    try:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            start = os.read(file, FIRST_MAPPING)
+        finally:
+            os.close(file)
+    except OSError:
+        return None
+    mapping, is_whole, _ = start.decode("ascii", "replace").partition("\n")
+    if not is_whole:
+        mapping = mapping[: mapping.rfind(" ")]  # the last word may be cut short
+    return parse_policy(mapping.partition(" ")[2])
+
+
+def _amounts(mapping: bytes) -> dict[int, int]:
+    """Return the bytes by node of one line: `N3=17` pages, of `kernelpagesize_kB=4` each."""
+    values = dict(word.partition(b"=")[::2] for word in mapping.strip().split(b" "))
+    page = int(values.get(b"kernelpagesize_kB", 0)) * 1024
+    return {
+        int(name[1:]): int(count) * page
+        for name, count in values.items()
+        if name[:1] == b"N" and name[1:].isdigit()
+    }

@@ -1,0 +1,1 @@
+"""From a demand to a plan. Pure."""

@@ -1,0 +1,76 @@
+"""What the planner is asked and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from affinityd.cpuset import CpuSet
+from affinityd.topology.model import Gpu
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to plan; the defaults are the API's."""
+
+    mode: str = "unique_contiguous"
+    scope: str = "node"
+    multithreading: str = "all_logical"
+    balanced: bool = True
+    min_physical_cores: int = 1
+    max_physical_cores: int | None = None
+    share: str = "auto"
+    strict: bool = False
+    cpus: int | None = None  #: logical CPUs that each rank asked for; None: not said
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is to be planned: rank i drives `gpus[i]`."""
+
+    gpus: tuple[Gpu, ...]
+    allowed: CpuSet  #: online ∩ cpuset − reserved
+    whole: CpuSet  #: online − reserved
+    options: Options = Options()
+
+
+@dataclass(frozen=True)
+class Warn:
+    """A warning, by its stable code; `rank` None: about the whole plan."""
+
+    code: str
+    message: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Widening:
+    """Why a rank has CPUs that are not near: its home node had too few for those who asked."""
+
+    cpus: CpuSet  #: those that are not near
+    near: int  #: allowed logical CPUs that are, for all ranks of this home node
+    asked: int  #: logical CPUs that these ranks asked for together
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank's place."""
+
+    rank: int
+    gpu: Gpu
+    cpus: CpuSet
+    physical_cores: int
+    home_node: int | None
+    locality: str  #: "local", "mixed", "remote" or "unknown"
+    memory_node: int | None
+    threads: int  #: physical cores ÷ the ranks that share them, at least 1
+    reasons: tuple[str, ...]
+    widening: Widening | None = None  #: None: every CPU is near, or the home is remote
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every rank's place."""
+
+    ranks: tuple[RankPlan, ...]
+    share: str  #: who divided the cores: "requested" or "node"
+    warnings: tuple[Warn, ...] = ()

@@ -1,0 +1,9 @@
+"""Names that a plan and those who read it share."""
+
+from __future__ import annotations
+
+#: Where a rank is, seen from its GPU; from best to worst, as a plan is summed up.
+LOCALITIES = ("local", "unknown", "mixed", "remote")
+
+#: Modes that divide the cores by the ranks' numbers and give no GPU a block of its own.
+BY_RANK = frozenset(("even", "core_complex"))

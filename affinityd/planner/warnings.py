@@ -1,0 +1,86 @@
+"""What a caller should know before it uses a plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from affinityd.cpuset import format_list
+from affinityd.planner.model import Demand, Options, RankPlan, Warn
+from affinityd.planner.modes import Mode
+from affinityd.planner.reasons import away, widened
+from affinityd.text import count
+from affinityd.topology.model import Topology
+
+
+def warnings(
+    topology: Topology, demand: Demand, mode: Mode, ranks: Sequence[RankPlan], share: str
+) -> Iterator[Warn]:
+    """Yield what a caller should know before it uses the plan."""
+    yield from _ignored(demand.options, mode)
+    wants_node = demand.options.share != "requested" and mode.shares_node
+    unconfined = demand.allowed == demand.whole
+    if wants_node and share != "node" and (unconfined or demand.options.share == "node"):
+        yield Warn(
+            "share_unavailable",
+            "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than were asked "
+            "for: the cores were divided among the requested GPUs alone, and jobs on other GPUs "
+            "may be given the same ones",
+        )
+    entries = Counter(gpu.key for gpu in demand.gpus)
+    for rank in ranks:
+        gpu = rank.gpu
+        if rank.locality == "remote":
+            yield Warn("remote_home", away(rank), rank.rank)
+        if rank.locality == "unknown":
+            yield Warn(
+                "unknown_locality",
+                f"rank {rank.rank}: the machine does not say on which NUMA node GPU {gpu.index} is",
+                rank.rank,
+            )
+        if entries[gpu.key] > 1:
+            yield Warn(
+                "shared_gpu",
+                f"rank {rank.rank} is one of {entries[gpu.key]} ranks on GPU {gpu.index}",
+                rank.rank,
+            )
+        asked = demand.options.cpus
+        if asked is not None and share == "node" and len(rank.cpus) < asked:
+            yield Warn(
+                "parameter_ignored",
+                f"rank {rank.rank}: cpus={asked} is more than the {len(rank.cpus)} CPUs of its "
+                f"GPU's block, to which share=node keeps",
+                rank.rank,
+            )
+        if rank.widening:
+            yield Warn("widened", widened(rank, rank.widening), rank.rank)
+    if demand.options.cpus is not None and not mode.everywhere:
+        yield from _idle(topology, demand, ranks)
+
+
+def _idle(topology: Topology, demand: Demand, ranks: Sequence[RankPlan]) -> Iterator[Warn]:
+    """Yield a warning where allowed CPUs stay idle, as they are near none of the GPUs."""
+    near = frozenset().union(*(topology.cpus_of_node(rank.home_node) for rank in ranks))
+    idle = demand.allowed - near - frozenset().union(*(rank.cpus for rank in ranks))
+    if idle:
+        yield Warn(
+            "idle_cpus",
+            f"{count(len(idle), 'allowed CPU')} ({format_list(idle)}) will stay idle, near none of "
+            "these GPUs",
+        )
+
+
+def _ignored(options: Options, mode: Mode) -> Iterator[Warn]:
+    defaults = Options()
+    heeded = {
+        "scope": mode.scope is None,
+        "balanced": mode.balances,
+        "min_physical_cores": mode.counts,
+        "max_physical_cores": mode.counts,
+        "share": mode.shares_node or options.share != "node",
+    }
+    for name, is_heeded in heeded.items():
+        value = getattr(options, name)
+        if not is_heeded and value != getattr(defaults, name):
+            shown = str(value).lower()  # a boolean as it is written
+            yield Warn("parameter_ignored", f"{name}={shown} means nothing to mode {options.mode}")

@@ -1,0 +1,70 @@
+"""How many CPUs each rank of a plan asked for, by what its task asked for. Pure.
+
+A task is a process that a launcher started. It may drive several GPUs, a rank of the plan each,
+and several tasks may share a GPU.
+"""
+
+from __future__ import annotations
+
+from affinityd.cpuset import CpuSet
+from affinityd.planner.home_nodes import usable
+from affinityd.request.parameters import Request
+from affinityd.request.ranks import Ranks
+from affinityd.topology.model import Topology
+
+TOLERATED = 8  #: one core in so many may be kept from a job that has a machine for itself
+
+
+def asked_cpus(
+    topology: Topology, request: Request, ranks: Ranks, allowed: CpuSet, whole: CpuSet
+) -> int | None:
+    """Return how many logical CPUs each rank asked for; None where that was not said.
+
+    `allowed` is what the tasks may use together, `whole` what all of the machine could give.
+    """
+    asked = request.task_cpus
+    if asked is None:
+        return request.options.cpus
+    together = min(len(allowed), request.job_cpus or len(allowed))
+    each = max(1, together // _tasks(request, allowed))
+    if asked.cpus is not None:  # a variable may be of the job's script, and more than a step's
+        each = min(each, asked.cpus)
+    elif has_node(topology, allowed, whole, together):
+        each = min(each, share_of_gpu(topology))
+    return -(-each * ranks.tasks_per_gpu // ranks.gpus_per_task)
+
+
+def _tasks(request: Request, allowed: CpuSet) -> int:
+    """Return how many tasks divide the allowed CPUs: of a slice, those that have the same one."""
+    tasks = (request.task_cpus and request.task_cpus.tasks) or request.ranks or 1
+    masks = request.cpu_bind
+    own = masks[request.rank[0] % len(masks)] if masks and request.rank else None
+    if own is None or not allowed <= own:
+        return tasks
+    return sum(masks[task % len(masks)] == own for task in range(tasks))
+
+
+def asked_each(topology: Topology, granted: int, ranks: int, cpus: CpuSet, whole: CpuSet) -> int:
+    """Return how many CPUs each rank of a job asked for, that was granted so many for all of them.
+
+    `cpus` is what the job may use.
+    """
+    each = -(-granted // ranks)
+    is_alone = has_node(topology, cpus, whole, granted)
+    return min(each, share_of_gpu(topology)) if is_alone else each
+
+
+def has_node(topology: Topology, cpus: CpuSet, whole: CpuSet, granted: int) -> bool:
+    """Return whether a job has the machine for itself: then its CPUs were not counted out.
+
+    A few cores may be kept from it (Slurm's CoreSpecCount), and all second threads of cores
+    (--hint=nomultithread).
+    """
+    cores = usable(topology.cores, whole)
+    lacking = sum(cpus.isdisjoint(core.cpus) for core in cores)
+    return lacking * TOLERATED <= len(cores) and granted * TOLERATED > len(cpus) * (TOLERATED - 1)
+
+
+def share_of_gpu(topology: Topology) -> int:
+    """Return the physical cores of a machine for each of its GPUs, at least 1."""
+    return max(1, len(topology.cores) // max(1, len(topology.gpus)))

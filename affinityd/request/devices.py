@@ -1,0 +1,136 @@
+"""Which GPU is meant by a name: from what a process sees to the node's own numbering.
+
+Two renumberings lie between a process's index and the node's: what a container runtime or device
+cgroup granted, and what the vendor's variable makes visible (sight.py). Sources: CUDA C++
+Programming Guide "CUDA Environment Variables"; ROCm documentation "GPU isolation techniques".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.text import quote
+from affinityd.topology.model import Gpu, Topology
+
+_PCI = re.compile(r"([0-9a-f]{4}|[0-9a-f]{8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+_INDEX = re.compile(r"[0-9]+", re.ASCII)
+MAX_DIGITS = 9  #: of an index that some machine could have
+_UUID = re.compile(r"(?:GPU|MIG)-.+")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a process can drive: a GPU, or a MIG instance of one."""
+
+    gpu: Gpu
+    mig: str | None = None  #: the instance's UUID
+
+    @property
+    def uuid(self) -> str | None:
+        """The name by which visible-device lists know it."""
+        return self.mig or self.gpu.uuid
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a caller sees."""
+
+    numbered: Mapping[int, Device]  #: by the caller's index, ascending
+    nameable: tuple[Device, ...]  #: by UUID or PCI bus id
+    by_name: bool  #: the numbering comes from a list of UUIDs, so its order is certain
+
+
+def whole(topology: Topology) -> Sight:
+    """Return what a caller sees that was given everything: the node's own numbering.
+
+    A GPU that is lost leaves a gap in it.
+    """
+    own = (gpu for gpu in topology.gpus if gpu.vendor == topology.vendor)
+    everything = tuple(with_instances(tuple(Device(gpu) for gpu in topology.gpus)))
+    return Sight({gpu.index: Device(gpu) for gpu in own}, everything, by_name=False)
+
+
+def choose(sight: Sight, entries: Sequence[str] | None) -> tuple[Device, ...]:
+    """Return the device of each entry of a request's `gpus`, in rank order; None means all.
+
+    Raises InvalidRequestError for an entry that is no index, UUID or PCI bus id, NoSuchGpuError
+    for one that names nothing the caller sees.
+    """
+    if entries is not None:
+        return tuple(chosen(sight, entry) for entry in entries)
+    if not sight.numbered:
+        raise NoSuchGpuError(f"no GPU is visible to the caller; {_present(sight)}")
+    return tuple(sight.numbered.values())
+
+
+def is_ambiguous(sight: Sight, entries: Sequence[str] | None) -> bool:
+    """Return whether an index depends on CUDA_DEVICE_ORDER.
+
+    CUDA's default order is FASTEST_FIRST, not PCI_BUS_ID: on mixed models nobody else knows it.
+    """
+    by_index = entries is None or any(_INDEX.fullmatch(entry) for entry in entries)
+    numbered = {device.gpu.vendor for device in sight.numbered.values()}
+    models = {
+        device.gpu.model or device.gpu.pci_id
+        for device in sight.nameable
+        if device.gpu.vendor == "nvidia"
+    }
+    return by_index and not sight.by_name and "nvidia" in numbered and len(models) > 1
+
+
+def names_unknown_mig(topology: Topology, *texts: str | None) -> bool:
+    """Return whether a text names a MIG instance that the topology does not have."""
+    known = [instance.uuid for gpu in topology.gpus for instance in gpu.mig]
+    named = [name for text in texts if text for name in re.findall(r"MIG-[^,;/\s]+", text)]
+    return any(not any(uuid.startswith(name) for uuid in known) for name in named)
+
+
+def chosen(sight: Sight, entry: str) -> Device:
+    """Return the device that an index, UUID or PCI bus id names. Raises as `choose`."""
+    if _INDEX.fullmatch(entry):
+        index = int(entry) if len(entry) <= MAX_DIGITS else None
+        if index is not None and index in sight.numbered:
+            return sight.numbered[index]
+        raise NoSuchGpuError(
+            f"no GPU {entry if index is not None else quote(entry)}; {_present(sight)}"
+        )
+    if pci := _PCI.fullmatch(entry):
+        bus_id = f"{int(pci[1], 16):04x}:{pci[2].lower()}"
+        found = [device for device in sight.nameable if device.gpu.pci_bus_id == bus_id][:1]
+    elif _UUID.fullmatch(entry):
+        found = [device for device in sight.nameable if (device.uuid or "").startswith(entry)]
+    else:
+        raise InvalidRequestError(
+            f"gpus: {quote(entry)} is not an index, UUID or PCI bus id; write them like 0,1 or "
+            "GPU-8a1f0c3e or 0000:07:00.0, or all alone"
+        )
+    if len(found) == 1:
+        return found[0]
+    name = quote(entry)
+    problem = f"{len(found)} GPUs begin with {name}" if found else f"no GPU {name}"
+    raise NoSuchGpuError(f"{problem}; {_present(sight)}")
+
+
+def with_instances(devices: Sequence[Device]) -> Iterator[Device]:
+    """Yield devices and, after each whole GPU, its MIG instances."""
+    for device in devices:
+        yield device
+        if device.mig is None:
+            yield from (Device(device.gpu, instance.uuid) for instance in device.gpu.mig)
+
+
+def _present(sight: Sight) -> str:
+    if not sight.nameable:
+        return "this machine has none"
+    if not sight.numbered:
+        return f"by name there are {', '.join(map(_name, sight.nameable))}"
+    return "visible are " + ", ".join(
+        f"{index} ({_name(device)})" for index, device in sight.numbered.items()
+    )
+
+
+def _name(device: Device) -> str:
+    return device.mig or device.gpu.pci_bus_id

@@ -1,0 +1,162 @@
+"""A plan as it is answered: a JSON document, or lines for shells and tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from affinityd.config.switch import ON, VARIABLE
+from affinityd.cpuset import CpuSet, format_list, format_mask
+from affinityd.planner.model import Plan, RankPlan, Warn
+from affinityd.planner.names import LOCALITIES
+from affinityd.request.parameters import Request
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A plan with all that its document says about it."""
+
+    node: str
+    generation: int
+    request: Request
+    entries: tuple[str, ...]  #: each rank's GPU, as the request names it, or would have
+    wanted: frozenset[int]  #: the ranks that were asked for
+    allowed: CpuSet
+    source: str  #: of the allowed CPUs: "request", "caller" or "node"
+    within: CpuSet | None  #: the caller's cpuset, which bounds them; None: it is not known
+    plan: Plan
+    switch: str = ON  #: of the node and of who asks, together
+
+    @property
+    def ranks(self) -> tuple[RankPlan, ...]:
+        """The ranks that were asked for."""
+        return tuple(rank for rank in self.plan.ranks if rank.rank in self.wanted)
+
+    @property
+    def warnings(self) -> tuple[Warn, ...]:
+        """The warnings that concern them."""
+        concerned = {None, *self.wanted}
+        return tuple(warning for warning in self.plan.warnings if warning.rank in concerned)
+
+    @property
+    def cpus(self) -> CpuSet:
+        """The union over the ranks."""
+        return frozenset().union(*(rank.cpus for rank in self.ranks))
+
+    @property
+    def threads(self) -> int:
+        """How many OpenMP threads suit one process that is all of these ranks."""
+        return sum(rank.threads for rank in self.ranks)
+
+    @property
+    def locality(self) -> str:
+        """The worst of any rank."""
+        return max((rank.locality for rank in self.ranks), key=LOCALITIES.index)
+
+
+def document(reply: Reply) -> dict[str, Any]:
+    """Return the JSON document of a plan."""
+    request = reply.request
+    options = {**asdict(request.options), "share": reply.plan.share}
+    return {
+        "node": reply.node,
+        "generation": reply.generation,
+        "request": {
+            "gpus": list(reply.entries),
+            **options,
+            "visible": request.visible,
+            "granted": request.granted,
+        },
+        "allowed": {
+            "cpulist": format_list(reply.allowed),
+            "source": reply.source,
+            "within": None if reply.within is None else format_list(reply.within),
+        },
+        "cpulist": format_list(reply.cpus),
+        "ranks": [_rank(rank) for rank in reply.ranks],
+        "warnings": [{"code": warn.code, "message": warn.message} for warn in reply.warnings],
+    }
+
+
+def _rank(rank: RankPlan) -> dict[str, Any]:
+    gpu = rank.gpu
+    return {
+        "rank": rank.rank,
+        "gpu": {
+            "index": gpu.index,
+            "uuid": gpu.uuid,
+            "pci_bus_id": gpu.pci_bus_id,
+            "vendor": gpu.vendor,
+            "model": gpu.model,
+        },
+        "numa_node": gpu.numa_node,
+        "home_node": rank.home_node,
+        "locality": rank.locality,
+        "cpulist": format_list(rank.cpus),
+        "physical_cores": rank.physical_cores,
+        "memory_node": rank.memory_node,
+        "environment": {"OMP_NUM_THREADS": str(rank.threads)},
+        "reasons": list(rank.reasons),
+    }
+
+
+def _json(reply: Reply) -> Iterator[str]:
+    yield json.dumps(document(reply), ensure_ascii=False)
+
+
+def _shell(reply: Reply) -> Iterator[str]:
+    """Yield NAME=value lines; no value has a character that a shell or TaskProlog would change."""
+    memory = {rank.memory_node for rank in reply.ranks if rank.memory_node is not None}
+    homes = {rank.home_node for rank in reply.ranks if rank.home_node is not None}
+    if reply.switch != ON:
+        yield f"{VARIABLE}={reply.switch}"
+    yield f"AFFINITYD_CPULIST={format_list(reply.cpus)}"
+    yield f"AFFINITYD_LOCALITY={reply.locality}"
+    yield f"AFFINITYD_ALLOWED={format_list(reply.allowed)}"
+    yield f"AFFINITYD_GPUS={format_list(rank.gpu.index for rank in reply.ranks)}"
+    yield f"AFFINITYD_NODES={format_list(homes)}"
+    yield f"AFFINITYD_MEMORY_NODES={format_list(memory)}"
+    yield f"AFFINITYD_THREADS={reply.threads}"
+    yield f"AFFINITYD_WARNINGS={','.join(sorted({warning.code for warning in reply.warnings}))}"
+    for rank in reply.ranks:
+        yield f"AFFINITYD_RANK_{rank.rank}_CPULIST={format_list(rank.cpus)}"
+        yield f"AFFINITYD_RANK_{rank.rank}_LOCALITY={rank.locality}"
+
+
+def _lines(reply: Reply) -> Iterator[str]:
+    """Yield for each rank its GPU's index, locality, cpulist and the names that containers use."""
+    for rank in reply.ranks:
+        yield " ".join([str(rank.gpu.index), rank.locality, format_list(rank.cpus), *_names(rank)])
+
+
+def _names(rank: RankPlan) -> Iterator[str]:
+    gpu = rank.gpu
+    if gpu.minor is not None:
+        yield f"minor:{gpu.minor}"
+    if gpu.render_minor is not None:
+        yield f"drm:{gpu.render_minor}"
+    if gpu.uuid is not None:
+        yield gpu.uuid
+    yield gpu.pci_bus_id
+    yield from (instance.uuid for instance in gpu.mig)
+
+
+def _each(write: Callable[[CpuSet], str]) -> Callable[[Reply], Iterator[str]]:
+    return lambda reply: (write(rank.cpus) for rank in reply.ranks)
+
+
+_WRITERS: dict[str, Callable[[Reply], Iterator[str]]] = {
+    "json": _json,
+    "cpulist": _each(format_list),
+    "mask": _each(format_mask),
+    "numactl": _each(lambda cpus: f"--physcpubind={format_list(cpus)} --localalloc"),
+    "shell": _shell,
+    "lines": _lines,
+}
+
+
+def render(reply: Reply, format_name: str) -> str:
+    """Return a plan in one of the request's formats, ended by a newline."""
+    return "".join(f"{line}\n" for line in _WRITERS[format_name](reply))

@@ -1,0 +1,258 @@
+"""The parameters of a plan: one table for the API, its OpenAPI document and the command line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.errors import InvalidRequestError
+from affinityd.planner.model import Options
+from affinityd.planner.modes import MODES
+from affinityd.request import parsers
+from affinityd.text import quote
+
+MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs takes 20,000
+#: Parameters about one task among others.
+OF_TASKS = frozenset(("job", "gpu_bind", "cpu_bind", "step_gpus"))
+FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "lines")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as understood; equal requests have equal answers."""
+
+    gpus: tuple[str, ...] | None = None  #: None: all visible
+    rank: tuple[int, ...] | None = None  #: None: all
+    ranks: int | None = None  #: None: as many as `gpus`
+    job: tuple[str, ...] | None = None  #: None: `gpus` are all that count
+    gpu_bind: str = ""  #: how Slurm gave the ranks their GPUs
+    cpu_bind: tuple[CpuSet, ...] = ()  #: what CPUs Slurm gave each of the ranks
+    step_gpus: int | None = None  #: how many the ranks have together; None: not known
+    job_cpus: int | None = None  #: how many the job has on this node; None: not known
+    task_cpus: parsers.TaskCpus | None = None  #: what each task asked for; None: not said
+    cpuset: CpuSet | None = None
+    visible: str | None = None
+    granted: str | None = None
+    nvidia_visible: str | None = None  #: what NVIDIA's container runtime was told to give
+    observe: CpuSet | None = None  #: where the caller runs, and stays; None: it takes its plan
+    whose: str = "caller"  #: "node": plan as for somebody who is not known
+    format: str | None = None  #: None: the client's Accept header decides
+    options: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: how its text is read, and what people are told about it."""
+
+    name: str
+    read: Callable[[str], Any]
+    schema: dict[str, Any]  #: of OpenAPI
+    help: str
+    may_be_empty: bool = False
+
+
+def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
+    """Read (name, value) pairs. Raises InvalidRequestError, which names the first that is wrong."""
+    values: dict[str, Any] = {}
+    for name, text in pairs:
+        parameter = PARAMETERS.get(name)
+        if parameter is None:
+            raise InvalidRequestError(f"unknown parameter {quote(name)}; {_suggestion(name)}")
+        if name in values:
+            raise InvalidRequestError(f"{name} is given twice; give it once")
+        if not text.strip() and not parameter.may_be_empty:
+            raise InvalidRequestError(f"{name} is empty; give it a value or leave it out")
+        try:
+            values[name] = parameter.read(_plain(text))
+        except ValueError as error:
+            raise InvalidRequestError(f"{name}: {error}") from None
+    options = Options(**{name: values.pop(name) for name in _OPTION_NAMES & values.keys()})
+    most = options.max_physical_cores
+    if most is not None and options.min_physical_cores > most:
+        raise InvalidRequestError(
+            f"min_physical_cores={options.min_physical_cores} is more than "
+            f"max_physical_cores={most}; make it no more than that"
+        )
+    request = Request(**values, options=options)
+    _check_task(request, OF_TASKS & values.keys())
+    if request.task_cpus is not None and options.cpus is not None:
+        raise InvalidRequestError(
+            f"cpus={options.cpus} is what each rank asked for, task_cpus what each task did; give "
+            "one of them"
+        )
+    if request.whose == "node" and request.cpuset is not None:
+        raise InvalidRequestError(
+            "whose=node plans on all of the node, cpuset on CPUs of the caller's; give one of them"
+        )
+    return request
+
+
+def _check_task(request: Request, given: frozenset[str]) -> None:
+    """Raise InvalidRequestError for what is about one task of several, and does not say which."""
+    bound = sorted(given & {"gpu_bind", "cpu_bind"})
+    if request.ranks is None and (bound or (given and request.rank is not None)):
+        raise InvalidRequestError(
+            f"{(bound or sorted(given))[0]} needs ranks and rank: how many tasks, and which"
+        )
+    if given and request.ranks is not None and len(request.rank or ()) != 1:
+        raise InvalidRequestError(
+            f"{min(given)} takes one rank: which of the {request.ranks} asks, like rank=0"
+        )
+
+
+def _suggestion(name: str) -> str:
+    near = difflib.get_close_matches(name[:64], PARAMETERS, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(PARAMETERS)}"
+
+
+def _plain(text: str) -> str:
+    """Return a value that can be read in no time and answered as JSON."""
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"{len(text)} characters are too many; the most is {MAX_LENGTH}")
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise ValueError(f"{quote(text)} is not text: it has a NUL or what is no UTF-8")
+    return text
+
+
+def _choice(name: str, text: str, *words: str) -> Parameter:
+    """Return a parameter that is one of these words, the first by default."""
+    schema = {"type": "string", "enum": list(words), "default": words[0]}
+    return Parameter(name, parsers.one_of(*words), schema, text)
+
+
+def _flag(name: str, text: str, *, default: bool) -> Parameter:
+    return Parameter(name, parsers.boolean, {"type": "boolean", "default": default}, text)
+
+
+_INTEGER = {"type": "integer", "minimum": 1, "maximum": parsers.MAX_NUMBER}
+_DEFAULTS = Options()
+
+PARAMETERS = {
+    parameter.name: parameter
+    for parameter in (
+        Parameter(
+            "gpus",
+            parsers.gpus,
+            {"type": "string", "default": "all"},
+            "one entry a rank, in local-rank order: index, UUID, UUID prefix, PCI bus id, "
+            "or all alone",
+        ),
+        Parameter(
+            "rank", parsers.ranks, {"type": "string"}, "answer only for these ranks of the request"
+        ),
+        Parameter(
+            "ranks",
+            parsers.count,
+            {"type": "integer", "minimum": 1, "maximum": parsers.MAX_ENTRIES},
+            "how many ranks there are: rank i drives entry i of gpus, modulo their number",
+        ),
+        Parameter(
+            "job",
+            parsers.entries,
+            {"type": "string"},
+            "all GPUs of the caller's job, in node numbering: they divide the cores, and gpus "
+            "says which of them to answer for",
+        ),
+        Parameter(
+            "gpu_bind",
+            str,
+            {"type": "string"},
+            "how Slurm gave the ranks their GPUs, as in SLURMD_TRES_BIND",
+        ),
+        Parameter(
+            "cpu_bind",
+            parsers.masks,
+            {"type": "string"},
+            "the CPUs that Slurm gave each of the ranks, as in SLURM_CPU_BIND_LIST",
+        ),
+        Parameter(
+            "step_gpus",
+            parsers.positive,
+            _INTEGER,
+            "how many GPUs the ranks have together, as in SLURM_GPUS_ON_NODE",
+        ),
+        Parameter(
+            "job_cpus",
+            parsers.positive,
+            _INTEGER,
+            "how many CPUs the job has on this node: a step with fewer, and all of its GPUs in "
+            "sight, divides them without the job's other GPUs",
+        ),
+        Parameter(
+            "task_cpus",
+            parsers.task_cpus,
+            {"type": "string"},
+            "as cpus, for a task, whose GPUs divide it; or 1/8 of what eight tasks may use",
+        ),
+        Parameter(
+            "mode",
+            parsers.mode,
+            {"type": "string", "enum": list(MODES), "default": _DEFAULTS.mode},
+            "how ranks divide the cores",
+        ),
+        _choice("scope", "the cores of the NUMA node, or of its whole socket", "node", "socket"),
+        _choice(
+            "multithreading",
+            "all CPUs of a core, or only its lowest allowed one",
+            *("all_logical", "single_logical"),
+        ),
+        _flag("balanced", "ranks get the same number of near cores", default=_DEFAULTS.balanced),
+        Parameter(
+            "min_physical_cores",
+            parsers.positive,
+            {**_INTEGER, "default": _DEFAULTS.min_physical_cores},
+            "fewer cores for any rank is an error",
+        ),
+        Parameter("max_physical_cores", parsers.positive, _INTEGER, "a rank has at most so many"),
+        Parameter(
+            "cpus",
+            parsers.positive,
+            _INTEGER,
+            "how many CPUs each rank asked for: where fewer are near, the nearest others are added",
+        ),
+        Parameter(
+            "cpuset", parse_list, {"type": "string"}, "the CPUs to plan on, as a list like 0-3,8"
+        ),
+        _choice(
+            "whose",
+            "plan on the CPUs of who asks, where that is known, or on the node's",
+            *("caller", "node"),
+        ),
+        Parameter(
+            "visible",
+            parsers.visible,
+            {"type": "string"},
+            "the caller's CUDA_VISIBLE_DEVICES (or ROCR/HIP, ASCEND_RT); empty: none",
+            may_be_empty=True,
+        ),
+        Parameter(
+            "granted",
+            parsers.granted,
+            {"type": "string"},
+            "the devices the caller was given, in node numbering: indices, UUIDs, minor:N, "
+            "drm:N, or none",
+        ),
+        Parameter(
+            "nvidia_visible",
+            parsers.listed,
+            {"type": "string"},
+            "the caller's NVIDIA_VISIBLE_DEVICES, what its container was to be given: believed "
+            "where it lists devices that are all granted",
+        ),
+        Parameter(
+            "observe", parse_list, {"type": "string"}, "only count: the caller keeps these CPUs"
+        ),
+        _choice(
+            "share",
+            "divide the cores among the requested GPUs, or all of the node's",
+            *("auto", "requested", "node"),
+        ),
+        _flag("strict", "a rank far from its GPU is an error", default=_DEFAULTS.strict),
+        _choice("format", "how the answer is written", *FORMATS),
+    )
+}
+
+_OPTION_NAMES = frozenset(option.name for option in fields(Options))

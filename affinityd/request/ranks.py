@@ -1,0 +1,152 @@
+"""Which GPU each rank of a request drives, and which of the ranks are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from affinityd.cpuset import CpuSet
+from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.planner.modes import MODES
+from affinityd.planner.names import BY_RANK
+from affinityd.request.devices import Device, Sight, choose, is_ambiguous
+from affinityd.request.parameters import Request
+from affinityd.request.parsers import MAX_ENTRIES
+from affinityd.request.slurm_binding import Seat, gpu_seat, single_seat, slice_seat
+from affinityd.request.visible_devices import look
+from affinityd.topology.model import Gpu, Topology
+
+#: How a request names a device, or would have, and the device.
+Entry = tuple[str, Device]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks that divide the cores."""
+
+    entries: tuple[Entry, ...]  #: rank i drives the i-th
+    wanted: frozenset[int]  #: the ranks that are asked for
+    ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
+    gpus_per_task: int  #: how many ranks of the plan one task is
+    tasks_per_gpu: int  #: how many tasks one rank of the plan stands for
+
+
+def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -> Ranks:
+    """Return the ranks of a request, from a caller that runs on `mask`, to be planned on `cpus`.
+
+    They are its `gpus`, dealt again from the first where there are more `ranks` than those. Or,
+    for a task of a job: the job's GPUs, each as often as tasks share one. Raises
+    InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not here,
+    or not the job's.
+    """
+    sight = look(topology, request.granted, request.visible, request.nvidia_visible)
+    own = _named(sight, request.gpus)
+    ambiguous = is_ambiguous(sight, request.gpus)
+    everything = look(topology, None, None)
+    job = None if request.job is None else _of_job(everything, request.job)
+    seat = _bound_seat(topology, request, mask, len(own), job)
+    is_task = job is not None or seat is not None
+    if not is_task or (request.ranks is not None and request.options.mode in BY_RANK):
+        ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
+        says_cpus = request.task_cpus is not None and request.task_cpus.cpus is not None
+        is_one = request.ranks is not None or (request.rank is not None and says_cpus)
+        gpus = 1 if is_one else len(own)
+        return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous, gpus, 1)
+    mine, (number, of) = (own, seat) if seat is not None else _dealt(request, own)
+    tasks = 1
+    if MODES[request.options.mode].shares:
+        number, of, tasks = 0, 1, of
+    if job is None or _has_cpus_of_its_own(request, cpus, len(own)):
+        job = own
+    ranks = _checked(tuple(entry for entry in job for _ in range(of)))
+    wanted = {place * of + number for entry in mine for place in _places(entry, job)}
+    ambiguous = ambiguous or is_ambiguous(everything, request.job)
+    return Ranks(ranks, frozenset(wanted), ambiguous, len(mine), tasks)
+
+
+def _has_cpus_of_its_own(request: Request, cpus: CpuSet, seen: int) -> bool:
+    """Return whether a step that has some of the job's GPUs has its own part of the CPUs, too.
+
+    Then the job's other GPUs take nothing of it (srun --exact).
+    """
+    return len(cpus) < (request.job_cpus or 0) and seen == request.step_gpus
+
+
+def _bound_seat(
+    topology: Topology, request: Request, mask: CpuSet, seen: int, job: tuple[Entry, ...] | None
+) -> Seat | None:
+    """Return a task's seat on the GPUs that it was given; None where tasks deal them out."""
+    if request.ranks is None or not (request.gpu_bind or request.cpu_bind):
+        return None
+    bind, masks, gpus = request.gpu_bind, request.cpu_bind, request.step_gpus or 0
+    (task,), tasks = _asked_for(request, request.ranks), request.ranks
+    seat = slice_seat(bind, masks, mask, task=task, tasks=tasks)
+    if seat is None:
+        seat = gpu_seat(bind, task=task, tasks=tasks, gpus=gpus, seen=seen)
+    if seat is None or not job or len(job) != gpus:
+        return seat
+    cores = list(
+        zip(*(_cores_in_gres_conf(topology, device.gpu) for _, device in job), strict=True)
+    )
+    return single_seat(bind, masks or [mask], cores, task=task, tasks=tasks) or seat
+
+
+def _cores_in_gres_conf(topology: Topology, gpu: Gpu) -> tuple[CpuSet, CpuSet, CpuSet]:
+    """Return the CPUs that a gres.conf may have for a GPU: all, its node's, its package's."""
+    near = topology.cpus_of_node(gpu.numa_node) or topology.online
+    packages = {core.package for core in topology.cores if near & set(core.cpus)}
+    beside = (core.cpus for core in topology.cores if core.package in packages)
+    return topology.online, near, frozenset().union(*beside)
+
+
+def _dealt(request: Request, own: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], Seat]:
+    """Return which of the GPUs that all tasks see is one's own, and its seat on it."""
+    if request.ranks is None:  # a lone task
+        return own, (0, 1)
+    (task,) = _asked_for(request, request.ranks)
+    turn, place = divmod(task, len(own))
+    return own[place : place + 1], (turn, -(-request.ranks // len(own)))
+
+
+def _named(sight: Sight, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
+    devices = choose(sight, names)
+    return tuple(zip(names or map(str, sight.numbered), devices, strict=True))
+
+
+def _of_job(everything: Sight, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
+    try:
+        return _named(everything, names)
+    except (InvalidRequestError, NoSuchGpuError) as error:
+        raise type(error)(f"job: {error}") from None
+
+
+def _checked(ranks: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    if len(ranks) > MAX_ENTRIES:
+        raise InvalidRequestError(f"{len(ranks)} GPUs are too many; the most is {MAX_ENTRIES}")
+    return ranks
+
+
+def _asked_for(request: Request, count: int) -> frozenset[int]:
+    if request.rank is None:
+        return frozenset(range(count))
+    beyond = [rank for rank in request.rank if rank >= count]
+    if beyond:
+        raise InvalidRequestError(
+            f"rank: there is no rank {beyond[0]}; the request names {count} GPUs, "
+            f"so its ranks are 0 to {count - 1}"
+        )
+    return frozenset(request.rank)
+
+
+def _places(own: Entry, job: Sequence[Entry]) -> list[int]:
+    """Return where a device is in a job's list: itself, else its GPU. Raises NoSuchGpuError."""
+    name, device = own
+    itself = [place for place, (_, theirs) in enumerate(job) if theirs == device]
+    gpus = (place for place, (_, theirs) in enumerate(job) if theirs.gpu.key == device.gpu.key)
+    places = itself or list(gpus)
+    if not places:
+        raise NoSuchGpuError(
+            f"job: the caller's GPU {name} ({device.gpu.pci_bus_id}) is not among the job's: "
+            + ", ".join(f"{name} ({theirs.gpu.pci_bus_id})" for name, theirs in job)
+        )
+    return places

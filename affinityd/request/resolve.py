@@ -1,0 +1,87 @@
+"""One request from its parts to its reply: GPUs meant, CPUs allowed, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from affinityd.config.switch import OBSERVE, ON, least
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.errors import UnsatisfiableError
+from affinityd.planner.model import Demand, Plan, Warn
+from affinityd.planner.planner import plan
+from affinityd.request.asked_cpus import asked_cpus
+from affinityd.request.caller import Caller
+from affinityd.request.formats import Reply
+from affinityd.request.parameters import Request
+from affinityd.request.ranks import ranks_of
+from affinityd.request.slurm_binding import cpus_of_step
+from affinityd.text import quote
+from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
+
+AMBIGUOUS = Warn(
+    "ambiguous_index",
+    "this machine has GPUs of several models, which CUDA numbers fastest first: an index is "
+    "PCI order here, and the process's only with CUDA_DEVICE_ORDER=PCI_BUS_ID; name UUIDs "
+    "to be sure",
+)
+
+
+def answer(
+    node: Node,
+    request: Request,
+    caller: Caller | None = None,
+    *,
+    planner: Callable[[Topology, Demand], Plan] = plan,
+) -> Reply:
+    """Plan one request: devices meant, CPUs allowed, plan.
+
+    `caller` is None where it is not known. Raises AffinityError.
+    """
+    topology = node.topology
+    whole = topology.online - node.reserved
+    caller = None if request.whose == "node" else caller
+    within = caller.cpuset if caller else None
+    mask, source = _cpuset(request, caller, topology)
+    task = request.rank[0] if request.rank else 0
+    cpuset = cpus_of_step(request.gpu_bind, request.cpu_bind, mask, task)
+    if within is not None:
+        cpuset &= within
+    ranks = ranks_of(topology, request, mask, cpuset)
+    gpus = tuple(device.gpu for _, device in ranks.entries)
+    allowed = whole & cpuset
+    asked = asked_cpus(topology, request, ranks, allowed, whole)
+    request = replace(request, options=replace(request.options, cpus=asked))
+    made = planner(topology, Demand(gpus, allowed, whole, request.options))
+    return Reply(
+        node=topology.name,
+        generation=node.generation,
+        request=request,
+        entries=tuple(name for name, _ in ranks.entries),
+        wanted=ranks.wanted,
+        allowed=allowed,
+        source=source,
+        within=within,
+        plan=replace(made, warnings=(*made.warnings, AMBIGUOUS)) if ranks.ambiguous else made,
+        switch=least(node.switch, ON if request.observe is None else OBSERVE),
+    )
+
+
+def _cpuset(request: Request, caller: Caller | None, topology: Topology) -> tuple[CpuSet, str]:
+    """Return what to plan on, never wider than the caller's cpuset, and who said so.
+
+    Raises UnsatisfiableError where the request names no CPU of that.
+    """
+    if request.cpuset is None:
+        return (caller.mask, "caller") if caller else (topology.online, "node")
+    if caller is None or caller.cpuset is None:
+        return request.cpuset, "request"
+    cpus = request.cpuset & caller.cpuset
+    if not cpus:
+        asked, own = (quote(format_list(it)) for it in (request.cpuset, caller.cpuset))
+        raise UnsatisfiableError(
+            f"cpuset: none of {asked} is in the caller's own cpuset, {own}; name CPUs of that, or "
+            "leave cpuset out"
+        )
+    return cpus, "request"

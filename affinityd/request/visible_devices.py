@@ -1,0 +1,113 @@
+"""What a caller sees: what a scheduler or container runtime gave it, less what its variable hides.
+
+Sources: NVIDIA Container Toolkit, "NVIDIA_VISIBLE_DEVICES"; and as devices.py has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.request.devices import Device, Sight, chosen, whole, with_instances
+from affinityd.request.visible_lists import read_visible
+from affinityd.text import quote
+from affinityd.topology.model import Topology
+
+_MINOR = re.compile(r"(minor|drm):([0-9]{1,9})", re.ASCII)
+_INSTANCE = re.compile(r"([0-9]+):([0-9]{1,3})", re.ASCII)
+
+
+def look(
+    topology: Topology,
+    granted: str | None,
+    visible: str | None,
+    nvidia_visible: str | None = None,
+) -> Sight:
+    """Return what a caller sees, by what it was granted and by its visible-device variable.
+
+    All are the request's values, None where it has none. Raises InvalidRequestError for a
+    malformed grant, NoSuchGpuError for one of a device that is not here.
+    """
+    everything = whole(topology)
+    given = None if granted is None else _grant(topology, everything, granted)
+    if nvidia_visible:
+        given = _listed(everything, nvidia_visible, given) or given
+    numbered, nameable = everything.numbered, everything.nameable
+    if given is not None:
+        numbered = dict(enumerate(d for d in given if d.gpu.vendor == given[0].gpu.vendor))
+        nameable = tuple(dict.fromkeys(with_instances(given)))
+    seen = read_visible(visible, numbered, nameable)
+    return Sight(seen.devices, nameable, seen.by_name)
+
+
+def _grant(topology: Topology, everything: Sight, granted: str) -> tuple[Device, ...]:
+    if granted.strip() == "none":
+        raise NoSuchGpuError("granted=none: the caller was given no GPU")
+    entries = [entry.strip() for entry in granted.split(",")]
+    wanted = {_granted(topology, everything, entry) for entry in _of_gpus(topology, entries)}
+    return _in_order(everything, wanted)
+
+
+def _listed(
+    everything: Sight, listed: str, given: tuple[Device, ...] | None
+) -> tuple[Device, ...] | None:
+    """Return the devices of an NVIDIA_VISIBLE_DEVICES; None where it proves nothing.
+
+    That is where it lists none (`all`, `void`, `none`, a folder), or not only what was given: a
+    runtime that takes devices from elsewhere (CDI) leaves it as the image or the pod has it. To a
+    privileged container all devices are open, and the list says which are its own.
+    """
+    try:
+        wanted = {_at(everything, entry.strip()) for entry in listed.split(",")}
+    except (InvalidRequestError, NoSuchGpuError):
+        return None
+    mine = None if given is None else {device.gpu.key for device in given}
+    if mine is not None and not mine >= {device.gpu.key for device in wanted}:
+        return None
+    return _in_order(everything, wanted)
+
+
+def _in_order(everything: Sight, wanted: set[Device]) -> tuple[Device, ...]:
+    """Return devices in the node's order, in which those who were given them count them."""
+    return tuple(device for device in everything.nameable if device in wanted)
+
+
+def _at(everything: Sight, entry: str) -> Device:
+    """Return a listed device: an index, UUID or PCI bus id, or 0:1, GPU 0's instance 1."""
+    if instance := _INSTANCE.fullmatch(entry):
+        gpu, number = chosen(everything, instance[1]).gpu, int(instance[2])
+        return Device(gpu, gpu.mig[number].uuid if number < len(gpu.mig) else None)
+    return chosen(everything, entry)
+
+
+def _of_gpus(topology: Topology, entries: Sequence[str]) -> Sequence[str]:
+    """Leave out device files without a GPU, as one that is lost leaves behind; all have one: none.
+
+    Where none of them has a GPU, they are left in: they are of another machine.
+    """
+    gpus = topology.gpus
+    known = {f"minor:{gpu.minor}" for gpu in gpus} | {f"drm:{gpu.render_minor}" for gpu in gpus}
+    files = [entry for entry in entries if _MINOR.fullmatch(entry)]
+    if known.isdisjoint(files):
+        return entries
+    return [entry for entry in entries if entry not in files or entry in known]
+
+
+def _granted(topology: Topology, everything: Sight, entry: str) -> Device:
+    if minor := _MINOR.fullmatch(entry):
+        field = "minor" if minor[1] == "minor" else "render_minor"
+        at = {getattr(gpu, field): Device(gpu) for gpu in topology.gpus}
+        if int(minor[2]) in at:
+            return at[int(minor[2])]
+        have = ", ".join(str(number) for number in sorted(at.keys() - {None})) or "none"
+        raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
+    try:
+        return _at(everything, entry)
+    except NoSuchGpuError as error:
+        raise NoSuchGpuError(f"granted: {error}") from None
+    except InvalidRequestError:
+        raise InvalidRequestError(
+            f"granted: {quote(entry)} is not a device; write a comma list of indices, UUIDs, "
+            "minor:N or drm:N, or none"
+        ) from None

@@ -1,0 +1,1 @@
+"""What slurmctld and slurmd were configured with: slurm.conf, gres.conf, scontrol."""

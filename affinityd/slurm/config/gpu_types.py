@@ -1,0 +1,144 @@
+"""Which type each GPU of a node has: what `Type=` of its line should be.
+
+slurmctld's configuration says which types there are. Which GPU is of which follows from the GPUs'
+names as in Slurm's AutoDetect: a type is a part of the name, whatever the case, with _ for blanks.
+
+Source: Slurm's src/plugins/gres/gpu/gres_gpu.c (_normalize_sys_gres_types).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from affinityd.errors import InvalidRequestError
+from affinityd.slurm.config.expected import Counts, Expected
+from affinityd.slurm.machine.device_files import device_file
+from affinityd.text import quote
+from affinityd.topology.model import Gpu
+
+#: The types of such GPUs, a100_3g.20gb, are those of the instances.
+SLICES = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf finds"
+
+Key = tuple[str, int]  #: of a GPU
+Present = Mapping[str, str | None]  #: device file → type; None: its line has none
+
+
+@dataclass(frozen=True)
+class Types:
+    """The types of a node's GPUs."""
+
+    of: Mapping[Key, str | None]  #: None: no type. A GPU that is left out is undecided
+    why: str | None = None  #: why GPUs are left out
+
+    def field(self, gpu: Gpu) -> str | None:
+        """Return it as it is written, `Type=a100`; None: no type."""
+        kind = self.of.get(gpu.key, "?")
+        return None if kind is None else f"Type={kind}"
+
+    def runs(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+        """Return the types along the GPUs, neighbors' once; () where one is undecided."""
+        kinds = [self.of.get(gpu.key) for gpu in gpus]
+        return tuple(kind for kind, _ in groupby(kinds) if kind) if all(kinds) else ()
+
+
+def types(
+    gpus: Sequence[Gpu],
+    expected: Expected | None,
+    present: Present,
+    said: Sequence[str] = (),
+) -> Types:
+    """Return the types, as slurmctld was configured, else as said, else as in the present lines.
+
+    `said`: one type for all GPUs, or one for each in their order. Raises InvalidRequestError for a
+    number of types that is neither, and for a type that slurmctld was not configured with.
+    """
+    if said:
+        return _said(gpus, expected, said)
+    if expected is None:
+        return _as_present(gpus, present)
+    if expected.is_mixed:
+        return Types({}, f"{expected} has GPUs with a type and without, at which slurmd ends")
+    if any(gpu.mig and not _possible(gpu, expected.types) for gpu in gpus) and expected.types:
+        return Types({}, SLICES)
+    if len(expected.counts) < 2:  # noqa: PLR2004
+        return _all(gpus, next(iter(expected.counts), None))
+    found = _agreed(gpus, expected, present) or by_name(gpus, expected.counts)
+    return Types(found, f"{expected} has several types, and no GPU's name tells which it is")
+
+
+def _all(gpus: Sequence[Gpu], kind: str | None) -> Types:
+    return Types({gpu.key: kind for gpu in gpus})
+
+
+def _said(gpus: Sequence[Gpu], expected: Expected | None, said: Sequence[str]) -> Types:
+    if len(said) not in {1, len(gpus)}:
+        raise InvalidRequestError(
+            f"--type names {len(said)} types, and there are {len(gpus)} GPUs; name one for all, or "
+            "one for each"
+        )
+    strange = [kind for kind in said if expected and kind not in expected.types]
+    if strange:
+        raise InvalidRequestError(
+            f"--type {quote(strange[0])} is not in {expected}, and slurmctld drains a node with "
+            "other types; change that first, or leave --type out"
+        )
+    kinds = said if len(said) > 1 else [*said] * len(gpus)
+    return Types({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
+
+
+def _as_present(gpus: Sequence[Gpu], present: Present) -> Types:
+    """Return each GPU's type in its present line; a GPU without a line has that of all others."""
+    kinds = set(present.values())
+    if len(kinds) < 2:  # noqa: PLR2004
+        return _all(gpus, next(iter(kinds), None))
+    named = {gpu.key: present.get(device_file(gpu) or "", "") for gpu in gpus}
+    found = {key: kind for key, kind in named.items() if kind}
+    return Types(found, "the present gres.conf has several types, and none for it")
+
+
+def _agreed(gpus: Sequence[Gpu], expected: Expected, present: Present) -> Mapping[Key, str] | None:
+    """Return the types of the present lines, where they are those of Gres= and fit the names.
+
+    A type that is a part of no GPU's name may be any GPU's.
+    """
+    found = {gpu.key: kind for gpu in gpus if (kind := present.get(device_file(gpu) or ""))}
+    named = {kind: [gpu.key for gpu in gpus if _possible(gpu, [kind])] for kind in expected.types}
+    is_whole = Counter(found.values()) == expected.counts
+    fits = is_whole and all(key in named[kind] or not named[kind] for key, kind in found.items())
+    return found if fits else None
+
+
+def by_name(gpus: Sequence[Gpu], counts: Counts) -> Mapping[Key, str]:
+    """Return the types that are parts of the GPUs' names: the longest that has a GPU left.
+
+    Where each type has its number, GPUs beyond them have the longest.
+    """
+    left = Counter(counts)
+    kinds = {gpu.key: _possible(gpu, [kind for kind in counts if kind]) for gpu in gpus}
+    found: dict[Key, str] = {}
+    for gpu in sorted(gpus, key=_slurms_order):
+        for kind in [kind for kind in kinds[gpu.key] if left[kind] > 0][:1]:
+            left[kind] -= 1
+            found[gpu.key] = kind
+    more = {} if any(left.values()) else {key: names[0] for key, names in kinds.items() if names}
+    return {**more, **found}
+
+
+def _slurms_order(gpu: Gpu) -> tuple[int, str, int]:
+    """Return what Slurm sorts GPUs by before it gives them types: the longest name is the first."""
+    name = gpu.model or ""
+    return -len(name), name, gpu.index if gpu.minor is None else gpu.minor
+
+
+def _possible(gpu: Gpu, kinds: Collection[str]) -> list[str]:
+    """Return the types that are parts of a GPU's name, the longest first."""
+    name = slurms_name(gpu)
+    return sorted((kind for kind in kinds if kind.lower() in name), key=lambda it: (-len(it), it))
+
+
+def slurms_name(gpu: Gpu) -> str:
+    """Return what AutoDetect takes for a GPU's type: nvidia_a100-sxm4-40gb; empty: not known."""
+    return (gpu.model or "").replace(" ", "_").lower()

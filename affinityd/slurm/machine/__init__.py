@@ -1,0 +1,1 @@
+"""This node in the terms of Slurm: its cores, device files and links."""

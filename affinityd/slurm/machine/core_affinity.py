@@ -1,0 +1,99 @@
+"""Which cores are near each GPU of a node, in Slurm's numbers: what `Cores=` should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.planner.home_nodes import home_nodes
+from affinityd.slurm.machine.core_numbering import in_slurms_order
+from affinityd.topology.model import Core, Gpu, Topology
+
+SCOPES = ("node", "socket")
+
+Numbers = frozenset[int]  #: cores by Slurm's numbers
+
+
+@dataclass(frozen=True)
+class Affinity:
+    """What `Cores=` of one GPU should be."""
+
+    right: Numbers | None  #: None: no Cores=, as every core will do, or nobody knows which
+    near: tuple[Numbers, ...]  #: the home node's, and what is as right: a tied node's, a package's
+
+    @property
+    def field(self) -> str | None:
+        """As it is written: `Cores=0-31`."""
+        return None if self.right is None else f"Cores={format_list(self.right)}"
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The cores of a machine under Slurm's numbers."""
+
+    topology: Topology
+
+    @cached_property
+    def order(self) -> tuple[Core, ...]:
+        """The cores: the place of each is its number."""
+        return in_slurms_order(self.topology)
+
+    @cached_property
+    def all(self) -> Numbers:
+        """Every number that there is."""
+        return frozenset(range(len(self.order)))
+
+    def of_node(self, number: int | None) -> Numbers:
+        """Return the cores of a NUMA node."""
+        return frozenset(place for place, core in enumerate(self.order) if core.node == number)
+
+    def of_packages(self, cores: Numbers) -> Numbers:
+        """Return all cores of the packages that these are in."""
+        packages = self.packages(cores)
+        return frozenset(place for place, core in enumerate(self.order) if core.package in packages)
+
+    def nodes(self, cores: Numbers) -> frozenset[int | None]:
+        """Return the numbers of the NUMA nodes that these are in."""
+        return frozenset(self.order[place].node for place in cores)
+
+    def packages(self, cores: Numbers) -> frozenset[int | None]:
+        """Return the numbers of the packages that these are in."""
+        return frozenset(self.order[place].package for place in cores)
+
+    def as_cpus(self, cores: Numbers) -> tuple[CpuSet, CpuSet]:
+        """Return what they are where CPUs are counted: all of their CPUs, or one of each core."""
+        lists = [self.order[place].cpus for place in cores]
+        return frozenset(cpu for cpus in lists for cpu in cpus), frozenset(map(min, lists))
+
+
+def affinities(cores: Cores, scope: str) -> Mapping[tuple[str, int], Affinity]:
+    """Return what `Cores=` should be for every GPU, by its key.
+
+    A GPU on a node without CPUs gets the nearest node that has some; where several are equally
+    near, the one that a plan for all GPUs would take. `scope`: of `SCOPES`.
+    """
+    topology = cores.topology
+    placed = [gpu for gpu in topology.gpus if gpu.numa_node is not None]
+    homes = dict(
+        zip(
+            (gpu.key for gpu in placed),
+            home_nodes(topology, placed, topology.online),
+            strict=True,
+        )
+    )
+    return {gpu.key: _affinity(cores, gpu, homes.get(gpu.key), scope) for gpu in topology.gpus}
+
+
+def _affinity(cores: Cores, gpu: Gpu, home: int | None, scope: str) -> Affinity:
+    with_cpus = cores.topology.nodes_with_cpus
+    if gpu.numa_node is None and len(with_cpus) > 1:
+        return Affinity(None, ())
+    nodes = cores.topology.nearest(gpu.numa_node, with_cpus)
+    own = [cores.of_node(node) for node in (home, *nodes) if node in nodes]
+    wider = map(cores.of_packages, own)
+    right = own[0] if scope == "node" else cores.of_packages(own[0])
+    if right == cores.all:
+        return Affinity(None, (*own, *wider))
+    return Affinity(right, (*own, *(package for package in wider if package != cores.all)))

@@ -1,0 +1,31 @@
+"""How values and things are written in what people read."""
+
+from __future__ import annotations
+
+#: How much of a wrong value a message shows.
+SHOWN = 60
+
+
+def quote(text: str) -> str:
+    """Return a value as a message shows it: on one line, and no longer than a person reads."""
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
+
+
+def one_line(text: str) -> str:
+    """Return a text that takes one line and does nothing to a terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def plain(text: str) -> str:
+    """Return a name as it can be shown anywhere: what is no printable character is a `?`."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def node_name(number: int | None) -> str:
+    """Return a NUMA node's name for people."""
+    return "the CPUs of no NUMA node" if number is None else f"node {number}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 core`, `2 cores`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

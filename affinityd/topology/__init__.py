@@ -1,0 +1,1 @@
+"""The machine as it is planned on."""

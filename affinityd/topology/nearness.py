@@ -1,0 +1,81 @@
+"""What is near to GPUs, and how a mask lies to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from affinityd.cpuset import CpuSet, several
+from affinityd.topology.model import Gpu, Topology
+
+LOCAL = "local"  #: may run near its GPUs alone
+MIXED = "mixed"  #: near and far
+REMOTE = "remote"  #: far alone
+UNPINNED = "unpinned"  #: on every online CPU, and some of them are far
+UNKNOWN = "unknown"  #: the machine does not say where its GPUs are
+PLACEMENTS = (LOCAL, MIXED, REMOTE, UNPINNED, UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Vicinity:
+    """What is near to GPUs: to any of them, as if they were one."""
+
+    gpus: tuple[Gpu, ...]
+    nodes: tuple[int | None, ...]  #: the NUMA nodes of the near CPUs; (): unknown
+    cpus: CpuSet
+    memory: frozenset[int]  #: the nodes whose memory is near
+    far_memory: frozenset[int]  #: those whose memory is near to other CPUs
+
+    def __str__(self) -> str:
+        """Say it in a few words: `GPU 0 is on node 3`."""
+        names = several("GPU", (gpu.index for gpu in self.gpus))
+        on = {gpu.numa_node for gpu in self.gpus if gpu.numa_node is not None}
+        verb = "is" if len(self.gpus) == 1 else "are"
+        return f"{names} {verb} on {several('node', on) if on else 'an unknown node'}"
+
+
+def vicinity(
+    topology: Topology, gpus: Sequence[Gpu], memory_nodes: Iterable[int | None] = ()
+) -> Vicinity:
+    """Return what is near to GPUs; memory of `memory_nodes` counts as near, whatever else is.
+
+    Near is the GPU's own node, or the nearest ones that have CPUs, whatever a process may use of
+    them; of GPUs whose node is unknown nothing is known, unless all CPUs are in one node.
+    """
+    nodes = _near_nodes(topology, gpus)
+    homes = set(memory_nodes).union(*map(topology.memory_nodes, nodes))
+    memory = frozenset(node for node in homes if node is not None)
+    with_cpus = frozenset(node for node in topology.nodes_with_cpus if node is not None)
+    return Vicinity(
+        tuple(gpus),
+        nodes,
+        cpus=frozenset(cpu for node in nodes for cpu in topology.cpus_of_node(node)),
+        memory=memory,
+        far_memory=with_cpus - memory if nodes else frozenset(),
+    )
+
+
+def vicinity_of_any(topology: Topology, gpus: Sequence[Gpu]) -> Vicinity:
+    """Return what is near to any of the GPUs; where one may be anywhere, that is unknown."""
+    lost = [gpu for gpu in gpus if not vicinity(topology, (gpu,)).nodes]
+    return vicinity(topology, lost or gpus)
+
+
+def placement(topology: Topology, near: Vicinity, mask: CpuSet) -> str:
+    """Return where a mask is, seen from the GPUs: one of PLACEMENTS."""
+    if not near.nodes:
+        return UNKNOWN
+    if mask <= near.cpus or len(near.nodes) == len(topology.nodes_with_cpus):
+        return LOCAL
+    if mask >= topology.online:
+        return UNPINNED
+    return REMOTE if mask.isdisjoint(near.cpus) else MIXED
+
+
+def _near_nodes(topology: Topology, gpus: Sequence[Gpu]) -> tuple[int | None, ...]:
+    with_cpus = topology.nodes_with_cpus
+    if len(with_cpus) == 1:
+        return with_cpus
+    known = [gpu.numa_node for gpu in gpus if gpu.numa_node is not None]
+    near = {node for own in known for node in topology.nearest(own, with_cpus)}
+    return tuple(node for node in with_cpus if node in near)
