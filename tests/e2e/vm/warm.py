@@ -22,7 +22,10 @@ from tests.daemons import eventually
 from tests.e2e.vm.inside import Ended
 
 #: What the commands import when they need it.
-for _module in ("answer", "fallback", "hurry", "memory", "cli.exec", "cli.pin", "cli.verify"):
+for _module in (
+    *("client.deadline", "client.local_plan", "linux.memory_policy", "request.formats"),
+    *("cli.commands.exec", "cli.commands.pin", "cli.commands.verify"),
+):
     import_module(f"affinityd.{_module}")
 
 HASTELESS = {"AFFINITYD_TIMEOUT": "60"}  #: seconds; an emulated CPU is slow
