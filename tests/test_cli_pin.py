@@ -14,7 +14,7 @@ from affinityd.cli import main, plan_options, target
 from affinityd.cli.commands import pin
 from affinityd.cli.parser import Parser
 from affinityd.cpuset import CpuSet
-from affinityd.linux.pinning import Pinned
+from affinityd.linux.pinning import PinResult
 from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids
 from affinityd.request.parameters import PARAMETERS
 from tests.children import program, sleeping
@@ -347,7 +347,7 @@ def names(pid: int) -> list[str]:
 def test_a_process_that_ended_meanwhile_is_said_to_have() -> None:
     stat = stat_of(os.getpid())
     assert stat is not None
-    assert list(pin._wrong(Pinned((), settled=True), stat)) == [
+    assert list(pin._wrong(PinResult((), settled=True), stat)) == [
         f"{target.shown(stat)} has ended meanwhile"
     ]
 

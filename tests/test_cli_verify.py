@@ -72,8 +72,8 @@ input()
 BOUND = f"""
 import os, sys
 sys.path.insert(0, {os.fspath(REPOSITORY)!r})
-from affinityd.linux.memory_policy import hold
-assert not hold('bind', frozenset({{0}})).refusals
+from affinityd.linux.memory_policy import set_policy
+assert not set_policy('bind', frozenset({{0}})).refusals
 print('ready', flush=True)
 input()
 """

@@ -27,14 +27,14 @@ from affinityd.enforce.memory_migration import (
 )
 from affinityd.linux import capabilities, mempolicy
 from affinityd.linux.capabilities import SYS_NICE
-from affinityd.linux.memory_policy import Held
+from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import stat_of
 from affinityd.topology.model import Topology
 from tests.auditing import process
 from tests.children import sleeping
 from tests.enforcing_hand import said
 from tests.machines.by_hand import made
-from tests.test_memory import SECCOMP
+from tests.test_memory_policy import SECCOMP
 
 pytestmark = pytest.mark.processes
 
@@ -95,20 +95,20 @@ BOTH = frozenset({0, 1})
 @pytest.mark.parametrize(
     ("home", "allowed", "policy", "expected"),
     [
-        (HERE, BOTH, Held("default", frozenset()), HERE),
-        (HERE, BOTH, Held("local", frozenset()), HERE),
+        (HERE, BOTH, MemoryPolicy("default", frozenset()), HERE),
+        (HERE, BOTH, MemoryPolicy("local", frozenset()), HERE),
         (HERE, BOTH, None, HERE),
         (BOTH, HERE, None, HERE),
         (NOWHERE, HERE, None, frozenset()),
-        (HERE, BOTH, Held("bind", HERE), HERE),
-        (HERE, BOTH, Held("bind", NOWHERE), frozenset()),
-        (HERE, BOTH, Held("interleave", BOTH), frozenset()),
-        (BOTH, HERE, Held("interleave", BOTH), frozenset()),
-        (BOTH, BOTH, Held("interleave", BOTH), BOTH),
+        (HERE, BOTH, MemoryPolicy("bind", HERE), HERE),
+        (HERE, BOTH, MemoryPolicy("bind", NOWHERE), frozenset()),
+        (HERE, BOTH, MemoryPolicy("interleave", BOTH), frozenset()),
+        (BOTH, HERE, MemoryPolicy("interleave", BOTH), frozenset()),
+        (BOTH, BOTH, MemoryPolicy("interleave", BOTH), BOTH),
     ],
 )
 def test_nobody_is_moved_to_what_it_may_not_use_or_from_what_it_has_chosen(
-    home: Nodes, allowed: Nodes, policy: Held | None, expected: Nodes
+    home: Nodes, allowed: Nodes, policy: MemoryPolicy | None, expected: Nodes
 ) -> None:
     assert to(home, allowed, policy) == expected
 

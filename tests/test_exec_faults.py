@@ -13,7 +13,7 @@ import pytest
 
 from tests.daemons import running
 from tests.serving import answering, hanging, http, serving
-from tests.test_memory import SECCOMP
+from tests.test_memory_policy import SECCOMP
 from tests.tiny import BOTH, FAR, LOOK, NEAR, exec_, tiny_tree
 
 pytestmark = pytest.mark.processes

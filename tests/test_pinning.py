@@ -11,7 +11,7 @@ import pytest
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux import pinning
-from affinityd.linux.pinning import LEFT_ALONE, PINNED, REFUSED, Pinned, pin
+from affinityd.linux.pinning import LEFT_ALONE, PINNED, REFUSED, PinResult, pin_threads
 from affinityd.linux.processes import descendants, everyone, mask_of, stat_of, thread_ids
 from tests.children import CHURN, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
@@ -103,7 +103,7 @@ def masks(pid: int) -> list[CpuSet | None]:
     return [mask_of(tid) for tid in thread_ids(pid)]
 
 
-def outcomes(pinned: Pinned) -> list[tuple[str, CpuSet]]:
+def outcomes(pinned: PinResult) -> list[tuple[str, CpuSet]]:
     return [(thread.outcome, thread.held) for thread in pinned.threads]
 
 
@@ -114,7 +114,7 @@ def test_no_thread_is_missed_of_200_that_start_each_other_meanwhile(attempt: int
         child.stdin.write("\n")
         child.stdin.flush()
         time.sleep(0.001 * attempt)
-        pinned = pin(child.pid, FIRST)
+        pinned = pin_threads(child.pid, FIRST)
         while len(thread_ids(child.pid)) < 200:
             time.sleep(0.001)
         assert set(masks(child.pid)) == {FIRST}
@@ -130,7 +130,7 @@ def test_a_child_that_is_just_being_forked_is_not_missed(milliseconds: float) ->
         child.stdin.write("\n")
         child.stdin.flush()
         time.sleep(milliseconds / 1000)
-        pinned = pin(child.pid, FIRST, tree=True)
+        pinned = pin_threads(child.pid, FIRST, tree=True)
         while not (family := descendants(child.pid)):
             time.sleep(0.001)
         assert [mask_of(stat.number) for stat in family] == [FIRST]
@@ -140,7 +140,7 @@ def test_a_child_that_is_just_being_forked_is_not_missed(milliseconds: float) ->
 def test_threads_that_never_sleep_are_not_waited_for_long() -> None:
     with program(BUSY) as child:
         start = time.monotonic()
-        pinned = pin(child.pid, FIRST)
+        pinned = pin_threads(child.pid, FIRST)
         took = time.monotonic() - start
     assert outcomes(pinned) == 3 * [(PINNED, FIRST)]
     assert pinned.complete
@@ -149,7 +149,7 @@ def test_threads_that_never_sleep_are_not_waited_for_long() -> None:
 
 def test_threads_that_come_and_go_for_ever_do_not_keep_it_from_an_end() -> None:
     with program(CHURN) as child:
-        pinned = pin(child.pid, FIRST)
+        pinned = pin_threads(child.pid, FIRST)
         assert pinned.complete
         for _ in range(20):
             assert {mask for mask in masks(child.pid) if mask is not None} == {FIRST}
@@ -160,7 +160,7 @@ def test_given_up_before_the_last_passes_were_quiet_it_is_not_settled(
 ) -> None:
     monkeypatch.setattr(pinning, "MAX_PASSES", pinning.QUIET_PASSES)
     with sleeping() as child:
-        first, second = pin(child.pid, FIRST), pin(child.pid, FIRST)
+        first, second = pin_threads(child.pid, FIRST), pin_threads(child.pid, FIRST)
     assert outcomes(first) == [(PINNED, FIRST)]
     assert (first.settled, first.complete) == (False, False)
     assert (second.settled, second.complete) == (True, True)
@@ -168,7 +168,7 @@ def test_given_up_before_the_last_passes_were_quiet_it_is_not_settled(
 
 def test_a_thread_that_pinned_itself_is_left_alone() -> None:
     with program(ON_PURPOSE, str(max(SECOND))) as child:
-        pinned = pin(child.pid, FIRST)
+        pinned = pin_threads(child.pid, FIRST)
         assert masks(child.pid) == [FIRST, SECOND, FIRST]
     assert outcomes(pinned) == [(PINNED, FIRST), (LEFT_ALONE, SECOND), (PINNED, FIRST)]
     assert pinned.complete
@@ -176,21 +176,21 @@ def test_a_thread_that_pinned_itself_is_left_alone() -> None:
 
 def test_a_thread_that_pinned_itself_is_pinned_by_force() -> None:
     with program(ON_PURPOSE, str(max(SECOND))) as child:
-        pinned = pin(child.pid, FIRST, force=True)
+        pinned = pin_threads(child.pid, FIRST, force=True)
         assert masks(child.pid) == [FIRST, FIRST, FIRST]
     assert outcomes(pinned) == 3 * [(PINNED, FIRST)]
 
 
 def test_pinned_again_elsewhere_the_threads_follow_and_the_lone_one_still_does_not() -> None:
     with program(ON_PURPOSE, str(max(SECOND))) as child:
-        pin(child.pid, FIRST)
-        pin(child.pid, ALL)
+        pin_threads(child.pid, FIRST)
+        pin_threads(child.pid, ALL)
         assert masks(child.pid) == [ALL, SECOND, ALL]
 
 
 def test_a_rehearsal_says_what_would_come_of_it_and_sets_nothing() -> None:
     with program(ON_PURPOSE, str(max(SECOND))) as child:
-        pinned = pin(child.pid, FIRST, dry_run=True)
+        pinned = pin_threads(child.pid, FIRST, dry_run=True)
         assert masks(child.pid) == [ALL, SECOND, ALL]
     assert outcomes(pinned) == [(PINNED, FIRST), (LEFT_ALONE, SECOND), (PINNED, FIRST)]
     assert pinned.settled
@@ -198,14 +198,14 @@ def test_a_rehearsal_says_what_would_come_of_it_and_sets_nothing() -> None:
 
 def test_descendants_are_pinned_with_the_tree_alone() -> None:
     with program(FAMILY, str(max(SECOND))) as child:
-        pin(child.pid, FIRST)
+        pin_threads(child.pid, FIRST)
         family = [stat.number for stat in descendants(child.pid)]
         assert [masks(pid) for pid in family] == [[ALL], [SECOND, SECOND], [ALL]]
 
 
 def test_of_the_descendants_one_that_was_pinned_on_purpose_is_left_alone_whole() -> None:
     with program(FAMILY, str(max(SECOND))) as child:
-        pinned = pin(child.pid, FIRST, tree=True)
+        pinned = pin_threads(child.pid, FIRST, tree=True)
         family = [child.pid, *(stat.number for stat in descendants(child.pid))]
         assert [masks(pid) for pid in family] == [[FIRST], [FIRST], [SECOND, SECOND], [FIRST]]
     assert [thread.pid for thread in pinned.having(LEFT_ALONE)] == 2 * [family[2]]
@@ -215,16 +215,16 @@ def test_of_the_descendants_one_that_was_pinned_on_purpose_is_left_alone_whole()
 
 def test_by_force_all_descendants_are_pinned() -> None:
     with program(FAMILY, str(max(SECOND))) as child:
-        assert len(pin(child.pid, FIRST, tree=True, force=True).having(PINNED)) == 5
+        assert len(pin_threads(child.pid, FIRST, tree=True, force=True).having(PINNED)) == 5
         family = [child.pid, *(stat.number for stat in descendants(child.pid))]
         assert [masks(pid) for pid in family] == [[FIRST], [FIRST], [FIRST, FIRST], [FIRST]]
 
 
 def test_a_process_can_pin_itself() -> None:
     code = (
-        "import os, sys, threading; from affinityd.linux.pinning import pin;"
+        "import os, sys, threading; from affinityd.linux.pinning import pin_threads;"
         "event = threading.Event(); thread = threading.Thread(target=event.wait); thread.start();"
-        "pinned = pin(os.getpid(), frozenset({int(sys.argv[1])})); event.set();"
+        "pinned = pin_threads(os.getpid(), frozenset({int(sys.argv[1])})); event.set();"
         "print([(it.outcome, *it.held) for it in pinned.threads], pinned.complete)"
     )
     said = subprocess.run(
@@ -235,7 +235,7 @@ def test_a_process_can_pin_itself() -> None:
 
 def test_more_than_there_is_is_cut_and_said_to_be() -> None:
     with sleeping() as child:
-        pinned = pin(child.pid, FIRST | {4000})
+        pinned = pin_threads(child.pid, FIRST | {4000})
     assert outcomes(pinned) == [(PINNED, FIRST)]
     assert pinned.cut == pinned.threads
     assert not pinned.complete
@@ -243,7 +243,7 @@ def test_more_than_there_is_is_cut_and_said_to_be() -> None:
 
 def test_threads_that_start_with_the_mask_that_was_cut_are_pinned_and_not_on_purpose() -> None:
     with program(CHURN) as child:
-        pinned = pin(child.pid, FIRST | {4000})
+        pinned = pin_threads(child.pid, FIRST | {4000})
         assert {thread.outcome for thread in pinned.threads} == {PINNED}
         assert pinned.settled
 
@@ -253,8 +253,8 @@ def test_what_a_cpuset_has_not_is_cut_or_refused() -> None:
     with cpuset() as folder, sleeping() as child:
         (folder / "cgroup.procs").write_text(str(child.pid))
         (folder / "cpuset.cpus").write_text(str(min(FIRST)))
-        cut = pin(child.pid, ALL)
-        refused = pin(child.pid, SECOND)
+        cut = pin_threads(child.pid, ALL)
+        refused = pin_threads(child.pid, SECOND)
         assert masks(child.pid) == [FIRST]
     assert outcomes(cut) == [(PINNED, FIRST)]
     assert cut.cut == cut.threads
@@ -280,8 +280,8 @@ def test_a_cpuset_that_shrinks_between_two_passes_shows_in_what_is_read_back() -
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_process_is_refused_and_stays_as_it_is() -> None:
     code = (
-        "import os, sys; from affinityd.linux.pinning import pin; os.setuid(65534);"
-        "pinned = pin(int(sys.argv[1]), frozenset({0}));"
+        "import os, sys; from affinityd.linux.pinning import pin_threads; os.setuid(65534);"
+        "pinned = pin_threads(int(sys.argv[1]), frozenset({0}));"
         "print(*((it.outcome, it.reason) for it in pinned.threads), pinned.complete)"
     )
     with sleeping() as child:
@@ -299,16 +299,16 @@ def test_a_process_that_ends_meanwhile_is_gone_and_no_error(attempt: int) -> Non
         kill = ["sh", "-c", f"sleep 0.00{attempt}; kill -9 {child.pid}"]
         with subprocess.Popen(kill):
             while (stat := stat_of(child.pid)) and not stat.is_zombie:
-                pinned = pin(child.pid, FIRST, tree=True)
+                pinned = pin_threads(child.pid, FIRST, tree=True)
                 assert {thread.outcome for thread in pinned.threads} <= {PINNED}
         child.wait()
-        assert pin(child.pid, FIRST).threads == ()
+        assert pin_threads(child.pid, FIRST).threads == ()
 
 
 @pytest.mark.parametrize("pid", [0, -1, 10**9, 10**12])
 def test_what_is_no_process_is_gone(pid: int) -> None:
     """And 0, which the kernel takes for whoever asks, does not pin us."""
-    pinned = pin(pid, FIRST)
+    pinned = pin_threads(pid, FIRST)
     assert pinned.threads == ()
     assert not pinned.complete
     assert os.sched_getaffinity(0) == ALL
@@ -316,7 +316,7 @@ def test_what_is_no_process_is_gone(pid: int) -> None:
 
 def test_nothing_to_pin_to_is_refused() -> None:
     with sleeping() as child:
-        assert pin(child.pid, frozenset()).having(REFUSED)
+        assert pin_threads(child.pid, frozenset()).having(REFUSED)
         assert masks(child.pid) == [ALL]
 
 
@@ -325,7 +325,7 @@ def test_a_worker_of_the_kernel_is_left_alone_with_the_reason() -> None:
     found = [stat.number for stat in everyone() if stat.name == "ksoftirqd/0"]
     if not found:
         pytest.skip("no kernel threads in this pid namespace")
-    pinned = pin(found[0], ALL)
+    pinned = pin_threads(found[0], ALL)
     assert [(it.outcome, it.held) for it in pinned.threads] == [(LEFT_ALONE, frozenset({0}))]
     assert pinned.threads[0].reason == "a worker of the kernel, which sets its mask"
 
@@ -335,6 +335,6 @@ def test_another_process_that_has_the_number_by_now_is_left_alone() -> None:
         stat = stat_of(child.pid)
         assert stat is not None
         before = os.sched_getaffinity(child.pid)
-        assert pin(child.pid, FIRST, start=stat.start - 1).threads == ()
+        assert pin_threads(child.pid, FIRST, start=stat.start - 1).threads == ()
         assert os.sched_getaffinity(child.pid) == before
-        assert pin(child.pid, FIRST, start=stat.start).complete
+        assert pin_threads(child.pid, FIRST, start=stat.start).complete

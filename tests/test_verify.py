@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.audit.verify import MENTIONED, MOST, Facts, Finding, judge
+from affinityd.audit.verify import MENTIONED, MOST, RunningProcess, Verification, verified
 from affinityd.cpuset import format_list, parse_list
-from affinityd.linux.memory_policy import Held
+from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import Thread
 from affinityd.machines import NAMES
 from affinityd.topology.model import Topology
@@ -28,10 +28,10 @@ def judged(
     *masks: str,
     gpus: str = "all",
     allowed: str | None = None,
-    policy: Held | None = None,
+    policy: MemoryPolicy | None = None,
     resident: dict[int, int] | None = None,
     asked: dict[str, str] | None = None,
-) -> Finding:
+) -> Verification:
     """Judge a process whose threads have these masks; `allowed` is its cpuset."""
     threads = tuple(
         Thread(100 + place, "python" if place == 0 else "worker", parse_list(mask), 0)
@@ -39,8 +39,8 @@ def judged(
     )
     cpuset = allowed or format_list(topology.online)
     ranks = ask(topology, gpus=gpus, mode="node", cpuset=cpuset, **(asked or {})).ranks
-    facts = Facts(100, "python", threads, policy, resident)
-    return judge(topology, ranks, parse_list(cpuset), facts)
+    facts = RunningProcess(100, "python", threads, policy, resident)
+    return verified(topology, ranks, parse_list(cpuset), facts)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -120,40 +120,46 @@ def test_an_unknown_place_is_noted_and_no_mismatch() -> None:
     ("topology", "policy", "is_mismatch"),
     [
         pytest.param(TWO, None, False, id="one that cannot be read"),
-        pytest.param(TWO, Held("default", frozenset()), False, id="the kernel's own"),
-        pytest.param(TWO, Held("local", frozenset()), False, id="local"),
-        pytest.param(TWO, Held("bind", frozenset({1})), False, id="bound to the GPU's node"),
-        pytest.param(TWO, Held("bind", frozenset({0})), True, id="bound to another"),
-        pytest.param(TWO, Held("preferred", frozenset({0})), True, id="another one is preferred"),
-        pytest.param(TWO, Held("interleave", frozenset({0, 1})), False, id="interleaved over both"),
+        pytest.param(TWO, MemoryPolicy("default", frozenset()), False, id="the kernel's own"),
+        pytest.param(TWO, MemoryPolicy("local", frozenset()), False, id="local"),
+        pytest.param(
+            TWO, MemoryPolicy("bind", frozenset({1})), False, id="bound to the GPU's node"
+        ),
+        pytest.param(TWO, MemoryPolicy("bind", frozenset({0})), True, id="bound to another"),
+        pytest.param(
+            TWO, MemoryPolicy("preferred", frozenset({0})), True, id="another one is preferred"
+        ),
+        pytest.param(
+            TWO, MemoryPolicy("interleave", frozenset({0, 1})), False, id="interleaved over both"
+        ),
         pytest.param(
             LOST,
-            Held("bind", frozenset({0})),
+            MemoryPolicy("bind", frozenset({0})),
             False,
             id="of an unknown GPU nothing is far",
         ),
         pytest.param(
             made({0: "0-3", 1: "4-7"}, [1], memoryless=[1]),
-            Held("bind", frozenset({0})),
+            MemoryPolicy("bind", frozenset({0})),
             False,
             id="the near node has no memory, and this one is next to it",
         ),
         pytest.param(
             made({0: "0-3", 1: "4-7", 2: ""}, [1]),
-            Held("bind", frozenset({2})),
+            MemoryPolicy("bind", frozenset({2})),
             False,
             id="a node without CPUs: a GPU's memory, or an expansion",
         ),
         pytest.param(
             made({0: "0-3", 1: ""}, [0]),
-            Held("bind", frozenset({1})),
+            MemoryPolicy("bind", frozenset({1})),
             False,
             id="with CPUs in one node only nothing is far",
         ),
     ],
 )
 def test_a_policy_without_any_near_node_is_a_mismatch(
-    topology: Topology, policy: Held | None, is_mismatch: bool
+    topology: Topology, policy: MemoryPolicy | None, is_mismatch: bool
 ) -> None:
     mismatches = judged(topology, "4-7", policy=policy).mismatches
     mask_s = judged(topology, "4-7").mismatches
@@ -166,7 +172,7 @@ def test_a_policy_without_any_near_node_is_a_mismatch(
 
 
 def test_a_policy_on_the_node_that_was_planned_is_none_where_the_cpuset_has_no_near_cpu() -> None:
-    policy = Held("bind", frozenset({0}))
+    policy = MemoryPolicy("bind", frozenset({0}))
     assert len(judged(TWO, "0-3", allowed="0-3", policy=policy).mismatches) == 1
 
 
@@ -210,7 +216,7 @@ def test_a_process_that_is_near_has_no_mismatch_and_no_note() -> None:
         machine("dgx-a100"),
         *3 * ["48-63,176-191"],
         gpus="0,1",
-        policy=Held("preferred", frozenset({3})),
+        policy=MemoryPolicy("preferred", frozenset({3})),
         resident={3: 10 * GIB, 0: 1 * GIB},
     )
     assert finding.placements == ("local", "local", "local")

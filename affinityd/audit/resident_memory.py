@@ -40,7 +40,7 @@ def read(processes: Iterable[Audited]) -> ResidentMemory:
 def _resident(pid: int, deadline: float) -> Mapping[int, int] | str:
     """Return a process's memory, or why it was not read."""
     try:
-        return _refusal(pid, deadline) or memory_policy.resident(pid)
+        return _refusal(pid, deadline) or memory_policy.resident_bytes(pid)
     except OSError as error:
         return str(error.strerror)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from affinityd.cpuset import CpuSet, format_list, several
-from affinityd.linux.memory_policy import Held
+from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import Thread
 from affinityd.planner.model import RankPlan
 from affinityd.text import count
@@ -28,22 +28,22 @@ PREFERRED = "start it with affinityd exec --memory preferred"
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunningProcess:
     """What is found of one process."""
 
     pid: int
     name: str
     threads: tuple[Thread, ...]  #: the main one first, never none
-    policy: Held | None = None  #: its main thread's memory policy; None: it cannot be read
+    policy: MemoryPolicy | None = None  #: its main thread's memory policy; None: it cannot be read
     resident: Mapping[int, int] | None = None  #: NUMA node → bytes; None: nobody asked
     is_asker: bool = False  #: it asks, and ends with the answer: a pin of it would help nothing
 
 
 @dataclass(frozen=True)
-class Finding:
+class Verification:
     """The judgement of one process."""
 
-    facts: Facts
+    facts: RunningProcess
     near: Vicinity
     placements: tuple[str, ...]  #: of its threads, in their order
     far: tuple[str, ...]  #: sentences: which threads may run far away
@@ -58,13 +58,13 @@ class Finding:
         return (*(f"{it}; {self.remedy}" for it in self.far), *self.others)
 
 
-def judge(
+def verified(
     topology: Topology,
     ranks: Sequence[RankPlan],
     allowed: CpuSet,
-    facts: Facts,
+    facts: RunningProcess,
     options: str = "",
-) -> Finding:
+) -> Verification:
     """Judge one process against the GPUs of its plan.
 
     `allowed` is what its cgroup lets it use, `options` what a pin needs to find the same GPUs. It
@@ -85,13 +85,15 @@ def judge(
     )
     groups = () if is_allocated else tuple(_groups(facts, placements))
     needs_force = any(it.mask != facts.threads[0].mask for _, those in groups for it in those)
-    return Finding(
+    return Verification(
         facts,
         near,
         placements,
         far=tuple(f"{_run(word, those, facts)}, and {near}" for word, those in groups),
         needs_force=needs_force,
-        remedy=_start(options) if facts.is_asker else pin(facts.pid, options, force=needs_force),
+        remedy=_start(options)
+        if facts.is_asker
+        else pin_command(facts.pid, options, force=needs_force),
         others=(
             *([_allocation(near, allowed)] if is_allocated else []),
             *_policy(near, facts),
@@ -104,7 +106,9 @@ def judge(
     )
 
 
-def together(findings: Sequence[Finding], options: str = "") -> tuple[Finding, ...]:
+def with_one_remedy(
+    findings: Sequence[Verification], options: str = ""
+) -> tuple[Verification, ...]:
     """Return the findings of a process and its descendants, with one remedy for several of them.
 
     One pin of the whole tree mends all threads that may run far away.
@@ -116,11 +120,11 @@ def together(findings: Sequence[Finding], options: str = "") -> tuple[Finding, .
     main = first.facts.threads[0].mask
     # As `affinityd pin` sees it: what is confined to less than the first may be so on purpose.
     force = any(it.needs_force or not it.facts.threads[0].mask >= main for it in far)
-    remedy = pin(first.facts.pid, options, force=force, tree=True)
+    remedy = pin_command(first.facts.pid, options, force=force, tree=True)
     return tuple(replace(it, remedy=remedy) for it in findings)
 
 
-def pin(pid: int, options: str, *, force: bool, tree: bool = False) -> str:
+def pin_command(pid: int, options: str, *, force: bool, tree: bool = False) -> str:
     """Return how a pin of a process, or its whole tree, is said; `options` name its GPUs."""
     flags = ("--tree " if tree else "") + ("--force " if force else "")
     return f"affinityd pin {flags}{options}{pid} mends that"
@@ -144,26 +148,26 @@ def _far(placements: Sequence[str]) -> list[str]:
     return [word for word in FAR if word in placements]
 
 
-def _groups(facts: Facts, placements: Sequence[str]) -> Iterator[tuple[str, list[Thread]]]:
+def _groups(facts: RunningProcess, placements: Sequence[str]) -> Iterator[tuple[str, list[Thread]]]:
     """Yield the threads that may run far away, by their placement."""
     for word in _far(placements):
         placed = zip(facts.threads, placements, strict=True)
         yield word, [thread for thread, its in placed if its == word]
 
 
-def _run(word: str, threads: Sequence[Thread], facts: Facts) -> str:
+def _run(word: str, threads: Sequence[Thread], facts: RunningProcess) -> str:
     may_run = format_list(frozenset().union(*(thread.mask for thread in threads)))
     return f"{_who(threads, facts.threads[0])} may run on CPUs {may_run} ({word})"
 
 
-def _policy(near: Vicinity, facts: Facts) -> Iterator[str]:
+def _policy(near: Vicinity, facts: RunningProcess) -> Iterator[str]:
     policy = facts.policy
     # One near node is enough: where it may choose, the kernel takes the nearest first.
     if policy is not None and policy.nodes and policy.nodes <= near.far_memory:
         yield f"its memory policy is {policy}, and {near}; {PREFERRED}"
 
 
-def _resident(near: Vicinity, facts: Facts) -> Iterator[tuple[float, str]]:
+def _resident(near: Vicinity, facts: RunningProcess) -> Iterator[tuple[float, str]]:
     """Yield which part of the resident memory is far, and how that is said; nothing if little."""
     resident = facts.resident or {}
     far = {node: size for node, size in resident.items() if node in near.far_memory}

@@ -67,7 +67,7 @@ def known_node() -> Node:
     return known.node
 
 
-class Planner:
+class ProcessPlanner:
     """Plans for running processes, by what each says of itself."""
 
     def __init__(self, chosen: Mapping[str, str], said: Mapping[str, str] | None) -> None:

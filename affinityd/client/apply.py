@@ -12,7 +12,7 @@ from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import ApplyError
 from affinityd.linux.cpu_limit import own_cpu_limit
 from affinityd.linux.environ import environment_of
-from affinityd.linux.memory_policy import Held, hold
+from affinityd.linux.memory_policy import MemoryPolicy, set_policy
 from affinityd.text import one_line
 
 TYPE_CHECKING = False
@@ -37,7 +37,7 @@ REMARKS = {
 }
 
 
-class Taken:
+class Applied:
     """What holds for this process, as read back.
 
     `cpus` is the calling thread's mask, `memory` its policy, None where none was asked for;
@@ -46,36 +46,36 @@ class Taken:
 
     __slots__ = ("cpus", "memory", "remarks")
 
-    def __init__(self, cpus: CpuSet, memory: Held | None, remarks: Sequence[str]) -> None:
+    def __init__(self, cpus: CpuSet, memory: MemoryPolicy | None, remarks: Sequence[str]) -> None:
         self.cpus = cpus
         self.memory = memory
         self.remarks = tuple(remarks)
 
 
-def take(found: Place, policy: str | None, pin: Callable[[CpuSet], CpuSet]) -> Taken:
-    """Take a place, and tell children by the environment. `pin` sets CPUs, and returns what holds.
+def apply_place(found: Place, policy: str | None, set_mask: Callable[[CpuSet], CpuSet]) -> Applied:
+    """Take a place, and tell children by the environment. `set_mask` returns what holds.
 
     Raises ApplyError where the kernel refuses all of them.
     """
-    cpus = pin(found.cpus)
-    held = None if policy is None else hold(policy, found.memory_nodes)
+    cpus = set_mask(found.cpus)
+    held = None if policy is None else set_policy(policy, found.memory_nodes)
     os.environ.pop(UNPINNED, None)
     os.environ["AFFINITYD_CPULIST"] = format_list(cpus)
     os.environ["AFFINITYD_ALLOWED"] = format_list(found.allowed)
     os.environ["AFFINITYD_LOCALITY"] = found.locality
-    return Taken(cpus, held, [*_remarks(found, cpus), *_refusals(held)])
+    return Applied(cpus, held, [*_remarks(found, cpus), *_refusals(held)])
 
 
-def leave_unpinned(reason: str) -> None:
+def export_unpinned(reason: str) -> None:
     """Tell what this process starts why it is not pinned."""
     os.environ[UNPINNED] = one_line(reason)
 
 
-def stay(found: Place) -> None:
+def export_observed(found: Place) -> None:
     """Leave this process where it is; where the switch is at observe, tell children its place."""
     if found.switch == switch.OBSERVE:
         cpus = format_list(found.cpus)
-        leave_unpinned(f"observe: would run on CPUs {cpus} ({found.locality})")
+        export_unpinned(f"observe: would run on CPUs {cpus} ({found.locality})")
 
 
 def questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[plan_request.Question]:
@@ -101,7 +101,7 @@ def _environ() -> Mapping[str, str]:
     return os.environ if limit is None else {**os.environ, plan_request.JOB_CPUS: f"{limit}"}
 
 
-def pin(cpus: CpuSet) -> CpuSet:
+def set_own_mask(cpus: CpuSet) -> CpuSet:
     """Set the mask of the calling thread, and return what holds.
 
     That is what a program inherits that it executes. The kernel silently takes away what the cpuset
@@ -117,7 +117,7 @@ def pin(cpus: CpuSet) -> CpuSet:
     return frozenset(os.sched_getaffinity(0))
 
 
-def spread(found: Place, given: Mapping[str, str]) -> Iterator[str]:
+def gpus_far_apart(found: Place, given: Mapping[str, str]) -> Iterator[str]:
     """Yield that a process without siblings has the CPUs near GPUs of several nodes.
 
     What it named itself it knows; each of several ranks would say it anew.
@@ -132,7 +132,7 @@ def spread(found: Place, given: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def told(found: Place, taken: Taken, given: Mapping[str, str]) -> str:
+def summary(found: Place, taken: Applied, given: Mapping[str, str]) -> str:
     """Return where this process is: its rank, its GPUs, their nodes, its CPUs."""
     rank = local_rank(os.environ)
     if "rank" in given:
@@ -164,5 +164,5 @@ def _remarks(found: Place, cpus: CpuSet) -> Iterator[str]:
             yield REMARKS[code]
 
 
-def _refusals(held: Held | None) -> Iterator[str]:
+def _refusals(held: MemoryPolicy | None) -> Iterator[str]:
     return (f"memory: {refusal}" for refusal in (held.refusals if held else ()))

@@ -15,7 +15,7 @@ from affinityd.config import file, switch
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import AffinityError
 from affinityd.linux import pinning
-from affinityd.linux.memory_policy import Held, held, wanted
+from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
 
 OF_TASK = frozenset(("rank", "ranks", "gpus"))  #: parameters that say which process it is
@@ -29,7 +29,7 @@ class Binding:
 
     cpus: CpuSet  #: the calling thread's mask
     locality: str | None  #: "local", "mixed", "remote", "unknown"; None: there was no plan
-    memory: Held | None  #: the calling thread's policy; None: it cannot be read
+    memory: MemoryPolicy | None  #: the calling thread's policy; None: it cannot be read
     source: str | None  #: who planned: "daemon", "node.json", "sysfs"; None: there was no plan
     warnings: tuple[str, ...] = ()  #: what is not as it was asked for, a line each
     plan_of_exec: Callable[[], CpuSet | None] = field(
@@ -95,7 +95,7 @@ def bind(
         "strict": strict,
     }
     try:
-        binding = take_place(_texts(chosen), memory, timeout)
+        binding = bind_process(_texts(chosen), memory, timeout)
     except Exception as error:  # a bug of ours must not be the end of a job either
         if fail_closed:
             raise
@@ -106,7 +106,7 @@ def bind(
     return binding
 
 
-def take_place(
+def bind_process(
     given: Mapping[str, str], policy: str | None = None, timeout: float = TIMEOUT
 ) -> Binding:
     """Find this process's place, and take it if the switch is on. Raises AffinityError."""
@@ -118,14 +118,14 @@ def take_place(
     except AffinityError as error:
         if chosen != switch.OBSERVE:
             raise
-        apply.leave_unpinned(str(error))
+        apply.export_unpinned(str(error))
         return _unbound()
 
 
 def _take_place(
     given: Mapping[str, str], policy: str | None, timeout: float, chosen: str
 ) -> Binding:
-    wanted(policy)
+    checked_policy(policy)
     start = time.monotonic()
     said = file.variables()
     if "cpus" not in given and (asked := said.get("AFFINITYD_CPUS")):
@@ -147,34 +147,34 @@ def _take_place(
 
     found = find(given, start)
     if found.switch != switch.ON:
-        apply.stay(found)
+        apply.export_observed(found)
         return _unbound()
     threads: list[str] = []
-    taken = apply.take(found, policy, lambda cpus: _pin_all(cpus, threads))
+    taken = apply.apply_place(found, policy, lambda cpus: _pin_all(cpus, threads))
     return Binding(
         cpus=taken.cpus,
         locality=found.locality,
-        memory=taken.memory or held(),
+        memory=taken.memory or own_policy(),
         source=found.source,
-        warnings=(*apply.spread(found, given), *taken.remarks, *threads),
+        warnings=(*apply.gpus_far_apart(found, given), *taken.remarks, *threads),
         plan_of_exec=plan_of_exec,
     )
 
 
 def _unbound(*warnings: str) -> Binding:
     """Return what holds for a process that stays as it is."""
-    return Binding(_mask(), None, held(), None, warnings)
+    return Binding(_mask(), None, own_policy(), None, warnings)
 
 
 def _pin_all(cpus: CpuSet, remarks: list[str]) -> CpuSet:
     """Pin every thread of this process; add to the remarks what was refused."""
-    pinned = pinning.pin(os.getpid(), cpus, force=True)
-    held = apply.pin(cpus)
+    pinned = pinning.pin_threads(os.getpid(), cpus, force=True)
+    own_policy = apply.set_own_mask(cpus)
     refused = pinned.having(pinning.REFUSED)
     remarks += [f"thread {it.tid} was refused its CPUs: {it.reason}" for it in refused]
     if not pinned.settled:
         remarks.append("threads start faster than they are pinned; some may run elsewhere")
-    return held
+    return own_policy
 
 
 def worker_init_fn(_worker_id: int) -> None:
@@ -186,7 +186,7 @@ def worker_init_fn(_worker_id: int) -> None:
     try:
         cpus = parse_list(os.environ.get("AFFINITYD_CPULIST", ""))
         if cpus and file.chosen_switch() == switch.ON and cpus in _masks_above():
-            apply.pin(cpus)
+            apply.set_own_mask(cpus)
     except (ValueError, AffinityError) as error:
         logger.warning("affinityd: DataLoader worker %d stays unpinned: %s", _worker_id, error)
 

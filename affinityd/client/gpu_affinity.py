@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from affinityd.client.bind import take_place
+from affinityd.client.bind import bind_process
 from affinityd.errors import InvalidRequestError
 from affinityd.request.parsers import MAX_ENTRIES
 
@@ -88,4 +88,4 @@ def set_affinity(
     }
     if max_physical_cores is not None:
         chosen["max_physical_cores"] = str(max_physical_cores)
-    return set(take_place(chosen).cpus)
+    return set(bind_process(chosen).cpus)

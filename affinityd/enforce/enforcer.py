@@ -78,7 +78,7 @@ class Enforcer:
         self._threads = 0
 
     def enforce(self, topology: Topology, scan: Scan) -> Enforced:
-        """Look once; takes as long as deciding, and in `pin` about PASS more at most."""
+        """Look once; takes as long as deciding, and in `pin_process` about PASS more at most."""
         began = time.monotonic()
         hindrance = self._hindrance()
         does = self._wanted if hindrance is None else OBSERVE
@@ -151,7 +151,7 @@ class Enforcer:
         facts, standard = decision.process.facts, decision.standard
         assert standard is not None  # noqa: S101 - what has drifted has a place
         is_first = self._calm.record(facts).pins == 0
-        done = Done(decision, pinner.pin(facts, standard, end))
+        done = Done(decision, pinner.pin_process(facts, standard, end))
         self._threads += done.outcome.pinned
         self._pins.update(outcomes(done.outcome))
         self._calm.pinned(done, scan.boot)

@@ -31,7 +31,7 @@ from affinityd.audit.model import ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.linux import capabilities
 from affinityd.linux.files import lines
-from affinityd.linux.memory_policy import Held, policy_of
+from affinityd.linux.memory_policy import MemoryPolicy, policy_of
 from affinityd.linux.mempolicy import migrate_pages
 from affinityd.linux.processes import PROC, stat_of
 from affinityd.topology.model import Topology
@@ -80,7 +80,7 @@ def move(topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> Move | None:
     return Move(facts.pid, facts.start, far, home) if far and home else None
 
 
-def to(home: Nodes, allowed: Nodes, policy: Held | None) -> Nodes:
+def to(home: Nodes, allowed: Nodes, policy: MemoryPolicy | None) -> Nodes:
     """Return the nodes that pages are moved to; none where the process has chosen others itself.
 
     `allowed`: its Mems_allowed; `policy`: its main thread's, None where that cannot be read.

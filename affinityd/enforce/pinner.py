@@ -32,7 +32,9 @@ REASONS = {
 }
 
 
-def pin(facts: ProcessFacts, standard: Standard, deadline: float, proc: str = PROC) -> Outcome:
+def pin_process(
+    facts: ProcessFacts, standard: Standard, deadline: float, proc: str = PROC
+) -> Outcome:
     """Give every thread of a process that has drifted the CPUs where it is to run; read them back.
 
     `deadline`: when to stop, time.monotonic(). A process that has ended is left alone, and so is

@@ -36,7 +36,7 @@ SPELLINGS = {
 FIRST_MAPPING = 64
 
 
-class Held:
+class MemoryPolicy:
     """A memory policy, and what of a wish for one could not be had."""
 
     __slots__ = ("nodes", "policy", "refusals")
@@ -54,7 +54,7 @@ class Held:
 
     def __eq__(self, other: object) -> bool:
         """Return whether the same holds, for the same reasons."""
-        return isinstance(other, Held) and self._facts == other._facts
+        return isinstance(other, MemoryPolicy) and self._facts == other._facts
 
     def __hash__(self) -> int:
         """Agree with `==`."""
@@ -62,7 +62,7 @@ class Held:
 
     def __repr__(self) -> str:
         """Say all of it."""
-        return "Held({!r}, {!r}, {!r})".format(*self._facts)
+        return "MemoryPolicy({!r}, {!r}, {!r})".format(*self._facts)
 
     @property
     def _facts(self) -> tuple[str | None, frozenset[int], tuple[str, ...]]:
@@ -74,14 +74,14 @@ class Held:
         return f"{policy} on {_named(self.nodes)}" if self.nodes else policy
 
 
-def wanted(text: str | None) -> str | None:
+def checked_policy(text: str | None) -> str | None:
     """Return the policy that somebody asks for, None for none. Raises InvalidRequestError."""
     if text is not None and text not in POLICIES:
         raise InvalidRequestError(f"memory: {quote(text)} is not one of {', '.join(POLICIES)}")
     return text
 
 
-def hold(policy: str, nodes: frozenset[int]) -> Held:
+def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
     """Set the calling thread's policy, one of POLICIES, and return what holds, as read back.
 
     A refusal never raises: bind gives way to preferred, that and interleave to what held before,
@@ -94,15 +94,15 @@ def hold(policy: str, nodes: frozenset[int]) -> Held:
     while wish and (refusal := _refusal(wish)):
         refusals.append(f"{wish} was refused ({_reason(refusal)})")
         wish = _lesser(wish, refusal)
-    now = held() or Held(None, frozenset())
+    now = own_policy() or MemoryPolicy(None, frozenset())
     if refusals:
         refusals[-1] += f"; {_outcome(now)}"
     if wish and (difference := _difference(wish, now)):
         refusals.append(difference)
-    return Held(now.policy, now.nodes, tuple(refusals))
+    return MemoryPolicy(now.policy, now.nodes, tuple(refusals))
 
 
-def held() -> Held | None:
+def own_policy() -> MemoryPolicy | None:
     """Return the calling thread's policy; None where the machine does not tell it.
 
     Where seccomp refuses get_mempolicy(2), as container runtimes do, numa_maps tells it.
@@ -114,10 +114,10 @@ def held() -> Held | None:
     policy = MODES[mode] if mode < len(MODES) else f"mode {mode}"
     if policy == "preferred" and not nodes:  # how kernels before 5.14 tell of local
         policy = "local"
-    return Held(policy, nodes)
+    return MemoryPolicy(policy, nodes)
 
 
-def policy_of(pid: int) -> Held | None:
+def policy_of(pid: int) -> MemoryPolicy | None:
     """Return the policy of a process's first thread (of a thread: its own); None where unreadable.
 
     It is read from the first mapping, most often the program's text, which seldom has its own.
@@ -126,7 +126,7 @@ def policy_of(pid: int) -> Held | None:
     return _first_policy(f"/proc/{pid}/numa_maps")
 
 
-def resident(pid: int) -> dict[int, int]:
+def resident_bytes(pid: int) -> dict[int, int]:
     """Return the bytes of a process's resident memory by NUMA node; shared pages count in full.
 
     The kernel walks every page under the process's own lock, in which the process waits: seconds
@@ -140,7 +140,7 @@ def resident(pid: int) -> dict[int, int]:
     return total
 
 
-def parse_policy(text: str) -> Held | None:
+def parse_policy(text: str) -> MemoryPolicy | None:
     """Read the policy column of numa_maps, or a line from there on; None: it is none.
 
     Flags (`bind=static:3`) are passed over. Source: kernel mm/mempolicy.c, mpol_to_str.
@@ -154,7 +154,7 @@ def parse_policy(text: str) -> Held | None:
     except ValueError:
         return None
     policy = SPELLINGS[spelling]
-    return Held(policy, nodes) if bool(nodes) != (policy in NODELESS) else None
+    return MemoryPolicy(policy, nodes) if bool(nodes) != (policy in NODELESS) else None
 
 
 def _flaw(policy: str, nodes: frozenset[int]) -> str | None:
@@ -165,14 +165,16 @@ def _flaw(policy: str, nodes: frozenset[int]) -> str | None:
     return None
 
 
-def _wish(policy: str, nodes: frozenset[int]) -> Held:
+def _wish(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
     """Return a policy as the kernel has it."""
     if policy == "local":
-        return Held("local", frozenset())
-    return Held("preferred_many" if policy == "preferred" and len(nodes) > 1 else policy, nodes)
+        return MemoryPolicy("local", frozenset())
+    return MemoryPolicy(
+        "preferred_many" if policy == "preferred" and len(nodes) > 1 else policy, nodes
+    )
 
 
-def _refusal(wish: Held) -> OSError | None:
+def _refusal(wish: MemoryPolicy) -> OSError | None:
     """Set a policy; return why it was not."""
     try:
         mempolicy.set_mempolicy(MODES.index(str(wish.policy)), wish.nodes)
@@ -181,7 +183,7 @@ def _refusal(wish: Held) -> OSError | None:
     return None
 
 
-def _lesser(wish: Held, refusal: OSError) -> Held | None:
+def _lesser(wish: MemoryPolicy, refusal: OSError) -> MemoryPolicy | None:
     """Return what is asked for in place of a policy that was refused; None: nothing more."""
     if wish.policy == "bind":
         return _wish("preferred", wish.nodes)
@@ -190,7 +192,7 @@ def _lesser(wish: Held, refusal: OSError) -> Held | None:
     return None
 
 
-def _difference(wish: Held, now: Held) -> str | None:
+def _difference(wish: MemoryPolicy, now: MemoryPolicy) -> str | None:
     """Say how what holds differs from what the kernel accepted."""
     if now.policy != wish.policy:
         return f"{wish} was accepted, but {_outcome(now)}"
@@ -199,7 +201,7 @@ def _difference(wish: Held, now: Held) -> str | None:
     return None
 
 
-def _outcome(now: Held) -> str:
+def _outcome(now: MemoryPolicy) -> str:
     return f"{now} holds" if now.policy else "what holds cannot be read"
 
 
@@ -211,7 +213,7 @@ def _reason(error: OSError) -> str:
     return f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}"
 
 
-def _first_policy(path: str) -> Held | None:
+def _first_policy(path: str) -> MemoryPolicy | None:
     try:
         file = os.open(path, os.O_RDONLY)
         try:

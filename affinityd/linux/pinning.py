@@ -42,7 +42,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class ThreadPin:
+class ThreadResult:
     """What came of one thread."""
 
     pid: int
@@ -54,18 +54,18 @@ class ThreadPin:
 
 
 @dataclass(frozen=True)
-class Pinned:
+class PinResult:
     """What came of a process, and its descendants. Threads that have ended are not in it."""
 
-    threads: tuple[ThreadPin, ...]  #: the root's first, main threads before the others; (): gone
+    threads: tuple[ThreadResult, ...]  #: the root's first, main threads before the others; (): gone
     settled: bool  #: whether the last passes found nothing more to do
 
-    def having(self, outcome: str) -> tuple[ThreadPin, ...]:
+    def having(self, outcome: str) -> tuple[ThreadResult, ...]:
         """Return the threads with one outcome."""
         return tuple(thread for thread in self.threads if thread.outcome == outcome)
 
     @property
-    def cut(self) -> tuple[ThreadPin, ...]:
+    def cut(self) -> tuple[ThreadResult, ...]:
         """The threads that were pinned to less than was asked: their cpuset has no more."""
         return tuple(thread for thread in self.having(PINNED) if thread.held != thread.asked)
 
@@ -76,7 +76,7 @@ class Pinned:
         return self.settled and bool(self.threads) and not refused_or_cut
 
 
-def pin(
+def pin_threads(
     pid: int,
     cpus: CpuSet,
     *,
@@ -85,7 +85,7 @@ def pin(
     force: bool = False,
     dry_run: bool = False,
     start: int | None = None,
-) -> Pinned:
+) -> PinResult:
     """Set the mask of every thread of a process, and of its descendants with `tree`.
 
     `its_own` returns the CPUs of a descendant that has a place of its own, as a launcher's ranks;
@@ -107,10 +107,10 @@ def pin(
         needed = PATIENT_PASSES if passes.starters.are_left() else QUIET_PASSES
         quiet = 0 if passes.pin_all() else quiet + 1
         if quiet >= needed:
-            return Pinned(tuple(passes.outcomes), settled=True)
+            return PinResult(tuple(passes.outcomes), settled=True)
         if quiet and needed == PATIENT_PASSES:
             time.sleep(PAUSE * 2 ** (quiet - 1))
-    return Pinned(tuple(passes.outcomes), settled=False)
+    return PinResult(tuple(passes.outcomes), settled=False)
 
 
 class _Passes:
@@ -126,7 +126,7 @@ class _Passes:
         dry_run: bool,
         start: int | None = None,
     ) -> None:
-        self.outcomes: list[ThreadPin] = []
+        self.outcomes: list[ThreadResult] = []
         self.starters = Starters()
         self._pid = pid
         self._asked = asked
@@ -170,13 +170,13 @@ class _Passes:
         if mask is None:
             return
         if mask in given or (tid in self._set and mask < asked):
-            self.outcomes.append(ThreadPin(pid, tid, PINNED, asked, mask))
+            self.outcomes.append(ThreadResult(pid, tid, PINNED, asked, mask))
         elif leave_alone or tid in self._set or self._is_on_purpose(mask, self._main_masks[pid]):
-            self.outcomes.append(ThreadPin(pid, tid, LEFT_ALONE, asked, mask))
+            self.outcomes.append(ThreadResult(pid, tid, LEFT_ALONE, asked, mask))
         elif self._dry_run:
-            self.outcomes.append(ThreadPin(pid, tid, PINNED, asked, asked))
+            self.outcomes.append(ThreadResult(pid, tid, PINNED, asked, asked))
         else:
-            self._set_mask(ThreadPin(pid, tid, PINNED, asked, mask), given)
+            self._set_mask(ThreadResult(pid, tid, PINNED, asked, mask), given)
 
     def _is_on_purpose(self, mask: CpuSet | None, main: CpuSet | None = None) -> bool:
         is_ours = any(mask in masks for masks in self._given.values())
@@ -186,7 +186,7 @@ class _Passes:
         """Whether a process may run wherever its ancestor might: nobody pinned that on purpose."""
         return mask is not None and self._before is not None and mask >= self._before
 
-    def _set_mask(self, wish: ThreadPin, given: set[CpuSet]) -> None:
+    def _set_mask(self, wish: ThreadResult, given: set[CpuSet]) -> None:
         try:
             os.sched_setaffinity(wish.tid, wish.asked)
         except OSError as error:
@@ -203,7 +203,7 @@ class _Passes:
         self.outcomes.append(replace(wish, held=held))
 
 
-def _refused(wish: ThreadPin, error: OSError) -> ThreadPin:
+def _refused(wish: ThreadResult, error: OSError) -> ThreadResult:
     stat = thread_stat(wish.pid, wish.tid)
     if error.errno == errno.EINVAL and stat is not None and not stat.takes_mask:
         # Before Linux 6.3 io_uring's workers are such, in the middle of their process.

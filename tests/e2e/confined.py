@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd.linux.mempolicy import NUMBERS
-from tests.test_memory import SECCOMP
+from tests.test_memory_policy import SECCOMP
 
 CHECKOUT = Path(__file__).parents[2]
 

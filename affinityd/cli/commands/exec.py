@@ -64,7 +64,7 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
     else:
         return None
     if chosen == switch.OBSERVE:
-        apply.leave_unpinned(trouble)
+        apply.export_unpinned(trouble)
         return None
     return trouble
 
@@ -76,16 +76,16 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
     """
     said = file.variables()
     timeout = exec_options.seconds(options.get("timeout") or said.get("AFFINITYD_TIMEOUT"))
-    policy = memory_policy.wanted(options.get("memory") or said.get("AFFINITYD_MEMORY"))
+    policy = memory_policy.checked_policy(options.get("memory") or said.get("AFFINITYD_MEMORY"))
     given = exec_options.parameters(options, said)
     questions = apply.questions(given, chosen)
     found = locate.find(questions, file.sockets(said), start, timeout, bounded=True)
     if found.switch != switch.ON:
-        apply.stay(found)
+        apply.export_observed(found)
         return
-    taken = apply.take(found, policy, apply.pin)
-    verbose = [apply.told(found, taken, given)] if "verbose" in options else []
-    for line in (*verbose, *apply.spread(found, given), *taken.remarks):
+    taken = apply.apply_place(found, policy, apply.set_own_mask)
+    verbose = [apply.summary(found, taken, given)] if "verbose" in options else []
+    for line in (*verbose, *apply.gpus_far_apart(found, given), *taken.remarks):
         say(f"{NAME}: {line}")
     if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):
         os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(taken.cpus)))

@@ -12,7 +12,7 @@ from affinityd.config import file
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.linux import pinning
-from affinityd.linux.pinning import LEFT_ALONE, PINNED, REFUSED, Pinned, ThreadPin
+from affinityd.linux.pinning import LEFT_ALONE, PINNED, REFUSED, PinResult, ThreadResult
 from affinityd.linux.processes import stat_of
 from affinityd.linux.procstat import Stat
 from affinityd.text import count, one_line
@@ -23,7 +23,7 @@ UNASKED = {"shared_gpu", "parameter_ignored"}  #: warnings of what we asked for 
 ON_PURPOSE = "pinned on purpose, as it seems; --force pins it, too"
 
 #: Threads of one process that fared alike: the first of them, and how many.
-Group = list[ThreadPin]
+Group = list[ThreadResult]
 
 
 def add_arguments(parser: Parser) -> None:
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Pin the process; 0: all of it, 1: something was refused, or got less than was asked."""
     process = target.living(arguments.pid)
     cpus, its_own = _asked(arguments, process)
-    pinned = pinning.pin(
+    pinned = pinning.pin_threads(
         process.number,
         cpus,
         tree=arguments.tree,
@@ -70,7 +70,7 @@ def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, pinnin
     """
     if arguments.listed is not None:
         return _listed(arguments), lambda _child: None
-    planner = target.Planner(plan_options.given(arguments), file.variables())
+    planner = target.ProcessPlanner(plan_options.given(arguments), file.variables())
     return _planned(planner, process), planner.cpus
 
 
@@ -87,7 +87,7 @@ def _listed(arguments: argparse.Namespace) -> CpuSet:
     return cpus
 
 
-def _planned(planner: target.Planner, process: Stat) -> CpuSet:
+def _planned(planner: target.ProcessPlanner, process: Stat) -> CpuSet:
     reply = planner.plan(process)
     if doubt := planner.doubt(process):
         say(f"affinityd pin: {doubt}")
@@ -97,7 +97,7 @@ def _planned(planner: target.Planner, process: Stat) -> CpuSet:
     return reply.cpus
 
 
-def _groups(threads: tuple[ThreadPin, ...]) -> list[Group]:
+def _groups(threads: tuple[ThreadResult, ...]) -> list[Group]:
     """Return the threads that fared alike together, in the order of their first ones."""
     groups: dict[tuple[object, ...], Group] = {}
     for thread in threads:
@@ -108,7 +108,7 @@ def _groups(threads: tuple[ThreadPin, ...]) -> list[Group]:
     return list(groups.values())
 
 
-def _done(pinned: Pinned, *, dry_run: bool) -> Iterator[str]:
+def _done(pinned: PinResult, *, dry_run: bool) -> Iterator[str]:
     would = "would be " if dry_run else ""
     for group in _groups(pinned.having(PINNED)):
         yield f"{_who(group)} {would}pinned to CPUs {format_list(group[0].held)}"
@@ -119,7 +119,7 @@ def _done(pinned: Pinned, *, dry_run: bool) -> Iterator[str]:
         yield f"{_who(group)} {would}{where}: {_named(group)}: {reason}"
 
 
-def _wrong(pinned: Pinned, process: Stat) -> Iterator[str]:
+def _wrong(pinned: PinResult, process: Stat) -> Iterator[str]:
     if not pinned.threads:
         yield f"{target.shown(process)} has ended meanwhile"
     for group in _groups(pinned.having(REFUSED)):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from affinityd.audit.verify import Facts, Finding, judge, together
+from affinityd.audit.verify import RunningProcess, Verification, verified, with_one_remedy
 from affinityd.cli import plan_options, target
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser, add_format
@@ -50,10 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _judge(arguments: argparse.Namespace) -> int:
     process = target.living(arguments.pid or os.getpid())
     # What is near does not hang on how cores would be divided: no site's choice is asked for.
-    planner = target.Planner(plan_options.given(arguments), None)
+    planner = target.ProcessPlanner(plan_options.given(arguments), None)
     options = plan_options.devices(arguments)
     judged = list(_findings(process, planner, options, resident=arguments.resident))
-    found = together(judged, options)
+    found = with_one_remedy(judged, options)
     if doubt := planner.doubt(process):
         say(f"affinityd verify: {doubt}")
     try:
@@ -63,7 +63,7 @@ def _judge(arguments: argparse.Namespace) -> int:
     return 1 if any(finding.mismatches for finding in found) else 0
 
 
-def _print(planner: target.Planner, found: Sequence[Finding], *, as_json: bool) -> None:
+def _print(planner: target.ProcessPlanner, found: Sequence[Verification], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(verify.document(planner.topology, found), indent=1), flush=True)
     else:
@@ -71,8 +71,8 @@ def _print(planner: target.Planner, found: Sequence[Finding], *, as_json: bool) 
 
 
 def _findings(
-    process: Stat, planner: target.Planner, options: str, *, resident: bool
-) -> Iterator[Finding]:
+    process: Stat, planner: target.ProcessPlanner, options: str, *, resident: bool
+) -> Iterator[Verification]:
     """Yield the judgement of the process, then of its descendants.
 
     Each is judged by its own GPU, as a launcher's ranks have them; one that has none works for
@@ -90,7 +90,7 @@ def _findings(
             yield _judged(planner, _plan_of(planner, child) or its_own, facts, options)
 
 
-def _doubts(found: Finding, process: Stat, options: str) -> Iterator[str]:
+def _doubts(found: Verification, process: Stat, options: str) -> Iterator[str]:
     """Yield that a process may use fewer GPUs than it was judged by, where that matters."""
     is_own = process.number == os.getpid()
     environ = os.environ if is_own else environment_of(process.number) or {}
@@ -102,32 +102,34 @@ def _doubts(found: Finding, process: Stat, options: str) -> Iterator[str]:
         )
 
 
-def _plan_of(planner: target.Planner, process: Stat) -> Reply | None:
+def _plan_of(planner: target.ProcessPlanner, process: Stat) -> Reply | None:
     try:
         return planner.plan(process)
     except AffinityError:
         return None
 
 
-def _judged(planner: target.Planner, reply: Reply, facts: Facts, options: str) -> Finding:
-    return judge(planner.topology, reply.ranks, planner.cpuset(facts.pid), facts, options)
+def _judged(
+    planner: target.ProcessPlanner, reply: Reply, facts: RunningProcess, options: str
+) -> Verification:
+    return verified(planner.topology, reply.ranks, planner.cpuset(facts.pid), facts, options)
 
 
-def _facts(process: Stat, *, resident: bool) -> Facts | None:
+def _facts(process: Stat, *, resident: bool) -> RunningProcess | None:
     """Return what is found of a process; None where it has ended."""
     pid = process.number
     is_asker = pid == os.getpid()
-    policy = memory_policy.held() if is_asker else memory_policy.policy_of(pid)
+    policy = memory_policy.own_policy() if is_asker else memory_policy.policy_of(pid)
     its_threads = tuple(threads(pid))
     if not its_threads:
         return None
     its_memory = _resident(process) if resident else None
-    return Facts(pid, process.name, its_threads, policy, its_memory, is_asker)
+    return RunningProcess(pid, process.name, its_threads, policy, its_memory, is_asker)
 
 
 def _resident(process: Stat) -> dict[int, int] | None:
     try:
-        return memory_policy.resident(process.number)
+        return memory_policy.resident_bytes(process.number)
     except OSError as error:
         say(f"affinityd verify: the memory of {target.shown(process)}: {error.strerror}")
         return None

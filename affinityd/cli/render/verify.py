@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from affinityd.audit.verify import Finding
+from affinityd.audit.verify import Verification
 from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list
 from affinityd.linux.processes import Thread
@@ -20,7 +20,7 @@ NUMBERS = {"pid", "threads"}
 FAR = {MIXED, REMOTE, UNPINNED}  #: placements of threads that may run far away
 
 
-def table(findings: Sequence[Finding]) -> Iterator[str]:
+def table(findings: Sequence[Verification]) -> Iterator[str]:
     """Yield lines: the threads of every process, then what is to be said of each."""
     yield from aligned(COLUMNS, [row for it in findings for row in _rows(it)], NUMBERS)
     far = [finding for finding in findings if finding.far]
@@ -36,7 +36,7 @@ def table(findings: Sequence[Finding]) -> Iterator[str]:
         yield _of_tree(findings[0], far)
 
 
-def _of_tree(first: Finding, far: Sequence[Finding]) -> str:
+def _of_tree(first: Verification, far: Sequence[Verification]) -> str:
     """Return one sentence for all processes with threads that may run far away."""
     name = f"process {first.facts.pid} ({first.facts.name})"
     below = len(far) - (first in far)
@@ -49,7 +49,7 @@ def _of_tree(first: Finding, far: Sequence[Finding]) -> str:
     return f"{who}: mismatch: may run far from their GPUs ({', '.join(words)}); {far[0].remedy}"
 
 
-def _rows(finding: Finding) -> Iterator[tuple[str, ...]]:
+def _rows(finding: Verification) -> Iterator[tuple[str, ...]]:
     """Yield a row for the threads of each mask, that of the main thread first."""
     facts = finding.facts
     alike: dict[tuple[str, str], list[Thread]] = {}
@@ -80,7 +80,7 @@ def amounts(resident: Mapping[int, int]) -> str:
     )
 
 
-def document(topology: Topology, findings: Sequence[Finding]) -> dict[str, Any]:
+def document(topology: Topology, findings: Sequence[Verification]) -> dict[str, Any]:
     """Return the JSON document: every thread, masks as cpulists, resident memory in bytes."""
     return {
         "node": topology.name,
@@ -89,7 +89,7 @@ def document(topology: Topology, findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def _process(topology: Topology, finding: Finding) -> dict[str, Any]:
+def _process(topology: Topology, finding: Verification) -> dict[str, Any]:
     facts, near = finding.facts, finding.near
     node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
     return {

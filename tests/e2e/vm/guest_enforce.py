@@ -79,7 +79,7 @@ def observed() -> dict[str, Any]:
 def pinned(jobs: Running, first: Running) -> dict[str, Any]:
     """Return what becomes of the jobs while a daemon pins and things happen to them."""
     stage("a daemon pins")
-    lay = memory_policy.resident(*first.pids.values())
+    lay = memory_policy.resident_bytes(*first.pids.values())
     report: dict[str, Any] = {"before": {**jobs.masks(), **first.masks()}}
     with enforcing("pin") as daemon:
         until(daemon, lambda: jobs.fits(targets(WIDE)) and first.fits({"pod 0": "28-31"}))
@@ -91,7 +91,7 @@ def pinned(jobs: Running, first: Running) -> dict[str, Any]:
         stage("workers unpin themselves")
         report["unpinned"] = unpinned(daemon, jobs)
         report["rewritten"] = {cpus: rewritten(daemon, jobs, cpus) for cpus in CPUSETS}
-    report["it stays"] = [lay, memory_policy.resident(*first.pids.values())]
+    report["it stays"] = [lay, memory_policy.resident_bytes(*first.pids.values())]
     return report
 
 
@@ -101,10 +101,10 @@ def pinned_anew(jobs: Running, first: Running, second: Running) -> dict[str, Any
     POLICY.write_text("# Everything as it is by itself.\n")
     report: dict[str, Any] = {}
     before = {**jobs.masks(), **first.masks()}
-    lay = memory_policy.resident(*second.pids.values())
+    lay = memory_policy.resident_bytes(*second.pids.values())
     with enforcing("pin", "--migrate-memory", "--enforce-policy", f"{POLICY}") as daemon:
         told = seen(daemon, lambda told: sum(told["totals"]["migrations"].values()))
-        report["it moves"] = [lay, memory_policy.resident(*second.pids.values())]
+        report["it moves"] = [lay, memory_policy.resident_bytes(*second.pids.values())]
         after = {**jobs.masks(), **first.masks()}
         report["restarted"] = {"before": before, "after": after, "told": told}
         stage("a policy")

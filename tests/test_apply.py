@@ -33,11 +33,11 @@ ASK = "import json; from affinityd.client import apply; print(json.dumps(apply.q
 #: Takes a place once it is in its cgroup, and prints what came of it.
 PIN = """
 import os, sys
-from affinityd.client import apply as myself
+from affinityd.client import apply
 from affinityd.cpuset import parse_list
 sys.stdin.readline()
-try: print(sorted(myself.pin(parse_list(sys.argv[1]))), flush=True)
-except myself.ApplyError as error: print(error, flush=True)
+try: print(sorted(apply.set_own_mask(parse_list(sys.argv[1]))), flush=True)
+except apply.ApplyError as error: print(error, flush=True)
 print(sorted(os.sched_getaffinity(0)))
 """
 
@@ -124,8 +124,8 @@ def test_the_mask_is_set_and_read_back() -> None:
 def test_only_the_calling_thread_is_moved() -> None:
     code = f"""
 import os, threading
-from affinityd.client import apply as myself
-thread = threading.Thread(target=lambda: print(sorted(myself.pin(frozenset({{{FIRST}}})))))
+from affinityd.client import apply
+thread = threading.Thread(target=lambda: print(sorted(apply.set_own_mask(frozenset({{{FIRST}}})))))
 thread.start(); thread.join()
 print(sorted(os.sched_getaffinity(0)))"""
     assert run(code) == f"[{FIRST}]\n{CPUS}\n"
@@ -184,7 +184,7 @@ def test_what_is_not_as_it_should_be_is_remarked(
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "")  # so that it is taken back at the end
     found = Place({**LINES, **{f"AFFINITYD_{name}": it for name, it in changed.items()}}, "daemon")
-    taken = apply.take(found, None, lambda _cpus: parse_list(cpus))
+    taken = apply.apply_place(found, None, lambda _cpus: parse_list(cpus))
     assert taken.remarks == tuple(remarks)
 
 
@@ -192,7 +192,7 @@ def test_trouble_with_a_daemon_is_remarked(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "")
     found = Place(LINES, "sysfs", "the daemon hangs")
-    taken = apply.take(found, None, lambda cpus: cpus)
+    taken = apply.apply_place(found, None, lambda cpus: cpus)
     assert taken.remarks == ("the daemon hangs; planned from sysfs",)
 
 
@@ -219,7 +219,7 @@ def test_children_are_told_where_they_are_and_on_what_that_was_planned(
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "of an earlier pin")
     found = Place({**LINES, "AFFINITYD_LOCALITY": "remote"}, "daemon")
-    assert apply.take(found, None, lambda _cpus: parse_list("4-5")).cpus == parse_list("4-5")
+    assert apply.apply_place(found, None, lambda _cpus: parse_list("4-5")).cpus == parse_list("4-5")
     told = subprocess.check_output(["env"], text=True).splitlines()
     assert {line for line in told if line.startswith("AFFINITYD_")} >= {
         "AFFINITYD_CPULIST=4-5",

@@ -34,7 +34,7 @@ ON_0 = [
 
 PRELUDE = """
 import json, os, subprocess, sys, threading
-from affinityd.linux.memory_policy import held, hold, policy_of, resident
+from affinityd.linux.memory_policy import own_policy, policy_of, resident_bytes, set_policy
 
 ON_0, ON_1 = frozenset({0}), frozenset({1})
 
@@ -120,7 +120,7 @@ def columns_of(pid: int) -> set[str]:
 def test_a_policy_is_held_and_seen_from_outside(
     policy: str, nodes: list[int], spelling: str
 ) -> None:
-    with waiting(f"tell(hold({policy!r}, ON_0)); input()") as process:
+    with waiting(f"tell(set_policy({policy!r}, ON_0)); input()") as process:
         assert json.loads(line_of(process)) == [[policy, nodes, []]]
         assert columns_of(process.pid) == {spelling}
         seen = memory_policy.policy_of(process.pid)
@@ -131,13 +131,13 @@ def test_a_policy_is_held_and_seen_from_outside(
 @pytest.mark.parametrize("heir", ["a thread", "a child", "a program"])
 @pytest.mark.parametrize(("policy", "nodes", "spelling"), ON_0)
 def test_a_policy_is_inherited(heir: str, policy: str, nodes: list[int], spelling: str) -> None:
-    program = f"tell(held()); assert {spelling!r} in open('/proc/self/numa_maps').read()"
+    program = f"tell(own_policy()); assert {spelling!r} in open('/proc/self/numa_maps').read()"
     told = child(f"""
-hold({policy!r}, ON_0)
+set_policy({policy!r}, ON_0)
 command = [sys.executable, "-c", {PRELUDE + program!r}]
 match {heir!r}:
     case "a thread":
-        thread = threading.Thread(target=lambda: tell(held()))
+        thread = threading.Thread(target=lambda: tell(own_policy()))
         thread.start()
         thread.join()
     case "a child":
@@ -151,29 +151,29 @@ match {heir!r}:
 def test_a_thread_that_was_there_before_keeps_its_own_policy() -> None:
     before, after = child("""
 go, of_threads = threading.Event(), []
-thread = threading.Thread(target=lambda: (go.wait(), of_threads.append(held())))
+thread = threading.Thread(target=lambda: (go.wait(), of_threads.append(own_policy())))
 thread.start()
-hold("bind", ON_0)
+set_policy("bind", ON_0)
 go.set()
 thread.join()
-tell(*of_threads, held())
+tell(*of_threads, own_policy())
 """)
     assert (before, after) == (["default", [], []], ["bind", [0], []])
 
 
 def test_local_undoes_what_was_inherited() -> None:
-    assert child('hold("bind", ON_0); tell(hold("local", ON_1))') == [["local", [], []]]
+    assert child('set_policy("bind", ON_0); tell(set_policy("local", ON_1))') == [["local", [], []]]
 
 
 def test_a_process_that_asked_for_nothing_holds_the_default() -> None:
-    assert child("tell(held(), policy_of(os.getpid()))") == [["default", [], []]] * 2
+    assert child("tell(own_policy(), policy_of(os.getpid()))") == [["default", [], []]] * 2
 
 
 def test_flags_that_came_with_a_mode_are_passed_over() -> None:
     [[policy, nodes, _]] = child("""
 from affinityd.linux import mempolicy
 mempolicy.set_mempolicy(2 | 1 << 15, ON_0)
-tell(held())
+tell(own_policy())
 """)
     assert (policy, nodes) == ("bind", [0])
 
@@ -190,7 +190,7 @@ def test_what_other_kernels_tell_is_named(
     monkeypatch: pytest.MonkeyPatch, mode: int, nodes: list[int], held: str
 ) -> None:
     monkeypatch.setattr(mempolicy, "get_mempolicy", lambda: (mode, frozenset(nodes)))
-    assert str(memory_policy.held()) == held
+    assert str(memory_policy.own_policy()) == held
 
 
 # What does not.
@@ -273,18 +273,21 @@ def test_what_other_kernels_tell_is_named(
 def test_what_is_refused_degrades_and_says_so(
     asked: str, held: list[Any], refusals: list[str]
 ) -> None:
-    assert child(f"tell(hold({asked}))") == [[*held, refusals]]
+    assert child(f"tell(set_policy({asked}))") == [[*held, refusals]]
 
 
 def test_a_refusal_leaves_what_held_before() -> None:
-    [[policy, nodes, refusals]] = child('hold("interleave", ON_0); tell(hold("bind", ON_1))')
+    [[policy, nodes, refusals]] = child(
+        'set_policy("interleave", ON_0); tell(set_policy("bind", ON_1))'
+    )
     assert (policy, nodes) == ("interleave", [0])
     assert refusals[-1].endswith("; interleave on node 0 holds")
 
 
 def test_seccomp_refuses_every_policy_and_the_process_goes_on() -> None:
     of_bind, of_local = child(
-        'refuse(SET, errno.EPERM); tell(hold("bind", ON_0), hold("local", ON_0))', SECCOMP
+        'refuse(SET, errno.EPERM); tell(set_policy("bind", ON_0), set_policy("local", ON_0))',
+        SECCOMP,
     )
     assert of_bind == [
         *("default", []),
@@ -297,20 +300,20 @@ def test_seccomp_refuses_every_policy_and_the_process_goes_on() -> None:
 
 
 def test_where_seccomp_refuses_bind_alone_preferred_holds() -> None:
-    code = 'refuse(SET, errno.EPERM, mode=2); tell(hold("bind", ON_0))'
+    code = 'refuse(SET, errno.EPERM, mode=2); tell(set_policy("bind", ON_0))'
     refusal = f"bind on node 0 was refused {NO_PERMISSION}; preferred on node 0 holds"
     assert child(code, SECCOMP) == [["preferred", [0], [refusal]]]
 
 
 def test_where_seccomp_refuses_the_reading_numa_maps_tells() -> None:
-    code = 'refuse(GET, errno.EPERM); tell(hold("bind", ON_0), held())'
+    code = 'refuse(GET, errno.EPERM); tell(set_policy("bind", ON_0), own_policy())'
     assert child(code, SECCOMP) == [["bind", [0], []]] * 2
 
 
 def test_the_calling_threads_policy_is_read_from_numa_maps_not_the_first_threads() -> None:
     code = """
 refuse(GET, errno.EPERM)
-thread = threading.Thread(target=lambda: (hold("bind", ON_0), tell(held())))
+thread = threading.Thread(target=lambda: (set_policy("bind", ON_0), tell(own_policy())))
 thread.start()
 thread.join()
 """
@@ -322,9 +325,9 @@ def test_what_can_neither_be_set_nor_read_is_unknown() -> None:
         """
 refuse(GET, errno.EPERM)
 open_nothing_more()
-accepted, none = hold("bind", ON_0), held()
+accepted, none = set_policy("bind", ON_0), own_policy()
 refuse(SET, errno.EPERM)
-tell(accepted, none, hold("interleave", ON_0))
+tell(accepted, none, set_policy("interleave", ON_0))
 """,
         SECCOMP,
     )
@@ -336,13 +339,13 @@ tell(accepted, none, hold("interleave", ON_0))
 
 
 def test_what_is_accepted_and_does_not_hold_is_said() -> None:
-    code = 'refuse(SET, 0); tell(hold("bind", ON_0))'
+    code = 'refuse(SET, 0); tell(set_policy("bind", ON_0))'
     refusal = "bind on node 0 was accepted, but default holds"
     assert child(code, SECCOMP) == [["default", [], [refusal]]]
 
 
 def test_a_kernel_without_preferred_many_holds_local_instead() -> None:
-    code = 'refuse(SET, errno.EINVAL, mode=5); tell(hold("preferred", frozenset({0, 1})))'
+    code = 'refuse(SET, errno.EINVAL, mode=5); tell(set_policy("preferred", frozenset({0, 1})))'
     refusal = "preferred_many on nodes 0-1 was refused (ENOTSUP: the kernel is too old for it)"
     assert child(code, SECCOMP) == [["local", [], [f"{refusal}; local holds"]]]
 
@@ -352,7 +355,7 @@ def test_a_machine_whose_system_calls_are_not_known_is_refused() -> None:
         """
 LINUX32 = 8  # personality(2): uname then tells the 32-bit machine
 ctypes.CDLL(None).personality(LINUX32)
-print(json.dumps([os.uname().machine, told(hold("preferred", ON_0))]))
+print(json.dumps([os.uname().machine, told(set_policy("preferred", ON_0))]))
 """,
         SECCOMP,
     )
@@ -365,7 +368,9 @@ print(json.dumps([os.uname().machine, told(hold("preferred", ON_0))]))
 
 
 def test_a_python_without_ctypes_is_refused() -> None:
-    [[policy, _, [refusal]]] = child('sys.modules["ctypes"] = None; tell(hold("local", ON_0))')
+    [[policy, _, [refusal]]] = child(
+        'sys.modules["ctypes"] = None; tell(set_policy("local", ON_0))'
+    )
     assert policy == "default"
     assert refusal.startswith("local was refused (ENOSYS: ")
 
@@ -439,7 +444,7 @@ mmap.restype = ctypes.c_void_p
 mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 5]
 PRIVATE, ANONYMOUS, FIXED = 0x02, 0x20, 0x10
 assert mmap(0x200000, 4096, 0, PRIVATE | ANONYMOUS | FIXED, -1 % 2**64, 0) == 0x200000
-hold("bind", ON_0)
+set_policy("bind", ON_0)
 assert open("/proc/self/numa_maps").readline() == "00200000 bind:0\\n"
 tell(policy_of(os.getpid()))
 """
@@ -451,7 +456,7 @@ def test_a_process_that_is_gone_or_anothers_has_no_readable_policy() -> None:
 if os.geteuid() == 0:
     os.setuid(65534)
 try:
-    resident(1)
+    resident_bytes(1)
 except PermissionError:
     tell(policy_of(1), policy_of(2**22 + 1))
 """
@@ -470,18 +475,18 @@ print(flush=True); input()
     with waiting(code) as process:
         assert process.stdin
         line_of(process)
-        before = memory_policy.resident(process.pid)
+        before = memory_policy.resident_bytes(process.pid)
         process.stdin.write("\n")
         process.stdin.flush()
         line_of(process)
-        after = memory_policy.resident(process.pid)
+        after = memory_policy.resident_bytes(process.pid)
     assert before.keys() == after.keys() == {0}
     assert 64 * MIB <= after[0] - before[0] < 66 * MIB
 
 
 def test_resident_memory_of_a_process_that_is_gone_cannot_be_read() -> None:
     with pytest.raises(OSError, match="No such file"):
-        memory_policy.resident(2**22 + 1)
+        memory_policy.resident_bytes(2**22 + 1)
 
 
 @pytest.mark.parametrize(
@@ -506,10 +511,10 @@ def test_no_slow_module_is_imported_and_ctypes_only_by_who_asks_the_kernel() -> 
     code = """
 import sys
 import affinityd.linux.memory_policy
-from affinityd.linux.memory_policy import hold, policy_of
+from affinityd.linux.memory_policy import policy_of, set_policy
 policy_of(1)
 print(*sys.modules)
-hold("bind", frozenset({0}))
+set_policy("bind", frozenset({0}))
 print(*sys.modules)
 """
     command = [sys.executable, "-S", "-c", code]
@@ -522,7 +527,7 @@ print(*sys.modules)
 
 
 def test_the_tests_own_process_keeps_its_policy() -> None:
-    held, seen = memory_policy.held(), memory_policy.policy_of(os.getpid())
+    held, seen = memory_policy.own_policy(), memory_policy.policy_of(os.getpid())
     assert held
     assert seen
     assert (held.policy, seen.policy) == ("default", "default")

@@ -67,7 +67,7 @@ def facts_of(pid: int) -> ProcessFacts:
 
 
 def pin(facts: ProcessFacts, standard: Standard = TO_FIRST, seconds: float = 10) -> Outcome:
-    return pinner.pin(facts, standard, time.monotonic() + seconds)
+    return pinner.pin_process(facts, standard, time.monotonic() + seconds)
 
 
 def masks(pid: int) -> list[CpuSet | None]:
@@ -248,7 +248,7 @@ def test_a_cpuset_that_was_rewritten_since_the_scan_refuses_and_says_so() -> Non
 @needs_root
 def test_another_users_process_is_refused_and_stays_as_it_is() -> None:
     code = (
-        "import os, sys; from tests.test_enforce_hand import facts_of, pin;"
+        "import os, sys; from tests.test_enforce_pinner import facts_of, pin;"
         "facts = facts_of(int(sys.argv[1])); os.setuid(65534); print(pin(facts))"
     )
     with program(ON_PURPOSE, "") as child:
