@@ -11,7 +11,7 @@ from affinityd.daemon.api import schemas
 from affinityd.daemon.api.audit import documents_of
 from affinityd.daemon.api.documents import Viewer, viewer
 from affinityd.daemon.peers.connection import Peer
-from affinityd.daemon.state.scanner import Audit, Audits
+from affinityd.daemon.state.scanner import Audit, LatestAudit
 from tests.scans import audit, process
 
 ADMINS = 500
@@ -94,7 +94,7 @@ def test_a_document_that_was_asked_for_before_a_scan_is_not_kept_after_it() -> N
     asyncio.run(story())
 
 
-class Seen(Audits):
+class Seen(LatestAudit):
     """What was seen last, as a test has it."""
 
     def __init__(self, audit: Audit) -> None:

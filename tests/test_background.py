@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from affinityd.daemon.state.background import Shared, pause
+from affinityd.daemon.state.background import SingleFlight, pause
 
 SOON = 5.0
 
@@ -32,16 +32,16 @@ class Work:
         return f"{question}!"
 
 
-def shared(story: Callable[[Work, Shared[str, str]], Awaitable[None]]) -> None:
+def shared(story: Callable[[Work, SingleFlight[str, str]], Awaitable[None]]) -> None:
     async def run() -> None:
         work = Work()
-        await story(work, Shared(work))
+        await story(work, SingleFlight(work))
 
     asyncio.run(run())
 
 
 def test_who_asks_the_same_meanwhile_gets_the_same_answer() -> None:
-    async def story(work: Work, ask: Shared[str, str]) -> None:
+    async def story(work: Work, ask: SingleFlight[str, str]) -> None:
         asking = [asyncio.create_task(ask("a")) for _ in range(3)]
         await asyncio.sleep(0)
         work.may_end.set()
@@ -52,7 +52,7 @@ def test_who_asks_the_same_meanwhile_gets_the_same_answer() -> None:
 
 
 def test_who_asks_afterwards_is_answered_anew() -> None:
-    async def story(work: Work, ask: Shared[str, str]) -> None:
+    async def story(work: Work, ask: SingleFlight[str, str]) -> None:
         work.may_end.set()
         assert [await ask("a"), await ask("a")] == ["a!", "a!"]
         assert work.done == ["a", "a"]
@@ -61,7 +61,7 @@ def test_who_asks_afterwards_is_answered_anew() -> None:
 
 
 def test_different_questions_are_answered_one_after_the_other() -> None:
-    async def story(work: Work, ask: Shared[str, str]) -> None:
+    async def story(work: Work, ask: SingleFlight[str, str]) -> None:
         asking = [asyncio.create_task(ask(question)) for question in "abc"]
         await asyncio.sleep(0.05)
         work.may_end.set()
@@ -72,7 +72,7 @@ def test_different_questions_are_answered_one_after_the_other() -> None:
 
 
 def test_who_leaves_early_leaves_the_others_their_answer() -> None:
-    async def story(work: Work, ask: Shared[str, str]) -> None:
+    async def story(work: Work, ask: SingleFlight[str, str]) -> None:
         leaving, staying = (asyncio.create_task(ask("a")) for _ in range(2))
         await asyncio.sleep(0)
         leaving.cancel()
@@ -85,7 +85,7 @@ def test_who_leaves_early_leaves_the_others_their_answer() -> None:
 
 
 def test_what_fails_is_told_to_everybody_and_is_not_remembered() -> None:
-    async def story(work: Work, ask: Shared[str, str]) -> None:
+    async def story(work: Work, ask: SingleFlight[str, str]) -> None:
         asking = [asyncio.create_task(ask("bad")) for _ in range(2)]
         await asyncio.sleep(0)
         work.may_end.set()

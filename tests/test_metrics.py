@@ -10,8 +10,8 @@ import pytest
 from affinityd.audit.model import CpuTime, Job
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.state.background import Unanswered
 from affinityd.daemon.state.scanner import Audit
+from affinityd.discovery.nvml.failures import NvmlFailures
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.topology.node import Node
 from tests.enforced import enforced
@@ -187,7 +187,7 @@ def test_the_daemon_itself_is_measured_as_other_programs_are() -> None:
 
 
 def test_failures_are_counted_from_0_on() -> None:
-    unanswered = Unanswered("topology", "processes")
+    unanswered = NvmlFailures("topology", "processes")
     metrics = Metrics(lambda: None, scan_interval=15, nvml_failures=unanswered.counts)
 
     def told() -> tuple[dict[str, float], dict[str, float]]:

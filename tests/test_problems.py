@@ -11,16 +11,16 @@ import pytest
 from affinityd.daemon.api.app import create_app
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
-from affinityd.daemon.state.plan_service import Answer, Service
-from affinityd.daemon.state.scanner import Audits
-from affinityd.daemon.state.topology_watcher import Keeper
+from affinityd.daemon.state.plan_service import Answer, PlanService
+from affinityd.daemon.state.scanner import LatestAudit
+from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.request.parameters import Request
 from affinityd.topology.node import Node
 from tests.machines.facts import machine
-from tests.test_keeper import StandIn
+from tests.test_topology_watcher import StandIn
 
 
-class Broken(Service):
+class Broken(PlanService):
     """A service with a bug."""
 
     def answer(self, request: Request, format_name: str, caller: object = None) -> Answer:
@@ -34,9 +34,9 @@ def ask(query: bytes, accept: bytes) -> list[dict[str, Any]]:
     async def run() -> None:
         service = Broken(Node(machine("dgx-h100")))
         stand_in = StandIn()
-        keeper = Keeper(service, stand_in, reserved=frozenset(), on_change=lambda _: None)
+        watcher = TopologyWatcher(service, stand_in, reserved=frozenset(), on_change=lambda _: None)
         app = create_app(
-            service, keeper, Metrics(lambda: service.known), Audits("none"), callers=Callers()
+            service, watcher, Metrics(lambda: service.known), LatestAudit("none"), callers=Callers()
         )
         scope = {
             "type": "http",

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from affinityd.audit.model import Scan
-from affinityd.daemon.state.scanner import Audit, Audits, Scanner
+from affinityd.daemon.state.scanner import Audit, LatestAudit, Scanner
 from affinityd.errors import NotScannedError
 from affinityd.topology.model import Topology
 from tests.scans import MACHINE, scan
@@ -175,7 +175,7 @@ def test_about_a_scan_that_fails_nothing_is_done() -> None:
 
 
 def test_where_nobody_looks_the_reason_is_told() -> None:
-    audits = Audits("a replayed machine has no processes to look at")
+    audits = LatestAudit("a replayed machine has no processes to look at")
     assert audits.known is None
     with pytest.raises(NotScannedError, match=r"^a replayed machine has no"):
         _ = audits.audit

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.daemon.state.plan_service import CACHED_BYTES, Service
+from affinityd.daemon.state.plan_service import CACHED_BYTES, PlanService
 from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
 from affinityd.planner.model import Demand, Plan
 from affinityd.planner.planner import plan
@@ -33,14 +33,14 @@ TWO_GPUS = parse_request([("gpus", "0,1"), ("share", "requested")])
 
 
 def test_an_answer_is_bytes_and_what_metrics_say_of_it() -> None:
-    answer = Service(A100).answer(TWO_GPUS, "cpulist")
+    answer = PlanService(A100).answer(TWO_GPUS, "cpulist")
     assert answer.body == b"48-55,176-183\n56-63,184-191\n"
     assert answer.media_type == "text/plain; charset=utf-8"
     assert (answer.mode, answer.locality) == ("unique_contiguous", "local")
 
 
 def test_a_document_is_json() -> None:
-    answer = Service(A100).answer(TWO_GPUS, "json")
+    answer = PlanService(A100).answer(TWO_GPUS, "json")
     assert answer.media_type == "application/json"
     assert json.loads(answer.body) == document(ask(A100.topology, gpus="0,1", share="requested"))
 
@@ -50,7 +50,7 @@ def test_the_first_gpus_of_a_dgx_a100_have_half_a_node_each() -> None:
 
 
 def test_what_was_answered_before_is_not_computed_again() -> None:
-    service = Service(A100)
+    service = PlanService(A100)
     again = parse_request([("share", "requested"), ("gpus", "0, 1")])
     assert service.answer(TWO_GPUS, "json") is service.answer(again, "json")
 
@@ -64,20 +64,20 @@ def test_the_ranks_of_a_job_are_planned_once_and_each_gets_what_it_would_get_alo
         asked.append(demand)
         return plan(topology, demand)
 
-    service = Service(A100)
+    service = PlanService(A100)
     ranks = [
         parse_request([("gpus", "0,1,0,5"), ("mode", mode), ("rank", str(rank))])
         for mode in ("node", "unique_contiguous")
         for rank in range(4)
     ]
-    alone = [Service(A100).answer(rank, "json").body for rank in ranks]
+    alone = [PlanService(A100).answer(rank, "json").body for rank in ranks]
     monkeypatch.setattr("affinityd.daemon.state.plan_service.plan", planned)
     assert [service.answer(rank, "json").body for rank in ranks] == alone
     assert [demand.options.mode for demand in asked] == ["node", "unique_contiguous"]
 
 
 def test_format_and_caller_are_part_of_the_question() -> None:
-    service, cpus = Service(A100), parse_list("48-51")
+    service, cpus = PlanService(A100), parse_list("48-51")
     assert service.answer(TWO_GPUS, "mask").body != service.answer(TWO_GPUS, "cpulist").body
     narrow = service.answer(TWO_GPUS, "cpulist", Caller(cpus, cpus))
     assert narrow.body == b"48-49\n50-51\n"
@@ -86,7 +86,7 @@ def test_format_and_caller_are_part_of_the_question() -> None:
 
 def test_a_new_reading_of_the_node_is_planned_on_at_once() -> None:
     forgotten = []
-    service = Service(A100)
+    service = PlanService(A100)
     service.on_swap(lambda: forgotten.append(True))
     before = service.answer(TWO_GPUS, "json")
     service.swap(Node(A100.topology, parse_list("48"), generation=2))
@@ -98,7 +98,7 @@ def test_a_new_reading_of_the_node_is_planned_on_at_once() -> None:
 
 
 def test_before_the_first_reading_there_is_no_answer() -> None:
-    service = Service()
+    service = PlanService()
     assert service.known is None
     with pytest.raises(NotReadyError):
         service.answer(TWO_GPUS, "json")
@@ -250,7 +250,7 @@ def test_where_the_cpuset_is_not_known_the_mask_is_no_bound() -> None:
     ids=["giant cpusets", "long texts"],
 )
 def test_what_is_remembered_of_giant_questions_stays_small(name: str, texts: Iterator[str]) -> None:
-    service = Service(Node(made({0: "0-7"}, gpus=[0])))
+    service = PlanService(Node(made({0: "0-7"}, gpus=[0])))
     tracemalloc.start()
     try:
         for text in texts:

@@ -13,7 +13,7 @@ from affinityd.cli.commands.serve import narrowed
 from affinityd.config import file, switch
 from affinityd.config.settings import WAYS, Settings
 from affinityd.cpuset import parse_list
-from affinityd.daemon.state.plan_service import Service
+from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import InvalidRequestError
 from affinityd.request.caller import Caller
 from affinityd.request.parameters import parse_request
@@ -132,7 +132,7 @@ def test_an_observed_plan_is_counted_by_where_its_process_is_and_would_be(
 ) -> None:
     request = parse_request(parse_qsl(query))
     for format_name in ("shell", "json"):
-        found = Service(Node(machine)).answer(request, format_name)
+        found = PlanService(Node(machine)).answer(request, format_name)
         assert (found.observed, found.locality) == (before, after)
         assert (b"AFFINITYD=observe" in found.body) == (format_name == "shell")
 
@@ -154,7 +154,7 @@ def test_what_the_node_says_is_told_to_clients_that_would_apply_its_plan(
 ) -> None:
     request = parse_request(parse_qsl(f"gpus=0&{query}"))
     who = None if caller is None else Caller(parse_list(caller))
-    service = Service(Node(MACHINE, switch=site))
+    service = PlanService(Node(MACHINE, switch=site))
     answer = service.answer(request, request.format or "shell", who)
     assert answer.observed == observed
     lines = dict(line.partition("=")[::2] for line in answer.body.decode().splitlines())

@@ -14,7 +14,7 @@ from affinityd.daemon.api.documents import Documents
 from affinityd.daemon.enforce_log import EnforceLog
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.state.background import Failures
+from affinityd.daemon.state.failure_log import FailureLog
 from affinityd.daemon.state.scanner import Audit
 from affinityd.enforce import privileges
 from affinityd.enforce.document import render
@@ -53,7 +53,7 @@ class Enforcement:
         )
         self._metrics = metrics
         self._last: Enforced | None = None
-        self._failures = Failures("enforcing failed; what was found before stands")
+        self._failures = FailureLog("enforcing failed; what was found before stands")
         self.documents = Documents(self._newest, render)
 
     def scanned(self, audit: Audit) -> None:

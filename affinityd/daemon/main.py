@@ -33,11 +33,11 @@ from affinityd.daemon.listeners import Serving
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.sockets import Listeners, listening
-from affinityd.daemon.state.node_publisher import Publisher
-from affinityd.daemon.state.plan_service import Service
-from affinityd.daemon.state.scanner import Audit, Auditor, Audits, Scanner
+from affinityd.daemon.state.node_publisher import NodePublisher
+from affinityd.daemon.state.plan_service import PlanService
+from affinityd.daemon.state.scanner import Audit, Auditor, LatestAudit, Scanner
 from affinityd.daemon.state.sd_notify import notify
-from affinityd.daemon.state.topology_watcher import Keeper, Machine
+from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher
 from affinityd.daemon.uvicorn_server import most_connections, raise_file_limit
 from affinityd.errors import AffinityError
 from affinityd.topology import node_file
@@ -64,7 +64,7 @@ Enforce = Callable[[Settings, Metrics], Enforcement]
 
 def run(
     settings: Settings,
-    machine: Machine,
+    machine: TopologySource,
     auditor: Auditor | None = None,
     enforce: Enforce | None = None,
     *,
@@ -93,14 +93,14 @@ def run(
 
 async def _serve(
     settings: Settings,
-    machine: Machine,
+    machine: TopologySource,
     auditor: Auditor | None,
     enforce: Enforce | None,
     listeners: Listeners,
     *,
     nvml_failures: Mapping[str, int],
 ) -> None:
-    service = Service()
+    service = PlanService()
     if auditor is None or settings.replays:
         settings = replace(settings, scan_interval=None)
     metrics = Metrics(
@@ -111,10 +111,10 @@ async def _serve(
     )
     enforcement = enforce(settings, metrics) if enforce else None
     audits = _audits(settings, auditor, service, metrics, enforcement)
-    publisher = Publisher(
+    publisher = NodePublisher(
         Path(settings.socket).with_name(node_file.NAME), replayed=settings.replays
     )
-    keeper = Keeper(
+    watcher = TopologyWatcher(
         service,
         machine,
         reserved=settings.reserved_cpus,
@@ -123,7 +123,7 @@ async def _serve(
     )
     app = create_app(
         service,
-        keeper,
+        watcher,
         metrics,
         audits,
         callers=Callers(replayed=settings.replays),
@@ -132,8 +132,8 @@ async def _serve(
     )
     connections = Connections(Register(metrics.refusals(REASONS)), most=most_connections())
     serving = Serving(app, PlanOnly(app), listeners, connections)
-    _take_signals(serving.stop, keeper.want_reading)
-    works = (keeper.watch(), audits.run(), publisher.stay_published())
+    _take_signals(serving.stop, watcher.want_reading)
+    works = (watcher.watch(), audits.run(), publisher.stay_published())
     tasks = [asyncio.ensure_future(work) for work in works]
     for task in tasks:
         task.add_done_callback(lambda _task: serving.stop())
@@ -163,15 +163,15 @@ def _let_answers_pass() -> None:
 def _audits(
     settings: Settings,
     auditor: Auditor | None,
-    service: Service,
+    service: PlanService,
     metrics: Metrics,
     enforcement: Enforcement | None,
-) -> Audits:
+) -> LatestAudit:
     """Return who looks at the processes."""
     if settings.replays:
-        return Audits("a replayed machine has no processes to look at")
+        return LatestAudit("a replayed machine has no processes to look at")
     if auditor is None or settings.scan_interval is None:
-        return Audits("this daemon looks at no processes: its scan interval is off")
+        return LatestAudit("this daemon looks at no processes: its scan interval is off")
     audit_log = AuditLog()
 
     def tell(audit: Audit) -> None:

@@ -10,9 +10,9 @@ from affinityd.audit.auditor import Auditor
 from affinityd.audit.sources.holders import Holders
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.config import file, settings, switch
-from affinityd.daemon.state.background import Unanswered
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import gpus, processes
+from affinityd.discovery.nvml.failures import NvmlFailures
 
 if TYPE_CHECKING:
     from affinityd.daemon.main import Enforce
@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     chosen = narrowed(load_settings(arguments), file.chosen_switch())
-    nvml_failures = Unanswered(TOPOLOGY, PROCESSES)
+    nvml_failures = NvmlFailures(TOPOLOGY, PROCESSES)
     machine = Machine(chosen, nvml_failures.counting(TOPOLOGY, gpus.ask))
     machine.begin_to_ask()
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer

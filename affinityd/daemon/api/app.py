@@ -17,10 +17,10 @@ from affinityd.daemon.api.documents import Told
 from affinityd.daemon.api.enforcement import NOT_ENFORCING, enforce_route
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
-from affinityd.daemon.state.background import Shared
-from affinityd.daemon.state.plan_service import Service
-from affinityd.daemon.state.scanner import Audits
-from affinityd.daemon.state.topology_watcher import Keeper
+from affinityd.daemon.state.background import SingleFlight
+from affinityd.daemon.state.plan_service import PlanService
+from affinityd.daemon.state.scanner import LatestAudit
+from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.request.devices import names_unknown_mig
 from affinityd.request.parameters import PARAMETERS, parse_request
@@ -64,10 +64,10 @@ _NO_DOCUMENT: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    service: Service,
-    keeper: Keeper,
+    service: PlanService,
+    watcher: TopologyWatcher,
     metrics: Metrics,
-    audits: Audits,
+    audits: LatestAudit,
     *,
     callers: Callers,
     enforced: Told = NOT_ENFORCING,
@@ -86,15 +86,15 @@ def create_app(
     front = Front(
         app,
         callers=callers,
-        is_current=keeper.is_current,
-        first_reading=keeper.first_reading,
+        is_current=watcher.is_current,
+        first_reading=watcher.first_reading,
         counter=metrics.counter,
     )
     service.on_swap(front.forget)
     problems.install(app)
     app.include_router(_list_route(app))
-    app.include_router(_plan_route(service, keeper, metrics, front))
-    app.include_router(_node_routes(service, keeper, metrics))
+    app.include_router(_plan_route(service, watcher, metrics, front))
+    app.include_router(_node_routes(service, watcher, metrics))
     app.include_router(audit_route(audits, admin_group, _NO_DOCUMENT))
     app.include_router(enforce_route(enforced, admin_group, _NO_DOCUMENT))
     return front
@@ -114,7 +114,9 @@ def _list_route(app: FastAPI) -> APIRouter:
     return router
 
 
-def _plan_route(service: Service, keeper: Keeper, metrics: Metrics, front: Front) -> APIRouter:
+def _plan_route(
+    service: PlanService, watcher: TopologyWatcher, metrics: Metrics, front: Front
+) -> APIRouter:
     router = APIRouter()
 
     @router.get(
@@ -128,7 +130,7 @@ def _plan_route(service: Service, keeper: Keeper, metrics: Metrics, front: Front
         try:
             asked = parse_request(_pairs(request.scope["query_string"]))
             mode = asked.options.mode
-            await _bring_up_to_date(service, keeper, asked)
+            await _bring_up_to_date(service, watcher, asked)
             facts = request.scope["state"][WHO]
             caller = None if facts is None else facts.caller
             answer = service.answer(asked, _format(asked, request), caller)
@@ -142,13 +144,13 @@ def _plan_route(service: Service, keeper: Keeper, metrics: Metrics, front: Front
     return router
 
 
-def _node_routes(service: Service, keeper: Keeper, metrics: Metrics) -> APIRouter:
+def _node_routes(service: PlanService, watcher: TopologyWatcher, metrics: Metrics) -> APIRouter:
     router = APIRouter()
-    exposition = Shared(metrics.exposition)
+    exposition = SingleFlight(metrics.exposition)
 
     @router.get("/topology", summary="The node as it was read", responses={503: _ERRORS[503]})
     async def topology() -> schemas.TopologyAnswer:
-        await keeper.refresh()
+        await watcher.refresh()
         return schemas.TopologyAnswer(
             generation=service.node.generation,
             topology=serialization.to_dict(service.node.topology),
@@ -180,11 +182,13 @@ def _node_routes(service: Service, keeper: Keeper, metrics: Metrics) -> APIRoute
     return router
 
 
-async def _bring_up_to_date(service: Service, keeper: Keeper, asked: PlanRequest) -> None:
-    await keeper.refresh()
+async def _bring_up_to_date(
+    service: PlanService, watcher: TopologyWatcher, asked: PlanRequest
+) -> None:
+    await watcher.refresh()
     texts = (*(asked.gpus or ()), asked.granted, asked.nvidia_visible, asked.visible)
     if names_unknown_mig(service.node.topology, *texts):
-        await keeper.seek_mig()
+        await watcher.seek_mig()
 
 
 def _pairs(query: bytes) -> list[tuple[str, str]]:

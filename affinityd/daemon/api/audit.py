@@ -10,10 +10,12 @@ from starlette.responses import Response
 from affinityd.audit.document import Sees, render
 from affinityd.daemon.api import schemas
 from affinityd.daemon.api.documents import Documents, answer
-from affinityd.daemon.state.scanner import Audit, Audits
+from affinityd.daemon.state.scanner import Audit, LatestAudit
 
 
-def audit_route(audits: Audits, admin_group: int | None, errors: dict[int | str, Any]) -> APIRouter:
+def audit_route(
+    audits: LatestAudit, admin_group: int | None, errors: dict[int | str, Any]
+) -> APIRouter:
     """Return the route; `errors` are what FastAPI is told of its refusals."""
     router = APIRouter()
     documents = documents_of(audits)
@@ -29,7 +31,7 @@ def audit_route(audits: Audits, admin_group: int | None, errors: dict[int | str,
     return router
 
 
-def documents_of(audits: Audits) -> Documents[Audit]:
+def documents_of(audits: LatestAudit) -> Documents[Audit]:
     """Return the documents of what was seen last."""
     return Documents(lambda: audits.audit, _rendered)
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from affinityd.audit.document import Sees, everything
 from affinityd.daemon.peers.connection import Peer, peer_of_request
-from affinityd.daemon.state.background import Shared
+from affinityd.daemon.state.background import SingleFlight
 from affinityd.daemon.state.cache import Cache
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote
@@ -62,7 +62,7 @@ class Documents(Generic[T]):
         self._render = render
         self._of: T | None = None
         self._kept: Cache[Viewer, bytes] = Cache(MAX_BYTES)
-        self._write: Shared[tuple[T, Viewer], bytes] = Shared(self._written)
+        self._write: SingleFlight[tuple[T, Viewer], bytes] = SingleFlight(self._written)
 
     async def document(self, for_whom: Viewer) -> bytes:
         """Return what somebody may see, as JSON. Raises NotReadyError where there is nothing."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -55,7 +54,7 @@ def _tell(
         loop.call_soon_threadsafe(lambda: None if done.cancelled() else tell())
 
 
-class Shared(Generic[K, T]):
+class SingleFlight(Generic[K, T]):
     """Work in the background, one piece at a time, each for all who ask the same meanwhile."""
 
     def __init__(self, work: Callable[[K], T]) -> None:
@@ -76,62 +75,3 @@ class Shared(Generic[K, T]):
     async def _answer(self, question: K) -> T:
         async with self._turn:
             return await in_background(partial(self._work, question))
-
-
-log = logging.getLogger(__name__)
-
-
-class Failures:
-    """What failed last, of one kind of work."""
-
-    def __init__(self, news: str, count: Callable[[], None] = lambda: None) -> None:
-        """Take the log's line for a failure, and what counts one more."""
-        self._news = news
-        self._count = count
-        self._last = ""
-
-    @contextmanager
-    def told(self) -> Iterator[None]:
-        """Log what the block raises, unless it was so the last time, and go on behind it."""
-        try:
-            yield
-            self._last = ""
-        except Exception as error:
-            self._count()
-            if repr(error) != self._last:
-                log.exception("%s", self._news)
-            self._last = repr(error)
-
-
-class Report(Protocol):
-    """What NVML said."""
-
-    @property
-    def gpus(self) -> object | None:
-        """None: nothing."""
-
-
-R = TypeVar("R", bound=Report)
-
-
-class Unanswered:
-    """How often NVML did not answer, by what it was asked for."""
-
-    def __init__(self, *questions: str) -> None:
-        """Begin each question with 0."""
-        self._counts = dict.fromkeys(questions, 0)
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Question → how often it was not answered."""
-        return self._counts
-
-    def counting(self, question: str, ask: Callable[[float], R]) -> Callable[[float], R]:
-        """Return what asks as `ask` does, and counts each report that says nothing."""
-
-        def asking(timeout: float) -> R:
-            report = ask(timeout)
-            self._counts[question] += report.gpus is None
-            return report
-
-        return asking

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 CHECK_SECONDS = 2.0  #: how often the node file is looked for
 
 
-class Publisher:
+class NodePublisher:
     """Tells clients, the service manager and the log what the node is now."""
 
     def __init__(self, node_file: Path, *, replayed: bool = False) -> None:

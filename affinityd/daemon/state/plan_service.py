@@ -42,7 +42,7 @@ class Answer:
     observed: str | None = None
 
 
-class Service:
+class PlanService:
     """Answers plan requests on one node, which may be swapped for a newer reading of it."""
 
     def __init__(self, node: Node | None = None) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from affinityd.audit.model import Scan
-from affinityd.daemon.state.background import Failures, in_background
+from affinityd.daemon.state.background import in_background
+from affinityd.daemon.state.failure_log import FailureLog
 from affinityd.errors import NotScannedError
 from affinityd.topology.model import Topology
 
@@ -33,7 +34,7 @@ class Audit:
     scan: Scan
 
 
-class Audits:
+class LatestAudit:
     """What was seen last; by itself: of a daemon that never looks."""
 
     def __init__(self, why_none: str) -> None:
@@ -58,7 +59,7 @@ class Audits:
         await asyncio.Event().wait()
 
 
-class Scanner(Audits):
+class Scanner(LatestAudit):
     """Looks every so many seconds, from the first reading of the topology on."""
 
     def __init__(
@@ -83,7 +84,9 @@ class Scanner(Audits):
         self._on_scan = on_scan
         self._then = then
         self._read = asyncio.Event()
-        self._failures = Failures("a scan of the processes failed; the last one stands", on_failure)
+        self._failures = FailureLog(
+            "a scan of the processes failed; the last one stands", on_failure
+        )
 
     def want_first(self) -> None:
         """Begin, now that the topology has been read."""

@@ -15,7 +15,7 @@ from typing import Protocol
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
 from affinityd.daemon.state.background import in_background, pause
-from affinityd.daemon.state.plan_service import Service
+from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import AffinityError
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
@@ -28,7 +28,7 @@ FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait fo
 MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so often
 
 
-class Machine(Protocol):
+class TopologySource(Protocol):
     """What is asked of the machine that is kept."""
 
     def ask_drivers(self) -> None:
@@ -47,13 +47,13 @@ class Machine(Protocol):
         """Whether a driver is there that did not answer."""
 
 
-class Keeper:
+class TopologyWatcher:
     """Reads the node at the start, when asked to, and when something differs."""
 
     def __init__(
         self,
-        service: Service,
-        machine: Machine,
+        service: PlanService,
+        machine: TopologySource,
         *,
         reserved: CpuSet,
         switch: str = ON,

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.daemon.state import topology_watcher as keeping
-from affinityd.daemon.state.plan_service import Service
-from affinityd.daemon.state.topology_watcher import Keeper
+from affinityd.daemon.state import topology_watcher
+from affinityd.daemon.state.plan_service import PlanService
+from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import TreeError
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
@@ -51,15 +51,17 @@ class StandIn:
         return self.silent
 
 
-def keep(story: Callable[[StandIn, Keeper, Service, list[Node]], Awaitable[None]]) -> None:
-    """Run a story beside a keeper that watches."""
+def keep(
+    story: Callable[[StandIn, TopologyWatcher, PlanService, list[Node]], Awaitable[None]],
+) -> None:
+    """Run a story beside a watcher that watches."""
 
     async def run() -> None:
-        stand_in, service, told = StandIn(), Service(), list[Node]()
-        keeper = Keeper(service, stand_in, reserved=frozenset({0}), on_change=told.append)
-        watching = asyncio.create_task(keeper.watch())
+        stand_in, service, told = StandIn(), PlanService(), list[Node]()
+        watcher = TopologyWatcher(service, stand_in, reserved=frozenset({0}), on_change=told.append)
+        watching = asyncio.create_task(watcher.watch())
         await until(lambda: len(told) == 1)
-        await story(stand_in, keeper, service, told)
+        await story(stand_in, watcher, service, told)
         watching.cancel()
 
     asyncio.run(run())
@@ -75,7 +77,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "DRIVER_CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(topology_watcher, "DRIVER_CHECK_SECONDS", 0.02)
 
 
 def smaller(topology: Topology | None) -> Topology:
@@ -84,7 +86,9 @@ def smaller(topology: Topology | None) -> Topology:
 
 
 def test_the_first_reading_has_the_drivers_answers_and_the_reserved_cpus() -> None:
-    async def story(stand_in: StandIn, _: Keeper, service: Service, told: list[Node]) -> None:
+    async def story(
+        stand_in: StandIn, _: TopologyWatcher, service: PlanService, told: list[Node]
+    ) -> None:
         assert stand_in.asked == 1
         assert service.node is told[0]
         assert (service.node.generation, service.node.reserved) == (1, frozenset({0}))
@@ -93,12 +97,14 @@ def test_the_first_reading_has_the_drivers_answers_and_the_reserved_cpus() -> No
 
 
 def test_a_cpu_that_goes_does_not_wait_for_a_driver_that_hangs() -> None:
-    async def story(stand_in: StandIn, keeper: Keeper, service: Service, _: list[Node]) -> None:
+    async def story(
+        stand_in: StandIn, watcher: TopologyWatcher, service: PlanService, _: list[Node]
+    ) -> None:
         stand_in.may_answer.clear()
-        keeper.want_reading()
+        watcher.want_reading()
         await until(lambda: stand_in.asked == 2)
         stand_in.topology, stand_in.seen_online = smaller(stand_in.topology), "1-223"
-        await asyncio.wait_for(keeper.refresh(), 1)
+        await asyncio.wait_for(watcher.refresh(), 1)
         assert service.node.generation == 2
         stand_in.may_answer.set()
 
@@ -106,30 +112,32 @@ def test_a_cpu_that_goes_does_not_wait_for_a_driver_that_hangs() -> None:
 
 
 def test_many_who_notice_one_change_read_it_once() -> None:
-    async def story(stand_in: StandIn, keeper: Keeper, _: Service, told: list[Node]) -> None:
+    async def story(
+        stand_in: StandIn, watcher: TopologyWatcher, _: PlanService, told: list[Node]
+    ) -> None:
         stand_in.topology, stand_in.seen_online = smaller(stand_in.topology), "1-223"
-        await asyncio.gather(*(keeper.refresh() for _ in range(20)))
+        await asyncio.gather(*(watcher.refresh() for _ in range(20)))
         await until(lambda: len(told) == 2)
-        assert keeper.is_current()
+        assert watcher.is_current()
 
     keep(story)
 
 
 def test_a_disk_that_hangs_holds_up_no_plan_and_then_tells_of_the_newest_reading() -> None:
     async def run() -> None:
-        stand_in, service = StandIn(), Service()
+        stand_in, service = StandIn(), PlanService()
         may_write, told = threading.Event(), list[Node]()
 
         def write(node: Node) -> None:
             may_write.wait(SOON)
             told.append(node)
 
-        keeper = Keeper(service, stand_in, reserved=frozenset(), on_change=write)
-        watching = asyncio.create_task(keeper.watch())
+        watcher = TopologyWatcher(service, stand_in, reserved=frozenset(), on_change=write)
+        watching = asyncio.create_task(watcher.watch())
         await until(lambda: service.known is not None)
         for online in ("1-223", "2-223"):
             stand_in.topology, stand_in.seen_online = smaller(stand_in.topology), online
-            await asyncio.wait_for(keeper.refresh(), 1)
+            await asyncio.wait_for(watcher.refresh(), 1)
         assert service.node.generation == 3
         may_write.set()
         await until(lambda: [node.generation for node in told] == [1, 3])
@@ -139,8 +147,10 @@ def test_a_disk_that_hangs_holds_up_no_plan_and_then_tells_of_the_newest_reading
 
 
 def test_a_reading_without_a_difference_is_no_generation() -> None:
-    async def story(stand_in: StandIn, keeper: Keeper, service: Service, told: list[Node]) -> None:
-        keeper.want_reading()
+    async def story(
+        stand_in: StandIn, watcher: TopologyWatcher, service: PlanService, told: list[Node]
+    ) -> None:
+        watcher.want_reading()
         await until(lambda: stand_in.asked == 2)
         await asyncio.sleep(0.05)
         assert (service.node.generation, len(told)) == (1, 1)
@@ -149,14 +159,16 @@ def test_a_reading_without_a_difference_is_no_generation() -> None:
 
 
 def test_a_machine_that_cannot_be_read_keeps_its_last_reading_until_it_can() -> None:
-    async def story(stand_in: StandIn, keeper: Keeper, service: Service, _: list[Node]) -> None:
+    async def story(
+        stand_in: StandIn, watcher: TopologyWatcher, service: PlanService, _: list[Node]
+    ) -> None:
         before = stand_in.topology
         stand_in.topology, stand_in.seen_online = None, "1-223"
-        await keeper.refresh()
+        await watcher.refresh()
         assert service.node.topology == before
-        assert not keeper.is_current()
+        assert not watcher.is_current()
         stand_in.topology = smaller(before)
-        await keeper.refresh()
+        await watcher.refresh()
         assert service.node.topology == stand_in.topology
 
     keep(story)
@@ -165,13 +177,15 @@ def test_a_machine_that_cannot_be_read_keeps_its_last_reading_until_it_can() -> 
 def test_a_machine_that_cannot_be_read_is_news_once_however_many_ask(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(stand_in: StandIn, keeper: Keeper, _: Service, __: list[Node]) -> None:
+    async def story(
+        stand_in: StandIn, watcher: TopologyWatcher, _: PlanService, __: list[Node]
+    ) -> None:
         for online in ("1-223", "2-223"):
             before, stand_in.topology, stand_in.seen_online = stand_in.topology, None, online
             for _request in range(5):
-                await keeper.refresh()
+                await watcher.refresh()
             stand_in.topology = smaller(before)
-            await keeper.refresh()
+            await watcher.refresh()
 
     keep(story)
     told = [record for record in caplog.records if "could not be read" in record.message]
@@ -180,10 +194,10 @@ def test_a_machine_that_cannot_be_read_is_news_once_however_many_ask(
 
 def test_a_first_reading_that_fails_is_tried_again() -> None:
     async def run() -> None:
-        stand_in, service = StandIn(), Service()
+        stand_in, service = StandIn(), PlanService()
         topology, stand_in.topology = stand_in.topology, None
-        keeper = Keeper(service, stand_in, reserved=frozenset(), on_change=lambda _: None)
-        watching = asyncio.create_task(keeper.watch())
+        watcher = TopologyWatcher(service, stand_in, reserved=frozenset(), on_change=lambda _: None)
+        watching = asyncio.create_task(watcher.watch())
         await until(lambda: stand_in.asked >= 2)
         assert service.known is None
         stand_in.topology = topology
@@ -200,14 +214,14 @@ def test_a_first_reading_that_fails_is_tried_again() -> None:
 def test_a_plan_waits_for_the_first_reading_and_not_for_long(
     monkeypatch: pytest.MonkeyPatch, most: float, is_read: bool
 ) -> None:
-    monkeypatch.setattr(keeping, "FIRST_SECONDS", most)
+    monkeypatch.setattr(topology_watcher, "FIRST_SECONDS", most)
 
     async def run() -> None:
-        stand_in, service = StandIn(), Service()
+        stand_in, service = StandIn(), PlanService()
         stand_in.may_answer.clear()
-        keeper = Keeper(service, stand_in, reserved=frozenset(), on_change=lambda _: None)
-        watching = asyncio.create_task(keeper.watch())
-        waiting = [asyncio.create_task(keeper.first_reading()) for _ in range(100)]
+        watcher = TopologyWatcher(service, stand_in, reserved=frozenset(), on_change=lambda _: None)
+        watching = asyncio.create_task(watcher.watch())
+        waiting = [asyncio.create_task(watcher.first_reading()) for _ in range(100)]
         await until(lambda: stand_in.asked == 1)
         if is_read:
             assert not any(it.done() for it in waiting)
@@ -216,14 +230,16 @@ def test_a_plan_waits_for_the_first_reading_and_not_for_long(
         assert (service.known is not None) == is_read
         stand_in.may_answer.set()
         await until(lambda: service.known is not None)
-        await asyncio.wait_for(keeper.first_reading(), SOON / 2)
+        await asyncio.wait_for(watcher.first_reading(), SOON / 2)
         watching.cancel()
 
     asyncio.run(run())
 
 
 def test_a_driver_that_changes_is_asked() -> None:
-    async def story(stand_in: StandIn, _: Keeper, __: Service, ___: list[Node]) -> None:
+    async def story(
+        stand_in: StandIn, _: TopologyWatcher, __: PlanService, ___: list[Node]
+    ) -> None:
         stand_in.seen_drivers = "560"
         await until(lambda: stand_in.asked == 2)
         await asyncio.sleep(0.1)
@@ -236,9 +252,11 @@ def test_a_driver_that_changes_is_asked() -> None:
 def test_only_a_driver_that_is_silent_is_asked_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch, silent: bool, asked: bool
 ) -> None:
-    monkeypatch.setattr(keeping, "DRIVER_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(topology_watcher, "DRIVER_RETRY_SECONDS", 0.05)
 
-    async def story(stand_in: StandIn, _: Keeper, __: Service, ___: list[Node]) -> None:
+    async def story(
+        stand_in: StandIn, _: TopologyWatcher, __: PlanService, ___: list[Node]
+    ) -> None:
         stand_in.silent = silent
         await asyncio.sleep(0.3)
         assert (stand_in.asked > 1) == asked
@@ -247,8 +265,10 @@ def test_only_a_driver_that_is_silent_is_asked_again_after_a_while(
 
 
 def test_mig_instances_that_nobody_knows_make_one_reading_in_a_while() -> None:
-    async def story(stand_in: StandIn, keeper: Keeper, _: Service, __: list[Node]) -> None:
-        await asyncio.gather(*(keeper.seek_mig() for _ in range(10)))
+    async def story(
+        stand_in: StandIn, watcher: TopologyWatcher, _: PlanService, __: list[Node]
+    ) -> None:
+        await asyncio.gather(*(watcher.seek_mig() for _ in range(10)))
         assert stand_in.asked == 2
 
     keep(story)
