@@ -39,7 +39,7 @@ IMPURE = {"os", "io", "time", "socket", "logging", "pathlib", "subprocess", "ran
 PURE_MODULES = (
     *(name for name in MODULES if name.split(".")[1:2] in [[folder] for folder in PURE]),
     *("affinityd.cpuset", "affinityd.text", "affinityd.topology.model"),
-    *("affinityd.topology.nearness", "affinityd.client.launchers"),
+    "affinityd.topology.nearness",
     *(
         f"affinityd.enforce.{name}"
         for name in ("jobs", "targets", "placement", "verdict", "decide")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError
-from affinityd.request.devices import choose
-from affinityd.request.visible_devices import look
+from affinityd.request.devices import select_devices
+from affinityd.request.visible_devices import visible_devices
 from tests.asking import ask
 from tests.daemons import running
 from tests.machines.sysfs_tree import nvml_report, write_tree
@@ -74,8 +74,8 @@ def meant(minors: Sequence[int], listed: str | None, visible: str | None) -> lis
     if granted is None:
         return None
     try:
-        seen = look(EIGHT, granted, visible, listed if is_list else None)
-        return sorted({device.gpu.index for device in choose(seen, None)})
+        seen = visible_devices(EIGHT, granted, visible, listed if is_list else None)
+        return sorted({device.gpu.index for device in select_devices(seen, None)})
     except AffinityError:
         return None
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from affinityd import machines
 from affinityd.cpuset import CpuSet, format_mask
 from affinityd.errors import AffinityError
-from affinityd.request.slurm_binding import Seat, cpus_of_step, gpu_seat, slice_seat
+from affinityd.request.slurm_binding import Slot, cpus_of_step, gpu_slot, slice_slot
 from tests.asking import ask, cpulists, try_to_ask
 
 DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
@@ -59,10 +59,10 @@ DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
     ],
 )
 def test_tasks_on_the_same_gpus_have_a_seat_each(
-    bind: str, tasks: int, gpus: int, seats: list[Seat | None]
+    bind: str, tasks: int, gpus: int, seats: list[Slot | None]
 ) -> None:
     seen = 2 if "per_task:2" in bind else 1
-    found = [gpu_seat(bind, task=task, tasks=tasks, gpus=gpus, seen=seen) for task in range(tasks)]
+    found = [gpu_slot(bind, task=task, tasks=tasks, gpus=gpus, seen=seen) for task in range(tasks)]
     assert found == seats
 
 
@@ -71,7 +71,7 @@ def test_tasks_on_the_same_gpus_have_a_seat_each(
 )
 def test_a_binding_that_is_not_in_force_binds_nobody(bind: str) -> None:
     """Slurm 22.05 says per_task of --gpus-per-task=TYPE:1, and binds nothing."""
-    assert gpu_seat(bind, task=1, tasks=2, gpus=2, seen=2) is None
+    assert gpu_slot(bind, task=1, tasks=2, gpus=2, seen=2) is None
 
 
 def cpus(*numbers: int) -> CpuSet:
@@ -111,10 +111,10 @@ def test_a_task_may_leave_its_slice_unless_its_gpus_were_chosen_by_it(
     masks: tuple[CpuSet, ...],
     mask: CpuSet,
     task: int,
-    expected: tuple[CpuSet, Seat | None],
+    expected: tuple[CpuSet, Slot | None],
 ) -> None:
     assert cpus_of_step(bind, masks, mask, task) == expected[0]
-    assert slice_seat(bind, masks, mask, task=task, tasks=3) == expected[1]
+    assert slice_slot(bind, masks, mask, task=task, tasks=3) == expected[1]
 
 
 # What follows for a plan.

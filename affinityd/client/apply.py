@@ -6,13 +6,13 @@ import os
 
 from affinityd.client import plan_request
 from affinityd.client.device_access import granted
-from affinityd.client.launchers import local_rank
 from affinityd.config import switch
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import ApplyError
 from affinityd.linux.cpu_limit import own_cpu_limit
 from affinityd.linux.environ import environment_of
 from affinityd.linux.memory_policy import MemoryPolicy, set_policy
+from affinityd.request.launchers import local_rank
 from affinityd.text import one_line
 
 TYPE_CHECKING = False

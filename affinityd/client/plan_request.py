@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from affinityd.client.launchers import SLURM_SPECIAL_STEP, Environment, Rank, local_rank, number
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.planner.names import BY_RANK
-from affinityd.request.slurm_binding import Seat, gpu_seat
+from affinityd.request.launchers import SLURM_SPECIAL_STEP, Environment, Rank, local_rank, number
+from affinityd.request.slurm_binding import Slot, gpu_slot
 
 Question = Mapping[str, str]  #: a plan request: parameters by name
 
@@ -169,7 +169,7 @@ def _apart(rank: Rank, given: Mapping[str, str], environ: Environment) -> Iterat
     if rank.size and (has_no_block or given.get("share") == "requested"):
         yield {"ranks": f"{rank.size}", "rank": f"{rank.number}"}
         return
-    place, sharing = _slurm_seat(rank, environ) or _guessed_seat(rank, environ, job)
+    place, sharing = _slurm_slot(rank, environ) or _guessed_slot(rank, environ, job)
     if sharing > 1:
         yield {"ranks": f"{sharing}", "rank": f"{place}", "share": "node"}
     elif job:
@@ -177,13 +177,13 @@ def _apart(rank: Rank, given: Mapping[str, str], environ: Environment) -> Iterat
     yield {"share": "node"}
 
 
-def _slurm_seat(rank: Rank, environ: Environment) -> Seat | None:
-    """Return a task's seat on its GPUs as Slurm has it; None where it does not say."""
+def _slurm_slot(rank: Rank, environ: Environment) -> Slot | None:
+    """Return a task's slot on its GPUs as Slurm has it; None where it does not say."""
     bind = environ.get("SLURMD_TRES_BIND")
     if not bind or not rank.size or rank.variable != "SLURM_LOCALID":
         return None
     gpus = number(environ.get("SLURM_GPUS_ON_NODE")) or 0
-    return gpu_seat(bind, task=rank.number, tasks=rank.size, gpus=gpus, seen=_count(environ, gpus))
+    return gpu_slot(bind, task=rank.number, tasks=rank.size, gpus=gpus, seen=_count(environ, gpus))
 
 
 def _count(environ: Environment, whole: int) -> int:
@@ -192,8 +192,8 @@ def _count(environ: Environment, whole: int) -> int:
     return whole if value is None else len(value.rpartition("=")[2].split(","))
 
 
-def _guessed_seat(rank: Rank, environ: Environment, job: str | None) -> Seat:
-    """Return a rank's seat on its GPU, by how many GPUs there are for how many ranks.
+def _guessed_slot(rank: Rank, environ: Environment, job: str | None) -> Slot:
+    """Return a rank's slot on its GPU, by how many GPUs there are for how many ranks.
 
     Where there are more ranks than GPUs, those of one GPU are neighbours under Slurm
     (--ntasks-per-gpu); scripts deal the GPUs out by turns.
@@ -219,7 +219,7 @@ def _has_its_own(rank: Rank, environ: Environment, parent: Environment | None) -
     Slurm says how it bound them, or how many GPUs the step has on the node. Elsewhere it is a
     single one, unless the parent has the same: what was inherited is the siblings', too.
     """
-    if _slurm_seat(rank, environ) is not None:
+    if _slurm_slot(rank, environ) is not None:
         return True
     value = visible(environ)
     if value is None:

@@ -20,13 +20,13 @@ SCRIPTS = {
 }
 
 
-def hand_out_scripts(folder: Path) -> None:
+def write_scripts(folder: Path) -> None:
     """Write `run`, and what it sources. Raises OutputError."""
     for name, (source, mode) in SCRIPTS.items():
         _write(folder / name, (FILES / source).read_text(encoding="utf-8"), mode)
 
 
-def hand_out_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) -> None:
+def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) -> None:
     """Write the variables that `run` sets where its environment has none, and the switch.
 
     Of that the least counts, which `heed` of `run` sees to. Raises OutputError.
@@ -38,7 +38,7 @@ def hand_out_settings(folder: Path, settings: Mapping[str, str], switch: str = O
     _write(folder / "settings", "".join([*assignments, heed]))
 
 
-def hand_out_plan(folder: Path, plan: NodePlan) -> None:
+def write_plan(folder: Path, plan: NodePlan) -> None:
     """Write a node's plan; each GPU's cpulist is a file, too. Raises OutputError."""
     files = {folder / "gpu" / _file_name(name): text for name, text in plan.cpulists.items()}
     for path, cpulist in files.items():

@@ -49,7 +49,7 @@ class NodePlan:
         return {name: row[CPULIST] for row in rows for name in row[NAMES:]}
 
 
-def question(chosen: Question) -> Question:
+def node_question(chosen: Question) -> Question:
     """Return what is asked: every GPU of the node, and where modes divide, a block for each.
 
     That is said, since it is the default only for who may use all of the node.

@@ -1,7 +1,7 @@
 """Which GPU is meant by a name: from what a process sees to the node's own numbering.
 
 Two renumberings lie between a process's index and the node's: what a container runtime or device
-cgroup granted, and what the vendor's variable makes visible (sight.py). Sources: CUDA C++
+cgroup granted, and what the vendor's variable makes visible (visible_devices.py). Sources: CUDA C++
 Programming Guide "CUDA Environment Variables"; ROCm documentation "GPU isolation techniques".
 """
 
@@ -22,7 +22,7 @@ _UUID = re.compile(r"(?:GPU|MIG)-.+")
 
 
 @dataclass(frozen=True)
-class Device:
+class ComputeDevice:
     """What a process can drive: a GPU, or a MIG instance of one."""
 
     gpu: Gpu
@@ -35,50 +35,52 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Sight:
+class VisibleDevices:
     """What a caller sees."""
 
-    numbered: Mapping[int, Device]  #: by the caller's index, ascending
-    nameable: tuple[Device, ...]  #: by UUID or PCI bus id
+    by_index: Mapping[int, ComputeDevice]  #: ascending
+    nameable: tuple[ComputeDevice, ...]  #: by UUID or PCI bus id
     by_name: bool  #: the numbering comes from a list of UUIDs, so its order is certain
 
 
-def whole(topology: Topology) -> Sight:
+def all_devices(topology: Topology) -> VisibleDevices:
     """Return what a caller sees that was given everything: the node's own numbering.
 
     A GPU that is lost leaves a gap in it.
     """
     own = (gpu for gpu in topology.gpus if gpu.vendor == topology.vendor)
-    everything = tuple(with_instances(tuple(Device(gpu) for gpu in topology.gpus)))
-    return Sight({gpu.index: Device(gpu) for gpu in own}, everything, by_name=False)
+    everything = tuple(with_instances(tuple(ComputeDevice(gpu) for gpu in topology.gpus)))
+    return VisibleDevices({gpu.index: ComputeDevice(gpu) for gpu in own}, everything, by_name=False)
 
 
-def choose(sight: Sight, entries: Sequence[str] | None) -> tuple[Device, ...]:
+def select_devices(
+    seen: VisibleDevices, entries: Sequence[str] | None
+) -> tuple[ComputeDevice, ...]:
     """Return the device of each entry of a request's `gpus`, in rank order; None means all.
 
     Raises InvalidRequestError for an entry that is no index, UUID or PCI bus id, NoSuchGpuError
     for one that names nothing the caller sees.
     """
     if entries is not None:
-        return tuple(chosen(sight, entry) for entry in entries)
-    if not sight.numbered:
-        raise NoSuchGpuError(f"no GPU is visible to the caller; {_present(sight)}")
-    return tuple(sight.numbered.values())
+        return tuple(device_named(seen, entry) for entry in entries)
+    if not seen.by_index:
+        raise NoSuchGpuError(f"no GPU is visible to the caller; {_present(seen)}")
+    return tuple(seen.by_index.values())
 
 
-def is_ambiguous(sight: Sight, entries: Sequence[str] | None) -> bool:
+def is_ambiguous(seen: VisibleDevices, entries: Sequence[str] | None) -> bool:
     """Return whether an index depends on CUDA_DEVICE_ORDER.
 
     CUDA's default order is FASTEST_FIRST, not PCI_BUS_ID: on mixed models nobody else knows it.
     """
     by_index = entries is None or any(_INDEX.fullmatch(entry) for entry in entries)
-    numbered = {device.gpu.vendor for device in sight.numbered.values()}
+    numbered = {device.gpu.vendor for device in seen.by_index.values()}
     models = {
         device.gpu.model or device.gpu.pci_id
-        for device in sight.nameable
+        for device in seen.nameable
         if device.gpu.vendor == "nvidia"
     }
-    return by_index and not sight.by_name and "nvidia" in numbered and len(models) > 1
+    return by_index and not seen.by_name and "nvidia" in numbered and len(models) > 1
 
 
 def names_unknown_mig(topology: Topology, *texts: str | None) -> bool:
@@ -88,20 +90,20 @@ def names_unknown_mig(topology: Topology, *texts: str | None) -> bool:
     return any(not any(uuid.startswith(name) for uuid in known) for name in named)
 
 
-def chosen(sight: Sight, entry: str) -> Device:
-    """Return the device that an index, UUID or PCI bus id names. Raises as `choose`."""
+def device_named(seen: VisibleDevices, entry: str) -> ComputeDevice:
+    """Return the device that an index, UUID or PCI bus id names. Raises as `select_devices`."""
     if _INDEX.fullmatch(entry):
         index = int(entry) if len(entry) <= MAX_DIGITS else None
-        if index is not None and index in sight.numbered:
-            return sight.numbered[index]
+        if index is not None and index in seen.by_index:
+            return seen.by_index[index]
         raise NoSuchGpuError(
-            f"no GPU {entry if index is not None else quote(entry)}; {_present(sight)}"
+            f"no GPU {entry if index is not None else quote(entry)}; {_present(seen)}"
         )
     if pci := _PCI.fullmatch(entry):
         bus_id = f"{int(pci[1], 16):04x}:{pci[2].lower()}"
-        found = [device for device in sight.nameable if device.gpu.pci_bus_id == bus_id][:1]
+        found = [device for device in seen.nameable if device.gpu.pci_bus_id == bus_id][:1]
     elif _UUID.fullmatch(entry):
-        found = [device for device in sight.nameable if (device.uuid or "").startswith(entry)]
+        found = [device for device in seen.nameable if (device.uuid or "").startswith(entry)]
     else:
         raise InvalidRequestError(
             f"gpus: {quote(entry)} is not an index, UUID or PCI bus id; write them like 0,1 or "
@@ -111,26 +113,26 @@ def chosen(sight: Sight, entry: str) -> Device:
         return found[0]
     name = quote(entry)
     problem = f"{len(found)} GPUs begin with {name}" if found else f"no GPU {name}"
-    raise NoSuchGpuError(f"{problem}; {_present(sight)}")
+    raise NoSuchGpuError(f"{problem}; {_present(seen)}")
 
 
-def with_instances(devices: Sequence[Device]) -> Iterator[Device]:
+def with_instances(devices: Sequence[ComputeDevice]) -> Iterator[ComputeDevice]:
     """Yield devices and, after each whole GPU, its MIG instances."""
     for device in devices:
         yield device
         if device.mig is None:
-            yield from (Device(device.gpu, instance.uuid) for instance in device.gpu.mig)
+            yield from (ComputeDevice(device.gpu, instance.uuid) for instance in device.gpu.mig)
 
 
-def _present(sight: Sight) -> str:
-    if not sight.nameable:
+def _present(seen: VisibleDevices) -> str:
+    if not seen.nameable:
         return "this machine has none"
-    if not sight.numbered:
-        return f"by name there are {', '.join(map(_name, sight.nameable))}"
+    if not seen.by_index:
+        return f"by name there are {', '.join(map(_name, seen.nameable))}"
     return "visible are " + ", ".join(
-        f"{index} ({_name(device)})" for index, device in sight.numbered.items()
+        f"{index} ({_name(device)})" for index, device in seen.by_index.items()
     )
 
 
-def _name(device: Device) -> str:
+def _name(device: ComputeDevice) -> str:
     return device.mig or device.gpu.pci_bus_id

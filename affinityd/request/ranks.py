@@ -9,15 +9,15 @@ from affinityd.cpuset import CpuSet
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.planner.modes import MODES
 from affinityd.planner.names import BY_RANK
-from affinityd.request.devices import Device, Sight, choose, is_ambiguous
+from affinityd.request.devices import ComputeDevice, VisibleDevices, is_ambiguous, select_devices
 from affinityd.request.parameters import Request
 from affinityd.request.parsers import MAX_ENTRIES
-from affinityd.request.slurm_binding import Seat, gpu_seat, single_seat, slice_seat
-from affinityd.request.visible_devices import look
+from affinityd.request.slurm_binding import Slot, gpu_slot, single_slot, slice_slot
+from affinityd.request.visible_devices import visible_devices
 from affinityd.topology.model import Gpu, Topology
 
 #: How a request names a device, or would have, and the device.
-Entry = tuple[str, Device]
+Entry = tuple[str, ComputeDevice]
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
     InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not here,
     or not the job's.
     """
-    sight = look(topology, request.granted, request.visible, request.nvidia_visible)
-    own = _named(sight, request.gpus)
-    ambiguous = is_ambiguous(sight, request.gpus)
-    everything = look(topology, None, None)
+    seen = visible_devices(topology, request.granted, request.visible, request.nvidia_visible)
+    own = _named(seen, request.gpus)
+    ambiguous = is_ambiguous(seen, request.gpus)
+    everything = visible_devices(topology, None, None)
     job = None if request.job is None else _of_job(everything, request.job)
-    seat = _bound_seat(topology, request, mask, len(own), job)
-    is_task = job is not None or seat is not None
+    slot = _bound_slot(topology, request, mask, len(own), job)
+    is_task = job is not None or slot is not None
     if not is_task or (request.ranks is not None and request.options.mode in BY_RANK):
         ranks = tuple(own[rank % len(own)] for rank in range(request.ranks or len(own)))
         says_cpus = request.task_cpus is not None and request.task_cpus.cpus is not None
         is_one = request.ranks is not None or (request.rank is not None and says_cpus)
         gpus = 1 if is_one else len(own)
         return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous, gpus, 1)
-    mine, (number, of) = (own, seat) if seat is not None else _dealt(request, own)
+    mine, (number, of) = (own, slot) if slot is not None else _dealt(request, own)
     tasks = 1
     if MODES[request.options.mode].shares:
         number, of, tasks = 0, 1, of
@@ -72,23 +72,23 @@ def _has_cpus_of_its_own(request: Request, cpus: CpuSet, seen: int) -> bool:
     return len(cpus) < (request.job_cpus or 0) and seen == request.step_gpus
 
 
-def _bound_seat(
+def _bound_slot(
     topology: Topology, request: Request, mask: CpuSet, seen: int, job: tuple[Entry, ...] | None
-) -> Seat | None:
-    """Return a task's seat on the GPUs that it was given; None where tasks deal them out."""
+) -> Slot | None:
+    """Return a task's slot on the GPUs that it was given; None where tasks deal them out."""
     if request.ranks is None or not (request.gpu_bind or request.cpu_bind):
         return None
     bind, masks, gpus = request.gpu_bind, request.cpu_bind, request.step_gpus or 0
     (task,), tasks = _asked_for(request, request.ranks), request.ranks
-    seat = slice_seat(bind, masks, mask, task=task, tasks=tasks)
-    if seat is None:
-        seat = gpu_seat(bind, task=task, tasks=tasks, gpus=gpus, seen=seen)
-    if seat is None or not job or len(job) != gpus:
-        return seat
+    slot = slice_slot(bind, masks, mask, task=task, tasks=tasks)
+    if slot is None:
+        slot = gpu_slot(bind, task=task, tasks=tasks, gpus=gpus, seen=seen)
+    if slot is None or not job or len(job) != gpus:
+        return slot
     cores = list(
         zip(*(_cores_in_gres_conf(topology, device.gpu) for _, device in job), strict=True)
     )
-    return single_seat(bind, masks or [mask], cores, task=task, tasks=tasks) or seat
+    return single_slot(bind, masks or [mask], cores, task=task, tasks=tasks) or slot
 
 
 def _cores_in_gres_conf(topology: Topology, gpu: Gpu) -> tuple[CpuSet, CpuSet, CpuSet]:
@@ -99,8 +99,8 @@ def _cores_in_gres_conf(topology: Topology, gpu: Gpu) -> tuple[CpuSet, CpuSet, C
     return topology.online, near, frozenset().union(*beside)
 
 
-def _dealt(request: Request, own: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], Seat]:
-    """Return which of the GPUs that all tasks see is one's own, and its seat on it."""
+def _dealt(request: Request, own: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], Slot]:
+    """Return which of the GPUs that all tasks see is one's own, and its slot on it."""
     if request.ranks is None:  # a lone task
         return own, (0, 1)
     (task,) = _asked_for(request, request.ranks)
@@ -108,12 +108,12 @@ def _dealt(request: Request, own: tuple[Entry, ...]) -> tuple[tuple[Entry, ...],
     return own[place : place + 1], (turn, -(-request.ranks // len(own)))
 
 
-def _named(sight: Sight, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
-    devices = choose(sight, names)
-    return tuple(zip(names or map(str, sight.numbered), devices, strict=True))
+def _named(seen: VisibleDevices, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
+    devices = select_devices(seen, names)
+    return tuple(zip(names or map(str, seen.by_index), devices, strict=True))
 
 
-def _of_job(everything: Sight, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
+def _of_job(everything: VisibleDevices, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
     try:
         return _named(everything, names)
     except (InvalidRequestError, NoSuchGpuError) as error:

@@ -13,15 +13,15 @@ if TYPE_CHECKING:  # exec starts without what costs as much as Python to import
     from collections.abc import Sequence
 
 #: A task's place among those that have the same GPUs: which one, of how many.
-Seat = tuple[int, int]
+Slot = tuple[int, int]
 
 CLOSEST = "closest"
 LARGEST = 4096  #: number of GPUs that a node may have
 MAX_DIGITS = 10  #: of a number of tasks
 
 
-def gpu_seat(bind: str, *, task: int, tasks: int, gpus: int, seen: int) -> Seat | None:
-    """Return the seat of a local task; None where every task sees the same GPUs.
+def gpu_slot(bind: str, *, task: int, tasks: int, gpus: int, seen: int) -> Slot | None:
+    """Return the slot of a local task; None where every task sees the same GPUs.
 
     `bind` is SLURMD_TRES_BIND, as in `gpu:single:2`; `gpus` is how many GPUs the step has on the
     node, `seen` how many of them the task sees: more than a binding gives it, and there is none.
@@ -37,18 +37,18 @@ def gpu_seat(bind: str, *, task: int, tasks: int, gpus: int, seen: int) -> Seat 
         return task, tasks
     if seen > given:
         return None
-    return (task, tasks) if groups is None else _seat(groups, task)
+    return (task, tasks) if groups is None else _slot(groups, task)
 
 
-def single_seat(
+def single_slot(
     bind: str,
     slices: Sequence[CpuSet],
     cores: Sequence[Sequence[CpuSet]],
     *,
     task: int,
     tasks: int,
-) -> Seat | None:
-    """Return the seat of a task that --gpu-bind=single:N gave one GPU; None for another binding.
+) -> Slot | None:
+    """Return the slot of a task that --gpu-bind=single:N gave one GPU; None for another binding.
 
     Slurm deals to a task the GPUs whose cores, as gres.conf has them, meet its slice of the CPUs:
     the first, where none do. `cores` are those of each GPU of the step, once for each way in which
@@ -69,7 +69,7 @@ def single_seat(
             gpu = choice[number // max(int(argument), 1) % len(choice)]
             one, other = groups[first.setdefault(gpu, number)], groups[number]
             groups = [one if group == other else group for group in groups]
-    return _seat(groups, task)
+    return _slot(groups, task)
 
 
 def _meeting(cores: Sequence[CpuSet], cpus: CpuSet) -> list[int]:
@@ -78,10 +78,10 @@ def _meeting(cores: Sequence[CpuSet], cpus: CpuSet) -> list[int]:
     return [place for place, it in enumerate(cores) if meets[it]]
 
 
-def slice_seat(
+def slice_slot(
     bind: str, masks: Sequence[CpuSet], mask: CpuSet, *, task: int, tasks: int
-) -> Seat | None:
-    """Return the seat of a task on its slice, if its GPUs were chosen to be near that.
+) -> Slot | None:
+    """Return the slot of a task on its slice, if its GPUs were chosen to be near that.
 
     Tasks with equal slices then have the same GPUs. None where the task may leave its slice.
     """
@@ -89,7 +89,7 @@ def slice_seat(
         return None
     first = {mask: place for place, mask in reversed(list(enumerate(masks)))}
     places = [first[mask] for mask in masks]
-    return _seat([places[number % len(places)] for number in range(tasks)], task)
+    return _slot([places[number % len(places)] for number in range(tasks)], task)
 
 
 def cpus_of_step(bind: str, masks: Sequence[CpuSet], mask: CpuSet, task: int) -> CpuSet:
@@ -119,10 +119,10 @@ def _kind(bind: str) -> tuple[str, str]:
     return kind, argument
 
 
-def _seat(groups: Sequence[int], task: int) -> Seat:
-    """Return a task's seat, by a number for each task that is equal for those that have the same.
+def _slot(groups: Sequence[int], task: int) -> Slot:
+    """Return a task's slot, by a number for each task that is equal for those that have the same.
 
-    As many seats for everybody as the largest group has: each task finds the same ones.
+    As many slots for everybody as the largest group has: each task finds the same ones.
     """
     most = max(map(groups.count, set(groups)))
     return groups[:task].count(groups[task]), most

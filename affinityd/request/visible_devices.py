@@ -9,7 +9,13 @@ import re
 from collections.abc import Sequence
 
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
-from affinityd.request.devices import Device, Sight, chosen, whole, with_instances
+from affinityd.request.devices import (
+    ComputeDevice,
+    VisibleDevices,
+    all_devices,
+    device_named,
+    with_instances,
+)
 from affinityd.request.visible_lists import read_visible
 from affinityd.text import quote
 from affinityd.topology.model import Topology
@@ -18,30 +24,32 @@ _MINOR = re.compile(r"(minor|drm):([0-9]{1,9})", re.ASCII)
 _INSTANCE = re.compile(r"([0-9]+):([0-9]{1,3})", re.ASCII)
 
 
-def look(
+def visible_devices(
     topology: Topology,
     granted: str | None,
     visible: str | None,
     nvidia_visible: str | None = None,
-) -> Sight:
+) -> VisibleDevices:
     """Return what a caller sees, by what it was granted and by its visible-device variable.
 
     All are the request's values, None where it has none. Raises InvalidRequestError for a
     malformed grant, NoSuchGpuError for one of a device that is not here.
     """
-    everything = whole(topology)
+    everything = all_devices(topology)
     given = None if granted is None else _grant(topology, everything, granted)
     if nvidia_visible:
         given = _listed(everything, nvidia_visible, given) or given
-    numbered, nameable = everything.numbered, everything.nameable
+    numbered, nameable = everything.by_index, everything.nameable
     if given is not None:
         numbered = dict(enumerate(d for d in given if d.gpu.vendor == given[0].gpu.vendor))
         nameable = tuple(dict.fromkeys(with_instances(given)))
     seen = read_visible(visible, numbered, nameable)
-    return Sight(seen.devices, nameable, seen.by_name)
+    return VisibleDevices(seen.devices, nameable, seen.by_name)
 
 
-def _grant(topology: Topology, everything: Sight, granted: str) -> tuple[Device, ...]:
+def _grant(
+    topology: Topology, everything: VisibleDevices, granted: str
+) -> tuple[ComputeDevice, ...]:
     if granted.strip() == "none":
         raise NoSuchGpuError("granted=none: the caller was given no GPU")
     entries = [entry.strip() for entry in granted.split(",")]
@@ -50,8 +58,8 @@ def _grant(topology: Topology, everything: Sight, granted: str) -> tuple[Device,
 
 
 def _listed(
-    everything: Sight, listed: str, given: tuple[Device, ...] | None
-) -> tuple[Device, ...] | None:
+    everything: VisibleDevices, listed: str, given: tuple[ComputeDevice, ...] | None
+) -> tuple[ComputeDevice, ...] | None:
     """Return the devices of an NVIDIA_VISIBLE_DEVICES; None where it proves nothing.
 
     That is where it lists none (`all`, `void`, `none`, a folder), or not only what was given: a
@@ -68,17 +76,17 @@ def _listed(
     return _in_order(everything, wanted)
 
 
-def _in_order(everything: Sight, wanted: set[Device]) -> tuple[Device, ...]:
+def _in_order(everything: VisibleDevices, wanted: set[ComputeDevice]) -> tuple[ComputeDevice, ...]:
     """Return devices in the node's order, in which those who were given them count them."""
     return tuple(device for device in everything.nameable if device in wanted)
 
 
-def _at(everything: Sight, entry: str) -> Device:
+def _at(everything: VisibleDevices, entry: str) -> ComputeDevice:
     """Return a listed device: an index, UUID or PCI bus id, or 0:1, GPU 0's instance 1."""
     if instance := _INSTANCE.fullmatch(entry):
-        gpu, number = chosen(everything, instance[1]).gpu, int(instance[2])
-        return Device(gpu, gpu.mig[number].uuid if number < len(gpu.mig) else None)
-    return chosen(everything, entry)
+        gpu, number = device_named(everything, instance[1]).gpu, int(instance[2])
+        return ComputeDevice(gpu, gpu.mig[number].uuid if number < len(gpu.mig) else None)
+    return device_named(everything, entry)
 
 
 def _of_gpus(topology: Topology, entries: Sequence[str]) -> Sequence[str]:
@@ -94,10 +102,10 @@ def _of_gpus(topology: Topology, entries: Sequence[str]) -> Sequence[str]:
     return [entry for entry in entries if entry not in files or entry in known]
 
 
-def _granted(topology: Topology, everything: Sight, entry: str) -> Device:
+def _granted(topology: Topology, everything: VisibleDevices, entry: str) -> ComputeDevice:
     if minor := _MINOR.fullmatch(entry):
         field = "minor" if minor[1] == "minor" else "render_minor"
-        at = {getattr(gpu, field): Device(gpu) for gpu in topology.gpus}
+        at = {getattr(gpu, field): ComputeDevice(gpu) for gpu in topology.gpus}
         if int(minor[2]) in at:
             return at[int(minor[2])]
         have = ", ".join(str(number) for number in sorted(at.keys() - {None})) or "none"

@@ -22,7 +22,7 @@ ENOUGH_DIGITS = 21
 _STRTOUL = re.compile(r"\s*([+-]?)([0-9]+)", re.ASCII)
 
 
-class Named(Protocol):
+class HasUuid(Protocol):
     """What a list can name."""
 
     @property
@@ -30,27 +30,29 @@ class Named(Protocol):
         """Its UUID, None where it has none."""
 
 
-D = TypeVar("D", bound=Named)
+D = TypeVar("D", bound=HasUuid)
 
 
 @dataclass(frozen=True)
-class Seen(Generic[D]):
+class ListedDevices(Generic[D]):
     """The devices that a list leaves visible, in its order."""
 
     devices: Mapping[int, D]  #: by the index that the process knows them by
     by_name: bool  #: the list is one of UUIDs
 
 
-def read_visible(value: str | None, numbered: Mapping[int, D], nameable: Sequence[D]) -> Seen[D]:
+def read_visible(
+    value: str | None, numbered: Mapping[int, D], nameable: Sequence[D]
+) -> ListedDevices[D]:
     """Return what a variable's value leaves visible; None: unset, so all of `numbered`.
 
     Indices count in `numbered`, UUIDs name any of `nameable`.
     """
-    seen = Seen(numbered, by_name=False)
+    seen = ListedDevices(numbered, by_name=False)
     for part in _lists(value):
         nameable = _read_list(part, seen.devices, nameable)
         by_name = seen.by_name or part.startswith(UUID_KINDS)
-        seen = Seen(dict(enumerate(nameable)), by_name=by_name)
+        seen = ListedDevices(dict(enumerate(nameable)), by_name=by_name)
     return seen
 
 

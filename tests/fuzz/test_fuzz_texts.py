@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from affinityd.audit.membership import membership
 from affinityd.audit.orphans import service
 from affinityd.client import http as client
-from affinityd.client.launchers import local_rank
 from affinityd.cpuset import format_list, format_mask, parse_list, parse_mask
 from affinityd.discovery.pci import bus_order, is_pci_address
 from affinityd.enforce.policy.identity import About
@@ -21,7 +20,8 @@ from affinityd.errors import AffinityError, DaemonError, InvalidRequestError
 from affinityd.linux.memory_policy import parse_policy
 from affinityd.linux.procstat import parse as parse_stat
 from affinityd.request import slurm_binding
-from affinityd.request.devices import whole
+from affinityd.request.devices import all_devices
+from affinityd.request.launchers import local_rank
 from affinityd.request.parameters import PARAMETERS, parse_request
 from affinityd.request.visible_lists import read_visible
 from affinityd.slurm.config.gres_parser import Line
@@ -48,8 +48,8 @@ class Reader:
 
 
 def a_visible_list(text: str) -> object:
-    sight = whole(DGX)
-    return read_visible(text, sight.numbered, sight.nameable)
+    sight = all_devices(DGX)
+    return read_visible(text, sight.by_index, sight.nameable)
 
 
 def a_pci_address(text: str) -> object:
@@ -73,14 +73,14 @@ def a_slurm_conf(text: str) -> object:
 
 
 def a_seat(text: str) -> object:
-    return [slurm_binding.gpu_seat(text, task=it, tasks=256, gpus=8, seen=1) for it in (0, 255)]
+    return [slurm_binding.gpu_slot(text, task=it, tasks=256, gpus=8, seen=1) for it in (0, 255)]
 
 
 def a_seat_on_slices(text: str) -> object:
     slices = [frozenset({cpu}) for cpu in range(256)]
     return (
-        slurm_binding.single_seat(text, slices, [slices], task=3, tasks=256),
-        slurm_binding.slice_seat(text, slices, slices[3], task=3, tasks=256),
+        slurm_binding.single_slot(text, slices, [slices], task=3, tasks=256),
+        slurm_binding.slice_slot(text, slices, slices[3], task=3, tasks=256),
         slurm_binding.cpus_of_step(text, slices, slices[3], 3),
     )
 

@@ -117,7 +117,9 @@ def _chosen(topology: Topology, listed: str | None) -> Iterator[Gpu]:
         yield from topology.gpus
         return
     entries = [entry.strip() for entry in str(listed).split(",")]
-    keys = {device.gpu.key for device in devices.choose(devices.whole(topology), entries)}
+    keys = {
+        device.gpu.key for device in devices.select_devices(devices.all_devices(topology), entries)
+    }
     yield from (gpu for gpu in topology.gpus if gpu.key in keys)
 
 

@@ -20,7 +20,7 @@ from affinityd.config import file, switch
 from affinityd.config.settings import host_and_port
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.kubernetes import node_plan
-from affinityd.kubernetes.init_files import hand_out_plan, hand_out_scripts, hand_out_settings
+from affinityd.kubernetes.init_files import write_plan, write_scripts, write_settings
 from affinityd.kubernetes.node_plan import NodePlan
 from affinityd.text import count, quote
 
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.to:
         raise InvalidRequestError("to is empty; name a folder, like /affinity")
     folder = Path(arguments.to)
-    hand_out_scripts(folder)
+    write_scripts(folder)
     try:
         plan = _leave_plan(folder, addresses, deadline)
     except AffinityError as error:
@@ -85,10 +85,10 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
         **({trust.VARIABLE: trusted} if trusted else {}),
         **{file.SAID_AS[name]: text for name, text in chosen.items()},
     }
-    hand_out_settings(folder, settings, here)
-    plan = node_plan.find(node_plan.question(chosen), addresses, deadline, _tell)
-    hand_out_settings(folder, {**settings, **plan.answered}, switch.least(here, plan.switch))
-    hand_out_plan(folder, plan)
+    write_settings(folder, settings, here)
+    plan = node_plan.find(node_plan.node_question(chosen), addresses, deadline, _tell)
+    write_settings(folder, {**settings, **plan.answered}, switch.least(here, plan.switch))
+    write_plan(folder, plan)
     return plan
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.client.launchers import LAUNCHERS
 from affinityd.config.file import SAID
+from affinityd.request.launchers import LAUNCHERS
 from tests.daemons import Daemon
 from tests.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
 from tests.serving import answering, hanging, http, serving
