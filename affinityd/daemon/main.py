@@ -20,7 +20,6 @@ import uvloop
 from affinityd import __version__
 from affinityd.config.settings import Settings
 from affinityd.config.switch import ON
-from affinityd.daemon import logging as logs
 from affinityd.daemon import signals
 from affinityd.daemon.api.app import create_app
 from affinityd.daemon.api.documents import Told
@@ -30,6 +29,7 @@ from affinityd.daemon.audit_log import AuditLog
 from affinityd.daemon.http.connection_limits import Connections
 from affinityd.daemon.http.refusals import REASONS, Register
 from affinityd.daemon.listeners import Serving
+from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.sockets import Listeners, listening
@@ -76,19 +76,21 @@ def run(
     seen of them. `nvml_failures`: how often NVML did not answer so far, by question. Raises
     SystemExit for what should not be, once it is logged.
     """
-    logs.configure(settings.log_format)
-    _let_answers_pass()
-    raise_file_limit()
-    try:
-        with listening(settings) as listeners:
-            uvloop.run(
-                _serve(settings, machine, auditor, enforce, listeners, nvml_failures=nvml_failures)
-            )
-    except AffinityError:
-        raise
-    except Exception:
-        log.critical("this is a bug", exc_info=True)
-        sys.exit(1)
+    with log_on_stdout(settings.log_format):
+        _let_answers_pass()
+        raise_file_limit()
+        try:
+            with listening(settings) as listeners:
+                uvloop.run(
+                    _serve(
+                        settings, machine, auditor, enforce, listeners, nvml_failures=nvml_failures
+                    )
+                )
+        except AffinityError:
+            raise
+        except Exception:
+            log.critical("this is a bug", exc_info=True)
+            sys.exit(1)
 
 
 async def _serve(
