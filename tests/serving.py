@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from affinityd.daemon.http.connection_limits import Connections
+from affinityd.daemon.http.connections import Connections
 
 #: What a server does with a connection, until the test is over.
 Behaviour = Callable[[socket.socket, threading.Event], None]

@@ -17,12 +17,12 @@ from typing import Any, TypeVar, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from affinityd.daemon.http.cached_response import Remember, Remembered
-from affinityd.daemon.http.connection_limits import Connections
+from affinityd.daemon.http.cached_response import CachedAnswer, FindAnswer
+from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.protocol import Protocol
 from affinityd.daemon.http.receive_buffer import Header
-from affinityd.daemon.http.refusals import REASONS, Register
-from affinityd.daemon.peers.connection import Connection, connection_of
+from affinityd.daemon.http.refusals import REASONS, RefusalLog
+from affinityd.daemon.peers.connection import PeerConnection, connection_of
 from affinityd.daemon.uvicorn_server import Server
 from tests.serving import sweep
 
@@ -91,7 +91,7 @@ class Transport(asyncio.Transport):
         self.closed = self.aborted = True
 
 
-def said(query: bytes, headers: Iterable[Header], connection: Connection) -> bytes:
+def said(query: bytes, headers: Iterable[Header], connection: PeerConnection) -> bytes:
     """Return what is answered: all that an answer depends on."""
     return b"%b, %b, %b" % (
         query,
@@ -108,17 +108,17 @@ class Memory:
     counted: int = 0
 
     def __call__(
-        self, query: bytes, headers: Iterable[Header], connection: Connection
-    ) -> Remembered:
+        self, query: bytes, headers: Iterable[Header], connection: PeerConnection
+    ) -> CachedAnswer:
         self.asked += 1
         body = said(query, headers, connection)
-        return Remembered(b"content-length: %d\r\n" % len(body), body, self.count)
+        return CachedAnswer(b"content-length: %d\r\n" % len(body), body, self.count)
 
     def count(self) -> None:
         self.counted += 1
 
 
-def nothing(_query: bytes, _headers: Iterable[Header], _connection: Connection) -> None:
+def nothing(_query: bytes, _headers: Iterable[Header], _connection: PeerConnection) -> None:
     """Remember nothing."""
 
 
@@ -131,7 +131,7 @@ class Story:
     asked: list[bytes] = field(default_factory=list)
     transport: Transport = field(default_factory=Transport)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
-    remembered: Remember = nothing
+    remembered: FindAnswer = nothing
     fronted: Callable[[ASGIApp], ASGIApp] = lambda app: app
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class Story:
         counters = {
             reason: (lambda reason=reason: self.reasons.update([reason])) for reason in REASONS
         }
-        self.connections = Connections(Register(counters), most=self.most)
+        self.connections = Connections(RefusalLog(counters), most=self.most)
         self.server = Server(self.fronted(self), self.connections, self.remembered)
         self.server.config.load()
         self.server.server_state.default_headers = [DATE]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.daemon.http.cached_response import Remembered
+from affinityd.daemon.http.cached_response import CachedAnswer
 from affinityd.daemon.http.protocol import LARGE
 from affinityd.daemon.http.receive_buffer import Header
 from affinityd.daemon.http.refusals import ANSWER_SECONDS, IDLE_SECONDS
-from affinityd.daemon.peers.connection import Connection
+from affinityd.daemon.peers.connection import PeerConnection
 from tests.stories import DATE, END, Memory, Story, cut, tell
 
 
@@ -109,8 +109,8 @@ def test_whatever_is_asked_however_it_comes_the_answers_are_the_apps(
 
 def test_what_is_not_remembered_is_asked_of_the_app() -> None:
     def remembered(
-        query: bytes, headers: Iterable[Header], connection: Connection
-    ) -> Remembered | None:
+        query: bytes, headers: Iterable[Header], connection: PeerConnection
+    ) -> CachedAnswer | None:
         return memory(query, headers, connection) if query == b"gpus=0" else None
 
     memory = Memory()
@@ -169,12 +169,14 @@ def test_what_is_not_taken_of_an_answer_counts(size: int, held: int) -> None:
         story.after(0)
         assert story.protocol.held == size
 
-    answer = Remembered(b"", b"x" * size, lambda: None)
+    answer = CachedAnswer(b"", b"x" * size, lambda: None)
     assert tell(ask, remembered=lambda *_: answer).transport.written.endswith(answer.body)
 
 
-def forgetful(query: bytes, _headers: Iterable[Header], _connection: Connection) -> Remembered:
-    answers: dict[bytes, Remembered] = {}
+def forgetful(
+    query: bytes, _headers: Iterable[Header], _connection: PeerConnection
+) -> CachedAnswer:
+    answers: dict[bytes, CachedAnswer] = {}
     return answers[query]
 
 

@@ -18,9 +18,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from affinityd.cpuset import parse_list
-from affinityd.daemon.api.answer_cache import Front
-from affinityd.daemon.peers.callers import Callers, Facts
-from affinityd.daemon.peers.connection import Connection
+from affinityd.daemon.api.answer_cache import AnswerCache
+from affinityd.daemon.peers.callers import CallerCpus, Callers
+from affinityd.daemon.peers.connection import PeerConnection
 from affinityd.daemon.peers.cpuset_cache import CpusetFiles
 from affinityd.daemon.peers.pid_identity import has_pidfd
 from affinityd.daemon.state.plan_service import Answer
@@ -64,7 +64,7 @@ class Called:
     ) -> None:
         self.process = process
         self.accepted = accepted
-        self.connection = Connection(Accepted(accepted), by_pidfd=lambda: by_pidfd)
+        self.connection = PeerConnection(Accepted(accepted), by_pidfd=lambda: by_pidfd)
 
     def do(self, code: str) -> None:
         assert self.process.stdin is not None
@@ -91,21 +91,21 @@ def caller(request: pytest.FixtureRequest) -> Iterator[Called]:
         yield it
 
 
-def facts(of: Called) -> Facts | None:
+def facts(of: Called) -> CallerCpus | None:
     return told(Callers(), of.connection)
 
 
-def told(callers: Callers, connection: Connection | None) -> Facts | None:
+def told(callers: Callers, connection: PeerConnection | None) -> CallerCpus | None:
     """Return what the daemon would know, on its event loop."""
 
-    async def ask() -> Facts | None:
+    async def ask() -> CallerCpus | None:
         return callers.facts(connection)
 
     return asyncio.run(ask())
 
 
-def known(mask: str, within: str) -> Facts:
-    return Facts(parse_list(mask), within.encode())
+def known(mask: str, within: str) -> CallerCpus:
+    return CallerCpus(parse_list(mask), within.encode())
 
 
 @needs_cpuset
@@ -258,7 +258,7 @@ def test_over_tcp_nobody_is_known() -> None:
         server.accept()[0] as accepted,
     ):
         for by_pidfd in (True, False):
-            connection = Connection(Accepted(accepted), by_pidfd=partial(bool, by_pidfd))
+            connection = PeerConnection(Accepted(accepted), by_pidfd=partial(bool, by_pidfd))
             assert told(Callers(), connection) is None
 
 
@@ -299,7 +299,7 @@ def test_where_no_more_files_can_be_opened_nobody_elses_answer_is_given(caller: 
     async def read() -> None:
         raise AssertionError
 
-    front = Front(
+    front = AnswerCache(
         app,
         callers=Callers(),
         is_current=lambda: True,
@@ -326,7 +326,7 @@ def test_who_connected_when_no_more_files_could_be_opened_is_not_taken_for_nobod
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
-        connection = Connection(Accepted(caller.accepted), by_pidfd=lambda: False)
+        connection = PeerConnection(Accepted(caller.accepted), by_pidfd=lambda: False)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     with pytest.raises(BusyError, match="Too many open files; try again in a moment"):
@@ -389,7 +389,7 @@ def test_a_cpuset_is_read_once_for_all_whose_turn_it_is() -> None:
         pytest.param(known("0-3", ""), "0-3", None, id="a cpuset that is not to be seen"),
     ],
 )
-def test_a_caller_is_what_is_known_of_him(facts: Facts, mask: str, within: str | None) -> None:
+def test_a_caller_is_what_is_known_of_him(facts: CallerCpus, mask: str, within: str | None) -> None:
     cpuset = None if within is None else parse_list(within)
     assert facts.caller == Caller(parse_list(mask), cpuset)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.daemon.http.connection_limits import Connection, Connections
-from affinityd.daemon.http.refusals import MOST_OF_ONE, NO_ROOM, TOO_MANY, Register
+from affinityd.daemon.http.connections import Connection, Connections
+from affinityd.daemon.http.refusals import MOST_OF_ONE, NO_ROOM, TOO_MANY, RefusalLog
 from affinityd.daemon.peers.caller_key import CallerKey
 
 
@@ -35,7 +35,7 @@ class Held:
 
 def counted(*callers: CallerKey, most: int = 100, most_held: int = 1000) -> tuple[Counted, ...]:
     """Return connections of these callers, all of which there is room for."""
-    connections = Connections(Register(), most=most, most_held=most_held)
+    connections = Connections(RefusalLog(), most=most, most_held=most_held)
     there = tuple(Counted(caller, connections) for caller in callers)
     for it in there:
         assert connections.add(it) is None
@@ -214,7 +214,7 @@ def test_who_is_late_ends_unless_he_has_sent_since_the_last_sweep(swept: Swept) 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3))))
 def test_what_is_counted_is_what_is_there(steps: list[tuple[bool, int]]) -> None:
-    connections = Connections(Register(), most=1000, most_of_one=5)
+    connections = Connections(RefusalLog(), most=1000, most_of_one=5)
     there: list[Connection] = []
     for comes, caller in steps:
         if comes:

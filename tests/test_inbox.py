@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.daemon.http.cached_response import Remember
+from affinityd.daemon.http.cached_response import FindAnswer
 from affinityd.daemon.http.protocol import COPIES
 from affinityd.daemon.http.refusals import ANSWER_SECONDS, HEAD_SECONDS, IDLE_SECONDS, MAX_HEAD
 from tests.stories import REQUEST, Memory, Story, cut, head_of, nothing, tell
@@ -174,7 +174,7 @@ WAYS = pytest.mark.parametrize(
 
 @WAYS
 def test_what_comes_while_an_answer_is_not_taken_waits_until_it_is(
-    remembers: Callable[[], Remember],
+    remembers: Callable[[], FindAnswer],
 ) -> None:
     async def ask(story: Story) -> None:
         await story.send(REQUEST)
@@ -198,7 +198,7 @@ def test_what_comes_while_an_answer_is_not_taken_waits_until_it_is(
 
 @WAYS
 def test_who_does_not_take_an_answer_is_ended_with_what_he_asked_since(
-    remembers: Callable[[], Remember],
+    remembers: Callable[[], FindAnswer],
 ) -> None:
     async def ask(story: Story) -> None:
         await story.send(REQUEST)
@@ -216,7 +216,7 @@ def test_who_does_not_take_an_answer_is_ended_with_what_he_asked_since(
 
 @WAYS
 def test_an_answer_that_is_not_taken_keeps_back_what_waited_behind_it(
-    remembers: Callable[[], Remember],
+    remembers: Callable[[], FindAnswer],
 ) -> None:
     async def ask(story: Story) -> None:
         story.may_answer.clear()
@@ -237,7 +237,7 @@ def test_an_answer_that_is_not_taken_keeps_back_what_waited_behind_it(
 
 @WAYS
 def test_after_the_last_answer_nothing_is_read_though_it_is_taken(
-    remembers: Callable[[], Remember],
+    remembers: Callable[[], FindAnswer],
 ) -> None:
     async def ask(story: Story) -> None:
         story.may_answer.clear()

@@ -20,7 +20,7 @@ from affinityd.daemon.http.refusals import (
     MOST_OF_ONE,
     QUIET_SECONDS,
     TOO_MANY,
-    Register,
+    RefusalLog,
 )
 from tests.serving import sweep
 from tests.stories import END, REQUEST, Story, Transport, head_of, in_pieces, tell
@@ -330,7 +330,7 @@ def test_where_everybody_waits_for_an_answer_a_newcomer_is_told_to_try_again() -
 
 def test_the_log_has_a_line_a_minute_of_each_kind(caplog: pytest.LogCaptureFixture) -> None:
     seconds = [0.0]
-    register = Register(clock=lambda: seconds[0])
+    register = RefusalLog(clock=lambda: seconds[0])
     for at in (0.0, 1.0, QUIET_SECONDS - 1.0, QUIET_SECONDS):
         seconds[0] = at
         register.note(TOO_MANY, 1000)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.peers.connection import Connection, Peer, network
+from affinityd.daemon.peers.connection import Peer, PeerConnection, network
 from tests.serving import Accepted
 
 pytestmark = pytest.mark.processes
@@ -58,7 +58,7 @@ def connected(
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
             listener.settimeout(15)
             connection, _ = listener.accept()
-            peer = Connection(Accepted(connection)).peer
+            peer = PeerConnection(Accepted(connection)).peer
             assert peer is not None
             with connection:
                 yield child.pid, peer
@@ -111,7 +111,7 @@ def test_over_tcp_nobody_is_known() -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as client,
     ):
-        connection = Connection(Accepted(client))
+        connection = PeerConnection(Accepted(client))
         assert connection.credentials is None
         assert connection.peer is None
         assert connection.whose == "localhost"
@@ -141,6 +141,6 @@ def test_little_of_an_answer_that_nobody_takes_waits_in_the_kernel(open_folder: 
         client.connect(os.fspath(open_folder / "s"))
         accepted, _ = listener.accept()
         with accepted:
-            Connection(Accepted(accepted))
+            PeerConnection(Accepted(accepted))
             accepted.settimeout(0)
             assert 1024 <= accepted.send(b"x" * 1_000_000) <= 16384

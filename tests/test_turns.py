@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from affinityd.daemon.api.answer_cache import Front
+from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.http.fair_queue import Turns
 from affinityd.daemon.peers.caller_key import CallerKey
 from affinityd.daemon.peers.callers import Callers
@@ -148,8 +148,8 @@ async def read() -> None:
     """Be the first reading of a machine that has been read."""
 
 
-def fronted(app: ASGIApp, first_reading: Callable[[], Awaitable[None]] = read) -> Front:
-    return Front(
+def fronted(app: ASGIApp, first_reading: Callable[[], Awaitable[None]] = read) -> AnswerCache:
+    return AnswerCache(
         app,
         callers=Callers(replayed=True),
         is_current=lambda: True,
@@ -260,7 +260,7 @@ def test_a_request_that_waits_for_the_first_reading_has_no_turn_and_holds_up_no_
         await story.settle()
         assert [it.statuses for it in waiting.transports] == [[200], [], [200], [200]]
 
-    def front(app: ASGIApp) -> Front:
+    def front(app: ASGIApp) -> AnswerCache:
         async def noting(scope: Scope, receive: Receive, send: Send) -> None:
             connection = connection_of(scope)
             assert connection is not None

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
-from affinityd.daemon.api.answer_cache import Front
+from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.plan_only import PlanOnly
-from affinityd.daemon.http.connection_limits import Connections
+from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.sockets import Listeners, TcpListener
 from affinityd.daemon.state.background import pause
 from affinityd.daemon.uvicorn_server import Server
@@ -34,7 +34,7 @@ class Serving:
 
     def __init__(
         self,
-        app: Front,
+        app: AnswerCache,
         plan_only: PlanOnly,
         listeners: Listeners,
         connections: Connections,
@@ -70,7 +70,7 @@ class Serving:
         for server in self._servers:
             server.stop()
 
-    def _begin(self, app: Front | PlanOnly, listener: socket.socket) -> None:
+    def _begin(self, app: AnswerCache | PlanOnly, listener: socket.socket) -> None:
         server = Server(app, self._connections, app.remembered)
         self._servers.append(server)
         self._tasks.add(asyncio.ensure_future(server.serve([listener, *_more(listener)])))
@@ -79,19 +79,19 @@ class Serving:
         self._begin(self._app, self._listeners.unix.socket)
         self._unix = self._servers[-1]
 
-    def _begin_on_tcp(self, app: Front | PlanOnly, listener: TcpListener) -> None:
+    def _begin_on_tcp(self, app: AnswerCache | PlanOnly, listener: TcpListener) -> None:
         if listener.socket:
             self._begin(app, listener.socket)
         else:
             self._tasks.add(asyncio.ensure_future(self._begin_when_free(app, listener)))
 
-    async def _begin_when_free(self, app: Front | PlanOnly, listener: TcpListener) -> None:
+    async def _begin_when_free(self, app: AnswerCache | PlanOnly, listener: TcpListener) -> None:
         trouble = ""
         while not (listener.socket or self._stopping.is_set()):
             trouble = self._try(app, listener, trouble)
             await pause(self._stopping, CHECK_SECONDS)
 
-    def _try(self, app: Front | PlanOnly, listener: TcpListener, told: str) -> str:
+    def _try(self, app: AnswerCache | PlanOnly, listener: TcpListener, told: str) -> str:
         """Serve an address, unless another process listens there; return what is told of that."""
         try:
             listener.listen()

@@ -26,8 +26,8 @@ from affinityd.daemon.api.documents import Told
 from affinityd.daemon.api.enforcement import NOT_ENFORCING
 from affinityd.daemon.api.plan_only import PlanOnly
 from affinityd.daemon.audit_log import AuditLog
-from affinityd.daemon.http.connection_limits import Connections
-from affinityd.daemon.http.refusals import REASONS, Register
+from affinityd.daemon.http.connections import Connections
+from affinityd.daemon.http.refusals import REASONS, RefusalLog
 from affinityd.daemon.listeners import Serving
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
@@ -132,7 +132,7 @@ async def _serve(
         enforced=enforcement.documents if enforcement else NOT_ENFORCING,
         admin_group=settings.admin_group,
     )
-    connections = Connections(Register(metrics.refusals(REASONS)), most=most_connections())
+    connections = Connections(RefusalLog(metrics.refusals(REASONS)), most=most_connections())
     serving = Serving(app, PlanOnly(app), listeners, connections)
     _take_signals(serving.stop, watcher.want_reading)
     works = (watcher.watch(), audits.run(), publisher.stay_published())

@@ -10,10 +10,10 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
-from affinityd.daemon.http.cached_response import Remember
-from affinityd.daemon.http.connection_limits import Connections
+from affinityd.daemon.http.cached_response import FindAnswer
+from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.protocol import Protocol
-from affinityd.daemon.http.refusals import MOST_IN_ALL, Register
+from affinityd.daemon.http.refusals import MOST_IN_ALL, RefusalLog
 from affinityd.daemon.sockets import BACKLOG
 from affinityd.errors import ListenError
 
@@ -30,11 +30,11 @@ class Server(uvicorn.Server):
         self,
         app: ASGIApp,
         connections: Connections | None = None,
-        remembered: Remember = lambda _query, _headers, _connection: None,
+        remembered: FindAnswer = lambda _query, _headers, _connection: None,
     ) -> None:
         """Take what is to be served, who counts connections, and what was answered before."""
         if connections is None:
-            connections = Connections(Register(), most=most_connections())
+            connections = Connections(RefusalLog(), most=most_connections())
         super().__init__(
             uvicorn.Config(
                 app,

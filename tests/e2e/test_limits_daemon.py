@@ -20,7 +20,7 @@ import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from affinityd.daemon.http.connection_limits import Connections
+from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.refusals import (
     ANSWER_SECONDS,
     HEAD_SECONDS,
@@ -30,7 +30,7 @@ from affinityd.daemon.http.refusals import (
     MOST_HELD,
     MOST_OF_ONE,
     REASONS,
-    Register,
+    RefusalLog,
 )
 from affinityd.daemon.sockets import listen_unix
 from affinityd.daemon.uvicorn_server import Server
@@ -394,7 +394,7 @@ def test_an_answer_that_nobody_takes_is_given_up_after_a_minute(tmp_path: Path) 
         await send({"type": "http.response.body", "body": body})
 
     async def run() -> None:
-        connections = Connections(Register(), most=10)
+        connections = Connections(RefusalLog(), most=10)
         server = Server(app, connections)
         listener = listen_unix(tmp_path / "s")
         serving = asyncio.ensure_future(server.serve([listener.socket]))

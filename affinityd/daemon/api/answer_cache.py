@@ -9,26 +9,26 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from affinityd.daemon.api.problems import problem
-from affinityd.daemon.http.cached_response import Remembered
+from affinityd.daemon.http.cached_response import CachedAnswer
 from affinityd.daemon.http.fair_queue import Turns
 from affinityd.daemon.http.receive_buffer import Header
-from affinityd.daemon.peers.callers import Callers, Facts
-from affinityd.daemon.peers.connection import Connection, connection_of
+from affinityd.daemon.peers.callers import CallerCpus, Callers
+from affinityd.daemon.peers.connection import PeerConnection, connection_of
 from affinityd.daemon.state.cache import Cache
 from affinityd.daemon.state.plan_service import CPU_BYTES, Answer
 from affinityd.errors import BusyError
 from affinityd.text import quote
 
 #: What an answer to a plan request depends on: its query, its Accept header, and who asks.
-Key = tuple[bytes, bytes, Facts | None]
+Key = tuple[bytes, bytes, CallerCpus | None]
 
-WHO = "caller"  #: where a plan request's scope has who asks, among its `state`
+CALLER = "caller"  #: where a plan request's scope has who asks, among its `state`
 
 MAX_BYTES = 16 * 1024 * 1024  #: of answers and their questions
 ENTRY_BYTES = 1024  #: what an entry weighs besides, about
 
 
-class Front:
+class AnswerCache:
     """Asks the app, and remembers what it answered while the node is as it was."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Front:
         self._is_current = is_current
         self._first_reading = first_reading
         self._counter = counter
-        self._answers: Cache[Key, Remembered] = Cache(MAX_BYTES)
+        self._answers: Cache[Key, CachedAnswer] = Cache(MAX_BYTES)
         self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,12 +79,12 @@ class Front:
                 answer = problem(Request(scope), error.status, error.title, str(error))
                 await answer(scope, receive, send)
                 return
-            scope.setdefault("state", {})[WHO] = facts
+            scope.setdefault("state", {})[CALLER] = facts
         await self._app(scope, receive, send)
 
     def remembered(
-        self, query: bytes, headers: Iterable[Header], connection: Connection
-    ) -> Remembered | None:
+        self, query: bytes, headers: Iterable[Header], connection: PeerConnection
+    ) -> CachedAnswer | None:
         """Return the answer to a plan request that was given before; None: ask the app."""
         try:
             facts = self._callers.facts(connection)
@@ -96,7 +96,7 @@ class Front:
     def remember(self, key: Key, answer: Answer) -> None:
         """Keep an answer for the same question, as long as there is room."""
         headers = f"content-type: {answer.media_type}\r\ncontent-length: {len(answer.body)}\r\n"
-        remembered = Remembered(headers.encode(), answer.body, self._counter(answer))
+        remembered = CachedAnswer(headers.encode(), answer.body, self._counter(answer))
         query, accept, facts = key
         weight = len(answer.body) + len(query) + len(accept) + ENTRY_BYTES
         if facts is not None:
@@ -110,7 +110,7 @@ class Front:
 
 def key_of(scope: Scope) -> Key:
     """Return what an answer to a plan request depends on."""
-    return scope["query_string"], _accept(scope["headers"]), scope["state"][WHO]
+    return scope["query_string"], _accept(scope["headers"]), scope["state"][CALLER]
 
 
 def _accept(headers: Iterable[Header]) -> bytes:

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from affinityd import __version__
 from affinityd.daemon.api import problems, schemas
-from affinityd.daemon.api.answer_cache import WHO, Front, key_of
+from affinityd.daemon.api.answer_cache import CALLER, AnswerCache, key_of
 from affinityd.daemon.api.audit import audit_route
 from affinityd.daemon.api.documents import Told
 from affinityd.daemon.api.enforcement import NOT_ENFORCING, enforce_route
@@ -72,7 +72,7 @@ def create_app(
     callers: Callers,
     enforced: Told = NOT_ENFORCING,
     admin_group: int | None = None,
-) -> Front:
+) -> AnswerCache:
     """Return the ASGI app that answers on one node."""
     app = FastAPI(
         title="affinityd",
@@ -83,7 +83,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the request did
     )
-    front = Front(
+    front = AnswerCache(
         app,
         callers=callers,
         is_current=watcher.is_current,
@@ -115,7 +115,7 @@ def _list_route(app: FastAPI) -> APIRouter:
 
 
 def _plan_route(
-    service: PlanService, watcher: TopologyWatcher, metrics: Metrics, front: Front
+    service: PlanService, watcher: TopologyWatcher, metrics: Metrics, front: AnswerCache
 ) -> APIRouter:
     router = APIRouter()
 
@@ -131,7 +131,7 @@ def _plan_route(
             asked = parse_request(_pairs(request.scope["query_string"]))
             mode = asked.options.mode
             await _bring_up_to_date(service, watcher, asked)
-            facts = request.scope["state"][WHO]
+            facts = request.scope["state"][CALLER]
             caller = None if facts is None else facts.caller
             answer = service.answer(asked, _format(asked, request), caller)
         except AffinityError as error:

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from affinityd.daemon.api.answer_cache import Front
+from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.problems import problem
 from affinityd.text import quote
 
@@ -20,7 +20,7 @@ GET /plan  A cpulist for each rank, as in /plan?gpus=0,1&mode=node
 class PlanOnly:
     """Passes on to the app what is asked of /plan, and nothing else."""
 
-    def __init__(self, app: Front) -> None:
+    def __init__(self, app: AnswerCache) -> None:
         """Take the app."""
         self._app = app
         self.remembered = app.remembered

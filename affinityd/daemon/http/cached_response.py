@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from affinityd.daemon.http.receive_buffer import Header
-from affinityd.daemon.peers.connection import Connection
+from affinityd.daemon.peers.connection import PeerConnection
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CLOSE = b"connection: close\r\n"
 
 
 @dataclass(frozen=True)
-class Remembered:
+class CachedAnswer:
     """An answer, and how it is counted."""
 
     headers: bytes  #: its own ones, a line each
@@ -27,4 +27,4 @@ class Remembered:
 
 
 #: Returns what was answered to a plan request before: its query, its headers, who asks.
-Remember = Callable[[bytes, Iterable[Header], Connection], Remembered | None]
+FindAnswer = Callable[[bytes, Iterable[Header], PeerConnection], CachedAnswer | None]

@@ -11,8 +11,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from affinityd.daemon.http.cached_response import Remember
-from affinityd.daemon.http.connection_limits import Connections
+from affinityd.daemon.http.cached_response import FindAnswer
+from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.receive_buffer import Inbox, announced_body
 from affinityd.daemon.http.refusals import (
     ANSWER_SECONDS,
@@ -28,7 +28,7 @@ from affinityd.daemon.http.refusals import (
     RefusedError,
 )
 from affinityd.daemon.peers.caller_key import CallerKey
-from affinityd.daemon.peers.connection import KEY, Connection
+from affinityd.daemon.peers.connection import KEY, PeerConnection
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Protocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         connections: Connections,
-        remembered: Remember,
+        remembered: FindAnswer,
     ) -> None:
         """Take what uvicorn gives, where connections are counted, and what was answered before."""
         super().__init__(config, server_state, app_state, _loop)
@@ -67,7 +67,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin with a new connection, unless there are too many."""
         super().connection_made(transport)
-        self._connection = Connection(transport)
+        self._connection = PeerConnection(transport)
         self.caller = self._connection.whose
         self.deadline = self.loop.time() + HEAD_SECONDS
         if refusal := self._connections.add(self):

@@ -108,7 +108,7 @@ REASONS = tuple(
 )
 
 
-class Register:
+class RefusalLog:
     """Counts refusals, and has the log say who was refused: a line a minute of each kind."""
 
     def __init__(

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.daemon.peers.connection import Connection
+from affinityd.daemon.peers.connection import PeerConnection
 from affinityd.daemon.peers.cpuset_cache import CpusetFiles
 from affinityd.daemon.peers.pid_identity import Proof, has_pidfd
 from affinityd.errors import BusyError
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 EITHER = b"1:cpuset:%b0::%b"
 
 
-class Facts(NamedTuple):
+class CallerCpus(NamedTuple):
     """What the kernel says of a caller. Little is made of it: every request begins with this."""
 
     mask: CpuSet
@@ -72,7 +72,7 @@ class Callers:
         self._told: set[str] = set()
         self._now: dict[bytes, bytes | None] = {}
 
-    def facts(self, connection: Connection | None) -> Facts | None:
+    def facts(self, connection: PeerConnection | None) -> CallerCpus | None:
         """Return what is known of who made a connection; None where nobody knows.
 
         Raises BusyError where there is too little of something to find out.
@@ -86,7 +86,7 @@ class Callers:
                 f"who asks cannot be found out now: {error.strerror}; try again in a moment"
             ) from None
 
-    def _facts(self, peer: Credentials, proof: Proof) -> Facts | None:
+    def _facts(self, peer: Credentials, proof: Proof) -> CallerCpus | None:
         if peer.pid <= 0 or not self._sees_own_pids:
             self._say_once(OTHER_PROC if peer.pid > 0 else OTHER_PIDS)
             return None
@@ -95,15 +95,15 @@ class Callers:
             self._say_once(HIDDEN)
         return facts
 
-    def _read(self, pid: int) -> Facts | None:
+    def _read(self, pid: int) -> CallerCpus | None:
         """Return what there is to be known of a pid's process now; None where it is not seen."""
         mask, membership = mask_of(pid), self._membership(pid)
         if mask is None or membership is None:
             return None
         try:
-            return Facts(mask, self._cpuset(membership) or b"")
+            return CallerCpus(mask, self._cpuset(membership) or b"")
         except PermissionError:  # somebody has shut its folder: the mask is within it, anyway
-            return Facts(mask, format_list(mask).encode())
+            return CallerCpus(mask, format_list(mask).encode())
 
     def _membership(self, pid: int) -> bytes | None:
         """Return a process's cgroup as /proc/PID/cgroup has it; None where it is not seen.

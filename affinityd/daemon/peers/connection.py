@@ -46,7 +46,7 @@ class Peer:
         return self.pid > 0 and self.uid != _overflow_uid()
 
 
-class Connection:
+class PeerConnection:
     """A connection, and who made it."""
 
     def __init__(
@@ -103,10 +103,10 @@ def network(address: str) -> str:
     return str(it) if it.version == 4 else str(ipaddress.ip_network((int(it), 64), strict=False))  # noqa: PLR2004
 
 
-def connection_of(scope: Scope) -> Connection | None:
+def connection_of(scope: Scope) -> PeerConnection | None:
     """Return what a request came over; None where it was no connection of ours."""
     connection = scope.get("state", {}).get(KEY)
-    return connection if isinstance(connection, Connection) else None
+    return connection if isinstance(connection, PeerConnection) else None
 
 
 def peer_of_request(scope: Scope) -> Peer | None:

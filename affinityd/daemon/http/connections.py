@@ -15,7 +15,7 @@ from affinityd.daemon.http.refusals import (
     REPLACED,
     TOO_MANY,
     Refusal,
-    Register,
+    RefusalLog,
 )
 from affinityd.daemon.peers.caller_key import CallerKey
 
@@ -54,7 +54,7 @@ class Connections:
 
     def __init__(
         self,
-        register: Register,
+        register: RefusalLog,
         *,
         most: int,
         most_of_one: int = MOST_OF_ONE,
