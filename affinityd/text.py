@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 #: How much of a wrong value a message shows.
-SHOWN = 60
+MAX_QUOTED = 60
 
 
 def quote(text: str) -> str:
     """Return a value as a message shows it: on one line, and no longer than a person reads."""
-    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
+    return repr(text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…")
 
 
 def one_line(text: str) -> str:
@@ -16,7 +16,7 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """Return a name as it can be shown anywhere: what is no printable character is a `?`."""
     return "".join(char if char.isprintable() else "?" for char in text)
 

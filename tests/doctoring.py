@@ -9,9 +9,9 @@ from pathlib import Path
 from affinityd.cpuset import parse_list
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.doctor.checks.registry import examine
-from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Finding
+from affinityd.doctor.checks.registry import run_checks
+from affinityd.doctor.facts import NodeFacts
+from affinityd.doctor.result import CheckResult
 from affinityd.topology.model import Topology
 from tests.machines.by_hand import made
 from tests.machines.sysfs_tree import put, write_tree
@@ -35,13 +35,13 @@ def facts_of(
     *,
     reserved: str = "",
     nvml: NvmlReport | None = None,
-) -> Facts:
+) -> NodeFacts:
     """Write a machine with these files besides its own, and return what is to be judged of it."""
     write_tree(topology, root)
     for path, text in (files or {}).items():
         put(root / path, text)
     tree = open_tree(str(root))
-    return Facts(discover(tree, nvml), tree, str(root), parse_list(reserved), nvml)
+    return NodeFacts(discover(tree, nvml), tree, str(root), parse_list(reserved), nvml)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Expected:
     remedy: str | None = None
     gpus: tuple[int, ...] = ()
 
-    def of(self, finding: Finding) -> Expected:
+    def of(self, finding: CheckResult) -> Expected:
         """Return a finding as what was expected, wherever it has those parts."""
         has_found = self.found in finding.found
         has_remedy = self.remedy and finding.remedy and self.remedy in finding.remedy
@@ -66,9 +66,9 @@ class Expected:
         )
 
 
-def check(name: str, facts: Facts, *expected: Expected) -> None:
+def check(name: str, facts: NodeFacts, *expected: Expected) -> None:
     """Hold that a check finds just this."""
-    found = [it.finding for it in examine(facts, [name])]
+    found = [it.finding for it in run_checks(facts, [name])]
     assert len(found) == len(expected), found
     assert [one.of(its) for one, its in zip(expected, found, strict=True)] == list(expected)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from affinityd.client import apply
-from affinityd.client.device_access import granted
-from affinityd.client.locate import Place
+from affinityd.client.device_access import granted_gpus
+from affinityd.client.find_plan import ProcessPlan
 from affinityd.cpuset import format_list, parse_list
 from tests.cpusets import cpuset, needs_cpuset
 
@@ -25,7 +25,7 @@ ALL = format_list(CPUS)
 RANK = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 ONE = {"CUDA_VISIBLE_DEVICES": "2"}
 #: What is asked by every process here that nothing else is known of.
-HERE = {"mode": "node", "cpuset": ALL, **({"granted": it} if (it := granted()) else {})}
+HERE = {"mode": "node", "cpuset": ALL, **({"granted": it} if (it := granted_gpus()) else {})}
 
 #: Prints the requests of the process that it runs in.
 ASK = "import json; from affinityd.client import apply; print(json.dumps(apply.questions({given})))"
@@ -183,7 +183,9 @@ def test_what_is_not_as_it_should_be_is_remarked(
         monkeypatch.setenv(name, text)
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "")  # so that it is taken back at the end
-    found = Place({**LINES, **{f"AFFINITYD_{name}": it for name, it in changed.items()}}, "daemon")
+    found = ProcessPlan(
+        {**LINES, **{f"AFFINITYD_{name}": it for name, it in changed.items()}}, "daemon"
+    )
     taken = apply.apply_place(found, None, lambda _cpus: parse_list(cpus))
     assert taken.remarks == tuple(remarks)
 
@@ -191,7 +193,7 @@ def test_what_is_not_as_it_should_be_is_remarked(
 def test_trouble_with_a_daemon_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "")
-    found = Place(LINES, "sysfs", "the daemon hangs")
+    found = ProcessPlan(LINES, "sysfs", "the daemon hangs")
     taken = apply.apply_place(found, None, lambda cpus: cpus)
     assert taken.remarks == ("the daemon hangs; planned from sysfs",)
 
@@ -218,7 +220,7 @@ def test_children_are_told_where_they_are_and_on_what_that_was_planned(
 ) -> None:
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "of an earlier pin")
-    found = Place({**LINES, "AFFINITYD_LOCALITY": "remote"}, "daemon")
+    found = ProcessPlan({**LINES, "AFFINITYD_LOCALITY": "remote"}, "daemon")
     assert apply.apply_place(found, None, lambda _cpus: parse_list("4-5")).cpus == parse_list("4-5")
     told = subprocess.check_output(["env"], text=True).splitlines()
     assert {line for line in told if line.startswith("AFFINITYD_")} >= {

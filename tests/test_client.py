@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from affinityd import machines
 from affinityd.client import http as client
-from affinityd.client.local_plan import plan_on
+from affinityd.client.local_plan import plan_on_node
 from affinityd.cpuset import format_list
 from affinityd.errors import (
     AffinityError,
@@ -46,7 +46,7 @@ def ask(path: Path | str, timeout: float = TIMEOUT, **parameters: str) -> str:
     """Return the answer, which comes in time, or an error that does."""
     start = time.monotonic()
     try:
-        return client.ask(str(path), parameters, start + timeout)
+        return client.ask_plan(str(path), parameters, start + timeout)
     finally:
         assert time.monotonic() - start < timeout + LATE
 
@@ -130,7 +130,7 @@ def test_who_reads_nothing_of_a_long_request_is_left_in_time(tmp_path: Path) -> 
 def test_a_deadline_that_is_over_is_heeded_before_anything_is_sent(tmp_path: Path) -> None:
     plan = answering(http("200 OK", PLAN))
     with serving(tmp_path / "s", plan) as path, pytest.raises(DaemonError, match="in time"):
-        client.ask(str(path), {}, time.monotonic())
+        client.ask_plan(str(path), {}, time.monotonic())
 
 
 @contextmanager
@@ -248,7 +248,7 @@ def test_who_hangs_up_does_not_end_a_process_that_takes_sigpipe(tmp_path: Path) 
 import signal, sys, time
 from affinityd.client import http as client
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-try: client.ask(sys.argv[1], {"visible": "0," * 10**6}, time.monotonic() + 5)
+try: client.ask_plan(sys.argv[1], {"visible": "0," * 10**6}, time.monotonic() + 5)
 except client.DaemonError as error: print(error)
 """
 
@@ -310,7 +310,7 @@ def over_the_socket(daemon: Daemon, question: Mapping[str, str]) -> object:
 
 def in_process(question: Mapping[str, str]) -> object:
     node = Node(machines.load("dgx-a100"))
-    return outcome(lambda: render(plan_on(node, [question]), "shell"))
+    return outcome(lambda: render(plan_on_node(node, [question]), "shell"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.config.file import SAID
+from affinityd.config.file import PLAN_PARAMETERS
 from affinityd.config.settings import NAMES
 from affinityd.daemon.api.schemas import PlanWarning
 from affinityd.planner.modes import MODES
@@ -69,7 +69,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         ("docs/api.md", PARAMETERS),
         ("docs/api.md", PlanWarning.model_json_schema()["properties"]["code"]["enum"]),
         ("docs/operating.md", [f"AFFINITYD_{name.upper()}" for name in NAMES]),
-        ("docs/operating.md", [f"AFFINITYD_{name.upper()}" for name in SAID]),
+        ("docs/operating.md", [f"AFFINITYD_{name.upper()}" for name in PLAN_PARAMETERS]),
     ],
     ids=["every mode", "every parameter", "every warning", "every setting", "every choice"],
 )

@@ -24,8 +24,8 @@ from affinityd.config import file
 from affinityd.config.settings import Settings
 from affinityd.cpuset import format_list
 from affinityd.discovery import open_tree
-from affinityd.doctor.daemon_probe import look
-from affinityd.doctor.facts import Daemon, Facts
+from affinityd.doctor.daemon_probe import probe
+from affinityd.doctor.facts import DaemonFacts, NodeFacts
 from affinityd.linux.processes import INITIAL_PIDS, descendants
 from affinityd.topology import node_file
 from affinityd.topology.node import Node
@@ -57,7 +57,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def here(path: Path) -> Facts:
+def here(path: Path) -> NodeFacts:
     """Return the facts of this machine, whose daemon's socket is at a path."""
     return gather(Settings(socket=os.fspath(path)))
 
@@ -120,7 +120,7 @@ def test_root_is_told_that_the_daemon_is_missing(
 
 def test_a_socket_that_is_not_there_has_no_modes_to_judge(folder: Path) -> None:
     folder.chmod(0o700)
-    assert look(os.fspath(folder / "affinityd.sock")).shut == ()
+    assert probe(os.fspath(folder / "affinityd.sock")).closed == ()
 
 
 def test_a_user_s_runtime_folder_is_that_user_s_alone(
@@ -128,7 +128,7 @@ def test_a_user_s_runtime_folder_is_that_user_s_alone(
 ) -> None:
     folder.chmod(0o700)
     with running(folder) as daemon:
-        assert look(os.fspath(daemon.socket)).shut
+        assert probe(os.fspath(daemon.socket)).closed
         monkeypatch.setenv("XDG_RUNTIME_DIR", os.fspath(folder))
         check("socket", here(daemon.socket), well("answers"))
 
@@ -193,9 +193,9 @@ def test_what_listens_and_does_not_answer_well_fails(
     node_file.write(folder / "node.json", Node(TWO))
     with serving(folder / "affinityd.sock", behave) as path:
         path.chmod(0o666)
-        daemon = look(os.fspath(path), timeout=0.2)
+        daemon = probe(os.fspath(path), timeout=0.2)
     assert daemon.pid == os.getpid()
-    facts = Facts(TWO, open_tree("/"), daemon=daemon)
+    facts = NodeFacts(TWO, open_tree("/"), daemon=daemon)
     check("socket", facts, Expected("fail", found, remedy))
 
 
@@ -209,7 +209,7 @@ def in_pieces(connection: socket.socket, _over: threading.Event) -> None:
 
 def test_an_answer_that_comes_in_pieces_is_one(folder: Path) -> None:
     with serving(folder / "affinityd.sock", in_pieces) as path:
-        assert look(os.fspath(path)).status == 200
+        assert probe(os.fspath(path)).status == 200
 
 
 def test_a_daemon_whose_queue_is_full_is_there_and_takes_no_more(folder: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_daemon_whose_queue_is_full_is_there_and_takes_no_more(folder: Path) -
         listener.bind(os.fspath(path))
         listener.listen(0)
         stack.enter_context(socket.socket(socket.AF_UNIX)).connect(os.fspath(path))
-        daemon = look(os.fspath(path), timeout=0.1)
+        daemon = probe(os.fspath(path), timeout=0.1)
     assert (daemon.listens, daemon.status) == (True, None)
     assert daemon.error == "it takes no more connections: its queue is full"
 
@@ -242,7 +242,7 @@ def test_there_is_room_in_a_queue_by_and_by(folder: Path) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         stack.callback(thread.join)
-        assert look(os.fspath(path), timeout=0.5).status == 200
+        assert probe(os.fspath(path), timeout=0.5).status == 200
 
 
 def test_a_daemon_that_clients_do_not_believe_fails(folder: Path) -> None:
@@ -311,10 +311,10 @@ def test_a_socket_that_not_every_user_reaches_is_a_warning(
     with serving(folder / "affinityd.sock", answering(http("200 OK", b""))) as path:
         path.chmod(0o666)
         (folder / shut).chmod(mode)
-        facts = Facts(TWO, open_tree("/"), daemon=look(os.fspath(path)))
+        facts = NodeFacts(TWO, open_tree("/"), daemon=probe(os.fspath(path)))
     check("socket", facts, Expected("warn", f"not every user's job reaches {path}", "chmod 755"))
     assert facts.daemon is not None
-    assert facts.daemon.shut[0].endswith(found)
+    assert facts.daemon.closed[0].endswith(found)
 
 
 OTHER_CPUS = made({0: "0-3", 1: "4-6"}, gpus=[0, 1])
@@ -336,8 +336,8 @@ def test_a_node_file_of_another_machine_is_a_warning(
     folder: Path, node: Node, found: str, remedy: str
 ) -> None:
     node_file.write(folder / "node.json", node)
-    daemon = replace(look(os.fspath(folder / "affinityd.sock")), listens=True, status=200)
-    check("socket", Facts(TWO, open_tree("/"), daemon=daemon), Expected("warn", found, remedy))
+    daemon = replace(probe(os.fspath(folder / "affinityd.sock")), listens=True, status=200)
+    check("socket", NodeFacts(TWO, open_tree("/"), daemon=daemon), Expected("warn", found, remedy))
 
 
 def test_a_node_file_is_missed_where_a_daemon_listens(folder: Path) -> None:
@@ -345,8 +345,8 @@ def test_a_node_file_is_missed_where_a_daemon_listens(folder: Path) -> None:
     for found, text in broken.items():
         if text is not None:
             (folder / "node.json").write_text(text)
-        daemon = replace(look(os.fspath(folder / "affinityd.sock")), listens=True, status=200)
-        facts = Facts(TWO, open_tree("/"), daemon=daemon)
+        daemon = replace(probe(os.fspath(folder / "affinityd.sock")), listens=True, status=200)
+        facts = NodeFacts(TWO, open_tree("/"), daemon=daemon)
         check("socket", facts, Expected("warn", found, "let the daemon write to its folder"))
 
 
@@ -437,7 +437,9 @@ def test_a_proc_that_hides_processes(
     options: str, before: Sequence[str], expected: Expected
 ) -> None:
     with seeing_proc(options, before) as pid:
-        facts = Facts(TWO, open_tree("/"), daemon=Daemon("affinityd.sock", listens=True, pid=pid))
+        facts = NodeFacts(
+            TWO, open_tree("/"), daemon=DaemonFacts("affinityd.sock", listens=True, pid=pid)
+        )
         check("hidepid", facts, expected)
 
 
@@ -449,8 +451,8 @@ def test_a_daemon_in_a_pid_namespace_of_its_own_is_a_warning() -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             (child,) = descendants(process.pid)
-            daemon = Daemon("affinityd.sock", listens=True, pid=child.number)
-            facts = Facts(TWO, open_tree("/"), daemon=daemon)
+            daemon = DaemonFacts("affinityd.sock", listens=True, pid=child.number)
+            facts = NodeFacts(TWO, open_tree("/"), daemon=daemon)
             expected = Expected("warn", "is in a pid namespace of its own", "hostPID: true in its")
             check("hidepid", facts, expected)
         finally:

@@ -11,7 +11,7 @@ import pytest
 
 from affinityd.discovery.nvml.gpus import REMEDIES
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
-from affinityd.doctor.daemon_probe import held_off
+from affinityd.doctor.daemon_probe import file_age
 from affinityd.errors import NVML_EXTRA
 from affinityd.topology.model import Nic, Topology
 from tests.doctoring import CPU, NO_GPU, ONE, PCI, TWO, Expected, Files, check, facts_of, n_a, well
@@ -178,10 +178,10 @@ def test_nvml_that_was_not_asked(
 
 def test_how_long_nvml_is_held_off_is_the_age_of_the_file(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
-    assert held_off(str(hold)) is None
+    assert file_age(str(hold)) is None
     hold.touch()
     os.utime(hold, (time.time() - 7200,) * 2)
-    assert held_off(str(hold)) == pytest.approx(7200, abs=60)
+    assert file_age(str(hold)) == pytest.approx(7200, abs=60)
 
 
 @pytest.mark.parametrize("name", ["nvml", "persistence"])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.document import everything
-from affinityd.doctor.daemon_probe import look
-from affinityd.doctor.facts import Daemon, Facts
+from affinityd.doctor.daemon_probe import probe
+from affinityd.doctor.facts import DaemonFacts, NodeFacts
 from affinityd.enforce.client import read
 from affinityd.enforce.document import render
 from affinityd.enforce.enforcer import Enforced
@@ -20,10 +20,10 @@ from tests.enforced import drifted, enforced
 from tests.serving import Behaviour, answering, http, serving
 
 
-def facts(root: Path, found: Enforced) -> Facts:
+def facts(root: Path, found: Enforced) -> NodeFacts:
     """Return what is to be judged where a daemon says this."""
     report = read(render(found, everything).decode())
-    return replace(facts_of(root), daemon=Daemon("/s", listens=True, enforces=report))
+    return replace(facts_of(root), daemon=DaemonFacts("/s", listens=True, enforcement=report))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_machine_that_is_replayed_has_no_daemon(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_daemon_that_does_not_enforce_is_no_fault(tmp_path: Path) -> None:
     with running(tmp_path / "run", "--machine", "dgx-a100") as daemon:
-        found = replace(facts_of(tmp_path / "node"), daemon=look(str(daemon.socket)))
+        found = replace(facts_of(tmp_path / "node"), daemon=probe(str(daemon.socket)))
     check("enforce", found, n_a("this daemon does not enforce: start it with --enforce observe"))
 
 
@@ -88,8 +88,8 @@ def test_who_says_nothing_of_it_is_not_judged(
 ) -> None:
     path = tmp_path / "s"
     if behave is None:
-        daemon = look(str(path))
+        daemon = probe(str(path))
     else:
         with serving(path, behave):
-            daemon = look(str(path))
+            daemon = probe(str(path))
     check("enforce", replace(facts_of(tmp_path / "node"), daemon=daemon), n_a(why))

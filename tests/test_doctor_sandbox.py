@@ -13,8 +13,8 @@ import pytest
 
 from affinityd.cli import main
 from affinityd.discovery import open_tree
-from affinityd.doctor.daemon_probe import MAX_LINE, look
-from affinityd.doctor.facts import Daemon, Facts, Told
+from affinityd.doctor.daemon_probe import MAX_LINE, probe
+from affinityd.doctor.facts import CallerIdentification, DaemonFacts, NodeFacts
 from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.processes import children_of
 from tests.doctoring import TWO, Expected, check, n_a, well
@@ -40,9 +40,13 @@ def waiting(*before: str) -> Iterator[int]:
             process.kill()
 
 
-def facts(pid: int, told: Told | None = None, untold: str | None = None) -> Facts:
-    daemon = Daemon("affinityd.sock", listens=True, pid=pid, told=told, untold=untold)
-    return Facts(TWO, open_tree("/"), daemon=daemon)
+def facts(
+    pid: int, told: CallerIdentification | None = None, untold: str | None = None
+) -> NodeFacts:
+    daemon = DaemonFacts(
+        "affinityd.sock", listens=True, pid=pid, identification=told, identification_error=untold
+    )
+    return NodeFacts(TWO, open_tree("/"), daemon=daemon)
 
 
 def mounting(*commands: str) -> Sequence[str]:
@@ -78,20 +82,20 @@ OURS = cpuset_of(os.getpid())
 @pytest.mark.parametrize(
     ("told", "untold", "expected"),
     [
-        (Told("caller", "0-3", OURS), None, well("within its cpuset, CPUs 0-3")),
-        (Told("caller", None), None, well("the daemon knows who asks")),
+        (CallerIdentification("caller", "0-3", OURS), None, well("within its cpuset, CPUs 0-3")),
+        (CallerIdentification("caller", None), None, well("the daemon knows who asks")),
         (
-            Told("caller", None, frozenset({0, 1})),
+            CallerIdentification("caller", None, frozenset({0, 1})),
             None,
             Expected("warn", "and no cpuset: it does not see its cgroup", "mount the node's /sys"),
         ),
-        (Told("node", None), None, Expected("warn", UNKNOWN, "its log says why")),
+        (CallerIdentification("node", None), None, Expected("warn", UNKNOWN, "its log says why")),
         (None, "this node has no GPU", n_a("this node has no GPU")),
     ],
     ids=["known", "known by its mask", "without its cpuset", "unknown", "it plans nothing"],
 )
 def test_what_the_daemon_says_of_who_asks(
-    told: Told | None, untold: str | None, expected: Expected
+    told: CallerIdentification | None, untold: str | None, expected: Expected
 ) -> None:
     with waiting() as pid:
         check("caller", facts(pid, told, untold), expected)
@@ -138,10 +142,10 @@ def test_whoever_listens_is_told_of_in_lines_that_do_no_harm(
     monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
     with serving(tmp_path / "s", answering(answer)) as path:
         tmp_path.chmod(0o777)  # where anybody could listen
-        daemon = look(os.fspath(path))
+        daemon = probe(os.fspath(path))
         assert main(["doctor", "socket", "caller", "enforce", "--socket", os.fspath(path)]) == 1
     assert daemon.distrust is not None
-    check("caller", Facts(TWO, open_tree("/"), daemon=daemon), expected)
+    check("caller", NodeFacts(TWO, open_tree("/"), daemon=daemon), expected)
     printed = capsys.readouterr()
     assert printed.err == ""
     assert all(line.isprintable() and len(line) < 800 for line in printed.out.splitlines())
@@ -171,11 +175,15 @@ def test_whoever_listens_is_told_of_in_lines_that_do_no_harm(
 def test_why_it_does_not_know_who_asks(before: Sequence[str], cause: str, remedy: str) -> None:
     with waiting(*before) as pid:
         inner = next(iter(children_of(pid, pid)), pid)
-        check("caller", facts(inner, Told("node", None)), Expected("warn", cause, remedy))
+        check(
+            "caller",
+            facts(inner, CallerIdentification("node", None)),
+            Expected("warn", cause, remedy),
+        )
 
 
 @needs_root
 def test_that_no_cgroups_are_mounted_is_told() -> None:
     with waiting(*mounting("umount -l /sys/fs/cgroup")) as pid:
         expected = Expected("warn", "no cgroups are mounted where it runs", "/sys/fs/cgroup")
-        check("caller", facts(pid, Told("caller", None, frozenset({0}))), expected)
+        check("caller", facts(pid, CallerIdentification("caller", None, frozenset({0}))), expected)

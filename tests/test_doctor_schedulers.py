@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.discovery import open_tree
-from affinityd.doctor.checks.registry import examine
-from affinityd.doctor.facts import Facts, NoFiles
+from affinityd.doctor.checks.registry import run_checks
+from affinityd.doctor.facts import NodeFacts, NoFiles
 from tests.doctoring import NO_GPU, TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.by_hand import made
 
@@ -125,7 +125,7 @@ def test_cores_of_packages_are_as_right_as_those_of_nodes(tmp_path: Path) -> Non
 
 def test_without_slurm_there_is_nothing_to_fit(tmp_path: Path) -> None:
     check("gres-conf", facts_of(tmp_path), n_a("no Slurm: there is no"))
-    shipped = Facts(TWO, NoFiles("shipped"))
+    shipped = NodeFacts(TWO, NoFiles("shipped"))
     check("gres-conf", shipped, n_a("a shipped machine has no gres.conf"))
 
 
@@ -197,6 +197,6 @@ def test_cgroups(tmp_path: Path, mounts: str, files: Files, expected: list[Expec
 def test_this_machine_has_some_version_of_cgroups() -> None:
     if not Path("/sys/fs/cgroup").is_mount():
         pytest.skip("no cgroup is mounted here")
-    found = [it.finding.found for it in examine(Facts(TWO, open_tree("/")), ["cgroup"])]
+    found = [it.finding.found for it in run_checks(NodeFacts(TWO, open_tree("/")), ["cgroup"])]
     assert all(text.startswith(("cgroup v1", "cgroup v2", "cgroup hybrid")) for text in found)
     assert found

@@ -12,15 +12,15 @@ from affinityd.cli.commands.doctor import gather
 from affinityd.config import file as conffile
 from affinityd.config.settings import Settings
 from affinityd.doctor.checks.variables import NAMES, RANKS
-from affinityd.doctor.facts import ENVIRONMENT, Daemon, Facts, Said
+from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts, NamedVariable, NodeFacts
 from tests.doctoring import Expected, check, facts_of, n_a, well
 
 HERE = Path(__file__).parents[1]
 FILE = "/etc/affinityd.conf"
 
 
-def facts(tmp_path: Path, *said: Said) -> Facts:
-    return replace(facts_of(tmp_path), said=said, daemon=Daemon("/none"))
+def facts(tmp_path: Path, *said: NamedVariable) -> NodeFacts:
+    return replace(facts_of(tmp_path), variables=said, daemon=DaemonFacts("/none"))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_name_that_counts_for_nothing_is_found(
     tmp_path: Path, name: str, where: str, meant: str
 ) -> None:
     expected = Expected("warn", f"{name} in {where} is no setting of affinityd", meant)
-    check("variables", facts(tmp_path, Said(name, where)), expected)
+    check("variables", facts(tmp_path, NamedVariable(name, where)), expected)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,9 @@ def test_a_name_that_counts_for_nothing_is_found(
     ],
 )
 def test_others_names_and_right_ones_are_no_finding(tmp_path: Path, name: str, where: str) -> None:
-    check("variables", facts(tmp_path, Said(name, where)), well("every AFFINITYD_* variable"))
+    check(
+        "variables", facts(tmp_path, NamedVariable(name, where)), well("every AFFINITYD_* variable")
+    )
 
 
 def test_they_are_those_of_this_process_and_of_its_settings_file(
@@ -91,6 +93,6 @@ def test_what_a_user_sets_is_explained() -> None:
     pages = "".join(
         path.read_text() for path in (*(HERE / "docs").glob("*.md"), HERE / "slurm/README.md")
     )
-    assert conffile.FILE in pages
+    assert conffile.DEFAULT_PATH in pages
     unexplained = {name for name in NAMES if name not in pages}
     assert unexplained <= {"AFFINITYD_CPUS"}

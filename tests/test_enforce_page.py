@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.config.settings import WAYS
+from affinityd.config.settings import ENFORCE_VALUES
 from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES, MIGRATIONS
 from affinityd.enforce import memory_migration
 from affinityd.enforce.backoff import Patience
@@ -84,7 +84,7 @@ def test_a_cgroup_of_its_policy_is_a_job() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        WAYS,
+        ENFORCE_VALUES,
         REASONS,
         CAUSES,
         KEYS,

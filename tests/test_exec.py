@@ -459,6 +459,6 @@ def test_nothing_heavy_is_imported_on_the_way(here: Mapping[str, str]) -> None:
         [sys.executable, *words], capture_output=True, text=True, env=env, check=True
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "affinityd.client.locate" in imported
+    assert "affinityd.client.find_plan" in imported
     heavy = {"re", "json", "argparse", "dataclasses", "http.client", "socket", "typing", "enum"}
     assert imported & (heavy | {"pathlib", "functools", "inspect", "signal"}) == set()

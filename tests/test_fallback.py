@@ -62,7 +62,7 @@ def no_driver() -> Iterator[None]:
 
 def test_the_node_is_the_one_that_a_daemon_published(socket: str) -> None:
     nodefile.write(node_file(socket), NODE)
-    known = local_plan.known_node(["/nowhere/affinityd.sock", socket])
+    known = local_plan.find_node(["/nowhere/affinityd.sock", socket])
     assert known.source == "node.json"
     assert (known.node.topology, known.node.reserved) == (NODE.topology, NODE.reserved)
 
@@ -72,11 +72,11 @@ def test_what_others_could_have_put_there_is_not_believed(socket: str, spoilt: s
     nodefile.write(node_file(socket), NODE)
     part = (node_file(socket).parents[1] / spoilt).resolve()
     part.chmod(0o777)
-    known = local_plan.known_node([socket])
+    known = local_plan.find_node([socket])
     assert known.source == "sysfs"
     assert known.doubt is not None
     assert known.doubt.startswith(f"{node_file(socket)} is not trusted: others may write to {part}")
-    assert local_plan.known_node([socket, "/nonexistent/s"]).doubt == known.doubt
+    assert local_plan.find_node([socket, "/nonexistent/s"]).doubt == known.doubt
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another's files")
@@ -85,15 +85,15 @@ def test_another_user_s_node_is_believed_where_he_is_named(
 ) -> None:
     nodefile.write(node_file(socket), NODE)
     os.chown(node_file(socket), 1234, 1234)
-    known = local_plan.known_node([socket])
+    known = local_plan.find_node([socket])
     assert (known.source, "belongs to uid 1234" in str(known.doubt)) == ("sysfs", True)
     monkeypatch.setenv("AFFINITYD_DAEMON_UID", "1234")
-    known = local_plan.known_node([socket])
+    known = local_plan.find_node([socket])
     assert (known.source, known.doubt) == ("node.json", None)
 
 
 def test_without_one_it_is_this_machine(socket: str) -> None:
-    known = local_plan.known_node([socket])
+    known = local_plan.find_node([socket])
     assert known.source == "sysfs"
     assert known.node.topology == discover(open_tree("/"), None)
 
@@ -103,18 +103,18 @@ def test_what_was_replayed_beside_the_default_socket_is_no_other_s_node(
 ) -> None:
     monkeypatch.setattr(file, "SYSTEM_SOCKET", socket)
     nodefile.write(node_file(socket), replace(NODE, replayed=True))
-    assert local_plan.known_node([socket]).source == "sysfs"
+    assert local_plan.find_node([socket]).source == "sysfs"
     nodefile.write(node_file(socket), NODE)
-    assert local_plan.known_node([socket]).source == "node.json"
+    assert local_plan.find_node([socket]).source == "node.json"
     monkeypatch.setattr(file, "SYSTEM_SOCKET", "/elsewhere")
     nodefile.write(node_file(socket), replace(NODE, replayed=True))
-    assert local_plan.known_node([socket]).source == "node.json"
+    assert local_plan.find_node([socket]).source == "node.json"
 
 
 def test_settings_say_which_machine_that_is(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AFFINITYD_MACHINE", "mi250x")
     monkeypatch.setenv("AFFINITYD_RESERVED_CPUS", "0,8")
-    known = local_plan.known_node([socket])
+    known = local_plan.find_node([socket])
     assert (known.node.topology, known.node.reserved) == (machine("mi250x"), frozenset({0, 8}))
     assert known.source == "sysfs"
 
@@ -132,7 +132,7 @@ def test_settings_that_lead_nowhere_are_told(
 ) -> None:
     monkeypatch.setenv(f"AFFINITYD_{name}", text)
     with pytest.raises(error):
-        local_plan.known_node([socket])
+        local_plan.find_node([socket])
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_settings_that_lead_nowhere_are_told(
 )
 def test_a_file_that_is_no_node_is_passed_over(socket: str, content: bytes) -> None:
     node_file(socket).write_bytes(content)
-    assert local_plan.known_node([socket]).source == "sysfs"
+    assert local_plan.find_node([socket]).source == "sysfs"
 
 
 def test_a_file_that_is_torn_anywhere_is_passed_over(socket: str) -> None:
@@ -162,12 +162,12 @@ def test_a_file_that_is_torn_anywhere_is_passed_over(socket: str) -> None:
     whole = node_file(socket).read_bytes().rstrip()
     for length in range(0, len(whole), len(whole) // 50):
         node_file(socket).write_bytes(whole[:length])
-        assert local_plan.known_node([socket]).source == "sysfs"
+        assert local_plan.find_node([socket]).source == "sysfs"
 
 
 def test_a_folder_in_the_file_s_place_is_passed_over(socket: str) -> None:
     node_file(socket).mkdir()
-    assert local_plan.known_node([socket]).source == "sysfs"
+    assert local_plan.find_node([socket]).source == "sysfs"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
@@ -179,7 +179,7 @@ def test_a_file_that_may_not_be_read_is_passed_over(tmp_path: Path) -> None:
 import os
 from affinityd.client import local_plan as fallback
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
-print(fallback.known_node(["affinityd.sock"]).source)"""
+print(fallback.find_node(["affinityd.sock"]).source)"""
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "AFFINITYD_CONFIG": "none"}
     command = [sys.executable, "-c", code]
     assert subprocess.check_output(command, env=env, cwd=tmp_path) == b"sysfs\n"
@@ -215,9 +215,9 @@ def test_a_published_node_that_makes_no_sense_never_ends_in_another_kind_of_erro
         st.sampled_from([None, 0, -1, 10**9, "", "0-3", "x", [], {}, [[]], [0], True, 1.5])
     )
     path.write_text(json.dumps(document))
-    node = local_plan.known_node([str(path.with_name("affinityd.sock"))]).node
+    node = local_plan.find_node([str(path.with_name("affinityd.sock"))]).node
     with suppress(AffinityError):
-        local_plan.plan_on(node, [{"gpus": "0", "mode": "exclusive", "share": "node"}])
+        local_plan.plan_on_node(node, [{"gpus": "0", "mode": "exclusive", "share": "node"}])
 
 
 # Ranks of one job.
@@ -353,7 +353,7 @@ def test_siblings_never_overlap_in_a_unique_mode(
     variable = VARIABLES[topology.gpus[0].vendor]
     siblings = [launch(n, count, job, variable) for n in range(count)]
     replies = [
-        local_plan.plan_on(
+        local_plan.plan_on_node(
             Node(topology), plan_request.questions(chosen, it.environ, cpus, it.parent)
         )
         for it in siblings
@@ -372,7 +372,7 @@ def test_modes_without_a_block_for_each_gpu_know_the_siblings(launch: Launch, mo
     topology = machine("dgx-a100")
     siblings = [launch(n, 2, range(2), "CUDA_VISIBLE_DEVICES") for n in range(2)]
     one, other = (
-        local_plan.plan_on(
+        local_plan.plan_on_node(
             Node(topology),
             plan_request.questions({"mode": mode}, it.environ, topology.online, it.parent),
         )
@@ -388,7 +388,7 @@ def test_modes_that_take_nothing_away_put_a_rank_near_its_gpu(launch: Launch, mo
     for n in range(8):
         it = launch(n, 8, range(8), "CUDA_VISIBLE_DEVICES")
         asked = plan_request.questions({"mode": mode}, it.environ, topology.online, it.parent)
-        reply = local_plan.plan_on(Node(topology), asked)
+        reply = local_plan.plan_on_node(Node(topology), asked)
         assert reply.cpus >= topology.cpus_of_node(topology.gpus[n].numa_node)
         assert reply.locality == "local"
 
@@ -398,7 +398,7 @@ def test_a_task_with_two_gpus_of_its_own_is_near_both(mode: str) -> None:
     topology = machine("dgx-a100")
     it = srun_bound(0, 2, (1, 2, 5, 6), "CUDA_VISIBLE_DEVICES")
     asked = plan_request.questions({"mode": mode}, it.environ, topology.online, it.parent)
-    reply = local_plan.plan_on(Node(topology), asked)
+    reply = local_plan.plan_on_node(Node(topology), asked)
     assert [rank.gpu.index for rank in reply.ranks] == [1, 2]
     for node in (3, 1):
         assert reply.cpus & topology.cpus_of_node(node)

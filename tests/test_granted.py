@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.client.device_access import granted
+from affinityd.client.device_access import granted_gpus
 
 MAJOR = 240  #: for local use, kernel Documentation/admin-guide/devices.txt: no driver is behind it
 DEVICES = Path("/sys/fs/cgroup/devices")
@@ -25,10 +25,10 @@ needs_cgroup = pytest.mark.skipif(
 #: Prints what it is granted, after a line that says that it may look.
 LOOK = """
 import os, sys
-from affinityd.client.device_access import granted
+from affinityd.client.device_access import granted_gpus
 sys.stdin.readline()
 {become}
-print(granted("dev", "sys"))
+print(granted_gpus("dev", "sys"))
 """
 NOBODY = "os.setgroups([]), os.setgid(65534), os.setuid(65534)"
 
@@ -57,7 +57,7 @@ class Machine:
 
     @property
     def granted(self) -> str | None:
-        return granted(str(self.dev), str(self.sys))
+        return granted_gpus(str(self.dev), str(self.sys))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def device_cgroup(*denied: int) -> Iterator[Path]:
 
 def test_a_machine_without_device_files_tells_nothing(machine: Machine) -> None:
     assert machine.granted is None
-    assert granted("/nonexistent", "/nonexistent") is None
+    assert granted_gpus("/nonexistent", "/nonexistent") is None
 
 
 @needs_root

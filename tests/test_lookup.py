@@ -50,7 +50,7 @@ def test_what_is_nobodys_name_is_an_error(host: str, error: type[Exception]) -> 
 def test_a_name_server_that_does_not_answer_holds_up_nobody() -> None:
     began = time.monotonic()
     with pytest.raises(DaemonError, match=r"did not answer in time$") as told:
-        client.ask(NAME, {}, began + 0.05)
+        client.ask_plan(NAME, {}, began + 0.05)
     assert not isinstance(told.value, NoDaemonError)
     with pytest.raises(DaemonError, match=r"^the daemon at http://gpu-node\S+ was not found in"):
         client.numeric(NAME, time.monotonic() + 0.05)
@@ -63,4 +63,4 @@ def test_a_user_who_may_have_no_more_threads_is_told(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(NoDaemonError, match="can't start new thread"):
-        client.ask("http://127.0.0.1:1", {}, time.monotonic() + 5)
+        client.ask_plan("http://127.0.0.1:1", {}, time.monotonic() + 5)

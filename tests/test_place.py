@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.client import local_plan, locate
-from affinityd.client.locate import Place
+from affinityd.client import find_plan, local_plan
+from affinityd.client.find_plan import ProcessPlan
 from affinityd.cpuset import parse_list
 from affinityd.errors import (
     AffinityError,
@@ -75,13 +75,13 @@ def answering(path: Path, body: str | None, status: str = "200 OK") -> Iterator[
 
 def find(
     question: Mapping[str, str], *sockets: str | Path, timeout: float = 10.0, bounded: bool = False
-) -> Place:
+) -> ProcessPlan:
     asked: Sequence[Mapping[str, str]] = [{"cpuset": ALL, **question}]
     paths = [str(path) for path in sockets]
-    return locate.find(asked, paths, time.monotonic(), timeout, bounded=bounded)
+    return find_plan.find_plan(asked, paths, time.monotonic(), timeout, bounded=bounded)
 
 
-def facts(found: Place) -> Mapping[str, object]:
+def facts(found: ProcessPlan) -> Mapping[str, object]:
     names = ("allowed", "cpus", "locality", "memory_nodes", "threads")
     return {name: getattr(found, name) for name in names}
 
@@ -95,7 +95,7 @@ def lines(changed: Mapping[str, str | None]) -> Mapping[str, str]:
 
 
 def test_a_place_is_read_from_the_lines_of_a_plan() -> None:
-    found = Place({**LINES, "AFFINITYD_RANK_0_CPULIST": "4-7", "LATER": "?"}, "daemon")
+    found = ProcessPlan({**LINES, "AFFINITYD_RANK_0_CPULIST": "4-7", "LATER": "?"}, "daemon")
     assert facts(found) == {
         "cpus": parse_list("4-7"),
         "allowed": parse_list("0-7"),
@@ -107,7 +107,9 @@ def test_a_place_is_read_from_the_lines_of_a_plan() -> None:
 
 
 def test_a_place_may_be_near_no_memory() -> None:
-    assert Place({**LINES, "AFFINITYD_MEMORY_NODES": ""}, "daemon").memory_nodes == frozenset()
+    assert (
+        ProcessPlan({**LINES, "AFFINITYD_MEMORY_NODES": ""}, "daemon").memory_nodes == frozenset()
+    )
 
 
 BROKEN: Sequence[Mapping[str, str | None]] = [
@@ -129,7 +131,7 @@ BROKEN: Sequence[Mapping[str, str | None]] = [
 @pytest.mark.parametrize("changed", BROKEN, ids=[str(it)[:40] for it in BROKEN])
 def test_what_is_no_plan_is_a_value_error_of_one_line(changed: Mapping[str, str | None]) -> None:
     with pytest.raises(ValueError, match=r"^.+$") as caught:
-        Place(lines(changed), "daemon")
+        ProcessPlan(lines(changed), "daemon")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300
 
@@ -264,21 +266,21 @@ def test_who_is_not_trusted_is_passed_over_and_named(
 
 def test_without_a_daemon_it_is_said_where_one_was_looked_for() -> None:
     with pytest.raises(NoDaemonError, match=r"^no daemon at /nonexistent/1 or /nonexistent/2$"):
-        locate.ask_daemons([{}], ["/nonexistent/1", "/nonexistent/2"], time.monotonic() + 1)
+        find_plan.ask_daemons([{}], ["/nonexistent/1", "/nonexistent/2"], time.monotonic() + 1)
 
 
 def test_trouble_counts_more_than_nobody(tmp_path: Path) -> None:
     with answering(tmp_path / "s", "", "500 Oh") as path:
         for sockets in ([path, NOWHERE], [NOWHERE, path]):
             with pytest.raises(DaemonError, match="500") as caught:
-                locate.ask_daemons([{}], sockets, time.monotonic() + 1)
+                find_plan.ask_daemons([{}], sockets, time.monotonic() + 1)
             assert not isinstance(caught.value, NoDaemonError)
 
 
 def test_what_takes_too_long_is_cut_where_it_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_plan, "known_node", lambda _sockets: time.sleep(10))
+    monkeypatch.setattr(local_plan, "find_node", lambda _sockets: time.sleep(10))
     start = time.monotonic()
     with pytest.raises(ApplyError, match="took too long"):
         find({"gpus": "0"}, tmp_path / "affinityd.sock", timeout=0.3, bounded=True)
@@ -319,5 +321,5 @@ def test_a_refusal_holds_though_it_could_be_planned_without_the_daemon(
 def test_the_next_question_is_asked_where_one_is_refused(daemon: Daemon) -> None:
     asked = [{"cpuset": ALL, "gpus": "9"}, {"cpuset": ALL, "gpus": "1", "mode": "node"}]
     for sockets in ([str(daemon.socket)], [str(daemon.socket.with_name("other.sock"))]):
-        found = locate.find(asked, sockets, time.monotonic(), 10, bounded=False)
+        found = find_plan.find_plan(asked, sockets, time.monotonic(), 10, bounded=False)
         assert found.cpus == parse_list("48-63,176-191") - parse_list(RESERVED)

@@ -11,7 +11,7 @@ import pytest
 from affinityd.cli import main
 from affinityd.cli.parser import HELP, Parser, add_settings
 from affinityd.config.file import default_socket
-from affinityd.config.settings import NAMES, WAYS, Settings, load
+from affinityd.config.settings import ENFORCE_VALUES, NAMES, Settings, load
 from affinityd.cpuset import parse_list
 from affinityd.enforce.policy.file import FILE
 from affinityd.errors import InvalidRequestError
@@ -107,7 +107,7 @@ def test_what_the_audit_is_told(tmp_path: Path, name: str, text: str, value: int
     assert getattr(made, name) == value
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ENFORCE_VALUES)
 def test_how_jobs_are_pinned_from_outside(tmp_path: Path, way: str) -> None:
     file = f"AFFINITYD_ENFORCE={way}\nAFFINITYD_MIGRATE_MEMORY=on\n"
     made = settings(tmp_path, flags={"enforce_policy": "/x.toml"}, env={}, file=file)

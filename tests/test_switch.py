@@ -11,7 +11,7 @@ import pytest
 
 from affinityd.cli.commands.serve import narrowed
 from affinityd.config import file, switch
-from affinityd.config.settings import WAYS, Settings
+from affinityd.config.settings import ENFORCE_VALUES, Settings
 from affinityd.cpuset import parse_list
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import InvalidRequestError
@@ -42,7 +42,7 @@ def test_a_word_means(meant: str, words: tuple[str, ...]) -> None:
 def test_another_word_is_refused_and_of_another_process_it_is_off(word: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"none of on, observe, off$"):
         switch.read(word)
-    assert switch.heeded(word) == "off"
+    assert switch.read_or_off(word) == "off"
 
 
 TABLE = [
@@ -100,7 +100,7 @@ def test_the_scripts_read_it_as_everything_else_does(shell: str) -> None:
 def test_a_daemon_pins_no_more_from_outside_than_the_node_allows(
     said: str, ways: list[str]
 ) -> None:
-    found = [narrowed(Settings(enforce=way), said) for way in WAYS]
+    found = [narrowed(Settings(enforce=way), said) for way in ENFORCE_VALUES]
     assert [it.enforce for it in found] == ways
     assert {it.switch for it in found} == {said}
 

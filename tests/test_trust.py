@@ -243,7 +243,7 @@ def test_a_relative_path_goes_from_the_current_folder(
     ],
 )
 def test_users_are_named_by_name_or_number(text: str, uids: set[int]) -> None:
-    assert trust.configured({"AFFINITYD_DAEMON_UID": text}) == uids
+    assert trust.trusted_uids({"AFFINITYD_DAEMON_UID": text}) == uids
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_users_are_named_by_name_or_number(text: str, uids: set[int]) -> None:
 )
 def test_who_is_no_user_is_named(text: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        trust.configured({"AFFINITYD_DAEMON_UID": text})
+        trust.trusted_uids({"AFFINITYD_DAEMON_UID": text})
     assert re.fullmatch(
         r"AFFINITYD_DAEMON_UID: there is no user '.+' here; give a user's name or number",
         str(caught.value),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from affinityd.client.locate import TIMEOUT
-from affinityd.config.file import SAID, choices
+from affinityd.client.find_plan import TIMEOUT
+from affinityd.config.file import PLAN_PARAMETERS, plan_parameters
 from affinityd.errors import InvalidRequestError
 from affinityd.linux.memory_policy import POLICIES
 from affinityd.text import quote
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 #: The parameters of a plan that it takes.
 PARAMETERS = (
     *("gpus", "rank", "ranks", "job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus", "cpuset"),
-    *("cpus", "task_cpus", "visible", "granted", "nvidia_visible", *SAID),
+    *("cpus", "task_cpus", "visible", "granted", "nvidia_visible", *PLAN_PARAMETERS),
 )
-OWN = {
+CLIENT_OPTIONS = {
     "memory": ("|".join(POLICIES), "also set the memory policy (default: the kernel's, near)"),
     "timeout": ("SECONDS", "the most that finding a place may take (default: 1)"),
     "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
@@ -26,12 +26,12 @@ OWN = {
 }
 FLAGS = frozenset(("omp", "fail_closed", "verbose"))  #: take no value
 #: What a person chooses, the first in the help; launchers and schedulers say the rest.
-CHOSEN = (
+COMMON = (
     *("gpus", "rank", "mode", "memory", "omp", "verbose", "strict", "fail_closed", "timeout"),
 )
 BOOLEANS = frozenset(("balanced", "strict"))  #: may take one
 FAIL_CLOSED = "--fail-closed"
-OPTIONS = {f"--{name.replace('_', '-')}": name for name in (*PARAMETERS, *OWN)}
+OPTIONS = {f"--{name.replace('_', '-')}": name for name in (*PARAMETERS, *CLIENT_OPTIONS)}
 SHORT = {"-v": "verbose"}
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.001, 3600.0  #: seconds
 
@@ -57,7 +57,7 @@ def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return ours, command
 
 
-def read(words: Sequence[str]) -> Options:
+def parse(words: Sequence[str]) -> Options:
     """Read our words: `--name value`, `--name=value`, or a flag alone, which is true.
 
     Raises InvalidRequestError, which names the first that is wrong.
@@ -90,7 +90,7 @@ def _value(name: str, rest: list[str]) -> str:
 def parameters(options: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
     """Return the given parameters of a plan: options, else AFFINITYD_* variables."""
     chosen = {name: text for name, text in options.items() if name in PARAMETERS}
-    given = choices(said)
+    given = plan_parameters(said)
     if "cpus" in chosen:
         given.pop("task_cpus", None)
     return {**given, **chosen}
@@ -126,16 +126,18 @@ def print_help() -> None:
         add_help=False,
     )
     others = parser.add_argument_group("more of the plan, most of which launchers say")
-    for name in (*CHOSEN, *(name for name in OPTIONS.values() if name not in CHOSEN)):
-        group = parser if name in CHOSEN else others
+    for name in (*COMMON, *(name for name in OPTIONS.values() if name not in COMMON)):
+        group = parser if name in COMMON else others
         flags = [*(short for short in SHORT if SHORT[short] == name), _flag(name)]
         if name in FLAGS:
-            group.add_argument(*flags, action="store_true", help=OWN[name][1])
-        elif name in OWN:
-            group.add_argument(*flags, metavar=OWN[name][0], help=OWN[name][1])
+            group.add_argument(*flags, action="store_true", help=CLIENT_OPTIONS[name][1])
+        elif name in CLIENT_OPTIONS:
+            group.add_argument(
+                *flags, metavar=CLIENT_OPTIONS[name][0], help=CLIENT_OPTIONS[name][1]
+            )
         else:
-            choices = TABLE[name].schema.get("enum")
-            metavar = "|".join(choices) if choices else name.upper()
+            values = TABLE[name].schema.get("enum")
+            metavar = "|".join(values) if values else name.upper()
             group.add_argument(*flags, metavar=metavar, help=_help(name, TABLE[name].help))
     parser.print_help()
 

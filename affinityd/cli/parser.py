@@ -72,7 +72,7 @@ def add_format(parser: argparse.ArgumentParser, plain: str, json: str = "a JSON 
 def add_settings(parser: Parser, names: Iterable[str]) -> None:
     """Add flags for settings, each of which is also a variable and a line of the file."""
     group = parser.add_argument_group(
-        "settings", f"also AFFINITYD_* variables and lines of {file.FILE}"
+        "settings", f"also AFFINITYD_* variables and lines of {file.DEFAULT_PATH}"
     )
     for name in names:
         metavar, text = HELP[name]
@@ -91,5 +91,5 @@ def load_settings(arguments: argparse.Namespace) -> settings.Settings:
     Those of the daemon alone count for the command that has their flags.
     """
     flags = vars(arguments)
-    others = settings.OF_THE_DAEMON - flags.keys()
+    others = settings.DAEMON_ONLY - flags.keys()
     return settings.load(flags, names=[name for name in settings.NAMES if name not in others])

@@ -10,7 +10,7 @@ from pathlib import Path
 from affinityd.cli import exec_options
 from affinityd.cli.console import say
 from affinityd.client import local_plan, plan_request
-from affinityd.client.device_access import granted
+from affinityd.client.device_access import granted_gpus
 from affinityd.config import file
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError, TargetError
@@ -61,7 +61,7 @@ def known_node() -> Node:
 
     Raises AffinityError.
     """
-    known = local_plan.known_node(file.sockets(file.variables()))
+    known = local_plan.find_node(file.sockets(file.variables()))
     if known.doubt is not None:
         say(f"affinityd: {known.doubt}; the node is known from {known.source}")
     return known.node
@@ -112,7 +112,7 @@ class ProcessPlanner:
         known = str(questions)  # ranks of one job have many processes that ask the same
         if known not in self._replies:
             caller = Caller(mask=cpus, cpuset=cpus)
-            self._replies[known] = local_plan.plan_on(self._node, questions, caller)
+            self._replies[known] = local_plan.plan_on_node(self._node, questions, caller)
         return self._replies[known]
 
     def cpus(self, process: Stat) -> CpuSet | None:
@@ -138,7 +138,7 @@ class ProcessPlanner:
         counts_from_0 = seen == [str(number) for number in range(len(seen))]
         is_part = counts_from_0 and len(seen) < len(self.topology.gpus)
         is_elsewhere = _cgroups(pid) != _cgroups(os.getpid())
-        has_dev = granted(_dev(pid)) != granted()  # a container, whose /dev tells it
+        has_dev = granted_gpus(_dev(pid)) != granted_gpus()  # a container, whose /dev tells it
         if not job or "granted" in self._chosen or not is_part or not is_elsewhere or has_dev:
             return None
         return (
@@ -151,12 +151,16 @@ class ProcessPlanner:
 
         A container has those alone that it was given.
         """
-        devices = granted(_dev(pid))
+        devices = granted_gpus(_dev(pid))
         facts = {} if devices is None else {"granted": devices}
         own = {name: text for name, text in environ.items() if text}
         said = {**(file.variables() if self._said is None else self._said), **own}
         if self._said is None:  # how many CPUs were asked for is no choice of how to divide them
-            said = {name: text for name, text in said.items() if name == file.SAID_AS["task_cpus"]}
+            said = {
+                name: text
+                for name, text in said.items()
+                if name == file.PARAMETER_VARIABLES["task_cpus"]
+            }
         return {**facts, **exec_options.parameters(self._chosen, said)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from affinityd.client import plan_request
-from affinityd.client.device_access import granted
+from affinityd.client.device_access import granted_gpus
 from affinityd.config import switch
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import ApplyError
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from affinityd.client.locate import Place
+    from affinityd.client.find_plan import ProcessPlan
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: tells a process why it was not pinned
 
@@ -52,7 +52,9 @@ class Applied:
         self.remarks = tuple(remarks)
 
 
-def apply_place(found: Place, policy: str | None, set_mask: Callable[[CpuSet], CpuSet]) -> Applied:
+def apply_place(
+    found: ProcessPlan, policy: str | None, set_mask: Callable[[CpuSet], CpuSet]
+) -> Applied:
     """Take a place, and tell children by the environment. `set_mask` returns what holds.
 
     Raises ApplyError where the kernel refuses all of them.
@@ -71,7 +73,7 @@ def export_unpinned(reason: str) -> None:
     os.environ[UNPINNED] = one_line(reason)
 
 
-def export_observed(found: Place) -> None:
+def export_observed(found: ProcessPlan) -> None:
     """Leave this process where it is; where the switch is at observe, tell children its place."""
     if found.switch == switch.OBSERVE:
         cpus = format_list(found.cpus)
@@ -83,7 +85,7 @@ def questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[plan_re
 
     `chosen` is the switch, so far as it is known here.
     """
-    devices = granted()
+    devices = granted_gpus()
     mask = frozenset(os.sched_getaffinity(os.getpid()))
     facts = {} if devices is None else {"granted": devices}
     if chosen == switch.OBSERVE:
@@ -117,7 +119,7 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
     return frozenset(os.sched_getaffinity(0))
 
 
-def gpus_far_apart(found: Place, given: Mapping[str, str]) -> Iterator[str]:
+def gpus_far_apart(found: ProcessPlan, given: Mapping[str, str]) -> Iterator[str]:
     """Yield that a process without siblings has the CPUs near GPUs of several nodes.
 
     What it named itself it knows; each of several ranks would say it anew.
@@ -132,7 +134,7 @@ def gpus_far_apart(found: Place, given: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def summary(found: Place, taken: Applied, given: Mapping[str, str]) -> str:
+def summary(found: ProcessPlan, taken: Applied, given: Mapping[str, str]) -> str:
     """Return where this process is: its rank, its GPUs, their nodes, its CPUs."""
     rank = local_rank(os.environ)
     if "rank" in given:
@@ -148,7 +150,7 @@ def summary(found: Place, taken: Applied, given: Mapping[str, str]) -> str:
     return f"{who}: {gpus}, {nodes}, {cpus} ({found.locality}, planned from {found.source})"
 
 
-def _remarks(found: Place, cpus: CpuSet) -> Iterator[str]:
+def _remarks(found: ProcessPlan, cpus: CpuSet) -> Iterator[str]:
     if found.replayed is not None:
         yield found.replayed
     if found.trouble is not None:

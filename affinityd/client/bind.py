@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from affinityd.client import apply, locate
-from affinityd.client.locate import TIMEOUT, Place
+from affinityd.client import apply, find_plan
+from affinityd.client.find_plan import TIMEOUT, ProcessPlan
 from affinityd.config import file, switch
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import AffinityError
@@ -18,7 +18,7 @@ from affinityd.linux import pinning
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
 
-OF_TASK = frozenset(("rank", "ranks", "gpus"))  #: parameters that say which process it is
+TASK_PARAMETERS = frozenset(("rank", "ranks", "gpus"))  #: parameters that say which process it is
 
 logger = logging.getLogger("affinityd")
 
@@ -114,7 +114,7 @@ def bind_process(
     if chosen == switch.OFF:
         return _unbound()
     try:
-        return _take_place(given, policy, timeout, chosen)
+        return _plan_and_pin(given, policy, timeout, chosen)
     except AffinityError as error:
         if chosen != switch.OBSERVE:
             raise
@@ -122,7 +122,7 @@ def bind_process(
         return _unbound()
 
 
-def _take_place(
+def _plan_and_pin(
     given: Mapping[str, str], policy: str | None, timeout: float, chosen: str
 ) -> Binding:
     checked_policy(policy)
@@ -132,15 +132,15 @@ def _take_place(
         given = {"task_cpus": asked, **given}
     sockets = file.sockets(said)
 
-    def find(given: Mapping[str, str], start: float) -> Place:
+    def find(given: Mapping[str, str], start: float) -> ProcessPlan:
         questions = apply.questions(given, chosen)
-        return locate.find(questions, sockets, start, timeout, bounded=False)
+        return find_plan.find_plan(questions, sockets, start, timeout, bounded=False)
 
     def plan_of_exec() -> CpuSet | None:
         """Return the CPUs that `exec` would give, whose mode and so on variables say."""
-        task = {name: given[name] for name in OF_TASK & given.keys()}
+        task = {name: given[name] for name in TASK_PARAMETERS & given.keys()}
         try:
-            cpus = find({**file.choices(said), **task}, time.monotonic()).cpus
+            cpus = find({**file.plan_parameters(said), **task}, time.monotonic()).cpus
         except AffinityError:
             return None
         return None if cpus == found.cpus else cpus

@@ -13,7 +13,7 @@ import os
 AMD = "0x1002"  #: the PCI vendor, in /sys/class/drm/renderDN/device/vendor
 
 
-def granted(dev: str = "/dev", sys: str = "/sys") -> str | None:
+def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
     """Return the request's `granted`; None where there are no device files to tell it by.
 
     NVIDIA's /dev/nvidiaN, else AMD's /dev/dri/renderDN. With NVIDIA's files there and none of them

@@ -43,12 +43,14 @@ FIELDS = "Host: localhost\r\nAccept: text/plain\r\nConnection: close\r\n"
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
 
 
-def ask(address: str, parameters: Mapping[str, str], deadline: float, form: str = "shell") -> str:
+def ask_plan(
+    address: str, parameters: Mapping[str, str], deadline: float, form: str = "shell"
+) -> str:
     """Return a plan, in a format of the request's.
 
     `deadline` is of time.monotonic. Raises what `fetch` does.
     """
-    query = "&".join(f"{name}={_quoted(text)}" for name, text in parameters.items())
+    query = "&".join(f"{name}={_percent_encoded(text)}" for name, text in parameters.items())
     return fetch(address, f"/plan?{query}&format={form}", deadline)
 
 
@@ -184,7 +186,7 @@ def _parsed(answer: bytes, address: str) -> tuple[int, str]:
         raise DaemonError(f"the daemon at {address} answered what is no text") from None
 
 
-def _quoted(text: str) -> str:
+def _percent_encoded(text: str) -> str:
     """Return a value as a query has it, RFC 3986."""
     try:
         data = text.encode(errors="surrogateescape")

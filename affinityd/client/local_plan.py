@@ -28,7 +28,7 @@ from affinityd.topology.node import Node
 
 
 @dataclass(frozen=True)
-class Known:
+class SourcedNode:
     """A node, and who told of it."""
 
     node: Node
@@ -37,7 +37,7 @@ class Known:
     replayed: str | None = None  #: that settings name another machine than this one
 
 
-def known_node(sockets: Sequence[str]) -> Known:
+def find_node(sockets: Sequence[str]) -> SourcedNode:
     """Return the node that a daemon published beside its socket, else as this machine's files say.
 
     What somebody replayed beside the default socket is no other's node.
@@ -54,10 +54,10 @@ def known_node(sockets: Sequence[str]) -> Known:
         except (OSError, ValueError):
             continue
         if not (node.replayed and path in (file.SYSTEM_SOCKET, file.default_socket())):
-            return Known(node, node_file.NAME)
+            return SourcedNode(node, node_file.NAME)
     chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
     node = Node(_read(chosen), chosen.reserved_cpus, replayed=chosen.replays)
-    return Known(node, "sysfs", next(iter(doubts), None), _replayed(chosen))
+    return SourcedNode(node, "sysfs", next(iter(doubts), None), _replayed(chosen))
 
 
 def _published(path: Path) -> Node:
@@ -67,7 +67,7 @@ def _published(path: Path) -> Node:
     return node_file.read(path)
 
 
-def plan_on(node: Node, questions: Iterable[Question], caller: Caller | None = None) -> Reply:
+def plan_on_node(node: Node, questions: Iterable[Question], caller: Caller | None = None) -> Reply:
     """Return the answer to the first question that is not refused. Raises AffinityError."""
     return first_answer(
         questions, lambda question: answer(node, parse_request(question.items()), caller)

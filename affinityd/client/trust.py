@@ -30,7 +30,7 @@ MAX_UID = 2**32 - 2  #: the last is nobody's, chown(2)
 MAX_DIGITS = len(str(MAX_UID))
 MAX_LINKS = 40  #: on one path, path_resolution(7)
 UID_MAP, OVERFLOW_UID = "/proc/self/uid_map", "/proc/sys/kernel/overflowuid"
-EVERYBODY = ["0", "0", "4294967295"]  #: the map of the first user namespace
+IDENTITY_MAP = ["0", "0", "4294967295"]  #: the map of the first user namespace
 
 
 def check_daemon(address: str, connection: _socket.socket) -> None:
@@ -106,10 +106,10 @@ def _check_part(path: str, part: str, *, is_above: bool) -> int:
 
 
 def _is_trusted(uid: int) -> bool:
-    return uid == ROOT or uid in configured(conffile.variables()) or uid == _overflow_uid()
+    return uid == ROOT or uid in trusted_uids(conffile.variables()) or uid == _overflow_uid()
 
 
-def configured(said: Mapping[str, str]) -> frozenset[int]:
+def trusted_uids(said: Mapping[str, str]) -> frozenset[int]:
     """Return the uids that variables name: users' names or numbers, separated by commas.
 
     Raises InvalidRequestError.
@@ -138,7 +138,7 @@ def _is_own_container(uid: int) -> bool:
 def _overflow_uid() -> int | None:
     """Return what uids look like that have no number here; None where every uid has one."""
     try:
-        if _words(UID_MAP) == EVERYBODY:
+        if _words(UID_MAP) == IDENTITY_MAP:
             return None
         return int(_words(OVERFLOW_UID)[0])
     except OSError:  # without /proc

@@ -16,24 +16,27 @@ from affinityd.errors import InvalidRequestError
 from affinityd.linux.files import read_regular
 from affinityd.text import quote
 
-FILE = "/etc/affinityd.conf"
+DEFAULT_PATH = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
 SYSTEM_SOCKET = "/run/affinityd/affinityd.sock"
 RUNTIME_FOLDERS = "/run/user"  #: pam_systemd(8)
 #: The parameters of a plan that a site or user may also say as AFFINITYD_*.
-SAID = (
+PLAN_PARAMETERS = (
     *("mode", "scope", "multithreading", "balanced", "min_physical_cores", "max_physical_cores"),
     *("share", "strict"),
 )
 #: How they are said; what a task asked for by a shorter name.
-SAID_AS = {**{name: f"{PREFIX}{name.upper()}" for name in SAID}, "task_cpus": f"{PREFIX}CPUS"}
+PARAMETER_VARIABLES = {
+    **{name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETERS},
+    "task_cpus": f"{PREFIX}CPUS",
+}
 MAX_FILE = 1024 * 1024  #: bytes
 QUOTING = frozenset("'\"\\")
 
 
 def path(environ: Mapping[str, str] = os.environ) -> str:
     """Return where the settings file is."""
-    return environ.get("AFFINITYD_CONFIG") or FILE
+    return environ.get("AFFINITYD_CONFIG") or DEFAULT_PATH
 
 
 def default_socket(environ: Mapping[str, str] = os.environ) -> str:
@@ -60,9 +63,11 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def choices(said: Mapping[str, str]) -> dict[str, str]:
+def plan_parameters(said: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters of a plan that AFFINITYD_* variables choose."""
-    return {name: said[variable] for name, variable in SAID_AS.items() if variable in said}
+    return {
+        name: said[variable] for name, variable in PARAMETER_VARIABLES.items() if variable in said
+    }
 
 
 def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:

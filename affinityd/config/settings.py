@@ -30,13 +30,13 @@ NAMES = (
     "log_format",
 )
 #: What counts for the daemon alone, whatever a client finds in variables and file.
-OF_THE_DAEMON = frozenset(("enforce", "enforce_policy", "migrate_memory"))
+DAEMON_ONLY = frozenset(("enforce", "enforce_policy", "migrate_memory"))
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
-ONE_MACHINE = {"root", "machine"}  #: settings that exclude each other
+EXCLUSIVE = {"root", "machine"}  #: settings that exclude each other
 OFF = "off"
 #: What `enforce` may be: it is off, or says what it would pin, or pins.
 OBSERVE, PIN = "observe", "pin"
-WAYS = (OFF, OBSERVE, PIN)
+ENFORCE_VALUES = (OFF, OBSERVE, PIN)
 MAX_PORT = 65535
 MAX_INTERVAL = 3600  #: seconds
 MAX_JOB_SERIES = 1000
@@ -72,7 +72,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Given:
+class SettingText:
     """A setting's text, and the name that it was given by."""
 
     text: str
@@ -90,22 +90,22 @@ def load(
     """
     path = file.path(environ)
     in_file = _variables(file.read(path), f" in {path}")
-    chosen: dict[str, Given] = {}
+    chosen: dict[str, SettingText] = {}
     for whole in (_flags(flags), _variables(environ), in_file):
         layer = {name: given for name, given in whole.items() if name in names}
-        if layer.keys() >= ONE_MACHINE:
-            names = " and ".join(layer[name].name for name in sorted(ONE_MACHINE, reverse=True))
+        if layer.keys() >= EXCLUSIVE:
+            names = " and ".join(layer[name].name for name in sorted(EXCLUSIVE, reverse=True))
             raise InvalidRequestError(f"{names} both name a machine; give one of them")
-        settled = ONE_MACHINE if chosen.keys() & ONE_MACHINE else set()
+        settled = EXCLUSIVE if chosen.keys() & EXCLUSIVE else set()
         chosen = {**{name: layer[name] for name in layer.keys() - settled}, **chosen}
     read = {name: _READERS[name](given.text, given.name) for name, given in chosen.items()}
     made = Settings(**{"socket": file.default_socket(environ), "listen": DEFAULT_LISTEN, **read})
     if made.enforce != OFF:
-        _check_enforcing(made, chosen)
+        _check_enforce(made, chosen)
     return made
 
 
-def _check_enforcing(settings: Settings, chosen: Mapping[str, Given]) -> None:
+def _check_enforce(settings: Settings, chosen: Mapping[str, SettingText]) -> None:
     """Raise InvalidRequestError where there are no processes to be pinned."""
     enforce = chosen["enforce"]
     if settings.replays:
@@ -120,9 +120,9 @@ def _check_enforcing(settings: Settings, chosen: Mapping[str, Given]) -> None:
     )
 
 
-def _flags(flags: Mapping[str, str | None]) -> dict[str, Given]:
+def _flags(flags: Mapping[str, str | None]) -> dict[str, SettingText]:
     given = {
-        name: Given(text, f"--{name.replace('_', '-')}")
+        name: SettingText(text, f"--{name.replace('_', '-')}")
         for name in NAMES
         if (text := flags.get(name)) is not None
     }
@@ -132,11 +132,11 @@ def _flags(flags: Mapping[str, str | None]) -> dict[str, Given]:
     return given
 
 
-def _variables(values: Mapping[str, str], where: str = "") -> dict[str, Given]:
+def _variables(values: Mapping[str, str], where: str = "") -> dict[str, SettingText]:
     """Return the settings among variables; an empty one is not set."""
     names = {name: file.PREFIX + name.upper() for name in NAMES}
     return {
-        name: Given(text, variable + where)
+        name: SettingText(text, variable + where)
         for name, variable in names.items()
         if (text := values.get(variable))
     }
@@ -179,14 +179,14 @@ def _cpus(text: str, name: str) -> CpuSet:
 def _scan_interval(text: str, name: str) -> int | None:
     if text == OFF:
         return None
-    return _whole(text, name, range(1, MAX_INTERVAL + 1), " seconds, or off")
+    return _whole_number(text, name, range(1, MAX_INTERVAL + 1), " seconds, or off")
 
 
 def _job_series(text: str, name: str) -> int:
-    return _whole(text, name, range(MAX_JOB_SERIES + 1), " jobs")
+    return _whole_number(text, name, range(MAX_JOB_SERIES + 1), " jobs")
 
 
-def _whole(text: str, name: str, within: range, unit: str) -> int:
+def _whole_number(text: str, name: str, within: range, unit: str) -> int:
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(within[-1]))
     if not (is_number and int(text) in within):
         raise InvalidRequestError(
@@ -210,8 +210,8 @@ def _group(text: str, name: str) -> int:
 
 
 def _enforce(text: str, name: str) -> str:
-    if text not in WAYS:
-        raise InvalidRequestError(f"{name}: {quote(text)} is none of {', '.join(WAYS)}")
+    if text not in ENFORCE_VALUES:
+        raise InvalidRequestError(f"{name}: {quote(text)} is none of {', '.join(ENFORCE_VALUES)}")
     return text
 
 

@@ -31,7 +31,7 @@ def read(text: str, name: str = VARIABLE) -> str:
         raise InvalidRequestError(f"{name}: {quote(text)} is none of on, observe, off") from None
 
 
-def heeded(text: str) -> str:
+def read_or_off(text: str) -> str:
     """Return what another process's value means; an unknown word counts as off."""
     try:
         return read(text)

@@ -21,7 +21,7 @@ from affinityd.discovery.pci import PciDevice, read_devices
 from affinityd.discovery.root import open_tree
 from affinityd.discovery.tree import MARK, Tree
 from affinityd.errors import TreeError
-from affinityd.text import plain
+from affinityd.text import printable
 from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
 
 __all__ = ["Tree", "discover", "open_tree"]
@@ -46,13 +46,13 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     placed = tuple(_placed(gpus, devices, locator, nvml))
     notices = (*_node_notices(nodes, cores), *gpu_notices, *_place_notices(placed, nvml))
     return Topology(
-        name=plain(tree.name),
+        name=printable(tree.name),
         cores=cores,
         nodes=(*nodes, *_node_of_the_rest(cores)),
         gpus=placed,
         nics=tuple(read_nics(tree, devices, locator)),
         possible=read_possible(tree, online),
-        notices=tuple(map(plain, notices)),
+        notices=tuple(map(printable, notices)),
     )
 
 
@@ -78,9 +78,9 @@ def _placed(
             gpu,
             numa_node=node,
             numa_source=source,
-            model=gpu.model and plain(gpu.model),
-            uuid=gpu.uuid and plain(gpu.uuid),
-            mig=tuple(MigInstance(plain(instance.uuid)) for instance in gpu.mig),
+            model=gpu.model and printable(gpu.model),
+            uuid=gpu.uuid and printable(gpu.uuid),
+            mig=tuple(MigInstance(printable(instance.uuid)) for instance in gpu.mig),
         )
 
 

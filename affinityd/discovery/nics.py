@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from affinityd.discovery.locator import Locator
 from affinityd.discovery.pci import NETWORK, PciDevice
 from affinityd.discovery.tree import Tree
-from affinityd.text import plain
+from affinityd.text import printable
 from affinityd.topology.model import Nic
 
 #: PCI class, its first two bytes → what the adapter is.
@@ -35,7 +35,7 @@ def _names(tree: Tree, folder: str) -> Iterator[str]:
     below = tree.list(folder, lambda name: name.startswith("virtio"))
     for place in (folder, *(f"{folder}/{name}" for name in below)):
         for kind in ("infiniband", "net"):
-            yield from map(plain, tree.list(f"{place}/{kind}", is_anonymous))
+            yield from map(printable, tree.list(f"{place}/{kind}", is_anonymous))
 
 
 def is_anonymous(name: str) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from affinityd.client import trust
 from affinityd.config import file as conffile
 from affinityd.cpuset import format_list
-from affinityd.doctor.facts import Daemon, Told
+from affinityd.doctor.facts import CallerIdentification, DaemonFacts
 from affinityd.doctor.http_probe import NoAnswerError, ask, connect
 from affinityd.enforce import client
 from affinityd.enforce.client import EnforceReport
@@ -35,7 +35,7 @@ MAX_LINE = 300  #: characters that are shown of what a daemon says
 TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
 
 
-def look(path: str, timeout: float = TIMEOUT) -> Daemon:
+def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
     """Return what is to be seen of the daemon whose socket is at a path; it is asked if ready."""
     daemon = _ask(path, timeout)
     published, unpublished = _published(Path(path).with_name(node_file.NAME))
@@ -44,19 +44,19 @@ def look(path: str, timeout: float = TIMEOUT) -> Daemon:
     return replace(
         daemon,
         cpuset=cpuset_of(daemon.pid) if daemon.pid else None,
-        shut=tuple(_shut(Path(path))),
+        closed=tuple(_shut(Path(path))),
         published=published,
-        unpublished=unpublished,
-        enforces=enforces,
-        unenforced=unenforced,
-        told=told,
-        untold=untold,
+        publish_error=unpublished,
+        enforcement=enforces,
+        enforcement_error=unenforced,
+        identification=told,
+        identification_error=untold,
     )
 
 
-def _ask(path: str, timeout: float) -> Daemon:
+def _ask(path: str, timeout: float) -> DaemonFacts:
     """Return who listens, and what it answers."""
-    somebody = Daemon(path)
+    somebody = DaemonFacts(path)
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
@@ -69,7 +69,7 @@ def _ask(path: str, timeout: float) -> Daemon:
         except NoAnswerError as error:
             return replace(somebody, listens=True, error=str(error))
         except PermissionError as error:
-            return replace(somebody, is_refused=True, error=error.strerror)
+            return replace(somebody, is_denied=True, error=error.strerror)
         except OSError as error:  # a path that is too long has no errno
             return replace(somebody, error=error.strerror or str(error))
 
@@ -85,7 +85,7 @@ def _distrust(path: str, connection: socket.socket) -> str | None:
     return None
 
 
-def _told(path: str, timeout: float) -> tuple[Told | None, str | None]:
+def _told(path: str, timeout: float) -> tuple[CallerIdentification | None, str | None]:
     """Return what a daemon says of us, who state no cpuset; or why it says nothing."""
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -99,7 +99,9 @@ def _told(path: str, timeout: float) -> tuple[Told | None, str | None]:
             within = allowed.get("within")
             known = within.maybe(JsonValue.cpus) if within else None
             shown = None if known is None else format_list(known)
-            return Told(allowed["source"].text(), shown, cpuset_of(os.getpid())), None
+            return CallerIdentification(
+                allowed["source"].text(), shown, cpuset_of(os.getpid())
+            ), None
         except NoAnswerError as error:
             return None, str(error)
         except OSError as error:
@@ -119,7 +121,7 @@ def _shut(path: Path) -> Iterator[str]:
     A user's runtime folder is for that user alone: XDG Base Directory Specification, mode 0700.
     """
     path = path.absolute()
-    if _is_of_one_user(path) or not may_be_there(path):
+    if _is_of_one_user(path) or not may_exist(path):
         return
     for place in (*reversed(path.parents), path):
         needed = stat.S_IXOTH if place != path else stat.S_IROTH | stat.S_IWOTH
@@ -136,7 +138,7 @@ def _is_of_one_user(path: Path) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
 
 
-def may_be_there(path: Path) -> bool:
+def may_exist(path: Path) -> bool:
     """Whether a path exists, or permissions hide whether it does."""
     try:
         path.lstat()
@@ -147,7 +149,7 @@ def may_be_there(path: Path) -> bool:
     return True
 
 
-def held_off(path: str) -> float | None:
+def file_age(path: str) -> float | None:
     """Return for how many seconds NVML has been held off by a file; None where there is none."""
     try:
         return max(0.0, time.time() - Path(path).lstat().st_mtime)

@@ -35,7 +35,7 @@ class NoFiles:
 
 
 @dataclass(frozen=True)
-class Told:
+class CallerIdentification:
     """What a daemon says of who asks for a plan and states no cpuset; and what is so."""
 
     source: str  #: `allowed.source`
@@ -44,32 +44,34 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Daemon:
+class DaemonFacts:
     """What is to be seen of the daemon, or of its absence, where its socket should be."""
 
     path: str  #: of the socket
     absent: tuple[str, ...] = ()  #: the default sockets, if no other is named and none is there
     listens: bool = False
-    is_refused: bool = False  #: we may not connect, and nobody knows whether somebody listens
+    is_denied: bool = False  #: we may not connect, and nobody knows whether somebody listens
     status: int | None = None  #: HTTP's, of /readyz; None: none came, `error` says why
     error: str | None = None
     pid: int | None = None  #: SO_PEERCRED; None: nobody listens, or it is not seen from here
     cpuset: CpuSet | None = None  #: what its cgroup lets it use; None: not known
-    shut: tuple[str, ...] = ()  #: what is in the way of other users: paths and their modes
-    published: Node | None = None  #: node.json; None: `unpublished` says why
-    unpublished: str | None = None
-    enforces: EnforceReport | None = None  #: /enforce; None: `unenforced` says why
-    unenforced: str | None = None
+    closed: tuple[str, ...] = ()  #: what is in the way of other users: paths and their modes
+    published: Node | None = None  #: node.json; None: `publish_error` says why
+    publish_error: str | None = None
+    enforcement: EnforceReport | None = None  #: /enforce; None: `enforcement_error` says why
+    enforcement_error: str | None = None
     distrust: str | None = None  #: why clients do not believe it; None: they do
-    told: Told | None = None  #: /plan; None: `untold` says why
-    untold: str | None = None
+    identification: CallerIdentification | None = (
+        None  #: /plan; None: `identification_error` says why
+    )
+    identification_error: str | None = None
 
 
 ENVIRONMENT = "the environment"
 
 
 @dataclass(frozen=True)
-class Said:
+class NamedVariable:
     """A variable by its name, and where it was said."""
 
     name: str
@@ -77,7 +79,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Facts:
+class NodeFacts:
     """One node."""
 
     topology: Topology
@@ -85,10 +87,11 @@ class Facts:
     root: str | None = None  #: where they lie; None: nowhere
     reserved: CpuSet = frozenset()  #: CPUs that no rank is given
     nvml: NvmlReport | None = None  #: what NVML said; None: nobody asked
-    daemon: Daemon | None = None  #: None: the machine is not this one
+    daemon: DaemonFacts | None = None  #: None: the machine is not this one
     aside: str | None = None  #: why NVML was not asked: somebody works on its driver
     held_off: float | None = None  #: seconds since somebody held NVML off; None: nobody does
-    said: tuple[Said, ...] = ()  #: variables of this process, and keys of the settings file
+    #: Variables of this process, and keys of the settings file.
+    variables: tuple[NamedVariable, ...] = ()
 
     @cached_property
     def has_several_nodes(self) -> bool:

@@ -106,23 +106,23 @@ def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> Nod
 
 
 def _answered(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
-    lines = client.ask(address, asked, deadline, "lines")
+    lines = client.ask_plan(address, asked, deadline, "lines")
     try:
         for line in lines.splitlines():
             _check(line)
     except ValueError as error:
         raise DaemonError(f"what listens at {address} is no affinityd: {error}") from None
-    document = client.ask(address, asked, deadline, "json")
+    document = client.ask_plan(address, asked, deadline, "json")
     assigned = dict(
         line.partition("=")[::2]
-        for line in client.ask(address, asked, deadline, "shell").splitlines()
+        for line in client.ask_plan(address, asked, deadline, "shell").splitlines()
     )
     return NodePlan(
         document,
         lines,
         f"the daemon at {address}",
         {name: address},
-        switch.heeded(assigned.get(switch.VARIABLE, "")),
+        switch.read_or_off(assigned.get(switch.VARIABLE, "")),
     )
 
 
@@ -135,7 +135,7 @@ def _check(line: str) -> None:
 
 
 def _made_here(asked: Question, addresses: Sequence[str]) -> NodePlan:
-    known = local_plan.known_node(addresses)
-    reply = local_plan.plan_on(known.node, [asked])
+    known = local_plan.find_node(addresses)
+    reply = local_plan.plan_on_node(known.node, [asked])
     made = render(reply, "json"), render(reply, "lines")
     return NodePlan(*made, known.source, switch=reply.switch)

@@ -15,10 +15,10 @@ from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.config import file as conffile
 from affinityd.config.settings import Settings
 from affinityd.discovery.machine import Machine
-from affinityd.doctor.checks.registry import CHECKS, Diagnosis, examine, known
-from affinityd.doctor.daemon_probe import held_off, look, may_be_there
-from affinityd.doctor.facts import ENVIRONMENT, Daemon, Facts, NoFiles, Said
-from affinityd.doctor.finding import FAIL, STATUSES, worst
+from affinityd.doctor.checks.registry import CHECKS, NamedResult, check_name, run_checks
+from affinityd.doctor.daemon_probe import file_age, may_exist, probe
+from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts, NamedVariable, NodeFacts, NoFiles
+from affinityd.doctor.result import FAIL, STATUSES, worst
 from affinityd.text import one_line
 from affinityd.topology import node_file
 
@@ -40,9 +40,9 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is found; 0: nothing fails, 1: something does."""
-    names = [known(name) for name in arguments.checks]
+    names = [check_name(name) for name in arguments.checks]
     facts = gather(load_settings(arguments), names)
-    found = examine(facts, names)
+    found = run_checks(facts, names)
     if arguments.format == "json":
         print(json.dumps(_document(facts.topology.name, found), indent=1))
     else:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(worst(it.finding for it in found) == FAIL)
 
 
-def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> Facts:
+def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> NodeFacts:
     """Return the facts of the machine that the settings name, for these checks or all.
 
     NVML is asked where a check wants it and nobody works on its driver. Raises TreeError.
@@ -60,43 +60,43 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> F
     if aside is None and any(CHECKS[name].asks_nvml for name in names or CHECKS):
         machine.ask_drivers(NVML_SECONDS)
     topology = machine.read()
-    return Facts(
+    return NodeFacts(
         topology=topology,
         tree=NoFiles(topology.name) if settings.machine else machine.tree,
         root=None if settings.machine else settings.root,
         reserved=settings.reserved_cpus,
         nvml=machine.report,
-        said=tuple(_said()) if machine.is_live else (),
+        variables=tuple(_variables()) if machine.is_live else (),
         daemon=_daemon(settings) if machine.is_live else None,
         aside=aside,
-        held_off=held_off(hold) if machine.is_live else None,
+        held_off=file_age(hold) if machine.is_live else None,
     )
 
 
-def _daemon(settings: Settings) -> Daemon:
+def _daemon(settings: Settings) -> DaemonFacts:
     """Look at the daemon: at the socket that is named, else at root's or at this user's own.
 
     Where neither exists, only root is told that a daemon is missing: commands need none.
     """
     own = conffile.default_socket()
     if settings.socket != own or own == conffile.SYSTEM_SOCKET:
-        return look(settings.socket)
+        return probe(settings.socket)
     roots = Path(conffile.SYSTEM_SOCKET)
-    if may_be_there(roots) or may_be_there(roots.with_name(node_file.NAME)):
-        return look(conffile.SYSTEM_SOCKET)
-    if may_be_there(Path(own)):
-        return look(own)
-    return Daemon(conffile.SYSTEM_SOCKET, absent=(conffile.SYSTEM_SOCKET, own))
+    if may_exist(roots) or may_exist(roots.with_name(node_file.NAME)):
+        return probe(conffile.SYSTEM_SOCKET)
+    if may_exist(Path(own)):
+        return probe(own)
+    return DaemonFacts(conffile.SYSTEM_SOCKET, absent=(conffile.SYSTEM_SOCKET, own))
 
 
-def _said() -> Iterator[Said]:
+def _variables() -> Iterator[NamedVariable]:
     """Yield the names of variables, and of what is in the settings file."""
     file = conffile.path()
-    yield from (Said(name, ENVIRONMENT) for name in sorted(os.environ))
-    yield from (Said(name, file) for name in conffile.read(file))
+    yield from (NamedVariable(name, ENVIRONMENT) for name in sorted(os.environ))
+    yield from (NamedVariable(name, file) for name in conffile.read(file))
 
 
-def _table(node: str, found: Sequence[Diagnosis]) -> Iterator[str]:
+def _table(node: str, found: Sequence[NamedResult]) -> Iterator[str]:
     """Yield the lines: each finding, below it what mends it, and the sum."""
     rows = [row for it in found for row in _rows(it)]
     yield from aligned(COLUMNS, rows, ())
@@ -105,14 +105,14 @@ def _table(node: str, found: Sequence[Diagnosis]) -> Iterator[str]:
     yield f"{node}: {', '.join(amounts)}"
 
 
-def _rows(diagnosis: Diagnosis) -> Iterator[tuple[str, ...]]:
+def _rows(diagnosis: NamedResult) -> Iterator[tuple[str, ...]]:
     finding = diagnosis.finding
     yield diagnosis.name, finding.status, finding.found
     if finding.remedy:
         yield "", "", f"→ {finding.remedy}"
 
 
-def _document(node: str, found: Sequence[Diagnosis]) -> dict[str, Any]:
+def _document(node: str, found: Sequence[NamedResult]) -> dict[str, Any]:
     """Return the JSON document: an entry a finding."""
     return {
         "node": node,

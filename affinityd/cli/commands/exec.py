@@ -6,16 +6,19 @@ the way to execve(2).
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` takes half as long as Python's start
+import errno
 import os
 import time
 
 from affinityd.cli import exec_options
 from affinityd.cli.console import say
-from affinityd.cli.execvp import become
-from affinityd.client import apply, locate
+from affinityd.client import apply, find_plan
 from affinityd.config import file, switch
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux import memory_policy
+from affinityd.linux.environ import environment_of
+from affinityd.text import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +27,18 @@ if TYPE_CHECKING:
     from affinityd.cli.exec_options import Options
 
 NAME = "affinityd exec"
-FAILED = 125  #: as env(1) and timeout(1) have it: the command was not tried
+#: As env(1) and timeout(1) have it; the first: the command was not tried.
+FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
+
+#: What does not end the search along PATH.
+SEARCH_ON = frozenset(
+    (
+        *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG),
+        *(errno.ESTALE, errno.ENODEV, errno.ETIMEDOUT),
+    )
+)
+
+LC_CTYPE, COERCED = "LC_CTYPE", frozenset(("C.UTF-8", "C.utf8", "UTF-8"))  #: PEP 538
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,12 +54,12 @@ def main(argv: Sequence[str]) -> int:
         return FAILED
     trouble = _trouble(words, start)
     if trouble is None:
-        return become(command, NAME)
+        return become(command)
     if exec_options.fails_closed(words):
         say(f"{NAME}: {trouble}; the command was not started")
         return FAILED
     say(f"{NAME}: {trouble}; the command runs unpinned")
-    return become(command, NAME)
+    return become(command)
 
 
 def _trouble(words: Sequence[str], start: float) -> str | None:
@@ -54,7 +68,7 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
     try:
         chosen = file.chosen_switch()
         if chosen != switch.OFF:
-            _take_place(exec_options.read(words), start, chosen)
+            _take_place(exec_options.parse(words), start, chosen)
     except AffinityError as error:
         trouble = str(error)
     except KeyboardInterrupt:
@@ -79,7 +93,7 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
     policy = memory_policy.checked_policy(options.get("memory") or said.get("AFFINITYD_MEMORY"))
     given = exec_options.parameters(options, said)
     questions = apply.questions(given, chosen)
-    found = locate.find(questions, file.sockets(said), start, timeout, bounded=True)
+    found = find_plan.find_plan(questions, file.sockets(said), start, timeout, bounded=True)
     if found.switch != switch.ON:
         apply.export_observed(found)
         return
@@ -89,3 +103,57 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
         say(f"{NAME}: {line}")
     if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):
         os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(taken.cpus)))
+
+
+def become(command: Sequence[str]) -> int:
+    """Execute a command, execvp(3). Return 126 or 127, and say why, where that fails."""
+    _undo_python()
+    trouble = _execute(*command)
+    say(f"{NAME}: {quote(command[0])} cannot be run: {os.strerror(trouble)}")
+    return NOT_FOUND if trouble == errno.ENOENT else CANNOT_RUN
+
+
+def _execute(program: str, *arguments: str) -> int:
+    """Execute a program as execvp(3) does. Return the error number where it fails."""
+    trouble = errno.ENOENT
+    for path in _candidates(program):
+        number = _try(path, [program, *arguments])
+        if number == errno.ENOEXEC:  # a script without #!, which is the shell's
+            return _try("/bin/sh", ["sh", path, *arguments])
+        if trouble != errno.EACCES or number not in SEARCH_ON:
+            trouble = number
+        if number not in SEARCH_ON:
+            break
+    return trouble
+
+
+def _candidates(program: str) -> list[str]:
+    if "/" in program or not program:
+        return [program]
+    folders = os.environ.get("PATH", os.defpath).split(":")
+    return [f"{folder or '.'}/{program}" for folder in folders]
+
+
+def _try(path: str, words: list[str]) -> int:
+    try:
+        os.execv(path, words)  # noqa: S606 - it is what we are for
+    except OSError as error:
+        return error.errno or errno.EIO
+    except ValueError:  # Python's own, for an empty word
+        return errno.ENOENT
+
+
+def _undo_python() -> None:
+    """Take back what Python's start did to what a program inherits.
+
+    It ignores two signals; like `subprocess`, we cannot know whether they were ignored before. In
+    the C locale it sets LC_CTYPE.
+    """
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
+        _signal.signal(number, _signal.SIG_DFL)
+    if os.environ.get(LC_CTYPE) in COERCED:
+        started_with = environment_of(os.getpid())
+        if started_with is not None:
+            del os.environ[LC_CTYPE]
+            if LC_CTYPE in started_with:
+                os.environ[LC_CTYPE] = started_with[LC_CTYPE]

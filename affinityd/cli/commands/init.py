@@ -79,11 +79,11 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
     said, here = _said()
     addresses = {**_in_variables(said), **addresses} or {SOCKET: file.SYSTEM_SOCKET}
     chosen = parameters({}, said)
-    trusted = ",".join(map(str, sorted(trust.configured(said))))  # no name of ours is the image's
+    trusted = ",".join(map(str, sorted(trust.trusted_uids(said))))  # no name of ours is the image's
     settings = {
         **addresses,
         **({trust.VARIABLE: trusted} if trusted else {}),
-        **{file.SAID_AS[name]: text for name, text in chosen.items()},
+        **{file.PARAMETER_VARIABLES[name]: text for name, text in chosen.items()},
     }
     write_settings(folder, settings, here)
     plan = node_plan.find(node_plan.node_question(chosen), addresses, deadline, _tell)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from affinityd.text import SHOWN, quote
+from affinityd.text import MAX_QUOTED, quote
 
 T = TypeVar("T")
 
@@ -44,4 +44,4 @@ def typed(value: object, kind: type[T], name: str) -> T:
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:SHOWN]
+    return repr(value)[:MAX_QUOTED]

@@ -15,7 +15,7 @@ from typing import Any
 from affinityd.discovery.nvml import gpus as nvml
 from affinityd.discovery.nvml.device import Device
 from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.text import plain
+from affinityd.text import printable
 
 __all__ = ["GpuProcesses", "NvmlProcess", "ProcessReport", "ask"]
 
@@ -72,7 +72,7 @@ def _gpu(index: int, gpu: Device | str) -> GpuProcesses:
     uuid = gpu.uuid()
     return GpuProcesses(
         index,
-        uuid=uuid and plain(uuid),  # as discovery has it, which it is compared with
+        uuid=uuid and printable(uuid),  # as discovery has it, which it is compared with
         pci_bus_id=gpu.pci_bus_id(),
         processes=tuple(it for part, mig in _parts(gpu) for it in _listed(part, mig)),
         error=next(iter(gpu.complaints), None),

@@ -9,9 +9,9 @@ from __future__ import annotations
 from affinityd.cpuset import format_list
 from affinityd.doctor.checks.confinement import hidepid
 from affinityd.doctor.checks.daemon import REPLAYED
-from affinityd.doctor.facts import Daemon, Facts, Told
-from affinityd.doctor.finding import WARN, Findings, not_applicable, ok, warn
+from affinityd.doctor.facts import CallerIdentification, DaemonFacts, NodeFacts
 from affinityd.doctor.mounts import Mount, mounts
+from affinityd.doctor.result import WARN, CheckResults, not_applicable, ok, warn
 
 KNOWN = "caller"  #: `allowed.source` of a plan for who is known
 
@@ -21,26 +21,30 @@ UNKNOWN = (
 NO_CAUSE = "its log says why: journalctl -u affinityd"
 
 
-def caller(facts: Facts) -> Findings:
+def caller(facts: NodeFacts) -> CheckResults:
     """Judge whether a daemon knows this process, which asks it for a plan."""
     daemon = facts.daemon
     if daemon is None:
         yield not_applicable(REPLAYED)
-    elif daemon.told is None:
-        yield not_applicable(daemon.untold or "no daemon answers")
-    elif daemon.told.source != KNOWN and daemon.published and daemon.published.replayed:
+    elif daemon.identification is None:
+        yield not_applicable(daemon.identification_error or "no daemon answers")
+    elif daemon.identification.source != KNOWN and daemon.published and daemon.published.replayed:
         name = daemon.published.topology.name
         yield not_applicable(f"the daemon replays {name}, of which nobody's CPUs are known")
-    elif daemon.told.source != KNOWN:
+    elif daemon.identification.source != KNOWN:
         yield from _unknown(facts)
-    elif daemon.told.within is None and daemon.told.cpuset is not None:
-        yield from _mask_alone(facts, daemon, daemon.told)
+    elif daemon.identification.within is None and daemon.identification.cpuset is not None:
+        yield from _mask_alone(facts, daemon, daemon.identification)
     else:
-        within = f" within its cpuset, CPUs {daemon.told.within}" if daemon.told.within else ""
+        within = (
+            f" within its cpuset, CPUs {daemon.identification.within}"
+            if daemon.identification.within
+            else ""
+        )
         yield ok(f"the daemon knows who asks: this process is planned{within}")
 
 
-def _unknown(facts: Facts) -> Findings:
+def _unknown(facts: NodeFacts) -> CheckResults:
     """Yield it with each cause that is to be seen."""
     causes = [it for it in hidepid(facts) if it.status == WARN]
     for cause in causes:
@@ -49,7 +53,7 @@ def _unknown(facts: Facts) -> Findings:
         yield warn(UNKNOWN, NO_CAUSE)
 
 
-def _mask_alone(facts: Facts, daemon: Daemon, told: Told) -> Findings:
+def _mask_alone(facts: NodeFacts, daemon: DaemonFacts, told: CallerIdentification) -> CheckResults:
     seen = mounts(facts.tree, str(daemon.pid)) if daemon.pid else None
     has_none = seen is not None and not any(map(_has_cpusets, seen))
     why = "no cgroups are mounted where it runs" if has_none else "it does not see its cgroup"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from affinityd.cpuset import CpuSet, parse_list, several
 from affinityd.discovery.values import read_fields
 from affinityd.doctor.checks.daemon import REPLAYED
-from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Finding, Findings, not_applicable, ok, warn
+from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.mounts import mounts
+from affinityd.doctor.result import CheckResult, CheckResults, not_applicable, ok, warn
 from affinityd.linux.processes import INITIAL_PIDS
 
 SYS_PTRACE = 1 << 19  #: kernel include/uapi/linux/capability.h
@@ -19,7 +19,7 @@ OFF = ("0", "off")  #: hidepid=: nothing is hidden
 NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from everybody, whatever gid= says
 
 
-def daemon_cpuset(facts: Facts) -> Findings:
+def daemon_cpuset(facts: NodeFacts) -> CheckResults:
     """Judge whether the daemon itself is kept from CPUs."""
     daemon = facts.daemon
     if daemon is None or daemon.pid is None:
@@ -51,13 +51,13 @@ def _confined(pid: int, what: str, cpus: CpuSet, online: CpuSet) -> str:
     )
 
 
-def _mask(facts: Facts, pid: int) -> CpuSet | None:
+def _mask(facts: NodeFacts, pid: int) -> CpuSet | None:
     """Return a process's mask: the line Cpus_allowed_list of its status."""
     fields = read_fields(facts.tree, f"proc/{pid}/status", "Cpus_allowed_list")
     return parse_list(fields["Cpus_allowed_list"]) if fields else None
 
 
-def hidepid(facts: Facts) -> Findings:
+def hidepid(facts: NodeFacts) -> CheckResults:
     """Judge whether /proc shows the daemon, or where none is seen us, every user's processes."""
     if facts.daemon is None:
         yield not_applicable(REPLAYED)
@@ -78,7 +78,7 @@ def hidepid(facts: Facts) -> Findings:
     yield from wrong or [ok(f"/proc shows {who} every process (hidepid={hidden})")]
 
 
-def _namespace(facts: Facts, pid: str, who: str) -> Findings:
+def _namespace(facts: NodeFacts, pid: str, who: str) -> CheckResults:
     if _is_apart(facts, pid):
         yield warn(
             f"{who} is in a pid namespace of its own: it sees no process outside, and what NVML "
@@ -87,14 +87,14 @@ def _namespace(facts: Facts, pid: str, who: str) -> Findings:
         )
 
 
-def _is_apart(facts: Facts, pid: str) -> bool:
+def _is_apart(facts: NodeFacts, pid: str) -> bool:
     """Whether a process is in a pid namespace below ours: only root sees the link of another's."""
     numbers = read_fields(facts.tree, f"proc/{pid}/status", "NSpid").get("NSpid", "").split()
     namespace = facts.tree.link(f"proc/{pid}/ns/pid")
     return len(numbers) > 1 or namespace not in {None, INITIAL_PIDS}
 
 
-def _hidden(who: str, hidden: str) -> Finding:
+def _hidden(who: str, hidden: str) -> CheckResult:
     return warn(
         f"/proc is mounted with hidepid={hidden}: {who} does not see other users' processes, "
         "neither their cpusets nor their masks",
@@ -103,7 +103,7 @@ def _hidden(who: str, hidden: str) -> Finding:
     )
 
 
-def _part(who: str, subset: str) -> Finding:
+def _part(who: str, subset: str) -> CheckResult:
     return warn(
         f"/proc is mounted with subset={subset}: {who} sees neither NVIDIA's driver nor "
         "kernel.numa_balancing",
@@ -111,7 +111,7 @@ def _part(who: str, subset: str) -> Finding:
     )
 
 
-def _is_exempt(facts: Facts, pid: str, hidden: str, gid: str) -> bool:
+def _is_exempt(facts: NodeFacts, pid: str, hidden: str, gid: str) -> bool:
     """Whether a process sees all nevertheless: by its capability, or by its groups."""
     status = read_fields(facts.tree, f"proc/{pid}/status", "CapEff", "Gid", "Groups")
     if int(status.get("CapEff", "0"), 16) & SYS_PTRACE:

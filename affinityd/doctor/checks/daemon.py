@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from affinityd.cpuset import format_list
-from affinityd.doctor.facts import Daemon, Facts
-from affinityd.doctor.finding import Findings, fail, not_applicable, ok, warn
+from affinityd.doctor.facts import DaemonFacts, NodeFacts
+from affinityd.doctor.result import CheckResults, fail, not_applicable, ok, warn
 from affinityd.topology import node_file
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
@@ -20,7 +20,7 @@ READY = 200  #: HTTP's status of /readyz once it can plan
 UNREADY = 503
 
 
-def socket(facts: Facts) -> Findings:
+def socket(facts: NodeFacts) -> CheckResults:
     """Judge whether a daemon answers, every user reaches it, and node.json tells of this node."""
     daemon = facts.daemon
     if daemon is None:
@@ -41,8 +41,8 @@ def socket(facts: Facts) -> Findings:
     yield from wrong or [ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")]
 
 
-def _silence(daemon: Daemon) -> Findings:
-    if daemon.is_refused:
+def _silence(daemon: DaemonFacts) -> CheckResults:
+    if daemon.is_denied:
         yield fail(
             f"this user may not connect to {daemon.path}: {daemon.error}",
             "let every user reach it: chmod 755 the folders and 666 the socket; or affinityd "
@@ -67,7 +67,7 @@ def _silence(daemon: Daemon) -> Findings:
         )
 
 
-def _distrusted(daemon: Daemon) -> Findings:
+def _distrusted(daemon: DaemonFacts) -> CheckResults:
     if daemon.distrust:
         yield fail(
             f"clients pass over it, and plan by themselves: {daemon.distrust}",
@@ -76,21 +76,22 @@ def _distrusted(daemon: Daemon) -> Findings:
         )
 
 
-def _doors(daemon: Daemon) -> Findings:
-    if daemon.shut:
+def _doors(daemon: DaemonFacts) -> CheckResults:
+    if daemon.closed:
         yield warn(
-            f"not every user's job reaches {daemon.path}: {', '.join(daemon.shut)}",
+            f"not every user's job reaches {daemon.path}: {', '.join(daemon.closed)}",
             "chmod 755 the folders and 666 the socket; in the unit RuntimeDirectoryMode=0755",
         )
 
 
-def _node_file(daemon: Daemon, topology: Topology) -> Findings:
+def _node_file(daemon: DaemonFacts, topology: Topology) -> CheckResults:
     file = Path(daemon.path).with_name(node_file.NAME)
     node = daemon.published
     if node is None:
         if daemon.listens:
             yield warn(
-                f"{file}: {daemon.unpublished}: ranks cannot plan from it while the daemon is away",
+                f"{file}: {daemon.publish_error}: "
+                "ranks cannot plan from it while the daemon is away",
                 "let the daemon write to its folder, then systemctl reload affinityd",
             )
         return

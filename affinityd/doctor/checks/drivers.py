@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from affinityd.audit.sources.driver_maintenance import HOLD
 from affinityd.discovery.nvml.report import NvmlGpu
-from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Finding, Findings, fail, named, not_applicable, ok, warn
+from affinityd.doctor.facts import NodeFacts
+from affinityd.doctor.result import CheckResult, CheckResults, fail, named, not_applicable, ok, warn
 from affinityd.topology.model import Gpu
 
 FORGOTTEN = 86400.0  #: seconds; nobody works on a driver for a day
@@ -20,7 +20,7 @@ LOAD = (
 )
 
 
-def nvml(facts: Facts) -> Findings:
+def nvml(facts: NodeFacts) -> CheckResults:
     """Judge whether NVML answers, for every GPU, and may be asked at all."""
     told = () if facts.nvml is None else facts.nvml.gpus
     sick = [(gpu, it.error) for gpu, it in _told(facts) if it.error]
@@ -46,7 +46,7 @@ def nvml(facts: Facts) -> Findings:
         )
 
 
-def _stood_aside(facts: Facts, why: str) -> Finding:
+def _stood_aside(facts: NodeFacts, why: str) -> CheckResult:
     """Return why NVML was not asked; it is a fault where somebody seems to have forgotten it."""
     if facts.held_off is None or facts.held_off < FORGOTTEN:
         return not_applicable(f"NVML was not asked: {why}")
@@ -58,7 +58,7 @@ def _stood_aside(facts: Facts, why: str) -> Finding:
     )
 
 
-def persistence(facts: Facts) -> Findings:
+def persistence(facts: NodeFacts) -> CheckResults:
     """Judge whether each GPU is kept initialised while nobody uses it."""
     said = [(gpu, it.persistence) for gpu, it in _told(facts) if it.persistence is not None]
     off = [gpu for gpu, is_on in said if not is_on]
@@ -78,11 +78,11 @@ def persistence(facts: Facts) -> Findings:
         yield ok(f"persistence mode of {named(gpu for gpu, _ in said)} is on")
 
 
-def _nvidia(facts: Facts) -> list[Gpu]:
+def _nvidia(facts: NodeFacts) -> list[Gpu]:
     return [gpu for gpu in facts.topology.gpus if gpu.vendor == "nvidia"]
 
 
-def _told(facts: Facts) -> list[tuple[Gpu, NvmlGpu]]:
+def _told(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
     """Return the GPUs with what NVML said of each."""
     told = (facts.nvml.gpus if facts.nvml else None) or ()
     by_index = {it.index: it for it in told}

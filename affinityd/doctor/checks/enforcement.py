@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from affinityd.config.settings import PIN
 from affinityd.doctor.checks.daemon import REPLAYED
-from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Findings, not_applicable, ok, warn
+from affinityd.doctor.facts import NodeFacts
+from affinityd.doctor.result import CheckResults, not_applicable, ok, warn
 from affinityd.enforce.client import EnforceReport
 
 
-def enforce(facts: Facts) -> Findings:
+def enforce(facts: NodeFacts) -> CheckResults:
     """Judge what the daemon says of itself at /enforce."""
     daemon = facts.daemon
     if daemon is None:
         yield not_applicable(REPLAYED)
-    elif daemon.enforces is None:
-        yield not_applicable(daemon.unenforced or "no daemon answers")
+    elif daemon.enforcement is None:
+        yield not_applicable(daemon.enforcement_error or "no daemon answers")
     else:
-        does = "pins" if daemon.enforces.does == PIN else "observes what it would pin"
-        yield from list(_wrong(daemon.enforces)) or [ok(f"the daemon {does}")]
+        does = "pins" if daemon.enforcement.does == PIN else "observes what it would pin"
+        yield from list(_wrong(daemon.enforcement)) or [ok(f"the daemon {does}")]
 
 
-def _wrong(report: EnforceReport) -> Findings:
+def _wrong(report: EnforceReport) -> CheckResults:
     policy = report.policy
     if report.hindrance is not None:
         yield warn(

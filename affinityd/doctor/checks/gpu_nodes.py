@@ -12,8 +12,8 @@ from affinityd.cpuset import CpuSet, several
 from affinityd.discovery.numa_nodes import NODES
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.values import numbered, read_cpus
-from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Findings, named, not_applicable, ok, warn
+from affinityd.doctor.facts import NodeFacts
+from affinityd.doctor.result import CheckResults, named, not_applicable, ok, warn
 from affinityd.text import node_name
 from affinityd.topology.model import Gpu
 
@@ -25,7 +25,7 @@ SMT_OFF = ("off", "forceoff")
 ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
 
 
-def gpu_numa_node(facts: Facts) -> Findings:
+def gpu_numa_node(facts: NodeFacts) -> CheckResults:
     """Judge whether the machine says on which node each GPU is."""
     gpus = facts.topology.gpus
     lost = [gpu for gpu in gpus if gpu.numa_node is None]
@@ -49,7 +49,7 @@ def gpu_numa_node(facts: Facts) -> Findings:
         yield ok("; ".join(f"{named(its)} on {node_name(node)}" for node, its in places.items()))
 
 
-def gpu_node_cpus(facts: Facts) -> Findings:
+def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
     """Judge whether anything can run on the node of each GPU."""
     bare: dict[int, list[Gpu]] = {}
     for gpu in facts.topology.gpus:
@@ -76,7 +76,7 @@ def gpu_node_cpus(facts: Facts) -> Findings:
         )
 
 
-def offline_cpus(facts: Facts) -> Findings:
+def offline_cpus(facts: NodeFacts) -> CheckResults:
     """Judge whether CPUs near a GPU are offline."""
     if not facts.topology.gpus:
         yield not_applicable(NO_GPU)
@@ -102,18 +102,18 @@ def offline_cpus(facts: Facts) -> Findings:
         )
 
 
-def _near(facts: Facts, gpu: Gpu, offline: Mapping[int, int | None]) -> CpuSet:
+def _near(facts: NodeFacts, gpu: Gpu, offline: Mapping[int, int | None]) -> CpuSet:
     near = {*facts.near(gpu).nodes} | {gpu.numa_node} - {None}
     return frozenset(cpu for cpu, node in offline.items() if node in near)
 
 
-def _offline(facts: Facts) -> Mapping[int, int | None]:
+def _offline(facts: NodeFacts) -> Mapping[int, int | None]:
     """Return each CPU that is there and offline → its node; None: the machine does not say."""
     present = read_cpus(facts.tree, f"{CPUS}/present") or frozenset()
     return {cpu: _node(facts, cpu) for cpu in sorted(present - facts.topology.online)}
 
 
-def _node(facts: Facts, cpu: int) -> int | None:
+def _node(facts: NodeFacts, cpu: int) -> int | None:
     """Return a CPU's node: its folder names it though it is offline, as do lists of old kernels."""
     of_folder = numbered(facts.tree, f"{CPUS}/cpu{cpu}", "node")
     listing = (

@@ -15,8 +15,8 @@ from affinityd.discovery.pci import DEVICES
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import numbered, read_cpus, read_fields
-from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Finding, Findings, named, not_applicable, ok, warn
+from affinityd.doctor.facts import NodeFacts
+from affinityd.doctor.result import CheckResult, CheckResults, named, not_applicable, ok, warn
 from affinityd.topology.model import SYS, Gpu
 
 #: Where a distribution sets irqbalance's environment.
@@ -24,7 +24,7 @@ FILES = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
 LIST, MASK = "IRQBALANCE_BANNED_CPULIST", "IRQBALANCE_BANNED_CPUS"
 
 
-def irqbalance(facts: Facts) -> Findings:
+def irqbalance(facts: NodeFacts) -> CheckResults:
     """Judge whether interrupts are handled near their devices, and off the cores of ranks."""
     if not facts.topology.gpus:
         yield not_applicable("there is no GPU")
@@ -45,7 +45,7 @@ def _running(pid: int | None, banned: CpuSet | None) -> str:
     return f"irqbalance runs (process {pid}){kept}"
 
 
-def _far(facts: Facts, *, runs: bool) -> Iterator[Finding]:
+def _far(facts: NodeFacts, *, runs: bool) -> Iterator[CheckResult]:
     """Yield the devices none of whose interrupts is handled near them."""
     for name, address, gpus in _devices(facts):
         near, cpus = facts.near(*gpus).cpus, _handling(facts.tree, address)
@@ -60,7 +60,7 @@ def _far(facts: Facts, *, runs: bool) -> Iterator[Finding]:
             )
 
 
-def _devices(facts: Facts) -> Iterator[tuple[str, str, list[Gpu]]]:
+def _devices(facts: NodeFacts) -> Iterator[tuple[str, str, list[Gpu]]]:
     """Yield each GPU, and each adapter beside some: its name, its address, the GPUs."""
     for gpu in facts.topology.gpus:
         yield f"{named([gpu])} ({gpu.pci_bus_id})", gpu.pci_bus_id, [gpu]
@@ -81,7 +81,7 @@ def _handling(tree: Tree, address: str) -> CpuSet:
     return found
 
 
-def _banished(facts: Facts, banned: CpuSet | None) -> Iterator[Finding]:
+def _banished(facts: NodeFacts, banned: CpuSet | None) -> Iterator[CheckResult]:
     """Yield the GPUs near which irqbalance may use no CPU."""
     near = {gpu.key: facts.near(gpu).cpus for gpu in facts.topology.gpus}
     gpus = [gpu for gpu in facts.topology.gpus if banned and near[gpu.key] <= banned]
@@ -95,7 +95,7 @@ def _banished(facts: Facts, banned: CpuSet | None) -> Iterator[Finding]:
         )
 
 
-def _astray(facts: Facts, banned: CpuSet | None) -> Iterator[Finding]:
+def _astray(facts: NodeFacts, banned: CpuSet | None) -> Iterator[CheckResult]:
     """Yield the cores of ranks that irqbalance uses, though other CPUs are reserved."""
     if banned is None or not facts.reserved & facts.topology.online:
         return

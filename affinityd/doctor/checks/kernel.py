@@ -12,32 +12,32 @@ from dataclasses import dataclass
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.values import read_cpus, read_number
-from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Finding, Findings, fail, named, not_applicable, ok, warn
+from affinityd.doctor.facts import NodeFacts
+from affinityd.doctor.result import CheckResult, CheckResults, fail, named, not_applicable, ok, warn
 from affinityd.topology.model import Gpu
 
 NUMA_BALANCING = "proc/sys/kernel/numa_balancing"
 
 
 @dataclass(frozen=True)
-class Kept:
+class SetAside:
     """What it does to ranks that CPUs of theirs are kept for somebody else."""
 
-    judge: Callable[[str, str, Iterable[Gpu]], Finding]
+    judge: Callable[[str, str, Iterable[Gpu]], CheckResult]
     found: str  #: with the CPUs and GPUs
     remedy: str  #: with the CPUs
 
 
 #: A file of /sys/devices/system/cpu → what it means that CPUs of ranks are in it.
-KEPT: Mapping[str, Kept] = {
-    "isolated": Kept(
+KEPT: Mapping[str, SetAside] = {
+    "isolated": SetAside(
         fail,
         "isolcpus= takes {} from the scheduler: it balances nothing there, and all threads of a "
         "rank stay on the CPU where they began",
         "take them out of isolcpus= on the kernel's command line, or give them to no rank: "
         "--reserved-cpus {}",
     ),
-    "nohz_full": Kept(
+    "nohz_full": SetAside(
         warn,
         "nohz_full= has {}: every system call costs more there, and nothing is won where a CPU "
         "has more than one thread to run",
@@ -46,7 +46,7 @@ KEPT: Mapping[str, Kept] = {
 }
 
 
-def numa_balancing(facts: Facts) -> Findings:
+def numa_balancing(facts: NodeFacts) -> CheckResults:
     """Judge whether the kernel moves pages between nodes by itself."""
     value = read_number(facts.tree, NUMA_BALANCING)
     if value is None:
@@ -63,7 +63,7 @@ def numa_balancing(facts: Facts) -> Findings:
         )
 
 
-def isolcpus(facts: Facts) -> Findings:
+def isolcpus(facts: NodeFacts) -> CheckResults:
     """Judge whether CPUs that ranks are given are kept from the scheduler, or from its tick."""
     kept = {name: read_cpus(facts.tree, f"{CPUS}/{name}") for name in KEPT}
     if not any(cpus is not None for cpus in kept.values()):
@@ -73,7 +73,7 @@ def isolcpus(facts: Facts) -> Findings:
     yield from wrong or [ok("ranks are given no CPU of isolcpus= or nohz_full=")]
 
 
-def _taken(facts: Facts, kept: Kept, cpus: CpuSet | None) -> Findings:
+def _taken(facts: NodeFacts, kept: SetAside, cpus: CpuSet | None) -> CheckResults:
     gpus, taken = facts.given_of(cpus or frozenset())
     if gpus:
         found = kept.found.format(f"{several('CPU', taken)} near {named(gpus)}")

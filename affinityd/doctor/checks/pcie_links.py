@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from affinityd.discovery.pci import DEVICES, is_pci_address
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import read_number
-from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Finding, Findings, named, not_applicable, ok, warn
+from affinityd.doctor.facts import NodeFacts
+from affinityd.doctor.result import CheckResult, CheckResults, named, not_applicable, ok, warn
 from affinityd.topology.model import Gpu
 
 #: What the kernel says where a link has no width: it is down, or the device is on no link.
@@ -25,7 +25,7 @@ NO_WIDTH = {0, 255}
 
 
 @dataclass(frozen=True)
-class Link:
+class PcieLink:
     """A link, seen from the device at its lower end; None: the machine does not say."""
 
     device: str
@@ -37,10 +37,10 @@ class Link:
     top_speed: float | None  #: GT/s, the lower max_link_speed of its ends
 
 
-def pcie_link(facts: Facts) -> Findings:
+def pcie_link(facts: NodeFacts) -> CheckResults:
     """Judge whether the link of every GPU, and of every switch above it, has all its lanes."""
     users: dict[str, list[Gpu]] = {}  # device → the GPUs at and below it
-    found: dict[str, Link] = {}
+    found: dict[str, PcieLink] = {}
     for gpu in facts.topology.gpus:
         for link in _links(facts.tree, gpu):
             found[link.device] = link
@@ -53,7 +53,7 @@ def pcie_link(facts: Facts) -> Findings:
     yield from narrow or [ok(f"every link of a GPU has all its lanes{_slow(known, users)}")]
 
 
-def _narrow(link: Link, gpus: list[Gpu]) -> Iterator[Finding]:
+def _narrow(link: PcieLink, gpus: list[Gpu]) -> Iterator[CheckResult]:
     if link.lanes is None or link.most is None or link.lanes >= link.most:
         return
     own = [gpu for gpu in gpus if gpu.pci_bus_id == link.device]
@@ -70,7 +70,7 @@ def _narrow(link: Link, gpus: list[Gpu]) -> Iterator[Finding]:
     yield warn(f"{name}: link of {link.lanes} lanes of {link.most}{cause}", remedy, gpus)
 
 
-def _slow(links: list[Link], users: dict[str, list[Gpu]]) -> str:
+def _slow(links: list[PcieLink], users: dict[str, list[Gpu]]) -> str:
     """Return what is to be told of speeds."""
     slow: dict[tuple[float, float], list[Gpu]] = {}
     for link in links:
@@ -83,7 +83,7 @@ def _slow(links: list[Link], users: dict[str, list[Gpu]]) -> str:
     return "".join(f"; {text}" for text in texts)
 
 
-def _links(tree: Tree, gpu: Gpu) -> Iterator[Link]:
+def _links(tree: Tree, gpu: Gpu) -> Iterator[PcieLink]:
     """Yield the links between a GPU and the processor, its own first.
 
     A switch is two devices on the way, its upstream port and a downstream one: no link is between
@@ -94,10 +94,10 @@ def _links(tree: Tree, gpu: Gpu) -> Iterator[Link]:
         yield _link(tree, device, port)
 
 
-def _link(tree: Tree, device: str, port: str | None) -> Link:
+def _link(tree: Tree, device: str, port: str | None) -> PcieLink:
     speeds = [_speed(tree, end, "max_link_speed") for end in (device, port) if end]
     known = [speed for speed in speeds if speed is not None]
-    return Link(
+    return PcieLink(
         device,
         port,
         lanes=_width(tree, device, "current_link_width"),

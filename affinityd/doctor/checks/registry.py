@@ -19,8 +19,8 @@ from affinityd.doctor.checks import (
     schedulers,
     variables,
 )
-from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Finding, Findings
+from affinityd.doctor.facts import NodeFacts
+from affinityd.doctor.result import CheckResult, CheckResults
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote
 
@@ -29,7 +29,7 @@ from affinityd.text import quote
 class Check:
     """A check; it has something to say of any machine."""
 
-    run: Callable[[Facts], Findings]
+    run: Callable[[NodeFacts], CheckResults]
     looks_at: str
     asks_nvml: bool = False  #: what NVML says counts for it
 
@@ -67,20 +67,20 @@ CHECKS: Mapping[str, Check] = {
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class NamedResult:
     """What one check found."""
 
     name: str
-    finding: Finding
+    finding: CheckResult
 
 
-def examine(facts: Facts, names: Sequence[str] = ()) -> list[Diagnosis]:
+def run_checks(facts: NodeFacts, names: Sequence[str] = ()) -> list[NamedResult]:
     """Run these checks, or all, in the order of the table; a check may find several things."""
     chosen = [name for name in CHECKS if not names or name in names]
-    return [Diagnosis(name, finding) for name in chosen for finding in CHECKS[name].run(facts)]
+    return [NamedResult(name, finding) for name in chosen for finding in CHECKS[name].run(facts)]
 
 
-def known(name: str) -> str:
+def check_name(name: str) -> str:
     """Return the name of a check. Raises InvalidRequestError, which lists them, for another."""
     if name not in CHECKS:
         raise InvalidRequestError(f"{quote(name)} is no check; there are {', '.join(CHECKS)}")

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from affinityd.doctor.checks.daemon import REPLAYED
-from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Findings, not_applicable, ok, warn
+from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.mounts import Mount, mounts
+from affinityd.doctor.result import CheckResults, not_applicable, ok, warn
 
 ROOT, DEVICES = "/", "/dev"
 PRIVATE = "tmpfs"  #: what systemd mounts at /dev, and what a container has there
 
 
-def sandbox(facts: Facts) -> Findings:
+def sandbox(facts: NodeFacts) -> CheckResults:
     """Judge whether the daemon has the device files, and the users, of this machine."""
     daemon = facts.daemon
     if daemon is None or daemon.pid is None:
@@ -29,7 +29,7 @@ def sandbox(facts: Facts) -> Findings:
     ]
 
 
-def _devices(facts: Facts, pid: int) -> Findings:
+def _devices(facts: NodeFacts, pid: int) -> CheckResults:
     """Yield that systemd gave it a /dev without GPUs. A container's is its runtime's affair."""
     theirs, ours = _at(facts, str(pid)), _at(facts, "self")
     is_container = _kind(theirs, ROOT) != _kind(ours, ROOT)
@@ -42,7 +42,7 @@ def _devices(facts: Facts, pid: int) -> Findings:
         )
 
 
-def _users(facts: Facts, pid: int) -> Findings:
+def _users(facts: NodeFacts, pid: int) -> CheckResults:
     theirs, ours = (facts.tree.read(f"proc/{it}/uid_map") for it in (pid, "self"))
     if theirs is not None and theirs.split() != (ours or "").split():
         yield warn(
@@ -53,7 +53,7 @@ def _users(facts: Facts, pid: int) -> Findings:
         )
 
 
-def _at(facts: Facts, pid: str) -> dict[str, Mount]:
+def _at(facts: NodeFacts, pid: str) -> dict[str, Mount]:
     """Return what a process sees mounted, by where."""
     return {it.point: it for it in mounts(facts.tree, pid) or ()}
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from affinityd.discovery.tree import Tree
-from affinityd.doctor.facts import Facts
-from affinityd.doctor.finding import Findings, fail, not_applicable, ok, warn
+from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.mounts import Mount, mounts
+from affinityd.doctor.result import CheckResults, fail, not_applicable, ok, warn
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.check import Check
 from affinityd.slurm.check import Finding as Misfit
@@ -33,7 +33,7 @@ SHOWN = 3  #: lines of gres.conf; more are counted
 JOBS = ("slurmstepd.scope", "kubepods.slice", "kubepods")
 
 
-def gres_conf(facts: Facts) -> Findings:
+def gres_conf(facts: NodeFacts) -> CheckResults:
     """Judge whether Slurm's gres.conf fits the node."""
     if facts.root is None:
         yield not_applicable("a shipped machine has no gres.conf")
@@ -75,7 +75,7 @@ def gres_conf(facts: Facts) -> Findings:
 
 
 def _unnamed(
-    facts: Facts, file: Path, configured: Configured, site: Site, expected: Expected | Unknown
+    facts: NodeFacts, file: Path, configured: Configured, site: Site, expected: Expected | Unknown
 ) -> Iterator[str]:
     """Yield the files that have other nodes, and not this one, which has GPUs."""
     if not facts.topology.gpus:
@@ -91,7 +91,9 @@ def _is_for_others(configured: Configured) -> bool:
     return bool(configured.others) and not configured.gpus and configured.detector is None
 
 
-def _misfits(facts: Facts, configured: Configured, expected: Expected | Unknown) -> list[Misfit]:
+def _misfits(
+    facts: NodeFacts, configured: Configured, expected: Expected | Unknown
+) -> list[Misfit]:
     """Return what is wrong, by NUMA node or by package: whichever way it was written."""
     known = expected if isinstance(expected, Expected) else None
     found = [Check(configured, facts.topology, scope, known).findings() for scope in SCOPES]
@@ -104,7 +106,7 @@ def _told(wrong: list[Fault] | list[Misfit]) -> str:
     return "; ".join([*shown, *more])
 
 
-def cgroup(facts: Facts) -> Findings:
+def cgroup(facts: NodeFacts) -> CheckResults:
     """Tell the version of cgroups, and judge whether it can keep jobs on their CPUs."""
     found = [it for it in mounts(facts.tree, "self") or () if it.kind.startswith("cgroup")]
     v1 = next((it for it in found if it.kind == "cgroup" and "cpuset" in it.options), None)
@@ -125,7 +127,7 @@ def cgroup(facts: Facts) -> Findings:
         yield from _second(facts, v2)
 
 
-def _second(facts: Facts, v2: Mount) -> Findings:
+def _second(facts: NodeFacts, v2: Mount) -> CheckResults:
     """Yield what is to be said of version 2."""
     scopes = list(_scopes(facts.tree, v2.point))
     for scope in scopes:

@@ -11,8 +11,8 @@ import difflib
 from affinityd.client import trust
 from affinityd.config import file, settings
 from affinityd.doctor.checks.daemon import REPLAYED
-from affinityd.doctor.facts import ENVIRONMENT, Facts, Said
-from affinityd.doctor.finding import Findings, not_applicable, ok, warn
+from affinityd.doctor.facts import ENVIRONMENT, NamedVariable, NodeFacts
+from affinityd.doctor.result import CheckResults, not_applicable, ok, warn
 
 #: What commands, prologs and pods read besides the settings.
 READ = ("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "TIMEOUT", "URL")
@@ -24,7 +24,10 @@ WRITTEN = (
 #: Every name without a number in it.
 NAMES = (
     *("AFFINITYD", trust.VARIABLE),
-    *(f"{file.PREFIX}{name.upper()}" for name in (*settings.NAMES, *file.SAID, *READ, *WRITTEN)),
+    *(
+        f"{file.PREFIX}{name.upper()}"
+        for name in (*settings.NAMES, *file.PLAN_PARAMETERS, *READ, *WRITTEN)
+    ),
 )
 RANKS = f"{file.PREFIX}RANK_"  #: of the `shell` format: AFFINITYD_RANK_0_CPULIST
 
@@ -37,23 +40,23 @@ OF_SERVICES = frozenset(("SERVICE", "PORT"))
 ALIKE = 0.9  #: of difflib; another program's name is less like ours
 
 
-def variables(facts: Facts) -> Findings:
+def variables(facts: NodeFacts) -> CheckResults:
     """Judge the names of variables and of the settings file's keys."""
     if facts.daemon is None:
         yield not_applicable(REPLAYED)
         return
-    wrong = [(said, near) for said in facts.said if (near := _meant(said)) is not None]
+    wrong = [(said, near) for said in facts.variables if (near := _meant(said)) is not None]
     for said, near in wrong:
         yield warn(
             f"{said.name} in {said.where} is no setting of affinityd and is ignored",
             f"did you mean {near}?" if near else "leave it out; docs/operating.md lists them",
         )
     if not wrong:
-        ours = sum(said.name in NAMES for said in facts.said)
+        ours = sum(said.name in NAMES for said in facts.variables)
         yield ok(f"every AFFINITYD_* variable, and key of {file.path()}, is one ({ours})")
 
 
-def _meant(said: Said) -> str | None:
+def _meant(said: NamedVariable) -> str | None:
     """Return the name that was meant, "" if none is near; None: the name is known, or not ours."""
     name = said.name.upper()
     if said.name in NAMES or said.name.startswith(RANKS):

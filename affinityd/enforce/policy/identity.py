@@ -113,7 +113,7 @@ class Abouts:
             pod=pod.name if pod else None,
             cgroups=paths(facts.cgroups),
             environment=environ,
-            switch=switch.heeded(said.get(switch.VARIABLE, "")),
+            switch=switch.read_or_off(said.get(switch.VARIABLE, "")),
             given=_given(said),
             unread=frozenset(unread),
         )

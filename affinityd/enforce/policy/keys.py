@@ -16,7 +16,7 @@ from typing import Any
 from affinityd.enforce.policy.model import GRANTED, NOTHING
 from affinityd.planner.modes import MODES
 from affinityd.request.parsers import MAX_NUMBER
-from affinityd.text import SHOWN, quote
+from affinityd.text import MAX_QUOTED, quote
 
 MAX_NAMES = 1000  #: in a list
 MAX_NAME = 256  #: characters
@@ -56,7 +56,7 @@ def shown(value: object) -> str:
         text = _SHORT.repr(value)
     except ValueError:  # more digits than Python writes
         return "a huge number"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
 
 
 def refused(value: object, why: str) -> ValueError:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from affinityd.config.settings import NAMES, WAYS
+from affinityd.config.settings import ENFORCE_VALUES, NAMES
 from affinityd.enforce.policy.policy import parse
 from tests.e2e.chart.pod_security import against_baseline
 from tests.e2e.chart.rendering import OPTIONS, container, objects, pod, refusal, with_values
@@ -191,7 +191,7 @@ def test_what_cannot_be_enforced_is_refused_with_the_remedy(
 
 
 def test_the_modes_are_the_daemons() -> None:
-    for mode in WAYS:
+    for mode in ENFORCE_VALUES:
         assert "DaemonSet/affinityd" in with_values({"hostPID": True, "enforce": {"mode": mode}})
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from affinityd.client.local_plan import plan_on
+from affinityd.client.local_plan import plan_on_node
 from affinityd.errors import AffinityError
 from affinityd.request import formats
 from affinityd.topology.model import Topology
@@ -68,7 +68,7 @@ def right_answer(topology: Topology, query: str) -> str:
     """Return what a daemon is to answer, its status before it where that is an error's."""
     question = dict(parameter.split("=") for parameter in query.split("&"))
     try:
-        return formats.render(plan_on(Node(topology), [question]), "cpulist")
+        return formats.render(plan_on_node(Node(topology), [question]), "cpulist")
     except AffinityError as error:
         return f"{error.status} {error.title}: {error}\n"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.client.local_plan import known_node
+from affinityd.client.local_plan import find_node
 from affinityd.cpuset import parse_list
 from affinityd.text import quote
 from affinityd.topology import node_file as nodefile
@@ -92,7 +92,7 @@ def test_a_node_file_that_names_cpus_which_went_since_gives_none_of_them(tmp_pat
     """A rank's own mask is asked of the kernel, which never names what is offline."""
     path = tmp_path / nodefile.NAME
     nodefile.write(path, Node(machine("dgx-a100")))
-    assert known_node([str(tmp_path / "affinityd.sock")]).source == nodefile.NAME
+    assert find_node([str(tmp_path / "affinityd.sock")]).source == nodefile.NAME
     for gpu in range(8):
         done = exec_("--gpus", str(gpu), "--", *LOOK, env=environment(tmp_path / "affinityd.sock"))
         assert parse_list(done.cpus) <= os.sched_getaffinity(0)

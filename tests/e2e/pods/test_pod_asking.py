@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.config.file import SAID
+from affinityd.config.file import PLAN_PARAMETERS
 from affinityd.request.launchers import LAUNCHERS
 from tests.daemons import Daemon
 from tests.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
@@ -276,7 +276,7 @@ def test_a_variable_of_endless_garbage_takes_no_time(pod: Pod) -> None:
 
 def test_every_setting_of_a_pod_is_asked_with(pod: Pod) -> None:
     script = (pod.to / "run").read_text()
-    assert {name for name in SAID if f"AFFINITYD_{name.upper()}" not in script} == set()
+    assert {name for name in PLAN_PARAMETERS if f"AFFINITYD_{name.upper()}" not in script} == set()
 
 
 def test_every_launcher_is_known_but_slurm_s_which_has_a_script_of_its_own(pod: Pod) -> None:

@@ -18,7 +18,7 @@ STATUSES = (NOT_APPLICABLE, OK, WARN, FAIL)
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One thing that a check has to say."""
 
     status: str  #: of STATUSES
@@ -27,30 +27,30 @@ class Finding:
     gpus: tuple[int, ...] = ()  #: indices of the GPUs that it is about
 
 
-Findings = Iterator[Finding]
+CheckResults = Iterator[CheckResult]
 
 
-def not_applicable(why: str) -> Finding:
+def not_applicable(why: str) -> CheckResult:
     """Return that there is nothing to judge."""
-    return Finding(NOT_APPLICABLE, why)
+    return CheckResult(NOT_APPLICABLE, why)
 
 
-def ok(found: str) -> Finding:
+def ok(found: str) -> CheckResult:
     """Return that all is well."""
-    return Finding(OK, found)
+    return CheckResult(OK, found)
 
 
-def warn(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> Finding:
+def warn(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
     """Return what may slow ranks down."""
-    return Finding(WARN, found, remedy, tuple(gpu.index for gpu in gpus))
+    return CheckResult(WARN, found, remedy, tuple(gpu.index for gpu in gpus))
 
 
-def fail(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> Finding:
+def fail(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
     """Return what does not work."""
-    return Finding(FAIL, found, remedy, tuple(gpu.index for gpu in gpus))
+    return CheckResult(FAIL, found, remedy, tuple(gpu.index for gpu in gpus))
 
 
-def worst(findings: Iterable[Finding]) -> str:
+def worst(findings: Iterable[CheckResult]) -> str:
     """Return the worst status."""
     return max((finding.status for finding in findings), key=STATUSES.index, default=NOT_APPLICABLE)
 

@@ -20,11 +20,11 @@ from affinityd.planner.names import LOCALITIES
 from affinityd.text import quote
 
 TIMEOUT = 1.0  #: seconds that a plan may take, where nobody says another number
-UNKNOWN = "unknown parameter"  #: begins what an older daemon says to a newer client
-DAEMON_S_PART = 0.75  #: of the time that a plan may take; the rest is left to plan without it
+UNKNOWN_PARAMETER = "unknown parameter"  #: begins what an older daemon says to a newer client
+DAEMON_SHARE = 0.75  #: of the time that a plan may take; the rest is left to plan without it
 
 
-class Place:
+class ProcessPlan:
     """A process's place, from the lines of a plan's `shell` format.
 
     `source` says who planned: "daemon", "node.json" or "sysfs"; `trouble` what kept a daemon from
@@ -75,37 +75,39 @@ class Place:
         self.replayed = replayed
 
 
-def find(
+def find_plan(
     questions: Sequence[Question],
     sockets: Sequence[str],
     start: float,
     timeout: float,
     *,
     bounded: bool,
-) -> Place:
+) -> ProcessPlan:
     """Return the place of the process that the questions are about.
 
     `start` is of time.monotonic, `timeout` in seconds. Without a daemon, the machine's files take
     what they take, unless it is `bounded`, which takes SIGALRM for the while. Raises AffinityError.
     """
     try:
-        return ask_daemons(questions, sockets, start + timeout * DAEMON_S_PART)
+        return ask_daemons(questions, sockets, start + timeout * DAEMON_SHARE)
     except NoDaemonError:
         trouble = None
     except DaemonError as error:
         trouble = str(error)
     if not bounded:
-        return plan_here(questions, sockets, trouble)
+        return plan_locally(questions, sockets, trouble)
     from affinityd.client.deadline import within  # noqa: PLC0415 - only where there is no daemon
 
     left = start + timeout - time.monotonic()
     try:
-        return within(left, lambda: plan_here(questions, sockets, trouble))
+        return within(left, lambda: plan_locally(questions, sockets, trouble))
     except ApplyError as error:
         raise ApplyError("; ".join(filter(None, (str(error), trouble)))) from None
 
 
-def ask_daemons(questions: Sequence[Question], sockets: Sequence[str], deadline: float) -> Place:
+def ask_daemons(
+    questions: Sequence[Question], sockets: Sequence[str], deadline: float
+) -> ProcessPlan:
     """Return what the first daemon that answers says; `deadline` is of time.monotonic.
 
     Raises DaemonError where none does, NoDaemonError where there is none, and what the request is
@@ -114,7 +116,7 @@ def ask_daemons(questions: Sequence[Question], sockets: Sequence[str], deadline:
     trouble: DaemonError = NoDaemonError(f"no daemon at {' or '.join(sockets)}")
     for path in sockets:
         try:
-            return first_answer(questions, _daemon_at(path, deadline))
+            return first_answer(questions, _asker(path, deadline))
         except NoDaemonError:  # noqa: PERF203 - two paths at most
             continue
         except DaemonError as error:
@@ -123,9 +125,9 @@ def ask_daemons(questions: Sequence[Question], sockets: Sequence[str], deadline:
     raise trouble
 
 
-def plan_here(
+def plan_locally(
     questions: Sequence[Question], sockets: Sequence[str], trouble: str | None = None
-) -> Place:
+) -> ProcessPlan:
     """Return what a daemon would say, from what it published, else from this machine's files.
 
     Raises AffinityError: why there is no plan, and what trouble there was before.
@@ -134,28 +136,30 @@ def plan_here(
     from affinityd.client import local_plan  # noqa: PLC0415
     from affinityd.request import formats  # noqa: PLC0415
 
-    known = local_plan.known_node(sockets)
+    known = local_plan.find_node(sockets)
     trouble = trouble or known.doubt
     try:
-        reply = local_plan.plan_on(known.node, questions)
+        reply = local_plan.plan_on_node(known.node, questions)
     except AffinityError as error:
         raise type(error)("; ".join(filter(None, (str(error), trouble, known.replayed)))) from None
-    return Place(_lines(formats.render(reply, "shell")), known.source, trouble, known.replayed)
+    return ProcessPlan(
+        _assignments(formats.render(reply, "shell")), known.source, trouble, known.replayed
+    )
 
 
-def _daemon_at(path: str, deadline: float) -> Callable[[Question], Place]:
-    return lambda question: _of_daemon(path, question, deadline)
+def _asker(path: str, deadline: float) -> Callable[[Question], ProcessPlan]:
+    return lambda question: _ask_daemon(path, question, deadline)
 
 
-def _of_daemon(path: str, question: Question, deadline: float) -> Place:
+def _ask_daemon(path: str, question: Question, deadline: float) -> ProcessPlan:
     try:
-        text = client.ask(path, question, deadline)
+        text = client.ask_plan(path, question, deadline)
     except InvalidRequestError as error:
-        if str(error).startswith(UNKNOWN):
+        if str(error).startswith(UNKNOWN_PARAMETER):
             raise DaemonError(f"the daemon at {path} is of another release: {error}") from None
         raise
     try:
-        place = Place(_lines(text), "daemon")
+        place = ProcessPlan(_assignments(text), "daemon")
         beyond = place.cpus - parse_list(question["cpuset"])
     except ValueError as error:
         raise DaemonError(f"the daemon at {path} answered {error}") from None
@@ -166,5 +170,5 @@ def _of_daemon(path: str, question: Question, deadline: float) -> Place:
     return place
 
 
-def _lines(text: str) -> dict[str, str]:
+def _assignments(text: str) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in text.splitlines())
