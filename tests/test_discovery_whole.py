@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.snapshot import Recorder
+from affinityd.discovery.snapshot import RecordingTree
 from affinityd.topology.model import Core, Gpu, MigInstance, Nic, NumaNode, Topology
 from tests.machines.facts import ALL_NAMES, machine
 from tests.machines.sysfs_tree import nvml_report, write_tree
@@ -144,7 +144,7 @@ def test_any_machine_is_read_back(
 
 def test_no_more_is_read_than_a_plan_needs(tmp_path: Path) -> None:
     dgx = machine("dgx-a100")
-    recorder = Recorder(open_tree(str(write_tree(dgx, tmp_path))))
+    recorder = RecordingTree(open_tree(str(write_tree(dgx, tmp_path))))
     discover(recorder, None)
     reads = Counter(path.rpartition("/")[2] for path in recorder.files)
     cores, groups = len(dgx.cores), len({core.llc for core in dgx.cores})

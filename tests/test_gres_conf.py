@@ -11,7 +11,7 @@ from hypothesis import given
 
 from affinityd.cpuset import format_list
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.nvml.gpus import ask
+from affinityd.discovery.nvml.gpus import query
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.config.expected import expected
 from affinityd.slurm.config.gpu_types import Types
@@ -119,7 +119,7 @@ def test_a_dgx_1_has_these_lines_by_what_nvml_says_of_its_links(
     for name, value in environment(nvml_facts(dgx_1v()), tmp_path).items():
         monkeypatch.setenv(name, value)
     tree = open_tree(str(write_tree(machine("dgx-1v"), tmp_path / "dgx-1v")))
-    assert write(discover(tree, ask())) == DGX_1V.splitlines()
+    assert write(discover(tree, query())) == DGX_1V.splitlines()
 
 
 def test_four_gpus_that_are_all_connected_have_these_lines() -> None:

@@ -32,7 +32,7 @@ class StandIn:
         self.may_answer = threading.Event()
         self.may_answer.set()
 
-    def ask_drivers(self) -> None:
+    def query_drivers(self) -> None:
         self.asked += 1
         self.may_answer.wait(SOON)
 
@@ -47,7 +47,7 @@ class StandIn:
     def drivers(self) -> str:
         return self.seen_drivers
 
-    def is_driver_silent(self) -> bool:
+    def lacks_nvml(self) -> bool:
         return self.silent
 
 

@@ -13,9 +13,9 @@ from affinityd.cpuset import format_list
 from affinityd.discovery import nvidia
 from affinityd.discovery.cpus import read_cores, read_online, read_possible
 from affinityd.discovery.gpus import read_gpus
-from affinityd.discovery.locator import Locator
 from affinityd.discovery.nics import read_nics
-from affinityd.discovery.numa_nodes import read_nodes, read_owners
+from affinityd.discovery.numa_locator import NumaLocator
+from affinityd.discovery.numa_nodes import read_node_of_cpu, read_nodes
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.pci import PciDevice, read_devices
 from affinityd.discovery.root import open_tree
@@ -37,12 +37,12 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     if not online:
         raise TreeError(f"machine {tree.name!r} has no online CPU in {MARK}")
     nodes = read_nodes(tree)
-    owners = read_owners(tree, nodes, online)
-    cores = read_cores(tree, online, owners)
-    held = nvidia.read_driver(tree)
-    devices = read_devices(tree, nvidia.addresses(held, nvml))
-    locator = Locator(tree, {node.number for node in nodes}, online, owners)
-    gpus, gpu_notices = read_gpus(tree, devices, held, nvml)
+    node_of_cpu = read_node_of_cpu(tree, nodes, online)
+    cores = read_cores(tree, online, node_of_cpu)
+    driver_gpus = nvidia.read_driver(tree)
+    devices = read_devices(tree, nvidia.addresses(driver_gpus, nvml))
+    locator = NumaLocator(tree, {node.number for node in nodes}, online, node_of_cpu)
+    gpus, gpu_notices = read_gpus(tree, devices, driver_gpus, nvml)
     placed = tuple(_placed(gpus, devices, locator, nvml))
     notices = (*_node_notices(nodes, cores), *gpu_notices, *_place_notices(placed, nvml))
     return Topology(
@@ -65,7 +65,7 @@ def _node_of_the_rest(cores: Sequence[Core]) -> Iterator[NumaNode]:
 def _placed(
     gpus: Sequence[Gpu],
     devices: Sequence[PciDevice],
-    locator: Locator,
+    locator: NumaLocator,
     nvml: NvmlReport | None,
 ) -> Iterator[Gpu]:
     """Yield the GPUs with their NUMA nodes, and what said so."""
@@ -85,11 +85,11 @@ def _placed(
 
 
 def _node_notices(nodes: Sequence[NumaNode], cores: Sequence[Core]) -> Iterator[str]:
-    astray = [cpu for core in cores if core.node is None for cpu in core.cpus]
+    unlisted = [cpu for core in cores if core.node is None for cpu in core.cpus]
     if not nodes:
         yield "The kernel shows no NUMA nodes: all CPUs are taken as one"
-    elif astray:
-        yield f"CPUs {format_list(astray)} are in no NUMA node: taken as one, farthest from all"
+    elif unlisted:
+        yield f"CPUs {format_list(unlisted)} are in no NUMA node: taken as one, farthest from all"
 
 
 def _place_notices(gpus: Sequence[Gpu], nvml: NvmlReport | None) -> Iterator[str]:

@@ -27,7 +27,7 @@ class KfdGpu:
     render_minor: int | None
 
 
-def count(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list[str]]:
+def enumerate_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list[str]]:
     """Return AMD's devices, which come in bus order, with their numbers, and notices for people.
 
     Those that KFD does not list come after those that it does.

@@ -40,10 +40,10 @@ def read_possible(tree: Tree, online: CpuSet) -> CpuSet:
     return online | _with_folder(tree)
 
 
-def read_cores(tree: Tree, online: CpuSet, owners: Mapping[int, int]) -> tuple[Core, ...]:
+def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tuple[Core, ...]:
     """Read the cores of the online CPUs, ordered by their lowest CPU; one read a core, not a CPU.
 
-    `owners`: CPU → NUMA node.
+    `node_of_cpu`: CPU → NUMA node.
     """
     caches = _Caches(tree, online)
     groups: dict[tuple[object, ...], int] = {}  # what the LLC group shares → its lowest CPU
@@ -55,7 +55,7 @@ def read_cores(tree: Tree, online: CpuSet, owners: Mapping[int, int]) -> tuple[C
         topology = f"{CPUS}/cpu{cpu}/topology"
         cpus = (_siblings(tree, cpu) & online) - taken
         taken |= cpus
-        node = owners.get(cpu)
+        node = node_of_cpu.get(cpu)
         package = read_number(tree, f"{topology}/physical_package_id")
         cache = caches.of(cpu)
         group = (node, "package", package) if cache is None else (node, cache)

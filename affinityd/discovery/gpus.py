@@ -20,22 +20,24 @@ _COMPUTING_DISPLAYS = ("10de", "1002")
 def read_gpus(
     tree: Tree,
     devices: Sequence[PciDevice],
-    held: Mapping[str, nvidia.DriverGpu],
+    driver_gpus: Mapping[str, nvidia.DriverGpu],
     nvml: NvmlReport | None,
 ) -> tuple[list[Gpu], list[str]]:
     """Return the GPUs among the devices, which come in bus order, and notices for people.
 
-    NVIDIA's come first, then AMD's, Huawei's and all others', each by index. `held`: what NVIDIA's
-    driver holds. Their NUMA nodes are not looked for.
+    NVIDIA's come first, then AMD's, Huawei's and all others', each by index. `driver_gpus`: those
+    of NVIDIA's driver. Their NUMA nodes are not looked for.
     """
-    nvidias = nvidia.addresses(held, nvml)
+    nvidias = nvidia.addresses(driver_gpus, nvml)
     groups: dict[str, list[PciDevice]] = {name: [] for name in VENDORS.values()}
     for device in devices:
         is_nvidias = device.address in nvidias
         if (is_nvidias or _computes(device)) and not _is_given_away(tree, device):
             groups.setdefault(nvidia.VENDOR if is_nvidias else _vendor(device), []).append(device)
-    from_nvidia, nvidia_notices = nvidia.count(groups.pop(nvidia.VENDOR), held, nvml)
-    from_amd, amd_notices = amd.count(tree, groups.pop(amd.VENDOR))
+    from_nvidia, nvidia_notices = nvidia.enumerate_gpus(
+        groups.pop(nvidia.VENDOR), driver_gpus, nvml
+    )
+    from_amd, amd_notices = amd.enumerate_gpus(tree, groups.pop(amd.VENDOR))
     from_others = [
         device.as_gpu(vendor, index)
         for vendor, group in groups.items()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from affinityd import machines
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover
-from affinityd.discovery.nvml.gpus import ask
+from affinityd.discovery.nvml.gpus import query
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.root import open_tree
 from affinityd.discovery.snapshot import snapshot_nvml
@@ -28,17 +28,17 @@ DRIVERS = (NVIDIA_DRIVER, "sys/class/kfd/kfd/topology/generation_id")
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """What a reading of files was like."""
+class _ReadOutcome:
+    """Which files could not be read, and the CPUs that were online meanwhile."""
 
     online: bytes | None  #: the list of online CPUs
     broken: Mapping[str, OSError]  #: path → the error of what could not be read
 
-    def check(self, former: _Reading | None) -> None:
-        """Raise TreeError where it is not to be used.
+    def check(self, former: _ReadOutcome | None) -> None:
+        """Raise TreeError where the reading is not to be used.
 
-        What cannot be read looks as if it were not there. So a reading with more of that than the
-        former one had is no news, unless CPUs came or went: better a node less than a CPU too many.
+        What cannot be read looks as if it were not there. So a reading that lacks
+        more than the former one is refused, unless CPUs came or went.
         """
         known = former.broken if former and former.online == self.online else self.broken
         for path, error in self.broken.items():
@@ -54,20 +54,22 @@ class _Reading:
 class Machine:
     """A live or replayed machine. What its drivers said is remembered between readings."""
 
-    def __init__(self, settings: Settings, ask_nvml: Callable[[float], NvmlReport] = ask) -> None:
-        """Take what asks NVML, within so many seconds.
+    def __init__(
+        self, settings: Settings, query_nvml: Callable[[float], NvmlReport] = query
+    ) -> None:
+        """Open the machine. `query_nvml`: what asks NVML, within so many seconds.
 
-        Raises TreeError for a root or machine that is none.
+        Raises TreeError where there is no such root or machine.
         """
-        self._ask_nvml = ask_nvml
+        self._query_nvml = query_nvml
         self._shipped = machines.load(settings.machine) if settings.machine else None
         self._tree: Tree | None = (
             None if self._shipped else open_tree(settings.root, settings.node_name)
         )
         self._report: NvmlReport | None = None
         self._answered_by: str | None = None  # the driver's version when NVML last answered
-        self._last: _Reading | None = None
-        self._asking: threading.Thread | None = None
+        self._last: _ReadOutcome | None = None
+        self._querying: threading.Thread | None = None
         self._online = _keep_open(self._tree)
 
     @property
@@ -87,23 +89,23 @@ class Machine:
         """Whether it is the machine that we run on."""
         return self._tree is not None and self._tree.live
 
-    def begin_to_ask(self) -> None:
-        """Ask the drivers in a thread; the next `ask_drivers` waits for that, and asks no more."""
-        self._asking = threading.Thread(target=self._ask, args=(NVML_SECONDS,), daemon=True)
-        self._asking.start()
+    def start_query(self) -> None:
+        """Query the drivers in a thread; the next `query_drivers` waits for that one's answer."""
+        self._querying = threading.Thread(target=self._query, args=(NVML_SECONDS,), daemon=True)
+        self._querying.start()
 
-    def ask_drivers(self, timeout: float = NVML_SECONDS) -> None:
-        """Ask NVML, or the snapshot of what it said.
+    def query_drivers(self, timeout: float = NVML_SECONDS) -> None:
+        """Query NVML, or the snapshot of what it said.
 
-        NVML is asked only where its driver is loaded: it would load it, and so fight an upgrade.
+        NVML is asked only where its driver is loaded: it would load the driver during its upgrade.
         """
-        asking, self._asking = self._asking, None
-        if asking is None:
-            self._ask(timeout)
+        querying, self._querying = self._querying, None
+        if querying is None:
+            self._query(timeout)
         else:
-            asking.join()
+            querying.join()
 
-    def _ask(self, timeout: float) -> None:
+    def _query(self, timeout: float) -> None:
         if self._tree is None:
             return
         if not self._tree.live:
@@ -111,10 +113,10 @@ class Machine:
         elif (version := self._tree.read(NVIDIA_DRIVER)) is None:
             self._report = NvmlReport(None, error="NVIDIA's driver is not loaded")
         else:
-            self._hear(self._ask_nvml(timeout), version)
+            self._keep(self._query_nvml(timeout), version)
 
-    def _hear(self, report: NvmlReport, version: str) -> None:
-        """Take what NVML says; where it is silent, what it said before of that driver stands."""
+    def _keep(self, report: NvmlReport, version: str) -> None:
+        """Keep a report; where NVML fails and the driver is the same, the error alone is new."""
         if report.gpus is not None:
             self._answered_by = version
         elif self._report is not None and version == self._answered_by:
@@ -136,9 +138,9 @@ class Machine:
         try:
             topology = discover(self._tree, self._report)
         except TreeError as error:
-            causes = _Reading(online, dict(self._tree.broken)).notices()
+            causes = _ReadOutcome(online, dict(self._tree.broken)).notices()
             raise TreeError("; ".join((str(error), *itertools.islice(causes, 1)))) from None
-        reading = _Reading(online, dict(self._tree.broken))
+        reading = _ReadOutcome(online, dict(self._tree.broken))
         reading.check(self._last)
         self._last = reading
         return replace(topology, notices=(*topology.notices, *self._of_nvml(), *reading.notices()))
@@ -161,7 +163,7 @@ class Machine:
         """Return what differs when a driver came or went."""
         return tuple(self._tree.read(path) for path in DRIVERS) if self._tree else ()
 
-    def is_driver_silent(self) -> bool:
+    def lacks_nvml(self) -> bool:
         """Whether NVIDIA's driver is there and NVML did not answer."""
         report = self._report
         answered = report is not None and report.gpus is not None and report.error is None
@@ -181,5 +183,5 @@ def _keep_open(tree: Tree | None) -> int | None:
 def read_once(settings: Settings) -> Topology:
     """Return the topology of the machine that the settings name. Raises TreeError."""
     machine = Machine(settings)
-    machine.ask_drivers()
+    machine.query_drivers()
     return machine.read()

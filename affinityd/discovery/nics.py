@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from affinityd.discovery.locator import Locator
+from affinityd.discovery.numa_locator import NumaLocator
 from affinityd.discovery.pci import NETWORK, PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.text import printable
@@ -17,7 +17,7 @@ _KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}
 _ADDRESS_DIGITS = 12
 
 
-def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: Locator) -> Iterator[Nic]:
+def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) -> Iterator[Nic]:
     """Yield the adapters among the devices, in the devices' order."""
     for device in devices:
         if device.base_class == NETWORK:

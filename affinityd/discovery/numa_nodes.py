@@ -25,16 +25,16 @@ def read_nodes(tree: Tree) -> tuple[NumaNode, ...]:
     )
 
 
-def read_owners(tree: Tree, nodes: tuple[NumaNode, ...], online: CpuSet) -> Mapping[int, int]:
-    """Return CPU → its node, the lowest that lists it; a CPU that none lists is missing."""
-    owners: dict[int, int] = {}
+def read_node_of_cpu(tree: Tree, nodes: tuple[NumaNode, ...], online: CpuSet) -> Mapping[int, int]:
+    """Return CPU → its node, the lowest that lists it; a CPU that no node lists is missing."""
+    node_of_cpu: dict[int, int] = {}
     for node in nodes:
         folder = f"{NODES}/node{node.number}"
         cpus = read_cpus(tree, f"{folder}/cpulist", f"{folder}/cpumap") or frozenset()
         for cpu in cpus & online:
             if node.number is not None:
-                owners.setdefault(cpu, node.number)
-    return owners
+                node_of_cpu.setdefault(cpu, node.number)
+    return node_of_cpu
 
 
 def _columns(tree: Tree) -> tuple[int, ...]:

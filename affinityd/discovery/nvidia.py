@@ -38,10 +38,10 @@ def read_driver(tree: Tree) -> Mapping[str, DriverGpu]:
     }
 
 
-def addresses(held: Mapping[str, DriverGpu], nvml: NvmlReport | None) -> set[str]:
+def addresses(driver_gpus: Mapping[str, DriverGpu], nvml: NvmlReport | None) -> set[str]:
     """Return the PCI addresses that are NVIDIA's on its driver's or NVML's word."""
     named = (gpu.pci_bus_id for gpu in (nvml and nvml.gpus) or ())
-    return {*held, *(address for address in named if address and is_pci_address(address))}
+    return {*driver_gpus, *(address for address in named if address and is_pci_address(address))}
 
 
 def nearby(nvml: NvmlReport | None) -> Mapping[str, CpuSet]:
@@ -53,30 +53,30 @@ def nearby(nvml: NvmlReport | None) -> Mapping[str, CpuSet]:
     }
 
 
-def count(
-    devices: Sequence[PciDevice], held: Mapping[str, DriverGpu], nvml: NvmlReport | None
+def enumerate_gpus(
+    devices: Sequence[PciDevice], driver_gpus: Mapping[str, DriverGpu], nvml: NvmlReport | None
 ) -> tuple[list[Gpu], list[str]]:
     """Return NVIDIA's devices, which come in bus order, with their numbers, and notices for people.
 
-    `held`: what `read_driver` returned. `nvml`: None where it was not asked.
+    `driver_gpus`: what `read_driver` returned. `nvml`: None where it was not asked.
     """
     if nvml is not None and nvml.gpus is not None:
-        return _by_nvml(nvml.gpus, devices, held)
+        return _by_nvml(nvml.gpus, devices, driver_gpus)
     notices = []
     if devices:
         cause = (nvml and nvml.said) or "NVML was not asked"
         notices.append(f"{cause}; NVIDIA's GPUs are numbered in PCI bus order")
-    astray = ", ".join(device.address for device in devices if device.address not in held)
-    if astray:
-        notices.append(f"NVIDIA's driver does not hold {astray}: no UUID and no minor are known")
-    known = [(device, held.get(device.address, DriverGpu())) for device in devices]
+    unknown = ", ".join(device.address for device in devices if device.address not in driver_gpus)
+    if unknown:
+        notices.append(f"NVIDIA's driver does not hold {unknown}: no UUID and no minor are known")
+    known = [(device, driver_gpus.get(device.address, DriverGpu())) for device in devices]
     seen = [(device, driver) for device, driver in known if not driver.excluded]
     gpus = [_gpu(NvmlGpu(index), device, driver) for index, (device, driver) in enumerate(seen)]
     return gpus, notices
 
 
 def _by_nvml(
-    listed: Sequence[NvmlGpu], devices: Sequence[PciDevice], held: Mapping[str, DriverGpu]
+    listed: Sequence[NvmlGpu], devices: Sequence[PciDevice], driver_gpus: Mapping[str, DriverGpu]
 ) -> tuple[list[Gpu], list[str]]:
     """Join NVML's GPUs to the bus's by PCI address, and the lost ones by what is left."""
     at = {device.address: device for device in devices}
@@ -87,11 +87,11 @@ def _by_nvml(
     paired = dict(zip(lost, left, strict=True)) if len(lost) == len(left) else {}
     found = named | paired
     gpus = [
-        _gpu(gpu, found[gpu.index], held.get(found[gpu.index].address, DriverGpu()))
+        _gpu(gpu, found[gpu.index], driver_gpus.get(found[gpu.index].address, DriverGpu()))
         for gpu in listed
         if gpu.index in found
     ]
-    notices = list(_complaints(listed, found))
+    notices = list(_notices_of_nvml(listed, found))
     unlisted = ", ".join(device.address for device in left if device not in paired.values())
     if unlisted:
         notices.append(f"NVML does not list NVIDIA's {unlisted}: left out")
@@ -110,7 +110,7 @@ def _gpu(gpu: NvmlGpu, device: PciDevice, driver: DriverGpu) -> Gpu:
     )
 
 
-def _complaints(listed: Sequence[NvmlGpu], found: Mapping[int, PciDevice]) -> Iterator[str]:
+def _notices_of_nvml(listed: Sequence[NvmlGpu], found: Mapping[int, PciDevice]) -> Iterator[str]:
     """Yield what NVML could not say about a GPU, and what was made of it."""
     for gpu in listed:
         name, error = f"NVIDIA GPU {gpu.index}", gpu.error or "NVML does not say where it is"

@@ -37,7 +37,7 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 _PERMISSIONS = {tarfile.DIRTYPE: 0o755, tarfile.REGTYPE: 0o644, tarfile.SYMTYPE: 0o777}
 
 
-class Recorder:
+class RecordingTree:
     """Passes a tree on, and remembers what was asked of it and found."""
 
     def __init__(self, tree: Tree) -> None:
@@ -80,7 +80,7 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     suffix = next((suffix for suffix in COMPRESSIONS if output.name.endswith(suffix)), None)
     if suffix is None:
         raise TreeError(f"output {str(output)!r} should end in one of {', '.join(COMPRESSIONS)}")
-    recorder = Recorder(tree)
+    recorder = RecordingTree(tree)
     discover(recorder, nvml)
     if nvml is not None:
         recorder.files[NVML_FILE] = nvml.to_json()
@@ -99,7 +99,7 @@ def snapshot_nvml(tree: Tree) -> NvmlReport | None:
         raise TreeError(f"{NVML_FILE} of machine {tree.name!r} cannot be read: {error}") from None
 
 
-def _archive(recorder: Recorder) -> bytes:
+def _archive(recorder: RecordingTree) -> bytes:
     """Return the archive; without owners and times, so that only the machine's files are in it."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -114,7 +114,7 @@ def _archive(recorder: Recorder) -> bytes:
     return buffer.getvalue()
 
 
-def _members(recorder: Recorder) -> dict[str, tuple[bytes, str]]:
+def _members(recorder: RecordingTree) -> dict[str, tuple[bytes, str]]:
     """Return name → kind and content, each at the place that the links on the way to it lead to."""
     links = recorder.links
     found = [

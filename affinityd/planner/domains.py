@@ -1,7 +1,7 @@
 """Domains: which cores the ranks of one home node may be given, in the order of giving.
 
-A domain is a sequence of bundles. A bundle is what is dealt as one: a near core, and after it the
-partners that it brings along (cores of the same package that are near to no planned rank).
+A domain is a sequence of bundles. A bundle is dealt as one: a near core, and after it its
+partners (cores of the same package that are near to no planned rank).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Domain = tuple[Bundle, ...]
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """Ranks that divide one domain, in request order."""
 
     ranks: tuple[int, ...]
@@ -71,18 +71,18 @@ def with_partners(
 
 def deal(near_cores: Iterable[Core], partners: Sequence[Core]) -> Domain:
     """Deal partners round-robin to the near cores of their package."""
-    hands = [[core] for core in near_cores]
-    turns = {
-        package: cycle([hand for hand in hands if hand[0].package == package])
-        for package in {hand[0].package for hand in hands}
+    bundles = [[core] for core in near_cores]
+    next_of_package = {
+        package: cycle([bundle for bundle in bundles if bundle[0].package == package])
+        for package in {bundle[0].package for bundle in bundles}
     }
     for core in partners:
-        if core.package in turns:
-            next(turns[core.package]).append(core)
-    return tuple(tuple(hand) for hand in hands)
+        if core.package in next_of_package:
+            next(next_of_package[core.package]).append(core)
+    return tuple(tuple(bundle) for bundle in bundles)
 
 
-def rounds(bundles: Iterable[Bundle]) -> tuple[Core, ...]:
+def best_first(bundles: Iterable[Bundle]) -> tuple[Core, ...]:
     """Return a rank's cores: the near ones, then the partners, dealt round by dealt round."""
     return tuple(core for dealt in zip_longest(*bundles) for core in dealt if core is not None)
 
@@ -90,7 +90,7 @@ def rounds(bundles: Iterable[Bundle]) -> tuple[Core, ...]:
 def restrict(domain: Domain, allowed: CpuSet) -> Domain:
     """Return what a narrower cpuset leaves of a domain; the partners it leaves are dealt anew."""
     near_cores = usable((bundle[0] for bundle in domain), allowed)
-    partners = usable(rounds(bundle[1:] for bundle in domain), allowed)
+    partners = usable(best_first(bundle[1:] for bundle in domain), allowed)
     return deal(near_cores, partners)
 
 

@@ -1,6 +1,6 @@
-"""share=node: every GPU of the machine has a block of cores of its own, whoever asks.
+"""share=node: every GPU of the machine has a block of cores of its own.
 
-The blocks depend on the machine and its reserved CPUs alone, so jobs that never heard of each
+The blocks depend on the machine and its reserved CPUs alone, so jobs that know nothing of each
 other do not overlap.
 """
 
@@ -11,33 +11,34 @@ from collections.abc import Mapping
 from affinityd.cpuset import CpuSet
 from affinityd.planner.domains import Domain, near, restrict, with_partners
 from affinityd.planner.home_nodes import home_nodes
-from affinityd.planner.modes import Turn, blocks
+from affinityd.planner.modes import Position, blocks
 from affinityd.topology.model import Gpu, Topology
 
 
 def gpu_blocks(
-    topology: Topology, whole: CpuSet, allowed: CpuSet, *, scope: str, balanced: bool
+    topology: Topology, unreserved: CpuSet, allowed: CpuSet, *, scope: str, balanced: bool
 ) -> Mapping[tuple[str, int], Domain]:
     """Return each GPU's block, as far as `allowed` leaves it, by its key.
 
-    `whole` is online less reserved. A GPU is missing if its node has fewer allowed cores than GPUs.
+    `unreserved` is online less the reserved CPUs. A GPU is missing if its node has fewer allowed
+    cores than GPUs.
     """
-    homes = home_nodes(topology, topology.gpus, whole)
-    tenants: dict[int | None, list[Gpu]] = {}
+    homes = home_nodes(topology, topology.gpus, unreserved)
+    gpus_of: dict[int | None, list[Gpu]] = {}
     for gpu, home in zip(topology.gpus, homes, strict=True):
-        tenants.setdefault(home, []).append(gpu)
+        gpus_of.setdefault(home, []).append(gpu)
     domains = (
-        with_partners(topology, tenants, whole)
+        with_partners(topology, gpus_of, unreserved)
         if scope == "socket"
-        else {home: near(topology, home, whole) for home in tenants}
+        else {home: near(topology, home, unreserved) for home in gpus_of}
     )
-    cuts = {home: _cut(domains[home], len(gpus)) for home, gpus in tenants.items()}
+    cuts = {home: _cut(domains[home], len(gpus)) for home, gpus in gpus_of.items()}
     smallest = min(len(block) for cut in cuts.values() for block in cut)
     # A node with fewer cores than GPUs has empty blocks: they are no measure for the others.
     keep = smallest or None if balanced else None
     return {
         gpu.key: block
-        for home, gpus in tenants.items()
+        for home, gpus in gpus_of.items()
         for gpu, block in zip(
             gpus, _allowed(cuts[home], domains[home], allowed, keep), strict=False
         )
@@ -45,7 +46,7 @@ def gpu_blocks(
 
 
 def _cut(domain: Domain, pieces: int) -> list[Domain]:
-    return [blocks(domain, Turn(k, pieces, 0, balanced=False)) for k in range(pieces)]
+    return [blocks(domain, Position(index, pieces, 0, balanced=False)) for index in range(pieces)]
 
 
 def _allowed(cut: list[Domain], domain: Domain, allowed: CpuSet, keep: int | None) -> list[Domain]:

@@ -29,12 +29,12 @@ class Demand:
 
     gpus: tuple[Gpu, ...]
     allowed: CpuSet  #: online ∩ cpuset − reserved
-    whole: CpuSet  #: online − reserved
+    unreserved: CpuSet  #: online − reserved
     options: Options = Options()
 
 
 @dataclass(frozen=True)
-class Warn:
+class PlanWarning:
     """A warning, by its stable code; `rank` None: about the whole plan."""
 
     code: str
@@ -73,4 +73,4 @@ class Plan:
 
     ranks: tuple[RankPlan, ...]
     share: str  #: who divided the cores: "requested" or "node"
-    warnings: tuple[Warn, ...] = ()
+    warnings: tuple[PlanWarning, ...] = ()

@@ -9,52 +9,52 @@ from affinityd.planner.domains import Bundle, Domain
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Whose share is asked for: rank `k` of `n` on a domain of which each may have `q` bundles."""
+class Position:
+    """Which part of a domain is asked for."""
 
-    k: int
-    n: int
-    q: int
+    index: int  #: of the rank among those that divide the domain, from 0
+    ranks: int  #: how many divide it
+    quota: int  #: how many bundles each may have
     balanced: bool
 
 
-Split = Callable[[Domain, Turn], Domain]
+Split = Callable[[Domain, Position], Domain]
 
 
-def whole(domain: Domain, _turn: Turn) -> Domain:
+def all_cores(domain: Domain, _position: Position) -> Domain:
     """Every rank has all of it."""
     return domain
 
 
-def first(domain: Domain, _turn: Turn) -> Domain:
+def first_core(domain: Domain, _position: Position) -> Domain:
     """Every rank has the first core."""
     return domain[:1]
 
 
-def one_each(domain: Domain, turn: Turn) -> Domain:
+def one_each(domain: Domain, position: Position) -> Domain:
     """Each rank has the first core that no earlier rank has."""
-    return domain[turn.k : turn.k + 1]
+    return domain[position.index : position.index + 1]
 
 
-def contiguous(domain: Domain, turn: Turn) -> Domain:
+def contiguous(domain: Domain, position: Position) -> Domain:
     """Each rank has the next `q`."""
-    return domain[turn.k * turn.q : (turn.k + 1) * turn.q]
+    return domain[position.index * position.quota : (position.index + 1) * position.quota]
 
 
-def interleaved(domain: Domain, turn: Turn) -> Domain:
-    """Each rank has every n-th; balanced deals only as many as make the hands equal."""
-    dealt = domain[: turn.q * turn.n] if turn.balanced else domain
-    return dealt[turn.k :: turn.n]
+def interleaved(domain: Domain, position: Position) -> Domain:
+    """Each rank has every n-th; balanced deals only as many as make the parts equal."""
+    dealt = domain[: position.quota * position.ranks] if position.balanced else domain
+    return dealt[position.index :: position.ranks]
 
 
-def blocks(domain: Domain, turn: Turn) -> Domain:
+def blocks(domain: Domain, position: Position) -> Domain:
     """Each rank has a block; the remainder goes one core each to the first ranks."""
-    size, remainder = divmod(len(domain), turn.n)
-    start = turn.k * size + min(turn.k, remainder)
-    return domain[start : start + size + (turn.k < remainder)]
+    size, remainder = divmod(len(domain), position.ranks)
+    start = position.index * size + min(position.index, remainder)
+    return domain[start : start + size + (position.index < remainder)]
 
 
-def complexes(domain: Domain, turn: Turn) -> Domain:
+def complexes(domain: Domain, position: Position) -> Domain:
     """Each rank has one LLC group: those with most CPUs first, then by their lowest CPU."""
     groups: dict[int, list[Bundle]] = {}
     for bundle in domain:
@@ -62,7 +62,7 @@ def complexes(domain: Domain, turn: Turn) -> Domain:
     ranked = sorted(
         groups, key=lambda llc: (-sum(len(bundle[0].cpus) for bundle in groups[llc]), llc)
     )
-    return tuple(groups[ranked[turn.k % len(ranked)]])
+    return tuple(groups[ranked[position.index % len(ranked)]])
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Mode:
     """A row of the table."""
 
     split: Split
-    scope: str | None = None  #: the scope that it has whatever the request says
+    scope: str | None = None  #: the scope that it has, whatever the request says
     everywhere: bool = False  #: its domain is every allowed core, not the home node's
     unique: bool = False  #: ranks never overlap
-    balances: bool = False  #: heeds `balanced`
-    counts: bool = True  #: heeds `min_physical_cores` and `max_physical_cores`
-    widens: bool = True  #: heeds `cpus`
+    balances: bool = False  #: uses `balanced`
+    counts: bool = True  #: uses `min_physical_cores` and `max_physical_cores`
+    widens: bool = True  #: uses `cpus`
 
     @property
     def shares_node(self) -> bool:
@@ -85,17 +85,17 @@ class Mode:
     @property
     def shares(self) -> bool:
         """Whether ranks share what is near: how many there are then changes nothing."""
-        return self.split in {whole, first}
+        return self.split in {all_cores, first_core}
 
 
 MODES = {
-    "all": Mode(whole),
-    "single": Mode(first, scope="node", counts=False),
+    "all": Mode(all_cores),
+    "single": Mode(first_core, scope="node", counts=False),
     "single_unique": Mode(one_each, scope="node", unique=True, counts=False),
     "unique_contiguous": Mode(contiguous, unique=True, balances=True),
     "unique_interleaved": Mode(interleaved, unique=True, balances=True),
-    "node": Mode(whole, scope="node"),
-    "socket": Mode(whole, scope="socket"),
+    "node": Mode(all_cores, scope="node"),
+    "socket": Mode(all_cores, scope="socket"),
     "exclusive": Mode(blocks, unique=True),
     # Ranks that went on to the caches of another node would be far alone.
     "core_complex": Mode(complexes, scope="node", widens=False),

@@ -1,4 +1,4 @@
-"""The planner: which CPUs each rank is to have. Pure: no files, no clock, no surprises."""
+"""The planner: which CPUs each rank is to have. Pure: no files, no clock."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TypeVar
 from affinityd.cpuset import format_list
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner import reasons as explain
-from affinityd.planner.domains import Group, everywhere, near, rounds, socket, with_partners
+from affinityd.planner.domains import RankGroup, best_first, everywhere, near, socket, with_partners
 from affinityd.planner.gpu_blocks import gpu_blocks
 from affinityd.planner.home_nodes import home_nodes, locality
 from affinityd.planner.model import Demand, Options, Plan, RankPlan, Widening
-from affinityd.planner.modes import MODES, Mode, Turn
+from affinityd.planner.modes import MODES, Mode, Position
 from affinityd.planner.warnings import warnings
-from affinityd.planner.widening import Hands, given_cpus, suffices, topped_up, widened
+from affinityd.planner.widening import RankCores, given_cpus, suffices, topped_up, widened
 from affinityd.topology.model import Core, Topology
 
 K = TypeVar("K")
@@ -27,8 +27,8 @@ K = TypeVar("K")
 class Division:
     """The cores of every rank, and the groups that were divided."""
 
-    groups: tuple[Group, ...]  #: with their own domains, before others' cores came in
-    hands: Hands
+    groups: tuple[RankGroup, ...]  #: with their own domains, before others' cores came in
+    cores_of: RankCores
     share: str  #: who divided the cores: "requested" or "node"
 
 
@@ -41,7 +41,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
     if not demand.allowed:
         raise UnsatisfiableError(
             "no CPU is allowed: the cpuset holds none of the CPUs that this machine can give "
-            f"({format_list(demand.whole) or 'all are reserved'})"
+            f"({format_list(demand.unreserved) or 'all are reserved'})"
         )
     mode = MODES[demand.options.mode]
     division = _divided(topology, demand, mode)
@@ -65,24 +65,24 @@ def _divided(topology: Topology, demand: Demand, mode: Mode) -> Division:
     wider = groups
     if asked:
         wider = widened(topology, groups, allowed, options, asked=asked, divides=mode.unique)
-    hands: Hands = dict(_split(wider, options, mode))
+    cores_of: RankCores = dict(_split(wider, options, mode))
     if asked and mode.unique:
-        hands = topped_up(topology, groups, hands, allowed, options, asked=asked)
-    return Division(groups, hands, "requested")
+        cores_of = topped_up(topology, groups, cores_of, allowed, options, asked=asked)
+    return Division(groups, cores_of, "requested")
 
 
 def _shares_node(demand: Demand, mode: Mode) -> bool:
     share = demand.options.share
-    unconfined = demand.allowed == demand.whole
+    unconfined = demand.allowed == demand.unreserved
     return mode.shares_node and (share == "node" or (share == "auto" and unconfined))
 
 
-def _by_gpu(topology: Topology, demand: Demand, mode: Mode) -> tuple[Group, ...]:
+def _by_gpu(topology: Topology, demand: Demand, mode: Mode) -> tuple[RankGroup, ...]:
     """Group ranks by GPU, each on its GPU's own block; nothing if one of them has none."""
     options = demand.options
     blocks = gpu_blocks(
         topology,
-        demand.whole,
+        demand.unreserved,
         demand.allowed,
         scope=mode.scope or options.scope,
         balanced=mode.balances and options.balanced,
@@ -91,15 +91,15 @@ def _by_gpu(topology: Topology, demand: Demand, mode: Mode) -> tuple[Group, ...]
     if not ranks_of.keys() <= blocks.keys():
         return ()
     return tuple(
-        Group(ranks, blocks[gpu], blocks[gpu][0][0].node) for gpu, ranks in ranks_of.items()
+        RankGroup(ranks, blocks[gpu], blocks[gpu][0][0].node) for gpu, ranks in ranks_of.items()
     )
 
 
-def _by_home(topology: Topology, demand: Demand, mode: Mode) -> tuple[Group, ...]:
+def _by_home(topology: Topology, demand: Demand, mode: Mode) -> tuple[RankGroup, ...]:
     """Group ranks by home node, each group on the domain that mode and scope say."""
     allowed = demand.allowed
     if mode.everywhere:
-        return (Group(tuple(range(len(demand.gpus))), everywhere(topology, allowed), None),)
+        return (RankGroup(tuple(range(len(demand.gpus))), everywhere(topology, allowed), None),)
     ranks_at = _grouped(home_nodes(topology, demand.gpus, allowed))
     if (mode.scope or demand.options.scope) == "node":
         domains = {home: near(topology, home, allowed) for home in ranks_at}
@@ -107,20 +107,21 @@ def _by_home(topology: Topology, demand: Demand, mode: Mode) -> tuple[Group, ...
         domains = with_partners(topology, ranks_at, allowed)
     else:
         domains = {home: socket(topology, home, allowed) for home in ranks_at}
-    return tuple(Group(ranks, domains[home], home) for home, ranks in ranks_at.items())
+    return tuple(RankGroup(ranks, domains[home], home) for home, ranks in ranks_at.items())
 
 
 def _split(
-    groups: Sequence[Group], options: Options, mode: Mode
+    groups: Sequence[RankGroup], options: Options, mode: Mode
 ) -> Iterator[tuple[int, tuple[Core, ...]]]:
     """Yield (rank, its cores, best first) of every rank."""
     balanced = mode.balances and options.balanced
-    even_hand = min(len(group.domain) // len(group.ranks) for group in groups)
+    smallest_quota = min(len(group.domain) // len(group.ranks) for group in groups)
     for group in groups:
-        n = len(group.ranks)
-        q = even_hand if balanced else len(group.domain) // n
-        for k, rank in enumerate(group.ranks):
-            yield rank, rounds(mode.split(group.domain, Turn(k, n, q, balanced=balanced)))
+        ranks = len(group.ranks)
+        quota = smallest_quota if balanced else len(group.domain) // ranks
+        for index, rank in enumerate(group.ranks):
+            position = Position(index, ranks, quota, balanced=balanced)
+            yield rank, best_first(mode.split(group.domain, position))
 
 
 def _rank_plans(
@@ -129,14 +130,14 @@ def _rank_plans(
     options = demand.options
     least = options.min_physical_cores if mode.counts else 1
     most = options.max_physical_cores if mode.counts else None
-    hands = division.hands
-    cut = {rank: cores[:most] for rank, cores in sorted(hands.items())}
-    holders = Counter(core.cpus[0] for cores in cut.values() for core in cores)
-    reasons = explain.Reasons(topology, demand, mode, hands, share=division.share)
+    cores_of = division.cores_of
+    cut = {rank: cores[:most] for rank, cores in sorted(cores_of.items())}
+    ranks_on = Counter(core.cpus[0] for cores in cut.values() for core in cores)
+    reasons = explain.Reasons(topology, demand, mode, cores_of, share=division.share)
     group_of = {rank: group for group in division.groups for rank in group.ranks}
     for rank, cores in cut.items():
-        if len(hands[rank]) < least:
-            raise UnsatisfiableError(explain.too_few(demand, rank, hands, least))
+        if len(cores_of[rank]) < least:
+            raise UnsatisfiableError(explain.too_few_cores(demand, rank, cores_of, least))
         gpu, group = demand.gpus[rank], group_of[rank]
         home = cores[0].node if mode.everywhere else group.home
         nodes = {core.node for core in cores} if mode.everywhere else {home}
@@ -150,13 +151,13 @@ def _rank_plans(
             home_node=home,
             locality="mixed" if widening and where == "local" else where,
             memory_node=topology.memory_node(home),
-            threads=max(1, len(cores) // max(holders[core.cpus[0]] for core in cores)),
+            threads=max(1, len(cores) // max(ranks_on[core.cpus[0]] for core in cores)),
             reasons=tuple(reasons.of(rank, home, widening)),
             widening=widening,
         )
 
 
-def _widening(group: Group, cores: Iterable[Core], options: Options) -> Widening | None:
+def _widening(group: RankGroup, cores: Iterable[Core], options: Options) -> Widening | None:
     """Return what a rank has that is not near; None where all of it is."""
     if options.cpus is None:
         return None
@@ -174,7 +175,11 @@ def _widening(group: Group, cores: Iterable[Core], options: Options) -> Widening
 def _refuse_far(ranks: Iterable[RankPlan]) -> None:
     for rank in ranks:
         if rank.locality == "remote" or rank.widening:
-            line = explain.widened(rank, rank.widening) if rank.widening else explain.away(rank)
+            line = (
+                explain.widened_rank(rank, rank.widening)
+                if rank.widening
+                else explain.remote_rank(rank)
+            )
             raise UnsatisfiableError(f"strict: {line}; strict=false would allow it")
 
 

@@ -10,7 +10,7 @@ from affinityd.planner.domains import socket
 from affinityd.planner.home_nodes import usable
 from affinityd.planner.model import Demand, RankPlan, Widening
 from affinityd.planner.modes import Mode
-from affinityd.planner.widening import Hands
+from affinityd.planner.widening import RankCores
 from affinityd.text import count, node_name
 from affinityd.topology.model import Core, Gpu, Topology
 
@@ -19,21 +19,21 @@ class Reasons:
     """Says why the ranks of one plan are where they are; what concerns them all is found once."""
 
     def __init__(
-        self, topology: Topology, demand: Demand, mode: Mode, hands: Hands, *, share: str
+        self, topology: Topology, demand: Demand, mode: Mode, cores_of: RankCores, *, share: str
     ) -> None:
         """Take each rank's cores, before `max_physical_cores` cuts them, and who divided them."""
         self._topology = topology
         self._demand = demand
         self._mode = mode
-        self._hands = hands
+        self._cores_of = cores_of
         self._share = share
         #: How many ranks hold a core, by its lowest CPU.
-        self._holders = Counter(core.cpus[0] for cores in hands.values() for core in cores)
+        self._ranks_on = Counter(core.cpus[0] for cores in cores_of.values() for core in cores)
         self._of_node: dict[int | None, tuple[str, ...]] = {}
 
     def of(self, rank: int, home: int | None, widening: Widening | None) -> Iterator[str]:
         """Yield why a rank has its CPUs, and what was left out for which cause."""
-        gpu, cores = self._demand.gpus[rank], self._hands[rank]
+        gpu, cores = self._demand.gpus[rank], self._cores_of[rank]
         yield _gpu_place(gpu)
         if home != gpu.numa_node:
             yield self._home_choice(gpu, home)
@@ -71,7 +71,7 @@ class Reasons:
         )
         total = sum(len(topology.node_cores[number]) for number in nodes)
         where = " and ".join(node_name(number) for number in nodes)
-        sharers = max(self._holders[core.cpus[0]] for core in cores)
+        sharers = max(self._ranks_on[core.cpus[0]] for core in cores)
         together = f", shared by {sharers} ranks" if sharers > 1 else ""
         return f"{mode}: {count(len(cores), 'core')} of the {total} of {where}{together}"
 
@@ -82,7 +82,7 @@ class Reasons:
             yield f"share=node: each GPU of {node_name(home)} has its own block{unused}"
         elif self._mode.balances:
             near = usable(self._topology.node_cores[home], self._demand.allowed)
-            spare = sum(core.cpus[0] not in self._holders for core in near)
+            spare = sum(core.cpus[0] not in self._ranks_on for core in near)
             cause = "balanced" if self._demand.options.balanced else "an equal division"
             if spare:
                 yield f"{cause} leaves {count(spare, 'core')} of {node_name(home)} unused"
@@ -90,9 +90,9 @@ class Reasons:
     def _out_of_reach(self, home: int | None) -> Iterator[str]:
         demand = self._demand
         place, cpus = self._reach(home)
-        if reserved := cpus - demand.whole:
+        if reserved := cpus - demand.unreserved:
             yield f"CPUs {format_list(reserved)} of {place} are reserved"
-        if outside := (cpus & demand.whole) - demand.allowed:
+        if outside := (cpus & demand.unreserved) - demand.allowed:
             yield f"CPUs {format_list(outside)} of {place} are outside the cpuset or mask"
 
     def _reach(self, home: int | None) -> tuple[str, CpuSet]:
@@ -124,7 +124,7 @@ def _gpu_place(gpu: Gpu) -> str:
     return f"GPU {gpu.index} is on NUMA node {gpu.numa_node}{source}"
 
 
-def away(rank: RankPlan) -> str:
+def remote_rank(rank: RankPlan) -> str:
     """Return the line for a remote rank."""
     return (
         f"rank {rank.rank} has CPUs away from NUMA node {rank.gpu.numa_node}, where its GPU "
@@ -132,7 +132,7 @@ def away(rank: RankPlan) -> str:
     )
 
 
-def widened(rank: RankPlan, widening: Widening) -> str:
+def widened_rank(rank: RankPlan, widening: Widening) -> str:
     """Return the line for a rank with CPUs that are not near."""
     return (
         f"rank {rank.rank} has CPUs {format_list(widening.cpus)} away from "
@@ -141,9 +141,9 @@ def widened(rank: RankPlan, widening: Widening) -> str:
     )
 
 
-def too_few(demand: Demand, rank: int, hands: Hands, least: int) -> str:
+def too_few_cores(demand: Demand, rank: int, cores_of: RankCores, least: int) -> str:
     """Return the line for a rank that has fewer cores than it must, and what could be had."""
-    smallest = min(len(cores) for cores in hands.values())
+    smallest = min(len(cores) for cores in cores_of.values())
     could = (
         f"min_physical_cores={smallest} would do"
         if smallest
@@ -151,6 +151,6 @@ def too_few(demand: Demand, rank: int, hands: Hands, least: int) -> str:
     )
     return (
         f"rank {rank} (GPU {demand.gpus[rank].index}) would have "
-        f"{count(len(hands[rank]), 'physical core')}, fewer than {least}: "
+        f"{count(len(cores_of[rank]), 'physical core')}, fewer than {least}: "
         f"{count(len(demand.gpus), 'rank')}, {count(len(demand.allowed), 'allowed CPU')}; {could}"
     )

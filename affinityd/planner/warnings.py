@@ -6,22 +6,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from affinityd.cpuset import format_list
-from affinityd.planner.model import Demand, Options, RankPlan, Warn
+from affinityd.planner.model import Demand, Options, PlanWarning, RankPlan
 from affinityd.planner.modes import Mode
-from affinityd.planner.reasons import away, widened
+from affinityd.planner.reasons import remote_rank, widened_rank
 from affinityd.text import count
 from affinityd.topology.model import Topology
 
 
 def warnings(
     topology: Topology, demand: Demand, mode: Mode, ranks: Sequence[RankPlan], share: str
-) -> Iterator[Warn]:
+) -> Iterator[PlanWarning]:
     """Yield what a caller should know before it uses the plan."""
     yield from _ignored(demand.options, mode)
     wants_node = demand.options.share != "requested" and mode.shares_node
-    unconfined = demand.allowed == demand.whole
+    unconfined = demand.allowed == demand.unreserved
     if wants_node and share != "node" and (unconfined or demand.options.share == "node"):
-        yield Warn(
+        yield PlanWarning(
             "share_unavailable",
             "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than were asked "
             "for: the cores were divided among the requested GPUs alone, and jobs on other GPUs "
@@ -31,56 +31,58 @@ def warnings(
     for rank in ranks:
         gpu = rank.gpu
         if rank.locality == "remote":
-            yield Warn("remote_home", away(rank), rank.rank)
+            yield PlanWarning("remote_home", remote_rank(rank), rank.rank)
         if rank.locality == "unknown":
-            yield Warn(
+            yield PlanWarning(
                 "unknown_locality",
                 f"rank {rank.rank}: the machine does not say on which NUMA node GPU {gpu.index} is",
                 rank.rank,
             )
         if entries[gpu.key] > 1:
-            yield Warn(
+            yield PlanWarning(
                 "shared_gpu",
                 f"rank {rank.rank} is one of {entries[gpu.key]} ranks on GPU {gpu.index}",
                 rank.rank,
             )
         asked = demand.options.cpus
         if asked is not None and share == "node" and len(rank.cpus) < asked:
-            yield Warn(
+            yield PlanWarning(
                 "parameter_ignored",
                 f"rank {rank.rank}: cpus={asked} is more than the {len(rank.cpus)} CPUs of its "
                 f"GPU's block, to which share=node keeps",
                 rank.rank,
             )
         if rank.widening:
-            yield Warn("widened", widened(rank, rank.widening), rank.rank)
+            yield PlanWarning("widened", widened_rank(rank, rank.widening), rank.rank)
     if demand.options.cpus is not None and not mode.everywhere:
         yield from _idle(topology, demand, ranks)
 
 
-def _idle(topology: Topology, demand: Demand, ranks: Sequence[RankPlan]) -> Iterator[Warn]:
+def _idle(topology: Topology, demand: Demand, ranks: Sequence[RankPlan]) -> Iterator[PlanWarning]:
     """Yield a warning where allowed CPUs stay idle, as they are near none of the GPUs."""
     near = frozenset().union(*(topology.cpus_of_node(rank.home_node) for rank in ranks))
     idle = demand.allowed - near - frozenset().union(*(rank.cpus for rank in ranks))
     if idle:
-        yield Warn(
+        yield PlanWarning(
             "idle_cpus",
             f"{count(len(idle), 'allowed CPU')} ({format_list(idle)}) will stay idle, near none of "
             "these GPUs",
         )
 
 
-def _ignored(options: Options, mode: Mode) -> Iterator[Warn]:
+def _ignored(options: Options, mode: Mode) -> Iterator[PlanWarning]:
     defaults = Options()
-    heeded = {
+    used = {
         "scope": mode.scope is None,
         "balanced": mode.balances,
         "min_physical_cores": mode.counts,
         "max_physical_cores": mode.counts,
         "share": mode.shares_node or options.share != "node",
     }
-    for name, is_heeded in heeded.items():
+    for name, is_used in used.items():
         value = getattr(options, name)
-        if not is_heeded and value != getattr(defaults, name):
+        if not is_used and value != getattr(defaults, name):
             shown = str(value).lower()  # a boolean as it is written
-            yield Warn("parameter_ignored", f"{name}={shown} means nothing to mode {options.mode}")
+            yield PlanWarning(
+                "parameter_ignored", f"{name}={shown} means nothing to mode {options.mode}"
+            )

@@ -10,12 +10,12 @@ from dataclasses import replace
 from itertools import chain
 
 from affinityd.cpuset import CpuSet
-from affinityd.planner.domains import Group, single_bundles
+from affinityd.planner.domains import RankGroup, single_bundles
 from affinityd.planner.home_nodes import usable
 from affinityd.planner.model import Options
 from affinityd.topology.model import Core, Topology
 
-Hands = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
+RankCores = Mapping[int, tuple[Core, ...]]  #: each rank's cores, best first
 
 
 def given_cpus(cores: Iterable[Core], options: Options) -> CpuSet:
@@ -24,27 +24,27 @@ def given_cpus(cores: Iterable[Core], options: Options) -> CpuSet:
     return frozenset(cpu for core in cores for cpu in core.cpus[wanted])
 
 
-def suffices(hands: Hands, options: Options, *, asked: int) -> bool:
+def suffices(cores_of: RankCores, options: Options, *, asked: int) -> bool:
     """Return whether every rank is given as many CPUs as it asked for."""
-    return all(len(given_cpus(cores, options)) >= asked for cores in hands.values())
+    return all(len(given_cpus(cores, options)) >= asked for cores in cores_of.values())
 
 
 def widened(
     topology: Topology,
-    groups: Sequence[Group],
+    groups: Sequence[RankGroup],
     allowed: CpuSet,
     options: Options,
     *,
     asked: int,
     divides: bool,
-) -> tuple[Group, ...]:
+) -> tuple[RankGroup, ...]:
     """Return the groups, whose domains hold the CPUs that their ranks asked for.
 
     What a domain lacks are the nearest allowed cores that are in no other group's domain, behind
     its own, until it holds enough or none are left. Where ranks divide a domain that has a core for
     each, it stays as it is: what is added behind its end would leave the last ranks no near core.
     """
-    spare = _Spare(topology, allowed, (core for it in groups for core in chain(*it.domain)))
+    spare = _FreeCores(topology, allowed, (core for it in groups for core in chain(*it.domain)))
     wider = []
     for group in groups:
         has = len(given_cpus(chain(*group.domain), options))
@@ -57,27 +57,27 @@ def widened(
 
 def topped_up(
     topology: Topology,
-    groups: Sequence[Group],
-    hands: Hands,
+    groups: Sequence[RankGroup],
+    cores_of: RankCores,
     allowed: CpuSet,
     options: Options,
     *,
     asked: int,
-) -> Hands:
-    """Return the hands of a unique mode, where no rank lacks CPUs while allowed ones are idle.
+) -> RankCores:
+    """Return the cores of a unique mode, where no rank lacks CPUs while allowed ones are idle.
 
     A division leaves cores idle that one rank lacks: cores are not cut in two, and no group takes
     what is in another's domain.
     """
-    idle = _Spare(topology, allowed, chain(*hands.values()))
+    idle = _FreeCores(topology, allowed, chain(*cores_of.values()))
     home = {rank: group.home for group in groups for rank in group.ranks}
     return {
         rank: (*cores, *idle.take(home[rank], asked - len(given_cpus(cores, options)), options))
-        for rank, cores in sorted(hands.items())
+        for rank, cores in sorted(cores_of.items())
     }
 
 
-class _Spare:
+class _FreeCores:
     """Allowed cores that no rank has yet, by how near they are to a home node."""
 
     def __init__(self, topology: Topology, allowed: CpuSet, taken: Iterable[Core]) -> None:

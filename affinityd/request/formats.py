@@ -9,7 +9,7 @@ from typing import Any
 
 from affinityd.config.switch import ON, VARIABLE
 from affinityd.cpuset import CpuSet, format_list, format_mask
-from affinityd.planner.model import Plan, RankPlan, Warn
+from affinityd.planner.model import Plan, PlanWarning, RankPlan
 from affinityd.planner.names import LOCALITIES
 from affinityd.request.parameters import Request
 
@@ -35,7 +35,7 @@ class Reply:
         return tuple(rank for rank in self.plan.ranks if rank.rank in self.wanted)
 
     @property
-    def warnings(self) -> tuple[Warn, ...]:
+    def warnings(self) -> tuple[PlanWarning, ...]:
         """The warnings that concern them."""
         concerned = {None, *self.wanted}
         return tuple(warning for warning in self.plan.warnings if warning.rank in concerned)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from affinityd.config.switch import OBSERVE, ON, least
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import UnsatisfiableError
-from affinityd.planner.model import Demand, Plan, Warn
+from affinityd.planner.model import Demand, Plan, PlanWarning
 from affinityd.planner.planner import plan
 from affinityd.request.asked_cpus import asked_cpus
 from affinityd.request.caller import Caller
@@ -20,7 +20,7 @@ from affinityd.text import quote
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
 
-AMBIGUOUS = Warn(
+AMBIGUOUS = PlanWarning(
     "ambiguous_index",
     "this machine has GPUs of several models, which CUDA numbers fastest first: an index is "
     "PCI order here, and the process's only with CUDA_DEVICE_ORDER=PCI_BUS_ID; name UUIDs "

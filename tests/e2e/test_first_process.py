@@ -140,7 +140,7 @@ from affinityd.daemon import main as daemon
 from affinityd.discovery.nvml.subprocess import ChildError, output
 
 class Machine:
-    def ask_drivers(self):
+    def query_drivers(self):
         told = []
         for _ in range(20):
             try:
@@ -154,7 +154,7 @@ class Machine:
         return None
     def drivers(self):
         return None
-    def is_driver_silent(self):
+    def lacks_nvml(self):
         return False
 
 daemon.run(settings.load({"listen": "none"}), Machine())

@@ -20,8 +20,8 @@ from affinityd.discovery.nvml.gpus import (
     NvmlReport,
     _may_run_on,
     _online,
-    answer,
-    ask,
+    query,
+    run_in_child,
 )
 from affinityd.errors import NVML_EXTRA
 from tests.daemons import open_files
@@ -103,7 +103,7 @@ def trusted(cpulist: str) -> CpuSet:
 
 def test_everything_that_a_plan_needs_is_read(facts: Facts) -> None:
     facts(f"driver 550.54.15\n{FIRST} {SECOND}")
-    assert ask() == NvmlReport(
+    assert query() == NvmlReport(
         gpus=(
             NvmlGpu(
                 index=0,
@@ -144,7 +144,7 @@ def test_everything_that_a_plan_needs_is_read(facts: Facts) -> None:
 )
 def test_mig_devices_are_those_that_exist(facts: Facts, slots: str, uuids: tuple[str, ...]) -> None:
     facts(f"{FIRST} {slots}")
-    (gpu,) = gpus_of(ask())
+    (gpu,) = gpus_of(query())
     assert (gpu.mig, gpu.error) == (uuids, None)
 
 
@@ -188,14 +188,14 @@ def test_a_failure_is_one_line_that_says_what_would_be_right(
     facts: Facts, failure: str, error: str
 ) -> None:
     device = facts(f"fail {failure} {FIRST}")
-    report = ask()
+    report = query()
     assert (report.gpus, report.said) == (None, error)
     assert not holders(device)
 
 
 def test_what_the_library_writes_to_stdout_is_no_part_of_the_report(facts: Facts) -> None:
     facts(f"fail nvmlInitWithFlags print {FIRST}")
-    report = ask()
+    report = query()
     assert (len(gpus_of(report)), report.error) == (1, None)
 
 
@@ -204,14 +204,14 @@ def test_what_is_no_report_is_told_on_one_line(
 ) -> None:
     (tmp_path / "noisy.py").write_text("def main(): print('noise\\n' * 2)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    report = answer("noisy", NvmlReport.from_json, lambda it: NvmlReport(None, error=it), 10)
+    report = run_in_child("noisy", NvmlReport.from_json, lambda it: NvmlReport(None, error=it), 10)
     assert str(report.error).startswith("NVML's child printed no report: 'noise")
     assert "\n" not in str(report.error)
 
 
 def test_a_driver_that_hides_its_version_still_answers(facts: Facts) -> None:
     facts(FIRST)
-    report = ask()
+    report = query()
     assert (report.driver_version, len(gpus_of(report))) == (None, 1)
 
 
@@ -220,7 +220,7 @@ def test_a_library_that_cannot_be_loaded_is_no_library(
 ) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("not an ELF file\n" * 100)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    assert ask() == NvmlReport(
+    assert query() == NvmlReport(
         gpus=None,
         error="NVML did not start: NVML Shared Library Not Found",
         remedy=REMEDIES[12],
@@ -231,7 +231,7 @@ def test_without_pynvml_the_report_names_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         sys, "path", [folder for folder in sys.path if not Path(folder, "pynvml.py").exists()]
     )
-    assert ask() == NvmlReport(
+    assert query() == NvmlReport(
         gpus=None,
         error="NVML needs nvidia-ml-py, which is not installed",
         remedy=NVML_EXTRA,
@@ -277,7 +277,7 @@ def test_without_pynvml_the_report_names_what_to_install(monkeypatch: pytest.Mon
 )
 def test_a_broken_gpu_hides_no_other(facts: Facts, failure: str, lost: NvmlGpu) -> None:
     facts(f"gpu\n uuid GPU-0\n pci 00000000:07:00.0\n minor 3\n fail {failure} {SECOND}")
-    broken, sound = gpus_of(ask())
+    broken, sound = gpus_of(query())
     assert broken == lost
     assert (sound.index, sound.uuid, sound.error) == (1, "GPU-1", None)
 
@@ -286,7 +286,7 @@ def test_a_gpu_whose_texts_are_garbage_hides_no_other(facts: Facts, tmp_path: Pa
     facts("")
     garbage = b"gpu\n uuid GPU-\xff\n pci nowhere\n minor 3\n"
     (tmp_path / "nvml.facts").write_bytes(garbage + SECOND.encode())
-    broken, sound = gpus_of(ask())
+    broken, sound = gpus_of(query())
     assert (broken.uuid, broken.pci_bus_id, broken.minor) == (None, None, 3)
     assert "can't decode byte 0xff" in str(broken.error)
     assert sound.uuid == "GPU-1"
@@ -302,7 +302,7 @@ def test_a_gpu_whose_texts_are_garbage_hides_no_other(facts: Facts, tmp_path: Pa
 )
 def test_what_is_lacking_is_no_fault(facts: Facts, facts_of_gpu: str) -> None:
     facts(facts_of_gpu)
-    assert gpus_of(ask()) == (NvmlGpu(index=0, nvlinks={}),)
+    assert gpus_of(query()) == (NvmlGpu(index=0, nvlinks={}),)
 
 
 TO_SWITCHES = "gpu\n nvlink 00000000:C8:00.0\n nvlink 00000000:C8:00.0\n nvlink 00000001:00:00.0"
@@ -335,13 +335,13 @@ def test_the_links_that_are_up_are_counted_by_where_they_lead(
     facts: Facts, facts_of_gpu: str, nvlinks: dict[str, int] | None
 ) -> None:
     facts(facts_of_gpu)
-    (gpu,) = gpus_of(ask())
+    (gpu,) = gpus_of(query())
     assert (gpu.nvlinks, gpu.error) == (nvlinks, None)
 
 
 def test_a_gpu_without_nvlink_is_asked_for_one_link_alone(facts: Facts) -> None:
     facts("gpu\n fail nvmlDeviceGetNvLinkState slow")
-    assert gpus_of(ask(timeout=5)) == (NvmlGpu(index=0, nvlinks={}),)
+    assert gpus_of(query(timeout=5)) == (NvmlGpu(index=0, nvlinks={}),)
 
 
 @pytest.mark.parametrize("count", ["-1", "true", '"4"', "null"])
@@ -354,7 +354,7 @@ def test_a_report_with_no_number_of_links_is_none(count: str) -> None:
 
 def test_cpus_far_beyond_a_thousand_fit_the_mask(facts: Facts) -> None:
     facts("gpu\n node 4000-4095,8191")
-    (gpu,) = gpus_of(ask())
+    (gpu,) = gpus_of(query())
     assert (gpu.node_cpus, gpu.error) == (trusted("4000-4095,8191"), None)
 
 
@@ -364,7 +364,7 @@ def test_a_narrow_mask_of_the_asker_narrows_no_answer(facts: Facts) -> None:
     mask = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(mask)})
     try:
-        (gpu,) = gpus_of(ask())
+        (gpu,) = gpus_of(query())
         assert os.sched_getaffinity(0) == {min(mask)}, "the asker's own mask was changed"
     finally:
         os.sched_setaffinity(0, mask)
@@ -375,7 +375,7 @@ def test_a_child_that_may_not_run_on_every_cpu_names_none(facts: Facts) -> None:
     """An online CPU that no kernel has stands for one that the asker's cpuset leaves out."""
     facts(FIRST)
     code = (
-        "from affinityd.discovery import nvml; "
+        "from affinityd.discovery.nvml import gpus as nvml; "
         f"nvml._online = lambda: frozenset({{0, {MAX_CPUS - 1}}}); nvml.main()"
     )
     confined_child = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
@@ -394,14 +394,14 @@ def test_a_child_that_may_not_run_on_every_cpu_names_none(facts: Facts) -> None:
 def test_a_hang_ends_in_time_and_leaves_nothing_behind(facts: Facts, actions: list[str]) -> None:
     device = facts("\n".join(f"fail nvmlDeviceGetCount_v2 {action}" for action in actions))
     started = time.monotonic()
-    assert ask(timeout=1) == NvmlReport(gpus=None, error="NVML did not answer within 1 s")
+    assert query(timeout=1) == NvmlReport(gpus=None, error="NVML did not answer within 1 s")
     assert time.monotonic() - started < 3
     assert until(lambda: not holders(device)), "a process outlived the asking"
 
 
 def test_only_the_child_ever_holds_the_driver_open(facts: Facts) -> None:
     device = facts("fail nvmlDeviceGetCount_v2 hang")
-    asking = threading.Thread(target=ask, args=(2,))
+    asking = threading.Thread(target=query, args=(2,))
     asking.start()
     assert until(lambda: holders(device)), "nobody opened the driver"
     assert os.getpid() not in holders(device)
@@ -412,7 +412,7 @@ def test_only_the_child_ever_holds_the_driver_open(facts: Facts) -> None:
 
 def test_a_child_whose_asker_was_killed_ends_by_itself(facts: Facts) -> None:
     device = facts("fail nvmlDeviceGetCount_v2 hang")
-    code = "from affinityd.discovery.nvml.gpus import ask; ask(1)"
+    code = "from affinityd.discovery.nvml.gpus import query; query(1)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as asker:
         assert until(lambda: holders(device)), "nobody opened the driver"
         asker.kill()
@@ -427,4 +427,4 @@ def test_neither_working_folder_nor_environment_brings_code_in(
         (tmp_path / f"{module}.py").write_text("import os; os._exit(7)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert len(gpus_of(ask())) == 1
+    assert len(gpus_of(query())) == 1

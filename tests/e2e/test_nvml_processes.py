@@ -14,7 +14,7 @@ from affinityd.audit.model import GpuKey, Holding
 from affinityd.audit.sources.holders import Holders
 from affinityd.discovery.nvml import gpus as nvml
 from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.discovery.nvml.processes import NO_LIST, ask
+from affinityd.discovery.nvml.processes import NO_LIST, query
 from affinityd.topology.model import Gpu
 from tests.children import sleeping
 from tests.machines.by_hand import made
@@ -49,7 +49,7 @@ def test_the_processes_of_every_list_are_named(facts: Facts) -> None:
         f"{FIRST}\n process compute 11 1048576\n process graphics 12 ?\n process mps 13 4096\n"
         f"{SECOND}\n process compute 11 8192"
     )
-    assert ask(10) == ProcessReport(
+    assert query(10) == ProcessReport(
         gpus=(
             GpuProcesses(
                 0,
@@ -68,13 +68,13 @@ def test_the_processes_of_every_list_are_named(facts: Facts) -> None:
 
 def test_what_the_library_writes_to_stdout_is_no_part_of_the_list(facts: Facts) -> None:
     facts(f"fail nvmlInitWithFlags print\n{FIRST}\n process compute 11 1")
-    (gpu,) = gpus_of(ask(10))
+    (gpu,) = gpus_of(query(10))
     assert gpu.processes == (NvmlProcess(11, "compute", 1),)
 
 
 def test_a_uuid_is_told_as_the_topology_has_it(facts: Facts) -> None:
     facts(FIRST.replace("GPU-0", "GPU-\x070"))
-    (gpu,) = gpus_of(ask(10))
+    (gpu,) = gpus_of(query(10))
     assert gpu.uuid == "GPU-?0"
 
 
@@ -83,7 +83,7 @@ def test_of_a_divided_gpu_each_mig_device_names_its_own(facts: Facts) -> None:
         f"{FIRST}\n mig MIG-0\n process compute 11 1\n process compute 12 2\n mig\n mig MIG-2\n"
         " process compute 11 3"
     )
-    (gpu,) = gpus_of(ask(10))
+    (gpu,) = gpus_of(query(10))
     assert gpu.error is None
     assert gpu.processes == (
         NvmlProcess(11, "compute", 1, "MIG-0"),
@@ -94,14 +94,14 @@ def test_of_a_divided_gpu_each_mig_device_names_its_own(facts: Facts) -> None:
 
 def test_a_gpu_that_is_divided_and_has_no_part_is_used_by_nobody(facts: Facts) -> None:
     facts(f"{FIRST}\n mig\n fail nvmlDeviceGetComputeRunningProcesses_v3 4")
-    (gpu,) = gpus_of(ask(10))
+    (gpu,) = gpus_of(query(10))
     assert (gpu.processes, gpu.error) == ((), None)
 
 
 def test_hundreds_of_processes_are_named(facts: Facts) -> None:
     lines = "".join(f" process compute {pid} {pid}\n" for pid in range(1, 801))
     facts(f"{FIRST}\n{lines}")
-    (gpu,) = gpus_of(ask(10))
+    (gpu,) = gpus_of(query(10))
     assert [it.pid for it in gpu.processes] == list(range(1, 801))
 
 
@@ -111,7 +111,7 @@ def test_a_driver_without_the_newest_lists_is_asked_for_those_before(facts: Fact
         for name in ("Compute", "Graphics", "MPSCompute")
     )
     facts(f"{FIRST}\n process compute 11 1\n process graphics 12 2\n process mps 13 3\n{missing}")
-    (gpu,) = gpus_of(ask(10))
+    (gpu,) = gpus_of(query(10))
     assert [it.pid for it in gpu.processes] == [11, 12, 13]
     assert gpu.error is None
 
@@ -144,7 +144,7 @@ def test_a_gpu_that_refuses_costs_its_own_answer_alone(
     facts: Facts, failure: str, error: str
 ) -> None:
     facts(f"{FIRST}\n fail {failure}\n{SECOND}\n process compute 11 1")
-    refusing, other = gpus_of(ask(10))
+    refusing, other = gpus_of(query(10))
     assert (refusing.index, refusing.error) == (0, error)
     assert (other.processes, other.error) == ((NvmlProcess(11, "compute", 1),), None)
 
@@ -161,7 +161,7 @@ def test_a_gpu_that_cannot_draw_or_be_shared_or_divided_is_no_worse(
     facts: Facts, failure: str
 ) -> None:
     facts(f"{FIRST}\n process compute 11 1\n fail {failure}")
-    (gpu,) = gpus_of(ask(10))
+    (gpu,) = gpus_of(query(10))
     assert (gpu.processes, gpu.error) == ((NvmlProcess(11, "compute", 1),), None)
 
 
@@ -182,7 +182,7 @@ def test_a_mig_mode_that_waits_for_a_reset_is_told(
     facts: Facts, gpu: str, changing: str | None
 ) -> None:
     facts(f"{FIRST}\n{SECOND}\n {gpu}")
-    assert ask(10).changing == changing
+    assert query(10).changing == changing
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_failure_is_one_line_that_says_what_would_be_right(
 ) -> None:
     facts(f"fail {failure}\n{FIRST}")
     began = time.monotonic()
-    assert ask(1) == ProcessReport(gpus=None, error=error)
+    assert query(1) == ProcessReport(gpus=None, error=error)
     assert time.monotonic() - began < 3
 
 
@@ -221,7 +221,7 @@ def test_a_failure_is_one_line_that_says_what_would_be_right(
 )
 def test_persistence_mode_is_read(facts: Facts, fact: str, persistence: bool | None) -> None:
     facts(f"{FIRST}\n {fact}")
-    gpus = nvml.ask(10).gpus or ()
+    gpus = nvml.query(10).gpus or ()
     assert [gpu.persistence for gpu in gpus] == [persistence]
 
 
@@ -242,7 +242,7 @@ def test_a_real_process_is_found_on_the_gpus_where_it_has_most_memory(
         for index, address in enumerate(("0000:07:00.0", "10000:0f:00.0"))
     )
     (tmp_path / "version").touch()
-    holders = Holders(ask, proc=os.fspath(tmp_path), driver=os.fspath(tmp_path))
+    holders = Holders(query, proc=os.fspath(tmp_path), driver=os.fspath(tmp_path))
     with sleeping() as child:
         facts(
             f"{FIRST}\n process compute {child.pid} {few}\n"

@@ -88,7 +88,7 @@ def _audit(arguments: argparse.Namespace) -> int:
     code, before = 2, None
     try:
         # The holders are sought on all GPUs: a process's first is the one with most of its memory.
-        for scan in _looks(Auditor(Holders(nvml_processes.ask)), topology, arguments.watch):
+        for scan in _looks(Auditor(Holders(nvml_processes.query)), topology, arguments.watch):
             seen = _only(scan, keys)
             code = _exit_code(seen)
             _print(arguments, topology, seen, before)

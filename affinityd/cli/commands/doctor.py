@@ -58,7 +58,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     machine = Machine(settings)
     aside = Aside(hold=hold).reason() if machine.is_live else None
     if aside is None and any(CHECKS[name].asks_nvml for name in names or CHECKS):
-        machine.ask_drivers(NVML_SECONDS)
+        machine.query_drivers(NVML_SECONDS)
     topology = machine.read()
     return NodeFacts(
         topology=topology,

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = parse_request(chosen.items())
     settings = load_settings(arguments)
     machine = Machine(settings)
-    machine.ask_drivers()
+    machine.query_drivers()
     caller = this_process() if machine.is_live else None  # on a replayed machine it means nothing
     node = Node(machine.read(), settings.reserved_cpus)
     reply = answer(node, request, caller)

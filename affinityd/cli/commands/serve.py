@@ -29,11 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     chosen = narrowed(load_settings(arguments), file.chosen_switch())
     nvml_failures = NvmlFailures(TOPOLOGY, PROCESSES)
-    machine = Machine(chosen, nvml_failures.counting(TOPOLOGY, gpus.ask))
-    machine.begin_to_ask()
+    machine = Machine(chosen, nvml_failures.counting(TOPOLOGY, gpus.query))
+    machine.start_query()
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
-    holders = Holders(nvml_failures.counting(PROCESSES, processes.ask))
+    holders = Holders(nvml_failures.counting(PROCESSES, processes.query))
     auditor = Auditor(holders, reserved=chosen.reserved_cpus)
     main.run(chosen, machine, auditor, _enforce(chosen), nvml_failures=nvml_failures.counts)
     return 0

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the archive."""
     output = Path(arguments.output)
     machine = Machine(load_settings(arguments))
-    machine.ask_drivers()
+    machine.query_drivers()
     try:
         write_snapshot(machine.tree, machine.report, output)
     except OSError as error:

@@ -31,7 +31,7 @@ MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so oft
 class TopologySource(Protocol):
     """What is asked of the machine that is kept."""
 
-    def ask_drivers(self) -> None:
+    def query_drivers(self) -> None:
         """Ask its GPU drivers, which may take long; their answers are remembered."""
 
     def read(self) -> Topology:
@@ -43,7 +43,7 @@ class TopologySource(Protocol):
     def drivers(self) -> object:
         """Return what differs when a driver comes or goes."""
 
-    def is_driver_silent(self) -> bool:
+    def lacks_nvml(self) -> bool:
         """Whether a driver is there that did not answer."""
 
 
@@ -128,11 +128,11 @@ class TopologyWatcher:
         if self._machine.drivers() != self._seen_drivers:
             return True
         due = time.monotonic() - self._asked_drivers >= DRIVER_RETRY_SECONDS
-        return due and self._machine.is_driver_silent()
+        return due and self._machine.lacks_nvml()
 
     async def _ask_and_read(self) -> None:
         self._seen_drivers = self._machine.drivers()
-        await in_background(self._machine.ask_drivers)
+        await in_background(self._machine.query_drivers)
         self._asked_drivers = time.monotonic()
         await self._read(unless=lambda: False)
 

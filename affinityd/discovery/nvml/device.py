@@ -1,6 +1,6 @@
 """A GPU or MIG device to ask NVML about: a question that fails costs its own answer alone.
 
-Nothing here imports pynvml: it is handed in by who started it (`affinityd.discovery.nvml.gpus`).
+Nothing here imports pynvml: the module is an argument (`affinityd.discovery.nvml.gpus`).
 """
 
 from __future__ import annotations
@@ -11,52 +11,52 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: What nvmlReturn_t says of a feature that a GPU or driver has not: nothing to complain of.
+#: nvmlReturn_t of a feature that the GPU or driver lacks, which is no error.
 LACKING = {3, 6, 13}  # NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND
 
 
-class Device:
+class NvmlDevice:
     """What NVML's handle stands for."""
 
     def __init__(self, nvml: ModuleType, handle: object) -> None:
-        """Begin without complaints; those of its MIG devices become its own."""
+        """Begin without errors; those of its MIG devices become its own."""
         self.nvml, self._handle = nvml, handle
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
 
-    def told(self, question: Callable[..., T], *arguments: object) -> T | None:
-        """Return the answer; None, and a complaint if that is a fault, where there is none."""
+    def query(self, question: Callable[..., T], *arguments: object) -> T | None:
+        """Return the answer; None where there is none, and `errors` says why if that is a fault."""
         try:
             return question(self._handle, *arguments)
         except self.nvml.NVMLError as error:
             if error.value not in LACKING:
-                self.complaints.append(str(error))
-        except ValueError as error:  # a sick GPU's text that is none
-            self.complaints.append(str(error))
+                self.errors.append(str(error))
+        except ValueError as error:  # text of a faulty GPU that is not UTF-8
+            self.errors.append(str(error))
         return None
 
     def uuid(self) -> str | None:
         """Return nvmlDeviceGetUUID."""
-        return self.told(self.nvml.nvmlDeviceGetUUID)
+        return self.query(self.nvml.nvmlDeviceGetUUID)
 
     def pci_bus_id(self) -> str | None:
         """Return nvmlDeviceGetPciInfo's bus id as sysfs writes it."""
-        return self.told(_pci_bus_id, self.nvml)
+        return self.query(_pci_bus_id, self.nvml)
 
     def mig_modes(self) -> tuple[bool, bool]:
         """Return whether MIG is on, and whether it is to be on after the next reset."""
-        current, pending = self.told(self.nvml.nvmlDeviceGetMigMode) or (None, None)
+        current, pending = self.query(self.nvml.nvmlDeviceGetMigMode) or (None, None)
         enabled = self.nvml.NVML_DEVICE_MIG_ENABLE
         return current == enabled, pending == enabled
 
-    def mig_devices(self) -> Iterator[Device]:
+    def mig_devices(self) -> Iterator[NvmlDevice]:
         """Yield the MIG devices; of the slots for them, most may be empty."""
-        is_divided, _ = self.mig_modes()
-        slots = self.told(self.nvml.nvmlDeviceGetMaxMigDeviceCount) if is_divided else None
+        is_on, _ = self.mig_modes()
+        slots = self.query(self.nvml.nvmlDeviceGetMaxMigDeviceCount) if is_on else None
         for slot in range(slots or 0):
-            handle = self.told(self.nvml.nvmlDeviceGetMigDeviceHandleByIndex, slot)
+            handle = self.query(self.nvml.nvmlDeviceGetMigDeviceHandleByIndex, slot)
             if handle is not None:
-                device = Device(self.nvml, handle)
-                device.complaints = self.complaints
+                device = NvmlDevice(self.nvml, handle)
+                device.errors = self.errors
                 yield device
 
 

@@ -19,12 +19,12 @@ from types import ModuleType
 from typing import TypeVar
 
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
-from affinityd.discovery.nvml.device import Device, as_sysfs
+from affinityd.discovery.nvml.device import NvmlDevice, as_sysfs
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from affinityd.discovery.nvml.subprocess import ChildError, output
 from affinityd.errors import NVML_EXTRA
 
-__all__ = ["NvmlGpu", "NvmlReport", "SilenceError", "answer", "ask", "devices", "session"]
+__all__ = ["NvmlGpu", "NvmlReport", "NvmlUnavailableError", "devices", "query", "session"]
 
 R = TypeVar("R")
 
@@ -42,7 +42,7 @@ REMEDIES = {
 }
 
 
-class SilenceError(Exception):
+class NvmlUnavailableError(Exception):
     """NVML does not answer; one line that says why, and the remedy, where one is known."""
 
     def __init__(self, cause: str, remedy: str | None = None) -> None:
@@ -51,12 +51,12 @@ class SilenceError(Exception):
         self.remedy = remedy
 
 
-def ask(timeout: float = 20.0) -> NvmlReport:
+def query(timeout: float = 20.0) -> NvmlReport:
     """Return what NVML says now, after `timeout` seconds and a little grace at most.
 
-    Whatever goes wrong is told by the report, never by an exception.
+    Every failure is told by the report, never by an exception.
     """
-    return answer(__name__, NvmlReport.from_json, _silence, timeout)
+    return run_in_child(__name__, NvmlReport.from_json, _unavailable, timeout)
 
 
 def main() -> None:
@@ -64,18 +64,20 @@ def main() -> None:
     sys.stdout.write(_read().to_json())
 
 
-def answer(module: str, read: Callable[[str], R], silence: Callable[[str], R], timeout: float) -> R:
+def run_in_child(
+    module: str, read: Callable[[str], R], unavailable: Callable[[str], R], timeout: float
+) -> R:
     """Return what `read` makes of the report that `module.main` prints in a child.
 
-    `read` raises ValueError for what is no report. Whatever goes wrong becomes what `silence` makes
-    of one line about it.
+    `read` raises ValueError for what is no report. Of any failure `unavailable` makes the answer
+    from one line about it.
     """
     try:
         return read(output(module, "main", timeout))
     except ChildError as error:
-        return silence(f"NVML {error}")
+        return unavailable(f"NVML {error}")
     except ValueError as error:
-        return silence(f"NVML's child printed no report: {error}")
+        return unavailable(f"NVML's child printed no report: {error}")
 
 
 @contextmanager
@@ -84,13 +86,15 @@ def session() -> Iterator[ModuleType]:
     try:
         import pynvml  # noqa: PLC0415  an extra, slow to import, and needed in a child alone
     except ImportError:
-        raise SilenceError("NVML needs nvidia-ml-py, which is not installed", NVML_EXTRA) from None
+        raise NvmlUnavailableError(
+            "NVML needs nvidia-ml-py, which is not installed", NVML_EXTRA
+        ) from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         words = str(error).rstrip(".")
         remedy = REMEDIES.get(error.value)
-        raise SilenceError(f"NVML did not start: {words}", remedy) from None
+        raise NvmlUnavailableError(f"NVML did not start: {words}", remedy) from None
     try:
         yield pynvml
     finally:
@@ -98,18 +102,18 @@ def session() -> Iterator[ModuleType]:
             pynvml.nvmlShutdown()
 
 
-def devices(nvml: ModuleType) -> Iterator[Device | str]:
+def devices(nvml: ModuleType) -> Iterator[NvmlDevice | str]:
     """Yield the GPUs by index: each to be asked, or why it cannot be. Raises SilenceError."""
     try:
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
-        raise SilenceError(f"NVML did not count the GPUs: {error}") from None
+        raise NvmlUnavailableError(f"NVML did not count the GPUs: {error}") from None
     yield from (_device(nvml, index) for index in range(count))
 
 
-def _device(nvml: ModuleType, index: int) -> Device | str:
+def _device(nvml: ModuleType, index: int) -> NvmlDevice | str:
     try:
-        return Device(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+        return NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
     except nvml.NVMLError as error:
         return str(error)
 
@@ -125,7 +129,7 @@ def _may_run_on(cpus: CpuSet) -> bool:
     return bool(cpus) and cpus <= os.sched_getaffinity(0)
 
 
-def _silence(error: str) -> NvmlReport:
+def _unavailable(error: str) -> NvmlReport:
     return NvmlReport(gpus=None, error=error)
 
 
@@ -136,7 +140,7 @@ def _read() -> NvmlReport:
         with session() as nvml:
             gpus = tuple(_gpu(index, it, trusted) for index, it in enumerate(devices(nvml)))
             return NvmlReport(gpus, _driver_version(nvml))
-    except SilenceError as error:
+    except NvmlUnavailableError as error:
         return NvmlReport(gpus=None, error=error.cause, remedy=error.remedy)
 
 
@@ -154,7 +158,7 @@ def _driver_version(nvml: ModuleType) -> str | None:
     return None
 
 
-def _gpu(index: int, gpu: Device | str, trusted: bool) -> NvmlGpu:
+def _gpu(index: int, gpu: NvmlDevice | str, trusted: bool) -> NvmlGpu:
     if isinstance(gpu, str):
         return NvmlGpu(index, error=gpu)
     nvml = gpu.nvml
@@ -162,25 +166,25 @@ def _gpu(index: int, gpu: Device | str, trusted: bool) -> NvmlGpu:
         index,
         uuid=gpu.uuid(),
         pci_bus_id=gpu.pci_bus_id(),
-        minor=gpu.told(nvml.nvmlDeviceGetMinorNumber),
-        model=gpu.told(nvml.nvmlDeviceGetName),
+        minor=gpu.query(nvml.nvmlDeviceGetMinorNumber),
+        model=gpu.query(nvml.nvmlDeviceGetName),
         mig=tuple(uuid for device in gpu.mig_devices() if (uuid := device.uuid())),
         node_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_NODE) if trusted else frozenset(),
         socket_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_SOCKET) if trusted else frozenset(),
-        nvlinks=gpu.told(_nvlinks, nvml),
+        nvlinks=gpu.query(_nvlinks, nvml),
         persistence=_persistence(gpu),
-        error=next(iter(gpu.complaints), None),
+        error=next(iter(gpu.errors), None),
     )
 
 
-def _cpus(gpu: Device, scope: int) -> CpuSet:
+def _cpus(gpu: NvmlDevice, scope: int) -> CpuSet:
     """Return the CPUs near the GPU; empty where NVML does not know."""
-    words = gpu.told(gpu.nvml.nvmlDeviceGetCpuAffinityWithinScope, AFFINITY_WORDS, scope)
+    words = gpu.query(gpu.nvml.nvmlDeviceGetCpuAffinityWithinScope, AFFINITY_WORDS, scope)
     return parse_mask(bytes(words)[::-1].hex()) if words else frozenset()
 
 
-def _persistence(gpu: Device) -> bool | None:
-    mode = gpu.told(gpu.nvml.nvmlDeviceGetPersistenceMode)
+def _persistence(gpu: NvmlDevice) -> bool | None:
+    mode = gpu.query(gpu.nvml.nvmlDeviceGetPersistenceMode)
     return None if mode is None else mode == gpu.nvml.NVML_FEATURE_ENABLED
 
 

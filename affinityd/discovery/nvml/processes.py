@@ -1,4 +1,4 @@
-"""Which processes use NVIDIA's GPUs: NVML, asked by a short-lived child, as for `nvml.ask`.
+"""Which processes use NVIDIA's GPUs: NVML, asked by a short-lived child, as for `nvml.query`.
 
 Sources: nvml.h on nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses and
 nvmlDeviceGetMPSComputeRunningProcesses (who may ask, MIG handles), nvidia-ml-py's calls of them.
@@ -13,11 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from affinityd.discovery.nvml import gpus as nvml
-from affinityd.discovery.nvml.device import Device
+from affinityd.discovery.nvml.device import NvmlDevice
 from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.text import printable
 
-__all__ = ["GpuProcesses", "NvmlProcess", "ProcessReport", "ask"]
+__all__ = ["GpuProcesses", "NvmlProcess", "ProcessReport", "query"]
 
 #: Kind → nvidia-ml-py's names for its list, the newest first: a driver before R510 has no _v3. Its
 #: names without a version ask for the newest alone.
@@ -29,12 +29,12 @@ LISTS = {
 NO_LIST = "NVML lists no processes here: a driver older than R470, or a GPU that cannot tell them"
 
 
-def ask(timeout: float) -> ProcessReport:
-    """Return whom NVML names now, after `timeout` seconds and a little grace at most.
+def query(timeout: float) -> ProcessReport:
+    """Return which processes NVML names now, after `timeout` seconds and a little grace at most.
 
     Whatever goes wrong is told by the report, never by an exception.
     """
-    return nvml.answer(__name__, ProcessReport.from_json, _silence, timeout)
+    return nvml.run_in_child(__name__, ProcessReport.from_json, _unavailable, timeout)
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     sys.stdout.write(_read().to_json())
 
 
-def _silence(error: str) -> ProcessReport:
+def _unavailable(error: str) -> ProcessReport:
     return ProcessReport(gpus=None, error=error)
 
 
@@ -54,11 +54,11 @@ def _read() -> ProcessReport:
             gpus = tuple(_gpu(index, device) for index, device in enumerate(devices))
             changes = (_change(index, device) for index, device in enumerate(devices))
             return ProcessReport(gpus, changing=next(filter(None, changes), None))
-    except nvml.SilenceError as error:
-        return _silence(str(error))
+    except nvml.NvmlUnavailableError as error:
+        return _unavailable(str(error))
 
 
-def _change(index: int, gpu: Device | str) -> str | None:
+def _change(index: int, gpu: NvmlDevice | str) -> str | None:
     """Return how a GPU's MIG mode is to change: it waits for a reset, which users of it refuse."""
     is_on, is_to_be = (False, False) if isinstance(gpu, str) else gpu.mig_modes()
     if is_on == is_to_be:
@@ -66,7 +66,7 @@ def _change(index: int, gpu: Device | str) -> str | None:
     return f"GPU {index}'s MIG mode is to be {'enabled' if is_to_be else 'disabled'}"
 
 
-def _gpu(index: int, gpu: Device | str) -> GpuProcesses:
+def _gpu(index: int, gpu: NvmlDevice | str) -> GpuProcesses:
     if isinstance(gpu, str):
         return GpuProcesses(index, error=gpu)
     uuid = gpu.uuid()
@@ -75,24 +75,25 @@ def _gpu(index: int, gpu: Device | str) -> GpuProcesses:
         uuid=uuid and printable(uuid),  # as discovery has it, which it is compared with
         pci_bus_id=gpu.pci_bus_id(),
         processes=tuple(it for part, mig in _parts(gpu) for it in _listed(part, mig)),
-        error=next(iter(gpu.complaints), None),
+        error=next(iter(gpu.errors), None),
     )
 
 
-def _parts(gpu: Device) -> list[tuple[Device, str | None]]:
-    """Return whom to ask, with its MIG UUID.
+def _parts(gpu: NvmlDevice) -> list[tuple[NvmlDevice, str | None]]:
+    """Return the devices to ask, each with its MIG UUID.
 
-    Of a divided GPU as a whole only the privileged may ask, and nothing runs outside of its parts.
+    Of a divided GPU as a whole only a privileged process may ask, and nothing runs outside its
+    parts.
     """
     is_divided, _ = gpu.mig_modes()
     return [(part, part.uuid()) for part in gpu.mig_devices()] if is_divided else [(gpu, None)]
 
 
-def _listed(device: Device, mig: str | None) -> Iterator[NvmlProcess]:
-    """Yield a device's processes; without a list of the computing ones, complain."""
-    lists = {kind: device.told(_first, device.nvml, names) for kind, names in LISTS.items()}
+def _listed(device: NvmlDevice, mig: str | None) -> Iterator[NvmlProcess]:
+    """Yield a device's processes; without a list of the computing ones, note an error."""
+    lists = {kind: device.query(_first, device.nvml, names) for kind, names in LISTS.items()}
     if lists["compute"] is None:
-        device.complaints.append(NO_LIST)
+        device.errors.append(NO_LIST)
     for kind, processes in lists.items():
         for process in processes or ():
             yield NvmlProcess(process.pid, kind, process.usedGpuMemory, mig)

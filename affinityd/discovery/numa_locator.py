@@ -18,13 +18,13 @@ Place = tuple[int | None, str | None]
 
 
 @dataclass(frozen=True)
-class Locator:
+class NumaLocator:
     """Finds devices on a machine of these nodes and CPUs."""
 
     tree: Tree
     nodes: Collection[int | None]  #: the numbers of the nodes that exist
     online: CpuSet
-    owners: Mapping[int, int]  #: online CPU → its node
+    node_of_cpu: Mapping[int, int]  #: online CPU → its node
 
     def locate(self, device: PciDevice, nvml_cpus: CpuSet = frozenset()) -> Place:
         """Return a device's node and what said so: "numa_node", "NVML", "local_cpulist".
@@ -52,5 +52,5 @@ class Locator:
 
     def _only_node(self, cpus: CpuSet) -> int | None:
         """Return the node of all these CPUs that are online; None where that is not just one."""
-        nodes = {self.owners.get(cpu) for cpu in cpus & self.online}
+        nodes = {self.node_of_cpu.get(cpu) for cpu in cpus & self.online}
         return nodes.pop() if len(nodes) == 1 else None
