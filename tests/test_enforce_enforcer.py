@@ -250,10 +250,10 @@ def test_no_memory_follows_who_was_near_or_was_refused(
         (replace(drifted, cause="share"), Outcome(pinned=1)),
         (drifted, Outcome(refused=1, error="EPERM")),
     ):
-        monkeypatch.setattr(pinner, "pin", lambda *_, outcome=outcome: outcome)
+        monkeypatch.setattr(pinner, "pin_process", lambda *_, outcome=outcome: outcome)
         near.enforcer._pin_one(NODES, found, decision, time.monotonic() + 1)
     assert near.follower.wanted == []
-    monkeypatch.setattr(pinner, "pin", lambda *_: Outcome(pinned=1))
+    monkeypatch.setattr(pinner, "pin_process", lambda *_: Outcome(pinned=1))
     near.enforcer._pin_one(NODES, found, drifted, time.monotonic() + 1)
 
 
