@@ -6,19 +6,40 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from affinityd.cli.pin_targets import PinTargets
 from affinityd.cpuset import CpuSet
 from affinityd.linux import pinning
-from affinityd.linux.pinning import LEFT_ALONE, PINNED, REFUSED, PinResult, pin_threads
-from affinityd.linux.processes import descendants, everyone, mask_of, stat_of, thread_ids
+from affinityd.linux.pinning import (
+    LEFT_ALONE,
+    PINNED,
+    QUIET_PASSES,
+    REFUSED,
+    PinResult,
+    Target,
+    ThreadResult,
+    pin_threads,
+)
+from affinityd.linux.processes import (
+    children_of,
+    descendants,
+    everyone,
+    mask_of,
+    stat_of,
+    thread_ids,
+)
 from tests.children import CHURN, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
+from tests.test_processes import HEADLESS, ZOMBIE
 
 pytestmark = pytest.mark.processes
 
 ALL = frozenset(os.sched_getaffinity(0))
+REPOSITORY = Path(__file__).parents[1]
 FIRST, SECOND = (frozenset({cpu}) for cpu in sorted(ALL)[:2])
 
 #: Each thread starts the next one, as fast as it can, 200 in all.
@@ -99,6 +120,27 @@ stay()
 """
 
 
+def pin(
+    pid: int,
+    cpus: CpuSet,
+    *,
+    tree: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+) -> PinResult:
+    """Pin a process as `affinityd pin` does, without a plan for its descendants."""
+    process = stat_of(pid)
+    assert process is not None
+    own_cpus = (lambda _child: None) if tree else None
+    return pin_threads(PinTargets(process, cpus, own_cpus, force=force), dry_run=dry_run)
+
+
+def target_of(pid: int, cpus: CpuSet) -> Target:
+    stat = stat_of(pid)
+    assert stat is not None
+    return Target(pid, stat.start, cpus)
+
+
 def masks(pid: int) -> list[CpuSet | None]:
     return [mask_of(tid) for tid in thread_ids(pid)]
 
@@ -114,7 +156,7 @@ def test_no_thread_is_missed_of_200_that_start_each_other_meanwhile(attempt: int
         child.stdin.write("\n")
         child.stdin.flush()
         time.sleep(0.001 * attempt)
-        pinned = pin_threads(child.pid, FIRST)
+        pinned = pin(child.pid, FIRST)
         while len(thread_ids(child.pid)) < 200:
             time.sleep(0.001)
         assert set(masks(child.pid)) == {FIRST}
@@ -130,7 +172,7 @@ def test_a_child_that_is_just_being_forked_is_not_missed(milliseconds: float) ->
         child.stdin.write("\n")
         child.stdin.flush()
         time.sleep(milliseconds / 1000)
-        pinned = pin_threads(child.pid, FIRST, tree=True)
+        pinned = pin(child.pid, FIRST, tree=True)
         while not (family := descendants(child.pid)):
             time.sleep(0.001)
         assert [mask_of(stat.number) for stat in family] == [FIRST]
@@ -140,7 +182,7 @@ def test_a_child_that_is_just_being_forked_is_not_missed(milliseconds: float) ->
 def test_threads_that_never_sleep_are_not_waited_for_long() -> None:
     with program(BUSY) as child:
         start = time.monotonic()
-        pinned = pin_threads(child.pid, FIRST)
+        pinned = pin(child.pid, FIRST)
         took = time.monotonic() - start
     assert outcomes(pinned) == 3 * [(PINNED, FIRST)]
     assert pinned.complete
@@ -149,18 +191,17 @@ def test_threads_that_never_sleep_are_not_waited_for_long() -> None:
 
 def test_threads_that_come_and_go_for_ever_do_not_keep_it_from_an_end() -> None:
     with program(CHURN) as child:
-        pinned = pin_threads(child.pid, FIRST)
+        pinned = pin(child.pid, FIRST)
         assert pinned.complete
         for _ in range(20):
             assert {mask for mask in masks(child.pid) if mask is not None} == {FIRST}
 
 
-def test_given_up_before_the_last_passes_were_quiet_it_is_not_settled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pinning, "MAX_PASSES", pinning.QUIET_PASSES)
+def test_given_up_before_the_last_passes_were_quiet_it_is_not_settled() -> None:
     with sleeping() as child:
-        first, second = pin_threads(child.pid, FIRST), pin_threads(child.pid, FIRST)
+        targets = [target_of(child.pid, FIRST)]
+        first = pin_threads(lambda: targets, max_passes=QUIET_PASSES)
+        second = pin_threads(lambda: targets, max_passes=QUIET_PASSES)
     assert outcomes(first) == [(PINNED, FIRST)]
     assert (first.settled, first.complete) == (False, False)
     assert (second.settled, second.complete) == (True, True)
@@ -168,7 +209,7 @@ def test_given_up_before_the_last_passes_were_quiet_it_is_not_settled(
 
 def test_a_thread_that_pinned_itself_is_left_alone() -> None:
     with program(ON_PURPOSE, str(max(SECOND))) as child:
-        pinned = pin_threads(child.pid, FIRST)
+        pinned = pin(child.pid, FIRST)
         assert masks(child.pid) == [FIRST, SECOND, FIRST]
     assert outcomes(pinned) == [(PINNED, FIRST), (LEFT_ALONE, SECOND), (PINNED, FIRST)]
     assert pinned.complete
@@ -176,21 +217,21 @@ def test_a_thread_that_pinned_itself_is_left_alone() -> None:
 
 def test_a_thread_that_pinned_itself_is_pinned_by_force() -> None:
     with program(ON_PURPOSE, str(max(SECOND))) as child:
-        pinned = pin_threads(child.pid, FIRST, force=True)
+        pinned = pin(child.pid, FIRST, force=True)
         assert masks(child.pid) == [FIRST, FIRST, FIRST]
     assert outcomes(pinned) == 3 * [(PINNED, FIRST)]
 
 
 def test_pinned_again_elsewhere_the_threads_follow_and_the_lone_one_still_does_not() -> None:
     with program(ON_PURPOSE, str(max(SECOND))) as child:
-        pin_threads(child.pid, FIRST)
-        pin_threads(child.pid, ALL)
+        pin(child.pid, FIRST)
+        pin(child.pid, ALL)
         assert masks(child.pid) == [ALL, SECOND, ALL]
 
 
 def test_a_rehearsal_says_what_would_come_of_it_and_sets_nothing() -> None:
     with program(ON_PURPOSE, str(max(SECOND))) as child:
-        pinned = pin_threads(child.pid, FIRST, dry_run=True)
+        pinned = pin(child.pid, FIRST, dry_run=True)
         assert masks(child.pid) == [ALL, SECOND, ALL]
     assert outcomes(pinned) == [(PINNED, FIRST), (LEFT_ALONE, SECOND), (PINNED, FIRST)]
     assert pinned.settled
@@ -198,14 +239,14 @@ def test_a_rehearsal_says_what_would_come_of_it_and_sets_nothing() -> None:
 
 def test_descendants_are_pinned_with_the_tree_alone() -> None:
     with program(FAMILY, str(max(SECOND))) as child:
-        pin_threads(child.pid, FIRST)
+        pin(child.pid, FIRST)
         family = [stat.number for stat in descendants(child.pid)]
         assert [masks(pid) for pid in family] == [[ALL], [SECOND, SECOND], [ALL]]
 
 
 def test_of_the_descendants_one_that_was_pinned_on_purpose_is_left_alone_whole() -> None:
     with program(FAMILY, str(max(SECOND))) as child:
-        pinned = pin_threads(child.pid, FIRST, tree=True)
+        pinned = pin(child.pid, FIRST, tree=True)
         family = [child.pid, *(stat.number for stat in descendants(child.pid))]
         assert [masks(pid) for pid in family] == [[FIRST], [FIRST], [SECOND, SECOND], [FIRST]]
     assert [thread.pid for thread in pinned.having(LEFT_ALONE)] == 2 * [family[2]]
@@ -215,27 +256,31 @@ def test_of_the_descendants_one_that_was_pinned_on_purpose_is_left_alone_whole()
 
 def test_by_force_all_descendants_are_pinned() -> None:
     with program(FAMILY, str(max(SECOND))) as child:
-        assert len(pin_threads(child.pid, FIRST, tree=True, force=True).having(PINNED)) == 5
+        assert len(pin(child.pid, FIRST, tree=True, force=True).having(PINNED)) == 5
         family = [child.pid, *(stat.number for stat in descendants(child.pid))]
         assert [masks(pid) for pid in family] == [[FIRST], [FIRST], [FIRST, FIRST], [FIRST]]
 
 
 def test_a_process_can_pin_itself() -> None:
     code = (
-        "import os, sys, threading; from affinityd.linux.pinning import pin_threads;"
+        "import os, sys, threading; from tests.test_pinning import pin;"
         "event = threading.Event(); thread = threading.Thread(target=event.wait); thread.start();"
-        "pinned = pin_threads(os.getpid(), frozenset({int(sys.argv[1])})); event.set();"
+        "pinned = pin(os.getpid(), frozenset({int(sys.argv[1])})); event.set();"
         "print([(it.outcome, *it.held) for it in pinned.threads], pinned.complete)"
     )
     said = subprocess.run(
-        [sys.executable, "-c", code, str(min(FIRST))], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(min(FIRST))],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert said.stdout == f"{2 * [(PINNED, min(FIRST))]} True\n"
 
 
 def test_more_than_there_is_is_cut_and_said_to_be() -> None:
     with sleeping() as child:
-        pinned = pin_threads(child.pid, FIRST | {4000})
+        pinned = pin(child.pid, FIRST | {4000})
     assert outcomes(pinned) == [(PINNED, FIRST)]
     assert pinned.cut == pinned.threads
     assert not pinned.complete
@@ -243,7 +288,7 @@ def test_more_than_there_is_is_cut_and_said_to_be() -> None:
 
 def test_threads_that_start_with_the_mask_that_was_cut_are_pinned_and_not_on_purpose() -> None:
     with program(CHURN) as child:
-        pinned = pin_threads(child.pid, FIRST | {4000})
+        pinned = pin(child.pid, FIRST | {4000})
         assert {thread.outcome for thread in pinned.threads} == {PINNED}
         assert pinned.settled
 
@@ -253,8 +298,8 @@ def test_what_a_cpuset_has_not_is_cut_or_refused() -> None:
     with cpuset() as folder, sleeping() as child:
         (folder / "cgroup.procs").write_text(str(child.pid))
         (folder / "cpuset.cpus").write_text(str(min(FIRST)))
-        cut = pin_threads(child.pid, ALL)
-        refused = pin_threads(child.pid, SECOND)
+        cut = pin(child.pid, ALL)
+        refused = pin(child.pid, SECOND)
         assert masks(child.pid) == [FIRST]
     assert outcomes(cut) == [(PINNED, FIRST)]
     assert cut.cut == cut.threads
@@ -269,24 +314,28 @@ def test_a_cpuset_that_shrinks_between_two_passes_shows_in_what_is_read_back() -
     with cpuset() as folder, sleeping() as child:
         (folder / "cgroup.procs").write_text(str(child.pid))
         os.sched_setaffinity(child.pid, FIRST)
-        passes = pinning._Passes(child.pid, ALL, None, force=False, dry_run=False)
-        assert passes.pin_all()
-        assert passes.outcomes[0].held == ALL
+        passes = pinning._Passes(None, dry_run=False)
+        assert passes.pin_all([target_of(child.pid, ALL)])
+        assert passes.results[0].held == ALL
         (folder / "cpuset.cpus").write_text(str(min(SECOND)))
-        assert not passes.pin_all()
-        assert [(it.outcome, it.held) for it in passes.outcomes] == [(PINNED, SECOND)]
+        assert not passes.pin_all([target_of(child.pid, ALL)])
+        assert [(it.outcome, it.held) for it in passes.results] == [(PINNED, SECOND)]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_process_is_refused_and_stays_as_it_is() -> None:
     code = (
-        "import os, sys; from affinityd.linux.pinning import pin_threads; os.setuid(65534);"
-        "pinned = pin_threads(int(sys.argv[1]), frozenset({0}));"
+        "import os, sys; from tests.test_pinning import pin; os.setuid(65534);"
+        "pinned = pin(int(sys.argv[1]), frozenset({0}));"
         "print(*((it.outcome, it.reason) for it in pinned.threads), pinned.complete)"
     )
     with sleeping() as child:
         said = subprocess.run(
-            [sys.executable, "-c", code, str(child.pid)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", code, str(child.pid)],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert masks(child.pid) == [ALL]
     reason = "EPERM: it is another user's; only root (CAP_SYS_NICE) may pin it"
@@ -299,24 +348,16 @@ def test_a_process_that_ends_meanwhile_is_gone_and_no_error(attempt: int) -> Non
         kill = ["sh", "-c", f"sleep 0.00{attempt}; kill -9 {child.pid}"]
         with subprocess.Popen(kill):
             while (stat := stat_of(child.pid)) and not stat.is_zombie:
-                pinned = pin_threads(child.pid, FIRST, tree=True)
+                pinned = pin(child.pid, FIRST, tree=True)
                 assert {thread.outcome for thread in pinned.threads} <= {PINNED}
         child.wait()
-        assert pin_threads(child.pid, FIRST).threads == ()
-
-
-@pytest.mark.parametrize("pid", [0, -1, 10**9, 10**12])
-def test_what_is_no_process_is_gone(pid: int) -> None:
-    """And 0, which the kernel takes for whoever asks, does not pin us."""
-    pinned = pin_threads(pid, FIRST)
-    assert pinned.threads == ()
-    assert not pinned.complete
-    assert os.sched_getaffinity(0) == ALL
+        gone = Target(child.pid, 0, FIRST)
+        assert pin_threads(lambda: [gone]) == PinResult((), settled=True)
 
 
 def test_nothing_to_pin_to_is_refused() -> None:
     with sleeping() as child:
-        assert pin_threads(child.pid, frozenset()).having(REFUSED)
+        assert pin(child.pid, frozenset()).having(REFUSED)
         assert masks(child.pid) == [ALL]
 
 
@@ -325,16 +366,53 @@ def test_a_worker_of_the_kernel_is_left_alone_with_the_reason() -> None:
     found = [stat.number for stat in everyone() if stat.name == "ksoftirqd/0"]
     if not found:
         pytest.skip("no kernel threads in this pid namespace")
-    pinned = pin_threads(found[0], ALL)
+    pinned = pin(found[0], ALL)
     assert [(it.outcome, it.held) for it in pinned.threads] == [(LEFT_ALONE, frozenset({0}))]
     assert pinned.threads[0].reason == "a worker of the kernel, which sets its mask"
 
 
 def test_another_process_that_has_the_number_by_now_is_left_alone() -> None:
     with sleeping() as child:
-        stat = stat_of(child.pid)
-        assert stat is not None
-        before = os.sched_getaffinity(child.pid)
-        assert pin_threads(child.pid, FIRST, start=stat.start - 1).threads == ()
-        assert os.sched_getaffinity(child.pid) == before
-        assert pin_threads(child.pid, FIRST, start=stat.start).complete
+        now = target_of(child.pid, FIRST)
+        before = replace(now, start=now.start - 1)
+        assert pin_threads(lambda: [before]).threads == ()
+        assert os.sched_getaffinity(child.pid) == ALL
+        assert pin_threads(lambda: [now]).complete
+
+
+def test_a_thread_of_another_process_that_has_the_number_by_now_is_not_touched() -> None:
+    with sleeping() as child, sleeping() as other:
+        passes = pinning._Passes(None, dry_run=False)
+        assert passes._set_mask(ThreadResult(child.pid, other.pid, PINNED, FIRST, ALL)) is None
+        assert mask_of(other.pid) == ALL
+
+
+def test_a_thread_that_ends_meanwhile_is_in_no_result() -> None:
+    with sleeping() as child:
+        passes = pinning._Passes(None, dry_run=False)
+        target = target_of(child.pid, FIRST)
+        assert passes.pin_all([target])
+        child.kill()
+        child.wait()
+        assert not passes.pin_all([target])
+        assert passes.results == []
+
+
+def test_a_main_thread_that_has_ended_is_passed_over_and_the_others_are_pinned() -> None:
+    with program(HEADLESS) as child:
+        assert outcomes(pin(child.pid, FIRST)) == [(PINNED, FIRST)]
+        assert masks(child.pid) == [ALL, FIRST]
+
+
+def test_a_zombie_is_gone() -> None:
+    with program(ZOMBIE) as child:
+        (zombie,) = children_of(child.pid, child.pid)
+        assert pin(zombie, FIRST).threads == ()
+
+
+def test_when_the_time_is_up_nothing_more_is_set() -> None:
+    with sleeping() as child:
+        target = target_of(child.pid, FIRST)
+        result = pin_threads(lambda: [target], deadline=time.monotonic())
+        assert result == PinResult((), settled=False, is_late=True)
+        assert masks(child.pid) == [ALL]

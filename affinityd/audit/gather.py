@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from affinityd.audit.judge import ENDED
 from affinityd.audit.membership import chosen_for, is_slurms, membership
 from affinityd.audit.model import GpuKey, Held, Holding, Membership, ProcessFacts, ThreadFacts
 from affinityd.audit.orphans import service
@@ -34,7 +33,7 @@ from affinityd.linux.processes import (
     thread_stat,
     uid_of,
 )
-from affinityd.linux.procstat import Stat
+from affinityd.linux.procstat import ENDED, Stat
 
 FAMILY = 1.0  #: seconds that a holder and its descendants may take
 

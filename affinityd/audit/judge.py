@@ -14,6 +14,7 @@ from functools import lru_cache
 from affinityd.audit.model import ALLOCATION, MASK, SLURM, Audited, GpuKey, ProcessFacts
 from affinityd.audit.model import UNPINNED as NOT_PINNED
 from affinityd.cpuset import CpuSet
+from affinityd.linux.procstat import ENDED
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import (
     LOCAL,
@@ -24,8 +25,6 @@ from affinityd.topology.nearness import (
     placement,
     vicinity_of_any,
 )
-
-ENDED = frozenset("ZX")  #: states of a main thread that runs no more, proc_pid_stat(5)
 
 #: What runs on every GPU node and may hold its GPUs, by as much of its name as the kernel keeps,
 #: 15 characters. A user's process, or a Slurm job's, is none of them, however it is called.

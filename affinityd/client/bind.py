@@ -168,13 +168,15 @@ def _unbound(*warnings: str) -> Binding:
 
 def _pin_all(cpus: CpuSet, remarks: list[str]) -> CpuSet:
     """Pin every thread of this process; add to the remarks what was refused."""
-    pinned = pinning.pin_threads(os.getpid(), cpus, force=True)
-    own_policy = apply.set_own_mask(cpus)
+    stat = stat_of(os.getpid())
+    this_process = [] if stat is None else [pinning.Target(stat.number, stat.start, cpus)]
+    pinned = pinning.pin_threads(lambda: this_process)
+    held = apply.set_own_mask(cpus)
     refused = pinned.having(pinning.REFUSED)
     remarks += [f"thread {it.tid} was refused its CPUs: {it.reason}" for it in refused]
     if not pinned.settled:
         remarks.append("threads start faster than they are pinned; some may run elsewhere")
-    return own_policy
+    return held
 
 
 def worker_init_fn(_worker_id: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from affinityd.audit.judge import ENDED
 from affinityd.audit.model import MASK, UNPINNED, Audited, ProcessFacts, ThreadFacts
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.model import (
@@ -20,6 +19,7 @@ from affinityd.enforce.model import (
     Standard,
 )
 from affinityd.enforce.policy.model import Treatment
+from affinityd.linux.procstat import ENDED
 from affinityd.text import count
 
 CONFINED = (

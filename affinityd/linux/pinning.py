@@ -1,8 +1,8 @@
-"""Pinning a running process: every thread's mask, again and again until none has missed it.
+"""Pinning the threads of running processes, again and again until none has missed it.
 
 A thread starts with the mask of the one that starts it, clone(2). So only those that are not pinned
 start others that are not: a pass over all threads that finds every one pinned is the last, whatever
-is started later. What began before, and does not show yet, is waited for.
+is started later. What began before, and does not show yet, is waited for where there is time.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.clone_tracking import Starters
-from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids, thread_stat
-from affinityd.linux.procstat import Stat
+from affinityd.linux.processes import mask_of, stat_of, thread_ids, thread_stat
+from affinityd.linux.procstat import ENDED
 
 PINNED, LEFT_ALONE, REFUSED = "pinned", "left alone", "refused"
 
-#: The CPUs of a descendant that has a place of its own.
-ItsOwn = Callable[[Stat], CpuSet | None]
+CHANGE = "change"  #: what a rule says of a mask that is to be replaced
 
 #: As many passes in a row must find nothing to do: a single listing can lack a thread that lives.
 QUIET_PASSES = 2
@@ -35,10 +34,27 @@ PAUSE = 0.001
 #: Then we give up on a process that starts threads faster than they can be pinned.
 MAX_PASSES = 100
 
+#: Why a mask is refused: sched_setaffinity(2), kernel kernel/sched/syscalls.c.
 REASONS = {
     errno.EPERM: "it is another user's; only root (CAP_SYS_NICE) may pin it",
+    errno.EACCES: "a security module, as SELinux, forbids it",
     errno.EINVAL: "its cpuset has none of these CPUs",
+    errno.EBUSY: "it runs by deadlines (SCHED_DEADLINE), which takes every CPU of its cpuset",
 }
+
+#: What becomes of a thread, by its mask and the masks that were given so far: CHANGE, LEFT_ALONE,
+#: or PINNED where the mask is right as it is.
+Rule = Callable[[CpuSet, Collection[CpuSet]], str]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A process whose threads are to be pinned."""
+
+    pid: int
+    start: int  #: clock ticks since boot: another process may have its number by now
+    cpus: CpuSet
+    rule: Rule = lambda _mask, _given: CHANGE
 
 
 @dataclass(frozen=True)
@@ -50,15 +66,17 @@ class ThreadResult:
     outcome: str  #: PINNED, LEFT_ALONE or REFUSED
     asked: CpuSet  #: what was asked for its process
     held: CpuSet  #: its mask, as read back at the end
-    reason: str | None = None  #: why it was refused, or left alone where nobody had pinned it
+    reason: str | None = None  #: why it was refused, or left alone where its mask is not the cause
+    was_set: bool = False  #: whether its mask was replaced
 
 
 @dataclass(frozen=True)
 class PinResult:
-    """What came of a process, and its descendants. Threads that have ended are not in it."""
+    """What came of all threads but those that have ended."""
 
-    threads: tuple[ThreadResult, ...]  #: the root's first, main threads before the others; (): gone
+    threads: tuple[ThreadResult, ...]  #: by process, main threads before the others; (): all gone
     settled: bool  #: whether the last passes found nothing more to do
+    is_late: bool = False  #: the time was up before every thread was looked at
 
     def having(self, outcome: str) -> tuple[ThreadResult, ...]:
         """Return the threads with one outcome."""
@@ -77,135 +95,110 @@ class PinResult:
 
 
 def pin_threads(
-    pid: int,
-    cpus: CpuSet,
+    targets: Callable[[], Iterable[Target]],
     *,
-    tree: bool = False,
-    its_own: ItsOwn = lambda _stat: None,
-    force: bool = False,
+    deadline: float | None = None,
     dry_run: bool = False,
-    start: int | None = None,
+    max_passes: int = MAX_PASSES,
 ) -> PinResult:
-    """Set the mask of every thread of a process, and of its descendants with `tree`.
+    """Set the masks of all threads that the rules of their processes do not leave alone.
 
-    `its_own` returns the CPUs of a descendant that has a place of its own, as a launcher's ranks;
-    None: it belongs with its parent.
-
-    Threads that somebody pinned on purpose are left alone unless `force`: those whose mask differs
-    from what the process's main thread had before, and descendants whose main thread was confined
-    to less than that. With `dry_run` nothing is set, and the result is what would come of it if
-    nothing were refused. `start` is the process's start time, where it is known: another one that
-    has its number by now is left alone.
+    `targets` is asked before each pass: processes may come and go. A thread that changes its mask
+    after it was set is left alone. After the `deadline`, time.monotonic(), nothing is set; where
+    there is one, no clone(2) is waited for that does not show yet. With `dry_run` nothing is set,
+    and the result is what would come of it if nothing were refused.
 
     Never raises for a thread, or a process, that is gone or refused.
     """
-    passes = _Passes(
-        pid, cpus, its_own if tree else None, force=force, dry_run=dry_run, start=start
-    )
+    passes = _Passes(deadline, dry_run=dry_run)
     quiet = 0
-    for _ in range(MAX_PASSES):
-        needed = PATIENT_PASSES if passes.starters.are_left() else QUIET_PASSES
-        quiet = 0 if passes.pin_all() else quiet + 1
-        if quiet >= needed:
-            return PinResult(tuple(passes.outcomes), settled=True)
-        if quiet and needed == PATIENT_PASSES:
+    for _ in range(max_passes):
+        is_patient = deadline is None and passes.starters.are_left()
+        quiet = 0 if passes.pin_all(targets()) else quiet + 1
+        if passes.is_late:
+            break
+        if quiet >= (PATIENT_PASSES if is_patient else QUIET_PASSES):
+            return PinResult(tuple(passes.results), settled=True)
+        if quiet and is_patient:
             time.sleep(PAUSE * 2 ** (quiet - 1))
-    return PinResult(tuple(passes.outcomes), settled=False)
+    return PinResult(tuple(passes.results), settled=False, is_late=passes.is_late)
 
 
 class _Passes:
-    """Passes over a process: what they have in common, and what came of the last one."""
+    """Passes over all threads: what they have in common, and the results of the last one."""
 
-    def __init__(
-        self,
-        pid: int,
-        asked: CpuSet,
-        its_own: ItsOwn | None,
-        *,
-        force: bool,
-        dry_run: bool,
-        start: int | None = None,
-    ) -> None:
-        self.outcomes: list[ThreadResult] = []
+    def __init__(self, deadline: float | None, *, dry_run: bool) -> None:
+        self.results: list[ThreadResult] = []
         self.starters = Starters()
-        self._pid = pid
-        self._asked = asked
-        self._its_own = its_own  # None: no descendants
-        self._force = force
+        self.is_late = False
+        self._deadline = deadline
         self._dry_run = dry_run
-        stat = stat_of(pid)
-        self._start = start if start is not None else stat and stat.start
-        self._before = mask_of(pid)  # what nobody chose for one thread alone
-        self._main_masks: dict[int, CpuSet | None] = {}  # each process's, when first seen
-        self._given = {asked: {asked}}  # what we gave: as asked, or what the kernel made of it
-        self._set: set[int] = set()  # the threads that we gave it to
+        self._set: set[int] = set()  # the threads whose mask was replaced
+        self._given: set[CpuSet] = set()
+        self._held: dict[CpuSet, set[CpuSet]] = {}  # what was asked: that, or what became of it
 
-    def pin_all(self) -> bool:
+    def pin_all(self, targets: Iterable[Target]) -> bool:
         """Pin what is there now; return whether anything was set."""
-        self.outcomes = []
+        self.results = []
         before = len(self._set)
-        for pid, asked in self._processes().items():
-            given = self._given.setdefault(asked, {asked})
-            main = self._main_masks.setdefault(pid, mask_of(pid))
-            leave_alone = pid != self._pid and self._is_on_purpose(main) and not self._is_wide(main)
-            for tid in thread_ids(pid):
-                self._pin(pid, tid, asked, given, leave_alone=leave_alone)
+        for target in targets:
+            for tid in _living_threads(target):
+                self.is_late = self._deadline is not None and time.monotonic() >= self._deadline
+                if self.is_late:
+                    return False
+                if (result := self._pin(target, tid)) is not None:
+                    self.results.append(result)
         return len(self._set) > before
 
-    def _processes(self) -> dict[int, CpuSet]:
-        """Return what is asked for each process."""
-        stat = stat_of(self._pid)
-        if stat is None or stat.start != self._start:  # another one may have its number by now
-            return {}
-        asked = {self._pid: self._asked}
-        if self._its_own is not None:
-            for child in descendants(self._pid):
-                asked[child.number] = self._its_own(child) or asked.get(child.parent, self._asked)
-        return asked
-
-    def _pin(
-        self, pid: int, tid: int, asked: CpuSet, given: set[CpuSet], *, leave_alone: bool
-    ) -> None:
+    def _pin(self, target: Target, tid: int) -> ThreadResult | None:
+        """Pin a thread; None: it has ended."""
         mask = mask_of(tid)
         if mask is None:
-            return
-        if mask in given or (tid in self._set and mask < asked):
-            self.outcomes.append(ThreadResult(pid, tid, PINNED, asked, mask))
-        elif leave_alone or tid in self._set or self._is_on_purpose(mask, self._main_masks[pid]):
-            self.outcomes.append(ThreadResult(pid, tid, LEFT_ALONE, asked, mask))
-        elif self._dry_run:
-            self.outcomes.append(ThreadResult(pid, tid, PINNED, asked, asked))
-        else:
-            self._set_mask(ThreadResult(pid, tid, PINNED, asked, mask), given)
+            return None
+        was_set = tid in self._set
+        self._given.add(target.cpus)
+        is_held = mask in self._held.setdefault(target.cpus, {target.cpus})
+        result = ThreadResult(target.pid, tid, PINNED, target.cpus, mask, was_set=was_set)
+        if is_held or (was_set and mask < target.cpus):  # the cpuset may have shrunk since
+            return result
+        outcome = LEFT_ALONE if was_set else target.rule(mask, self._given)
+        if outcome != CHANGE:
+            return replace(result, outcome=outcome)
+        return replace(result, held=target.cpus) if self._dry_run else self._set_mask(result)
 
-    def _is_on_purpose(self, mask: CpuSet | None, main: CpuSet | None = None) -> bool:
-        is_ours = any(mask in masks for masks in self._given.values())
-        return not self._force and not is_ours and mask not in (self._before, main)
-
-    def _is_wide(self, mask: CpuSet | None) -> bool:
-        """Whether a process may run wherever its ancestor might: nobody pinned that on purpose."""
-        return mask is not None and self._before is not None and mask >= self._before
-
-    def _set_mask(self, wish: ThreadResult, given: set[CpuSet]) -> None:
+    def _set_mask(self, wish: ThreadResult) -> ThreadResult | None:
+        if thread_stat(wish.pid, wish.tid) is None:  # another process's thread may have its number
+            return None
         try:
             os.sched_setaffinity(wish.tid, wish.asked)
         except OSError as error:
-            if error.errno != errno.ESRCH:
-                self.outcomes.append(_refused(wish, error))
-            return
+            return _refused(wish, error)
         held = mask_of(wish.tid)
         if held is None:
-            return
+            return None
         if held <= wish.asked:  # else it has just pinned itself
-            given.add(held)
+            self._held[wish.asked].add(held)
+            self._given.add(held)
         self._set.add(wish.tid)
         self.starters.add(wish.pid, wish.tid)
-        self.outcomes.append(replace(wish, held=held))
+        return replace(wish, held=held, was_set=True)
 
 
-def _refused(wish: ThreadResult, error: OSError) -> ThreadResult:
+def _living_threads(target: Target) -> list[int]:
+    """Return the threads of a process that run; a main one may have ended before the others."""
+    stat = stat_of(target.pid)
+    if stat is None or stat.start != target.start:
+        return []
+    main = {target.pid} if stat.state in ENDED else set()
+    return [tid for tid in thread_ids(target.pid) if tid not in main]
+
+
+def _refused(wish: ThreadResult, error: OSError) -> ThreadResult | None:
+    """Return what came of a thread whose mask was refused; None: it has ended."""
     stat = thread_stat(wish.pid, wish.tid)
-    if error.errno == errno.EINVAL and stat is not None and not stat.takes_mask:
+    if stat is None:
+        return None
+    if error.errno == errno.EINVAL and not stat.takes_mask:
         # Before Linux 6.3 io_uring's workers are such, in the middle of their process.
         reason = "a worker of the kernel, which sets its mask"
         return replace(wish, outcome=LEFT_ALONE, reason=reason)

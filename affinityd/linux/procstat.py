@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ZOMBIE = "Z"
+ENDED = frozenset("ZX")  #: states of a main thread that runs no more
 
 #: Bits of a task's flags, kernel include/linux/sched.h.
 PF_KTHREAD = 0x00200000

@@ -8,11 +8,18 @@ from collections.abc import Iterator
 from affinityd.cli import plan_options, target
 from affinityd.cli.console import say
 from affinityd.cli.parser import Parser
+from affinityd.cli.pin_targets import OwnCpus, PinTargets
 from affinityd.config import file
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
-from affinityd.linux import pinning
-from affinityd.linux.pinning import LEFT_ALONE, PINNED, REFUSED, PinResult, ThreadResult
+from affinityd.linux.pinning import (
+    LEFT_ALONE,
+    PINNED,
+    REFUSED,
+    PinResult,
+    ThreadResult,
+    pin_threads,
+)
 from affinityd.linux.processes import stat_of
 from affinityd.linux.procstat import Stat
 from affinityd.text import count, one_line
@@ -43,16 +50,9 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Pin the process; 0: all of it, 1: something was refused, or got less than was asked."""
     process = target.living(arguments.pid)
-    cpus, its_own = _asked(arguments, process)
-    pinned = pinning.pin_threads(
-        process.number,
-        cpus,
-        tree=arguments.tree,
-        its_own=its_own,
-        force=arguments.force,
-        dry_run=arguments.dry_run,
-        start=process.start,
-    )
+    cpus, own_cpus = _asked(arguments, process)
+    targets = PinTargets(process, cpus, own_cpus if arguments.tree else None, force=arguments.force)
+    pinned = pin_threads(targets, dry_run=arguments.dry_run)
     for line in _done(pinned, dry_run=arguments.dry_run):
         print(one_line(line))
     wrong = list(_wrong(pinned, process))
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if pinned.complete else 1
 
 
-def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, pinning.ItsOwn]:
+def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus]:
     """Return the CPUs of the process, and what tells those of its descendants.
 
     Each has its own GPU's, as a launcher's ranks; one without works for its parent.
