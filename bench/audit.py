@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import median
 
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.model import CpuTime, Held, Holding, Job, Scan
-from affinityd.audit.sources.holders import Holders
+from affinityd.audit.model import CpuTime, GpuHolders, Holding, Job, Scan
+from affinityd.audit.sources.holders import HolderSources
 from affinityd.config.settings import Settings
 from affinityd.daemon import main as daemon
 from affinityd.discovery.machine import Machine
@@ -91,7 +91,7 @@ def scan_seconds(vendor: str) -> float:
     topology = replace(machine, gpus=(replace(machine.gpus[0], vendor=vendor),))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "version").touch()  # of the driver
-        auditor = Auditor(Holders(lambda _: ProcessReport(gpus=()), driver=folder))
+        auditor = Auditor(HolderSources(lambda _: ProcessReport(gpus=()), driver=folder))
         began = time.process_time()
         for _ in range(SCANS):
             auditor.scan(topology)
@@ -121,8 +121,8 @@ class Busy:
         self._holders = holders
         self._still = still
 
-    def held(self, topology: Topology) -> Held:
-        return Held(tuple(Holding(pid, topology.gpus[0].key) for pid in self._holders))
+    def held(self, topology: Topology) -> GpuHolders:
+        return GpuHolders(tuple(Holding(pid, topology.gpus[0].key) for pid in self._holders))
 
     def scan(self, topology: Topology) -> Scan:
         while self._still.exists():

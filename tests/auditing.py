@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import (
-    Audited,
+    AuditedProcess,
+    GpuHolders,
     GpuKey,
-    Held,
     Holding,
     Job,
     Membership,
@@ -30,9 +30,9 @@ class Known:
     """Holders that a test names: the boundary to the drivers. What it holds may be exchanged."""
 
     def __init__(self, *pids: int, gpu: GpuKey = GPU) -> None:
-        self.now = Held(tuple(Holding(pid, gpu, memory_bytes=2**30) for pid in pids))
+        self.now = GpuHolders(tuple(Holding(pid, gpu, memory_bytes=2**30) for pid in pids))
 
-    def held(self, _topology: Topology) -> Held:
+    def held(self, _topology: Topology) -> GpuHolders:
         return self.now
 
 
@@ -88,7 +88,7 @@ def process(
     )
 
 
-def scan_of(topology: Topology, *processes: Audited) -> Scan:
+def scan_of(topology: Topology, *processes: AuditedProcess) -> Scan:
     """Return a scan that found these, of families of their own."""
     return Scan(
         time=0.0,
@@ -110,9 +110,9 @@ def audited(
     itself: tuple[int, ...] = (),
     orphan: str | None = None,
     near: str | None = NEAR,
-) -> Audited:
+) -> AuditedProcess:
     """Return a judgement; `itself`: the places of the threads that pinned themselves."""
-    return Audited(
+    return AuditedProcess(
         facts,
         placement,
         placements=(placement,) * len(facts.threads),

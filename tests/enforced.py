@@ -9,21 +9,30 @@ from typing import Any
 from affinityd.audit.model import GpuKey, Job
 from affinityd.config.settings import PIN
 from affinityd.cpuset import parse_list
-from affinityd.enforce.backoff import Record
+from affinityd.enforce.backoff import PinRecord
 from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.model import DRIFTED, FITS, LEFT, Decision, Done, Outcome, Report, Standard
+from affinityd.enforce.model import (
+    DRIFTED,
+    FITS,
+    LEFT,
+    Decision,
+    EnforcementReport,
+    PinAttempt,
+    PinOutcome,
+    TargetCpus,
+)
 from affinityd.enforce.policy.model import PolicyState, Treatment
 from tests.scans import GPU0, MACHINE, process, scan
 
 TIME = 1_790_000_000.25  #: of the scan; it is 100 s since boot then
 
 JOB = Job("slurm", "7")
-STANDARD = Standard(parse_list("0-3"), parse_list("0-7"), frozenset({parse_list("0-7")}))
+STANDARD = TargetCpus(parse_list("0-3"), parse_list("0-7"), frozenset({parse_list("0-7")}))
 
 
 def fits(pid: int = 100, **more: Any) -> Decision:  # noqa: ANN401 - what `process` takes
     """Return that a process runs where it is to."""
-    return Decision(process(pid, **more), FITS, JOB, treatment=Treatment(), standard=STANDARD)
+    return Decision(process(pid, **more), FITS, JOB, treatment=Treatment(), target=STANDARD)
 
 
 def drifted(
@@ -42,7 +51,7 @@ def drifted(
         DRIFTED,
         JOB,
         treatment=Treatment(rule=rule),
-        standard=STANDARD,
+        target=STANDARD,
         cause=cause,
         drifted=2,
     )
@@ -64,9 +73,9 @@ def left(
     return Decision(its, LEFT, job, cause=would, reason=reason, why="so it is")
 
 
-def done(decision: Decision, **outcome: Any) -> Done:  # noqa: ANN401 - what Outcome takes
+def done(decision: Decision, **outcome: Any) -> PinAttempt:  # noqa: ANN401 - what Outcome takes
     """Return what came of pinning it."""
-    return Done(decision, Outcome(**outcome))
+    return PinAttempt(decision, PinOutcome(**outcome))
 
 
 def enforced(
@@ -76,7 +85,7 @@ def enforced(
 ) -> Enforced:
     """Return a report of these decisions; `more`: what it has besides."""
     found = scan(*(it.process for it in decisions), unknown=unknown)
-    base = Report(TIME, PIN, PIN, None, PolicyState(), decisions)
-    records = {it.process.facts.pid: Record() for it in decisions}
+    base = EnforcementReport(TIME, PIN, PIN, None, PolicyState(), decisions)
+    records = {it.process.facts.pid: PinRecord() for it in decisions}
     looked = replace(found, time=TIME, boot=100.0)
     return Enforced(MACHINE, looked, replace(base, **more), records)

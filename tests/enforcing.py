@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from affinityd.audit.allocations import with_allocations
-from affinityd.audit.auditor import Firsts
+from affinityd.audit.auditor import FirstMasks
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import Audited, GpuKey, Membership, ProcessFacts
+from affinityd.audit.model import AuditedProcess, GpuKey, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.enforce.backoff import Calm
+from affinityd.enforce.backoff import Backoff
 from affinityd.enforce.decide import decide
-from affinityd.enforce.model import DRIFTED, Decision, Done, Outcome, Standard
-from affinityd.enforce.placement import Roll
-from affinityd.enforce.policy.identity import About, paths
+from affinityd.enforce.model import DRIFTED, Decision, PinAttempt, PinOutcome, TargetCpus
+from affinityd.enforce.placement import JobHistory
+from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.enforce.policy.policy import parse
 from affinityd.enforce.verdict import running
 from affinityd.topology.model import Topology
@@ -32,55 +32,57 @@ class Site:
         policy: str | None = "",
         *,
         reserved: str = "",
-        abouts: Mapping[int, About] | None = None,
+        identities: Mapping[int, ProcessIdentity] | None = None,
     ) -> None:
         """Take a policy's text, None: none could be read; and who processes are, by pid."""
         self.topology = topology
         self.policy = None if policy is None else parse(policy)
-        self.calm = Calm()
+        self.backoff = Backoff()
         self.asked: list[int] = []  #: of whom somebody asked who they are, by pid
-        self._abouts = abouts or {}
+        self._identities = identities or {}
         self._reserved = parse_list(reserved)
         self._judge = Judge(topology)
-        self._roll = Roll()
-        self._firsts = Firsts()
+        self._history = JobHistory()
+        self._first_masks = FirstMasks()
 
     @property
     def near(self) -> Mapping[GpuKey, CpuSet | None]:
         """The near CPUs of every GPU; None: not known."""
         return self._judge.near
 
-    def audited(self, facts: ProcessFacts) -> Audited:
+    def audited(self, facts: ProcessFacts) -> AuditedProcess:
         """Return a process as the audit judges it."""
-        return self._judge.judge(self._firsts.with_first(facts))
+        return self._judge.judge(self._first_masks.with_first(facts))
 
-    def look(self, *processes: ProcessFacts | Audited, boot: float = NOW) -> list[Decision]:
+    def look(self, *processes: ProcessFacts | AuditedProcess, boot: float = NOW) -> list[Decision]:
         """Return what is to become of what a scan found; `boot`: when it began."""
-        self._firsts.begin()
-        judged = [it if isinstance(it, Audited) else self.audited(it) for it in processes]
+        self._first_masks.begin()
+        judged = [it if isinstance(it, AuditedProcess) else self.audited(it) for it in processes]
         found = with_allocations(self.topology, self._reserved, judged)
         decisions = decide(
             self.topology,
             replace(scan_of(self.topology, *found), boot=boot),
             reserved=self._reserved,
             policy=self.policy,
-            about=self._about,
-            given=self.calm.given,
-            roll=self._roll,
+            identify=self._identify,
+            given=self.backoff.given,
+            history=self._history,
         )
-        return self.calm.calmed(decisions, boot)
+        return self.backoff.calmed(decisions, boot)
 
     def pin(self, *processes: ProcessFacts, boot: float = NOW) -> list[ProcessFacts]:
         """Look, pin those that have drifted, and return what all of them are then."""
         decisions = self.look(*processes, boot=boot)
         for decision in decisions:
             if decision.verdict == DRIFTED:
-                self.calm.pinned(Done(decision, Outcome(pinned=decision.drifted)), boot)
+                self.backoff.pinned(PinAttempt(decision, PinOutcome(pinned=decision.drifted)), boot)
         return [mended(decision) for decision in decisions]
 
-    def _about(self, facts: ProcessFacts) -> About:
+    def _identify(self, facts: ProcessFacts) -> ProcessIdentity:
         self.asked.append(facts.pid)
-        return self._abouts.get(facts.pid, About(facts.uid, cgroups=paths(facts.cgroups)))
+        return self._identities.get(
+            facts.pid, ProcessIdentity(facts.uid, cgroups=paths(facts.cgroups))
+        )
 
 
 #: A policy under which a job's size does not matter.
@@ -141,15 +143,15 @@ def moved(facts: ProcessFacts, *masks: str) -> ProcessFacts:
 
 def mended(decision: Decision) -> ProcessFacts:
     """Return what a process is after a pin."""
-    facts, standard = decision.process.facts, decision.standard
-    if decision.verdict != DRIFTED or standard is None:
+    facts, target = decision.process.facts, decision.target
+    if decision.verdict != DRIFTED or target is None:
         return facts
     alive = {thread.tid for thread in running(facts)}
     return replace(
         facts,
         threads=tuple(
-            replace(it, mask=standard.cpus)
-            if it.tid in alive and standard.of(it.mask) == DRIFTED
+            replace(it, mask=target.cpus)
+            if it.tid in alive and target.of(it.mask) == DRIFTED
             else it
             for it in facts.threads
         ),
@@ -163,12 +165,12 @@ def said(*decisions: Decision) -> list[str]:
 
 def places(decisions: Iterable[Decision]) -> list[str | None]:
     """Return where each is to run; None: there is no place for it."""
-    return [None if it.standard is None else cpulist(it.standard) for it in decisions]
+    return [None if it.target is None else cpulist(it.target) for it in decisions]
 
 
-def cpulist(standard: Standard) -> str:
+def cpulist(target: TargetCpus) -> str:
     """Return where that is."""
-    return format_list(standard.cpus)
+    return format_list(target.cpus)
 
 
 def masks(facts: ProcessFacts) -> list[str]:

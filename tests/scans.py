@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from affinityd.audit.model import (
-    Audited,
+    AuditedProcess,
     CpuTime,
     GpuKey,
     Holding,
@@ -36,14 +36,14 @@ def process(
     threads: int = 1,
     is_daemon: bool = False,
     orphan: str | None = None,
-) -> Audited:
+) -> AuditedProcess:
     """Return the judgement of a process, all of whose threads are alike."""
     found = tuple(
         ThreadFacts(pid + tid, "python", 1, frozenset({0}), 0, 5) for tid in range(threads)
     )
     holding = Holding(pid, gpu, 2**20)
     facts = ProcessFacts(pid, "python", uid, 1, 1, "S", gpu, holding, Membership(job), None, found)
-    return Audited(
+    return AuditedProcess(
         facts,
         placement,
         (placement,) * threads,
@@ -55,7 +55,7 @@ def process(
 
 
 def scan(
-    *processes: Audited,
+    *processes: AuditedProcess,
     unknown: Mapping[GpuKey, str] | None = None,
     near: Mapping[GpuKey, CpuSet | None] = NEAR,
     job_time: Mapping[Job, CpuTime] | None = None,
@@ -81,7 +81,7 @@ def scan(
 
 
 def audit(
-    *processes: Audited, notices: tuple[str, ...] = (), **more: Mapping[GpuKey, str]
+    *processes: AuditedProcess, notices: tuple[str, ...] = (), **more: Mapping[GpuKey, str]
 ) -> Audit:
     """Return a scan of MACHINE that found these."""
     return Audit(MACHINE, scan(*processes, notices=notices, unknown=more.get("unknown")))

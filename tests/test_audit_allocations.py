@@ -11,7 +11,7 @@ from affinityd.audit.judge import Judge
 from affinityd.audit.model import ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import format_list, parse_list
-from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.identity import ProcessIdentity
 from tests.asking import ask
 from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process, scan_of
 from tests.enforcing import NEAR_ALONE, Site, masks, places, said
@@ -119,11 +119,13 @@ def test_what_a_plan_gave_for_more_than_a_machine_s_share_is_not_taken_back() ->
 
 def test_a_process_that_asked_for_all_of_a_machine_keeps_it_where_its_environment_says_so() -> None:
     facts = of_slurm("0-255", "0-255")
-    told = About(given=parse_list("0-255"))
-    (left,) = Site(DGX, abouts={facts.pid: told}).look(facts)
+    told = ProcessIdentity(given=parse_list("0-255"))
+    (left,) = Site(DGX, identities={facts.pid: told}).look(facts)
     assert said(left) == ["left allocation"]
     assert "was given CPUs 0-255" in (left.why or "")
-    (drifted,) = Site(DGX, abouts={facts.pid: About(given=parse_list("0-127"))}).look(facts)
+    (drifted,) = Site(DGX, identities={facts.pid: ProcessIdentity(given=parse_list("0-127"))}).look(
+        facts
+    )
     assert said(drifted) == ["drifted unpinned"]
 
 

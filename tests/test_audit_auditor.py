@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.model import Audited, Held, Holding, Scan
+from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
 from affinityd.linux.processes import children_of
 from tests.auditing import GPU, Known
 from tests.children import CHURN, program, sleeping
@@ -246,7 +246,7 @@ def test_processes_come_by_gpu_and_pid() -> None:
     with sleeping() as one, sleeping() as two, sleeping() as three:
         known = Known()
         gpus = {three.pid: ("nvidia", 0), two.pid: ("nvidia", 1), one.pid: ("nvidia", 1)}
-        known.now = Held(tuple(Holding(pid, gpu) for pid, gpu in gpus.items()))
+        known.now = GpuHolders(tuple(Holding(pid, gpu) for pid, gpu in gpus.items()))
         scan = Auditor(known).scan(TOPOLOGY)
     found = [(process.facts.gpu, process.facts.pid) for process in scan.processes]
     assert found == sorted((gpu, pid) for pid, gpu in gpus.items())
@@ -272,7 +272,7 @@ def test_a_holder_below_a_holder_of_another_gpu_divides_its_family() -> None:
     with program(WITH_WORKER) as child:
         (worker,) = children_of(child.pid, child.pid)
         known = Known()
-        known.now = Held((Holding(child.pid, GPU), Holding(worker, ("nvidia", 1))))
+        known.now = GpuHolders((Holding(child.pid, GPU), Holding(worker, ("nvidia", 1))))
         assert Auditor(known).scan(TOPOLOGY).divided == {child.pid}
 
 
@@ -333,7 +333,7 @@ def test_storms_of_processes_are_survived_and_leave_nothing_that_is_torn() -> No
             assert _is_whole(process)
 
 
-def _is_whole(process: Audited) -> bool:
+def _is_whole(process: AuditedProcess) -> bool:
     facts = process.facts
     lengths = {len(facts.threads), len(process.placements), len(process.pinned_itself)}
     is_ghost = facts.state == "X"

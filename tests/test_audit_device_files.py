@@ -25,9 +25,9 @@ from affinityd.audit.sources.device_files import (
     NO_FILE,
     ROOT_ONLY,
     TOO_MANY,
-    DeviceFiles,
+    DeviceFileScanner,
 )
-from affinityd.audit.sources.gpu_files import Files, device_files
+from affinityd.audit.sources.gpu_files import GpuDeviceFiles, device_files
 from affinityd.topology.model import Gpu
 from tests.children import program, sleeping
 from tests.daemons import eventually
@@ -75,11 +75,11 @@ def holding(*files: Path) -> Iterator[int]:
         yield child.pid
 
 
-def files_of(dev: Path) -> DeviceFiles:
-    return DeviceFiles(sys=os.fspath(dev / "no sysfs"), dev=os.fspath(dev))
+def files_of(dev: Path) -> DeviceFileScanner:
+    return DeviceFileScanner(sys=os.fspath(dev / "no sysfs"), dev=os.fspath(dev))
 
 
-def held_by(files: DeviceFiles, *pids: int) -> list[list[int]]:
+def held_by(files: DeviceFileScanner, *pids: int) -> list[list[int]]:
     """Return the GPUs that each of these holds; other tests have their holders at the same time."""
     holdings = files.found(NPUS).holdings
     return [sorted(it.gpu[1] for it in holdings if it.pid == pid) for pid in pids]
@@ -121,7 +121,7 @@ def test_a_block_device_of_the_same_number_is_another(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_can_be_no_gpus_is_not_even_looked_at(target: str, may_be: bool) -> None:
-    assert Files({}, frozenset({"davinci0"})).is_one(target) is may_be
+    assert GpuDeviceFiles({}, frozenset({"davinci0"})).is_one(target) is may_be
 
 
 def test_a_file_in_a_container_is_found_through_its_name(dev: Path, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ ACCELERATOR = Gpu(0, "8086", "0000:c1:00.0", numa_node=0)
 
 def test_sysfs_tells_which_file_is_whose(sysfs: Path, tmp_path: Path) -> None:
     files = device_files((ACCELERATOR,), os.fspath(sysfs), os.fspath(tmp_path))
-    assert files == Files({NUMBERS[0]: OF_INTEL}, frozenset({"accel0"}))
+    assert files == GpuDeviceFiles({NUMBERS[0]: OF_INTEL}, frozenset({"accel0"}))
 
 
 def test_the_name_counts_only_where_sysfs_says_nothing(dev: Path, sysfs: Path) -> None:
@@ -173,12 +173,12 @@ def test_of_a_gpu_without_a_file_nothing_is_known(dev: Path) -> None:
 AS_NOBODY = """
 import os, sys
 sys.path[:] = sys.argv[2:]
-from affinityd.audit.sources.device_files import DeviceFiles
+from affinityd.audit.sources.device_files import DeviceFileScanner
 from tests.test_audit_device_files import NPUS
 file = open(f"{sys.argv[1]}/davinci0")
 os.setgid(65534)
 os.setuid(65534)
-found = DeviceFiles(sys="/none", dev=sys.argv[1]).found(NPUS)
+found = DeviceFileScanner(sys="/none", dev=sys.argv[1]).found(NPUS)
 print(found.unknown, [it.gpu for it in found.holdings if it.pid == os.getpid()])
 """
 
@@ -198,7 +198,7 @@ def test_a_proc_that_hides_processes_does_not_tell_who_holds_a_file(
     dev: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "proc").mkdir()
-    files = DeviceFiles(proc=os.fspath(tmp_path / "proc"), sys="/none", dev=os.fspath(dev))
+    files = DeviceFileScanner(proc=os.fspath(tmp_path / "proc"), sys="/none", dev=os.fspath(dev))
     assert files.found(NPUS).unknown == {gpu.key: ROOT_ONLY for gpu in NPUS}
 
 
@@ -242,7 +242,7 @@ def test_other_files_have_everybody_looked_at_anew(dev: Path) -> None:
 def test_a_scan_that_takes_too_long_is_gone_on_with_the_next_time(dev: Path) -> None:
     """By a clock that goes on by a second at each look: one process is reached in a scan."""
     seconds = iter(range(1_000_000))
-    files = DeviceFiles(sys="/none", dev=os.fspath(dev), clock=lambda: float(next(seconds)))
+    files = DeviceFileScanner(sys="/none", dev=os.fspath(dev), clock=lambda: float(next(seconds)))
     with ExitStack() as stack:
         pids = {stack.enter_context(holding(dev / "davinci0")) for _ in range(3)}
         first = files.found(NPUS)

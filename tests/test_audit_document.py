@@ -10,7 +10,7 @@ import pytest
 
 from affinityd.audit.document import counts, document, everything, render
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import Audited, CpuTime, Scan
+from affinityd.audit.model import AuditedProcess, CpuTime, Scan
 from affinityd.cpuset import parse_list
 from tests.auditing import GPU, SLURM_JOB, audited, process
 from tests.machines.by_hand import made
@@ -156,7 +156,7 @@ def test_a_process_on_several_gpus_names_them_all_and_counts_for_the_first() -> 
 
 @pytest.mark.parametrize("sees", [lambda it: it.facts.uid == 1001, None])
 def test_whose_pins_overlap_is_told_to_who_sees_everybodys_processes(
-    sees: Callable[[Audited], bool] | None,
+    sees: Callable[[AuditedProcess], bool] | None,
 ) -> None:
     told = document(TWO, SCAN, everything)
     assert told["pin_overlaps"] == [{"cpulist": "5-6", "owners": ("session 9", "slurm 7")}]
@@ -181,7 +181,7 @@ def test_a_known_daemon_is_told_and_not_counted() -> None:
     ],
 )
 def test_who_sees_less_is_told_less(
-    sees: Callable[[Audited], bool], word: str, pids: list[int]
+    sees: Callable[[AuditedProcess], bool], word: str, pids: list[int]
 ) -> None:
     told = document(TWO, SCAN, sees)
     assert (told["sees"], [it["pid"] for it in told["processes"]]) == (word, pids)
@@ -191,7 +191,7 @@ def test_who_sees_less_is_told_less(
 @pytest.mark.parametrize("at_once", [1, 2, 3, 500])
 @pytest.mark.parametrize("sees", [everything, lambda it: it.facts.uid == 1001, None])
 def test_what_is_written_at_once_and_piece_by_piece_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, sees: Callable[[Audited], bool] | None, at_once: int
+    monkeypatch: pytest.MonkeyPatch, sees: Callable[[AuditedProcess], bool] | None, at_once: int
 ) -> None:
     monkeypatch.setattr("affinityd.audit.document.AT_ONCE", at_once)
     written = render(TWO, SCAN, sees)

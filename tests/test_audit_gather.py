@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit import gather
-from affinityd.audit.gather import TICKS, Gathering
-from affinityd.audit.model import Held, Holding, Job, ProcessFacts
+from affinityd.audit.gather import TICKS, ProcessWalk
+from affinityd.audit.model import GpuHolders, Holding, Job, ProcessFacts
 from affinityd.linux import processes
 from affinityd.linux.processes import children_of, stat_of, thread_ids
 from tests.auditing import GPU
@@ -62,12 +62,12 @@ os.read(0, 1)
 """
 
 
-def held(*pids: int, asked: float = float("inf")) -> Held:
-    return Held(tuple(Holding(pid, GPU) for pid in pids), asked=asked)
+def held(*pids: int, asked: float = float("inf")) -> GpuHolders:
+    return GpuHolders(tuple(Holding(pid, GPU) for pid in pids), asked=asked)
 
 
 def gathered(*pids: int, proc: str = "/proc") -> list[ProcessFacts]:
-    return list(Gathering(held(*pids), time.monotonic() + LATER, proc))
+    return list(ProcessWalk(held(*pids), time.monotonic() + LATER, proc))
 
 
 def test_a_process_is_told_by_what_the_kernel_has_of_it() -> None:
@@ -126,8 +126,8 @@ def test_a_descendant_that_holds_a_gpu_keeps_it_and_those_below_it_have_it() -> 
         _, middle, last = (facts.pid for facts in family)
         for order in ((child.pid, middle), (middle, child.pid)):
             gpus = {child.pid: GPU, middle: OTHER}
-            named = Held(tuple(Holding(pid, gpus[pid]) for pid in order))
-            found = {it.pid: it for it in Gathering(named, time.monotonic() + LATER)}
+            named = GpuHolders(tuple(Holding(pid, gpus[pid]) for pid in order))
+            found = {it.pid: it for it in ProcessWalk(named, time.monotonic() + LATER)}
             assert {pid: it.gpu for pid, it in found.items()} == {
                 child.pid: GPU,
                 middle: OTHER,
@@ -140,9 +140,9 @@ def test_a_descendant_that_holds_a_gpu_keeps_it_and_those_below_it_have_it() -> 
 
 def test_who_works_for_a_holder_of_several_gpus_works_for_all_of_them() -> None:
     with program(FAMILY, "1", "1") as child:
-        named = Held((Holding(child.pid, OTHER, beside=(GPU,)),))
+        named = GpuHolders((Holding(child.pid, OTHER, beside=(GPU,)),))
         deadline = time.monotonic() + LATER
-        while len(found := list(Gathering(named, time.monotonic() + LATER))) < 3:
+        while len(found := list(ProcessWalk(named, time.monotonic() + LATER))) < 3:
             assert time.monotonic() < deadline
     assert {facts.gpus for facts in found} == {(OTHER, GPU)}
     assert [facts.holding is not None for facts in found] == [True, False, False]
@@ -173,9 +173,9 @@ def test_who_asks_is_nobodys_descendant() -> None:
 
 
 def test_a_holder_that_is_gone_is_named_as_unseen() -> None:
-    gathering = Gathering(held(10**7), time.monotonic() + LATER)
-    assert list(gathering) == []
-    assert gathering.unseen == [Holding(10**7, GPU)]
+    walk = ProcessWalk(held(10**7), time.monotonic() + LATER)
+    assert list(walk) == []
+    assert walk.unseen == [Holding(10**7, GPU)]
 
 
 def test_a_process_that_started_after_the_driver_was_asked_is_another() -> None:
@@ -183,26 +183,26 @@ def test_a_process_that_started_after_the_driver_was_asked_is_another() -> None:
         stat = stat_of(child.pid)
         assert stat is not None
         for asked, number in ((stat.start / TICKS - 1, 0), (stat.start / TICKS + 1, 1)):
-            gathering = Gathering(held(child.pid, asked=asked), time.monotonic() + LATER)
-            assert (len(list(gathering)), gathering.unseen) == (number, [])
+            walk = ProcessWalk(held(child.pid, asked=asked), time.monotonic() + LATER)
+            assert (len(list(walk)), walk.unseen) == (number, [])
 
 
 def test_when_time_is_up_the_rest_is_counted() -> None:
     with sleeping() as one, sleeping() as other:
-        gathering = Gathering(held(one.pid, other.pid), time.monotonic() - 1)
-        assert list(gathering) == []
-    assert (gathering.late, gathering.unseen) == ({GPU: 2}, [])
-    assert gathering.not_begun == [one.pid, other.pid]
+        walk = ProcessWalk(held(one.pid, other.pid), time.monotonic() - 1)
+        assert list(walk) == []
+    assert (walk.late, walk.unseen) == ({GPU: 2}, [])
+    assert walk.not_begun == [one.pid, other.pid]
 
 
 def test_a_process_of_many_threads_does_not_make_it_late() -> None:
     with program(FAMILY, "2000", "0") as child:
         began = time.monotonic()
-        gathering = Gathering(held(child.pid), began + 0.005)
-        found = list(gathering)
+        walk = ProcessWalk(held(child.pid), began + 0.005)
+        found = list(walk)
         took = time.monotonic() - began
     assert found == []
-    assert (gathering.late, gathering.not_begun) == ({GPU: 1}, [])
+    assert (walk.late, walk.not_begun) == ({GPU: 1}, [])
     assert took < 0.5
 
 
@@ -211,16 +211,16 @@ def test_a_family_that_takes_long_does_not_keep_others_from_being_looked_at(
 ) -> None:
     monkeypatch.setattr(gather, "FAMILY", 0.005)
     with program(FAMILY, "2000", "0") as large, sleeping() as small:
-        gathering = Gathering(held(large.pid, small.pid), time.monotonic() + LATER)
-        assert [facts.pid for facts in gathering] == [small.pid]
-    assert (gathering.late, gathering.not_begun) == ({GPU: 1}, [])
+        walk = ProcessWalk(held(large.pid, small.pid), time.monotonic() + LATER)
+        assert [facts.pid for facts in walk] == [small.pid]
+    assert (walk.late, walk.not_begun) == ({GPU: 1}, [])
 
 
 def test_who_was_not_reached_is_begun_with() -> None:
     with sleeping() as one, sleeping() as two, sleeping() as three:
         pids = [child.pid for child in (one, two, three)]
-        gathering = Gathering(held(*pids), time.monotonic() + LATER, first=pids[1:])
-        assert [facts.pid for facts in gathering] == [*pids[1:], pids[0]]
+        walk = ProcessWalk(held(*pids), time.monotonic() + LATER, first=pids[1:])
+        assert [facts.pid for facts in walk] == [*pids[1:], pids[0]]
 
 
 def test_a_driver_that_names_a_thread_means_its_process() -> None:
@@ -228,7 +228,7 @@ def test_a_driver_that_names_a_thread_means_its_process() -> None:
         (other,) = (tid for tid in thread_ids(child.pid) if tid != child.pid)
         own, threads = Holding(child.pid, GPU, 2), Holding(other, GPU, 1)
         for named, memory in (((own, threads), 2), ((threads, own), 2), ((threads,), 1)):
-            (facts,) = Gathering(Held(named), time.monotonic() + LATER)
+            (facts,) = ProcessWalk(GpuHolders(named), time.monotonic() + LATER)
             assert (facts.pid, facts.holding) == (child.pid, Holding(child.pid, GPU, memory))
             assert len(facts.threads) == 2
 
@@ -402,11 +402,11 @@ def test_who_is_not_root_sees_the_processes_of_others_too() -> None:
     code = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-from affinityd.audit.gather import Gathering
-from affinityd.audit.model import Held, Holding
+from affinityd.audit.gather import ProcessWalk
+from affinityd.audit.model import GpuHolders, Holding
 os.setgid(65534); os.setuid(65534)
 pid = int(sys.argv[2])
-found = list(Gathering(Held((Holding(pid, ('nvidia', 0)),)), time.monotonic() + 60))
+found = list(ProcessWalk(GpuHolders((Holding(pid, ('nvidia', 0)),)), time.monotonic() + 60))
 print([(it.pid, it.uid, len(it.threads)) for it in found], flush=True)
 sys.exit(found == [])
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.model import Held, Holding
-from affinityd.audit.sources.holders import NOT_ALL_PIDS, Holders, one_a_process
+from affinityd.audit.model import GpuHolders, Holding
+from affinityd.audit.sources.holders import NOT_ALL_PIDS, HolderSources, one_a_process
 from affinityd.audit.sources.nvml import CHANGING_SECONDS, NO_DRIVER, NVML_SECONDS, processes_of
 from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.linux.processes import INITIAL_PIDS, stat_of
@@ -219,8 +219,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def holders(root: Path, asked: Asked) -> Holders:
-    return Holders(
+def holders(root: Path, asked: Asked) -> HolderSources:
+    return HolderSources(
         asked,
         proc=os.fspath(root / "proc"),
         sys=os.fspath(root / "sys"),
@@ -266,7 +266,7 @@ def test_the_asking_is_timed_by_the_clock_that_starts_are_counted_in() -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     with sleeping() as before:
         time.sleep(2 / ticks)
-        held = Holders(Asked()).held(machine())
+        held = HolderSources(Asked()).held(machine())
         time.sleep(2 / ticks)
         with sleeping() as after:
             started = [stat_of(child.pid) for child in (before, after)]
@@ -283,7 +283,7 @@ def test_a_driver_that_is_not_loaded_is_not_asked(root: Path) -> None:
 
 def test_a_machine_without_nvidias_gpus_has_nvml_not_asked(root: Path) -> None:
     asked = Asked()
-    assert holders(root, asked).held(machine()) == Held(asked=1000.0)
+    assert holders(root, asked).held(machine()) == GpuHolders(asked=1000.0)
     assert asked.times == []
 
 

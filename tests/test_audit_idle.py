@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.idle import Idle
-from affinityd.audit.model import Audited, ProcessFacts
+from affinityd.audit.idle import IdleTimes
+from affinityd.audit.model import AuditedProcess, ProcessFacts
 from tests.auditing import audited, process, thread
 
 
-def orphan(*ticks: int, pid: int = 100, memory: int = 2**30, start: int = 5) -> Audited:
+def orphan(*ticks: int, pid: int = 100, memory: int = 2**30, start: int = 5) -> AuditedProcess:
     """Return an orphan whose threads have used this CPU time."""
     threads = tuple(thread("0", pid + place, ticks=it) for place, it in enumerate(ticks))
     facts = replace(process(pid=pid, threads=threads), start=start)
@@ -20,7 +20,7 @@ def orphan(*ticks: int, pid: int = 100, memory: int = 2**30, start: int = 5) -> 
     return audited(replace(facts, holding=holding), orphan="nothing owns it")
 
 
-def worker(ticks: int) -> Audited:
+def worker(ticks: int) -> AuditedProcess:
     facts: ProcessFacts = process(pid=200, holder=100, threads=(thread("0", 200, ticks=ticks),))
     return audited(facts)
 
@@ -39,18 +39,18 @@ def worker(ticks: int) -> Audited:
     ],
 )
 def test_idle_is_what_neither_works_nor_has_others_work(
-    before: list[Audited], after: list[Audited], seconds: float
+    before: list[AuditedProcess], after: list[AuditedProcess], seconds: float
 ) -> None:
-    idle = Idle()
+    idle = IdleTimes()
     idle.seconds(before, 100.0)
     assert idle.seconds(after, 115.0) == {100: seconds}
 
 
 def test_idle_time_counts_from_the_last_change_on() -> None:
-    idle = Idle()
+    idle = IdleTimes()
     times = [idle.seconds([orphan(ticks)], now) for ticks, now in ((1, 0.0), (2, 9.0), (2, 20.0))]
     assert times == [{100: 0.0}, {100: 0.0}, {100: 11.0}]
 
 
 def test_what_is_no_orphan_is_not_followed() -> None:
-    assert Idle().seconds([audited(process("0"))], 1.0) == {}
+    assert IdleTimes().seconds([audited(process("0"))], 1.0) == {}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from affinityd.audit.auditor import HIDDEN, Auditor
-from affinityd.audit.gather import Gathering
-from affinityd.audit.model import Held
+from affinityd.audit.gather import ProcessWalk
+from affinityd.audit.model import GpuHolders
 from tests.auditing import GPU, Known
 from tests.children import sleeping
 from tests.small_node import FAR, TOPOLOGY
@@ -20,7 +20,7 @@ from tests.small_node import FAR, TOPOLOGY
 
 def test_what_nobody_knows_is_handed_on() -> None:
     known = Known()
-    known.now = Held(unknown={GPU: "NVML is silent"})
+    known.now = GpuHolders(unknown={GPU: "NVML is silent"})
     scan = Auditor(known).scan(TOPOLOGY)
     assert (scan.unknown, scan.processes) == ({GPU: "NVML is silent"}, ())
     assert set(scan.gpu_time) == {GPU, ("nvidia", 1)}
@@ -32,7 +32,7 @@ def test_a_mismatch_outlasts_a_scan_that_could_not_see_it() -> None:
         known = Known(child.pid)
         auditor = Auditor(known)
         first = auditor.scan(TOPOLOGY)
-        seen, known.now = known.now, Held(unknown={GPU: "NVML is silent"})
+        seen, known.now = known.now, GpuHolders(unknown={GPU: "NVML is silent"})
         blind = auditor.scan(TOPOLOGY)
         known.now = seen
         third = auditor.scan(TOPOLOGY)
@@ -82,12 +82,12 @@ def test_whom_a_scan_did_not_reach_the_next_one_begins_with(
 ) -> None:
     begun_with: list[list[int]] = []
 
-    class Noting(Gathering):
+    class Noting(ProcessWalk):
         def __init__(self, *known: Any, first: Collection[int]) -> None:  # noqa: ANN401
             begun_with.append(list(first))
             super().__init__(*known, first=first)
 
-    monkeypatch.setattr("affinityd.audit.auditor.Gathering", Noting)
+    monkeypatch.setattr("affinityd.audit.auditor.ProcessWalk", Noting)
     with sleeping() as one, sleeping() as other:
         auditor = Auditor(Known(one.pid, other.pid))
         for reading in (-1.0, 5.0, 5.0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.audit.model import Audited, Job, Membership
+from affinityd.audit.model import AuditedProcess, Job, Membership
 from affinityd.audit.overlap import by_owners, overlap
 from affinityd.cpuset import format_list
 from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, POD, audited, process
@@ -129,7 +129,7 @@ OTHER = Membership(container="ef56" * 16)
         ),
     ],
 )
-def test_overlap(processes: list[Audited], expected: str) -> None:
+def test_overlap(processes: list[AuditedProcess], expected: str) -> None:
     assert format_list(overlap(processes)) == expected
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from affinityd.audit import resident_memory
-from affinityd.audit.model import Held, Holding
+from affinityd.audit.model import GpuHolders, Holding
 from affinityd.cli import main
 from affinityd.cli.commands import audit
 from affinityd.cli.render import audit_rows
@@ -65,7 +65,7 @@ def _small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Known:
     holders = Known()
-    monkeypatch.setattr(audit, "Holders", lambda _ask: holders)
+    monkeypatch.setattr(audit, "HolderSources", lambda _ask: holders)
     return holders
 
 
@@ -194,7 +194,7 @@ def test_processes_that_are_alike_have_one_remedy_between_them(
 
 def test_some_gpus_alone_are_looked_at(capsys: pytest.CaptureFixture[str], known: Known) -> None:
     with sleeping() as one, sleeping() as other:
-        known.now = Held((Holding(one.pid, GPU), Holding(other.pid, OTHER)))
+        known.now = GpuHolders((Holding(one.pid, GPU), Holding(other.pid, OTHER)))
         for child in (one, other):
             os.sched_setaffinity(child.pid, FAR)  # which is near the other GPU
         codes = []
@@ -210,7 +210,7 @@ def test_who_uses_several_gpus_is_shown_for_each_and_judged_by_all(
     capsys: pytest.CaptureFixture[str], known: Known
 ) -> None:
     with sleeping() as child:
-        known.now = Held((Holding(child.pid, GPU, beside=(OTHER,)),))
+        known.now = GpuHolders((Holding(child.pid, GPU, beside=(OTHER,)),))
         os.sched_setaffinity(child.pid, FAR)  # which is near the other GPU
         for gpus, counted in (("0", [1]), ("1", [0]), ("0,1", [1, 0])):
             code, told = document(capsys, "--gpus", gpus)
@@ -320,7 +320,7 @@ def test_where_nobody_names_the_processes_it_says_so_and_cannot_tell(
 def test_where_nobody_uses_a_gpu_it_says_so(
     capsys: pytest.CaptureFixture[str], known: Known
 ) -> None:
-    assert known.now == Held()
+    assert known.now == GpuHolders()
     assert main(["audit"]) == 0
     assert capsys.readouterr().out == "no process uses a GPU\n"
 

@@ -219,7 +219,7 @@ def test_a_mask_of_ours_that_the_cpuset_has_outgrown_is_widened() -> None:
     grown = replace(pinned, cpuset=parse_list("0-7"))
     (again,) = site.pin(grown, boot=NOW + 15)
     assert masks(again) == ["0-3"]
-    assert site.calm.resets == 0
+    assert site.backoff.resets == 0
     assert said(*site.look(again, boot=NOW + 30)) == ["fits"]
 
 

@@ -12,9 +12,9 @@ from affinityd.audit.document import Sees, everything
 from affinityd.config.settings import OBSERVE
 from affinityd.cpuset import parse_list
 from affinityd.daemon.api.enforcement_schemas import EnforceAnswer
-from affinityd.enforce.backoff import Record
+from affinityd.enforce.backoff import PinRecord
 from affinityd.enforce.document import document, render, summary
-from affinityd.enforce.model import REASONS, Decision, Totals
+from affinityd.enforce.model import REASONS, Decision, EnforcementTotals
 from affinityd.enforce.policy.model import PolicyState
 from tests.enforced import drifted, enforced, fits, left
 from tests.scans import GPU1, MACHINE
@@ -29,11 +29,11 @@ FOUND = enforced(
     notices=("environments",),
     unknown={GPU1: "no NVML"},
     policy=PolicyState("/etc/p", 1_790_000_000.0, 2, "rule 1: no"),
-    totals=Totals({"pinned": 3}, 40, 1, {"moved": 2}),
+    totals=EnforcementTotals({"pinned": 3}, 40, 1, {"moved": 2}),
     unreached=1,
     seconds=0.5,
 )
-FOUND = replace(FOUND, records={**FOUND.records, 2: Record(pins=2, resets=1, last_pin=5.0)})
+FOUND = replace(FOUND, records={**FOUND.records, 2: PinRecord(pins=2, resets=1, last_pin=5.0)})
 
 
 def named(index: int) -> dict[str, object]:

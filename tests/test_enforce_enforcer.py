@@ -24,8 +24,8 @@ from affinityd.daemon.state.scanner import Audit
 from affinityd.enforce import enforcer as module
 from affinityd.enforce import pinner
 from affinityd.enforce.enforcer import Enforced, Enforcer, outcomes
-from affinityd.enforce.memory_migration import Migrations
-from affinityd.enforce.model import Outcome
+from affinityd.enforce.memory_migration import MemoryMigrations
+from affinityd.enforce.model import PinOutcome
 from affinityd.enforce.policy import identity
 from affinityd.enforce.policy.file import PolicyFile
 from affinityd.errors import NotEnforcedError
@@ -65,7 +65,7 @@ def far(request: pytest.FixtureRequest) -> None:
         os.sched_setaffinity(request.getfixturevalue("job"), FAR)
 
 
-class Follower(Migrations):
+class Follower(MemoryMigrations):
     """Notes whose memory is to follow."""
 
     def __init__(self) -> None:
@@ -247,13 +247,13 @@ def test_no_memory_follows_who_was_near_or_was_refused(
     found = near.scan()
     (drifted,) = Look(OBSERVE, policy, job).enforce().report.decisions
     for decision, outcome in (
-        (replace(drifted, cause="share"), Outcome(pinned=1)),
-        (drifted, Outcome(refused=1, error="EPERM")),
+        (replace(drifted, cause="share"), PinOutcome(pinned=1)),
+        (drifted, PinOutcome(refused=1, error="EPERM")),
     ):
         monkeypatch.setattr(pinner, "pin_process", lambda *_, outcome=outcome: outcome)
         near.enforcer._pin_one(NODES, found, decision, time.monotonic() + 1)
     assert near.follower.wanted == []
-    monkeypatch.setattr(pinner, "pin_process", lambda *_: Outcome(pinned=1))
+    monkeypatch.setattr(pinner, "pin_process", lambda *_: PinOutcome(pinned=1))
     near.enforcer._pin_one(NODES, found, drifted, time.monotonic() + 1)
 
 
@@ -277,15 +277,15 @@ ONE = parse_list("1")
 @pytest.mark.parametrize(
     ("outcome", "names"),
     [
-        (Outcome(pinned=3), ["pinned"]),
-        (Outcome(pinned=3, refused=1, cut=ONE, is_settled=False), ["refused"]),
-        (Outcome(pinned=3, cut=ONE), ["cut"]),
-        (Outcome(pinned=3, is_settled=False), ["unsettled"]),
-        (Outcome(is_settled=False), ["unsettled"]),
-        (Outcome(), []),
-        (Outcome(left=2), []),
-        (Outcome(is_gone=True), []),
-        (Outcome(is_gone=True, is_settled=False), []),
+        (PinOutcome(pinned=3), ["pinned"]),
+        (PinOutcome(pinned=3, refused=1, cut=ONE, is_settled=False), ["refused"]),
+        (PinOutcome(pinned=3, cut=ONE), ["cut"]),
+        (PinOutcome(pinned=3, is_settled=False), ["unsettled"]),
+        (PinOutcome(is_settled=False), ["unsettled"]),
+        (PinOutcome(), []),
+        (PinOutcome(left=2), []),
+        (PinOutcome(is_gone=True), []),
+        (PinOutcome(is_gone=True, is_settled=False), []),
     ],
     ids=[
         "all of its threads",
@@ -299,7 +299,7 @@ ONE = parse_list("1")
         "or did so within the pin",
     ],
 )
-def test_a_pin_is_counted_once(outcome: Outcome, names: list[str]) -> None:
+def test_a_pin_is_counted_once(outcome: PinOutcome, names: list[str]) -> None:
     assert outcomes(outcome) == names
 
 

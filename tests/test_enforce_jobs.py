@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
-from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.identity import ProcessIdentity
 from tests.auditing import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB
 from tests.enforcing import Site, rank, said, worker
 from tests.machines.by_hand import made
@@ -19,7 +19,7 @@ RANK = rank("0-3")
 
 
 def test_who_opts_out_does_so_for_all_of_its_job() -> None:
-    site = Site(TWO, abouts={200: About(switch="off")})
+    site = Site(TWO, identities={200: ProcessIdentity(switch="off")})
     mates = [rank("0-7"), rank("0-7", gpu=1), rank("0-7", pid=300, membership=KUBERNETES_POD)]
     decisions = site.look(*mates, worker("0-7", of=mates[0]))
     assert said(*decisions) == [
@@ -41,7 +41,7 @@ def test_nobody_takes_part_in_anothers_container_by_its_id() -> None:
     victim = rank("0-7", membership=own, cgroups=its)
     other = rank("0-7", membership=own, gpu=1, cgroups=spoof)
     inside = rank("0-7", membership=own, gpu=1, pid=300, cgroups=f"{its[:-1]}/init.scope\n")
-    site = Site(TWO, abouts={other.pid: About(switch="off")})
+    site = Site(TWO, identities={other.pid: ProcessIdentity(switch="off")})
     decisions = site.look(victim, other, inside)
     assert said(*decisions) == ["drifted unpinned", "left opted_out", "drifted unpinned"]
     jobs = [it.job.id for it in decisions if it.job is not None]
@@ -50,7 +50,7 @@ def test_nobody_takes_part_in_anothers_container_by_its_id() -> None:
 
 def test_nobody_takes_part_in_a_job_of_slurm_from_within_a_container() -> None:
     within = replace(SLURM_JOB, outside=CONTAINER)
-    decisions = Site(TWO, abouts={200: About(switch="off")}).look(
+    decisions = Site(TWO, identities={200: ProcessIdentity(switch="off")}).look(
         rank("0-7"), rank("0-7", gpu=1, membership=within)
     )
     assert said(*decisions) == ["drifted unpinned", "left opted_out"]
@@ -62,16 +62,20 @@ def test_in_a_cgroup_that_a_rule_names_each_user_opts_out_for_themselves() -> No
         rank("0-7", gpu=gpu, membership=NOBODY, cgroups="0::/shared\n") for gpu in (0, 1)
     )
     theirs = replace(other, uid=1001)
-    abouts = {
-        it.pid: About(cgroups=("/shared",), switch="off" if it is theirs else "on")
+    identities = {
+        it.pid: ProcessIdentity(cgroups=("/shared",), switch="off" if it is theirs else "on")
         for it in (mine, theirs)
     }
-    site = Site(TWO, '[[rule]]\ncgroup = "/shared"', abouts=abouts)
+    site = Site(TWO, '[[rule]]\ncgroup = "/shared"', identities=identities)
     assert said(*site.look(mine, theirs)) == ["drifted unpinned", "left opted_out"]
 
 
 def test_who_works_for_a_process_is_treated_as_that() -> None:
-    site = Site(TWO, "[[rule]]\nuid = 7\nleave = true", abouts={100: About(7), 900: About(8)})
+    site = Site(
+        TWO,
+        "[[rule]]\nuid = 7\nleave = true",
+        identities={100: ProcessIdentity(7), 900: ProcessIdentity(8)},
+    )
     assert said(*site.look(RANK, worker("0-7", of=RANK))) == ["left policy"] * 2
     assert 900 not in site.asked
 

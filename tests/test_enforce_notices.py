@@ -10,7 +10,7 @@ import pytest
 from affinityd.audit.model import GpuKey
 from affinityd.daemon.enforcement import site
 from affinityd.enforce.exemptions import notices
-from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.errors import InvalidRequestError
 from tests.auditing import KUBERNETES_POD
 from tests.enforcing import Site, rank
@@ -77,7 +77,7 @@ def test_a_mode_of_the_site_that_is_none_is_refused() -> None:
 
 def test_a_pod_is_called_by_its_name() -> None:
     facts = replace(rank("0-7", membership=KUBERNETES_POD))
-    about = About(namespace="ml", pod="train-0")
+    about = ProcessIdentity(namespace="ml", pod="train-0")
     machine = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
-    (decision,) = Site(machine, abouts={100: about}).look(facts)
+    (decision,) = Site(machine, identities={100: about}).look(facts)
     assert decision.pod == "ml/train-0"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from affinityd.daemon.metrics.enforcement import drifts_of
-from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.identity import ProcessIdentity
 from tests.enforcing import Site, rank, said, worker
 from tests.machines.by_hand import made
 
@@ -34,36 +34,42 @@ NO_ENVIRONMENT = frozenset(("partition", "account", "user", "environment"))
     [
         pytest.param(
             "",
-            About(switch="observe"),
+            ProcessIdentity(switch="observe"),
             "AFFINITYD=observe is in the environment of process 100 of its job",
             id="its owner says so",
         ),
         pytest.param(
-            TRIAL, About(partition="trial"), "rule 1 of the policy has it observed", id="a rule"
+            TRIAL,
+            ProcessIdentity(partition="trial"),
+            "rule 1 of the policy has it observed",
+            id="a rule",
         ),
-        pytest.param(
-            PILOT, About(partition="a"), "the top level of the policy has it observed", id="the top"
-        ),
-        pytest.param(PILOT, About(partition="pilot"), None, id="a rule pins it"),
-        pytest.param(TRIAL, About(partition="a"), None, id="another partition"),
         pytest.param(
             PILOT,
-            About(partition="pilot", switch="observe"),
+            ProcessIdentity(partition="a"),
+            "the top level of the policy has it observed",
+            id="the top",
+        ),
+        pytest.param(PILOT, ProcessIdentity(partition="pilot"), None, id="a rule pins it"),
+        pytest.param(TRIAL, ProcessIdentity(partition="a"), None, id="another partition"),
+        pytest.param(
+            PILOT,
+            ProcessIdentity(partition="pilot", switch="observe"),
             "AFFINITYD=observe is in the environment of process 100 of its job",
             id="a rule would pin it, and its owner would not",
         ),
         pytest.param(
             PILOT,
-            About(unread=NO_ENVIRONMENT),
+            ProcessIdentity(unread=NO_ENVIRONMENT),
             "the top level of the policy has it observed",
             id="whether the rule means it is not known",
         ),
     ],
 )
 def test_what_has_drifted_is_not_pinned_where_it_is_observed(
-    policy: str, about: About, because: str | None
+    policy: str, about: ProcessIdentity, because: str | None
 ) -> None:
-    site = Site(TWO, policy, abouts={100: about})
+    site = Site(TWO, policy, identities={100: about})
     workers = worker("4-7", of=FAR)
     for decision in site.look(FAR, workers):
         assert said(decision) == ["drifted mask"]
@@ -74,14 +80,16 @@ def test_what_has_drifted_is_not_pinned_where_it_is_observed(
 @pytest.mark.parametrize(
     ("policy", "about", "what"),
     [
-        ("", About(switch="off"), "left opted_out"),
-        (PILOT, About(switch="off"), "left opted_out"),
-        (TRIAL, About(unread=NO_ENVIRONMENT), "left policy"),
+        ("", ProcessIdentity(switch="off"), "left opted_out"),
+        (PILOT, ProcessIdentity(switch="off"), "left opted_out"),
+        (TRIAL, ProcessIdentity(unread=NO_ENVIRONMENT), "left policy"),
     ],
     ids=["its owner wants none", "where all are observed too", "a rule that may mean it"],
 )
-def test_a_process_that_is_let_alone_is_not_observed(policy: str, about: About, what: str) -> None:
-    (decision,) = Site(TWO, policy, abouts={100: about}).look(FAR)
+def test_a_process_that_is_let_alone_is_not_observed(
+    policy: str, about: ProcessIdentity, what: str
+) -> None:
+    (decision,) = Site(TWO, policy, identities={100: about}).look(FAR)
     assert (said(decision), decision.is_observed) == ([what], False)
 
 
@@ -89,8 +97,8 @@ def test_of_a_job_s_ranks_the_least_that_one_says_counts() -> None:
     ranks = FAR, rank("0-3", gpu=1)
 
     def verdicts(said_of: Mapping[int, str]) -> list[tuple[str, bool]]:
-        abouts = {pid: About(switch=word) for pid, word in said_of.items()}
-        found = Site(TWO, abouts=abouts).look(*ranks)
+        identities = {pid: ProcessIdentity(switch=word) for pid, word in said_of.items()}
+        found = Site(TWO, identities=identities).look(*ranks)
         return [(it.reason or it.verdict, it.is_observed) for it in found]
 
     assert verdicts({200: "observe"}) == [("drifted", True)] * 2

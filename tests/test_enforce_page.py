@@ -10,10 +10,10 @@ import pytest
 from affinityd.config.settings import ENFORCE_VALUES
 from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES, MIGRATIONS
 from affinityd.enforce import memory_migration
-from affinityd.enforce.backoff import Patience
+from affinityd.enforce.backoff import BackoffTimes
 from affinityd.enforce.enforcer import OUTCOMES
 from affinityd.enforce.model import CAUSES, REASONS
-from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.keys import KEYS, SETTINGS
 from affinityd.enforce.policy.model import Treatment
 from affinityd.enforce.policy.policy import parse
@@ -25,23 +25,27 @@ POLICY, DEGREES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 @pytest.mark.parametrize(
     ("about", "rule", "treatment"),
     [
-        pytest.param(About(), None, Treatment(), id="anybody"),
-        pytest.param(About(account="bench-9"), 1, Treatment(leave=True), id="who is left"),
+        pytest.param(ProcessIdentity(), None, Treatment(), id="anybody"),
         pytest.param(
-            About(account="vision", partition="train-long"),
+            ProcessIdentity(account="bench-9"), 1, Treatment(leave=True), id="who is left"
+        ),
+        pytest.param(
+            ProcessIdentity(account="vision", partition="train-long"),
             2,
             Treatment("unique_contiguous", share="node"),
             id="who has cores of its own",
         ),
         pytest.param(
-            About(namespace="inference-a", environment={"LATENCY_CLASS": "critical"}),
+            ProcessIdentity(namespace="inference-a", environment={"LATENCY_CLASS": "critical"}),
             3,
             Treatment("exclusive", min_physical_cores=2),
             id="a pod with a label",
         ),
-        pytest.param(About(namespace="inference-a"), None, Treatment(), id="a pod without"),
         pytest.param(
-            About(uid=1005, cgroups=("/", "/system.slice/trainer-7.service")),
+            ProcessIdentity(namespace="inference-a"), None, Treatment(), id="a pod without"
+        ),
+        pytest.param(
+            ProcessIdentity(uid=1005, cgroups=("/", "/system.slice/trainer-7.service")),
             4,
             Treatment(),
             id="a service",
@@ -49,7 +53,7 @@ POLICY, DEGREES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     ],
 )
 def test_its_policy_treats_a_process_as_its_comments_say(
-    about: About, rule: int | None, treatment: Treatment
+    about: ProcessIdentity, rule: int | None, treatment: Treatment
 ) -> None:
     found = parse(POLICY).treatment(about)
     assert found.rule == rule
@@ -61,14 +65,14 @@ def test_its_policy_treats_a_process_as_its_comments_say(
 @pytest.mark.parametrize(
     ("about", "is_observed"),
     [
-        (About(partition="pilot"), False),
-        (About(partition="all"), True),
-        (About(), True),
-        (About(unread=frozenset(("partition", "environment"))), True),
+        (ProcessIdentity(partition="pilot"), False),
+        (ProcessIdentity(partition="all"), True),
+        (ProcessIdentity(), True),
+        (ProcessIdentity(unread=frozenset(("partition", "environment"))), True),
     ],
 )
 def test_by_degrees_one_partition_is_pinned_and_the_others_are_observed(
-    about: About, is_observed: bool
+    about: ProcessIdentity, is_observed: bool
 ) -> None:
     found = parse(DEGREES).treatment(about)
     assert (found.observe, found.unread, found.leave) == (is_observed, (), False)
@@ -77,8 +81,8 @@ def test_by_degrees_one_partition_is_pinned_and_the_others_are_observed(
 def test_a_cgroup_of_its_policy_is_a_job() -> None:
     path = "/system.slice/trainer-7.service"
     policy = parse(POLICY)
-    assert policy.names_cgroup(About(uid=1005, cgroups=("/", path))) == path
-    assert policy.names_cgroup(About(uid=1006, cgroups=("/", path))) is None
+    assert policy.names_cgroup(ProcessIdentity(uid=1005, cgroups=("/", path))) == path
+    assert policy.names_cgroup(ProcessIdentity(uid=1006, cgroups=("/", path))) is None
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_it_explains_every_word(words: list[str]) -> None:
 
 
 def test_its_seconds_are_those_that_count() -> None:
-    patience = Patience()
+    patience = BackoffTimes()
     assert f"less than {patience.grace:.0f} s" in PAGE
     *waits, last = patience.waits[1:]
     assert f"then {', '.join(map(str, waits))} and {last} s after" in PAGE

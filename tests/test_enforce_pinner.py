@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.gather import TICKS, Gathering
-from affinityd.audit.model import Held, Holding, ProcessFacts
+from affinityd.audit.gather import TICKS, ProcessWalk
+from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.enforce import pinner
-from affinityd.enforce.model import Outcome, Standard
+from affinityd.enforce.model import PinOutcome, TargetCpus
 from affinityd.linux.pinning import QUIET_PASSES
 from affinityd.linux.processes import children_of, everyone, mask_of, stat_of, thread_ids
 from tests.auditing import GPU
@@ -35,7 +35,7 @@ NOT_HERE = frozenset({1023})  #: of no machine that runs this
 ROOT = Path(__file__).parents[1]
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
-TO_FIRST = Standard(cpus=FIRST, cpuset=ALL, usual=frozenset({ALL}))
+TO_FIRST = TargetCpus(cpus=FIRST, cpuset=ALL, usual=frozenset({ALL}))
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
 
@@ -60,12 +60,12 @@ sys.stdin.read()
 
 def facts_of(pid: int) -> ProcessFacts:
     """Return what a scan finds of a process."""
-    found = Gathering(Held((Holding(pid, GPU),)), time.monotonic() + 10)
+    found = ProcessWalk(GpuHolders((Holding(pid, GPU),)), time.monotonic() + 10)
     return next(iter(found))
 
 
-def pin(facts: ProcessFacts, standard: Standard = TO_FIRST, seconds: float = 10) -> Outcome:
-    return pinner.pin_process(facts, standard, time.monotonic() + seconds)
+def pin(facts: ProcessFacts, target: TargetCpus = TO_FIRST, seconds: float = 10) -> PinOutcome:
+    return pinner.pin_process(facts, target, time.monotonic() + seconds)
 
 
 def masks(pid: int) -> list[CpuSet | None]:
@@ -94,14 +94,14 @@ def number_of_another_process() -> Iterator[tuple[int, ProcessFacts]]:
 def test_threads_that_drifted_are_pinned_and_a_second_time_nothing_is_left_to_do() -> None:
     with program(ON_PURPOSE, "") as child:
         facts = facts_of(child.pid)
-        assert pin(facts) == Outcome(pinned=3)
+        assert pin(facts) == PinOutcome(pinned=3)
         assert masks(child.pid) == [FIRST] * 3
-        assert pin(facts) == Outcome()
+        assert pin(facts) == PinOutcome()
 
 
 def test_a_thread_that_somebody_pinned_on_purpose_stays() -> None:
     with program(ON_PURPOSE, str(max(SECOND))) as child:
-        assert pin(facts_of(child.pid)) == Outcome(pinned=2, left=1)
+        assert pin(facts_of(child.pid)) == PinOutcome(pinned=2, left=1)
         assert masks(child.pid) == [FIRST, SECOND, FIRST]
 
 
@@ -133,7 +133,7 @@ def test_a_process_that_ends_meanwhile_is_gone_and_no_error(milliseconds: int) -
                 assert (outcome.refused, outcome.error) == (0, None)
                 os.sched_setaffinity(child.pid, ALL)
         child.wait()
-        assert pin(facts) == Outcome(is_gone=True)
+        assert pin(facts) == PinOutcome(is_gone=True)
 
 
 def test_a_process_that_has_ended_and_is_not_waited_for_is_gone() -> None:
@@ -142,26 +142,26 @@ def test_a_process_that_has_ended_and_is_not_waited_for_is_gone() -> None:
         stat = stat_of(zombie)
         assert stat is not None
         facts = replace(facts_of(child.pid), pid=zombie, start=stat.start)
-        assert pin(facts) == Outcome(is_gone=True)
+        assert pin(facts) == PinOutcome(is_gone=True)
 
 
 def test_a_main_thread_that_has_ended_is_passed_over_and_the_others_are_pinned() -> None:
     with program(HEADLESS) as child:
-        assert pin(facts_of(child.pid)) == Outcome(pinned=1)
+        assert pin(facts_of(child.pid)) == PinOutcome(pinned=1)
         assert masks(child.pid) == [ALL, FIRST]
 
 
 def test_another_process_that_has_the_number_by_now_is_left_alone() -> None:
     with number_of_another_process() as (pid, facts):
         assert facts_of(pid).start != facts.start
-        assert pin(facts) == Outcome(is_gone=True)
+        assert pin(facts) == PinOutcome(is_gone=True)
         assert masks(pid) == [ALL]
 
 
 def test_what_the_kernel_cuts_down_is_told_as_it_holds() -> None:
-    standard = replace(TO_FIRST, cpus=FIRST | NOT_HERE)
+    target = replace(TO_FIRST, cpus=FIRST | NOT_HERE)
     with sleeping() as child:
-        assert pin(facts_of(child.pid), standard) == Outcome(pinned=1, cut=FIRST)
+        assert pin(facts_of(child.pid), target) == PinOutcome(pinned=1, cut=FIRST)
 
 
 @needs_cpuset
@@ -172,7 +172,7 @@ def test_a_cpuset_that_was_rewritten_since_the_scan_refuses_and_says_so() -> Non
         (folder / "cpuset.cpus").write_text(str(min(SECOND)))
         error = "EINVAL: its cpuset has none of these CPUs"
         usual = replace(TO_FIRST, usual=frozenset({SECOND}))
-        assert pin(facts, usual) == Outcome(refused=1, error=error)
+        assert pin(facts, usual) == PinOutcome(refused=1, error=error)
         assert masks(child.pid) == [SECOND]
 
 
@@ -187,7 +187,7 @@ def test_another_users_process_is_refused_and_stays_as_it_is() -> None:
         said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         assert masks(child.pid) == [ALL] * 3
     error = "EPERM: it is another user's; only root (CAP_SYS_NICE) may pin it"
-    assert said == f"{Outcome(refused=3, error=error)}\n"
+    assert said == f"{PinOutcome(refused=3, error=error)}\n"
 
 
 @needs_root
@@ -210,13 +210,13 @@ def test_a_worker_of_the_kernel_that_takes_no_mask_is_left() -> None:
     found = [stat for stat in everyone() if stat.name == "ksoftirqd/0" and not stat.takes_mask]
     if not found:
         pytest.skip("no kernel threads in this pid namespace")
-    standard = Standard(cpus=NOT_HERE, cpuset=ALL, usual=frozenset({frozenset({0})}))
-    assert pin(facts_of(found[0].number), standard) == Outcome(left=1)
+    target = TargetCpus(cpus=NOT_HERE, cpuset=ALL, usual=frozenset({frozenset({0})}))
+    assert pin(facts_of(found[0].number), target) == PinOutcome(left=1)
 
 
 def test_when_time_is_up_nothing_more_is_set_and_it_says_so() -> None:
     with sleeping() as child:
-        assert pin(facts_of(child.pid), seconds=0) == Outcome(is_settled=False, is_late=True)
+        assert pin(facts_of(child.pid), seconds=0) == PinOutcome(is_settled=False, is_late=True)
         assert masks(child.pid) == [ALL]
 
 
@@ -226,8 +226,8 @@ def test_where_the_last_pass_still_set_something_it_is_not_settled(
     monkeypatch.setattr(pinner, "MAX_PASSES", QUIET_PASSES)
     with sleeping() as child:
         facts = facts_of(child.pid)
-        assert pin(facts) == Outcome(pinned=1, is_settled=False)
-        assert pin(facts) == Outcome()
+        assert pin(facts) == PinOutcome(pinned=1, is_settled=False)
+        assert pin(facts) == PinOutcome()
 
 
 def test_500_processes_are_pinned_within_the_time_of_one_look() -> None:
@@ -236,6 +236,6 @@ def test_500_processes_are_pinned_within_the_time_of_one_look() -> None:
         began = time.monotonic()
         outcomes = [pin(facts) for facts in family]
         took = time.monotonic() - began
-        assert outcomes == [Outcome(pinned=3)] * 500
+        assert outcomes == [PinOutcome(pinned=3)] * 500
         assert {mask for facts in family for mask in masks(facts.pid)} == {FIRST}
     assert took < 2

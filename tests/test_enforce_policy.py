@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.enforce.policy.identity import About, paths
+from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.enforce.policy.keys import KEYS, MAX_NAMES, NAMED, SETTINGS
 from affinityd.enforce.policy.model import Treatment
 from affinityd.enforce.policy.policy import MAX_RULES, Policy, PolicyError, parse
@@ -56,45 +56,64 @@ DEFAULTS = {"min_physical_cores": 2}
 @pytest.mark.parametrize(
     ("about", "rule", "said"),
     [
-        pytest.param(About(), None, {}, id="nothing is known of it: the defaults"),
-        pytest.param(About(partition="debug"), 1, {"leave": True}, id="a name"),
-        pytest.param(About(partition="interactive-2"), 1, {"leave": True}, id="a glob of a list"),
-        pytest.param(About(partition="Debug"), None, {}, id="case matters"),
-        pytest.param(About(partition="debug2"), None, {}, id="a name is all of it"),
+        pytest.param(ProcessIdentity(), None, {}, id="nothing is known of it: the defaults"),
+        pytest.param(ProcessIdentity(partition="debug"), 1, {"leave": True}, id="a name"),
         pytest.param(
-            About(account="bio-1", user="bob"),
+            ProcessIdentity(partition="interactive-2"), 1, {"leave": True}, id="a glob of a list"
+        ),
+        pytest.param(ProcessIdentity(partition="Debug"), None, {}, id="case matters"),
+        pytest.param(ProcessIdentity(partition="debug2"), None, {}, id="a name is all of it"),
+        pytest.param(
+            ProcessIdentity(account="bio-1", user="bob"),
             2,
             {"mode": "unique_contiguous", "share": "node"},
             id="every key of a rule",
         ),
-        pytest.param(About(account="bio-1", user="eve"), None, {}, id="one key of two is too few"),
-        pytest.param(About(account="bio-1"), None, {}, id="what is not known matches nothing"),
-        pytest.param(About(account="bio-12", user="bob"), None, {}, id="? is one character"),
         pytest.param(
-            About(partition="debug", account="bio-1", user="bob"),
+            ProcessIdentity(account="bio-1", user="eve"), None, {}, id="one key of two is too few"
+        ),
+        pytest.param(
+            ProcessIdentity(account="bio-1"), None, {}, id="what is not known matches nothing"
+        ),
+        pytest.param(
+            ProcessIdentity(account="bio-12", user="bob"), None, {}, id="? is one character"
+        ),
+        pytest.param(
+            ProcessIdentity(partition="debug", account="bio-1", user="bob"),
             1,
             {"leave": True},
             id="the first rule that matches counts",
         ),
         pytest.param(
-            About(namespace="ml-a", environment={"TEAM": "vision-3", "SIZE": "7b"}),
+            ProcessIdentity(namespace="ml-a", environment={"TEAM": "vision-3", "SIZE": "7b"}),
             3,
             {"mode": "socket", "min_physical_cores": 1},
             id="variables",
         ),
         pytest.param(
-            About(namespace="ml-a", environment={"TEAM": "vision-3"}), None, {}, id="one is not set"
+            ProcessIdentity(namespace="ml-a", environment={"TEAM": "vision-3"}),
+            None,
+            {},
+            id="one is not set",
         ),
-        pytest.param(About(namespace="ml-a"), None, {}, id="an environment that cannot be read"),
-        pytest.param(About(uid=1002), 4, {"mode": "all", "scope": "socket"}, id="a user's id"),
-        pytest.param(About(uid=1003), None, {}, id="another user's id"),
-        pytest.param(About(cgroups=("/", "/gpu.slice/a/b")), 5, {}, id="* goes through folders"),
-        pytest.param(About(cgroups=("/x/gpu.slice/a",)), None, {}, id="a path is all of it"),
-        pytest.param(About(pod="notebook-x"), 6, {"mode": "all"}, id="a pod"),
+        pytest.param(
+            ProcessIdentity(namespace="ml-a"), None, {}, id="an environment that cannot be read"
+        ),
+        pytest.param(
+            ProcessIdentity(uid=1002), 4, {"mode": "all", "scope": "socket"}, id="a user's id"
+        ),
+        pytest.param(ProcessIdentity(uid=1003), None, {}, id="another user's id"),
+        pytest.param(
+            ProcessIdentity(cgroups=("/", "/gpu.slice/a/b")), 5, {}, id="* goes through folders"
+        ),
+        pytest.param(
+            ProcessIdentity(cgroups=("/x/gpu.slice/a",)), None, {}, id="a path is all of it"
+        ),
+        pytest.param(ProcessIdentity(pod="notebook-x"), 6, {"mode": "all"}, id="a pod"),
     ],
 )
 def test_the_first_rule_of_which_every_key_matches_says_how_a_process_is_treated(
-    about: About, rule: int | None, said: Mapping[str, object]
+    about: ProcessIdentity, rule: int | None, said: Mapping[str, object]
 ) -> None:
     expected = {**asdict(Treatment()), **DEFAULTS, **said, "rule": rule}
     assert asdict(parse(SITE).treatment(about)) == expected
@@ -102,7 +121,7 @@ def test_the_first_rule_of_which_every_key_matches_says_how_a_process_is_treated
 
 def test_an_empty_file_has_the_defaults_alone() -> None:
     assert parse("") == Policy() == Policy(Treatment(), ())
-    assert asdict(Policy().treatment(About(uid=0))) == {
+    assert asdict(Policy().treatment(ProcessIdentity(uid=0))) == {
         "mode": "node",
         "share": "auto",
         "scope": "node",
@@ -134,19 +153,26 @@ NO_ENVIRONMENT = frozenset(("partition", "account", "user", "environment"))
 @pytest.mark.parametrize(
     ("about", "rule", "unread"),
     [
-        pytest.param(About(uid=1000, unread=NO_ENVIRONMENT), 1, ("partition",), id="it may be his"),
         pytest.param(
-            About(uid=1, unread=NO_ENVIRONMENT), 3, ("environment",), id="it is another's at least"
+            ProcessIdentity(uid=1000, unread=NO_ENVIRONMENT), 1, ("partition",), id="it may be his"
         ),
         pytest.param(
-            About(uid=1, environment={}, unread=frozenset(("namespace", "pod"))),
+            ProcessIdentity(uid=1, unread=NO_ENVIRONMENT),
+            3,
+            ("environment",),
+            id="it is another's at least",
+        ),
+        pytest.param(
+            ProcessIdentity(uid=1, environment={}, unread=frozenset(("namespace", "pod"))),
             None,
             (),
             id="a rule that leaves nobody is passed over",
         ),
-        pytest.param(About(uid=1000, environment={}), None, (), id="it has none, which is known"),
         pytest.param(
-            About(uid=1, namespace="prod", unread=NO_ENVIRONMENT),
+            ProcessIdentity(uid=1000, environment={}), None, (), id="it has none, which is known"
+        ),
+        pytest.param(
+            ProcessIdentity(uid=1, namespace="prod", unread=NO_ENVIRONMENT),
             2,
             (),
             id="an earlier one is known to match",
@@ -154,7 +180,7 @@ NO_ENVIRONMENT = frozenset(("partition", "account", "user", "environment"))
     ],
 )
 def test_whom_a_rule_may_leave_if_one_only_knew_is_left(
-    about: About, rule: int | None, unread: tuple[str, ...]
+    about: ProcessIdentity, rule: int | None, unread: tuple[str, ...]
 ) -> None:
     treatment = parse(LEAVES).treatment(about)
     assert (treatment.rule, treatment.unread) == (rule, unread)
@@ -163,9 +189,11 @@ def test_whom_a_rule_may_leave_if_one_only_knew_is_left(
 
 def test_what_a_file_does_not_say_is_as_the_site_has_it() -> None:
     site = Treatment(mode="exclusive", scope="socket", site=Options(balanced=False))
-    treatment = parse('share = "node"\n[[rule]]\nuid = 0\nmode = "all"', site).treatment(About())
+    treatment = parse('share = "node"\n[[rule]]\nuid = 0\nmode = "all"', site).treatment(
+        ProcessIdentity()
+    )
     assert treatment == Treatment("exclusive", "node", "socket", site=Options(balanced=False))
-    assert parse("", site).treatment(About()) == site
+    assert parse("", site).treatment(ProcessIdentity()) == site
 
 
 @pytest.mark.parametrize(
@@ -179,13 +207,13 @@ def test_what_a_file_does_not_say_is_as_the_site_has_it() -> None:
     ],
 )
 def test_a_scope_alone_is_that_of_all_cores(text: str, mode: str) -> None:
-    assert parse(text).treatment(About(uid=0)).mode == mode
+    assert parse(text).treatment(ProcessIdentity(uid=0)).mode == mode
 
 
 def test_where_the_defaults_leave_only_what_a_rule_takes_is_pinned() -> None:
     policy = parse('leave = true\nmode = "all"\n[[rule]]\nuser = "bob"\nleave = false\n')
-    assert policy.treatment(About(user="eve")) == Treatment(mode="all", leave=True)
-    assert policy.treatment(About(user="bob")) == Treatment(mode="all", rule=1)
+    assert policy.treatment(ProcessIdentity(user="eve")) == Treatment(mode="all", leave=True)
+    assert policy.treatment(ProcessIdentity(user="bob")) == Treatment(mode="all", rule=1)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +232,7 @@ def test_where_the_defaults_leave_only_what_a_rule_takes_is_pinned() -> None:
 )
 def test_a_glob_is_read_as_fnmatch_reads_it(glob: str, text: str, matches: bool) -> None:
     policy = parse(f"[[rule]]\nenvironment = {{ NAME = {json.dumps(glob)} }}")
-    assert (policy.treatment(About(environment={"NAME": text})).rule == 1) == matches
+    assert (policy.treatment(ProcessIdentity(environment={"NAME": text})).rule == 1) == matches
 
 
 NAMING = """
@@ -225,21 +253,31 @@ cgroup = ["/gpu.slice/*", "*/gpu-?.scope"]
 @pytest.mark.parametrize(
     ("about", "path"),
     [
-        pytest.param(About(cgroups=("/", "/gpu.slice/a")), "/gpu.slice/a", id="the one it names"),
         pytest.param(
-            About(cgroups=("/x/gpu-1.scope", "/gpu.slice/a")), "/x/gpu-1.scope", id="the first"
+            ProcessIdentity(cgroups=("/", "/gpu.slice/a")), "/gpu.slice/a", id="the one it names"
         ),
-        pytest.param(About(cgroups=("/", "/other.slice/a")), None, id="none that a rule names"),
-        pytest.param(About(), None, id="none at all"),
-        pytest.param(About(user="eve", cgroups=("/gpu.slice/a",)), None, id="the rule leaves it"),
         pytest.param(
-            About(user="alice", cgroups=("/gpu.slice/a",)),
+            ProcessIdentity(cgroups=("/x/gpu-1.scope", "/gpu.slice/a")),
+            "/x/gpu-1.scope",
+            id="the first",
+        ),
+        pytest.param(
+            ProcessIdentity(cgroups=("/", "/other.slice/a")), None, id="none that a rule names"
+        ),
+        pytest.param(ProcessIdentity(), None, id="none at all"),
+        pytest.param(
+            ProcessIdentity(user="eve", cgroups=("/gpu.slice/a",)), None, id="the rule leaves it"
+        ),
+        pytest.param(
+            ProcessIdentity(user="alice", cgroups=("/gpu.slice/a",)),
             "/gpu.slice/a",
             id="another rule says how it is treated",
         ),
     ],
 )
-def test_a_rule_that_names_a_cgroup_makes_it_a_job(about: About, path: str | None) -> None:
+def test_a_rule_that_names_a_cgroup_makes_it_a_job(
+    about: ProcessIdentity, path: str | None
+) -> None:
     policy = parse(NAMING)
     assert policy.names_cgroup(about) == path
     assert path is None or policy.may_name(about.cgroups)
@@ -371,7 +409,7 @@ def test_what_is_wrong_is_told_with_its_place_and_what_would_be_right(text: str,
 
 def test_what_a_file_may_say_is_what_there_is_to_be_said() -> None:
     assert {*SETTINGS, "rule", "unread", "site"} == {field.name for field in fields(Treatment)}
-    assert {*NAMED} < {field.name for field in fields(About)}
+    assert {*NAMED} < {field.name for field in fields(ProcessIdentity)}
 
 
 def try_to_parse(text: str) -> Policy | PolicyError:
@@ -409,7 +447,7 @@ LINES = st.one_of(
 
 @given(st.one_of(st.lists(LINES, max_size=8).map("\n".join), st.text()))
 def test_whatever_is_written_is_a_policy_or_an_error_of_one_line(text: str) -> None:
-    about = About(uid=0, user="x", cgroups=("/x",), environment={"A": "x"})
+    about = ProcessIdentity(uid=0, user="x", cgroups=("/x",), environment={"A": "x"})
     read = try_to_parse(text)
     if isinstance(read, PolicyError):
         assert is_one_short_line(read)

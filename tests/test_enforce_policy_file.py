@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.enforce.policy.file import MAX_FILE, PolicyFile
-from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.model import PolicyState
 from affinityd.enforce.policy.policy import Policy
 
@@ -39,7 +39,7 @@ def test_what_the_file_says_counts_and_when_it_was_read_is_known(path: Path) -> 
     before = time.time()
     policy = file.current()
     assert policy is not None
-    assert policy.treatment(About(user="bob")).leave
+    assert policy.treatment(ProcessIdentity(user="bob")).leave
     assert file.state.read is not None
     assert before <= file.state.read <= time.time()
     assert file.state == PolicyState(str(path), file.state.read, rules=1)

@@ -18,7 +18,7 @@ from affinityd.enforce.privileges import (
 )
 from affinityd.linux.capabilities import SYS_NICE, has
 from affinityd.linux.processes import INITIAL_PIDS
-from tests.enforcing_hand import said
+from tests.child_python import said
 from tests.test_memory_policy import SECCOMP
 
 pytestmark = pytest.mark.processes

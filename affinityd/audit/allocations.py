@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from affinityd.audit.model import ALLOCATION, SLURM, Audited, GpuKey, Job, ProcessFacts
+from affinityd.audit.model import ALLOCATION, SLURM, AuditedProcess, GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
 from affinityd.planner.model import Demand, Options
@@ -43,8 +43,8 @@ def granted_cpus(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
 
 
 def with_allocations(
-    topology: Topology, reserved: CpuSet, found: Sequence[Audited]
-) -> list[Audited]:
+    topology: Topology, reserved: CpuSet, found: Sequence[AuditedProcess]
+) -> list[AuditedProcess]:
     """Return what was found; ALLOCATION is the cause where fewer CPUs are near than were asked for.
 
     `reserved` are the CPUs that no plan gives.
@@ -55,7 +55,7 @@ def with_allocations(
     return [it if share is None else share.judged(it) for it, share in shares_of]
 
 
-def _keyed(found: Iterable[Audited]) -> Mapping[Key, Sequence[ProcessFacts]]:
+def _keyed(found: Iterable[AuditedProcess]) -> Mapping[Key, Sequence[ProcessFacts]]:
     holders: defaultdict[Key, list[ProcessFacts]] = defaultdict(list)
     for it in found:
         of, cpuset = it.facts.membership, it.facts.cpuset
@@ -73,7 +73,7 @@ class _Share:
     cpuset: CpuSet
     holders: Sequence[ProcessFacts]
 
-    def judged(self, process: Audited) -> Audited:
+    def judged(self, process: AuditedProcess) -> AuditedProcess:
         """Return the judgement of a process, with the cause ALLOCATION where that is right."""
         if not process.is_mismatch:
             return process
@@ -82,12 +82,12 @@ class _Share:
             return process
         return replace(process, cause=ALLOCATION, is_given=is_given)
 
-    def has_granted(self, process: Audited) -> bool:
+    def has_granted(self, process: AuditedProcess) -> bool:
         """Whether a process runs within the CPUs that its job asked for, near ones first."""
         place = self._place(process, self._granted)
         return place is not None and all(mask <= place for mask in process.judged_masks)
 
-    def has_given(self, process: Audited) -> bool:
+    def has_given(self, process: AuditedProcess) -> bool:
         """Whether a process has what a plan gives that asks for so many CPUs, near ones first.
 
         It may have asked for more than its cgroups tell; all of its cpuset may be no plan's.
@@ -101,7 +101,7 @@ class _Share:
         asks = {-(-len(mask) // number) for number in (len(self._gpus), *self._at_home.values())}
         return any(self._place(process, self._widened(asked)) == mask for asked in asks)
 
-    def _place(self, process: Audited, widened: Widened) -> CpuSet | None:
+    def _place(self, process: AuditedProcess, widened: Widened) -> CpuSet | None:
         """Return the CPUs of a process's GPUs; None where none of them has more than near ones."""
         given = [widened[gpu] for gpu in process.facts.gpus if gpu in widened]
         if not given:

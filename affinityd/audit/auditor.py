@@ -10,13 +10,13 @@ from typing import Protocol
 
 from affinityd.audit import orphans
 from affinityd.audit.allocations import with_allocations
-from affinityd.audit.cpu_time import Ledger
-from affinityd.audit.gather import TICKS, Gathering
-from affinityd.audit.idle import Idle
+from affinityd.audit.cpu_time import CpuTimeCounters
+from affinityd.audit.gather import TICKS, ProcessWalk
+from affinityd.audit.idle import IdleTimes
 from affinityd.audit.judge import Judge
-from affinityd.audit.model import Audited, GpuKey, Held, ProcessFacts, Scan
+from affinityd.audit.model import AuditedProcess, GpuHolders, GpuKey, ProcessFacts, Scan
 from affinityd.audit.overlap import divided, overlap
-from affinityd.audit.owners import Owners
+from affinityd.audit.owners import ProcessOwners
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import PROC
 from affinityd.topology.model import Topology
@@ -27,10 +27,10 @@ LATE = "{number} of them were not looked at, as time was up"
 HIDDEN = "not all of them can be seen here: run this as root (/proc is mounted with hidepid)"
 
 
-class Source(Protocol):
+class HolderSource(Protocol):
     """Who knows the processes of the GPUs."""
 
-    def held(self, topology: Topology) -> Held:
+    def held(self, topology: Topology) -> GpuHolders:
         """Return who uses the GPUs now, and of which of them nobody knows."""
 
 
@@ -38,17 +38,17 @@ class Auditor:
     """Looks at the processes again and again, and remembers what it needs from look to look."""
 
     def __init__(
-        self, holders: Source, proc: str = PROC, *, reserved: CpuSet = frozenset()
+        self, holders: HolderSource, proc: str = PROC, *, reserved: CpuSet = frozenset()
     ) -> None:
         """Take who knows the holders, where the processes are, and the CPUs that no plan gives."""
         self._holders = holders
         self._proc = proc
-        self._ledger = Ledger(TICKS)
-        self._stepds = orphans.Stepds(proc)
-        self._owners = Owners(proc)
-        self._idle = Idle()
-        self._ghosts = orphans.Ghosts()
-        self._firsts = Firsts()
+        self._cpu_time = CpuTimeCounters(TICKS)
+        self._slurm_steps = orphans.SlurmSteps(proc)
+        self._owners = ProcessOwners(proc)
+        self._idle = IdleTimes()
+        self._missing = orphans.MissingProcesses()
+        self._first_masks = FirstMasks()
         self._reserved = reserved
         self._not_begun: Collection[int] = ()  # pids of holders that the last scan did not reach
         self._places: dict[GpuKey, str] = {}  # by PCI bus id
@@ -65,16 +65,16 @@ class Auditor:
         judge = self._judge(topology)
         held = self._holders.held(topology)
         end = time.monotonic() + READING
-        gathering = Gathering(held, end, self._proc, first=self._not_begun)
-        judged = [*self._audited(judge, gathering), *self._gone(gathering, held.asked)]
+        walk = ProcessWalk(held, end, self._proc, first=self._not_begun)
+        judged = [*self._audited(judge, walk), *self._gone(walk, held.asked)]
         found = with_allocations(topology, self._reserved, judged)
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
-        self._not_begun = gathering.not_begun
+        self._not_begun = walk.not_begun
         near = judge.near
-        unknown = {**_missed(gathering), **held.unknown}
-        self._ledger.book(found, near, boot)
-        self._ledger.note(found, unknown, now)
+        unknown = {**_missed(walk), **held.unknown}
+        self._cpu_time.book(found, near, boot)
+        self._cpu_time.note(found, unknown, now)
         return Scan(
             time=now,
             monotonic=began,
@@ -83,12 +83,12 @@ class Auditor:
             near=near,
             unknown=unknown,
             overlap=overlap(found),
-            skipped=gathering.late.total() + held.skipped,
+            skipped=walk.late.total() + held.skipped,
             divided=divided(found),
-            late=gathering.late,
-            gpu_time=self._ledger.gpu_time,
-            job_time=self._ledger.job_time,
-            since=self._ledger.since,
+            late=walk.late,
+            gpu_time=self._cpu_time.gpu_time,
+            job_time=self._cpu_time.job_time,
+            since=self._cpu_time.since,
             numa_balancing=_numa_balancing(self._proc),
             notices=held.notices,
             idle=self._idle.seconds(found, began),
@@ -102,43 +102,43 @@ class Auditor:
             self._forget_moved(topology)
         return self._judged_by[1]
 
-    def _audited(self, judge: Judge, gathering: Gathering) -> Iterator[Audited]:
+    def _audited(self, judge: Judge, walk: ProcessWalk) -> Iterator[AuditedProcess]:
         """Yield the judgement of every process; what a known daemon starts is a part of it."""
-        self._stepds.begin()
+        self._slurm_steps.begin()
         self._owners.begin()
-        self._firsts.begin()
+        self._first_masks.begin()
         daemons: set[int] = set()
-        for facts in gathering:
+        for facts in walk:
             of_daemon = facts.holding is None and facts.parent in daemons
-            audited = judge.judge(self._firsts.with_first(facts), of_daemon=of_daemon)
+            audited = judge.judge(self._first_masks.with_first(facts), of_daemon=of_daemon)
             if audited.is_daemon:
                 daemons.add(facts.pid)
                 yield audited
             else:
-                yield _with_orphan(audited, orphans.why(facts, self._stepds, self._owners))
+                yield _with_orphan(audited, orphans.why(facts, self._slurm_steps, self._owners))
 
-    def _gone(self, gathering: Gathering, asked: float) -> list[Audited]:
+    def _gone(self, walk: ProcessWalk, asked: float) -> list[AuditedProcess]:
         """Return what holds a GPU and is not there; to be asked when the gathering is over."""
-        return [orphans.ghost(it) for it in self._ghosts.found(gathering.unseen, asked)]
+        return [orphans.missing_process(it) for it in self._missing.found(walk.unseen, asked)]
 
     def _forget_moved(self, topology: Topology) -> None:
         """Forget what the GPUs cost that had these numbers: one may have left, and others moved."""
         for gpu in topology.gpus:
             if self._places.setdefault(gpu.key, gpu.pci_bus_id) != gpu.pci_bus_id:
                 self._places[gpu.key] = gpu.pci_bus_id
-                self._ledger.forget(gpu.key)
+                self._cpu_time.forget(gpu.key)
 
 
-def _missed(gathering: Gathering) -> dict[GpuKey, str]:
+def _missed(walk: ProcessWalk) -> dict[GpuKey, str]:
     """Return the GPUs of whose processes not all were seen → why: that none is far is not known.
 
     To be asked when the gathering is over.
     """
-    late = {gpu: LATE.format(number=number) for gpu, number in gathering.late.items()}
-    return late | {it.gpu: HIDDEN for it in gathering.unseen if orphans.runs(it.pid)}
+    late = {gpu: LATE.format(number=number) for gpu, number in walk.late.items()}
+    return late | {it.gpu: HIDDEN for it in walk.unseen if orphans.runs(it.pid)}
 
 
-def _with_orphan(audited: Audited, why: str | None) -> Audited:
+def _with_orphan(audited: AuditedProcess, why: str | None) -> AuditedProcess:
     return audited if why is None else replace(audited, orphan=why)
 
 
@@ -153,7 +153,7 @@ def _numa_balancing(proc: str) -> int | None:
 REMEMBERED = 600.0  #: seconds without a sight of it: scans may be blind for a while
 
 
-class Firsts:
+class FirstMasks:
     """Remembers the main thread's mask of each process."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from affinityd.audit.model import Audited, CpuTime, GpuKey, Job, ProcessFacts
+from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 
 REMEMBERED = 300.0  #: seconds for which a job that is gone keeps its counters, to be scraped
@@ -18,7 +18,7 @@ ThreadName = tuple[int, int]  #: tid and start: one thread for good
 
 
 @dataclass
-class Spent:
+class CpuTicks:
     """Clock ticks."""
 
     total: int = 0
@@ -54,7 +54,7 @@ def spent(
     return total, remote
 
 
-def ticks_of(processes: Iterable[Audited]) -> dict[ThreadName, int]:
+def ticks_of(processes: Iterable[AuditedProcess]) -> dict[ThreadName, int]:
     """Return the ticks of every thread so far."""
     return {
         (thread.tid, thread.start): thread.cpu_ticks
@@ -63,7 +63,7 @@ def ticks_of(processes: Iterable[Audited]) -> dict[ThreadName, int]:
     }
 
 
-class Ledger:
+class CpuTimeCounters:
     """The counters, from the first scan on. They never go back."""
 
     def __init__(self, ticks: int) -> None:
@@ -71,31 +71,35 @@ class Ledger:
         self._ticks = ticks
         self._before: Mapping[ThreadName, int] = {}
         self._looked = float("inf")  # ticks since boot: of the threads before, none is known
-        self._gpus: dict[GpuKey, Spent] = {}
-        self._jobs: dict[Job, Spent] = {}
+        self._gpus: dict[GpuKey, CpuTicks] = {}
+        self._jobs: dict[Job, CpuTicks] = {}
         self._since: dict[GpuKey | Job, float] = {}
         self._mismatched: set[GpuKey | Job] = set()
 
-    def book(self, processes: Iterable[Audited], gpus: Iterable[GpuKey], boot: float) -> None:
+    def book(
+        self, processes: Iterable[AuditedProcess], gpus: Iterable[GpuKey], boot: float
+    ) -> None:
         """Add what was spent since the scan before; `boot`: when this one began, since boot, s.
 
         What a process spent for several GPUs counts for its first.
         """
         processes = tuple(processes)
         for gpu in gpus:
-            self._gpus.setdefault(gpu, Spent())
+            self._gpus.setdefault(gpu, CpuTicks())
         for process in processes:
             facts = process.facts
             if not process.is_daemon:
                 amounts = spent(facts, process.near, self._before, self._looked)
                 self._gpus[facts.gpu].add(*amounts, boot)
                 if facts.membership.job is not None:
-                    self._jobs.setdefault(facts.membership.job, Spent()).add(*amounts, boot)
+                    self._jobs.setdefault(facts.membership.job, CpuTicks()).add(*amounts, boot)
         self._before = ticks_of(processes)
         self._looked = boot * self._ticks
         self._jobs = {job: it for job, it in self._jobs.items() if boot - it.seen < REMEMBERED}
 
-    def note(self, processes: Iterable[Audited], unknown: Iterable[GpuKey], now: float) -> None:
+    def note(
+        self, processes: Iterable[AuditedProcess], unknown: Iterable[GpuKey], now: float
+    ) -> None:
         """Note who has a mismatch; `now` is seconds since the epoch.
 
         Of what cannot be seen for a while nobody knows that its mismatch has ended: of a GPU, and

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from affinityd.audit.model import CAUSES, Audited, CpuTime, GpuKey, ProcessFacts, Scan
+from affinityd.audit.model import CAUSES, AuditedProcess, CpuTime, GpuKey, ProcessFacts, Scan
 from affinityd.audit.overlap import by_owners
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list
@@ -23,7 +23,7 @@ NOT_KNOWN = dict.fromkeys(
 
 AT_ONCE = 500  #: threads that are written in one call
 
-Sees = Callable[[Audited], bool]  #: whether somebody may see a process
+Sees = Callable[[AuditedProcess], bool]  #: whether somebody may see a process
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Lists(dict[CpuSet, str]):
         return text
 
 
-def everything(_process: Audited) -> bool:
+def everything(_process: AuditedProcess) -> bool:
     """Let every process be seen."""
     return True
 
@@ -159,13 +159,13 @@ def _processes(topology: Topology, scan: Scan, sees: Sees) -> Iterator[dict[str,
     )
 
 
-def _remedies(process: Audited, remedies: Remedies) -> str | None:
+def _remedies(process: AuditedProcess, remedies: Remedies) -> str | None:
     """Return what mends its placement and, of an orphan, what ends it."""
     end = remedies.end(process) if process.orphan is not None else None
     return "; ".join(str(it) for it in (remedies.of(process), end) if it is not None) or None
 
 
-def _process(process: Audited, remedy: str | None, lists: Lists) -> dict[str, Any]:
+def _process(process: AuditedProcess, remedy: str | None, lists: Lists) -> dict[str, Any]:
     facts = process.facts
     holding = facts.holding
     vendor, index = facts.gpu

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from affinityd.audit.membership import chosen_for, is_slurms, membership
-from affinityd.audit.model import GpuKey, Held, Holding, Membership, ProcessFacts, ThreadFacts
+from affinityd.audit.model import GpuHolders, GpuKey, Holding, Membership, ProcessFacts, ThreadFacts
 from affinityd.audit.orphans import service
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import confining, cpuset_of
@@ -41,7 +41,7 @@ TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
 
 
 @dataclass(frozen=True)
-class Group:
+class CgroupFacts:
     """What the cgroups of a process say of it."""
 
     cgroups: str
@@ -52,11 +52,11 @@ class Group:
     cpu_limit: int | None
 
 
-class Gathering:
+class ProcessWalk:
     """One walk over the processes; what it could not look at is told when it is over."""
 
     def __init__(
-        self, held: Held, deadline: float, proc: str = PROC, *, first: Collection[int] = ()
+        self, held: GpuHolders, deadline: float, proc: str = PROC, *, first: Collection[int] = ()
     ) -> None:
         """Take who holds the GPUs, and by when, time.monotonic(), the walk has to end.
 
@@ -68,7 +68,7 @@ class Gathering:
         self._held = held
         self._end = self._deadline = deadline
         self._proc = proc
-        self._groups: dict[str, Group] = {}  # by cgroups: a job's processes share theirs
+        self._groups: dict[str, CgroupFacts] = {}  # by cgroups: a job's processes share theirs
         # Threads have few masks between them: a set a thread would be what the collector goes
         # through, with every plan waiting for it.
         self._masks: dict[CpuSet, CpuSet] = {}
@@ -184,12 +184,12 @@ class Gathering:
             tree[stat.parent].append(stat.number)
         return tree
 
-    def _group(self, pid: int) -> Group:
+    def _group(self, pid: int) -> CgroupFacts:
         cgroups = cgroups_of(pid, self._proc)
         if cgroups not in self._groups:
             root = os.fspath(Path(self._proc).parent)
             its = membership(cgroups)
-            self._groups[cgroups] = Group(
+            self._groups[cgroups] = CgroupFacts(
                 cgroups,
                 its,
                 service(cgroups),

@@ -10,25 +10,25 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from affinityd.audit.model import Audited, ProcessFacts
+from affinityd.audit.model import AuditedProcess, ProcessFacts
 
 
 @dataclass(frozen=True)
-class Work:
+class Activity:
     """What changes while a process computes."""
 
     memory_bytes: int | None
     threads: frozenset[tuple[int, int, int]]  #: tid, start and CPU time of each, clock ticks
 
 
-class Idle:
+class IdleTimes:
     """Follows orphans from scan to scan."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._since: dict[tuple[int, int], tuple[Work, float]] = {}  # by pid and start
+        self._since: dict[tuple[int, int], tuple[Activity, float]] = {}  # by pid and start
 
-    def seconds(self, processes: Iterable[Audited], now: float) -> dict[int, float]:
+    def seconds(self, processes: Iterable[AuditedProcess], now: float) -> dict[int, float]:
         """Return pid → seconds that each orphan has been idle, 0 at first sight.
 
         `now`: when the processes were read, time.monotonic().
@@ -47,8 +47,8 @@ class Idle:
         return {pid: now - since for (pid, _), (_, since) in self._since.items()}
 
 
-def _work(facts: ProcessFacts, family: Iterable[ProcessFacts]) -> Work:
-    return Work(
+def _work(facts: ProcessFacts, family: Iterable[ProcessFacts]) -> Activity:
+    return Activity(
         None if facts.holding is None else facts.holding.memory_bytes,
         frozenset((it.tid, it.start, it.cpu_ticks) for its in family for it in its.threads),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-from affinityd.audit.model import ALLOCATION, MASK, SLURM, Audited, GpuKey, ProcessFacts
+from affinityd.audit.model import ALLOCATION, MASK, SLURM, AuditedProcess, GpuKey, ProcessFacts
 from affinityd.audit.model import UNPINNED as NOT_PINNED
 from affinityd.cpuset import CpuSet
 from affinityd.linux.procstat import ENDED
@@ -57,7 +57,7 @@ class Judge:
         """The near CPUs of every GPU; None: not known."""
         return {gpu.key: _known(self._vicinity((gpu.key,))) for gpu in self._topology.gpus}
 
-    def judge(self, facts: ProcessFacts, *, of_daemon: bool = False) -> Audited:
+    def judge(self, facts: ProcessFacts, *, of_daemon: bool = False) -> AuditedProcess:
         """Return the judgement of a process; `of_daemon`: a known daemon has started it."""
         near = self._vicinity(facts.gpus)
         masks = {thread.mask for thread in facts.threads}
@@ -72,7 +72,7 @@ class Judge:
             if not itself[thread.mask] and (place or facts.state not in ENDED)
         ]
         together = _together({places[mask] for mask in judged})
-        return Audited(
+        return AuditedProcess(
             facts,
             together,
             placements=tuple(places[thread.mask] for thread in facts.threads),

@@ -49,7 +49,7 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Held:
+class GpuHolders:
     """Who uses the GPUs, as far as that can be known."""
 
     holdings: tuple[Holding, ...] = ()  #: one a process
@@ -104,7 +104,7 @@ class ProcessFacts:
 
 
 @dataclass(frozen=True)
-class Audited:
+class AuditedProcess:
     """The judgement of one process."""
 
     facts: ProcessFacts
@@ -145,7 +145,7 @@ class Scan:
     monotonic: float  #: the same, time.monotonic()
     seconds: float  #: how long it took
     #: By GPU: each holder by pid, followed by its descendants, parents first; known daemons, too.
-    processes: tuple[Audited, ...]
+    processes: tuple[AuditedProcess, ...]
     near: Mapping[GpuKey, CpuSet | None]  #: of every GPU: its near CPUs; None: not known
     unknown: Mapping[GpuKey, str]  #: GPUs whose processes are not known → why
     #: CPUs in the unique pins of more than one job → whose, by name

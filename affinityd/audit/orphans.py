@@ -9,8 +9,8 @@ import os
 from collections.abc import Collection, Iterator
 
 from affinityd.audit.membership import membership
-from affinityd.audit.model import SLURM, Audited, Holding, Job, Membership, ProcessFacts
-from affinityd.audit.owners import STEPD, Owners
+from affinityd.audit.model import SLURM, AuditedProcess, Holding, Job, Membership, ProcessFacts
+from affinityd.audit.owners import STEPD, ProcessOwners
 from affinityd.linux.processes import (
     INIT,
     PROC,
@@ -38,7 +38,7 @@ def service(cgroups: str) -> str | None:
     return next((part for part in parts if part.endswith(".service")), None)
 
 
-class Stepds:
+class SlurmSteps:
     """Which of Slurm's jobs have a slurmstepd, as far as anybody asks.
 
     Who has none above it makes us look at every process of the machine: once a scan at most, and
@@ -97,8 +97,8 @@ class Stepds:
             return True
         if not self._has_swept:
             self._has_swept = True
-            stepds = [stat.number for stat in everyone(self._proc) if self._is_stepd(stat)]
-            self._found = {its: pid for pid in stepds for its in self._jobs(pid)}
+            slurm_steps = [stat.number for stat in everyone(self._proc) if self._is_stepd(stat)]
+            self._found = {its: pid for pid in slurm_steps for its in self._jobs(pid)}
         return job in self._found
 
     def _jobs(self, pid: int) -> Iterator[Job]:
@@ -109,7 +109,7 @@ class Stepds:
         yield Job(SLURM, title_of(pid, self._proc).rpartition("[")[2].partition(".")[0])
 
 
-def why(facts: ProcessFacts, stepds: Stepds, owners: Owners) -> str | None:
+def why(facts: ProcessFacts, slurm_steps: SlurmSteps, owners: ProcessOwners) -> str | None:
     """Return why a process that holds a GPU belongs to no living job; None: it does."""
     if facts.holding is None:
         return None
@@ -117,7 +117,7 @@ def why(facts: ProcessFacts, stepds: Stepds, owners: Owners) -> str | None:
         return HAS_ENDED.format(parent=facts.parent) if has_ended(facts) else HEADLESS
     job = facts.membership.job
     if job is not None and job.scheduler == SLURM:
-        return None if stepds.may_run(facts, job) else OF_ENDED_JOB.format(job=job.id)
+        return None if slurm_steps.may_run(facts, job) else OF_ENDED_JOB.format(job=job.id)
     is_kept = job or facts.membership.container or facts.service or facts.parent != INIT
     return None if is_kept else owners.why_not(facts.uid)
 
@@ -127,14 +127,14 @@ def has_ended(facts: ProcessFacts) -> bool:
     return facts.state == ZOMBIE and len(facts.threads) <= 1
 
 
-class Ghosts:
+class MissingProcesses:
     """Processes that the driver names and that are not there, twice running."""
 
     def __init__(self) -> None:
         """Begin with none."""
         self._asked: float | None = None
         self._gone: Collection[Holding] = ()  # those that were not there then
-        self._ghosts: Collection[Holding] = ()
+        self._missing: Collection[Holding] = ()
 
     def found(self, unseen: Collection[Holding], asked: float) -> Collection[Holding]:
         """Return those of a scan's unseen ones that the driver named before as well.
@@ -144,12 +144,12 @@ class Ghosts:
         if asked != self._asked:
             gone = [it for it in unseen if not runs(it.pid)]
             known = {(it.pid, it.gpu) for it in self._gone}
-            self._ghosts = [it for it in gone if (it.pid, it.gpu) in known]
+            self._missing = [it for it in gone if (it.pid, it.gpu) in known]
             self._asked, self._gone = asked, gone
-        return self._ghosts
+        return self._missing
 
 
-def ghost(holding: Holding) -> Audited:
+def missing_process(holding: Holding) -> AuditedProcess:
     """Return what can be said of a process that is not there."""
     facts = ProcessFacts(
         pid=holding.pid,
@@ -165,7 +165,7 @@ def ghost(holding: Holding) -> Audited:
         threads=(),
         beside=holding.beside,
     )
-    return Audited(facts, UNKNOWN, placements=(), pinned_itself=(), orphan=NOT_THERE)
+    return AuditedProcess(facts, UNKNOWN, placements=(), pinned_itself=(), orphan=NOT_THERE)
 
 
 def runs(pid: int) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from affinityd.audit.model import Audited, ProcessFacts
+from affinityd.audit.model import AuditedProcess, ProcessFacts
 from affinityd.cpuset import CpuSet
 
-Owners = tuple[str, ...]  #: whose pins: `slurm 7`, `container cd34cd34cd34`, `session 4711`
+PinOwners = tuple[str, ...]  #: whose pins: `slurm 7`, `container cd34cd34cd34`, `session 4711`
 
 
-def overlap(processes: Iterable[Audited]) -> Mapping[int, Owners]:
+def overlap(processes: Iterable[AuditedProcess]) -> Mapping[int, PinOwners]:
     """Return the CPUs in the unique pins of two jobs or more → whose those are.
 
     A pin is unique where it is a part of what the process could have near its GPUs: whoever takes
@@ -28,15 +28,15 @@ def overlap(processes: Iterable[Audited]) -> Mapping[int, Owners]:
     return {cpu: tuple(those) for cpu, those in owners.items() if len(those) > 1}
 
 
-def by_owners(overlapping: Mapping[int, Owners]) -> Mapping[Owners, CpuSet]:
+def by_owners(overlapping: Mapping[int, PinOwners]) -> Mapping[PinOwners, CpuSet]:
     """Return whose pins → the CPUs that are in those of all of them."""
-    cpus: defaultdict[Owners, set[int]] = defaultdict(set)
+    cpus: defaultdict[PinOwners, set[int]] = defaultdict(set)
     for cpu, owners in sorted(overlapping.items()):
         cpus[owners].add(cpu)
     return {owners: frozenset(those) for owners, those in cpus.items()}
 
 
-def _unique(process: Audited, near: CpuSet) -> set[CpuSet]:
+def _unique(process: AuditedProcess, near: CpuSet) -> set[CpuSet]:
     cpuset = process.facts.cpuset
     could_have = near if cpuset is None else near & cpuset
     return {mask for mask in process.judged_masks if mask < could_have}
@@ -52,7 +52,7 @@ def _owner(facts: ProcessFacts) -> str:
     return f"session {facts.pid if facts.session is None else facts.session}"
 
 
-def divided(processes: Iterable[Audited]) -> frozenset[int]:
+def divided(processes: Iterable[AuditedProcess]) -> frozenset[int]:
     """Return the pids of the processes below which another one holds other GPUs.
 
     What is right for such a process is not for all below it.

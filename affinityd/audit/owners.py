@@ -33,7 +33,7 @@ NO_JOB = (
 
 
 @dataclass(frozen=True)
-class Users:
+class UserActivity:
     """What one look at all processes says of their users, by uid."""
 
     in_session: frozenset[int]
@@ -41,7 +41,7 @@ class Users:
     has_slurmd: bool
 
 
-def users_of(processes: Iterable[tuple[Stat, int | None]]) -> Users:
+def users_of(processes: Iterable[tuple[Stat, int | None]]) -> UserActivity:
     """Return what these processes, each with its real uid, say of their users."""
     living = [(stat, uid) for stat, uid in processes if not stat.is_zombie]
     by_pid = {stat.number: (stat.name, uid) for stat, uid in living}
@@ -53,16 +53,16 @@ def users_of(processes: Iterable[tuple[Stat, int | None]]) -> Users:
         if uid is not None and (above, other) == (STEPD, ROOT):
             in_job.add(uid)
     has_slurmd = (SLURMD, ROOT) in by_pid.values()
-    return Users(frozenset(in_session), frozenset(in_job), has_slurmd)
+    return UserActivity(frozenset(in_session), frozenset(in_job), has_slurmd)
 
 
-class Owners:
+class ProcessOwners:
     """Says which users own what they have started; all processes are read once a scan at most."""
 
     def __init__(self, proc: str = PROC) -> None:
         """Take where the processes are."""
         self._proc = proc
-        self._users: Users | None = None
+        self._users: UserActivity | None = None
 
     def begin(self) -> None:
         """Begin another scan."""

@@ -15,7 +15,7 @@ from affinityd.audit.model import (
     MASK,
     SLURM,
     UNPINNED,
-    Audited,
+    AuditedProcess,
     GpuKey,
     Scan,
 )
@@ -92,7 +92,7 @@ class Remedies:
         self._idle = scan.idle
         self._near = cache(self._vicinity)
 
-    def of(self, process: Audited) -> Remedy | None:
+    def of(self, process: AuditedProcess) -> Remedy | None:
         """Return what mends a process's placement; None: nothing is to be mended, or nobody can."""
         if not process.is_mismatch or process.cause is None:
             return None
@@ -102,7 +102,7 @@ class Remedies:
             return Remedy(self._allocated(process, near, place))
         return Remedy(PINNED[process.cause].format(near=place), self._pin(process, near.gpus))
 
-    def end(self, orphan: Audited) -> Remedy | None:
+    def end(self, orphan: AuditedProcess) -> Remedy | None:
         """Return what ends an orphan, or has to come before; None: nothing is to be done."""
         facts = orphan.facts
         if facts.state == GONE:
@@ -117,12 +117,12 @@ class Remedies:
         what = f"look what it is, then end it: kill {facts.pid}"
         return Remedy(f"it has used no CPU time for {idle:.0f} s: {what}")
 
-    def _target(self, process: Audited) -> Audited:
+    def _target(self, process: AuditedProcess) -> AuditedProcess:
         """Return whom a pin of the process is to name: the one that it works for, or itself."""
         holder = self._holders.get(process.facts.holder or process.facts.pid)
         return process if holder is None or holder.facts.pid in self._divided else holder
 
-    def _pin(self, process: Audited, gpus: Sequence[Gpu]) -> str:
+    def _pin(self, process: AuditedProcess, gpus: Sequence[Gpu]) -> str:
         """Return the command; a process's own environment would count its GPUs in its own way."""
         pid = self._target(process).facts.pid
         is_tree = pid in self._with_workers and pid not in self._divided
@@ -130,7 +130,7 @@ class Remedies:
         names = ",".join(gpu.uuid or gpu.pci_bus_id for gpu in gpus)
         return f"affinityd pin {options}--gpus {names} {pid}"
 
-    def _allocated(self, process: Audited, near: Vicinity, place: str) -> str:
+    def _allocated(self, process: AuditedProcess, near: Vicinity, place: str) -> str:
         facts = process.facts
         job, container = facts.membership.job, facts.membership.container
         fields = dict.fromkeys(self._affinities[gpu.key].field for gpu in near.gpus)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd.audit.model import Audited, ProcessFacts
+from affinityd.audit.model import AuditedProcess, ProcessFacts
 from affinityd.linux import memory_policy
 
 LARGEST = 16 * 2**30  #: bytes resident; the kernel walks them page by page, and the process waits
@@ -25,7 +25,7 @@ class ResidentMemory:
     refusals: Mapping[int, str]  #: pid → why it was not read
 
 
-def read(processes: Iterable[Audited]) -> ResidentMemory:
+def read(processes: Iterable[AuditedProcess]) -> ResidentMemory:
     """Read one after the other: numa_maps, proc(5). Known daemons are left alone."""
     those = tuple(it.facts for it in processes if not it.is_daemon and it.facts.threads)
     deadline = time.monotonic() + LONGEST

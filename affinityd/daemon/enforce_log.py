@@ -10,7 +10,7 @@ from affinityd.audit.model import GpuKey, Job
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import several
 from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.model import GIVEN_UP, Done, Report
+from affinityd.enforce.model import GIVEN_UP, EnforcementReport, PinAttempt
 from affinityd.enforce.policy.model import PolicyState
 from affinityd.text import count, one_line
 
@@ -64,7 +64,7 @@ class EnforceLog:
             log.info("pins from now on: nothing keeps it from that any more")
         self._hindrance = hindrance
 
-    def _forget(self, report: Report, now: float) -> None:
+    def _forget(self, report: EnforcementReport, now: float) -> None:
         """Forget the jobs that were not seen for long."""
         seen = {decision.job for decision in report.decisions}
         at = {it: now if it[0] in seen else then for it, then in self._told.items()}
@@ -86,9 +86,9 @@ def _of_policy(before: PolicyState, now: PolicyState) -> Iterator[News]:
         yield logging.INFO, f"the policy {now.file} counts, with {count(now.rules, 'rule')}"
 
 
-def _of_pins(done: Collection[Done]) -> Iterator[tuple[Job, str, News]]:
+def _of_pins(done: Collection[PinAttempt]) -> Iterator[tuple[Job, str, News]]:
     """Yield for each job what came of its processes: how many were pinned, and one refusal."""
-    of_jobs: defaultdict[Job, list[Done]] = defaultdict(list)
+    of_jobs: defaultdict[Job, list[PinAttempt]] = defaultdict(list)
     for it in done:
         if it.decision.job is not None and not it.outcome.is_gone:
             of_jobs[it.decision.job].append(it)
@@ -101,7 +101,7 @@ def _of_pins(done: Collection[Done]) -> Iterator[tuple[Job, str, News]]:
             yield job, "refused", (logging.WARNING, line + (it.outcome.error or "nobody says why"))
 
 
-def _pinned(done: Sequence[Done]) -> str:
+def _pinned(done: Sequence[PinAttempt]) -> str:
     processes = "1 process" if len(done) == 1 else f"{len(done)} processes"
     threads = count(sum(it.outcome.pinned for it in done), "thread")
     near = _gpus({gpu for it in done for gpu in it.decision.process.facts.gpus})
@@ -109,7 +109,7 @@ def _pinned(done: Sequence[Done]) -> str:
     return f"pinned {processes} ({threads}) near {near}, mode {', '.join(modes)}"
 
 
-def _of_given_up(report: Report) -> Iterator[tuple[Job, str, News]]:
+def _of_given_up(report: EnforcementReport) -> Iterator[tuple[Job, str, News]]:
     for decision in report.decisions:
         if decision.reason == GIVEN_UP and decision.job is not None:
             facts = decision.process.facts

@@ -19,8 +19,8 @@ from affinityd.daemon.state.scanner import Audit
 from affinityd.enforce import privileges
 from affinityd.enforce.document import render
 from affinityd.enforce.enforcer import Enforced, Enforcer
-from affinityd.enforce.memory_migration import Migrations
-from affinityd.enforce.node_lock import Alone
+from affinityd.enforce.memory_migration import MemoryMigrations
+from affinityd.enforce.node_lock import NodeLock
 from affinityd.enforce.policy.file import FILE, PolicyFile
 from affinityd.enforce.policy.model import GRANTED, NOTHING, Treatment
 from affinityd.errors import NotEnforcedError
@@ -49,7 +49,7 @@ class Enforcement:
             ),
             hindrance=hindrance,
             reserved=settings.reserved_cpus,
-            migrations=Migrations(enabled=settings.migrate_memory),
+            migrations=MemoryMigrations(enabled=settings.migrate_memory),
         )
         self._metrics = metrics
         self._last: Enforced | None = None
@@ -96,4 +96,4 @@ def _hindrance(settings: Settings) -> Callable[[], str | None]:
     if settings.enforce != PIN:
         return lambda: None
     lacking = privileges.hindrance()
-    return Alone().hindrance if lacking is None else lambda: lacking
+    return NodeLock().hindrance if lacking is None else lambda: lacking

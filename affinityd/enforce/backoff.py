@@ -12,7 +12,16 @@ from dataclasses import dataclass, replace
 from affinityd.audit.gather import TICKS
 from affinityd.audit.model import ProcessFacts
 from affinityd.cpuset import CpuSet
-from affinityd.enforce.model import DRIFTED, FITS, GIVEN_UP, LEFT, WAITING, YOUNG, Decision, Done
+from affinityd.enforce.model import (
+    DRIFTED,
+    FITS,
+    GIVEN_UP,
+    LEFT,
+    WAITING,
+    YOUNG,
+    Decision,
+    PinAttempt,
+)
 from affinityd.enforce.verdict import drifted_masks
 from affinityd.text import count
 
@@ -33,7 +42,7 @@ ENOUGH = END + (
 
 
 @dataclass(frozen=True)
-class Patience:
+class BackoffTimes:
     """How long it is, in seconds."""
 
     grace: float = 10.0  #: from a process's start: it may yet pin itself
@@ -42,7 +51,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Record:
+class PinRecord:
     """What is remembered of one process."""
 
     given: tuple[CpuSet, ...] = ()  #: the masks that we gave it, or that the kernel made of them
@@ -57,19 +66,19 @@ class Record:
     is_reset: bool = False  #: since the last pin
 
 
-class Calm:
+class Backoff:
     """Remembers what was done to whom."""
 
-    def __init__(self, patience: Patience = Patience()) -> None:
+    def __init__(self, patience: BackoffTimes = BackoffTimes()) -> None:
         """Take how long to be patient."""
         self.resets = 0  #: of all processes
         self._patience = patience
-        self._records: dict[tuple[int, int], Record] = {}  # by pid and start
+        self._records: dict[tuple[int, int], PinRecord] = {}  # by pid and start
         self._seen: dict[tuple[int, int], float] = {}
 
-    def record(self, facts: ProcessFacts) -> Record:
+    def record(self, facts: ProcessFacts) -> PinRecord:
         """Return what is remembered of a process."""
-        return self._records.get(_key(facts), Record())
+        return self._records.get(_key(facts), PinRecord())
 
     def given(self, facts: ProcessFacts) -> frozenset[CpuSet]:
         """Return the masks that we gave a process, or that the kernel made of them."""
@@ -90,20 +99,20 @@ class Calm:
                 self._note_rest(decision.process.facts)
         return [self._calmed(it, boot) if it.verdict == DRIFTED else it for it in decisions]
 
-    def pinned(self, done: Done, boot: float) -> None:
+    def pinned(self, done: PinAttempt, boot: float) -> None:
         """Note what came of a pin; `boot`: when the scan began that it came from."""
-        facts, standard, outcome = done.decision.process.facts, done.decision.standard, done.outcome
-        if standard is None or not (outcome.pinned or outcome.refused):
+        facts, target, outcome = done.decision.process.facts, done.decision.target, done.outcome
+        if target is None or not (outcome.pinned or outcome.refused):
             return
         before = self.record(facts)
         if outcome.refused:  # as a reset: it is tried again ever later
             before = replace(before, in_a_row=before.in_a_row + 1)
-        new = [mask for mask in (outcome.cut, standard.cpus) if mask is not None]
+        new = [mask for mask in (outcome.cut, target.cpus) if mask is not None]
         given = (*(mask for mask in before.given if mask not in new), *new)
         self._records[_key(facts)] = replace(
             before,
             given=given[-MOST_GIVEN:],
-            asked=standard.cpus,
+            asked=target.cpus,
             pins=before.pins + (outcome.pinned > 0),
             last_pin=boot,
             refusal=outcome.error,
@@ -134,11 +143,11 @@ class Calm:
 
     def _is_ours(self, decision: Decision) -> bool:
         """Whether what has drifted is where we put it: its plan has changed since."""
-        facts, standard = decision.process.facts, decision.standard
+        facts, target = decision.process.facts, decision.target
         record = self.record(facts)
-        if standard is None or standard.cpus == record.asked:
+        if target is None or target.cpus == record.asked:
             return False
-        return drifted_masks(facts, standard) <= {*record.given}
+        return drifted_masks(facts, target) <= {*record.given}
 
     def _note_rest(self, facts: ProcessFacts) -> None:
         """Note that a process is where it is to be: what it does next is another reset."""
@@ -146,7 +155,7 @@ class Calm:
         if record is not None and record.is_reset:
             self._records[_key(facts)] = replace(record, is_reset=False, refusal=None)
 
-    def _note_reset(self, facts: ProcessFacts, boot: float) -> Record:
+    def _note_reset(self, facts: ProcessFacts, boot: float) -> PinRecord:
         """Note that a process is found reset, once a pin; return what is remembered then."""
         record = self.record(facts)
         if not record.is_reset:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from affinityd.audit.model import KUBERNETES, Audited, Job, Scan
+from affinityd.audit.model import KUBERNETES, AuditedProcess, Job, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.config.switch import OBSERVE, OFF, ON, SWITCHES
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.enforce.exemptions import BY_JOB, BY_POLICY, LetAloneError
-from affinityd.enforce.jobs import Asking, Jobs
+from affinityd.enforce.exemptions import BY_JOB, BY_POLICY, ExemptError
+from affinityd.enforce.jobs import Identify, ScanJobs
 from affinityd.enforce.model import (
     ALLOCATION,
     CGROUP,
@@ -29,11 +29,11 @@ from affinityd.enforce.model import (
     POLICY,
     Decision,
 )
-from affinityd.enforce.placement import Roll
+from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.identity import paths
 from affinityd.enforce.policy.model import Treatment
 from affinityd.enforce.policy.policy import Policy
-from affinityd.enforce.targets import Given, Standards
+from affinityd.enforce.targets import Given, Targets
 from affinityd.enforce.verdict import judged, only_observed, unsure
 from affinityd.text import quote
 from affinityd.topology.model import Topology
@@ -50,34 +50,34 @@ def decide(
     *,
     reserved: CpuSet,
     policy: Policy | None,
-    about: Asking,
+    identify: Identify,
     given: Given,
-    roll: Roll,
+    history: JobHistory,
 ) -> list[Decision]:
     """Return what is to become of the processes of a scan, in its order.
 
     `policy` None: none could be read yet. `about` is asked of holders alone, and only of those in a
     job, or whose cgroup a rule may name. `roll` remembers the jobs from scan to scan.
     """
-    jobs, remedies = Jobs(scan.processes, policy, about), Remedies(topology, scan)
-    roll.note(jobs.holders, scan.boot)
-    places = roll.places(topology, topology.online - reserved)
-    standards = Standards(scan, jobs, remedies, places, roll)
-    consents = _Consents(jobs, remedies, policy, about)
+    jobs, remedies = ScanJobs(scan.processes, policy, identify), Remedies(topology, scan)
+    history.note(jobs.holders, scan.boot)
+    places = history.places(topology, topology.online - reserved)
+    targets = Targets(scan, jobs, remedies, places, history)
+    consents = _Consents(jobs, remedies, policy, identify)
 
-    def decided(process: Audited) -> Decision:
+    def decided(process: AuditedProcess) -> Decision:
         job: Job | None = None
         treatment: Treatment | None = None
         try:
             job = consents.job(process)
             treatment = consents.treatment(process)
             consents.ask(job, treatment, process.facts.uid)
-            standard = standards.of(process, job, treatment, given)
-        except LetAloneError as why:
+            target = targets.of(process, job, treatment, given)
+        except ExemptError as why:
             cause = ALLOCATION if why.reason == ALLOCATION else None
             found = Decision(process, LEFT, cause=cause, reason=why.reason, why=str(why))
         else:
-            judgement = unsure(judged(process, standard), treatment)
+            judgement = unsure(judged(process, target), treatment)
             asked_for = consents.allocation(process, judgement)
             if asked_for is not None:
                 judgement = replace(
@@ -95,46 +95,46 @@ class _Consents:
     """Who may be pinned, and how, in one scan."""
 
     def __init__(
-        self, jobs: Jobs, remedies: Remedies, policy: Policy | None, about: Asking
+        self, jobs: ScanJobs, remedies: Remedies, policy: Policy | None, identify: Identify
     ) -> None:
         self._jobs = jobs
         self._remedies = remedies
         self._policy = policy
-        self._about = about
+        self._identify = identify
         self._treatments: dict[int, Treatment] = {}  # by pid of the holder
         self._switch = cache(self._switch_of)
 
-    def job(self, process: Audited) -> Job:
-        """Return the job of a process. Raises LetAloneError where it is in none that lives."""
+    def job(self, process: AuditedProcess) -> Job:
+        """Return the job of a process. Raises ExemptError where it is in none that lives."""
         holder, job = self._jobs.holder(process), self._jobs.of(process)
         if process.is_daemon or holder.is_daemon:
-            raise LetAloneError(DAEMON)
+            raise ExemptError(DAEMON)
         if (orphan := process.orphan or holder.orphan) is not None:
             remedy = self._remedies.end(holder)
-            raise LetAloneError(ORPHAN, orphan if remedy is None else f"{orphan}; {remedy}")
+            raise ExemptError(ORPHAN, orphan if remedy is None else f"{orphan}; {remedy}")
         if job is None:
-            raise LetAloneError(NO_JOB, cgroups=_shown(process.facts.cgroups))
+            raise ExemptError(NO_JOB, cgroups=_shown(process.facts.cgroups))
         return job
 
-    def treatment(self, process: Audited) -> Treatment:
+    def treatment(self, process: AuditedProcess) -> Treatment:
         """Return what the policy says of a process: what it says of whom it works for.
 
-        Raises LetAloneError where there is no policy.
+        Raises ExemptError where there is no policy.
         """
         if self._policy is None:
-            raise LetAloneError(NO_POLICY)
+            raise ExemptError(NO_POLICY)
         holder = self._jobs.holder(process).facts
         if holder.pid not in self._treatments:
-            self._treatments[holder.pid] = self._policy.treatment(self._about(holder))
+            self._treatments[holder.pid] = self._policy.treatment(self._identify(holder))
         return self._treatments[holder.pid]
 
     def ask(self, job: Job, treatment: Treatment, uid: int | None) -> None:
-        """Raise LetAloneError where somebody wants no pin for a user's process."""
+        """Raise ExemptError where somebody wants no pin for a user's process."""
         if treatment.leave and not treatment.unread:
-            raise LetAloneError(POLICY, which=_source(treatment))
+            raise ExemptError(POLICY, which=_source(treatment))
         word, pid = self._switch(job, uid)
         if word == OFF:
-            raise LetAloneError(OPTED_OUT, pid=pid)
+            raise ExemptError(OPTED_OUT, pid=pid)
 
     def observed(self, job: Job, treatment: Treatment, uid: int | None) -> str | None:
         """Return why a process is only observed, in a sentence; None: it may be pinned."""
@@ -143,11 +143,11 @@ class _Consents:
         word, pid = self._switch(job, uid)
         return BY_JOB.format(pid=pid) if word == OBSERVE else None
 
-    def allocation(self, process: Audited, judgement: Decision) -> str | None:
+    def allocation(self, process: AuditedProcess, judgement: Decision) -> str | None:
         """Return why a process has far CPUs that it asked for, in a sentence; None: it has none."""
         if process.cause == ALLOCATION and (process.is_given or judgement.verdict == FITS):
             return str(self._remedies.of(process))
-        cpus = self._about(self._jobs.holder(process).facts).given
+        cpus = self._identify(self._jobs.holder(process).facts).given
         if judgement.verdict != DRIFTED or not cpus:
             return None
         is_there = all(mask <= cpus for mask in process.judged_masks)
@@ -157,8 +157,8 @@ class _Consents:
         """Return what Kubernetes calls a job, `NAMESPACE/POD`; None where that is not known."""
         if job.scheduler != KUBERNETES:
             return None
-        abouts = (self._about(facts) for facts in self._jobs.holders.get(job, ()))
-        return next((f"{it.namespace}/{it.pod}" for it in abouts if it.pod is not None), None)
+        identities = (self._identify(facts) for facts in self._jobs.holders.get(job, ()))
+        return next((f"{it.namespace}/{it.pod}" for it in identities if it.pod is not None), None)
 
     def _switch_of(self, job: Job, uid: int | None) -> tuple[str, int | None]:
         """Return what AFFINITYD says for a job, the least of its holders, and whose pid that is.
@@ -167,7 +167,7 @@ class _Consents:
         """
         holders = self._jobs.holders[job]
         its = (it for it in holders if job.scheduler != CGROUP or it.uid == uid)
-        words = ((self._about(facts).switch, facts.pid) for facts in its)
+        words = ((self._identify(facts).switch, facts.pid) for facts in its)
         return min(words, key=lambda it: SWITCHES.index(it[0]), default=(ON, None))
 
 

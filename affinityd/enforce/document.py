@@ -140,7 +140,7 @@ def _jobs(enforced: Enforced, sees: Sees) -> Iterator[dict[str, Any]]:
 
 
 def _process(decision: Decision, enforced: Enforced, lists: Lists) -> dict[str, Any]:
-    facts, standard, treatment = decision.process.facts, decision.standard, decision.treatment
+    facts, target, treatment = decision.process.facts, decision.target, decision.treatment
     record = enforced.records[facts.pid]
     vendor, index = facts.gpu
     return {
@@ -157,7 +157,7 @@ def _process(decision: Decision, enforced: Enforced, lists: Lists) -> dict[str, 
         "why": decision.why,
         "observed": decision.is_observed,
         "masks": lists[frozenset[int]().union(*(thread.mask for thread in facts.threads))],
-        "cpulist": standard and lists[standard.cpus],
+        "cpulist": target and lists[target.cpus],
         "cpuset": None if facts.cpuset is None else lists[facts.cpuset],
         "mode": treatment and treatment.mode,
         "share": treatment and treatment.share,

@@ -14,14 +14,22 @@ from affinityd.audit.model import ProcessFacts, Scan
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet
 from affinityd.enforce import pinner
-from affinityd.enforce.backoff import Calm, Record
+from affinityd.enforce.backoff import Backoff, PinRecord
 from affinityd.enforce.decide import decide
 from affinityd.enforce.exemptions import notices
-from affinityd.enforce.memory_migration import Migrations
-from affinityd.enforce.model import DRIFTED, SHARE, Decision, Done, Outcome, Report, Totals
-from affinityd.enforce.placement import Roll
+from affinityd.enforce.memory_migration import MemoryMigrations
+from affinityd.enforce.model import (
+    DRIFTED,
+    SHARE,
+    Decision,
+    EnforcementReport,
+    EnforcementTotals,
+    PinAttempt,
+    PinOutcome,
+)
+from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.file import PolicyFile
-from affinityd.enforce.policy.identity import About, Abouts
+from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity
 from affinityd.linux.processes import stat_of
 from affinityd.topology.model import Topology
 
@@ -41,8 +49,8 @@ class Enforced:
 
     topology: Topology
     scan: Scan
-    report: Report
-    records: Mapping[int, Record]  #: what is remembered of the processes, by pid
+    report: EnforcementReport
+    records: Mapping[int, PinRecord]  #: what is remembered of the processes, by pid
 
     def since_epoch(self, since_boot: float | None) -> float | None:
         """Return a moment, seconds since boot, in seconds since the epoch."""
@@ -59,7 +67,7 @@ class Enforcer:
         *,
         hindrance: Callable[[], str | None],
         reserved: CpuSet = frozenset(),
-        migrations: Migrations,
+        migrations: MemoryMigrations,
     ) -> None:
         """Take what is wanted, of WAYS, and by which policy.
 
@@ -70,9 +78,9 @@ class Enforcer:
         self._policy = policy
         self._hindrance = hindrance
         self._reserved = reserved
-        self._abouts = Abouts()
-        self._calm = Calm()
-        self._roll = Roll()
+        self._identities = ProcessIdentities()
+        self._backoff = Backoff()
+        self._history = JobHistory()
         self._migrations = migrations
         self._pins = Counter[str]()
         self._threads = 0
@@ -86,7 +94,7 @@ class Enforcer:
         drifted = [it for it in decisions if it.verdict == DRIFTED and not it.is_observed]
         drifted = drifted if does == PIN else []
         done = self._pin(topology, scan, drifted)
-        report = Report(
+        report = EnforcementReport(
             time=scan.time,
             wanted=self._wanted,
             does=does,
@@ -101,15 +109,15 @@ class Enforcer:
             unreached=len(drifted) - len(done),
             seconds=time.monotonic() - began,
         )
-        records = {it.process.facts.pid: self._calm.record(it.process.facts) for it in decisions}
+        records = {it.process.facts.pid: self._backoff.record(it.process.facts) for it in decisions}
         return Enforced(topology, scan, report, records)
 
     @property
-    def _totals(self) -> Totals:
-        return Totals(
+    def _totals(self) -> EnforcementTotals:
+        return EnforcementTotals(
             pins=Counter(self._pins),
             threads=self._threads,
-            resets=self._calm.resets,
+            resets=self._backoff.resets,
             migrations=self._migrations.totals,
         )
 
@@ -119,8 +127,8 @@ class Enforcer:
         variables = frozenset() if policy is None else policy.variables
         unread: set[int] = set()
 
-        def about(facts: ProcessFacts) -> About:
-            found = self._abouts.of(facts, variables)
+        def identify(facts: ProcessFacts) -> ProcessIdentity:
+            found = self._identities.of(facts, variables)
             if found.environment is None and is_there(facts):
                 unread.add(facts.pid)
             return found
@@ -130,13 +138,13 @@ class Enforcer:
             scan,
             reserved=self._reserved,
             policy=policy,
-            about=about,
-            given=self._calm.given,
-            roll=self._roll,
+            identify=identify,
+            given=self._backoff.given,
+            history=self._history,
         )
-        return tuple(self._calm.calmed(decisions, scan.boot)), bool(unread)
+        return tuple(self._backoff.calmed(decisions, scan.boot)), bool(unread)
 
-    def _pin(self, topology: Topology, scan: Scan, drifted: Iterable[Decision]) -> list[Done]:
+    def _pin(self, topology: Topology, scan: Scan, drifted: Iterable[Decision]) -> list[PinAttempt]:
         """Pin what has drifted, until time is up."""
         end = time.monotonic() + PASS
         done = []
@@ -146,17 +154,19 @@ class Enforcer:
             done.append(self._pin_one(topology, scan, decision, end))
         return done
 
-    def _pin_one(self, topology: Topology, scan: Scan, decision: Decision, end: float) -> Done:
+    def _pin_one(
+        self, topology: Topology, scan: Scan, decision: Decision, end: float
+    ) -> PinAttempt:
         """Pin a process; behind its first pin its memory is to follow."""
-        facts, standard = decision.process.facts, decision.standard
-        assert standard is not None  # noqa: S101 - what has drifted has a place
-        is_first = self._calm.record(facts).pins == 0
-        done = Done(decision, pinner.pin_process(facts, standard, end))
+        facts, target = decision.process.facts, decision.target
+        assert target is not None  # noqa: S101 - what has drifted has a place
+        is_first = self._backoff.record(facts).pins == 0
+        done = PinAttempt(decision, pinner.pin_process(facts, target, end))
         self._threads += done.outcome.pinned
         self._pins.update(outcomes(done.outcome))
-        self._calm.pinned(done, scan.boot)
+        self._backoff.pinned(done, scan.boot)
         if is_first and done.outcome.pinned and decision.cause != SHARE:  # else it was near before
-            self._migrations.want(topology, facts, standard.cpus)
+            self._migrations.want(topology, facts, target.cpus)
         return done
 
 
@@ -166,7 +176,7 @@ def is_there(facts: ProcessFacts) -> bool:
     return stat is not None and stat.start == facts.start and not stat.is_zombie
 
 
-def outcomes(outcome: Outcome) -> Sequence[str]:
+def outcomes(outcome: PinOutcome) -> Sequence[str]:
     """Return how a pin is counted: once, or not at all where there was nothing left to pin."""
     worst = (
         (REFUSED, outcome.refused),

@@ -41,7 +41,7 @@ BY_JOB = "AFFINITYD=observe is in the environment of process {pid} of its job"
 BY_POLICY = "{which} of the policy has it observed"
 
 
-class LetAloneError(Exception):
+class ExemptError(Exception):
     """A process is let alone."""
 
     def __init__(self, reason: str, why: str | None = None, **said: object) -> None:

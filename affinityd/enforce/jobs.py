@@ -10,34 +10,36 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from affinityd.audit.model import Audited, GpuKey, Job, ProcessFacts
+from affinityd.audit.model import AuditedProcess, GpuKey, Job, ProcessFacts
 from affinityd.enforce.model import CGROUP, CONTAINER
-from affinityd.enforce.policy.identity import About, paths
+from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.enforce.policy.policy import Policy
 
 #: Who a process is, as far as a policy may ask.
-Asking = Callable[[ProcessFacts], About]
+Identify = Callable[[ProcessFacts], ProcessIdentity]
 
 
-class Jobs:
+class ScanJobs:
     """The jobs of one scan."""
 
-    def __init__(self, processes: Iterable[Audited], policy: Policy | None, about: Asking) -> None:
+    def __init__(
+        self, processes: Iterable[AuditedProcess], policy: Policy | None, identify: Identify
+    ) -> None:
         """Take the processes; `policy` None: none could be read yet."""
         self._processes = {it.facts.pid: it for it in processes}
         self._policy = policy
-        self._about = about
+        self._identify = identify
         self._of_holder = {
             pid: self._named(process.facts)
             for pid, process in self._processes.items()
             if self.holder(process) is process
         }
 
-    def holder(self, process: Audited) -> Audited:
+    def holder(self, process: AuditedProcess) -> AuditedProcess:
         """Return the process that this one works for, where it was found; else itself."""
         return self._processes.get(process.facts.holder or process.facts.pid, process)
 
-    def of(self, process: Audited) -> Job | None:
+    def of(self, process: AuditedProcess) -> Job | None:
         """Return the job of a process: its holder's, unless it has left that; None: none."""
         job = self._of_holder[self.holder(process).facts.pid]
         return job if job is not None and _is_of(process.facts, job) else None
@@ -75,7 +77,7 @@ class Jobs:
         told = _told(facts)
         if told is not None or policy is None or not policy.may_name(paths(facts.cgroups)):
             return told
-        path = policy.names_cgroup(self._about(facts))
+        path = policy.names_cgroup(self._identify(facts))
         return None if path is None else Job(CGROUP, path)
 
 

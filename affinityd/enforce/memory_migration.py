@@ -58,7 +58,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Move:
+class PendingMigration:
     """A process whose memory is to follow it."""
 
     pid: int
@@ -67,7 +67,7 @@ class Move:
     home: Nodes  #: where they are to be
 
 
-def move(topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> Move | None:
+def move(topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> PendingMigration | None:
     """Return what is to be moved for a process that runs on these CPUs; None: nothing.
 
     Home is where such a process allocates. Nodes without CPUs are let alone: what lies in a GPU's
@@ -77,7 +77,7 @@ def move(topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> Move | None:
     near = {memory_node for number in nodes for memory_node in topology.memory_nodes(number)}
     home = frozenset(number for number in near if number is not None)
     far = frozenset(topology.nodes_with_memory).intersection(topology.nodes_with_cpus) - home
-    return Move(facts.pid, facts.start, far, home) if far and home else None
+    return PendingMigration(facts.pid, facts.start, far, home) if far and home else None
 
 
 def to(home: Nodes, allowed: Nodes, policy: MemoryPolicy | None) -> Nodes:
@@ -89,14 +89,14 @@ def to(home: Nodes, allowed: Nodes, policy: MemoryPolicy | None) -> Nodes:
     return frozenset() if policy is not None and policy.nodes - home else home
 
 
-class Migrations:
+class MemoryMigrations:
     """Moves memory in a thread of its own; whoever wants it never waits."""
 
     def __init__(self, *, enabled: bool) -> None:
         """Take whether anything is to be moved at all."""
         self.refusal: str | None = None  #: why the last one was refused, in a sentence
         self._enabled = enabled
-        self._wanted: Queue[Move] = Queue(WAITING)
+        self._wanted: Queue[PendingMigration] = Queue(WAITING)
         self._totals = dict.fromkeys(OUTCOMES, 0) if enabled else {}
         self._counting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -130,7 +130,7 @@ class Migrations:
         with self._counting:
             self._totals[outcome] += 1
 
-    def _outcome(self, wish: Move) -> str | None:
+    def _outcome(self, wish: PendingMigration) -> str | None:
         """Move a process's memory; return what came of it, None where it has ended."""
         home = to(wish.home, _mems_allowed(wish.pid), policy_of(wish.pid))
         if not _runs(wish):  # asked last: what was read may be another process's
@@ -143,7 +143,7 @@ class Migrations:
         except OSError as error:
             return self._outcome_of(error, wish)
 
-    def _outcome_of(self, error: OSError, wish: Move) -> str | None:
+    def _outcome_of(self, error: OSError, wish: PendingMigration) -> str | None:
         if not _runs(wish):
             return None
         if error.errno == errno.ENOMEM:
@@ -154,7 +154,7 @@ class Migrations:
         return REFUSED
 
 
-def _runs(wish: Move) -> bool:
+def _runs(wish: PendingMigration) -> bool:
     """Whether the process is there, and not another that has its number by now."""
     stat = stat_of(wish.pid)
     return stat is not None and stat.start == wish.start and not stat.is_zombie

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from affinityd.audit.model import MASK, UNPINNED, Audited, Job
+from affinityd.audit.model import MASK, UNPINNED, AuditedProcess, Job
 from affinityd.cpuset import CpuSet
 from affinityd.enforce.policy.model import PolicyState, Treatment
 
@@ -42,7 +42,7 @@ REASONS = (
 
 
 @dataclass(frozen=True)
-class Standard:
+class TargetCpus:
     """By what the masks of one process's threads are judged."""
 
     cpus: CpuSet  #: where it is to run
@@ -66,12 +66,12 @@ class Standard:
 class Decision:
     """What is to become of one process."""
 
-    process: Audited
+    process: AuditedProcess
     verdict: str  #: FITS, DRIFTED or LEFT
     job: Job | None = None
     pod: str | None = None  #: NAMESPACE/NAME of the job, where it is a pod and they are known
     treatment: Treatment | None = None  #: None: nobody asked the policy
-    standard: Standard | None = None  #: None: where it is to run is not known
+    target: TargetCpus | None = None  #: None: where it is to run is not known
     #: Of CAUSES: why it is to be pinned; ALLOCATION of the audit's, where no pin helps; None: it
     #: runs where it is to, or nobody asked.
     cause: str | None = None
@@ -83,7 +83,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PinOutcome:
     """What came of pinning one process; what ended meanwhile is in no number."""
 
     pinned: int = 0  #: threads whose mask was set
@@ -97,15 +97,15 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Done:
+class PinAttempt:
     """A process that was to be pinned, and what came of it."""
 
     decision: Decision
-    outcome: Outcome
+    outcome: PinOutcome
 
 
 @dataclass(frozen=True)
-class Totals:
+class EnforcementTotals:
     """Counters, from the daemon's start on."""
 
     pins: Mapping[str, int] = field(default_factory=dict)  #: processes, by `enforcer.OUTCOMES`
@@ -115,7 +115,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Report:
+class EnforcementReport:
     """One look at all processes that use GPUs, after a scan."""
 
     time: float  #: of the scan, seconds since the epoch
@@ -124,8 +124,8 @@ class Report:
     hindrance: str | None  #: why it observes where it was to pin
     policy: PolicyState
     decisions: tuple[Decision, ...]  #: in the scan's order
-    done: tuple[Done, ...] = ()
-    totals: Totals = Totals()
+    done: tuple[PinAttempt, ...] = ()
+    totals: EnforcementTotals = EnforcementTotals()
     notices: tuple[str, ...] = ()  #: what cannot be seen or done, for people
     unreached: int = 0  #: processes that were to be pinned, and not reached, as time was up
     seconds: float = 0.0  #: how long it took, beside the scan

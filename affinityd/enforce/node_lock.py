@@ -23,7 +23,7 @@ TAKEN = "another daemon{pid} pins on this node: this one observes, and pins when
 NO_LOCK = "the lock of the one daemon that pins on a node cannot be had: {path}: {why}"
 
 
-class Alone:
+class NodeLock:
     """Has the lock from when nobody else has it; the kernel frees it, however this daemon ends."""
 
     def __init__(self, path: str = LOCK) -> None:

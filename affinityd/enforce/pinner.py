@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from affinityd.audit.model import ProcessFacts
 from affinityd.cpuset import CpuSet
-from affinityd.enforce.model import DRIFTED, FITS, ON_PURPOSE, Outcome, Standard
+from affinityd.enforce.model import DRIFTED, FITS, ON_PURPOSE, PinOutcome, TargetCpus
 from affinityd.linux.pinning import (
     CHANGE,
     LEFT_ALONE,
@@ -22,7 +22,7 @@ MAX_PASSES = 6  #: the next scan goes on with a process that starts threads fast
 OUTCOMES = {FITS: PINNED, DRIFTED: CHANGE, ON_PURPOSE: LEFT_ALONE}
 
 
-def pin_process(facts: ProcessFacts, standard: Standard, deadline: float) -> Outcome:
+def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> PinOutcome:
     """Give every thread of a process that has drifted the CPUs where it is to run; read them back.
 
     `deadline`: when to stop, time.monotonic(). A process that has ended is left alone, and so is
@@ -30,16 +30,16 @@ def pin_process(facts: ProcessFacts, standard: Standard, deadline: float) -> Out
     """
 
     def rule(mask: CpuSet, _given: Collection[CpuSet]) -> str:
-        return OUTCOMES[standard.of(mask)]
+        return OUTCOMES[to.of(mask)]
 
-    target = Target(facts.pid, facts.start, standard.cpus, rule)
+    target = Target(facts.pid, facts.start, to.cpus, rule)
     return _outcome(pin_threads(lambda: [target], deadline=deadline, max_passes=MAX_PASSES))
 
 
-def _outcome(result: PinResult) -> Outcome:
+def _outcome(result: PinResult) -> PinOutcome:
     was_set = [thread for thread in result.threads if thread.was_set]
     refused = result.having(REFUSED)
-    return Outcome(
+    return PinOutcome(
         pinned=len(was_set),
         left=len(result.having(LEFT_ALONE)),
         refused=len(refused),

@@ -23,7 +23,7 @@ from affinityd.topology.model import Topology
 from affinityd.topology.nearness import vicinity
 
 #: A GPU, and the cpuset of a process that holds it.
-Seat = tuple[GpuKey, CpuSet]
+GpuInCpuset = tuple[GpuKey, CpuSet]
 
 #: Seconds for which a job of which nobody is seen keeps its ranks: scans may be blind for a while.
 REMEMBERED = 600.0
@@ -38,7 +38,7 @@ NOT_ITS_OWN = (
 
 
 @dataclass(frozen=True)
-class Pool:
+class SharedCpus:
     """CPUs that ranks of a job divide between them."""
 
     cpus: CpuSet  #: of cpusets that overlap: those that are online, and not reserved
@@ -47,19 +47,19 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Seats:
+class JobGpus:
     """Who has held the GPUs of a job."""
 
-    now: frozenset[Seat]
-    before: frozenset[Seat]  #: of GPUs that nobody holds any more
+    now: frozenset[GpuInCpuset]
+    before: frozenset[GpuInCpuset]  #: of GPUs that nobody holds any more
     holders: tuple[ProcessFacts, ...]  #: those of `now`
     seen: float  #: when that was `now`, seconds since boot
 
 
-NOBODY = Seats(frozenset(), frozenset(), (), 0.0)
+NO_GPUS = JobGpus(frozenset(), frozenset(), (), 0.0)
 
 
-class Places:
+class JobPlans:
     """Where processes are to run, on one machine; what was asked before is remembered."""
 
     def __init__(self, topology: Topology, whole: CpuSet) -> None:
@@ -71,7 +71,7 @@ class Places:
         self._place = lru_cache(MOST_KEPT)(self._found)
 
     def of(
-        self, pool: Pool, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
+        self, pool: SharedCpus, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
     ) -> CpuSet:
         """Return the CPUs of a process with these GPUs and this cpuset: one at least.
 
@@ -84,7 +84,7 @@ class Places:
         return place
 
     def _found(
-        self, pool: Pool, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
+        self, pool: SharedCpus, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
     ) -> CpuSet | str:
         """Return the same, or why there is no place."""
         near = vicinity(self.topology, [self._gpus[gpu] for gpu in gpus]).cpus
@@ -102,7 +102,7 @@ class Places:
             gpus=names, cpus=cpus, mode=treatment.mode, cpuset=format_list(cpuset)
         )
 
-    def _planned(self, pool: Pool, options: Options) -> Mapping[GpuKey, CpuSet] | str:
+    def _planned(self, pool: SharedCpus, options: Options) -> Mapping[GpuKey, CpuSet] | str:
         """Return the CPUs of every rank, or why there is no plan."""
         gpus = tuple(self._gpus[gpu] for gpu in pool.ranks if gpu in self._gpus)
         try:
@@ -111,7 +111,7 @@ class Places:
             return f"mode {options.mode}: {error}"
         return {rank.gpu.key: rank.cpus for rank in made.ranks}
 
-    def _asked(self, pool: Pool, said: int | str) -> int | None:
+    def _asked(self, pool: SharedCpus, said: int | str) -> int | None:
         """Return how many CPUs each rank asked for; None: not known, or it does not matter."""
         if isinstance(said, int):
             return said
@@ -120,7 +120,7 @@ class Places:
         return asked_each(self.topology, pool.granted, len(pool.ranks), pool.cpus, self.whole)
 
 
-class Roll:
+class JobHistory:
     """What is known of jobs from scan to scan: the GPUs that each has held, and its plans.
 
     A GPU that was held once stays a rank: the end of one process is to move no other.
@@ -128,36 +128,38 @@ class Roll:
 
     def __init__(self) -> None:
         """Know of none."""
-        self._seats: dict[Job, Seats] = {}
-        self._places: Places | None = None
+        self._jobs: dict[Job, JobGpus] = {}
+        self._places: JobPlans | None = None
 
     def note(self, holders: Mapping[Job, Collection[ProcessFacts]], now: float) -> None:
         """Note who holds the GPUs of each job; `now`: seconds since boot."""
         since = now - REMEMBERED
-        self._seats = {job: its for job, its in self._seats.items() if its.seen >= since}
+        self._jobs = {job: its for job, its in self._jobs.items() if its.seen >= since}
         for job, its in holders.items():
-            seats = frozenset(
+            held_gpus = frozenset(
                 (gpu, facts.cpuset) for facts in its if facts.cpuset for gpu in facts.gpus
             )
-            held = {gpu for gpu, _ in seats}
-            had = self._seats.get(job, NOBODY)
+            held = {gpu for gpu, _ in held_gpus}
+            had = self._jobs.get(job, NO_GPUS)
             left = frozenset(seat for seat in had.now | had.before if seat[0] not in held)
-            self._seats[job] = Seats(seats, left, tuple(its), now)
+            self._jobs[job] = JobGpus(held_gpus, left, tuple(its), now)
 
-    def places(self, topology: Topology, whole: CpuSet) -> Places:
+    def places(self, topology: Topology, whole: CpuSet) -> JobPlans:
         """Return the places of a machine; one that was read anew is another."""
         known = self._places
         if known is None or known.topology is not topology:
-            self._places = known = Places(topology, whole)
+            self._places = known = JobPlans(topology, whole)
         return known
 
-    def pool(self, job: Job, cpuset: CpuSet, whole: CpuSet) -> Pool:
+    def pool(self, job: Job, cpuset: CpuSet, whole: CpuSet) -> SharedCpus:
         """Return what a process of a job that has been noted divides with others, by its cpuset."""
-        seats = self._seats[job]
-        cpus = _together(cpuset & whole, {cpuset & whole for _, cpuset in seats.now})
-        ranks = {gpu for gpu, cpuset in seats.now | seats.before if not cpuset.isdisjoint(cpus)}
-        divide = [it for it in seats.holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
-        return Pool(cpus, tuple(sorted(ranks)), granted_cpus(divide, cpus))
+        held_gpus = self._jobs[job]
+        cpus = _together(cpuset & whole, {cpuset & whole for _, cpuset in held_gpus.now})
+        ranks = {
+            gpu for gpu, cpuset in held_gpus.now | held_gpus.before if not cpuset.isdisjoint(cpus)
+        }
+        divide = [it for it in held_gpus.holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
+        return SharedCpus(cpus, tuple(sorted(ranks)), granted_cpus(divide, cpus))
 
 
 def _together(cpus: CpuSet, cpusets: Collection[CpuSet]) -> CpuSet:

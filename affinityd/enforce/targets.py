@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import cache
 
 from affinityd.audit import model as audit
-from affinityd.audit.model import Audited, GpuKey, Job, ProcessFacts, Scan
+from affinityd.audit.model import AuditedProcess, GpuKey, Job, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, several
-from affinityd.enforce.exemptions import LetAloneError
-from affinityd.enforce.jobs import Jobs
-from affinityd.enforce.model import ALLOCATION, NO_PLAN, UNKNOWN_CPUSET, UNKNOWN_PLACE, Standard
-from affinityd.enforce.placement import Places, Pool, Roll
+from affinityd.enforce.exemptions import ExemptError
+from affinityd.enforce.jobs import ScanJobs
+from affinityd.enforce.model import ALLOCATION, NO_PLAN, UNKNOWN_CPUSET, UNKNOWN_PLACE, TargetCpus
+from affinityd.enforce.placement import JobHistory, JobPlans, SharedCpus
 from affinityd.enforce.policy.model import Treatment
 from affinityd.errors import UnsatisfiableError
 
@@ -21,48 +21,50 @@ from affinityd.errors import UnsatisfiableError
 Given = Callable[[ProcessFacts], frozenset[CpuSet]]
 
 
-class Standards:
+class Targets:
     """The standards of one scan."""
 
     def __init__(
-        self, scan: Scan, jobs: Jobs, remedies: Remedies, places: Places, roll: Roll
+        self, scan: Scan, jobs: ScanJobs, remedies: Remedies, places: JobPlans, history: JobHistory
     ) -> None:
         """Take what was found, whose it is, and what is known of the machine and of the jobs."""
         self._scan = scan
         self._jobs = jobs
         self._remedies = remedies
         self._places = places
-        self._roll = roll
+        self._history = history
         self._near = cache(self._near_cpus)
         self._pool = cache(self._pooled)
 
-    def of(self, process: Audited, job: Job, treatment: Treatment, given: Given) -> Standard:
-        """Return that of a process in a job. Raises LetAloneError where it has no place."""
+    def of(
+        self, process: AuditedProcess, job: Job, treatment: Treatment, given: Given
+    ) -> TargetCpus:
+        """Return that of a process in a job. Raises ExemptError where it has no place."""
         facts, holder = process.facts, self._jobs.holder(process).facts
         gpus = self._jobs.gpus(facts)
         near, cpuset, shared = self._near(gpus), _cpuset(facts), _cpuset(holder)
         if cpuset.isdisjoint(near):
             kept_away = replace(process, cause=audit.ALLOCATION)
-            raise LetAloneError(ALLOCATION, str(self._remedies.of(kept_away)))
+            raise ExemptError(ALLOCATION, str(self._remedies.of(kept_away)))
         try:
             cpus = self._places.of(self._pool(job, shared), treatment, gpus, cpuset)
         except UnsatisfiableError as error:
-            raise LetAloneError(NO_PLAN, str(error)) from None
+            raise ExemptError(NO_PLAN, str(error)) from None
         online = self._places.topology.online
         ours = given(holder) | given(facts)
-        return Standard(cpus, cpuset & online, ours | _main_masks(holder), ours)
+        return TargetCpus(cpus, cpuset & online, ours | _main_masks(holder), ours)
 
     def _near_cpus(self, gpus: tuple[GpuKey, ...]) -> CpuSet:
-        """Return what is near any of the GPUs. Raises LetAloneError where one may be anywhere."""
+        """Return what is near any of the GPUs. Raises ExemptError where one may be anywhere."""
         near = {gpu: self._scan.near.get(gpu) for gpu in gpus}
         known = [cpus for cpus in near.values() if cpus is not None]
         if len(known) < len(near):
             lost = several("GPU", (index for (_, index), cpus in near.items() if cpus is None))
-            raise LetAloneError(UNKNOWN_PLACE, gpus=lost)
+            raise ExemptError(UNKNOWN_PLACE, gpus=lost)
         return frozenset[int]().union(*known)
 
-    def _pooled(self, job: Job, cpuset: CpuSet) -> Pool:
-        return self._roll.pool(job, cpuset, self._places.whole)
+    def _pooled(self, job: Job, cpuset: CpuSet) -> SharedCpus:
+        return self._history.pool(job, cpuset, self._places.whole)
 
 
 def _main_masks(holder: ProcessFacts) -> frozenset[CpuSet]:
@@ -75,7 +77,7 @@ def _main_masks(holder: ProcessFacts) -> frozenset[CpuSet]:
 
 
 def _cpuset(facts: ProcessFacts) -> CpuSet:
-    """Return what a process may use. Raises LetAloneError where that is not known."""
+    """Return what a process may use. Raises ExemptError where that is not known."""
     if facts.cpuset is None:
-        raise LetAloneError(UNKNOWN_CPUSET, pid=facts.pid)
+        raise ExemptError(UNKNOWN_CPUSET, pid=facts.pid)
     return facts.cpuset

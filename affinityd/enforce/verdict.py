@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from affinityd.audit.model import MASK, UNPINNED, Audited, ProcessFacts, ThreadFacts
+from affinityd.audit.model import MASK, UNPINNED, AuditedProcess, ProcessFacts, ThreadFacts
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.model import (
     DRIFTED,
@@ -16,7 +16,7 @@ from affinityd.enforce.model import (
     SHARE,
     UNKNOWN_CPUSET,
     Decision,
-    Standard,
+    TargetCpus,
 )
 from affinityd.enforce.policy.model import Treatment
 from affinityd.linux.procstat import ENDED
@@ -42,26 +42,26 @@ MAY_LEAVE = (
 ELSEWHERE = "it may run on CPUs {masks}, and is to run on {cpus}"
 
 
-def judged(process: Audited, standard: Standard) -> Decision:
+def judged(process: AuditedProcess, target: TargetCpus) -> Decision:
     """Return what is to become of a process that has a place."""
     facts = process.facts
-    of = {mask: standard.of(mask) for mask in {thread.mask for thread in facts.threads}}
+    of = {mask: target.of(mask) for mask in {thread.mask for thread in facts.threads}}
     verdicts = [of[thread.mask] for thread in running(facts)]
     drifted, on_purpose = verdicts.count(DRIFTED), verdicts.count(ON_PURPOSE)
-    found = Decision(process, FITS, standard=standard, drifted=drifted, on_purpose=on_purpose)
+    found = Decision(process, FITS, target=target, drifted=drifted, on_purpose=on_purpose)
     if drifted:
         # Where the audit finds nothing that a pin mends, it runs near its GPU, on CPUs of others.
         # ALLOCATION is said by its own GPU, where one below it has near CPUs.
         cause = {None: SHARE, UNPINNED: UNPINNED}.get(process.cause, MASK)
-        masks = format_list(frozenset().union(*drifted_masks(facts, standard)))
-        why = ELSEWHERE.format(masks=masks, cpus=format_list(standard.cpus))
+        masks = format_list(frozenset().union(*drifted_masks(facts, target)))
+        why = ELSEWHERE.format(masks=masks, cpus=format_list(target.cpus))
         found = replace(found, verdict=DRIFTED, cause=cause, why=why)
-        if not facts.is_confined and _is_bound(standard):
+        if not facts.is_confined and _is_bound(target):
             return replace(found, verdict=LEFT, reason=UNKNOWN_CPUSET, why=BY_MASKS)
         return found
     main = facts.threads[:1] if facts.state not in ENDED else ()
     if any(of[thread.mask] == ON_PURPOSE for thread in main):
-        mask, cpuset = format_list(main[0].mask), format_list(standard.cpuset)
+        mask, cpuset = format_list(main[0].mask), format_list(target.cpuset)
         why = CONFINED.format(mask=mask, cpuset=cpuset, pid=facts.pid)
         return replace(found, verdict=LEFT, reason=ON_PURPOSE, why=why)
     if on_purpose and process.is_mismatch:
@@ -91,15 +91,15 @@ def only_observed(decision: Decision, why: str | None) -> Decision:
     return replace(decision, is_observed=True, why=f"{decision.why}; it is not pinned: {why}")
 
 
-def _is_bound(standard: Standard) -> bool:
+def _is_bound(target: TargetCpus) -> bool:
     """Whether a process was never seen with all of its cpuset: its mask may be its allocation."""
-    return not any(mask >= standard.cpuset for mask in standard.usual)
+    return not any(mask >= target.cpuset for mask in target.usual)
 
 
-def drifted_masks(facts: ProcessFacts, standard: Standard) -> frozenset[CpuSet]:
+def drifted_masks(facts: ProcessFacts, target: TargetCpus) -> frozenset[CpuSet]:
     """Return the masks that a pin would replace."""
     masks = {thread.mask for thread in running(facts)}
-    return frozenset(mask for mask in masks if standard.of(mask) == DRIFTED)
+    return frozenset(mask for mask in masks if target.of(mask) == DRIFTED)
 
 
 def running(facts: ProcessFacts) -> tuple[ThreadFacts, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd.cpuset import CpuSet
-from affinityd.enforce.backoff import Patience
+from affinityd.enforce.backoff import BackoffTimes
 from affinityd.linux.processes import children_of, mask_of, stat_of, thread_ids
 from tests.daemons import eventually
 from tests.job_cgroups import cgroup
@@ -60,7 +60,7 @@ for line in sys.stdin:
 """
 
 #: Seconds after which a process is no longer let alone as it has just started.
-GROWN_UP = Patience().grace + 0.5
+GROWN_UP = BackoffTimes().grace + 0.5
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.model import GpuKey, Holding
-from affinityd.audit.sources.holders import Holders
+from affinityd.audit.sources.holders import HolderSources
 from affinityd.discovery.nvml import gpus as nvml
 from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.discovery.nvml.processes import NO_LIST, query
@@ -242,7 +242,7 @@ def test_a_real_process_is_found_on_the_gpus_where_it_has_most_memory(
         for index, address in enumerate(("0000:07:00.0", "10000:0f:00.0"))
     )
     (tmp_path / "version").touch()
-    holders = Holders(query, proc=os.fspath(tmp_path), driver=os.fspath(tmp_path))
+    holders = HolderSources(query, proc=os.fspath(tmp_path), driver=os.fspath(tmp_path))
     with sleeping() as child:
         facts(
             f"{FIRST}\n process compute {child.pid} {few}\n"

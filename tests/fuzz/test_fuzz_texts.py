@@ -14,7 +14,7 @@ from affinityd.audit.orphans import service
 from affinityd.client import http as client
 from affinityd.cpuset import format_list, format_mask, parse_list, parse_mask
 from affinityd.discovery.pci import bus_order, is_pci_address
-from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.policy import Policy, PolicyError, parse
 from affinityd.errors import AffinityError, DaemonError, InvalidRequestError
 from affinityd.linux.memory_policy import parse_policy
@@ -59,7 +59,7 @@ def a_pci_address(text: str) -> object:
 def a_policy(text: str) -> object:
     policy = parse(text)
     assert isinstance(policy, Policy)
-    return [rule.matches(About(user=text[:300], pod="x")) for rule in policy.rules]
+    return [rule.matches(ProcessIdentity(user=text[:300], pod="x")) for rule in policy.rules]
 
 
 def a_gres_conf(text: str) -> object:

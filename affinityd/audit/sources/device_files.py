@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from affinityd.audit.model import GpuKey, Holding
-from affinityd.audit.sources.found import Found
-from affinityd.audit.sources.gpu_files import Files, device_files
+from affinityd.audit.sources.found import SourceResult
+from affinityd.audit.sources.gpu_files import GpuDeviceFiles, device_files
 from affinityd.linux.files import listed
 from affinityd.topology.model import Gpu
 
@@ -32,7 +32,7 @@ TOO_MANY = f"not all processes' open files were looked at within {LIMIT:g} s; th
 NO_FILE = "no device file is known to be its; is its driver loaded?"
 
 
-class DeviceFiles:
+class DeviceFileScanner:
     """Looks through the open files of all processes, at those that held none ever less often."""
 
     def __init__(
@@ -45,18 +45,18 @@ class DeviceFiles:
         """Begin with every process unseen."""
         self._proc, self._sys, self._dev, self._clock = proc, sys, dev, clock
         self._scan = 0
-        self._files = Files({}, frozenset())
+        self._files = GpuDeviceFiles({}, frozenset())
         #: pid → the scan at which it is looked at again, and how often it held none so far
         self._turns: dict[str, tuple[int, int]] = {}
         self._refused: set[str] = set()
 
-    def found(self, gpus: Sequence[Gpu]) -> Found:
+    def found(self, gpus: Sequence[Gpu]) -> SourceResult:
         """Return who holds the GPUs' files, as far as that can be seen.
 
         A pid that another process has got since the last scan is taken to be the one that was.
         """
         if not gpus:
-            return Found()
+            return SourceResult()
         files = device_files(gpus, self._sys, self._dev)
         if files != self._files:
             self._files, self._turns = files, {}
@@ -68,7 +68,7 @@ class DeviceFiles:
         unknown = {gpu.key: TOO_MANY for gpu in gpus if skipped}
         unknown |= {gpu.key: ROOT_ONLY for gpu in gpus if unseen}
         unknown |= {gpu.key: NO_FILE for gpu in gpus if gpu.key not in files.gpu_of.values()}
-        return Found(tuple(held), unknown, skipped)
+        return SourceResult(tuple(held), unknown, skipped)
 
     def _whose_turn(self, there: set[str]) -> list[str]:
         """Return whom to look at, the new ones last, who waits longest before; forget the ended."""

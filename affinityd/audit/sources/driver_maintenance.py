@@ -42,7 +42,7 @@ WORKERS = {
 }
 
 
-class Aside:
+class DriverMaintenance:
     """Looks for who works on the driver; at a process that stays, twice."""
 
     def __init__(self, proc: str = "/proc", sys: str = "/sys", hold: str = HOLD) -> None:

@@ -1,4 +1,4 @@
-"""What one source tells of who uses GPUs; several make a Held."""
+"""What one source tells of who uses GPUs; several make GpuHolders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from affinityd.topology.model import Gpu
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceResult:
     """Who uses which GPU, by one source."""
 
     holdings: tuple[Holding, ...] = ()  #: a process may be there once for each of its GPUs
@@ -20,6 +20,6 @@ class Found:
     notices: tuple[str, ...] = ()  #: what is to be said of the answer, for people
 
 
-def silence(gpus: Sequence[Gpu], why: str) -> Found:
+def silence(gpus: Sequence[Gpu], why: str) -> SourceResult:
     """Return that nothing is known of these GPUs' processes."""
-    return Found(unknown={gpu.key: why for gpu in gpus})
+    return SourceResult(unknown={gpu.key: why for gpu in gpus})

@@ -32,7 +32,7 @@ COMMON = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # 
 
 
 @dataclass(frozen=True)
-class Files:
+class GpuDeviceFiles:
     """The device files of GPUs."""
 
     gpu_of: Mapping[int, GpuKey]  #: st_rdev → GPU
@@ -49,13 +49,13 @@ class Files:
         )
 
 
-def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> Files:
+def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> GpuDeviceFiles:
     """Return the GPUs' device files: by sysfs, and of those that have no place there, by name."""
     by_place = list(_by_place(gpus, sys))
     placed = {key for _, _, key in by_place}
     by_name = _by_name([gpu for gpu in gpus if gpu.key not in placed], dev)
     all_files = [*by_place, *by_name]
-    return Files(
+    return GpuDeviceFiles(
         {number: key for number, _, key in all_files}, frozenset(name for _, name, _ in all_files)
     )
 

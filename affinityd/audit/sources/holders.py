@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from affinityd.audit.model import Held, Holding
+from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources import kfd
-from affinityd.audit.sources.device_files import DeviceFiles
-from affinityd.audit.sources.driver_maintenance import HOLD, Aside
+from affinityd.audit.sources.device_files import DeviceFileScanner
+from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
 from affinityd.audit.sources.found import silence
 from affinityd.audit.sources.nvml import NvmlSource, Report
 from affinityd.linux.processes import INITIAL_PIDS
@@ -37,7 +37,7 @@ def since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Holders:
+class HolderSources:
     """Asks who uses the GPUs, again and again."""
 
     def __init__(
@@ -56,10 +56,10 @@ class Holders:
         `hold`: the file that keeps NVML from being asked while it is there.
         """
         self._proc, self._sys, self._clock = proc, sys, clock
-        self._nvml = NvmlSource(ask_nvml, Aside(proc, sys, hold), driver, clock)
-        self._files = DeviceFiles(proc, sys, dev)
+        self._nvml = NvmlSource(ask_nvml, DriverMaintenance(proc, sys, hold), driver, clock)
+        self._files = DeviceFileScanner(proc, sys, dev)
 
-    def held(self, topology: Topology) -> Held:
+    def held(self, topology: Topology) -> GpuHolders:
         """Return who uses the GPUs now, and of which GPUs that cannot be known.
 
         `asked` is from before anything that counts was asked: a process that has started since may
@@ -69,13 +69,13 @@ class Holders:
         asked = self._clock()
         gpus = topology.gpus
         if not self._sees_all_pids():
-            return Held(unknown=silence(gpus, NOT_ALL_PIDS).unknown, asked=asked)
+            return GpuHolders(unknown=silence(gpus, NOT_ALL_PIDS).unknown, asked=asked)
         found = (
             self._nvml.found([gpu for gpu in gpus if gpu.vendor == NVIDIA]),
             kfd.found([gpu for gpu in gpus if gpu.vendor == AMD], self._sys),
             self._files.found([gpu for gpu in gpus if gpu.vendor not in {NVIDIA, AMD}]),
         )
-        return Held(
+        return GpuHolders(
             holdings=one_a_process(holding for part in found for holding in part.holdings),
             unknown={key: why for part in found for key, why in part.unknown.items()},
             asked=min(asked, *(part.asked for part in found)),

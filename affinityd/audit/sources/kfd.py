@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from affinityd.audit.model import Holding
-from affinityd.audit.sources.found import Found, silence
+from affinityd.audit.sources.found import SourceResult, silence
 from affinityd.linux.files import listed, numbered, text
 from affinityd.topology.model import Gpu
 
@@ -25,10 +25,10 @@ NO_KFD = "AMD's KFD tells of no processes; load amdgpu, or take a newer Linux"
 NOT_LISTED = "AMD's KFD does not list it"
 
 
-def found(gpus: Sequence[Gpu], sys: str = "/sys") -> Found:
+def found(gpus: Sequence[Gpu], sys: str = "/sys") -> SourceResult:
     """Return who uses AMD's GPUs."""
     if not gpus:
-        return Found()
+        return SourceResult()
     processes = f"{sys}/{KFD}/proc"
     if not os.path.isdir(processes):  # noqa: PTH112
         return silence(gpus, NO_KFD)
@@ -40,7 +40,7 @@ def found(gpus: Sequence[Gpu], sys: str = "/sys") -> Found:
         for number, memory in _uses(f"{processes}/{pid}").items()
         if number in gpu_of
     )
-    return Found(holdings, silence(unlisted, NOT_LISTED).unknown)
+    return SourceResult(holdings, silence(unlisted, NOT_LISTED).unknown)
 
 
 def _by_id(gpus: Sequence[Gpu], sys: str) -> Mapping[str, Gpu]:

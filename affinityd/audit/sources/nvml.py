@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from affinityd.audit.model import Holding
-from affinityd.audit.sources.driver_maintenance import Aside
-from affinityd.audit.sources.found import Found, silence
+from affinityd.audit.sources.driver_maintenance import DriverMaintenance
+from affinityd.audit.sources.found import SourceResult, silence
 from affinityd.topology.model import Gpu
 
 NVML_SECONDS = 10.0  #: that NVML may take to answer
@@ -28,7 +28,7 @@ WAITS = "{change}: NVML is asked once a minute, until a reset has done that"
 
 
 @dataclass(frozen=True)
-class Told:
+class TimedReport:
     """What NVML said, and when it was asked: seconds since boot."""
 
     asked: float
@@ -41,26 +41,26 @@ class NvmlSource:
     def __init__(
         self,
         ask: Callable[[float], Report],
-        aside: Aside,
+        maintenance: DriverMaintenance,
         driver: str,
         clock: Callable[[], float],
     ) -> None:
         """Take who asks, within so many seconds, and where the driver says that it is loaded."""
-        self._ask, self._aside, self._clock = ask, aside, clock
+        self._ask, self._maintenance, self._clock = ask, maintenance, clock
         self._version = f"{driver}/version"
-        self._told: Told | None = None
+        self._told: TimedReport | None = None
 
-    def found(self, gpus: Sequence[Gpu]) -> Found:
+    def found(self, gpus: Sequence[Gpu]) -> SourceResult:
         """Return who uses the GPUs, or why that is not known."""
         if not gpus:
-            return Found()
+            return SourceResult()
         # NVML would load a driver that is not there, and so fight an upgrade.
         is_loaded = os.path.exists(self._version)  # noqa: PTH110 - a scan is cheap
-        if reason := self._aside.reason() if is_loaded else NO_DRIVER:
+        if reason := self._maintenance.reason() if is_loaded else NO_DRIVER:
             self._told = None
             return silence(gpus, reason)
         if self._told is None or not self._counts(self._told):
-            self._told = Told(self._clock(), self._ask(NVML_SECONDS))
+            self._told = TimedReport(self._clock(), self._ask(NVML_SECONDS))
         change = self._told.report.changing
         return replace(
             processes_of(self._told.report, gpus),
@@ -68,7 +68,7 @@ class NvmlSource:
             notices=(WAITS.format(change=change),) if change else (),
         )
 
-    def _counts(self, told: Told) -> bool:
+    def _counts(self, told: TimedReport) -> bool:
         """Whether it is too early to ask again."""
         is_new = self._clock() - told.asked < CHANGING_SECONDS
         return told.report.changing is not None and is_new
@@ -130,13 +130,13 @@ class Report(Protocol):
         """Why somebody seems to change MIG modes."""
 
 
-def processes_of(report: Report, gpus: Sequence[Gpu]) -> Found:
+def processes_of(report: Report, gpus: Sequence[Gpu]) -> SourceResult:
     """Return who uses NVIDIA's GPUs by NVML's word."""
     if report.gpus is None:
         return silence(gpus, report.error or "NVML did not answer")
     by_index = {listed.index: listed for listed in report.gpus}
     doubts = {gpu.key: _doubt(gpu, by_index.get(gpu.index)) for gpu in gpus}
-    return Found(
+    return SourceResult(
         tuple(
             holding
             for gpu in gpus

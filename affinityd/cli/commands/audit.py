@@ -16,7 +16,7 @@ from affinityd.audit.auditor import Auditor
 from affinityd.audit.document import document, everything
 from affinityd.audit.model import GpuKey, Scan
 from affinityd.audit.overlap import overlap
-from affinityd.audit.sources.holders import Holders
+from affinityd.audit.sources.holders import HolderSources
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.render import audit
@@ -88,7 +88,7 @@ def _audit(arguments: argparse.Namespace) -> int:
     code, before = 2, None
     try:
         # The holders are sought on all GPUs: a process's first is the one with most of its memory.
-        for scan in _looks(Auditor(Holders(nvml_processes.query)), topology, arguments.watch):
+        for scan in _looks(Auditor(HolderSources(nvml_processes.query)), topology, arguments.watch):
             seen = _only(scan, keys)
             code = _exit_code(seen)
             _print(arguments, topology, seen, before)

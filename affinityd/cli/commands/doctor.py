@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from affinityd.audit.sources.driver_maintenance import HOLD, Aside
+from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
 from affinityd.cli.console import aligned
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.config import file as conffile
@@ -56,7 +56,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     NVML is asked where a check wants it and nobody works on its driver. Raises TreeError.
     """
     machine = Machine(settings)
-    aside = Aside(hold=hold).reason() if machine.is_live else None
+    aside = DriverMaintenance(hold=hold).reason() if machine.is_live else None
     if aside is None and any(CHECKS[name].asks_nvml for name in names or CHECKS):
         machine.query_drivers(NVML_SECONDS)
     topology = machine.read()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.sources.holders import Holders
+from affinityd.audit.sources.holders import HolderSources
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.config import file, settings, switch
 from affinityd.discovery.machine import Machine
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     machine.start_query()
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
-    holders = Holders(nvml_failures.counting(PROCESSES, processes.query))
+    holders = HolderSources(nvml_failures.counting(PROCESSES, processes.query))
     auditor = Auditor(holders, reserved=chosen.reserved_cpus)
     main.run(chosen, machine, auditor, _enforce(chosen), nvml_failures=nvml_failures.counts)
     return 0

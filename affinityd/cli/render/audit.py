@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from affinityd.audit.model import Audited, GpuKey, Scan
+from affinityd.audit.model import AuditedProcess, GpuKey, Scan
 from affinityd.audit.overlap import by_owners
 from affinityd.audit.remedies import Remedies, Remedy
 from affinityd.audit.resident_memory import ResidentMemory
@@ -69,7 +69,7 @@ def _said(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
 
 def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:
     """Yield what mends the processes of each GPU, job and cause: why, then the commands."""
-    alike: dict[object, list[tuple[Audited, Remedy]]] = {}
+    alike: dict[object, list[tuple[AuditedProcess, Remedy]]] = {}
     for process in scan.processes:
         remedy = remedies.of(process)
         if remedy is not None:
@@ -87,7 +87,7 @@ def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:
             yield f"  and {len(commands) - MOST_COMMANDS} more: affinityd audit --json"
 
 
-def _name(process: Audited) -> str:
+def _name(process: AuditedProcess) -> str:
     return f"process {process.facts.pid} ({process.facts.name})"
 
 

@@ -8,7 +8,7 @@ from functools import cache
 
 from affinityd.audit.cpu_time import ThreadName, spent, ticks_of
 from affinityd.audit.gather import TICKS
-from affinityd.audit.model import Audited, GpuKey, Holding, ProcessFacts, Scan
+from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
 from affinityd.cpuset import format_list
 
 COLUMNS = (
@@ -22,7 +22,7 @@ NONE, NOT_KNOWN = "-", "?"
 LEVEL = "  "  #: before the name of a process, for each of its ancestors in the table
 MOST_ALIKE = 4  #: more workers than these that are alike share a row
 
-Alike = list[Audited]  #: the first of them, and the others
+Alike = list[AuditedProcess]  #: the first of them, and the others
 
 
 def rows(
@@ -68,7 +68,7 @@ def _folded(scan: Scan) -> Iterator[Alike]:
         yield from [those] if len(those) > MOST_ALIKE else ([process] for process in those)
 
 
-def _look(process: Audited) -> object:
+def _look(process: AuditedProcess) -> object:
     facts = process.facts
     return facts.parent, facts.name, process.placement, process.cause, process.judged_masks
 
@@ -118,7 +118,9 @@ def _job(facts: ProcessFacts) -> str:
     return f"container {container[:12]}" if container else NONE
 
 
-def _remote_part(those: Sequence[Audited], ticks: Mapping[ThreadName, int], since: float) -> str:
+def _remote_part(
+    those: Sequence[AuditedProcess], ticks: Mapping[ThreadName, int], since: float
+) -> str:
     near = those[0].near
     amounts = [spent(process.facts, near, ticks, since) for process in those]
     total, remote = (sum(amount) for amount in zip(*amounts, strict=True))

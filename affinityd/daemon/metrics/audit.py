@@ -9,7 +9,14 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from affinityd.audit.document import Counts, counts
 from affinityd.audit.model import CAUSES, CpuTime, Scan
-from affinityd.daemon.metrics.families import GPU_LABELS, Family, each, filled, gpu_labels, one
+from affinityd.daemon.metrics.families import (
+    GPU_LABELS,
+    MetricFamily,
+    each,
+    filled,
+    gpu_labels,
+    one,
+)
 from affinityd.daemon.metrics.job_series import JobRow
 from affinityd.daemon.state.scanner import Audit
 from affinityd.text import one_line
@@ -48,13 +55,13 @@ class GpuView:
         return self.is_audited or self.time.total > 0
 
 
-GPU_FAMILIES: tuple[Family[GpuView], ...] = (
-    Family(
+GPU_FAMILIES: tuple[MetricFamily[GpuView], ...] = (
+    MetricFamily(
         "affinityd_gpu_audited",
         "1 if the processes that use the GPU are known, 0 if nobody says which they are.",
         lambda gpu: one(gpu.is_audited),
     ),
-    Family(
+    MetricFamily(
         "affinityd_gpu_numa_mismatch",
         "1 if a process of the GPU may run on CPUs that are not near it, by cause; no sample where "
         "its processes or its place are not known.",
@@ -65,35 +72,35 @@ GPU_FAMILIES: tuple[Family[GpuView], ...] = (
         ),
         ("cause",),
     ),
-    Family(
+    MetricFamily(
         "affinityd_gpu_numa_mismatch_start_timestamp_seconds",
         "When the mismatch of the GPU was first seen, since the epoch; only while there is one.",
         lambda gpu: one(gpu.scan.since.get(gpu.gpu.key)),
     ),
-    Family(
+    MetricFamily(
         "affinityd_gpu_processes",
         "Processes that use the GPU, and their descendants, by placement.",
         lambda gpu: each(PLACEMENTS, gpu.counts.processes) if gpu.is_audited else (),
         ("placement",),
     ),
-    Family(
+    MetricFamily(
         "affinityd_gpu_threads",
         "Their threads, each by its own placement.",
         lambda gpu: each(PLACEMENTS, gpu.counts.threads) if gpu.is_audited else (),
         ("placement",),
     ),
-    Family(
+    MetricFamily(
         "affinityd_gpu_orphan_processes",
         "Orphans: processes that hold the GPU, and that nothing owns any more.",
         lambda gpu: one(gpu.counts.orphans) if gpu.is_audited else (),
     ),
-    Family(
+    MetricFamily(
         "affinityd_gpu_cpu_seconds",
         "CPU time of the GPU's processes between scans.",
         lambda gpu: one(gpu.time.total) if gpu.was_seen else (),
         kind=CounterMetricFamily,
     ),
-    Family(
+    MetricFamily(
         "affinityd_gpu_remote_cpu_seconds",
         "Of that, the time on CPUs that are not near the GPU: a thread's goes to its last CPU.",
         lambda gpu: one(gpu.time.remote) if gpu.was_seen and gpu.is_placed else (),
@@ -101,25 +108,25 @@ GPU_FAMILIES: tuple[Family[GpuView], ...] = (
     ),
 )
 
-JOB_FAMILIES: tuple[Family[JobRow], ...] = (
-    Family("affinityd_job_gpus", "GPUs that a job uses here.", lambda row: one(row.gpus)),
-    Family(
+JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
+    MetricFamily("affinityd_job_gpus", "GPUs that a job uses here.", lambda row: one(row.gpus)),
+    MetricFamily(
         "affinityd_job_mismatched_gpus",
         "Of those, GPUs with a process of the job that may run on CPUs that are not near them.",
         lambda row: one(row.mismatched),
     ),
-    Family(
+    MetricFamily(
         "affinityd_job_numa_mismatch_start_timestamp_seconds",
         "When the job's mismatch was first seen, since the epoch; only while there is one.",
         lambda row: one(row.since),
     ),
-    Family(
+    MetricFamily(
         "affinityd_job_cpu_seconds",
         "CPU time of the job's processes that use GPUs, and of their descendants.",
         lambda row: one(row.time.total),
         kind=CounterMetricFamily,
     ),
-    Family(
+    MetricFamily(
         "affinityd_job_remote_cpu_seconds",
         "Of that, the time on CPUs that are not near the GPU.",
         lambda row: one(row.time.remote),
@@ -128,23 +135,23 @@ JOB_FAMILIES: tuple[Family[JobRow], ...] = (
 )
 
 #: Of the scan as a whole.
-SCAN_FAMILIES: tuple[Family[Scan], ...] = (
-    Family(
+SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
+    MetricFamily(
         "affinityd_pin_overlap_cpus",
         "CPUs that more than one job has pinned processes to for itself.",
         lambda scan: one(len(scan.overlap)),
     ),
-    Family(
+    MetricFamily(
         "affinityd_scan_duration_seconds",
         "How long the last scan of the processes took.",
         lambda scan: one(scan.seconds),
     ),
-    Family(
+    MetricFamily(
         "affinityd_scan_skipped_processes",
         "Processes that the last scan did not look at, as its time was up.",
         lambda scan: one(scan.skipped),
     ),
-    Family(
+    MetricFamily(
         "affinityd_numa_balancing",
         "The kernel's numa_balancing: 0 is off; it moves pages away under running jobs.",
         lambda scan: one(scan.numa_balancing),

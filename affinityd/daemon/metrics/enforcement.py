@@ -10,28 +10,35 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from affinityd.audit.model import GpuKey
 from affinityd.config.settings import OBSERVE, PIN
-from affinityd.daemon.metrics.families import GPU_LABELS, Family, each, filled, gpu_labels, one
+from affinityd.daemon.metrics.families import (
+    GPU_LABELS,
+    MetricFamily,
+    each,
+    filled,
+    gpu_labels,
+    one,
+)
 from affinityd.enforce.enforcer import OUTCOMES, Enforced
-from affinityd.enforce.model import CAUSES, DRIFTED, LEFT, REASONS, Decision, Report
+from affinityd.enforce.model import CAUSES, DRIFTED, LEFT, REASONS, Decision, EnforcementReport
 
 
 @dataclass
-class Drift:
+class GpuDrift:
     """One GPU's processes that do not run where they are to, or may run far away."""
 
     would_pin: Counter[str] = field(default_factory=Counter)  #: by cause
     left: Counter[str] = field(default_factory=Counter)  #: by reason
 
 
-GPU_FAMILIES: tuple[Family[Drift], ...] = (
-    Family(
+GPU_FAMILIES: tuple[MetricFamily[GpuDrift], ...] = (
+    MetricFamily(
         "affinityd_enforce_would_pin_processes",
         "Processes of the GPU's jobs that do not run where they are to, and that a pin mends, by "
         "cause; no sample where its processes are not known.",
         lambda gpu: each(CAUSES, gpu.would_pin),
         ("cause",),
     ),
-    Family(
+    MetricFamily(
         "affinityd_enforce_left_processes",
         "Processes of the GPU that do not run where they are to, or may run far from it, and are "
         "let alone, by the reason for that.",
@@ -40,70 +47,70 @@ GPU_FAMILIES: tuple[Family[Drift], ...] = (
     ),
 )
 
-FAMILIES: tuple[Family[Report], ...] = (
-    Family(
+FAMILIES: tuple[MetricFamily[EnforcementReport], ...] = (
+    MetricFamily(
         "affinityd_enforce_mode",
         "1 for what the daemon does about processes of GPU jobs that have drifted: observe or pin.",
         lambda report: (((mode,), report.does == mode) for mode in (OBSERVE, PIN)),
         ("mode",),
     ),
-    Family(
+    MetricFamily(
         "affinityd_enforce_hindered",
         "1 if the daemon was to pin and observes, as it cannot; its log and /enforce say why.",
         lambda report: one(report.hindrance is not None),
     ),
-    Family(
+    MetricFamily(
         "affinityd_enforce_pins",
         "Processes pinned from outside, each time, by what came of it.",
         lambda report: each(OUTCOMES, report.totals.pins),
         ("outcome",),
         CounterMetricFamily,
     ),
-    Family(
+    MetricFamily(
         "affinityd_enforce_pinned_threads",
         "Their threads whose mask was set.",
         lambda report: one(report.totals.threads),
         kind=CounterMetricFamily,
     ),
-    Family(
+    MetricFamily(
         "affinityd_enforce_resets",
         "How often a process that had been pinned was found elsewhere again.",
         lambda report: one(report.totals.resets),
         kind=CounterMetricFamily,
     ),
-    Family(
+    MetricFamily(
         "affinityd_enforce_notices",
         "What the daemon cannot see or do, and so does not enforce: /enforce and its log say what.",
         lambda report: one(len(report.notices)),
     ),
-    Family(
+    MetricFamily(
         "affinityd_enforce_scan_timestamp_seconds",
         "Of which scan all this is, since the epoch: it stands still where enforcing fails.",
         lambda report: one(report.time),
     ),
-    Family(
+    MetricFamily(
         "affinityd_enforce_policy_error",
         "1 if the policy file does not count as it is now: what was read before stands.",
         lambda report: one(report.policy.error is not None),
     ),
-    Family(
+    MetricFamily(
         "affinityd_enforce_policy_read_timestamp_seconds",
         "When the policy that counts was read, since the epoch; no sample where there is none.",
         lambda report: one(report.policy.read),
     ),
-    Family(
+    MetricFamily(
         "affinityd_enforce_unreached_processes",
         "Processes that were to be pinned after the last scan and not reached, as time was up.",
         lambda report: one(report.unreached),
     ),
-    Family(
+    MetricFamily(
         "affinityd_enforce_duration_seconds",
         "How long deciding and pinning took after the last scan.",
         lambda report: one(report.seconds),
     ),
 )
 
-MIGRATIONS: Family[Report] = Family(
+MIGRATIONS: MetricFamily[EnforcementReport] = MetricFamily(
     "affinityd_enforce_migrations",
     "Processes whose memory was to follow their first pin, by what came of it.",
     lambda report: each(report.totals.migrations, report.totals.migrations),
@@ -117,7 +124,7 @@ def metrics(enforced: Enforced) -> Iterator[Metric]:
     report, scan = enforced.report, enforced.scan
     drifts = drifts_of(report.decisions)
     gpus = [
-        (gpu_labels(gpu), drifts.get(gpu.key, Drift()))
+        (gpu_labels(gpu), drifts.get(gpu.key, GpuDrift()))
         for gpu in enforced.topology.gpus
         if gpu.key not in scan.unknown
     ]
@@ -127,11 +134,11 @@ def metrics(enforced: Enforced) -> Iterator[Metric]:
         yield filled(family, (), [((), report)])
 
 
-def drifts_of(decisions: Iterable[Decision]) -> dict[GpuKey, Drift]:
+def drifts_of(decisions: Iterable[Decision]) -> dict[GpuKey, GpuDrift]:
     """Return what is counted of each GPU; a process that uses several counts for its first."""
-    found: dict[GpuKey, Drift] = {}
+    found: dict[GpuKey, GpuDrift] = {}
     for decision in decisions:
-        its = found.setdefault(decision.process.facts.gpu, Drift())
+        its = found.setdefault(decision.process.facts.gpu, GpuDrift())
         if decision.verdict == DRIFTED:
             its.would_pin.update([decision.cause or ""])
         elif decision.verdict == LEFT and (decision.cause or decision.process.is_mismatch):

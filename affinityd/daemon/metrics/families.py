@@ -18,7 +18,7 @@ GPU_LABELS = ("vendor", "gpu", "uuid", "pci_bus_id")  #: an index counts per ven
 
 
 @dataclass(frozen=True)
-class Family(Generic[T]):
+class MetricFamily(Generic[T]):
     """A metric: what it says of one thing of many."""
 
     name: str
@@ -44,7 +44,7 @@ def gpu_labels(gpu: Gpu) -> tuple[str, ...]:
 
 
 def filled(
-    family: Family[T], labels: tuple[str, ...], things: Iterable[tuple[Sequence[str], T]]
+    family: MetricFamily[T], labels: tuple[str, ...], things: Iterable[tuple[Sequence[str], T]]
 ) -> Metric:
     """Return a metric with the samples of these things, each with its values of `labels`."""
     metric = family.kind(family.name, family.help, labels=(*labels, *family.labels))

@@ -55,7 +55,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._jobs = JobSeries(job_series)
         self._scan: Scan | None = None
-        self._written: dict[str, Written] = {}
+        self._written: dict[str, WrittenMetrics] = {}
         self._plans = Counter(
             "affinityd_plans",
             "Plan requests answered, by mode, by result (ok, or the HTTP status of the refusal) "
@@ -107,7 +107,7 @@ class Metrics:
 
     def write(self, name: str, collect: Callable[[], Iterator[Metric]]) -> None:
         """Have metrics from now on instead of those of that name, which are collected once."""
-        self._written = {**self._written, name: Written(collect)}
+        self._written = {**self._written, name: WrittenMetrics(collect)}
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return all of it in a form that an Accept header takes, and that form's media type.
@@ -200,7 +200,7 @@ class NodeCollector:
         )
 
 
-class Written:
+class WrittenMetrics:
     """Metrics that are collected and written once, for all scrapes until there are newer ones."""
 
     def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:

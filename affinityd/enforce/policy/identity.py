@@ -16,12 +16,12 @@ from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy.environ import environment
 from affinityd.enforce.policy.pods import PODS, Pods
-from affinityd.enforce.policy.timed_call import Patience
+from affinityd.enforce.policy.timed_call import TimedCalls
 from affinityd.linux.processes import PROC
 
 _beside = re.compile(r"^(?:/\.\.)+(?=/|$)")
 
-#: Field of `About` → the variable in which Slurm says it.
+#: Field of `ProcessIdentity` → the variable in which Slurm says it.
 SLURMS: Mapping[str, str] = {
     "partition": "SLURM_JOB_PARTITION",
     "account": "SLURM_JOB_ACCOUNT",
@@ -30,7 +30,7 @@ SLURMS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class About:
+class ProcessIdentity:
     """A process; what is None it has not, or that is not known: then the field is in `unread`."""
 
     uid: int | None = None  #: real user id
@@ -69,27 +69,27 @@ FORGOTTEN = 600.0  #: seconds after which who was not asked for is forgotten, or
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownEnvironment:
     """What was read of a process."""
 
     variables: frozenset[str]  #: that were looked for
     environment: Mapping[str, str] | None
 
 
-class Abouts:
+class ProcessIdentities:
     """Who processes are. Each one's environment is read once: its memory's lock is taken for it."""
 
     def __init__(self, proc: str = PROC, pods: str = PODS) -> None:
         """Take where the processes are, and the pods' folders."""
         self._proc = proc
         self._pods = Pods(pods)
-        self._patience = Patience()
+        self._timed_calls = TimedCalls()
         self._users: dict[int, str | None] = {}
-        self._known: dict[tuple[int, int], Known] = {}  # by pid and start
-        self._before: dict[tuple[int, int], Known] = {}
+        self._known: dict[tuple[int, int], KnownEnvironment] = {}  # by pid and start
+        self._before: dict[tuple[int, int], KnownEnvironment] = {}
         self._turn = 0.0  # time.monotonic() when those of `_before` are forgotten
 
-    def of(self, facts: ProcessFacts, variables: Collection[str]) -> About:
+    def of(self, facts: ProcessFacts, variables: Collection[str]) -> ProcessIdentity:
         """Return who a process is; of its environment, these variables.
 
         Its user is told where SLURM_JOB_USER is among them: a directory may take seconds to answer.
@@ -106,7 +106,7 @@ class Abouts:
         if environ is None and is_slurms(job):
             unread |= {name for name, text in its.items() if text is None}
         unread |= {"namespace", "pod"} if is_pod and pod is None else set()
-        return About(
+        return ProcessIdentity(
             uid=facts.uid,
             **its,
             namespace=pod.namespace if pod else None,
@@ -126,8 +126,8 @@ class Abouts:
         key = facts.pid, facts.start
         known = self._known.get(key) or self._before.get(key)
         if known is None or not variables <= known.variables:
-            read = self._patience.result(lambda: environment(facts, variables, self._proc))
-            known = Known(variables, read)
+            read = self._timed_calls.result(lambda: environment(facts, variables, self._proc))
+            known = KnownEnvironment(variables, read)
         self._known[key] = known
         return known.environment
 

@@ -29,7 +29,7 @@ _SHORT = Repr()
 _SHORT.maxlevel = 2  # a table may lie deeper than what Python can walk
 
 
-class Names:
+class NamePatterns:
     """Names, and globs for names: `*`, `?`, `[abc]`, `[!abc]`, as fnmatch(3) has them."""
 
     def __init__(self, written: Sequence[str]) -> None:
@@ -80,9 +80,9 @@ def _list(value: object) -> list[object]:
     return entries
 
 
-def _texts(value: object) -> Names:
+def _texts(value: object) -> NamePatterns:
     """Read a text, or a list of them: names and globs."""
-    return Names([_text(entry) for entry in _list(value)])
+    return NamePatterns([_text(entry) for entry in _list(value)])
 
 
 def _text(value: object) -> str:
@@ -93,13 +93,13 @@ def _text(value: object) -> str:
     return value
 
 
-def _names(value: object) -> Names:
+def _names(value: object) -> NamePatterns:
     if "" in _list(value):
         raise ValueError("'' is nobody's name; write a name, or a glob like '*'")
     return _texts(value)
 
 
-def _paths(value: object) -> Names:
+def _paths(value: object) -> NamePatterns:
     for path in map(_text, _list(value)):
         if path[:1] not in {"/", *GLOB}:
             raise refused(path, "no path of a cgroup; begin it with / or *")
@@ -110,14 +110,14 @@ def _uids(value: object) -> frozenset[int]:
     return frozenset(_number(entry, 0, MAX_UID, "user id") for entry in _list(value))
 
 
-def _variables(value: object) -> Mapping[str, Names]:
+def _variables(value: object) -> Mapping[str, NamePatterns]:
     """Read the table of variables that a process's environment is to have."""
     if not isinstance(value, dict) or not value:
         raise ValueError(f"{shown(value)} names no variable; write it like {{ TEAM = 'vision*' }}")
     return {name: _value_of(name, globs) for name, globs in value.items()}
 
 
-def _value_of(name: str, globs: object) -> Names:
+def _value_of(name: str, globs: object) -> NamePatterns:
     if not name or "=" in name:
         raise refused(name, "no variable's name; it has characters, and no =")
     try:
@@ -160,7 +160,7 @@ def _yes_or_no(value: object) -> bool:
     return value
 
 
-#: Keys that ask for one name of a process, each a field of `About`.
+#: Keys that ask for one name of a process, each a field of `ProcessIdentity`.
 NAMED = ("partition", "account", "user", "namespace", "pod")
 
 KEYS: Mapping[str, Callable[[object], Any]] = {

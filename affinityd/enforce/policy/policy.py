@@ -11,8 +11,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from affinityd.enforce.policy.identity import SLURMS, About
-from affinityd.enforce.policy.keys import KEYS, NAMED, SETTINGS, Names, refused, shown, suggestion
+from affinityd.enforce.policy.identity import SLURMS, ProcessIdentity
+from affinityd.enforce.policy.keys import (
+    KEYS,
+    NAMED,
+    SETTINGS,
+    NamePatterns,
+    refused,
+    shown,
+    suggestion,
+)
 from affinityd.enforce.policy.model import NODE, Treatment
 from affinityd.errors import InvalidRequestError
 from affinityd.text import one_line, quote
@@ -35,38 +43,40 @@ class Rule:
     """What is to be so of a process, and how it is treated then."""
 
     treatment: Treatment
-    names: Mapping[str, Names] = field(default_factory=dict)  #: by field of `About`
+    names: Mapping[str, NamePatterns] = field(
+        default_factory=dict
+    )  #: by field of `ProcessIdentity`
     uids: frozenset[int] | None = None  #: None: anybody
-    cgroup: Names | None = None  #: None: anywhere
-    environment: Mapping[str, Names] = field(default_factory=dict)  #: by variable
+    cgroup: NamePatterns | None = None  #: None: anywhere
+    environment: Mapping[str, NamePatterns] = field(default_factory=dict)  #: by variable
 
-    def matches(self, about: About) -> bool:
+    def matches(self, identity: ProcessIdentity) -> bool:
         """Whether all of it is so; what cannot be read is not."""
-        return not self._unknown(about) and self._may_match(about)
+        return not self._unknown(identity) and self._may_match(identity)
 
-    def may_leave(self, about: About) -> frozenset[str]:
+    def may_leave(self, identity: ProcessIdentity) -> frozenset[str]:
         """Return what cannot be read, and keeps us from saying whether this rule bars a pin.
 
         Nothing where the rule pins, or that is known.
         """
         is_kept = self.treatment.leave or self.treatment.observe
-        unknown = self._unknown(about) if is_kept else frozenset[str]()
-        return unknown if unknown and self._may_match(about) else frozenset()
+        unknown = self._unknown(identity) if is_kept else frozenset[str]()
+        return unknown if unknown and self._may_match(identity) else frozenset()
 
-    def _unknown(self, about: About) -> frozenset[str]:
+    def _unknown(self, identity: ProcessIdentity) -> frozenset[str]:
         asked = {*self.names, *(["environment"] if self.environment else [])}
-        return about.unread & asked
+        return identity.unread & asked
 
-    def _may_match(self, about: About) -> bool:
+    def _may_match(self, identity: ProcessIdentity) -> bool:
         """Whether all of it that is known is so."""
-        unread, environment = about.unread, about.environment or {}
+        unread, environment = identity.unread, identity.environment or {}
         return (
-            (self.uids is None or about.uid in self.uids)
+            (self.uids is None or identity.uid in self.uids)
             and all(
-                name in unread or getattr(about, name) in names
+                name in unread or getattr(identity, name) in names
                 for name, names in self.names.items()
             )
-            and (self.cgroup is None or self.path(about.cgroups) is not None)
+            and (self.cgroup is None or self.path(identity.cgroups) is not None)
             and (
                 "environment" in unread
                 or all(environment.get(name) in it for name, it in self.environment.items())
@@ -86,26 +96,26 @@ class Policy:
     defaults: Treatment = NODE
     rules: tuple[Rule, ...] = ()
 
-    def treatment(self, about: About) -> Treatment:
+    def treatment(self, identity: ProcessIdentity) -> Treatment:
         """Return how a process is treated.
 
         Whom a rule may leave or observe, if only one knew, is left: better one too many.
         """
         for rule in self.rules:
-            if unread := rule.may_leave(about):
+            if unread := rule.may_leave(identity):
                 return replace(rule.treatment, unread=tuple(sorted(unread)))
-            if rule.matches(about):
+            if rule.matches(identity):
                 return rule.treatment
         return self.defaults
 
-    def names_cgroup(self, about: About) -> str | None:
+    def names_cgroup(self, identity: ProcessIdentity) -> str | None:
         """Return the cgroup that is the process's job, by the first rule that names one of its own.
 
         None where none does, or that one leaves it.
         """
-        naming = (rule for rule in self.rules if rule.cgroup is not None and rule.matches(about))
+        naming = (rule for rule in self.rules if rule.cgroup is not None and rule.matches(identity))
         rule = next(naming, None)
-        return None if rule is None or rule.treatment.leave else rule.path(about.cgroups)
+        return None if rule is None or rule.treatment.leave else rule.path(identity.cgroups)
 
     def may_name(self, cgroups: Collection[str]) -> bool:
         """Whether a rule names one of these cgroups, of whomever; else `names_cgroup` is None."""

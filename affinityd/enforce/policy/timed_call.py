@@ -17,7 +17,7 @@ SECONDS = 0.5  #: for which an answer is waited for
 MOST_STUCK = 8  #: threads that may wait; while there are as many, no more work is begun
 
 
-class Patience:
+class TimedCalls:
     """Begins work, and does not wait for it long."""
 
     def __init__(self, seconds: float = SECONDS) -> None:

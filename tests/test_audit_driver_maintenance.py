@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.sources.driver_maintenance import WORKERS, Aside
+from affinityd.audit.sources.driver_maintenance import WORKERS, DriverMaintenance
 from tests.children import program
 from tests.daemons import eventually
 from tests.machines.sysfs_tree import put
@@ -22,9 +22,9 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 @pytest.fixture
-def aside(tmp_path: Path) -> Aside:
+def maintenance(tmp_path: Path) -> DriverMaintenance:
     """Return one for a machine without processes."""
-    return Aside(str(tmp_path / "proc"), str(tmp_path / "sys"), str(tmp_path / "hold"))
+    return DriverMaintenance(str(tmp_path / "proc"), str(tmp_path / "sys"), str(tmp_path / "hold"))
 
 
 @pytest.fixture
@@ -36,12 +36,14 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_on_a_quiet_machine_nvml_may_be_asked(aside: Aside) -> None:
-    assert aside.reason() is None
+def test_on_a_quiet_machine_nvml_may_be_asked(maintenance: DriverMaintenance) -> None:
+    assert maintenance.reason() is None
 
 
-def test_who_works_on_the_driver_keeps_nvml_from_being_asked(worker: Path, aside: Aside) -> None:
-    looking = Aside(sys=aside._sys, hold=aside._hold)
+def test_who_works_on_the_driver_keeps_nvml_from_being_asked(
+    worker: Path, maintenance: DriverMaintenance
+) -> None:
+    looking = DriverMaintenance(sys=maintenance._sys, hold=maintenance._hold)
     assert looking.reason() is None
     with subprocess.Popen([worker, "1000"]) as child:
         try:
@@ -55,9 +57,9 @@ def test_who_works_on_the_driver_keeps_nvml_from_being_asked(worker: Path, aside
 
 
 def test_who_becomes_such_a_program_after_it_was_first_seen_is_one(
-    worker: Path, aside: Aside
+    worker: Path, maintenance: DriverMaintenance
 ) -> None:
-    looking = Aside(sys=aside._sys, hold=aside._hold)
+    looking = DriverMaintenance(sys=maintenance._sys, hold=maintenance._hold)
     with program(BECOMING, os.fspath(worker), "1000") as child:
         assert looking.reason() is None
         assert child.stdin is not None
@@ -93,7 +95,7 @@ def test_a_command_that_changes_driver_or_gpu_is_one(
     tmp_path: Path, comm: str, words: list[str]
 ) -> None:
     process(tmp_path, 7, comm, words)
-    reason = Aside(str(tmp_path), str(tmp_path), str(tmp_path / "hold")).reason()
+    reason = DriverMaintenance(str(tmp_path), str(tmp_path), str(tmp_path / "hold")).reason()
     assert reason == f"{comm} (pid 7) works on NVIDIA's driver: until it ends"
 
 
@@ -115,7 +117,7 @@ def test_a_command_that_changes_nothing_keeps_nobody_from_asking(
     tmp_path: Path, comm: str, words: list[str]
 ) -> None:
     process(tmp_path, 7, comm, words)
-    assert Aside(str(tmp_path), str(tmp_path), str(tmp_path / "hold")).reason() is None
+    assert DriverMaintenance(str(tmp_path), str(tmp_path), str(tmp_path / "hold")).reason() is None
 
 
 @pytest.mark.parametrize(("uid", "is_one"), [(0, True), (1000, False)])
@@ -123,7 +125,7 @@ def test_a_user_who_calls_a_program_so_keeps_nobody_from_asking(
     tmp_path: Path, uid: int, is_one: bool
 ) -> None:
     process(tmp_path, 7, "nvidia-mig-part", ["nvidia-mig-parted"], uid)
-    reason = Aside(str(tmp_path), str(tmp_path), str(tmp_path / "hold")).reason()
+    reason = DriverMaintenance(str(tmp_path), str(tmp_path), str(tmp_path / "hold")).reason()
     assert (reason is not None) == is_one
 
 
@@ -135,11 +137,13 @@ def process(proc: Path, pid: int, comm: str, words: list[str], uid: int = 0) -> 
 
 
 @pytest.mark.parametrize("state", ["coming", "going"])
-def test_a_module_that_comes_or_goes_is_not_asked(aside: Aside, tmp_path: Path, state: str) -> None:
+def test_a_module_that_comes_or_goes_is_not_asked(
+    maintenance: DriverMaintenance, tmp_path: Path, state: str
+) -> None:
     put(tmp_path / "sys/module/nvidia/initstate", state)
-    assert aside.reason() == f"NVIDIA's driver is {state}: it is being exchanged"
+    assert maintenance.reason() == f"NVIDIA's driver is {state}: it is being exchanged"
     put(tmp_path / "sys/module/nvidia/initstate", "live")
-    assert aside.reason() is None
+    assert maintenance.reason() is None
 
 
 @pytest.mark.parametrize(
@@ -151,19 +155,21 @@ def test_a_module_that_comes_or_goes_is_not_asked(aside: Aside, tmp_path: Path, 
         pytest.param("x" * 9999, f" by '{'x' * 60}…'", id="one that writes too much"),
     ],
 )
-def test_a_hold_lasts_as_long_as_its_file(aside: Aside, tmp_path: Path, text: str, by: str) -> None:
+def test_a_hold_lasts_as_long_as_its_file(
+    maintenance: DriverMaintenance, tmp_path: Path, text: str, by: str
+) -> None:
     hold = tmp_path / "hold"
     hold.write_text(text)
     os.utime(hold, (0, 0))
-    assert aside.reason() == f"NVML is held off{by}, until {hold} is removed"
+    assert maintenance.reason() == f"NVML is held off{by}, until {hold} is removed"
     hold.unlink()
-    assert aside.reason() is None
+    assert maintenance.reason() is None
 
 
-def test_a_hold_that_cannot_be_read_is_one(aside: Aside, tmp_path: Path) -> None:
+def test_a_hold_that_cannot_be_read_is_one(maintenance: DriverMaintenance, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     os.mkfifo(hold)
-    assert aside.reason() == f"NVML is held off, until {hold} is removed"
+    assert maintenance.reason() == f"NVML is held off, until {hold} is removed"
     hold.unlink()
     hold.symlink_to(tmp_path / "nowhere")
-    assert aside.reason() == f"NVML is held off, until {hold} is removed"
+    assert maintenance.reason() == f"NVML is held off, until {hold} is removed"

@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.audit.gather import TICKS
 from affinityd.cpuset import parse_list
-from affinityd.enforce.model import Done, Outcome
+from affinityd.enforce.model import PinAttempt, PinOutcome
 from tests.enforcing import NEAR_ALONE, NOW, Site, masks, moved, places, rank, said, worker
 from tests.machines.by_hand import made
 
@@ -55,15 +55,17 @@ def test_who_is_reset_again_and_again_waits_ever_longer_and_is_given_up() -> Non
     assert waits == [15, 30, 60, 120, 240]
     assert reasons[30] == "waiting"
     assert {reason for boot, reason in reasons.items() if boot > pins[-1]} == {"given_up"}
-    assert (site.calm.resets, site.calm.record(RANK).resets, site.calm.record(RANK).pins) == (
-        6,
-    ) * 3
+    assert (
+        site.backoff.resets,
+        site.backoff.record(RANK).resets,
+        site.backoff.record(RANK).pins,
+    ) == (6,) * 3
 
 
 def reset(site: Site, times: int, boot: float = NOW) -> float:
     """Pin a process and have it reset so often, as soon as it is pinned again; return when."""
     site.pin(RANK, boot=boot)
-    for wait in (*site.calm._patience.waits, 0.0)[:times]:
+    for wait in (*site.backoff._patience.waits, 0.0)[:times]:
         boot += wait + 1
         site.pin(RANK, boot=boot)
     return boot
@@ -131,7 +133,7 @@ def test_a_plan_that_changes_is_followed_at_once_and_is_no_reset() -> None:
         site.policy = policies[second % 2]
         mates = site.pin(*mates, boot=NOW + second)
         assert masks(mates[1]) == [("4-7", "1,3,5,7")[second % 2]]
-    assert (site.calm.resets, site.calm.record(mates[1]).pins) == (0, 20)
+    assert (site.backoff.resets, site.backoff.record(mates[1]).pins) == (0, 20)
 
 
 def test_a_reset_that_is_seen_often_counts_once() -> None:
@@ -139,14 +141,14 @@ def test_a_reset_that_is_seen_often_counts_once() -> None:
     boot = reset(site, 1)
     for second in range(20):
         site.look(RANK, boot=boot + second)
-    assert site.calm.resets == 2
+    assert site.backoff.resets == 2
 
 
 def test_observing_never_counts() -> None:
     site = Site(TWO)
     for second in range(0, 600, 15):
         assert said(*site.look(RANK, boot=NOW + second)) == ["drifted unpinned"]
-    assert (site.calm.resets, site.calm.record(RANK).pins) == (0, 0)
+    assert (site.backoff.resets, site.backoff.record(RANK).pins) == (0, 0)
 
 
 def test_who_was_not_seen_for_a_while_is_remembered_and_after_long_it_is_not() -> None:
@@ -169,27 +171,27 @@ def test_another_process_by_the_same_number_is_another() -> None:
 @pytest.mark.parametrize(
     "outcome",
     [
-        pytest.param(Outcome(is_gone=True), id="it had ended"),
-        pytest.param(Outcome(), id="it had found its place by itself"),
+        pytest.param(PinOutcome(is_gone=True), id="it had ended"),
+        pytest.param(PinOutcome(), id="it had found its place by itself"),
     ],
 )
-def test_what_was_not_pinned_is_no_pin(outcome: Outcome) -> None:
+def test_what_was_not_pinned_is_no_pin(outcome: PinOutcome) -> None:
     site = Site(TWO)
     (decision,) = site.look(RANK)
-    site.calm.pinned(Done(decision, outcome), NOW)
-    assert site.calm.record(RANK).last_pin is None
+    site.backoff.pinned(PinAttempt(decision, outcome), NOW)
+    assert site.backoff.record(RANK).last_pin is None
     assert said(*site.look(RANK)) == ["drifted unpinned"]
 
 
 def test_who_is_refused_is_tried_ever_later_and_then_no_more() -> None:
     site, tries, why = Site(TWO), [], {}
-    refused = Outcome(refused=2, error="EPERM: it is another's")
+    refused = PinOutcome(refused=2, error="EPERM: it is another's")
     for boot in range(0, 1200, 15):
         (decision,) = site.look(RANK, boot=NOW + boot)
         why[boot] = decision.why
         if decision.verdict == "drifted":
             tries.append(boot)
-            site.calm.pinned(Done(decision, refused), NOW + boot)
+            site.backoff.pinned(PinAttempt(decision, refused), NOW + boot)
     assert [later - one for one, later in pairwise(tries)] == [15, 30, 60, 120, 240]
     assert why[30] == (
         "its pin was refused, 2 times in a row (EPERM: it is another's): the next pin is in 15 s"
@@ -198,7 +200,7 @@ def test_who_is_refused_is_tried_ever_later_and_then_no_more() -> None:
         "its pin was refused, 6 times in a row (EPERM: it is another's): it is pinned no more "
         "until its cpuset changes"
     )
-    assert (site.calm.resets, site.calm.record(RANK).pins) == (0, 0)
+    assert (site.backoff.resets, site.backoff.record(RANK).pins) == (0, 0)
 
 
 def test_who_re_applies_an_older_mask_of_ours_waits_as_any_other() -> None:
@@ -206,7 +208,7 @@ def test_who_re_applies_an_older_mask_of_ours_waits_as_any_other() -> None:
     (once,) = site.pin(RANK)
     site.policy = Site(TWO).policy
     (now,) = site.pin(once, boot=NOW + 15)
-    assert (masks(once), masks(now), site.calm.resets) == (["0"] * 2, ["0-3"] * 2, 0)
+    assert (masks(once), masks(now), site.backoff.resets) == (["0"] * 2, ["0-3"] * 2, 0)
     pins = 0
     for boot in range(30, 1200, 15):
         decisions = site.look(once, boot=NOW + boot)
@@ -229,29 +231,29 @@ def test_who_was_given_up_and_was_in_place_for_an_hour_is_pinned_again() -> None
 def test_who_was_not_finished_as_time_was_up_has_reset_nothing() -> None:
     site = Site(TWO)
     (decision,) = site.look(RANK)
-    late = Outcome(pinned=1, is_settled=False, is_late=True)
+    late = PinOutcome(pinned=1, is_settled=False, is_late=True)
     for boot in range(0, 150, 15):
-        site.calm.pinned(Done(decision, late), NOW + boot)
+        site.backoff.pinned(PinAttempt(decision, late), NOW + boot)
         half = moved(RANK, "0-3", "0-7")
         assert said(*site.look(half, boot=NOW + boot + 15)) == ["drifted unpinned"]
-    assert site.calm.resets == 0
+    assert site.backoff.resets == 0
 
 
 def test_of_whom_some_threads_were_refused_the_others_count_as_pinned() -> None:
     site = Site(TWO)
     (decision,) = site.look(RANK)
-    site.calm.pinned(Done(decision, Outcome(pinned=1, refused=1, error="EBUSY")), NOW)
-    assert site.calm.record(RANK).pins == 1
+    site.backoff.pinned(PinAttempt(decision, PinOutcome(pinned=1, refused=1, error="EBUSY")), NOW)
+    assert site.backoff.record(RANK).pins == 1
     half = moved(RANK, "0-3", "0-7")
     assert said(*site.look(half, boot=NOW + 1)) == ["drifted unpinned"]
-    assert site.calm.resets == 0
+    assert site.backoff.resets == 0
 
 
 def test_a_mask_that_the_kernel_cut_is_ours_too() -> None:
     site = Site(TWO)
     loader = worker("0-7", of=RANK)
     _, decision = site.look(RANK, loader)
-    site.calm.pinned(Done(decision, Outcome(pinned=1, cut=parse_list("2"))), NOW)
+    site.backoff.pinned(PinAttempt(decision, PinOutcome(pinned=1, cut=parse_list("2"))), NOW)
     site.policy = Site(TWO, 'mode = "single"').policy
     assert said(*site.look(RANK, moved(loader, "2"))) == ["drifted unpinned", "drifted share"]
     assert said(*site.look(RANK, moved(loader, "3"))) == ["drifted unpinned", "left on_purpose"]
@@ -261,18 +263,22 @@ def test_a_processs_memory_of_masks_is_bounded() -> None:
     site = Site(TWO)
     (decision,) = site.look(RANK)
     for cpu in range(40):
-        site.calm.pinned(Done(decision, Outcome(pinned=2, cut=parse_list(f"0,{cpu + 1}"))), NOW)
-    assert len(site.calm.record(RANK).given) == 16
-    assert parse_list("0-3") in site.calm.given(RANK)
+        site.backoff.pinned(
+            PinAttempt(decision, PinOutcome(pinned=2, cut=parse_list(f"0,{cpu + 1}"))), NOW
+        )
+    assert len(site.backoff.record(RANK).given) == 16
+    assert parse_list("0-3") in site.backoff.given(RANK)
 
 
 def test_two_plans_in_turn_push_no_earlier_mask_out() -> None:
     site = Site(TWO)
     (decision,) = site.look(RANK)
-    site.calm.pinned(Done(decision, Outcome(pinned=2, cut=parse_list("3"))), NOW)
+    site.backoff.pinned(PinAttempt(decision, PinOutcome(pinned=2, cut=parse_list("3"))), NOW)
     for turn in range(40):
-        site.calm.pinned(Done(decision, Outcome(pinned=2, cut=parse_list(f"{turn % 2}"))), NOW)
-    assert parse_list("3") in site.calm.given(RANK)
+        site.backoff.pinned(
+            PinAttempt(decision, PinOutcome(pinned=2, cut=parse_list(f"{turn % 2}"))), NOW
+        )
+    assert parse_list("3") in site.backoff.given(RANK)
 
 
 def test_a_daemon_that_starts_anew_pins_nothing_that_fits() -> None:

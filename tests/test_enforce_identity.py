@@ -13,7 +13,7 @@ import pytest
 from affinityd.audit.model import Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy import environ, identity, pods
-from affinityd.enforce.policy.identity import About, Abouts
+from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity
 from affinityd.enforce.policy.pods import Pod, Pods
 from affinityd.linux.processes import PROC, cgroups_of, stat_of
 from tests.auditing import KUBERNETES_POD, POD, SLURM_JOB, process
@@ -68,14 +68,14 @@ def facts_of(pid: int, *, uid: int | None = NOBODYS, proc: str = PROC) -> Proces
     return replace(process("0", pid=pid, uid=uid), start=stat.start, cgroups=cgroups_of(pid, proc))
 
 
-def about(pid: int, *variables: str) -> About:
-    return Abouts().of(facts_of(pid), {*SLURM, *variables})
+def about(pid: int, *variables: str) -> ProcessIdentity:
+    return ProcessIdentities().of(facts_of(pid), {*SLURM, *variables})
 
 
 def test_a_job_is_told_by_the_environment_that_it_was_started_with() -> None:
     with sleeping(JOB) as child:
         told = about(child.pid, "TEAM", "SIZE")
-        nobody_asked = Abouts().of(facts_of(child.pid), ("TEAM",))
+        nobody_asked = ProcessIdentities().of(facts_of(child.pid), ("TEAM",))
         cgroups = cgroups_of(child.pid)
     assert (told.partition, told.account, told.user, told.uid) == ("gpu", "bio", "alice", NOBODYS)
     assert told.environment == {name: JOB[name] for name in JOB if name != "SECRET"}
@@ -94,7 +94,7 @@ def test_a_job_is_told_by_the_environment_that_it_was_started_with() -> None:
 )
 def test_a_user_is_who_the_machine_says_and_else_who_slurm_says(uid: int | None, user: str) -> None:
     with sleeping(JOB) as child:
-        assert Abouts().of(facts_of(child.pid, uid=uid), SLURM).user == user
+        assert ProcessIdentities().of(facts_of(child.pid, uid=uid), SLURM).user == user
 
 
 @pytest.mark.parametrize(
@@ -139,37 +139,43 @@ def test_of_a_variable_that_is_there_twice_the_first_counts(tmp_path: Path) -> N
     (tmp_path / "7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
     (tmp_path / "7/environ").write_bytes(b"TEAM=\xff\0TEAM=second\0SIZE\0=\0")
     facts = facts_of(7, proc=str(tmp_path))
-    assert Abouts(str(tmp_path)).of(facts, ("TEAM", "SIZE")).environment == {"TEAM": "\udcff"}
+    assert ProcessIdentities(str(tmp_path)).of(facts, ("TEAM", "SIZE")).environment == {
+        "TEAM": "\udcff"
+    }
 
 
 def test_what_a_worker_wrote_over_is_asked_of_who_started_it() -> None:
     with worker(RETITLED) as facts:
         assert set(Path(f"/proc/{facts.pid}/environ").read_bytes()) == {0}
-        told = Abouts().of(facts, (*SLURM, "TEAM"))
-        elsewhere = Abouts().of(replace(facts, cgroups="0::/another/job\n"), (*SLURM, "TEAM"))
+        told = ProcessIdentities().of(facts, (*SLURM, "TEAM"))
+        elsewhere = ProcessIdentities().of(
+            replace(facts, cgroups="0::/another/job\n"), (*SLURM, "TEAM")
+        )
     assert (told.partition, (told.environment or {})["TEAM"]) == ("gpu", "vision")
     assert (elsewhere.partition, elsewhere.environment) == (None, None)
     assert elsewhere.unread == {"environment"}
     in_slurm = replace(facts, cgroups="0::/another/job\n", membership=SLURM_JOB)
-    unread = Abouts().of(in_slurm, SLURM).unread
+    unread = ProcessIdentities().of(in_slurm, SLURM).unread
     assert unread == {"partition", "account", "user", "environment"}
 
 
 def test_of_a_process_that_has_ended_or_whose_number_is_anothers_nothing_is_known() -> None:
     with sleeping(JOB) as child:
         facts = facts_of(child.pid)
-        assert Abouts().of(replace(facts, start=facts.start + 1), ()).environment is None
-    assert Abouts().of(facts, ()).environment is None
+        assert ProcessIdentities().of(replace(facts, start=facts.start + 1), ()).environment is None
+    assert ProcessIdentities().of(facts, ()).environment is None
 
 
 def test_an_environment_that_nobody_may_read_is_not_known(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
-    assert Abouts(str(tmp_path)).of(facts_of(7, proc=str(tmp_path)), ()).environment is None
+    assert (
+        ProcessIdentities(str(tmp_path)).of(facts_of(7, proc=str(tmp_path)), ()).environment is None
+    )
 
 
 def test_an_environment_is_read_once_unless_more_is_asked_for() -> None:
-    known = Abouts()
+    known = ProcessIdentities()
     with sleeping(JOB) as child:
         facts = facts_of(child.pid)
         first = known.of(facts, ("TEAM",)).environment
@@ -180,7 +186,7 @@ def test_an_environment_is_read_once_unless_more_is_asked_for() -> None:
 
 def test_another_process_by_the_same_number_is_asked_anew() -> None:
     """What the former was started with is no word of the new one's."""
-    known = Abouts()
+    known = ProcessIdentities()
     with sleeping({**JOB, "AFFINITYD": "off"}) as child:
         facts = facts_of(child.pid)
         assert known.of(facts, SLURM).switch == "off"
@@ -196,12 +202,12 @@ def test_an_entry_that_is_cut_off_is_not_read(
     (tmp_path / "7/environ").write_bytes(b"TEAM=a\0SIZE=large\0")
     monkeypatch.setattr(environ, "MOST", len(b"TEAM=a\0SIZE=l"))
     facts = facts_of(7, proc=str(tmp_path))
-    assert Abouts(str(tmp_path)).of(facts, ("TEAM", "SIZE")).environment == {"TEAM": "a"}
+    assert ProcessIdentities(str(tmp_path)).of(facts, ("TEAM", "SIZE")).environment == {"TEAM": "a"}
 
 
 def test_who_is_not_asked_for_in_a_while_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "FORGOTTEN", 0.0)  # every call begins a while
-    known = Abouts()
+    known = ProcessIdentities()
     with sleeping(JOB) as child, sleeping(JOB) as other:
         facts, others = facts_of(child.pid), facts_of(other.pid)
         known.of(facts, SLURM)
@@ -230,7 +236,7 @@ def test_a_pod_is_called_as_the_folder_of_its_logs_says(folder: Path) -> None:
 
 
 def test_a_process_of_a_pod_has_its_name_and_others_have_none(folder: Path) -> None:
-    known = Abouts(pods=str(folder))
+    known = ProcessIdentities(pods=str(folder))
     of_pod = known.of(replace(process("0"), membership=KUBERNETES_POD), ())
     assert (of_pod.namespace, of_pod.pod) == ("ml-team", "trainer-0")
     of_slurm = known.of(replace(process("0"), membership=Membership(Job("slurm", POD))), ())

@@ -19,9 +19,9 @@ from affinityd.enforce.memory_migration import (
     MOVED,
     OUTCOMES,
     REFUSED,
-    Migrations,
-    Move,
+    MemoryMigrations,
     Nodes,
+    PendingMigration,
     move,
     to,
 )
@@ -31,8 +31,8 @@ from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import stat_of
 from affinityd.topology.model import Topology
 from tests.auditing import process
+from tests.child_python import said
 from tests.children import sleeping
-from tests.enforcing_hand import said
 from tests.machines.by_hand import made
 from tests.test_memory_policy import SECCOMP
 
@@ -73,7 +73,7 @@ def test_where_from_and_where_to(
 ) -> None:
     facts = process("0-7", pid=77)
     wish = move(topology, facts, frozenset(cpus))
-    assert wish == Move(77, facts.start, frozenset(far), frozenset(home))
+    assert wish == PendingMigration(77, facts.start, frozenset(far), frozenset(home))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def facts_of(pid: int) -> ProcessFacts:
     return replace(process("0", pid=pid), start=stat.start)
 
 
-def counts(migrations: Migrations, number: int) -> Mapping[str, int]:
+def counts(migrations: MemoryMigrations, number: int) -> Mapping[str, int]:
     """Return the outcomes that there were, once there are as many."""
     end = time.monotonic() + 10
     while sum(migrations.totals.values()) < number:
@@ -132,7 +132,7 @@ def counts(migrations: Migrations, number: int) -> Mapping[str, int]:
 @only_node_0
 def test_processes_are_moved_one_after_the_other_and_counted() -> None:
     """Node 1 of the plan is none of this machine's: nothing of a process is there, or may be."""
-    migrations = Migrations(enabled=True)
+    migrations = MemoryMigrations(enabled=True)
     with sleeping() as child, sleeping() as other:
         migrations.want(TWO_NODES, facts_of(child.pid), frozenset({0}))
         migrations.want(TWO_NODES, facts_of(other.pid), frozenset({4}))
@@ -142,7 +142,7 @@ def test_processes_are_moved_one_after_the_other_and_counted() -> None:
 
 @only_node_0
 def test_one_that_has_ended_and_one_that_has_its_number_by_now_are_not_counted() -> None:
-    migrations = Migrations(enabled=True)
+    migrations = MemoryMigrations(enabled=True)
     with sleeping() as ended:
         gone = facts_of(ended.pid)
     with sleeping() as child:
@@ -167,13 +167,13 @@ def test_the_memory_of_another_process_by_the_same_number_is_not_moved(
     with sleeping() as child:
         start = facts_of(child.pid).start
         for began in (start - 1, start):
-            wish = Move(child.pid, began, far=frozenset({1}), home=frozenset({0}))
-            Migrations(enabled=True)._outcome(wish)
+            wish = PendingMigration(child.pid, began, far=frozenset({1}), home=frozenset({0}))
+            MemoryMigrations(enabled=True)._outcome(wish)
         assert asked == [child.pid]
 
 
 def test_where_nothing_is_to_be_moved_nothing_is_and_there_are_no_counts() -> None:
-    migrations = Migrations(enabled=False)
+    migrations = MemoryMigrations(enabled=False)
     migrations.want(TWO_NODES, process("0"), frozenset({0}))
     assert migrations.totals == {}
     assert migrations._thread is None
@@ -183,7 +183,7 @@ def test_who_wants_more_than_can_wait_is_not_held_up_and_the_rest_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_migration, "WAITING", 2)
-    migrations = Migrations(enabled=True)
+    migrations = MemoryMigrations(enabled=True)
     migrations._thread = threading.current_thread()  # so that none is started, and all wait
     for _ in range(5):
         migrations.want(TWO_NODES, process("0"), frozenset({0}))
@@ -193,14 +193,14 @@ def test_who_wants_more_than_can_wait_is_not_held_up_and_the_rest_is_dropped(
 #: Wants the memory of the process in argv moved, and tells what came of it.
 WANT = """
 import sys, time
-from tests.test_enforce_migration import Migrations, TWO_NODES, counts, facts_of
-migrations = Migrations(enabled=True)
+from tests.test_enforce_memory_migration import MemoryMigrations, TWO_NODES, counts, facts_of
+migrations = MemoryMigrations(enabled=True)
 migrations.want(TWO_NODES, facts_of(int(sys.argv[1])), frozenset({0}))
 print(counts(migrations, 1), migrations.refusal)
 """
 
 #: Python itself may be where another user reads nothing: all that is needed comes first.
-AS_A_USER = "import ctypes, os, tests.test_enforce_migration; os.setuid(65534)"
+AS_A_USER = "import ctypes, os, tests.test_enforce_memory_migration; os.setuid(65534)"
 NO_MIGRATE_PAGES = f"{SECCOMP}\nrefuse(NUMBERS[os.uname().machine][2], errno.EPERM)"
 
 
@@ -231,7 +231,7 @@ def test_the_memory_of_who_may_do_more_takes_one_capability(powers: str, outcome
 
 @only_node_0
 def test_who_moves_has_laid_down_what_would_move_other_processes_pages() -> None:
-    migrations = Migrations(enabled=True)
+    migrations = MemoryMigrations(enabled=True)
     with sleeping() as child:
         migrations.want(TWO_NODES, facts_of(child.pid), frozenset({0}))
         assert counts(migrations, 1) == {MOVED: 1}

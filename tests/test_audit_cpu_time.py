@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.audit.cpu_time import REMEMBERED, Ledger
-from affinityd.audit.model import Audited, CpuTime, GpuKey, Job, Membership, ThreadFacts
+from affinityd.audit.cpu_time import REMEMBERED, CpuTimeCounters
+from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, Membership, ThreadFacts
 from tests.auditing import GPU, audited, process, thread
 
 JOB = Job("slurm", "7")
@@ -18,13 +18,13 @@ OTHER_GPU = ("nvidia", 1)
 EVERY = 15.0
 
 
-def of(*threads: ThreadFacts, membership: Membership = Membership(JOB)) -> Audited:  # noqa: B008
+def of(*threads: ThreadFacts, membership: Membership = Membership(JOB)) -> AuditedProcess:  # noqa: B008
     return audited(process(threads=threads, membership=membership))
 
 
-def booked(*scans: Sequence[Audited]) -> Ledger:
+def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
     """Book scans, EVERY seconds apart, the first 100 s after boot, with 100 ticks a second."""
-    ledger = Ledger(100)
+    ledger = CpuTimeCounters(100)
     for number, processes in enumerate(scans):
         ledger.book(processes, [GPU], 100.0 + number * EVERY)
     return ledger
@@ -77,7 +77,7 @@ def far(ticks: int, tid: int = 1, start: int = 5) -> ThreadFacts:
         ),
     ],
 )
-def test_cpu_time_adds_up(scans: list[list[Audited]], expected: tuple[float, float]) -> None:
+def test_cpu_time_adds_up(scans: list[list[AuditedProcess]], expected: tuple[float, float]) -> None:
     ledger = booked(*scans)
     assert ledger.gpu_time == {GPU: CpuTime(*expected)}
     assert ledger.job_time.get(JOB, CpuTime()) == CpuTime(*expected)
@@ -88,7 +88,7 @@ def test_a_gpu_that_nobody_uses_has_a_counter_of_zero() -> None:
 
 
 def test_where_nobody_knows_what_is_near_nothing_is_remote() -> None:
-    ledger = Ledger(100)
+    ledger = CpuTimeCounters(100)
     for moment in (0, 1):
         unplaced = replace(of(far(100 * moment)), near=None)
         ledger.book([unplaced], [GPU], 100.0 + moment)
@@ -97,7 +97,7 @@ def test_where_nobody_knows_what_is_near_nothing_is_remote() -> None:
 
 def test_what_is_spent_for_two_gpus_is_near_beside_either_and_counts_for_the_first() -> None:
     threads = [(far(100 * moment, 1), near(300 * moment, 2)) for moment in (0, 1)]
-    ledger = Ledger(100)
+    ledger = CpuTimeCounters(100)
     for moment, those in enumerate(threads):
         facts = process(threads=those, beside=(OTHER_GPU,))
         ledger.book([audited(facts, near="0-7")], [GPU, OTHER_GPU], 100.0 + moment)
@@ -128,7 +128,7 @@ def test_what_is_of_no_job_counts_for_its_gpu_alone() -> None:
 def test_no_counter_ever_goes_back_and_remote_is_a_part_of_all(
     scans: list[list[tuple[int, int, bool]]],
 ) -> None:
-    ledger = Ledger(100)
+    ledger = CpuTimeCounters(100)
     before = CpuTime()
     for number, threads in enumerate(scans):
         facts = [far(ticks, tid) if is_far else near(ticks, tid) for tid, ticks, is_far in threads]
@@ -148,12 +148,12 @@ ELSEWHERE = audited(
     process("0", pid=200, gpu=OTHER_GPU, membership=Membership(JOB)), "remote", cause="mask"
 )
 BOTH = {GPU: 0, JOB: 0}
-Look = tuple[list[Audited], list[GpuKey]]
+Look = tuple[list[AuditedProcess], list[GpuKey]]
 
 
 def noted(*scans: Look, every: float = EVERY) -> dict[GpuKey | Job, float]:
     """Return since when there is a mismatch, as the number of a scan, after these scans."""
-    ledger = Ledger(100)
+    ledger = CpuTimeCounters(100)
     for moment, (processes, unknown) in enumerate(scans):
         ledger.book(processes, [GPU, OTHER_GPU], 100.0 + moment * every)
         ledger.note(processes, unknown, float(moment))
@@ -208,7 +208,7 @@ def test_a_job_that_ended_unseen_is_forgotten_though_a_gpu_is_never_seen_again()
 
 
 def test_a_gpu_that_got_anothers_number_begins_anew() -> None:
-    ledger = Ledger(100)
+    ledger = CpuTimeCounters(100)
     for moment in (0, 1):
         ledger.book([of(far(500 * moment))], [GPU], 100.0 + moment)
         ledger.note([MISMATCHED], [], float(moment))

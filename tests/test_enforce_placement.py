@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
 from affinityd.cpuset import parse_list
-from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.identity import ProcessIdentity
 from tests.asking import ask, cpulists
 from tests.auditing import KUBERNETES_POD
 from tests.enforcing import NEAR_ALONE, NOW, Site, masks, places, rank, said, worker
@@ -112,7 +112,7 @@ def test_a_rank_that_joins_moves_the_others_once_and_that_is_no_reset() -> None:
     both = site.pin(pinned, second)
     assert [masks(facts) for facts in both] == [["0-3"], ["4-7"]]
     assert said(*site.look(*both)) == ["fits", "fits"]
-    assert site.calm.resets == 0
+    assert site.backoff.resets == 0
 
 
 A, B = (Membership(KUBERNETES_POD.job, container=letter * 64) for letter in "ab")
@@ -236,7 +236,7 @@ def test_reserved_cpus_are_nobodys(reserved: str, mode: str, place: str | None) 
 
 def test_ranks_may_be_treated_each_in_its_own_way() -> None:
     policy = f"{UNIQUELY}\n[[rule]]\nuid = 7\nmode = 'node'"
-    site = Site(FOUR, policy, abouts={200: About(7)})
+    site = Site(FOUR, policy, identities={200: ProcessIdentity(7)})
     assert places(site.look(*ranks(0, 1))) == ["0-3", "0-7"]
 
 
@@ -244,7 +244,7 @@ def test_a_topology_that_was_read_anew_is_planned_on_anew() -> None:
     site = Site(FOUR)
     assert places(site.look(*ranks(0))) == ["0-7"]
     other = Site(made({0: "0-3", 1: "4-15"}, gpus=[0, 0, 1, 1]))
-    other._roll = site._roll
+    other._history = site._history
     assert places(other.look(*ranks(0))) == ["0-3"]
 
 

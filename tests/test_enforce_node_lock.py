@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.enforce.node_lock import Alone
+from affinityd.enforce.node_lock import NodeLock
 
 pytestmark = pytest.mark.processes
 
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[1]
 #: Says whether it is the one, once for each line that it is told.
 DAEMON = """
 import sys
-from affinityd.enforce.node_lock import Alone
-alone = Alone(sys.argv[1])
+from affinityd.enforce.node_lock import NodeLock
+alone = NodeLock(sys.argv[1])
 for _ in sys.stdin:
     print(alone.hindrance(), flush=True)
 """
@@ -54,9 +54,9 @@ def daemon(lock: Path) -> Iterator[Daemon]:
 
 
 @contextmanager
-def here(lock: Path) -> Iterator[Alone]:
+def here(lock: Path) -> Iterator[NodeLock]:
     """Be one of them, in this process."""
-    alone = Alone(os.fspath(lock))
+    alone = NodeLock(os.fspath(lock))
     try:
         yield alone
     finally:

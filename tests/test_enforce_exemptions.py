@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.audit.model import Membership, ProcessFacts
-from affinityd.enforce.policy.identity import About
+from affinityd.enforce.policy.identity import ProcessIdentity
 from tests.auditing import KUBERNETES_POD, LONE_CONTAINER
 from tests.enforcing import NOW, Site, masks, moved, rank, said, worker
 from tests.machines.by_hand import made
@@ -24,7 +24,7 @@ OVER = "Slurm's job 7 has ended: it has no slurmstepd any more"
 
 def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
     """Everything is wrong with a process, and is mended bit by bit."""
-    off = {100: About(switch="off")}
+    off = {100: ProcessIdentity(switch="off")}
     wrong = rank("4-7", gpu=1, cpuset=None, membership=NOBODY)
     told = []
 
@@ -33,13 +33,13 @@ def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
         told.extend(said(*site.look(judged)))
 
     wrong = replace(wrong, pid=100)
-    look(Site(LOST, None, abouts=off), is_daemon=True, orphan=OVER)
-    look(Site(LOST, None, abouts=off), orphan=OVER)
-    look(Site(LOST, None, abouts=off))
+    look(Site(LOST, None, identities=off), is_daemon=True, orphan=OVER)
+    look(Site(LOST, None, identities=off), orphan=OVER)
+    look(Site(LOST, None, identities=off))
     wrong = replace(wrong, membership=KUBERNETES_POD)
-    look(Site(LOST, None, abouts=off))
-    look(Site(LOST, "leave = true", abouts=off))
-    look(Site(LOST, abouts=off))
+    look(Site(LOST, None, identities=off))
+    look(Site(LOST, "leave = true", identities=off))
+    look(Site(LOST, identities=off))
     look(Site(LOST))
     wrong = replace(wrong, gpu=("nvidia", 0))
     look(Site(LOST, reserved=RESERVED))
@@ -101,7 +101,7 @@ def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
             id="a rule leaves it",
         ),
         pytest.param(
-            Site(TWO, abouts={100: About(switch="off")}),
+            Site(TWO, identities={100: ProcessIdentity(switch="off")}),
             RANK,
             "AFFINITYD=off is in the environment of process 100 of its job",
             id="its owner wants no pin",
@@ -167,8 +167,8 @@ def test_who_is_let_alone_is_told_why_and_what_mends_it(
 def test_whom_a_rule_may_leave_for_all_we_know_is_left(
     mask: str, verdict: str, cause: str | None
 ) -> None:
-    unread = About(unread=frozenset(("partition",)))
-    site = Site(TWO, '[[rule]]\npartition = "debug"\nleave = true', abouts={100: unread})
+    unread = ProcessIdentity(unread=frozenset(("partition",)))
+    site = Site(TWO, '[[rule]]\npartition = "debug"\nleave = true', identities={100: unread})
     (decision,) = site.look(rank(mask))
     assert (said(decision), decision.cause) == ([verdict], cause)
     assert decision.why == (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from affinityd.enforce.policy.timed_call import MOST_STUCK, Patience
+from affinityd.enforce.policy.timed_call import MOST_STUCK, TimedCalls
 
 
 @pytest.fixture
@@ -20,17 +20,17 @@ def hang() -> Iterator[threading.Event]:
 
 
 def test_what_is_done_in_time_is_the_result() -> None:
-    assert Patience().result(lambda: {"a": "b"}) == {"a": "b"}
+    assert TimedCalls().result(lambda: {"a": "b"}) == {"a": "b"}
 
 
 def test_what_hangs_is_waited_for_so_long_and_no_longer(hang: threading.Event) -> None:
     began = time.monotonic()
-    assert Patience(0.05).result(hang.wait) is None
+    assert TimedCalls(0.05).result(hang.wait) is None
     assert 0.05 <= time.monotonic() - began < 1
 
 
 def test_where_much_hangs_no_more_is_begun_until_it_ends(hang: threading.Event) -> None:
-    patience = Patience(0.01)
+    patience = TimedCalls(0.01)
     for _ in range(MOST_STUCK):
         assert patience.result(hang.wait) is None
     assert patience.result(lambda: 1) is None
