@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd import machines
-from affinityd.client import local_plan, plan_request
+from affinityd.client import local_plan
 from affinityd.config import file
 from affinityd.cpuset import CpuSet
 from affinityd.discovery import discover, open_tree
 from affinityd.errors import AffinityError, InvalidRequestError, TreeError
+from affinityd.request import environment
 from affinityd.topology import node_file as nodefile
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
@@ -45,16 +46,6 @@ def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def node_file(socket: str) -> Path:
     return Path(socket).with_name("node.json")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_driver() -> Iterator[None]:
-    """Have the variables of every vendor count, whichever GPUs the machine of the test has."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            plan_request, "VISIBLE", [("/nonexistent", names) for _, names in plan_request.VISIBLE]
-        )
-        yield
 
 
 # The node.
@@ -354,7 +345,7 @@ def test_siblings_never_overlap_in_a_unique_mode(
     siblings = [launch(n, count, job, variable) for n in range(count)]
     replies = [
         local_plan.plan_on_node(
-            Node(topology), plan_request.questions(chosen, it.environ, cpus, it.parent)
+            Node(topology), environment.questions(chosen, it.environ, cpus, it.parent)
         )
         for it in siblings
     ]
@@ -374,7 +365,7 @@ def test_modes_without_a_block_for_each_gpu_know_the_siblings(launch: Launch, mo
     one, other = (
         local_plan.plan_on_node(
             Node(topology),
-            plan_request.questions({"mode": mode}, it.environ, topology.online, it.parent),
+            environment.questions({"mode": mode}, it.environ, topology.online, it.parent),
         )
         for it in siblings
     )
@@ -387,7 +378,7 @@ def test_modes_that_take_nothing_away_put_a_rank_near_its_gpu(launch: Launch, mo
     topology = machine("dgx-a100")
     for n in range(8):
         it = launch(n, 8, range(8), "CUDA_VISIBLE_DEVICES")
-        asked = plan_request.questions({"mode": mode}, it.environ, topology.online, it.parent)
+        asked = environment.questions({"mode": mode}, it.environ, topology.online, it.parent)
         reply = local_plan.plan_on_node(Node(topology), asked)
         assert reply.cpus >= topology.cpus_of_node(topology.gpus[n].numa_node)
         assert reply.locality == "local"
@@ -397,7 +388,7 @@ def test_modes_that_take_nothing_away_put_a_rank_near_its_gpu(launch: Launch, mo
 def test_a_task_with_two_gpus_of_its_own_is_near_both(mode: str) -> None:
     topology = machine("dgx-a100")
     it = srun_bound(0, 2, (1, 2, 5, 6), "CUDA_VISIBLE_DEVICES")
-    asked = plan_request.questions({"mode": mode}, it.environ, topology.online, it.parent)
+    asked = environment.questions({"mode": mode}, it.environ, topology.online, it.parent)
     reply = local_plan.plan_on_node(Node(topology), asked)
     assert [rank.gpu.index for rank in reply.ranks] == [1, 2]
     for node in (3, 1):

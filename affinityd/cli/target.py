@@ -9,8 +9,8 @@ from pathlib import Path
 
 from affinityd.cli import exec_options
 from affinityd.cli.console import say
-from affinityd.client import local_plan, plan_request
-from affinityd.client.device_access import granted_gpus
+from affinityd.client import local_plan
+from affinityd.client.device_access import granted_gpus, vendors
 from affinityd.config import file
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError, TargetError
@@ -19,6 +19,7 @@ from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.environ import environment_of
 from affinityd.linux.processes import process_of, stat_of
 from affinityd.linux.procstat import Stat
+from affinityd.request import environment
 from affinityd.request.caller import Caller
 from affinityd.request.formats import Reply
 from affinityd.text import quote
@@ -108,7 +109,7 @@ class ProcessPlanner:
         cpus = self.cpuset(pid)
         parent = environment_of(process.parent)
         given = self._given(pid, environ or {})
-        questions = list(plan_request.questions(given, environ or {}, cpus, parent))
+        questions = list(environment.questions(given, environ or {}, cpus, parent, vendors()))
         known = str(questions)  # ranks of one job have many processes that ask the same
         if known not in self._replies:
             caller = Caller(mask=cpus, cpuset=cpus)
@@ -134,7 +135,7 @@ class ProcessPlanner:
         pid = process.number
         environ = environment_of(pid) or {}
         job = environ.get("SLURM_JOB_ID")
-        seen = (plan_request.visible(environ) or "").split(",")
+        seen = (environment.visible(environ, vendors()) or "").split(",")
         counts_from_0 = seen == [str(number) for number in range(len(seen))]
         is_part = counts_from_0 and len(seen) < len(self.topology.gpus)
         is_elsewhere = _cgroups(pid) != _cgroups(os.getpid())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from affinityd.client import plan_request
-from affinityd.client.device_access import granted_gpus
+from affinityd.client.device_access import granted_gpus, vendors
 from affinityd.config import switch
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import ApplyError
 from affinityd.linux.cpu_limit import own_cpu_limit
 from affinityd.linux.environ import environment_of
 from affinityd.linux.memory_policy import MemoryPolicy, set_policy
+from affinityd.request import environment, environment_cpus
 from affinityd.request.launchers import local_rank
 from affinityd.text import one_line
 
@@ -80,7 +80,7 @@ def export_observed(found: ProcessPlan) -> None:
         export_unpinned(f"observe: would run on CPUs {cpus} ({found.locality})")
 
 
-def questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[plan_request.Question]:
+def questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[environment.Question]:
     """Return the plan requests for this process, with the parameters that somebody chose.
 
     `chosen` is the switch, so far as it is known here.
@@ -90,17 +90,18 @@ def questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[plan_re
     facts = {} if devices is None else {"granted": devices}
     if chosen == switch.OBSERVE:
         facts["observe"] = format_list(mask)
-    cpus = plan_request.cpus_to_plan_on(os.environ, mask)
+    cpus = environment_cpus.cpus_to_plan_on(os.environ, mask)
     parent = environment_of(os.getppid())
-    return list(plan_request.questions({**facts, **given}, _environ(), cpus, parent))
+    given = {**facts, **given}
+    return list(environment.questions(given, _environ(), cpus, parent, vendors()))
 
 
 def _environ() -> Mapping[str, str]:
     """Return the environment, and how many CPUs its container may use where nothing says that."""
-    if {"SLURM_JOB_ID", plan_request.JOB_CPUS} & os.environ.keys():
+    if {"SLURM_JOB_ID", environment_cpus.JOB_CPUS} & os.environ.keys():
         return os.environ
     limit = own_cpu_limit()
-    return os.environ if limit is None else {**os.environ, plan_request.JOB_CPUS: f"{limit}"}
+    return os.environ if limit is None else {**os.environ, environment_cpus.JOB_CPUS: f"{limit}"}
 
 
 def set_own_mask(cpus: CpuSet) -> CpuSet:

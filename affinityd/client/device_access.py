@@ -10,7 +10,14 @@ from __future__ import annotations
 
 import os
 
+#: What each vendor's driver makes.
+DRIVERS = {"nvidia": "/dev/nvidiactl", "amd": "/dev/kfd", "huawei": "/dev/davinci_manager"}
 AMD = "0x1002"  #: the PCI vendor, in /sys/class/drm/renderDN/device/vendor
+
+
+def vendors() -> list[str]:
+    """Return the vendors whose drivers are here."""
+    return [vendor for vendor, path in DRIVERS.items() if os.path.exists(path)]  # noqa: PTH110
 
 
 def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from affinityd.client import http as client
-from affinityd.client.plan_request import Question, first_answer
 from affinityd.config import switch
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import (
@@ -17,7 +16,12 @@ from affinityd.errors import (
     NoDaemonError,
 )
 from affinityd.planner.names import LOCALITIES
+from affinityd.request.environment import first_answer
 from affinityd.text import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from affinityd.request.environment import Question
 
 TIMEOUT = 1.0  #: seconds that a plan may take, where nobody says another number
 UNKNOWN_PARAMETER = "unknown parameter"  #: begins what an older daemon says to a newer client

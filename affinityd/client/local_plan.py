@@ -11,13 +11,13 @@ from pathlib import Path
 
 from affinityd import machines
 from affinityd.client import trust
-from affinityd.client.plan_request import Question, first_answer
 from affinityd.config import file, settings
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.snapshot import snapshot_nvml
 from affinityd.errors import UntrustedError
 from affinityd.request.caller import Caller
+from affinityd.request.environment import first_answer
 from affinityd.request.formats import Reply
 from affinityd.request.parameters import parse_request
 from affinityd.request.resolve import answer
@@ -25,6 +25,10 @@ from affinityd.text import quote
 from affinityd.topology import node_file
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from affinityd.request.environment import Question
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,16 @@ from itertools import cycle
 
 from affinityd.client import http as client
 from affinityd.client import local_plan
-from affinityd.client.plan_request import Question
 from affinityd.config import switch
 from affinityd.cpuset import parse_list
 from affinityd.errors import AffinityError, DaemonError, InvalidRequestError
 from affinityd.planner.names import BY_RANK
 from affinityd.request.formats import render
 from affinityd.text import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from affinityd.request.environment import Question
 
 PAUSE = 0.2  #: seconds between two tries
 MAX_LINE = 65536  #: characters

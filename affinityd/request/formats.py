@@ -115,6 +115,8 @@ def _shell(reply: Reply) -> Iterator[str]:
     yield f"AFFINITYD_CPULIST={format_list(reply.cpus)}"
     yield f"AFFINITYD_LOCALITY={reply.locality}"
     yield f"AFFINITYD_ALLOWED={format_list(reply.allowed)}"
+    if reply.request.job is not None:
+        yield f"AFFINITYD_JOB_GPUS={','.join(reply.request.job)}"
     yield f"AFFINITYD_GPUS={format_list(rank.gpu.index for rank in reply.ranks)}"
     yield f"AFFINITYD_NODES={format_list(homes)}"
     yield f"AFFINITYD_MEMORY_NODES={format_list(memory)}"

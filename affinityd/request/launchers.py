@@ -101,3 +101,10 @@ LAUNCHERS = (
     ("FLUX_TASK_LOCAL_ID", _flux_size),
     ("SLURM_LOCALID", _slurm_size),
 )
+
+#: All that is read here of a process that another launcher than Slurm started.
+VARIABLES = (
+    *(variable for variable, _ in LAUNCHERS),
+    *("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+    *("PMI_LOCAL_SIZE", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
+)

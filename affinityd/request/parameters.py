@@ -66,7 +66,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
         if not text.strip() and not parameter.may_be_empty:
             raise InvalidRequestError(f"{name} is empty; give it a value or leave it out")
         try:
-            values[name] = parameter.read(_plain(text))
+            values[name] = parameter.read(plain(text))
         except ValueError as error:
             raise InvalidRequestError(f"{name}: {error}") from None
     options = Options(**{name: values.pop(name) for name in _OPTION_NAMES & values.keys()})
@@ -108,7 +108,7 @@ def _suggestion(name: str) -> str:
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(PARAMETERS)}"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return a value that can be read in no time and answered as JSON."""
     if len(text) > MAX_LENGTH:
         raise ValueError(f"{len(text)} characters are too many; the most is {MAX_LENGTH}")

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from affinityd.cli import exec_options, plan_options
 from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_settings, load_settings
-from affinityd.client import plan_request
 from affinityd.config import file
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.linux.affinity import own_cpuset
 from affinityd.planner.model import Options, RankPlan
+from affinityd.request import environment, environment_cpus
 from affinityd.request.caller import Caller
 from affinityd.request.formats import Reply, render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
@@ -96,8 +96,8 @@ def _of_exec(
 ) -> str | None:
     """Return what `affinityd exec` would give the same ranks; None: the same."""
     given = exec_options.parameters(chosen, file.variables())
-    given = {"mode": plan_request.default_mode(given), **given}
-    given = plan_request.with_asked_cpus(given, os.environ if caller else {})
+    given = {"mode": environment.default_mode(given), **given}
+    given = environment_cpus.with_asked_cpus(given, os.environ if caller else {})
     try:
         other = answer(node, parse_request(given.items()), caller)
     except AffinityError:  # as a variable that is none: exec would say so

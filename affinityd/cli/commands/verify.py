@@ -13,13 +13,14 @@ from affinityd.cli import plan_options, target
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.render import verify
-from affinityd.client import plan_request
+from affinityd.client.device_access import vendors
 from affinityd.cpuset import several
 from affinityd.errors import AffinityError, TargetError
 from affinityd.linux import memory_policy
 from affinityd.linux.environ import environment_of
 from affinityd.linux.processes import descendants, threads
 from affinityd.linux.procstat import Stat
+from affinityd.request import environment
 from affinityd.request.formats import Reply
 from affinityd.text import one_line
 
@@ -94,7 +95,11 @@ def _doubts(found: Verification, process: Stat, options: str) -> Iterator[str]:
     """Yield that a process may use fewer GPUs than it was judged by, where that matters."""
     is_own = process.number == os.getpid()
     environ = os.environ if is_own else environment_of(process.number) or {}
-    if not options and plan_request.visible(environ) is None and len(found.near.nodes) > 1:
+    if (
+        not options
+        and environment.visible(environ, vendors()) is None
+        and len(found.near.nodes) > 1
+    ):
         gpus = several("GPU", (gpu.index for gpu in found.near.gpus))
         yield (
             f"its environment names none of {gpus}, and near is what is near any of them: "

@@ -23,8 +23,10 @@ from affinityd.daemon.state.scanner import LatestAudit
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.request.devices import names_unknown_mig
-from affinityd.request.parameters import PARAMETERS, parse_request
+from affinityd.request.environment import first_answer
+from affinityd.request.parameters import PARAMETERS
 from affinityd.request.parameters import Request as PlanRequest
+from affinityd.request.query import ENV, is_retried, parse_query
 from affinityd.text import quote
 from affinityd.topology import serialization
 
@@ -38,7 +40,7 @@ _PARAMETERS = [
         "schema": parameter.schema,
         "allowEmptyValue": parameter.may_be_empty,
     }
-    for parameter in PARAMETERS.values()
+    for parameter in (*PARAMETERS.values(), ENV)
 ]
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -128,12 +130,15 @@ def _plan_route(
     async def plan(request: Request) -> Response:
         began, mode = perf_counter(), ""
         try:
-            asked = parse_request(_pairs(request.scope["query_string"]))
-            mode = asked.options.mode
-            await _bring_up_to_date(service, watcher, asked)
+            requests = parse_query(_pairs(request.scope["query_string"]))
+            mode = requests[0].options.mode
+            await _bring_up_to_date(service, watcher, requests[0])
             facts = request.scope["state"][CALLER]
             caller = None if facts is None else facts.caller
-            answer = service.answer(asked, _format(asked, request), caller)
+            kind = _format(requests[0], request)
+            answer = first_answer(
+                requests, lambda asked: service.answer(asked, kind, caller), is_retried
+            )
         except AffinityError as error:
             metrics.refused(mode, error.status)
             raise

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from affinityd.client import plan_request
 from affinityd.cpuset import parse_list
 from affinityd.errors import (
     AffinityError,
@@ -20,6 +18,7 @@ from affinityd.errors import (
     UnsatisfiableError,
 )
 from affinityd.linux.environ import environment_of
+from affinityd.request import environment, environment_cpus
 from tests.children import program, sleeping
 
 TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -37,18 +36,7 @@ FLUX_ON_MANY_NODES = {"FLUX_TASK_LOCAL_ID": "5", "FLUX_JOB_SIZE": "16", "FLUX_JO
 ALL_FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 ONE = {"CUDA_VISIBLE_DEVICES": "2"}
 
-VENDORS = tuple(plan_request.VISIBLE)
 SECOND_OF_FOUR = {"ranks": "4", "rank": "1"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_driver() -> Iterator[None]:
-    """Have the variables of every vendor count, whichever GPUs the machine of the test has."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            plan_request, "VISIBLE", [("/nonexistent", names) for _, names in plan_request.VISIBLE]
-        )
-        yield
 
 
 def asked(
@@ -58,12 +46,12 @@ def asked(
 ) -> list[dict[str, str]]:
     """Return the requests of a unique mode, but for what is the same in each."""
     chosen = {"mode": "exclusive", **(given or {})}
-    made = [dict(it) for it in plan_request.questions(chosen, environ, frozenset({0, 1}), parent)]
+    made = [dict(it) for it in environment.questions(chosen, environ, frozenset({0, 1}), parent)]
     for question in made:
         assert question.pop("mode") == chosen["mode"]
         question.pop("task_cpus", None)  # tests of its own
         assert question.pop("cpuset") == "0-1"
-        assert question.pop("visible", None) == plan_request.visible(environ)
+        assert question.pop("visible", None) == environment.visible(environ)
     return made
 
 
@@ -119,7 +107,7 @@ def asked(
 def test_the_scheduler_says_how_many_cpus_a_task_asked_for(
     environ: Mapping[str, str], expected: Mapping[str, str]
 ) -> None:
-    assert plan_request.asked_cpus(environ) == expected
+    assert environment_cpus.asked_cpus(environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -134,7 +122,7 @@ def test_the_scheduler_says_how_many_cpus_a_task_asked_for(
 def test_how_many_cpus_were_asked_for_can_be_said_otherwise(
     given: Mapping[str, str], expected: Mapping[str, str]
 ) -> None:
-    for question in plan_request.questions(given, SRUN, frozenset({0, 1})):
+    for question in environment.questions(given, SRUN, frozenset({0, 1})):
         said = {name: text for name, text in question.items() if name in {"cpus", "task_cpus"}}
         assert said == expected
 
@@ -295,17 +283,17 @@ def test_unless_somebody_chose_a_mode_it_is_the_one_that_takes_no_cpus_away(
     environ: Mapping[str, str],
 ) -> None:
     """What delivers a plan to jobs defaults to `node`."""
-    for question in plan_request.questions({}, environ, frozenset({0, 1})):
+    for question in environment.questions({}, environ, frozenset({0, 1})):
         assert question["mode"] == "node"
 
 
 def test_a_scope_without_a_mode_is_not_in_vain() -> None:
-    (question,) = plan_request.questions({"scope": "socket"}, {}, frozenset({0, 1}))
+    (question,) = environment.questions({"scope": "socket"}, {}, frozenset({0, 1}))
     assert (question["mode"], question["scope"]) == ("all", "socket")
 
 
 def test_the_cpus_and_devices_that_somebody_names_replace_the_process_s() -> None:
-    (question,) = plan_request.questions({"cpuset": "4", "visible": "1"}, ONE, frozenset({0, 1}))
+    (question,) = environment.questions({"cpuset": "4", "visible": "1"}, ONE, frozenset({0, 1}))
     assert (question["cpuset"], question["visible"]) == ("4", "1")
 
 
@@ -313,7 +301,7 @@ def test_the_cpus_and_devices_that_somebody_names_replace_the_process_s() -> Non
 
 
 @pytest.mark.parametrize(
-    ("devices", "environ", "visible"),
+    ("vendors", "environ", "visible"),
     [
         ("", {}, None),
         ("", {"CUDA_VISIBLE_DEVICES": ""}, ""),
@@ -321,38 +309,30 @@ def test_the_cpus_and_devices_that_somebody_names_replace_the_process_s() -> Non
         ("", {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "2"}, "1"),
         ("", {"ROCR_VISIBLE_DEVICES": "2"}, "ROCR_VISIBLE_DEVICES=2"),
         ("", {"ASCEND_RT_VISIBLE_DEVICES": "3"}, "3"),
-        ("nvidiactl", {"ROCR_VISIBLE_DEVICES": "2"}, None),
-        ("nvidiactl", {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"}, "1"),
-        ("kfd", {"HIP_VISIBLE_DEVICES": "0"}, "HIP_VISIBLE_DEVICES=0"),
+        ("nvidia", {"ROCR_VISIBLE_DEVICES": "2"}, None),
+        ("nvidia", {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"}, "1"),
+        ("amd", {"HIP_VISIBLE_DEVICES": "0"}, "HIP_VISIBLE_DEVICES=0"),
         (
-            "kfd",
+            "amd",
             {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "2"},
             "ROCR_VISIBLE_DEVICES=2;HIP_VISIBLE_DEVICES=0",
         ),
-        ("kfd", {"CUDA_VISIBLE_DEVICES": "1"}, "HIP_VISIBLE_DEVICES=1"),
+        ("amd", {"CUDA_VISIBLE_DEVICES": "1"}, "HIP_VISIBLE_DEVICES=1"),
         (
-            "kfd",
+            "amd",
             {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"},
             "HIP_VISIBLE_DEVICES=0",
         ),
-        ("davinci_manager", {"CUDA_VISIBLE_DEVICES": "1"}, None),
-        ("davinci_manager", {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, "0,1"),
-        ("nvidiactl kfd", {"ROCR_VISIBLE_DEVICES": "2"}, "ROCR_VISIBLE_DEVICES=2"),
+        ("huawei", {"CUDA_VISIBLE_DEVICES": "1"}, None),
+        ("huawei", {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, "0,1"),
+        ("nvidia amd", {"ROCR_VISIBLE_DEVICES": "2"}, "ROCR_VISIBLE_DEVICES=2"),
     ],
 )
 def test_the_variables_of_the_vendor_count_whose_driver_is_here(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    devices: str,
-    environ: Mapping[str, str],
-    visible: str | None,
+    vendors: str, environ: Mapping[str, str], visible: str | None
 ) -> None:
     """HIP reads CUDA_VISIBLE_DEVICES where it has none of its own."""
-    for device in devices.split():
-        (tmp_path / device).touch()
-    moved = [(str(tmp_path / Path(device).name), names) for device, names in VENDORS]
-    monkeypatch.setattr(plan_request, "VISIBLE", moved)
-    assert plan_request.visible(environ) == visible
+    assert environment.visible(environ, vendors.split()) == visible
 
 
 # The CPUs to plan on.
@@ -375,7 +355,7 @@ def test_a_mask_that_an_earlier_pin_set_is_no_limit(
 ) -> None:
     said = {"AFFINITYD_CPULIST": pinned, "AFFINITYD_ALLOWED": allowed}
     environ = {name: text for name, text in said.items() if text is not None}
-    assert plan_request.cpus_to_plan_on(environ, parse_list(mask)) == parse_list(cpus)
+    assert environment_cpus.cpus_to_plan_on(environ, parse_list(mask)) == parse_list(cpus)
 
 
 # Asking.
@@ -383,12 +363,12 @@ def test_a_mask_that_an_earlier_pin_set_is_no_limit(
 
 @pytest.mark.parametrize("refusal", [InvalidRequestError, NoSuchGpuError, UnsatisfiableError])
 def test_the_next_question_is_asked_where_one_is_refused(refusal: type[AffinityError]) -> None:
-    def ask(question: plan_request.Question) -> str:
+    def ask(question: environment.Question) -> str:
         if question["rank"] == "0":
             raise refusal("the first")
         return question["rank"]
 
-    assert plan_request.first_answer([{"rank": "0"}, {"rank": "1"}, {"rank": "2"}], ask) == "1"
+    assert environment.first_answer([{"rank": "0"}, {"rank": "1"}, {"rank": "2"}], ask) == "1"
 
 
 @pytest.mark.parametrize(
@@ -397,17 +377,17 @@ def test_the_next_question_is_asked_where_one_is_refused(refusal: type[AffinityE
 def test_the_last_refusal_is_told_and_any_other_error_at_once(
     error: type[AffinityError], told: str
 ) -> None:
-    def ask(question: plan_request.Question) -> str:
+    def ask(question: environment.Question) -> str:
         raise error(question["rank"])
 
     with pytest.raises(error, match=told):
-        plan_request.first_answer([{"rank": "the first"}, {"rank": "the last"}], ask)
+        environment.first_answer([{"rank": "the first"}, {"rank": "the last"}], ask)
 
 
 def test_without_a_question_there_is_no_answer() -> None:
-    ask: Callable[[plan_request.Question], str] = dict.__repr__
+    ask: Callable[[environment.Question], str] = dict.__repr__
     with pytest.raises(NoSuchGpuError):
-        plan_request.first_answer([], ask)
+        environment.first_answer([], ask)
 
 
 # A process's environment.

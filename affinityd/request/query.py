@@ -1,0 +1,95 @@
+"""The query of a plan: its parameters, and variables of an environment. Pure.
+
+Scripts that start programs pass their raw variables on as `env=NAME=VALUE`, and know nothing of
+what these mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from affinityd.config.file import PARAMETER_VARIABLES, plan_parameters
+from affinityd.cpuset import parse_list
+from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.request.environment import VISIBLE, questions
+from affinityd.request.environment_cpus import JOB_CPUS, cpus_to_plan_on
+from affinityd.request.launchers import VARIABLES
+from affinityd.request.parameters import Parameter, Request, parse_request, plain
+from affinityd.request.slurm_task import task_questions
+from affinityd.text import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from affinityd.request.environment import Question
+
+SLURM = "SLURM_JOB_ID"  #: is there where TaskProlog= asks
+#: What may be passed on.
+PASSED = frozenset(
+    (
+        *(name for names in VISIBLE.values() for name in names),
+        *VARIABLES,
+        *PARAMETER_VARIABLES.values(),
+        *(JOB_CPUS, "AFFINITYD_CPULIST", "AFFINITYD_ALLOWED"),
+        *(SLURM, "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_GTIDS", "SLURM_GPUS_ON_NODE"),
+        *("SLURM_CPUS_PER_TASK", "SLURM_JOB_CPUS_PER_NODE", "SLURM_CPU_BIND_LIST"),
+        "SLURMD_TRES_BIND",
+    )
+)
+ENV = Parameter(
+    "env",
+    str,
+    {"type": "array", "items": {"type": "string"}},
+    "a variable of the caller's environment, like LOCAL_RANK=3; given once for each variable",
+)
+#: How a refusal begins of which the next question may know better.
+RETRIED = ("job: ", "rank: ")
+
+
+def parse_query(pairs: Iterable[tuple[str, str]]) -> tuple[Request, ...]:
+    """Read (name, value) pairs: the request, or several, each for where the one before is retried.
+
+    Raises InvalidRequestError, which names the first that is wrong.
+    """
+    given = list(pairs)
+    variables = [text for name, text in given if name == ENV.name]
+    stated = [(name, text) for name, text in given if name != ENV.name]
+    request = parse_request(stated)
+    if not variables:
+        return (request,)
+    meant = _questions(dict(stated), _environment(variables))
+    return tuple(parse_request(question.items()) for question in meant)
+
+
+def is_retried(refusal: AffinityError) -> bool:
+    """Return whether the next of several requests may be what the caller means."""
+    return str(refusal).startswith(RETRIED)
+
+
+def _environment(assignments: Iterable[str]) -> dict[str, str]:
+    """Read NAME=VALUE texts. Raises InvalidRequestError."""
+    environ: dict[str, str] = {}
+    for text in assignments:
+        name, equals, value = text.partition("=")
+        if not equals or name not in PASSED:
+            known = ", ".join(sorted(PASSED))
+            raise InvalidRequestError(f"env: {quote(text)} is no NAME=VALUE; names are {known}")
+        if name in environ:
+            raise InvalidRequestError(f"env: {name} is given twice; give it once")
+        try:
+            environ[name] = plain(value)
+        except ValueError as error:
+            raise InvalidRequestError(f"env: {name}: {error}") from None
+    return environ
+
+
+def _questions(stated: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[Question]:
+    """Yield the questions of an environment; what was stated besides counts more."""
+    said = {name: text for name, text in environ.items() if text}
+    given = {**plan_parameters(said), **stated}
+    if SLURM in environ:
+        yield from task_questions(given, environ)
+        return
+    mask = given.pop("cpuset", None)
+    cpus = None if mask is None else cpus_to_plan_on(environ, parse_list(mask))
+    vendors = ["amd" if given.get("granted", "").startswith("drm:") else "nvidia"]
+    yield from questions(given, environ, cpus, None, vendors)
