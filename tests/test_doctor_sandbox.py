@@ -106,8 +106,8 @@ def plan(**allowed: object) -> bytes:
     return http("200 OK", json.dumps(document).encode())
 
 
-def refusal(document: object) -> bytes:
-    return http("409 Conflict", json.dumps(document).encode())
+def refusal(text: str) -> bytes:
+    return http("409 Conflict", text.encode())
 
 
 NO_PLAN = n_a("what it answers is no plan")
@@ -123,10 +123,11 @@ CLEARS = "\x1b[2J\n"  #: a screen, where it reaches one
         pytest.param(plan(within=["0-3"]), NO_PLAN, id="a cpuset that is a list"),
         pytest.param(plan(within=CLEARS), NO_PLAN, id="a cpuset that is none"),
         pytest.param(plan(source=["caller"]), NO_PLAN, id="a source that is a list"),
-        pytest.param(refusal({}), NO_PLAN, id="a refusal without a reason"),
-        pytest.param(refusal({"detail": [1]}), NO_PLAN, id="a reason that is a list"),
+        pytest.param(refusal("no such GPU"), NO_PLAN, id="a refusal without a reason"),
+        pytest.param(refusal("Cannot be: too few"), n_a("too few"), id="a refusal"),
+        pytest.param(http("409 Conflict", b"\xff"), NO_PLAN, id="a refusal that is no text"),
         pytest.param(
-            refusal({"detail": CLEARS * 20_000}),
+            refusal(f"Cannot be: {CLEARS * 20_000}"),
             n_a(f"{repr(CLEARS * (MAX_LINE // len(CLEARS)))[1:-1]}…"),
             id="a reason without an end",
         ),

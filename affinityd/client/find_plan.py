@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-
 from affinityd.client import http as client
 from affinityd.config import switch
 from affinityd.cpuset import CpuSet, format_list, parse_list
@@ -21,10 +18,16 @@ from affinityd.text import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from affinityd.request.environment import Question
+
+    #: The lines of the `shell` format; what else a ProcessPlan takes: source, trouble, replayed.
+    LocalPlan = tuple[Mapping[str, str], str, str | None, str | None]
 
 TIMEOUT = 1.0  #: seconds that a plan may take, where nobody says another number
 UNKNOWN_PARAMETER = "unknown parameter"  #: begins what an older daemon says to a newer client
+TOO_LATE = "finding a place took too long"
 DAEMON_SHARE = 0.75  #: of the time that a plan may take; the rest is left to plan without it
 
 
@@ -87,10 +90,11 @@ def find_plan(
     *,
     bounded: bool,
 ) -> ProcessPlan:
-    """Return the place of the process that the questions are about.
+    """Return the plan of the process that the questions are about.
 
     `start` is of time.monotonic, `timeout` in seconds. Without a daemon, the machine's files take
-    what they take, unless it is `bounded`, which takes SIGALRM for the while. Raises AffinityError.
+    what they take, unless it is `bounded`: then a forked child plans, as a process of one thread
+    may. Raises AffinityError.
     """
     try:
         return ask_daemons(questions, sockets, start + timeout * DAEMON_SHARE)
@@ -99,14 +103,14 @@ def find_plan(
     except DaemonError as error:
         trouble = str(error)
     if not bounded:
-        return plan_locally(questions, sockets, trouble)
-    from affinityd.client.deadline import within  # noqa: PLC0415 - only where there is no daemon
+        return ProcessPlan(*plan_locally(questions, sockets, trouble))
+    from affinityd.client.forked import run_forked  # noqa: PLC0415 - only where there is no daemon
 
-    left = start + timeout - time.monotonic()
     try:
-        return within(left, lambda: plan_locally(questions, sockets, trouble))
-    except ApplyError as error:
-        raise ApplyError("; ".join(filter(None, (str(error), trouble)))) from None
+        found = run_forked(lambda: plan_locally(questions, sockets, trouble), start + timeout)
+    except TimeoutError:
+        raise ApplyError("; ".join(filter(None, (TOO_LATE, trouble)))) from None
+    return ProcessPlan(*found)
 
 
 def ask_daemons(
@@ -131,7 +135,7 @@ def ask_daemons(
 
 def plan_locally(
     questions: Sequence[Question], sockets: Sequence[str], trouble: str | None = None
-) -> ProcessPlan:
+) -> LocalPlan:
     """Return what a daemon would say, from what it published, else from this machine's files.
 
     Raises AffinityError: why there is no plan, and what trouble there was before.
@@ -146,9 +150,7 @@ def plan_locally(
         reply = local_plan.plan_on_node(known.node, questions)
     except AffinityError as error:
         raise type(error)("; ".join(filter(None, (str(error), trouble, known.replayed)))) from None
-    return ProcessPlan(
-        _assignments(formats.render(reply, "shell")), known.source, trouble, known.replayed
-    )
+    return _assignments(formats.render(reply, "shell")), known.source, trouble, known.replayed
 
 
 def _asker(path: str, deadline: float) -> Callable[[Question], ProcessPlan]:

@@ -1,7 +1,8 @@
-"""Asks a daemon, for a plan above all: HTTP/1.1, one request, a deadline for all of it.
+"""Asks a daemon: HTTP/1.1, one request a connection, a deadline for all of it.
 
-An address is the path of a unix socket, or http://HOST:PORT. Over a unix socket only who is trusted
-is asked anything; who answers over TCP nobody knows.
+An address is the path of a unix socket, or http://HOST:PORT, whose host is a number: names are
+looked up by `affinityd init`, the only one that asks over TCP. Over a unix socket only a trusted
+daemon is asked for a plan; who answers over TCP is not known.
 
 Neither `socket` nor `http.client` nor `urllib` is imported: each costs as much as Python's start.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 import _socket
 import errno
 import time
-from collections.abc import Iterator, Mapping, Sequence
 
 from affinityd.client import trust
 from affinityd.errors import REFUSALS, AffinityError, DaemonError, NoDaemonError
@@ -19,7 +19,7 @@ from affinityd.text import one_line, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes as long to import as Python to start
-    from typing import Any
+    from collections.abc import Iterator, Mapping, Sequence
 
 MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 MAX_REFUSAL = 1000  #: characters of one that are passed on
@@ -27,7 +27,7 @@ CHUNK = 65536
 DIGITS = 3  #: of a status
 PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 
-#: Nobody can listen there; None: a path that is too long for a socket.
+#: Nobody can listen there; None: a path that is too long for a socket, a host that is a name.
 ABSENT = (
     errno.ENOENT,
     errno.ENOTDIR,
@@ -41,6 +41,29 @@ HTTP = "http://"
 #: Of every request; refusals come as a line of text.
 FIELDS = "Host: localhost\r\nAccept: text/plain\r\nConnection: close\r\n"
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
+
+
+class Response:
+    """What came: a status, a body, and whether that is as long as the head says."""
+
+    __slots__ = ("body", "is_whole", "status")
+
+    def __init__(self, answer: bytes) -> None:
+        """Raise ValueError for what is no HTTP."""
+        head, separator, self.body = answer.partition(b"\r\n\r\n")
+        first, *fields = head.split(b"\r\n")
+        version, _, rest = first.partition(b" ")
+        status, _, _ = rest.partition(b" ")
+        is_status = status.isdigit() and len(status) == DIGITS
+        if not (separator and version.startswith(b"HTTP/1.") and is_status):
+            raise ValueError("it does not speak HTTP")
+        lengths = [
+            text.strip()
+            for name, _, text in (field.partition(b":") for field in fields)
+            if name.lower() == b"content-length"
+        ]
+        self.status = int(status)
+        self.is_whole = lengths == [b"%d" % len(self.body)]
 
 
 def ask_plan(
@@ -62,14 +85,14 @@ def fetch(
     refusals: Sequence[type[AffinityError]] = REFUSALS,
     most: int = MAX_ANSWER,
 ) -> str:
-    """Return what is answered at a path, `most` bytes of it.
+    """Return what a trusted daemon answers at a path, `most` bytes of it.
 
     Raises NoDaemonError where nobody listens, UntrustedError where somebody else does, DaemonError
     where what listens is too slow, in trouble or no affinityd, and that of `refusals` with which
     the daemon refuses the request.
     """
     try:
-        answer = _exchange(address, target, deadline, most)
+        answer = _ask_trusted(address, target, deadline, most)
     except TimeoutError:
         raise DaemonError(f"the daemon at {address} did not answer in time") from None
     except OSError as error:
@@ -86,23 +109,35 @@ def fetch(
     return text
 
 
-def _exchange(address: str, target: str, deadline: float, most: int) -> bytes:
-    connection = _connected(address, deadline)
+def _ask_trusted(address: str, target: str, deadline: float, most: int) -> bytes:
+    connection = connect(address, deadline)
     try:
         if connection.family == _socket.AF_UNIX:
             trust.check_daemon(address, connection)
-        connection.settimeout(_left(deadline))
-        connection.sendall(
-            f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(),
-            _socket.MSG_NOSIGNAL,
-        )
-        return b"".join(_received(connection, deadline, most))
+        return get(connection, target, deadline, most)
     finally:
         connection.close()
 
 
-def _connected(address: str, deadline: float) -> _socket.socket:
-    family, target = _target(address, deadline)
+def _parsed(answer: bytes, address: str) -> tuple[int, str]:
+    """Return an answer's status and body, all of it. Raises DaemonError."""
+    try:
+        response = Response(answer)
+        if response.is_whole:
+            return response.status, response.body.decode()
+    except UnicodeDecodeError:
+        raise DaemonError(f"the daemon at {address} answered what is no text") from None
+    except ValueError:
+        pass
+    raise DaemonError(f"what listens at {address} is no affinityd: {quote(repr(answer[:60]))}")
+
+
+def connect(address: str, deadline: float) -> _socket.socket:
+    """Return a connection, once there is room in the queue of what listens there, trusted or not.
+
+    Raises OSError, TimeoutError among them.
+    """
+    family, target = _target(address)
     while True:
         connection = _socket.socket(family, _socket.SOCK_STREAM)
         try:
@@ -118,35 +153,29 @@ def _connected(address: str, deadline: float) -> _socket.socket:
             return connection
 
 
-def _target(address: str, deadline: float) -> tuple[int, Any]:
-    """Return an address as socket(2) and connect(2) have it. Raises NoDaemonError, TimeoutError."""
+def _target(address: str) -> tuple[int, str | tuple[str, int]]:
+    """Return an address as socket(2) and connect(2) have it. Raises OSError for a host's name."""
     if not address.startswith(HTTP):
         return _socket.AF_UNIX, address
     host, _, port = address[len(HTTP) :].rpartition(":")
-    from affinityd.client.deadline import look_up  # noqa: PLC0415 - hardly anybody asks over TCP
-
+    host = host.strip("[]")
+    family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
     try:
-        return look_up(host.strip("[]"), port, _left(deadline))
-    except TimeoutError:
-        raise
-    except (OSError, UnicodeError) as error:
-        raise NoDaemonError(f"no daemon at {address}: {error}") from None
+        _socket.inet_pton(family, host)
+        return family, (host, int(port))
+    except (OSError, ValueError):
+        raise OSError("give host and port by their numbers, like http://127.0.0.1:9465") from None
 
 
-def numeric(address: str, deadline: float) -> str:
-    """Return an address without names that are to be looked up. Raises DaemonError."""
-    try:
-        family, target = _target(address, deadline)
-    except TimeoutError:
-        raise DaemonError(f"the daemon at {address} was not found in time") from None
-    if family == _socket.AF_UNIX:
-        return address
-    host, port = target[:2]
-    return f"{HTTP}[{host}]:{port}" if ":" in host else f"{HTTP}{host}:{port}"
+def get(connection: _socket.socket, target: str, deadline: float, most: int = MAX_ANSWER) -> bytes:
+    """Return all that comes at a path until the other side closes. Raises OSError, as connect."""
+    connection.settimeout(_left(deadline))
+    connection.sendall(f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(), _socket.MSG_NOSIGNAL)
+    return b"".join(_received(connection, deadline, most))
 
 
 def _received(connection: _socket.socket, deadline: float, most: int) -> Iterator[bytes]:
-    """Yield what comes until the other side closes."""
+    """Yield what comes, little more than `most` bytes of it."""
     size = 0
     while size <= most:
         connection.settimeout(_left(deadline))
@@ -162,28 +191,6 @@ def _left(deadline: float) -> float:
     if left <= 0:
         raise TimeoutError
     return left
-
-
-def _parsed(answer: bytes, address: str) -> tuple[int, str]:
-    """Return an answer's status and body, all of it."""
-    head, separator, body = answer.partition(b"\r\n\r\n")
-    first, *fields = head.split(b"\r\n")
-    version, _, status = first.partition(b" ")
-    lengths = [
-        text.strip()
-        for name, _, text in (field.partition(b":") for field in fields)
-        if name.lower() == b"content-length"
-    ]
-    code, _, _ = status.partition(b" ")
-    is_http = (
-        separator and version.startswith(b"HTTP/1.") and code.isdigit() and len(code) == DIGITS
-    )
-    if not is_http or lengths != [b"%d" % len(body)]:
-        raise DaemonError(f"what listens at {address} is no affinityd: {quote(repr(answer[:60]))}")
-    try:
-        return int(code), body.decode()
-    except UnicodeDecodeError:
-        raise DaemonError(f"the daemon at {address} answered what is no text") from None
 
 
 def _percent_encoded(text: str) -> str:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 
-from affinityd.client import trust
+from affinityd.client import http, trust
 from affinityd.config import file as conffile
 from affinityd.cpuset import format_list
 from affinityd.doctor.facts import CallerIdentification, DaemonFacts
-from affinityd.doctor.http_probe import NoAnswerError, ask, connect
 from affinityd.enforce import client
 from affinityd.enforce.client import EnforceReport
 from affinityd.errors import AffinityError
@@ -28,53 +27,69 @@ from affinityd.topology import node_file
 from affinityd.topology.node import Node
 
 READY = "/readyz"
-PLAN = "/plan?mode=all"  #: of the cheapest mode, for this process: it says where it may run
+NO_PLAN = "what it answers is no plan"
+NO_ROOM = "it takes no more connections: its queue is full"
+PLAN = "/plan?mode=all&format=json"  #: of the cheapest mode; it says where this process may run
 
 MAX_LINE = 300  #: characters that are shown of what a daemon says
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
 
 TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
 
 
 def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
     """Return what is to be seen of the daemon whose socket is at a path; it is asked if ready."""
-    daemon = _ask(path, timeout)
-    published, unpublished = _published(Path(path).with_name(node_file.NAME))
-    enforces, unenforced = _enforces(path, timeout) if daemon.status else (None, None)
-    told, untold = _told(path, timeout) if daemon.status else (None, None)
-    return replace(
+    daemon = _listener(path, timeout)
+    published, publish_error = _published(Path(path).with_name(node_file.NAME))
+    found = replace(
         daemon,
         cpuset=cpuset_of(daemon.pid) if daemon.pid else None,
-        closed=tuple(_shut(Path(path))),
+        closed=tuple(_closed(Path(path))),
         published=published,
-        publish_error=unpublished,
-        enforcement=enforces,
-        enforcement_error=unenforced,
-        identification=told,
-        identification_error=untold,
+        publish_error=publish_error,
+    )
+    if not daemon.status:
+        return found
+    enforcement, enforcement_error = _enforcement(path, timeout)
+    identification, identification_error = _identification(path, timeout)
+    return replace(
+        found,
+        enforcement=enforcement,
+        enforcement_error=enforcement_error,
+        identification=identification,
+        identification_error=identification_error,
     )
 
 
-def _ask(path: str, timeout: float) -> DaemonFacts:
-    """Return who listens, and what it answers."""
-    somebody = DaemonFacts(path)
+def _listener(path: str, timeout: float) -> DaemonFacts:
+    """Return what listens, and whether it is ready."""
+    found = DaemonFacts(path)
     deadline = time.monotonic() + timeout
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        try:
-            connect(connection, path, deadline)
-            pid = credentials(connection).pid or None
-            somebody = replace(
-                somebody, listens=True, pid=pid, distrust=_distrust(path, connection)
+    try:
+        with closing(http.connect(path, deadline)) as connection:
+            found = replace(
+                found,
+                listens=True,
+                pid=credentials(connection).pid or None,
+                distrust=_distrust(path, connection),
             )
-            return replace(somebody, status=ask(connection, READY, deadline).status)
-        except NoAnswerError as error:
-            return replace(somebody, listens=True, error=str(error))
-        except PermissionError as error:
-            return replace(somebody, is_denied=True, error=error.strerror)
-        except OSError as error:  # a path that is too long has no errno
-            return replace(somebody, error=error.strerror or str(error))
+            answer = http.get(connection, READY, deadline)
+        return replace(found, status=http.Response(answer).status)
+    except TimeoutError:
+        error = f"no answer within {timeout:.1g} s" if found.listens else NO_ROOM
+        return replace(found, listens=True, error=error)
+    except PermissionError as error:
+        return replace(found, is_denied=True, error=error.strerror)
+    except OSError as error:  # a path that is too long has no errno
+        return replace(found, error=error.strerror or str(error))
+    except ValueError as error:
+        return replace(found, error=str(error))
 
 
-def _distrust(path: str, connection: socket.socket) -> str | None:
+def _distrust(path: str, connection: _socket.socket) -> str | None:
     """Return why a client does not believe who listens; None: it does."""
     try:
         trust.check_daemon(path, connection)
@@ -85,29 +100,27 @@ def _distrust(path: str, connection: socket.socket) -> str | None:
     return None
 
 
-def _told(path: str, timeout: float) -> tuple[CallerIdentification | None, str | None]:
-    """Return what a daemon says of us, who state no cpuset; or why it says nothing."""
+def _identification(path: str, timeout: float) -> tuple[CallerIdentification | None, str | None]:
+    """Return what a daemon says of this process, which states no cpuset; or why it says nothing."""
     deadline = time.monotonic() + timeout
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        try:
-            connect(connection, path, deadline)
-            answer = ask(connection, PLAN, deadline)
-            document = JsonValue(json.loads(answer.body), "plan")
-            if answer.status != HTTPStatus.OK:
-                return None, _line(document["detail"].text())
-            allowed = document["allowed"]
-            within = allowed.get("within")
-            known = within.maybe(JsonValue.cpus) if within else None
-            shown = None if known is None else format_list(known)
-            return CallerIdentification(
-                allowed["source"].text(), shown, cpuset_of(os.getpid())
-            ), None
-        except NoAnswerError as error:
-            return None, str(error)
-        except OSError as error:
-            return None, error.strerror
-        except (ValueError, RecursionError):
-            return None, "what it answers is no plan"
+    try:
+        with closing(http.connect(path, deadline)) as connection:
+            response = http.Response(http.get(connection, PLAN, deadline))
+        text = response.body.decode()
+        if response.status != HTTPStatus.OK:
+            _, _, refusal = text.strip().partition(": ")
+            return None, _line(refusal) or NO_PLAN
+        allowed = JsonValue(json.loads(text), "plan")["allowed"]
+        within = allowed.get("within")
+        known = within.maybe(JsonValue.cpus) if within else None
+        shown = None if known is None else format_list(known)
+        return CallerIdentification(allowed["source"].text(), shown, cpuset_of(os.getpid())), None
+    except TimeoutError:
+        return None, f"no answer within {timeout:.1g} s"
+    except OSError as error:
+        return None, error.strerror
+    except (ValueError, RecursionError):
+        return None, NO_PLAN
 
 
 def _line(said: str) -> str:
@@ -115,7 +128,7 @@ def _line(said: str) -> str:
     return one_line(said if len(said) <= MAX_LINE else f"{said[:MAX_LINE]}…")
 
 
-def _shut(path: Path) -> Iterator[str]:
+def _closed(path: Path) -> Iterator[str]:
     """Yield what keeps other users from the socket.
 
     A user's runtime folder is for that user alone: XDG Base Directory Specification, mode 0700.
@@ -167,7 +180,7 @@ def _published(file: Path) -> tuple[Node | None, str | None]:
         return None, str(error)
 
 
-def _enforces(path: str, timeout: float) -> tuple[EnforceReport | None, str | None]:
+def _enforcement(path: str, timeout: float) -> tuple[EnforceReport | None, str | None]:
     """Return what a daemon pins from outside, or why it says nothing of that."""
     try:
         return client.read(client.ask(path, time.monotonic() + timeout)), None

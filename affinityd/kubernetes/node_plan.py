@@ -12,6 +12,7 @@ from affinityd.client import local_plan
 from affinityd.config import switch
 from affinityd.cpuset import parse_list
 from affinityd.errors import AffinityError, DaemonError, InvalidRequestError
+from affinityd.kubernetes.service_address import numeric
 from affinityd.planner.names import BY_RANK
 from affinityd.request.formats import render
 from affinityd.text import quote
@@ -101,7 +102,7 @@ def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePla
 
 def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
     """Ask for the node: what the container that asks may use is not what the pod's others may."""
-    address = client.numeric(address, deadline)
+    address = numeric(address, deadline)
     try:
         return _answered({**asked, "whose": "node"}, name, address, deadline)
     except InvalidRequestError:  # one of an earlier release plans for the node, and says no whose

@@ -1,0 +1,98 @@
+"""A function with a deadline: a forked child runs it, and is killed where it takes longer.
+
+It takes no signal and no timer of the process, which may become another program. For processes of
+one thread alone: in a child, locks of other threads stay closed for ever; and to fork a training
+process costs it the pages that drivers and network adapters know of.
+"""
+
+# ruff: noqa: PTH123 - pathlib costs more to import than Python to start
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # `signal` takes half as long as Python's start
+import marshal
+import os
+import time
+
+from affinityd import errors
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, BinaryIO, NoReturn, TypeVar
+
+    T = TypeVar("T")
+
+CHUNK = 65536
+LINGER = 0.05  #: seconds that a killed child is waited for; one that waits for a device stays
+PAUSE = 0.0002  #: seconds between two looks whether it has ended
+
+
+def run_forked(function: Callable[[], T], deadline: float) -> T:
+    """Return what a function returns: None, numbers, text, and tuples, lists and dicts of them.
+
+    `deadline` is of time.monotonic. Raises TimeoutError; the AffinityError that the function
+    raises, and of another exception of its, an AffinityError that names it; OSError where there may
+    be no more processes.
+    """
+    reading, writing = os.pipe()
+    is_late = True
+    with open(reading, "rb") as answers, open(writing, "wb") as pipe:
+        child = os.fork()
+        if child == 0:
+            _run(function, pipe)
+        pipe.close()
+        try:
+            answer = _received(answers.fileno(), deadline)
+            is_late = False
+        finally:
+            _end(child, kill=is_late)
+    if not answer:
+        raise errors.AffinityError("the process that plans ended without a word")
+    failure, result = marshal.loads(answer)  # noqa: S302 - a child of ours wrote it
+    if failure is None:
+        found: T = result
+        return found
+    kind = getattr(errors, failure, None)
+    raise kind(result) if kind else errors.AffinityError(f"{failure}: {result}")
+
+
+def _run(function: Callable[[], object], pipe: BinaryIO) -> NoReturn:
+    """Write what a function returns, or what it raises, and end."""
+    answer: Any
+    try:
+        try:
+            answer = None, function()
+        except Exception as error:  # noqa: BLE001 - what it raises is the parent's
+            answer = type(error).__name__, str(error)
+        pipe.write(marshal.dumps(answer))
+        pipe.flush()
+    finally:
+        os._exit(0)
+
+
+def _received(reading: int, deadline: float) -> bytes:
+    """Return what comes through a pipe until its other end is closed. Raises TimeoutError."""
+    from select import POLLIN, poll  # noqa: PLC0415 - only where there is no daemon
+
+    pipe = poll()
+    pipe.register(reading, POLLIN)
+    received = b""
+    while (left := deadline - time.monotonic()) > 0 and pipe.poll(left * 1000):
+        chunk = os.read(reading, CHUNK)
+        if not chunk:
+            return received
+        received += chunk
+    raise TimeoutError
+
+
+def _end(child: int, *, kill: bool) -> None:
+    """Reap a child that ends, or is killed."""
+    try:
+        if kill:
+            os.kill(child, _signal.SIGKILL)
+        limit = time.monotonic() + LINGER
+        while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < limit:
+            time.sleep(PAUSE)
+    except (ProcessLookupError, ChildProcessError):  # SIGCHLD is ignored: the kernel reaped it
+        pass

@@ -1,0 +1,48 @@
+"""Names of hosts: found, or not, and never for longer than there is time."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from affinityd.client import http as client
+from affinityd.errors import DaemonError, NoDaemonError
+from affinityd.kubernetes.service_address import numeric
+
+NAME = "http://gpu-node.example:9465"
+
+
+def test_a_name_becomes_its_number() -> None:
+    found = numeric("http://localhost:9465", time.monotonic() + 5)
+    assert found in {"http://127.0.0.1:9465", "http://[::1]:9465"}
+
+
+@pytest.mark.parametrize(
+    "address", ["/run/affinityd/affinityd.sock", "http://127.0.0.1:9465", "http://[::1]:9465"]
+)
+def test_what_has_no_name_stays_as_it_is(address: str) -> None:
+    assert numeric(address, time.monotonic() + 5) == address
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1.1", "x" * 70 + ".y"], ids=["unknown", "no name"])
+def test_a_name_that_is_not_known_is_no_daemon(host: str) -> None:
+    with pytest.raises(NoDaemonError, match=f"^no daemon at http://{host}:9465: "):
+        numeric(f"http://{host}:9465", time.monotonic() + 5)
+
+
+def test_a_name_server_that_does_not_answer_is_waited_for_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(60))
+    began = time.monotonic()
+    with pytest.raises(DaemonError, match=r"^the daemon at http://gpu-node\S+ was not found in"):
+        numeric(NAME, began + 0.05)
+    assert time.monotonic() < began + 5
+
+
+@pytest.mark.parametrize("address", [NAME, "http://127.0.0.1:http", "http://:1"])
+def test_a_client_looks_up_no_name(address: str) -> None:
+    with pytest.raises(NoDaemonError, match="by their numbers"):
+        client.ask_plan(address, {}, time.monotonic() + 5)
