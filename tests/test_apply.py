@@ -28,7 +28,10 @@ ONE = {"CUDA_VISIBLE_DEVICES": "2"}
 HERE = {"mode": "node", "cpuset": ALL, **({"granted": it} if (it := granted_gpus()) else {})}
 
 #: Prints the requests of the process that it runs in.
-ASK = "import json; from affinityd.client import apply; print(json.dumps(apply.questions({given})))"
+ASK = (
+    "import json; from affinityd.client.apply import own_questions;"
+    "print(json.dumps(own_questions({given})))"
+)
 
 #: Takes a place once it is in its cgroup, and prints what came of it.
 PIN = """
@@ -186,7 +189,7 @@ def test_what_is_not_as_it_should_be_is_remarked(
     found = ProcessPlan(
         {**LINES, **{f"AFFINITYD_{name}": it for name, it in changed.items()}}, "daemon"
     )
-    taken = apply.apply_place(found, None, lambda _cpus: parse_list(cpus))
+    taken = apply.apply_plan(found, None, lambda _cpus: parse_list(cpus))
     assert taken.remarks == tuple(remarks)
 
 
@@ -194,7 +197,7 @@ def test_trouble_with_a_daemon_is_remarked(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "")
     found = ProcessPlan(LINES, "sysfs", "the daemon hangs")
-    taken = apply.apply_place(found, None, lambda cpus: cpus)
+    taken = apply.apply_plan(found, None, lambda cpus: cpus)
     assert taken.remarks == ("the daemon hangs; planned from sysfs",)
 
 
@@ -221,7 +224,7 @@ def test_children_are_told_where_they_are_and_on_what_that_was_planned(
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "of an earlier pin")
     found = ProcessPlan({**LINES, "AFFINITYD_LOCALITY": "remote"}, "daemon")
-    assert apply.apply_place(found, None, lambda _cpus: parse_list("4-5")).cpus == parse_list("4-5")
+    assert apply.apply_plan(found, None, lambda _cpus: parse_list("4-5")).cpus == parse_list("4-5")
     told = subprocess.check_output(["env"], text=True).splitlines()
     assert {line for line in told if line.startswith("AFFINITYD_")} >= {
         "AFFINITYD_CPULIST=4-5",

@@ -30,25 +30,35 @@ class PinTargets:
         self._own_cpus = own_cpus
         self._force = force
         self._before = mask_of(process.number) or frozenset()
-        self._main_masks: dict[int, CpuSet | None] = {}  # each process's, when first seen
+        self._targets: dict[int, Target] = {}  # as they were when first seen
 
     def __call__(self) -> Iterator[Target]:
         """Yield the processes that are there now, parents before children."""
         root, now = self._process, stat_of(self._process.number)
         if now is None or now.start != root.start:  # another process has its number by now
             return
-        yield Target(root.number, root.start, self._cpus, self._rule(root.number))
-        if self._own_cpus is None:
-            return
-        asked = {root.number: self._cpus}
-        for child in descendants(root.number):
-            pid = child.number
-            asked[pid] = self._own_cpus(child) or asked.get(child.parent, self._cpus)
-            yield Target(pid, child.start, asked[pid], self._rule(pid))
+        yield self._target(root)
+        if self._own_cpus is not None:
+            yield from map(self._target, descendants(root.number))
 
-    def _rule(self, pid: int) -> Rule:
-        main = self._main_masks.setdefault(pid, mask_of(pid))
-        # One that may run wherever the process might was not confined, whatever it has besides.
+    def _target(self, process: Stat) -> Target:
+        known = self._targets.get(process.number)
+        if known is None or known.start != process.start:
+            cpus, rule = self._asked(process), self._rule(mask_of(process.number))
+            known = Target(process.number, process.start, cpus, rule)
+            self._targets[process.number] = known
+        return known
+
+    def _asked(self, process: Stat) -> CpuSet:
+        """Return the CPUs of a process: its own place's, else its parent's."""
+        if process.number == self._process.number or self._own_cpus is None:
+            return self._cpus
+        parent = self._targets.get(process.parent)
+        return self._own_cpus(process) or (self._cpus if parent is None else parent.cpus)
+
+    def _rule(self, main: CpuSet | None) -> Rule:
+        """Return the rule for a process, by the mask of its main thread when first seen."""
+        # One that may run wherever the first process might was not confined.
         is_wide = main is not None and main >= self._before
 
         def rule(mask: CpuSet, given: Collection[CpuSet]) -> str:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping
-from pathlib import Path
+from functools import cache
 
 from affinityd.cli import exec_options
 from affinityd.cli.console import say
 from affinityd.client import local_plan
-from affinityd.client.device_access import granted_gpus, vendors
+from affinityd.client.process_context import ProcessContext
 from affinityd.config import file
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError, TargetError
-from affinityd.linux.affinity import own_cpuset
-from affinityd.linux.cgroup import cpuset_of
-from affinityd.linux.environ import environment_of
-from affinityd.linux.processes import process_of, stat_of
+from affinityd.linux.processes import cgroups_of, process_of, stat_of
 from affinityd.linux.procstat import Stat
-from affinityd.request import environment
 from affinityd.request.caller import Caller
 from affinityd.request.formats import Reply
 from affinityd.text import quote
@@ -69,109 +64,79 @@ def known_node() -> Node:
 
 
 class ProcessPlanner:
-    """Plans for running processes, by what each says of itself."""
+    """Plans for running processes, by what is known of each."""
 
-    def __init__(self, chosen: Mapping[str, str], said: Mapping[str, str] | None) -> None:
+    def __init__(self, chosen: Mapping[str, str], *, divides: bool) -> None:
         """Read the node. Raises AffinityError.
 
-        `chosen` are parameters of a plan, `said` AFFINITYD_* variables, of which a process's own
-        count more; None: neither counts.
+        `chosen` are parameters of a plan. `divides`: how cores are divided counts as well, as the
+        site's settings and the process's own variables say.
         """
         self._chosen = chosen
-        self._said = said
+        self._divides = divides
         self._node = known_node()
         self._replies: dict[str, Reply] = {}
-        self._cpus: dict[tuple[int, int], CpuSet | None] = {}
+        self.context = cache(ProcessContext.of)
 
     @property
     def topology(self) -> Topology:
         """The node that is planned on."""
         return self._node.topology
 
-    def cpuset(self, pid: int) -> CpuSet:
+    def cpuset(self, stat: Stat) -> CpuSet:
         """Return what a process may use at most: where that is not known, every online CPU.
 
         Its mask is no measure: it may be the fault.
         """
-        if pid == os.getpid():
-            return own_cpuset()
-        return cpuset_of(pid) or self.topology.online
+        return self.context(stat).cpuset or self.topology.online
 
-    def plan(self, process: Stat) -> Reply:
+    def plan(self, stat: Stat) -> Reply:
         """Return the plan for a process. Raises AffinityError where there is none."""
-        pid = process.number
-        environ = os.environ if pid == os.getpid() else environment_of(pid)
-        if environ is None and "gpus" not in self._chosen:
+        process = self.context(stat)
+        if process.environ is None and "gpus" not in self._chosen:
             raise TargetError(
-                f"the environment of {shown(process)} cannot be read: it is another user's, or "
+                f"the environment of {shown(stat)} cannot be read: it is another user's, or "
                 "gone; name --gpus, or run this as root"
             )
-        cpus = self.cpuset(pid)
-        parent = environment_of(process.parent)
-        given = self._given(pid, environ or {})
-        questions = list(environment.questions(given, environ or {}, cpus, parent, vendors()))
+        cpus = self.cpuset(stat)
+        questions = process.questions(self._given(process.environ or {}), cpus)
         known = str(questions)  # ranks of one job have many processes that ask the same
         if known not in self._replies:
             caller = Caller(mask=cpus, cpuset=cpus)
             self._replies[known] = local_plan.plan_on_node(self._node, questions, caller)
         return self._replies[known]
 
-    def cpus(self, process: Stat) -> CpuSet | None:
-        """Return the CPUs of a process; None where there is no plan for it."""
-        known = (process.number, process.start)
-        if known not in self._cpus:
-            try:
-                self._cpus[known] = self.plan(process).cpus
-            except AffinityError:
-                self._cpus[known] = None
-        return self._cpus[known]
+    def plan_or_none(self, stat: Stat) -> Reply | None:
+        """Return the plan for a process; None where there is none."""
+        try:
+            return self.plan(stat)
+        except AffinityError:
+            return None
 
-    def doubt(self, process: Stat) -> str | None:
+    def doubt(self, stat: Stat) -> str | None:
         """Return why the numbers of a process's GPUs may be others here; None: they are not.
 
         What a device cgroup takes away is not to be seen from outside of it. Slurm, where it
         constrains devices, has every task count from 0.
         """
-        pid = process.number
-        environ = environment_of(pid) or {}
-        job = environ.get("SLURM_JOB_ID")
-        seen = (environment.visible(environ, vendors()) or "").split(",")
+        process, own = self.context(stat), ProcessContext.of_self()
+        job = (process.environ or {}).get("SLURM_JOB_ID")
+        seen = (process.visible or "").split(",")
         counts_from_0 = seen == [str(number) for number in range(len(seen))]
         is_part = counts_from_0 and len(seen) < len(self.topology.gpus)
-        is_elsewhere = _cgroups(pid) != _cgroups(os.getpid())
-        has_dev = granted_gpus(_dev(pid)) != granted_gpus()  # a container, whose /dev tells it
+        is_elsewhere = cgroups_of(process.pid) != cgroups_of(own.pid)
+        has_dev = process.devices != own.devices  # a container, whose /dev tells it
         if not job or "granted" in self._chosen or not is_part or not is_elsewhere or has_dev:
             return None
         return (
-            f"{shown(process)} may count its GPUs otherwise, if Slurm constrains devices: run this "
+            f"{shown(stat)} may count its GPUs otherwise, if Slurm constrains devices: run this "
             f"within its job (srun --overlap --jobid {job}), or name --granted"
         )
 
-    def _given(self, pid: int, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the parameters of a process's plan, with the devices in its own /dev.
-
-        A container has those alone that it was given.
-        """
-        devices = granted_gpus(_dev(pid))
-        facts = {} if devices is None else {"granted": devices}
-        own = {name: text for name, text in environ.items() if text}
-        said = {**(file.variables() if self._said is None else self._said), **own}
-        if self._said is None:  # how many CPUs were asked for is no choice of how to divide them
-            said = {
-                name: text
-                for name, text in said.items()
-                if name == file.PARAMETER_VARIABLES["task_cpus"]
-            }
-        return {**facts, **exec_options.parameters(self._chosen, said)}
-
-
-def _dev(pid: int) -> str:
-    root = "" if pid == os.getpid() else f"/proc/{pid}/root"
-    return f"{root}/dev"
-
-
-def _cgroups(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cgroup").read_text()
-    except OSError:
-        return ""
+    def _given(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the chosen parameters, and those that variables choose for a process."""
+        said = {**file.variables(), **{name: text for name, text in environ.items() if text}}
+        if not self._divides:  # how many CPUs were asked for is no choice of how to divide them
+            asked = file.PARAMETER_VARIABLES["task_cpus"]
+            said = {name: text for name, text in said.items() if name == asked}
+        return exec_options.parameters(self._chosen, said)

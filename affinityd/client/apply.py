@@ -1,17 +1,15 @@
-"""This process: what it knows of its task, and how it takes its place."""
+"""This process: what it asks for, and how a plan is applied to it."""
 
 from __future__ import annotations
 
 import os
 
-from affinityd.client.device_access import granted_gpus, vendors
+from affinityd.client.process_context import ProcessContext
 from affinityd.config import switch
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import ApplyError
-from affinityd.linux.cpu_limit import own_cpu_limit
-from affinityd.linux.environ import environment_of
 from affinityd.linux.memory_policy import MemoryPolicy, set_policy
-from affinityd.request import environment, environment_cpus
+from affinityd.request import environment_cpus
 from affinityd.request.launchers import local_rank
 from affinityd.text import one_line
 
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from affinityd.client.find_plan import ProcessPlan
+    from affinityd.request.environment import Question
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: tells a process why it was not pinned
 
@@ -52,56 +51,44 @@ class Applied:
         self.remarks = tuple(remarks)
 
 
-def apply_place(
-    found: ProcessPlan, policy: str | None, set_mask: Callable[[CpuSet], CpuSet]
+def apply_plan(
+    plan: ProcessPlan, policy: str | None, set_mask: Callable[[CpuSet], CpuSet]
 ) -> Applied:
-    """Take a place, and tell children by the environment. `set_mask` returns what holds.
+    """Apply a plan, and tell children by the environment. `set_mask` returns what holds.
 
     Raises ApplyError where the kernel refuses all of them.
     """
-    cpus = set_mask(found.cpus)
-    held = None if policy is None else set_policy(policy, found.memory_nodes)
+    cpus = set_mask(plan.cpus)
+    held = None if policy is None else set_policy(policy, plan.memory_nodes)
     os.environ.pop(UNPINNED, None)
     os.environ["AFFINITYD_CPULIST"] = format_list(cpus)
-    os.environ["AFFINITYD_ALLOWED"] = format_list(found.allowed)
-    os.environ["AFFINITYD_LOCALITY"] = found.locality
-    return Applied(cpus, held, [*_remarks(found, cpus), *_refusals(held)])
+    os.environ["AFFINITYD_ALLOWED"] = format_list(plan.allowed)
+    os.environ["AFFINITYD_LOCALITY"] = plan.locality
+    return Applied(cpus, held, [*_remarks(plan, cpus), *_refusals(held)])
 
 
 def export_unpinned(reason: str) -> None:
-    """Tell what this process starts why it is not pinned."""
+    """Tell children why this process is not pinned."""
     os.environ[UNPINNED] = one_line(reason)
 
 
-def export_observed(found: ProcessPlan) -> None:
-    """Leave this process where it is; where the switch is at observe, tell children its place."""
-    if found.switch == switch.OBSERVE:
-        cpus = format_list(found.cpus)
-        export_unpinned(f"observe: would run on CPUs {cpus} ({found.locality})")
+def export_observed(plan: ProcessPlan) -> None:
+    """Leave this process as it is; where the switch is at observe, tell children its plan."""
+    if plan.switch == switch.OBSERVE:
+        cpus = format_list(plan.cpus)
+        export_unpinned(f"observe: would run on CPUs {cpus} ({plan.locality})")
 
 
-def questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[environment.Question]:
-    """Return the plan requests for this process, with the parameters that somebody chose.
+def own_questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[Question]:
+    """Return the plan requests for this process; `given` parameters count more than what it knows.
 
     `chosen` is the switch, so far as it is known here.
     """
-    devices = granted_gpus()
-    mask = frozenset(os.sched_getaffinity(os.getpid()))
-    facts = {} if devices is None else {"granted": devices}
-    if chosen == switch.OBSERVE:
-        facts["observe"] = format_list(mask)
+    process = ProcessContext.of_self()
+    mask = process.mask
+    observed = {"observe": format_list(mask)} if chosen == switch.OBSERVE else {}
     cpus = environment_cpus.cpus_to_plan_on(os.environ, mask)
-    parent = environment_of(os.getppid())
-    given = {**facts, **given}
-    return list(environment.questions(given, _environ(), cpus, parent, vendors()))
-
-
-def _environ() -> Mapping[str, str]:
-    """Return the environment, and how many CPUs its container may use where nothing says that."""
-    if {"SLURM_JOB_ID", environment_cpus.JOB_CPUS} & os.environ.keys():
-        return os.environ
-    limit = own_cpu_limit()
-    return os.environ if limit is None else {**os.environ, environment_cpus.JOB_CPUS: f"{limit}"}
+    return process.questions({**observed, **given}, cpus)
 
 
 def set_own_mask(cpus: CpuSet) -> CpuSet:
@@ -120,49 +107,49 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
     return frozenset(os.sched_getaffinity(0))
 
 
-def gpus_far_apart(found: ProcessPlan, given: Mapping[str, str]) -> Iterator[str]:
+def gpus_far_apart(plan: ProcessPlan, given: Mapping[str, str]) -> Iterator[str]:
     """Yield that a process without siblings has the CPUs near GPUs of several nodes.
 
-    What it named itself it knows; each of several ranks would say it anew.
+    A process that named its GPUs knows them; several ranks would each repeat it.
     """
     rank = local_rank(os.environ)
     is_alone = rank is None or rank.size == 1
-    if is_alone and "gpus" not in given and len(found.gpus) > 1 and len(found.nodes) > 1:
-        gpus, nodes = several("GPU", found.gpus), several("node", found.nodes)
+    if is_alone and "gpus" not in given and len(plan.gpus) > 1 and len(plan.nodes) > 1:
+        gpus, nodes = several("GPU", plan.gpus), several("node", plan.nodes)
         yield (
             f"this process sees {gpus} of {nodes} and has the CPUs near any of them; if it uses "
             "only one GPU, name it: --gpus N, in Python bind(gpus=N)"
         )
 
 
-def summary(found: ProcessPlan, taken: Applied, given: Mapping[str, str]) -> str:
-    """Return where this process is: its rank, its GPUs, their nodes, its CPUs."""
+def summary(plan: ProcessPlan, applied: Applied, given: Mapping[str, str]) -> str:
+    """Say where this process is: its rank, its GPUs, their nodes, its CPUs."""
     rank = local_rank(os.environ)
     if "rank" in given:
-        who = f"rank {given['rank']}"
+        task = f"rank {given['rank']}"
     elif rank is None:
-        who = "no rank"
+        task = "no rank"
     else:
         size = "" if rank.size is None else f" of {rank.size}"
-        who = f"rank {rank.number}{size} ({rank.variable})"
-    gpus = several("GPU", found.gpus) if found.gpus else "GPU unknown"
-    nodes = several("node", found.nodes) if found.nodes else "node unknown"
-    cpus = several("CPU", taken.cpus)
-    return f"{who}: {gpus}, {nodes}, {cpus} ({found.locality}, planned from {found.source})"
+        task = f"rank {rank.number}{size} ({rank.variable})"
+    gpus = several("GPU", plan.gpus) if plan.gpus else "GPU unknown"
+    nodes = several("node", plan.nodes) if plan.nodes else "node unknown"
+    cpus = several("CPU", applied.cpus)
+    return f"{task}: {gpus}, {nodes}, {cpus} ({plan.locality}, planned from {plan.source})"
 
 
-def _remarks(found: ProcessPlan, cpus: CpuSet) -> Iterator[str]:
-    if found.replayed is not None:
-        yield found.replayed
-    if found.trouble is not None:
-        yield f"{found.trouble}; planned from {found.source}"
-    asked, held = format_list(found.cpus), format_list(cpus)
-    if found.locality == "remote":
-        yield f"CPUs {asked} are not near the GPU; allowed are {format_list(found.allowed)}"
-    if cpus != found.cpus:
+def _remarks(plan: ProcessPlan, cpus: CpuSet) -> Iterator[str]:
+    if plan.replayed is not None:
+        yield plan.replayed
+    if plan.trouble is not None:
+        yield f"{plan.trouble}; planned from {plan.source}"
+    asked, held = format_list(plan.cpus), format_list(cpus)
+    if plan.locality == "remote":
+        yield f"CPUs {asked} are not near the GPU; allowed are {format_list(plan.allowed)}"
+    if cpus != plan.cpus:
         yield f"CPUs {asked} were cut down to {held}: the cpuset has no more"
     is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    for code in found.warnings:
+    for code in plan.warnings:
         if code in REMARKS and not (code == "ambiguous_index" and is_ordered):
             yield REMARKS[code]
 

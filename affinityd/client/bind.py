@@ -133,7 +133,7 @@ def _plan_and_pin(
     sockets = file.sockets(said)
 
     def find(given: Mapping[str, str], start: float) -> ProcessPlan:
-        questions = apply.questions(given, chosen)
+        questions = apply.own_questions(given, chosen)
         return find_plan.find_plan(questions, sockets, start, timeout, bounded=False)
 
     def plan_of_exec() -> CpuSet | None:
@@ -150,13 +150,13 @@ def _plan_and_pin(
         apply.export_observed(found)
         return _unbound()
     threads: list[str] = []
-    taken = apply.apply_place(found, policy, lambda cpus: _pin_all(cpus, threads))
+    applied = apply.apply_plan(found, policy, lambda cpus: _pin_all(cpus, threads))
     return Binding(
-        cpus=taken.cpus,
+        cpus=applied.cpus,
         locality=found.locality,
-        memory=taken.memory or own_policy(),
+        memory=applied.memory or own_policy(),
         source=found.source,
-        warnings=(*apply.gpus_far_apart(found, given), *taken.remarks, *threads),
+        warnings=(*apply.gpus_far_apart(found, given), *applied.remarks, *threads),
         plan_of_exec=plan_of_exec,
     )
 

@@ -92,17 +92,17 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
     timeout = exec_options.seconds(options.get("timeout") or said.get("AFFINITYD_TIMEOUT"))
     policy = memory_policy.checked_policy(options.get("memory") or said.get("AFFINITYD_MEMORY"))
     given = exec_options.parameters(options, said)
-    questions = apply.questions(given, chosen)
+    questions = apply.own_questions(given, chosen)
     found = find_plan.find_plan(questions, file.sockets(said), start, timeout, bounded=True)
     if found.switch != switch.ON:
         apply.export_observed(found)
         return
-    taken = apply.apply_place(found, policy, apply.set_own_mask)
-    verbose = [apply.summary(found, taken, given)] if "verbose" in options else []
-    for line in (*verbose, *apply.gpus_far_apart(found, given), *taken.remarks):
+    applied = apply.apply_plan(found, policy, apply.set_own_mask)
+    verbose = [apply.summary(found, applied, given)] if "verbose" in options else []
+    for line in (*verbose, *apply.gpus_far_apart(found, given), *applied.remarks):
         say(f"{NAME}: {line}")
     if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):
-        os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(taken.cpus)))
+        os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(applied.cpus)))
 
 
 def become(command: Sequence[str]) -> int:

@@ -9,7 +9,6 @@ from affinityd.cli import plan_options, target
 from affinityd.cli.console import say
 from affinityd.cli.parser import Parser
 from affinityd.cli.pin_targets import OwnCpus, PinTargets
-from affinityd.config import file
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.linux.pinning import (
@@ -70,8 +69,13 @@ def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpu
     """
     if arguments.listed is not None:
         return _listed(arguments), lambda _child: None
-    planner = target.ProcessPlanner(plan_options.given(arguments), file.variables())
-    return _planned(planner, process), planner.cpus
+    planner = target.ProcessPlanner(plan_options.given(arguments), divides=True)
+
+    def own_cpus(child: Stat) -> CpuSet | None:
+        plan = planner.plan_or_none(child)
+        return None if plan is None else plan.cpus
+
+    return _planned(planner, process), own_cpus
 
 
 def _listed(arguments: argparse.Namespace) -> CpuSet:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator, Mapping
 
 from affinityd.cli import exec_options, plan_options
 from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_settings, load_settings
+from affinityd.client.process_context import ProcessContext
 from affinityd.config import file
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import AffinityError, InvalidRequestError
-from affinityd.linux.affinity import own_cpuset
 from affinityd.planner.model import Options, RankPlan
 from affinityd.request import environment, environment_cpus
 from affinityd.request.caller import Caller
@@ -52,13 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     machine = Machine(settings)
     machine.query_drivers()
-    caller = this_process() if machine.is_live else None  # on a replayed machine it means nothing
+    caller, environ = _caller() if machine.is_live else (None, {})
     node = Node(machine.read(), settings.reserved_cpus)
     reply = answer(node, request, caller)
     if form == TABLE:
         for line in _table(reply, explain=arguments.explain):
             print(line)
-        if other := _of_exec(node, chosen, caller, reply):
+        if other := _of_exec(node, chosen, caller, environ, reply):
             print(other)
     else:
         print(render(reply, form), end="")
@@ -66,6 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
         for warning in reply.warnings:
             say(f"affinityd: {warning.code}: {warning.message}")
     return 0
+
+
+def _caller() -> tuple[Caller, Mapping[str, str]]:
+    """Return this process as a caller, and its environment."""
+    process = ProcessContext.of_self()
+    return Caller(process.mask, process.cpuset), process.environ or {}
 
 
 def _format(said: list[str]) -> str:
@@ -92,12 +97,16 @@ def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
 
 
 def _of_exec(
-    node: Node, chosen: Mapping[str, str], caller: Caller | None, reply: Reply
+    node: Node,
+    chosen: Mapping[str, str],
+    caller: Caller | None,
+    environ: Mapping[str, str],
+    reply: Reply,
 ) -> str | None:
     """Return what `affinityd exec` would give the same ranks; None: the same."""
     given = exec_options.parameters(chosen, file.variables())
     given = {"mode": environment.default_mode(given), **given}
-    given = environment_cpus.with_asked_cpus(given, os.environ if caller else {})
+    given = environment_cpus.with_asked_cpus(given, environ)
     try:
         other = answer(node, parse_request(given.items()), caller)
     except AffinityError:  # as a variable that is none: exec would say so
@@ -122,8 +131,3 @@ def _row(rank: RankPlan) -> tuple[str, ...]:
         str(rank.physical_cores),
         format_list(rank.cpus),
     )
-
-
-def this_process() -> Caller:
-    """Return this process as a caller."""
-    return Caller(mask=frozenset(os.sched_getaffinity(0)), cpuset=own_cpuset())

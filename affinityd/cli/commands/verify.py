@@ -13,16 +13,14 @@ from affinityd.cli import plan_options, target
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.render import verify
-from affinityd.client.device_access import vendors
 from affinityd.cpuset import several
 from affinityd.errors import AffinityError, TargetError
 from affinityd.linux import memory_policy
-from affinityd.linux.environ import environment_of
 from affinityd.linux.processes import descendants, threads
 from affinityd.linux.procstat import Stat
-from affinityd.request import environment
 from affinityd.request.formats import Reply
 from affinityd.text import one_line
+from affinityd.topology.nearness import Vicinity
 
 
 def add_arguments(parser: Parser) -> None:
@@ -51,9 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _judge(arguments: argparse.Namespace) -> int:
     process = target.living(arguments.pid or os.getpid())
     # What is near does not hang on how cores would be divided: no site's choice is asked for.
-    planner = target.ProcessPlanner(plan_options.given(arguments), None)
+    planner = target.ProcessPlanner(plan_options.given(arguments), divides=False)
     options = plan_options.devices(arguments)
-    judged = list(_findings(process, planner, options, resident=arguments.resident))
+    judged = list(_verifications(process, planner, options, resident=arguments.resident))
     found = with_one_remedy(judged, options)
     if doubt := planner.doubt(process):
         say(f"affinityd verify: {doubt}")
@@ -71,7 +69,7 @@ def _print(planner: target.ProcessPlanner, found: Sequence[Verification], *, as_
         print("\n".join(map(one_line, verify.table(found))), flush=True)
 
 
-def _findings(
+def _verifications(
     process: Stat, planner: target.ProcessPlanner, options: str, *, resident: bool
 ) -> Iterator[Verification]:
     """Yield the judgement of the process, then of its descendants.
@@ -79,48 +77,35 @@ def _findings(
     Each is judged by its own GPU, as a launcher's ranks have them; one that has none works for
     the process. Raises AffinityError where there is no plan for the process itself.
     """
-    facts = _facts(process, resident=resident)  # before a plan for ourselves starts a thread
-    its_own = planner.plan(process)
-    if facts is None:
+
+    def judged(stat: Stat, reply: Reply, found: RunningProcess) -> Verification:
+        return verified(planner.topology, reply.ranks, planner.cpuset(stat), found, options)
+
+    found = _running(process, resident=resident)  # before a plan for ourselves starts a thread
+    plan = planner.plan(process)
+    if found is None:
         raise TargetError(f"{target.shown(process)} has ended meanwhile")
-    found = _judged(planner, its_own, facts, options)
-    yield replace(found, notes=(*found.notes, *_doubts(found, process, options)))
+    first = judged(process, plan, found)
+    if not options and planner.context(process).visible is None:
+        first = replace(first, notes=(*first.notes, *_unnamed(first.near)))
+    yield first
     for child in descendants(process.number):
-        facts = _facts(child, resident=resident)
-        if facts is not None:
-            yield _judged(planner, _plan_of(planner, child) or its_own, facts, options)
+        found = _running(child, resident=resident)
+        if found is not None:
+            yield judged(child, planner.plan_or_none(child) or plan, found)
 
 
-def _doubts(found: Verification, process: Stat, options: str) -> Iterator[str]:
+def _unnamed(near: Vicinity) -> Iterator[str]:
     """Yield that a process may use fewer GPUs than it was judged by, where that matters."""
-    is_own = process.number == os.getpid()
-    environ = os.environ if is_own else environment_of(process.number) or {}
-    if (
-        not options
-        and environment.visible(environ, vendors()) is None
-        and len(found.near.nodes) > 1
-    ):
-        gpus = several("GPU", (gpu.index for gpu in found.near.gpus))
+    if len(near.nodes) > 1:
+        gpus = several("GPU", (gpu.index for gpu in near.gpus))
         yield (
             f"its environment names none of {gpus}, and near is what is near any of them: "
             "affinityd audit asks the driver which one it uses; or name it, --gpus N"
         )
 
 
-def _plan_of(planner: target.ProcessPlanner, process: Stat) -> Reply | None:
-    try:
-        return planner.plan(process)
-    except AffinityError:
-        return None
-
-
-def _judged(
-    planner: target.ProcessPlanner, reply: Reply, facts: RunningProcess, options: str
-) -> Verification:
-    return verified(planner.topology, reply.ranks, planner.cpuset(facts.pid), facts, options)
-
-
-def _facts(process: Stat, *, resident: bool) -> RunningProcess | None:
+def _running(process: Stat, *, resident: bool) -> RunningProcess | None:
     """Return what is found of a process; None where it has ended."""
     pid = process.number
     is_asker = pid == os.getpid()

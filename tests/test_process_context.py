@@ -1,0 +1,80 @@
+"""What is known of a process that a plan is for: of this one, of others, and in a tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.client.process_context import ProcessContext
+from affinityd.linux.processes import stat_of
+from tests.children import sleeping
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def test_this_process_knows_its_mask_and_what_it_may_widen_it_to() -> None:
+    mine = os.sched_getaffinity(0)
+    code = (
+        "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])});"
+        "from affinityd.client.process_context import ProcessContext;"
+        "own = ProcessContext.of_self();"
+        "print(sorted(own.mask), sorted(os.sched_getaffinity(0)), *sorted(own.cpuset))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(min(mine))],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    mask, now, *cpuset = done.stdout.split()
+    assert mask == now == f"[{min(mine)}]"
+    assert mine <= set(map(int, cpuset))
+
+
+@pytest.mark.processes
+def test_another_process_is_known_by_its_own_environment_and_its_parents() -> None:
+    with sleeping() as child:
+        stat = stat_of(child.pid)
+        assert stat is not None
+        found = ProcessContext.of(stat)
+        assert found.pid == child.pid
+        assert found.mask == os.sched_getaffinity(0)
+        assert found.environ is not None
+        assert found.environ["PATH"] == os.environ["PATH"]
+        assert found.parent_environ is not None
+        assert found.parent_environ["PATH"] == os.environ["PATH"]
+        assert found.devices == ProcessContext.of_self().devices
+
+
+def test_this_process_by_its_pid_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment as it is now, and not as the process was started with it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    stat = stat_of(os.getpid())
+    assert stat is not None
+    assert ProcessContext.of(stat).visible == "3"
+
+
+def test_a_process_of_another_root_is_read_there(tmp_path: Path) -> None:
+    (tmp_path / "proc/7/root/dev").mkdir(parents=True)
+    (tmp_path / "proc/7/root/dev/nvidia2").touch()
+    (tmp_path / "proc/7/environ").write_bytes(b"CUDA_VISIBLE_DEVICES=1\0")
+    stat = stat_of(os.getpid())
+    assert stat is not None
+    found = ProcessContext.of(replace(stat, number=7, parent=6), str(tmp_path))
+    assert (found.visible, found.devices) == ("1", "minor:2")
+    assert (found.parent_environ, found.cpuset) == (None, None)
+    question, *_ = found.questions({"mode": "even"}, frozenset({4}))
+    assert question == {"mode": "even", "cpuset": "4", "visible": "1", "granted": "minor:2"}
+
+
+def test_of_a_process_whose_environment_cannot_be_read_nothing_is_visible(tmp_path: Path) -> None:
+    stat = stat_of(os.getpid())
+    assert stat is not None
+    found = ProcessContext.of(stat, str(tmp_path))
+    assert (found.environ, found.visible, found.devices) == (None, None, None)
