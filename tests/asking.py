@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import AffinityError
-from affinityd.request.caller import Caller
 from affinityd.request.formats import Reply
 from affinityd.request.parameters import parse_request
-from affinityd.request.resolve import answer
+from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
 

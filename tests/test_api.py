@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from affinityd.daemon.api import schemas
+from affinityd.request.document import PlanDocument, ProblemDocument
 from tests.daemons import Daemon, UnixConnection, running
+from tests.documents import exactly
 
 pytestmark = pytest.mark.xdist_group("api")
 
@@ -28,8 +29,7 @@ def test_the_halves_of_a_node_go_to_the_two_gpus_on_it(daemon: Daemon) -> None:
 def test_an_answer_has_the_published_shape(daemon: Daemon) -> None:
     reply = daemon.get("/plan?gpus=0,0,7&cpuset=0-79&mode=socket&share=node&balanced=false")
     assert reply.headers["content-type"] == "application/json"
-    answer = schemas.PlanAnswer.model_validate_json(reply.body)
-    assert answer.model_dump() == reply.json
+    answer = exactly(PlanDocument, reply.body)
     assert {warning.code for warning in answer.warnings} == {
         "shared_gpu",
         "remote_home",
@@ -92,7 +92,7 @@ REFUSALS = [
 def test_a_refusal_is_one_clear_line(daemon: Daemon, query: str, status: int, line: str) -> None:
     reply = daemon.get(f"/plan?{query}")
     assert (reply.status, reply.headers["content-type"]) == (status, "application/problem+json")
-    problem = schemas.Problem.model_validate_json(reply.body)
+    problem = exactly(ProblemDocument, reply.body)
     assert problem.status == status
     assert line in problem.detail
     text = daemon.get(f"/plan?{query}", accept="text/plain")
@@ -117,7 +117,7 @@ def test_what_is_not_served_is_a_problem_too(
 ) -> None:
     reply = daemon.get(path, method)
     assert reply.status == status
-    assert schemas.Problem.model_validate_json(reply.body).status == status
+    assert exactly(ProblemDocument, reply.body).status == status
 
 
 def test_what_has_a_get_has_a_head_and_says_so(daemon: Daemon) -> None:
@@ -191,7 +191,7 @@ def test_the_topology_is_the_node_as_it_was_read(daemon: Daemon) -> None:
 def test_a_replayed_machine_has_no_processes_to_look_at(daemon: Daemon) -> None:
     reply = daemon.get("/audit")
     assert reply.status == 503
-    problem = schemas.Problem.model_validate_json(reply.body)
+    problem = exactly(ProblemDocument, reply.body)
     assert problem.detail == "a replayed machine has no processes to look at"
     assert not [li for li in daemon.get("/metrics").text.splitlines() if "affinityd_scan" in li]
 

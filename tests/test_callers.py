@@ -25,7 +25,7 @@ from affinityd.daemon.peers.cpuset_cache import CpusetFiles
 from affinityd.daemon.peers.pid_identity import has_pidfd
 from affinityd.daemon.state.plan_service import Answer
 from affinityd.errors import BusyError
-from affinityd.request.caller import Caller
+from affinityd.request.resolve import Caller
 from tests.children import program
 from tests.cpusets import HIERARCHY, cpuset, needs_cpuset
 from tests.serving import Accepted

@@ -6,7 +6,7 @@ import pytest
 
 from affinityd.discovery import discover
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
-from affinityd.topology.model import Gpu, MigInstance, Topology
+from affinityd.topology.model import Gpu, MigInstance, NvLinks, Topology
 from tests.machines.sysfs_tree import tree_of
 
 PCI = "sys/bus/pci/devices"
@@ -152,7 +152,7 @@ def test_nvmls_list_is_the_list_and_its_answers_come_first(tmp_path: Path) -> No
             model="NVIDIA A100",
             pci_id="10de:20b0",
             mig=(MigInstance("MIG-1"), MigInstance("MIG-2")),
-            nvlinks={C: 4},
+            nvlinks=(NvLinks(C, 4),),
         ),
         Gpu(1, "nvidia", C, None, uuid="GPU-3c", minor=2, model="NVIDIA H100"),
     )

@@ -3,8 +3,14 @@ from __future__ import annotations
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml.report import (
+    GpuProcesses,
+    NvmlGpu,
+    NvmlProcess,
+    NvmlReport,
+    ProcessReport,
+)
+from affinityd.json_codec import dumps
 
 FULL = NvmlReport(
     gpus=(
@@ -34,7 +40,7 @@ FULL = NvmlReport(
     ],
 )
 def test_a_report_survives_being_written_and_read(report: NvmlReport) -> None:
-    assert NvmlReport.from_json(report.to_json()) == report
+    assert NvmlReport.from_json(dumps(report)) == report
 
 
 @pytest.mark.parametrize(
@@ -62,40 +68,42 @@ def test_a_report_survives_being_written_and_read(report: NvmlReport) -> None:
     ],
 )
 def test_a_report_of_processes_survives_being_written_and_read(report: ProcessReport) -> None:
-    assert ProcessReport.from_json(report.to_json()) == report
+    assert ProcessReport.from_json(dumps(report)) == report
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        pytest.param("NVRM: oops", "'NVRM: oops' is not NVML's list of processes", id="no JSON"),
-        pytest.param('{"gpus": [{}]}', "index should be int, not None", id="no index"),
+        pytest.param(
+            "NVRM: oops", "NVML's list of processes is 'NVRM: oops', not JSON", id="no JSON"
+        ),
+        pytest.param('{"gpus": [{}]}', "gpus[0] has no 'index'", id="no index"),
         pytest.param(
             '{"gpus": [{"index": 0, "processes": [{"pid": -1}]}]}',
-            "pid should be 0 or larger, not -1",
+            "gpus[0].processes[0].pid is -1, not a number from 0",
             id="a pid that is none",
         ),
         pytest.param(
             '{"gpus": [{"index": 0, "processes": [{"pid": true}]}]}',
-            "pid should be int, not True",
+            "gpus[0].processes[0].pid is True, not a whole number",
             id="a truth instead of a pid",
         ),
         pytest.param(
             '{"gpus": [{"index": 0, "processes": [{"pid": 7}]}]}',
-            "kind should be str, not None",
+            "gpus[0].processes[0] has no 'kind'",
             id="no kind",
         ),
     ],
 )
 def test_garbage_is_no_report_of_processes(text: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match="is not NVML's list of processes") as refusal:
+    with pytest.raises(ValueError, match=r"^NVML's list of processes") as refusal:
         ProcessReport.from_json(text)
     assert complaint in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
 def test_cpu_sets_are_written_as_cpulists_on_one_line() -> None:
-    text = FULL.to_json()
+    text = dumps(FULL)
     assert '"node_cpus": "48-63,176-191"' in text
     assert "\n" not in text
 
@@ -103,32 +111,41 @@ def test_cpu_sets_are_written_as_cpulists_on_one_line() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        pytest.param("", "'' is not an NVML report", id="nothing"),
-        pytest.param("NVRM: oops", "'NVRM: oops' is not an NVML report", id="no JSON"),
-        pytest.param("[" * 100_000, "recursion", id="JSON without an end"),
-        pytest.param("[]", "it should be dict, not []", id="another JSON"),
-        pytest.param('{"gpus": 8}', "gpus should be list, not 8", id="a number of GPUs"),
-        pytest.param(f'{{"gpus": {8**999}}}', "gpus should be list, not 15", id="a huge number"),
-        pytest.param('{"gpus": [8]}', "a GPU should be dict, not 8", id="a GPU that is a number"),
-        pytest.param('{"gpus": [{}]}', "index should be int, not None", id="a GPU without index"),
+        pytest.param("", "NVML's report is '', not JSON", id="nothing"),
+        pytest.param("NVRM: oops", "NVML's report is 'NVRM: oops', not JSON", id="no JSON"),
+        pytest.param("[" * 100_000, "nested too deeply", id="JSON without an end"),
+        pytest.param("[]", "is [], not an object", id="another JSON"),
+        pytest.param('{"gpus": 8}', "gpus is 8, not a list", id="a number of GPUs"),
+        pytest.param(f'{{"gpus": {8**999}}}', "gpus is 15", id="a huge number"),
+        pytest.param('{"gpus": [8]}', "gpus[0] is 8, not an object", id="a GPU that is a number"),
+        pytest.param('{"gpus": [{}]}', "gpus[0] has no 'index'", id="a GPU without index"),
         pytest.param(
-            '{"gpus": [{"index": 0, "uuid": 7}]}', "uuid should be str, not 7", id="a numeric UUID"
+            '{"gpus": [{"index": 0, "uuid": 7}]}',
+            "gpus[0].uuid is 7, not a string",
+            id="a numeric UUID",
         ),
         pytest.param(
-            '{"gpus": [{"index": 0, "mig": [7]}]}', "mig should be str, not 7", id="a numeric MIG"
+            '{"gpus": [{"index": 0, "mig": [7]}]}',
+            "gpus[0].mig[0] is 7, not a string",
+            id="a numeric MIG",
         ),
         pytest.param(
             '{"gpus": [{"index": 0, "persistence": 1}]}',
-            "persistence should be bool, not 1",
+            "gpus[0].persistence is 1, not true or false",
             id="a number instead of a truth",
         ),
         pytest.param(
-            '{"gpus": [{"index": 0, "node_cpus": "8-"}]}', "'8-' is not a CPU", id="a bad cpulist"
+            '{"gpus": [{"index": 0}, {"index": 0}]}', "two GPUs of one index", id="an index twice"
+        ),
+        pytest.param(
+            '{"gpus": [{"index": 0, "node_cpus": "8-"}]}',
+            "gpus[0].node_cpus: '8-' is not a CPU",
+            id="a bad cpulist",
         ),
     ],
 )
 def test_garbage_is_refused_in_one_line_that_quotes_it(text: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match="is not an NVML report") as refusal:
+    with pytest.raises(ValueError, match=r"^NVML's report") as refusal:
         NvmlReport.from_json(text)
     assert complaint in str(refusal.value)
     assert "\n" not in str(refusal.value)

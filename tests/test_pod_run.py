@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
+from affinityd.json_codec import dumps
 from affinityd.topology.model import Topology
 from tests.asking import ask
 from tests.daemons import running
@@ -204,7 +205,7 @@ def amd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
 
 def prepared(topology: Topology, folder: Path) -> Iterator[Pod]:
     tree = write_tree(topology, folder / "machine")
-    (tree / "nvml.json").write_text(nvml_report(topology).to_json())
+    (tree / "nvml.json").write_text(dumps(nvml_report(topology)))
     with running(folder, "--root", str(tree)) as daemon:
         yield Pod(folder / "pod", daemon.socket, BLOCKS)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError
+from affinityd.json_codec import dumps
 from affinityd.request.devices import select_devices
 from affinityd.request.visible_devices import visible_devices
 from tests.asking import ask
@@ -58,7 +59,7 @@ BLOCKS = [ask(EIGHT, gpus=str(gpu), share="node", mode="unique_contiguous").cpus
 def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     folder = tmp_path_factory.mktemp("node")
     tree = write_tree(EIGHT, folder / "machine")
-    (tree / "nvml.json").write_text(nvml_report(EIGHT).to_json())
+    (tree / "nvml.json").write_text(dumps(nvml_report(EIGHT)))
     with running(folder, "--root", str(tree)) as daemon:
         yield Pod(folder / "pod", daemon.socket, {"AFFINITYD_MODE": "unique_contiguous"})
 

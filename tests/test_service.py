@@ -16,11 +16,10 @@ from affinityd.daemon.state.plan_service import CACHED_BYTES, PlanService
 from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
 from affinityd.planner.model import Demand, Plan
 from affinityd.planner.planner import plan
-from affinityd.request.caller import Caller
 from affinityd.request.formats import document, render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
 from affinityd.request.parsers import MAX_ENTRIES
-from affinityd.request.resolve import answer
+from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
 from tests.asking import ask, cpulists, is_one_short_line, try_to_ask

@@ -15,8 +15,8 @@ from affinityd.config.settings import ENFORCE_VALUES, Settings
 from affinityd.cpuset import parse_list
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import InvalidRequestError
-from affinityd.request.caller import Caller
 from affinityd.request.parameters import parse_request
+from affinityd.request.resolve import Caller
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
 from tests.machines.by_hand import made

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.cpuset import format_list
-from affinityd.topology.model import Gpu, Nic, NumaNode
+from affinityd.topology.model import Gpu, Nic, NumaNode, NvLinks
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 
@@ -136,6 +136,6 @@ def test_an_index_means_the_first_gpu_s_vendor() -> None:
 
 def test_a_gpu_with_links_is_still_a_key() -> None:
     """What a request grants is looked up in sets of devices."""
-    gpu = Gpu(0, "nvidia", "0000:01:00.0", numa_node=0, nvlinks={"0000:02:00.0": 4})
+    gpu = Gpu(0, "nvidia", "0000:01:00.0", numa_node=0, nvlinks=(NvLinks("0000:02:00.0", 4),))
     assert {gpu: 1}[replace(gpu)] == 1
-    assert gpu != replace(gpu, nvlinks={})
+    assert gpu != replace(gpu, nvlinks=())

@@ -184,7 +184,7 @@ def test_a_rank_says_how_many_were_near_and_how_many_were_asked_for() -> None:
     ]
     for rank in reply.ranks:
         assert f"node 0 has {ADDED}" in rank.reasons
-    assert document(reply)["request"]["cpus"] == 2
+    assert document(reply).request.cpus == 2
 
 
 def test_strict_refuses_a_rank_that_would_be_widened() -> None:

@@ -15,8 +15,8 @@ from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError, TargetError
 from affinityd.linux.processes import cgroups_of, process_of, stat_of
 from affinityd.linux.procstat import Stat
-from affinityd.request.caller import Caller
 from affinityd.request.formats import Reply
+from affinityd.request.resolve import Caller
 from affinityd.text import quote
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node

@@ -16,11 +16,10 @@ from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.snapshot import snapshot_nvml
 from affinityd.errors import UntrustedError
-from affinityd.request.caller import Caller
 from affinityd.request.environment import first_answer
 from affinityd.request.formats import Reply
 from affinityd.request.parameters import parse_request
-from affinityd.request.resolve import answer
+from affinityd.request.resolve import Caller, answer
 from affinityd.text import quote
 from affinityd.topology import node_file
 from affinityd.topology.model import Topology

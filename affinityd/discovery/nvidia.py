@@ -14,7 +14,7 @@ from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from affinityd.discovery.pci import PciDevice, is_pci_address
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import number, read_fields
-from affinityd.topology.model import Gpu, MigInstance
+from affinityd.topology.model import Gpu, MigInstance, NvLinks
 
 VENDOR = "nvidia"
 
@@ -106,8 +106,12 @@ def _gpu(gpu: NvmlGpu, device: PciDevice, driver: DriverGpu) -> Gpu:
         minor=driver.minor if gpu.minor is None else gpu.minor,
         model=gpu.model or driver.model,
         mig=tuple(MigInstance(uuid) for uuid in gpu.mig),
-        nvlinks=gpu.nvlinks,
+        nvlinks=_nvlinks(gpu.nvlinks),
     )
+
+
+def _nvlinks(counts: Mapping[str, int] | None) -> tuple[NvLinks, ...] | None:
+    return None if counts is None else tuple(NvLinks(*it) for it in counts.items())
 
 
 def _notices_of_nvml(listed: Sequence[NvmlGpu], found: Mapping[int, PciDevice]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from affinityd.discovery.archive import NOWHERE, resolve
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.tree import Keep, every
 from affinityd.errors import TreeError
+from affinityd.json_codec import dumps
 
 #: Where a snapshot keeps NVML's answers, beside `sys` and `proc`.
 NVML_FILE = "nvml.json"
@@ -83,7 +84,7 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     recorder = RecordingTree(tree)
     discover(recorder, nvml)
     if nvml is not None:
-        recorder.files[NVML_FILE] = nvml.to_json()
+        recorder.files[NVML_FILE] = dumps(nvml)
     _write_whole(output, COMPRESSIONS[suffix](_archive(recorder)))
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from affinityd.config.switch import ON, VARIABLE
 from affinityd.cpuset import CpuSet, format_list, format_mask
+from affinityd.json_codec import dumps
 from affinityd.planner.model import Plan, PlanWarning, RankPlan
 from affinityd.planner.names import LOCALITIES
+from affinityd.request.document import (
+    AllowedCpus,
+    PlanDocument,
+    PlannedGpu,
+    PlannedRank,
+    UnderstoodRequest,
+    WarningDocument,
+)
 from affinityd.request.parameters import Request
 
 
@@ -56,54 +63,45 @@ class Reply:
         return max((rank.locality for rank in self.ranks), key=LOCALITIES.index)
 
 
-def document(reply: Reply) -> dict[str, Any]:
-    """Return the JSON document of a plan."""
+def document(reply: Reply) -> PlanDocument:
+    """Return a plan as its JSON document has it."""
     request = reply.request
-    options = {**asdict(request.options), "share": reply.plan.share}
-    return {
-        "node": reply.node,
-        "generation": reply.generation,
-        "request": {
-            "gpus": list(reply.entries),
-            **options,
-            "visible": request.visible,
-            "granted": request.granted,
-        },
-        "allowed": {
-            "cpulist": format_list(reply.allowed),
-            "source": reply.source,
-            "within": None if reply.within is None else format_list(reply.within),
-        },
-        "cpulist": format_list(reply.cpus),
-        "ranks": [_rank(rank) for rank in reply.ranks],
-        "warnings": [{"code": warn.code, "message": warn.message} for warn in reply.warnings],
-    }
+    options = {**vars(request.options), "share": reply.plan.share}
+    return PlanDocument(
+        node=reply.node,
+        generation=reply.generation,
+        request=UnderstoodRequest(
+            gpus=reply.entries, **options, visible=request.visible, granted=request.granted
+        ),
+        allowed=AllowedCpus(
+            format_list(reply.allowed),
+            reply.source,
+            within=None if reply.within is None else format_list(reply.within),
+        ),
+        cpulist=format_list(reply.cpus),
+        ranks=[_rank(rank) for rank in reply.ranks],
+        warnings=[WarningDocument(warn.code, warn.message) for warn in reply.warnings],
+    )
 
 
-def _rank(rank: RankPlan) -> dict[str, Any]:
+def _rank(rank: RankPlan) -> PlannedRank:
     gpu = rank.gpu
-    return {
-        "rank": rank.rank,
-        "gpu": {
-            "index": gpu.index,
-            "uuid": gpu.uuid,
-            "pci_bus_id": gpu.pci_bus_id,
-            "vendor": gpu.vendor,
-            "model": gpu.model,
-        },
-        "numa_node": gpu.numa_node,
-        "home_node": rank.home_node,
-        "locality": rank.locality,
-        "cpulist": format_list(rank.cpus),
-        "physical_cores": rank.physical_cores,
-        "memory_node": rank.memory_node,
-        "environment": {"OMP_NUM_THREADS": str(rank.threads)},
-        "reasons": list(rank.reasons),
-    }
+    return PlannedRank(
+        rank=rank.rank,
+        gpu=PlannedGpu(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.vendor, gpu.model),
+        numa_node=gpu.numa_node,
+        home_node=rank.home_node,
+        locality=rank.locality,
+        cpulist=format_list(rank.cpus),
+        physical_cores=rank.physical_cores,
+        memory_node=rank.memory_node,
+        environment={"OMP_NUM_THREADS": str(rank.threads)},
+        reasons=rank.reasons,
+    )
 
 
 def _json(reply: Reply) -> Iterator[str]:
-    yield json.dumps(document(reply), ensure_ascii=False)
+    yield dumps(document(reply), ensure_ascii=False)
 
 
 def _shell(reply: Reply) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from affinityd.config.switch import OBSERVE, ON, least
 from affinityd.cpuset import CpuSet, format_list
@@ -11,7 +11,6 @@ from affinityd.errors import UnsatisfiableError
 from affinityd.planner.model import Demand, Plan, PlanWarning
 from affinityd.planner.planner import plan
 from affinityd.request.asked_cpus import asked_cpus
-from affinityd.request.caller import Caller
 from affinityd.request.formats import Reply
 from affinityd.request.parameters import Request
 from affinityd.request.ranks import ranks_of
@@ -26,6 +25,15 @@ AMBIGUOUS = PlanWarning(
     "PCI order here, and the process's only with CUDA_DEVICE_ORDER=PCI_BUS_ID; name UUIDs "
     "to be sure",
 )
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The process that asks for a plan, as far as it is known."""
+
+    mask: CpuSet  #: its affinity mask
+    #: What its cgroup lets it use, never narrower than the mask; None: that is not known.
+    cpuset: CpuSet | None = None
 
 
 def answer(

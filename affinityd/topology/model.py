@@ -48,6 +48,14 @@ class MigInstance:
 
 
 @dataclass(frozen=True)
+class NvLinks:
+    """The NVLinks of a GPU that are up to one other end."""
+
+    pci_bus_id: str  #: of a GPU or a switch
+    links: int  #: how many
+
+
+@dataclass(frozen=True)
 class Gpu:
     """An accelerator, numbered as its vendor numbers it."""
 
@@ -63,8 +71,8 @@ class Gpu:
     pci_id: str | None = None  #: vendor:device, 10de:20b0
     pci_path: tuple[str, ...] = ()  #: host bridge first, the device's parents, itself last
     mig: tuple[MigInstance, ...] = ()
-    #: PCI bus id at the other end, a GPU or a switch → how many NVLinks are up; None: nobody said
-    nvlinks: Mapping[str, int] | None = field(default=None, hash=False)
+    #: None: the driver does not say
+    nvlinks: tuple[NvLinks, ...] | None = field(default=None, hash=False)
 
     @property
     def key(self) -> tuple[str, int]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd.config import switch
-from affinityd.cpuset import format_list
+from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
-from affinityd.json_reader import JsonValue
+from affinityd.json_codec import CpuList, decode, dumps, parsed
 from affinityd.linux.atomic_write import write_whole
 from affinityd.linux.files import read_regular
-from affinityd.topology import serialization
+from affinityd.topology.document import TopologyDocument, from_document, to_document
 from affinityd.topology.node import Node
 
 NAME = "node.json"
@@ -21,57 +21,70 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"  #: random(4): another one after eac
 MAX_BYTES = 64 * 1024 * 1024  #: 65,536 CPUs take 10
 
 
+@dataclass(frozen=True)
+class NodeFileHead:
+    """What says whether to read the rest."""
+
+    version: int
+    boot_id: str | None  #: of the machine, as long as it runs; None: a sandbox hides it
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What the daemon was told of the node."""
+
+    reserved_cpus: CpuList
+    switch: str = switch.ON  #: an earlier release does not write it
+
+
+@dataclass(frozen=True)
+class NodeFile(NodeFileHead):
+    """The file."""
+
+    generation: int
+    replayed: bool
+    settings: NodeSettings
+    topology: TopologyDocument
+
+
 def write(path: Path, node: Node) -> None:
     """Write a node atomically, readable by everybody. Raises OSError."""
-    text = json.dumps(
-        {
-            "version": VERSION,
-            "boot_id": _boot_id(),
-            "generation": node.generation,
-            "replayed": node.replayed,
-            "settings": {"reserved_cpus": format_list(node.reserved), "switch": node.switch},
-            "topology": serialization.to_dict(node.topology),
-        }
+    file = NodeFile(
+        version=VERSION,
+        boot_id=_boot_id(),
+        generation=node.generation,
+        replayed=node.replayed,
+        settings=NodeSettings(format_list(node.reserved), node.switch),
+        topology=to_document(node.topology),
     )
-    write_whole(path, f"{text}\n")
+    write_whole(path, f"{dumps(file)}\n")
 
 
 def read(path: Path) -> Node:
     """Read a node back. Raises OSError; ValueError, one line, for what is no node."""
-    text = read_regular(os.fspath(path), MAX_BYTES).decode()
-    try:
-        data = JsonValue(json.loads(text), path.name)
-    except RecursionError:
-        raise ValueError(f"{path.name} is too deep to be a node") from None
-    if data["version"].number() != VERSION:
-        raise ValueError(f"{path.name} is of version {data['version'].value}, not {VERSION}")
-    if not _is_of_now(data):
+    data = parsed(read_regular(os.fspath(path), MAX_BYTES), path.name)
+    head, here = decode(NodeFileHead, data, path.name), _boot_id()
+    if head.version != VERSION:
+        raise ValueError(f"{path.name} is of version {head.version}, not {VERSION}")
+    if head.boot_id is not None and here is not None and head.boot_id != here:
         raise ValueError(f"{path.name} is another machine's, or from before this one was booted")
-    generation = data["generation"].number()
-    if generation < 1:
-        raise ValueError(f"{path.name}.generation is {generation}; the first is 1")
+    file = decode(NodeFile, data, path.name)
+    if file.generation < 1:
+        raise ValueError(f"{path.name}.generation is {file.generation}; the first is 1")
     return Node(
-        topology=serialization.from_dict(data["topology"].value),
-        reserved=data["settings"]["reserved_cpus"].cpus(),
-        generation=generation,
-        replayed=data["replayed"].boolean(),
-        switch=_switch(data["settings"]),
+        topology=from_document(file.topology),
+        reserved=parse_list(file.settings.reserved_cpus),
+        generation=file.generation,
+        replayed=file.replayed,
+        switch=_switch(file.settings.switch, f"{path.name}.settings.switch"),
     )
 
 
-def _switch(settings: JsonValue) -> str:
-    """Return the switch, which a daemon of an earlier release does not write. Raises ValueError."""
-    said = settings.get("switch")
+def _switch(said: str, where: str) -> str:
     try:
-        return switch.ON if said is None else switch.read(said.text(), said.where)
+        return switch.read(said, where)
     except InvalidRequestError as error:
         raise ValueError(str(error)) from None
-
-
-def _is_of_now(data: JsonValue) -> bool:
-    """Whether this machine wrote it since it was booted, as far as both sides can tell."""
-    wrote, here = data.get("boot_id"), _boot_id()
-    return wrote is None or here is None or wrote.text() == here
 
 
 def _boot_id() -> str | None:

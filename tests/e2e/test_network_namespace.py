@@ -17,7 +17,7 @@ SEE = 'mount -t sysfs sysfs /sys && exec "$@"'
 AS_POD = (*POD, "sh", "-c", SEE, "sh")
 SEEN = """
 import json
-from affinityd.topology.serialization import to_dict
+from affinityd.topology.document import to_dict
 from affinityd.discovery import discover, open_tree
 print(json.dumps(to_dict(discover(open_tree("/"), None))))
 """

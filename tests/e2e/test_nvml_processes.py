@@ -13,8 +13,8 @@ import pytest
 from affinityd.audit.model import GpuKey, Holding
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.discovery.nvml import gpus as nvml
-from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.discovery.nvml.processes import NO_LIST, query
+from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.topology.model import Gpu
 from tests.children import sleeping
 from tests.machines.by_hand import made

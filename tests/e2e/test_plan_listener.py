@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.api import schemas
+from affinityd.request.document import ProblemDocument
 from tests.daemons import PATIENCE, Daemon, Reply, running, spawn
+from tests.documents import exactly
 from tests.ports import free_port
 
 #: Two addresses of this machine: the port of the one is free to be another's on the other.
@@ -83,7 +84,7 @@ REFUSED = [it for it in product(("GET", "POST", "DELETE"), ELSEWHERE) if it != (
 def test_nothing_else_is_answered_and_it_says_so(node: Node, method: str, target: str) -> None:
     reply = node.ask(target, method)
     assert (reply.status, reply.headers["content-type"]) == (404, "application/problem+json")
-    detail = schemas.Problem.model_validate_json(reply.body).detail
+    detail = exactly(ProblemDocument, reply.body).detail
     assert detail.startswith(method)
     assert detail.endswith("is not answered at this address, but GET /plan alone")
     text = node.ask(target, method, accept="text/plain")

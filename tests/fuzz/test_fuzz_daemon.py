@@ -24,10 +24,11 @@ from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, parse_request
 from affinityd.request.resolve import answer
 from affinityd.topology import node_file
+from affinityd.topology.document import to_document
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.node import Node
-from affinityd.topology.serialization import to_dict
 from tests.daemons import Daemon, Reply, eventually, is_ready, spawn
+from tests.documents import in_json
 from tests.fuzz.inputs import FEW
 from tests.machines.by_hand import made
 from tests.machines.strategies import UNIQUE, options
@@ -113,7 +114,7 @@ class LivingDaemon(RuleBasedStateMachine):
         self.refreshed()
         told = self.daemon.get("/topology").json
         assert told["generation"] == self.generation
-        assert told["topology"] == json.loads(json.dumps(to_dict(self.read)))
+        assert told["topology"] == in_json(to_document(self.read))
 
     @rule(cpus=cpulists)
     def cpus_go_and_come(self, cpus: str) -> None:

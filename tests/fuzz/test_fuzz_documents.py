@@ -14,21 +14,27 @@ from hypothesis import strategies as st
 from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.cli.render.topology import draw
 from affinityd.config import file, settings
-from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml.report import (
+    GpuProcesses,
+    NvmlGpu,
+    NvmlProcess,
+    NvmlReport,
+    ProcessReport,
+)
 from affinityd.enforce import client
 from affinityd.enforce.model import CAUSES, REASONS
 from affinityd.enforce.policy.environ import environment
 from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.json_codec import dumps, loads
 from affinityd.linux.cgroup import confining, cpuset_of
 from affinityd.linux.processes import process_of, uid_of
 from affinityd.linux.procstat import parse as parse_stat
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS
 from affinityd.topology import node_file
+from affinityd.topology.document import TopologyDocument, from_document, to_document
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
-from affinityd.topology.serialization import from_dict, to_dict
 from tests.asking import ask
 from tests.fuzz.inputs import MANY, SOME, damaged, mutants, read_or_refused, texts
 from tests.machines.facts import machine
@@ -91,8 +97,8 @@ def an_enforce_report(text: str) -> object:
 
 
 DOCUMENTS: dict[str, tuple[object, Callable[[str], object]]] = {
-    "NVML's report": (json.loads(NVML.to_json()), NvmlReport.from_json),
-    "NVML's processes": (json.loads(PROCESSES.to_json()), ProcessReport.from_json),
+    "NVML's report": (json.loads(dumps(NVML)), NvmlReport.from_json),
+    "NVML's processes": (json.loads(dumps(PROCESSES)), ProcessReport.from_json),
     "what is enforced": (ENFORCED, an_enforce_report),
 }
 
@@ -109,8 +115,8 @@ def test_a_document_with_anything_in_it_is_read_or_refused(name: str, data: st.D
 
 def use(topology: Topology) -> None:
     """Do with a topology what commands and daemons do: all of it ends in an answer or one line."""
-    text = json.dumps(to_dict(topology))
-    assert from_dict(json.loads(text)) == topology
+    text = dumps(to_document(topology))
+    assert from_document(loads(TopologyDocument, text, "topology")) == topology
     for line in draw(topology, colour=False):
         assert line.isprintable(), line
     for gpus in ("all", "0", topology.gpus[0].pci_bus_id if topology.gpus else "GPU-0"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from affinityd.topology.model import Topology
+from affinityd.topology.model import NvLinks, Topology
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 from tests.machines.strategies import machines
@@ -41,11 +41,11 @@ def with_nvlinks(topology: Topology, matrix: str) -> Topology:
         replace(
             gpu,
             minor=gpu.index,
-            nvlinks={
-                end: int(links)
+            nvlinks=tuple(
+                NvLinks(end, int(links))
                 for end, links in zip(addresses, row.split(), strict=True)
                 if links not in {"X", "0"}
-            },
+            ),
         )
         for gpu, row in zip(topology.gpus, matrix.splitlines(), strict=True)
     )
@@ -54,7 +54,9 @@ def with_nvlinks(topology: Topology, matrix: str) -> Topology:
 
 def switched(topology: Topology, links: int) -> Topology:
     """Return a machine whose GPUs have their NVLinks to a switch."""
-    gpus = (replace(gpu, minor=gpu.index, nvlinks={SWITCH: links}) for gpu in topology.gpus)
+    gpus = (
+        replace(gpu, minor=gpu.index, nvlinks=(NvLinks(SWITCH, links),)) for gpu in topology.gpus
+    )
     return replace(topology, gpus=tuple(gpus))
 
 
@@ -75,9 +77,7 @@ def nvml_facts(topology: Topology) -> str:
     return "\n".join(
         f"gpu\n pci 0000{gpu.pci_bus_id}\n minor {gpu.minor}\n"
         + "".join(
-            f" nvlink 0000{end}\n"
-            for end, links in (gpu.nvlinks or {}).items()
-            for _ in range(links)
+            f" nvlink 0000{it.pci_bus_id}\n" for it in gpu.nvlinks or () for _ in range(it.links)
         )
         for gpu in topology.gpus
     )
@@ -88,6 +88,7 @@ def linked_machines(draw: st.DrawFn) -> Topology:
     """Return a random machine whose GPUs have any links: to each other, themselves, a switch."""
     topology = draw(machines())
     ends = st.sampled_from([SWITCH, *(gpu.pci_bus_id for gpu in topology.gpus)])
-    nvlinks = st.dictionaries(ends, st.integers(1, 18))
+    links = st.builds(NvLinks, ends, st.integers(1, 18))
+    nvlinks = st.lists(links, unique_by=lambda it: it.pci_bus_id).map(tuple)
     gpus = (replace(gpu, nvlinks=draw(nvlinks)) for gpu in topology.gpus)
     return replace(topology, gpus=tuple(gpus))

@@ -12,7 +12,7 @@ from pathlib import Path
 from affinityd.cpuset import format_list
 from affinityd.discovery import Tree, open_tree
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
-from affinityd.topology.model import Core, Gpu, Nic, Topology
+from affinityd.topology.model import Core, Gpu, Nic, NvLinks, Topology
 
 #: GPU vendor → PCI vendor and class; all others write their own digits and a plain accelerator.
 GPU_CLASSES = {
@@ -44,6 +44,10 @@ def write_tree(topology: Topology, root: Path) -> Path:
     return root
 
 
+def _counts(nvlinks: tuple[NvLinks, ...] | None) -> Mapping[str, int] | None:
+    return None if nvlinks is None else {it.pci_bus_id: it.links for it in nvlinks}
+
+
 def nvml_report(topology: Topology) -> NvmlReport:
     """Return what NVML would say of the machine's NVIDIA GPUs, MIG instances included."""
     return NvmlReport(
@@ -56,7 +60,7 @@ def nvml_report(topology: Topology) -> NvmlReport:
                 model=gpu.model,
                 mig=tuple(instance.uuid for instance in gpu.mig),
                 node_cpus=topology.cpus_of_node(gpu.numa_node),
-                nvlinks=gpu.nvlinks,
+                nvlinks=_counts(gpu.nvlinks),
             )
             for gpu in topology.gpus
             if gpu.vendor == "nvidia"

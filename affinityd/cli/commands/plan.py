@@ -15,10 +15,9 @@ from affinityd.discovery.machine import Machine
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.planner.model import Options, RankPlan
 from affinityd.request import environment, environment_cpus
-from affinityd.request.caller import Caller
 from affinityd.request.formats import Reply, render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
-from affinityd.request.resolve import answer
+from affinityd.request.resolve import Caller, answer
 from affinityd.text import quote
 from affinityd.topology.node import Node
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 
 from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.cli.render import topology as drawing
 from affinityd.discovery.machine import read_once
-from affinityd.topology import serialization
+from affinityd.json_codec import dumps
+from affinityd.topology.document import to_document
 
 
 def add_arguments(parser: Parser) -> None:
@@ -23,7 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the node."""
     topology = read_once(load_settings(arguments))
     if arguments.format == "json":
-        print(json.dumps(serialization.to_dict(topology), indent=1, ensure_ascii=False))
+        document = to_document(topology)
+        print(dumps(document, indent=1, ensure_ascii=False))
     else:
         for line in drawing.draw(topology, colour=wants_colour()):
             print(line)

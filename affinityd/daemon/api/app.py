@@ -7,10 +7,11 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, FastAPI, Request
+from pydantic import TypeAdapter
 from starlette.responses import PlainTextResponse, Response
 
 from affinityd import __version__
-from affinityd.daemon.api import problems, schemas
+from affinityd.daemon.api import problems
 from affinityd.daemon.api.answer_cache import CALLER, AnswerCache, key_of
 from affinityd.daemon.api.audit import audit_route
 from affinityd.daemon.api.documents import Told
@@ -22,15 +23,18 @@ from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scanner import LatestAudit
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.json_codec import dumps
 from affinityd.request.devices import names_unknown_mig
+from affinityd.request.document import PlanDocument, ProblemDocument
 from affinityd.request.environment import first_answer
 from affinityd.request.parameters import PARAMETERS
 from affinityd.request.parameters import Request as PlanRequest
 from affinityd.request.query import ENV, is_retried, parse_query
 from affinityd.text import quote
-from affinityd.topology import serialization
+from affinityd.topology.document import TopologyAnswer, to_document
 
 MAX_FIELDS = 64
+JSON = "application/json"
 
 _PARAMETERS = [
     {
@@ -47,7 +51,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {
         "description": text,
         "content": {
-            "application/problem+json": {"schema": schemas.Problem.model_json_schema()},
+            "application/problem+json": {"schema": TypeAdapter(ProblemDocument).json_schema()},
             **_TEXT,
         },
     }
@@ -124,7 +128,7 @@ def _plan_route(
     @router.get(
         "/plan",
         summary="A cpulist for each rank",
-        responses={**_ERRORS, 200: {"model": schemas.PlanAnswer, "content": _TEXT}},
+        responses={**_ERRORS, 200: {"model": PlanDocument, "content": _TEXT}},
         openapi_extra={"parameters": _PARAMETERS},
     )
     async def plan(request: Request) -> Response:
@@ -153,13 +157,16 @@ def _node_routes(service: PlanService, watcher: TopologyWatcher, metrics: Metric
     router = APIRouter()
     exposition = SingleFlight(metrics.exposition)
 
-    @router.get("/topology", summary="The node as it was read", responses={503: _ERRORS[503]})
-    async def topology() -> schemas.TopologyAnswer:
+    @router.get(
+        "/topology",
+        summary="The node as it was read",
+        responses={200: {"model": TopologyAnswer}, 503: _ERRORS[503]},
+    )
+    async def topology() -> Response:
         await watcher.refresh()
-        return schemas.TopologyAnswer(
-            generation=service.node.generation,
-            topology=serialization.to_dict(service.node.topology),
-        )
+        document = to_document(service.node.topology)
+        answer = TopologyAnswer(service.node.generation, document)
+        return Response(dumps(answer, ensure_ascii=False, separators=(",", ":")), media_type=JSON)
 
     @router.get(
         "/metrics",

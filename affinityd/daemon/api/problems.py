@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -11,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from affinityd.errors import AffinityError, NotReadyError
+from affinityd.json_codec import dumps
+from affinityd.request.document import ProblemDocument
 from affinityd.text import quote
 
 RETRY_SECONDS = "1"  #: after which a machine that has not been read yet may have been
@@ -21,8 +22,8 @@ def problem(request: Request, status: int, title: str, detail: str) -> Response:
     if wants_text(request.headers.get("accept")) or _asks_for_lines(request):
         return Response(f"{title}: {detail}\n", status, media_type="text/plain")
     kind = title.lower().replace(" ", "-")
-    document = {"type": f"urn:affinityd:{kind}", "title": title, "status": status, "detail": detail}
-    body = json.dumps(document, ensure_ascii=False) + "\n"
+    document = ProblemDocument(f"urn:affinityd:{kind}", title, status, detail)
+    body = dumps(document, ensure_ascii=False) + "\n"
     return Response(body.encode(errors="replace"), status, media_type="application/problem+json")
 
 

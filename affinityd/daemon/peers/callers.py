@@ -20,7 +20,7 @@ from affinityd.errors import BusyError
 from affinityd.linux.files import present
 from affinityd.linux.peercred import Credentials
 from affinityd.linux.processes import mask_of
-from affinityd.request.caller import Caller
+from affinityd.request.resolve import Caller
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ from affinityd.daemon.state.cache import Cache
 from affinityd.errors import NotReadyError
 from affinityd.planner.model import Demand, Plan
 from affinityd.planner.planner import plan
-from affinityd.request.caller import Caller
 from affinityd.request.formats import Reply, render
 from affinityd.request.parameters import Request
-from affinityd.request.resolve import answer
+from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity_of_any
 from affinityd.topology.node import Node

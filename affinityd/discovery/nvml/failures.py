@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from affinityd.discovery.nvml.process_report import ProcessReport
-from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.nvml.report import NvmlReport, ProcessReport
 
 R = TypeVar("R", NvmlReport, ProcessReport)
 

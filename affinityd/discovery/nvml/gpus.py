@@ -23,6 +23,7 @@ from affinityd.discovery.nvml.device import NvmlDevice, as_sysfs
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from affinityd.discovery.nvml.subprocess import ChildError, output
 from affinityd.errors import NVML_EXTRA
+from affinityd.json_codec import dumps
 
 __all__ = ["NvmlGpu", "NvmlReport", "NvmlUnavailableError", "devices", "query", "session"]
 
@@ -61,7 +62,7 @@ def query(timeout: float = 20.0) -> NvmlReport:
 
 def main() -> None:
     """Be the child: print a report."""
-    sys.stdout.write(_read().to_json())
+    sys.stdout.write(dumps(_read()))
 
 
 def run_in_child(

@@ -14,7 +14,8 @@ from typing import Any
 
 from affinityd.discovery.nvml import gpus as nvml
 from affinityd.discovery.nvml.device import NvmlDevice
-from affinityd.discovery.nvml.process_report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.json_codec import dumps
 from affinityd.text import printable
 
 __all__ = ["GpuProcesses", "NvmlProcess", "ProcessReport", "query"]
@@ -39,7 +40,7 @@ def query(timeout: float) -> ProcessReport:
 
 def main() -> None:
     """Be the child: print a report."""
-    sys.stdout.write(_read().to_json())
+    sys.stdout.write(dumps(_read()))
 
 
 def _unavailable(error: str) -> ProcessReport:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.discovery.nvml.fields import field, parsed, typed, whole
+from affinityd.cpuset import CpuSet
+from affinityd.json_codec import loads
 
 
 @dataclass(frozen=True)
@@ -44,46 +42,45 @@ class NvmlReport:
         """The error with its remedy, on one line; None: there is no error."""
         return f"{self.error}; {self.remedy}" if self.error and self.remedy else self.error
 
-    def to_json(self) -> str:
-        """Write the report on one line, its CPU sets as cpulists."""
-        return json.dumps(asdict(self), default=format_list)
-
     @classmethod
     def from_json(cls, text: str) -> NvmlReport:
-        """Read what `to_json` wrote. Raises ValueError, one line, on anything else."""
-        return parsed(text, _report, "an NVML report")
+        """Read one in JSON. Raises ValueError, one line, on anything else."""
+        report = loads(cls, text, "NVML's report")
+        if len({gpu.index for gpu in report.gpus or ()}) < len(report.gpus or ()):
+            raise ValueError("NVML's report has two GPUs of one index")
+        return report
 
 
-def _report(fields: dict[str, Any]) -> NvmlReport:
-    listed = field(fields, "gpus", list)
-    gpus = [_gpu(typed(gpu, dict, "a GPU")) for gpu in listed or ()]
-    if len({gpu.index for gpu in gpus}) < len(gpus):
-        raise ValueError("two GPUs have one index")
-    return NvmlReport(
-        gpus=None if listed is None else tuple(gpus),
-        driver_version=field(fields, "driver_version", str),
-        error=field(fields, "error", str),
-        remedy=field(fields, "remedy", str),
-    )
+@dataclass(frozen=True)
+class NvmlProcess:
+    """A process that uses a GPU, as NVML's lists have it (nvmlProcessInfo_t)."""
+
+    pid: int  #: as the host numbers it; newer drivers: as the asker's pid namespace does
+    kind: str  #: the list that has it: "compute", "graphics", "mps"
+    memory_bytes: int | None = None  #: usedGpuMemory; None: NVML does not say
+    mig: str | None = None  #: UUID of the MIG device that it uses
 
 
-def _gpu(fields: dict[str, Any]) -> NvmlGpu:
-    return NvmlGpu(
-        index=whole(fields.get("index"), "index"),
-        uuid=field(fields, "uuid", str),
-        pci_bus_id=field(fields, "pci_bus_id", str),
-        minor=field(fields, "minor", int),
-        model=field(fields, "model", str),
-        mig=tuple(typed(uuid, str, "mig") for uuid in field(fields, "mig", list) or ()),
-        node_cpus=parse_list(field(fields, "node_cpus", str) or ""),
-        socket_cpus=parse_list(field(fields, "socket_cpus", str) or ""),
-        nvlinks=_nvlinks(field(fields, "nvlinks", dict)),
-        persistence=field(fields, "persistence", bool),
-        error=field(fields, "error", str),
-    )
+@dataclass(frozen=True)
+class GpuProcesses:
+    """The processes of one GPU, or why NVML did not list them."""
+
+    index: int  #: NVML's own, in PCI bus order
+    uuid: str | None = None  #: nvmlDeviceGetUUID
+    pci_bus_id: str | None = None  #: nvmlDeviceGetPciInfo, as sysfs writes it
+    processes: tuple[NvmlProcess, ...] = ()  #: one in two lists is there twice
+    error: str | None = None  #: why not all of them are known
 
 
-def _nvlinks(counts: dict[str, Any] | None) -> Mapping[str, int] | None:
-    if counts is None:
-        return None
-    return {end: whole(count, "a number of nvlinks") for end, count in counts.items()}
+@dataclass(frozen=True)
+class ProcessReport:
+    """All that NVML said of processes, or why it said nothing."""
+
+    gpus: tuple[GpuProcesses, ...] | None  #: by index; None: NVML did not answer, see `error`
+    error: str | None = None
+    changing: str | None = None  #: the MIG mode that waits for a reset to be changed
+
+    @classmethod
+    def from_json(cls, text: str) -> ProcessReport:
+        """Read one in JSON. Raises ValueError, one line, on anything else."""
+        return loads(cls, text, "NVML's list of processes")

@@ -50,7 +50,7 @@ def links(topology: Topology) -> Links:
     """
     gpus = topology.gpus
     known = {
-        gpu.key: gpu.nvlinks
+        gpu.key: {it.pci_bus_id: it.links for it in gpu.nvlinks}
         for gpu in gpus
         if gpu.nvlinks is not None and device_file(gpu) and not gpu.mig
     }

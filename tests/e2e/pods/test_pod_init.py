@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.json_codec import dumps
 from tests.daemons import Daemon, eventually, running, spawn
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
@@ -31,7 +32,7 @@ BLOCKS = {"AFFINITYD_MODE": "unique-contiguous"}
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = write_tree(EIGHT, tmp_path_factory.mktemp("machine"))
-    (tree / "nvml.json").write_text(nvml_report(EIGHT).to_json())
+    (tree / "nvml.json").write_text(dumps(nvml_report(EIGHT)))
     return tree
 
 

@@ -1,0 +1,243 @@
+"""Documents in JSON: a dataclass is written as its fields, and read with each of them checked.
+
+A document is described once, by a dataclass whose fields are the JSON object's, in their order.
+What is read may come from another release: a field that is not known is ignored; one that may be
+None, or has a default, may be missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.text import quote
+
+T = TypeVar("T")
+
+#: Reads a value; the ValueError that it raises begins where the path to the value ends.
+Reader = Callable[[Any], Any]
+
+#: How much of a wrong value an error shows.
+SHOWN = 40
+
+#: The largest number that any machine has: 64 bits, of memory in KiB.
+MAX_NUMBER = 2**74 - 1
+MAX_DIGITS = len(str(MAX_NUMBER))
+
+_CPULIST = "cpulist"
+#: A text that is CPUs: `0-3,8`.
+CpuList = Annotated[str, _CPULIST]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Annotates a text that is one of these words. OpenAPI lists them; another release has more."""
+
+    words: tuple[str, ...]
+
+    def __get_pydantic_json_schema__(
+        self, core: object, handler: Callable[[object], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the JSON schema, for pydantic."""
+        return {**handler(core), "enum": list(self.words)}
+
+
+def left_out() -> Any:  # noqa: ANN401 - as dataclasses.field
+    """Return a field that is not in the document at all where it is None."""
+    return field(default=None, metadata={left_out: True})
+
+
+def dumps(document: object, **layout: Any) -> str:  # noqa: ANN401 - as json.dumps takes it
+    """Return a document as JSON, on one line unless `layout` says otherwise.
+
+    Between two objects of it other threads may run, however long it is.
+    """
+    return json.dumps(document, default=_jsonable, check_circular=False, **layout)
+
+
+def _jsonable(value: Any) -> object:  # noqa: ANN401 - as json.JSONEncoder.default
+    if isinstance(value, frozenset):
+        return format_list(value)
+    given, absent = vars(value), _left_out(value.__class__)
+    if not absent:
+        return given
+    return {name: it for name, it in given.items() if it is not None or name not in absent}
+
+
+@cache
+def _left_out(kind: type) -> frozenset[str]:
+    return frozenset(it.name for it in fields(kind) if left_out in it.metadata)
+
+
+def loads(kind: type[T], text: str | bytes, where: str) -> T:
+    """Read a document, which errors call `where`. Raises ValueError, one line."""
+    return decode(kind, parsed(text, where), where)
+
+
+def parsed(text: str | bytes, where: str) -> object:
+    """Return what JSON says. Raises ValueError, one line."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where}{_not(text[:SHOWN], f'JSON: {error}')}") from None
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply") from None
+
+
+def decode(kind: type[T], value: object, where: str) -> T:
+    """Return a value as a dataclass, or as what else a field of one may be.
+
+    Raises ValueError, one line with the path and the value: `where.gpus[0].index is 'x', not …`.
+    """
+    read: Callable[[object], T] = _reader(cast("Any", kind))
+    try:
+        return read(value)
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from None
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply") from None
+
+
+@cache
+def _reader(kind: Any) -> Reader:  # noqa: ANN401 - a type
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _cpulist if _CPULIST in arguments else _reader(arguments[0])
+    if origin in {Union, UnionType}:
+        (inner,) = (_reader(it) for it in arguments if it is not NoneType)
+        return lambda value: None if value is None else inner(value)
+    if origin in {tuple, Sequence}:
+        return _list(_reader(arguments[0]))
+    if origin is Mapping:
+        return _mapping(_NAMES[arguments[0]], _reader(arguments[1]))
+    return _object(kind)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise _not(value, "a string")
+    return value
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _not(value, "true or false")
+    return value
+
+
+def _whole_number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _not(value, "a whole number")
+    return _bounded(value)
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _not(value, "a number")
+    return _bounded(value)
+
+
+N = TypeVar("N", int, float)
+
+
+def _bounded(number: N) -> N:
+    if not 0 <= number <= MAX_NUMBER:
+        raise _not(number, f"a number from 0 to {MAX_NUMBER}")
+    return number
+
+
+def _cpus(value: object) -> CpuSet:
+    text = _text(value)
+    try:
+        return parse_list(text)
+    except ValueError as error:
+        raise ValueError(f": {error}") from None
+
+
+def _cpulist(value: object) -> str:
+    _cpus(value)
+    return str(value)
+
+
+def _list(read: Reader) -> Reader:
+    def read_list(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise _not(value, "a list")
+        items: list[Any] = []
+        try:
+            for item in value:
+                items.append(read(item))  # noqa: PERF401 - an error counts what was read
+        except ValueError as error:
+            raise ValueError(f"[{len(items)}]{error}") from None
+        return tuple(items)
+
+    return read_list
+
+
+def _mapping(read_name: Callable[[str], Any], read: Reader) -> Reader:
+    def read_mapping(value: object) -> dict[Any, Any]:
+        items: dict[Any, Any] = {}
+        for name, item in _fields(value).items():
+            key = read_name(name)
+            try:
+                items[key] = read(item)
+            except ValueError as error:
+                raise ValueError(f"[{quote(name)}]{error}") from None
+        return items
+
+    return read_mapping
+
+
+def _number_of(name: str) -> int:
+    if not (name.isascii() and name.isdigit() and len(name) <= MAX_DIGITS):
+        raise ValueError(f": {quote(name)} is not a number")
+    return int(name)
+
+
+def _object(kind: type) -> Reader:
+    hints = get_type_hints(kind, include_extras=True)
+    readers = {it.name: _reader(hints[it.name]) for it in fields(kind)}
+    needed = {it.name for it in fields(kind) if it.default is it.default_factory is MISSING}
+    empty = {name: None for name in needed if NoneType in get_args(hints[name])}
+
+    def read_object(value: object) -> object:
+        given = _fields(value)
+        read: dict[str, Any] = dict(empty)
+        for name, reader in readers.items():
+            if name in given:
+                try:
+                    read[name] = reader(given[name])
+                except ValueError as error:
+                    raise ValueError(f".{name}{error}") from None
+            elif name in needed and name not in empty:
+                raise ValueError(f" has no {name!r}")
+        return kind(**read)
+
+    return read_object
+
+
+def _fields(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _not(value, "an object")
+    return value
+
+
+def _not(value: object, expected: str) -> ValueError:
+    return ValueError(f" is {repr(value)[:SHOWN]}, not {expected}")
+
+
+_PLAIN: dict[Any, Reader] = {
+    str: _text,
+    bool: _boolean,
+    int: _whole_number,
+    float: _number,
+    CpuSet: _cpus,
+}
+_NAMES: dict[Any, Callable[[str], Any]] = {str: str, int: _number_of}

@@ -1,0 +1,96 @@
+"""What `GET /plan` answers in JSON: a plan, or a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from affinityd.json_codec import CpuList, OneOf
+from affinityd.planner.modes import MODES
+from affinityd.planner.names import LOCALITIES, WARNINGS
+
+
+@dataclass(frozen=True)
+class PlannedGpu:
+    """The GPU that a rank drives, in the node's own numbering."""
+
+    index: int
+    uuid: str | None
+    pci_bus_id: str
+    vendor: str
+    model: str | None
+
+
+@dataclass(frozen=True)
+class PlannedRank:
+    """One rank's place."""
+
+    rank: int
+    gpu: PlannedGpu
+    numa_node: int | None  #: of the GPU
+    home_node: int | None  #: the NUMA node that its CPUs are chosen from
+    locality: Annotated[str, OneOf(LOCALITIES)]
+    cpulist: CpuList
+    physical_cores: int
+    memory_node: int | None
+    environment: Mapping[str, str]
+    reasons: Sequence[str]
+
+
+@dataclass(frozen=True)
+class UnderstoodRequest:
+    """The request as understood, every default filled in."""
+
+    gpus: Sequence[str]
+    mode: Annotated[str, OneOf(tuple(MODES))]
+    scope: str
+    multithreading: str
+    balanced: bool
+    min_physical_cores: int
+    max_physical_cores: int | None
+    share: Annotated[str, OneOf(("requested", "node"))]
+    strict: bool
+    cpus: int | None
+    visible: str | None
+    granted: str | None
+
+
+@dataclass(frozen=True)
+class AllowedCpus:
+    """The CPUs that were planned on, who said so, and the caller's cpuset, where it is known."""
+
+    cpulist: CpuList
+    source: Annotated[str, OneOf(("request", "caller", "node"))]
+    within: CpuList | None
+
+
+@dataclass(frozen=True)
+class WarningDocument:
+    """Something to know before using the plan."""
+
+    code: Annotated[str, OneOf(WARNINGS)]
+    message: str
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """The answer to `GET /plan`."""
+
+    node: str
+    generation: int
+    request: UnderstoodRequest
+    allowed: AllowedCpus
+    cpulist: CpuList
+    ranks: Sequence[PlannedRank]
+    warnings: Sequence[WarningDocument]
+
+
+@dataclass(frozen=True)
+class ProblemDocument:
+    """An error, as RFC 9457 has it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str

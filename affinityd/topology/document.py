@@ -1,0 +1,145 @@
+"""A topology in JSON, as /topology, `affinityd topology --json` and node.json have it, and back.
+
+What follows from the rest (online, packages, a node's cpulist, a NIC's nearness) is there for
+readers: `from_document` does not look at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from affinityd.cpuset import format_list, parse_list
+from affinityd.json_codec import CpuList
+from affinityd.topology.model import Core, Gpu, Nic, NumaNode, Topology
+
+
+@dataclass(frozen=True)
+class PackageDocument:
+    """A package (socket), and its online CPUs."""
+
+    number: int
+    cpulist: CpuList
+
+
+@dataclass(frozen=True)
+class NodeDocument:
+    """A NUMA node; without a number the one that holds the CPUs that no node lists."""
+
+    number: int | None
+    cpulist: CpuList  #: its online CPUs
+    memory_bytes: int | None
+    distances: Mapping[int, int]  #: node number → SLIT distance
+
+
+@dataclass(frozen=True)
+class CoreDocument:
+    """A physical core, and its online CPUs; `llc` is the lowest CPU of its LLC group."""
+
+    cpulist: CpuList
+    numa_node: int | None
+    package: int | None
+    die: int | None
+    llc: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NicDocument(Nic):
+    """A network or InfiniBand adapter, and how near it is to each GPU, by its PCI bus id."""
+
+    nearness: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class TopologyDocument:
+    """The node as it was read."""
+
+    name: str
+    online: CpuList
+    possible: CpuList
+    packages: Sequence[PackageDocument]
+    nodes: Sequence[NodeDocument]
+    cores: Sequence[CoreDocument]
+    gpus: Sequence[Gpu]
+    nics: Sequence[NicDocument]
+    notices: Sequence[str]  #: what could not be read, for people
+
+
+@dataclass(frozen=True)
+class TopologyAnswer:
+    """The answer to `GET /topology`; each reading of the node that differs is a new generation."""
+
+    generation: int
+    topology: TopologyDocument
+
+
+def to_document(topology: Topology) -> TopologyDocument:
+    """Return a topology as its document has it."""
+    return TopologyDocument(
+        name=topology.name,
+        online=format_list(topology.online),
+        possible=format_list(topology.possible),
+        packages=list(_packages(topology.cores)),
+        nodes=[
+            NodeDocument(
+                node.number,
+                format_list(topology.cpus_of_node(node.number)),
+                node.memory_bytes,
+                node.distances,
+            )
+            for node in topology.nodes
+        ],
+        cores=[
+            CoreDocument(format_list(core.cpus), core.node, core.package, core.die, core.llc)
+            for core in topology.cores
+        ],
+        gpus=topology.gpus,
+        nics=[NicDocument(**vars(nic), nearness=_nearness(topology, nic)) for nic in topology.nics],
+        notices=topology.notices,
+    )
+
+
+def from_document(document: TopologyDocument) -> Topology:
+    """Return the topology. Raises ValueError, one line, where its parts do not fit together."""
+    return Topology(
+        name=document.name,
+        cores=tuple(_cores(document)),
+        nodes=tuple(
+            NumaNode(node.number, node.memory_bytes, node.distances) for node in document.nodes
+        ),
+        gpus=tuple(document.gpus),
+        nics=tuple(
+            Nic(nic.pci_bus_id, nic.numa_node, nic.kind, nic.names, nic.pci_path)
+            for nic in document.nics
+        ),
+        possible=parse_list(document.possible),
+        notices=tuple(document.notices),
+    )
+
+
+def _packages(cores: Iterable[Core]) -> Iterator[PackageDocument]:
+    cpus: dict[int, list[int]] = {}
+    for core in cores:
+        if core.package is not None:
+            cpus.setdefault(core.package, []).extend(core.cpus)
+    for number in sorted(cpus):
+        yield PackageDocument(number, format_list(cpus[number]))
+
+
+def _nearness(topology: Topology, nic: Nic) -> Mapping[str, str]:
+    return {gpu.pci_bus_id: topology.nearness(gpu, nic) for gpu in topology.gpus}
+
+
+def _cores(document: TopologyDocument) -> Iterator[Core]:
+    known = {node.number for node in document.nodes}
+    for place, core in enumerate(document.cores):
+        cpus = tuple(sorted(parse_list(core.cpulist)))
+        if not cpus:
+            raise ValueError(
+                f"topology.cores[{place}].cpulist is empty; a core has at least one CPU"
+            )
+        if core.numa_node not in known:
+            raise ValueError(
+                f"topology.nodes has no number {core.numa_node}, which CPU {cpus[0]} is on"
+            )
+        yield Core(cpus, core.numa_node, core.package, core.die, core.llc)

@@ -1,0 +1,22 @@
+"""Documents for tests: as JSON has them, and read by their description."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from affinityd.json_codec import dumps, loads
+
+T = TypeVar("T")
+
+
+def in_json(document: object) -> Any:  # noqa: ANN401 - of any shape
+    """Return what whoever reads a document's JSON has."""
+    return json.loads(dumps(document))
+
+
+def exactly(kind: type[T], body: str | bytes) -> T:
+    """Return the document that JSON is; it has nothing that its description does not."""
+    document = loads(kind, body, "it")
+    assert in_json(document) == json.loads(body)
+    return document

@@ -1,0 +1,161 @@
+"""Documents: what is read is what was written, and what is not expected is named in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd.cpuset import CpuSet
+from affinityd.json_codec import MAX_NUMBER, CpuList, decode, dumps, left_out, loads
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A part of a document."""
+
+    name: str
+    used: float = 0.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """A document with a field of every kind."""
+
+    up: bool
+    cores: int
+    cpulist: CpuList
+    rack: str | None
+    disks: Sequence[Disk]
+    distances: Mapping[int, int]
+    cpus: CpuSet = frozenset()
+    tags: tuple[str, ...] = ()
+    limits: Mapping[str, int] | None = None
+    notes: Sequence[str] | None = left_out()
+
+
+HOST = Host(
+    up=True,
+    cores=2,
+    cpulist="0-3",
+    rack=None,
+    disks=(Disk("a", 0.5), Disk("b")),
+    distances={0: 10, 1: 20},
+    cpus=frozenset({1, 2, 3, 8}),
+)
+IN_JSON = {
+    "up": True,
+    "cores": 2,
+    "cpulist": "0-3",
+    "rack": None,
+    "disks": [{"name": "a", "used": 0.5}, {"name": "b", "used": 0.0}],
+    "distances": {"0": 10, "1": 20},
+    "cpus": "1-3,8",
+    "tags": [],
+    "limits": None,
+}
+
+
+def test_a_document_is_its_fields_in_their_order() -> None:
+    assert json.loads(dumps(HOST)) == IN_JSON
+    assert list(json.loads(dumps(HOST))) == list(IN_JSON)
+    assert loads(Host, dumps(HOST), "host") == HOST
+
+
+def test_a_field_that_is_left_out_is_there_where_it_is_known() -> None:
+    assert "notes" not in dumps(HOST)
+    noted = loads(Host, json.dumps({**IN_JSON, "notes": []}), "host")
+    assert noted.notes == ()
+    assert json.loads(dumps(noted))["notes"] == []
+
+
+def test_another_release_may_say_more_and_less() -> None:
+    needed = {name: IN_JSON[name] for name in ("up", "cores", "cpulist", "disks", "distances")}
+    read = loads(Host, json.dumps({**needed, "color": "red"}), "host")
+    assert (read.rack, read.limits, read.tags, read.cpus) == (None, None, (), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"up": 1}, "host.up is 1, not true or false"),
+        ({"cores": "2"}, "host.cores is '2', not a whole number"),
+        ({"cores": 1.5}, "host.cores is 1.5, not a whole number"),
+        ({"cores": True}, "host.cores is True, not a whole number"),
+        ({"cores": None}, "host.cores is None, not a whole number"),
+        ({"cores": -1}, f"host.cores is -1, not a number from 0 to {MAX_NUMBER}"),
+        ({"cores": 10**30}, f"host.cores is {10**30}, not a number from 0 to {MAX_NUMBER}"),
+        ({"rack": 3}, "host.rack is 3, not a string"),
+        ({"rack": "x" * 1000, "up": "x" * 1000}, f"host.up is '{'x' * 39}, not true or false"),
+        ({"disks": {}}, "host.disks is {}, not a list"),
+        ({"disks": [{"name": "a"}, 8]}, "host.disks[1] is 8, not an object"),
+        ({"disks": [{"name": "a"}, {}]}, "host.disks[1] has no 'name'"),
+        ({"disks": [{"name": "a", "used": "0"}]}, "host.disks[0].used is '0', not a number"),
+        ({"disks": [{"name": "a", "used": True}]}, "host.disks[0].used is True, not a number"),
+        (
+            {"disks": [{"name": "a", "used": float("nan")}]},
+            f"host.disks[0].used is nan, not a number from 0 to {MAX_NUMBER}",
+        ),
+        ({"distances": []}, "host.distances is [], not an object"),
+        ({"distances": {"-1": 2}}, "host.distances: '-1' is not a number"),
+        ({"distances": {"a\nb": 2}}, r"host.distances: 'a\nb' is not a number"),
+        ({"distances": {"1" * 5000: 2}}, f"host.distances: '{'1' * 60}…' is not a number"),
+        ({"distances": {"1": "x"}}, "host.distances['1'] is 'x', not a whole number"),
+        ({"limits": {"a\nb": "x"}}, r"host.limits['a\nb'] is 'x', not a whole number"),
+        ({"tags": [None]}, "host.tags[0] is None, not a string"),
+        (
+            {"cpulist": "0-x"},
+            "host.cpulist: '0-x' is not a CPU number or range; write it like 0-3,8,10-11",
+        ),
+        ({"cpus": 5}, "host.cpus is 5, not a string"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_expected_is_named(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the next line compares it all
+        decode(Host, {**IN_JSON, **change}, "host")
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "host is '', not JSON: Expecting value: line 1 column 1 (char 0)"),
+        ("x" * 1000, f"host is '{'x' * 39}, not JSON: Expecting value: line 1 column 1 (char 0)"),
+        ("[]", "host is [], not an object"),
+        ("[" * 100_000, "host is nested too deeply"),
+        (b"\xff", r"host is b'\xff', not JSON: "),
+    ],
+    ids=["nothing", "no JSON", "another JSON", "without an end", "no UTF-8"],
+)
+def test_what_is_no_document_is_refused_in_one_line(text: str | bytes, said: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the next line compares it
+        loads(Host, text, "host")
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(IN_JSON)), JSON)
+def test_anything_is_read_or_refused_in_one_line(name: str, value: object) -> None:
+    said = ""
+    try:
+        read = decode(Host, {**IN_JSON, name: value}, "host")
+    except ValueError as error:
+        said = str(error)
+    else:
+        assert loads(Host, dumps(read), "host") == read
+    assert said.startswith("host" if said else "")
+    assert len(said.splitlines()) <= 1
