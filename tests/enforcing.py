@@ -10,12 +10,12 @@ from affinityd.audit.auditor import FirstMasks
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import AuditedProcess, GpuKey, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.daemon.policy_document import parse
 from affinityd.enforce.backoff import Backoff
 from affinityd.enforce.decide import decide
 from affinityd.enforce.model import DRIFTED, Decision, PinAttempt, PinOutcome, TargetCpus
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.identity import ProcessIdentity, paths
-from affinityd.enforce.policy.policy import parse
 from affinityd.enforce.verdict import running
 from affinityd.topology.model import Topology
 from tests.auditing import SLURM_JOB, process, scan_of

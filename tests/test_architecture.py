@@ -50,9 +50,6 @@ PURE_MODULES = (
 #: Besides daemon/: the modules that import another package than the standard library's.
 FOREIGN = {
     "affinityd.discovery.nvml.gpus": {"pynvml"},
-    # tomllib, as Python 3.10 has it.
-    "affinityd.cli.policy_check": {"tomli"} | ({"tomllib"} - sys.stdlib_module_names),
-    "affinityd.enforce.policy.policy": {"tomli"} | ({"tomllib"} - sys.stdlib_module_names),
 }
 
 ENTRIES = range(3, 17)  #: files and folders in a folder, besides its __init__.py

@@ -401,7 +401,7 @@ def test_what_is_done_of_whom_no_rule_names_is_said_too(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"mode = 'nod'", "mode: 'nod' is no mode; did you mean node?"),
+        (b"mode = 'nod'", "mode: 'nod': it is no mode; did you mean node?"),
         (b"[[rule]]\npod = 'a'\nmod = 'node'", "rule 1 (pod = 'a'): unknown 'mod'; did you mean"),
         (b"[[rule]", "it is no TOML: "),
         (b"\xff", "is not UTF-8"),
@@ -423,12 +423,12 @@ def test_a_policy_that_is_none_is_one_line(
     assert captured.err.count("\n") == 1
 
 
-def test_without_a_reader_of_toml_it_says_what_brings_one(
+def test_without_pydantic_it_says_what_brings_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = "tomllib" if sys.version_info >= (3, 11) else "tomli"
-    monkeypatch.delitem(sys.modules, "affinityd.cli.policy_check", raising=False)
-    monkeypatch.setitem(sys.modules, reader, None)
+    for name in ("affinityd.cli.policy_check", "affinityd.daemon.policy_document"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "pydantic", None)
     assert main(["enforce", "--check", "/none"]) == 2
     assert capsys.readouterr().err.endswith("pip install '.[daemon]' in a checkout\n")
 

@@ -20,6 +20,7 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.daemon.api.documents import Viewer
 from affinityd.daemon.enforcement import Enforcement
 from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.policy_document import parse
 from affinityd.daemon.state.scanner import Audit
 from affinityd.enforce import enforcer as module
 from affinityd.enforce import pinner
@@ -86,7 +87,7 @@ class Look:
         self.auditor = Auditor(Known(pid, gpu=GPU))
         self.enforcer = Enforcer(
             way,
-            PolicyFile(str(policy), is_named=True),
+            PolicyFile(str(policy), parse=parse, is_optional=False),
             hindrance=lambda: self.hindrance,
             reserved=reserved,
             migrations=self.follower,

@@ -9,14 +9,13 @@ import pytest
 
 from affinityd.config.settings import ENFORCE_VALUES
 from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES, MIGRATIONS
+from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
 from affinityd.enforce import memory_migration
 from affinityd.enforce.backoff import BackoffTimes
 from affinityd.enforce.enforcer import OUTCOMES
 from affinityd.enforce.model import CAUSES, REASONS
 from affinityd.enforce.policy.identity import ProcessIdentity
-from affinityd.enforce.policy.keys import KEYS, SETTINGS
 from affinityd.enforce.policy.model import Treatment
-from affinityd.enforce.policy.policy import parse
 
 PAGE = Path(__file__).parents[1].joinpath("docs/enforce.md").read_text()
 POLICY, DEGREES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
 from affinityd.enforce.policy.identity import ProcessIdentity, paths
-from affinityd.enforce.policy.keys import KEYS, MAX_NAMES, NAMED, SETTINGS
 from affinityd.enforce.policy.model import Treatment
-from affinityd.enforce.policy.policy import MAX_RULES, Policy, PolicyError, parse
+from affinityd.enforce.policy.policy import NAMED, Policy, PolicyError
 from affinityd.planner.model import Options
 from affinityd.planner.modes import MODES
 from tests.asking import is_one_short_line
@@ -310,40 +310,42 @@ def test_a_cgroups_paths_are_told_once_and_fit_for_people() -> None:
 
 MODE_NAMES = ", ".join(MODES)
 KEY_NAMES = ", ".join(KEYS)
-UIDS = "is no user id; write a whole number from 0 to 4294967294"
-CORES = "is no number of cores; write a whole number from 1 to 2147483648"
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ('mode = "nod"', "mode: 'nod' is no mode; did you mean node?"),
-        (f"#{'x' * 4096}", "line 1 has 4097 characters; the most is 4096"),
+        ('mode = "nod"', "mode: 'nod': it is no mode; did you mean node?"),
         (f'[[rule]]\nuser = "{"x" * 257}"', "rule 1 (user = 'xxxx"),
-        ("mode = 7", f"mode: 7 is no mode; known are {MODE_NAMES}"),
-        ("mode = 1979-05-27", "mode: datetime.date(1979, 5, 27) is no mode; known are"),
-        (f"mode = 0x{'f' * 4000}", "mode: a huge number is no mode; known are"),
-        (f"mode.{'.'.join('a' * 200)} = 1", "mode: {'a': {'a': {...}}} is no mode; known are"),
-        ('share = "nodes"', "share: 'nodes' is no share; did you mean node?"),
-        ('scope = "package"', "scope: 'package' is no scope; known are node, socket"),
-        ("min_physical_cores = true", f"min_physical_cores: true {CORES}"),
-        ("min_physical_cores = 0", f"min_physical_cores: 0 {CORES}"),
-        ("min_physical_cores = 1.5", f"min_physical_cores: 1.5 {CORES}"),
+        ("mode = 7", f"mode: 7: it is no mode; known are {MODE_NAMES}"),
+        ("mode = 1979-05-27", "mode: datetime.date(1979, 5, 27): it is no mode; known are"),
+        (f"mode = 0x{'f' * 4000}", "mode: a huge number: "),
+        (
+            f"mode.{'.'.join('a' * 200)} = 1",
+            "mode: {'a': {'a': {'a': {'a': {'a': {'a': {...}}}}}}}: it is no mode",
+        ),
+        ('share = "nodes"', "share: 'nodes': it should be 'auto', 'requested' or 'node'"),
+        ('scope = "package"', "scope: 'package': it should be 'node' or 'socket'"),
+        ("min_physical_cores = true", "min_physical_cores: true: it should be a whole number"),
+        (
+            "min_physical_cores = 0",
+            "min_physical_cores: 0: it should be greater than or equal to 1",
+        ),
+        ("min_physical_cores = 1.5", "min_physical_cores: 1.5: it should be a whole number"),
         (
             "cpus = 0",
-            "cpus: 0 is no number of CPUs, nor 'granted' or 'none'; write a whole number from 1",
+            "cpus: 0: it should be a number of CPUs from 1 on, 'granted' or 'none'",
         ),
-        ("leave = 1", "leave: 1 is neither true nor false"),
+        ("leave = 1", "leave: 1: it should be true or false"),
         ('mod = "node"', "unknown 'mod'; did you mean mode?"),
         ("rules = []", "unknown 'rules'; did you mean rule?"),
         ('"a\\nb" = 1', f"unknown 'a\\nb'; known are rule, {', '.join(SETTINGS)}"),
-        ('user = "x"', "user asks who a process is; write it below a line [[rule]]"),
+        ('user = "x"', "user asks which process it is; write it below a line [[rule]]"),
         (
             '[rule]\nuser = "x"',
             "{'user': 'x'} is no list of rules; write [[rule]], in two brackets, above each",
         ),
         ("rule = [1]", "[1] is no list of rules; write [[rule]]"),
-        ("[[rule]]\n" * (MAX_RULES + 1), "1001 rules are too many; the most is 1000"),
         ("[[rule]]", f"rule 1: it asks nothing; give it one of {KEY_NAMES}"),
         (
             '[[rule]]\nuser = "x"\n[[rule]]\npartion = "x"',
@@ -351,49 +353,54 @@ CORES = "is no number of cores; write a whole number from 1 to 2147483648"
         ),
         (
             '[[rule]]\nmode = "nod"\npartition = "debug"',
-            "rule 1 (partition = 'debug'): mode: 'nod' is no mode; did you mean node?",
+            "rule 1 (partition = 'debug'): mode: 'nod': it is no mode; did you mean node?",
         ),
-        ("[[rule]]\nuid = true", f"rule 1 (uid = true): uid: true {UIDS}"),
-        ("[[rule]]\nuid = [1, -3]", f"rule 1 (uid = [1, -3]): uid: -3 {UIDS}"),
-        ("[[rule]]\nuid = 4294967295", f"rule 1 (uid = 4294967295): uid: 4294967295 {UIDS}"),
+        ("[[rule]]\nuid = true", "rule 1 (uid = true): uid: true: it should be a whole number"),
+        (
+            "[[rule]]\nuid = [1, -3]",
+            "rule 1 (uid = [1, -3]): uid: -3: it should be greater than or equal to 0",
+        ),
+        (
+            "[[rule]]\nuid = 4294967295",
+            "rule 1 (uid = 4294967295): uid: 4294967295: it should be less than or equal to",
+        ),
         (
             "[[rule]]\nuser = 1000",
-            "rule 1 (user = 1000): user: 1000 is no text; write a name or a glob in quotes",
+            "rule 1 (user = 1000): user: 1000: it should be a name or a glob in quotes",
         ),
-        ('[[rule]]\nuser = ["a", ["b"]]', "rule 1 (user = ['a', ['b']]): user: ['b'] is no text"),
+        (
+            '[[rule]]\nuser = ["a", ["b"]]',
+            "rule 1 (user = ['a', ['b']]): user: ['b']: it should be a name",
+        ),
         (
             "[[rule]]\nuser = []",
-            "rule 1 (user = []): user: the list is empty, which nobody matches; take the key away",
+            "rule 1 (user = []): user: []: it is empty, which matches no process; take",
         ),
-        ("[[rule]]\nuser = ['']", "rule 1 (user = ['']): user: '' is nobody's name"),
-        (
-            f"[[rule]]\nuid = [{','.join(f'{n}' + chr(10) for n in range(MAX_NAMES + 1))}]",
-            "rule 1 (uid = [0, 1, 2, 3, 4, 5, ...]): uid: 1001 entries are too many; the most is",
-        ),
+        ("[[rule]]\nuser = ['']", "rule 1 (user = ['']): user: '': it is empty; write a name"),
         (
             '[[rule]]\ncgroup = "gpu.slice/*"',
-            "rule 1 (cgroup = 'gpu.slice/*'): cgroup: 'gpu.slice/*' is no path of a cgroup; begin",
+            "rule 1 (cgroup = 'gpu.slice/*'): cgroup: 'gpu.slice/*': it is no path of a cgroup",
         ),
         (
             '[[rule]]\nenvironment = "TEAM"',
-            "rule 1 (environment = 'TEAM'): environment: 'TEAM' names no variable; write it like {",
+            "rule 1 (environment = 'TEAM'): environment: 'TEAM': it should be a table of",
         ),
-        ("[[rule]]\nenvironment = {}", "rule 1 (environment = {}): environment: {} names no"),
+        ("[[rule]]\nenvironment = {}", "rule 1 (environment = {}): environment: {}: it is empty"),
         (
             '[[rule]]\nenvironment."A=B" = "x"',
-            "rule 1 (environment = {'A=B': 'x'}): environment: 'A=B' is no variable's name",
+            "rule 1 (environment = {'A=B': 'x'}): environment.A=B: 'A=B': no variable's name has",
         ),
         (
             "[[rule]]\nenvironment.A = 1",
-            "rule 1 (environment = {'A': 1}): environment: 'A': 1 is no text",
+            "rule 1 (environment = {'A': 1}): environment.A: 1: it should be a name",
         ),
         (
             '[[rule]]\nuser = "x"\nleave = true\nscope = "node"',
-            "rule 1 (user = 'x'): scope is of no use where leave is true; write leave = false",
+            "rule 1 (user = ['x']): scope is of no use where leave is true; write leave = false",
         ),
         (
             'leave = true\n[[rule]]\nuser = "x"\nmode = "all"',
-            "rule 1 (user = 'x'): mode is of no use where leave is true; write leave = false",
+            "rule 1 (user = ['x']): mode is of no use where leave is true; write leave = false",
         ),
         ("mode = \n", "it is no TOML: Invalid value (at line 1, column 8)"),
         ('mode = "a"\nmode = "b"\n', "it is no TOML: Cannot overwrite a value (at line 2, column"),

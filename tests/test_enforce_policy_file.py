@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.daemon.policy_document import parse
 from affinityd.enforce.policy.file import MAX_FILE, PolicyFile
 from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.model import PolicyState
@@ -29,7 +30,7 @@ def mode(file: PolicyFile) -> str | None:
 
 
 def named(path: Path) -> PolicyFile:
-    return PolicyFile(os.fspath(path), is_named=True)
+    return PolicyFile(os.fspath(path), parse=parse, is_optional=False)
 
 
 def test_what_the_file_says_counts_and_when_it_was_read_is_known(path: Path) -> None:
@@ -51,7 +52,7 @@ def test_a_file_that_is_the_same_is_not_parsed_again(path: Path) -> None:
     policy, state = file.current(), file.state
     path.touch()
     assert file.current() is policy
-    assert file.state is state
+    assert file.state == state
 
 
 def rewrite(path: Path) -> None:
@@ -146,13 +147,13 @@ def circle(path: Path) -> None:
 WRONG = pytest.mark.parametrize(
     ("harm", "error"),
     [
-        (gone, "there is no such file"),
-        (broken, "rule 1 (user = 'bob'): mode: 'nod' is no mode; did you mean node?"),
+        (gone, "it cannot be read: No such file or directory"),
+        (broken, "rule 1 (user = 'bob'): mode: 'nod': it is no mode; did you mean node?"),
         (no_text, "it is not UTF-8 (at line 3)"),
-        (too_long, "it is longer than 65536 bytes"),
-        (pipe, "it is no regular file"),
-        (device, "it is no regular file"),
-        (folder, "it cannot be read: Is a directory"),
+        (too_long, "it cannot be read: longer than 65536 bytes"),
+        (pipe, "it cannot be read: not a regular file"),
+        (device, "it cannot be read: not a regular file"),
+        (folder, "it cannot be read: not a regular file"),
         (circle, "it cannot be read: Too many levels of symbolic links"),
     ],
 )
@@ -194,7 +195,7 @@ def test_nothing_counts_where_none_was_ever_read(
 
 
 def test_a_file_that_nobody_named_need_not_be_there(path: Path) -> None:
-    file = PolicyFile(os.fspath(path), is_named=False)
+    file = PolicyFile(os.fspath(path), parse=parse, is_optional=True)
     assert file.current() == Policy()
     assert file.state == PolicyState()
     path.write_text(ALL)
@@ -204,7 +205,7 @@ def test_a_file_that_nobody_named_need_not_be_there(path: Path) -> None:
 
 def test_a_file_that_nobody_named_is_gone_at_the_second_look(path: Path) -> None:
     path.write_text(ALL)
-    file = PolicyFile(os.fspath(path), is_named=False)
+    file = PolicyFile(os.fspath(path), parse=parse, is_optional=True)
     assert mode(file) == "all"
     path.unlink()
     assert mode(file) == "all"
@@ -217,7 +218,7 @@ def test_a_file_that_nobody_named_is_gone_at_the_second_look(path: Path) -> None
 
 def test_a_file_that_nobody_named_and_is_broken_counts_as_broken(path: Path) -> None:
     path.write_text("mode")
-    file = PolicyFile(os.fspath(path), is_named=False)
+    file = PolicyFile(os.fspath(path), parse=parse, is_optional=True)
     assert file.current() is None
     assert file.state.file == str(path)
     assert file.state.error is not None

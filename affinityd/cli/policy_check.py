@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from affinityd.cpuset import several
-from affinityd.enforce.policy.file import MAX_FILE
-from affinityd.enforce.policy.keys import KEYS, SETTINGS, shown
-from affinityd.enforce.policy.policy import parse
+from affinityd.daemon.policy_document import KEYS, SETTINGS, document, parse, shown
+from affinityd.enforce.policy.file import MAX_FILE, decoded
+from affinityd.enforce.policy.policy import PolicyError
 from affinityd.errors import InvalidRequestError
 from affinityd.text import count
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 #: Keys that are matched by what a process's environment says: that takes privileges to read.
 OF_ENVIRONMENTS = ("partition", "account", "environment")
@@ -30,30 +24,19 @@ Table = Mapping[str, Any]
 
 def check(path: str) -> Iterator[str]:
     """Return lines that say what a policy does. Raises InvalidRequestError for what is none."""
-    text = _text(path)
-    try:
-        parse(text)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(f"{path}: {error}") from None
-    return _said(path, tomllib.loads(text))
-
-
-def _text(path: str) -> str:
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE + 1)
+            text = decoded(file.read(MAX_FILE + 1))
+        parse(text)
+        return _said(path, document(text).model_dump(exclude_none=True))
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from None
-    if len(data) > MAX_FILE:
-        raise InvalidRequestError(f"{path} is longer than {MAX_FILE} bytes")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InvalidRequestError(f"{path} is not UTF-8") from None
+    except PolicyError as error:
+        raise InvalidRequestError(f"{path}: {error}") from None
 
 
 def _said(path: str, document: Table) -> Iterator[str]:
-    rules = document.get("rule", [])
+    rules = document["rule"]
     yield f"{path}: {count(len(rules), 'rule')}"
     for number, rule in enumerate(rules, start=1):
         matched = " and ".join(_matched(key, rule[key]) for key in KEYS if key in rule)
@@ -71,15 +54,15 @@ def _said(path: str, document: Table) -> Iterator[str]:
         )
 
 
-def _matched(key: str, value: object) -> str:
+def _matched(key: str, value: dict[str, list[object]] | list[object]) -> str:
     """Return what a key asks for: `account 'debug' or 'bench-*'`."""
     if isinstance(value, dict):
         return " and ".join(f"{key} {name} {_any(globs)}" for name, globs in value.items())
     return f"{key} {_any(value)}"
 
 
-def _any(value: object) -> str:
-    return " or ".join(map(shown, value if isinstance(value, list) else [value]))
+def _any(values: list[object]) -> str:
+    return " or ".join(map(shown, values))
 
 
 def _done(settings: Table) -> str:

@@ -6,6 +6,7 @@ Whoever imports this has all of enforcement: a daemon that does not enforce pays
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from affinityd.config import file
 from affinityd.config.file import PREFIX
@@ -14,6 +15,7 @@ from affinityd.daemon.api.documents import Documents
 from affinityd.daemon.enforce_log import EnforceLog
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.policy_document import parse
 from affinityd.daemon.state.failure_log import FailureLog
 from affinityd.daemon.state.scanner import Audit
 from affinityd.enforce import privileges
@@ -44,8 +46,8 @@ class Enforcement:
             settings.enforce,
             PolicyFile(
                 settings.enforce_policy or FILE,
-                is_named=bool(settings.enforce_policy),
-                site=site(file.variables()),
+                parse=partial(parse, site=site(file.variables())),
+                is_optional=not settings.enforce_policy,
             ),
             hindrance=hindrance,
             reserved=settings.reserved_cpus,

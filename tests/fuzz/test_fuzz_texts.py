@@ -13,9 +13,10 @@ from affinityd.audit.membership import membership
 from affinityd.audit.orphans import service
 from affinityd.client import http as client
 from affinityd.cpuset import format_list, format_mask, parse_list, parse_mask
+from affinityd.daemon.policy_document import parse
 from affinityd.discovery.pci import bus_order, is_pci_address
 from affinityd.enforce.policy.identity import ProcessIdentity
-from affinityd.enforce.policy.policy import Policy, PolicyError, parse
+from affinityd.enforce.policy.policy import Policy, PolicyError
 from affinityd.errors import AffinityError, DaemonError, InvalidRequestError
 from affinityd.linux.memory_policy import parse_policy
 from affinityd.linux.procstat import parse as parse_stat

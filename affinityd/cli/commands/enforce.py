@@ -52,11 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(path: str) -> int:
     try:
-        from affinityd.cli.policy_check import check  # noqa: PLC0415 - wants a reader of TOML
+        from affinityd.cli.policy_check import check  # noqa: PLC0415 - wants pydantic
     except ModuleNotFoundError as error:
         raise InvalidRequestError(
-            f"{error.name} is not installed, which reads TOML where Python is older than 3.11; "
-            f"{DAEMON_EXTRA}"
+            f"{error.name} is not installed, which reads policies; {DAEMON_EXTRA}"
         ) from None
     print("\n".join(map(one_line, check(path))))
     return 0

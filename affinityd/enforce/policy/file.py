@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
-from affinityd.enforce.policy.model import NODE, PolicyState, Treatment
-from affinityd.enforce.policy.policy import Policy, PolicyError, parse
+from affinityd.enforce.policy.model import PolicyState
+from affinityd.enforce.policy.policy import Policy, PolicyError
+from affinityd.linux.files import read_regular
 
 FILE = "/etc/affinityd-policy.toml"
 MAX_FILE = 64 * 1024  #: bytes
 
-#: Looks in a row after which a file that need not be there is gone: an editor that renames the old
-#: one before it writes the new one leaves a moment without any.
-GONE = 2
+_UNREAD = object()
 
 
 class PolicyFile:
     """Reads the file at each look: it is small, and a new one may have the old one's time.
 
-    A change counts when two looks in a row have found the same.
+    A change counts when two looks in a row have found the same: half a file is none, and an editor
+    that renames the old one before it writes the new one leaves a moment without any.
     """
 
-    def __init__(self, path: str = FILE, *, is_named: bool, site: Treatment = NODE) -> None:
-        """Take its path, and what counts where it says nothing.
-
-        One that nobody named need not be there.
-        """
+    def __init__(
+        self, path: str = FILE, *, parse: Callable[[str], Policy], is_optional: bool
+    ) -> None:
+        """Take its path, what reads its text, and whether it need not be there."""
         self._path = path
-        self._site = site
-        self._is_named = is_named
+        self._parse = parse
+        self._is_optional = is_optional
         self._policy: Policy | None = None
-        self._seen: bytes | None = None  # the file as it was at the last look
-        self._judged: bytes | None = None  # what counts
-        self._missed = GONE - 1  # looks in a row that found none
-        self.state = PolicyState(file=path if is_named else None)
+        self._seen: object = _UNREAD  # the file as it was at the last look; None: there was none
+        self._counts: object = _UNREAD  # as it was when it was parsed
+        self.state = PolicyState(file=None if is_optional else path)
 
     def current(self) -> Policy | None:
         """Return the policy that counts; None: none could be read yet, and nothing is pinned."""
         try:
             self._look()
-        except FileNotFoundError:
-            self._miss()
         except OSError as error:
             self._fail(f"it cannot be read: {error.strerror}")
         except PolicyError as error:
@@ -51,50 +46,34 @@ class PolicyFile:
         return self._policy
 
     def _look(self) -> None:
-        before, self._seen = self._seen, None
-        self._seen = _content(self._path)
-        self._missed = 0
-        # One that is being written is another at the next look: half a policy is none.
-        is_whole = self._seen == before or self._policy is None
-        if is_whole and self._seen != self._judged:
-            self._judged = None  # one that is wrong is judged, and told, at each look
-            self._policy = parse(_text(self._seen), self._site)
-            self.state = PolicyState(self._path, time.time(), len(self._policy.rules))
-            self._judged = self._seen
-        elif self._seen == self._judged and self.state.error is not None:
+        before, self._seen = self._seen, _UNREAD
+        data = self._seen = self._content()
+        if data == self._counts:
             self.state = replace(self.state, error=None)
-
-    def _miss(self) -> None:
-        self._missed += 1
-        if self._is_named:
-            self._fail("there is no such file")
-        elif self._missed == GONE:
-            self._policy = Policy(self._site)
+        elif data == before or self._policy is None:
+            policy = self._policy = self._parse(decoded(data or b""))
+            self._counts = data
             self.state = PolicyState()
+            if data is not None:
+                self.state = PolicyState(self._path, time.time(), len(policy.rules))
+
+    def _content(self) -> bytes | None:
+        """Return the file's bytes; None where it is not there, and need not be. Raises OSError."""
+        try:
+            return read_regular(self._path, MAX_FILE)
+        except FileNotFoundError:
+            if self._is_optional:
+                return None
+            raise
 
     def _fail(self, why: str) -> None:
         self.state = replace(self.state, file=self._path, error=why)
 
 
-def _content(path: str) -> bytes:
-    """Return the file's bytes. Raises OSError, or PolicyError for what is no file, or too long."""
-    with open(path, "rb", opener=_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise PolicyError("it is no regular file")
-        data = file.read(MAX_FILE + 1)
-    if data is None:  # one of /proc that has nothing to say now
-        raise PolicyError("it is no regular file")
+def decoded(data: bytes) -> str:
+    """Return a policy's text. Raises PolicyError where it is too long, or no UTF-8."""
     if len(data) > MAX_FILE:
         raise PolicyError(f"it is longer than {MAX_FILE} bytes")
-    return data
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open it, and wait for nobody, if it is a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
-
-
-def _text(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,41 +1,38 @@
-"""A policy: which processes are pinned, and how; a small TOML file. Pure.
+"""A policy: which processes are pinned, and how. Pure.
 
 The first rule that matches counts, its settings over the defaults.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import translate
 from functools import cached_property
-from typing import Any
 
 from affinityd.enforce.policy.identity import SLURMS, ProcessIdentity
-from affinityd.enforce.policy.keys import (
-    KEYS,
-    NAMED,
-    SETTINGS,
-    NamePatterns,
-    refused,
-    shown,
-    suggestion,
-)
 from affinityd.enforce.policy.model import NODE, Treatment
 from affinityd.errors import InvalidRequestError
-from affinityd.text import one_line, quote
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-MAX_LINE = 4096  #: characters
-MAX_RULES = 1000  #: each of which is looked at for each process
+#: Keys of a rule that ask for one name of a process, each a field of `ProcessIdentity`.
+NAMED = ("partition", "account", "user", "namespace", "pod")
 
 
 class PolicyError(InvalidRequestError):
     """A policy that is none: where it is wrong, and what would be right."""
+
+
+class NamePatterns:
+    """Names, and globs for names: `*`, `?`, `[abc]`, `[!abc]`, as fnmatch(3) has them."""
+
+    def __init__(self, globs: Iterable[str]) -> None:
+        """Take them."""
+        self._matches = re.compile("|".join(map(translate, globs))).match
+
+    def __contains__(self, name: str | None) -> bool:
+        """Whether one of them is this name; one that is not known is none."""
+        return name is not None and self._matches(name) is not None
 
 
 @dataclass(frozen=True)
@@ -126,94 +123,3 @@ class Policy:
         """The variables of a process's environment that rules ask for."""
         slurms = {SLURMS[name] for rule in self.rules for name in rule.names if name in SLURMS}
         return frozenset(slurms).union(*(rule.environment for rule in self.rules))
-
-
-def parse(text: str, site: Treatment = NODE) -> Policy:
-    """Read a policy's file; what it says nothing of is as `site` has it.
-
-    Raises PolicyError, one line: the rule, its key and value, or TOML's line and column.
-    """
-    try:
-        return _policy(_document(text), site)
-    except ValueError as error:
-        raise PolicyError(one_line(str(error))) from None
-
-
-def _document(text: str) -> dict[str, Any]:
-    lengths = (len(line) for line in text.split("\n"))
-    for number, length in enumerate(lengths, start=1):
-        if length > MAX_LINE:  # tomllib takes ever longer for a key of many parts
-            raise ValueError(f"line {number} has {length} characters; the most is {MAX_LINE}")
-    try:
-        document: dict[str, Any] = tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply for TOML to be read") from None
-    except ValueError as error:
-        raise ValueError(f"it is no TOML: {error}") from None
-    return document
-
-
-def _policy(document: Mapping[str, object], site: Treatment) -> Policy:
-    settings = {name: value for name, value in document.items() if name != "rule"}
-    misplaced = [name for name in settings if name in KEYS]
-    if misplaced:
-        raise ValueError(f"{misplaced[0]} asks who a process is; write it below a line [[rule]]")
-    defaults = _said(site, _read(settings, SETTINGS, ("rule", *SETTINGS)))
-    tables = document.get("rule", [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise refused(tables, "no list of rules; write [[rule]], in two brackets, above each")
-    if len(tables) > MAX_RULES:
-        raise ValueError(f"{len(tables)} rules are too many; the most is {MAX_RULES}")
-    return Policy(defaults, tuple(_rule(*it, defaults) for it in enumerate(tables, start=1)))
-
-
-def _rule(number: int, table: Mapping[str, object], defaults: Treatment) -> Rule:
-    """Read a rule, by its number from 1. Raises ValueError, which says which rule it is."""
-    try:
-        return _checked_rule(number, table, defaults)
-    except ValueError as error:
-        first = next((f" ({name} = {shown(table[name])})" for name in table if name in KEYS), "")
-        raise ValueError(f"rule {number}{first}: {error}") from None
-
-
-def _checked_rule(number: int, table: Mapping[str, object], defaults: Treatment) -> Rule:
-    said = _read(table, {**KEYS, **SETTINGS}, (*KEYS, *SETTINGS))
-    keys = {key: said[key] for key in KEYS if key in said}
-    settings = {name: said[name] for name in SETTINGS if name in said}
-    if not keys:
-        raise ValueError(f"it asks nothing; give it one of {', '.join(KEYS)}")
-    treatment = replace(_said(defaults, settings), rule=number)
-    idle = [name for name in settings if name != "leave"]
-    if treatment.leave and idle:
-        raise ValueError(f"{idle[0]} is of no use where leave is true; write leave = false with it")
-    return Rule(
-        treatment,
-        names={key: keys[key] for key in NAMED if key in keys},
-        uids=keys.get("uid"),
-        cgroup=keys.get("cgroup"),
-        environment=keys.get("environment", {}),
-    )
-
-
-def _said(before: Treatment, settings: Mapping[str, Any]) -> Treatment:
-    """Return a treatment with what was said; the mode `node` is one node, whatever the scope."""
-    if "scope" in settings and "mode" not in settings and before.mode == NODE.mode:
-        return replace(before, mode="all", **settings)
-    return replace(before, **settings)
-
-
-def _read(
-    table: Mapping[str, object],
-    readers: Mapping[str, Callable[[object], Any]],
-    known: Collection[str],
-) -> dict[str, Any]:
-    """Return what a table says, by name. Raises ValueError, which names the first that is wrong."""
-    said = {}
-    for name, value in table.items():
-        if name not in readers:
-            raise ValueError(f"unknown {quote(name)}; {suggestion(name, known)}")
-        try:
-            said[name] = readers[name](value)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return said

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from affinityd.config.settings import ENFORCE_VALUES, NAMES
-from affinityd.enforce.policy.policy import parse
+from affinityd.daemon.policy_document import parse
 from tests.e2e.chart.pod_security import against_baseline
 from tests.e2e.chart.rendering import OPTIONS, container, objects, pod, refusal, with_values
 

@@ -1,0 +1,210 @@
+"""A policy's file as a document: what it may say, and what is wrong with one that says else."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from affinityd.enforce.policy.model import NODE, Treatment
+from affinityd.enforce.policy.policy import NAMED, NamePatterns, Policy, PolicyError, Rule
+from affinityd.planner.modes import MODES
+from affinityd.request.parsers import MAX_NUMBER
+from affinityd.text import one_line, quote
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+
+MAX_UID = 2**32 - 2  #: the last number means no user, chown(2)
+MAX_NAME = 256  #: characters: a glob of many stars takes its time
+
+#: Kind of an error → what would be right, in words of TOML rather than of Python.
+RIGHT = {
+    "string_type": "it should be a name or a glob in quotes",
+    "int_type": "it should be a whole number",
+    "bool_type": "it should be true or false",
+    "dict_type": "it should be a table of variables, like { TEAM = 'vision*' }",
+    "too_short": "it is empty, which matches no process; take the key away",
+    "string_too_short": "it is empty; write a name, or a glob like '*'",
+}
+
+
+def _listed(value: object) -> object:
+    """Return a list of what may be written without its brackets."""
+    return value if isinstance(value, list) else [value]
+
+
+def _mode(value: object) -> object:
+    name = value.replace("-", "_") if isinstance(value, str) else ""
+    if name not in MODES:
+        raise ValueError(f"it is no mode; {_suggestion(str(value), MODES)}")
+    return name
+
+
+def _cpus(value: object) -> object:
+    if value not in ("granted", "none") and (type(value) is not int or value < 1):
+        raise ValueError("it should be a number of CPUs from 1 on, 'granted' or 'none'")
+    return value
+
+
+def _cgroup(path: str) -> str:
+    if path[0] not in "/*?[":
+        raise ValueError("it is no path of a cgroup; begin it with / or *")
+    return path
+
+
+def _variable(name: str) -> str:
+    if "=" in name:
+        raise ValueError("no variable's name has a = in it")
+    return name
+
+
+OneOrMore = Annotated[list[T], BeforeValidator(_listed), Field(min_length=1)]
+Text = Annotated[str, Field(max_length=MAX_NAME)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+Path = Annotated[Name, AfterValidator(_cgroup)]
+UserId = Annotated[int, Field(ge=0, le=MAX_UID)]
+Variable = Annotated[Name, AfterValidator(_variable)]
+
+
+class PolicySettings(BaseModel):
+    """How processes are treated; None: as the top level, or the site, has it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    mode: Annotated[str | None, BeforeValidator(_mode)] = None
+    share: Literal["auto", "requested", "node"] | None = None
+    scope: Literal["node", "socket"] | None = None
+    min_physical_cores: Annotated[int, Field(ge=1, le=MAX_NUMBER)] | None = None
+    cpus: Annotated[int | str | None, BeforeValidator(_cpus)] = None
+    observe: bool | None = None
+    leave: bool | None = None
+
+
+class RuleTable(PolicySettings):
+    """Which processes, and how they are treated; None: whatever it is."""
+
+    partition: OneOrMore[Name] | None = None
+    account: OneOrMore[Name] | None = None
+    user: OneOrMore[Name] | None = None
+    namespace: OneOrMore[Name] | None = None
+    pod: OneOrMore[Name] | None = None
+    uid: OneOrMore[UserId] | None = None
+    cgroup: OneOrMore[Path] | None = None
+    environment: Annotated[dict[Variable, OneOrMore[Text]], Field(min_length=1)] | None = None
+
+
+class PolicyDocument(PolicySettings):
+    """The whole file."""
+
+    rule: list[RuleTable] = []
+
+
+SETTINGS = tuple(PolicySettings.model_fields)
+KEYS = tuple(name for name in RuleTable.model_fields if name not in SETTINGS)
+
+
+def parse(text: str, site: Treatment = NODE) -> Policy:
+    """Read a policy's file; what it says nothing of is as `site` has it. Raises PolicyError."""
+    found = document(text)
+    defaults = _treatment(found, site)
+    return Policy(
+        defaults, tuple(_rule(number, it, defaults) for number, it in enumerate(found.rule, 1))
+    )
+
+
+def document(text: str) -> PolicyDocument:
+    """Return what a policy's file says.
+
+    Raises PolicyError, one line: the rule, its key and value, or TOML's line and column.
+    """
+    try:
+        tables = tomllib.loads(text)
+        return PolicyDocument.model_validate(tables)
+    except ValidationError as errors:
+        raise PolicyError(one_line(_line(errors.errors()[0], tables))) from None
+    except ValueError as error:
+        raise PolicyError(f"it is no TOML: {one_line(str(error))}") from None
+    except RecursionError:
+        raise PolicyError("it is nested too deeply for TOML to be read") from None
+
+
+def _treatment(settings: PolicySettings, before: Treatment) -> Treatment:
+    """Return a treatment with what was said; the mode `node` is one node, whatever the scope."""
+    said = settings.model_dump(include={*SETTINGS}, exclude_none=True)
+    if "scope" in said and "mode" not in said and before.mode == NODE.mode:
+        said["mode"] = "all"
+    return replace(before, **said)
+
+
+def _rule(number: int, table: RuleTable, defaults: Treatment) -> Rule:
+    treatment = replace(_treatment(table, defaults), rule=number)
+    said = table.model_dump(exclude_none=True)
+    if said.keys().isdisjoint(KEYS):
+        raise PolicyError(f"rule {number}: it asks nothing; give it one of {', '.join(KEYS)}")
+    unused = [name for name in SETTINGS if name in said and name != "leave"]
+    if treatment.leave and unused:
+        where, name = f"rule {number}{_first_key(said)}", unused[0]
+        why = "is of no use where leave is true; write leave = false with it"
+        raise PolicyError(one_line(f"{where}: {name} {why}"))
+    names = {key: getattr(table, key) for key in NAMED}
+    return Rule(
+        treatment,
+        names={key: NamePatterns(globs) for key, globs in names.items() if globs},
+        uids=frozenset(table.uid) if table.uid else None,
+        cgroup=NamePatterns(table.cgroup) if table.cgroup else None,
+        environment={key: NamePatterns(it) for key, it in (table.environment or {}).items()},
+    )
+
+
+def _line(error: ErrorDetails, tables: Mapping[str, Any]) -> str:
+    """Return where the file is wrong, by which value, and what would be right."""
+    place, rule, known = list(error["loc"]), "", ("rule", *SETTINGS)
+    match place:
+        case ["rule", int(index), *in_rule] if in_rule:
+            rule = f"rule {index + 1}{_first_key(tables['rule'][index])}: "
+            place, known = in_rule, (*KEYS, *SETTINGS)
+    name = ".".join(part for part in place if isinstance(part, str) and part != "[key]")
+    if name == "rule":
+        return (
+            f"{shown(tables['rule'])} is no list of rules; write [[rule]], in two brackets, above "
+            "each"
+        )
+    if error["type"] == "extra_forbidden" and name in KEYS:
+        return f"{name} asks which process it is; write it below a line [[rule]]"
+    if error["type"] == "extra_forbidden":
+        return f"{rule}unknown {quote(name)}; {_suggestion(name, known)}"
+    told = error.get("ctx", {}).get("error") or error["msg"].replace("Input", "it", 1)
+    return f"{rule}{name}: {shown(error['input'])}: {RIGHT.get(error['type'], told)}"
+
+
+def _first_key(table: Mapping[str, object]) -> str:
+    """Return what a rule asks first, by which it is found in the file."""
+    return next((f" ({key} = {shown(it)})" for key, it in table.items() if key in KEYS), "")
+
+
+def shown(value: object) -> str:
+    """Return a value of any kind as a message shows it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    try:
+        return quote(value) if isinstance(value, str) else reprlib.repr(value)
+    except ValueError:  # more digits than Python writes
+        return "a huge number"
+
+
+def _suggestion(name: str, known: Collection[str]) -> str:
+    """Return which of the known names was probably meant."""
+    near = difflib.get_close_matches(name[:64], known, n=1)
+    alike = [it for it in known if name and name in it] or near
+    return f"did you mean {' or '.join(alike)}?" if alike else f"known are {', '.join(known)}"
