@@ -15,8 +15,8 @@ AffinityError
 ├── DaemonError           a daemon in trouble; plan without it                exit 1
 │   ├── NoDaemonError     there is none
 │   └── UntrustedError    somebody else may be in its place
-└── ListenError           an address that cannot be listened on               exit 1
-    └── InUseError        for now
+├── ListenError           an address that cannot be listened on               exit 1
+└── FatalError            what the daemon does not survive                    exit 1
 
 A message is one line that quotes what was wrong and says what would be right.
 """
@@ -119,8 +119,8 @@ class ListenError(AffinityError):
     """An address that cannot be listened on."""
 
 
-class InUseError(ListenError):
-    """Another process listens at an address, and may end."""
+class FatalError(AffinityError):
+    """The daemon ends, to be started again by what supervises it."""
 
 
 #: What a request is refused with, wherever it is planned.

@@ -136,7 +136,7 @@ def serve(path: Path, series: int, every: int, holders: list[int]) -> None:
     jobs = series // SERIES_A_JOB
     settings = Settings(socket=str(path), scan_interval=every, job_series=jobs)
     machine = Machine(replace(settings, machine="dgx-a100"))
-    daemon.run(settings, machine, Busy(jobs, holders, path.with_name("still")))
+    daemon.run(settings, machine, Busy(jobs, holders, path.with_name("still")).scan)
 
 
 def bother(path: Path) -> None:

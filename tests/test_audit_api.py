@@ -102,7 +102,7 @@ class Seen(LatestAudit):
         self.see(audit)
 
     def see(self, audit: Audit) -> None:
-        self._last = audit
+        self.known = audit
 
 
 def pids(body: bytes) -> list[int]:

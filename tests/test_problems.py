@@ -34,7 +34,7 @@ def ask(query: bytes, accept: bytes) -> list[dict[str, Any]]:
     async def run() -> None:
         service = Broken(Node(machine("dgx-h100")))
         stand_in = StandIn()
-        watcher = TopologyWatcher(service, stand_in, reserved=frozenset(), on_change=lambda _: None)
+        watcher = TopologyWatcher(service, stand_in, reserved=frozenset(), on_read=lambda: None)
         app = create_app(
             service, watcher, Metrics(lambda: service.known), LatestAudit("none"), callers=Callers()
         )

@@ -1,4 +1,4 @@
-"""When the processes are looked at. The auditor is a stand-in: it hangs and fails when told to."""
+"""When the processes are scanned. What scans is a stand-in: it hangs and fails when told to."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from affinityd.audit.model import Scan
+from affinityd.daemon.state import scanner as scanner_module
 from affinityd.daemon.state.scanner import Audit, LatestAudit, Scanner
-from affinityd.errors import NotScannedError
+from affinityd.errors import FatalError, NotScannedError
 from affinityd.topology.model import Topology
 from tests.scans import MACHINE, scan
 
@@ -20,15 +21,28 @@ SOON = 5.0
 EVERY = 0.02
 
 
-class StandIn:
-    """An auditor whose faults a test sets."""
+class Scans:
+    """A scanner, the faults of what scans and acts for it, and what came of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: float) -> None:
         self.begun: list[float] = []
         self.under_way = self.most_under_way = 0
         self.fault: Exception | None = None
-        self.may_end = threading.Event()
-        self.may_end.set()
+        self.may_end, self.may_act = threading.Event(), threading.Event()
+        for event in (self.may_end, self.may_act):
+            event.set()
+        self.latest = LatestAudit("none yet")
+        self.acted: list[Audit] = []
+        self.failures: list[None] = []
+        self.scanner = Scanner(
+            self.scan,
+            lambda: MACHINE,
+            self.latest,
+            every=every,
+            on_audit=self.act,
+            on_failure=lambda: self.failures.append(None),
+        )
+        self.running = asyncio.ensure_future(self.scanner.run())
 
     def scan(self, topology: Topology) -> Scan:
         assert topology is MACHINE
@@ -41,31 +55,26 @@ class StandIn:
             raise self.fault
         return scan()
 
+    def act(self, audit: Audit) -> None:
+        self.acted.append(audit)
+        self.may_act.wait(SOON)
 
-def look(
-    story: Callable[[StandIn, Scanner, list[Audit]], Awaitable[None]],
-    every: float = EVERY,
-    then: Callable[[Audit], None] | None = None,
-    on_failure: Callable[[], None] = lambda: None,
+
+def scanning(
+    story: Callable[[Scans], Awaitable[None]], *, every: float = EVERY, begins: bool = True
 ) -> None:
-    """Run a story beside a scanner that looks."""
+    """Run a story beside a scanner, which begins at once."""
 
     async def run() -> None:
-        stand_in, told = StandIn(), list[Audit]()
-        scanner = Scanner(
-            stand_in,
-            lambda: MACHINE,
-            every=every,
-            on_scan=told.append,
-            on_failure=on_failure,
-            then=then,
-        )
-        looking = asyncio.create_task(scanner.run())
+        scans = Scans(every)
+        if begins:
+            scans.scanner.begin()
         try:
-            await story(stand_in, scanner, told)
+            await story(scans)
         finally:
-            stand_in.may_end.set()
-            looking.cancel()
+            scans.may_end.set()
+            scans.may_act.set()
+            scans.running.cancel()
 
     asyncio.run(run())
 
@@ -77,121 +86,88 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
-def test_it_looks_again_and_again_from_the_first_reading_on_and_tells_of_each_scan() -> None:
-    async def story(stand_in: StandIn, scanner: Scanner, told: list[Audit]) -> None:
+def test_it_scans_again_and_again_from_the_first_reading_on() -> None:
+    async def story(scans: Scans) -> None:
         await asyncio.sleep(3 * EVERY)
-        assert (stand_in.begun, scanner.known) == ([], None)
-        with pytest.raises(NotScannedError, match="not been looked at yet; try again"):
-            _ = scanner.audit
-        scanner.want_first()
-        await until(lambda: len(told) == 3)
-        assert scanner.audit in told
-        assert scanner.audit.topology is MACHINE
+        assert (scans.begun, scans.latest.known) == ([], None)
+        with pytest.raises(NotScannedError, match="none yet"):
+            _ = scans.latest.audit
+        scans.scanner.begin()
+        await until(lambda: len(scans.acted) == 3)
+        assert scans.latest.audit in scans.acted
+        assert scans.latest.audit.topology is MACHINE
 
-    look(story)
+    scanning(story, begins=False)
 
 
 def test_the_interval_is_from_start_to_start() -> None:
-    async def story(stand_in: StandIn, scanner: Scanner, _told: list[Audit]) -> None:
-        stand_in.may_end.clear()
-        scanner.want_first()
-        await until(lambda: len(stand_in.begun) == 1)
+    async def story(scans: Scans) -> None:
+        scans.may_end.clear()
+        await until(lambda: len(scans.begun) == 1)
         await asyncio.sleep(0.5)  # how long the scan takes
-        stand_in.may_end.set()
-        await until(lambda: len(stand_in.begun) == 2)
-        assert 0.95 <= stand_in.begun[1] - stand_in.begun[0] < 1.45
+        scans.may_end.set()
+        await until(lambda: len(scans.begun) == 2)
+        assert 0.95 <= scans.begun[1] - scans.begun[0] < 1.45
 
-    look(story, every=1.0)
+    scanning(story, every=1.0)
 
 
-def test_a_scan_that_hangs_leaves_the_last_one_and_no_other_begins_beside_it() -> None:
-    async def story(stand_in: StandIn, scanner: Scanner, told: list[Audit]) -> None:
-        scanner.want_first()
-        await until(lambda: len(told) == 1)
-        stand_in.may_end.clear()
-        await until(lambda: stand_in.under_way == 1)
-        last = scanner.known
+def test_a_scan_that_takes_long_leaves_the_last_one_and_no_other_begins_beside_it() -> None:
+    async def story(scans: Scans) -> None:
+        await until(lambda: len(scans.acted) == 1)
+        scans.may_end.clear()
+        await until(lambda: scans.under_way == 1)
+        last = scans.latest.known
         await asyncio.sleep(5 * EVERY)
-        assert scanner.known is last
-        stand_in.may_end.set()
-        await until(lambda: scanner.known is not last)
-        assert stand_in.most_under_way == 1
+        assert scans.latest.known is last
+        scans.may_end.set()
+        await until(lambda: scans.latest.known is not last)
+        assert scans.most_under_way == 1
 
-    look(story)
+    scanning(story)
 
 
-def test_a_scan_that_fails_is_told_once_and_the_next_is_tried(
+@pytest.mark.parametrize("what", ["may_end", "may_act"])
+def test_a_thread_that_hangs_is_the_end(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(scanner_module, "HUNG_SECONDS", 0.1)
+
+    async def story(scans: Scans) -> None:
+        getattr(scans, what).clear()
+        with pytest.raises(FatalError, match=r"^a scan of the processes has hung for 0\.1 s$"):
+            await asyncio.wait_for(scans.running, SOON)
+
+    scanning(story)
+
+
+def test_what_is_done_about_a_scan_holds_up_the_next_scan_alone() -> None:
+    async def story(scans: Scans) -> None:
+        scans.may_act.clear()
+        await until(lambda: len(scans.acted) == 1)
+        assert scans.latest.known is scans.acted[0]
+        await asyncio.sleep(3 * EVERY)
+        assert len(scans.begun) == 1
+        scans.may_act.set()
+        await until(lambda: len(scans.acted) == 3)
+
+    scanning(story)
+
+
+def test_scans_that_fail_are_counted_and_told_once_and_the_next_is_tried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(stand_in: StandIn, scanner: Scanner, told: list[Audit]) -> None:
-        scanner.want_first()
-        await until(lambda: len(told) == 1)
-        last = scanner.known
-        stand_in.fault = RuntimeError("a bug")
-        tried = len(stand_in.begun)
-        await until(lambda: len(stand_in.begun) >= tried + 3)
-        assert scanner.known is told[-1]
-        stand_in.fault = None
-        await until(lambda: scanner.known is not last)
+    async def story(scans: Scans) -> None:
+        await until(lambda: len(scans.acted) == 1)
+        scans.fault = RuntimeError("a bug")
+        await until(lambda: len(scans.failures) == 3)
+        assert scans.latest.known is scans.acted[-1]
+        scans.fault = None
+        last = scans.latest.known
+        await until(lambda: scans.latest.known is not last)
+        assert len(scans.failures) <= 4
 
     with caplog.at_level(logging.ERROR):
-        look(story)
+        scanning(story)
     (record,) = caplog.records
     assert record.message == "a scan of the processes failed; the last one stands"
     assert record.exc_info is not None
     assert str(record.exc_info[1]) == "a bug"
-
-
-def test_what_is_done_about_a_scan_keeps_nobody_waiting_for_it_but_the_next_scan() -> None:
-    acted, may_end = list[Audit](), threading.Event()
-
-    def act(audit: Audit) -> None:
-        acted.append(audit)
-        may_end.wait(SOON)
-
-    async def story(stand_in: StandIn, scanner: Scanner, told: list[Audit]) -> None:
-        scanner.want_first()
-        await until(lambda: len(acted) == 1)
-        assert scanner.known is acted[0]
-        await asyncio.sleep(3 * EVERY)
-        assert len(stand_in.begun) == 1
-        may_end.set()
-        await until(lambda: len(acted) == 3)
-        assert acted == told[:3]
-
-    look(story, then=act)
-
-
-def test_about_a_scan_that_fails_nothing_is_done() -> None:
-    acted = list[Audit]()
-
-    async def story(stand_in: StandIn, scanner: Scanner, told: list[Audit]) -> None:
-        stand_in.fault = RuntimeError("a bug")
-        scanner.want_first()
-        await until(lambda: len(stand_in.begun) == 3)
-        assert (acted, told) == ([], [])
-
-    look(story, then=acted.append)
-
-
-def test_where_nobody_looks_the_reason_is_told() -> None:
-    audits = LatestAudit("a replayed machine has no processes to look at")
-    assert audits.known is None
-    with pytest.raises(NotScannedError, match=r"^a replayed machine has no"):
-        _ = audits.audit
-
-
-def test_every_scan_that_fails_is_counted_though_it_is_news_once() -> None:
-    failures = list[None]()
-
-    async def story(stand_in: StandIn, scanner: Scanner, told: list[Audit]) -> None:
-        stand_in.fault = OSError("no /proc today")
-        scanner.want_first()
-        await until(lambda: len(failures) == 3)
-        stand_in.fault = None
-        await until(lambda: len(told) == 2)
-        counted = len(failures)
-        await until(lambda: len(told) == 4)
-        assert len(failures) == counted
-
-    look(story, on_failure=lambda: failures.append(None))

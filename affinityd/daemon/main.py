@@ -6,86 +6,73 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from affinityd import __version__
-from affinityd.config.settings import Settings
+from affinityd.audit.model import Scan
+from affinityd.config.settings import OFF, Settings
 from affinityd.config.switch import ON
 from affinityd.daemon import signals
 from affinityd.daemon.api.app import create_app
-from affinityd.daemon.api.documents import Told
 from affinityd.daemon.api.enforcement import NOT_ENFORCING
 from affinityd.daemon.api.plan_only import PlanOnly
 from affinityd.daemon.audit_log import AuditLog
 from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.refusals import REASONS, RefusalLog
-from affinityd.daemon.listeners import Serving
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
+from affinityd.daemon.servers import Servers
 from affinityd.daemon.sockets import Listeners, listening
 from affinityd.daemon.state.node_publisher import NodePublisher
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.daemon.state.scanner import Audit, Auditor, LatestAudit, Scanner
+from affinityd.daemon.state.scanner import Audit, LatestAudit, Scanner
 from affinityd.daemon.state.sd_notify import notify
 from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher
 from affinityd.daemon.uvicorn_server import most_connections, raise_file_limit
-from affinityd.errors import AffinityError
+from affinityd.errors import AffinityError, FatalError
 from affinityd.topology import node_file
+from affinityd.topology.model import Topology
+
+if TYPE_CHECKING:
+    from affinityd.daemon.enforcement import Enforcement
 
 log = logging.getLogger(__name__)
 
 SWITCH_SECONDS = 0.0002  #: a thread that works lets another go on after so long
 
-
-class Enforcement(Protocol):
-    """Who acts on what was seen of the processes."""
-
-    @property
-    def documents(self) -> Told:
-        """Those of what came of it."""
-
-    def scanned(self, audit: Audit) -> None:
-        """Act on a new scan; this may take a while, and raises nothing."""
-
-
-#: Begins to act, and has its metrics there.
-Enforce = Callable[[Settings, Metrics], Enforcement]
+Scans = Callable[[Topology], Scan]  #: finds what the processes do now, which takes a while
 
 
 def run(
     settings: Settings,
     machine: TopologySource,
-    auditor: Auditor | None = None,
-    enforce: Enforce | None = None,
+    scan: Scans | None = None,
     *,
     nvml_failures: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Serve a machine until SIGTERM or SIGINT. Raises ListenError where that cannot be.
 
-    Without an auditor nobody looks at its processes, and with `enforce` somebody acts on what was
-    seen of them. `nvml_failures`: how often NVML did not answer so far, by question. Raises
-    SystemExit for what should not be, once it is logged.
+    Without `scan` its processes are not looked at. `nvml_failures`: how often NVML did not answer
+    so far, by question. Raises SystemExit for what the daemon does not survive, once it is logged.
     """
     with log_on_stdout(settings.log_format):
         _let_answers_pass()
         raise_file_limit()
         try:
             with listening(settings) as listeners:
-                uvloop.run(
-                    _serve(
-                        settings, machine, auditor, enforce, listeners, nvml_failures=nvml_failures
-                    )
-                )
+                uvloop.run(_serve(settings, machine, scan, listeners, nvml_failures))
+        except FatalError as error:
+            log.critical("%s: the daemon ends, to be started again", error)
+            sys.exit(error.exit_code)
         except AffinityError:
             raise
         except Exception:
@@ -96,14 +83,12 @@ def run(
 async def _serve(
     settings: Settings,
     machine: TopologySource,
-    auditor: Auditor | None,
-    enforce: Enforce | None,
+    scan: Scans | None,
     listeners: Listeners,
-    *,
     nvml_failures: Mapping[str, int],
 ) -> None:
     service = PlanService()
-    if auditor is None or settings.replays:
+    if scan is None or settings.replays:
         settings = replace(settings, scan_interval=None)
     metrics = Metrics(
         lambda: service.known,
@@ -111,38 +96,54 @@ async def _serve(
         scan_interval=settings.scan_interval,
         nvml_failures=nvml_failures,
     )
-    enforcement = enforce(settings, metrics) if enforce else None
-    audits = _audits(settings, auditor, service, metrics, enforcement)
-    publisher = NodePublisher(
-        Path(settings.socket).with_name(node_file.NAME), replayed=settings.replays
-    )
+    enforcement = _enforcement(settings, metrics)
+    latest = LatestAudit(_why_no_audit(settings))
+    path = Path(settings.socket).with_name(node_file.NAME)
+    publisher = NodePublisher(lambda: service.known, path, replayed=settings.replays)
     watcher = TopologyWatcher(
         service,
         machine,
         reserved=settings.reserved_cpus,
         switch=settings.switch,
-        on_change=publisher.publish,
+        on_read=publisher.has_been_read,
     )
     app = create_app(
         service,
         watcher,
         metrics,
-        audits,
+        latest,
         callers=Callers(replayed=settings.replays),
         enforced=enforcement.documents if enforcement else NOT_ENFORCING,
         admin_group=settings.admin_group,
     )
     connections = Connections(RefusalLog(metrics.refusals(REASONS)), most=most_connections())
-    serving = Serving(app, PlanOnly(app), listeners, connections)
-    _take_signals(serving.stop, watcher.want_reading)
-    works = (watcher.watch(), audits.run(), publisher.stay_published())
-    tasks = [asyncio.ensure_future(work) for work in works]
-    for task in tasks:
-        task.add_done_callback(lambda _task: serving.stop())
+    servers = Servers(app, PlanOnly(app), listeners, connections)
+    works = [watcher.watch(), publisher.run(), servers.watch()]
+    if scan is not None and settings.scan_interval is not None:
+        act = _acting_on_audits(metrics, enforcement)
+        scanner = Scanner(
+            scan,
+            lambda: service.node.topology,
+            latest,
+            every=settings.scan_interval,
+            on_audit=act,
+            on_failure=metrics.scan_failed,
+        )
+        service.on_swap(scanner.begin)
+        works.append(scanner.run())
+    _take_signals(servers.stop, watcher.want_reading)
     log.info("affinityd %s answers %s", __version__, listeners)
     if settings.switch != ON:
         log.info("AFFINITYD=%s: nothing is pinned on this node", settings.switch)
-    await serving.run()
+    await _run(servers, works)
+
+
+async def _run(servers: Servers, works: Iterable[Coroutine[None, None, None]]) -> None:
+    """Serve until the servers are stopped, or one of the works fails, whose error is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    for task in tasks:
+        task.add_done_callback(lambda _task: servers.stop())
+    await servers.run()
     notify("STOPPING=1")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for task in tasks:
@@ -162,34 +163,32 @@ def _let_answers_pass() -> None:
     gc.freeze()
 
 
-def _audits(
-    settings: Settings,
-    auditor: Auditor | None,
-    service: PlanService,
-    metrics: Metrics,
-    enforcement: Enforcement | None,
-) -> LatestAudit:
-    """Return who looks at the processes."""
+def _enforcement(settings: Settings, metrics: Metrics) -> Enforcement | None:
+    if settings.enforce == OFF:
+        return None
+    from affinityd.daemon.enforcement import Enforcement  # noqa: PLC0415 - most daemons enforce nothing
+
+    return Enforcement(settings, metrics)
+
+
+def _why_no_audit(settings: Settings) -> str:
     if settings.replays:
-        return LatestAudit("a replayed machine has no processes to look at")
-    if auditor is None or settings.scan_interval is None:
-        return LatestAudit("this daemon looks at no processes: its scan interval is off")
+        return "a replayed machine has no processes to look at"
+    if settings.scan_interval is None:
+        return "this daemon looks at no processes: its scan interval is off"
+    return "the processes have not been looked at yet; try again in a moment"
+
+
+def _acting_on_audits(metrics: Metrics, enforcement: Enforcement | None) -> Callable[[Audit], None]:
     audit_log = AuditLog()
 
-    def tell(audit: Audit) -> None:
+    def act(audit: Audit) -> None:
         metrics.scanned(audit)
         audit_log.scanned(audit)
+        if enforcement is not None:
+            enforcement.scanned(audit)
 
-    scanner = Scanner(
-        auditor,
-        lambda: service.node.topology,
-        every=settings.scan_interval,
-        on_scan=tell,
-        on_failure=metrics.scan_failed,
-        then=enforcement.scanned if enforcement else None,
-    )
-    service.on_swap(scanner.want_first)
-    return scanner
+    return act
 
 
 def _take_signals(stop: Callable[[], None], read_anew: Callable[[], None]) -> None:
@@ -198,6 +197,4 @@ def _take_signals(stop: Callable[[], None], read_anew: Callable[[], None]) -> No
         loop.add_signal_handler(number, stop)
     # No handler of the loop's: where that ends, SIGHUP would be the process's end again.
     signal.signal(signal.SIGHUP, lambda _number, _frame: loop.call_soon_threadsafe(read_anew))
-    if os.getpid() == 1:
-        signals.reap_orphans()
     signals.release()

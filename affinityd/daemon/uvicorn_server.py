@@ -15,12 +15,10 @@ from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.protocol import Protocol
 from affinityd.daemon.http.refusals import MOST_IN_ALL, RefusalLog
 from affinityd.daemon.sockets import BACKLOG
-from affinityd.errors import ListenError
 
 DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
 
 SPARE_FILES = 96  #: files that the daemon needs besides connections
-FEWEST_FILES = 64  #: with fewer it could not even start
 
 
 class Server(uvicorn.Server):
@@ -65,16 +63,10 @@ class Server(uvicorn.Server):
 
 
 def raise_file_limit() -> None:
-    """Have as many files as the kernel allows, getrlimit(2). Raises ListenError for too few."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Have as many files as the kernel allows, getrlimit(2)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # not ours to raise: what there is will have to do
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    if soft < FEWEST_FILES:
-        raise ListenError(
-            f"{soft} files may be open, which is too few; allow 1024 or more, by ulimit -n or a "
-            "unit's LimitNOFILE="
-        )
 
 
 def most_connections() -> int:

@@ -27,10 +27,6 @@ first = pytest.param(
     marks=pytest.mark.skipif(not MAY_BE_FIRST, reason="no pid namespaces here"),
 )
 started = pytest.mark.parametrize("before", [pytest.param((), id="as any process"), first])
-as_first = pytest.mark.parametrize("before", [first])
-
-#: An orphan that lives for a moment: its parent ends at once.
-ORPHAN = "(sleep 0.2 &)"
 
 
 def children(pid: int) -> list[int]:
@@ -103,108 +99,60 @@ def test_hangups_without_end_do_not_change_how_it_ends(tmp_path: Path) -> None:
         assert daemon.process.wait(0) == 0
 
 
-def test_too_few_files_are_one_line_and_no_start(tmp_path: Path) -> None:
-    settings = {"AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock"), "AFFINITYD_LISTEN": "none"}
+#: The daemon on a machine that breaks what is promised, or whose scans hang.
+DAEMON = """
+import threading
+from affinityd import machines
+from affinityd.config import settings
+from affinityd.daemon import main as daemon
+from affinityd.daemon.state import scanner
+
+scanner.HUNG_SECONDS = 0.5
+
+class Broken:
+    def drivers(self):
+        raise OSError("a\\nb")
+
+class Whole:
+    def query_drivers(self): pass
+    def read(self): return machines.load("mi250x")
+    def online(self): return None
+    def drivers(self): return None
+    def lacks_nvml(self): return False
+
+def hang(topology):
+    threading.Event().wait()
+
+daemon.run(settings.load({"listen": "none", "log_format": "json"}), {machine}(), hang)
+"""
+
+
+def ended(folder: Path, machine: str) -> dict[str, str]:
+    """Return the last line of the log of a daemon that ends by itself."""
     done = subprocess.run(
-        ["prlimit", "--nofile=28:28", sys.executable, "-m", "affinityd", "serve"],
-        env={**os.environ, **settings},
+        [sys.executable, "-c", DAEMON.replace("{machine}", machine)],
+        env={**os.environ, "AFFINITYD_SOCKET": str(folder / "affinityd.sock")},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        "affinityd serve: 28 files may be open, which is too few; "
-        "allow 1024 or more, by ulimit -n or a unit's LimitNOFILE=\n"
-    )
-    assert not (tmp_path / "affinityd.sock").exists()
-
-
-@as_first
-def test_orphans_are_waited_for(tmp_path: Path, before: Sequence[str]) -> None:
-    shell = ("sh", "-c", f'{ORPHAN}; {ORPHAN}; exec "$@"', "sh")
-    with starting(tmp_path, (*before, *shell)) as (daemon, pid):
-        eventually(lambda: is_ready(daemon), "the daemon is ready")
-        spaces = ("--pid",) if os.geteuid() == 0 else ("--pid", "--user")
-        subprocess.run(("nsenter", f"--target={pid}", *spaces, "sh", "-c", ORPHAN), check=True)
-        eventually(lambda: not children(pid), "nobody is left")
-
-
-#: A machine whose driver is asked by a child, which ends with a failure.
-ASKING = """
-import os, sys, threading, time
-from affinityd import machines
-from affinityd.config import settings
-from affinityd.daemon import main as daemon
-from affinityd.discovery.nvml.subprocess import ChildError, output
-
-class Machine:
-    def query_drivers(self):
-        told = []
-        for _ in range(20):
-            try:
-                told.append(output("affinityd.nowhere", "work", 10))
-            except ChildError as error:
-                told.append(str(error))
-        print(os.getpid(), *sorted(set(told)), sep="\\n", file=sys.stderr, flush=True)
-    def read(self):
-        return machines.load("mi250x")
-    def online(self):
-        return None
-    def drivers(self):
-        return None
-    def lacks_nvml(self):
-        return False
-
-daemon.run(settings.load({"listen": "none"}), Machine())
-"""
-
-
-@as_first
-def test_a_child_that_the_daemon_waits_for_is_left_to_it(
-    tmp_path: Path, before: Sequence[str]
-) -> None:
-    environment = {**os.environ, "AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock")}
-    with subprocess.Popen(
-        [*before, sys.executable, "-c", ASKING],
-        env=environment,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
-        told = [process.stderr.readline() for _ in range(2)]
-        os.kill(children(process.pid)[0], signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
-        rest = process.stderr.read()
-    assert (told[0], rest) == ("1\n", "")
-    assert told[1].startswith("failed: ModuleNotFoundError: No module named 'affinityd.nowhere'")
-
-
-#: The daemon on a machine that breaks what is promised.
-BROKEN = """
-from affinityd.config import settings
-from affinityd.daemon import main as daemon
-
-class Machine:
-    def drivers(self):
-        raise OSError("a\\nb")
-
-daemon.run(settings.load({"listen": "none", "log_format": "json"}), Machine())
-"""
+    assert (done.returncode, done.stderr) == (1, "")
+    assert not (folder / "affinityd.sock").exists()
+    line: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    assert line["level"] == "critical"
+    return line
 
 
 def test_an_error_that_nobody_expected_ends_it_and_is_one_line_of_the_log(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN],
-        env={**os.environ, "AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock")},
-        capture_output=True,
-        text=True,
-        check=False,
+    line = ended(tmp_path, "Broken")
+    assert line["message"] == "this is a bug"
+    assert line["exception"].endswith("OSError: a\nb")
+
+
+def test_a_scan_whose_thread_hangs_ends_it_with_one_line(tmp_path: Path) -> None:
+    line = ended(tmp_path, "Whole")
+    assert line["message"] == (
+        "a scan of the processes has hung for 0.5 s: the daemon ends, to be started again"
     )
-    assert (done.returncode, done.stderr) == (1, "")
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert (told["level"], told["message"]) == ("critical", "this is a bug")
-    assert told["exception"].endswith("OSError: a\nb")
-    assert not (tmp_path / "affinityd.sock").exists()
+    assert "exception" not in line

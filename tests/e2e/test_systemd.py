@@ -137,7 +137,7 @@ sys.stdin.read()
 ASK = """
 import os, sys
 from pathlib import Path
-from affinityd.enforce import capabilities
+from affinityd.linux import capabilities
 from affinityd.linux.mempolicy import migrate_pages
 
 pid = int(sys.argv[1])

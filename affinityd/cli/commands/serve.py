@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.sources.holders import HolderSources
@@ -13,9 +12,6 @@ from affinityd.config import file, settings, switch
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import gpus, processes
 from affinityd.discovery.nvml.failures import NvmlFailures
-
-if TYPE_CHECKING:
-    from affinityd.daemon.main import Enforce
 
 TOPOLOGY, PROCESSES = "topology", "processes"  #: what NVML is asked for
 
@@ -35,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     holders = HolderSources(nvml_failures.counting(PROCESSES, processes.query))
     auditor = Auditor(holders, reserved=chosen.reserved_cpus)
-    main.run(chosen, machine, auditor, _enforce(chosen), nvml_failures=nvml_failures.counts)
+    main.run(chosen, machine, auditor.scan, nvml_failures=nvml_failures.counts)
     return 0
 
 
@@ -43,12 +39,3 @@ def narrowed(chosen: settings.Settings, said: str) -> settings.Settings:
     """Return the settings with the switch: it pins no more from outside than clients may."""
     is_free = said == switch.ON or chosen.enforce == settings.OFF
     return replace(chosen, switch=said, enforce=chosen.enforce if is_free else said)
-
-
-def _enforce(chosen: settings.Settings) -> Enforce | None:
-    """Return what enforces; None: nothing is to."""
-    if chosen.enforce == "off":
-        return None
-    from affinityd.daemon.enforcement import Enforcement  # noqa: PLC0415 - most daemons enforce nothing
-
-    return Enforcement

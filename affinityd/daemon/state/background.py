@@ -1,4 +1,4 @@
-"""Work off the event loop that nobody waits for at the end."""
+"""Work off the event loop, which does not hold up the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def in_background(work: Callable[[], T]) -> T:
     """Return what `work` returns, or raise what it raises, from a thread of its own.
 
     Unlike asyncio.to_thread's, the thread does not hold up the process's end: a driver may hang
-    whoever asks it for longer than a stop may take.
+    whatever asks it for longer than a stop may take.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -50,7 +50,7 @@ async def pause(event: asyncio.Event, seconds: float) -> None:
 def _tell(
     loop: asyncio.AbstractEventLoop, done: asyncio.Future[T], tell: Callable[[], None]
 ) -> None:
-    with suppress(RuntimeError):  # the loop has ended: nobody waits
+    with suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(lambda: None if done.cancelled() else tell())
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from affinityd.daemon.state.background import in_background
+from affinityd.daemon.state.failure_log import FailureLog
 from affinityd.daemon.state.sd_notify import notify
 from affinityd.linux.atomic_write import sweep
 from affinityd.topology import node_file as nodefile
@@ -16,59 +17,59 @@ from affinityd.topology.node import Node
 
 log = logging.getLogger(__name__)
 
-CHECK_SECONDS = 2.0  #: how often the node file is looked for
-
 
 class NodePublisher:
-    """Tells clients, the service manager and the log what the node is now."""
+    """Publishes the node after each reading, off the event loop: no plan waits for a disk."""
 
-    def __init__(self, node_file: Path, *, replayed: bool = False) -> None:
-        """Take where node.json is to be, and whether its node is another machine's."""
+    def __init__(
+        self, node: Callable[[], Node | None], node_file: Path, *, replayed: bool = False
+    ) -> None:
+        """Take what tells the node, where node.json is to be, and whether it is another machine."""
+        self._node = node
         self._node_file = node_file
         self._replayed = replayed
-        self._told: tuple[str, ...] = ()  # a notice is news once
-        self._node: Node | None = None
-        self._trouble = ""  # why the file is not there, or is not the newest
-        self._turn = threading.Lock()
+        self._read = asyncio.Event()
+        self._published: Node | None = None
+        self._failures = FailureLog(f"{node_file} could not be written")
 
-    def publish(self, node: Node) -> None:
-        """Tell of a new reading."""
+    def has_been_read(self) -> None:
+        """Have the node published, soon."""
+        self._read.set()
+
+    async def run(self) -> None:
+        """Publish for ever: of readings that come meanwhile, the newest alone."""
+        await in_background(lambda: sweep(self._node_file))
+        while True:
+            await self._read.wait()
+            self._read.clear()
+            await in_background(self._publish)
+
+    def _publish(self) -> None:
+        node = self._node()
+        if node is None:
+            return
+        if node is not self._published:
+            self._log(node)
+        # A file that was deleted, or that the disk had no room for, comes back with any reading.
+        with self._failures.expecting(OSError):
+            nodefile.write(self._node_file, replace(node, replayed=self._replayed))
+        notify(f"READY=1\nSTATUS={_state(node)}")
+        self._published = node
+
+    def _log(self, node: Node) -> None:
         topology = node.topology
-        state = (
-            f"{topology.name}: {len(topology.online)} CPUs, {len(topology.nodes)} NUMA nodes, "
-            f"{len(topology.gpus)} GPUs"
-        )
-        log.info("%s (generation %d)", state, node.generation)
+        log.info("%s (generation %d)", _state(node), node.generation)
+        former = self._published.topology.notices if self._published else ()
         for notice in topology.notices:
-            if notice not in self._told:
+            if notice not in former:  # a notice is news once
                 log.warning("%s", notice)
-        self._told = topology.notices
         if topology.online <= node.reserved:
             log.warning("every online CPU is reserved: no plan can be made")
-        with self._turn:
-            if self._node is None:
-                sweep(self._node_file)
-            self._node = replace(node, replayed=self._replayed)
-            self._write(self._node)
-        notify(f"READY=1\nSTATUS={state}")
 
-    async def stay_published(self) -> None:
-        """Write the node file again whenever it is gone, or could not be written; never returns."""
-        while True:
-            await asyncio.sleep(CHECK_SECONDS)
-            await in_background(self._mend)
 
-    def _mend(self) -> None:
-        with self._turn:
-            if self._node and (self._trouble or not self._node_file.is_file()):
-                self._write(self._node)
-
-    def _write(self, node: Node) -> None:
-        try:
-            nodefile.write(self._node_file, node)
-        except OSError as error:
-            if str(error.strerror) != self._trouble:
-                log.warning("%s could not be written: %s", self._node_file, error.strerror)
-            self._trouble = str(error.strerror)
-        else:
-            self._trouble = ""
+def _state(node: Node) -> str:
+    topology = node.topology
+    return (
+        f"{topology.name}: {len(topology.online)} CPUs, {len(topology.nodes)} NUMA nodes, "
+        f"{len(topology.gpus)} GPUs"
+    )

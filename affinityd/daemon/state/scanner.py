@@ -1,7 +1,7 @@
-"""Looks at the processes that use GPUs again and again, off the event loop.
+"""Scans the processes that use GPUs again and again, off the event loop.
 
-A scan is swapped in whole. One that hangs, or fails, leaves the last one, whose age grows. What is
-done about a scan is done behind that: nobody who asks for it waits for that.
+A scan is swapped in whole. One that fails leaves the last one, whose age grows; one whose thread
+hangs ends the daemon. What is done about a scan is done behind that: no request waits for it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeVar
 
 from affinityd.audit.model import Scan
 from affinityd.daemon.state.background import in_background
 from affinityd.daemon.state.failure_log import FailureLog
-from affinityd.errors import NotScannedError
+from affinityd.errors import FatalError, NotScannedError
 from affinityd.topology.model import Topology
 
+T = TypeVar("T")
 
-class Auditor(Protocol):
-    """Who looks."""
-
-    def scan(self, topology: Topology) -> Scan:
-        """Return what the processes do now; this takes a while."""
+#: A scan takes at most 20 s, and what is done about it a few: a thread that takes longer hangs.
+HUNG_SECONDS = 120.0
 
 
 @dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
@@ -35,78 +33,72 @@ class Audit:
 
 
 class LatestAudit:
-    """What was seen last; by itself: of a daemon that never looks."""
+    """The last audit, or why there is none."""
 
     def __init__(self, why_none: str) -> None:
         """Take what is said while there is none."""
         self._why_none = why_none
-        self._last: Audit | None = None
-
-    @property
-    def known(self) -> Audit | None:
-        """The last audit; None before the first scan."""
-        return self._last
+        self.known: Audit | None = None
 
     @property
     def audit(self) -> Audit:
         """The last audit. Raises NotScannedError before the first scan."""
-        if self._last is None:
+        if self.known is None:
             raise NotScannedError(self._why_none)
-        return self._last
-
-    async def run(self) -> None:
-        """Look for ever; here: never."""
-        await asyncio.Event().wait()
+        return self.known
 
 
-class Scanner(LatestAudit):
-    """Looks every so many seconds, from the first reading of the topology on."""
+class Scanner:
+    """Scans every so many seconds, from the first reading of the topology on."""
 
     def __init__(
         self,
-        auditor: Auditor,
+        scan: Callable[[Topology], Scan],
         topology: Callable[[], Topology],
+        latest: LatestAudit,
         *,
         every: float,
-        on_scan: Callable[[Audit], None],
+        on_audit: Callable[[Audit], None],
         on_failure: Callable[[], None] = lambda: None,
-        then: Callable[[Audit], None] | None = None,
     ) -> None:
-        """Take who looks, on what, and who else is told of a scan, off the event loop.
+        """Take what scans, on which topology, and where the last audit is kept.
 
-        `on_failure` counts a scan that failed.
-        `then` acts on it, there as well, before the next scan begins.
+        `on_audit` acts on it, off the event loop, before the next scan begins; `on_failure` counts
+        a scan that failed.
         """
-        super().__init__("the processes have not been looked at yet; try again in a moment")
-        self._auditor = auditor
+        self._scan = scan
         self._topology = topology
+        self._latest = latest
         self._every = every
-        self._on_scan = on_scan
-        self._then = then
-        self._read = asyncio.Event()
+        self._on_audit = on_audit
+        self._has_read = asyncio.Event()
         self._failures = FailureLog(
             "a scan of the processes failed; the last one stands", on_failure
         )
 
-    def want_first(self) -> None:
+    def begin(self) -> None:
         """Begin, now that the topology has been read."""
-        self._read.set()
+        self._has_read.set()
 
     async def run(self) -> None:
-        """Look for ever, one scan after the other."""
-        await self._read.wait()
+        """Scan for ever, one scan after the other. Raises FatalError for one that hangs."""
+        await self._has_read.wait()
         while True:
             began = time.monotonic()
-            await self._scan(self._topology())
+            with self._failures.expecting_anything():
+                await self._scan_once(self._topology())
             await asyncio.sleep(began + self._every - time.monotonic())
 
-    async def _scan(self, topology: Topology) -> None:
-        with self._failures.told():
-            audit = self._last = await in_background(lambda: self._look(topology))
-            if (then := self._then) is not None:
-                await in_background(lambda: then(audit))
+    async def _scan_once(self, topology: Topology) -> None:
+        audit = Audit(topology, await _in_time(lambda: self._scan(topology)))
+        self._latest.known = audit
+        await _in_time(lambda: self._on_audit(audit))
 
-    def _look(self, topology: Topology) -> Audit:
-        audit = Audit(topology, self._auditor.scan(topology))
-        self._on_scan(audit)
-        return audit
+
+async def _in_time(work: Callable[[], T]) -> T:
+    """Do work in the background. Raises FatalError for a thread that hangs: none can be ended."""
+    task = asyncio.ensure_future(in_background(work))
+    done, _ = await asyncio.wait({task}, timeout=HUNG_SECONDS)
+    if not done:
+        raise FatalError(f"a scan of the processes has hung for {HUNG_SECONDS:g} s")
+    return task.result()

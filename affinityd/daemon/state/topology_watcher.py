@@ -1,4 +1,4 @@
-"""Keeps what the daemon knows of its node current: when it is read anew, and who is told.
+"""Keeps what the daemon knows of its node current: when it is read anew.
 
 A reading is swapped in whole, so a plan is made from one reading or the next, never from both.
 """
@@ -15,6 +15,7 @@ from typing import Protocol
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
 from affinityd.daemon.state.background import in_background, pause
+from affinityd.daemon.state.failure_log import FailureLog
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import AffinityError
 from affinityd.topology.model import Topology
@@ -29,7 +30,7 @@ MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so oft
 
 
 class TopologySource(Protocol):
-    """What is asked of the machine that is kept."""
+    """A machine that can be read again and again."""
 
     def query_drivers(self) -> None:
         """Ask its GPU drivers, which may take long; their answers are remembered."""
@@ -57,15 +58,15 @@ class TopologyWatcher:
         *,
         reserved: CpuSet,
         switch: str = ON,
-        on_change: Callable[[Node], None],
+        on_read: Callable[[], None],
     ) -> None:
-        """Take who plans on the readings, and who else is told of a new one, off the event loop."""
+        """Take what plans on the readings, and what is called after each of them."""
         self._service = service
         self._machine = machine
         self._reserved = reserved
         self._switch = switch
-        self._on_change = on_change
-        self._trouble = ""  # why the last reading failed: news once, and each request tries again
+        self._on_read = on_read
+        self._failures = FailureLog("the machine could not be read")
         self._seen_online: object = None
         self._is_current: bool | None = None  # None: not looked at in this turn of the loop
         self._seen_drivers: object = None
@@ -75,9 +76,6 @@ class TopologyWatcher:
         self._wanted = asyncio.Event()
         self._has_read = asyncio.Event()
         service.on_swap(self._has_read.set)
-        self._telling = asyncio.Lock()
-        self._told: Node | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def is_current(self) -> bool:
         """Whether the CPUs that are online are the ones that were read.
@@ -138,39 +136,22 @@ class TopologyWatcher:
 
     async def _read(self, *, unless: Callable[[], bool]) -> None:
         async with self._reading:
-            if unless():  # somebody else has read it while we waited
+            if unless():  # another request has had it read meanwhile
                 return
             online = self._machine.online()
-            try:
+            with self._failures.expecting(AffinityError, OSError):
                 topology = await in_background(self._machine.read)
-            except (AffinityError, OSError) as error:
-                if str(error) != self._trouble:
-                    log.warning("the machine could not be read: %s", error)
-                self._trouble = str(error)
-                return
-            self._trouble = ""
-            self._seen_online = online
-            self._look_anew()
-            self._swap(topology)
+                self._seen_online = online
+                self._look_anew()
+                self._swap(topology)
+                self._on_read()
 
     def _swap(self, topology: Topology) -> None:
         known = self._service.known
         if known is None:
-            node = Node(topology, self._reserved, switch=self._switch)
+            self._service.swap(Node(topology, self._reserved, switch=self._switch))
         elif topology != known.topology:
-            node = replace(known, topology=topology, generation=known.generation + 1)
+            generation = known.generation + 1
+            self._service.swap(replace(known, topology=topology, generation=generation))
         else:
             log.info("read anew: nothing has changed")
-            return
-        self._service.swap(node)
-        task = asyncio.get_running_loop().create_task(self._tell())
-        self._tasks.add(task)  # the loop itself would forget it
-        task.add_done_callback(self._tasks.discard)
-
-    async def _tell(self) -> None:
-        """Tell of the newest reading: apart from it, for no plan is to wait for a disk."""
-        async with self._telling:
-            node = self._service.known
-            if node is not None and node is not self._told:
-                await in_background(lambda: self._on_change(node))
-                self._told = node

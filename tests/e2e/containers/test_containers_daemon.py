@@ -1,4 +1,4 @@
-"""The image's daemon as the first process of a container: signals, orphans, logs, ports."""
+"""The image's daemon as the first process of a container: signals, logs, ports."""
 
 from __future__ import annotations
 
@@ -34,12 +34,6 @@ pytestmark = pytest.mark.containers
 APART = ("--pid=private",)
 JSON = ("--machine=mi250x", "--log-format=json")
 
-#: An orphan that lives for a moment: whoever started it is gone.
-ORPHAN = "(sleep 0.2 &)"
-
-#: Prints the states of all processes but its own: proc_pid_stat(5), R, S, Z …
-STATES = "for it in /proc/[0-9]*/stat; do read -r pid name state rest <$it; echo $state; done"
-
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
@@ -68,10 +62,6 @@ def holds_signals(started: Container) -> bool:
         return False
     blocked = int(status.split("SigBlk:")[1].split()[0], 16)
     return "Name:\taffinityd" in status and bool(blocked >> (signal.SIGHUP - 1) & 1)
-
-
-def states(of: Container) -> list[str]:
-    return of.exec("sh", "-c", STATES).stdout.split()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -113,13 +103,6 @@ def test_who_never_ends_a_request_delays_its_end_by_the_drain_time_at_most(
             assert time.monotonic() - began < DRAIN_SECONDS + 2
         assert not started.socket.exists()
         assert json.loads(started.socket.with_name("node.json").read_text())
-
-
-def test_orphans_do_not_stay_as_zombies(first: Container) -> None:
-    for _ in range(5):
-        assert first.exec("sh", "-c", ORPHAN).status == 0
-    eventually(lambda: len(states(first)) == 2, "nobody is left but the daemon and this shell")
-    assert first.get("/readyz").status == 200
 
 
 def test_it_logs_one_json_object_a_line_and_nothing_else(first: Container) -> None:

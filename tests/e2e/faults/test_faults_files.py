@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -98,7 +99,7 @@ def test_a_node_file_that_names_cpus_which_went_since_gives_none_of_them(tmp_pat
         assert parse_list(done.cpus) <= os.sched_getaffinity(0)
 
 
-def test_a_full_disk_costs_the_node_file_and_room_brings_it_back(
+def test_a_full_disk_costs_the_node_file_and_the_next_reading_brings_it_back(
     tmp_path: Path, small_disk: Path
 ) -> None:
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
@@ -111,8 +112,9 @@ def test_a_full_disk_costs_the_node_file_and_room_brings_it_back(
             assert answered_more(asked)
         (tree / ONLINE).write_text("0-47,50-255\n")
         assert daemon.plan("gpus=0&mode=node")["cpulist"] == "50-63,176-191"
-        assert sorted(file.name for file in small_disk.iterdir()) == [".s.lock", "full", "s"]
+        assert sorted(file.name for file in small_disk.iterdir()) == ["full", "s"]
         filler.unlink()
+        daemon.signal(signal.SIGHUP)
         eventually(node_file.exists, "the node file is there")
         assert nodefile.read(node_file).generation == 2
         assert len(says(daemon, told)) == 1
@@ -134,10 +136,16 @@ def test_a_disk_that_fills_up_leaves_the_former_node_file_whole(
         assert not list(small_disk.glob(".node.json*"))
 
 
-def test_what_a_killed_daemon_left_half_written_is_swept_away(tmp_path: Path) -> None:
-    (tmp_path / ".node.json.a1b2c3d4").write_text("{")
-    with running(tmp_path, "--machine", "mi250x"):
-        assert not list(tmp_path.glob(".node.json*"))
+def test_a_node_file_that_is_deleted_is_written_again_with_the_next_reading(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path, "--machine", "mi250x") as daemon:
+        path = daemon.socket.with_name(nodefile.NAME)
+        before = path.read_text()
+        path.unlink()
+        daemon.signal(signal.SIGHUP)
+        eventually(path.exists, "it is written again")
+        assert path.read_text() == before
 
 
 def test_a_log_on_a_full_device_holds_up_neither_answers_nor_the_end(tmp_path: Path) -> None:
