@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.topology.model import Topology
-from affinityd.topology.nearness import placement, vicinity
+from affinityd.topology.nearness import cause_of, placement, vicinity
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 
@@ -55,8 +57,8 @@ BARREN = made(
             made({0: "0-3", 1: "4-7"}, [0, None]),
             "0,1",
             "4-7",
-            "remote",
-            id="of a known and an unknown GPU the known one's",
+            "unknown",
+            id="of a known and an unknown GPU, which may be anywhere",
         ),
         pytest.param(STRAY, "0", "4-7", "remote", id="the CPUs of no node"),
         pytest.param(
@@ -126,3 +128,38 @@ def test_memory_that_was_planned_is_near_wherever_it_is() -> None:
 )
 def test_it_is_said_in_a_few_words(topology: Topology, said: str) -> None:
     assert str(vicinity(topology, topology.gpus)) == said
+
+
+NEAR = parse_list("4-7")
+
+
+@pytest.mark.parametrize(
+    ("masks", "cpuset", "granted", "expected"),
+    [
+        pytest.param(["4-7", "5"], "0-7", None, None, id="near ones"),
+        pytest.param(["0-3"], "0-7", None, "mask", id="its cpuset has near CPUs, its mask others"),
+        pytest.param(["0-3", "4-7"], "0-7", None, "mask", id="of one thread alone"),
+        pytest.param(["0-3"], None, None, "mask", id="the cpuset is not known"),
+        pytest.param(["0-3"], "0-3", None, "allocation", id="its cpuset has no near CPU"),
+        pytest.param(["2-7", "3"], "0-7", "2-7", "allocation", id="far ones that were granted"),
+        pytest.param(["1-7", "3"], "0-7", "2-7", "mask", id="more than was granted"),
+        pytest.param(["0-7"], "0-7", None, "unpinned", id="the whole machine"),
+        pytest.param(["0-3", "0-7"], "0-7", None, "unpinned", id="a thread on the whole machine"),
+        pytest.param(["0-7"], "0-7", "0-7", "allocation", id="the whole machine, as granted"),
+    ],
+)
+def test_why_masks_are_far(
+    masks: Sequence[str], cpuset: str | None, granted: str | None, expected: str | None
+) -> None:
+    near = vicinity(TWO, TWO.gpus)
+    assert near.cpus == NEAR
+    placements = {mask: placement(TWO, near, mask) for mask in map(parse_list, masks)}
+    allowed, given = (None if text is None else parse_list(text) for text in (cpuset, granted))
+    assert cause_of(placements, near.cpus, allowed, given) == expected
+
+
+def test_of_a_gpu_that_may_be_anywhere_nothing_is_far() -> None:
+    near = vicinity(LOST, LOST.gpus)
+    mask = parse_list("0-3")
+    placements = {mask: placement(LOST, near, mask)}
+    assert cause_of(placements, near.cpus, parse_list("0-3"), None) is None

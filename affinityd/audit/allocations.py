@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from affinityd.audit.model import ALLOCATION, SLURM, AuditedProcess, GpuKey, Job, ProcessFacts
+from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
-from affinityd.planner.model import Demand, Options
+from affinityd.planner.model import Demand, Options, granted_cpus
 from affinityd.planner.planner import plan
 from affinityd.request.asked_cpus import asked_each
 from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.nearness import cause_of
 
 #: A job's processes with one cpuset divide it; a container may have jobs of its own.
 Key = tuple[Job, str | None, CpuSet]
@@ -25,7 +26,7 @@ Key = tuple[Job, str | None, CpuSet]
 Widened = Mapping[GpuKey, CpuSet]
 
 
-def granted_cpus(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
+def granted_number(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
     """Return how many of the CPUs that a job's processes may use it asked for; None: not known.
 
     Slurm confines a job to what it asked for. A container may use CPUs that it shares with others:
@@ -77,31 +78,27 @@ class _Share:
         """Return the judgement of a process, with the cause ALLOCATION where that is right."""
         if not process.is_mismatch:
             return process
-        is_given = self.has_given(process)
-        if not is_given and not self.has_granted(process):
-            return process
-        return replace(process, cause=ALLOCATION, is_given=is_given)
+        near, given = process.near or frozenset(), self._given(process)
+        granted = given or self._cpus_of(process, self._granted)
+        cause = cause_of(process.judged, near, process.facts.cpuset, granted)
+        return replace(process, cause=cause, is_given=given is not None)
 
-    def has_granted(self, process: AuditedProcess) -> bool:
-        """Whether a process runs within the CPUs that its job asked for, near ones first."""
-        place = self._place(process, self._granted)
-        return place is not None and all(mask <= place for mask in process.judged_masks)
-
-    def has_given(self, process: AuditedProcess) -> bool:
-        """Whether a process has what a plan gives that asks for so many CPUs, near ones first.
+    def _given(self, process: AuditedProcess) -> CpuSet | None:
+        """Return the CPUs of a process if a plan gives these to one that asks for as many.
 
         It may have asked for more than its cgroups tell; all of its cpuset may be no plan's.
         """
         masks = process.judged_masks
         mask = next(iter(masks), frozenset[int]())
-        granted = granted_cpus(self.holders, self._cpus)
+        granted = granted_number(self.holders, self._cpus)
         is_too_wide = mask >= self._cpus or (granted is not None and len(mask) > granted)
         if len(masks) != 1 or not self._gpus or is_too_wide:
-            return False
+            return None
         asks = {-(-len(mask) // number) for number in (len(self._gpus), *self._at_home.values())}
-        return any(self._place(process, self._widened(asked)) == mask for asked in asks)
+        is_given = any(self._cpus_of(process, self._widened(asked)) == mask for asked in asks)
+        return mask if is_given else None
 
-    def _place(self, process: AuditedProcess, widened: Widened) -> CpuSet | None:
+    def _cpus_of(self, process: AuditedProcess, widened: Widened) -> CpuSet | None:
         """Return the CPUs of a process's GPUs; None where none of them has more than near ones."""
         given = [widened[gpu] for gpu in process.facts.gpus if gpu in widened]
         if not given:
@@ -125,7 +122,7 @@ class _Share:
 
     @cached_property
     def _granted(self) -> Widened:
-        granted = granted_cpus(self.holders, self._cpus)
+        granted = granted_number(self.holders, self._cpus)
         if granted is None or not self._gpus:
             return {}
         whole = self.topology.online - self.reserved
@@ -138,10 +135,9 @@ class _Share:
             options = Options(mode="node", cpus=asked)
             try:
                 made = plan(self.topology, Demand(self._gpus, self._cpus, whole, options))
-                ranks = made.ranks
+                self._plans[asked] = granted_cpus(made.ranks)
             except UnsatisfiableError:
-                ranks = ()
-            self._plans[asked] = {rank.gpu.key: rank.cpus for rank in ranks if rank.widening}
+                self._plans[asked] = {}
         return self._plans[asked]
 
     @cached_property

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from affinityd.audit.model import CAUSES, AuditedProcess, CpuTime, GpuKey, ProcessFacts, Scan
+from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, ProcessFacts, Scan
 from affinityd.audit.overlap import by_owners
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.topology.model import Gpu, Topology
-from affinityd.topology.nearness import PLACEMENTS
+from affinityd.topology.nearness import CAUSES, PLACEMENTS
 
 #: What is said of a GPU whose processes are not: a zero would be a finding.
 NOT_KNOWN = dict.fromkeys(

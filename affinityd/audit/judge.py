@@ -9,21 +9,20 @@ no mismatch. Where a thread ran last is not judged: one that sleeps was there lo
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
-from affinityd.audit.model import ALLOCATION, MASK, SLURM, AuditedProcess, GpuKey, ProcessFacts
-from affinityd.audit.model import UNPINNED as NOT_PINNED
+from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, ProcessFacts
 from affinityd.cpuset import CpuSet
-from affinityd.linux.procstat import ENDED
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import (
-    LOCAL,
     MIXED,
     UNKNOWN,
     UNPINNED,
     Vicinity,
+    cause_of,
     placement,
-    vicinity_of_any,
+    vicinity,
 )
 
 #: What runs on every GPU node and may hold its GPUs, by as much of its name as the kernel keeps,
@@ -66,25 +65,24 @@ class Judge:
         if facts.first_mask is not None:
             mains.add(facts.first_mask)
         itself = {mask: self._is_its_own(mask, mains) for mask in masks}
-        judged = [
-            thread.mask
-            for place, thread in enumerate(facts.threads)
-            if not itself[thread.mask] and (place or facts.state not in ENDED)
-        ]
-        together = _together({places[mask] for mask in judged})
-        return AuditedProcess(
+        audited = AuditedProcess(
             facts,
-            together,
+            UNKNOWN,
             placements=tuple(places[thread.mask] for thread in facts.threads),
             pinned_itself=tuple(itself[thread.mask] for thread in facts.threads),
-            cause=_cause(facts, near.cpus, together),
             is_daemon=of_daemon or is_known_daemon(facts),
             near=_known(near),
+        )
+        judged = audited.judged
+        return replace(
+            audited,
+            placement=_together(set(judged.values())),
+            cause=cause_of(judged, near.cpus, facts.cpuset),
         )
 
     def _found_vicinity(self, keys: tuple[GpuKey, ...]) -> Vicinity:
         gpus = [gpu for gpu in self._topology.gpus if gpu.key in keys]
-        return vicinity_of_any(self._topology, gpus)
+        return vicinity(self._topology, gpus)
 
     def _is_its_own(self, mask: CpuSet, mains: Collection[CpuSet]) -> bool:
         """Whether a thread's mask is one that a library chose: narrower than the main thread's.
@@ -109,15 +107,6 @@ def is_known_daemon(facts: ProcessFacts) -> bool:
 def _known(near: Vicinity) -> CpuSet | None:
     """Return the near CPUs; None where they are not known."""
     return near.cpus if near.nodes else None
-
-
-def _cause(facts: ProcessFacts, near: CpuSet, together: str) -> str | None:
-    if together in (LOCAL, UNKNOWN):
-        return None
-    if together == UNPINNED:
-        return NOT_PINNED
-    is_kept_away = facts.cpuset is not None and facts.cpuset.isdisjoint(near)
-    return ALLOCATION if is_kept_away else MASK
 
 
 def _together(placements: Collection[str]) -> str:

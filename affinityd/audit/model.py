@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from affinityd.cpuset import CpuSet
+from affinityd.linux.procstat import ENDED
 
 #: A GPU's one name on its machine: `Gpu.key`, its vendor and index.
 GpuKey = tuple[str, int]
-
-#: Why a process may run far from its GPU.
-ALLOCATION = "allocation"  #: its cpuset has no near CPU, or fewer than its job asked for
-MASK = "mask"  #: its cpuset has near CPUs, and its mask others
-UNPINNED = "unpinned"  #: it may run on the whole machine
-CAUSES = (ALLOCATION, MASK, UNPINNED)
 
 SLURM, KUBERNETES = "slurm", "kubernetes"
 
@@ -111,7 +106,7 @@ class AuditedProcess:
     placement: str  #: of `affinityd.topology.nearness`: local, mixed, remote, unpinned, unknown
     placements: tuple[str, ...]  #: of its threads, in their order
     pinned_itself: tuple[bool, ...]  #: of its threads: a library did, and it is not judged
-    cause: str | None = None  #: of CAUSES; None: local or unknown
+    cause: str | None = None  #: of `nearness.CAUSES`; None: local or unknown
     is_daemon: bool = False  #: known to run on every node (nvidia-persistenced …): not counted
     orphan: str | None = None  #: why it belongs to no living job; None: it does
     near: CpuSet | None = None  #: the CPUs near any of its GPUs; None: not known of all of them
@@ -123,10 +118,16 @@ class AuditedProcess:
         return self.cause is not None and not self.is_daemon
 
     @property
+    def judged(self) -> Mapping[CpuSet, str]:
+        """The masks of running threads that no library pinned, and their placements."""
+        rows = [*zip(self.facts.threads, self.placements, self.pinned_itself, strict=True)]
+        running = rows[1:] if self.facts.state in ENDED else rows
+        return {thread.mask: word for thread, word, itself in running if not itself}
+
+    @property
     def judged_masks(self) -> frozenset[CpuSet]:
-        """Those of the threads that no library pinned."""
-        threads = zip(self.facts.threads, self.pinned_itself, strict=True)
-        return frozenset(thread.mask for thread, itself in threads if not itself)
+        """Those masks alone."""
+        return frozenset(self.judged)
 
 
 @dataclass(frozen=True)

@@ -9,23 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from affinityd.audit.model import (
-    ALLOCATION,
-    KUBERNETES,
-    MASK,
-    SLURM,
-    UNPINNED,
-    AuditedProcess,
-    GpuKey,
-    Scan,
-)
+from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, GpuKey, Scan
 from affinityd.audit.orphans import GONE, has_ended
 from affinityd.cpuset import format_list
 from affinityd.linux.processes import INIT
 from affinityd.slurm.machine.core_affinity import Affinity, Cores, affinities
 from affinityd.text import count
 from affinityd.topology.model import Gpu, Topology
-from affinityd.topology.nearness import Vicinity, vicinity
+from affinityd.topology.nearness import ALLOCATION, MASK, UNPINNED, Vicinity, vicinity
 
 #: Sources: gres.conf(5), srun(1); Kubernetes' "Control Topology Management Policies on a Node".
 ALLOCATED = {

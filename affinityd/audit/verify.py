@@ -11,18 +11,16 @@ from dataclasses import dataclass, replace
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import Thread
-from affinityd.planner.model import RankPlan
+from affinityd.planner.model import RankPlan, granted_cpus
 from affinityd.text import count
 from affinityd.topology.model import Topology
-from affinityd.topology.nearness import MIXED, REMOTE, UNPINNED, Vicinity, placement, vicinity
+from affinityd.topology.nearness import ALLOCATION, FAR, Vicinity, cause_of, placement, vicinity
 
 #: Resident memory away from the GPUs is mentioned from this part on. Pages of files and of shared
 #: memory lie where somebody else touched them first, so that some of it always is.
 MENTIONED = 0.1
 #: From this part on it is a mismatch: the process filled its memory before it was pinned.
 MOST = 0.5
-
-FAR = (MIXED, REMOTE, UNPINNED)  #: placements of a thread that may run far from the GPUs
 
 PREFERRED = "start it with affinityd exec --memory preferred"
 
@@ -78,11 +76,9 @@ def verified(
     )
     placements = tuple(placement(topology, near, thread.mask) for thread in facts.threads)
     resident = tuple(_resident(near, facts))
-    given = frozenset[int]().union(*(rank.cpus for rank in ranks if rank.widening))
-    masks = [it.mask for it, word in zip(facts.threads, placements, strict=True) if word in FAR]
-    is_allocated = bool(masks) and (
-        near.cpus.isdisjoint(allowed) or all(mask <= given for mask in masks)
-    )
+    granted = frozenset[int]().union(*granted_cpus(ranks).values())
+    masks = {it.mask: word for it, word in zip(facts.threads, placements, strict=True)}
+    is_allocated = cause_of(masks, near.cpus, allowed, granted) == ALLOCATION
     groups = () if is_allocated else tuple(_groups(facts, placements))
     needs_force = any(it.mask != facts.threads[0].mask for _, those in groups for it in those)
     return Verification(

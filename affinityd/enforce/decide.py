@@ -37,6 +37,7 @@ from affinityd.enforce.targets import Given, Targets
 from affinityd.enforce.verdict import judged, only_observed, unsure
 from affinityd.text import quote
 from affinityd.topology.model import Topology
+from affinityd.topology.nearness import cause_of
 
 GIVEN = (
     "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: an allocation with "
@@ -150,8 +151,9 @@ class _Consents:
         cpus = self._identify(self._jobs.holder(process).facts).given
         if judgement.verdict != DRIFTED or not cpus:
             return None
-        is_there = all(mask <= cpus for mask in process.judged_masks)
-        return GIVEN.format(cpus=format_list(cpus)) if is_there else None
+        near = process.near or frozenset()
+        cause = cause_of(process.judged, near, process.facts.cpuset, granted=cpus)
+        return GIVEN.format(cpus=format_list(cpus)) if cause == ALLOCATION else None
 
     def pod(self, job: Job) -> str | None:
         """Return what Kubernetes calls a job, `NAMESPACE/POD`; None where that is not known."""

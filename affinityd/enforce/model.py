@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from affinityd.audit.model import MASK, UNPINNED, AuditedProcess, Job
+from affinityd.audit.model import AuditedProcess, Job
 from affinityd.cpuset import CpuSet
 from affinityd.enforce.policy.model import PolicyState, Treatment
+from affinityd.topology.nearness import MASK, UNPINNED
 
 #: What has jobs besides the schedulers of `affinityd.audit.model`: `Job.scheduler` of a container
 #: that none started, and of a cgroup that a rule names.

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from affinityd.audit.allocations import granted_cpus
+from affinityd.audit.allocations import granted_number
 from affinityd.audit.model import GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.enforce.policy.model import NOTHING, Treatment
@@ -159,7 +159,7 @@ class JobHistory:
             gpu for gpu, cpuset in held_gpus.now | held_gpus.before if not cpuset.isdisjoint(cpus)
         }
         divide = [it for it in held_gpus.holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
-        return SharedCpus(cpus, tuple(sorted(ranks)), granted_cpus(divide, cpus))
+        return SharedCpus(cpus, tuple(sorted(ranks)), granted_number(divide, cpus))
 
 
 def _together(cpus: CpuSet, cpusets: Collection[CpuSet]) -> CpuSet:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from affinityd.audit import model as audit
 from affinityd.audit.model import AuditedProcess, GpuKey, Job, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, several
@@ -16,6 +15,7 @@ from affinityd.enforce.model import ALLOCATION, NO_PLAN, UNKNOWN_CPUSET, UNKNOWN
 from affinityd.enforce.placement import JobHistory, JobPlans, SharedCpus
 from affinityd.enforce.policy.model import Treatment
 from affinityd.errors import UnsatisfiableError
+from affinityd.topology import nearness
 
 #: The masks that we gave a process.
 Given = Callable[[ProcessFacts], frozenset[CpuSet]]
@@ -44,7 +44,7 @@ class Targets:
         gpus = self._jobs.gpus(facts)
         near, cpuset, shared = self._near(gpus), _cpuset(facts), _cpuset(holder)
         if cpuset.isdisjoint(near):
-            kept_away = replace(process, cause=audit.ALLOCATION)
+            kept_away = replace(process, cause=nearness.ALLOCATION)
             raise ExemptError(ALLOCATION, str(self._remedies.of(kept_away)))
         try:
             cpus = self._places.of(self._pool(job, shared), treatment, gpus, cpuset)

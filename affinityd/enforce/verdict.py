@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from affinityd.audit.model import MASK, UNPINNED, AuditedProcess, ProcessFacts, ThreadFacts
+from affinityd.audit.model import AuditedProcess, ProcessFacts, ThreadFacts
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.model import (
     DRIFTED,
@@ -21,6 +21,7 @@ from affinityd.enforce.model import (
 from affinityd.enforce.policy.model import Treatment
 from affinityd.linux.procstat import ENDED
 from affinityd.text import count
+from affinityd.topology.nearness import MASK, UNPINNED
 
 CONFINED = (
     "somebody pinned it to {mask} on purpose; taskset -apc {cpuset} {pid} gives it back to its job"

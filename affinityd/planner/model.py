@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet
@@ -74,3 +75,8 @@ class Plan:
     ranks: tuple[RankPlan, ...]
     share: str  #: who divided the cores: "requested" or "node"
     warnings: tuple[PlanWarning, ...] = ()
+
+
+def granted_cpus(ranks: Iterable[RankPlan]) -> dict[tuple[str, int], CpuSet]:
+    """Return the CPUs, near and far, of the GPUs whose ranks asked for more than are near."""
+    return {rank.gpu.key: rank.cpus for rank in ranks if rank.widening}

@@ -1,8 +1,8 @@
-"""What is near to GPUs, and how a mask lies to it."""
+"""What is near to GPUs, where masks lie, seen from there, and why some are far. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet, several
@@ -14,6 +14,12 @@ REMOTE = "remote"  #: far alone
 UNPINNED = "unpinned"  #: on every online CPU, and some of them are far
 UNKNOWN = "unknown"  #: the machine does not say where its GPUs are
 PLACEMENTS = (LOCAL, MIXED, REMOTE, UNPINNED, UNKNOWN)
+FAR = (MIXED, REMOTE, UNPINNED)  #: those of a thread that may run far from its GPUs
+
+#: Why a process may run far from its GPUs, besides UNPINNED.
+ALLOCATION = "allocation"  #: its cpuset has no near CPU, or fewer than its job asked for
+MASK = "mask"  #: its cpuset has near CPUs, and its mask others
+CAUSES = (ALLOCATION, MASK, UNPINNED)
 
 
 @dataclass(frozen=True)
@@ -28,9 +34,10 @@ class Vicinity:
 
     def __str__(self) -> str:
         """Say it in a few words: `GPU 0 is on node 3`."""
-        names = several("GPU", (gpu.index for gpu in self.gpus))
-        on = {gpu.numa_node for gpu in self.gpus if gpu.numa_node is not None}
-        verb = "is" if len(self.gpus) == 1 else "are"
+        unknown = tuple(gpu for gpu in self.gpus if gpu.numa_node is None)
+        gpus = unknown or self.gpus
+        names, verb = several("GPU", (gpu.index for gpu in gpus)), "is" if len(gpus) == 1 else "are"
+        on = {gpu.numa_node for gpu in gpus if gpu.numa_node is not None}
         return f"{names} {verb} on {several('node', on) if on else 'an unknown node'}"
 
 
@@ -40,7 +47,7 @@ def vicinity(
     """Return what is near to GPUs; memory of `memory_nodes` counts as near, whatever else is.
 
     Near is the GPU's own node, or the nearest ones that have CPUs, whatever a process may use of
-    them; of GPUs whose node is unknown nothing is known, unless all CPUs are in one node.
+    them. Where one of the GPUs may be anywhere nothing is known, unless all CPUs are in one node.
     """
     nodes = _near_nodes(topology, gpus)
     homes = set(memory_nodes).union(*map(topology.memory_nodes, nodes))
@@ -55,12 +62,6 @@ def vicinity(
     )
 
 
-def vicinity_of_any(topology: Topology, gpus: Sequence[Gpu]) -> Vicinity:
-    """Return what is near to any of the GPUs; where one may be anywhere, that is unknown."""
-    lost = [gpu for gpu in gpus if not vicinity(topology, (gpu,)).nodes]
-    return vicinity(topology, lost or gpus)
-
-
 def placement(topology: Topology, near: Vicinity, mask: CpuSet) -> str:
     """Return where a mask is, seen from the GPUs: one of PLACEMENTS."""
     if not near.nodes:
@@ -72,10 +73,35 @@ def placement(topology: Topology, near: Vicinity, mask: CpuSet) -> str:
     return REMOTE if mask.isdisjoint(near.cpus) else MIXED
 
 
+def cause_of(
+    placements: Mapping[CpuSet, str],
+    near: CpuSet,
+    cpuset: CpuSet | None,
+    granted: CpuSet | None = None,
+) -> str | None:
+    """Return why masks are where they are, the first of CAUSES that fits; None: none is far.
+
+    `cpuset` is what the process may use, `granted` the CPUs, near and far, that it was given as it
+    asked for more than are near; None: not known.
+    """
+    far = [mask for mask, word in placements.items() if word in FAR]
+    causes = (
+        (None, not far),
+        (ALLOCATION, cpuset is not None and cpuset.isdisjoint(near)),
+        (ALLOCATION, granted is not None and all(mask <= granted for mask in far)),
+        (UNPINNED, UNPINNED in placements.values()),
+        (MASK, True),
+    )
+    return next(cause for cause, fits in causes if fits)
+
+
 def _near_nodes(topology: Topology, gpus: Sequence[Gpu]) -> tuple[int | None, ...]:
     with_cpus = topology.nodes_with_cpus
     if len(with_cpus) == 1:
         return with_cpus
-    known = [gpu.numa_node for gpu in gpus if gpu.numa_node is not None]
-    near = {node for own in known for node in topology.nearest(own, with_cpus)}
+    near: set[int | None] = set()
+    for gpu in gpus:
+        if gpu.numa_node is None:
+            return ()
+        near.update(topology.nearest(gpu.numa_node, with_cpus))
     return tuple(node for node in with_cpus if node in near)

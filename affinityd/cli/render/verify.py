@@ -11,13 +11,12 @@ from affinityd.cpuset import format_list
 from affinityd.linux.processes import Thread
 from affinityd.text import count
 from affinityd.topology.model import Topology
-from affinityd.topology.nearness import MIXED, REMOTE, UNPINNED
+from affinityd.topology.nearness import FAR
 
 COLUMNS = (
     *("pid", "name", "gpu", "node", "threads", "placement", "cpulist", "ran last on", "memory"),
 )
 NUMBERS = {"pid", "threads"}
-FAR = {MIXED, REMOTE, UNPINNED}  #: placements of threads that may run far away
 
 
 def table(findings: Sequence[Verification]) -> Iterator[str]:
@@ -45,7 +44,7 @@ def _of_tree(first: Verification, far: Sequence[Verification]) -> str:
         if first in far
         else (f"{count(below, 'descendant')} of {name}")
     )
-    words = sorted({word for it in far for word in it.placements} & FAR)
+    words = sorted({word for it in far for word in it.placements}.intersection(FAR))
     return f"{who}: mismatch: may run far from their GPUs ({', '.join(words)}); {far[0].remedy}"
 
 

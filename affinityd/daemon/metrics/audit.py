@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from affinityd.audit.document import Counts, counts
-from affinityd.audit.model import CAUSES, CpuTime, Scan
+from affinityd.audit.model import CpuTime, Scan
 from affinityd.daemon.metrics.families import (
     GPU_LABELS,
     MetricFamily,
@@ -21,7 +21,7 @@ from affinityd.daemon.metrics.job_series import JobRow
 from affinityd.daemon.state.scanner import Audit
 from affinityd.text import one_line
 from affinityd.topology.model import Gpu
-from affinityd.topology.nearness import PLACEMENTS
+from affinityd.topology.nearness import CAUSES, PLACEMENTS
 
 JOB_LABELS = ("scheduler", "job_id")
 

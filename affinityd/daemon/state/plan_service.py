@@ -14,7 +14,7 @@ from affinityd.request.formats import Reply, render
 from affinityd.request.parameters import Request
 from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Topology
-from affinityd.topology.nearness import UNKNOWN, placement, vicinity_of_any
+from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 from affinityd.topology.node import Node
 
 CACHED_BYTES = 16 * 1024 * 1024  #: of answers and their questions
@@ -119,7 +119,7 @@ def _observed(
     mask = mask or (caller.mask if caller else reply.request.cpuset)
     if mask is None:
         return UNKNOWN
-    return placement(topology, vicinity_of_any(topology, [it.gpu for it in reply.ranks]), mask)
+    return placement(topology, vicinity(topology, [it.gpu for it in reply.ranks]), mask)
 
 
 def _weight(request: Request, caller: Caller | None) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.model import CAUSES
 from affinityd.enforce.model import REASONS
+from affinityd.topology.nearness import CAUSES
 from tests.e2e.chart import dashboards, grafana, tools
 from tests.e2e.chart.alert_cases import FAR, GPU07, TOTAL, UNPLACED, labels, remedied
 from tests.e2e.chart.dcgm_series import far_gpu, util
