@@ -15,6 +15,7 @@ import pytest
 from affinityd.cli.exec_options import PARAMETERS
 from affinityd.discovery import open_tree
 from affinityd.discovery.snapshot import write_snapshot
+from affinityd.linux.memory_policy import POLICIES
 from affinityd.request.parameters import PARAMETERS as PLAN_S
 from tests.daemons import Daemon, running
 from tests.tiny import BOTH, FAR, LOOK, NEAR, PROGRAM, exec_, tiny_tree
@@ -416,6 +417,7 @@ def test_the_help_begins_with_what_a_person_chooses() -> None:
     chosen, others = exec_("--help", env={}).stdout.split("\nmore of the plan")
     assert "-v, --verbose" in chosen
     assert "--cpu-bind" not in chosen
+    assert f"--memory {'|'.join(POLICIES)}" in chosen
     for text, some in ((chosen, "--gpus --rank --mode --memory --omp"), (others, "--ranks --job")):
         assert (
             re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)[: len(some.split())] == some.split()
@@ -452,13 +454,18 @@ def test_memory_that_cannot_be_had_is_no_end(here: Mapping[str, str]) -> None:
 # What it costs.
 
 
+def imported(*words: str, env: Mapping[str, str]) -> set[str]:
+    """Return the modules that a run of Python imports."""
+    program = [sys.executable, "-X", "importtime", *words]
+    env = {**os.environ, **env}
+    done = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
 def test_nothing_heavy_is_imported_on_the_way(here: Mapping[str, str]) -> None:
-    words = ["-X", "importtime", str(PROGRAM), "exec", "--gpus=1", "--", "true"]
-    env = {**os.environ, **here}
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, env=env, check=True
-    )
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "affinityd.client.find_plan" in imported
+    ours = imported(str(PROGRAM), "exec", "--gpus=1", "--", "true", env=here)
+    ours -= imported("-c", "pass", env=here)
+    assert "affinityd.client.find_plan" in ours
     heavy = {"re", "json", "argparse", "dataclasses", "http.client", "socket", "typing", "enum"}
-    assert imported & (heavy | {"pathlib", "functools", "inspect", "signal"}) == set()
+    heavy |= {"pathlib", "functools", "inspect", "signal", "collections", "collections.abc"}
+    assert ours & (heavy | {"importlib", "affinityd.linux.memory_policy"}) == set()

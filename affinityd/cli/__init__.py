@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from importlib import import_module
 from io import TextIOWrapper
 
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.errors import DAEMON_EXTRA, AffinityError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 COMMANDS = {
     "serve": "answer /plan on a unix socket and on TCP",
@@ -44,7 +46,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(name: str, argv: Sequence[str]) -> int:
-    command = import_module(f"affinityd.cli.commands.{name}")
+    # importlib, which would say this in words, costs exec a twentieth of Python's start.
+    command = __import__(f"affinityd.cli.commands.{name}", fromlist=["run"])
     if hasattr(command, "main"):
         return int(command.main(argv[1:]))
     from affinityd.cli.parser import Parser  # noqa: PLC0415 - exec starts without argparse

@@ -5,7 +5,6 @@ from __future__ import annotations
 from affinityd.client.find_plan import TIMEOUT
 from affinityd.config.file import PLAN_PARAMETERS, plan_parameters
 from affinityd.errors import InvalidRequestError
-from affinityd.linux.memory_policy import POLICIES
 from affinityd.text import quote
 
 TYPE_CHECKING = False
@@ -18,7 +17,10 @@ PARAMETERS = (
     *("cpus", "task_cpus", "visible", "granted", "nvidia_visible", *PLAN_PARAMETERS),
 )
 CLIENT_OPTIONS = {
-    "memory": ("|".join(POLICIES), "also set the memory policy (default: the kernel's, near)"),
+    "memory": (
+        "local|preferred|bind|interleave",
+        "also set the memory policy (default: the kernel's, near)",
+    ),
     "timeout": ("SECONDS", "the most that finding a place may take (default: 1)"),
     "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
     "fail_closed": (None, "rather fail than run the command unpinned"),

@@ -8,7 +8,6 @@ from affinityd.client.process_context import ProcessContext
 from affinityd.config import switch
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import ApplyError
-from affinityd.linux.memory_policy import MemoryPolicy, set_policy
 from affinityd.request import environment_cpus
 from affinityd.request.launchers import local_rank
 from affinityd.text import one_line
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from affinityd.client.find_plan import ProcessPlan
+    from affinityd.linux.memory_policy import MemoryPolicy
     from affinityd.request.environment import Question
 
 UNPINNED = "AFFINITYD_UNPINNED"  #: tells a process why it was not pinned
@@ -59,12 +59,18 @@ def apply_plan(
     Raises ApplyError where the kernel refuses all of them.
     """
     cpus = set_mask(plan.cpus)
-    held = None if policy is None else set_policy(policy, plan.memory_nodes)
+    held = None if policy is None else _set_memory_policy(policy, plan.memory_nodes)
     os.environ.pop(UNPINNED, None)
     os.environ["AFFINITYD_CPULIST"] = format_list(cpus)
     os.environ["AFFINITYD_ALLOWED"] = format_list(plan.allowed)
     os.environ["AFFINITYD_LOCALITY"] = plan.locality
     return Applied(cpus, held, [*_remarks(plan, cpus), *_refusals(held)])
+
+
+def _set_memory_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
+    from affinityd.linux.memory_policy import set_policy  # noqa: PLC0415 - few ask for one
+
+    return set_policy(policy, nodes)
 
 
 def export_unpinned(reason: str) -> None:

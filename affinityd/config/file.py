@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Mapping
 
 from affinityd.config import switch
 from affinityd.errors import InvalidRequestError
-from affinityd.linux.files import read_regular
 from affinityd.text import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DEFAULT_PATH = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
@@ -96,6 +98,8 @@ def read(name: str) -> dict[str, str]:
     """Read the file's assignments; one that is not there has none. Raises InvalidRequestError."""
     if not os.path.exists(name):
         return {}
+    from affinityd.linux.files import read_regular  # noqa: PLC0415 - many nodes have no such file
+
     try:
         data = read_regular(name, MAX_FILE)
     except OSError as error:

@@ -10,13 +10,15 @@ from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.planner.names import BY_RANK
 from affinityd.request.environment_cpus import with_asked_cpus
-from affinityd.request.launchers import Environment, Rank, local_rank, number
-from affinityd.request.slurm_binding import Slot, gpu_slot
+from affinityd.request.launchers import Rank, local_rank, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes as long to import as Python to start
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from typing import TypeVar
+
+    from affinityd.request.launchers import Environment
+    from affinityd.request.slurm_binding import Slot
 
     A = TypeVar("A")
     A_Request = TypeVar("A_Request")
@@ -144,6 +146,8 @@ def _slurm_slot(rank: Rank, environ: Environment, own: str | None) -> Slot | Non
     bind = environ.get("SLURMD_TRES_BIND")
     if not bind or not rank.size or rank.variable != "SLURM_LOCALID":
         return None
+    from affinityd.request.slurm_binding import gpu_slot  # noqa: PLC0415 - such tasks alone wait
+
     gpus = number(environ.get("SLURM_GPUS_ON_NODE")) or 0
     seen = gpus if own is None else _count(own)
     return gpu_slot(bind, task=rank.number, tasks=rank.size, gpus=gpus, seen=seen)

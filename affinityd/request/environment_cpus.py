@@ -6,11 +6,13 @@ Source: srun(1), sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".
 from __future__ import annotations
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.request.launchers import SLURM_SPECIAL_STEP, Environment, local_rank, number
+from affinityd.request.launchers import SLURM_SPECIAL_STEP, local_rank, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from affinityd.request.launchers import Environment
 
 JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: how many CPUs a container asked for, or may use
 #: Parameters that say what is so without them.

@@ -6,9 +6,11 @@ Hydra; Cray PALS; flux-run(1); srun(1) and sbatch(1) "OUTPUT ENVIRONMENT VARIABL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
-Environment = Mapping[str, str]
+    Environment = Mapping[str, str]
 
 MAX_DIGITS = 10  #: of 2**32 - 1
 

@@ -16,7 +16,6 @@ from affinityd.cli.console import say
 from affinityd.client import apply, find_plan
 from affinityd.config import file, switch
 from affinityd.errors import AffinityError, InvalidRequestError
-from affinityd.linux import memory_policy
 from affinityd.linux.environ import environment_of
 from affinityd.text import quote
 
@@ -90,7 +89,7 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
     """
     said = file.variables()
     timeout = exec_options.seconds(options.get("timeout") or said.get("AFFINITYD_TIMEOUT"))
-    policy = memory_policy.checked_policy(options.get("memory") or said.get("AFFINITYD_MEMORY"))
+    policy = _memory_policy(options.get("memory") or said.get("AFFINITYD_MEMORY"))
     given = exec_options.parameters(options, said)
     questions = apply.own_questions(given, chosen)
     found = find_plan.find_plan(questions, file.sockets(said), start, timeout, bounded=True)
@@ -103,6 +102,15 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
         say(f"{NAME}: {line}")
     if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):
         os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(applied.cpus)))
+
+
+def _memory_policy(text: str | None) -> str | None:
+    """Return the memory policy that is asked for, if any. Raises InvalidRequestError."""
+    if text is None:
+        return None
+    from affinityd.linux.memory_policy import checked_policy  # noqa: PLC0415 - few ask for one
+
+    return checked_policy(text)
 
 
 def become(command: Sequence[str]) -> int:
