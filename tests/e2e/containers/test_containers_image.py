@@ -139,7 +139,7 @@ def test_nothing_is_compiled_when_it_starts(image: str) -> None:
     """A read-only root keeps no bytecode: what comes without is compiled at each start."""
     assert sh(image, COMPILED_ANEW) == ""
     without = sh(image, COMPILED_ANEW, "--env=PYTHONPYCACHEPREFIX=/none", "--read-only")
-    assert "/affinityd/cli/commands/serve.py" in without
+    assert "/affinityd/cli/commands/plan.py" in without
 
 
 def test_the_command_is_the_one_that_starts_without_what_the_daemon_needs(image: str) -> None:
