@@ -1,8 +1,9 @@
 """How many answers a second the daemon gives, beside a raw ASGI app on the same server.
 
-Both are uvicorn on uvloop and httptools over a unix socket; the same client asks them in turn,
-pair by pair, over kept-open connections. The daemon reads a tree on disk, so that every answer
-looks whether a CPU has come or gone. What counts is the ratio, not the machine.
+Both are uvicorn on uvloop and httptools over a unix socket, the raw app on uvicorn as it comes. The
+same client asks them in turn, pair by pair, over kept-open connections. The daemon reads a tree on
+disk, so that every answer looks whether a CPU has come or gone. What counts is the ratio, not the
+machine.
 
     python -m bench.answers [--pairs N] [--seconds S]
 """
@@ -21,11 +22,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from affinityd.daemon.sockets import listen_unix
-from affinityd.daemon.uvicorn_server import Server
+from affinityd.daemon.sockets import BACKLOG, listen_unix
 from tests.machines.facts import machine
 from tests.machines.sysfs_tree import write_tree
 
@@ -34,16 +35,27 @@ CONNECTIONS = 8
 BODY_BYTES = 1100  #: about what QUERY's answer has
 
 
-async def raw_app(_scope: Scope, _receive: Receive, send: Send) -> None:
-    """Answer the same number of bytes to anything."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % BODY_BYTES)]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b"x" * BODY_BYTES})
+def serve_raw(path: Path, size: int) -> None:
+    """Answer so many bytes to anything."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % size)]
+    body = b"x" * size
 
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
-def serve_raw(path: str) -> None:
-    """Serve `raw_app` as the daemon is served."""
-    uvloop.run(Server(raw_app).serve([listen_unix(Path(path)).socket]))
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+    )
+    uvloop.run(uvicorn.Server(config).serve([listen_unix(path).socket]))
 
 
 async def ask(path: str, seconds: float) -> float:
@@ -91,7 +103,9 @@ def measure(pairs: int, seconds: float) -> float:
         tree = write_tree(machine("dgx-a100"), Path(folder, "root"))
         serve = [sys.executable, "-m", "affinityd", "serve", "--root", str(tree)]
         with (
-            running([sys.executable, "-m", "bench.answers", "--raw", str(raw)], raw),
+            running(
+                [sys.executable, "-m", "bench.answers", "--raw", str(raw), str(BODY_BYTES)], raw
+            ),
             running([*serve, "--socket", str(daemon), "--listen", "none"], daemon),
         ):
             uvloop.run(ask(str(daemon), seconds))  # the first answer is computed, not remembered
@@ -108,10 +122,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.4)
-    parser.add_argument("--raw", help=argparse.SUPPRESS)
+    parser.add_argument("--raw", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.raw:
-        serve_raw(arguments.raw)
+        serve_raw(Path(arguments.raw[0]), int(arguments.raw[1]))
     else:
         print(f"ratio {measure(arguments.pairs, arguments.seconds):.2f} (goal 0.8)")
 

@@ -24,11 +24,6 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 
-import uvicorn
-import uvloop
-from starlette.types import Receive, Scope, Send
-
-from affinityd.daemon.sockets import BACKLOG, listen_unix
 from bench.answers import running
 from bench.live import GPUS, cpu_seconds, live
 from bench.many import END, burst, burst_of_processes, get
@@ -38,29 +33,6 @@ WAYS = ("again", "processes", "new")
 
 #: Asks all questions at once at a socket; returns the seconds until all are answered.
 Ask = Callable[[str, Sequence[bytes]], float]
-
-
-def serve_raw(path: Path, size: int) -> None:
-    """Answer so many bytes to anything."""
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % size)]
-    body = b"x" * size
-
-    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        backlog=BACKLOG,
-    )
-    uvloop.run(uvicorn.Server(config).serve([listen_unix(path).socket]))
 
 
 @dataclass(frozen=True)
@@ -100,7 +72,7 @@ def servers(ranks: int) -> Iterator[Mapping[str, tuple[str, int]]]:
         daemon = stack.enter_context(live(Path(folder, "live"), "--scan-interval=off"))
         answers = burst(str(daemon.socket), job(0, ranks)).answers
         size, raw = len(answers[0].partition(END)[2]), Path(folder, "raw.sock")
-        command = [sys.executable, "-m", "bench.burst", "--raw", str(raw), str(size)]
+        command = [sys.executable, "-m", "bench.answers", "--raw", str(raw), str(size)]
         peer = stack.enter_context(running(command, raw))
         yield {"daemon": (str(daemon.socket), daemon.process.pid), "raw": (str(raw), peer.pid)}
 
@@ -142,11 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--ranks", type=int, default=RANKS)
-    parser.add_argument("--raw", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.raw:
-        serve_raw(Path(arguments.raw[0]), int(arguments.raw[1]))
-        return
     for name, pairs in measure(arguments.pairs, arguments.ranks).items():
         middle = sorted(pairs, key=lambda it: it.ratio)[len(pairs) // 2]
         print(f"{name:9} {ratio(pairs):.2f} (goal 1.3)   the middle one: {middle}")

@@ -11,18 +11,17 @@ import random
 import re
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from affinityd.daemon.http.cached_response import CachedAnswer, FindAnswer
 from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.protocol import Protocol
-from affinityd.daemon.http.receive_buffer import Header
 from affinityd.daemon.http.refusals import REASONS, RefusalLog
-from affinityd.daemon.peers.connection import PeerConnection, connection_of
+from affinityd.daemon.peers.connection import connection_of
 from affinityd.daemon.uvicorn_server import Server
 from tests.serving import sweep
 
@@ -40,25 +39,23 @@ def in_time(story: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(asyncio.wait_for(story, SECONDS))
 
 
-@dataclass(frozen=True)
 class Address:
     """A TCP socket as far as it is asked."""
 
-    peer: str
     family = socket.AF_INET
 
     def getsockname(self) -> tuple[str, int]:
         return "192.0.2.9", 9465
 
     def getpeername(self) -> tuple[str, int]:
-        return self.peer, 4000
+        return "192.0.2.1", 4000
 
 
 class Transport(asyncio.Transport):
     """Takes what is written, and passes nothing on."""
 
-    def __init__(self, address: str = "192.0.2.1") -> None:
-        super().__init__({"socket": Address(address)})
+    def __init__(self) -> None:
+        super().__init__({"socket": Address()})
         self.written = b""
         self.is_reading_now = True
         self.closed = False
@@ -91,13 +88,12 @@ class Transport(asyncio.Transport):
         self.closed = self.aborted = True
 
 
-def said(query: bytes, headers: Iterable[Header], connection: PeerConnection) -> bytes:
+def said(query: bytes, scope: Scope) -> bytes:
     """Return what is answered: all that an answer depends on."""
-    return b"%b, %b, %b" % (
-        query,
-        dict(headers).get(b"accept", b""),
-        str(connection.whose).encode(),
-    )
+    connection = connection_of(scope)
+    assert connection is not None
+    accept = dict(scope["headers"]).get(b"accept", b"")
+    return b"%b, %b, %b" % (query, accept, str(connection.caller).encode())
 
 
 @dataclass
@@ -107,18 +103,16 @@ class Memory:
     asked: int = 0
     counted: int = 0
 
-    def __call__(
-        self, query: bytes, headers: Iterable[Header], connection: PeerConnection
-    ) -> CachedAnswer:
+    def __call__(self, query: bytes, scope: Scope) -> CachedAnswer:
         self.asked += 1
-        body = said(query, headers, connection)
+        body = said(query, scope)
         return CachedAnswer(b"content-length: %d\r\n" % len(body), body, self.count)
 
     def count(self) -> None:
         self.counted += 1
 
 
-def nothing(_query: bytes, _headers: Iterable[Header], _connection: PeerConnection) -> None:
+def nothing(_query: bytes, _scope: Scope) -> None:
     """Remember nothing."""
 
 
@@ -131,8 +125,7 @@ class Story:
     asked: list[bytes] = field(default_factory=list)
     transport: Transport = field(default_factory=Transport)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
-    remembered: FindAnswer = nothing
-    fronted: Callable[[ASGIApp], ASGIApp] = lambda app: app
+    find_answer: FindAnswer = nothing
 
     def __post_init__(self) -> None:
         self.may_answer.set()
@@ -140,7 +133,7 @@ class Story:
             reason: (lambda reason=reason: self.reasons.update([reason])) for reason in REASONS
         }
         self.connections = Connections(RefusalLog(counters), most=self.most)
-        self.server = Server(self.fronted(self), self.connections, self.remembered)
+        self.server = Server(self, self.connections, self.find_answer)
         self.server.config.load()
         self.server.server_state.default_headers = [DATE]
         self.protocol = self.connect(self.transport)
@@ -155,9 +148,7 @@ class Story:
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         self.asked.append(scope["raw_path"])
         await self.may_answer.wait()
-        connection = connection_of(scope)
-        assert connection is not None
-        body = said(scope["query_string"], scope["headers"], connection)
+        body = said(scope["query_string"], scope)
         headers = [(b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Scope
 
 from affinityd.daemon.http.cached_response import CachedAnswer
-from affinityd.daemon.http.protocol import LARGE
-from affinityd.daemon.http.receive_buffer import Header
 from affinityd.daemon.http.refusals import ANSWER_SECONDS, IDLE_SECONDS
-from affinityd.daemon.peers.connection import PeerConnection
 from tests.stories import DATE, END, Memory, Story, cut, tell
 
 
@@ -60,31 +57,17 @@ ALONE = [
     pytest.param(Asked((asking(begin="HEAD {} HTTP/1.1"),), 1), id="HEAD"),
     pytest.param(Asked((asking(begin="POST {} HTTP/1.1"),), 1), id="POST"),
     pytest.param(Asked((asking("/plan", *UPGRADE),), 1), id="Upgrade"),
-    pytest.param(Asked((asking("/plan", "content-length: 3") + b"abc",), 1), id="with its body"),
-    pytest.param(
-        Asked((asking("/plan", "content-length: 3"), b"abc"), 1), id="with a body that is to come"
-    ),
 ]
 SEVERAL = [
     pytest.param(Asked((PLAN, OTHER, PLAN), 0), id="one after the other"),
     pytest.param(Asked((asking("/plan", "content-length: 0"), OTHER), 0), id="after no body"),
-    pytest.param(Asked((PLAN + OTHER,), 1), id="two in one piece"),
-    pytest.param(Asked((PLAN + OTHER + PLAN,), 2), id="three in one piece"),
-    pytest.param(Asked((PLAN + OTHER[:9], OTHER[9:]), 1), id="one, and another begun"),
-    pytest.param(Asked((PLAN + CLOSING,), 1), id="two, and no more"),
-    pytest.param(Asked((CLOSING + PLAN,), 1), id="nothing after the last"),
-    pytest.param(
-        Asked((asking("/plan", "content-length: 3") + b"abc" + PLAN,), 1), id="one behind a body"
-    ),
-    pytest.param(Asked((asking("/healthz") + PLAN,), 1), id="behind one of another kind"),
-    pytest.param(Asked((PLAN + b"\r\n", OTHER), 1), id="an empty line behind it"),
 ]
 
 
 @pytest.mark.parametrize("asked", [*ALONE, *SEVERAL])
 def test_what_is_answered_at_once_is_what_the_app_would_have_answered(asked: Asked) -> None:
     memory = Memory()
-    told = tell(lambda story: story.send(*asked.pieces), remembered=memory)
+    told = tell(lambda story: story.send(*asked.pieces), find_answer=memory)
     of_the_app = tell(lambda story: story.send(*asked.pieces))
     assert told.transport.written == of_the_app.transport.written
     assert told.transport.closed == of_the_app.transport.closed
@@ -99,22 +82,39 @@ def test_what_is_answered_at_once_is_what_the_app_would_have_answered(asked: Ask
 def test_whatever_is_asked_however_it_comes_the_answers_are_the_apps(
     asked: list[Asked], seed: int
 ) -> None:
-    pieces = cut(b"".join(b"".join(it.pieces) for it in asked), seed)
-    told = tell(lambda story: story.send(*pieces), remembered=Memory())
+    pieces = [piece for it in asked for piece in cut(b"".join(it.pieces), seed)]
+    told = tell(lambda story: story.send(*pieces), find_answer=Memory())
     of_the_app = tell(lambda story: story.send(*pieces))
     assert told.transport.written == of_the_app.transport.written
     assert told.transport.closed == of_the_app.transport.closed
     assert told.total == of_the_app.total
 
 
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param((PLAN + OTHER,), id="two in one piece"),
+        pytest.param((PLAN + OTHER + PLAN,), id="three in one piece"),
+        pytest.param((PLAN + OTHER[:9], OTHER[9:]), id="one, and another begun"),
+        pytest.param((CLOSING + PLAN,), id="behind the last"),
+    ],
+)
+def test_what_comes_in_one_piece_with_a_request_is_not_answered_and_ends_the_connection(
+    pieces: tuple[bytes, ...],
+) -> None:
+    memory = Memory()
+    story = tell(lambda story: story.send(*pieces), find_answer=memory)
+    assert (story.statuses, story.transport.closed) == ([200], True)
+    assert memory.counted == 1
+    assert story.reasons == {}
+
+
 def test_what_is_not_remembered_is_asked_of_the_app() -> None:
-    def remembered(
-        query: bytes, headers: Iterable[Header], connection: PeerConnection
-    ) -> CachedAnswer | None:
-        return memory(query, headers, connection) if query == b"gpus=0" else None
+    def find(query: bytes, scope: Scope) -> CachedAnswer | None:
+        return memory(query, scope) if query == b"gpus=0" else None
 
     memory = Memory()
-    story = tell(lambda story: story.send(OTHER, PLAN, OTHER), remembered=remembered)
+    story = tell(lambda story: story.send(OTHER, PLAN, OTHER), find_answer=find)
     assert story.statuses == [200] * 3
     assert len(story.asked) == 2
     assert memory.counted == 1
@@ -129,9 +129,8 @@ def test_after_an_answer_nothing_of_its_request_is_kept(*, is_remembered: bool) 
         assert (story.protocol.url, story.protocol.headers) == (b"", [])
         assert story.protocol.scope is None
         assert story.protocol.cycle is None
-        assert story.protocol.is_idle
 
-    story = tell(ask, **{"remembered": Memory()} if is_remembered else {})
+    story = tell(ask, **{"find_answer": Memory()} if is_remembered else {})
     assert len(story.asked) == (not is_remembered)
 
 
@@ -143,7 +142,7 @@ def test_after_it_a_connection_stays_as_long_as_after_any_answer() -> None:
         story.after(IDLE_SECONDS + 0.1)
         assert story.transport.closed
 
-    assert tell(ask, remembered=Memory()).reasons == {}
+    assert tell(ask, find_answer=Memory()).reasons == {}
 
 
 def test_the_last_answer_of_a_connection_has_a_minute_to_be_taken() -> None:
@@ -155,27 +154,10 @@ def test_the_last_answer_of_a_connection_has_a_minute_to_be_taken() -> None:
         story.after(ANSWER_SECONDS + 0.1)
         assert story.transport.aborted
 
-    assert tell(ask, remembered=Memory()).reasons == {"answer_time": 1}
+    assert tell(ask, find_answer=Memory()).reasons == {"answer_time": 1}
 
 
-@pytest.mark.parametrize(
-    ("size", "held"), [(LARGE, 0), (LARGE + 1, LARGE + 1)], ids=["once a second", "at once"]
-)
-def test_what_is_not_taken_of_an_answer_counts(size: int, held: int) -> None:
-    async def ask(story: Story) -> None:
-        story.transport.untaken = size
-        await story.send(PLAN)
-        assert story.protocol.held == held
-        story.after(0)
-        assert story.protocol.held == size
-
-    answer = CachedAnswer(b"", b"x" * size, lambda: None)
-    assert tell(ask, remembered=lambda *_: answer).transport.written.endswith(answer.body)
-
-
-def forgetful(
-    query: bytes, _headers: Iterable[Header], _connection: PeerConnection
-) -> CachedAnswer:
+def forgetful(query: bytes, _scope: Scope) -> CachedAnswer:
     answers: dict[bytes, CachedAnswer] = {}
     return answers[query]
 
@@ -183,7 +165,7 @@ def forgetful(
 def test_a_bug_is_told_as_one_and_the_log_says_where_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    story = tell(lambda story: story.send(PLAN), remembered=forgetful)
+    story = tell(lambda story: story.send(PLAN), find_answer=forgetful)
     assert story.statuses == [500]
     _, _, body = story.transport.written.partition(END)
     assert body == b"the daemon has failed; its log says how\n"
@@ -207,7 +189,7 @@ def test_a_bug_is_told_as_one_and_the_log_says_where_it_is(
     ],
 )
 def test_what_is_no_request_is_no_bug(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    story = tell(lambda story: story.send(data), remembered=forgetful)
+    story = tell(lambda story: story.send(data), find_answer=forgetful)
     assert story.statuses == [400]
     assert story.reasons == {"malformed": 1}
     assert not [it for it in caplog.records if it.levelno >= logging.ERROR]

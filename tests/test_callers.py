@@ -1,4 +1,4 @@
-"""Who asks: real processes, which end, pass on, and have the pids of others; both ways to tell."""
+"""Real processes that connect, end, pass on, and have the pids of others: which CPUs are theirs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from affinityd.cpuset import parse_list
 from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.peers.callers import CallerCpus, Callers
-from affinityd.daemon.peers.connection import PeerConnection
+from affinityd.daemon.peers.connection import KEY, PeerConnection
 from affinityd.daemon.peers.cpuset_cache import CpusetFiles
-from affinityd.daemon.peers.pid_identity import has_pidfd
 from affinityd.daemon.state.plan_service import Answer
 from affinityd.errors import BusyError
 from affinityd.request.resolve import Caller
@@ -34,15 +32,6 @@ from tests.tiny import BOTH, FAR, NEAR
 pytestmark = pytest.mark.processes
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do so to processes")
-
-WAYS = [
-    pytest.param(
-        True,
-        id="by pidfd",
-        marks=pytest.mark.skipif(not has_pidfd(), reason="a kernel before 6.5"),
-    ),
-    pytest.param(False, id="by start time"),
-]
 
 #: Connects, and executes what it is told.
 CALLER = """
@@ -59,12 +48,10 @@ for line in sys.stdin:
 class Called:
     """A connection, and the process that made it."""
 
-    def __init__(
-        self, process: subprocess.Popen[str], accepted: socket.socket, *, by_pidfd: bool
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[str], accepted: socket.socket) -> None:
         self.process = process
         self.accepted = accepted
-        self.connection = PeerConnection(Accepted(accepted), by_pidfd=lambda: by_pidfd)
+        self.connection = PeerConnection(Accepted(accepted))
 
     def do(self, code: str) -> None:
         assert self.process.stdin is not None
@@ -75,19 +62,19 @@ class Called:
 
 
 @contextmanager
-def called(*, by_pidfd: bool) -> Iterator[Called]:
+def called() -> Iterator[Called]:
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = f"{folder}/s"
         listener.bind(path)
         listener.listen()
         with program(CALLER, path) as process, listener.accept()[0] as accepted:
-            yield Called(process, accepted, by_pidfd=by_pidfd)
+            yield Called(process, accepted)
 
 
-@pytest.fixture(params=WAYS)
-def caller(request: pytest.FixtureRequest) -> Iterator[Called]:
+@pytest.fixture
+def caller() -> Iterator[Called]:
     """Yield a process that has connected."""
-    with called(by_pidfd=request.param) as it:
+    with called() as it:
         yield it
 
 
@@ -99,7 +86,7 @@ def told(callers: Callers, connection: PeerConnection | None) -> CallerCpus | No
     """Return what the daemon would know, on its event loop."""
 
     async def ask() -> CallerCpus | None:
-        return callers.facts(connection)
+        return callers.of_connection(connection)
 
     return asyncio.run(ask())
 
@@ -125,7 +112,7 @@ def test_who_lives_is_known_by_the_mask_and_the_cpuset_that_it_has_now(caller: C
 def test_a_kernel_that_has_no_files_of_cpusets_tells_by_the_cgroup(
     caller: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Callers, "_tells_cpusets", False)
+    monkeypatch.setattr(Callers, "_has_cpuset_files", False)
     with cpuset() as folder:
         (folder / "cpuset.cpus").write_text(FAR)
         (folder / "cgroup.procs").write_text(str(caller.process.pid))
@@ -141,20 +128,6 @@ def test_who_has_ended_is_not_known(caller: Called, is_reaped: bool) -> None:
     if is_reaped:
         caller.process.wait()
     assert facts(caller) is None
-
-
-@as_root
-def test_the_start_of_a_process_counts_with_its_user_alone() -> None:
-    with called(by_pidfd=False) as caller:
-        caller.do("os.setuid(65534)")
-        assert facts(caller) is None
-
-
-@as_root
-def test_whose_effective_user_is_who_connected_is_known() -> None:
-    with called(by_pidfd=False) as caller:
-        caller.do("os.setresuid(65534, 0, 0)")
-        assert facts(caller) is not None
 
 
 def test_to_find_out_who_asks_leaves_no_file_open(caller: Called) -> None:
@@ -198,8 +171,8 @@ import asyncio, os, socket, sys, time
 sys.path.insert(0, sys.argv[1])
 from tests.serving import Accepted
 from affinityd.daemon.peers.callers import Callers
-from affinityd.daemon.peers.connection import Connection
-path, by_pidfd = sys.argv[2], sys.argv[3] == "True"
+from affinityd.daemon.peers.connection import PeerConnection
+path = sys.argv[2]
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(path)
 listener.listen()
@@ -214,15 +187,12 @@ def connect():
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     os.read(told, 1)
-class NoProof:
-    def holds(self, read):
-        return read()
 first = child(connect)
 accepted, _ = listener.accept()
-connection = Connection(Accepted(accepted), by_pidfd=lambda: by_pidfd)
+connection = PeerConnection(Accepted(accepted))
 def facts():
     async def ask():
-        return Callers().facts(connection)
+        return Callers().of_connection(connection)
     return asyncio.run(ask())
 before = facts()
 os.write(tell, b"x")
@@ -231,23 +201,20 @@ time.sleep(0.05)  # the start of a process is known by 10 ms
 open("/proc/sys/kernel/ns_last_pid", "w").write(str(first - 1))
 second = child(lambda: time.sleep(60))
 after = facts()
-connection.proof = NoProof()
+connection.is_same_process = lambda: True
 print(second == first, before is not None, after, facts() == before)
 os.kill(second, 9)
 """
 
 
 @as_root
-@pytest.mark.parametrize("by_pidfd", WAYS)
 def test_who_has_the_pid_of_one_that_has_ended_is_not_taken_for_it(
-    tmp_path: Path, by_pidfd: bool
+    tmp_path: Path,
 ) -> None:
     apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     repository = str(Path(__file__).parents[1])
     command = [*apart, sys.executable, "-c", REUSED, repository, str(tmp_path / "s")]
-    done = subprocess.run(
-        [*command, str(by_pidfd)], capture_output=True, text=True, check=False, cwd=repository
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=repository)
     assert done.stdout == "True True None True\n", done.stderr
 
 
@@ -257,9 +224,7 @@ def test_over_tcp_nobody_is_known() -> None:
         socket.create_connection(server.getsockname()),
         server.accept()[0] as accepted,
     ):
-        for by_pidfd in (True, False):
-            connection = PeerConnection(Accepted(accepted), by_pidfd=partial(bool, by_pidfd))
-            assert told(Callers(), connection) is None
+        assert told(Callers(), PeerConnection(Accepted(accepted))) is None
 
 
 def test_of_a_replayed_machine_nobody_is_known(caller: Called) -> None:
@@ -277,60 +242,62 @@ def test_where_no_more_files_can_be_opened_there_is_no_answer_rather_than_a_wron
     _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def ask() -> None:
-        assert callers.facts(caller.connection) is not None
+        assert callers.of_connection(caller.connection) is not None
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
         try:
             with pytest.raises(BusyError, match="Too many open files; try again in a moment"):
-                callers.facts(caller.connection)
+                callers.of_connection(caller.connection)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        assert callers.facts(caller.connection) is not None
+        assert callers.of_connection(caller.connection) is not None
 
     asyncio.run(ask())
 
 
 def test_where_no_more_files_can_be_opened_nobody_elses_answer_is_given(caller: Called) -> None:
-    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
-        raise AssertionError
-
     def not_counted(_answer: Answer) -> Callable[[], None]:
         return lambda: None
 
-    async def read() -> None:
-        raise AssertionError
-
-    front = AnswerCache(
-        app,
-        callers=Callers(),
-        is_current=lambda: True,
-        first_reading=read,
-        counter=not_counted,
-    )
-    front.remember((b"gpus=0", b"", None), Answer(b"{}", "application/json", "node", "local"))
+    answers = AnswerCache(Callers(), is_current=lambda: True, counter=not_counted)
+    unknown = {"query_string": b"gpus=0", "headers": [], "state": {}}
+    answers.remember(unknown, Answer(b"{}", "application/json", "node", "local"))
     _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 
+    def of_caller() -> Scope:
+        return {**unknown, "state": {KEY: caller.connection}}
+
     async def ask() -> None:
-        assert front.remembered(b"gpus=0", [], caller.connection) is None
+        assert answers.find(b"gpus=0", unknown) is not None
+        assert answers.find(b"gpus=0", of_caller()) is None
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
         try:
-            assert front.remembered(b"gpus=0", [], caller.connection) is None
+            assert answers.find(b"gpus=0", of_caller()) is None
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
     asyncio.run(ask())
 
 
-def test_who_connected_when_no_more_files_could_be_opened_is_not_taken_for_nobody(
+def test_of_who_connects_when_no_more_files_can_be_opened_no_connection_is_made(
     caller: Called,
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
-        connection = PeerConnection(Accepted(caller.accepted), by_pidfd=lambda: False)
+        with pytest.raises(OSError, match="Too many open files"):
+            PeerConnection(Accepted(caller.accepted))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    with pytest.raises(BusyError, match="Too many open files; try again in a moment"):
-        told(Callers(), connection)
+
+
+def test_the_cpus_of_a_requests_caller_are_read_once(caller: Called) -> None:
+    scope: Scope = {"state": {KEY: caller.connection}}
+    callers = Callers()
+    before = callers.of_request(scope)
+    assert before is not None
+    caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
+    assert callers.of_request(scope) is before
+    assert callers.of_connection(caller.connection) != before
 
 
 #: As a user who may not look into a folder: asks itself.
@@ -339,10 +306,10 @@ import asyncio, socket, sys
 sys.path.insert(0, sys.argv[1])
 from tests.serving import Accepted
 from affinityd.daemon.peers.callers import Callers
-from affinityd.daemon.peers.connection import Connection
+from affinityd.daemon.peers.connection import PeerConnection
 ours, theirs = socket.socketpair(socket.AF_UNIX)
 async def ask():
-    return Callers().facts(Connection(Accepted(ours)))
+    return Callers().of_connection(PeerConnection(Accepted(ours)))
 print(asyncio.run(ask()))
 """
 
@@ -359,24 +326,6 @@ def test_who_shuts_his_cgroups_folder_is_bound_by_his_mask_and_by_nothing_wider(
         command = ["sh", "-c", enter, str(folder), *user, sys.executable, "-c", SHUT, repository]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
     assert done.stdout == f"{known(FAR, FAR)}\n", done.stderr
-
-
-@needs_cpuset
-def test_a_cpuset_is_read_once_for_all_whose_turn_it_is() -> None:
-    with cpuset() as folder, called(by_pidfd=False) as caller:
-        (folder / "cgroup.procs").write_text(str(caller.process.pid))
-        callers, connection = Callers(), caller.connection
-
-        async def ask() -> None:
-            assert callers.facts(connection) == known(BOTH, BOTH)
-            (folder / "cpuset.cpus").write_text(FAR)
-            assert callers.facts(connection) == known(FAR, BOTH)
-            await asyncio.sleep(0)
-            assert callers.facts(connection) == known(FAR, FAR)
-
-        asyncio.run(ask())
-        caller.process.kill()
-        caller.process.wait()
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,24 @@
-"""How many connections there may be, whose, and what they hold; and who goes for another."""
+"""How many connections there may be, of which caller, for how long; and whose turn it is."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.daemon.http.connections import Connection, Connections
-from affinityd.daemon.http.refusals import MOST_OF_ONE, NO_ROOM, TOO_MANY, RefusalLog
-from affinityd.daemon.peers.caller_key import CallerKey
+from affinityd.daemon.http.connections import Connections
+from affinityd.daemon.http.refusals import (
+    MOST_OF_ONE,
+    MOST_UNTAKEN,
+    NO_ROOM,
+    TOO_MANY,
+    RefusalLog,
+)
+from affinityd.daemon.peers.connection import TCP, CallerKey
 
 
 @dataclass(eq=False)
@@ -19,169 +27,60 @@ class Held:
 
     caller: CallerKey
     deadline: float = 0.0
-    is_idle: bool = True
-    is_stuck: bool = False
-    holds: int = 0
-    held: int = 0
-    ended: bool = False
+    untaken: int = 0
+    aborted: bool = False
     expired: bool = False
 
     def expire(self) -> None:
         self.expired = True
 
-    def end(self) -> None:
-        self.ended = True
+    def abort(self) -> None:
+        self.aborted = True
 
 
-def counted(*callers: CallerKey, most: int = 100, most_held: int = 1000) -> tuple[Counted, ...]:
-    """Return connections of these callers, all of which there is room for."""
-    connections = Connections(RefusalLog(), most=most, most_held=most_held)
-    there = tuple(Counted(caller, connections) for caller in callers)
-    for it in there:
+def counting(*held: Held, most: int = 100) -> Connections:
+    """Return what counts these, all of which there is room for."""
+    connections = Connections(RefusalLog(), most=most)
+    for it in held:
         assert connections.add(it) is None
-    return there
+    return connections
 
 
-class Counted(Held):
-    """One that says how much it holds."""
-
-    def __init__(self, caller: CallerKey, connections: Connections) -> None:
-        super().__init__(caller)
-        self.connections = connections
-
-    def hold(self, size: int) -> None:
-        self.holds = size
-        self.connections.weigh(self)
-
-
-def test_one_user_has_so_many_connections_and_the_next_is_refused() -> None:
-    first, *_ = there = counted(*[1000] * MOST_OF_ONE, most=5000)
-    connections = first.connections
-    assert connections.add(Held(1000)) is TOO_MANY
-    assert connections.add(Held(1001)) is None
-    assert not any(it.ended for it in there)
-    connections.remove(first)
-    assert connections.add(Held(1000)) is None
+@pytest.mark.parametrize(
+    ("most", "of_one"),
+    [
+        pytest.param(5000, MOST_OF_ONE, id="many files"),
+        pytest.param(32, 16, id="few files: half"),
+        pytest.param(1, 1, id="hardly any"),
+    ],
+)
+@pytest.mark.parametrize("caller", [1000, TCP], ids=["a user", "the network"])
+def test_one_caller_has_so_many_connections_and_leaves_others_room(
+    most: int, of_one: int, caller: CallerKey
+) -> None:
+    there = [Held(caller) for _ in range(of_one)]
+    connections = counting(*there, most=most)
+    assert connections.add(Held(caller)) is TOO_MANY
+    assert connections.add(Held(7)) is (None if of_one < most else NO_ROOM)
+    connections.remove(there[0])
+    assert connections.add(Held(caller)) is None
 
 
-def test_of_whoever_holds_most_the_heaviest_end_where_it_is_too_much_in_all() -> None:
-    ann, *bobs = counted(1, 2, 2, 2)
-    ann.hold(300)
-    for it, size in zip(bobs, (100, 300, 250), strict=True):
-        it.hold(size)
-    assert not any(it.ended for it in (ann, *bobs))
-    bobs[0].hold(200)
-    assert [it.ended for it in (ann, *bobs)] == [False, False, True, True]
+def test_where_there_is_no_room_nobody_comes_in() -> None:
+    there = [Held(caller) for caller in range(8)]
+    connections = counting(*there, most=8)
+    assert connections.add(Held(9)) is NO_ROOM
+    connections.remove(there[3])
+    assert connections.add(Held(9)) is None
 
 
-def test_what_has_been_taken_meanwhile_counts_no_more() -> None:
-    ann, bob = counted(1, 2)
-    ann.hold(900)
-    ann.holds = 0
-    bob.hold(900)
-    assert not ann.ended
-    assert not bob.ended
-
-
-def test_what_nobody_said_counts_at_the_next_sweep() -> None:
-    ann, *bobs = counted(1, 2, 2)
-    ann.holds, bobs[0].holds, bobs[1].holds = 300, 100, 700
-    assert not any(it.ended for it in (ann, *bobs))
-    ann.connections.sweep(-1.0)
-    assert [it.ended for it in (ann, *bobs)] == [False, False, True]
-
-
-def test_what_has_ended_holds_nothing() -> None:
-    ann, bob = counted(1, 2)
-    ann.hold(900)
-    ann.connections.remove(ann)
-    ann.hold(900)  # it is told once more, by what was under way
-    bob.hold(900)
-    assert not bob.ended
-
-
-@pytest.mark.parametrize("caller", [1, "192.0.2.1"], ids=["users", "the network"])
-def test_users_and_the_network_leave_each_other_a_quarter(caller: CallerKey) -> None:
-    other: CallerKey = "192.0.2.9" if caller == 1 else 9
-    there = counted(*[caller] * 7, most=8)
-    connections = there[0].connections
-    assert [it.ended for it in there] == [True, *[False] * 6]
-    assert connections.add(Held(other)) is None
-    assert connections.add(Held(other)) is None
-    assert sum(it.ended for it in there) == 1
-    assert len(connections) == 8
-
-
-@dataclass(frozen=True)
-class Crowd:
-    """Who is there, all that may be, in the order in which they came, who comes, and who goes.
-
-    Each is whose it is, and how: `idle`, `busy` with a request, or an answer is `stuck`.
-    """
-
-    there: str
-    newcomer: CallerKey
-    goes: int | None  #: its place; None: the newcomer
-
-
-#: Of eight, users may be six, and so may the network.
-CROWDS = [
-    pytest.param(Crowd("1idle 2idle 3idle 3idle 2idle 3idle", 4, 2), id="of whoever has most"),
-    pytest.param(
-        Crowd("1idle 2idle 3busy 3busy 2idle 3busy", 4, 1), id="else of who has next most"
-    ),
-    pytest.param(Crowd("3stuck 3busy 1idle 1idle 3idle 3idle", 4, 4), id="idle before stuck"),
-    pytest.param(
-        Crowd("1idle 1busy 3busy 3stuck 3busy 3stuck", 4, 3), id="stuck where none is idle"
-    ),
-    pytest.param(Crowd("1idle 1idle 2idle 3busy 3busy 3busy", 3, None), id="not of who has fewer"),
-    pytest.param(Crowd("1idle 1idle 1idle 3busy 3busy 3busy", 3, 0), id="of who has as many"),
-    pytest.param(Crowd("1idle 1idle 2idle 3stuck 3stuck 3busy", 3, 3), id="his own stuck ones"),
-    pytest.param(Crowd("1idle 1busy 1busy 1busy 1busy 1busy", 1, 0), id="his own idle one"),
-    pytest.param(Crowd("1busy 1busy 2busy 2busy 3busy 3busy", 4, None), id="nobody who is busy"),
-    pytest.param(
-        Crowd("aidle aidle 1busy 2idle 1busy 2busy 3busy 3busy", 4, 3), id="a user for a user"
-    ),
-    pytest.param(
-        Crowd("aidle aidle 1busy 2busy 1busy 2busy 3busy 3busy", 4, None), id="and no other"
-    ),
-    pytest.param(
-        Crowd("1idle 1idle aidle bidle cbusy abusy bbusy abusy", "d", 2),
-        id="of the network for the network",
-    ),
-    pytest.param(
-        Crowd("abusy aidle aidle 1busy 1busy 1idle 1busy 1busy", "b", 5),
-        id="of either, while the newcomer's kind is not crowded",
-    ),
-    pytest.param(
-        Crowd("abusy aidle aidle 1busy 1busy 2busy 2busy 1busy", 3, 1),
-        id="of the network for a user",
-    ),
-]
-
-
-@pytest.mark.parametrize("crowd", CROWDS)
-def test_where_there_is_no_room_somebody_goes(crowd: Crowd) -> None:
-    words = crowd.there.split()
-    there = counted(*(int(it[0]) if it[0].isdigit() else it[0] for it in words), most=8)
-    for it, word in zip(there, words, strict=True):
-        it.is_idle, it.is_stuck = word[1:] == "idle", word[1:] == "stuck"
-    refusal = there[0].connections.add(Held(crowd.newcomer))
-    assert [place for place, it in enumerate(there) if it.ended] == (
-        [] if crowd.goes is None else [crowd.goes]
-    )
-    assert refusal is (NO_ROOM if crowd.goes is None else None)
-    assert len(there[0].connections) == len(there)
-
-
-def test_who_has_many_that_take_no_answer_never_has_more_for_it() -> None:
-    there = counted(*[1] * 4, *[2] * 2, most=8)
-    for it in there:
-        it.is_idle, it.is_stuck = it.caller == 2, it.caller == 1
-    for _ in range(20):
-        newcomer = Held(1, is_idle=False, is_stuck=True)
-        assert there[0].connections.add(newcomer) is None
-    assert not any(it.ended for it in there if it.caller == 2)
+def test_of_a_caller_that_takes_no_answers_the_newest_connection_ends() -> None:
+    ann, *bobs = Held(1), Held(2), Held(2)
+    connections = counting(ann, *bobs)
+    for it in (ann, *bobs):
+        it.untaken = MOST_UNTAKEN // 2 + 1
+        connections.weigh(it)
+    assert [it.aborted for it in (ann, *bobs)] == [False, False, True]
 
 
 @dataclass(frozen=True)
@@ -203,26 +102,68 @@ SWEPT = [
 
 
 @pytest.mark.parametrize("swept", SWEPT)
-def test_who_is_late_ends_unless_he_has_sent_since_the_last_sweep(swept: Swept) -> None:
-    (it,) = counted(1)
+def test_what_is_late_ends_unless_something_came_since_the_last_sweep(swept: Swept) -> None:
+    it = Held(1)
+    connections = counting(it)
     for now, deadline in swept.deadlines.items():
         assert not it.expired
         it.deadline = deadline
-        it.connections.sweep(now)
+        connections.sweep(now)
     assert it.expired == swept.ends
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3))))
 def test_what_is_counted_is_what_is_there(steps: list[tuple[bool, int]]) -> None:
-    connections = Connections(RefusalLog(), most=1000, most_of_one=5)
-    there: list[Connection] = []
+    connections = counting(most=10)
+    there: list[Held] = []
     for comes, caller in steps:
         if comes:
             held = Held(caller)
             theirs = sum(it.caller == caller for it in there)
-            assert (connections.add(held) is None) == (theirs < 5)
-            there += [held] if theirs < 5 else []
+            has_room = theirs < 5 and len(there) < 10
+            assert (connections.add(held) is None) == has_room
+            there += [held] if has_room else []
         elif there:
             connections.remove(there.pop(caller % len(there)))
         assert len(connections) == len(there)
-        assert connections._of.keys() == {it.caller for it in there}
+        assert connections._shares.keys() == {it.caller for it in there}
+
+
+def test_each_caller_has_a_turn_in_every_second_turn_of_the_loop_in_the_order_of_its_requests() -> (
+    None
+):
+    order: list[tuple[CallerKey, int]] = []
+    there = [Held(caller) for caller in (1, 1, 1, 1, 2, 2, TCP)]
+    connections = counting(*there)
+
+    async def ask(number: int, it: Held) -> None:
+        await connections.turn(it)
+        order.append((it.caller, number))
+
+    async def run() -> None:
+        waiting = [asyncio.ensure_future(ask(*it)) for it in enumerate(there)]
+        seen = []
+        while len(order) < len(there):
+            seen.append(len(order))
+            await asyncio.sleep(0)
+        assert {after - before for before, after in pairwise(seen)} <= {0, 1, 2, 3}
+        await asyncio.gather(*waiting)
+
+    asyncio.run(run())
+    assert order[:3] == [(1, 0), (2, 4), (TCP, 6)]
+    assert order[3:5] == [(1, 1), (2, 5)]
+    assert order[5:] == [(1, 2), (1, 3)]
+
+
+def test_a_request_that_is_cancelled_while_it_waits_keeps_no_other_waiting() -> None:
+    there = [Held(1) for _ in range(3)]
+    connections = counting(*there)
+
+    async def run() -> None:
+        tasks = [asyncio.ensure_future(connections.turn(it)) for it in there]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        tasks[1].cancel()
+        await asyncio.wait_for(tasks[2], 5)
+
+    asyncio.run(run())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.peers.connection import Peer, PeerConnection, network
+from affinityd.daemon.peers.connection import TCP, Peer, PeerConnection
 from tests.serving import Accepted
 
 pytestmark = pytest.mark.processes
@@ -114,24 +114,7 @@ def test_over_tcp_nobody_is_known() -> None:
         connection = PeerConnection(Accepted(client))
         assert connection.credentials is None
         assert connection.peer is None
-        assert connection.whose == "localhost"
-
-
-@pytest.mark.parametrize(
-    ("address", "counts_as"),
-    [
-        ("192.0.2.1", "192.0.2.1"),
-        ("127.0.0.1", "localhost"),
-        ("127.255.3.4", "localhost"),
-        ("::1", "localhost"),
-        ("::ffff:127.0.0.9", "localhost"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-    ],
-)
-def test_who_has_many_addresses_counts_as_one_caller(address: str, counts_as: str) -> None:
-    assert network(address) == counts_as
+        assert connection.caller == TCP
 
 
 def test_little_of_an_answer_that_nobody_takes_waits_in_the_kernel(open_folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.app import create_app
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
@@ -35,9 +36,9 @@ def ask(query: bytes, accept: bytes) -> list[dict[str, Any]]:
         service = Broken(Node(machine("dgx-h100")))
         stand_in = StandIn()
         watcher = TopologyWatcher(service, stand_in, reserved=frozenset(), on_read=lambda: None)
-        app = create_app(
-            service, watcher, Metrics(lambda: service.known), LatestAudit("none"), callers=Callers()
-        )
+        metrics = Metrics(lambda: service.known)
+        answers = AnswerCache(Callers(), is_current=watcher.is_current, counter=metrics.counter)
+        app = create_app(service, watcher, metrics, LatestAudit("none"), answers=answers)
         scope = {
             "type": "http",
             "method": "GET",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-import tracemalloc
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list, parse_list
-from affinityd.daemon.state.plan_service import CACHED_BYTES, PlanService
+from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
 from affinityd.planner.model import Demand, Plan
 from affinityd.planner.planner import plan
@@ -46,12 +44,6 @@ def test_a_document_is_json() -> None:
 
 def test_the_first_gpus_of_a_dgx_a100_have_half_a_node_each() -> None:
     assert cpulists(ask(machine("dgx-a100"), gpus="0,1")) == ["48-55,176-183", "56-63,184-191"]
-
-
-def test_what_was_answered_before_is_not_computed_again() -> None:
-    service = PlanService(A100)
-    again = parse_request([("share", "requested"), ("gpus", "0, 1")])
-    assert service.answer(TWO_GPUS, "json") is service.answer(again, "json")
 
 
 def test_the_ranks_of_a_job_are_planned_once_and_each_gets_what_it_would_get_alone(
@@ -238,23 +230,3 @@ def test_where_the_cpuset_is_not_known_the_mask_is_no_bound() -> None:
     reply = answer(A100, asked, caller)
     assert (format_list(reply.allowed), reply.within) == ("0-63", None)
     assert format_list(answer(A100, TWO_GPUS, Caller(parse_list("48-51"))).allowed) == "48-51"
-
-
-@pytest.mark.parametrize(
-    ("name", "texts"),
-    [
-        ("cpuset", (f"0,{number}-65535" for number in range(32768, 32783))),
-        ("visible", (f"0,{'x' * 32000}{number}" for number in range(900))),
-    ],
-    ids=["giant cpusets", "long texts"],
-)
-def test_what_is_remembered_of_giant_questions_stays_small(name: str, texts: Iterator[str]) -> None:
-    service = PlanService(Node(made({0: "0-7"}, gpus=[0])))
-    tracemalloc.start()
-    try:
-        for text in texts:
-            service.answer(parse_request([("mode", "node"), (name, text)]), "cpulist")
-        kept, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert kept < 1.5 * CACHED_BYTES

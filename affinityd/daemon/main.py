@@ -21,6 +21,7 @@ from affinityd.audit.model import Scan
 from affinityd.config.settings import OFF, Settings
 from affinityd.config.switch import ON
 from affinityd.daemon import signals
+from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.app import create_app
 from affinityd.daemon.api.enforcement import NOT_ENFORCING
 from affinityd.daemon.api.plan_only import PlanOnly
@@ -107,17 +108,23 @@ async def _serve(
         switch=settings.switch,
         on_read=publisher.has_been_read,
     )
+    answers = AnswerCache(
+        Callers(replayed=settings.replays),
+        is_current=watcher.is_current,
+        counter=metrics.counter,
+    )
+    service.on_swap(answers.forget)
     app = create_app(
         service,
         watcher,
         metrics,
         latest,
-        callers=Callers(replayed=settings.replays),
+        answers=answers,
         enforced=enforcement.documents if enforcement else NOT_ENFORCING,
         admin_group=settings.admin_group,
     )
     connections = Connections(RefusalLog(metrics.refusals(REASONS)), most=most_connections())
-    servers = Servers(app, PlanOnly(app), listeners, connections)
+    servers = Servers(app, PlanOnly(app), listeners, connections, answers.find)
     works = [watcher.watch(), publisher.run(), servers.watch()]
     if scan is not None and settings.scan_interval is not None:
         act = _acting_on_audits(metrics, enforcement)

@@ -8,8 +8,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
-from affinityd.daemon.api.answer_cache import AnswerCache
-from affinityd.daemon.api.plan_only import PlanOnly
+from starlette.types import ASGIApp
+
+from affinityd.daemon.http.cached_response import FindAnswer
 from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.sockets import Listeners, TcpListener, UnixListener
 from affinityd.daemon.state.background import pause
@@ -26,20 +27,26 @@ RETRY_SECONDS = 5.0  #: how often a TCP address is tried again where another pro
 TAKEN_AT_ONCE = 8
 
 
-App = AnswerCache | PlanOnly
-
-
 class Servers:
     """Serves on all sockets until it is stopped."""
 
     def __init__(
-        self, app: AnswerCache, plan_only: PlanOnly, listeners: Listeners, connections: Connections
+        self,
+        app: ASGIApp,
+        plan_only: ASGIApp,
+        listeners: Listeners,
+        connections: Connections,
+        find_answer: FindAnswer,
     ) -> None:
-        """Take what answers everything, what answers plans alone, where, and who counts callers."""
+        """Take what answers everything, what answers plans alone, where, and what they share.
+
+        That is what counts connections, and what finds answers that were given before.
+        """
         self._app = app
         self._plan_only = plan_only
         self._listeners = listeners
         self._connections = connections
+        self._find_answer = find_answer
         self._servers: list[Server] = []
         self._stopping = asyncio.Event()
 
@@ -71,11 +78,11 @@ class Servers:
             if not unix.is_reachable():
                 raise FatalError(f"{unix.path} is gone, or another process's")
 
-    async def _serve(self, app: App, listener: UnixListener | TcpListener) -> None:
+    async def _serve(self, app: ASGIApp, listener: UnixListener | TcpListener) -> None:
         if isinstance(listener, TcpListener):
             await self._wait_until_free(listener)
         if listener.socket is not None and not self._stopping.is_set():
-            server = Server(app, self._connections, app.remembered)
+            server = Server(app, self._connections, self._find_answer)
             self._servers.append(server)
             await server.serve([listener.socket, *_more(listener.socket)])
 

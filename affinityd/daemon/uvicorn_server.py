@@ -28,7 +28,7 @@ class Server(uvicorn.Server):
         self,
         app: ASGIApp,
         connections: Connections | None = None,
-        remembered: FindAnswer = lambda _query, _headers, _connection: None,
+        find_answer: FindAnswer = lambda _query, _scope: None,
     ) -> None:
         """Take what is to be served, who counts connections, and what was answered before."""
         if connections is None:
@@ -38,7 +38,7 @@ class Server(uvicorn.Server):
                 app,
                 # uvicorn calls it as it would the class.
                 http=partial(  # type: ignore[arg-type]
-                    Protocol, connections=connections, remembered=remembered
+                    Protocol, connections=connections, find_answer=find_answer
                 ),
                 ws="none",
                 lifespan="off",

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-NUMBER = 4  #: bytes of each of the three
+NUMBER = 4  #: bytes of each of the three, and of a group
+
+#: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
+SO_PEERGROUPS = 59
+MAX_GROUPS = 1024  #: bytes, the most that Python asks a socket for: 256 groups
+
+OVERFLOW_UID = "/proc/sys/kernel/overflowuid"
 
 
 class Credentials:
@@ -43,3 +49,24 @@ def credentials(connection: Any) -> Credentials:  # noqa: ANN401 - a socket, or 
         int.from_bytes(told[NUMBER : 2 * NUMBER], sys.byteorder),
         int.from_bytes(told[2 * NUMBER :], sys.byteorder),
     )
+
+
+def groups(connection: Any, own: int) -> frozenset[int]:  # noqa: ANN401 - as above
+    """Return the gids of the process there: its own and, where there is room, the others."""
+    try:
+        told = connection.getsockopt(_socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS)
+    except OSError:  # a kernel before 4.13, or more groups than there is room for
+        told = b""
+    numbers = range(0, len(told), NUMBER)
+    return frozenset(
+        {own, *(int.from_bytes(told[it : it + NUMBER], sys.byteorder) for it in numbers)}
+    )
+
+
+def overflow_uid() -> int:
+    """Return the uid of users that this user namespace does not know, user_namespaces(7)."""
+    try:
+        with open(OVERFLOW_UID, encoding="ascii") as file:  # noqa: PTH123
+            return int(file.read())
+    except (OSError, ValueError):
+        return 65534

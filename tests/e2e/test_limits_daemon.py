@@ -23,18 +23,15 @@ from starlette.types import Receive, Scope, Send
 from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.refusals import (
     ANSWER_SECONDS,
-    HEAD_SECONDS,
     IDLE_SECONDS,
-    MAX_BODY,
     MAX_HEAD,
-    MOST_HELD,
     MOST_OF_ONE,
     REASONS,
+    REQUEST_SECONDS,
     RefusalLog,
 )
 from affinityd.daemon.sockets import listen_unix
 from affinityd.daemon.uvicorn_server import Server
-from bench.live import resident
 from tests.daemons import PATIENCE, Daemon, eventually, is_ready, running
 from tests.serving import sweep
 
@@ -43,6 +40,9 @@ pytestmark = pytest.mark.processes
 TARGET = "/plan?gpus=0&mode=node&format=cpulist"
 REQUEST = f"GET {TARGET} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
 ANSWER = b"48-63,176-191\n"
+
+#: Bytes that one user may cost: a fraction of what the unit gives the daemon (MemoryMax=512M).
+GROWTH = 256 * 2**20
 
 #: Holds as many connections as it is told, as another user, until its stdin ends.
 HOLD = """
@@ -156,7 +156,7 @@ def test_every_reason_is_counted_from_0_on(tmp_path: Path) -> None:
 
 
 REQUESTS = [
-    pytest.param(b"GET /plan%0A?gpus=0 HTTP/1.1", 404, id="a newline behind the path"),
+    pytest.param(b"GET /plan%0A?gpus=0 HTTP/1.1", 200, id="a newline behind the path"),
     pytest.param(b"GET //plan?gpus=0 HTTP/1.1", 404, id="two slashes"),
     pytest.param(b"GET http://x/plan?gpus=0 HTTP/1.1", 200, id="an absolute target"),
     pytest.param(b"GET x:1 HTTP/1.1", 400, id="a target that is an address"),
@@ -181,11 +181,6 @@ REQUESTS = [
     pytest.param(b"GET /plan?cpuset=0-65535 HTTP/1.1", 200, id="CPU 65535"),
     pytest.param(b"GET /plan?cpuset=0-65536 HTTP/1.1", 422, id="CPU 65536"),
     pytest.param(b"GET /plan?cpuset=0-4294967295 HTTP/1.1", 422, id="CPU 4294967295"),
-    pytest.param(
-        b"POST /plan?gpus=0 HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 9",
-        405,
-        id="a body to come",
-    ),
 ]
 
 
@@ -226,7 +221,7 @@ def test_slow_clients_are_ended_in_their_time(daemon: Daemon) -> None:
         slow["idle"].sendall(REQUEST)
         left = {connection: name for name, connection in slow.items()}
         drops = iter(REQUEST)
-        while left and time.monotonic() < began + HEAD_SECONDS + PATIENCE:
+        while left and time.monotonic() < began + REQUEST_SECONDS + PATIENCE:
             if slow["drip"] in left:
                 with suppress(BrokenPipeError):  # it has ended just now
                     slow["drip"].send(bytes([next(drops)]))
@@ -235,8 +230,10 @@ def test_slow_clients_are_ended_in_their_time(daemon: Daemon) -> None:
                     said[left[connection]] = said.get(left[connection], b"") + part
                 else:
                     ends[left.pop(connection)] = time.monotonic() - began
-    assert IDLE_SECONDS <= ends["idle"] < HEAD_SECONDS
-    assert all(HEAD_SECONDS <= ends[name] < HEAD_SECONDS + 5 for name in ("none", "half", "drip"))
+    assert IDLE_SECONDS <= ends["idle"] < REQUEST_SECONDS
+    assert all(
+        REQUEST_SECONDS <= ends[name] < REQUEST_SECONDS + 5 for name in ("none", "half", "drip")
+    )
     assert said.keys() == {"half", "drip", "idle"}
     assert said["half"].startswith(b"HTTP/1.1 408 ")
     assert said["drip"].startswith(b"HTTP/1.1 408 ")
@@ -261,25 +258,16 @@ def test_a_user_has_1024_connections_and_costs_the_others_none(folder: Path) -> 
             answer = everything(one_more)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert answer.endswith(
-            b"1024 connections of this caller are open, which is the most; close some\n"
+            b"this caller has as many connections open as one may have; close some\n"
         )
         held[0].sendall(REQUEST)
         assert everything(held[0]).endswith(ANSWER)
-        told = [line for line in daemon.lines if "connections of this caller are open" in line]
+        told = [line for line in daemon.lines if "as many connections open" in line]
         assert [re.search(r"uid (\d+)", line)[1] for line in told if "uid" in line] == ["65534"]  # type: ignore[index]
 
 
 @needs_root
-@pytest.mark.parametrize(
-    "question",
-    [
-        pytest.param(lambda n: get(f"/plan?ranks=64&mode=node&cpuset=0-{n + 20}"), id="new ones"),
-        pytest.param(lambda _: REQUEST * 300, id="the same again and again"),
-    ],
-)
-def test_a_user_with_many_requests_keeps_nobody_else_waiting(
-    folder: Path, question: Callable[[int], bytes]
-) -> None:
+def test_a_user_with_many_requests_keeps_nobody_else_waiting(folder: Path) -> None:
     """All of them lie there before another's, whose answer says how many were answered before."""
     with running(folder, "--machine", "dgx-a100") as daemon, ExitStack() as stack:
         with being(65534):
@@ -291,7 +279,7 @@ def test_a_user_with_many_requests_keeps_nobody_else_waiting(
         before = plans(daemon.get("/metrics").text)
         daemon.signal(signal.SIGSTOP)
         for number, connection in enumerate(greedy):
-            connection.sendall(question(number))
+            connection.sendall(get(f"/plan?ranks=64&mode=node&cpuset=0-{number + 20}"))
         other.sendall(get("/metrics", "connection: close"))
         daemon.signal(signal.SIGCONT)
         with other.makefile() as answer:
@@ -312,25 +300,35 @@ def test_those_who_ask_and_go_do_not_fill_the_memory(folder: Path) -> None:
             with connect(daemon) as connection:
                 connection.sendall(head)
         eventually(lambda: is_ready(daemon), "there is room for others")
-        assert peak(daemon.process.pid) - before < MOST_HELD
+        assert peak(daemon.process.pid) - before < GROWTH
+
+
+LONG = MAX_HEAD - 100  #: bytes of a head
+
+FLOODS = [
+    pytest.param(lambda _: b"GET /plan?gpus=" + b"0" * LONG, id="half heads"),
+    pytest.param(lambda n: get(f"/plan?gpus={n}" + "0" * LONG), id="requests that wait"),
+    pytest.param(lambda _: REQUEST * 10_000, id="pipelines"),
+    pytest.param(lambda _: get("/plan?ranks=256&mode=all"), id="answers that are not taken"),
+]
 
 
 @needs_root
-def test_those_who_wait_for_their_turn_do_not_fill_the_memory(folder: Path) -> None:
-    target = "/plan?gpus=" + "0" * (MAX_HEAD - 100)
-    question = get(target, f"content-length: {MAX_BODY}") + b"x" * MAX_BODY
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_user_with_a_thousand_connections_does_not_fill_the_memory(
+    folder: Path, flood: Callable[[int], bytes]
+) -> None:
     with running(folder, "--machine", "dgx-a100") as daemon, ExitStack() as stack:
         before = peak(daemon.process.pid)
-        daemon.signal(signal.SIGSTOP)
-        for user in (65532, 65533, 65534):
-            with being(user):
-                crowd = [stack.enter_context(connect(daemon)) for _ in range(300)]
-            for connection in crowd:
-                connection.sendall(question)
-        daemon.signal(signal.SIGCONT)
-        eventually(lambda: is_ready(daemon), "there is room for others")
-        assert peak(daemon.process.pid) - before < MOST_HELD
-        assert refused(daemon)["bytes"]
+        with being(65534):
+            crowd = [stack.enter_context(connect(daemon)) for _ in range(1000)]
+        for _ in range(3):
+            for number, connection in enumerate(crowd):
+                connection.settimeout(0)
+                with suppress(BlockingIOError, ConnectionError):
+                    connection.sendall(flood(number))
+            assert daemon.get(TARGET).body == ANSWER
+        assert peak(daemon.process.pid) - before < GROWTH
 
 
 def test_those_who_end_before_they_take_an_answer_do_not_fill_the_log(folder: Path) -> None:
@@ -348,21 +346,6 @@ def test_those_who_end_before_they_take_an_answer_do_not_fill_the_log(folder: Pa
         assert not [line for line in daemon.lines if line.startswith("error")]
 
 
-def test_answers_that_nobody_takes_do_not_fill_the_memory(folder: Path) -> None:
-    with running(folder, "--machine", "dgx-a100") as daemon, ExitStack() as stack:
-        before = resident(daemon.process.pid)
-        question = b"GET /plan?ranks=256&mode=all HTTP/1.1\r\nhost: x\r\n\r\n"
-        for _ in range(1000):
-            connection = stack.enter_context(connect(daemon))
-            connection.settimeout(0)
-            with suppress(BlockingIOError, ConnectionError):
-                for _ in range(10):
-                    connection.sendall(question * 1000)
-        eventually(lambda: refused(daemon)["bytes"], "some connections have ended")
-        assert resident(daemon.process.pid) - before < 2 * MOST_HELD
-        assert daemon.plan("gpus=0&mode=node")["cpulist"]
-
-
 @needs_root
 def test_few_files_are_no_reason_for_a_user_to_keep_the_others_out(folder: Path) -> None:
     before = ("prlimit", "--nofile=128:128")
@@ -372,7 +355,7 @@ def test_few_files_are_no_reason_for_a_user_to_keep_the_others_out(folder: Path)
                 assert daemon.get(TARGET).body == ANSWER
             files = len([*Path(f"/proc/{daemon.process.pid}/fd").iterdir()])
             assert files < 128
-        assert refused(daemon)["replaced"] >= 200 - 64
+        assert refused(daemon)["caller"] >= 200 - 16
         assert daemon.process.poll() is None
 
 

@@ -12,12 +12,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from affinityd import __version__
 from affinityd.daemon.api import problems
-from affinityd.daemon.api.answer_cache import CALLER, AnswerCache, key_of
+from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.audit import audit_route
 from affinityd.daemon.api.documents import Told
 from affinityd.daemon.api.enforcement import NOT_ENFORCING, enforce_route
 from affinityd.daemon.metrics.registry import Metrics
-from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.state.background import SingleFlight
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scanner import LatestAudit
@@ -75,10 +74,10 @@ def create_app(
     metrics: Metrics,
     audits: LatestAudit,
     *,
-    callers: Callers,
+    answers: AnswerCache,
     enforced: Told = NOT_ENFORCING,
     admin_group: int | None = None,
-) -> AnswerCache:
+) -> FastAPI:
     """Return the ASGI app that answers on one node."""
     app = FastAPI(
         title="affinityd",
@@ -89,21 +88,13 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name whatever host the request did
     )
-    front = AnswerCache(
-        app,
-        callers=callers,
-        is_current=watcher.is_current,
-        first_reading=watcher.first_reading,
-        counter=metrics.counter,
-    )
-    service.on_swap(front.forget)
     problems.install(app)
     app.include_router(_list_route(app))
-    app.include_router(_plan_route(service, watcher, metrics, front))
+    app.include_router(_plan_route(service, watcher, metrics, answers))
     app.include_router(_node_routes(service, watcher, metrics))
     app.include_router(audit_route(audits, admin_group, _NO_DOCUMENT))
     app.include_router(enforce_route(enforced, admin_group, _NO_DOCUMENT))
-    return front
+    return app
 
 
 def _list_route(app: FastAPI) -> APIRouter:
@@ -121,7 +112,7 @@ def _list_route(app: FastAPI) -> APIRouter:
 
 
 def _plan_route(
-    service: PlanService, watcher: TopologyWatcher, metrics: Metrics, front: AnswerCache
+    service: PlanService, watcher: TopologyWatcher, metrics: Metrics, answers: AnswerCache
 ) -> APIRouter:
     router = APIRouter()
 
@@ -132,13 +123,14 @@ def _plan_route(
         openapi_extra={"parameters": _PARAMETERS},
     )
     async def plan(request: Request) -> Response:
+        await watcher.first_reading()
         began, mode = perf_counter(), ""
         try:
             requests = parse_query(_pairs(request.scope["query_string"]))
             mode = requests[0].options.mode
             await _bring_up_to_date(service, watcher, requests[0])
-            facts = request.scope["state"][CALLER]
-            caller = None if facts is None else facts.caller
+            known = answers.callers.of_request(request.scope)
+            caller = None if known is None else known.caller
             kind = _format(requests[0], request)
             answer = first_answer(
                 requests, lambda asked: service.answer(asked, kind, caller), is_retried
@@ -146,7 +138,7 @@ def _plan_route(
         except AffinityError as error:
             metrics.refused(mode, error.status)
             raise
-        front.remember(key_of(request.scope), answer)
+        answers.remember(request.scope, answer)
         metrics.planned(answer, perf_counter() - began)
         return Response(answer.body, headers={"content-type": answer.media_type})
 

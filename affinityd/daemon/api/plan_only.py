@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.problems import problem
 from affinityd.text import quote
 
@@ -20,10 +19,9 @@ GET /plan  A cpulist for each rank, as in /plan?gpus=0,1&mode=node
 class PlanOnly:
     """Passes on to the app what is asked of /plan, and nothing else."""
 
-    def __init__(self, app: AnswerCache) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         """Take the app."""
         self._app = app
-        self.remembered = app.remembered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI has it."""

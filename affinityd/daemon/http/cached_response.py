@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from affinityd.daemon.http.receive_buffer import Header
-from affinityd.daemon.peers.connection import PeerConnection
+from starlette.types import Scope
+
+Header = tuple[bytes, bytes]  #: its name in lower case, and its value
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CLOSE = b"connection: close\r\n"
@@ -26,5 +27,5 @@ class CachedAnswer:
         return b"".join((OK, lines, self.headers, b"" if stays else CLOSE, b"\r\n", self.body))
 
 
-#: Returns what was answered to a plan request before: its query, its headers, who asks.
-FindAnswer = Callable[[bytes, Iterable[Header], PeerConnection], CachedAnswer | None]
+#: Returns what was answered before to the plan request of a query and, but for that, a scope.
+FindAnswer = Callable[[bytes, Scope], CachedAnswer | None]

@@ -1,167 +1,105 @@
-"""How many connections there are, and whose: a limit for each caller, and room for the others."""
+"""Which connections there are, of which caller: how many, how long, and how much lies there."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
-from itertools import chain
+import asyncio
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from affinityd.daemon.http.refusals import (
-    MOST_HELD,
     MOST_OF_ONE,
+    MOST_UNTAKEN,
     NO_ROOM,
-    OVERWEIGHT,
-    REPLACED,
     TOO_MANY,
+    UNTAKEN,
     Refusal,
     RefusalLog,
 )
-from affinityd.daemon.peers.caller_key import CallerKey
+from affinityd.daemon.peers.connection import CallerKey
 
 
-class Connection(Protocol):
-    """One of them, as they are seen here."""
+class LimitedConnection(Protocol):
+    """A connection as far as its limits go."""
 
     caller: CallerKey
     deadline: float  #: seconds of the loop's clock; until then it may be as it is
-    held: int  #: bytes of it that lie here, as was last noted
 
     @property
-    def holds(self) -> int:
-        """Bytes of it that lie here: not all of a request, or of an answer that is not taken."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nobody waits for an answer."""
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether an answer lies here that is not taken."""
+    def untaken(self) -> int:
+        """Bytes of answers that its client has not taken."""
 
     def expire(self) -> None:
         """End it: its deadline has passed."""
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """End it at once, with whatever is under way."""
 
 
+@dataclass
+class CallerShare:
+    """What one caller has: its connections, and the lock that its requests take in turn."""
+
+    connections: set[LimitedConnection] = field(default_factory=set)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class Connections:
-    """The connections of a daemon, the oldest of each caller first.
+    """The connections of a daemon. No caller has more than half of those that there may be."""
 
-    Of all that there may be, users have three quarters at most, and so has the network.
-    """
-
-    def __init__(
-        self,
-        register: RefusalLog,
-        *,
-        most: int,
-        most_of_one: int = MOST_OF_ONE,
-        most_held: int = MOST_HELD,
-    ) -> None:
-        """Take who notes refusals, and how many there may be: in all, of one caller, and bytes."""
-        self.register = register
+    def __init__(self, refusals: RefusalLog, *, most: int) -> None:
+        """Take who notes refusals, and how many connections there may be in all."""
+        self.refusals = refusals
         self._most = most
-        self._most_of_one = most_of_one
-        self._most_held = most_held
-        self._held = 0
-        self._of_kind: Counter[type] = Counter()  # of a caller: int is a uid, str an address
-        self._of: dict[CallerKey, dict[Connection, None]] = {}
-        self._late: dict[Connection, float] = {}
+        self._most_of_one = min(MOST_OF_ONE, max(most // 2, 1))
+        self._shares: dict[CallerKey, CallerShare] = {}
+        self._late: dict[LimitedConnection, float] = {}
 
     def __len__(self) -> int:
         """Return how many there are."""
-        return self._of_kind.total()
+        return sum(len(share.connections) for share in self._shares.values())
 
-    def add(self, connection: Connection) -> Refusal | None:
-        """Count a new one, or return why it is refused. One that is idle may have to go for it."""
-        caller, kind = connection.caller, type(connection.caller)
-        theirs = self._of.get(caller, {})
-        is_shared = kind is str  # by all users of a machine
-        if len(theirs) >= self._most_of_one and not (is_shared and self._has_ended_one(theirs)):
+    def add(self, connection: LimitedConnection) -> Refusal | None:
+        """Count a new one, or return why it is refused."""
+        share = self._shares.get(connection.caller, CallerShare())
+        if len(share.connections) >= self._most_of_one:
             return TOO_MANY
-        is_crowded = self._of_kind[kind] >= max(self._most * 3 // 4, 1)
-        is_full = is_crowded or len(self) >= self._most
-        if is_full and not self._make_room(caller, kind if is_crowded else object):
+        if len(self) >= self._most:
             return NO_ROOM
-        self._of.setdefault(caller, {})[connection] = None
-        self._of_kind[kind] += 1
+        share.connections.add(connection)
+        self._shares[connection.caller] = share
         return None
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: LimitedConnection) -> None:
         """Forget one that has ended; it may have been refused, or forgotten before."""
-        theirs = self._of.get(connection.caller)
-        if theirs is not None and connection in theirs:
-            del theirs[connection]
-            self._of_kind[type(connection.caller)] -= 1
-            self._held -= connection.held
-            connection.held = 0
-            if not theirs:
-                del self._of[connection.caller]
+        share = self._shares.get(connection.caller)
+        if share is not None:
+            share.connections.discard(connection)
+            if not share.connections:
+                del self._shares[connection.caller]
 
-    def weigh(self, connection: Connection) -> None:
-        """Note what a connection holds; of whoever holds most, the heaviest end if it is too much.
+    async def turn(self, connection: LimitedConnection) -> None:
+        """Return when a request of this connection's caller may go on: one a turn of the loop.
 
-        What was noted of others may have been taken since: before any is ended they are asked anew.
+        Callers do not wait for each other.
         """
-        if connection in self._of.get(connection.caller, ()):
-            self._note(connection)
-        if self._held > self._most_held:
-            self._weigh_all()
+        async with self._shares[connection.caller].turn:
+            await asyncio.sleep(0)
+
+    def weigh(self, connection: LimitedConnection) -> None:
+        """End a connection whose client has not taken its answer, if that caller has too many."""
+        share = self._shares.get(connection.caller, CallerShare())
+        if sum(it.untaken for it in share.connections) > MOST_UNTAKEN:
+            self.refusals.note(UNTAKEN, connection.caller)
+            connection.abort()
 
     def sweep(self, now: float) -> None:
         """End those whose time was over at the last sweep, and that have done nothing since.
 
         Where the loop was kept busy for longer than that, what they sent lies there unread.
         """
-        self._weigh_all()
-        late = {it: it.deadline for it in self._everybody() if it.deadline <= now}
+        there = (it for share in self._shares.values() for it in share.connections)
+        late = {it: it.deadline for it in there if it.deadline <= now}
         before, self._late = self._late, late
         for connection, deadline in late.items():
             if before.get(connection) == deadline:
                 connection.expire()
-
-    def _weigh_all(self) -> None:
-        for connection in self._everybody():
-            self._note(connection)
-        if self._held > self._most_held:
-            heaviest = max(self._of.values(), key=lambda theirs: sum(it.held for it in theirs))
-            for theirs in sorted(heaviest, key=lambda it: -it.held):
-                if self._held > self._most_held // 2 and theirs.held:
-                    self._end(theirs, OVERWEIGHT)
-
-    def _make_room(self, newcomer: CallerKey, kind: type) -> bool:
-        """End a connection of whoever has most, and no fewer than the newcomer has.
-
-        Return whether there was one that could end.
-        """
-        fewest = len(self._of.get(newcomer, ()))
-        callers = (theirs for caller, theirs in self._of.items() if isinstance(caller, kind))
-        return any(
-            self._has_ended_one(theirs)
-            for theirs in sorted(callers, key=len, reverse=True)
-            if len(theirs) >= fewest
-        )
-
-    def _has_ended_one(self, theirs: Iterable[Connection]) -> bool:
-        """End the oldest idle one of these or else, one whose answer is not taken, if any is so."""
-        idle = (it for it in theirs if it.is_idle)
-        stuck = (it for it in theirs if it.is_stuck)
-        for connection in chain(idle, stuck):
-            self._end(connection, REPLACED)
-            return True
-        return False
-
-    def _end(self, connection: Connection, why: Refusal) -> None:
-        self.remove(connection)
-        self.register.note(why, connection.caller)
-        connection.end()
-
-    def _note(self, connection: Connection) -> None:
-        holds = connection.holds
-        self._held += holds - connection.held
-        connection.held = holds
-
-    def _everybody(self) -> list[Connection]:
-        return [it for theirs in self._of.values() for it in theirs]

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one connection, as the daemon speaks it: so much, so long, one request at a time."""
+"""HTTP/1.1 on one connection: uvicorn's, with limits, without bodies, one request at a time."""
 
 from __future__ import annotations
 
@@ -7,46 +7,53 @@ import logging
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, parse_url
+from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from affinityd.daemon.http.cached_response import FindAnswer
 from affinityd.daemon.http.connections import Connections
-from affinityd.daemon.http.receive_buffer import Inbox, announced_body
 from affinityd.daemon.http.refusals import (
     ANSWER_SECONDS,
     ANSWER_TOO_SLOW,
     BUG,
-    HEAD_SECONDS,
     HEAD_TOO_LARGE,
-    HEAD_TOO_SLOW,
     IDLE_SECONDS,
     MALFORMED,
+    MAX_HEAD,
+    MAX_LINES,
+    NO_ROOM,
+    REQUEST_SECONDS,
+    REQUEST_TOO_SLOW,
     SILENT,
+    WITH_BODY,
     Refusal,
-    RefusedError,
 )
-from affinityd.daemon.peers.caller_key import CallerKey
-from affinityd.daemon.peers.connection import KEY, PeerConnection
+from affinityd.daemon.peers.connection import KEY, TCP, CallerKey, PeerConnection
 
 log = logging.getLogger(__name__)
 
-COPIES = 3  #: of a request that is under way: its URL and headers as they are, and in its scope
-LARGE = 16 * 1024  #: bytes of an answer; smaller ones count when all are weighed, once a second
+LARGE = 64 * 1024  #: bytes of an answer that is not taken: that caller's are weighed
+
+
+class PipelinedError(Exception):
+    """A request came in one piece with the one before."""
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's, with limits, and with the connection in the scope of each of its requests.
+    """One connection. Each request has it in its scope, and waits for its caller's turn.
 
-    What is received is cut where a head or a body ends, and nothing is read ahead of an answer.
+    A request has no body, and none is read ahead of an answer: a client that sends more than a
+    head gets one answer, and the connection is closed behind it.
     """
 
-    caller: CallerKey = ""
-    deadline = 0.0  #: of what is awaited: a head, or that an answer has been taken
-    held = 0  #: bytes that `Connections` has noted
-    _is_new = True  #: nothing has been answered yet
-    _trouble: Exception | None = None  #: what kept a request from its answer
+    caller: CallerKey = TCP
+    deadline = 0.0  #: of what is awaited: a request, or that an answer has been taken
+    _received = 0  #: bytes of a request that has not ended
+    _lines = 0  #: and its lines
+    _has_begun = False  #: a request was whole in what was received last
+    _is_new = True  #: no request has been answered yet
 
     def __init__(
         self,
@@ -56,171 +63,116 @@ class Protocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         connections: Connections,
-        remembered: FindAnswer,
+        find_answer: FindAnswer,
     ) -> None:
         """Take what uvicorn gives, where connections are counted, and what was answered before."""
         super().__init__(config, server_state, app_state, _loop)
+        self.app = self._ask_in_turn
         self._connections = connections
-        self._remembered = remembered
-        self._inbox = Inbox()
+        self._find_answer = find_answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin with a new connection, unless there are too many."""
         super().connection_made(transport)
-        self._connection = PeerConnection(transport)
-        self.caller = self._connection.whose
-        self.deadline = self.loop.time() + HEAD_SECONDS
+        self._await(REQUEST_SECONDS)
+        try:
+            self._peer = PeerConnection(transport)
+        except OSError:
+            self._refuse(NO_ROOM)
+            return
+        self.caller = self._peer.caller
         if refusal := self._connections.add(self):
             self._refuse(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget a connection that has ended."""
+        """Forget a connection that has ended, once no request of it waits any more."""
         super().connection_lost(exc)
-        self._connection.leave()
-        self._connections.remove(self)
-        self._inbox.clear()
+        self.app = self.config.loaded_app  # not a method of this object, which nothing then keeps
+        if not self._is_under_way:
+            self._connections.remove(self)
 
     @property
-    def holds(self) -> int:
-        """Bytes that lie here: received and not answered, answered and not taken."""
-        asked = 0 if self._has_answered else self._inbox.last * COPIES
-        return self._inbox.holds + asked + self.transport.get_write_buffer_size()
+    def untaken(self) -> int:
+        """Bytes of answers that the client has not taken."""
+        return self.transport.get_write_buffer_size()
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nobody waits for an answer."""
-        return self._has_answered and self._inbox.is_empty
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether an answer lies here that is not taken."""
-        return self.transport.get_write_buffer_size() > 0
-
-    @property
-    def _has_answered(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    @property
-    def _is_its_turn(self) -> bool:
-        """Whether the next request may be read: none is under way, and the answers are taken."""
-        return self._has_answered and not self.flow.write_paused
+    def _is_under_way(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
-        """Read what has come, as far as it is its turn."""
-        if self._is_its_turn and self._inbox.pass_whole(data):
-            self._parse(data)
-        else:
-            self._inbox.add(data)
-            self._read()
-            self._connections.weigh(self)
-
-    def on_headers_complete(self) -> None:
-        """Begin to answer. Raises what keeps it from that, and the parser something of its own."""
-        try:
-            self._begin()
-        except Exception as error:
-            self._trouble = error
-            raise
-
-    def _begin(self) -> None:
-        """Raise RefusedError for what is not asked so."""
-        self.deadline = self.loop.time() + ANSWER_SECONDS
-        body = announced_body(self.headers)
-        if isinstance(body, Refusal):
-            raise RefusedError(body)
-        self._inbox.end_head(body)
-        if self._is_answered_at_once():
+        """Parse what has come of a request."""
+        if self._is_under_way:
+            self._end_after_answer()
             return
-        if not self.url.isascii() or parse_url(self.url).path is None:  # as of http://localhost
-            raise RefusedError(MALFORMED)
-        self.scope["state"][KEY] = self._connection
-        super().on_headers_complete()
-        if self.parser.should_upgrade() or (body and self.expect_100_continue):
-            self.cycle.keep_alive = False  # what comes then may be no request
-            self._inbox.body = 0
-        self._connections.weigh(self)
-
-    def on_body(self, body: bytes) -> None:
-        """Pass over a body, which nobody reads."""
-
-    def on_message_complete(self) -> None:
-        """End a request."""
-        if self.cycle is not None:  # else it has been answered
-            super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        """Wait for the next request, or go on with one that has come meanwhile.
-
-        This is uvicorn's without its timer, which costs as much as all that is added here, and
-        without its queue of requests.
-        """
-        self._note_answered()
-        self._connections.weigh(self)
-        self.flow.resume_reading()
-        self._read()
-
-    def resume_writing(self) -> None:
-        """Go on with what was asked meanwhile: the client has taken what was answered."""
-        super().resume_writing()
-        if not self.transport.is_closing():
-            self.flow.resume_reading()
-            self._read()
-
-    def expire(self) -> None:
-        """End a connection whose deadline has passed."""
-        if self.transport.is_closing() or not self.is_idle:
-            self._connections.register.note(ANSWER_TOO_SLOW, self.caller)
-            self.end()
-        elif self._inbox.is_amid_head:
-            self._refuse(HEAD_TOO_SLOW)
-        elif self._is_new:
-            self._refuse(SILENT)
-        else:
-            self.transport.close()
-        self.deadline += ANSWER_SECONDS - IDLE_SECONDS  # for what has not been taken of an answer
-
-    def end(self) -> None:
-        """End it at once, with whatever is under way."""
-        self.transport.abort()
-
-    def _read(self) -> None:
-        """Read heads and bodies; the next head when the last one is answered."""
-        while not (self._inbox.is_empty or self.transport.is_closing()):
-            if not (self._inbox.body or self._is_its_turn):
-                self.flow.pause_reading()
-                if self._has_answered:
-                    self.deadline = self.loop.time() + ANSWER_SECONDS
-                return
-            if not (self._inbox.body or self._inbox.is_amid_head or self._is_new):
-                self.deadline = self.loop.time() + HEAD_SECONDS  # the first's is the connection's
-            data = self._inbox.take()
-            if self._inbox.is_too_large:
-                self._refuse(HEAD_TOO_LARGE)
-                return
-            self._parse(data)
-
-    def _parse(self, data: bytes) -> None:
-        """Parse what has come, and refuse what cannot be parsed."""
+        begins = not self._received
+        self._received += len(data)
+        self._lines += data.count(b"\n")
+        if self._received > MAX_HEAD or self._lines > MAX_LINES:
+            self._refuse(HEAD_TOO_LARGE)
+            return
+        self._has_begun = False
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade:
-            pass  # it is answered as if it had not asked for that
-        except HttpParserError as error:
-            self._refuse(_refusal(self._trouble or error))
+            self._end_after_answer()  # what follows is of a protocol that is not spoken here
+        except HttpParserError:
+            if self._has_begun:
+                self._end_after_answer()
+            else:
+                self._refuse(MALFORMED)
+        if begins and self._received:
+            self._await(REQUEST_SECONDS)
 
-    def _is_answered_at_once(self) -> bool:
-        """Send what was answered to the same before, if that is all it takes.
+    def on_message_begin(self) -> None:
+        """Begin a request. Raises PipelinedError, which ends the parser, for a second one."""
+        if self._has_begun:
+            raise PipelinedError
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Wait for the end of the request: a body may come, which is refused."""
+
+    def on_body(self, _body: bytes) -> None:
+        """Refuse a body."""
+        self._refuse(WITH_BODY)
+
+    def on_message_complete(self) -> None:
+        """Answer a request that has come whole."""
+        self._has_begun = True
+        self._received = self._lines = 0
+        if self.transport.is_closing():
+            return
+        try:
+            self._answer()
+        except Exception as error:
+            log.exception("a request could not be read: this is a bug", exc_info=error)
+            self._refuse(BUG)
+
+    def _answer(self) -> None:
+        self.scope["state"][KEY] = self._peer
+        if self._is_answered_from_cache():
+            return
+        if not self._has_path():
+            self._refuse(MALFORMED)
+            return
+        self._await(ANSWER_SECONDS)
+        super().on_headers_complete()
+        super().on_message_complete()
+
+    def _is_answered_from_cache(self) -> bool:
+        """Send what was answered to the same plan request before.
 
         That spares a task, and all that an app does to find out what it is asked.
         """
         path, _, query = self.url.partition(b"?")
-        is_plain = self.parser.get_method() == b"GET" and self.parser.get_http_version() == "1.1"
-        is_last = self._inbox.is_empty and not self._inbox.body  # others come before what follows
-        if path != b"/plan" or b"#" in query or not (is_plain and is_last):
+        if path != b"/plan" or b"#" in query or self.parser.should_upgrade():
             return False
-        if self.parser.should_upgrade():
+        if self.parser.get_method() != b"GET" or self.parser.get_http_version() != "1.1":
             return False
-        answer = self._remembered(query, self.headers, self._connection)
+        if self.flow.write_paused:  # the app's answers wait until the last one is taken
+            return False
+        answer = self._find_answer(query, self.scope)  # type: ignore[arg-type]
         if answer is None:
             return False
         stays = self.parser.should_keep_alive()
@@ -228,31 +180,78 @@ class Protocol(HttpToolsProtocol):
         answer.count()
         if not stays:
             self.transport.close()
-        self._note_answered()
-        if len(answer.body) > LARGE:
-            self._connections.weigh(self)
+        self.on_response_complete()
         return True
 
-    def _note_answered(self) -> None:
+    def _has_path(self) -> bool:
+        """Whether the target is a URL with a path: http://localhost has none."""
+        try:
+            return self.url.isascii() and parse_url(self.url).path is not None
+        except HttpParserError:
+            return False
+
+    async def _ask_in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ask the app in the caller's turn, unless the client has gone; HEAD as GET.
+
+        Of an answer to HEAD uvicorn leaves out the body.
+        """
+        cycle = self.cycle
+        try:
+            await self._connections.turn(self)
+            if not cycle.disconnected:
+                asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+                await self.config.loaded_app(asked, receive, send)
+        except asyncio.CancelledError:  # the server ends, and has waited for long enough
+            cycle.disconnected = True
+            self.transport.abort()
+        finally:
+            if cycle.disconnected:
+                self._connections.remove(self)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, without uvicorn's timer, which costs as much as the rest."""
+        self.server_state.total_requests += 1
         self._is_new = False
         # uvicorn keeps what was asked until more is, and types none of it as absent.
         self.url, self.headers = b"", []
         self.scope = self.cycle = None  # type: ignore[assignment]
-        self.server_state.total_requests += 1
-        seconds = ANSWER_SECONDS if self.transport.is_closing() else IDLE_SECONDS
-        self.deadline = self.loop.time() + seconds
+        self._await(ANSWER_SECONDS if self.transport.is_closing() else IDLE_SECONDS)
+        if self.untaken > LARGE:
+            self._connections.weigh(self)
+
+    def expire(self) -> None:
+        """End a connection whose deadline has passed; an answer may still be taken."""
+        if self.transport.is_closing() or self._is_under_way:
+            self._connections.refusals.note(ANSWER_TOO_SLOW, self.caller)
+            self.abort()
+        elif self._received:
+            self._refuse(REQUEST_TOO_SLOW)
+        elif self._is_new:
+            self._refuse(SILENT)
+        else:
+            self._close()
+
+    def abort(self) -> None:
+        """End it at once, with whatever is under way."""
+        self.transport.abort()
+
+    def _end_after_answer(self) -> None:
+        """Close the connection behind the answer: what comes now is not read."""
+        if self._is_under_way:
+            self.cycle.keep_alive = False
+            self.flow.pause_reading()
+        else:
+            self._close()
 
     def _refuse(self, refusal: Refusal) -> None:
-        self._connections.register.note(refusal, self.caller)
-        self.transport.write(refusal.reply)
+        if not self.transport.is_closing():  # else it has been refused, or answered
+            self._connections.refusals.note(refusal, self.caller)
+            self.transport.write(refusal.reply)
+            self._close()
+
+    def _close(self) -> None:
         self.transport.close()
+        self._await(ANSWER_SECONDS)
 
-
-def _refusal(error: Exception) -> Refusal:
-    """Return what is said to one whose request ended in an error of a callback."""
-    if isinstance(error, RefusedError):
-        return error.refusal
-    if isinstance(error, HttpParserError):
-        return MALFORMED
-    log.error("a request could not be read: this is a bug", exc_info=error)
-    return BUG
+    def _await(self, seconds: float) -> None:
+        self.deadline = self.loop.time() + seconds

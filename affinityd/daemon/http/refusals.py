@@ -1,4 +1,4 @@
-"""Connections that get no answer to what they ask, because of how they ask: one line each."""
+"""Connections that are closed without an answer to what they ask: why, counted and logged."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from affinityd.daemon.peers.caller_key import CallerKey
+from affinityd.daemon.peers.connection import TCP, CallerKey
 
 log = logging.getLogger(__name__)
 
 MAX_HEAD = 64 * 1024  #: bytes, from a request line's first to the empty line's last
 MAX_LINES = 256  #: of a head
-MAX_BODY = 64 * 1024  #: bytes; what a body has is not looked at
-MOST_OF_ONE = 1024  #: connections at once, of one uid or address
+MOST_OF_ONE = 1024  #: connections at once of one caller
 MOST_IN_ALL = 4096  #: connections, where there are files for as many
-MOST_HELD = (
-    64 * 1024 * 1024
-)  #: bytes, in all: of requests that have not ended, of answers not taken
-HEAD_SECONDS = 10  #: from a connection, or a head's first byte, to its last
+MOST_UNTAKEN = 64 * 1024 * 1024  #: bytes of answers that one caller has not taken
+REQUEST_SECONDS = 10  #: from a connection, or a request's first byte, to the request's last
 IDLE_SECONDS = 5  #: between an answer and the next request
-ANSWER_SECONDS = 60  #: from a head's last byte to the moment when the client has the answer
+ANSWER_SECONDS = 60  #: from a request's last byte to the moment when the client has the answer
 
 QUIET_SECONDS = 60  #: between two lines of the log about the same kind of refusal
 
@@ -31,7 +28,7 @@ QUIET_SECONDS = 60  #: between two lines of the log about the same kind of refus
 class Refusal:
     """A kind of refusal: what metrics call it, what the client is told, and what would be right.
 
-    One without a status is not told: nothing was asked, or an answer is under way.
+    Where `status` is None the client is told nothing: nothing was asked, or an answer is under way.
     """
 
     reason: str
@@ -53,63 +50,46 @@ class Refusal:
         return "\r\n".join((*head, "", body)).encode()
 
 
-class RefusedError(Exception):
-    """A request is refused."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        """Take what it is told."""
-        super().__init__(refusal.line)
-        self.refusal = refusal
-
-
-MALFORMED = Refusal(
-    "malformed", 400, "this is no HTTP/1.1 request; send one like GET /plan?gpus=0 HTTP/1.1"
+TOO_MANY = Refusal(
+    "caller",
+    503,
+    "this caller has as many connections open as one may have; close some",
+)
+NO_ROOM = Refusal("files", 503, "the daemon has no room for one more connection; try again later")
+UNTAKEN = Refusal(
+    "bytes", None, f"this caller has not taken more than {MOST_UNTAKEN} bytes of its answers"
 )
 HEAD_TOO_LARGE = Refusal(
     "head_size",
     431,
     f"the request line and headers are more than {MAX_HEAD} bytes or {MAX_LINES} lines; send less",
 )
-HEAD_TOO_SLOW = Refusal(
+REQUEST_TOO_SLOW = Refusal(
     "head_time",
     408,
-    f"the request line and headers took more than {HEAD_SECONDS} s; send them at once",
+    f"the request took more than {REQUEST_SECONDS} s; send it at once",
 )
-BODY_TOO_LARGE = Refusal(
-    "body_size", 413, f"the body is more than {MAX_BODY} bytes; send none: it is not read"
-)
-BODY_WITHOUT_LENGTH = Refusal(
-    "body_length", 411, "the body comes without Content-Length; send none: it is not read"
+SILENT = Refusal("silent", None, f"nothing was asked for {REQUEST_SECONDS} s")
+WITH_BODY = Refusal("body_size", 413, "the request has a body; send none: it is not read")
+MALFORMED = Refusal(
+    "malformed", 400, "this is no HTTP/1.1 request; send one like GET /plan?gpus=0 HTTP/1.1"
 )
 BUG = Refusal("bug", 500, "the daemon has failed; its log says how")
-TOO_MANY = Refusal(
-    "caller",
-    503,
-    f"{MOST_OF_ONE} connections of this caller are open, which is the most; close some",
-)
-NO_ROOM = Refusal("files", 503, "the daemon has no room for one more connection; try again later")
-SILENT = Refusal("silent", None, f"nothing was asked for {HEAD_SECONDS} s")
 ANSWER_TOO_SLOW = Refusal(
     "answer_time", None, f"no answer was given, and taken, within {ANSWER_SECONDS} s"
-)
-REPLACED = Refusal("replaced", None, "nobody waited for its answer, and another had no room")
-
-OVERWEIGHT = Refusal(
-    "bytes", None, f"what it had sent, or not taken, was part of more than {MOST_HELD} bytes"
 )
 
 REASONS = tuple(
     refusal.reason
     for refusal in (
-        *(TOO_MANY, NO_ROOM, REPLACED, OVERWEIGHT),
-        *(HEAD_TOO_LARGE, HEAD_TOO_SLOW, SILENT),
-        *(BODY_TOO_LARGE, BODY_WITHOUT_LENGTH, MALFORMED, BUG, ANSWER_TOO_SLOW),
+        *(TOO_MANY, NO_ROOM, UNTAKEN, HEAD_TOO_LARGE, REQUEST_TOO_SLOW, SILENT),
+        *(WITH_BODY, MALFORMED, BUG, ANSWER_TOO_SLOW),
     )
 )
 
 
 class RefusalLog:
-    """Counts refusals, and has the log say who was refused: a line a minute of each kind."""
+    """Counts refusals, and logs whose connection it was: a line a minute of each kind."""
 
     def __init__(
         self,
@@ -135,7 +115,7 @@ class RefusalLog:
         others = self._untold.pop(reason, 0)
         log.warning(
             "a connection of %s was closed: %s%s",
-            f"uid {caller}" if isinstance(caller, int) else caller or "nobody that is known",
+            "a TCP client" if caller == TCP else f"uid {caller}",
             refusal.line,
             f" ({others} others, too, since this was last said)" if others else "",
         )

@@ -1,28 +1,29 @@
-"""Who asks over a unix socket: the CPUs that he may use, as the kernel has them while he asks.
+"""The CPUs that a caller over a unix socket may use, as the kernel has them while it asks.
 
-His mask is that of his process's main thread, his cpuset that of its cgroup. Sources: unix(7),
+Its mask is that of its process's main thread, its cpuset that of its cgroup. Sources: unix(7),
 sched_getaffinity(2), cpuset(7) for /proc/PID/cpuset, cgroups(7), pid_namespaces(7).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from functools import cached_property
 from typing import NamedTuple
 
+from starlette.types import Scope
+
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.daemon.peers.connection import PeerConnection
+from affinityd.daemon.peers.connection import PeerConnection, connection_of
 from affinityd.daemon.peers.cpuset_cache import CpusetFiles
-from affinityd.daemon.peers.pid_identity import Proof, has_pidfd
 from affinityd.errors import BusyError
 from affinityd.linux.files import present
-from affinityd.linux.peercred import Credentials
 from affinityd.linux.processes import mask_of
 from affinityd.request.resolve import Caller
 
 log = logging.getLogger(__name__)
+
+CALLER = "caller"  #: where a request's scope has the caller's CPUs, among its `state`
 
 #: A path as /proc/PID/cgroup would have it: of either version, since only one has the controller.
 EITHER = b"1:cpuset:%b0::%b"
@@ -36,7 +37,7 @@ class CallerCpus(NamedTuple):
 
     @property
     def caller(self) -> Caller:
-        """The caller as plans know him."""
+        """The caller as plans know it."""
         if not self.cpuset:
             return Caller(self.mask)
         cpuset = parse_list(self.cpuset.decode())
@@ -60,74 +61,69 @@ HIDDEN = (
 
 
 class Callers:
-    """Tells who asks, over a connection that he made."""
+    """Reads which CPUs the process may use that made a connection."""
 
     def __init__(self, *, replayed: bool = False) -> None:
-        """Begin; `replayed`: of a machine that is not this one nobody's CPUs are known.
-
-        Raises OSError where it cannot be tried what the kernel tells of callers.
-        """
-        has_pidfd()
+        """Begin; `replayed`: the machine is not this one, so that no caller's CPUs are known."""
         self._replayed = replayed
         self._told: set[str] = set()
-        self._now: dict[bytes, bytes | None] = {}
 
-    def facts(self, connection: PeerConnection | None) -> CallerCpus | None:
-        """Return what is known of who made a connection; None where nobody knows.
+    def of_request(self, scope: Scope) -> CallerCpus | None:
+        """Return the CPUs of a request's caller, which are read once for each request.
 
-        Raises BusyError where there is too little of something to find out.
+        None where the caller is not known. Raises BusyError where no file is left to read them.
         """
+        state = scope.setdefault("state", {})
+        if CALLER not in state:
+            state[CALLER] = self.of_connection(connection_of(scope))
+        caller: CallerCpus | None = state[CALLER]
+        return caller
+
+    def of_connection(self, connection: PeerConnection | None) -> CallerCpus | None:
+        """Return the CPUs of the process that made a connection, as `of_request` does."""
         if self._replayed or connection is None or connection.credentials is None:
             return None
         try:
-            return self._facts(connection.credentials, connection.proof)
+            return self._of_process(connection, connection.credentials.pid)
         except OSError as error:
             raise BusyError(
                 f"who asks cannot be found out now: {error.strerror}; try again in a moment"
             ) from None
 
-    def _facts(self, peer: Credentials, proof: Proof) -> CallerCpus | None:
-        if peer.pid <= 0 or not self._sees_own_pids:
-            self._say_once(OTHER_PROC if peer.pid > 0 else OTHER_PIDS)
+    def _of_process(self, connection: PeerConnection, pid: int) -> CallerCpus | None:
+        if pid <= 0 or not self._sees_own_pids:
+            self._say_once(OTHER_PROC if pid > 0 else OTHER_PIDS)
             return None
-        facts = proof.holds(lambda: self._read(peer.pid))
-        if facts is None and _is_hidden(peer.pid):
+        found = self._read(pid)
+        if found is not None and connection.is_same_process():
+            return found
+        if _is_hidden(pid):
             self._say_once(HIDDEN)
-        return facts
+        return None
 
     def _read(self, pid: int) -> CallerCpus | None:
-        """Return what there is to be known of a pid's process now; None where it is not seen."""
+        """Return the CPUs of a pid's process now; None where it is not seen."""
         mask, membership = mask_of(pid), self._membership(pid)
         if mask is None or membership is None:
             return None
         try:
-            return CallerCpus(mask, self._cpuset(membership) or b"")
-        except PermissionError:  # somebody has shut its folder: the mask is within it, anyway
+            return CallerCpus(mask, self._cpusets.cpuset(membership) or b"")
+        except PermissionError:  # its cgroup's folder is shut: the mask is within it, anyway
             return CallerCpus(mask, format_list(mask).encode())
 
     def _membership(self, pid: int) -> bytes | None:
         """Return a process's cgroup as /proc/PID/cgroup has it; None where it is not seen.
 
-        Where there is /proc/PID/cpuset, that is read: of who has lost his main thread the first
-        version's /proc/PID/cgroup says "/", and all of it waits for whoever makes a cgroup.
+        Where there is /proc/PID/cpuset, that is read: of a process that has lost its main thread
+        the first version's /proc/PID/cgroup says "/", and to read it waits for each new cgroup.
         """
         try:
-            if not self._tells_cpusets:
+            if not self._has_cpuset_files:
                 return present(f"/proc/{pid}/cgroup")
             path = present(f"/proc/{pid}/cpuset")
         except PermissionError:  # hidepid=, proc(5)
             return None
         return None if path is None else EITHER % (path, path)
-
-    def _cpuset(self, membership: bytes) -> bytes | None:
-        """Return a cgroup's cpuset, read once in a turn of the event loop.
-
-        All whose turn it is had asked before: of a job's ranks that start together, most.
-        """
-        if membership not in self._now:
-            asyncio.get_running_loop().call_soon(self._now.clear)
-            self._now[membership] = self._cpusets.cpuset(membership)
-        return self._now[membership]
 
     def _say_once(self, cause: str) -> None:
         if cause not in self._told:
@@ -139,7 +135,7 @@ class Callers:
         return CpusetFiles()
 
     @cached_property
-    def _tells_cpusets(self) -> bool:
+    def _has_cpuset_files(self) -> bool:
         """Whether the kernel has /proc/PID/cpuset: CONFIG_PROC_PID_CPUSET, init/Kconfig."""
         return os.path.exists("/proc/self/cpuset")  # noqa: PTH110
 

@@ -1,4 +1,4 @@
-"""One request from its parts to its answer, and the answers that were given before."""
+"""One request from its parts to its answer, and the plans that other ranks of its job share."""
 
 from __future__ import annotations
 
@@ -17,16 +17,10 @@ from affinityd.topology.model import Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 from affinityd.topology.node import Node
 
-CACHED_BYTES = 16 * 1024 * 1024  #: of answers and their questions
-ENTRY_BYTES = 4096  #: what an entry weighs besides the texts and CPUs in it, about
 PLANNED_BYTES = 4 * 1024 * 1024  #: of plans, for the other ranks of a job
 RANK_BYTES = 2048  #: what a rank's plan weighs besides its CPUs, about
-LETTER_BYTES = 4  #: the most that one of a text takes
 CPU_BYTES = 128  #: what one of a set takes, about
 MEDIA_TYPES = {"json": "application/json"}
-
-#: A request, the format of its answer, and who asks.
-Question = tuple[Request, str, Caller | None]
 
 
 @dataclass(frozen=True)
@@ -46,9 +40,8 @@ class PlanService:
 
     def __init__(self, node: Node | None = None) -> None:
         self._node = node
-        self._answers: Cache[Question, Answer] = Cache(CACHED_BYTES)
         self._plans: Cache[Demand, Plan] = Cache(PLANNED_BYTES)
-        self._forgetters: list[Callable[[], None]] = [self._answers.clear, self._plans.clear]
+        self._forgetters: list[Callable[[], None]] = [self._plans.clear]
 
     @property
     def known(self) -> Node | None:
@@ -77,14 +70,6 @@ class PlanService:
 
         Raises AffinityError, whose kind says why there is none.
         """
-        question = (request, format_name, caller)
-        answer = self._answers.get(question)
-        if answer is None:
-            answer = self._make(request, format_name, caller)
-            self._answers.put(question, answer, _weight(request, caller) + len(answer.body))
-        return answer
-
-    def _make(self, request: Request, format_name: str, caller: Caller | None) -> Answer:
         node = self.node
         reply = answer(node, request, caller, planner=self._planned)
         return Answer(
@@ -120,14 +105,3 @@ def _observed(
     if mask is None:
         return UNKNOWN
     return placement(topology, vicinity(topology, [it.gpu for it in reply.ranks]), mask)
-
-
-def _weight(request: Request, caller: Caller | None) -> int:
-    """Return what a question weighs that is remembered, in bytes, about."""
-    texts = (*(request.gpus or ()), *(request.job or ()), request.gpu_bind, request.visible)
-    more = (request.granted, request.nvidia_visible)
-    own = (caller.mask, caller.cpuset) if caller else ()
-    letters = sum(len(text) for text in (*texts, *more) if text)
-    sets = (request.cpuset, request.observe, *request.cpu_bind, *own)
-    cpus = sum(len(cpus) for cpus in sets if cpus)
-    return LETTER_BYTES * letters + CPU_BYTES * cpus + ENTRY_BYTES
