@@ -205,7 +205,7 @@ def test_what_is_no_report_is_told_on_one_line(
     (tmp_path / "noisy.py").write_text("def main(): print('noise\\n' * 2)\n")
     monkeypatch.syspath_prepend(tmp_path)
     report = run_in_child("noisy", NvmlReport.from_json, lambda it: NvmlReport(None, error=it), 10)
-    assert str(report.error).startswith("NVML's child printed no report: 'noise")
+    assert str(report.error).startswith("NVML's child printed no report: NVML's report is 'noise")
     assert "\n" not in str(report.error)
 
 
