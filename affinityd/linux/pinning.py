@@ -2,19 +2,20 @@
 
 A thread starts with the mask of the one that starts it, clone(2). So only those that are not pinned
 start others that are not: a pass over all threads that finds every one pinned is the last, whatever
-is started later. What began before, and does not show yet, is waited for where there is time.
+is started later. What began before, and does not show yet, is waited for where there is time; its
+mask is that of its parent as clone(2) began (kernel/fork.c `copy_process`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from affinityd.cpuset import CpuSet
-from affinityd.linux.clone_tracking import Starters
 from affinityd.linux.processes import mask_of, stat_of, thread_ids, thread_stat
 from affinityd.linux.procstat import ENDED
 
@@ -25,11 +26,13 @@ CHANGE = "change"  #: what a rule says of a mask that is to be replaced
 #: As many passes in a row must find nothing to do: a single listing can lack a thread that lives.
 QUIET_PASSES = 2
 
-#: As many, while a thread that we pinned may be starting another: it has done nothing since but run
-#: in the kernel, or wait for a CPU. The pauses between them, the first of PAUSE seconds, double:
-#: half a second in all.
+#: As many, while a thread that was pinned is awake: it may be in a fork(2) of a large process that
+#: began before. The pauses between them, the first of PAUSE seconds, double: half a second in all.
 PATIENT_PASSES = 10
 PAUSE = 0.001
+
+#: The states of a thread that may be in clone(2): it runs, or waits for the kernel, proc(5).
+AWAKE = ("R", "D")
 
 #: Then we give up on a process that starts threads faster than they can be pinned.
 MAX_PASSES = 100
@@ -113,7 +116,7 @@ def pin_threads(
     passes = _Passes(deadline, dry_run=dry_run)
     quiet = 0
     for _ in range(max_passes):
-        is_patient = deadline is None and passes.starters.are_left()
+        is_patient = deadline is None and passes.may_show_more()
         quiet = 0 if passes.pin_all(targets()) else quiet + 1
         if passes.is_late:
             break
@@ -129,7 +132,6 @@ class _Passes:
 
     def __init__(self, deadline: float | None, *, dry_run: bool) -> None:
         self.results: list[ThreadResult] = []
-        self.starters = Starters()
         self.is_late = False
         self._deadline = deadline
         self._dry_run = dry_run
@@ -149,6 +151,13 @@ class _Passes:
                 if (result := self._pin(target, tid)) is not None:
                     self.results.append(result)
         return len(self._set) > before
+
+    def may_show_more(self) -> bool:
+        """Whether a thread whose mask was replaced may be starting one with the mask before."""
+        own = threading.get_native_id()
+        pinned = [it for it in self.results if it.was_set and it.tid != own]
+        stats = (thread_stat(thread.pid, thread.tid) for thread in pinned)
+        return any(stat is not None and stat.state in AWAKE for stat in stats)
 
     def _pin(self, target: Target, tid: int) -> ThreadResult | None:
         """Pin a thread; None: it has ended."""
@@ -180,7 +189,6 @@ class _Passes:
             self._held[wish.asked].add(held)
             self._given.add(held)
         self._set.add(wish.tid)
-        self.starters.add(wish.pid, wish.tid)
         return replace(wish, held=held, was_set=True)
 
 
