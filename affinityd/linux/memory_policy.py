@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from affinityd.cpuset import format_list, parse_list
+from affinityd.cpuset import format_list, parse_list, several
 from affinityd.errors import InvalidRequestError
 from affinityd.linux import mempolicy
 from affinityd.text import quote
@@ -36,14 +36,19 @@ SPELLINGS = {
 FIRST_MAPPING = 64
 
 
+#: What is asked for in place of a policy that was refused.
+FALLBACKS = {"bind": "preferred", "preferred_many": "local"}
+
+
 class MemoryPolicy:
-    """A memory policy, and what of a wish for one could not be had."""
+    """A memory policy, and what of a wish for one could not be had.
+
+    `policy` is one of MODES, "mode N" for what came after them, None where it cannot be read;
+    `nodes` are empty for "default" and "local"; `refusals` are short sentences: what was asked for
+    and not had, and why.
+    """
 
     __slots__ = ("nodes", "policy", "refusals")
-
-    policy: str | None  #: one of MODES, "mode N" for what came after them; None: it cannot be read
-    nodes: frozenset[int]  #: empty for "default" and "local"
-    refusals: tuple[str, ...]  #: short sentences: what was asked for and not had, and why
 
     def __init__(
         self, policy: str | None, nodes: frozenset[int], refusals: tuple[str, ...] = ()
@@ -54,24 +59,21 @@ class MemoryPolicy:
 
     def __eq__(self, other: object) -> bool:
         """Return whether the same holds, for the same reasons."""
-        return isinstance(other, MemoryPolicy) and self._facts == other._facts
+        return isinstance(other, MemoryPolicy) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
         """Agree with `==`."""
-        return hash(self._facts)
+        return hash((self.policy, self.nodes, self.refusals))
 
     def __repr__(self) -> str:
         """Say all of it."""
-        return "MemoryPolicy({!r}, {!r}, {!r})".format(*self._facts)
-
-    @property
-    def _facts(self) -> tuple[str | None, frozenset[int], tuple[str, ...]]:
-        return self.policy, self.nodes, self.refusals
+        nodes = format_list(self.nodes)
+        return f"MemoryPolicy({self.policy!r}, {nodes!r}, {self.refusals!r})"
 
     def __str__(self) -> str:
         """Say it in a few words: `bind on node 3`, without the refusals."""
         policy = self.policy or "unknown"
-        return f"{policy} on {_named(self.nodes)}" if self.nodes else policy
+        return f"{policy} on {several('node', self.nodes)}" if self.nodes else policy
 
 
 def checked_policy(text: str | None) -> str | None:
@@ -88,12 +90,12 @@ def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
     and `refusals` says so. `preferred` with several nodes is the kernel's preferred_many; a kernel
     that has none (before 5.15) holds local instead. `local` ignores `nodes`.
     """
-    flaw = _flaw(policy, nodes)
-    wish = None if flaw else _wish(policy, nodes)
-    refusals = [flaw] if flaw else []
+    lacks_nodes = not nodes and policy != "local"
+    wish = None if lacks_nodes else _wish(policy, nodes)
+    refusals = [f"{policy} needs a node and was given none"] if lacks_nodes else []
     while wish and (refusal := _refusal(wish)):
         refusals.append(f"{wish} was refused ({_reason(refusal)})")
-        wish = _lesser(wish, refusal)
+        wish = _fallback(wish, refusal)
     now = own_policy() or MemoryPolicy(None, frozenset())
     if refusals:
         refusals[-1] += f"; {_outcome(now)}"
@@ -157,14 +159,6 @@ def parse_policy(text: str) -> MemoryPolicy | None:
     return MemoryPolicy(policy, nodes) if bool(nodes) != (policy in NODELESS) else None
 
 
-def _flaw(policy: str, nodes: frozenset[int]) -> str | None:
-    if policy not in POLICIES:
-        return f"policy {quote(policy)} is none of {', '.join(POLICIES)}"
-    if not nodes and policy != "local":
-        return f"{policy} needs a node and was given none"
-    return None
-
-
 def _wish(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
     """Return a policy as the kernel has it."""
     if policy == "local":
@@ -183,13 +177,12 @@ def _refusal(wish: MemoryPolicy) -> OSError | None:
     return None
 
 
-def _lesser(wish: MemoryPolicy, refusal: OSError) -> MemoryPolicy | None:
+def _fallback(wish: MemoryPolicy, refusal: OSError) -> MemoryPolicy | None:
     """Return what is asked for in place of a policy that was refused; None: nothing more."""
-    if wish.policy == "bind":
-        return _wish("preferred", wish.nodes)
-    if wish.policy == "preferred_many" and refusal.errno == errno.ENOTSUP:
-        return _wish("local", wish.nodes)
-    return None
+    if wish.policy == "preferred_many" and refusal.errno != errno.EINVAL:  # as all others would be
+        return None
+    policy = FALLBACKS.get(wish.policy or "")
+    return None if policy is None else _wish(policy, wish.nodes)
 
 
 def _difference(wish: MemoryPolicy, now: MemoryPolicy) -> str | None:
@@ -197,16 +190,14 @@ def _difference(wish: MemoryPolicy, now: MemoryPolicy) -> str | None:
     if now.policy != wish.policy:
         return f"{wish} was accepted, but {_outcome(now)}"
     if missing := wish.nodes - now.nodes:
-        return f"{wish} left out {_named(missing)}: without memory, or outside Mems_allowed"
+        return (
+            f"{wish} left out {several('node', missing)}: without memory, or outside Mems_allowed"
+        )
     return None
 
 
 def _outcome(now: MemoryPolicy) -> str:
     return f"{now} holds" if now.policy else "what holds cannot be read"
-
-
-def _named(nodes: frozenset[int]) -> str:
-    return f"{'node' if len(nodes) == 1 else 'nodes'} {format_list(nodes)}"
 
 
 def _reason(error: OSError) -> str:

@@ -22,7 +22,7 @@ MASK_BYTES = MAX_NODES // 8
 MASK_BITS = MAX_NODES + 1  #: maxnode: the kernel takes one bit less than it is told
 MODE_BYTES = 4  #: an int
 MODE_FLAGS = 0b111 << 13  #: told with the mode: MPOL_F_STATIC_NODES, _RELATIVE_, _NUMA_BALANCING
-NOWHERE = 1  #: an address in the first page, which is never mapped
+PREFERRED_MANY = 5  #: a mode since 5.15
 NO_NODE = "nonexistent, without memory, or outside Mems_allowed"
 
 
@@ -30,7 +30,7 @@ def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
     """Set the calling thread's policy: an MPOL_* mode; without nodes there is no mask.
 
     The kernel leaves out nodes without memory and those outside Mems_allowed, without a word.
-    Raises OSError: EPERM (seccomp), EINVAL (no node is left), ENOTSUP (the kernel is too old).
+    Raises OSError: EPERM (seccomp), EINVAL (no node is left, or the kernel has no such mode).
     """
     mask = _mask(nodes)
     try:
@@ -38,9 +38,8 @@ def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        if _is_known(mode):
-            raise OSError(errno.EINVAL, NO_NODE) from None
-        raise OSError(errno.ENOTSUP, "the kernel is too old for it") from None
+        or_old = "; or the kernel is too old for it" if mode == PREFERRED_MANY else ""
+        raise OSError(errno.EINVAL, f"{NO_NODE}{or_old}") from None
 
 
 def get_mempolicy() -> tuple[int, frozenset[int]]:
@@ -70,15 +69,6 @@ def _mask(nodes: frozenset[int]) -> bytearray:
     if not nodes.issubset(range(MAX_NODES)):
         raise OSError(errno.EINVAL, NO_NODE)
     return bytearray(sum(1 << node for node in nodes).to_bytes(MASK_BYTES, "little"))
-
-
-def _is_known(mode: int) -> bool:
-    """Say whether the kernel knows a mode, changing nothing: it looks at it before the address."""
-    try:
-        _call("set_mempolicy", mode, NOWHERE, MASK_BITS)
-    except OSError as error:
-        return error.errno == errno.EFAULT
-    return True
 
 
 def _call(name: str, *arguments: int | bytearray) -> int:
