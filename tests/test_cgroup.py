@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.linux.cgroup import MOST_LEVELS, confining, cpuset_of
+from affinityd.linux.cgroup import MOST_LEVELS, Cgroups, cpuset_of
 from tests.children import sleeping
 from tests.cpusets import cpuset, needs_cpuset
 
@@ -266,4 +266,4 @@ def test_whose_choice_of_cpus_a_process_has(
 ) -> None:
     root = written(tmp_path, cgroup, mounts, files)
     folder = None if expected is None else os.fspath(root) + expected
-    assert confining(PID, os.fspath(root)) == folder
+    assert Cgroups.of(PID, os.fspath(root)).confining == folder

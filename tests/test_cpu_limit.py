@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.cpu_limit import cpu_limit_of, own_cpu_limit
 from tests.test_cgroup import AT, PID, V2, written
 
@@ -68,7 +69,8 @@ ON_V1 = f"{AT}/cpu/pod/cpu.cfs_"
 def test_the_least_limit_of_a_cgroup_and_those_above_it_counts(
     tmp_path: Path, cgroup: str, mounts: str, files: Mapping[str, str], expected: int | None
 ) -> None:
-    assert cpu_limit_of(PID, str(written(tmp_path, cgroup, mounts, files))) == expected
+    root = written(tmp_path, cgroup, mounts, files)
+    assert cpu_limit_of(Cgroups.of(PID, str(root))) == expected
 
 
 @pytest.mark.parametrize(

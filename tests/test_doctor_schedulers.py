@@ -129,10 +129,10 @@ def test_without_slurm_there_is_nothing_to_fit(tmp_path: Path) -> None:
     check("gres-conf", shipped, n_a("a shipped machine has no gres.conf"))
 
 
-V1 = "cgroup /sys/fs/cgroup/cpuset cgroup rw,relatime,cpuset 0 0"
-V1_MEMORY = "cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0"
-V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0"
-UNIFIED = "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0"
+V1 = "34 31 0:31 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset"
+V1_MEMORY = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
+V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw"
+UNIFIED = "36 31 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
 TOP = "sys/fs/cgroup/cgroup.controllers"
 SLURM = "sys/fs/cgroup/system.slice/node7_slurmstepd.scope/cgroup.controllers"
 PODS = "sys/fs/cgroup/kubepods.slice/cgroup.controllers"
@@ -141,7 +141,7 @@ PODS = "sys/fs/cgroup/kubepods.slice/cgroup.controllers"
 @pytest.mark.parametrize(
     ("mounts", "files", "expected"),
     [
-        ("proc /proc proc rw 0 0", {}, [n_a("no cgroup is mounted")]),
+        ("22 28 0:21 / /proc rw - proc proc rw", {}, [n_a("no cgroup is mounted")]),
         (V1, {}, [well("cgroup v1: the cpuset controller is v1's, at /sys/fs/cgroup/cpus")]),
         (f"{V1}\n{UNIFIED}", {}, [well("cgroup hybrid: the cpuset controller is v1's")]),
         (V1_MEMORY, {}, [Expected("warn", "cgroup v1: no cpuset", "mount -t cgroup -o cpuset")]),
@@ -190,7 +190,7 @@ PODS = "sys/fs/cgroup/kubepods.slice/cgroup.controllers"
     ],
 )
 def test_cgroups(tmp_path: Path, mounts: str, files: Files, expected: list[Expected]) -> None:
-    facts = facts_of(tmp_path, TWO, {"proc/self/mounts": mounts, **files})
+    facts = facts_of(tmp_path, TWO, {"proc/self/mountinfo": mounts, **files})
     check("cgroup", facts, *expected)
 
 

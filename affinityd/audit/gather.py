@@ -18,7 +18,7 @@ from affinityd.audit.membership import chosen_for, is_slurms, membership
 from affinityd.audit.model import GpuHolders, GpuKey, Holding, Membership, ProcessFacts, ThreadFacts
 from affinityd.audit.orphans import service
 from affinityd.cpuset import CpuSet
-from affinityd.linux.cgroup import confining, cpuset_of
+from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.cpu_limit import cpu_limit_of
 from affinityd.linux.processes import (
     PROC,
@@ -188,14 +188,14 @@ class ProcessWalk:
         cgroups = cgroups_of(pid, self._proc)
         if cgroups not in self._groups:
             root = os.fspath(Path(self._proc).parent)
-            its = membership(cgroups)
+            its, seen = membership(cgroups), Cgroups.of(pid, root)
             self._groups[cgroups] = CgroupFacts(
                 cgroups,
                 its,
                 service(cgroups),
-                cpuset_of(pid, root),
-                is_confined=not is_slurms(its.job) or chosen_for(confining(pid, root)) == its.job,
-                cpu_limit=None if is_slurms(its.job) else cpu_limit_of(pid, root),
+                seen.cpuset,
+                is_confined=not is_slurms(its.job) or chosen_for(seen.confining) == its.job,
+                cpu_limit=None if is_slurms(its.job) else cpu_limit_of(seen),
             )
         return self._groups[cgroups]
 

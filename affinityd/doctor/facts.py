@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,6 +10,7 @@ from affinityd.cpuset import CpuSet
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.tree import Keep, Tree, every
 from affinityd.enforce.client import EnforceReport
+from affinityd.linux.mounts import Mount, parse_mounts
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import Vicinity, vicinity
 from affinityd.topology.node import Node
@@ -97,6 +99,14 @@ class NodeFacts:
     def has_several_nodes(self) -> bool:
         """Whether a CPU can be far from a GPU at all."""
         return len(self.topology.nodes_with_cpus) > 1
+
+    def mounts(self, pid: int | str) -> Mapping[str, Mount] | None:
+        """Return what a process, or `self`, sees mounted, by where; None where it cannot be read.
+
+        Of two mounts at one point the later hides the earlier.
+        """
+        text = self.tree.read(f"proc/{pid}/mountinfo")
+        return None if text is None else {it.point: it for it in parse_mounts(text)}
 
     def near(self, *gpus: Gpu) -> Vicinity:
         """Return what is near to GPUs."""

@@ -1,19 +1,19 @@
 """The cpuset of a process: the CPUs that its cgroup lets it use.
 
-Sources: cgroups(7), cpuset(7), proc(5) for mountinfo, kernel
-Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst.
+Sources: cgroups(7), cpuset(7), kernel Documentation/admin-guide/cgroup-v1/cpusets.rst and
+cgroup-v2.rst.
 """
 
 # ruff: noqa: PTH123, PTH207 - pathlib costs more to import than all of this to run
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from glob import escape, glob
 
 from affinityd.cpuset import CpuSet, parse_list
+from affinityd.linux.mounts import parse_mounts
 
 
 @dataclass(frozen=True)
@@ -37,66 +37,67 @@ CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that somebody chose for a
 MOST_LEVELS = 64
 
 
-@dataclass(frozen=True)
-class Mount:
-    """A line of mountinfo: a part of a hierarchy, and where it is to be seen."""
+class Cgroups:
+    """The cgroups of a process, and where those and the ones above them are to be seen."""
 
-    root: str  #: the cgroup that lies at `point`
-    point: str
-    file_system: str
-    controllers: tuple[str, ...]
+    def __init__(self, membership: str, root: str = "/") -> None:
+        """Begin with what a /proc/PID/cgroup says. `root`: where the files of the machine are."""
+        self._membership = membership
+        self._base = root.rstrip("/")
+        self._mounts = parse_mounts(_read(f"{self._base}/proc/self/mountinfo") or "")
+
+    @classmethod
+    def of(cls, pid: int, root: str = "/") -> Cgroups:
+        """Return those of a process; of one that is gone there are none."""
+        return cls(_read(f"{root.rstrip('/')}/proc/{pid}/cgroup") or "", root)
+
+    @property
+    def cpuset(self) -> CpuSet | None:
+        """The CPUs that the process may use.
+
+        None where that cannot be known: the process is gone, no hierarchy with a cpuset is mounted
+        here, or its cgroup lies outside of what is mounted.
+        """
+        # An empty list is that of a cgroup which leaves the choice to the one above it.
+        return next((cpus for file in self.cpuset_files() if (cpus := _cpus(file))), None)
+
+    def cpuset_files(self) -> Iterator[str]:
+        """Yield the files of which the first that is there, and not empty, has the cpuset."""
+        for version in VERSIONS:
+            for folder in self.folders(version):
+                yield from (f"{folder}/{file}" for file in version.files)
+
+    @property
+    def confining(self) -> str | None:
+        """The folder of the cgroup whose own choice of CPUs the process has; None: not known.
+
+        That is its own, or one above it. On v2 most have made none.
+        """
+        folders = (folder for version in VERSIONS for folder in self.folders(version))
+        return next((folder for folder in folders if _cpus(f"{folder}/{CHOSEN}")), None)
+
+    def folders(self, version: Version) -> Iterator[str]:
+        """Yield where the cgroup in a hierarchy and those above it are, the cgroup itself first.
+
+        Of one that lies very deep, those alone that are above it: they have what it has, or more.
+        """
+        path = _path(self._membership, version.controller)
+        for mount in self._mounts:
+            has_it = version.controller is None or version.controller in mount.options
+            if path is not None and mount.kind == version.file_system and has_it:
+                point = self._base + mount.point.rstrip("/")
+                is_outside = "/../" in f"{path}/"  # beside or above our cgroup namespace
+                below = (
+                    _from_above(path, mount.root, point) if is_outside else _below(path, mount.root)
+                )
+                while below is not None:
+                    yield point + below
+                    below = below.rpartition("/")[0] if below else None
 
 
 def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
-    """Return the CPUs that a process's cgroup lets it use.
-
-    None where that cannot be known: the process is gone, no hierarchy with a cpuset is mounted
-    here, or its cgroup lies outside of what is mounted. `root`: where the files of the machine are.
-    """
-    files = cpuset_files(_membership(pid, root), root)
-    # An empty list is that of a cgroup which leaves the choice to the one above it.
-    return next((cpus for file in files if (cpus := _cpus(file))), None)
-
-
-def cpuset_files(membership: str, root: str = "/") -> Iterator[str]:
-    """Yield the files of which the first that is there, and not empty, has a process's cpuset.
-
-    `membership` is what its /proc/PID/cgroup says.
-    """
-    for version, folder in _cgroups(membership, root):
-        yield from (f"{folder}/{file}" for file in version.files)
-
-
-def confining(pid: int, root: str = "/") -> str | None:
-    """Return the folder of the cgroup whose own choice of CPUs a process has; None: not known.
-
-    That is its own, or one above it. On v2 most have made none.
-    """
-    folders = (folder for _, folder in _cgroups(_membership(pid, root), root))
-    return next((folder for folder in folders if _cpus(f"{folder}/{CHOSEN}")), None)
-
-
-def cgroup_folders(
-    pid: int, root: str, versions: Iterable[Version]
-) -> Iterator[tuple[Version, str]]:
-    """Yield the folders of a process's cgroup and of those above it, in hierarchies of these."""
-    return _cgroups(_membership(pid, root), root, versions)
-
-
-def _membership(pid: int, root: str) -> str:
-    return _read(f"{root.rstrip('/')}/proc/{pid}/cgroup") or ""
-
-
-def _cgroups(
-    membership: str, root: str, versions: Iterable[Version] = VERSIONS
-) -> Iterator[tuple[Version, str]]:
-    """Yield the folders of a process's cgroup and of those above it, in which a cpuset may be."""
-    base = root.rstrip("/")
-    lines = (_read(f"{base}/proc/self/mountinfo") or "").split("\n")
-    mounts = [mount for line in lines if (mount := _mount(line))]
-    for version in versions:
-        for folder in _folders(version, _path(membership, version.controller), mounts, base):
-            yield version, folder
+    """Return the CPUs that a process's cgroup lets it use, as `Cgroups.cpuset`."""
+    return Cgroups.of(pid, root).cpuset
 
 
 def _path(membership: str, controller: str | None) -> str | None:
@@ -107,22 +108,6 @@ def _path(membership: str, controller: str | None) -> str | None:
         if controller in controllers.split(",") if controller else number == "0":
             return path
     return None
-
-
-def _folders(version: Version, path: str | None, mounts: list[Mount], base: str) -> Iterator[str]:
-    """Yield where the cgroup and those above it are to be seen, the cgroup itself first.
-
-    Of one that lies very deep, those alone that are above it: they have what it has, or more.
-    """
-    for mount in mounts:
-        has_it = version.controller is None or version.controller in mount.controllers
-        if path is not None and mount.file_system == version.file_system and has_it:
-            point = base + mount.point
-            is_outside = "/../" in f"{path}/"  # beside or above our cgroup namespace
-            below = _from_above(path, mount.root, point) if is_outside else _below(path, mount.root)
-            while below is not None:
-                yield point + below
-                below = below.rpartition("/")[0] if below else None
 
 
 def _below(path: str, root: str) -> str | None:
@@ -148,25 +133,6 @@ def _from_above(path: str, root: str, point: str) -> str | None:
 
 def _capped(path: str) -> str:
     return "/".join(path.split("/", MOST_LEVELS + 1)[: MOST_LEVELS + 1])
-
-
-def _mount(line: str) -> Mount | None:
-    """Read `ID PARENT MAJ:MIN ROOT POINT OPTIONS [TAG …] - TYPE SOURCE OPTIONS`, proc(5).
-
-    None for what is no such line.
-    """
-    here, _, there = line.partition(" - ")
-    try:
-        _, _, _, root, point, *_ = map(_unescaped, here.split(" "))
-        file_system, _, options = there.split(" ", 2)
-    except ValueError:
-        return None
-    return Mount(root, point.rstrip("/"), file_system, tuple(options.split(",")))
-
-
-def _unescaped(text: str) -> str:
-    r"""Undo the kernel's \040 for a blank, and the like."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
 def _cpus(path: str) -> CpuSet | None:

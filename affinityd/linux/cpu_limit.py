@@ -7,21 +7,25 @@ Sources: kernel Documentation/scheduler/sched-bwc.rst (v1) and admin-guide/cgrou
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from affinityd.linux.cgroup import Cgroups
+
 QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"  #: of v1; v2 has both in one file
 MAX = "cpu.max"
 LONGEST = 12  #: digits of a number that a kernel writes here
 
 
-def cpu_limit_of(pid: int, root: str = "/") -> int | None:
+def cpu_limit_of(cgroups: Cgroups) -> int | None:
     """Return the limit in CPUs, rounded up: the least of a process's cgroup and those above it.
 
-    None where there is none, or it cannot be read. `root`: where the files of the machine are.
+    None where there is none, or it cannot be read.
     """
     # Imported here: a rank that starts asks for its own limit alone.
-    from affinityd.linux.cgroup import Version, cgroup_folders  # noqa: PLC0415
+    from affinityd.linux.cgroup import Version  # noqa: PLC0415
 
     versions = Version("cgroup", "cpu", ()), Version("cgroup2", None, ())
-    folders = (folder for _, folder in cgroup_folders(pid, root, versions))
+    folders = (folder for version in versions for folder in cgroups.folders(version))
     return min((limit for folder in folders if (limit := _limit(folder))), default=None)
 
 

@@ -26,7 +26,7 @@ from affinityd.enforce.model import CAUSES, REASONS
 from affinityd.enforce.policy.environ import environment
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.json_codec import dumps, loads
-from affinityd.linux.cgroup import confining, cpuset_of
+from affinityd.linux.cgroup import Cgroups, cpuset_of
 from affinityd.linux.processes import process_of, uid_of
 from affinityd.linux.procstat import parse as parse_stat
 from affinityd.request.formats import render
@@ -221,7 +221,7 @@ def test_damaged_files_of_proc_tell_less_and_end_nothing(
         (proc / name).parent.mkdir(parents=True, exist_ok=True)
         (proc / name).write_bytes(content)
     read_or_refused(lambda: cpuset_of(7, os.fspath(root)))
-    read_or_refused(lambda: confining(7, os.fspath(root)))
+    read_or_refused(lambda: Cgroups.of(7, os.fspath(root)).confining)
     read_or_refused(lambda: (uid_of(7, os.fspath(proc)), process_of(7, os.fspath(proc))))
     read = parse_stat(files["7/stat"])
     found = replace(FOUND, start=read.start if read else 0)

@@ -6,7 +6,7 @@ import os
 import select
 
 from affinityd.daemon.state.cache import Cache
-from affinityd.linux.cgroup import cpuset_files
+from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.files import present
 
 MAX_BYTES = 1024 * 1024  #: of the cgroups whose files are remembered, and of the files' paths
@@ -38,7 +38,7 @@ class CpusetFiles:
         if self._changes.poll(0):
             self._found.clear()
         known = self._found.get(membership)
-        files = known or tuple(cpuset_files(os.fsdecode(membership)))
+        files = known or tuple(Cgroups(os.fsdecode(membership)).cpuset_files())
         cpus = next((cpus for file in files if (cpus := (present(file) or b"").strip())), None)
         # What was not found may come: a cgroup that is looked for by its name, from beside it.
         if known is None and cpus is not None:

@@ -10,8 +10,8 @@ from affinityd.cpuset import format_list
 from affinityd.doctor.checks.confinement import hidepid
 from affinityd.doctor.checks.daemon import REPLAYED
 from affinityd.doctor.facts import CallerIdentification, DaemonFacts, NodeFacts
-from affinityd.doctor.mounts import Mount, mounts
 from affinityd.doctor.result import WARN, CheckResults, not_applicable, ok, warn
+from affinityd.linux.mounts import Mount
 
 KNOWN = "caller"  #: `allowed.source` of a plan for who is known
 
@@ -54,8 +54,8 @@ def _unknown(facts: NodeFacts) -> CheckResults:
 
 
 def _mask_alone(facts: NodeFacts, daemon: DaemonFacts, told: CallerIdentification) -> CheckResults:
-    seen = mounts(facts.tree, str(daemon.pid)) if daemon.pid else None
-    has_none = seen is not None and not any(map(_has_cpusets, seen))
+    seen = facts.mounts(daemon.pid) if daemon.pid else None
+    has_none = seen is not None and not any(map(_has_cpusets, seen.values()))
     why = "no cgroups are mounted where it runs" if has_none else "it does not see its cgroup"
     yield warn(
         f"the daemon knows the mask of who asks, and no cpuset: {why}; this process has CPUs "

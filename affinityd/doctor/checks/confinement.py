@@ -10,7 +10,6 @@ from affinityd.cpuset import CpuSet, parse_list, several
 from affinityd.discovery.values import read_fields
 from affinityd.doctor.checks.daemon import REPLAYED
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.mounts import mounts
 from affinityd.doctor.result import CheckResult, CheckResults, not_applicable, ok, warn
 from affinityd.linux.processes import INITIAL_PIDS
 
@@ -64,7 +63,7 @@ def hidepid(facts: NodeFacts) -> CheckResults:
         return
     pid = str(facts.daemon.pid or "self")
     who = f"the daemon (process {pid})" if facts.daemon.pid else "this process"
-    proc = next((it for it in mounts(facts.tree, pid) or () if it.point == "/proc"), None)
+    proc = (facts.mounts(pid) or {}).get("/proc")
     if proc is None:
         yield not_applicable(f"the mounts of {who} cannot be read")
         return

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from affinityd.doctor.checks.daemon import REPLAYED
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.mounts import Mount, mounts
 from affinityd.doctor.result import CheckResults, not_applicable, ok, warn
+from affinityd.linux.mounts import Mount
 
 ROOT, DEVICES = "/", "/dev"
 PRIVATE = "tmpfs"  #: what systemd mounts at /dev, and what a container has there
@@ -31,7 +31,7 @@ def sandbox(facts: NodeFacts) -> CheckResults:
 
 def _devices(facts: NodeFacts, pid: int) -> CheckResults:
     """Yield that systemd gave it a /dev without GPUs. A container's is its runtime's affair."""
-    theirs, ours = _at(facts, str(pid)), _at(facts, "self")
+    theirs, ours = (facts.mounts(it) or {} for it in (pid, "self"))
     is_container = _kind(theirs, ROOT) != _kind(ours, ROOT)
     is_private = _kind(theirs, DEVICES) == PRIVATE and theirs[DEVICES] != ours.get(DEVICES)
     if is_private and not is_container:
@@ -51,11 +51,6 @@ def _users(facts: NodeFacts, pid: int) -> CheckResults:
             "take PrivateUsers= from its unit; hostUsers: true in its pod, podman run without "
             "--userns",
         )
-
-
-def _at(facts: NodeFacts, pid: str) -> dict[str, Mount]:
-    """Return what a process sees mounted, by where."""
-    return {it.point: it for it in mounts(facts.tree, pid) or ()}
 
 
 def _kind(mounted: Mapping[str, Mount], point: str) -> str | None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from affinityd.discovery.tree import Tree
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.mounts import Mount, mounts
 from affinityd.doctor.result import CheckResults, fail, not_applicable, ok, warn
 from affinityd.errors import InvalidRequestError
+from affinityd.linux.mounts import Mount
 from affinityd.slurm.check import Check
 from affinityd.slurm.check import Finding as Misfit
 from affinityd.slurm.config.expected import Expected, Unknown
@@ -108,12 +108,13 @@ def _told(wrong: list[Fault] | list[Misfit]) -> str:
 
 def cgroup(facts: NodeFacts) -> CheckResults:
     """Tell the version of cgroups, and judge whether it can keep jobs on their CPUs."""
-    found = [it for it in mounts(facts.tree, "self") or () if it.kind.startswith("cgroup")]
+    mounted = (facts.mounts("self") or {}).values()
+    found = [it for it in mounted if it.kind.startswith("cgroup")]
     v1 = next((it for it in found if it.kind == "cgroup" and "cpuset" in it.options), None)
     v2 = next((it for it in found if it.kind == "cgroup2"), None)
     has_v1 = any(it.kind == "cgroup" for it in found)
     if not found:
-        yield not_applicable("no cgroup is mounted, as far as /proc/self/mounts says")
+        yield not_applicable("no cgroup is mounted, as far as /proc/self/mountinfo says")
     elif v1:
         kind = "hybrid" if v2 else "v1"
         yield ok(f"cgroup {kind}: the cpuset controller is v1's, at {v1.point}")
