@@ -10,10 +10,10 @@ import pytest
 from affinityd.discovery import open_tree
 from affinityd.doctor.checks.registry import run_checks
 from affinityd.doctor.facts import NodeFacts, NoFiles
+from affinityd.topology.model import Topology
 from tests.doctoring import NO_GPU, TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.by_hand import made
-
-GRES_CONF = "etc/slurm/gres.conf"
+from tests.recorded_slurm import recorded_slurm
 
 #: A package a node, and device files.
 PACKAGES = {0: "0-3", 1: "4-7"}
@@ -24,109 +24,93 @@ HALVES = made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[0, 2], packages=PACKAGES)
 HALVES = replace(HALVES, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in HALVES.gpus))
 
 RIGHT = "Name=gpu File=/dev/nvidia0 Cores=0-3\nName=gpu File=/dev/nvidia1 Cores=4-7"
+TYPED = RIGHT.replace("gpu ", "gpu Type=a100 ")
 CROSSED = "Name=gpu File=/dev/nvidia0 Cores=4-7\nName=gpu File=/dev/nvidia1 Cores=0-3"
 
 
+def facts_with(
+    gres: str, lines: str, node: Topology, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> NodeFacts:
+    """Return the facts of a node, gpu07 to Slurm, of which slurmd has these lines."""
+    slurm = recorded_slurm(folder / "slurm", monkeypatch)
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    slurm.is_called("gpu07")
+    slurm.expects(gres, "gpu07")
+    slurm.has(lines)
+    return replace(facts_of(folder / "node", node), root="/")
+
+
 @pytest.mark.parametrize(
-    ("lines", "expected"),
+    ("gres", "lines", "expected"),
     [
-        (RIGHT, [well("gres.conf fits the node")]),
+        ("gpu:2", RIGHT, [well("gres.conf fits the node")]),
+        ("gpu:a100:2", TYPED, [well("gres.conf fits the node")]),
         (
+            "gpu:2",
             CROSSED,
-            [Expected("warn", "gres.conf:1: gpu 0: ", "affinityd slurm gres-conf prints right")],
+            [Expected("warn", "gpu 0: Cores=4-7 is", "affinityd slurm gres-conf prints right")],
         ),
         (
-            f"{RIGHT}\nfoo",
-            [Expected("fail", "gres.conf:3: 'foo' is not written as Key=", "gres.conf(5)")],
+            "gpu:2",
+            'error: Parse error in file gres.conf line 3: "foo"\nfatal: error reading gres.conf',
+            [Expected("fail", 'gres.conf line 3: "foo"', "gres.conf(5)")],
         ),
         (
+            "gpu:2",
             "\n".join(f"Name=gpu File=/dev/nvidia{number}" for number in range(2, 9)),
             [Expected("warn", "; and 6 more", "affinityd slurm check names all")],
         ),
-        ("a\0b", [Expected("fail", "gres.conf has a NUL in it", "slurmd")]),
-    ],
-    ids=["it fits", "crossed", "a line that is none", "much is wrong", "no text"],
-)
-def test_gres_conf(tmp_path: Path, lines: str, expected: list[Expected]) -> None:
-    check("gres-conf", facts_of(tmp_path, NODE, {GRES_CONF: lines}), *expected)
-
-
-SLURM_CONF = "etc/slurm/slurm.conf"
-TYPED = RIGHT.replace("gpu ", "gpu Type=a100 ")
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
         (
-            {GRES_CONF: TYPED, SLURM_CONF: "NodeName=gpu07 Gres=gpu:a100:2"},
-            [well("gres.conf fits the node")],
-        ),
-        (
-            {GRES_CONF: RIGHT, SLURM_CONF: "NodeName=gpu07 Gres=gpu:a100:2"},
-            [
-                Expected(
-                    "warn",
-                    "slurm.conf:1): slurmctld drains the node (INVALID_REG); add Type=a100",
-                    "affinityd slurm gres-conf prints right lines for gpu07 (the machine's name)",
-                )
-            ],
-        ),
-        (
-            {GRES_CONF: "NodeName=tux[1-9] Name=gpu File=/dev/nvidia[0-1]"},
-            [
-                Expected(
-                    "warn",
-                    "has lines of GPUs for 'tux[1-9]', and none for this node",
-                    "this node was looked for as gpu07 (the machine's name); affinityd slurm check "
-                    "--node-name NAME looks for another",
-                )
-            ],
-        ),
-        (
-            {GRES_CONF: RIGHT, SLURM_CONF: "NodeName=tux[1-9] Gres=gpu:a100:2"},
-            [
-                Expected(
-                    "warn",
-                    "slurm.conf has no node gpu07",
-                    "this node was looked for as gpu07 (the machine's name)",
-                )
-            ],
-        ),
-        (
-            {GRES_CONF: RIGHT, SLURM_CONF: "NodeName=gpu07 Gres=gpu:a:b:2"},
-            [Expected("fail", "slurm.conf:1: 'gpu:a:b:2' in Gres=", "slurm.conf(5)")],
+            "gpu:a100:2",
+            TYPED.replace("a100", "A100", 1),
+            [Expected("warn", "drains the node (INVALID_REG); right is Type=a100", "for gpu07")],
         ),
     ],
-    ids=["it fits", "no type", "lines of others", "a slurm.conf of others", "no Gres="],
+    ids=["it fits", "types fit", "crossed", "no line", "much is wrong", "another type"],
 )
-def test_the_remedy_names_the_node_that_was_looked_for(
-    tmp_path: Path, files: Files, expected: list[Expected]
-) -> None:
-    check("gres-conf", facts_of(tmp_path / "gpu07", NODE, files), *expected)
-
-
-def test_files_of_other_nodes_alone_are_no_fault_where_a_node_has_no_gpu_or_detects_them(
+def test_gres_conf(
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gres: str,
+    lines: str,
+    expected: list[Expected],
 ) -> None:
-    others = "NodeName=tux[1-9] Name=gpu File=/dev/nvidia[0-1]"
-    files = {GRES_CONF: others, SLURM_CONF: "NodeName=tux[1-9] Gres=gpu:2"}
-    check("gres-conf", facts_of(tmp_path / "login1", NO_GPU, files), well("fits the node"))
-    detected = {GRES_CONF: f"AutoDetect=nvml\n{others}"}
-    check("gres-conf", facts_of(tmp_path / "gpu07", NODE, detected), well("fits the node"))
+    check("gres-conf", facts_with(gres, lines, NODE, tmp_path, monkeypatch), *expected)
 
 
-def test_cores_of_packages_are_as_right_as_those_of_nodes(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, HALVES, {GRES_CONF: RIGHT})
-    check("gres-conf", facts, well("gres.conf fits the node"))
-    halved = facts_of(tmp_path, HALVES, {GRES_CONF: RIGHT.replace("0-3", "0-1")})
-    check("gres-conf", halved, well("gres.conf fits the node"))
+def test_a_node_that_slurm_does_not_have_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = facts_with("gpu:2", RIGHT, NODE, tmp_path, monkeypatch)
+    for name in ("slurm.conf", "nodes"):
+        (tmp_path / "slurm" / name).write_text("")
+    looked_for = "this node was looked for as gpu07; affinityd slurm check --node-name NAME"
+    check("gres-conf", facts, Expected("warn", "scontrol show node gpu07: ", looked_for))
+    no_gpu = replace(facts, topology=NO_GPU)
+    (tmp_path / "slurm/slurmd").write_text("")
+    check("gres-conf", no_gpu, well("fits the node"))
 
 
-def test_without_slurm_there_is_nothing_to_fit(tmp_path: Path) -> None:
-    check("gres-conf", facts_of(tmp_path), n_a("no Slurm: there is no"))
+def test_cores_of_packages_are_as_right_as_those_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, cores in enumerate(("0-3", "0-1")):
+        lines = RIGHT.replace("0-3", cores)
+        facts = facts_with("gpu:2", lines, HALVES, tmp_path / str(number), monkeypatch)
+        check("gres-conf", facts, well("gres.conf fits the node"))
+
+
+def test_without_slurm_there_is_nothing_to_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    check("gres-conf", facts_of(tmp_path), n_a("a captured or shipped machine has no slurmd"))
+    live = replace(facts_of(tmp_path), root="/")
+    check("gres-conf", live, n_a("no Slurm: there is no slurm.conf in /etc/slurm, "))
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone"))
+    check("gres-conf", live, n_a("gone is no file"))
     shipped = NodeFacts(TWO, NoFiles("shipped"))
-    check("gres-conf", shipped, n_a("a shipped machine has no gres.conf"))
+    check("gres-conf", shipped, n_a("a captured or shipped machine has no slurmd"))
 
 
 V1 = "34 31 0:31 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset"

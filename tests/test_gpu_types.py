@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.slurm.config.expected import expected
-from affinityd.slurm.config.gpu_types import SLICES, Types, types
+from affinityd.slurm.config.gpu_types import SLICES, GpuTypes, types
 from affinityd.topology.model import Gpu, MigInstance
 from tests.machines.by_hand import made
 
@@ -76,7 +76,7 @@ def test_the_types_of_gpus(
     kinds: list[str | None],
 ) -> None:
     """`present`: minor → type; `?`: undecided, and the reason says so."""
-    wanted = None if gres is None else expected("slurm.conf:1", {"gres": gres}, {})
+    wanted = None if gres is None else expected("slurm.conf", {"gres": gres})
     of = gpus(*models)
     found = types(of, wanted, {f"/dev/nvidia{minor}": kind for minor, kind in present.items()})
     assert [found.of.get(gpu.key, "?") for gpu in of] == kinds
@@ -85,7 +85,7 @@ def test_the_types_of_gpus(
 
 def test_whole_gpus_are_not_given_the_types_of_their_mig_instances() -> None:
     sliced = tuple(replace(gpu, mig=(MigInstance("MIG-0"),)) for gpu in gpus(A100, A100))
-    wanted = expected("slurm.conf:1", {"gres": "gpu:a100_3g.20gb:4"}, {})
-    assert types(sliced, wanted, {}) == Types({}, SLICES)
-    whole = expected("slurm.conf:1", {"gres": "gpu:a100:2"}, {})
+    wanted = expected("slurm.conf", {"gres": "gpu:a100_3g.20gb:4"})
+    assert types(sliced, wanted, {}) == GpuTypes({}, SLICES)
+    whole = expected("slurm.conf", {"gres": "gpu:a100:2"})
     assert set(types(sliced, whole, {}).of.values()) == {"a100"}

@@ -12,10 +12,8 @@ from hypothesis import given
 from affinityd.cpuset import format_list
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml.gpus import query
-from affinityd.errors import InvalidRequestError
 from affinityd.slurm.config.expected import expected
-from affinityd.slurm.config.gpu_types import Types
-from affinityd.slurm.config.hostlist import Budget, expand
+from affinityd.slurm.config.gpu_types import GpuTypes
 from affinityd.slurm.gres_writer import NODES, unknown, write
 from affinityd.slurm.machine.core_affinity import Cores, affinities
 from affinityd.slurm.machine.core_numbering import in_slurms_order
@@ -239,7 +237,7 @@ def test_nodes_are_explained_only_where_they_are_no_packages() -> None:
     assert not set(NODES) & set(write(h100))
     a100 = machine("dgx-a100")
     assert not set(NODES) & set(write(a100, scope="socket"))
-    wanted = expected("s:1", {}, {"slurmdparameters": "numa_node_as_socket"})
+    wanted = expected("s", {"sockets": "8", "corespersocket": "16"})
     assert set(NODES) <= set(write(a100))
     assert not set(NODES) & set(write(a100, expected=wanted))
 
@@ -288,64 +286,5 @@ def test_several_types_are_numbered_as_cuda_does_only_in_its_order(
     kinds: list[str], comment: str
 ) -> None:
     gpus = with_minors(made({0: "0-7"}, gpus=[0, 0, 0]), range(3))
-    types = Types({gpu.key: kind for gpu, kind in zip(gpus.gpus, kinds, strict=True)})
+    types = GpuTypes({gpu.key: kind for gpu, kind in zip(gpus.gpus, kinds, strict=True)})
     assert write(gpus, types=types)[0] == comment
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("gpu1", ["gpu1"]),
-        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
-        ("/dev/nvidia[0-1,9-10]", [f"/dev/nvidia{number}" for number in (0, 1, 9, 10)]),
-        ("r[0-1]n[8-9]", ["r0n8", "r0n9", "r1n8", "r1n9"]),
-        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
-    ],
-)
-def test_a_hostlist_is_expanded(text: str, names: list[str]) -> None:
-    assert list(expand(text, Budget())) == names
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "gpu[1-3",
-        "gpu1]",
-        "a,,b",
-        "n[]",
-        "n[3-1]",
-        "n[a-b]",
-        "n[1-2-3]",
-        "n[٣]",
-        f"n[{'0' * 11}]",
-        f"n[1-{'9' * 5000}]",
-        "n" * 256,
-        "n[1000]" * 64,
-    ],
-)
-def test_what_is_no_hostlist_is_refused_in_a_short_line(text: str) -> None:
-    with pytest.raises(ValueError, match=r"hostlist|longer than 255") as refused:
-        expand(text, Budget())
-    assert len(str(refused.value)) < 200
-
-
-@pytest.mark.parametrize(
-    ("text", "is_enough"),
-    [
-        ("n[0-9]", True),
-        ("n[0-9],n", False),
-        ("n[1-3,0-9]", False),
-        ("n[0-2][0-2]", True),
-        ("n[0-3][0-3]", False),
-        ("n[0-9999999999]", False),
-        ("n[0-9][0-9]" + "[0-1]" * 99, False),
-    ],
-)
-def test_ranges_are_expanded_as_far_as_the_budget_goes(text: str, *, is_enough: bool) -> None:
-    """A range takes what it has, and each name one more."""
-    budget = Budget(20)
-    if is_enough:
-        assert budget.left + len(expand(text, budget)) > budget.left >= 0
-        return
-    with pytest.raises(InvalidRequestError, match="stand for more than"):
-        expand(text, budget)

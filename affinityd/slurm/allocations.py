@@ -12,7 +12,7 @@ REMEDY = "give it --gres-flags=enforce-binding, and gres.conf the right Cores="
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """A job, as this node sees it."""
 
     number: int
@@ -20,7 +20,7 @@ class Job:
     gpus: tuple[str, ...] | None  #: the node's numbers of its GPUs, or UUIDs; None: not known
 
 
-def far(topology: Topology, job: Job) -> Iterator[str]:
+def far(topology: Topology, job: SlurmJob) -> Iterator[str]:
     """Yield what is wrong about a job: each GPU that has none of the job's CPUs near it.
 
     Near is the GPU's own NUMA node, or the nearest that have CPUs; of a GPU whose node is unknown

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from affinityd.slurm.config.expected import Expected, are_whole_sockets, written
-from affinityd.slurm.config.gpu_types import Types
+from affinityd.slurm.config.expected import ExpectedNode, are_whole_sockets, written
+from affinityd.slurm.config.gpu_types import GpuTypes
 from affinityd.slurm.machine.core_affinity import Affinity, Cores, affinities
 from affinityd.slurm.machine.device_files import device_file, runtime, unknown_file
 from affinityd.slurm.machine.nvlinks import Links, links
@@ -34,8 +34,8 @@ def write(
     *,
     scope: str = "node",
     node_name: str | None = None,
-    types: Types | None = None,
-    expected: Expected | None = None,
+    types: GpuTypes | None = None,
+    expected: ExpectedNode | None = None,
 ) -> list[str]:
     """Return the lines: comments, then one for each GPU, in the order of their numbers.
 
@@ -43,7 +43,7 @@ def write(
     GPU that is another's. `scope`: whose cores, of `SCOPES`. `types`: None: the GPUs have none.
     `expected`: what slurmctld was configured with; None: it is not known.
     """
-    kinds = types or Types({gpu.key: None for gpu in topology.gpus})
+    kinds = types or GpuTypes({gpu.key: None for gpu in topology.gpus})
     cores = Cores(topology)
     found = affinities(cores, scope)
     linked = links(topology)
@@ -58,7 +58,7 @@ def unknown(topology: Topology) -> list[Gpu]:
 
 
 def line(
-    gpu: Gpu, affinity: Affinity, linked: Links, types: Types, node_name: str | None = None
+    gpu: Gpu, affinity: Affinity, linked: Links, types: GpuTypes, node_name: str | None = None
 ) -> str:
     """Return a GPU's line; a comment, where its device file or type is not known."""
     file = device_file(gpu)
@@ -73,7 +73,7 @@ def line(
     return text if is_whole else f"# gpu {gpu.index} ({gpu.pci_bus_id}): {why}: {text}"
 
 
-def _order(topology: Topology, types: Types) -> Iterator[str]:
+def _order(topology: Topology, types: GpuTypes) -> Iterator[str]:
     """Yield what makes Slurm's numbers those of a job, if anything does."""
     gpus = topology.gpus
     runtimes = {runtime(gpu) for gpu in gpus}
@@ -85,7 +85,7 @@ def _order(topology: Topology, types: Types) -> Iterator[str]:
 
 
 def _comments(
-    cores: Cores, found: list[Affinity], linked: Links, expected: Expected | None
+    cores: Cores, found: list[Affinity], linked: Links, expected: ExpectedNode | None
 ) -> Iterator[str]:
     gpus = cores.topology.gpus
     if gpus and expected is not None and expected.types:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from affinityd.config.file import MAX_FILE
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.slurm.allocations import Job
+from affinityd.slurm.allocations import SlurmJob
 
 NOTES = "run/affinityd/jobs"  #: a file a job, by its number; its first line is like gpus=2,3
 
@@ -32,7 +32,7 @@ _is_number = re.compile(r"\d{1,10}", re.ASCII).fullmatch
 _is_gpu = re.compile(r"\d{1,10}|(GPU|MIG)-[\w/-]{1,100}", re.ASCII).fullmatch
 
 
-def jobs(root: Path) -> Iterator[Job]:
+def jobs(root: Path) -> Iterator[SlurmJob]:
     """Yield the jobs whose CPUs are confined, by number. `root`: where the machine's files lie."""
     found: dict[int, CpuSet] = {}
     for pattern in FOLDERS:
@@ -41,7 +41,7 @@ def jobs(root: Path) -> Iterator[Job]:
             if number is not None and cpus:
                 found[number] = cpus
     for number, cpus in sorted(found.items()):
-        yield Job(number, cpus, _gpus(root / NOTES / str(number)))
+        yield SlurmJob(number, cpus, _gpus(root / NOTES / str(number)))
 
 
 def _number(root: Path, folder: Path) -> int | None:

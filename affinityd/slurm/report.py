@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from affinityd.slurm.check import Finding
-from affinityd.slurm.config.gres_parser import Fault
+from affinityd.slurm.check import GresFinding
 from affinityd.text import count
 
 
 @dataclass(frozen=True)
-class Report:
-    """What is wrong about a node's gres.conf and its jobs, and what could not be judged."""
+class CheckReport:
+    """What is wrong about a node's GPUs in Slurm and its jobs, and what could not be judged."""
 
     node: str
     gpus: int
-    malformed: tuple[Fault, ...]
-    findings: tuple[Finding, ...]
+    faults: tuple[str, ...]  #: why slurmd does not take gres.conf
+    findings: tuple[GresFinding, ...]
     far_jobs: tuple[str, ...]  #: what is wrong about jobs
     jobs: int  #: how many with GPUs were judged
     notes: tuple[str, ...]
-    is_judged: bool = True  #: each line of a GPU was
+    is_judged: bool = True  #: each GPU that slurmd has was
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing was found."""
-        return not (self.malformed or self.findings or self.far_jobs)
+        return not (self.faults or self.findings or self.far_jobs)
 
     @property
     def exit_code(self) -> int:
-        """0: nothing is wrong, 1: something is, 2: not every line could be read."""
-        return 2 if self.malformed else int(not self.is_clean)
+        """0: nothing is wrong, 1: something is, 2: slurmd does not take gres.conf."""
+        return 2 if self.faults else int(not self.is_clean)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each finding, and the sum."""
-        yield from (f"{fault.place}: {fault.text}" for fault in self.malformed)
-        for finding in self.findings:
-            yield finding.text if finding.place is None else f"{finding.place}: {finding.text}"
+        yield from (f"slurmd: {fault}" for fault in self.faults)
+        yield from map(str, self.findings)
         yield from self.far_jobs
         yield from (f"note: {note}" for note in self.notes)
         yield self._sum()
@@ -48,8 +46,8 @@ class Report:
         return {
             "node": self.node,
             "fits": self.is_clean and self.is_judged,
-            "malformed": [{"place": it.place, "text": it.text} for it in self.malformed],
-            "findings": [{"place": it.place, "text": it.text} for it in self.findings],
+            "faults": list(self.faults),
+            "findings": [asdict(finding) for finding in self.findings],
             "jobs": {"judged": self.jobs, "findings": list(self.far_jobs)},
             "notes": list(self.notes),
         }
@@ -57,14 +55,12 @@ class Report:
     def _sum(self) -> str:
         if self.is_clean:
             if not self.is_judged:
-                return "nothing wrong was found, but not every line could be judged"
+                return "nothing wrong was found, but not every GPU could be judged"
             near = f"; {count(self.jobs, 'running job')} near the GPUs" if self.jobs else ""
             return f"gres.conf fits this node{near}"
-        wrong = {it.place for it in self.findings if it.place is not None}
         amounts = {
-            "line{} malformed": len(self.malformed),
-            "line{} wrong": len(wrong),
-            "GPU{} without a line": sum(it.place is None for it in self.findings),
+            "error{} of slurmd": len(self.faults),
+            "finding{}": len(self.findings),
             "finding{} about jobs": len(self.far_jobs),
         }
         parts = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from affinityd.cli.console import say
@@ -15,26 +15,24 @@ from affinityd.discovery.machine import read_once
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm import gres_writer
 from affinityd.slurm.allocations import far
-from affinityd.slurm.check import Check
-from affinityd.slurm.config.expected import Expected, Unknown
-from affinityd.slurm.config.gpu_types import Types, types
-from affinityd.slurm.config.gres_files import FOLDERS, default, read
-from affinityd.slurm.config.gres_parser import Fault, Line
-from affinityd.slurm.config.hostlist import nodes
-from affinityd.slurm.config.node_config import Configured, for_node
-from affinityd.slurm.config.site import NodeName, Site, open_site
+from affinityd.slurm.check import GresCheck
+from affinityd.slurm.config import scontrol, slurmd
+from affinityd.slurm.config.commands import FOLDERS, LocalSlurm, find_slurm
+from affinityd.slurm.config.expected import ExpectedNode, UnknownNode
+from affinityd.slurm.config.gpu_types import GpuTypes, types
 from affinityd.slurm.jobs import NOTES, jobs
 from affinityd.slurm.machine.core_affinity import SCOPES
-from affinityd.slurm.report import Report
+from affinityd.slurm.report import CheckReport
 from affinityd.text import count, one_line, quote
 from affinityd.topology.model import Topology
 
 COMMANDS = {
     "gres-conf": "print this node's lines of gres.conf",
-    "check": "say what is wrong about a gres.conf, and which jobs are far from their GPUs",
+    "check": "ask slurmd what is wrong about gres.conf, and say which jobs are far from their GPUs",
 }
 
-NO_NODE = set(" \t\n\"'#=,[]\\")  #: what no node's name has
+NO_NODES = set(" \t\n\"'#=\\")  #: what no node's name has
+NO_NODE = NO_NODES | set(",[]")
 NO_TYPE = NO_NODE | set(":()")
 
 
@@ -49,7 +47,7 @@ def add_arguments(parser: Parser) -> None:
         "--node-name",
         metavar="NAMES",
         dest="nodes",
-        type=_hostlist,
+        type=_node_names,
         help="begin each line with NodeName=NAMES: one name, or equal nodes like gpu[001-500]",
     )
     gres_conf.add_argument(
@@ -57,8 +55,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="TYPE[,TYPE...]",
         type=_types,
         default=(),
-        help="the Type= of all GPUs, or of each in the order of the lines, where slurm.conf, "
-        "scontrol and the present gres.conf do not tell it",
+        help="the Type= of all GPUs, or of each in the order of the lines, where neither scontrol "
+        "nor slurmd tells it",
     )
     check.add_argument(
         "--node-name",
@@ -70,15 +68,15 @@ def add_arguments(parser: Parser) -> None:
     check.add_argument(
         "--gres-conf",
         metavar="FILE",
-        help=f"the file (default: the first gres.conf of {', '.join(f'/{it}' for it in FOLDERS)})",
+        help="a file that slurmd is to read instead of its own gres.conf",
     )
     add_format(check, "text")
     for command in (gres_conf, check):
         command.add_argument(
             "--slurm-conf",
             metavar="FILE",
-            help="what slurmctld is configured with (default: $SLURM_CONF, else the first "
-            f"slurm.conf of {', '.join(f'/{it}' for it in FOLDERS)}, else what scontrol says)",
+            help="the slurm.conf of the slurmd and slurmctld that are asked (default: $SLURM_CONF, "
+            f"else the first of {', '.join(FOLDERS)})",
         )
         command.add_argument(
             "--scope",
@@ -100,13 +98,10 @@ def _node_name(text: str) -> str:
     return text
 
 
-def _hostlist(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return a hostlist as it is written, and its names."""
-    try:
-        names = nodes(text)
-    except (ValueError, InvalidRequestError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text, tuple(map(_node_name, names))
+def _node_names(text: str) -> str:
+    if not text or NO_NODES & set(text):
+        raise argparse.ArgumentTypeError(f"{quote(text)} names no nodes; write it like gpu[01-04]")
+    return text
 
 
 def _types(text: str) -> tuple[str, ...]:
@@ -120,33 +115,30 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     """Print the lines; 0: of every GPU, 1: not of all."""
     settings = load_settings(arguments)
     topology = read_once(settings)
-    site = _site(settings, arguments.slurm_conf)
-    text, names = arguments.nodes or (None, ())
-    own = site.node_name(topology.name, os.environ)
-    names = [own.name, *names] if own.name in names else names or [own.name]
-    expected = site.expected(names)
-    known = expected if isinstance(expected, Expected) else None
-    present = _present(settings, site, names[0])
-    kinds = types(topology.gpus, known, present.types if present else {}, arguments.type)
+    slurm = _slurm(settings, arguments.slurm_conf)
+    own = scontrol.node_name(slurm, topology.name) if slurm else topology.name
+    names = arguments.nodes or own
+    expected = scontrol.expected_node(slurm, names) if slurm else None
+    known = expected if isinstance(expected, ExpectedNode) else None
+    present = _present_types(slurm, own) if slurm else {}
+    kinds = types(topology.gpus, known, present, arguments.type)
     lines = gres_writer.write(
-        topology, scope=arguments.scope, node_name=text, types=kinds, expected=known
+        topology, scope=arguments.scope, node_name=arguments.nodes, types=kinds, expected=known
     )
     for line in lines:
         print(line)
     faults = list(_lacking(topology, kinds))
     for fault in faults:
         say(f"affinityd slurm gres-conf: {fault}")
-    is_site = site.is_live or site.conf is not None
-    if isinstance(expected, Unknown) and is_site and not (faults or arguments.type):
-        node = own if names[0] == own.name else NodeName(names[0], "--node-name")
+    if isinstance(expected, UnknownNode) and not (faults or arguments.type):
         say(
-            f"affinityd slurm gres-conf: the Gres= of node {node} is not known here "
+            f"affinityd slurm gres-conf: the Gres= of node {names} is not known here "
             f"({expected.why}); if it has a type, name it with --type"
         )
     return int(bool(faults))
 
 
-def _lacking(topology: Topology, kinds: Types) -> Iterator[str]:
+def _lacking(topology: Topology, kinds: GpuTypes) -> Iterator[str]:
     gpus = topology.gpus
     if not gpus:
         yield "this node has no GPU"
@@ -156,52 +148,51 @@ def _lacking(topology: Topology, kinds: Types) -> Iterator[str]:
     if untyped:
         yield (
             f"the types of {untyped} of {count(len(gpus), 'GPU')} are not known: {kinds.why}; "
-            "name one for each with --type, or in the present gres.conf"
+            "name one for each with --type"
         )
 
 
-def _site(settings: Settings, slurm_conf: str | None) -> Site:
-    return open_site(None if settings.machine else settings.root, slurm_conf, os.environ)
+def _slurm(settings: Settings, slurm_conf: str | None) -> LocalSlurm | None:
+    """Return the Slurm to be asked: of another machine's topology only the one that is named."""
+    is_live = settings.machine is None and os.path.realpath(settings.root) == "/"
+    return find_slurm(slurm_conf, is_live=is_live)
 
 
-def _present(settings: Settings, site: Site, node: str) -> Configured | None:
-    """Return what the present gres.conf says of a node; None where there is none to be read."""
-    if settings.machine:
-        return None
+def _present_types(slurm: LocalSlurm, node: str) -> Mapping[str, str | None]:
+    """Return the types that slurmd has of the node's device files, as far as it tells."""
     try:
-        lines = read(default(Path(settings.root), beside=site.named))
-        return for_node((it for it in lines if isinstance(it, Line)), node)
+        return slurmd.ask(slurm, node).types
     except InvalidRequestError:
-        return None
+        return {}
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Print what is wrong; 0: nothing, 1: something, 2: not every line can be read."""
+    """Print what is wrong; 0: nothing, 1: something, 2: slurmd does not take gres.conf."""
     settings = load_settings(arguments)
     topology = read_once(settings)
     root = Path(settings.root)
-    site = _site(settings, arguments.slurm_conf)
-    file = Path(arguments.gres_conf or default(root, beside=site.named))
-    lines = list(read(file))
-    named = arguments.node and NodeName(arguments.node, "--node-name")
-    node = named or site.node_name(topology.name, os.environ)
-    configured = for_node((it for it in lines if isinstance(it, Line)), node.name)
-    expected = site.expected([node.name])
-    known = expected if isinstance(expected, Expected) else None
-    check = Check(configured, topology, arguments.scope, known)
+    slurm = _slurm(settings, arguments.slurm_conf)
+    if slurm is None:
+        raise InvalidRequestError(
+            f"there is no slurm.conf in {', '.join(FOLDERS)}; name it with --slurm-conf"
+        )
+    node = arguments.node or scontrol.node_name(slurm, topology.name)
+    expected = scontrol.expected_node(slurm, node)
+    known = expected if isinstance(expected, ExpectedNode) else None
+    check = GresCheck(_gres(slurm, node, arguments.gres_conf), topology, arguments.scope, known)
     # A shipped machine has no jobs: those of this node are not its.
     running = [] if settings.machine else list(jobs(root))
     judged = [job for job in running if job.gpus is not None]
-    report = Report(
-        node=node.name,
+    report = CheckReport(
+        node=node,
         gpus=len(topology.gpus),
-        malformed=(*(it for it in lines if isinstance(it, Fault)), *configured.faults),
+        faults=check.gres.faults,
         findings=tuple(check.findings()),
         far_jobs=tuple(text for job in judged for text in far(topology, job)),
         jobs=sum(bool(job.gpus) for job in judged),
         notes=(
-            *check.notes(node.name),
-            *_uncompared(expected, node, site),
+            *check.notes(),
+            *_uncompared(expected, node),
             *_passed_over(len(running) - len(judged), root),
         ),
         is_judged=not check.unjudged,
@@ -213,8 +204,16 @@ def _check(arguments: argparse.Namespace) -> int:
     return report.exit_code
 
 
-def _uncompared(expected: Expected | Unknown, node: NodeName, site: Site) -> Iterator[str]:
-    if isinstance(expected, Unknown) and (site.is_live or site.conf):
+def _gres(slurm: LocalSlurm, node: str, file: str | None) -> slurmd.SlurmdGres:
+    """Return what slurmd says, of its own gres.conf or of another."""
+    if file is None:
+        return slurmd.ask(slurm, node)
+    with slurm.with_gres_conf(Path(file)) as other:
+        return slurmd.ask(other, node)
+
+
+def _uncompared(expected: ExpectedNode | UnknownNode, node: str) -> Iterator[str]:
+    if isinstance(expected, UnknownNode):
         yield (
             f"Type= and the number of GPUs are not compared: the Gres= of node {node} is not known "
             f"here ({expected.why}); --slurm-conf and --node-name name others"

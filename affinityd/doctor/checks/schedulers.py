@@ -7,103 +7,62 @@ https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 from affinityd.discovery.tree import Tree
 from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResults, fail, not_applicable, ok, warn
 from affinityd.errors import InvalidRequestError
 from affinityd.linux.mounts import Mount
-from affinityd.slurm.check import Check
-from affinityd.slurm.check import Finding as Misfit
-from affinityd.slurm.config.expected import Expected, Unknown
-from affinityd.slurm.config.gres_files import default, read
-from affinityd.slurm.config.gres_parser import Fault, Line
-from affinityd.slurm.config.node_config import Configured, for_node
-from affinityd.slurm.config.site import Site, open_site
+from affinityd.slurm.check import GresCheck
+from affinityd.slurm.config import scontrol, slurmd
+from affinityd.slurm.config.commands import FOLDERS, find_slurm
+from affinityd.slurm.config.expected import ExpectedNode, UnknownNode
 from affinityd.slurm.machine.core_affinity import SCOPES
-from affinityd.text import quote
 
 CHECK = "affinityd slurm check"
-OTHER = f"{CHECK} --node-name NAME looks for another, affinityd slurm gres-conf prints its lines"
-SHOWN = 3  #: lines of gres.conf; more are counted
+SHOWN = 3  #: findings; more are counted
 
 #: Where jobs' cgroups are made, below the root: names, and how deep they lie.
 JOBS = ("slurmstepd.scope", "kubepods.slice", "kubepods")
 
 
 def gres_conf(facts: NodeFacts) -> CheckResults:
-    """Judge whether Slurm's gres.conf fits the node."""
-    if facts.root is None:
-        yield not_applicable("a shipped machine has no gres.conf")
-        return
-    site = open_site(facts.root, None, os.environ)
-    try:
-        file = default(Path(facts.root), beside=site.named)
-    except InvalidRequestError as error:
-        yield not_applicable(f"no Slurm: {str(error).partition(';')[0]}")
+    """Judge whether the GPUs that slurmd has fit the node."""
+    if facts.root is None or os.path.realpath(facts.root) != "/":
+        yield not_applicable("a captured or shipped machine has no slurmd")
         return
     try:
-        lines = list(read(file))
+        slurm = find_slurm(None, is_live=True)
+        if slurm is None:
+            yield not_applicable(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
+            return
+        name = scontrol.node_name(slurm, facts.topology.name)
+        gres = slurmd.ask(slurm, name)
+        expected = scontrol.expected_node(slurm, name)
     except InvalidRequestError as error:
-        yield fail(str(error), "let slurmd read it: it does not start without")
+        yield not_applicable(str(error))
         return
-    try:
-        name = site.node_name(facts.topology.name, os.environ)
-        expected = site.expected([name.name])
-    except InvalidRequestError as error:
-        yield fail(str(error), "write it as slurm.conf(5) has it")
-        return
-    configured = for_node((it for it in lines if isinstance(it, Line)), name.name)
-    faults = [*(it for it in lines if isinstance(it, Fault)), *configured.faults]
-    misfits: list[Misfit] = []
-    if faults:
-        yield fail(_told(faults), f"write them as gres.conf(5) has it; {CHECK} names them all")
-    unnamed = list(_unnamed(facts, file, configured, site, expected))
-    for found in unnamed:
-        yield warn(found, f"this node was looked for as {name}; {OTHER}")
-    if not (unnamed and _is_for_others(configured)):
-        misfits = _misfits(facts, configured, expected)
+    if gres.faults:
+        yield fail(_told(gres.faults), f"write it as gres.conf(5) has it; {CHECK} names all")
+    known = expected if isinstance(expected, ExpectedNode) else None
+    # By NUMA node or by package: whichever way it was written.
+    found = [GresCheck(gres, facts.topology, scope, known).findings() for scope in SCOPES]
+    misfits = min(found, key=len)
     if misfits:
         yield warn(
-            _told(misfits),
+            _told(list(map(str, misfits))),
             f"affinityd slurm gres-conf prints right lines for {name}; {CHECK} names all",
         )
-    if not faults and not unnamed and not misfits:
-        yield ok(f"{file} fits the node")
+    if isinstance(expected, UnknownNode) and facts.topology.gpus:
+        yield warn(expected.why, f"this node was looked for as {name}; {CHECK} --node-name NAME")
+    elif not gres.faults and not misfits:
+        yield ok("gres.conf fits the node")
 
 
-def _unnamed(
-    facts: NodeFacts, file: Path, configured: Configured, site: Site, expected: Expected | Unknown
-) -> Iterator[str]:
-    """Yield the files that have other nodes, and not this one, which has GPUs."""
-    if not facts.topology.gpus:
-        return
-    if _is_for_others(configured):
-        others = quote(", ".join(dict.fromkeys(configured.others)))
-        yield f"{file} has lines of GPUs for {others}, and none for this node"
-    if site.conf and isinstance(expected, Unknown):
-        yield expected.why
-
-
-def _is_for_others(configured: Configured) -> bool:
-    return bool(configured.others) and not configured.gpus and configured.detector is None
-
-
-def _misfits(
-    facts: NodeFacts, configured: Configured, expected: Expected | Unknown
-) -> list[Misfit]:
-    """Return what is wrong, by NUMA node or by package: whichever way it was written."""
-    known = expected if isinstance(expected, Expected) else None
-    found = [Check(configured, facts.topology, scope, known).findings() for scope in SCOPES]
-    return min(found, key=len)
-
-
-def _told(wrong: list[Fault] | list[Misfit]) -> str:
-    shown = [f"{it.place}: {it.text}" if it.place else it.text for it in wrong[:SHOWN]]
+def _told(wrong: Sequence[str]) -> str:
     more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
-    return "; ".join([*shown, *more])
+    return "; ".join([*wrong[:SHOWN], *more])
 
 
 def cgroup(facts: NodeFacts) -> CheckResults:

@@ -1,1 +1,1 @@
-"""What slurmctld and slurmd were configured with: slurm.conf, gres.conf, scontrol."""
+"""What this machine's Slurm says of a node: slurmd of its GPUs, slurmctld of its Gres=."""

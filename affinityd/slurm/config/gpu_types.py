@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm.config.expected import Counts, Expected
+from affinityd.slurm.config.expected import Counts, ExpectedNode
 from affinityd.slurm.machine.device_files import device_file
 from affinityd.text import quote
 from affinityd.topology.model import Gpu
@@ -27,7 +27,7 @@ Present = Mapping[str, str | None]  #: device file → type; None: its line has 
 
 
 @dataclass(frozen=True)
-class Types:
+class GpuTypes:
     """The types of a node's GPUs."""
 
     of: Mapping[Key, str | None]  #: None: no type. A GPU that is left out is undecided
@@ -46,10 +46,10 @@ class Types:
 
 def types(
     gpus: Sequence[Gpu],
-    expected: Expected | None,
+    expected: ExpectedNode | None,
     present: Present,
     said: Sequence[str] = (),
-) -> Types:
+) -> GpuTypes:
     """Return the types, as slurmctld was configured, else as said, else as in the present lines.
 
     `said`: one type for all GPUs, or one for each in their order. Raises InvalidRequestError for a
@@ -60,20 +60,20 @@ def types(
     if expected is None:
         return _as_present(gpus, present)
     if expected.is_mixed:
-        return Types({}, f"{expected} has GPUs with a type and without, at which slurmd ends")
+        return GpuTypes({}, f"{expected} has GPUs with a type and without, at which slurmd ends")
     if any(gpu.mig and not _possible(gpu, expected.types) for gpu in gpus) and expected.types:
-        return Types({}, SLICES)
+        return GpuTypes({}, SLICES)
     if len(expected.counts) < 2:  # noqa: PLR2004
         return _all(gpus, next(iter(expected.counts), None))
     found = _agreed(gpus, expected, present) or by_name(gpus, expected.counts)
-    return Types(found, f"{expected} has several types, and no GPU's name tells which it is")
+    return GpuTypes(found, f"{expected} has several types, and no GPU's name tells which it is")
 
 
-def _all(gpus: Sequence[Gpu], kind: str | None) -> Types:
-    return Types({gpu.key: kind for gpu in gpus})
+def _all(gpus: Sequence[Gpu], kind: str | None) -> GpuTypes:
+    return GpuTypes({gpu.key: kind for gpu in gpus})
 
 
-def _said(gpus: Sequence[Gpu], expected: Expected | None, said: Sequence[str]) -> Types:
+def _said(gpus: Sequence[Gpu], expected: ExpectedNode | None, said: Sequence[str]) -> GpuTypes:
     if len(said) not in {1, len(gpus)}:
         raise InvalidRequestError(
             f"--type names {len(said)} types, and there are {len(gpus)} GPUs; name one for all, or "
@@ -86,20 +86,22 @@ def _said(gpus: Sequence[Gpu], expected: Expected | None, said: Sequence[str]) -
             "other types; change that first, or leave --type out"
         )
     kinds = said if len(said) > 1 else [*said] * len(gpus)
-    return Types({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
+    return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
 
 
-def _as_present(gpus: Sequence[Gpu], present: Present) -> Types:
+def _as_present(gpus: Sequence[Gpu], present: Present) -> GpuTypes:
     """Return each GPU's type in its present line; a GPU without a line has that of all others."""
     kinds = set(present.values())
     if len(kinds) < 2:  # noqa: PLR2004
         return _all(gpus, next(iter(kinds), None))
     named = {gpu.key: present.get(device_file(gpu) or "", "") for gpu in gpus}
     found = {key: kind for key, kind in named.items() if kind}
-    return Types(found, "the present gres.conf has several types, and none for it")
+    return GpuTypes(found, "the present gres.conf has several types, and none for it")
 
 
-def _agreed(gpus: Sequence[Gpu], expected: Expected, present: Present) -> Mapping[Key, str] | None:
+def _agreed(
+    gpus: Sequence[Gpu], expected: ExpectedNode, present: Present
+) -> Mapping[Key, str] | None:
     """Return the types of the present lines, where they are those of Gres= and fit the names.
 
     A type that is a part of no GPU's name may be any GPU's.

@@ -1,111 +1,86 @@
-"""What slurm.conf says of nodes: their NodeName= lines, with the defaults before each.
+"""Gres= of nodes as slurm.conf has it: of a node that is INVALID_REG slurmctld shows another.
 
-Sources: slurm.conf(5) "NodeName", "INCLUDE MODIFIER"; Slurm's src/common/parse_config.c.
+There scontrol shows what registered, not what was configured (seen with Slurm 22.05 and 26.05).
+Sources: slurm.conf(5) "NodeName", "INCLUDE MODIFIER"; Slurm's src/common/{parse_config,hostlist}.c.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd.slurm.config.expected import Expected, expected
-from affinityd.slurm.config.gres_files import read
-from affinityd.slurm.config.gres_parser import INCLUDE, Include, Line, joined
-from affinityd.slurm.config.hostlist import Budget, expand
+MAX_BYTES = 2**22  #: of a file that is read; a longer one is passed over
+MAX_DEPTH = 8  #: of files that include one another
+MAX_RANGES = 3  #: of one name
 
-_PAIR = re.compile(r'(?<![A-Za-z0-9_.])([A-Za-z0-9_.]+)\s*[-+*/]?=\s*(?:"([^"]*)"|(\S+))', re.ASCII)
-
-DEFAULT = "DEFAULT"  #: the NodeName= of a line whose values hold for all lines after it
-
-#: What the lines begin with whose other keys say nothing of the whole cluster.
-_LISTS = ("partitionname", "downnodes", "frontendname", "nodeset")
+_PAIR = re.compile(r'([A-Za-z]+)\s*=\s*(?:"([^"]*)"|(\S+))', re.ASCII)
+_INCLUDE = re.compile(r"\s*include\s+(\S+)\s*$", re.IGNORECASE)
+_CONTINUED = re.compile(r"\\[ \t]*\n")
+_COMMENT = re.compile(r"(?<!\\)#.*")
+_NAMES = re.compile(r"(?:[^\[\],]+|\[[^\[\]]*\])+")
+_PART = re.compile(r"\[([^\]]*)\]|([^\[\]]+)")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class SlurmConf:
-    """What is read of a slurm.conf."""
+class NodeLines:
+    """The NodeName= lines of a slurm.conf and of the files that it includes."""
 
-    lines: tuple[Line, ...]  #: of NodeName=, each with its defaults
-    settings: Mapping[str, str]  #: key, in lower case → value
+    gres: tuple[tuple[str, str], ...]  #: hostlist, value of Gres=; empty: the line has none
 
-    def nodes(self, names: Collection[str]) -> dict[str, Expected]:
-        """Return what is said of each of these nodes; one that has no line is left out.
-
-        Raises InvalidRequestError for a Gres= that cannot be read, or ranges without measure.
-        """
-        found: dict[str, Expected] = {}
-        wanted, budget = frozenset(names), Budget()
-        for line in self.lines:
-            mine = [name for name in _expanded(line.values["nodename"], budget) if name in wanted]
-            if mine:
-                found |= dict.fromkeys(mine, expected(line.place, line.values, self.settings))
-        return found
-
-    def called(self, host: str) -> str | None:
-        """Return the NodeName of a host that has another one, by NodeHostname=; None: no line."""
-        budget = Budget()
-        for line in self.lines:
-            hosts = _expanded(line.values.get("nodehostname", ""), budget)
-            names = _expanded(line.values["nodename"], budget) if host in hosts else ()
-            if names:
-                return names[min(hosts.index(host), len(names) - 1)]
-        return None
+    def gres_of(self, node: str) -> str | None:
+        """Return the value of a node's Gres=; None: it has no line."""
+        found = [gres for hosts, gres in self.gres if has_host(hosts, node)]
+        return found[-1] if found else None
 
 
-class Parser:
-    """Splits slurm.conf into lines; %c in an Include is the cluster's name, if that stands before.
-
-    Text that is no Key=value is passed over: slurmd and slurmctld are the ones to refuse it.
-    """
-
-    def __init__(self) -> None:
-        """Begin a file that may include others."""
-        self._cluster = "%c"
-
-    def __call__(self, text: str, file: str) -> Iterator[Line | Include]:
-        """Yield the lines of one file."""
-        for number, line in joined(text):
-            place = f"{file}:{number}"
-            included = INCLUDE.match(line)
-            values = {key.lower(): plain or quoted for key, quoted, plain in _PAIR.findall(line)}
-            if included:
-                yield Include(place, included[1].replace("%c", self._cluster))
-            elif values:
-                self._cluster = values.get("clustername", self._cluster)
-                yield Line(place, values)
+def read_node_lines(conf: Path) -> NodeLines:
+    """Read a slurm.conf; what cannot be read of it is passed over."""
+    default, found = "", []
+    for line in _lines(conf, conf.parent, 0):
+        values = {key.lower(): plain or quoted for key, quoted, plain in _PAIR.findall(line)}
+        if values.get("nodename", "").upper() == "DEFAULT":
+            default = values.get("gres", default)
+        elif "nodename" in values and next(iter(values)) == "nodename":
+            found.append((values["nodename"], values.get("gres", default)))
+    return NodeLines(tuple(found))
 
 
-def read_slurm_conf(path: Path) -> SlurmConf:
-    """Read the file and those that it includes.
-
-    An included file that cannot be read is passed over. Raises InvalidRequestError for a file that
-    cannot be read, or is too long.
-    """
-    return slurm_conf(line for line in read(path, Parser()) if isinstance(line, Line))
+def has_host(hosts: str, name: str) -> bool:
+    """Whether a hostlist, `gpu[01-04,7],login2`, has a name."""
+    return any(_matches(_PART.findall(one), name) for one in _NAMES.findall(hosts))
 
 
-def slurm_conf(lines: Iterable[Line]) -> SlurmConf:
-    """Return what lines say, in their order."""
-    nodes: list[Line] = []
-    defaults: dict[str, str] = {}
-    settings: dict[str, str] = {}
-    for line in lines:
-        name = line.values.get("nodename")
-        if next(iter(line.values)) in _LISTS:
-            continue
-        if name is None:
-            settings.update(line.values)
-        elif name.upper() == DEFAULT:
-            defaults.update(line.values)
-        else:
-            nodes.append(Line(line.place, {**defaults, **line.values}))
-    return SlurmConf(tuple(nodes), settings)
+def _matches(parts: list[tuple[str, str]], name: str) -> bool:
+    ranges = [numbers for numbers, plain in parts if not plain]
+    pattern = "".join(re.escape(plain) if plain else r"(\d+)" for _, plain in parts)
+    found = re.fullmatch(pattern, name, re.ASCII) if len(ranges) <= MAX_RANGES else None
+    return found is not None and all(map(_is_in, found.groups(), ranges))
 
 
-def _expanded(hosts: str, budget: Budget) -> tuple[str, ...]:
+def _is_in(number: str, ranges: str) -> bool:
+    """Whether `01-04,7` has a number, which is as wide as the first of its range is written."""
+    for low, high in _RANGE.findall(ranges):
+        is_wide = len(number) == max(len(low), len(str(int(number))))
+        if is_wide and int(low) <= int(number) <= int(high or low):
+            return True
+    return False
+
+
+def _lines(file: Path, folder: Path, depth: int) -> Iterator[str]:
+    """Yield the lines, those of included files where they are named, without comments."""
     try:
-        return expand(hosts, budget)
-    except ValueError:
-        return ()
+        if depth > MAX_DEPTH or not file.is_file() or file.stat().st_size > MAX_BYTES:
+            return
+        text = file.read_text(errors="replace")
+    except OSError:
+        return
+    for line in _CONTINUED.sub(" ", text).splitlines():
+        plain = _COMMENT.sub("", line)
+        included = _INCLUDE.match(plain)
+        if included:
+            yield from _lines(folder / included[1], folder, depth + 1)
+        else:
+            yield plain

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.slurm.agreement import DRAINED
-from affinityd.slurm.config.expected import Unknown
-from affinityd.slurm.config.scontrol import show_node
+from affinityd.slurm.config.commands import LocalSlurm
+from affinityd.slurm.config.expected import UnknownNode
+from affinityd.slurm.config.scontrol import expected_node
+from affinityd.slurm.gres_counts import DRAINED
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
 from tests.tiny import Ended, affinityd, tiny_tree
 
@@ -36,10 +37,25 @@ def tree() -> Iterator[Path]:
         yield tiny_tree(Path(folder) / socket.gethostname(), 0, 1)
 
 
-def told(command: str, cluster: Slurm, tree: Path) -> Ended:
-    """Return what a command says of the cluster's node."""
+#: Has a program run where the cluster's slurmd is, which has the device files.
+INSIDE = """\
+#!/bin/sh
+exec nsenter --target {pid} --mount --wdns=/ {program} "$@"
+"""
+
+
+def told(command: str, cluster: Slurm, tree: Path, *flags: str) -> Ended:
+    """Return what a command says of the cluster's node, which asks the cluster's own programs."""
+    programs = cluster.folder / "programs"
+    programs.mkdir(exist_ok=True)
+    pid = (cluster.folder / "slurmd.pid").read_text().strip()
+    for program in ("/usr/sbin/slurmd", "/usr/bin/scontrol"):
+        script = programs / Path(program).name
+        script.write_text(INSIDE.format(pid=pid, program=program))
+        script.chmod(0o755)
+    env = {"PATH": f"{programs}:{os.environ['PATH']}"}
     conf = f"{cluster.folder}/slurm.conf"
-    return affinityd("slurm", command, "--root", f"{tree}", "--slurm-conf", conf)
+    return affinityd("slurm", command, "--root", f"{tree}", "--slurm-conf", conf, *flags, env=env)
 
 
 def test_a_node_whose_gres_has_a_type_is_drained_until_it_has_the_lines_that_are_printed(
@@ -51,7 +67,9 @@ def test_a_node_whose_gres_has_a_type_is_drained_until_it_has_the_lines_that_are
         assert "Reason=gres/gpu count reported lower than configured (0 < 2)" in shown
         check = told("check", cluster, tree)
         assert check.status == 1
-        assert check.stdout.count(f"{DRAINED}; add Type=a100") == 2
+        line = "its line is Name=gpu Type=a100 File=/dev/nvidia0 Cores=0\n"
+        assert f"gpu 0: Slurm has no /dev/nvidia0; {line}" in check.stdout
+        assert f"has 2 GPUs of type a100, and slurmd 0: {DRAINED}" in check.stdout
         printed = told("gres-conf", cluster, tree)
         assert (printed.status, printed.stderr) == (0, "")
     with slurm(Setup(gpus=A100, gres_conf=printed.stdout, release=release), USER) as cluster:
@@ -65,13 +83,18 @@ def test_a_node_whose_gres_has_a_type_is_drained_until_it_has_the_lines_that_are
         (
             A100,
             TYPED.replace("a100", "A100"),
-            f"Type=A100 is not in Gres=gpu:a100:2 (@): {DRAINED}",
+            f"gpu 0: Type=A100 is not in Gres=gpu:a100:2 (@): {DRAINED}",
         ),
-        (("0", "1"), UNTYPED.splitlines()[0], f"Gres=gpu:2 has 2 GPUs, and gres.conf 1: {DRAINED}"),
+        (("0", "1"), UNTYPED.splitlines()[0], f"Gres=gpu:2 has 2 GPUs, and slurmd 1: {DRAINED}"),
         (("0", "1"), UNTYPED.replace("gpu", "GPU"), f"Name='GPU' is not gpu: {DRAINED}"),
-        (("0", "1"), TYPED, "Type=a100 does not count, as Gres=gpu:2 (@) has none"),
+        (
+            ("0", "1"),
+            TYPED,
+            "GRES gpu:a100 has 1 more configured than expected in slurm.conf. Ignoring extra GRES.",
+        ),
+        (("0", "1"), UNTYPED.replace("=0\n", "=1\n"), "gpu 0: Cores=1 is node 1, the GPU is on"),
     ],
-    ids=["another case", "too few", "another case of gpu", "a type too much"],
+    ids=["another case", "too few", "another case of gpu", "a type too much", "cores of another"],
 )
 def test_a_node_is_drained_by_the_lines_that_the_check_says_so_of(
     tree: Path, gpus: tuple[str, ...], lines: str, finding: str, release: str
@@ -79,7 +102,7 @@ def test_a_node_is_drained_by_the_lines_that_the_check_says_so_of(
     state = "inval" if DRAINED in finding else "idle"
     with slurm(Setup(gpus=gpus, gres_conf=lines, state=state, release=release)) as cluster:
         check = told("check", cluster, tree)
-    said = re.sub(rf"{cluster.folder}/slurm.conf:\d+", "@", check.stdout)
+    said = check.stdout.replace(f"{cluster.folder}/slurm.conf", "@")
     assert finding in said
     assert (DRAINED in said) == (state == "inval")
 
@@ -96,13 +119,30 @@ def test_a_job_has_another_gpu_than_cudas_where_the_types_are_not_in_the_order_o
         assert told("check", cluster, tree).stdout == FITS
 
 
-def test_without_slurm_conf_slurmctld_tells_what_it_expects(
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_slurmd_does_not_take_is_said_in_its_words_before_the_file_is_its_own(
+    tree: Path, tmp_path: Path, release: str
 ) -> None:
+    file = tmp_path / "new.conf"
+    with slurm(Setup(gpus=A100, gres_conf=TYPED, release=release)) as cluster:
+        file.write_text(TYPED.replace("Cores=0", "Coress=0"))
+        malformed = told("check", cluster, tree, "--gres-conf", f"{file}")
+        file.write_text(TYPED.replace("a100", "A100"))
+        other = told("check", cluster, tree, "--gres-conf", f"{file}")
+        assert told("check", cluster, tree).stdout == FITS
+    assert malformed.status == 2
+    assert "unrecognized key: Coress" in malformed.stdout
+    assert other.stdout.count("Type=A100 is not in Gres=gpu:a100:2") == 2
+
+
+def test_slurmctld_tells_what_it_expects() -> None:
     with slurm(Setup(gpus=A100, gres_conf=TYPED)) as cluster:
-        monkeypatch.setenv("SLURM_CONF", os.fspath(cluster.folder / "slurm.conf"))
         node = cluster.run("sinfo", "--noheader", "--format=%N").strip()
-        told, strange = show_node(node), show_node("tux")
-    assert not isinstance(told, Unknown)
-    assert (told.counts, told.cores, told.place) == ({"a100": 2}, 2, f"scontrol show node {node}")
-    assert strange == Unknown("scontrol show node tux: Node tux not found")
+        conf, other = cluster.folder / "slurm.conf", cluster.folder / "other.conf"
+        # As on a node that slurm.conf does not have: one that was made since.
+        other.write_text(re.sub("^NodeName=.*", "", conf.read_text(), flags=re.MULTILINE))
+        by_conf, by_scontrol = (expected_node(LocalSlurm(it), node) for it in (conf, other))
+        strange = expected_node(LocalSlurm(conf), "tux")
+    for told, source in ((by_conf, f"{conf}"), (by_scontrol, f"scontrol show node {node}")):
+        assert not isinstance(told, UnknownNode)
+        assert (told.counts, told.cores, told.source) == ({"a100": 2}, 2, source)
+    assert strange == UnknownNode("scontrol show node tux: Node tux not found")

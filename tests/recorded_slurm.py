@@ -1,0 +1,71 @@
+"""Programs in the place of slurmd and scontrol, which print what a test says; real ones print it in
+tests/e2e/slurm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SLURMD = """\
+#!/bin/sh
+echo "$*" >{folder}/asked
+[ -e {folder}/slurmd ] || exit 1
+cat {folder}/slurmd >&2
+! grep -q fatal: {folder}/slurmd
+"""
+
+SCONTROL = """\
+#!/bin/sh
+case "$*" in
+*aliases*) cat {folder}/aliases ;;
+*) [ -e {folder}/nodes ] && cat {folder}/nodes || {{ echo "Node not found" >&2; exit 1; }} ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class RecordedSlurm:
+    """A Slurm whose answers are files."""
+
+    folder: Path
+
+    @property
+    def conf(self) -> Path:
+        """Its slurm.conf."""
+        return self.folder / "slurm.conf"
+
+    def has(self, lines: str) -> None:
+        """Have slurmd take lines of gres.conf as they are; a line that is none it prints."""
+        printed = (f"Gres {it}" if it.startswith("Name=") else it for it in lines.splitlines())
+        (self.folder / "slurmd").write_text("".join(f"slurmd: {line}\n" for line in printed))
+
+    def expects(self, gres: str, *nodes: str) -> None:
+        """Have slurm.conf give each of the nodes that slurmctld knows this Gres=."""
+        self.conf.write_text(f"NodeName={','.join(nodes)} Gres={gres}\n")
+        self.shows(*(f"NodeName={node} State=IDLE" for node in nodes))
+
+    def shows(self, *nodes: str) -> None:
+        """Have slurmctld show these nodes."""
+        (self.folder / "nodes").write_text("".join(f"{node}\n" for node in nodes))
+
+    def is_called(self, name: str) -> None:
+        """Have slurm.conf call this host so."""
+        (self.folder / "aliases").write_text(f"{name}\n")
+
+
+def recorded_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedSlurm:
+    """Put a Slurm before all others: slurm.conf says nothing, and slurmctld has no node."""
+    programs = folder / "programs"
+    programs.mkdir(parents=True)
+    for name, text in {"slurmd": SLURMD, "scontrol": SCONTROL}.items():
+        (programs / name).write_text(text.format(folder=folder))
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}", prepend=":")
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    for name in ("slurm.conf", "aliases"):
+        (folder / name).write_text("")
+    return RecordedSlurm(folder)
