@@ -32,6 +32,7 @@ from affinityd.config.settings import Settings
 from affinityd.daemon import main as daemon
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml.processes import ProcessReport
+from affinityd.linux.process_table import ProcessTable
 from affinityd.topology.model import Topology
 from tests.children import program
 from tests.daemons import eventually
@@ -121,7 +122,7 @@ class Busy:
         self._holders = holders
         self._still = still
 
-    def held(self, topology: Topology) -> GpuHolders:
+    def held(self, topology: Topology, _processes: ProcessTable) -> GpuHolders:
         return GpuHolders(tuple(Holding(pid, topology.gpus[0].key) for pid in self._holders))
 
     def scan(self, topology: Topology) -> Scan:

@@ -16,6 +16,7 @@ from affinityd.audit.model import (
 )
 from affinityd.audit.overlap import divided
 from affinityd.cpuset import parse_list
+from affinityd.linux.process_table import ProcessTable
 from affinityd.topology.model import Topology
 
 GPU = ("nvidia", 0)
@@ -32,7 +33,7 @@ class Known:
     def __init__(self, *pids: int, gpu: GpuKey = GPU) -> None:
         self.now = GpuHolders(tuple(Holding(pid, gpu, memory_bytes=2**30) for pid in pids))
 
-    def held(self, _topology: Topology) -> GpuHolders:
+    def held(self, _topology: Topology, _processes: ProcessTable) -> GpuHolders:
         return self.now
 
 

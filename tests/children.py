@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from affinityd.linux.processes import everyone
+
 #: Threads come and go for ever; five of them start others.
 CHURN = """
 import threading
@@ -50,3 +52,8 @@ def sleeping(env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[
     """Run a program with one thread that does nothing."""
     with program("print('ready', flush=True); input()", env=env) as child:
         yield child
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of the processes that a process has started, zombies among them."""
+    return [stat.number for stat in everyone() if stat.parent == pid]

@@ -17,9 +17,8 @@ import pytest
 
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
-from affinityd.linux.processes import children_of
 from tests.auditing import GPU, Known
-from tests.children import CHURN, program, sleeping
+from tests.children import CHURN, children_of, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 from tests.daemons import eventually
 from tests.machines.by_hand import made
@@ -228,7 +227,7 @@ if is_child:
 os.read(0, 1)
 """
     with program(code) as daemon:
-        (holder,) = children_of(daemon.pid, daemon.pid)
+        (holder,) = children_of(daemon.pid)
         known = Known(daemon.pid, holder)
         eventually(
             lambda: (
@@ -270,7 +269,7 @@ def test_descendants_follow_their_holder_whatever_their_numbers() -> None:
 
 def test_a_holder_below_a_holder_of_another_gpu_divides_its_family() -> None:
     with program(WITH_WORKER) as child:
-        (worker,) = children_of(child.pid, child.pid)
+        (worker,) = children_of(child.pid)
         known = Known()
         known.now = GpuHolders((Holding(child.pid, GPU), Holding(worker, ("nvidia", 1))))
         assert Auditor(known).scan(TOPOLOGY).divided == {child.pid}

@@ -14,9 +14,10 @@ from affinityd.audit import gather
 from affinityd.audit.gather import TICKS, ProcessWalk
 from affinityd.audit.model import GpuHolders, Holding, Job, ProcessFacts
 from affinityd.linux import processes
-from affinityd.linux.processes import children_of, stat_of, thread_ids
+from affinityd.linux.process_table import ProcessTable
+from affinityd.linux.processes import stat_of, thread_ids
 from tests.auditing import GPU
-from tests.children import CHURN, program, sleeping
+from tests.children import CHURN, children_of, program, sleeping
 from tests.cpusets import HIERARCHY, cpuset, needs_cpuset
 from tests.test_processes import HEADLESS
 
@@ -67,7 +68,7 @@ def held(*pids: int, asked: float = float("inf")) -> GpuHolders:
 
 
 def gathered(*pids: int, proc: str = "/proc") -> list[ProcessFacts]:
-    return list(ProcessWalk(held(*pids), time.monotonic() + LATER, proc))
+    return list(ProcessWalk(held(*pids), time.monotonic() + LATER, ProcessTable(proc)))
 
 
 def test_a_process_is_told_by_what_the_kernel_has_of_it() -> None:
@@ -99,7 +100,7 @@ def test_descendants_come_with_their_holder_parents_first() -> None:
         deadline = time.monotonic() + LATER
         while len(found := gathered(child.pid)) < 5:
             assert time.monotonic() < deadline
-        first, second = children_of(child.pid, child.pid)
+        first, second = children_of(child.pid)
     assert [len(facts.threads) for facts in found] == [3, 1, 1, 1, 1]
     assert [facts.holding is not None for facts in found] == [True, False, False, False, False]
     assert [facts.parent for facts in found[1:]] == [child.pid, first, child.pid, second]
@@ -127,7 +128,9 @@ def test_a_descendant_that_holds_a_gpu_keeps_it_and_those_below_it_have_it() -> 
         for order in ((child.pid, middle), (middle, child.pid)):
             gpus = {child.pid: GPU, middle: OTHER}
             named = GpuHolders(tuple(Holding(pid, gpus[pid]) for pid in order))
-            found = {it.pid: it for it in ProcessWalk(named, time.monotonic() + LATER)}
+            found = {
+                it.pid: it for it in ProcessWalk(named, time.monotonic() + LATER, ProcessTable())
+            }
             assert {pid: it.gpu for pid, it in found.items()} == {
                 child.pid: GPU,
                 middle: OTHER,
@@ -142,7 +145,7 @@ def test_who_works_for_a_holder_of_several_gpus_works_for_all_of_them() -> None:
     with program(FAMILY, "1", "1") as child:
         named = GpuHolders((Holding(child.pid, OTHER, beside=(GPU,)),))
         deadline = time.monotonic() + LATER
-        while len(found := list(ProcessWalk(named, time.monotonic() + LATER))) < 3:
+        while len(found := list(ProcessWalk(named, time.monotonic() + LATER, ProcessTable()))) < 3:
             assert time.monotonic() < deadline
     assert {facts.gpus for facts in found} == {(OTHER, GPU)}
     assert [facts.holding is not None for facts in found] == [True, False, False]
@@ -173,7 +176,7 @@ def test_who_asks_is_nobodys_descendant() -> None:
 
 
 def test_a_holder_that_is_gone_is_named_as_unseen() -> None:
-    walk = ProcessWalk(held(10**7), time.monotonic() + LATER)
+    walk = ProcessWalk(held(10**7), time.monotonic() + LATER, ProcessTable())
     assert list(walk) == []
     assert walk.unseen == [Holding(10**7, GPU)]
 
@@ -183,13 +186,15 @@ def test_a_process_that_started_after_the_driver_was_asked_is_another() -> None:
         stat = stat_of(child.pid)
         assert stat is not None
         for asked, number in ((stat.start / TICKS - 1, 0), (stat.start / TICKS + 1, 1)):
-            walk = ProcessWalk(held(child.pid, asked=asked), time.monotonic() + LATER)
+            walk = ProcessWalk(
+                held(child.pid, asked=asked), time.monotonic() + LATER, ProcessTable()
+            )
             assert (len(list(walk)), walk.unseen) == (number, [])
 
 
 def test_when_time_is_up_the_rest_is_counted() -> None:
     with sleeping() as one, sleeping() as other:
-        walk = ProcessWalk(held(one.pid, other.pid), time.monotonic() - 1)
+        walk = ProcessWalk(held(one.pid, other.pid), time.monotonic() - 1, ProcessTable())
         assert list(walk) == []
     assert (walk.late, walk.unseen) == ({GPU: 2}, [])
     assert walk.not_begun == [one.pid, other.pid]
@@ -197,8 +202,10 @@ def test_when_time_is_up_the_rest_is_counted() -> None:
 
 def test_a_process_of_many_threads_does_not_make_it_late() -> None:
     with program(FAMILY, "2000", "0") as child:
+        table = ProcessTable()
+        assert child.pid in table.by_pid
         began = time.monotonic()
-        walk = ProcessWalk(held(child.pid), began + 0.005)
+        walk = ProcessWalk(held(child.pid), began + 0.005, table)
         found = list(walk)
         took = time.monotonic() - began
     assert found == []
@@ -211,7 +218,7 @@ def test_a_family_that_takes_long_does_not_keep_others_from_being_looked_at(
 ) -> None:
     monkeypatch.setattr(gather, "FAMILY", 0.005)
     with program(FAMILY, "2000", "0") as large, sleeping() as small:
-        walk = ProcessWalk(held(large.pid, small.pid), time.monotonic() + LATER)
+        walk = ProcessWalk(held(large.pid, small.pid), time.monotonic() + LATER, ProcessTable())
         assert [facts.pid for facts in walk] == [small.pid]
     assert (walk.late, walk.not_begun) == ({GPU: 1}, [])
 
@@ -219,7 +226,7 @@ def test_a_family_that_takes_long_does_not_keep_others_from_being_looked_at(
 def test_who_was_not_reached_is_begun_with() -> None:
     with sleeping() as one, sleeping() as two, sleeping() as three:
         pids = [child.pid for child in (one, two, three)]
-        walk = ProcessWalk(held(*pids), time.monotonic() + LATER, first=pids[1:])
+        walk = ProcessWalk(held(*pids), time.monotonic() + LATER, ProcessTable(), first=pids[1:])
         assert [facts.pid for facts in walk] == [*pids[1:], pids[0]]
 
 
@@ -228,7 +235,7 @@ def test_a_driver_that_names_a_thread_means_its_process() -> None:
         (other,) = (tid for tid in thread_ids(child.pid) if tid != child.pid)
         own, threads = Holding(child.pid, GPU, 2), Holding(other, GPU, 1)
         for named, memory in (((own, threads), 2), ((threads, own), 2), ((threads,), 1)):
-            (facts,) = ProcessWalk(GpuHolders(named), time.monotonic() + LATER)
+            (facts,) = ProcessWalk(GpuHolders(named), time.monotonic() + LATER, ProcessTable())
             assert (facts.pid, facts.holding) == (child.pid, Holding(child.pid, GPU, memory))
             assert len(facts.threads) == 2
 
@@ -403,10 +410,12 @@ def test_who_is_not_root_sees_the_processes_of_others_too() -> None:
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
 from affinityd.audit.gather import ProcessWalk
+from affinityd.linux.process_table import ProcessTable
 from affinityd.audit.model import GpuHolders, Holding
 os.setgid(65534); os.setuid(65534)
 pid = int(sys.argv[2])
-found = list(ProcessWalk(GpuHolders((Holding(pid, ('nvidia', 0)),)), time.monotonic() + 60))
+held = GpuHolders((Holding(pid, ('nvidia', 0)),))
+found = list(ProcessWalk(held, time.monotonic() + 60, ProcessTable()))
 print([(it.pid, it.uid, len(it.threads)) for it in found], flush=True)
 sys.exit(found == [])
 """

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from affinityd.audit.membership import service
 from affinityd.audit.model import Holding, Membership, ProcessFacts
-from affinityd.audit.orphans import MissingProcesses, SlurmSteps, missing_process, service
-from affinityd.audit.orphans import why as why_orphan
+from affinityd.audit.orphans import MissingProcesses, missing_process, why
 from affinityd.audit.owners import ProcessOwners
+from affinityd.linux.process_table import ProcessTable
 from tests.auditing import GPU, KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process
 from tests.children import sleeping
 
@@ -31,9 +31,9 @@ NO_JOB = (
 )
 
 
-def why(facts: ProcessFacts, slurm_steps: SlurmSteps) -> str | None:
-    """Return why a process is an orphan, by the same /proc for all that is asked of it."""
-    return why_orphan(facts, slurm_steps, ProcessOwners(slurm_steps._proc))
+def owners_in(proc: Path) -> ProcessOwners:
+    """Return what owns the processes of a /proc."""
+    return ProcessOwners(ProcessTable(str(proc)))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def why(facts: ProcessFacts, slurm_steps: SlurmSteps) -> str | None:
 )
 def test_who_is_an_orphan(facts: ProcessFacts, reason: str | None, tmp_path: Path) -> None:
     write(tmp_path, INIT, "init", parent=0)
-    assert why(facts, SlurmSteps(str(tmp_path))) == reason
+    assert why(facts, owners_in(tmp_path)) == reason
 
 
 def write(
@@ -152,36 +152,26 @@ def test_what_was_left_behind_is_an_orphan_where_nothing_owns_it(
     write(tmp_path, TASK, "python", parent=INIT, uid=ALICE)
     for pid, name, parent, uid, terminal in others:
         write(tmp_path, pid, name, parent=parent, uid=uid, terminal=terminal)
-    assert why(process("0", parent=INIT), SlurmSteps(str(tmp_path))) == reason
+    assert why(process("0", parent=INIT), owners_in(tmp_path)) == reason
 
 
 def test_a_zombie_of_a_session_is_none(tmp_path: Path) -> None:
     write(tmp_path, INIT, "init", parent=0)
     write(tmp_path, SSHD, "sshd", parent=INIT)
     write(tmp_path, LOGIN, "sshd", parent=SSHD, uid=ALICE, state="Z")
-    assert why(process("0", parent=INIT), SlurmSteps(str(tmp_path))) == NO_SESSION
+    assert why(process("0", parent=INIT), owners_in(tmp_path)) == NO_SESSION
 
 
 @pytest.mark.parametrize("uid", [0, 999, None])
 def test_what_the_system_runs_needs_no_session(tmp_path: Path, uid: int | None) -> None:
     write(tmp_path, INIT, "init", parent=0)
     write(tmp_path, SLURMD, "slurmd", parent=INIT)
-    assert why(process("0", parent=INIT, uid=uid), SlurmSteps(str(tmp_path))) is None
+    assert why(process("0", parent=INIT, uid=uid), owners_in(tmp_path)) is None
 
 
 def test_where_sessions_cannot_be_seen_nothing_is_left_behind(tmp_path: Path) -> None:
     write(tmp_path, TASK, "python", parent=INIT, uid=ALICE)
-    assert why(process("0", parent=INIT), SlurmSteps(str(tmp_path))) is None
-
-
-def test_sessions_are_looked_for_once_a_scan(tmp_path: Path) -> None:
-    write(tmp_path, INIT, "init", parent=0)
-    owners = ProcessOwners(str(tmp_path))
-    assert owners.why_not(ALICE) == NO_SESSION
-    write(tmp_path, LOGIN, "bash", parent=INIT, uid=ALICE, terminal=34816)
-    assert owners.why_not(ALICE) == NO_SESSION
-    owners.begin()
-    assert owners.why_not(ALICE) is None
+    assert why(process("0", parent=INIT), owners_in(tmp_path)) is None
 
 
 OF_JOB_7 = "0::/system.slice/slurmstepd.scope/job_7/step_0/slurm\n"
@@ -210,7 +200,7 @@ def test_a_job_of_slurms_lives_as_long_as_a_slurmstepd_of_it(
     name, above, cgroup, title = stepd
     write(tmp_path, STEPD, name, parent=above, cgroup=cgroup, title=title)
     write(tmp_path, SHELL, "bash", parent=STEPD)
-    reason = why(process("0", parent=parent, membership=SLURM_JOB), SlurmSteps(str(tmp_path)))
+    reason = why(process("0", parent=parent, membership=SLURM_JOB), owners_in(tmp_path))
     assert reason == ("Slurm's job 7 has ended: it has no slurmstepd any more" * is_orphan or None)
 
 
@@ -218,58 +208,28 @@ def test_a_job_of_slurms_lives_as_long_as_a_slurmstepd_of_it(
 def test_what_a_user_calls_slurmstepd_keeps_no_job_alive(tmp_path: Path, parent: int) -> None:
     write(tmp_path, INIT, "init", parent=0)
     write(tmp_path, STEPD, "slurmstepd", parent=INIT, cgroup=OF_JOB_7, uid=1000)
-    assert (
-        why(process("0", parent=parent, membership=SLURM_JOB), SlurmSteps(str(tmp_path)))
-        is not None
-    )
-
-
-def test_a_process_is_forgotten_when_a_scan_has_not_met_it(tmp_path: Path) -> None:
-    write(tmp_path, INIT, "init", parent=0)
-    slurm_steps = SlurmSteps(str(tmp_path))
-    slurm_steps.begin()
-    assert why(process("0", parent=INIT, membership=SLURM_JOB), slurm_steps) is not None
-    assert slurm_steps._over
-    slurm_steps.begin()
-    assert slurm_steps._over
-    slurm_steps.begin()
-    assert not slurm_steps._over
+    assert why(process("0", parent=parent, membership=SLURM_JOB), owners_in(tmp_path)) is not None
 
 
 def test_where_roots_processes_are_hidden_no_job_has_ended(tmp_path: Path) -> None:
     write(tmp_path, SHELL, "bash", parent=STEPD)
-    assert why(process("0", parent=SHELL, membership=SLURM_JOB), SlurmSteps(str(tmp_path))) is None
+    assert why(process("0", parent=SHELL, membership=SLURM_JOB), owners_in(tmp_path)) is None
 
 
 def test_a_job_of_which_a_slurmstepd_was_found_ends_with_it(tmp_path: Path) -> None:
     write(tmp_path, INIT, "init", parent=0)
     write(tmp_path, STEPD, "slurmstepd", parent=INIT, cgroup=OF_JOB_7)
-    slurm_steps = SlurmSteps(str(tmp_path))
     task = process("0", parent=INIT, membership=SLURM_JOB)
-    for _ in range(2):
-        slurm_steps.begin()
-        assert why(task, slurm_steps) is None
+    assert why(task, owners_in(tmp_path)) is None
     shutil.rmtree(tmp_path / str(STEPD))
-    slurm_steps.begin()
-    assert why(task, slurm_steps) is not None
-
-
-def test_who_is_left_over_stays_so_though_another_run_of_its_job_begins(tmp_path: Path) -> None:
-    write(tmp_path, INIT, "init", parent=0)
-    slurm_steps = SlurmSteps(str(tmp_path))
-    task = process("0", parent=INIT, membership=SLURM_JOB)
-    assert why(task, slurm_steps) is not None
-    write(tmp_path, STEPD, "slurmstepd", parent=INIT, cgroup=OF_JOB_7)
-    slurm_steps.begin()
-    assert why(task, slurm_steps) is not None
-    assert why(replace(task, start=6), slurm_steps) is None
+    assert why(task, owners_in(tmp_path)) is not None
 
 
 def test_parents_that_seem_to_go_in_a_circle_come_to_an_end(tmp_path: Path) -> None:
     write(tmp_path, INIT, "init", parent=0)
     write(tmp_path, STEPD, "bash", parent=SHELL)
     write(tmp_path, SHELL, "bash", parent=STEPD)
-    reason = why(process("0", parent=SHELL, membership=SLURM_JOB), SlurmSteps(str(tmp_path)))
+    reason = why(process("0", parent=SHELL, membership=SLURM_JOB), owners_in(tmp_path))
     assert reason is not None
 
 
@@ -288,8 +248,8 @@ def test_a_service_is_read_from_the_cgroup(cgroups: str, expected: str | None) -
     assert service(cgroups) == expected
 
 
-def ghosts(*scans: tuple[float, Collection[Holding]]) -> list[list[Holding]]:
-    """Return the ghosts of each scan, by when the driver was asked and whom nobody saw."""
+def missing(*scans: tuple[float, Collection[Holding]]) -> list[list[Holding]]:
+    """Return the missing processes of scans, by when the driver was asked and what it named."""
     known = MissingProcesses()
     return [list(known.found(unseen, asked)) for asked, unseen in scans]
 
@@ -321,19 +281,19 @@ NAMED = Holding(NOBODY, GPU)
         ),
     ],
 )
-def test_what_the_driver_names_twice_and_is_not_there_is_a_ghost(
+def test_what_the_driver_names_twice_and_is_not_there_is_missing(
     scans: list[tuple[float, list[Holding]]], expected: list[list[Holding]]
 ) -> None:
-    assert ghosts(*scans) == expected
+    assert missing(*scans) == expected
 
 
-def test_a_process_that_proc_hides_is_no_ghost() -> None:
+def test_a_process_that_proc_hides_is_not_missing() -> None:
     with sleeping() as child:
         hidden = [Holding(child.pid, GPU), Holding(INIT, GPU)]
-        assert ghosts(*((asked, hidden) for asked in range(3))) == [[], [], []]
+        assert missing(*((asked, hidden) for asked in range(3))) == [[], [], []]
 
 
-def test_a_ghost_is_told_as_what_it_is() -> None:
+def test_a_missing_process_is_told_as_what_it_is() -> None:
     told = missing_process(Holding(NOBODY, GPU, memory_bytes=7))
     assert (told.facts.pid, told.facts.threads, told.placement) == (NOBODY, (), "unknown")
     assert told.facts.membership == Membership()

@@ -23,10 +23,10 @@ from affinityd.cli.commands import audit
 from affinityd.cli.render import audit_rows
 from affinityd.cli.render.audit import memory_lines
 from affinityd.cpuset import format_list
-from affinityd.linux.processes import children_of, mask_of, stat_of
+from affinityd.linux.processes import mask_of, stat_of
 from affinityd.topology import node_file
 from tests.auditing import GPU, Known, audited, process
-from tests.children import program, sleeping
+from tests.children import children_of, program, sleeping
 from tests.machines.by_hand import made
 from tests.small_node import ALL, FAR, NEAR, TOPOLOGY, publish, use_small_node
 
@@ -135,7 +135,7 @@ def test_one_command_mends_a_rank_and_its_workers_wherever_it_left_them(
 ) -> None:
     with program(WITH_WORKERS) as child:
         known.now = Known(child.pid).now
-        workers = children_of(child.pid, child.pid)
+        workers = children_of(child.pid)
         for pid in (child.pid, *workers):
             os.sched_setaffinity(pid, FAR)
         for force in ("", "--force "):
@@ -156,7 +156,7 @@ def test_workers_that_are_alike_share_a_row_below_their_rank(
 ) -> None:
     with program(WITH_WORKERS) as child:
         known.now = Known(child.pid).now
-        first, *others, last = workers = children_of(child.pid, child.pid)
+        first, *others, last = workers = children_of(child.pid)
         os.sched_setaffinity(child.pid, NEAR)
         for pid in workers:
             os.sched_setaffinity(pid, FAR)

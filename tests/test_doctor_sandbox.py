@@ -16,7 +16,7 @@ from affinityd.discovery import open_tree
 from affinityd.doctor.daemon_probe import MAX_LINE, probe
 from affinityd.doctor.facts import CallerIdentification, DaemonFacts, NodeFacts
 from affinityd.linux.cgroup import cpuset_of
-from affinityd.linux.processes import children_of
+from tests.children import children_of
 from tests.doctoring import TWO, Expected, check, n_a, well
 from tests.serving import answering, http, serving
 
@@ -175,7 +175,7 @@ def test_whoever_listens_is_told_of_in_lines_that_do_no_harm(
 )
 def test_why_it_does_not_know_who_asks(before: Sequence[str], cause: str, remedy: str) -> None:
     with waiting(*before) as pid:
-        inner = next(iter(children_of(pid, pid)), pid)
+        inner = next(iter(children_of(pid)), pid)
         check(
             "caller",
             facts(inner, CallerIdentification("node", None)),

@@ -20,9 +20,10 @@ from affinityd.cpuset import CpuSet
 from affinityd.enforce import pinner
 from affinityd.enforce.model import PinOutcome, TargetCpus
 from affinityd.linux.pinning import QUIET_PASSES
-from affinityd.linux.processes import children_of, everyone, mask_of, stat_of, thread_ids
+from affinityd.linux.process_table import ProcessTable
+from affinityd.linux.processes import everyone, mask_of, stat_of, thread_ids
 from tests.auditing import GPU
-from tests.children import CHURN, program, sleeping
+from tests.children import CHURN, children_of, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 from tests.test_pinning import CHAIN, ON_PURPOSE
 from tests.test_processes import HEADLESS, ZOMBIE
@@ -60,7 +61,7 @@ sys.stdin.read()
 
 def facts_of(pid: int) -> ProcessFacts:
     """Return what a scan finds of a process."""
-    found = ProcessWalk(GpuHolders((Holding(pid, GPU),)), time.monotonic() + 10)
+    found = ProcessWalk(GpuHolders((Holding(pid, GPU),)), time.monotonic() + 10, ProcessTable())
     return next(iter(found))
 
 
@@ -138,7 +139,7 @@ def test_a_process_that_ends_meanwhile_is_gone_and_no_error(milliseconds: int) -
 
 def test_a_process_that_has_ended_and_is_not_waited_for_is_gone() -> None:
     with program(ZOMBIE) as child:
-        (zombie,) = children_of(child.pid, child.pid)
+        (zombie,) = children_of(child.pid)
         stat = stat_of(zombie)
         assert stat is not None
         facts = replace(facts_of(child.pid), pid=zombie, start=stat.start)
@@ -232,7 +233,7 @@ def test_where_the_last_pass_still_set_something_it_is_not_settled(
 
 def test_500_processes_are_pinned_within_the_time_of_one_look() -> None:
     with program(FAMILY, "500") as child:
-        family = [facts_of(pid) for pid in children_of(child.pid, child.pid)]
+        family = [facts_of(pid) for pid in children_of(child.pid)]
         began = time.monotonic()
         outcomes = [pin(facts) for facts in family]
         took = time.monotonic() - began

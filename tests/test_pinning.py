@@ -25,14 +25,13 @@ from affinityd.linux.pinning import (
     pin_threads,
 )
 from affinityd.linux.processes import (
-    children_of,
     descendants,
     everyone,
     mask_of,
     stat_of,
     thread_ids,
 )
-from tests.children import CHURN, program, sleeping
+from tests.children import CHURN, children_of, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 from tests.test_processes import HEADLESS, ZOMBIE
 
@@ -406,7 +405,7 @@ def test_a_main_thread_that_has_ended_is_passed_over_and_the_others_are_pinned()
 
 def test_a_zombie_is_gone() -> None:
     with program(ZOMBIE) as child:
-        (zombie,) = children_of(child.pid, child.pid)
+        (zombie,) = children_of(child.pid)
         assert pin(zombie, FIRST).threads == ()
 
 

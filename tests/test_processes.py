@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.linux import processes
+from affinityd.linux.process_table import ProcessTable
 from tests.children import CHURN, program, sleeping
 
 pytestmark = pytest.mark.processes
@@ -104,17 +105,20 @@ input()
     assert stat.cpu_ticks == stat.user_time + stat.system_time
 
 
-@pytest.mark.skipif(not processes.tells_children(), reason="a kernel without CONFIG_PROC_CHILDREN")
-def test_a_thread_names_its_children() -> None:
+def test_a_table_of_processes_has_their_children_and_ancestors() -> None:
     with program(GRANDCHILD_READY) as child:
-        (own,) = processes.children_of(child.pid, child.pid)
-        (its,) = processes.children_of(own, own)
-        assert processes.children_of(its, its) == []
+        table = ProcessTable()
+        (own,) = table.children[child.pid]
+        (its,) = table.children[own]
+        assert its not in table.children
+        above = [stat.number for stat in table.ancestors(its)]
+        assert above[:4] == [its, own, child.pid, os.getpid()]
         assert [stat.number for stat in processes.descendants(child.pid)] == [own, its]
 
 
-def test_a_folder_that_is_no_proc_tells_no_children(tmp_path: Path) -> None:
-    assert not processes.tells_children(str(tmp_path))
+def test_a_table_of_a_folder_that_is_no_proc_is_empty(tmp_path: Path) -> None:
+    table = ProcessTable(str(tmp_path))
+    assert (table.by_pid, table.children, table.has_all) == ({}, {}, False)
 
 
 def test_the_main_thread_comes_first() -> None:
@@ -202,7 +206,6 @@ def test_of_a_process_that_is_not_there_nothing_is_known(pid: int) -> None:
     assert processes.process_of(pid) is None
     assert processes.uid_of(pid) is None
     assert processes.cgroups_of(pid) == processes.title_of(pid) == ""
-    assert processes.children_of(pid, pid) == []
     assert processes.descendants(pid) == [] or pid == 0  # 0 is the kernel's own, of /proc/1
 
 

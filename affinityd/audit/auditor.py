@@ -18,6 +18,7 @@ from affinityd.audit.model import AuditedProcess, GpuHolders, GpuKey, ProcessFac
 from affinityd.audit.overlap import divided, overlap
 from affinityd.audit.owners import ProcessOwners
 from affinityd.cpuset import CpuSet
+from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import PROC
 from affinityd.topology.model import Topology
 
@@ -30,8 +31,8 @@ HIDDEN = "not all of them can be seen here: run this as root (/proc is mounted w
 class HolderSource(Protocol):
     """Who knows the processes of the GPUs."""
 
-    def held(self, topology: Topology) -> GpuHolders:
-        """Return who uses the GPUs now, and of which of them nobody knows."""
+    def held(self, topology: Topology, processes: ProcessTable) -> GpuHolders:
+        """Return which of these processes use the GPUs now, and of which GPUs that is unknown."""
 
 
 class Auditor:
@@ -44,8 +45,6 @@ class Auditor:
         self._holders = holders
         self._proc = proc
         self._cpu_time = CpuTimeCounters(TICKS)
-        self._slurm_steps = orphans.SlurmSteps(proc)
-        self._owners = ProcessOwners(proc)
         self._idle = IdleTimes()
         self._missing = orphans.MissingProcesses()
         self._first_masks = FirstMasks()
@@ -63,10 +62,14 @@ class Auditor:
         now, began = time.time(), time.monotonic()
         boot = time.clock_gettime(time.CLOCK_BOOTTIME)
         judge = self._judge(topology)
-        held = self._holders.held(topology)
+        processes = ProcessTable(self._proc)
+        held = self._holders.held(topology, processes)
         end = time.monotonic() + READING
-        walk = ProcessWalk(held, end, self._proc, first=self._not_begun)
-        judged = [*self._audited(judge, walk), *self._gone(walk, held.asked)]
+        walk = ProcessWalk(held, end, processes, first=self._not_begun)
+        judged = [
+            *self._audited(judge, walk, ProcessOwners(processes)),
+            *self._gone(walk, held.asked),
+        ]
         found = with_allocations(topology, self._reserved, judged)
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
@@ -102,10 +105,10 @@ class Auditor:
             self._forget_moved(topology)
         return self._judged_by[1]
 
-    def _audited(self, judge: Judge, walk: ProcessWalk) -> Iterator[AuditedProcess]:
+    def _audited(
+        self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners
+    ) -> Iterator[AuditedProcess]:
         """Yield the judgement of every process; what a known daemon starts is a part of it."""
-        self._slurm_steps.begin()
-        self._owners.begin()
         self._first_masks.begin()
         daemons: set[int] = set()
         for facts in walk:
@@ -115,7 +118,7 @@ class Auditor:
                 daemons.add(facts.pid)
                 yield audited
             else:
-                yield _with_orphan(audited, orphans.why(facts, self._slurm_steps, self._owners))
+                yield _with_orphan(audited, orphans.why(facts, owners))
 
     def _gone(self, walk: ProcessWalk, asked: float) -> list[AuditedProcess]:
         """Return what holds a GPU and is not there; to be asked when the gathering is over."""

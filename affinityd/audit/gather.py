@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
-from affinityd.audit.membership import chosen_for, is_slurms, membership
+from affinityd.audit.membership import chosen_for, is_slurms, membership, service
 from affinityd.audit.model import GpuHolders, GpuKey, Holding, Membership, ProcessFacts, ThreadFacts
-from affinityd.audit.orphans import service
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.cpu_limit import cpu_limit_of
+from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import (
-    PROC,
     cgroups_of,
-    children_of,
-    everyone,
     mask_of,
     process_of,
     stat_of,
-    tells_children,
     thread_ids,
     thread_stat,
     uid_of,
@@ -56,18 +51,24 @@ class ProcessWalk:
     """One walk over the processes; what it could not look at is told when it is over."""
 
     def __init__(
-        self, held: GpuHolders, deadline: float, proc: str = PROC, *, first: Collection[int] = ()
+        self,
+        held: GpuHolders,
+        deadline: float,
+        processes: ProcessTable,
+        *,
+        first: Collection[int] = (),
     ) -> None:
         """Take who holds the GPUs, and by when, time.monotonic(), the walk has to end.
 
-        `first`: the pids of holders to begin with.
+        `processes`: where the children are looked up. `first`: the pids of holders to begin with.
         """
         self.late: Counter[GpuKey] = Counter()  #: processes not looked at, as time was up
         self.not_begun: list[int] = []  #: the pids of the holders among them
         self.unseen: list[Holding] = []  #: those whose process is not there
         self._held = held
         self._end = self._deadline = deadline
-        self._proc = proc
+        self._children = processes.children
+        self._proc = processes.proc
         self._groups: dict[str, CgroupFacts] = {}  # by cgroups: a job's processes share theirs
         # Threads have few masks between them: a set a thread would be what the collector goes
         # through, with every plan waiting for it.
@@ -110,8 +111,7 @@ class ProcessWalk:
                 facts = self._facts(stat, holding, holds=parent is None)
                 if facts is not None:
                     yield facts
-                    children = self._children(pid, [thread.tid for thread in facts.threads])
-                    waiting += [(child, stat) for child in reversed(children)]
+                    waiting += [(child, stat) for child in reversed(self._new_children(pid))]
 
     def _facts(self, stat: Stat, holding: Holding, *, holds: bool) -> ProcessFacts | None:
         """Return what a process is; None where it is gone, or time was up within it.
@@ -163,26 +163,11 @@ class ProcessWalk:
                 shared = self._masks.setdefault(mask, mask)
                 yield ThreadFacts(tid, stat.name, stat.start, shared, stat.last_cpu, stat.cpu_ticks)
 
-    def _children(self, pid: int, tids: Sequence[int]) -> list[int]:
+    def _new_children(self, pid: int) -> list[int]:
         """Return the children that have not been met yet."""
-        found = [child for child in self._named(pid, tids) if child not in self._known]
+        found = [child for child in self._children.get(pid, ()) if child not in self._known]
         self._known.update(found)
         return found
-
-    def _named(self, pid: int, tids: Sequence[int]) -> Iterable[int]:
-        if self._family_tree is not None:
-            return self._family_tree.get(pid, ())
-        return (child for tid in tids for child in children_of(pid, tid, self._proc))
-
-    @cached_property
-    def _family_tree(self) -> Mapping[int, Sequence[int]] | None:
-        """Every process's children; None where the kernel names a single process's."""
-        if tells_children(self._proc):
-            return None
-        tree = defaultdict(list)
-        for stat in everyone(self._proc):
-            tree[stat.parent].append(stat.number)
-        return tree
 
     def _group(self, pid: int) -> CgroupFacts:
         cgroups = cgroups_of(pid, self._proc)

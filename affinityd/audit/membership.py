@@ -55,6 +55,12 @@ def membership(cgroup_text: str) -> Membership:
     return next(in_a_job, next(in_a_container, Membership()))
 
 
+def service(cgroup_text: str) -> str | None:
+    """Return systemd's service of a process, by its /proc/PID/cgroup; None: it is of none."""
+    parts = (part for line in cgroup_text.split("\n") for part in line.split("/"))
+    return next((part for part in parts if part.endswith(".service")), None)
+
+
 def is_slurms(job: Job | None) -> bool:
     """Whether Slurm has started a job."""
     return job is not None and job.scheduler == SLURM

@@ -1,4 +1,4 @@
-"""The users of a machine who have a session there, or a job of Slurm's, by /proc alone.
+"""What owns the processes of a machine: Slurm's jobs, and its users' sessions. By /proc alone.
 
 A session lasts as long as what let its user in: sshd, login, su, cron and a notebook server run as
 another user, and stay the parent of the user's first process. A process with a terminal is of a
@@ -7,16 +7,20 @@ that has ended. Neither logind nor utmp is asked: many machines have neither, an
 session goes on, as `closing`, for as long as it has a process: the very one in question.
 
 Sources: proc_pid_stat(5), tty_nr; sd-login(3); kernel drivers/tty/tty_jobctrl.c
-`disassociate_ctty`.
+`disassociate_ctty`; Slurm's src/slurmd/slurmstepd/slurmstepd_job.c for slurmstepd's title.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from affinityd.audit.judge import FIRST_USER
-from affinityd.linux.processes import INIT, PROC, ROOT, everyone, stat_of, uid_of
+from affinityd.audit.membership import membership
+from affinityd.audit.model import SLURM, Job, ProcessFacts
+from affinityd.linux.process_table import ProcessTable
+from affinityd.linux.processes import INIT, ROOT, cgroups_of, title_of, uid_of
 from affinityd.linux.procstat import Stat
 
 SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
@@ -34,11 +38,59 @@ NO_JOB = (
 
 @dataclass(frozen=True)
 class UserActivity:
-    """What one look at all processes says of their users, by uid."""
+    """What all processes together say of their users, by uid."""
 
     in_session: frozenset[int]
     in_job: frozenset[int]  #: a slurmstepd has started a process of theirs
     has_slurmd: bool
+
+
+class ProcessOwners:
+    """Says of one scan's processes what owns them."""
+
+    def __init__(self, processes: ProcessTable) -> None:
+        """Take all processes of the machine."""
+        self._processes = processes
+
+    def has_step(self, facts: ProcessFacts, job: Job) -> bool:
+        """Whether a slurmstepd is an ancestor of a process, or of its job, or may be hidden."""
+        above = (stat.number for stat in self._processes.ancestors(facts.parent))
+        return (
+            not self._processes.has_all or job in self._jobs or not self._stepds.isdisjoint(above)
+        )
+
+    def why_not(self, uid: int | None) -> str | None:
+        """Return why a user no longer owns what runs in no job, container or service; None: does.
+
+        Accounts of the system need no session, and where /proc hides other users' processes
+        (hidepid) sessions cannot be seen.
+        """
+        if uid is None or uid < FIRST_USER or not self._processes.has_all:
+            return None
+        if self._users.has_slurmd:
+            return None if uid in self._users.in_job else NO_JOB.format(uid=uid)
+        return None if uid in self._users.in_session else NO_SESSION.format(uid=uid)
+
+    @cached_property
+    def _stepds(self) -> frozenset[int]:
+        """The pids of Slurm's slurmstepd: root's, as any user may give a program that name."""
+        by_pid = self._processes.by_pid
+        named = (pid for pid, stat in by_pid.items() if stat.name == STEPD)
+        return frozenset(pid for pid in named if uid_of(pid, self._processes.proc) == ROOT)
+
+    @cached_property
+    def _jobs(self) -> frozenset[Job]:
+        """The jobs that a slurmstepd's cgroup says, or its title: `slurmstepd: [7.batch]`."""
+        proc = self._processes.proc
+        cgroups = (membership(cgroups_of(pid, proc)).job for pid in self._stepds)
+        titles = (title_of(pid, proc).rpartition("[")[2] for pid in self._stepds)
+        of_titles = (Job(SLURM, title.partition(".")[0]) for title in titles)
+        return frozenset((*(job for job in cgroups if job is not None), *of_titles))
+
+    @cached_property
+    def _users(self) -> UserActivity:
+        by_pid = self._processes.by_pid
+        return users_of((stat, uid_of(pid, self._processes.proc)) for pid, stat in by_pid.items())
 
 
 def users_of(processes: Iterable[tuple[Stat, int | None]]) -> UserActivity:
@@ -47,38 +99,10 @@ def users_of(processes: Iterable[tuple[Stat, int | None]]) -> UserActivity:
     by_pid = {stat.number: (stat.name, uid) for stat, uid in living}
     in_session, in_job = set(), set()
     for stat, uid in living:
-        above, other = by_pid.get(stat.parent, ("", None))  # None: it is out of sight
+        above, other = by_pid.get(stat.parent, ("", None))  # None: it is not seen
         if uid is not None and (stat.terminal or (stat.parent != INIT and other != uid)):
             in_session.add(uid)
         if uid is not None and (above, other) == (STEPD, ROOT):
             in_job.add(uid)
     has_slurmd = (SLURMD, ROOT) in by_pid.values()
     return UserActivity(frozenset(in_session), frozenset(in_job), has_slurmd)
-
-
-class ProcessOwners:
-    """Says which users own what they have started; all processes are read once a scan at most."""
-
-    def __init__(self, proc: str = PROC) -> None:
-        """Take where the processes are."""
-        self._proc = proc
-        self._users: UserActivity | None = None
-
-    def begin(self) -> None:
-        """Begin another scan."""
-        self._users = None
-
-    def why_not(self, uid: int | None) -> str | None:
-        """Return why a user no longer owns what runs in no job, container or service; None: does.
-
-        Accounts of the system need no session, and where /proc hides other users' processes
-        (hidepid) sessions cannot be seen.
-        """
-        if uid is None or uid < FIRST_USER or stat_of(INIT, self._proc) is None:
-            return None
-        if self._users is None:
-            them = everyone(self._proc)
-            self._users = users_of((stat, uid_of(stat.number, self._proc)) for stat in them)
-        if self._users.has_slurmd:
-            return None if uid in self._users.in_job else NO_JOB.format(uid=uid)
-        return None if uid in self._users.in_session else NO_SESSION.format(uid=uid)

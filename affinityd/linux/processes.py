@@ -53,21 +53,6 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     return sorted(numbered(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
 
 
-def children_of(pid: int, tid: int, proc: str = PROC) -> list[int]:
-    """Return the processes that a thread of a process has started, as far as they live.
-
-    One that ends meanwhile can hide another: kernel fs/proc/array.c `get_children_pid`. Kernels
-    without CONFIG_PROC_CHILDREN name none: `tells_children`.
-    """
-    named = (content(f"{proc}/{pid}/task/{tid}/children") or b"").split()
-    return [int(word) for word in named if word.isdigit()]
-
-
-def tells_children(proc: str = PROC) -> bool:
-    """Return whether this kernel names the children of a thread."""
-    return os.access(f"{proc}/thread-self/children", os.R_OK)
-
-
 def uid_of(pid: int, proc: str = PROC) -> int | None:
     """Return a process's real user id; None where it is gone, or cannot be read."""
     return _status(pid, b"Uid:", proc)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from affinityd.cpuset import CpuSet
 from affinityd.enforce.backoff import BackoffTimes
-from affinityd.linux.processes import children_of, mask_of, stat_of, thread_ids
+from affinityd.linux.processes import mask_of, stat_of, thread_ids
+from tests.children import children_of
 from tests.daemons import eventually
 from tests.job_cgroups import cgroup
 
@@ -76,7 +77,7 @@ class Puppet:
 
     @property
     def workers(self) -> list[int]:
-        return children_of(self.pid, self.pid)
+        return children_of(self.pid)
 
     @property
     def everybody(self) -> list[int]:

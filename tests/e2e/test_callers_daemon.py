@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.linux.processes import children_of
+from tests.children import children_of
 from tests.cpusets import HIERARCHY, needs_cpuset
 from tests.daemons import PATIENCE, Daemon, eventually
 from tests.e2e.asking_processes import Command, Reply, asking, reply
@@ -270,7 +270,7 @@ def test_a_daemon_that_cannot_see_who_asks_says_so_once_and_goes_on(
 def test_a_number_of_its_own_namespace_is_none_in_the_proc_of_another(far: Path) -> None:
     """A daemon in a pid namespace with the /proc of the one above, asked from within."""
     with node(namespaces=("--pid", "--fork", "--kill-child")) as daemon:
-        (first,) = children_of(daemon.process.pid, daemon.process.pid)
+        (first,) = children_of(daemon.process.pid)
         inside = ("nsenter", f"--pid=/proc/{first}/ns/pid")
         with asking(daemon.socket, within=far, before=inside) as asker:
             assert asker.ask(PLAIN).allowed == NODE

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affinityd.audit.membership import membership
-from affinityd.audit.orphans import service
+from affinityd.audit.membership import membership, service
 from affinityd.client import http as client
 from affinityd.cpuset import format_list, format_mask, parse_list, parse_mask
 from affinityd.daemon.policy_document import parse

@@ -18,6 +18,7 @@ from affinityd.audit.sources.device_files import DeviceFileScanner
 from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
 from affinityd.audit.sources.found import silence
 from affinityd.audit.sources.nvml import NvmlSource, Report
+from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.topology.model import Topology
 
@@ -56,10 +57,10 @@ class HolderSources:
         `hold`: the file that keeps NVML from being asked while it is there.
         """
         self._proc, self._sys, self._clock = proc, sys, clock
-        self._nvml = NvmlSource(ask_nvml, DriverMaintenance(proc, sys, hold), driver, clock)
+        self._nvml = NvmlSource(ask_nvml, DriverMaintenance(sys, hold), driver, clock)
         self._files = DeviceFileScanner(proc, sys, dev)
 
-    def held(self, topology: Topology) -> GpuHolders:
+    def held(self, topology: Topology, processes: ProcessTable) -> GpuHolders:
         """Return who uses the GPUs now, and of which GPUs that cannot be known.
 
         `asked` is from before anything that counts was asked: a process that has started since may
@@ -68,10 +69,10 @@ class HolderSources:
         """
         asked = self._clock()
         gpus = topology.gpus
-        if not self._sees_all_pids():
+        if not _sees_all_pids(self._proc):
             return GpuHolders(unknown=silence(gpus, NOT_ALL_PIDS).unknown, asked=asked)
         found = (
-            self._nvml.found([gpu for gpu in gpus if gpu.vendor == NVIDIA]),
+            self._nvml.found([gpu for gpu in gpus if gpu.vendor == NVIDIA], processes),
             kfd.found([gpu for gpu in gpus if gpu.vendor == AMD], self._sys),
             self._files.found([gpu for gpu in gpus if gpu.vendor not in {NVIDIA, AMD}]),
         )
@@ -83,11 +84,12 @@ class HolderSources:
             notices=tuple(notice for part in found for notice in part.notices),
         )
 
-    def _sees_all_pids(self) -> bool:
-        try:
-            return os.readlink(f"{self._proc}/self/ns/pid") == INITIAL_PIDS
-        except OSError:  # a kernel without pid namespaces
-            return True
+
+def _sees_all_pids(proc: str) -> bool:
+    try:
+        return os.readlink(f"{proc}/self/ns/pid") == INITIAL_PIDS
+    except OSError:  # a kernel without pid namespaces
+        return True
 
 
 def one_a_process(holdings: Iterable[Holding]) -> tuple[Holding, ...]:

@@ -16,6 +16,7 @@ from typing import Protocol
 from affinityd.audit.model import Holding
 from affinityd.audit.sources.driver_maintenance import DriverMaintenance
 from affinityd.audit.sources.found import SourceResult, silence
+from affinityd.linux.process_table import ProcessTable
 from affinityd.topology.model import Gpu
 
 NVML_SECONDS = 10.0  #: that NVML may take to answer
@@ -50,13 +51,13 @@ class NvmlSource:
         self._version = f"{driver}/version"
         self._told: TimedReport | None = None
 
-    def found(self, gpus: Sequence[Gpu]) -> SourceResult:
+    def found(self, gpus: Sequence[Gpu], processes: ProcessTable) -> SourceResult:
         """Return who uses the GPUs, or why that is not known."""
         if not gpus:
             return SourceResult()
         # NVML would load a driver that is not there, and so fight an upgrade.
         is_loaded = os.path.exists(self._version)  # noqa: PTH110 - a scan is cheap
-        if reason := self._maintenance.reason() if is_loaded else NO_DRIVER:
+        if reason := self._maintenance.reason(processes) if is_loaded else NO_DRIVER:
             self._told = None
             return silence(gpus, reason)
         if self._told is None or not self._counts(self._told):

@@ -19,6 +19,7 @@ from affinityd.doctor.checks.registry import CHECKS, NamedResult, check_name, ru
 from affinityd.doctor.daemon_probe import file_age, may_exist, probe
 from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts, NamedVariable, NodeFacts, NoFiles
 from affinityd.doctor.result import FAIL, STATUSES, worst
+from affinityd.linux.process_table import ProcessTable
 from affinityd.text import one_line
 from affinityd.topology import node_file
 
@@ -56,7 +57,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     NVML is asked where a check wants it and nobody works on its driver. Raises TreeError.
     """
     machine = Machine(settings)
-    aside = DriverMaintenance(hold=hold).reason() if machine.is_live else None
+    aside = DriverMaintenance(hold=hold).reason(ProcessTable()) if machine.is_live else None
     if aside is None and any(CHECKS[name].asks_nvml for name in names or CHECKS):
         machine.query_drivers(NVML_SECONDS)
     topology = machine.read()

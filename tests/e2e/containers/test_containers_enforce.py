@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.linux.processes import children_of, mask_of
+from affinityd.linux.processes import mask_of
+from tests.children import children_of
 from tests.cpusets import needs_cpuset
 from tests.e2e.containers import images
 from tests.e2e.containers.rig import Container, running
@@ -48,7 +49,7 @@ def of_a_pod(tmp_path: Path) -> Iterator[Container]:
 
 
 def everybody(container: Container) -> list[int]:
-    return [container.pid, *children_of(container.pid, container.pid)]
+    return [container.pid, *children_of(container.pid)]
 
 
 def test_containers_are_pinned_near_their_gpus_alone_and_as_a_pods(

@@ -1,0 +1,48 @@
+"""All processes of one moment. Each may have ended since, and its number may be another's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+from affinityd.linux.processes import INIT, PROC, everyone
+from affinityd.linux.procstat import Stat
+
+
+class ProcessTable:
+    """All processes, read when they are first asked for."""
+
+    def __init__(self, proc: str = PROC) -> None:
+        """Take where they are."""
+        self.proc = proc
+
+    @cached_property
+    def by_pid(self) -> Mapping[int, Stat]:
+        """Every process by its pid."""
+        return {stat.number: stat for stat in everyone(self.proc)}
+
+    @cached_property
+    def children(self) -> Mapping[int, Sequence[int]]:
+        """The pids of the children of each process that has some."""
+        children = defaultdict(list)
+        for stat in self.by_pid.values():
+            children[stat.parent].append(stat.number)
+        return children
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the first process is seen: hidepid of proc(5) hides all of root's."""
+        return INIT in self.by_pid
+
+    def ancestors(self, pid: int) -> Iterator[Stat]:
+        """Yield a process, its parent, and so on.
+
+        They were read one after the other, and may seem a circle: each is yielded once.
+        """
+        met: set[int] = set()
+        stat = self.by_pid.get(pid)
+        while stat is not None and stat.number not in met:
+            met.add(stat.number)
+            yield stat
+            stat = self.by_pid.get(stat.parent)
