@@ -22,7 +22,7 @@ from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.protocol import Protocol
 from affinityd.daemon.http.refusals import REASONS, RefusalLog
 from affinityd.daemon.peers.connection import connection_of
-from affinityd.daemon.uvicorn_server import Server
+from affinityd.daemon.servers import Server
 from tests.serving import sweep
 
 T = TypeVar("T")

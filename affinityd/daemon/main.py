@@ -31,14 +31,13 @@ from affinityd.daemon.http.refusals import REASONS, RefusalLog
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
-from affinityd.daemon.servers import Servers
+from affinityd.daemon.servers import Servers, most_connections, raise_file_limit
 from affinityd.daemon.sockets import Listeners, listening
 from affinityd.daemon.state.node_publisher import NodePublisher
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scanner import Audit, LatestAudit, Scanner
 from affinityd.daemon.state.sd_notify import notify
 from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher
-from affinityd.daemon.uvicorn_server import most_connections, raise_file_limit
 from affinityd.errors import AffinityError, FatalError
 from affinityd.topology import node_file
 from affinityd.topology.model import Topology

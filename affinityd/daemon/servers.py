@@ -1,30 +1,72 @@
-"""The daemon's servers: one a socket."""
+"""The daemon's servers: uvicorn's, for everything and for plans alone."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import resource
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 
+import uvicorn
 from starlette.types import ASGIApp
 
 from affinityd.daemon.http.cached_response import FindAnswer
 from affinityd.daemon.http.connections import Connections
-from affinityd.daemon.sockets import Listeners, TcpListener, UnixListener
-from affinityd.daemon.state.background import pause
-from affinityd.daemon.uvicorn_server import Server
-from affinityd.errors import FatalError, ListenError
-
-log = logging.getLogger(__name__)
+from affinityd.daemon.http.protocol import Protocol
+from affinityd.daemon.http.refusals import MOST_IN_ALL, RefusalLog
+from affinityd.daemon.sockets import BACKLOG, Listeners
+from affinityd.errors import FatalError
 
 CHECK_SECONDS = 1.0  #: how often late connections are ended, and the socket's file is looked for
-RETRY_SECONDS = 5.0  #: how often a TCP address is tried again where another process listens
+DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
+SPARE_FILES = 96  #: files that the daemon needs besides connections
 
 #: How many connections are taken in a turn of the loop. libuv takes one a socket, and before the
-#: next one answers whoever has asked: the last ones of many would wait for all the others.
+#: next one answers whatever has asked: the last ones of many would wait for all the others.
 TAKEN_AT_ONCE = 8
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, with the daemon's own signals: it ends with 0, and SIGHUP is no end."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        connections: Connections | None = None,
+        find_answer: FindAnswer = lambda _query, _scope: None,
+    ) -> None:
+        """Take what is served, the callers' limits, and what finds earlier answers."""
+        if connections is None:
+            connections = Connections(RefusalLog(), most=most_connections())
+        super().__init__(
+            uvicorn.Config(
+                app,
+                # uvicorn calls it as it would the class.
+                http=partial(  # type: ignore[arg-type]
+                    Protocol, connections=connections, find_answer=find_answer
+                ),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=DRAIN_SECONDS,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the daemon."""
+        yield
+
+    def stop(self) -> None:
+        """Answer what has been asked and end; when called twice, end at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 class Servers:
@@ -38,67 +80,52 @@ class Servers:
         connections: Connections,
         find_answer: FindAnswer,
     ) -> None:
-        """Take what answers everything, what answers plans alone, where, and what they share.
-
-        That is what counts connections, and what finds answers that were given before.
-        """
-        self._app = app
-        self._plan_only = plan_only
+        """Take what answers everything, what plans alone, where, and what both servers share."""
         self._listeners = listeners
         self._connections = connections
-        self._find_answer = find_answer
-        self._servers: list[Server] = []
-        self._stopping = asyncio.Event()
+        self._everything = Server(app, connections, find_answer)
+        self._plans = Server(plan_only, connections, find_answer)
 
     async def run(self) -> None:
         """Serve; returns when all has ended that was under way. Raises what a server raises."""
         sockets = self._listeners
-        await asyncio.gather(
-            self._serve(self._app, sockets.unix),
-            *(self._serve(self._app, listener) for listener in sockets.tcp),
-            *(self._serve(self._plan_only, listener) for listener in sockets.plan),
-        )
+        everything = [copy for it in (sockets.unix.socket, *sockets.tcp) for copy in _copies(it)]
+        plans = [copy for it in sockets.plan for copy in _copies(it)]
+        await asyncio.gather(self._everything.serve(everything), self._plans.serve(plans))
 
     def stop(self) -> None:
-        """Answer what is being asked and end; told twice, end at once."""
-        self._stopping.set()
-        for server in self._servers:
-            server.stop()
+        """Answer what has been asked and end; when called twice, end at once."""
+        self._everything.stop()
+        self._plans.stop()
 
     async def watch(self) -> None:
         """Once a second end late connections; never returns.
 
-        Raises FatalError when the socket's file is gone, or another's: those who are connected go
-        on, and no one else comes.
+        Raises FatalError when the socket's file is gone, or another's: no more clients would come.
         """
-        while True:
-            await asyncio.sleep(CHECK_SECONDS)
+        unix = self._listeners.unix
+        while unix.is_reachable():
             self._connections.sweep(asyncio.get_running_loop().time())
-            unix = self._listeners.unix
-            if not unix.is_reachable():
-                raise FatalError(f"{unix.path} is gone, or another process's")
-
-    async def _serve(self, app: ASGIApp, listener: UnixListener | TcpListener) -> None:
-        if isinstance(listener, TcpListener):
-            await self._wait_until_free(listener)
-        if listener.socket is not None and not self._stopping.is_set():
-            server = Server(app, self._connections, self._find_answer)
-            self._servers.append(server)
-            await server.serve([listener.socket, *_more(listener.socket)])
-
-    async def _wait_until_free(self, listener: TcpListener) -> None:
-        """Listen on an address once no other process does."""
-        while listener.socket is None:
-            await pause(self._stopping, RETRY_SECONDS)
-            if self._stopping.is_set():
-                return
-            with suppress(ListenError, OSError):  # files may be lacking, for now
-                if listener.listen():
-                    log.info("%s: %s is listened on now", listener.setting, listener)
+            await asyncio.sleep(CHECK_SECONDS)
+        raise FatalError(f"{unix.path} is gone, or another process's")
 
 
-def _more(listener: socket.socket) -> Iterator[socket.socket]:
-    """Yield the same socket again and again, as far as there are files for it."""
+def _copies(listener: socket.socket) -> Iterator[socket.socket]:
+    """Yield a socket again and again, as far as there are files for it."""
+    yield listener
     with suppress(OSError):
         for _ in range(TAKEN_AT_ONCE - 1):
             yield listener.dup()
+
+
+def raise_file_limit() -> None:
+    """Have as many files as the kernel allows, getrlimit(2)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # not ours to raise: what there is will have to do
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def most_connections() -> int:
+    """Return how many connections there is room for, with as many files as may be open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(max(soft - SPARE_FILES, 1), MOST_IN_ALL)

@@ -1,14 +1,13 @@
 """The daemon's sockets: bound before the server starts, so that what is wrong is said at once.
 
 Another process at the unix socket ends the start. One at a TCP address does not, as it may be any
-user's: the address is listened on later.
+user's: jobs use the unix socket.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import logging
 import os
 import socket
@@ -16,7 +15,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 from affinityd.config.settings import Settings
@@ -52,69 +50,19 @@ class UnixListener:
         self.socket.close()
 
 
-class TcpListener:
-    """A TCP address of the settings, and the socket that listens there."""
-
-    def __init__(self, setting: str, host: str, port: int) -> None:
-        """Look the host up. Raises ListenError."""
-        self.setting = setting
-        self._name = f"{host}:{port}"
-        self.socket: socket.socket | None = None  #: None while another process listens there
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        except OSError as error:
-            raise self.refused(error.strerror) from None
-        except UnicodeError:  # from a name that can be no host's
-            raise self.refused("not a host name") from None
-        self._family, self._address = found[0][0], found[0][4]
-
-    def listen(self) -> bool:
-        """Listen; return False where another process does. Raises ListenError, OSError."""
-        # The protocol is named because asyncio sets TCP_NODELAY only where it is.
-        listener = socket.socket(self._family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(self._address)
-            listener.listen(BACKLOG)
-        except OSError as error:
-            listener.close()
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise self.refused(error.strerror) from None
-        self.socket = listener
-        return True
-
-    def includes(self, other: TcpListener) -> bool:
-        """Whether a socket that listens here takes what another one is to have."""
-        ours, theirs = self._address, other._address
-        return ours[1] == theirs[1] != 0 and (
-            ours[0] == theirs[0]
-            or any(ipaddress.ip_address(it[0]).is_unspecified for it in (ours, theirs))
-        )
-
-    def refused(self, cause: str | None) -> ListenError:
-        """Return the error of an address that is not to be had: one line that names the setting."""
-        return ListenError(
-            f"{self.setting}: {self._name}: {cause}; "
-            f"give another by --{self.setting} HOST:PORT, or none"
-        )
-
-    def __str__(self) -> str:
-        """Return where it listens."""
-        return "{}:{}".format(*self.socket.getsockname()) if self.socket else self._name
-
-
 @dataclass(frozen=True)
 class Listeners:
     """The sockets on which everything is answered, and those on which plans alone are."""
 
     unix: UnixListener
-    tcp: Sequence[TcpListener]
-    plan: Sequence[TcpListener]
+    tcp: Sequence[socket.socket]
+    plan: Sequence[socket.socket]
 
     def __str__(self) -> str:
         """Return where they listen."""
-        tcp, plan = ([str(it) for it in those if it.socket] for those in (self.tcp, self.plan))
+        tcp, plan = (
+            ["{}:{}".format(*it.getsockname()) for it in those] for those in (self.tcp, self.plan)
+        )
         plans_alone = f", plans alone on {', '.join(plan)}" if plan else ""
         return f"on {', '.join((str(self.unix.path), *tcp))}{plans_alone}"
 
@@ -123,25 +71,54 @@ class Listeners:
 def listening(settings: Settings) -> Iterator[Listeners]:
     """Listen wherever the settings say. Raises ListenError, before anything is served.
 
-    A TCP address where another process listens is left without a socket, and the log tells so.
+    At a TCP address where another process listens there is no socket, and a line in the log.
     """
-    tcp = [TcpListener("listen", *settings.listen)] if settings.listen else []
-    plan = [TcpListener("listen-plan", *settings.listen_plan)] if settings.listen_plan else []
-    for everything, plans in product(tcp, plan):
-        if everything.includes(plans):
-            raise ListenError(
-                f"listen-plan: {plans} is where everything is answered; "
-                "give another by --listen-plan HOST:PORT, or none"
-            )
     unix = listen_unix(Path(settings.socket))
     try:
-        for listener in (*tcp, *plan):
-            if not listener.listen():
-                in_use = listener.refused(os.strerror(errno.EADDRINUSE))
-                log.warning("%s; it is tried again, and all else is served", in_use)
+        tcp = _listen_tcp("listen", settings.listen)
+        plan = _listen_tcp("listen-plan", settings.listen_plan, everything=tcp)
         yield Listeners(unix, tcp, plan)
     finally:
         unix.close()
+
+
+def _listen_tcp(
+    setting: str, address: tuple[str, int] | None, everything: Sequence[socket.socket] = ()
+) -> list[socket.socket]:
+    """Listen at an address of the settings, if that is free; `everything` listens elsewhere."""
+    if address is None:
+        return []
+    host, port = address
+    remedy = f"give another by --{setting} HOST:PORT, or none"
+    try:
+        return [_bound(host, port)]
+    except OSError as error:
+        line = f"{setting}: {host}:{port}: {error.strerror}; {remedy}"
+        if error.errno != errno.EADDRINUSE:
+            raise ListenError(line) from None
+    except UnicodeError:  # from a name that can be no host's
+        raise ListenError(f"{setting}: {host}:{port}: not a host name; {remedy}") from None
+    if any(it.getsockname()[1] == port for it in everything):
+        raise ListenError(f"{setting}: {host}:{port} is where everything is answered; {remedy}")
+    log.warning("%s; it is tried again at the next start, and all else is served", line)
+    return []
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address. Raises OSError; UnicodeError."""
+    family, kind, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    # The protocol is named because asyncio sets TCP_NODELAY only where it is.
+    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def listen_unix(path: Path) -> UnixListener:
@@ -150,23 +127,19 @@ def listen_unix(path: Path) -> UnixListener:
     Raises ListenError for one that another process answers, which is named, and for a folder that
     does not take it.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # another daemon may make it, too
             path.parent.chmod(0o755)  # whatever the umask is
         _take(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(os.fspath(path))
         path.chmod(EVERYBODY)
         listener.listen(BACKLOG)
         status = path.stat()
     except OSError as error:
-        listener.close()
         cause = error.strerror or error  # a path that is too long has no number
         raise ListenError(f"socket: {path}: {cause}; give another by --socket") from None
-    except ListenError:
-        listener.close()
-        raise
     return UnixListener(path, listener, (status.st_dev, status.st_ino))
 
 

@@ -30,8 +30,8 @@ from affinityd.daemon.http.refusals import (
     REQUEST_SECONDS,
     RefusalLog,
 )
+from affinityd.daemon.servers import Server
 from affinityd.daemon.sockets import listen_unix
-from affinityd.daemon.uvicorn_server import Server
 from tests.daemons import PATIENCE, Daemon, eventually, is_ready, running
 from tests.serving import sweep
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.uvicorn_server import DRAIN_SECONDS
+from affinityd.daemon.servers import DRAIN_SECONDS
 from tests.daemons import PATIENCE, eventually
 from tests.e2e.containers import images
 from tests.e2e.containers.rig import (
