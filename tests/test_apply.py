@@ -189,7 +189,8 @@ def test_what_is_not_as_it_should_be_is_remarked(
     found = ProcessPlan(
         {**LINES, **{f"AFFINITYD_{name}": it for name, it in changed.items()}}, "daemon"
     )
-    taken = apply.apply_plan(found, None, lambda _cpus: parse_list(cpus))
+    monkeypatch.setattr(apply, "set_own_mask", lambda _cpus: parse_list(cpus))
+    taken = apply.apply_plan(found, None)
     assert taken.remarks == tuple(remarks)
 
 
@@ -197,7 +198,8 @@ def test_trouble_with_a_daemon_is_remarked(monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "")
     found = ProcessPlan(LINES, "sysfs", "the daemon hangs")
-    taken = apply.apply_plan(found, None, lambda cpus: cpus)
+    monkeypatch.setattr(apply, "set_own_mask", lambda cpus: cpus)
+    taken = apply.apply_plan(found, None)
     assert taken.remarks == ("the daemon hangs; planned from sysfs",)
 
 
@@ -224,7 +226,8 @@ def test_children_are_told_where_they_are_and_on_what_that_was_planned(
     for name in ("CPULIST", "ALLOWED", "LOCALITY"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "of an earlier pin")
     found = ProcessPlan({**LINES, "AFFINITYD_LOCALITY": "remote"}, "daemon")
-    assert apply.apply_plan(found, None, lambda _cpus: parse_list("4-5")).cpus == parse_list("4-5")
+    monkeypatch.setattr(apply, "set_own_mask", lambda _cpus: parse_list("4-5"))
+    assert apply.apply_plan(found, None).cpus == parse_list("4-5")
     told = subprocess.check_output(["env"], text=True).splitlines()
     assert {line for line in told if line.startswith("AFFINITYD_")} >= {
         "AFFINITYD_CPULIST=4-5",

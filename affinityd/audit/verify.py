@@ -140,15 +140,14 @@ def _allocation(near: Vicinity, allowed: CpuSet) -> str:
     )
 
 
-def _far(placements: Sequence[str]) -> list[str]:
-    return [word for word in FAR if word in placements]
-
-
-def _groups(facts: RunningProcess, placements: Sequence[str]) -> Iterator[tuple[str, list[Thread]]]:
+def _groups(
+    process: RunningProcess, placements: Sequence[str]
+) -> Iterator[tuple[str, list[Thread]]]:
     """Yield the threads that may run far away, by their placement."""
-    for word in _far(placements):
-        placed = zip(facts.threads, placements, strict=True)
-        yield word, [thread for thread, its in placed if its == word]
+    placed = [*zip(process.threads, placements, strict=True)]
+    for word in FAR:
+        if those := [thread for thread, its in placed if its == word]:
+            yield word, those
 
 
 def _run(word: str, threads: Sequence[Thread], facts: RunningProcess) -> str:

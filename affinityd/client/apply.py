@@ -14,7 +14,7 @@ from affinityd.text import one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from affinityd.client.find_plan import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
@@ -51,14 +51,12 @@ class Applied:
         self.remarks = tuple(remarks)
 
 
-def apply_plan(
-    plan: ProcessPlan, policy: str | None, set_mask: Callable[[CpuSet], CpuSet]
-) -> Applied:
-    """Apply a plan, and tell children by the environment. `set_mask` returns what holds.
+def apply_plan(plan: ProcessPlan, policy: str | None) -> Applied:
+    """Apply a plan to the calling thread, and tell children by the environment.
 
-    Raises ApplyError where the kernel refuses all of them.
+    Raises ApplyError where the kernel refuses all of its CPUs.
     """
-    cpus = set_mask(plan.cpus)
+    cpus = set_own_mask(plan.cpus)
     held = None if policy is None else _set_memory_policy(policy, plan.memory_nodes)
     os.environ.pop(UNPINNED, None)
     os.environ["AFFINITYD_CPULIST"] = format_list(cpus)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,6 +18,7 @@ from affinityd.linux import pinning
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
 
+NOT_OF_PLAN = frozenset(("memory", "timeout", "fail_closed"))  #: arguments of bind()
 TASK_PARAMETERS = frozenset(("rank", "ranks", "gpus"))  #: parameters that say which process it is
 
 logger = logging.getLogger("affinityd")
@@ -80,20 +81,8 @@ def bind(
     first one did. Without a plan the process stays as it is, with a warning in the result and in
     the log; with `fail_closed`, AffinityError is raised instead.
     """
-    chosen = {
-        "rank": rank,
-        "ranks": ranks,
-        "gpus": ",".join(map(str, gpus)) if isinstance(gpus, (list, tuple)) else gpus,
-        "mode": mode,
-        "scope": scope,
-        "multithreading": multithreading,
-        "balanced": balanced,
-        "min_physical_cores": min_physical_cores,
-        "max_physical_cores": max_physical_cores,
-        "cpus": cpus,
-        "share": share,
-        "strict": strict,
-    }
+    arguments = locals().copy()
+    chosen = {name: value for name, value in arguments.items() if name not in NOT_OF_PLAN}
     try:
         binding = bind_process(_texts(chosen), memory, timeout)
     except Exception as error:  # a bug of ours must not be the end of a job either
@@ -149,34 +138,31 @@ def _plan_and_pin(
     if found.switch != switch.ON:
         apply.export_observed(found)
         return _unbound()
-    threads: list[str] = []
-    applied = apply.apply_plan(found, policy, lambda cpus: _pin_all(cpus, threads))
+    applied = apply.apply_plan(found, policy)
     return Binding(
         cpus=applied.cpus,
         locality=found.locality,
         memory=applied.memory or own_policy(),
         source=found.source,
-        warnings=(*apply.gpus_far_apart(found, given), *applied.remarks, *threads),
+        warnings=(*apply.gpus_far_apart(found, given), *applied.remarks, *_pin_threads(found.cpus)),
         plan_of_exec=plan_of_exec,
     )
 
 
 def _unbound(*warnings: str) -> Binding:
     """Return what holds for a process that stays as it is."""
-    return Binding(_mask(), None, own_policy(), None, warnings)
+    return Binding(frozenset(os.sched_getaffinity(0)), None, own_policy(), None, warnings)
 
 
-def _pin_all(cpus: CpuSet, remarks: list[str]) -> CpuSet:
-    """Pin every thread of this process; add to the remarks what was refused."""
+def _pin_threads(cpus: CpuSet) -> Iterator[str]:
+    """Pin every thread of this process; yield what was refused."""
     stat = stat_of(os.getpid())
-    this_process = [] if stat is None else [pinning.Target(stat.number, stat.start, cpus)]
-    pinned = pinning.pin_threads(lambda: this_process)
-    held = apply.set_own_mask(cpus)
-    refused = pinned.having(pinning.REFUSED)
-    remarks += [f"thread {it.tid} was refused its CPUs: {it.reason}" for it in refused]
+    targets = [] if stat is None else [pinning.Target(stat.number, stat.start, cpus)]
+    pinned = pinning.pin_threads(lambda: targets)
+    for thread in pinned.having(pinning.REFUSED):
+        yield f"thread {thread.tid} was refused its CPUs: {thread.reason}"
     if not pinned.settled:
-        remarks.append("threads start faster than they are pinned; some may run elsewhere")
-    return held
+        yield "threads start faster than they are pinned; some may run elsewhere"
 
 
 def worker_init_fn(_worker_id: int) -> None:
@@ -201,12 +187,10 @@ def _masks_above() -> list[CpuSet | None]:
 
 def _texts(chosen: Mapping[str, object]) -> dict[str, str]:
     """Return parameters as a request has them; those that are None are not given."""
-    return {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in chosen.items()
-        if value is not None
-    }
+    return {name: _text(value) for name, value in chosen.items() if value is not None}
 
 
-def _mask() -> CpuSet:
-    return frozenset(os.sched_getaffinity(0))
+def _text(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

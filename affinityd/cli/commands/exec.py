@@ -96,7 +96,7 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
     if found.switch != switch.ON:
         apply.export_observed(found)
         return
-    applied = apply.apply_plan(found, policy, apply.set_own_mask)
+    applied = apply.apply_plan(found, policy)
     verbose = [apply.summary(found, applied, given)] if "verbose" in options else []
     for line in (*verbose, *apply.gpus_far_apart(found, given), *applied.remarks):
         say(f"{NAME}: {line}")
