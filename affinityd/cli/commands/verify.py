@@ -108,13 +108,13 @@ def _unnamed(near: Vicinity) -> Iterator[str]:
 def _running(process: Stat, *, resident: bool) -> RunningProcess | None:
     """Return what is found of a process; None where it has ended."""
     pid = process.number
-    is_asker = pid == os.getpid()
-    policy = memory_policy.own_policy() if is_asker else memory_policy.policy_of(pid)
+    is_self = pid == os.getpid()
+    policy = memory_policy.own_policy() if is_self else memory_policy.policy_of(pid)
     its_threads = tuple(threads(pid))
     if not its_threads:
         return None
     its_memory = _resident(process) if resident else None
-    return RunningProcess(pid, process.name, its_threads, policy, its_memory, is_asker)
+    return RunningProcess(pid, process.name, its_threads, policy, its_memory, is_self)
 
 
 def _resident(process: Stat) -> dict[int, int] | None:

@@ -25,9 +25,9 @@ def table(findings: Sequence[Verification]) -> Iterator[str]:
     far = [finding for finding in findings if finding.far]
     of_tree = len(far) > 1
     for finding in findings:
-        name = f"process {finding.facts.pid} ({finding.facts.name})"
-        if finding.facts.resident is not None:
-            yield f"{name}: resident memory: {amounts(finding.facts.resident)}"
+        name = f"process {finding.process.pid} ({finding.process.name})"
+        if finding.process.resident is not None:
+            yield f"{name}: resident memory: {amounts(finding.process.resident)}"
         yield from (f"{name}: note: {text}" for text in finding.notes)
         mismatches = finding.others if of_tree else finding.mismatches
         yield from (f"{name}: mismatch: {text}" for text in mismatches)
@@ -37,7 +37,7 @@ def table(findings: Sequence[Verification]) -> Iterator[str]:
 
 def _of_tree(first: Verification, far: Sequence[Verification]) -> str:
     """Return one sentence for all processes with threads that may run far away."""
-    name = f"process {first.facts.pid} ({first.facts.name})"
+    name = f"process {first.process.pid} ({first.process.name})"
     below = len(far) - (first in far)
     who = (
         f"{name} and {count(below, 'descendant')}"
@@ -50,13 +50,13 @@ def _of_tree(first: Verification, far: Sequence[Verification]) -> str:
 
 def _rows(finding: Verification) -> Iterator[tuple[str, ...]]:
     """Yield a row for the threads of each mask, that of the main thread first."""
-    facts = finding.facts
+    process = finding.process
     alike: dict[tuple[str, str], list[Thread]] = {}
-    for thread, placement in zip(facts.threads, finding.placements, strict=True):
+    for thread, placement in zip(process.threads, finding.placements, strict=True):
         alike.setdefault((placement, format_list(thread.mask)), []).append(thread)
     for (placement, cpulist), group in alike.items():
         yield (
-            str(facts.pid),
+            str(process.pid),
             group[0].name,
             format_list(gpu.index for gpu in finding.near.gpus),
             ",".join(_number(gpu.numa_node) for gpu in finding.near.gpus),
@@ -64,7 +64,7 @@ def _rows(finding: Verification) -> Iterator[tuple[str, ...]]:
             placement,
             cpulist,
             format_list(thread.last_cpu for thread in group),
-            "?" if facts.policy is None else str(facts.policy),
+            "?" if process.policy is None else str(process.policy),
         )
 
 
@@ -89,11 +89,11 @@ def document(topology: Topology, findings: Sequence[Verification]) -> dict[str, 
 
 
 def _process(topology: Topology, finding: Verification) -> dict[str, Any]:
-    facts, near = finding.facts, finding.near
+    process, near = finding.process, finding.near
     node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
     return {
-        "pid": facts.pid,
-        "name": facts.name,
+        "pid": process.pid,
+        "name": process.name,
         "gpus": [
             {"index": gpu.index, "pci_bus_id": gpu.pci_bus_id, "numa_node": gpu.numa_node}
             for gpu in near.gpus
@@ -108,11 +108,11 @@ def _process(topology: Topology, finding: Verification) -> dict[str, Any]:
                 "last_cpu": thread.last_cpu,
                 "last_node": node_of.get(thread.last_cpu),
             }
-            for thread, placement in zip(facts.threads, finding.placements, strict=True)
+            for thread, placement in zip(process.threads, finding.placements, strict=True)
         ],
-        "memory": facts.policy
-        and {"policy": facts.policy.policy, "nodes": sorted(facts.policy.nodes)},
-        "resident": facts.resident,
+        "memory": process.policy
+        and {"policy": process.policy.policy, "nodes": sorted(process.policy.nodes)},
+        "resident": process.resident,
         "mismatches": finding.mismatches,
         "notes": finding.notes,
     }
