@@ -68,7 +68,7 @@ class Expected:
 
 def check(name: str, facts: NodeFacts, *expected: Expected) -> None:
     """Hold that a check finds just this."""
-    found = [it.finding for it in run_checks(facts, [name])]
+    found = run_checks(facts, [name])
     assert len(found) == len(expected), found
     assert [one.of(its) for one, its in zip(expected, found, strict=True)] == list(expected)
 

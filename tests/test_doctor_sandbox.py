@@ -14,7 +14,7 @@ import pytest
 from affinityd.cli import main
 from affinityd.discovery import open_tree
 from affinityd.doctor.daemon_probe import MAX_LINE, probe
-from affinityd.doctor.facts import CallerIdentification, DaemonFacts, NodeFacts
+from affinityd.doctor.facts import NO_ANSWER, CallerIdentification, DaemonFacts, NodeFacts
 from affinityd.linux.cgroup import cpuset_of
 from tests.children import children_of
 from tests.doctoring import TWO, Expected, check, n_a, well
@@ -40,12 +40,8 @@ def waiting(*before: str) -> Iterator[int]:
             process.kill()
 
 
-def facts(
-    pid: int, told: CallerIdentification | None = None, untold: str | None = None
-) -> NodeFacts:
-    daemon = DaemonFacts(
-        "affinityd.sock", listens=True, pid=pid, identification=told, identification_error=untold
-    )
+def facts(pid: int, answer: CallerIdentification | str = NO_ANSWER) -> NodeFacts:
+    daemon = DaemonFacts("affinityd.sock", listens=True, pid=pid, identification=answer)
     return NodeFacts(TWO, open_tree("/"), daemon=daemon)
 
 
@@ -80,25 +76,24 @@ OURS = cpuset_of(os.getpid())
 
 
 @pytest.mark.parametrize(
-    ("told", "untold", "expected"),
+    ("answer", "expected"),
     [
-        (CallerIdentification("caller", "0-3", OURS), None, well("within its cpuset, CPUs 0-3")),
-        (CallerIdentification("caller", None), None, well("the daemon knows who asks")),
+        (CallerIdentification("caller", "0-3", OURS), well("within its cpuset, CPUs 0-3")),
+        (CallerIdentification("caller", None), well("the daemon knows who asks")),
         (
             CallerIdentification("caller", None, frozenset({0, 1})),
-            None,
             Expected("warn", "and no cpuset: it does not see its cgroup", "mount the node's /sys"),
         ),
-        (CallerIdentification("node", None), None, Expected("warn", UNKNOWN, "its log says why")),
-        (None, "this node has no GPU", n_a("this node has no GPU")),
+        (CallerIdentification("node", None), Expected("warn", UNKNOWN, "its log says why")),
+        ("this node has no GPU", n_a("this node has no GPU")),
     ],
     ids=["known", "known by its mask", "without its cpuset", "unknown", "it plans nothing"],
 )
 def test_what_the_daemon_says_of_who_asks(
-    told: CallerIdentification | None, untold: str | None, expected: Expected
+    answer: CallerIdentification | str, expected: Expected
 ) -> None:
     with waiting() as pid:
-        check("caller", facts(pid, told, untold), expected)
+        check("caller", facts(pid, answer), expected)
 
 
 def plan(**allowed: object) -> bytes:

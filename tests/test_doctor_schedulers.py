@@ -181,6 +181,6 @@ def test_cgroups(tmp_path: Path, mounts: str, files: Files, expected: list[Expec
 def test_this_machine_has_some_version_of_cgroups() -> None:
     if not Path("/sys/fs/cgroup").is_mount():
         pytest.skip("no cgroup is mounted here")
-    found = [it.finding.found for it in run_checks(NodeFacts(TWO, open_tree("/")), ["cgroup"])]
+    found = [it.found for it in run_checks(NodeFacts(TWO, open_tree("/")), ["cgroup"])]
     assert all(text.startswith(("cgroup v1", "cgroup v2", "cgroup hybrid")) for text in found)
     assert found

@@ -43,24 +43,18 @@ TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
 def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
     """Return what is to be seen of the daemon whose socket is at a path; it is asked if ready."""
     daemon = _listener(path, timeout)
-    published, publish_error = _published(Path(path).with_name(node_file.NAME))
     found = replace(
         daemon,
         cpuset=cpuset_of(daemon.pid) if daemon.pid else None,
         closed=tuple(_closed(Path(path))),
-        published=published,
-        publish_error=publish_error,
+        published=_published(Path(path).with_name(node_file.NAME)),
     )
     if not daemon.status:
         return found
-    enforcement, enforcement_error = _enforcement(path, timeout)
-    identification, identification_error = _identification(path, timeout)
     return replace(
         found,
-        enforcement=enforcement,
-        enforcement_error=enforcement_error,
-        identification=identification,
-        identification_error=identification_error,
+        enforcement=_enforcement(path, timeout),
+        identification=_identification(path, timeout),
     )
 
 
@@ -100,7 +94,7 @@ def _distrust(path: str, connection: _socket.socket) -> str | None:
     return None
 
 
-def _identification(path: str, timeout: float) -> tuple[CallerIdentification | None, str | None]:
+def _identification(path: str, timeout: float) -> CallerIdentification | str:
     """Return what a daemon says of this process, which states no cpuset; or why it says nothing."""
     deadline = time.monotonic() + timeout
     try:
@@ -109,18 +103,18 @@ def _identification(path: str, timeout: float) -> tuple[CallerIdentification | N
         text = response.body.decode()
         if response.status != HTTPStatus.OK:
             _, _, refusal = text.strip().partition(": ")
-            return None, _line(refusal) or NO_PLAN
+            return _line(refusal) or NO_PLAN
         allowed = JsonValue(json.loads(text), "plan")["allowed"]
         within = allowed.get("within")
         known = within.maybe(JsonValue.cpus) if within else None
         shown = None if known is None else format_list(known)
-        return CallerIdentification(allowed["source"].text(), shown, cpuset_of(os.getpid())), None
+        return CallerIdentification(allowed["source"].text(), shown, cpuset_of(os.getpid()))
     except TimeoutError:
-        return None, f"no answer within {timeout:.1g} s"
+        return f"no answer within {timeout:.1g} s"
     except OSError as error:
-        return None, error.strerror
+        return error.strerror or str(error)
     except (ValueError, RecursionError):
-        return None, NO_PLAN
+        return NO_PLAN
 
 
 def _line(said: str) -> str:
@@ -170,21 +164,21 @@ def file_age(path: str) -> float | None:
         return None
 
 
-def _published(file: Path) -> tuple[Node | None, str | None]:
+def _published(file: Path) -> Node | str:
     """Return the node that a daemon published, or why there is none."""
     try:  # to ask whether it is there may be refused, too
-        return (node_file.read(file), None) if file.exists() else (None, "there is none")
+        return node_file.read(file) if file.exists() else "there is none"
     except OSError as error:
-        return None, error.strerror
+        return error.strerror or str(error)
     except ValueError as error:
-        return None, str(error)
+        return str(error)
 
 
-def _enforcement(path: str, timeout: float) -> tuple[EnforceReport | None, str | None]:
+def _enforcement(path: str, timeout: float) -> EnforceReport | str:
     """Return what a daemon pins from outside, or why it says nothing of that."""
     try:
-        return client.read(client.ask(path, time.monotonic() + timeout)), None
+        return client.read(client.ask(path, time.monotonic() + timeout))
     except AffinityError as error:
-        return None, str(error)
+        return str(error)
     except ValueError as error:
-        return None, f"its answer is none: {error}"
+        return f"its answer is none: {error}"

@@ -36,6 +36,9 @@ class NoFiles:
         return None
 
 
+NO_ANSWER = "no daemon answers"
+
+
 @dataclass(frozen=True)
 class CallerIdentification:
     """What a daemon says of who asks for a plan and states no cpuset; and what is so."""
@@ -58,15 +61,10 @@ class DaemonFacts:
     pid: int | None = None  #: SO_PEERCRED; None: nobody listens, or it is not seen from here
     cpuset: CpuSet | None = None  #: what its cgroup lets it use; None: not known
     closed: tuple[str, ...] = ()  #: what is in the way of other users: paths and their modes
-    published: Node | None = None  #: node.json; None: `publish_error` says why
-    publish_error: str | None = None
-    enforcement: EnforceReport | None = None  #: /enforce; None: `enforcement_error` says why
-    enforcement_error: str | None = None
     distrust: str | None = None  #: why clients do not believe it; None: they do
-    identification: CallerIdentification | None = (
-        None  #: /plan; None: `identification_error` says why
-    )
-    identification_error: str | None = None
+    published: Node | str = "there is none"  #: node.json, or why it is not to be read
+    enforcement: EnforceReport | str = NO_ANSWER  #: /enforce, or why it is not known
+    identification: CallerIdentification | str = NO_ANSWER  #: of this process by /plan, or why not
 
 
 ENVIRONMENT = "the environment"

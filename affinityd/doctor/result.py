@@ -25,6 +25,7 @@ class CheckResult:
     found: str  #: a sentence, which has the name of what was looked at and its value
     remedy: str | None = None  #: what mends it; None: nothing is to be mended
     gpus: tuple[int, ...] = ()  #: indices of the GPUs that it is about
+    check: str = ""  #: the check's name, where it ran by that
 
 
 CheckResults = Iterator[CheckResult]
@@ -50,9 +51,9 @@ def fail(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
     return CheckResult(FAIL, found, remedy, tuple(gpu.index for gpu in gpus))
 
 
-def worst(findings: Iterable[CheckResult]) -> str:
+def worst(results: Iterable[CheckResult]) -> str:
     """Return the worst status."""
-    return max((finding.status for finding in findings), key=STATUSES.index, default=NOT_APPLICABLE)
+    return max((result.status for result in results), key=STATUSES.index, default=NOT_APPLICABLE)
 
 
 def named(gpus: Iterable[Gpu]) -> str:

@@ -15,10 +15,10 @@ from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.config import file as conffile
 from affinityd.config.settings import Settings
 from affinityd.discovery.machine import Machine
-from affinityd.doctor.checks.registry import CHECKS, NamedResult, check_name, run_checks
+from affinityd.doctor.checks.registry import CHECKS, check_name, run_checks
 from affinityd.doctor.daemon_probe import file_age, may_exist, probe
 from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts, NamedVariable, NodeFacts, NoFiles
-from affinityd.doctor.result import FAIL, STATUSES, worst
+from affinityd.doctor.result import FAIL, STATUSES, CheckResult, worst
 from affinityd.linux.process_table import ProcessTable
 from affinityd.text import one_line
 from affinityd.topology import node_file
@@ -43,12 +43,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what is found; 0: nothing fails, 1: something does."""
     names = [check_name(name) for name in arguments.checks]
     facts = gather(load_settings(arguments), names)
-    found = run_checks(facts, names)
+    results = run_checks(facts, names)
     if arguments.format == "json":
-        print(json.dumps(_document(facts.topology.name, found), indent=1))
+        print(json.dumps(_document(facts.topology.name, results), indent=1))
     else:
-        print("\n".join(map(one_line, _table(facts.topology.name, found))))
-    return int(worst(it.finding for it in found) == FAIL)
+        print("\n".join(map(one_line, _table(facts.topology.name, results))))
+    return int(worst(results) == FAIL)
 
 
 def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> NodeFacts:
@@ -97,35 +97,34 @@ def _variables() -> Iterator[NamedVariable]:
     yield from (NamedVariable(name, file) for name in conffile.read(file))
 
 
-def _table(node: str, found: Sequence[NamedResult]) -> Iterator[str]:
-    """Yield the lines: each finding, below it what mends it, and the sum."""
-    rows = [row for it in found for row in _rows(it)]
+def _table(node: str, results: Sequence[CheckResult]) -> Iterator[str]:
+    """Yield the lines: each result, below it what mends it, and the sum."""
+    rows = [row for it in results for row in _rows(it)]
     yield from aligned(COLUMNS, rows, ())
-    statuses = [it.finding.status for it in found]
+    statuses = [it.status for it in results]
     amounts = (f"{statuses.count(it)} {it}" for it in reversed(STATUSES) if it in statuses)
     yield f"{node}: {', '.join(amounts)}"
 
 
-def _rows(diagnosis: NamedResult) -> Iterator[tuple[str, ...]]:
-    finding = diagnosis.finding
-    yield diagnosis.name, finding.status, finding.found
-    if finding.remedy:
-        yield "", "", f"→ {finding.remedy}"
+def _rows(result: CheckResult) -> Iterator[tuple[str, ...]]:
+    yield result.check, result.status, result.found
+    if result.remedy:
+        yield "", "", f"→ {result.remedy}"
 
 
-def _document(node: str, found: Sequence[NamedResult]) -> dict[str, Any]:
-    """Return the JSON document: an entry a finding."""
+def _document(node: str, results: Sequence[CheckResult]) -> dict[str, Any]:
+    """Return the JSON document: an entry a result."""
     return {
         "node": node,
-        "worst": worst(it.finding for it in found),
+        "worst": worst(results),
         "checks": [
             {
-                "name": it.name,
-                "status": it.finding.status,
-                "found": it.finding.found,
-                "remedy": it.finding.remedy,
-                "gpus": list(it.finding.gpus),
+                "name": it.check,
+                "status": it.status,
+                "found": it.found,
+                "remedy": it.remedy,
+                "gpus": list(it.gpus),
             }
-            for it in found
+            for it in results
         ],
     }

@@ -8,24 +8,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from affinityd.cpuset import format_list
+from affinityd.doctor.conditions import of_daemon
 from affinityd.doctor.facts import DaemonFacts, NodeFacts
 from affinityd.doctor.result import CheckResults, fail, not_applicable, ok, warn
 from affinityd.topology import node_file
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
 
-REPLAYED = "the machine is replayed, and no daemon is its own"
-
 READY = 200  #: HTTP's status of /readyz once it can plan
 UNREADY = 503
 
 
-def socket(facts: NodeFacts) -> CheckResults:
+@of_daemon
+def socket(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
     """Judge whether a daemon answers, every user reaches it, and node.json tells of this node."""
-    daemon = facts.daemon
-    if daemon is None:
-        yield not_applicable(REPLAYED)
-        return
     if daemon.absent:
         yield not_applicable(
             f"no daemon listens at {' or '.join(daemon.absent)}, and none is needed: affinityd "
@@ -35,7 +31,7 @@ def socket(facts: NodeFacts) -> CheckResults:
     wrong = [
         *_silence(daemon),
         *_distrusted(daemon),
-        *_doors(daemon),
+        *_closed(daemon),
         *_node_file(daemon, facts.topology),
     ]
     yield from wrong or [ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")]
@@ -76,7 +72,7 @@ def _distrusted(daemon: DaemonFacts) -> CheckResults:
         )
 
 
-def _doors(daemon: DaemonFacts) -> CheckResults:
+def _closed(daemon: DaemonFacts) -> CheckResults:
     if daemon.closed:
         yield warn(
             f"not every user's job reaches {daemon.path}: {', '.join(daemon.closed)}",
@@ -87,11 +83,10 @@ def _doors(daemon: DaemonFacts) -> CheckResults:
 def _node_file(daemon: DaemonFacts, topology: Topology) -> CheckResults:
     file = Path(daemon.path).with_name(node_file.NAME)
     node = daemon.published
-    if node is None:
+    if isinstance(node, str):
         if daemon.listens:
             yield warn(
-                f"{file}: {daemon.publish_error}: "
-                "ranks cannot plan from it while the daemon is away",
+                f"{file}: {node}: ranks cannot plan from it while the daemon is away",
                 "let the daemon write to its folder, then systemctl reload affinityd",
             )
         return

@@ -12,12 +12,11 @@ from affinityd.cpuset import CpuSet, several
 from affinityd.discovery.numa_nodes import NODES
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.values import numbered, read_cpus
+from affinityd.doctor.conditions import of_gpus
 from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResults, named, not_applicable, ok, warn
 from affinityd.text import node_name
 from affinityd.topology.model import Gpu
-
-NO_GPU = "there is no GPU"
 
 #: smt/control where each core's other threads are offline because somebody wants it so.
 SMT_OFF = ("off", "forceoff")
@@ -25,13 +24,12 @@ SMT_OFF = ("off", "forceoff")
 ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
 
 
+@of_gpus
 def gpu_numa_node(facts: NodeFacts) -> CheckResults:
     """Judge whether the machine says on which node each GPU is."""
     gpus = facts.topology.gpus
     lost = [gpu for gpu in gpus if gpu.numa_node is None]
-    if not gpus:
-        yield not_applicable(NO_GPU)
-    elif not facts.has_several_nodes:
+    if not facts.has_several_nodes:
         yield ok("all CPUs are in one NUMA node")
     elif lost:
         addresses = ", ".join(gpu.pci_bus_id for gpu in lost)
@@ -49,6 +47,7 @@ def gpu_numa_node(facts: NodeFacts) -> CheckResults:
         yield ok("; ".join(f"{named(its)} on {node_name(node)}" for node, its in places.items()))
 
 
+@of_gpus
 def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
     """Judge whether anything can run on the node of each GPU."""
     bare: dict[int, list[Gpu]] = {}
@@ -72,15 +71,13 @@ def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
         yield (
             ok("the node of every GPU has CPUs")
             if known
-            else not_applicable("the node of no GPU is known" if facts.topology.gpus else NO_GPU)
+            else not_applicable("the node of no GPU is known")
         )
 
 
+@of_gpus
 def offline_cpus(facts: NodeFacts) -> CheckResults:
     """Judge whether CPUs near a GPU are offline."""
-    if not facts.topology.gpus:
-        yield not_applicable(NO_GPU)
-        return
     if read_cpus(facts.tree, f"{CPUS}/present") is None:
         yield not_applicable("there is no /sys/devices/system/cpu/present to read")
         return

@@ -15,6 +15,7 @@ from affinityd.discovery.pci import DEVICES
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import numbered, read_cpus, read_fields
+from affinityd.doctor.conditions import of_gpus
 from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResult, CheckResults, named, not_applicable, ok, warn
 from affinityd.topology.model import SYS, Gpu
@@ -24,11 +25,9 @@ FILES = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
 LIST, MASK = "IRQBALANCE_BANNED_CPULIST", "IRQBALANCE_BANNED_CPUS"
 
 
+@of_gpus
 def irqbalance(facts: NodeFacts) -> CheckResults:
     """Judge whether interrupts are handled near their devices, and off the cores of ranks."""
-    if not facts.topology.gpus:
-        yield not_applicable("there is no GPU")
-        return
     pid = _pid(facts.tree)
     if pid is None and not facts.tree.list("proc/irq"):
         yield not_applicable("there is no /proc/irq to read")

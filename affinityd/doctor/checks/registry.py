@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from affinityd.doctor.checks import (
-    callers,
-    confinement,
     daemon,
+    daemon_answers,
+    daemon_process,
     drivers,
-    enforcement,
     gpu_nodes,
     interrupts,
     kernel,
     pcie_links,
-    sandbox,
     schedulers,
     variables,
 )
+from affinityd.doctor.conditions import CheckFunction
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.result import CheckResult, CheckResults
+from affinityd.doctor.result import CheckResult
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote
 
@@ -29,7 +28,7 @@ from affinityd.text import quote
 class Check:
     """A check; it has something to say of any machine."""
 
-    run: Callable[[NodeFacts], CheckResults]
+    run: CheckFunction
     looks_at: str
     asks_nvml: bool = False  #: what NVML says counts for it
 
@@ -43,11 +42,13 @@ CHECKS: Mapping[str, Check] = {
     "variables": Check(
         variables.variables, "AFFINITYD_* variables and the settings file are spelled right"
     ),
-    "daemon-cpuset": Check(confinement.daemon_cpuset, "the daemon itself may use every CPU"),
-    "hidepid": Check(confinement.hidepid, "the daemon sees every user's processes"),
-    "caller": Check(callers.caller, "the daemon knows who asks"),
-    "sandbox": Check(sandbox.sandbox, "the daemon has the devices and users of this machine"),
-    "enforce": Check(enforcement.enforce, "a daemon that is to pin does, and sees what it must"),
+    "daemon-cpuset": Check(daemon_process.daemon_cpuset, "the daemon itself may use every CPU"),
+    "hidepid": Check(daemon_process.hidepid, "the daemon sees every user's processes"),
+    "caller": Check(daemon_answers.caller, "the daemon knows who asks"),
+    "sandbox": Check(
+        daemon_process.sandbox, "the daemon has the devices and users of this machine"
+    ),
+    "enforce": Check(daemon_answers.enforce, "a daemon that is to pin does, and sees what it must"),
     "gpu-numa-node": Check(
         gpu_nodes.gpu_numa_node, "the NUMA node of each GPU is known", asks_nvml=True
     ),
@@ -66,18 +67,10 @@ CHECKS: Mapping[str, Check] = {
 }
 
 
-@dataclass(frozen=True)
-class NamedResult:
-    """What one check found."""
-
-    name: str
-    finding: CheckResult
-
-
-def run_checks(facts: NodeFacts, names: Sequence[str] = ()) -> list[NamedResult]:
+def run_checks(facts: NodeFacts, names: Sequence[str] = ()) -> list[CheckResult]:
     """Run these checks, or all, in the order of the table; a check may find several things."""
-    chosen = [name for name in CHECKS if not names or name in names]
-    return [NamedResult(name, finding) for name in chosen for finding in CHECKS[name].run(facts)]
+    chosen = {name: it for name, it in CHECKS.items() if not names or name in names}
+    return [replace(found, check=name) for name, it in chosen.items() for found in it.run(facts)]
 
 
 def check_name(name: str) -> str:

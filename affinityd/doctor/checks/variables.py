@@ -10,9 +10,9 @@ import difflib
 
 from affinityd.client import trust
 from affinityd.config import file, settings
-from affinityd.doctor.checks.daemon import REPLAYED
-from affinityd.doctor.facts import ENVIRONMENT, NamedVariable, NodeFacts
-from affinityd.doctor.result import CheckResults, not_applicable, ok, warn
+from affinityd.doctor.conditions import of_daemon
+from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts, NamedVariable, NodeFacts
+from affinityd.doctor.result import CheckResults, ok, warn
 
 #: What commands, prologs and pods read besides the settings.
 READ = ("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "TIMEOUT", "URL")
@@ -40,11 +40,9 @@ OF_SERVICES = frozenset(("SERVICE", "PORT"))
 ALIKE = 0.9  #: of difflib; another program's name is less like ours
 
 
-def variables(facts: NodeFacts) -> CheckResults:
+@of_daemon
+def variables(facts: NodeFacts, _daemon: DaemonFacts) -> CheckResults:
     """Judge the names of variables and of the settings file's keys."""
-    if facts.daemon is None:
-        yield not_applicable(REPLAYED)
-        return
     wrong = [(said, near) for said in facts.variables if (near := _meant(said)) is not None]
     for said, near in wrong:
         yield warn(
