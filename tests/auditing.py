@@ -12,11 +12,11 @@ from affinityd.audit.model import (
     Membership,
     ProcessFacts,
     Scan,
-    ThreadFacts,
 )
 from affinityd.audit.overlap import divided
 from affinityd.cpuset import parse_list
 from affinityd.linux.process_table import ProcessTable
+from affinityd.linux.processes import Thread
 from affinityd.topology.model import Topology
 
 GPU = ("nvidia", 0)
@@ -44,11 +44,11 @@ def thread(
     last_cpu: int | None = None,
     ticks: int = 0,
     start: int = 5,
-) -> ThreadFacts:
+) -> Thread:
     """Return a thread; it ran last on the first of its CPUs."""
     cpus = parse_list(mask)
     last = min(cpus) if last_cpu is None else last_cpu
-    return ThreadFacts(tid, "worker", start, cpus, last, ticks)
+    return Thread(tid, "worker", start, cpus, last, ticks)
 
 
 def process(
@@ -61,7 +61,7 @@ def process(
     state: str = "S",
     membership: Membership = Membership(),  # noqa: B008 - frozen
     cpuset: str | None = None,
-    threads: tuple[ThreadFacts, ...] | None = None,
+    threads: tuple[Thread, ...] | None = None,
     session: int | None = None,
     service: str | None = None,
     uid: int | None = 1000,

@@ -14,10 +14,10 @@ from affinityd.audit.model import (
     Membership,
     ProcessFacts,
     Scan,
-    ThreadFacts,
 )
 from affinityd.cpuset import CpuSet
 from affinityd.daemon.state.scanner import Audit
+from affinityd.linux.processes import Thread
 from tests.machines.by_hand import made
 
 MACHINE = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
@@ -38,9 +38,7 @@ def process(
     orphan: str | None = None,
 ) -> AuditedProcess:
     """Return the judgement of a process, all of whose threads are alike."""
-    found = tuple(
-        ThreadFacts(pid + tid, "python", 1, frozenset({0}), 0, 5) for tid in range(threads)
-    )
+    found = tuple(Thread(pid + tid, "python", 1, frozenset({0}), 0, 5) for tid in range(threads))
     holding = Holding(pid, gpu, 2**20)
     facts = ProcessFacts(pid, "python", uid, 1, 1, "S", gpu, holding, Membership(job), None, found)
     return AuditedProcess(

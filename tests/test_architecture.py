@@ -40,6 +40,7 @@ PURE_MODULES = (
     *(name for name in MODULES if name.split(".")[1:2] in [[folder] for folder in PURE]),
     *("affinityd.cpuset", "affinityd.text", "affinityd.topology.model"),
     "affinityd.topology.nearness",
+    *(f"affinityd.audit.{name}" for name in ("judge", "allocations", "verify")),
     *(
         f"affinityd.enforce.{name}"
         for name in ("jobs", "targets", "placement", "verdict", "decide")

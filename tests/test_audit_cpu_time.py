@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.audit.cpu_time import REMEMBERED, CpuTimeCounters
-from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, Membership, ThreadFacts
+from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, Membership
+from affinityd.linux.processes import Thread
 from tests.auditing import GPU, audited, process, thread
 
 JOB = Job("slurm", "7")
@@ -18,7 +19,7 @@ OTHER_GPU = ("nvidia", 1)
 EVERY = 15.0
 
 
-def of(*threads: ThreadFacts, membership: Membership = Membership(JOB)) -> AuditedProcess:  # noqa: B008
+def of(*threads: Thread, membership: Membership = Membership(JOB)) -> AuditedProcess:  # noqa: B008
     return audited(process(threads=threads, membership=membership))
 
 
@@ -30,11 +31,11 @@ def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
     return ledger
 
 
-def near(ticks: int, tid: int = 1, start: int = 5) -> ThreadFacts:
+def near(ticks: int, tid: int = 1, start: int = 5) -> Thread:
     return thread("4-7", tid, last_cpu=4, ticks=ticks, start=start)
 
 
-def far(ticks: int, tid: int = 1, start: int = 5) -> ThreadFacts:
+def far(ticks: int, tid: int = 1, start: int = 5) -> Thread:
     return thread("0-7", tid, last_cpu=0, ticks=ticks, start=start)
 
 

@@ -34,7 +34,7 @@ def judged(
 ) -> Verification:
     """Judge a process whose threads have these masks; `allowed` is its cpuset."""
     threads = tuple(
-        Thread(100 + place, "python" if place == 0 else "worker", parse_list(mask), 0)
+        Thread(100 + place, "python" if place == 0 else "worker", 1, parse_list(mask), 0, 0)
         for place, mask in enumerate(masks)
     )
     cpuset = allowed or format_list(topology.online)

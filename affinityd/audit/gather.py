@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from affinityd.audit.membership import chosen_for, is_slurms, membership, service
-from affinityd.audit.model import GpuHolders, GpuKey, Holding, Membership, ProcessFacts, ThreadFacts
+from affinityd.audit.model import GpuHolders, GpuKey, Holding, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.cpu_limit import cpu_limit_of
 from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import (
+    Thread,
     cgroups_of,
     mask_of,
     process_of,
@@ -154,14 +155,14 @@ class ProcessWalk:
         """Return the threads of a process besides its main one, which are found as it is."""
         return thread_ids(pid, self._proc)[1:]
 
-    def _threads(self, pid: int) -> Iterator[ThreadFacts]:
+    def _threads(self, pid: int) -> Iterator[Thread]:
         for tid in thread_ids(pid, self._proc):
             if self._is_late():
                 return
             stat, mask = thread_stat(pid, tid, self._proc), mask_of(tid)
             if stat is not None and mask is not None:
                 shared = self._masks.setdefault(mask, mask)
-                yield ThreadFacts(tid, stat.name, stat.start, shared, stat.last_cpu, stat.cpu_ticks)
+                yield Thread(tid, stat.name, stat.start, shared, stat.last_cpu, stat.cpu_ticks)
 
     def _new_children(self, pid: int) -> list[int]:
         """Return the children that have not been met yet."""

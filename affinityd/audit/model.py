@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from affinityd.cpuset import CpuSet
+from affinityd.linux.processes import Thread
 from affinityd.linux.procstat import ENDED
 
 #: A GPU's one name on its machine: `Gpu.key`, its vendor and index.
@@ -56,18 +57,6 @@ class GpuHolders:
 
 
 @dataclass(frozen=True)
-class ThreadFacts:
-    """One thread as it was found."""
-
-    tid: int
-    name: str
-    start: int  #: clock ticks since boot: with the tid it names one thread for good
-    mask: CpuSet
-    last_cpu: int
-    cpu_ticks: int  #: utime + stime, clock ticks
-
-
-@dataclass(frozen=True)
 class ProcessFacts:
     """One process as it was found."""
 
@@ -81,7 +70,7 @@ class ProcessFacts:
     holding: Holding | None  #: None: a descendant that holds no GPU itself
     membership: Membership
     cpuset: CpuSet | None  #: what its cgroup lets it use; None: not known
-    threads: tuple[ThreadFacts, ...]  #: the main one first; (): it is gone, and still named
+    threads: tuple[Thread, ...]  #: the main one first; (): it is gone, and still named
     session: int | None = None  #: pid of the process that began its session
     service: str | None = None  #: systemd's unit of it, by its cgroup's path
     holder: int | None = None  #: pid of the process that it works for; None: it holds a GPU itself

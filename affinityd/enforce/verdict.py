@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from affinityd.audit.model import AuditedProcess, ProcessFacts, ThreadFacts
+from affinityd.audit.model import AuditedProcess, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.model import (
     DRIFTED,
@@ -19,6 +19,7 @@ from affinityd.enforce.model import (
     TargetCpus,
 )
 from affinityd.enforce.policy.model import Treatment
+from affinityd.linux.processes import Thread
 from affinityd.linux.procstat import ENDED
 from affinityd.text import count
 from affinityd.topology.nearness import MASK, UNPINNED
@@ -103,6 +104,6 @@ def drifted_masks(facts: ProcessFacts, target: TargetCpus) -> frozenset[CpuSet]:
     return frozenset(mask for mask in masks if target.of(mask) == DRIFTED)
 
 
-def running(facts: ProcessFacts) -> tuple[ThreadFacts, ...]:
+def running(facts: ProcessFacts) -> tuple[Thread, ...]:
     """Return the threads that run: a main one may have ended before the others."""
     return facts.threads[1:] if facts.state in ENDED else facts.threads

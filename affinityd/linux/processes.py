@@ -26,12 +26,14 @@ INITIAL_PIDS = "pid:[4026531836]"
 
 @dataclass(frozen=True)
 class Thread:
-    """Where one thread may run, and where it ran last."""
+    """One thread as it was found."""
 
     tid: int
     name: str
+    start: int  #: clock ticks since boot: with the tid it names one thread for good
     mask: CpuSet  #: as the kernel gives it: online CPUs only
     last_cpu: int
+    cpu_ticks: int  #: utime + stime, clock ticks
 
 
 def stat_of(pid: int, proc: str = PROC) -> Stat | None:
@@ -89,7 +91,7 @@ def threads(pid: int) -> list[Thread]:
     for tid in thread_ids(pid):
         stat, mask = thread_stat(pid, tid), mask_of(tid)
         if stat is not None and mask is not None:
-            found.append(Thread(tid, stat.name, mask, stat.last_cpu))
+            found.append(Thread(tid, stat.name, stat.start, mask, stat.last_cpu, stat.cpu_ticks))
     return found
 
 
