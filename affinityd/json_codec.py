@@ -116,7 +116,7 @@ def _reader(kind: Any) -> Reader:  # noqa: ANN401 - a type
     if origin in {tuple, Sequence}:
         return _list(_reader(arguments[0]))
     if origin is Mapping:
-        return _mapping(_NAMES[arguments[0]], _reader(arguments[1]))
+        return _mapping(_number_of if arguments[0] is int else str, _reader(arguments[1]))
     return _object(kind)
 
 
@@ -240,4 +240,3 @@ _PLAIN: dict[Any, Reader] = {
     float: _number,
     CpuSet: _cpus,
 }
-_NAMES: dict[Any, Callable[[str], Any]] = {str: str, int: _number_of}

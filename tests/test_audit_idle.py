@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.idle import IdleTimes
 from affinityd.audit.model import AuditedProcess, ProcessFacts
+from affinityd.audit.orphans import IdleTimes
 from tests.auditing import audited, process, thread
 
 

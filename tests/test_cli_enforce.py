@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
-from affinityd.audit.document import everything
+from affinityd.audit.describe import everything
 from affinityd.audit.model import Job
 from affinityd.cli import main
 from affinityd.cli.commands import enforce
 from affinityd.cli.render.enforcement import COLUMNS, lines
-from affinityd.enforce import client, document, model
-from affinityd.enforce.client import read
+from affinityd.enforce import model
+from affinityd.enforce.describe import render
+from affinityd.enforce.document import EnforceDocument
 from affinityd.enforce.enforcer import Enforced
 from affinityd.enforce.model import Decision
 from affinityd.enforce.policy.file import MAX_FILE
 from affinityd.enforce.policy.model import PolicyState, Treatment
+from affinityd.json_codec import loads
 from tests.daemons import running
 from tests.enforced import drifted, enforced, fits, left
 from tests.scans import GPU0, GPU1
@@ -55,7 +57,11 @@ def called(decision: Decision, pid: int, name: str) -> Decision:
 
 def written(found: Enforced, **more: Any) -> str:  # noqa: ANN401 - fields of any kind
     """Return the daemon's document; `more`: fields of it that are otherwise."""
-    return json.dumps({**json.loads(document.render(found, everything)), **more})
+    return json.dumps({**json.loads(render(found, everything)), **more})
+
+
+def read(text: str) -> EnforceDocument:
+    return loads(EnforceDocument, text, "enforce")
 
 
 def shown(*decisions: Decision, fitting: bool = False, **more: Any) -> list[str]:  # noqa: ANN401
@@ -203,7 +209,7 @@ def test_what_is_in_its_way_comes_first() -> None:
 def test_who_does_not_see_everybody_is_told_so() -> None:
     found = enforced(OURS)
     for sees in (lambda _: False, None):
-        told = list(lines(read(document.render(found, sees).decode()), fitting=True))
+        told = list(lines(read(render(found, sees).decode()), fitting=True))
         assert told[-1].startswith("other users' processes are not shown")
         assert "processes: 0 fit, 1 drifted, 0 left" in told
 
@@ -228,7 +234,7 @@ def test_who_does_not_see_everybody_is_told_so() -> None:
 def test_the_exit_status_says_whether_something_does_not_run_where_it_is_to(
     tmp_path: Path, found: Enforced, code: int
 ) -> None:
-    answer = answering(http("200 OK", document.render(found, everything)))
+    answer = answering(http("200 OK", render(found, everything)))
     with serving(tmp_path / "s", answer) as path:
         assert main(["enforce", "--socket", str(path)]) == code
 
@@ -237,7 +243,7 @@ def test_the_exit_status_says_whether_something_does_not_run_where_it_is_to(
 def test_json_is_the_daemons_document_as_it_comes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sent = document.render(enforced(OURS), everything)
+    sent = render(enforced(OURS), everything)
     with serving(tmp_path / "s", answering(http("200 OK", sent))) as path:
         assert main(["enforce", "--json", "--socket", str(path)]) == 1
     assert capsys.readouterr().out == f"{sent.decode()}\n"
@@ -260,7 +266,7 @@ def test_a_long_document_is_read_and_prints_nothing_that_a_terminal_obeys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     crowd = [called(OURS, pid, "\x1b[2J") for pid in range(100, 3000)]
-    sent = document.render(enforced(*crowd), everything)
+    sent = render(enforced(*crowd), everything)
     assert len(sent) > 2**20
     with serving(tmp_path / "s", answering(http("200 OK", sent))) as path:
         assert main(["enforce", "--socket", str(path)]) == 1
@@ -272,9 +278,12 @@ def test_a_long_document_is_read_and_prints_nothing_that_a_terminal_obeys(
 @pytest.mark.parametrize(
     ("behave", "said"),
     [
-        (answering(http("200 OK", b"{}")), "the daemon's answer is none: enforce has no 'summary'"),
-        (answering(http("200 OK", b"[[")), "the daemon's answer is none: Expecting value"),
-        (answering(http("200 OK", b"[" * 10**5)), "the daemon's answer is none: it is nested too"),
+        (
+            answering(http("200 OK", b"{}")),
+            "the daemon's /enforce response: enforce has no 'node'",
+        ),
+        (answering(http("200 OK", b"[[")), "response: enforce is '[[', not JSON"),
+        (answering(http("200 OK", b"[" * 10**5)), "enforce is nested too"),
         (answering(http("404 Not Found", b"Not Found: no")), "answered 404: 'Not Found: no'"),
         (answering(b"220 mail\r\n"), "is no affinityd"),
         (hanging, "did not answer in time"),
@@ -317,13 +326,6 @@ def test_of_a_daemon_that_does_not_enforce_it_says_how_it_would(
         "affinityd enforce: this daemon does not enforce: start it with --enforce observe or pin, "
         "and without AFFINITYD=off\n"
     )
-
-
-def test_its_words_are_the_daemons() -> None:
-    ours = {getattr(client, name) for name in ("OK", "BY_PIN", "UNKNOWN")}
-    assert ours == {document.OK, document.BY_PIN, document.UNKNOWN}
-    assert client.NEEDS_ALLOCATION == model.ALLOCATION
-    assert client.IS_LEFT == model.LEFT
 
 
 # A policy that is checked.

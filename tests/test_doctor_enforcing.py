@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.document import everything
+from affinityd.audit.describe import everything
 from affinityd.doctor.daemon_probe import probe
 from affinityd.doctor.facts import DaemonFacts, NodeFacts
-from affinityd.enforce.client import read
-from affinityd.enforce.document import render
+from affinityd.enforce.describe import render
+from affinityd.enforce.document import EnforceDocument
 from affinityd.enforce.enforcer import Enforced
 from affinityd.enforce.policy.model import PolicyState
+from affinityd.json_codec import loads
 from tests.daemons import running
 from tests.doctoring import Expected, check, facts_of, n_a, well
 from tests.enforced import drifted, enforced
@@ -22,7 +23,7 @@ from tests.serving import Behaviour, answering, http, serving
 
 def facts(root: Path, found: Enforced) -> NodeFacts:
     """Return what is to be judged where a daemon says this."""
-    report = read(render(found, everything).decode())
+    report = loads(EnforceDocument, render(found, everything), "enforce")
     return replace(facts_of(root), daemon=DaemonFacts("/s", listens=True, enforcement=report))
 
 
@@ -75,7 +76,7 @@ def test_a_daemon_that_does_not_enforce_is_no_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("behave", "why"),
     [
-        (answering(http("200 OK", b"ready\n")), "its answer is none: Expecting value"),
+        (answering(http("200 OK", b"ready\n")), "enforce is 'ready\\n', not JSON"),
         (answering(http("404 Not Found", b"no")), "answered 404: 'no'"),
         (answering(b"220 mail\r\n"), "no daemon answers"),
         (None, "no daemon answers"),

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from affinityd.audit.document import Sees, everything
+from affinityd.audit.describe import Sees, everything
 from affinityd.config.settings import OBSERVE
 from affinityd.cpuset import parse_list
-from affinityd.daemon.api.enforcement_schemas import EnforceAnswer
+from affinityd.enforce import describe
 from affinityd.enforce.backoff import PinRecord
-from affinityd.enforce.document import document, render, summary
+from affinityd.enforce.describe import render
+from affinityd.enforce.document import EnforceDocument
+from affinityd.enforce.enforcer import Enforced
 from affinityd.enforce.model import REASONS, Decision, EnforcementTotals
 from affinityd.enforce.policy.model import PolicyState
+from tests.documents import exactly, in_json
 from tests.enforced import drifted, enforced, fits, left
 from tests.scans import GPU1, MACHINE
 
@@ -36,6 +40,10 @@ FOUND = enforced(
 FOUND = replace(FOUND, records={**FOUND.records, 2: PinRecord(pins=2, resets=1, last_pin=5.0)})
 
 
+def document(enforced: Enforced, sees: Sees | None) -> Any:  # noqa: ANN401 - as JSON has it
+    return json.loads(render(enforced, sees))
+
+
 def named(index: int) -> dict[str, object]:
     gpu = MACHINE.gpus[index]
     ids = {"pci_bus_id": gpu.pci_bus_id, "uuid": gpu.uuid}
@@ -50,7 +58,7 @@ def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> No
         "enforce": "pin",
         "does": "observe",
         "hindrance": "another daemon pins",
-        "notices": ("environments",),
+        "notices": ["environments"],
         "policy": {
             "file": "/etc/p",
             "read": "2026-09-21T14:13:20.000Z",
@@ -173,7 +181,7 @@ MEND, ALLOCATE, LEAVE = "gpus_pinning_would_mend", "gpus_need_allocation", "gpus
 def test_what_becomes_of_the_gpus_that_have_a_mismatch(
     decisions: Sequence[Decision], fates: set[str]
 ) -> None:
-    told = summary(enforced(*decisions))
+    told = in_json(describe.summary(enforced(*decisions)))
     assert {fate for fate in (MEND, ALLOCATE, LEAVE) if told[fate]} == fates
     assert told["gpus_mismatched"] == len(fates)
 
@@ -200,6 +208,4 @@ def test_who_sees_less_is_told_of_fewer_processes_and_of_their_jobs_alone(
 def test_it_is_written_in_one_line_and_of_the_shape_that_is_promised(sees: Sees | None) -> None:
     written = render(FOUND, sees)
     assert b"\n" not in written
-    assert json.loads(written) == json.loads(json.dumps(document(FOUND, sees)))
-    answer = EnforceAnswer.model_validate_json(written)
-    assert answer.model_dump(exclude_unset=True) == json.loads(written)
+    exactly(EnforceDocument, written)

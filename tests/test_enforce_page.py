@@ -12,8 +12,7 @@ from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES, MIGRATI
 from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
 from affinityd.enforce import memory_migration
 from affinityd.enforce.backoff import BackoffTimes
-from affinityd.enforce.enforcer import OUTCOMES
-from affinityd.enforce.model import CAUSES, REASONS
+from affinityd.enforce.model import CAUSES, PIN_OUTCOMES, REASONS
 from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.model import Treatment
 
@@ -92,7 +91,7 @@ def test_a_cgroup_of_its_policy_is_a_job() -> None:
         CAUSES,
         KEYS,
         SETTINGS,
-        OUTCOMES,
+        PIN_OUTCOMES,
         memory_migration.OUTCOMES,
         [*(it.name for it in GPU_FAMILIES), *(it.name for it in FAMILIES), MIGRATIONS.name],
     ],

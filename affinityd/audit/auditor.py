@@ -12,9 +12,9 @@ from affinityd.audit import orphans
 from affinityd.audit.allocations import with_allocations
 from affinityd.audit.cpu_time import CpuTimeCounters
 from affinityd.audit.gather import TICKS, ProcessWalk
-from affinityd.audit.idle import IdleTimes
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import AuditedProcess, GpuHolders, GpuKey, ProcessFacts, Scan
+from affinityd.audit.orphans import IdleTimes
 from affinityd.audit.overlap import divided, overlap
 from affinityd.audit.owners import ProcessOwners
 from affinityd.cpuset import CpuSet

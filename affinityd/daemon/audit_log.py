@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from affinityd.audit.document import counts
+from affinityd.audit.describe import counts
 from affinityd.daemon.state.scanner import Audit
 from affinityd.topology.model import Gpu
 

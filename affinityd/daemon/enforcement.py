@@ -19,7 +19,7 @@ from affinityd.daemon.policy_document import parse
 from affinityd.daemon.state.failure_log import FailureLog
 from affinityd.daemon.state.scanner import Audit
 from affinityd.enforce import privileges
-from affinityd.enforce.document import render
+from affinityd.enforce.describe import render
 from affinityd.enforce.enforcer import Enforced, Enforcer
 from affinityd.enforce.memory_migration import MemoryMigrations
 from affinityd.enforce.node_lock import NodeLock

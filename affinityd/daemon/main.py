@@ -23,7 +23,7 @@ from affinityd.config.switch import ON
 from affinityd.daemon import signals
 from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.app import create_app
-from affinityd.daemon.api.enforcement import NOT_ENFORCING
+from affinityd.daemon.api.documents import NOT_ENFORCING
 from affinityd.daemon.api.plan_only import PlanOnly
 from affinityd.daemon.audit_log import AuditLog
 from affinityd.daemon.http.connections import Connections

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
@@ -14,14 +13,14 @@ from pathlib import Path
 
 from affinityd.client import http, trust
 from affinityd.config import file as conffile
-from affinityd.cpuset import format_list
+from affinityd.cpuset import format_list, parse_list
 from affinityd.doctor.facts import CallerIdentification, DaemonFacts
-from affinityd.enforce import client
-from affinityd.enforce.client import EnforceReport
-from affinityd.errors import AffinityError
-from affinityd.json_reader import JsonValue
+from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
+from affinityd.errors import AffinityError, NotEnforcedError
+from affinityd.json_codec import loads
 from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.peercred import credentials
+from affinityd.request.document import PlanDocument
 from affinityd.text import one_line
 from affinityd.topology import node_file
 from affinityd.topology.node import Node
@@ -104,11 +103,9 @@ def _identification(path: str, timeout: float) -> CallerIdentification | str:
         if response.status != HTTPStatus.OK:
             _, _, refusal = text.strip().partition(": ")
             return _line(refusal) or NO_PLAN
-        allowed = JsonValue(json.loads(text), "plan")["allowed"]
-        within = allowed.get("within")
-        known = within.maybe(JsonValue.cpus) if within else None
-        shown = None if known is None else format_list(known)
-        return CallerIdentification(allowed["source"].text(), shown, cpuset_of(os.getpid()))
+        allowed = loads(PlanDocument, text, "plan").allowed
+        shown = None if allowed.within is None else format_list(parse_list(allowed.within))
+        return CallerIdentification(allowed.source, shown, cpuset_of(os.getpid()))
     except TimeoutError:
         return f"no answer within {timeout:.1g} s"
     except OSError as error:
@@ -174,11 +171,13 @@ def _published(file: Path) -> Node | str:
         return str(error)
 
 
-def _enforcement(path: str, timeout: float) -> EnforceReport | str:
+def _enforcement(path: str, timeout: float) -> EnforceDocument | str:
     """Return what a daemon pins from outside, or why it says nothing of that."""
     try:
-        return client.read(client.ask(path, time.monotonic() + timeout))
+        deadline = time.monotonic() + timeout
+        text = http.fetch(path, PATH, deadline, refusals=[NotEnforcedError], most=MAX_BYTES)
+        return loads(EnforceDocument, text, "enforce")
     except AffinityError as error:
         return str(error)
     except ValueError as error:
-        return f"its answer is none: {error}"
+        return f"cannot parse the daemon's /enforce response: {error}"

@@ -9,7 +9,7 @@ from functools import cached_property
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.tree import Keep, Tree, every
-from affinityd.enforce.client import EnforceReport
+from affinityd.enforce.document import EnforceDocument
 from affinityd.linux.mounts import Mount, parse_mounts
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import Vicinity, vicinity
@@ -63,7 +63,7 @@ class DaemonFacts:
     closed: tuple[str, ...] = ()  #: what is in the way of other users: paths and their modes
     distrust: str | None = None  #: why clients do not believe it; None: they do
     published: Node | str = "there is none"  #: node.json, or why it is not to be read
-    enforcement: EnforceReport | str = NO_ANSWER  #: /enforce, or why it is not known
+    enforcement: EnforceDocument | str = NO_ANSWER  #: /enforce, or why it is not known
     identification: CallerIdentification | str = NO_ANSWER  #: of this process by /plan, or why not
 
 

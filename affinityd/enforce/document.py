@@ -1,171 +1,171 @@
-"""A report as a JSON document: what `GET /enforce` answers."""
+"""What `GET /enforce` answers and `affinityd enforce` prints: what is pinned, and what is left."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from affinityd.audit.document import Lists, Sees, everything, rfc3339
-from affinityd.audit.model import GpuKey, Job
-from affinityd.enforce.enforcer import OUTCOMES, Enforced
+from affinityd.audit.document import GpuBesideDocument, Placement, Seen
+from affinityd.audit.model import GpuKey
+from affinityd.config.settings import OBSERVE, PIN
 from affinityd.enforce.model import (
     ALLOCATION,
     CAUSES,
     DRIFTED,
     FITS,
     LEFT,
+    PIN_OUTCOMES,
     REASONS,
-    WAITING,
-    YOUNG,
-    Decision,
 )
-from affinityd.enforce.policy.model import PolicyState
-from affinityd.topology.model import Gpu
+from affinityd.json_codec import CpuList, OneOf, left_out
 
-#: What becomes of a GPU with a process that may run far from it; else ALLOCATION, or LEFT.
-BY_PIN = "pin"
-OK = "ok"  #: there is none
-UNKNOWN = "unknown"  #: nobody knows its processes
+PATH = "/enforce"
+MAX_BYTES = 64 * 1024 * 1024  #: a process takes about 700
 
-NOT_YOURS = "the file as it is now does not count; who sees all processes is told why"
+#: What becomes of a GPU: none of its processes runs far away; all that do are helped by a pin; one
+#: needs another allocation (ALLOCATION); one is left for another reason (LEFT); it is not known.
+OK, BY_PIN, UNKNOWN = "ok", "pin", "unknown"
+FATES = (OK, BY_PIN, ALLOCATION, LEFT, UNKNOWN)
 
-
-def document(enforced: Enforced, sees: Sees | None) -> dict[str, Any]:
-    """Return the document for somebody who sees these processes; None: counts alone."""
-    report = enforced.report
-    head = {
-        "node": enforced.topology.name,
-        "time": rfc3339(report.time),
-        "sees": "counts" if sees is None else "all" if sees is everything else "own",
-        "enforce": report.wanted,
-        "does": report.does,
-        "hindrance": report.hindrance,
-        "notices": report.notices,
-        "policy": _policy(report.policy, sees),
-        "summary": summary(enforced),
-        "totals": {**asdict(report.totals), "pins": _each(OUTCOMES, report.totals.pins)},
-        "unreached": report.unreached,
-        "seconds": report.seconds,
-    }
-    return head if sees is None else {**head, "jobs": list(_jobs(enforced, sees))}
+Reason = Annotated[str, OneOf(REASONS)]
+Action = Annotated[str, OneOf((OBSERVE, PIN))]
 
 
-def render(enforced: Enforced, sees: Sees | None) -> bytes:
-    """Return the document as JSON, in one line.
+@dataclass(frozen=True)
+class PolicyDocument:
+    """Which policy counts; null where no file is named, and none is where one is looked for."""
 
-    Piece by piece: to write all at once would hold the interpreter, and plans are to be made.
-    """
-    return "".join(json.JSONEncoder().iterencode(document(enforced, sees))).encode()
-
-
-def summary(enforced: Enforced) -> dict[str, Any]:
-    """Return what is counted: GPUs with a mismatch by what would mend it, and all processes."""
-    mismatched: defaultdict[GpuKey, list[Decision]] = defaultdict(list)
-    drifted, left, fits = Counter[str](), Counter[str](), 0
-    for decision in enforced.report.decisions:
-        fits += decision.verdict == FITS
-        drifted.update([decision.cause or ""] if decision.verdict == DRIFTED else ())
-        left.update([decision.reason or ""] if decision.verdict == LEFT else ())
-        if decision.process.is_mismatch:
-            mismatched[decision.process.facts.gpu].append(decision)
-    fates = {gpu: _fate(its) for gpu, its in mismatched.items()}
-    counted = Counter(fates.values())
-    return {
-        "gpus_mismatched": len(mismatched),
-        "gpus_pinning_would_mend": counted[BY_PIN],
-        "gpus_need_allocation": counted[ALLOCATION],
-        "gpus_left": counted[LEFT],
-        "gpus_unknown": len(enforced.scan.unknown),
-        "gpus": [_gpu(gpu, fates, enforced.scan.unknown) for gpu in enforced.topology.gpus],
-        "processes": {
-            FITS: fits,
-            DRIFTED: _each(CAUSES, drifted),
-            LEFT: _each(REASONS, left),
-        },
-    }
+    file: str | None
+    read: str | None
+    rules: int
+    error: str | None
 
 
-def _gpu(gpu: Gpu, fates: Mapping[GpuKey, str], unknown: Mapping[GpuKey, str]) -> dict[str, Any]:
-    return {
-        "vendor": gpu.vendor,
-        "gpu": gpu.index,
-        "pci_bus_id": gpu.pci_bus_id,
-        "uuid": gpu.uuid,
-        "fate": UNKNOWN if gpu.key in unknown else fates.get(gpu.key, OK),
-        "why": unknown.get(gpu.key),
-    }
+@dataclass(frozen=True)
+class EnforceGpuDocument:
+    """What becomes of a GPU, by those of its processes that may run far from it."""
+
+    vendor: str
+    gpu: int
+    pci_bus_id: str
+    uuid: str | None
+    fate: Annotated[str, OneOf(FATES)]
+    why: str | None
+
+    @property
+    def key(self) -> GpuKey:
+        """Its one name on its machine."""
+        return self.vendor, self.gpu
 
 
-def _fate(mismatches: Sequence[Decision]) -> str:
-    """Return what becomes of a GPU, by its processes that may run far from it."""
-    if any(it.reason == ALLOCATION for it in mismatches):
-        return ALLOCATION
-    if all(it.verdict == DRIFTED or it.reason in {YOUNG, WAITING} for it in mismatches):
-        return BY_PIN
-    return LEFT
+@dataclass(frozen=True)
+class VerdictsDocument:
+    """All processes that use GPUs, and their descendants, by what becomes of them."""
+
+    fits: int
+    drifted: Mapping[Annotated[str, OneOf(CAUSES)], int]
+    left: Mapping[Reason, int]
 
 
-def _each(names: Iterable[str], counted: Mapping[str, int]) -> dict[str, int]:
-    return {name: counted.get(name, 0) for name in names}
+@dataclass(frozen=True)
+class SummaryDocument:
+    """All users' processes, counted: of the GPUs, those with a mismatch by what would help."""
+
+    gpus_mismatched: int
+    gpus_pinning_would_mend: int
+    gpus_need_allocation: int
+    gpus_left: int
+    gpus_unknown: int
+    gpus: Sequence[EnforceGpuDocument]
+    processes: VerdictsDocument
 
 
-def _policy(state: PolicyState, sees: Sees | None) -> dict[str, Any]:
-    """Return what is said of the policy; what is in it, to those who see all processes alone."""
-    told = {**asdict(state), "read": _moment(state.read)}
-    is_secret = state.error is not None and sees is not everything
-    return {**told, "error": NOT_YOURS} if is_secret else told
+@dataclass(frozen=True)
+class TotalsDocument:
+    """What was done since the daemon's start."""
+
+    pins: Mapping[Annotated[str, OneOf(PIN_OUTCOMES)], int]
+    threads: int
+    resets: int
+    migrations: Mapping[str, int]
 
 
-def _moment(seconds: float | None) -> str | None:
-    return None if seconds is None else rfc3339(seconds)
+@dataclass(frozen=True)
+class EnforceProcessDocument:
+    """What is to become of one process."""
+
+    pid: int
+    name: str
+    uid: int | None
+    vendor: str
+    gpu: int
+    gpus_beside: Sequence[GpuBesideDocument]
+    placement: Placement
+    verdict: Annotated[str, OneOf((FITS, DRIFTED, LEFT))]
+    cause: Annotated[str, OneOf((*CAUSES, ALLOCATION))] | None
+    reason: Reason | None
+    why: str | None
+    observed: bool
+    masks: CpuList  #: where its threads may run now
+    cpulist: CpuList | None  #: where they are to run
+    cpuset: CpuList | None
+    mode: str | None
+    share: str | None
+    scope: str | None
+    rule: int | None
+    threads_drifted: int
+    threads_on_purpose: int
+    pins: int
+    resets: int
+    last_pin: str | None
+
+    @property
+    def gpus(self) -> Iterator[GpuKey]:
+        """All of its GPUs, that of most memory first."""
+        yield self.vendor, self.gpu
+        yield from ((it.vendor, it.gpu) for it in self.gpus_beside)
 
 
-def _jobs(enforced: Enforced, sees: Sees) -> Iterator[dict[str, Any]]:
-    """Yield the jobs that have a process which is seen, and those processes."""
-    seen: defaultdict[Job | None, list[Decision]] = defaultdict(list)
-    for decision in enforced.report.decisions:
-        if sees(decision.process):
-            seen[decision.job].append(decision)
-    lists = Lists()
-    for job, decisions in seen.items():
-        yield {
-            "scheduler": job and job.scheduler,
-            "id": job and job.id,
-            "pod": next((it.pod for it in decisions if it.pod is not None), None),
-            "processes": [_process(it, enforced, lists) for it in decisions],
-        }
+@dataclass(frozen=True)
+class EnforceJobDocument:
+    """A job's processes; those of no job have one without a scheduler and an id."""
+
+    scheduler: str | None
+    id: str | None
+    pod: str | None  #: NAMESPACE/NAME, where they are known
+    processes: Sequence[EnforceProcessDocument]
 
 
-def _process(decision: Decision, enforced: Enforced, lists: Lists) -> dict[str, Any]:
-    facts, target, treatment = decision.process.facts, decision.target, decision.treatment
-    record = enforced.records[facts.pid]
-    vendor, index = facts.gpu
-    return {
-        "pid": facts.pid,
-        "name": facts.name,
-        "uid": facts.uid,
-        "vendor": vendor,
-        "gpu": index,
-        "gpus_beside": [{"vendor": vendor, "gpu": index} for vendor, index in facts.beside],
-        "placement": decision.process.placement,
-        "verdict": decision.verdict,
-        "cause": decision.cause,
-        "reason": decision.reason,
-        "why": decision.why,
-        "observed": decision.is_observed,
-        "masks": lists[frozenset[int]().union(*(thread.mask for thread in facts.threads))],
-        "cpulist": target and lists[target.cpus],
-        "cpuset": None if facts.cpuset is None else lists[facts.cpuset],
-        "mode": treatment and treatment.mode,
-        "share": treatment and treatment.share,
-        "scope": treatment and treatment.scope,
-        "rule": treatment and treatment.rule,
-        "threads_drifted": decision.drifted,
-        "threads_on_purpose": decision.on_purpose,
-        "pins": record.pins,
-        "resets": record.resets,
-        "last_pin": _moment(enforced.since_epoch(record.last_pin)),
-    }
+@dataclass(frozen=True)
+class EnforceDocument:
+    """The answer to `GET /enforce`; without `jobs` where the caller sees counts alone."""
+
+    node: str
+    time: str
+    sees: Seen
+    enforce: Action
+    does: Action
+    hindrance: str | None
+    notices: Sequence[str]
+    policy: PolicyDocument
+    summary: SummaryDocument
+    totals: TotalsDocument
+    unreached: int
+    seconds: float
+    jobs: Sequence[EnforceJobDocument] | None = left_out()
+
+    @property
+    def has_mismatch(self) -> bool:
+        """Whether a process does not run where it is to, or may run far from its GPU."""
+        processes = (it for job in self.jobs or () for it in job.processes)
+        return (
+            any(self.summary.processes.drifted.values())
+            or any(gpu.fate in {BY_PIN, ALLOCATION, LEFT} for gpu in self.summary.gpus)
+            or any(it.verdict == LEFT and it.cause for it in processes)
+        )
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether the processes of no GPU are known."""
+        return all(gpu.fate == UNKNOWN for gpu in self.summary.gpus)

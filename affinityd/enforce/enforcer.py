@@ -19,8 +19,12 @@ from affinityd.enforce.decide import decide
 from affinityd.enforce.exemptions import notices
 from affinityd.enforce.memory_migration import MemoryMigrations
 from affinityd.enforce.model import (
+    CUT,
     DRIFTED,
+    PINNED,
+    REFUSED,
     SHARE,
+    UNSETTLED,
     Decision,
     EnforcementReport,
     EnforcementTotals,
@@ -34,13 +38,6 @@ from affinityd.linux.processes import stat_of
 from affinityd.topology.model import Topology
 
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
-
-#: What comes of pinning a process.
-PINNED = "pinned"  #: all of its threads that had drifted run where they are to
-CUT = "cut"  #: a thread got less than was asked: its cpuset has become smaller
-REFUSED = "refused"  #: the kernel refused a thread
-UNSETTLED = "unsettled"  #: it starts threads faster than they can be pinned: the next scan goes on
-OUTCOMES = (PINNED, CUT, REFUSED, UNSETTLED)
 
 
 @dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core

@@ -41,6 +41,13 @@ REASONS = (
     *(ALLOCATION, NO_PLAN, ON_PURPOSE, YOUNG, WAITING, GIVEN_UP),
 )
 
+#: What comes of pinning a process.
+PINNED = "pinned"  #: all of its threads that had drifted run where they are to
+CUT = "cut"  #: a thread got less than was asked: its cpuset has become smaller
+REFUSED = "refused"  #: the kernel refused a thread
+UNSETTLED = "unsettled"  #: it starts threads faster than they can be pinned: the next scan goes on
+PIN_OUTCOMES = (PINNED, CUT, REFUSED, UNSETTLED)
+
 
 @dataclass(frozen=True)
 class TargetCpus:
@@ -109,7 +116,7 @@ class PinAttempt:
 class EnforcementTotals:
     """Counters, from the daemon's start on."""
 
-    pins: Mapping[str, int] = field(default_factory=dict)  #: processes, by `enforcer.OUTCOMES`
+    pins: Mapping[str, int] = field(default_factory=dict)  #: processes, by PIN_OUTCOMES
     threads: int = 0  #: whose mask was set
     resets: int = 0  #: how often a process that we had pinned was found elsewhere
     migrations: Mapping[str, int] = field(default_factory=dict)  #: by `migration.OUTCOMES`

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from affinityd.daemon.api import schemas
+from affinityd.audit.document import AuditDocument
 from tests.daemons import Daemon, eventually
+from tests.documents import exactly
 
 #: Asks for a path as another user.
 ASK = """
@@ -48,7 +49,7 @@ class AskedNode:
     def audit(self) -> Any:  # noqa: ANN401 - a document
         reply = self.daemon.get("/audit")
         assert reply.status == 200, reply.text
-        schemas.AuditAnswer.model_validate_json(reply.body)
+        exactly(AuditDocument, reply.body)
         return reply.json
 
     def samples(self, name: str, label: str = "pci_bus_id") -> Counts:

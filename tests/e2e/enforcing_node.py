@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from affinityd.daemon.api.enforcement_schemas import EnforceAnswer
+from affinityd.enforce.document import EnforceDocument
 from tests.daemons import eventually
+from tests.documents import exactly
 from tests.e2e.asked_node import AskedNode
 from tests.e2e.made_nodes import DRIVER, running_on
 from tests.tiny import FAR, NEAR, tiny
@@ -32,7 +33,7 @@ class EnforcingNode(AskedNode):
     def enforce(self) -> Any:  # noqa: ANN401 - a document
         reply = self.daemon.get("/enforce")
         assert reply.status == 200, reply.text
-        EnforceAnswer.model_validate_json(reply.body)
+        exactly(EnforceDocument, reply.body)
         return reply.json
 
     def processes(self) -> dict[int, Any]:

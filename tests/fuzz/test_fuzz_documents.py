@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from affinityd.audit.describe import everything
 from affinityd.audit.model import Membership, ProcessFacts
+from affinityd.cli.render.enforcement import lines
 from affinityd.cli.render.topology import draw
 from affinityd.config import file, settings
 from affinityd.discovery.nvml.report import (
@@ -21,8 +23,8 @@ from affinityd.discovery.nvml.report import (
     NvmlReport,
     ProcessReport,
 )
-from affinityd.enforce import client
-from affinityd.enforce.model import CAUSES, REASONS
+from affinityd.enforce.describe import document
+from affinityd.enforce.document import EnforceDocument
 from affinityd.enforce.policy.environ import environment
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.json_codec import dumps, loads
@@ -36,6 +38,8 @@ from affinityd.topology.document import TopologyDocument, from_document, to_docu
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
 from tests.asking import ask
+from tests.documents import in_json
+from tests.enforced import drifted, enforced, fits, left
 from tests.fuzz.inputs import MANY, SOME, damaged, mutants, read_or_refused, texts
 from tests.machines.facts import machine
 from tests.machines.strategies import machines
@@ -58,48 +62,18 @@ PROCESSES = ProcessReport(
     ),
     changing="nvidia-smi",
 )
-ENFORCED = {
-    "node": "gpu01",
-    "sees": "all",
-    "enforce": "pin",
-    "does": "pin",
-    "hindrance": None,
-    "policy": {"file": None, "read": None, "rules": 0, "error": None},
-    "notices": ["a"],
-    "unreached": 0,
-    "summary": {
-        "gpus": [{"vendor": "nvidia", "gpu": 0, "pci_bus_id": "0000:07:00.0", "fate": "ok"}],
-        "processes": {
-            "fits": 1,
-            "drifted": dict.fromkeys(CAUSES, 0),
-            "left": dict.fromkeys(REASONS, 0),
-        },
-    },
-    "jobs": [
-        {
-            "scheduler": "slurm",
-            "id": "7",
-            "pod": None,
-            "processes": [
-                dict.fromkeys(("cause", "reason", "why", "rule"))
-                | dict.fromkeys(("pid", "gpu", "threads_drifted", "threads_on_purpose"), 0)
-                | {"name": "python", "vendor": "nvidia", "gpus_beside": [], "verdict": "fits"}
-                | {"masks": "0-3", "cpulist": "0-3", "mode": "node"}
-            ],
-        }
-    ],
-}
+ENFORCED = enforced(fits(7), drifted(8), left(9, "no_job", job=None), notices=("a",))
 
 
-def an_enforce_report(text: str) -> object:
-    report = client.read(text)
-    return report.is_amiss, report.is_blind
+def an_enforce_document(text: str) -> object:
+    document = loads(EnforceDocument, text, "enforce")
+    return document.has_mismatch, document.knows_nothing, list(lines(document, fitting=True))
 
 
 DOCUMENTS: dict[str, tuple[object, Callable[[str], object]]] = {
     "NVML's report": (json.loads(dumps(NVML)), NvmlReport.from_json),
     "NVML's processes": (json.loads(dumps(PROCESSES)), ProcessReport.from_json),
-    "what is enforced": (ENFORCED, an_enforce_report),
+    "what is enforced": (in_json(document(ENFORCED, everything)), an_enforce_document),
 }
 
 

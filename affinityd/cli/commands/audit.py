@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from affinityd.audit import resident_memory
 from affinityd.audit.auditor import Auditor
-from affinityd.audit.document import document, everything
+from affinityd.audit.describe import document, everything
+from affinityd.audit.document import AuditDocument, AuditProcessDocument
 from affinityd.audit.model import GpuKey, Scan
 from affinityd.audit.overlap import overlap
+from affinityd.audit.resident_memory import ResidentMemory
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser, add_format
@@ -23,6 +24,7 @@ from affinityd.cli.render import audit
 from affinityd.cli.target import known_node
 from affinityd.discovery.nvml import processes as nvml_processes
 from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
+from affinityd.json_codec import dumps
 from affinityd.request import devices
 from affinityd.text import count, one_line, quote
 from affinityd.topology.model import Gpu, Topology
@@ -33,6 +35,13 @@ SHORTEST, LONGEST = 0.1, 3600.0
 
 #: Control sequences of a terminal, ECMA-48: to the first line; clear what is left of one, of all.
 HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+@dataclass(frozen=True)
+class ProcessAndMemory(AuditProcessDocument):
+    """A process of the document with --memory."""
+
+    memory: Mapping[int, int] | None  #: NUMA node → bytes; null: it could not be read
 
 
 def add_arguments(parser: Parser) -> None:
@@ -155,16 +164,21 @@ def _print(
 ) -> None:
     memory = resident_memory.read(scan.processes) if arguments.memory else None
     if arguments.format == "json":
-        told = document(topology, scan, everything)
-        for process in told["processes"] if memory else ():
-            process["memory"] = memory and memory.resident.get(process["pid"])
-        print(json.dumps(told), flush=True)
+        described = document(topology, scan, everything)
+        if memory is not None:
+            described = replace(described, processes=list(_with_memory(described, memory)))
+        print(dumps(described), flush=True)
         return
     lines = [
         *audit.table(topology, scan, before, fold=not arguments.all),
         *(audit.memory_lines(memory) if memory else ()),
     ]
     _show(list(map(one_line, lines)), is_first=before is None, again=arguments.watch is not None)
+
+
+def _with_memory(document: AuditDocument, memory: ResidentMemory) -> Iterator[ProcessAndMemory]:
+    for process in document.processes or ():
+        yield ProcessAndMemory(**vars(process), memory=memory.resident.get(process.pid))
 
 
 def _show(lines: list[str], *, is_first: bool, again: bool) -> None:

@@ -9,16 +9,19 @@ import time
 from affinityd.cli.console import say
 from affinityd.cli.parser import Parser, add_format, add_settings
 from affinityd.cli.render.enforcement import lines
+from affinityd.client import http
 from affinityd.config import file
-from affinityd.enforce.client import EnforceReport, ask, read
+from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.errors import (
     DAEMON_EXTRA,
     AffinityError,
     DaemonError,
     InvalidRequestError,
     NoDaemonError,
+    NotEnforcedError,
     UntrustedError,
 )
+from affinityd.json_codec import loads
 from affinityd.text import one_line
 
 TIMEOUT = 5.0  #: seconds: somebody waits
@@ -66,12 +69,15 @@ def _enforce(arguments: argparse.Namespace) -> int:
     if arguments.socket is not None:
         said[f"{file.PREFIX}SOCKET"] = arguments.socket
     text = _asked(file.sockets(said))
-    report = _read(text)
+    try:
+        enforced = loads(EnforceDocument, text, "enforce")
+    except ValueError as error:
+        raise DaemonError(f"cannot parse the daemon's /enforce response: {error}") from None
     if arguments.format == "json":
         print(text if text.isprintable() else json.dumps(json.loads(text)))
     else:
-        print("\n".join(map(one_line, lines(report, fitting=arguments.all))))
-    return 1 if report.is_amiss else 2 if report.is_blind else 0
+        print("\n".join(map(one_line, lines(enforced, fitting=arguments.all))))
+    return 1 if enforced.has_mismatch else 2 if enforced.knows_nothing else 0
 
 
 def _asked(sockets: list[str]) -> str:
@@ -80,14 +86,7 @@ def _asked(sockets: list[str]) -> str:
     troubles = []
     for path in sockets:
         try:
-            return ask(path, deadline)
+            return http.fetch(path, PATH, deadline, refusals=[NotEnforcedError], most=MAX_BYTES)
         except (NoDaemonError, UntrustedError) as error:  # noqa: PERF203 - two paths at most
             troubles.append(str(error))
     raise NoDaemonError("; ".join(troubles))
-
-
-def _read(text: str) -> EnforceReport:
-    try:
-        return read(text)
-    except ValueError as error:
-        raise DaemonError(f"the daemon's answer is none: {error}") from None

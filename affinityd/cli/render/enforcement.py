@@ -9,17 +9,15 @@ from affinityd.audit.model import GpuKey
 from affinityd.cli.console import aligned
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import format_list
-from affinityd.enforce.client import (
+from affinityd.enforce.document import (
     BY_PIN,
-    IS_LEFT,
-    NEEDS_ALLOCATION,
     UNKNOWN,
-    EnforceReport,
-    Job,
-    Policy,
-    Process,
+    EnforceDocument,
+    EnforceJobDocument,
+    EnforceProcessDocument,
+    PolicyDocument,
 )
-from affinityd.enforce.model import CONTAINER, DAEMON, DRIFTED, FITS
+from affinityd.enforce.model import ALLOCATION, CONTAINER, DAEMON, DRIFTED, FITS, LEFT
 from affinityd.text import count
 
 COLUMNS = ("job", "gpu", "pid", "name", "mode", "may run on", "is to run on", "verdict")
@@ -36,30 +34,32 @@ DOES = {
 #: What becomes of the GPUs that are used from far away, of one and of several.
 FATES = {
     BY_PIN: ("a pin mends {}", "a pin mends {}"),
-    NEEDS_ALLOCATION: ("{} needs another allocation", "{} need another allocation"),
-    IS_LEFT: ("{} is left as it is", "{} are left as they are"),
+    ALLOCATION: ("{} needs another allocation", "{} need another allocation"),
+    LEFT: ("{} is left as it is", "{} are left as they are"),
 }
 
-Alike = list[Process]
+Alike = list[EnforceProcessDocument]
 
 
-def lines(report: EnforceReport, *, fitting: bool) -> Iterator[str]:
+def lines(document: EnforceDocument, *, fitting: bool) -> Iterator[str]:
     """Yield them; `fitting`: also for what runs where it is to, and for known daemons."""
-    yield f"{report.node} {DOES.get(report.does, report.does)}"
-    if report.hindrance is not None:
-        yield f"it is to pin, and observes: {report.hindrance}"
-    yield _policy(report.policy)
-    yield from (f"note: {notice}" for notice in report.notices)
-    yield _far(report)
-    yield f"processes: {report.fits} fit, {report.drifted} drifted, {report.left} left"
-    if report.unreached:
-        yield f"not reached by the last pass, as time was up: {report.unreached}"
-    if report.sees != "all":
+    yield f"{document.node} {DOES.get(document.does, document.does)}"
+    if document.hindrance is not None:
+        yield f"it is to pin, and observes: {document.hindrance}"
+    yield _policy(document.policy)
+    yield from (f"note: {notice}" for notice in document.notices)
+    yield _far(document)
+    counted = document.summary.processes
+    drifted, left = (sum(its.values()) for its in (counted.drifted, counted.left))
+    yield f"processes: {counted.fits} fit, {drifted} drifted, {left} left"
+    if document.unreached:
+        yield f"not reached by the last pass, as time was up: {document.unreached}"
+    if document.sees != "all":
         yield "other users' processes are not shown: root sees them, and who is in --admin-group"
-    yield from _table(report, lambda it: fitting or (it.verdict != FITS and it.reason != DAEMON))
+    yield from _table(document, lambda it: fitting or (it.verdict != FITS and it.reason != DAEMON))
 
 
-def _policy(policy: Policy) -> str:
+def _policy(policy: PolicyDocument) -> str:
     counts = f"{count(policy.rules, 'rule')}, read {policy.read}"
     if policy.error is not None:
         stands = "nothing is pinned" if policy.read is None else f"what stands is {counts}"
@@ -69,10 +69,10 @@ def _policy(policy: Policy) -> str:
     return f"policy {policy.file}: {counts}"
 
 
-def _far(report: EnforceReport) -> str:
+def _far(document: EnforceDocument) -> str:
     """Return which GPUs are used from far away, by what becomes of them."""
     by_fate: defaultdict[str, list[GpuKey]] = defaultdict(list)
-    for gpu in report.gpus:
+    for gpu in document.summary.gpus:
         by_fate[gpu.fate].append(gpu.key)
     unknown = by_fate[UNKNOWN]
     end = f"; who uses {_gpus(unknown)} is not known" if unknown else ""
@@ -96,11 +96,13 @@ def _gpus(keys: Iterable[GpuKey]) -> str:
     return " + ".join(f"{vendor} {format_list(its)}" for vendor, its in by_vendor.items())
 
 
-def _table(report: EnforceReport, is_shown: Callable[[Process], bool]) -> Iterator[str]:
+def _table(
+    document: EnforceDocument, is_shown: Callable[[EnforceProcessDocument], bool]
+) -> Iterator[str]:
     """Yield rows of processes that are alike, and below those of one sentence that sentence."""
     rows: list[tuple[str, ...]] = []
     sentences: dict[int, str] = {}  #: by the number of the row above it
-    for job in report.jobs:
+    for job in document.jobs or ():
         shown = [process for process in job.processes if is_shown(process)]
         for said in _grouped(shown, lambda it: (it.verdict, it.cause, it.reason, it.why)):
             places = _grouped(said, lambda it: (it.mode, it.rule, it.masks, it.cpulist))
@@ -112,7 +114,9 @@ def _table(report: EnforceReport, is_shown: Callable[[Process], bool]) -> Iterat
             yield from [f"  {sentences[number]}"] if sentences.get(number) else ()
 
 
-def _grouped(processes: Iterable[Process], key: Callable[[Process], object]) -> list[Alike]:
+def _grouped(
+    processes: Iterable[EnforceProcessDocument], key: Callable[[EnforceProcessDocument], object]
+) -> list[Alike]:
     """Return the processes, those of one key together, in the order of the first of each."""
     groups: defaultdict[object, Alike] = defaultdict(list)
     for process in processes:
@@ -120,7 +124,7 @@ def _grouped(processes: Iterable[Process], key: Callable[[Process], object]) -> 
     return list(groups.values())
 
 
-def _row(job: Job, alike: Alike) -> tuple[str, ...]:
+def _row(job: EnforceJobDocument, alike: Alike) -> tuple[str, ...]:
     first = alike[0]
     rule = "" if first.rule is None else f", rule {first.rule}"
     return (
@@ -135,7 +139,7 @@ def _row(job: Job, alike: Alike) -> tuple[str, ...]:
     )
 
 
-def _job(job: Job) -> str:
+def _job(job: EnforceJobDocument) -> str:
     if job.scheduler is None or job.id is None:
         return "no job"
     if job.pod is not None:
@@ -149,8 +153,8 @@ def _some(texts: Sequence[str], most: int) -> str:
 
 def _verdict(alike: Alike) -> str:
     first = alike[0]
-    drifted = sum(process.drifted for process in alike) if first.verdict == DRIFTED else 0
-    on_purpose = sum(process.on_purpose for process in alike)
+    drifted = sum(process.threads_drifted for process in alike) if first.verdict == DRIFTED else 0
+    on_purpose = sum(process.threads_on_purpose for process in alike)
     said = [": ".join(filter(None, (first.verdict, first.reason or first.cause)))]
     said += [count(drifted, "thread")] if drifted else []
     said += [f"{count(on_purpose, 'thread')} on purpose"] if on_purpose else []

@@ -13,9 +13,12 @@ from starlette.responses import PlainTextResponse, Response
 from affinityd import __version__
 from affinityd.daemon.api import problems
 from affinityd.daemon.api.answer_cache import AnswerCache
-from affinityd.daemon.api.audit import audit_route
-from affinityd.daemon.api.documents import Told
-from affinityd.daemon.api.enforcement import NOT_ENFORCING, enforce_route
+from affinityd.daemon.api.documents import (
+    NOT_ENFORCING,
+    DocumentSource,
+    audit_documents,
+    document_route,
+)
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.background import SingleFlight
 from affinityd.daemon.state.plan_service import PlanService
@@ -75,7 +78,7 @@ def create_app(
     audits: LatestAudit,
     *,
     answers: AnswerCache,
-    enforced: Told = NOT_ENFORCING,
+    enforced: DocumentSource = NOT_ENFORCING,
     admin_group: int | None = None,
 ) -> FastAPI:
     """Return the ASGI app that answers on one node."""
@@ -92,8 +95,8 @@ def create_app(
     app.include_router(_list_route(app))
     app.include_router(_plan_route(service, watcher, metrics, answers))
     app.include_router(_node_routes(service, watcher, metrics))
-    app.include_router(audit_route(audits, admin_group, _NO_DOCUMENT))
-    app.include_router(enforce_route(enforced, admin_group, _NO_DOCUMENT))
+    for path, source in (("/audit", audit_documents(audits)), ("/enforce", enforced)):
+        app.include_router(document_route(path, source, admin_group, _NO_DOCUMENT))
     return app
 
 

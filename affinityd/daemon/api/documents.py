@@ -1,22 +1,34 @@
-"""What is found of processes, as documents for those who may see them."""
+"""`GET /audit` and `GET /enforce`: what is found of processes, for those who may see them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from starlette.requests import Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from affinityd.audit.document import Sees, everything
+from affinityd.audit.describe import Sees, everything, render
+from affinityd.audit.document import AuditDocument
 from affinityd.daemon.peers.connection import Peer, peer_of_request
 from affinityd.daemon.state.background import SingleFlight
 from affinityd.daemon.state.cache import Cache
-from affinityd.errors import InvalidRequestError
+from affinityd.daemon.state.scanner import Audit, LatestAudit
+from affinityd.enforce.document import EnforceDocument
+from affinityd.errors import InvalidRequestError, NotEnforcedError
 from affinityd.text import quote
 
 T = TypeVar("T")
+
+#: Path → what it answers, in a line and as a dataclass.
+DOCUMENTS: dict[str, tuple[str, type]] = {
+    "/audit": ("The processes that use GPUs, and where they may run", AuditDocument),
+    "/enforce": (
+        "Which processes of GPU jobs are pinned from outside, and which are left, and why",
+        EnforceDocument,
+    ),
+}
 
 ROOT = 0
 MAX_BYTES = 16 * 1024 * 1024  #: of one scan's documents, kept for those who ask again
@@ -46,8 +58,8 @@ def viewer(peer: Peer | None, admin_group: int | None) -> Viewer:
     return Viewer(uid=peer.uid)
 
 
-class Told(Protocol):
-    """Who has documents."""
+class DocumentSource(Protocol):
+    """What has a document for each viewer."""
 
     async def document(self, for_whom: Viewer) -> bytes:
         """Return what somebody may see, as JSON. Raises NotReadyError where there is nothing."""
@@ -82,10 +94,37 @@ class Documents(Generic[T]):
         return self._render(found, for_whom.sees) + b"\n"
 
 
-async def answer(request: Request, told: Told, admin_group: int | None) -> Response:
-    """Answer with the caller's document. Raises InvalidRequestError for parameters: it has none."""
-    if query := request.scope["query_string"].decode("ascii", errors="replace"):
-        path = request.scope["path"]
-        raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")
-    body = await told.document(viewer(peer_of_request(request.scope), admin_group))
-    return Response(body, media_type="application/json")
+class NotEnforcing:
+    """Of a daemon that pins nothing from outside, and does not look what it would pin."""
+
+    async def document(self, _for_whom: Viewer) -> bytes:
+        """Raise NotEnforcedError."""
+        raise NotEnforcedError(
+            "this daemon does not enforce: start it with --enforce observe or pin, and without "
+            "AFFINITYD=off"
+        )
+
+
+NOT_ENFORCING = NotEnforcing()
+
+
+def audit_documents(audits: LatestAudit) -> Documents[Audit]:
+    """Return the documents of what was seen last."""
+    return Documents(lambda: audits.audit, lambda it, sees: render(it.topology, it.scan, sees))
+
+
+def document_route(
+    path: str, source: DocumentSource, admin_group: int | None, errors: dict[int | str, Any]
+) -> APIRouter:
+    """Return the route of one of DOCUMENTS; `errors` are what FastAPI is told of its refusals."""
+    summary, kind = DOCUMENTS[path]
+    router = APIRouter()
+
+    @router.get(path, name=path[1:], summary=summary, responses={**errors, 200: {"model": kind}})
+    async def document(request: Request) -> Response:
+        if query := request.scope["query_string"].decode("ascii", errors="replace"):
+            raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")
+        body = await source.document(viewer(peer_of_request(request.scope), admin_group))
+        return Response(body, media_type="application/json")
+
+    return router

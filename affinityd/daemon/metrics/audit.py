@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from affinityd.audit.document import Counts, counts
+from affinityd.audit.describe import Counts, counts
 from affinityd.audit.model import CpuTime, Scan
 from affinityd.daemon.metrics.families import (
     GPU_LABELS,

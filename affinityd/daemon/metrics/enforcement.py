@@ -18,8 +18,16 @@ from affinityd.daemon.metrics.families import (
     gpu_labels,
     one,
 )
-from affinityd.enforce.enforcer import OUTCOMES, Enforced
-from affinityd.enforce.model import CAUSES, DRIFTED, LEFT, REASONS, Decision, EnforcementReport
+from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.model import (
+    CAUSES,
+    DRIFTED,
+    LEFT,
+    PIN_OUTCOMES,
+    REASONS,
+    Decision,
+    EnforcementReport,
+)
 
 
 @dataclass
@@ -62,7 +70,7 @@ FAMILIES: tuple[MetricFamily[EnforcementReport], ...] = (
     MetricFamily(
         "affinityd_enforce_pins",
         "Processes pinned from outside, each time, by what came of it.",
-        lambda report: each(OUTCOMES, report.totals.pins),
+        lambda report: each(PIN_OUTCOMES, report.totals.pins),
         ("outcome",),
         CounterMetricFamily,
     ),

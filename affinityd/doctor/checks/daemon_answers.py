@@ -13,7 +13,7 @@ from affinityd.doctor.checks.daemon_process import hidepid
 from affinityd.doctor.conditions import of_daemon
 from affinityd.doctor.facts import CallerIdentification, DaemonFacts, NodeFacts
 from affinityd.doctor.result import WARN, CheckResult, CheckResults, not_applicable, ok, warn
-from affinityd.enforce.client import EnforceReport
+from affinityd.enforce.document import EnforceDocument
 from affinityd.linux.mounts import Mount
 from affinityd.topology.node import Node
 
@@ -79,17 +79,17 @@ def enforce(_facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
         yield from list(_hindrances(report)) or [ok(f"the daemon {does}")]
 
 
-def _hindrances(report: EnforceReport) -> CheckResults:
-    if report.hindrance is not None:
+def _hindrances(document: EnforceDocument) -> CheckResults:
+    if document.hindrance is not None:
         yield warn(
-            f"the daemon is to pin, and observes: {report.hindrance}",
+            f"the daemon is to pin, and observes: {document.hindrance}",
             "affinityd.service.d/enforce.conf for systemd, enforce.mode of the chart; or let it "
             "observe: AFFINITYD_ENFORCE=observe",
         )
-    if report.policy.error is not None:
+    if document.policy.error is not None:
         yield warn(
-            f"the policy {report.policy.file} does not count as it is: {report.policy.error}",
+            f"the policy {document.policy.file} does not count as it is: {document.policy.error}",
             "mend it: affinityd enforce --check FILE says whether it is one",
         )
-    for notice in report.notices:
+    for notice in document.notices:
         yield warn(notice, "affinityd enforce says who is let alone meanwhile")

@@ -1,0 +1,201 @@
+"""Describes a scan in the document that its reader may see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from functools import cache
+from typing import Any
+
+from affinityd.audit.document import (
+    AuditDocument,
+    AuditGpuDocument,
+    AuditJobDocument,
+    AuditOverlapDocument,
+    AuditProcessDocument,
+    AuditThreadDocument,
+    GpuBesideDocument,
+)
+from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, ProcessFacts, Scan
+from affinityd.audit.overlap import by_owners
+from affinityd.audit.remedies import Remedies
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.json_codec import dumps
+from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.nearness import CAUSES, PLACEMENTS
+
+#: What is said of a GPU whose processes are not known.
+NOT_KNOWN: dict[str, Any] = dict.fromkeys(
+    ("processes", "threads", "mismatch", "orphans", "cpu_seconds", "remote_cpu_seconds")
+)
+
+Sees = Callable[[AuditedProcess], bool]  #: whether a caller may see a process
+
+
+@dataclass
+class Counts:
+    """One GPU's processes, counted; known daemons are not."""
+
+    processes: Counter[str] = field(default_factory=Counter)  #: by placement
+    threads: Counter[str] = field(default_factory=Counter)  #: by placement
+    causes: Counter[str] = field(default_factory=Counter)  #: processes by cause
+    orphans: int = 0
+
+
+def everything(_process: AuditedProcess) -> bool:
+    """Let a caller see every process."""
+    return True
+
+
+def counts(scan: Scan) -> dict[GpuKey, Counts]:
+    """Return what is counted of every GPU; a process that uses several counts for its first."""
+    found = {key: Counts() for key in scan.near}
+    for process in scan.processes:
+        if not process.is_daemon and process.facts.gpu in found:
+            its = found[process.facts.gpu]
+            its.processes[process.placement] += 1
+            its.threads.update(process.placements)
+            its.causes.update([process.cause] if process.cause else [])
+            its.orphans += process.orphan is not None
+    return found
+
+
+def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
+    """Return the document for a reader who sees these processes; None: counts alone."""
+    processes = None if sees is None else list(_processes(topology, scan, sees))
+    return replace(_without_processes(topology, scan, sees), processes=processes)
+
+
+def render(topology: Topology, scan: Scan, sees: Sees | None) -> bytes:
+    """Return the document as JSON, in one line; of its processes never more than one is at hand."""
+    counted = dumps(_without_processes(topology, scan, sees))
+    if sees is None:
+        return counted.encode()
+    processes = ", ".join(map(dumps, _processes(topology, scan, sees)))
+    return f'{counted[:-1]}, "processes": [{processes}]}}'.encode()
+
+
+def _without_processes(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
+    """Return the document; whose pins overlap is for those who see everybody's processes."""
+    counted = counts(scan)
+    return AuditDocument(
+        node=topology.name,
+        time=rfc3339(scan.time),
+        seconds=scan.seconds,
+        sees=seen(sees),
+        gpus=[_gpu(gpu, scan, counted[gpu.key]) for gpu in topology.gpus if gpu.key in counted],
+        pin_overlap=format_list(scan.overlap),
+        skipped=scan.skipped,
+        numa_balancing=scan.numa_balancing,
+        notices=scan.notices,
+        pin_overlaps=_overlaps(scan) if sees is everything else None,
+    )
+
+
+def seen(sees: Sees | None) -> str:
+    """Return what a document says of whose processes are in it."""
+    return "counts" if sees is None else "all" if sees is everything else "own"
+
+
+def _overlaps(scan: Scan) -> list[AuditOverlapDocument]:
+    overlaps = by_owners(scan.overlap).items()
+    return [AuditOverlapDocument(format_list(cpus), owners) for owners, cpus in overlaps]
+
+
+def rfc3339(seconds: float) -> str:
+    """Return a moment, seconds since the epoch, to the millisecond."""
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def beside(gpus: Sequence[GpuKey]) -> list[GpuBesideDocument]:
+    """Return the GPUs besides a process's first."""
+    return [GpuBesideDocument(vendor, index) for vendor, index in gpus]
+
+
+def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
+    near = scan.near[gpu.key]
+    return AuditGpuDocument(
+        vendor=gpu.vendor,
+        index=gpu.index,
+        uuid=gpu.uuid,
+        pci_bus_id=gpu.pci_bus_id,
+        numa_node=gpu.numa_node,
+        near=None if near is None else format_list(near),
+        audited=gpu.key not in scan.unknown,
+        unknown=scan.unknown.get(gpu.key),
+        **(NOT_KNOWN if gpu.key in scan.unknown else _known(gpu, scan, counted)),
+    )
+
+
+def _known(gpu: Gpu, scan: Scan, counted: Counts) -> dict[str, Any]:
+    """Return what is said of a GPU whose processes are known."""
+    time = scan.gpu_time.get(gpu.key, CpuTime())
+    return {
+        "processes": {placement: counted.processes[placement] for placement in PLACEMENTS},
+        "threads": {placement: counted.threads[placement] for placement in PLACEMENTS},
+        "mismatch": {cause: counted.causes[cause] for cause in CAUSES},
+        "orphans": counted.orphans,
+        "cpu_seconds": time.total,
+        "remote_cpu_seconds": None if scan.near[gpu.key] is None else time.remote,
+    }
+
+
+def _processes(topology: Topology, scan: Scan, sees: Sees) -> Iterator[AuditProcessDocument]:
+    cpulist = cache(format_list)  # there are many threads and few masks
+    remedies = Remedies(topology, scan)
+    return (
+        _process(process, _remedies(process, remedies), cpulist)
+        for process in scan.processes
+        if sees(process)
+    )
+
+
+def _remedies(process: AuditedProcess, remedies: Remedies) -> str | None:
+    """Return what mends its placement and, of an orphan, what ends it."""
+    end = remedies.end(process) if process.orphan is not None else None
+    return "; ".join(str(it) for it in (remedies.of(process), end) if it is not None) or None
+
+
+def _process(
+    process: AuditedProcess, remedy: str | None, cpulist: Callable[[CpuSet], str]
+) -> AuditProcessDocument:
+    facts = process.facts
+    holding = facts.holding
+    vendor, index = facts.gpu
+    return AuditProcessDocument(
+        pid=facts.pid,
+        name=facts.name,
+        uid=facts.uid,
+        parent=facts.parent,
+        state=facts.state,
+        vendor=vendor,
+        gpu=index,
+        gpus_beside=beside(facts.beside),
+        holds_gpu=holding is not None,
+        gpu_memory_bytes=None if holding is None else holding.memory_bytes,
+        mig=None if holding is None else holding.mig,
+        job=_job(facts),
+        container=facts.membership.container,
+        cpuset=None if facts.cpuset is None else cpulist(facts.cpuset),
+        placement=process.placement,
+        cause=process.cause,
+        remedy=remedy,
+        daemon=process.is_daemon,
+        orphan=process.orphan,
+        threads=[
+            AuditThreadDocument(
+                thread.tid, thread.name, cpulist(thread.mask), thread.last_cpu, placement, itself
+            )
+            for thread, placement, itself in zip(
+                facts.threads, process.placements, process.pinned_itself, strict=True
+            )
+        ],
+    )
+
+
+def _job(facts: ProcessFacts) -> AuditJobDocument | None:
+    job = facts.membership.job
+    return None if job is None else AuditJobDocument(job.scheduler, job.id, facts.membership.step)

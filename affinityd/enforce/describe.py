@@ -1,0 +1,179 @@
+"""Describes what enforcement found and did in the document that its reader may see."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+
+from affinityd.audit.describe import Sees, beside, everything, rfc3339, seen
+from affinityd.audit.model import GpuKey, Job
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.enforce.document import (
+    BY_PIN,
+    OK,
+    UNKNOWN,
+    EnforceDocument,
+    EnforceGpuDocument,
+    EnforceJobDocument,
+    EnforceProcessDocument,
+    PolicyDocument,
+    SummaryDocument,
+    TotalsDocument,
+    VerdictsDocument,
+)
+from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.model import (
+    ALLOCATION,
+    CAUSES,
+    DRIFTED,
+    FITS,
+    LEFT,
+    PIN_OUTCOMES,
+    REASONS,
+    WAITING,
+    YOUNG,
+    Decision,
+)
+from affinityd.enforce.policy.model import PolicyState
+from affinityd.json_codec import dumps
+from affinityd.topology.model import Gpu
+
+NOT_YOURS = "the file as it is now does not count; who sees all processes is told why"
+
+
+def document(enforced: Enforced, sees: Sees | None) -> EnforceDocument:
+    """Return the document for a reader who sees these processes; None: counts alone."""
+    report, totals = enforced.report, enforced.report.totals
+    return EnforceDocument(
+        node=enforced.topology.name,
+        time=rfc3339(report.time),
+        sees=seen(sees),
+        enforce=report.wanted,
+        does=report.does,
+        hindrance=report.hindrance,
+        notices=report.notices,
+        policy=_policy(report.policy, sees),
+        summary=summary(enforced),
+        totals=TotalsDocument(
+            _each(PIN_OUTCOMES, totals.pins), totals.threads, totals.resets, totals.migrations
+        ),
+        unreached=report.unreached,
+        seconds=report.seconds,
+        jobs=None if sees is None else list(_jobs(enforced, sees)),
+    )
+
+
+def render(enforced: Enforced, sees: Sees | None) -> bytes:
+    """Return the document as JSON, in one line."""
+    return dumps(document(enforced, sees)).encode()
+
+
+def summary(enforced: Enforced) -> SummaryDocument:
+    """Return what is counted: GPUs with a mismatch by what would help, and all processes."""
+    mismatched: defaultdict[GpuKey, list[Decision]] = defaultdict(list)
+    drifted, left, fits = Counter[str](), Counter[str](), 0
+    for decision in enforced.report.decisions:
+        fits += decision.verdict == FITS
+        drifted.update([decision.cause or ""] if decision.verdict == DRIFTED else ())
+        left.update([decision.reason or ""] if decision.verdict == LEFT else ())
+        if decision.process.is_mismatch:
+            mismatched[decision.process.facts.gpu].append(decision)
+    fates = {gpu: _fate(its) for gpu, its in mismatched.items()}
+    counted = Counter(fates.values())
+    return SummaryDocument(
+        gpus_mismatched=len(mismatched),
+        gpus_pinning_would_mend=counted[BY_PIN],
+        gpus_need_allocation=counted[ALLOCATION],
+        gpus_left=counted[LEFT],
+        gpus_unknown=len(enforced.scan.unknown),
+        gpus=[_gpu(gpu, fates, enforced.scan.unknown) for gpu in enforced.topology.gpus],
+        processes=VerdictsDocument(fits, _each(CAUSES, drifted), _each(REASONS, left)),
+    )
+
+
+def _gpu(
+    gpu: Gpu, fates: Mapping[GpuKey, str], unknown: Mapping[GpuKey, str]
+) -> EnforceGpuDocument:
+    return EnforceGpuDocument(
+        vendor=gpu.vendor,
+        gpu=gpu.index,
+        pci_bus_id=gpu.pci_bus_id,
+        uuid=gpu.uuid,
+        fate=UNKNOWN if gpu.key in unknown else fates.get(gpu.key, OK),
+        why=unknown.get(gpu.key),
+    )
+
+
+def _fate(mismatches: Sequence[Decision]) -> str:
+    """Return what becomes of a GPU, by its processes that may run far from it."""
+    if any(it.reason == ALLOCATION for it in mismatches):
+        return ALLOCATION
+    if all(it.verdict == DRIFTED or it.reason in {YOUNG, WAITING} for it in mismatches):
+        return BY_PIN
+    return LEFT
+
+
+def _each(names: Iterable[str], counted: Mapping[str, int]) -> dict[str, int]:
+    return {name: counted.get(name, 0) for name in names}
+
+
+def _policy(state: PolicyState, sees: Sees | None) -> PolicyDocument:
+    """Return what is said of the policy; what is in it, to those who see all processes alone."""
+    is_secret = state.error is not None and sees is not everything
+    error = NOT_YOURS if is_secret else state.error
+    return PolicyDocument(state.file, _moment(state.read), state.rules, error)
+
+
+def _moment(seconds: float | None) -> str | None:
+    return None if seconds is None else rfc3339(seconds)
+
+
+def _jobs(enforced: Enforced, sees: Sees) -> Iterator[EnforceJobDocument]:
+    """Yield the jobs that have a process which is seen, and those processes."""
+    by_job: defaultdict[Job | None, list[Decision]] = defaultdict(list)
+    for decision in enforced.report.decisions:
+        if sees(decision.process):
+            by_job[decision.job].append(decision)
+    cpulist = cache(format_list)  # there are many processes and few masks
+    for job, decisions in by_job.items():
+        yield EnforceJobDocument(
+            scheduler=None if job is None else job.scheduler,
+            id=None if job is None else job.id,
+            pod=next((it.pod for it in decisions if it.pod is not None), None),
+            processes=[_process(it, enforced, cpulist) for it in decisions],
+        )
+
+
+def _process(
+    decision: Decision, enforced: Enforced, cpulist: Callable[[CpuSet], str]
+) -> EnforceProcessDocument:
+    facts, target, treatment = decision.process.facts, decision.target, decision.treatment
+    record = enforced.records[facts.pid]
+    vendor, index = facts.gpu
+    return EnforceProcessDocument(
+        pid=facts.pid,
+        name=facts.name,
+        uid=facts.uid,
+        vendor=vendor,
+        gpu=index,
+        gpus_beside=beside(facts.beside),
+        placement=decision.process.placement,
+        verdict=decision.verdict,
+        cause=decision.cause,
+        reason=decision.reason,
+        why=decision.why,
+        observed=decision.is_observed,
+        masks=cpulist(frozenset[int]().union(*(thread.mask for thread in facts.threads))),
+        cpulist=None if target is None else cpulist(target.cpus),
+        cpuset=None if facts.cpuset is None else cpulist(facts.cpuset),
+        mode=None if treatment is None else treatment.mode,
+        share=None if treatment is None else treatment.share,
+        scope=None if treatment is None else treatment.scope,
+        rule=None if treatment is None else treatment.rule,
+        threads_drifted=decision.drifted,
+        threads_on_purpose=decision.on_purpose,
+        pins=record.pins,
+        resets=record.resets,
+        last_pin=_moment(enforced.since_epoch(record.last_pin)),
+    )
