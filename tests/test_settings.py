@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli import main
-from affinityd.cli.parser import HELP, Parser, add_settings
+from affinityd.cli.parser import Parser, add_settings
 from affinityd.config.file import default_socket
-from affinityd.config.settings import ENFORCE_VALUES, NAMES, Settings, load
+from affinityd.config.settings import ENFORCE_VALUES, NAMES, SETTINGS, Settings, load
 from affinityd.cpuset import parse_list
 from affinityd.enforce.policy.file import FILE
 from affinityd.errors import InvalidRequestError
@@ -162,7 +162,7 @@ def test_a_switch_may_stand_by_itself(words: list[str], value: str | None) -> No
 
 
 def test_help_names_the_file_that_counts_where_none_is_named() -> None:
-    assert FILE in HELP["enforce_policy"][1]
+    assert FILE in SETTINGS["enforce_policy"].help
 
 
 INTERVALS = "is not a whole number from 1 to 3600 seconds, or off"

@@ -10,35 +10,6 @@ from affinityd import machines
 from affinityd.config import file, settings
 from affinityd.text import one_line
 
-HELP = {
-    "root": ("DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"),
-    "machine": ("NAME", f"a shipped machine instead: {', '.join(machines.NAMES)}"),
-    "node_name": ("NAME", "what this machine is called (default: its host name)"),
-    "socket": ("PATH", "the unix socket (default, as root: /run/affinityd/affinityd.sock)"),
-    "listen": ("HOST:PORT|none", "the TCP address (default: 127.0.0.1:9465)"),
-    "listen_plan": ("HOST:PORT|none", "a TCP address that answers GET /plan alone (default: none)"),
-    "reserved_cpus": ("LIST", "CPUs that are never given to a rank, like 0,64"),
-    "scan_interval": (
-        "SECONDS|off",
-        "how often the GPUs' processes are looked at (default: 15)",
-    ),
-    "job_series": ("N", "how many jobs have metrics of their own (default: 0)"),
-    "admin_group": ("NAME|GID", "who sees every user's processes, as root does (default: nobody)"),
-    "enforce": (
-        "off|observe|pin",
-        "pin GPU jobs that run far from their GPUs, or only say what that would do (default: off)",
-    ),
-    "enforce_policy": (
-        "FILE",
-        "which jobs, and how (default: /etc/affinityd-policy.toml, if it is there)",
-    ),
-    "migrate_memory": (
-        "on|off",
-        "move the memory of what is pinned near its GPU, too (default: off)",
-    ),
-    "log_format": ("text|json", "how log lines are written (default: text)"),
-}
-
 ALONE = {"migrate_memory": "on"}  #: what flags mean that may stand without a value
 
 
@@ -75,13 +46,13 @@ def add_settings(parser: Parser, names: Iterable[str]) -> None:
         "settings", f"also AFFINITYD_* variables and lines of {file.DEFAULT_PATH}"
     )
     for name in names:
-        metavar, text = HELP[name]
+        setting = settings.SETTINGS[name]
         group.add_argument(
             f"--{name.replace('_', '-')}",
-            metavar=metavar,
+            metavar=setting.metavar,
             nargs="?" if name in ALONE else None,
             const=ALONE.get(name),
-            help=text,
+            help=setting.help.format(machines=", ".join(machines.NAMES)),
         )
 
 

@@ -3,46 +3,94 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from affinityd.config import file
+from affinityd.config import setting_readers as read
 from affinityd.config.switch import ON
-from affinityd.cpuset import CpuSet, parse_list
+from affinityd.cpuset import CpuSet
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote
 
-NAMES = (
-    "root",
-    "machine",
-    "node_name",
-    "socket",
-    "listen",
-    "listen_plan",
-    "reserved_cpus",
-    "scan_interval",
-    "job_series",
-    "admin_group",
-    "enforce",
-    "enforce_policy",
-    "migrate_memory",
-    "log_format",
-)
-#: What counts for the daemon alone, whatever a client finds in variables and file.
-DAEMON_ONLY = frozenset(("enforce", "enforce_policy", "migrate_memory"))
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 EXCLUSIVE = {"root", "machine"}  #: settings that exclude each other
 OFF = "off"
 #: What `enforce` may be: it is off, or says what it would pin, or pins.
 OBSERVE, PIN = "observe", "pin"
 ENFORCE_VALUES = (OFF, OBSERVE, PIN)
-MAX_PORT = 65535
 MAX_INTERVAL = 3600  #: seconds
 MAX_JOB_SERIES = 1000
-MAX_GID = 2**32 - 2  #: the last is nobody's, chown(2)
-MAX_DIGITS = len(str(MAX_GID))
-MAX_NAME = 253  #: characters of a DNS name, RFC 1035, and so of a node of Kubernetes
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a setting is read, and what the help says of it."""
+
+    metavar: str
+    help: str
+    read: read.Reader = read.any_text
+
+
+#: By name. `{machines}` are the shipped machines' names.
+SETTINGS: Mapping[str, Setting] = {
+    "root": Setting(
+        "DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"
+    ),
+    "machine": Setting("NAME", "a shipped machine instead: {machines}"),
+    "node_name": Setting(
+        "NAME", "what this machine is called (default: its host name)", read.node_name
+    ),
+    "socket": Setting("PATH", "the unix socket (default, as root: /run/affinityd/affinityd.sock)"),
+    "listen": Setting(
+        "HOST:PORT|none",
+        "the TCP address (default: 127.0.0.1:9465)",
+        read.unless("none", read.host_and_port),
+    ),
+    "listen_plan": Setting(
+        "HOST:PORT|none",
+        "a TCP address that answers GET /plan alone (default: none)",
+        read.unless("none", read.host_and_port),
+    ),
+    "reserved_cpus": Setting(
+        "LIST", "CPUs that are never given to a rank, like 0,64", read.cpulist
+    ),
+    "scan_interval": Setting(
+        "SECONDS|off",
+        "how often the GPUs' processes are looked at (default: 15)",
+        read.unless(OFF, read.whole_number(range(1, MAX_INTERVAL + 1), " seconds, or off")),
+    ),
+    "job_series": Setting(
+        "N",
+        "how many jobs have metrics of their own (default: 0)",
+        read.whole_number(range(MAX_JOB_SERIES + 1), " jobs"),
+    ),
+    "admin_group": Setting(
+        "NAME|GID",
+        "who sees every user's processes, as root does (default: nobody)",
+        read.group,
+    ),
+    "enforce": Setting(
+        "off|observe|pin",
+        "pin GPU jobs that run far from their GPUs, or only say what that would do (default: off)",
+        read.one_of(*ENFORCE_VALUES),
+    ),
+    "enforce_policy": Setting(
+        "FILE",
+        "which jobs, and how (default: /etc/affinityd-policy.toml, if it is there)",
+    ),
+    "migrate_memory": Setting(
+        "on|off",
+        "move the memory of what is pinned near its GPU, too (default: off)",
+        read.on_or_off,
+    ),
+    "log_format": Setting(
+        "text|json", "how log lines are written (default: text)", read.one_of("text", "json")
+    ),
+}
+NAMES = tuple(SETTINGS)
+#: What counts for the daemon alone, whatever a client finds in variables and file.
+DAEMON_ONLY = frozenset(("enforce", "enforce_policy", "migrate_memory"))
 
 
 @dataclass(frozen=True)
@@ -98,8 +146,8 @@ def load(
             raise InvalidRequestError(f"{names} both name a machine; give one of them")
         settled = EXCLUSIVE if chosen.keys() & EXCLUSIVE else set()
         chosen = {**{name: layer[name] for name in layer.keys() - settled}, **chosen}
-    read = {name: _READERS[name](given.text, given.name) for name, given in chosen.items()}
-    made = Settings(**{"socket": file.default_socket(environ), "listen": DEFAULT_LISTEN, **read})
+    values = {name: SETTINGS[name].read(it.text, it.name) for name, it in chosen.items()}
+    made = Settings(**{"socket": file.default_socket(environ), "listen": DEFAULT_LISTEN, **values})
     if made.enforce != OFF:
         _check_enforce(made, chosen)
     return made
@@ -140,106 +188,3 @@ def _variables(values: Mapping[str, str], where: str = "") -> dict[str, SettingT
         for name, variable in names.items()
         if (text := values.get(variable))
     }
-
-
-def _text(text: str, _name: str) -> str:
-    return text
-
-
-def _node_name(text: str, name: str) -> str:
-    if not text.isprintable() or len(text) > MAX_NAME:
-        raise InvalidRequestError(
-            f"{name}: {quote(text)} is no node's name; give a line of {MAX_NAME} characters at most"
-        )
-    return text
-
-
-def _listen(text: str, name: str) -> tuple[str, int] | None:
-    return None if text == "none" else host_and_port(text, name)
-
-
-def host_and_port(text: str, name: str) -> tuple[str, int]:
-    """Read HOST:PORT, which somebody gave by this name. Raises InvalidRequestError."""
-    host, colon, port = text.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and len(port) <= len(str(MAX_PORT))
-    if not (colon and host and is_port and int(port) <= MAX_PORT):
-        raise InvalidRequestError(
-            f"{name}: {quote(text)} is not HOST:PORT; write it like 127.0.0.1:9465, or none"
-        )
-    return host.strip("[]"), int(port)
-
-
-def _cpus(text: str, name: str) -> CpuSet:
-    try:
-        return parse_list(text)
-    except ValueError as error:
-        raise InvalidRequestError(f"{name}: {error}") from None
-
-
-def _scan_interval(text: str, name: str) -> int | None:
-    if text == OFF:
-        return None
-    return _whole_number(text, name, range(1, MAX_INTERVAL + 1), " seconds, or off")
-
-
-def _job_series(text: str, name: str) -> int:
-    return _whole_number(text, name, range(MAX_JOB_SERIES + 1), " jobs")
-
-
-def _whole_number(text: str, name: str, within: range, unit: str) -> int:
-    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(within[-1]))
-    if not (is_number and int(text) in within):
-        raise InvalidRequestError(
-            f"{name}: {quote(text)} is not a whole number from {within[0]} to {within[-1]}{unit}"
-        )
-    return int(text)
-
-
-def _group(text: str, name: str) -> int:
-    """Read a group's name, or its number, which no group need have."""
-    import grp  # noqa: PLC0415 - clients read settings too, and must start fast
-
-    if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) <= MAX_GID:
-        return int(text)
-    try:
-        return grp.getgrnam(text).gr_gid
-    except (KeyError, ValueError):  # the latter for what can be no name
-        raise InvalidRequestError(
-            f"{name}: there is no group {quote(text)} here; give a group's name or number"
-        ) from None
-
-
-def _enforce(text: str, name: str) -> str:
-    if text not in ENFORCE_VALUES:
-        raise InvalidRequestError(f"{name}: {quote(text)} is none of {', '.join(ENFORCE_VALUES)}")
-    return text
-
-
-def _switch(text: str, name: str) -> bool:
-    if text not in {"on", OFF}:
-        raise InvalidRequestError(f"{name}: {quote(text)} is neither on nor off")
-    return text == "on"
-
-
-def _log_format(text: str, name: str) -> str:
-    if text not in {"text", "json"}:
-        raise InvalidRequestError(f"{name}: {quote(text)} is neither text nor json")
-    return text
-
-
-_READERS: Mapping[str, Callable[[str, str], Any]] = {
-    "root": _text,
-    "machine": _text,
-    "node_name": _node_name,
-    "socket": _text,
-    "listen": _listen,
-    "listen_plan": _listen,
-    "reserved_cpus": _cpus,
-    "scan_interval": _scan_interval,
-    "job_series": _job_series,
-    "admin_group": _group,
-    "enforce": _enforce,
-    "enforce_policy": _text,
-    "migrate_memory": _switch,
-    "log_format": _log_format,
-}

@@ -17,7 +17,7 @@ from affinityd.cli.parser import Parser
 from affinityd.client import http as client
 from affinityd.client import trust
 from affinityd.config import file, switch
-from affinityd.config.settings import host_and_port
+from affinityd.config.setting_readers import host_and_port
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.kubernetes import node_plan
 from affinityd.kubernetes.init_files import write_plan, write_scripts, write_settings
