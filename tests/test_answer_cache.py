@@ -11,15 +11,16 @@ from starlette.types import Scope
 
 from affinityd.daemon.api.answer_cache import MAX_BYTES, AnswerCache
 from affinityd.daemon.http.cached_response import CachedAnswer
-from affinityd.daemon.peers.callers import CALLER, CallerCpus, Callers
+from affinityd.daemon.peers.callers import CALLER, Callers
 from affinityd.daemon.state.plan_service import Answer
+from affinityd.request.resolve import Caller
 
-WIDE, NARROW = (CallerCpus(frozenset(cpus), b"0-3") for cpus in ([0, 1, 2, 3], [2]))
-SMALL = CallerCpus(frozenset([2]), b"2")
+FOUR, ONE = frozenset(range(4)), frozenset([2])
+WIDE, NARROW, SMALL = Caller(FOUR, FOUR), Caller(ONE, FOUR), Caller(ONE, ONE)
 
 
 def asking(
-    query: bytes = b"gpus=0", accept: bytes | None = None, caller: CallerCpus | None = None
+    query: bytes = b"gpus=0", accept: bytes | None = None, caller: Caller | None = None
 ) -> Scope:
     headers = [] if accept is None else [(b"accept", accept)]
     return {"query_string": query, "headers": headers, "state": {CALLER: caller}}
@@ -63,7 +64,9 @@ class Node:
 def test_an_answer_is_found_by_its_query_its_accept_header_and_its_caller(other: Scope) -> None:
     node, asked = Node(), asking(b"gpus=0", b"text/plain", WIDE)
     node.answers.remember(asked, planned(b"{}"))
-    found = node.found(asking(b"gpus=0", b"text/plain", CallerCpus(frozenset(range(4)), b"0-3")))
+    found = node.found(
+        asking(b"gpus=0", b"text/plain", Caller(frozenset(range(4)), frozenset(range(4))))
+    )
     assert found is not None
     assert found.body == b"{}"
     assert node.found(other) is None
@@ -95,16 +98,20 @@ def test_where_the_node_is_not_as_it_was_nothing_is_found() -> None:
     ("size", "caller"),
     [
         pytest.param(60_000, None, id="long queries"),
-        pytest.param(100, CallerCpus(frozenset(range(4000)), b"0-3999"), id="large masks"),
+        pytest.param(100, Caller(frozenset(range(4000))), id="large masks"),
     ],
 )
-def test_what_is_remembered_stays_small(size: int, caller: CallerCpus | None) -> None:
+def test_what_is_remembered_stays_small(size: int, caller: Caller | None) -> None:
     node = Node()
     tracemalloc.start()
     try:
         for number in range(1000):
             query = b"%d" % number + b"x" * size
-            mask = None if caller is None else CallerCpus(frozenset(caller.mask), caller.cpuset)
+            mask = (
+                None
+                if caller is None
+                else Caller(frozenset([*caller.mask]), frozenset([*caller.mask]))
+            )
             node.answers.remember(asking(query, None, mask), planned(b"y" * 1000))
         kept, _ = tracemalloc.get_traced_memory()
     finally:

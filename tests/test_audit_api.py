@@ -9,8 +9,9 @@ import pytest
 
 from affinityd.audit.document import AuditDocument
 from affinityd.daemon.api.documents import Viewer, audit_documents, viewer
-from affinityd.daemon.peers.connection import Peer
+from affinityd.daemon.peers.connection import PeerConnection
 from affinityd.daemon.state.scanner import Audit, LatestAudit
+from affinityd.linux.peercred import Credentials
 from tests.documents import exactly
 from tests.scans import audit, process
 
@@ -19,8 +20,12 @@ ADMINS = 500
 EVERYBODYS, NOBODYS = Viewer(is_admin=True), Viewer()
 
 
-def peer(uid: int, *groups: int, pid: int = 10) -> Peer:
-    return Peer(pid, uid, frozenset(groups))
+def peer(uid: int, *groups: int, pid: int = 10) -> PeerConnection:
+    """Return a connection of a process of these numbers."""
+    connection = PeerConnection.__new__(PeerConnection)
+    connection.credentials = Credentials(pid, uid, 0)
+    connection.groups = frozenset(groups)
+    return connection
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,7 @@ def peer(uid: int, *groups: int, pid: int = 10) -> Peer:
         pytest.param(None, ADMINS, NOBODYS, id="over TCP: counts"),
     ],
 )
-def test_who_sees_what(peer: Peer | None, admin_group: int | None, sees: Viewer) -> None:
+def test_who_sees_what(peer: PeerConnection | None, admin_group: int | None, sees: Viewer) -> None:
     assert viewer(peer, admin_group) == sees
 
 

@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from affinityd.cpuset import parse_list
 from affinityd.daemon.api.answer_cache import AnswerCache
-from affinityd.daemon.peers.callers import CallerCpus, Callers
+from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.peers.connection import KEY, PeerConnection
 from affinityd.daemon.peers.cpuset_cache import CpusetFiles
 from affinityd.daemon.state.plan_service import Answer
@@ -78,21 +78,21 @@ def caller() -> Iterator[Called]:
         yield it
 
 
-def facts(of: Called) -> CallerCpus | None:
+def facts(of: Called) -> Caller | None:
     return told(Callers(), of.connection)
 
 
-def told(callers: Callers, connection: PeerConnection | None) -> CallerCpus | None:
+def told(callers: Callers, connection: PeerConnection | None) -> Caller | None:
     """Return what the daemon would know, on its event loop."""
 
-    async def ask() -> CallerCpus | None:
+    async def ask() -> Caller | None:
         return callers.of_connection(connection)
 
     return asyncio.run(ask())
 
 
-def known(mask: str, within: str) -> CallerCpus:
-    return CallerCpus(parse_list(mask), within.encode())
+def known(mask: str, within: str) -> Caller:
+    return Caller(parse_list(mask), parse_list(within))
 
 
 @needs_cpuset
@@ -100,19 +100,6 @@ def test_who_lives_is_known_by_the_mask_and_the_cpuset_that_it_has_now(caller: C
     assert facts(caller) == known(BOTH, BOTH)
     caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
     assert facts(caller) == known(NEAR, BOTH)
-    with cpuset() as folder:
-        (folder / "cpuset.cpus").write_text(FAR)
-        (folder / "cgroup.procs").write_text(str(caller.process.pid))
-        assert facts(caller) == known(FAR, FAR)
-        caller.process.kill()
-        caller.process.wait()
-
-
-@needs_cpuset
-def test_a_kernel_that_has_no_files_of_cpusets_tells_by_the_cgroup(
-    caller: Called, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Callers, "_has_cpuset_files", False)
     with cpuset() as folder:
         (folder / "cpuset.cpus").write_text(FAR)
         (folder / "cgroup.procs").write_text(str(caller.process.pid))
@@ -139,23 +126,20 @@ def test_to_find_out_who_asks_leaves_no_file_open(caller: Called) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-@needs_cpuset
-def test_a_process_that_has_lost_its_main_thread_is_where_it_was(caller: Called) -> None:
+def test_a_process_that_has_lost_its_main_thread_is_not_known(caller: Called) -> None:
+    """Where its cgroup is, version 1 does not say any more."""
     caller.do(
         "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
     )
-    with cpuset() as folder:
-        (folder / "cpuset.cpus").write_text(FAR)
-        (folder / "cgroup.procs").write_text(str(caller.process.pid))
-        assert caller.process.stdin is not None
-        caller.process.stdin.write("ctypes.CDLL(None).pthread_exit(None)\n")
-        caller.process.stdin.flush()
-        status = Path(f"/proc/{caller.process.pid}/status")
-        while "State:\tZ" not in status.read_text():
-            pass
-        assert facts(caller) == known(FAR, FAR)
-        caller.process.kill()
-        caller.process.wait()
+    assert caller.process.stdin is not None
+    caller.process.stdin.write("ctypes.CDLL(None).pthread_exit(None)\n")
+    caller.process.stdin.flush()
+    status = Path(f"/proc/{caller.process.pid}/status")
+    while "State:\tZ" not in status.read_text():
+        pass
+    assert facts(caller) is None
+    caller.process.kill()
+    caller.process.wait()
 
 
 def test_who_forges_lines_of_its_status_is_known_as_it_is(caller: Called) -> None:
@@ -329,18 +313,25 @@ def test_who_shuts_his_cgroups_folder_is_bound_by_his_mask_and_by_nothing_wider(
 
 
 @pytest.mark.parametrize(
-    ("facts", "mask", "within"),
+    ("cpuset", "mask", "within"),
     [
-        pytest.param(known("2", "0-3"), "2", "0-3", id="a mask in a cpuset"),
-        pytest.param(known("0-3", "0-3"), "0-3", "0-3", id="all of it"),
-        pytest.param(known("0-3", "2-5"), "2-3", "2-5", id="a cpuset that was changed meanwhile"),
-        pytest.param(known("0-3", "8-9"), "8-9", "8-9", id="and has nothing of the mask"),
-        pytest.param(known("0-3", ""), "0-3", None, id="a cpuset that is not to be seen"),
+        pytest.param(b"0-65535", BOTH, "0-65535", id="a mask in a cpuset"),
+        pytest.param(BOTH.encode(), BOTH, BOTH, id="all of it"),
+        pytest.param(f"{NEAR},999".encode(), NEAR, f"{NEAR},999", id="a cpuset changed meanwhile"),
+        pytest.param(b"999", "999", "999", id="and has nothing of the mask"),
+        pytest.param(None, BOTH, None, id="a cpuset that is not to be seen"),
     ],
 )
-def test_a_caller_is_what_is_known_of_him(facts: CallerCpus, mask: str, within: str | None) -> None:
-    cpuset = None if within is None else parse_list(within)
-    assert facts.caller == Caller(parse_list(mask), cpuset)
+def test_a_mask_is_within_the_cpuset_that_was_read_after_it(
+    caller: Called,
+    monkeypatch: pytest.MonkeyPatch,
+    cpuset: bytes | None,
+    mask: str,
+    within: str | None,
+) -> None:
+    monkeypatch.setattr(CpusetFiles, "cpuset", lambda *_: cpuset)
+    cpus = None if within is None else parse_list(within)
+    assert facts(caller) == Caller(parse_list(mask), cpus)
 
 
 @needs_cpuset

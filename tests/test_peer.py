@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.peers.connection import TCP, Peer, PeerConnection
+from affinityd.daemon.api.documents import Viewer, viewer
+from affinityd.daemon.peers.connection import TCP, PeerConnection
 from tests.serving import Accepted
 
 pytestmark = pytest.mark.processes
@@ -37,7 +38,7 @@ with socket.socket(socket.AF_UNIX) as connection:
 @contextmanager
 def connected(
     folder: Path, *numbers: int, before: tuple[str, ...] = ()
-) -> Iterator[tuple[int, Peer]]:
+) -> Iterator[tuple[int, PeerConnection]]:
     """Yield the pid of a process of this user, group and groups, and who it is on the socket."""
     folder.chmod(0o755)
     path = folder / "s"
@@ -58,10 +59,8 @@ def connected(
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
             listener.settimeout(15)
             connection, _ = listener.accept()
-            peer = PeerConnection(Accepted(connection)).peer
-            assert peer is not None
             with connection:
-                yield child.pid, peer
+                yield child.pid, PeerConnection(Accepted(connection))
                 assert child.stdin is not None
                 child.stdin.close()
 
@@ -73,17 +72,25 @@ def open_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+def numbers(peer: PeerConnection) -> list[int]:
+    assert peer.credentials is not None
+    return list(peer.credentials)
+
+
 def test_a_process_is_known_by_its_pid_user_and_groups(open_folder: Path) -> None:
     with connected(open_folder, os.getuid(), os.getgid(), *os.getgroups()) as (pid, peer):
-        assert peer == Peer(pid, os.getuid(), frozenset({os.getgid(), *os.getgroups()}))
-        assert peer.is_of_ours
+        assert numbers(peer) == [pid, os.getuid(), os.getgid()]
+        assert peer.groups == {os.getgid(), *os.getgroups()}
+        assert viewer(peer, None) == Viewer(is_admin=os.getuid() == 0, uid=os.getuid() or None)
 
 
 @as_root
 def test_another_user_is_known_as_such_with_all_groups(open_folder: Path) -> None:
     with connected(open_folder, 1234, 1235, 1236, 4_000_000_000) as (pid, peer):
-        assert peer == Peer(pid, 1234, frozenset({1235, 1236, 4_000_000_000}))
-        assert peer.is_of_ours
+        assert numbers(peer) == [pid, 1234, 1235]
+        assert peer.groups == {1235, 1236, 4_000_000_000}
+        assert viewer(peer, None) == Viewer(uid=1234)
+        assert viewer(peer, 1236) == Viewer(is_admin=True)
 
 
 @as_root
@@ -96,14 +103,10 @@ def test_of_more_groups_than_there_is_room_for_the_first_alone_is_known(
 
 
 @as_root
-def test_a_user_that_is_not_mapped_here_is_nobody_of_ours(open_folder: Path) -> None:
-    nobody = int(Path("/proc/sys/kernel/overflowuid").read_text())
-    with connected(open_folder, nobody, 1) as (_, peer):
-        assert not peer.is_of_ours
-
-
-def test_a_process_of_another_pid_namespace_is_not_of_ours() -> None:
-    assert not Peer(0, 0, frozenset({0})).is_of_ours
+def test_a_user_that_is_not_mapped_here_sees_counts_alone(open_folder: Path) -> None:
+    unmapped = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    with connected(open_folder, unmapped, 1) as (_, peer):
+        assert viewer(peer, 1) == Viewer()
 
 
 def test_over_tcp_nobody_is_known() -> None:
@@ -113,7 +116,7 @@ def test_over_tcp_nobody_is_known() -> None:
     ):
         connection = PeerConnection(Accepted(client))
         assert connection.credentials is None
-        assert connection.peer is None
+        assert connection.groups == frozenset()
         assert connection.caller == TCP
 
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from starlette.types import Scope
 
 from affinityd.daemon.http.cached_response import CachedAnswer, Header
-from affinityd.daemon.peers.callers import CallerCpus, Callers
+from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.state.cache import Cache
 from affinityd.daemon.state.plan_service import CPU_BYTES, Answer
 from affinityd.errors import BusyError
+from affinityd.request.resolve import Caller
 
 #: What an answer to a plan request depends on: its query, its Accept header, and its caller.
-Key = tuple[bytes, bytes, CallerCpus | None]
+Key = tuple[bytes, bytes, Caller | None]
 
 MAX_BYTES = 16 * 1024 * 1024  #: of answers and their questions
 ENTRY_BYTES = 1024  #: what an entry weighs besides, about
@@ -55,7 +56,7 @@ class AnswerCache:
         caller = self.callers.of_request(scope)
         weight = len(answer.body) + len(query) + len(accept) + ENTRY_BYTES
         if caller is not None:
-            weight += CPU_BYTES * len(caller.mask) + len(caller.cpuset)
+            weight += CPU_BYTES * (len(caller.mask) + len(caller.cpuset or ()))
         self._answers.put((query, accept, caller), remembered, weight)
 
     def forget(self) -> None:

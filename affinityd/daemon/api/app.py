@@ -132,8 +132,7 @@ def _plan_route(
             requests = parse_query(_pairs(request.scope["query_string"]))
             mode = requests[0].options.mode
             await _bring_up_to_date(service, watcher, requests[0])
-            known = answers.callers.of_request(request.scope)
-            caller = None if known is None else known.caller
+            caller = answers.callers.of_request(request.scope)
             kind = _format(requests[0], request)
             answer = first_answer(
                 requests, lambda asked: service.answer(asked, kind, caller), is_retried

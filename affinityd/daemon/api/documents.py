@@ -11,12 +11,13 @@ from starlette.responses import Response
 
 from affinityd.audit.describe import Sees, everything, render
 from affinityd.audit.document import AuditDocument
-from affinityd.daemon.peers.connection import Peer, peer_of_request
+from affinityd.daemon.peers.connection import PeerConnection, connection_of
 from affinityd.daemon.state.background import SingleFlight
 from affinityd.daemon.state.cache import Cache
 from affinityd.daemon.state.scanner import Audit, LatestAudit
 from affinityd.enforce.document import EnforceDocument
 from affinityd.errors import InvalidRequestError, NotEnforcedError
+from affinityd.linux.peercred import overflow_uid
 from affinityd.text import quote
 
 T = TypeVar("T")
@@ -49,13 +50,14 @@ class Viewer:
         return None if self.uid is None else lambda process: process.facts.uid == self.uid
 
 
-def viewer(peer: Peer | None, admin_group: int | None) -> Viewer:
-    """Return what a caller may see; it has no peer where it came over TCP."""
-    if peer is None or not peer.is_of_ours:
+def viewer(connection: PeerConnection | None, admin_group: int | None) -> Viewer:
+    """Return what a caller may see: over TCP, or from other namespaces, counts alone."""
+    told = None if connection is None else connection.credentials
+    if connection is None or told is None or told.pid <= 0 or told.uid == overflow_uid():
         return Viewer()
-    if peer.uid == ROOT or admin_group in peer.groups:
+    if told.uid == ROOT or admin_group in connection.groups:
         return Viewer(is_admin=True)
-    return Viewer(uid=peer.uid)
+    return Viewer(uid=told.uid)
 
 
 class DocumentSource(Protocol):
@@ -124,7 +126,7 @@ def document_route(
     async def document(request: Request) -> Response:
         if query := request.scope["query_string"].decode("ascii", errors="replace"):
             raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")
-        body = await source.document(viewer(peer_of_request(request.scope), admin_group))
+        body = await source.document(viewer(connection_of(request.scope), admin_group))
         return Response(body, media_type="application/json")
 
     return router

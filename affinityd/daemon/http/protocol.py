@@ -37,10 +37,6 @@ log = logging.getLogger(__name__)
 LARGE = 64 * 1024  #: bytes of an answer that is not taken: that caller's are weighed
 
 
-class PipelinedError(Exception):
-    """A request came in one piece with the one before."""
-
-
 class Protocol(HttpToolsProtocol):
     """One connection. Each request has it in its scope, and waits for its caller's turn.
 
@@ -125,9 +121,9 @@ class Protocol(HttpToolsProtocol):
             self._await(REQUEST_SECONDS)
 
     def on_message_begin(self) -> None:
-        """Begin a request. Raises PipelinedError, which ends the parser, for a second one."""
+        """Begin a request. Raises HttpParserError, which ends the parser, for a second one."""
         if self._has_begun:
-            raise PipelinedError
+            raise HttpParserError("a request came in one piece with the one before")
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:

@@ -51,9 +51,7 @@ class Refusal:
 
 
 TOO_MANY = Refusal(
-    "caller",
-    503,
-    "this caller has as many connections open as one may have; close some",
+    "caller", 503, "this caller has as many connections open as one may have; close some"
 )
 NO_ROOM = Refusal("files", 503, "the daemon has no room for one more connection; try again later")
 UNTAKEN = Refusal(
@@ -65,9 +63,7 @@ HEAD_TOO_LARGE = Refusal(
     f"the request line and headers are more than {MAX_HEAD} bytes or {MAX_LINES} lines; send less",
 )
 REQUEST_TOO_SLOW = Refusal(
-    "head_time",
-    408,
-    f"the request took more than {REQUEST_SECONDS} s; send it at once",
+    "head_time", 408, f"the request took more than {REQUEST_SECONDS} s; send it at once"
 )
 SILENT = Refusal("silent", None, f"nothing was asked for {REQUEST_SECONDS} s")
 WITH_BODY = Refusal("body_size", 413, "the request has a body; send none: it is not read")

@@ -1,19 +1,18 @@
 """The CPUs that a caller over a unix socket may use, as the kernel has them while it asks.
 
 Its mask is that of its process's main thread, its cpuset that of its cgroup. Sources: unix(7),
-sched_getaffinity(2), cpuset(7) for /proc/PID/cpuset, cgroups(7), pid_namespaces(7).
+sched_getaffinity(2), cgroups(7) for /proc/PID/cgroup, pid_namespaces(7).
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, lru_cache
 
 from starlette.types import Scope
 
-from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.cpuset import CpuSet, parse_list
 from affinityd.daemon.peers.connection import PeerConnection, connection_of
 from affinityd.daemon.peers.cpuset_cache import CpusetFiles
 from affinityd.errors import BusyError
@@ -24,26 +23,6 @@ from affinityd.request.resolve import Caller
 log = logging.getLogger(__name__)
 
 CALLER = "caller"  #: where a request's scope has the caller's CPUs, among its `state`
-
-#: A path as /proc/PID/cgroup would have it: of either version, since only one has the controller.
-EITHER = b"1:cpuset:%b0::%b"
-
-
-class CallerCpus(NamedTuple):
-    """What the kernel says of a caller. Little is made of it: every request begins with this."""
-
-    mask: CpuSet
-    cpuset: bytes  #: a cpulist; b"": it is not to be seen
-
-    @property
-    def caller(self) -> Caller:
-        """The caller as plans know it."""
-        if not self.cpuset:
-            return Caller(self.mask)
-        cpuset = parse_list(self.cpuset.decode())
-        # The two were read one after the other, and the cpuset may have been changed between.
-        return Caller(self.mask & cpuset or cpuset, cpuset)
-
 
 UNKNOWN = "who asks is not known, and without a cpuset is planned on all of the node"
 OTHER_PIDS = (
@@ -68,7 +47,7 @@ class Callers:
         self._replayed = replayed
         self._told: set[str] = set()
 
-    def of_request(self, scope: Scope) -> CallerCpus | None:
+    def of_request(self, scope: Scope) -> Caller | None:
         """Return the CPUs of a request's caller, which are read once for each request.
 
         None where the caller is not known. Raises BusyError where no file is left to read them.
@@ -76,10 +55,10 @@ class Callers:
         state = scope.setdefault("state", {})
         if CALLER not in state:
             state[CALLER] = self.of_connection(connection_of(scope))
-        caller: CallerCpus | None = state[CALLER]
+        caller: Caller | None = state[CALLER]
         return caller
 
-    def of_connection(self, connection: PeerConnection | None) -> CallerCpus | None:
+    def of_connection(self, connection: PeerConnection | None) -> Caller | None:
         """Return the CPUs of the process that made a connection, as `of_request` does."""
         if self._replayed or connection is None or connection.credentials is None:
             return None
@@ -90,7 +69,7 @@ class Callers:
                 f"who asks cannot be found out now: {error.strerror}; try again in a moment"
             ) from None
 
-    def _of_process(self, connection: PeerConnection, pid: int) -> CallerCpus | None:
+    def _of_process(self, connection: PeerConnection, pid: int) -> Caller | None:
         if pid <= 0 or not self._sees_own_pids:
             self._say_once(OTHER_PROC if pid > 0 else OTHER_PIDS)
             return None
@@ -101,29 +80,23 @@ class Callers:
             self._say_once(HIDDEN)
         return None
 
-    def _read(self, pid: int) -> CallerCpus | None:
+    def _read(self, pid: int) -> Caller | None:
         """Return the CPUs of a pid's process now; None where it is not seen."""
-        mask, membership = mask_of(pid), self._membership(pid)
+        try:
+            mask, membership = mask_of(pid), present(f"/proc/{pid}/cgroup")
+        except PermissionError:  # hidepid=, proc(5)
+            return None
         if mask is None or membership is None:
             return None
         try:
-            return CallerCpus(mask, self._cpusets.cpuset(membership) or b"")
+            cpus = self._cpusets.cpuset(membership)
         except PermissionError:  # its cgroup's folder is shut: the mask is within it, anyway
-            return CallerCpus(mask, format_list(mask).encode())
-
-    def _membership(self, pid: int) -> bytes | None:
-        """Return a process's cgroup as /proc/PID/cgroup has it; None where it is not seen.
-
-        Where there is /proc/PID/cpuset, that is read: of a process that has lost its main thread
-        the first version's /proc/PID/cgroup says "/", and to read it waits for each new cgroup.
-        """
-        try:
-            if not self._has_cpuset_files:
-                return present(f"/proc/{pid}/cgroup")
-            path = present(f"/proc/{pid}/cpuset")
-        except PermissionError:  # hidepid=, proc(5)
-            return None
-        return None if path is None else EITHER % (path, path)
+            return Caller(mask, mask)
+        if cpus is None:
+            return Caller(mask)
+        cpuset = _parsed(cpus)
+        # The two were read one after the other, and the cpuset may have been changed between.
+        return Caller(mask & cpuset or cpuset, cpuset)
 
     def _say_once(self, cause: str) -> None:
         if cause not in self._told:
@@ -135,17 +108,17 @@ class Callers:
         return CpusetFiles()
 
     @cached_property
-    def _has_cpuset_files(self) -> bool:
-        """Whether the kernel has /proc/PID/cpuset: CONFIG_PROC_PID_CPUSET, init/Kconfig."""
-        return os.path.exists("/proc/self/cpuset")  # noqa: PTH110
-
-    @cached_property
     def _sees_own_pids(self) -> bool:
         """Whether the numbers in /proc are those that a socket says."""
         try:
             return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115
         except OSError:
             return False
+
+
+@lru_cache(maxsize=64)  # for every request
+def _parsed(cpus: bytes) -> CpuSet:
+    return parse_list(cpus.decode())
 
 
 def _is_hidden(pid: int) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from starlette.types import Scope
 
 from affinityd.linux.files import present
-from affinityd.linux.peercred import Credentials, credentials, groups, overflow_uid
+from affinityd.linux.peercred import Credentials, credentials, groups
 from affinityd.linux.procstat import start_of
 
 KEY = "connection"  #: where a request's scope has it, among its `state`
@@ -23,20 +22,6 @@ TCP = "TCP"
 #: Bytes of answers that wait in the kernel, of which it takes twice as much, socket(7): they are
 #: the daemon's memory.
 SEND_BUFFER = 8192
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A process as it was when it connected; numbers are those of the daemon's namespaces."""
-
-    pid: int  #: 0 where its pid namespace is not ours, nor below it
-    uid: int
-    groups: frozenset[int]  #: gids: its own and, where there are not too many, the others
-
-    @property
-    def is_of_ours(self) -> bool:
-        """Whether its numbers are its own: unmapped users all look like the overflow uid."""
-        return self.pid > 0 and self.uid != overflow_uid()
 
 
 class PeerConnection:
@@ -52,10 +37,10 @@ class PeerConnection:
         self._start = None if told is None else _start(told.pid)
 
     @cached_property
-    def peer(self) -> Peer | None:
-        """The same, with all its groups."""
+    def groups(self) -> frozenset[int]:
+        """The gids of the process: its own and, where there are not too many, the others."""
         told = self.credentials
-        return None if told is None else Peer(told.pid, told.uid, groups(self._socket, told.gid))
+        return frozenset() if told is None else groups(self._socket, told.gid)
 
     def is_same_process(self) -> bool:
         """Whether the pid still is that of the process that connected. Raises OSError as above.
@@ -70,12 +55,6 @@ def connection_of(scope: Scope) -> PeerConnection | None:
     """Return what a request came over; None where it was no connection of ours."""
     connection = scope.get("state", {}).get(KEY)
     return connection if isinstance(connection, PeerConnection) else None
-
-
-def peer_of_request(scope: Scope) -> Peer | None:
-    """Return which process sent a request; None where that is not known."""
-    connection = connection_of(scope)
-    return None if connection is None else connection.peer
 
 
 def _accept(accepted: Any) -> Credentials | None:  # noqa: ANN401 - a socket, or uvloop's view of one
