@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.daemon.state.node_publisher import NodePublisher
+from affinityd.daemon.state.plan_service import PlanService
 from affinityd.topology import node_file
 from affinityd.topology.node import Node
 from tests.machines.facts import machine
@@ -22,17 +23,21 @@ SECOND = replace(FIRST, generation=2)
 
 
 class Published:
-    """A publisher's folder, and the node that it is told of."""
+    """A publisher, and the file that it writes."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / node_file.NAME
-        self.node: Node | None = None
-        self.publisher = NodePublisher(lambda: self.node, self.file)
+        self.service = PlanService()
+        self.publisher = NodePublisher(self.service, self.file)
+
+    def begin(self, node: Node) -> None:
+        """Have a reading published, soon."""
+        self.service.swap(node)
+        self.publisher.has_been_read()
 
     async def read(self, node: Node) -> None:
         """Have a reading published, and wait for that."""
-        self.node = node
-        self.publisher.has_been_read()
+        self.begin(node)
         await until(lambda: self.generation == node.generation)
 
     @property
@@ -76,9 +81,8 @@ def test_a_file_that_cannot_be_written_is_told_once_and_written_with_a_later_rea
     folder = tmp_path / "run"
 
     async def story(published: Published) -> None:
-        published.node = FIRST
         for _ in range(2):
-            published.publisher.has_been_read()
+            published.begin(FIRST)
             await asyncio.sleep(0.1)
         folder.mkdir()
         await published.read(FIRST)
@@ -103,8 +107,7 @@ def test_of_readings_that_come_while_a_disk_hangs_the_newest_is_published(
 
     async def story(published: Published) -> None:
         for generation in range(1, 4):
-            published.node = replace(FIRST, generation=generation)
-            published.publisher.has_been_read()
+            published.begin(replace(FIRST, generation=generation))
             await asyncio.sleep(0.05)
         may_write.set()
         await until(lambda: written == [1, 3])

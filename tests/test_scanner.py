@@ -12,9 +12,11 @@ import pytest
 
 from affinityd.audit.model import Scan
 from affinityd.daemon.state import scanner as scanner_module
+from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scanner import Audit, LatestAudit, Scanner
 from affinityd.errors import FatalError, NotScannedError
 from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
 from tests.scans import MACHINE, scan
 
 SOON = 5.0
@@ -34,12 +36,13 @@ class Scans:
         self.latest = LatestAudit("none yet")
         self.acted: list[Audit] = []
         self.failures: list[None] = []
+        self.service = PlanService()
         self.scanner = Scanner(
             self.scan,
-            lambda: MACHINE,
+            self.service,
             self.latest,
             every=every,
-            on_audit=self.act,
+            consumers=[self.act],
             on_failure=lambda: self.failures.append(None),
         )
         self.running = asyncio.ensure_future(self.scanner.run())
@@ -68,7 +71,7 @@ def scanning(
     async def run() -> None:
         scans = Scans(every)
         if begins:
-            scans.scanner.begin()
+            scans.service.swap(Node(MACHINE))
         try:
             await story(scans)
         finally:
@@ -92,7 +95,7 @@ def test_it_scans_again_and_again_from_the_first_reading_on() -> None:
         assert (scans.begun, scans.latest.known) == ([], None)
         with pytest.raises(NotScannedError, match="none yet"):
             _ = scans.latest.audit
-        scans.scanner.begin()
+        scans.service.swap(Node(MACHINE))
         await until(lambda: len(scans.acted) == 3)
         assert scans.latest.audit in scans.acted
         assert scans.latest.audit.topology is MACHINE

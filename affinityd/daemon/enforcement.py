@@ -1,6 +1,6 @@
-"""What a daemon that enforces does after each scan: it enforces, and has what came of it told.
+"""Enforcement after each scan, and its metrics, log lines and document.
 
-Whoever imports this has all of enforcement: a daemon that does not enforce pays nothing for it.
+This module imports all of enforcement: a daemon that does not enforce does not import it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from affinityd.enforce.policy.model import GRANTED, NOTHING, Treatment
 from affinityd.errors import NotEnforcedError
 from affinityd.request.parameters import parse_request
 
-#: Parameters of a plan that a site may set; `strict` would refuse those whom nothing mends.
+#: Parameters of a plan that a site may set; `strict` would refuse processes that no plan helps.
 SITE = (
     *("mode", "scope", "share", "multithreading", "balanced"),
     *("min_physical_cores", "max_physical_cores"),
@@ -36,10 +36,10 @@ SITE = (
 
 
 class Enforcement:
-    """Enforces by one scan after the other, and remembers what came of the last."""
+    """Enforces by one scan after the other, and keeps the result of the last."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        """Begin, and log what the daemon is to do, and why it cannot, if so."""
+        """Log what the daemon is to do, and why it cannot, if so."""
         hindrance = _hindrance(settings)
         self._log = EnforceLog(settings.enforce, hindrance())
         self._enforcer = Enforcer(
@@ -94,7 +94,7 @@ def site(said: Mapping[str, str]) -> Treatment:
 
 
 def _hindrance(settings: Settings) -> Callable[[], str | None]:
-    """Return what tells why this daemon cannot pin now; privileges neither come nor go."""
+    """Return a function that says why this daemon cannot pin now; privileges do not change."""
     if settings.enforce != PIN:
         return lambda: None
     lacking = privileges.hindrance()

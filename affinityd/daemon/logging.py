@@ -41,16 +41,16 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
         moment = datetime.fromtimestamp(record.created, timezone.utc)
-        told = {
+        line = {
             "time": moment.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _message(record),
         }
         if trace := _trace(record):
-            told["exception"] = trace
+            line["exception"] = trace
         # The one control character that JSON lets pass.
-        return json.dumps(told).replace("\x7f", "\\u007f")
+        return json.dumps(line).replace("\x7f", "\\u007f")
 
 
 class BoundedQueueHandler(QueueHandler):
@@ -81,21 +81,21 @@ class LogListener(QueueListener):
         self._handler = handler
         self._file = file
         self._failed = 0  # lines that could not be written
-        self._told = 0  # lost lines that the log has told of
+        self._reported = 0  # lost lines that the log has counted
 
     def handle(self, record: logging.LogRecord) -> None:
         """Write a line, however long that takes."""
         if not self._write(record.msg):
             self._failed += 1
         elif self._handler.lines.empty():
-            self._tell_of_lost_lines()
+            self._report_lost_lines()
 
-    def _tell_of_lost_lines(self) -> None:
-        lost = self._handler.dropped + self._failed - self._told
+    def _report_lost_lines(self) -> None:
+        lost = self._handler.dropped + self._failed - self._reported
         message = "%d lines are missing above: the log took no more"
         notice = logging.LogRecord(log.name, logging.WARNING, "", 0, message, (lost,), None)
         if lost and self._write(self._handler.format(notice)):
-            self._told += lost
+            self._reported += lost
 
     def _write(self, line: str) -> bool:
         """Write a line; return whether the file took it."""
@@ -126,7 +126,7 @@ def written_to(file: int, formatter: logging.Formatter) -> Iterator[logging.Hand
 def log_on_stdout(log_format: str) -> Iterator[None]:
     """Send to stdout, as "text" or "json", every log record, warning and exception of a thread."""
     logging.raiseExceptions = False  # a log that takes no more lines is no reason for others
-    # What a client does wrong it is told; a line for each would let it fill the log.
+    # A client gets its errors as answers; a line for each would let it fill the log.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     logging.captureWarnings(True)  # noqa: FBT003 - it takes it by position only
     threading.excepthook = sys.unraisablehook = _uncaught
@@ -148,5 +148,5 @@ def _trace(record: logging.LogRecord) -> str:
     return logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
 
 
-def _uncaught(told: threading.ExceptHookArgs | sys.UnraisableHookArgs) -> None:
-    log.critical("this is a bug", exc_info=told.exc_value)
+def _uncaught(raised: threading.ExceptHookArgs | sys.UnraisableHookArgs) -> None:
+    log.critical("this is a bug", exc_info=raised.exc_value)

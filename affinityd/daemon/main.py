@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from affinityd import __version__
-from affinityd.audit.model import Scan
 from affinityd.config.settings import OFF, Settings
 from affinityd.config.switch import ON
 from affinityd.daemon import signals
@@ -35,12 +34,11 @@ from affinityd.daemon.servers import Servers, most_connections, raise_file_limit
 from affinityd.daemon.sockets import Listeners, listening
 from affinityd.daemon.state.node_publisher import NodePublisher
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.daemon.state.scanner import Audit, LatestAudit, Scanner
+from affinityd.daemon.state.scanner import LatestAudit, Scanner, ScanProcesses
 from affinityd.daemon.state.sd_notify import notify
 from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher
 from affinityd.errors import AffinityError, FatalError
 from affinityd.topology import node_file
-from affinityd.topology.model import Topology
 
 if TYPE_CHECKING:
     from affinityd.daemon.enforcement import Enforcement
@@ -49,13 +47,11 @@ log = logging.getLogger(__name__)
 
 SWITCH_SECONDS = 0.0002  #: a thread that works lets another go on after so long
 
-Scans = Callable[[Topology], Scan]  #: finds what the processes do now, which takes a while
-
 
 def run(
     settings: Settings,
     machine: TopologySource,
-    scan: Scans | None = None,
+    scan: ScanProcesses | None = None,
     *,
     nvml_failures: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
@@ -83,7 +79,7 @@ def run(
 async def _serve(
     settings: Settings,
     machine: TopologySource,
-    scan: Scans | None,
+    scan: ScanProcesses | None,
     listeners: Listeners,
     nvml_failures: Mapping[str, int],
 ) -> None:
@@ -99,7 +95,7 @@ async def _serve(
     enforcement = _enforcement(settings, metrics)
     latest = LatestAudit(_why_no_audit(settings))
     path = Path(settings.socket).with_name(node_file.NAME)
-    publisher = NodePublisher(lambda: service.known, path, replayed=settings.replays)
+    publisher = NodePublisher(service, path, replayed=settings.replays)
     watcher = TopologyWatcher(
         service,
         machine,
@@ -126,16 +122,17 @@ async def _serve(
     servers = Servers(app, PlanOnly(app), listeners, connections, answers.find)
     works = [watcher.watch(), publisher.run(), servers.watch()]
     if scan is not None and settings.scan_interval is not None:
-        act = _acting_on_audits(metrics, enforcement)
+        consumers = [metrics.scanned, AuditLog().scanned]
+        if enforcement is not None:
+            consumers.append(enforcement.scanned)
         scanner = Scanner(
             scan,
-            lambda: service.node.topology,
+            service,
             latest,
             every=settings.scan_interval,
-            on_audit=act,
+            consumers=consumers,
             on_failure=metrics.scan_failed,
         )
-        service.on_swap(scanner.begin)
         works.append(scanner.run())
     _take_signals(servers.stop, watcher.want_reading)
     log.info("affinityd %s answers %s", __version__, listeners)
@@ -183,18 +180,6 @@ def _why_no_audit(settings: Settings) -> str:
     if settings.scan_interval is None:
         return "this daemon looks at no processes: its scan interval is off"
     return "the processes have not been looked at yet; try again in a moment"
-
-
-def _acting_on_audits(metrics: Metrics, enforcement: Enforcement | None) -> Callable[[Audit], None]:
-    audit_log = AuditLog()
-
-    def act(audit: Audit) -> None:
-        metrics.scanned(audit)
-        audit_log.scanned(audit)
-        if enforcement is not None:
-            enforcement.scanned(audit)
-
-    return act
 
 
 def _take_signals(stop: Callable[[], None], read_anew: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from affinityd.linux.peercred import credentials
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
-EVERYBODY = 0o666  #: the job of every user of the node must reach the daemon
+WRITABLE_BY_ALL = 0o666  #: the job of every user of the node must reach the daemon
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def _bound(host: str, port: int) -> socket.socket:
 def listen_unix(path: Path) -> UnixListener:
     """Listen on a path that every user can reach. A stale socket is taken over.
 
-    Raises ListenError for one that another process answers, which is named, and for a folder that
-    does not take it.
+    Raises ListenError for a socket on which another process listens, which is named, and for a
+    folder that cannot be written to.
     """
     try:
         if not path.parent.exists():
@@ -134,7 +134,7 @@ def listen_unix(path: Path) -> UnixListener:
         _take(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(os.fspath(path))
-        path.chmod(EVERYBODY)
+        path.chmod(WRITABLE_BY_ALL)
         listener.listen(BACKLOG)
         status = path.stat()
     except OSError as error:

@@ -26,9 +26,9 @@ async def in_background(work: Callable[[], T]) -> T:
         try:
             result = work()
         except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-            _tell(loop, done, partial(done.set_exception, error))
+            _settle(loop, done, partial(done.set_exception, error))
         else:
-            _tell(loop, done, partial(done.set_result, result))
+            _settle(loop, done, partial(done.set_result, result))
 
     threading.Thread(target=run, daemon=True).start()
     return await done
@@ -47,15 +47,15 @@ async def pause(event: asyncio.Event, seconds: float) -> None:
         coming.cancel()
 
 
-def _tell(
-    loop: asyncio.AbstractEventLoop, done: asyncio.Future[T], tell: Callable[[], None]
+def _settle(
+    loop: asyncio.AbstractEventLoop, done: asyncio.Future[T], settle: Callable[[], None]
 ) -> None:
     with suppress(RuntimeError):  # the loop has ended
-        loop.call_soon_threadsafe(lambda: None if done.cancelled() else tell())
+        loop.call_soon_threadsafe(lambda: None if done.cancelled() else settle())
 
 
 class SingleFlight(Generic[K, T]):
-    """Work in the background, one piece at a time, each for all who ask the same meanwhile."""
+    """Work in the background, one piece at a time; equal questions meanwhile share one answer."""
 
     def __init__(self, work: Callable[[K], T]) -> None:
         """Take what answers a question."""
@@ -64,7 +64,7 @@ class SingleFlight(Generic[K, T]):
         self._under_way: dict[K, asyncio.Task[T]] = {}
 
     async def __call__(self, question: K) -> T:
-        """Return the answer, or raise what `work` raises; who leaves early stops nobody's."""
+        """Return the answer, or raise what `work` raises; a caller that leaves stops no other."""
         answer = self._under_way.get(question)
         if answer is None:
             answer = asyncio.get_running_loop().create_task(self._answer(question))

@@ -1,15 +1,15 @@
-"""What the node is now, told to clients, the service manager and the log."""
+"""Publishes the node as it is now: to clients, the service manager and the log."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from affinityd.daemon.state.background import in_background
 from affinityd.daemon.state.failure_log import FailureLog
+from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.sd_notify import notify
 from affinityd.linux.atomic_write import sweep
 from affinityd.topology import node_file as nodefile
@@ -21,11 +21,9 @@ log = logging.getLogger(__name__)
 class NodePublisher:
     """Publishes the node after each reading, off the event loop: no plan waits for a disk."""
 
-    def __init__(
-        self, node: Callable[[], Node | None], node_file: Path, *, replayed: bool = False
-    ) -> None:
-        """Take what tells the node, where node.json is to be, and whether it is another machine."""
-        self._node = node
+    def __init__(self, service: PlanService, node_file: Path, *, replayed: bool = False) -> None:
+        """Take what has the node, where node.json is to be, and whether it is another machine's."""
+        self._service = service
         self._node_file = node_file
         self._replayed = replayed
         self._read = asyncio.Event()
@@ -45,7 +43,7 @@ class NodePublisher:
             await in_background(self._publish)
 
     def _publish(self) -> None:
-        node = self._node()
+        node = self._service.known
         if node is None:
             return
         if node is not self._published:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from affinityd.audit.model import Scan
 from affinityd.daemon.state.background import in_background
 from affinityd.daemon.state.failure_log import FailureLog
+from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import FatalError, NotScannedError
 from affinityd.topology.model import Topology
 
 T = TypeVar("T")
+
+ScanProcesses = Callable[[Topology], Scan]  #: finds what the processes do now, which takes a while
 
 #: A scan takes at most 20 s, and what is done about it a few: a thread that takes longer hangs.
 HUNG_SECONDS = 120.0
@@ -53,32 +56,29 @@ class Scanner:
 
     def __init__(
         self,
-        scan: Callable[[Topology], Scan],
-        topology: Callable[[], Topology],
+        scan: ScanProcesses,
+        service: PlanService,
         latest: LatestAudit,
         *,
         every: float,
-        on_audit: Callable[[Audit], None],
+        consumers: Sequence[Callable[[Audit], None]] = (),
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take what scans, on which topology, and where the last audit is kept.
+        """Take what scans, what has the topology, and where the last audit is kept.
 
-        `on_audit` acts on it, off the event loop, before the next scan begins; `on_failure` counts
-        a scan that failed.
+        `consumers` take each audit in turn, off the event loop, before the next scan begins;
+        `on_failure` counts a scan that failed.
         """
         self._scan = scan
-        self._topology = topology
+        self._service = service
         self._latest = latest
         self._every = every
-        self._on_audit = on_audit
+        self._consumers = consumers
         self._has_read = asyncio.Event()
+        service.on_swap(self._has_read.set)
         self._failures = FailureLog(
             "a scan of the processes failed; the last one stands", on_failure
         )
-
-    def begin(self) -> None:
-        """Begin, now that the topology has been read."""
-        self._has_read.set()
 
     async def run(self) -> None:
         """Scan for ever, one scan after the other. Raises FatalError for one that hangs."""
@@ -86,13 +86,17 @@ class Scanner:
         while True:
             began = time.monotonic()
             with self._failures.expecting_anything():
-                await self._scan_once(self._topology())
+                await self._scan_once(self._service.node.topology)
             await asyncio.sleep(began + self._every - time.monotonic())
 
     async def _scan_once(self, topology: Topology) -> None:
         audit = Audit(topology, await _in_time(lambda: self._scan(topology)))
         self._latest.known = audit
-        await _in_time(lambda: self._on_audit(audit))
+        await _in_time(lambda: self._consume(audit))
+
+    def _consume(self, audit: Audit) -> None:
+        for consume in self._consumers:
+            consume(audit)
 
 
 async def _in_time(work: Callable[[], T]) -> T:

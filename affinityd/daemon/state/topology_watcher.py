@@ -68,7 +68,7 @@ class TopologyWatcher:
         self._on_read = on_read
         self._failures = FailureLog("the machine could not be read")
         self._seen_online: object = None
-        self._is_current: bool | None = None  # None: not looked at in this turn of the loop
+        self._is_current: bool | None = None  # None: not read in this turn of the loop
         self._seen_drivers: object = None
         self._asked_drivers = self._sought_mig = float("-inf")
         self._asking = asyncio.Lock()
@@ -80,14 +80,14 @@ class TopologyWatcher:
     def is_current(self) -> bool:
         """Whether the CPUs that are online are the ones that were read.
 
-        That is looked at once in a turn of the event loop, for all who had asked before.
+        It is read once in a turn of the event loop, for all requests of that turn.
         """
         if self._is_current is None:
-            asyncio.get_running_loop().call_soon(self._look_anew)
+            asyncio.get_running_loop().call_soon(self._forget_current)
             self._is_current = self._machine.online() == self._seen_online
         return self._is_current
 
-    def _look_anew(self) -> None:
+    def _forget_current(self) -> None:
         self._is_current = None
 
     async def first_reading(self) -> None:
@@ -142,7 +142,7 @@ class TopologyWatcher:
             with self._failures.expecting(AffinityError, OSError):
                 topology = await in_background(self._machine.read)
                 self._seen_online = online
-                self._look_anew()
+                self._forget_current()
                 self._swap(topology)
                 self._on_read()
 
