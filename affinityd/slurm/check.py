@@ -13,9 +13,9 @@ from affinityd.slurm.config.slurmd import GresEntry, SlurmdGres
 from affinityd.slurm.gres_counts import DRAINED, GresCounts
 from affinityd.slurm.machine.core_affinity import Affinity, Cores, affinities
 from affinityd.slurm.machine.core_mismatch import misplaced
-from affinityd.slurm.machine.device_files import NAMINGS, device_file, runtime
-from affinityd.slurm.machine.nvlinks import ITSELF, Links, links, written
-from affinityd.text import quote
+from affinityd.slurm.machine.device_files import device_file, runtime
+from affinityd.slurm.machine.nvlinks import Links, links
+from affinityd.text import count, quote
 from affinityd.topology.model import Gpu, Topology
 
 #: Source: src/interfaces/gres.c (_check_core_range_matches_sock).
@@ -88,17 +88,10 @@ class GresCheck:
         """What the `Links=` of each GPU should be."""
         return links(self.topology)
 
-    @cached_property
-    def unjudged(self) -> list[str]:
-        """The device files that may be of a GPU, but the machine does not tell of which."""
-        prefixes = tuple(
-            NAMINGS[gpu.vendor].prefix if gpu.vendor in NAMINGS else "/dev/"
-            for gpu in self.topology.gpus
-            if device_file(gpu) is None
-        )
-        return [
-            file for file, _ in self.devices if file not in self.gpus and file.startswith(prefixes)
-        ]
+    @property
+    def is_judged(self) -> bool:
+        """Whether the device file of each GPU is known: else Slurm's are not told apart."""
+        return len(self.gpus) == len(self.topology.gpus)
 
     def findings(self) -> list[GresFinding]:
         """Return all that is wrong: GPU by GPU, then about the node."""
@@ -123,9 +116,9 @@ class GresCheck:
         runs = self.types.runs(self.topology.gpus)
         if len(set(runs)) < len(runs):
             yield ALTERNATING
-        if self.unjudged:
-            files = ", ".join(self.unjudged)
-            yield f"the machine does not tell which GPU is {files}: not judged"
+        if not self.is_judged:
+            unknown = [gpu for gpu in self.topology.gpus if device_file(gpu) is None]
+            yield f"the device files of {count(len(unknown), 'GPU')} are not known: not judged"
 
     def _is_narrow(self, entry: GresEntry) -> bool:
         """Whether an entry has some cores of a socket, and not all."""
@@ -136,9 +129,7 @@ class GresCheck:
         """Yield what is wrong about a GPU."""
         file = device_file(gpu)
         entries = [entry for it, entry in self.devices if it == file]
-        if file is None and not self.unjudged:
-            yield "its device file is not known here, and Slurm has none for it"
-        elif file is not None and not entries:
+        if file is not None and not entries:
             line = gres_writer.line(gpu, self.affinities[gpu.key], self.links, self.types)
             yield f"Slurm has no {file}; its line is {line}"
         if len(entries) > 1 and not all(entry.is_slice for entry in entries):
@@ -147,8 +138,8 @@ class GresCheck:
             yield from self._type(gpu, entry)
             if fault := misplaced(self.cores, gpu, self.affinities[gpu.key], entry.cores):
                 yield fault
-            if entry.links is not None and not entry.is_slice:
-                yield from self._links(gpu, entry, entry.links)
+            if entry.links is not None and self.links.counts:
+                yield from filter(None, [self.links.misstated(gpu, entry.links)])
 
     def _type(self, gpu: Gpu, entry: GresEntry) -> Iterator[str]:
         if entry.name != "gpu":
@@ -162,33 +153,10 @@ class GresCheck:
         elif right not in {None, entry.kind}:
             yield f"Type={entry.kind}, and it is {quote(gpu.model or '?')}; right is {remedy}"
 
-    def _links(self, gpu: Gpu, entry: GresEntry, said: tuple[int, ...]) -> Iterator[str]:
-        if len(entry.files) > 1:
-            files = len(entry.files)
-            yield f"{written(said)} is for one GPU, and File= names {files}; write a line each"
-        elif self.links.counts:
-            if fault := self.links.misstated(gpu, said):
-                yield fault
-        else:
-            yield from self._impossible_links(said, entry)
-
-    def _impossible_links(self, said: tuple[int, ...], entry: GresEntry) -> Iterator[str]:
-        """Yield what is wrong about `Links=`, however many links there are."""
-        number = next(at for at, (_, it) in enumerate(self.devices) if it is entry)
-        itself = [place for place, count in enumerate(said) if count == ITSELF]
-        gpus = len(self.topology.gpus)
-        if len(said) != gpus:
-            yield f"{written(said)} has {len(said)} numbers; one for each of {gpus} GPUs is right"
-        elif itself != [number]:
-            yield f"{written(said)} is not -1 at the GPU itself, which is gpu {number} to Slurm"
-
     def _strangers(self) -> Iterator[str]:
-        known = ", ".join(self.gpus) or "none that are known"
-        of_gpus = {*self.gpus, *self.unjudged}
-        for file, entry in self.devices:
-            is_of_slice = entry.is_slice and MIG_FILES in file
-            if file not in of_gpus and not is_of_slice:
-                yield f"{file} is no GPU of this node; there are {known}"
+        for file, entry in self.devices if self.is_judged else ():
+            if file not in self.gpus and not (entry.is_slice and MIG_FILES in file):
+                yield f"{file} is no GPU of this node; there are {', '.join(self.gpus) or 'none'}"
 
     def _order(self) -> Iterator[str]:
         """Yield the GPUs whose number to Slurm is not their own among those of their type."""

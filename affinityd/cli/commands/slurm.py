@@ -195,7 +195,7 @@ def _check(arguments: argparse.Namespace) -> int:
             *_uncompared(expected, node),
             *_passed_over(len(running) - len(judged), root),
         ),
-        is_judged=not check.unjudged,
+        is_judged=check.is_judged,
     )
     if arguments.format == "json":
         print(json.dumps(report.document(), indent=1))
