@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.planner.model import Options
+from affinityd.planner.modes import MODES
 from affinityd.request.parameters import FORMATS, MAX_LENGTH, PARAMETERS, Request, parse_request
 from affinityd.request.parsers import MAX_ENTRIES, MAX_NUMBER
 from tests.asking import is_one_short_line
@@ -128,8 +129,7 @@ MALFORMED = [
     pytest.param(
         "mode",
         "no-such",
-        "mode: 'no-such' is not one of all, single, single_unique, unique_contiguous, "
-        "unique_interleaved, node, socket, exclusive, core_complex, even",
+        f"mode: 'no-such' is not one of {', '.join(MODES)}",
         id="an unknown mode",
     ),
     pytest.param(

@@ -66,7 +66,7 @@ def complexes(domain: Domain, position: Position) -> Domain:
 
 
 @dataclass(frozen=True)
-class Mode:
+class PlanMode:
     """A row of the table."""
 
     split: Split
@@ -89,15 +89,15 @@ class Mode:
 
 
 MODES = {
-    "all": Mode(all_cores),
-    "single": Mode(first_core, scope="node", counts=False),
-    "single_unique": Mode(one_each, scope="node", unique=True, counts=False),
-    "unique_contiguous": Mode(contiguous, unique=True, balances=True),
-    "unique_interleaved": Mode(interleaved, unique=True, balances=True),
-    "node": Mode(all_cores, scope="node"),
-    "socket": Mode(all_cores, scope="socket"),
-    "exclusive": Mode(blocks, unique=True),
+    "all": PlanMode(all_cores),
+    "single": PlanMode(first_core, scope="node", counts=False),
+    "single_unique": PlanMode(one_each, scope="node", unique=True, counts=False),
+    "unique_contiguous": PlanMode(contiguous, unique=True, balances=True),
+    "unique_interleaved": PlanMode(interleaved, unique=True, balances=True),
+    "node": PlanMode(all_cores, scope="node"),
+    "socket": PlanMode(all_cores, scope="socket"),
+    "exclusive": PlanMode(blocks, unique=True),
     # Ranks that went on to the caches of another node would be far alone.
-    "core_complex": Mode(complexes, scope="node", widens=False),
-    "even": Mode(blocks, scope="node", everywhere=True, unique=True),
+    "core_complex": PlanMode(complexes, scope="node", widens=False),
+    "even": PlanMode(blocks, scope="node", everywhere=True, unique=True),
 }

@@ -15,7 +15,7 @@ from affinityd.planner.domains import RankGroup, best_first, everywhere, near, s
 from affinityd.planner.gpu_blocks import gpu_blocks
 from affinityd.planner.home_nodes import home_nodes, locality
 from affinityd.planner.model import Demand, Options, Plan, RankPlan, Widening
-from affinityd.planner.modes import MODES, Mode, Position
+from affinityd.planner.modes import MODES, PlanMode, Position
 from affinityd.planner.warnings import warnings
 from affinityd.planner.widening import RankCores, given_cpus, suffices, topped_up, widened
 from affinityd.topology.model import Core, Topology
@@ -52,7 +52,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
     return Plan(ranks, division.share, said)
 
 
-def _divided(topology: Topology, demand: Demand, mode: Mode) -> Division:
+def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
     options, allowed = demand.options, demand.allowed
     # A mode that does not count cores gives each rank one; more were not asked for in it.
     asked = 0 if options.cpus is None or not mode.widens else options.cpus if mode.counts else 1
@@ -71,13 +71,13 @@ def _divided(topology: Topology, demand: Demand, mode: Mode) -> Division:
     return Division(groups, cores_of, "requested")
 
 
-def _shares_node(demand: Demand, mode: Mode) -> bool:
+def _shares_node(demand: Demand, mode: PlanMode) -> bool:
     share = demand.options.share
     unconfined = demand.allowed == demand.unreserved
     return mode.shares_node and (share == "node" or (share == "auto" and unconfined))
 
 
-def _by_gpu(topology: Topology, demand: Demand, mode: Mode) -> tuple[RankGroup, ...]:
+def _by_gpu(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
     """Group ranks by GPU, each on its GPU's own block; nothing if one of them has none."""
     options = demand.options
     blocks = gpu_blocks(
@@ -95,7 +95,7 @@ def _by_gpu(topology: Topology, demand: Demand, mode: Mode) -> tuple[RankGroup, 
     )
 
 
-def _by_home(topology: Topology, demand: Demand, mode: Mode) -> tuple[RankGroup, ...]:
+def _by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
     """Group ranks by home node, each group on the domain that mode and scope say."""
     allowed = demand.allowed
     if mode.everywhere:
@@ -111,7 +111,7 @@ def _by_home(topology: Topology, demand: Demand, mode: Mode) -> tuple[RankGroup,
 
 
 def _split(
-    groups: Sequence[RankGroup], options: Options, mode: Mode
+    groups: Sequence[RankGroup], options: Options, mode: PlanMode
 ) -> Iterator[tuple[int, tuple[Core, ...]]]:
     """Yield (rank, its cores, best first) of every rank."""
     balanced = mode.balances and options.balanced
@@ -125,7 +125,7 @@ def _split(
 
 
 def _rank_plans(
-    topology: Topology, demand: Demand, mode: Mode, division: Division
+    topology: Topology, demand: Demand, mode: PlanMode, division: Division
 ) -> Iterator[RankPlan]:
     options = demand.options
     least = options.min_physical_cores if mode.counts else 1

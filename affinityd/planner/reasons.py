@@ -9,7 +9,7 @@ from affinityd.cpuset import CpuSet, format_list
 from affinityd.planner.domains import socket
 from affinityd.planner.home_nodes import usable
 from affinityd.planner.model import Demand, RankPlan, Widening
-from affinityd.planner.modes import Mode
+from affinityd.planner.modes import PlanMode
 from affinityd.planner.widening import RankCores
 from affinityd.text import count, node_name
 from affinityd.topology.model import Core, Gpu, Topology
@@ -19,7 +19,7 @@ class Reasons:
     """Says why the ranks of one plan are where they are; what concerns them all is found once."""
 
     def __init__(
-        self, topology: Topology, demand: Demand, mode: Mode, cores_of: RankCores, *, share: str
+        self, topology: Topology, demand: Demand, mode: PlanMode, cores_of: RankCores, *, share: str
     ) -> None:
         """Take each rank's cores, before `max_physical_cores` cuts them, and who divided them."""
         self._topology = topology

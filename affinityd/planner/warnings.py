@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from affinityd.cpuset import format_list
 from affinityd.planner.model import Demand, Options, PlanWarning, RankPlan
-from affinityd.planner.modes import Mode
+from affinityd.planner.modes import PlanMode
 from affinityd.planner.reasons import remote_rank, widened_rank
 from affinityd.text import count
 from affinityd.topology.model import Topology
 
 
 def warnings(
-    topology: Topology, demand: Demand, mode: Mode, ranks: Sequence[RankPlan], share: str
+    topology: Topology, demand: Demand, mode: PlanMode, ranks: Sequence[RankPlan], share: str
 ) -> Iterator[PlanWarning]:
     """Yield what a caller should know before it uses the plan."""
     yield from _ignored(demand.options, mode)
@@ -70,7 +70,7 @@ def _idle(topology: Topology, demand: Demand, ranks: Sequence[RankPlan]) -> Iter
         )
 
 
-def _ignored(options: Options, mode: Mode) -> Iterator[PlanWarning]:
+def _ignored(options: Options, mode: PlanMode) -> Iterator[PlanWarning]:
     defaults = Options()
     used = {
         "scope": mode.scope is None,
