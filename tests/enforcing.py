@@ -56,7 +56,8 @@ class Site:
 
     def look(self, *processes: ProcessFacts | AuditedProcess, boot: float = NOW) -> list[Decision]:
         """Return what is to become of what a scan found; `boot`: when it began."""
-        self._first_masks.begin()
+        self._first_masks.begin(boot)
+        self.backoff.begin(boot)
         judged = [it if isinstance(it, AuditedProcess) else self.audited(it) for it in processes]
         found = with_allocations(self.topology, self._reserved, judged)
         decisions = decide(
@@ -68,14 +69,14 @@ class Site:
             given=self.backoff.given,
             history=self._history,
         )
-        return self.backoff.calmed(decisions, boot)
+        return [self.backoff.after_waiting(it) for it in decisions]
 
     def pin(self, *processes: ProcessFacts, boot: float = NOW) -> list[ProcessFacts]:
         """Look, pin those that have drifted, and return what all of them are then."""
         decisions = self.look(*processes, boot=boot)
         for decision in decisions:
             if decision.verdict == DRIFTED:
-                self.backoff.pinned(PinAttempt(decision, PinOutcome(pinned=decision.drifted)), boot)
+                self.backoff.note(PinAttempt(decision, PinOutcome(pinned=decision.drifted)))
         return [mended(decision) for decision in decisions]
 
     def _identify(self, facts: ProcessFacts) -> ProcessIdentity:

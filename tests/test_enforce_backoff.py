@@ -65,7 +65,7 @@ def test_who_is_reset_again_and_again_waits_ever_longer_and_is_given_up() -> Non
 def reset(site: Site, times: int, boot: float = NOW) -> float:
     """Pin a process and have it reset so often, as soon as it is pinned again; return when."""
     site.pin(RANK, boot=boot)
-    for wait in (*site.backoff._patience.waits, 0.0)[:times]:
+    for wait in (*site.backoff._times.waits, 0.0)[:times]:
         boot += wait + 1
         site.pin(RANK, boot=boot)
     return boot
@@ -178,7 +178,7 @@ def test_another_process_by_the_same_number_is_another() -> None:
 def test_what_was_not_pinned_is_no_pin(outcome: PinOutcome) -> None:
     site = Site(TWO)
     (decision,) = site.look(RANK)
-    site.backoff.pinned(PinAttempt(decision, outcome), NOW)
+    site.backoff.note(PinAttempt(decision, outcome))
     assert site.backoff.record(RANK).last_pin is None
     assert said(*site.look(RANK)) == ["drifted unpinned"]
 
@@ -191,7 +191,7 @@ def test_who_is_refused_is_tried_ever_later_and_then_no_more() -> None:
         why[boot] = decision.why
         if decision.verdict == "drifted":
             tries.append(boot)
-            site.backoff.pinned(PinAttempt(decision, refused), NOW + boot)
+            site.backoff.note(PinAttempt(decision, refused))
     assert [later - one for one, later in pairwise(tries)] == [15, 30, 60, 120, 240]
     assert why[30] == (
         "its pin was refused, 2 times in a row (EPERM: it is another's): the next pin is in 15 s"
@@ -233,7 +233,7 @@ def test_who_was_not_finished_as_time_was_up_has_reset_nothing() -> None:
     (decision,) = site.look(RANK)
     late = PinOutcome(pinned=1, is_settled=False, is_late=True)
     for boot in range(0, 150, 15):
-        site.backoff.pinned(PinAttempt(decision, late), NOW + boot)
+        site.backoff.note(PinAttempt(decision, late))
         half = moved(RANK, "0-3", "0-7")
         assert said(*site.look(half, boot=NOW + boot + 15)) == ["drifted unpinned"]
     assert site.backoff.resets == 0
@@ -242,7 +242,7 @@ def test_who_was_not_finished_as_time_was_up_has_reset_nothing() -> None:
 def test_of_whom_some_threads_were_refused_the_others_count_as_pinned() -> None:
     site = Site(TWO)
     (decision,) = site.look(RANK)
-    site.backoff.pinned(PinAttempt(decision, PinOutcome(pinned=1, refused=1, error="EBUSY")), NOW)
+    site.backoff.note(PinAttempt(decision, PinOutcome(pinned=1, refused=1, error="EBUSY")))
     assert site.backoff.record(RANK).pins == 1
     half = moved(RANK, "0-3", "0-7")
     assert said(*site.look(half, boot=NOW + 1)) == ["drifted unpinned"]
@@ -253,7 +253,7 @@ def test_a_mask_that_the_kernel_cut_is_ours_too() -> None:
     site = Site(TWO)
     loader = worker("0-7", of=RANK)
     _, decision = site.look(RANK, loader)
-    site.backoff.pinned(PinAttempt(decision, PinOutcome(pinned=1, cut=parse_list("2"))), NOW)
+    site.backoff.note(PinAttempt(decision, PinOutcome(pinned=1, cut=parse_list("2"))))
     site.policy = Site(TWO, 'mode = "single"').policy
     assert said(*site.look(RANK, moved(loader, "2"))) == ["drifted unpinned", "drifted share"]
     assert said(*site.look(RANK, moved(loader, "3"))) == ["drifted unpinned", "left on_purpose"]
@@ -263,8 +263,8 @@ def test_a_processs_memory_of_masks_is_bounded() -> None:
     site = Site(TWO)
     (decision,) = site.look(RANK)
     for cpu in range(40):
-        site.backoff.pinned(
-            PinAttempt(decision, PinOutcome(pinned=2, cut=parse_list(f"0,{cpu + 1}"))), NOW
+        site.backoff.note(
+            PinAttempt(decision, PinOutcome(pinned=2, cut=parse_list(f"0,{cpu + 1}")))
         )
     assert len(site.backoff.record(RANK).given) == 16
     assert parse_list("0-3") in site.backoff.given(RANK)
@@ -273,11 +273,9 @@ def test_a_processs_memory_of_masks_is_bounded() -> None:
 def test_two_plans_in_turn_push_no_earlier_mask_out() -> None:
     site = Site(TWO)
     (decision,) = site.look(RANK)
-    site.backoff.pinned(PinAttempt(decision, PinOutcome(pinned=2, cut=parse_list("3"))), NOW)
+    site.backoff.note(PinAttempt(decision, PinOutcome(pinned=2, cut=parse_list("3"))))
     for turn in range(40):
-        site.backoff.pinned(
-            PinAttempt(decision, PinOutcome(pinned=2, cut=parse_list(f"{turn % 2}"))), NOW
-        )
+        site.backoff.note(PinAttempt(decision, PinOutcome(pinned=2, cut=parse_list(f"{turn % 2}"))))
     assert parse_list("3") in site.backoff.given(RANK)
 
 

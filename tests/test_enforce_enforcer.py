@@ -245,17 +245,17 @@ def test_no_memory_follows_who_was_near_or_was_refused(
     policy: Path, job: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near = Look(PIN, policy, job)
-    found = near.scan()
+    near.scan()
     (drifted,) = Look(OBSERVE, policy, job).enforce().report.decisions
     for decision, outcome in (
         (replace(drifted, cause="share"), PinOutcome(pinned=1)),
         (drifted, PinOutcome(refused=1, error="EPERM")),
     ):
         monkeypatch.setattr(pinner, "pin_process", lambda *_, outcome=outcome: outcome)
-        near.enforcer._pin_one(NODES, found, decision, time.monotonic() + 1)
+        near.enforcer._pin_one(NODES, decision, time.monotonic() + 1)
     assert near.follower.wanted == []
     monkeypatch.setattr(pinner, "pin_process", lambda *_: PinOutcome(pinned=1))
-    near.enforcer._pin_one(NODES, found, drifted, time.monotonic() + 1)
+    near.enforcer._pin_one(NODES, drifted, time.monotonic() + 1)
 
 
 def test_what_cannot_be_read_or_seen_is_noticed(

@@ -12,10 +12,12 @@ import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.enforce.policy import environ, identity, pods
+from affinityd.enforce.policy import pods
 from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity
 from affinityd.enforce.policy.pods import Pod, Pods
+from affinityd.linux import environ
 from affinityd.linux.processes import PROC, cgroups_of, stat_of
+from affinityd.recent import REMEMBERED
 from tests.auditing import KUBERNETES_POD, POD, SLURM_JOB, process
 from tests.children import program, sleeping
 
@@ -124,21 +126,11 @@ def test_a_job_may_say_which_cpus_it_was_given_near_and_far(
         assert about(child.pid).given == given
 
 
-def test_of_a_huge_environment_what_lies_early_is_known() -> None:
-    big = {f"BIG_{number}": "x" * 100_000 for number in range(11)}
-    with sleeping({**JOB, "TEAM": "x" * 4097, **big, "LATE": "1"}) as child:
-        told = about(child.pid, "TEAM", "LATE", "BIG_0")
-        assert len(Path(f"/proc/{child.pid}/environ").read_bytes()) > environ.MOST
-    assert told.partition == "gpu"
-    assert told.environment is not None
-    assert not {"TEAM", "LATE", "BIG_0"} & told.environment.keys()
-
-
 def test_of_a_variable_that_is_there_twice_the_first_counts(tmp_path: Path) -> None:
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
-    (tmp_path / "7/environ").write_bytes(b"TEAM=\xff\0TEAM=second\0SIZE\0=\0")
-    facts = facts_of(7, proc=str(tmp_path))
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
+    (tmp_path / "proc/7/environ").write_bytes(b"TEAM=\xff\0TEAM=second\0SIZE\0=\0")
+    facts = facts_of(7, proc=str(tmp_path / "proc"))
     assert ProcessIdentities(str(tmp_path)).of(facts, ("TEAM", "SIZE")).environment == {
         "TEAM": "\udcff"
     }
@@ -167,10 +159,13 @@ def test_of_a_process_that_has_ended_or_whose_number_is_anothers_nothing_is_know
 
 
 def test_an_environment_that_nobody_may_read_is_not_known(tmp_path: Path) -> None:
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
     assert (
-        ProcessIdentities(str(tmp_path)).of(facts_of(7, proc=str(tmp_path)), ()).environment is None
+        ProcessIdentities(str(tmp_path))
+        .of(facts_of(7, proc=str(tmp_path / "proc")), ())
+        .environment
+        is None
     )
 
 
@@ -179,7 +174,6 @@ def test_an_environment_is_read_once_unless_more_is_asked_for() -> None:
     with sleeping(JOB) as child:
         facts = facts_of(child.pid)
         first = known.of(facts, ("TEAM",)).environment
-    assert known.of(facts, ()).environment is first
     assert known.of(facts, ("TEAM",)).environment is first
     assert known.of(facts, ("TEAM", "SIZE")).environment is None  # it has ended
 
@@ -197,24 +191,23 @@ def test_another_process_by_the_same_number_is_asked_anew() -> None:
 def test_an_entry_that_is_cut_off_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
-    (tmp_path / "7/environ").write_bytes(b"TEAM=a\0SIZE=large\0")
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
+    (tmp_path / "proc/7/environ").write_bytes(b"TEAM=a\0SIZE=large\0")
     monkeypatch.setattr(environ, "MOST", len(b"TEAM=a\0SIZE=l"))
-    facts = facts_of(7, proc=str(tmp_path))
+    facts = facts_of(7, proc=str(tmp_path / "proc"))
     assert ProcessIdentities(str(tmp_path)).of(facts, ("TEAM", "SIZE")).environment == {"TEAM": "a"}
 
 
-def test_who_is_not_asked_for_in_a_while_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "FORGOTTEN", 0.0)  # every call begins a while
+def test_who_is_not_asked_for_in_a_while_is_forgotten() -> None:
     known = ProcessIdentities()
-    with sleeping(JOB) as child, sleeping(JOB) as other:
-        facts, others = facts_of(child.pid), facts_of(other.pid)
+    with sleeping(JOB) as child:
+        facts = facts_of(child.pid)
         known.of(facts, SLURM)
+    known.begin(REMEMBERED)
     assert known.of(facts, SLURM).partition == "gpu"
-    assert known.of(facts, SLURM).partition == "gpu"
-    known.of(others, SLURM)
-    known.of(others, SLURM)
+    for scan in range(2):
+        known.begin(2 * REMEMBERED + 1 + scan)
     assert known.of(facts, SLURM).partition is None
 
 
@@ -224,7 +217,7 @@ HASH = "f9a3b61a8b4ad6bd0b5a1d6f1b2f4c3e"  #: the uid of a static pod
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name in (f"ml-team_trainer-0_{POD}", f"kube-system_etcd-node1_{HASH}", "lost+found"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(parents=True)
     return tmp_path
 
 
@@ -248,12 +241,12 @@ def test_the_folders_are_listed_for_a_pod_that_is_not_known_and_not_at_once_agai
 ) -> None:
     known = Pods(str(folder))
     assert known.of("new") is None
-    (folder / "default_late_new").mkdir()
+    (folder / "default_late_new").mkdir(parents=True)
     assert known.of("new") is None
     monkeypatch.setattr(pods, "AGAIN", 0.0)
     known = Pods(str(folder))
     assert known.of("newer") is None
-    (folder / "default_later_newer").mkdir()
+    (folder / "default_later_newer").mkdir(parents=True)
     assert known.of("newer") == Pod("default", "later")
     shutil.rmtree(folder)
     assert known.of("newer") == Pod("default", "later")

@@ -9,10 +9,11 @@ import pytest
 
 from affinityd.audit.model import Job
 from affinityd.config.settings import OBSERVE, PIN
-from affinityd.daemon.enforce_log import REMEMBERED, EnforceLog
+from affinityd.daemon.enforce_log import EnforceLog
 from affinityd.enforce.enforcer import Enforced
 from affinityd.enforce.model import Decision
 from affinityd.enforce.policy.model import PolicyState
+from affinityd.recent import REMEMBERED
 from tests.enforced import done, drifted, enforced, fits, left
 from tests.scans import GPU1
 
@@ -69,7 +70,7 @@ PINNED_ONE = "INFO: slurm 7: pinned 1 process (2 threads) near nvidia GPU 0, mod
             id="as long as it is seen",
         ),
         pytest.param(
-            [pinning(drifted(1)), *[enforced()] * (int(REMEMBERED) // 60), pinning(drifted(1))],
+            [pinning(drifted(1)), *[enforced()] * (int(REMEMBERED) // 60 + 1), pinning(drifted(1))],
             [PINNED_ONE] * 2,
             id="and when it comes back after long",
         ),

@@ -20,6 +20,7 @@ from affinityd.audit.owners import ProcessOwners
 from affinityd.cpuset import CpuSet
 from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import PROC
+from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 
 READING = 5.0  #: seconds that a scan may read /proc, whatever runs
@@ -62,6 +63,7 @@ class Auditor:
         now, began = time.time(), time.monotonic()
         boot = time.clock_gettime(time.CLOCK_BOOTTIME)
         judge = self._judge(topology)
+        self._first_masks.begin(boot)
         processes = ProcessTable(self._proc)
         held = self._holders.held(topology, processes)
         end = time.monotonic() + READING
@@ -109,7 +111,6 @@ class Auditor:
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners
     ) -> Iterator[AuditedProcess]:
         """Yield the judgement of every process; what a known daemon starts is a part of it."""
-        self._first_masks.begin()
         daemons: set[int] = set()
         for facts in walk:
             of_daemon = facts.holding is None and facts.parent in daemons
@@ -153,28 +154,20 @@ def _numa_balancing(proc: str) -> int | None:
         return None
 
 
-REMEMBERED = 600.0  #: seconds without a sight of it: scans may be blind for a while
-
-
 class FirstMasks:
     """Remembers the main thread's mask of each process."""
 
     def __init__(self) -> None:
         """Know of none."""
-        self._masks: dict[tuple[int, int], CpuSet] = {}  # by pid and start
-        self._before: dict[tuple[int, int], CpuSet] = {}
-        self._turn = 0.0  # time.monotonic() when those of `_before` are forgotten
+        self._masks: Recent[tuple[int, int], CpuSet] = Recent()  # by pid and start
 
-    def begin(self) -> None:
-        """Forget whom nobody has seen for long."""
-        now = time.monotonic()
-        if now >= self._turn:
-            self._before, self._masks = self._masks, {}
-            self._turn = now + REMEMBERED
+    def begin(self, boot: float) -> None:
+        """Begin another scan; `boot`: when, seconds since boot."""
+        self._masks.begin(boot)
 
     def with_first(self, facts: ProcessFacts) -> ProcessFacts:
         """Return what a process is, with the mask that it had at first."""
         key = facts.pid, facts.start
-        mask = self._masks.get(key) or self._before.get(key) or facts.threads[0].mask
-        self._masks[key] = mask
-        return replace(facts, first_mask=mask)
+        if key not in self._masks:
+            self._masks[key] = facts.threads[0].mask
+        return replace(facts, first_mask=self._masks.get(key))

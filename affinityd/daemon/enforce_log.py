@@ -12,11 +12,10 @@ from affinityd.cpuset import several
 from affinityd.enforce.enforcer import Enforced
 from affinityd.enforce.model import GIVEN_UP, EnforcementReport, PinAttempt
 from affinityd.enforce.policy.model import PolicyState
+from affinityd.recent import Recent
 from affinityd.text import count, one_line
 
 log = logging.getLogger(__name__)
-
-REMEMBERED = 600.0  #: seconds for which a job that is not seen is remembered: then it is news again
 
 AT_START: Mapping[str, str] = {
     OBSERVE: "touches no process, and says at /enforce what it would pin",
@@ -35,14 +34,16 @@ class EnforceLog:
         """Say what is wanted, and why nothing can be pinned, if so."""
         self._hindrance: str | None = None
         self._policy = PolicyState()
-        self._noticed: dict[str, float] = {}  # what was said → when it was so, seconds since boot
-        self._told: dict[tuple[Job, str], float] = {}  # what was said of a job → when it was seen
+        self._noticed: Recent[str, None] = Recent()
+        self._told: Recent[Job, frozenset[str]] = Recent()  # what was said of a job
         log.info("enforce %s: %s", wanted, AT_START[wanted])
         self._note_hindrance(hindrance)
 
     def enforced(self, enforced: Enforced) -> None:
         """Tell of a new report."""
-        report, now = enforced.report, enforced.scan.boot
+        report = enforced.report
+        for remembered in (self._noticed, self._told):
+            remembered.begin(enforced.scan.boot)
         for level, line in _of_policy(self._policy, report.policy):
             log.log(level, "%s", line)
         self._policy = report.policy
@@ -50,12 +51,14 @@ class EnforceLog:
         for notice in report.notices:
             if notice not in self._noticed:
                 log.warning("%s", one_line(notice))
-            self._noticed[notice] = now
-        self._forget(report, now)
+            self._noticed[notice] = None
+        for job in {it.job for it in report.decisions if it.job is not None}:
+            self._told.get(job)  # as long as it is seen it is remembered
         for job, kind, (level, line) in (*_of_pins(report.done), *_of_given_up(report)):
-            if (job, kind) not in self._told:
+            told = self._told.get(job) or frozenset()
+            if kind not in told:
                 log.log(level, "%s %s: %s", job.scheduler, one_line(job.id), line)
-            self._told[job, kind] = now
+            self._told[job] = told | {kind}
 
     def _note_hindrance(self, hindrance: str | None) -> None:
         if hindrance not in {None, self._hindrance}:
@@ -63,14 +66,6 @@ class EnforceLog:
         elif self._hindrance is not None and hindrance is None:
             log.info("pins from now on: nothing keeps it from that any more")
         self._hindrance = hindrance
-
-    def _forget(self, report: EnforcementReport, now: float) -> None:
-        """Forget the jobs that were not seen for long."""
-        seen = {decision.job for decision in report.decisions}
-        at = {it: now if it[0] in seen else then for it, then in self._told.items()}
-        since = now - REMEMBERED
-        self._told = {it: then for it, then in at.items() if then > since}
-        self._noticed = {it: then for it, then in self._noticed.items() if then > since}
 
 
 def _of_policy(before: PolicyState, now: PolicyState) -> Iterator[News]:

@@ -1,4 +1,4 @@
-"""Patience with processes: who is reset again and again is pinned ever later, and then no more.
+"""Exponential backoff per process: after resets wait ever longer before pinning again, then stop.
 
 What a library does to masks may be meant so: a pin is repeated, and no fight. The clock is handed
 in, seconds since boot.
@@ -6,7 +6,6 @@ in, seconds since boot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from affinityd.audit.gather import TICKS
@@ -23,10 +22,8 @@ from affinityd.enforce.model import (
     PinAttempt,
 )
 from affinityd.enforce.verdict import drifted_masks
+from affinityd.recent import Recent
 from affinityd.text import count
-
-#: Seconds for which a process that is not seen is remembered: scans may be blind for a while.
-REMEMBERED = 600.0
 
 MOST_GIVEN = 16  #: masks of ours that are remembered of a process, the latest
 
@@ -67,46 +64,50 @@ class PinRecord:
 
 
 class Backoff:
-    """Remembers what was done to whom."""
+    """Remembers what was done to each process, and when it is to be pinned next."""
 
-    def __init__(self, patience: BackoffTimes = BackoffTimes()) -> None:
-        """Take how long to be patient."""
+    def __init__(self, times: BackoffTimes = BackoffTimes()) -> None:
+        """Take how long to wait."""
         self.resets = 0  #: of all processes
-        self._patience = patience
-        self._records: dict[tuple[int, int], PinRecord] = {}  # by pid and start
-        self._seen: dict[tuple[int, int], float] = {}
+        self._times = times
+        self._boot = 0.0
+        self._records: Recent[tuple[int, int], PinRecord] = Recent()  # by pid and start
+
+    def begin(self, boot: float) -> None:
+        """Begin another scan; `boot`: when, seconds since boot."""
+        self._boot = boot
+        self._records.begin(boot)
 
     def record(self, facts: ProcessFacts) -> PinRecord:
         """Return what is remembered of a process."""
-        return self._records.get(_key(facts), PinRecord())
+        return self._records.get(_key(facts)) or PinRecord()
 
     def given(self, facts: ProcessFacts) -> frozenset[CpuSet]:
         """Return the masks that we gave a process, or that the kernel made of them."""
         return frozenset(self.record(facts).given)
 
-    def calmed(self, decisions: Iterable[Decision], boot: float) -> list[Decision]:
-        """Return the decisions of a scan; who is to be pinned, but not now, is let alone.
+    def after_waiting(self, decision: Decision) -> Decision:
+        """Return the decision; what is to be pinned, but not now, is let alone."""
+        facts, record = decision.process.facts, self.record(decision.process.facts)
+        if decision.verdict == FITS and record.is_reset:  # what it does next is another reset
+            self._records[_key(facts)] = replace(record, is_reset=False, refusal=None)
+        if decision.verdict != DRIFTED:
+            return decision
+        age = self._boot - facts.start / TICKS
+        if age < self._times.grace:
+            return _left(decision, YOUNG, SO_FAR.format(age=age, grace=self._times.grace))
+        if record.last_pin is None or self._is_ours(decision):
+            return decision
+        self._records[_key(facts)] = record = self._reset(facts, record)
+        return self._waiting(decision, record, record.last_pin or 0.0)
 
-        `boot`: when the scan began.
-        """
-        decisions = tuple(decisions)
-        self._seen.update((_key(it.process.facts), boot) for it in decisions)
-        since = boot - REMEMBERED
-        self._seen = {key: seen for key, seen in self._seen.items() if seen >= since}
-        self._records = {key: it for key, it in self._records.items() if key in self._seen}
-        for decision in decisions:
-            if decision.verdict == FITS:
-                self._note_rest(decision.process.facts)
-        return [self._calmed(it, boot) if it.verdict == DRIFTED else it for it in decisions]
-
-    def pinned(self, done: PinAttempt, boot: float) -> None:
-        """Note what came of a pin; `boot`: when the scan began that it came from."""
-        facts, target, outcome = done.decision.process.facts, done.decision.target, done.outcome
+    def note(self, attempt: PinAttempt) -> None:
+        """Note what came of a pin."""
+        decision, outcome = attempt.decision, attempt.outcome
+        facts, target = decision.process.facts, decision.target
         if target is None or not (outcome.pinned or outcome.refused):
             return
         before = self.record(facts)
-        if outcome.refused:  # as a reset: it is tried again ever later
-            before = replace(before, in_a_row=before.in_a_row + 1)
         new = [mask for mask in (outcome.cut, target.cpus) if mask is not None]
         given = (*(mask for mask in before.given if mask not in new), *new)
         self._records[_key(facts)] = replace(
@@ -114,29 +115,24 @@ class Backoff:
             given=given[-MOST_GIVEN:],
             asked=target.cpus,
             pins=before.pins + (outcome.pinned > 0),
-            last_pin=boot,
+            last_pin=self._boot,
             refusal=outcome.error,
             cpuset=facts.cpuset,
+            in_a_row=before.in_a_row + (outcome.refused > 0),  # as a reset
             is_reset=outcome.refused > 0 or outcome.is_late,
         )
 
-    def _calmed(self, decision: Decision, boot: float) -> Decision:
-        facts, patience = decision.process.facts, self._patience
-        age = boot - facts.start / TICKS
-        if age < patience.grace:
-            return _left(decision, YOUNG, SO_FAR.format(age=age, grace=patience.grace))
-        last_pin = self.record(facts).last_pin
-        if last_pin is None or self._is_ours(decision):
-            return decision
-        record = self._note_reset(facts, boot)
-        if not record.in_a_row:  # time was up within the last pin
+    def _waiting(self, decision: Decision, record: PinRecord, last_pin: float) -> Decision:
+        """Return the decision about a process that was reset, or refused, so often in a row."""
+        times, waits = record.in_a_row, self._times.waits
+        if not times:  # time was up within the last pin
             return decision
         happened = (RESET if record.refusal is None else AGAIN).format(
-            times=count(record.in_a_row, "time"), refusal=record.refusal
+            times=count(times, "time"), refusal=record.refusal
         )
-        if record.in_a_row > len(patience.waits):
+        if times > len(waits):
             return _left(decision, GIVEN_UP, happened + (ENOUGH if record.refusal is None else END))
-        rest = last_pin + patience.waits[record.in_a_row - 1] - boot
+        rest = last_pin + waits[times - 1] - self._boot
         if rest > 0:
             return _left(decision, WAITING, happened + LATER.format(rest=rest))
         return decision
@@ -149,29 +145,20 @@ class Backoff:
             return False
         return drifted_masks(facts, target) <= {*record.given}
 
-    def _note_rest(self, facts: ProcessFacts) -> None:
-        """Note that a process is where it is to be: what it does next is another reset."""
-        record = self._records.get(_key(facts))
-        if record is not None and record.is_reset:
-            self._records[_key(facts)] = replace(record, is_reset=False, refusal=None)
-
-    def _note_reset(self, facts: ProcessFacts, boot: float) -> PinRecord:
-        """Note that a process is found reset, once a pin; return what is remembered then."""
-        record = self.record(facts)
+    def _reset(self, facts: ProcessFacts, record: PinRecord) -> PinRecord:
+        """Return what is remembered once a process was found reset, once a pin."""
         if not record.is_reset:
-            rest = boot - (record.last_reset or 0)
+            is_first = self._boot - (record.last_reset or 0) >= self._times.forgotten
             self.resets += 1
             record = replace(
                 record,
                 resets=record.resets + 1,
-                in_a_row=record.in_a_row + 1 if rest < self._patience.forgotten else 1,
-                last_reset=boot,
+                in_a_row=1 if is_first else record.in_a_row + 1,
+                last_reset=self._boot,
                 is_reset=True,
             )
-        if facts.cpuset != record.cpuset:  # rewritten, which resets masks: nobody's fight with us
-            record = replace(record, in_a_row=1)
-        self._records[_key(facts)] = record
-        return record
+        # A cpuset that is rewritten resets masks: that is no library's.
+        return record if facts.cpuset == record.cpuset else replace(record, in_a_row=1)
 
 
 def _key(facts: ProcessFacts) -> tuple[int, int]:

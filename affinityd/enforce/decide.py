@@ -62,8 +62,8 @@ def decide(
     """
     jobs, remedies = ScanJobs(scan.processes, policy, identify), Remedies(topology, scan)
     history.note(jobs.holders, scan.boot)
-    places = history.places(topology, topology.online - reserved)
-    targets = Targets(scan, jobs, remedies, places, history)
+    plans = history.plans(topology, topology.online - reserved)
+    targets = Targets(scan, jobs, remedies, plans, history)
     consents = _Consents(jobs, remedies, policy, identify)
 
     def decided(process: AuditedProcess) -> Decision:

@@ -90,7 +90,7 @@ class Enforcer:
         decisions, is_blind = self._decide(topology, scan)
         drifted = [it for it in decisions if it.verdict == DRIFTED and not it.is_observed]
         drifted = drifted if does == PIN else []
-        done = self._pin(topology, scan, drifted)
+        done = self._pin(topology, drifted)
         report = EnforcementReport(
             time=scan.time,
             wanted=self._wanted,
@@ -123,6 +123,8 @@ class Enforcer:
         policy = self._policy.current()
         variables = frozenset() if policy is None else policy.variables
         unread: set[int] = set()
+        self._identities.begin(scan.boot)
+        self._backoff.begin(scan.boot)
 
         def identify(facts: ProcessFacts) -> ProcessIdentity:
             found = self._identities.of(facts, variables)
@@ -139,21 +141,19 @@ class Enforcer:
             given=self._backoff.given,
             history=self._history,
         )
-        return tuple(self._backoff.calmed(decisions, scan.boot)), bool(unread)
+        return tuple(map(self._backoff.after_waiting, decisions)), bool(unread)
 
-    def _pin(self, topology: Topology, scan: Scan, drifted: Iterable[Decision]) -> list[PinAttempt]:
+    def _pin(self, topology: Topology, drifted: Iterable[Decision]) -> list[PinAttempt]:
         """Pin what has drifted, until time is up."""
         end = time.monotonic() + PASS
         done = []
         for decision in drifted:
             if time.monotonic() >= end:
                 break
-            done.append(self._pin_one(topology, scan, decision, end))
+            done.append(self._pin_one(topology, decision, end))
         return done
 
-    def _pin_one(
-        self, topology: Topology, scan: Scan, decision: Decision, end: float
-    ) -> PinAttempt:
+    def _pin_one(self, topology: Topology, decision: Decision, end: float) -> PinAttempt:
         """Pin a process; behind its first pin its memory is to follow."""
         facts, target = decision.process.facts, decision.target
         assert target is not None  # noqa: S101 - what has drifted has a place
@@ -161,7 +161,7 @@ class Enforcer:
         done = PinAttempt(decision, pinner.pin_process(facts, target, end))
         self._threads += done.outcome.pinned
         self._pins.update(outcomes(done.outcome))
-        self._backoff.pinned(done, scan.boot)
+        self._backoff.note(done)
         if is_first and done.outcome.pinned and decision.cause != SHARE:  # else it was near before
             self._migrations.want(topology, facts, target.cpus)
         return done

@@ -18,15 +18,13 @@ from affinityd.errors import UnsatisfiableError
 from affinityd.planner.model import Demand, Options
 from affinityd.planner.modes import MODES
 from affinityd.planner.planner import plan
+from affinityd.recent import Recent
 from affinityd.request.asked_cpus import asked_each
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import vicinity
 
 #: A GPU, and the cpuset of a process that holds it.
 GpuInCpuset = tuple[GpuKey, CpuSet]
-
-#: Seconds for which a job of which nobody is seen keeps its ranks: scans may be blind for a while.
-REMEMBERED = 600.0
 
 MOST_KEPT = 1024  #: plans and places: a user may make up as many as there are
 
@@ -48,15 +46,11 @@ class SharedCpus:
 
 @dataclass(frozen=True)
 class JobGpus:
-    """Who has held the GPUs of a job."""
+    """The GPUs that a job's processes hold, and have held."""
 
-    now: frozenset[GpuInCpuset]
-    before: frozenset[GpuInCpuset]  #: of GPUs that nobody holds any more
-    holders: tuple[ProcessFacts, ...]  #: those of `now`
-    seen: float  #: when that was `now`, seconds since boot
-
-
-NO_GPUS = JobGpus(frozenset(), frozenset(), (), 0.0)
+    now: frozenset[GpuInCpuset] = frozenset()
+    before: frozenset[GpuInCpuset] = frozenset()  #: of GPUs that no process holds any more
+    holders: tuple[ProcessFacts, ...] = ()  #: those of `now`
 
 
 class JobPlans:
@@ -71,20 +65,20 @@ class JobPlans:
         self._place = lru_cache(MOST_KEPT)(self._found)
 
     def of(
-        self, pool: SharedCpus, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
+        self, shared: SharedCpus, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
     ) -> CpuSet:
         """Return the CPUs of a process with these GPUs and this cpuset: one at least.
 
         `cpuset` has some near the GPUs, whose places are known. Raises UnsatisfiableError where
         there is no plan, or nothing near in it for this process.
         """
-        place = self._place(pool, treatment, gpus, cpuset)
+        place = self._place(shared, treatment, gpus, cpuset)
         if isinstance(place, str):
             raise UnsatisfiableError(place)
         return place
 
     def _found(
-        self, pool: SharedCpus, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
+        self, shared: SharedCpus, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
     ) -> CpuSet | str:
         """Return the same, or why there is no place."""
         near = vicinity(self.topology, [self._gpus[gpu] for gpu in gpus]).cpus
@@ -92,7 +86,7 @@ class JobPlans:
         wanted = cpuset if MODES[treatment.mode].everywhere else cpuset & near
         if wanted.isdisjoint(self.whole):
             return RESERVED.format(gpus=names, cpus=format_list(near & cpuset))
-        plan_of = self._plan(pool, _options(treatment, self._asked(pool, treatment.cpus)))
+        plan_of = self._plan(shared, _options(treatment, self._asked(shared, treatment.cpus)))
         if isinstance(plan_of, str):
             return plan_of
         planned = [plan_of[gpu] for gpu in gpus if gpu in plan_of]
@@ -102,22 +96,22 @@ class JobPlans:
             gpus=names, cpus=cpus, mode=treatment.mode, cpuset=format_list(cpuset)
         )
 
-    def _planned(self, pool: SharedCpus, options: Options) -> Mapping[GpuKey, CpuSet] | str:
+    def _planned(self, shared: SharedCpus, options: Options) -> Mapping[GpuKey, CpuSet] | str:
         """Return the CPUs of every rank, or why there is no plan."""
-        gpus = tuple(self._gpus[gpu] for gpu in pool.ranks if gpu in self._gpus)
+        gpus = tuple(self._gpus[gpu] for gpu in shared.ranks if gpu in self._gpus)
         try:
-            made = plan(self.topology, Demand(gpus, pool.cpus, self.whole, options))
+            made = plan(self.topology, Demand(gpus, shared.cpus, self.whole, options))
         except UnsatisfiableError as error:
             return f"mode {options.mode}: {error}"
         return {rank.gpu.key: rank.cpus for rank in made.ranks}
 
-    def _asked(self, pool: SharedCpus, said: int | str) -> int | None:
+    def _asked(self, shared: SharedCpus, said: int | str) -> int | None:
         """Return how many CPUs each rank asked for; None: not known, or it does not matter."""
         if isinstance(said, int):
             return said
-        if said == NOTHING or pool.granted is None or not pool.ranks:
+        if said == NOTHING or shared.granted is None or not shared.ranks:
             return None
-        return asked_each(self.topology, pool.granted, len(pool.ranks), pool.cpus, self.whole)
+        return asked_each(self.topology, shared.granted, len(shared.ranks), shared.cpus, self.whole)
 
 
 class JobHistory:
@@ -128,38 +122,35 @@ class JobHistory:
 
     def __init__(self) -> None:
         """Know of none."""
-        self._jobs: dict[Job, JobGpus] = {}
-        self._places: JobPlans | None = None
+        self._jobs: Recent[Job, JobGpus] = Recent()
+        self._plans: JobPlans | None = None
 
-    def note(self, holders: Mapping[Job, Collection[ProcessFacts]], now: float) -> None:
-        """Note who holds the GPUs of each job; `now`: seconds since boot."""
-        since = now - REMEMBERED
-        self._jobs = {job: its for job, its in self._jobs.items() if its.seen >= since}
+    def note(self, holders: Mapping[Job, Collection[ProcessFacts]], boot: float) -> None:
+        """Note which processes hold the GPUs of each job; `boot`: when, seconds since boot."""
+        self._jobs.begin(boot)
         for job, its in holders.items():
-            held_gpus = frozenset(
+            now = frozenset(
                 (gpu, facts.cpuset) for facts in its if facts.cpuset for gpu in facts.gpus
             )
-            held = {gpu for gpu, _ in held_gpus}
-            had = self._jobs.get(job, NO_GPUS)
-            left = frozenset(seat for seat in had.now | had.before if seat[0] not in held)
-            self._jobs[job] = JobGpus(held_gpus, left, tuple(its), now)
+            held = {gpu for gpu, _ in now}
+            had = self._jobs.get(job) or JobGpus()
+            before = frozenset(it for it in had.now | had.before if it[0] not in held)
+            self._jobs[job] = JobGpus(now, before, tuple(its))
 
-    def places(self, topology: Topology, whole: CpuSet) -> JobPlans:
-        """Return the places of a machine; one that was read anew is another."""
-        known = self._places
+    def plans(self, topology: Topology, whole: CpuSet) -> JobPlans:
+        """Return the plans of a machine; one that was read anew is another."""
+        known = self._plans
         if known is None or known.topology is not topology:
-            self._places = known = JobPlans(topology, whole)
+            self._plans = known = JobPlans(topology, whole)
         return known
 
-    def pool(self, job: Job, cpuset: CpuSet, whole: CpuSet) -> SharedCpus:
+    def shared_cpus(self, job: Job, cpuset: CpuSet, whole: CpuSet) -> SharedCpus:
         """Return what a process of a job that has been noted divides with others, by its cpuset."""
-        held_gpus = self._jobs[job]
-        cpus = _together(cpuset & whole, {cpuset & whole for _, cpuset in held_gpus.now})
-        ranks = {
-            gpu for gpu, cpuset in held_gpus.now | held_gpus.before if not cpuset.isdisjoint(cpus)
-        }
-        divide = [it for it in held_gpus.holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
-        return SharedCpus(cpus, tuple(sorted(ranks)), granted_number(divide, cpus))
+        its = self._jobs.get(job) or JobGpus()
+        cpus = _together(cpuset & whole, {cpuset & whole for _, cpuset in its.now})
+        ranks = {gpu for gpu, cpuset in its.now | its.before if not cpuset.isdisjoint(cpus)}
+        sharing = [it for it in its.holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
+        return SharedCpus(cpus, tuple(sorted(ranks)), granted_number(sharing, cpus))
 
 
 def _together(cpus: CpuSet, cpusets: Collection[CpuSet]) -> CpuSet:

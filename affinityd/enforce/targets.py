@@ -25,16 +25,16 @@ class Targets:
     """The standards of one scan."""
 
     def __init__(
-        self, scan: Scan, jobs: ScanJobs, remedies: Remedies, places: JobPlans, history: JobHistory
+        self, scan: Scan, jobs: ScanJobs, remedies: Remedies, plans: JobPlans, history: JobHistory
     ) -> None:
         """Take what was found, whose it is, and what is known of the machine and of the jobs."""
         self._scan = scan
         self._jobs = jobs
         self._remedies = remedies
-        self._places = places
+        self._plans = plans
         self._history = history
         self._near = cache(self._near_cpus)
-        self._pool = cache(self._pooled)
+        self._shared = cache(self._shared_cpus)
 
     def of(
         self, process: AuditedProcess, job: Job, treatment: Treatment, given: Given
@@ -47,10 +47,10 @@ class Targets:
             kept_away = replace(process, cause=nearness.ALLOCATION)
             raise ExemptError(ALLOCATION, str(self._remedies.of(kept_away)))
         try:
-            cpus = self._places.of(self._pool(job, shared), treatment, gpus, cpuset)
+            cpus = self._plans.of(self._shared(job, shared), treatment, gpus, cpuset)
         except UnsatisfiableError as error:
             raise ExemptError(NO_PLAN, str(error)) from None
-        online = self._places.topology.online
+        online = self._plans.topology.online
         ours = given(holder) | given(facts)
         return TargetCpus(cpus, cpuset & online, ours | _main_masks(holder), ours)
 
@@ -63,8 +63,8 @@ class Targets:
             raise ExemptError(UNKNOWN_PLACE, gpus=lost)
         return frozenset[int]().union(*known)
 
-    def _pooled(self, job: Job, cpuset: CpuSet) -> SharedCpus:
-        return self._history.pool(job, cpuset, self._places.whole)
+    def _shared_cpus(self, job: Job, cpuset: CpuSet) -> SharedCpus:
+        return self._history.shared_cpus(job, cpuset, self._plans.whole)
 
 
 def _main_masks(holder: ProcessFacts) -> frozenset[CpuSet]:

@@ -1,10 +1,9 @@
-"""Who a process is, as far as a policy may ask. Pure: `abouts` finds it out."""
+"""Who a process is, as far as a policy may ask."""
 
 from __future__ import annotations
 
 import pwd
 import re
-import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +16,7 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy.environ import environment
 from affinityd.enforce.policy.pods import PODS, Pods
 from affinityd.enforce.policy.timed_call import TimedCalls
-from affinityd.linux.processes import PROC
+from affinityd.recent import Recent
 
 _beside = re.compile(r"^(?:/\.\.)+(?=/|$)")
 
@@ -65,29 +64,22 @@ def paths(cgroup_text: str) -> tuple[str, ...]:
 CPULIST, LOCALITY = "AFFINITYD_CPULIST", "AFFINITYD_LOCALITY"  #: what clients tell a job
 ALWAYS = frozenset((switch.VARIABLE, CPULIST, LOCALITY))
 
-FORGOTTEN = 600.0  #: seconds after which who was not asked for is forgotten, or twice that
-
-
-@dataclass(frozen=True)
-class KnownEnvironment:
-    """What was read of a process."""
-
-    variables: frozenset[str]  #: that were looked for
-    environment: Mapping[str, str] | None
-
 
 class ProcessIdentities:
     """Who processes are. Each one's environment is read once: its memory's lock is taken for it."""
 
-    def __init__(self, proc: str = PROC, pods: str = PODS) -> None:
-        """Take where the processes are, and the pods' folders."""
-        self._proc = proc
+    def __init__(self, root: str = "", pods: str = PODS) -> None:
+        """Take where the machine's files are, and the pods' folders."""
+        self._root = root
         self._pods = Pods(pods)
         self._timed_calls = TimedCalls()
-        self._users: dict[int, str | None] = {}
-        self._known: dict[tuple[int, int], KnownEnvironment] = {}  # by pid and start
-        self._before: dict[tuple[int, int], KnownEnvironment] = {}
-        self._turn = 0.0  # time.monotonic() when those of `_before` are forgotten
+        self._users: Recent[int, str | None] = Recent()
+        self._known: Recent[tuple[int, int, frozenset[str]], Mapping[str, str] | None] = Recent()
+
+    def begin(self, boot: float) -> None:
+        """Begin another scan; `boot`: when, seconds since boot."""
+        self._users.begin(boot)
+        self._known.begin(boot)
 
     def of(self, facts: ProcessFacts, variables: Collection[str]) -> ProcessIdentity:
         """Return who a process is; of its environment, these variables.
@@ -121,21 +113,13 @@ class ProcessIdentities:
     def _environment(
         self, facts: ProcessFacts, variables: frozenset[str]
     ) -> Mapping[str, str] | None:
-        """Return these of its variables, and maybe others that were asked for earlier."""
-        self._forget()
-        key = facts.pid, facts.start
-        known = self._known.get(key) or self._before.get(key)
-        if known is None or not variables <= known.variables:
-            read = self._timed_calls.result(lambda: environment(facts, variables, self._proc))
-            known = KnownEnvironment(variables, read)
-        self._known[key] = known
-        return known.environment
-
-    def _forget(self) -> None:
-        now = time.monotonic()
-        if now >= self._turn:
-            self._before, self._known, self._users = self._known, {}, {}
-            self._turn = now + FORGOTTEN
+        key = facts.pid, facts.start, variables
+        if key not in self._known:
+            its = self._timed_calls.result(lambda: environment(facts, self._root))
+            if its is not None:
+                its = {name: its[name] for name in variables if name in its}
+            self._known[key] = its
+        return self._known.get(key)
 
     def _user(self, uid: int | None) -> str | None:
         """Return a user's name; None where there is no such user here."""
@@ -143,7 +127,7 @@ class ProcessIdentities:
             return None
         if uid not in self._users:  # a directory that does not answer takes seconds
             self._users[uid] = _name_of(uid)
-        return self._users[uid]
+        return self._users.get(uid)
 
 
 def _given(said: Mapping[str, str]) -> CpuSet | None:

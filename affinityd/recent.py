@@ -1,0 +1,40 @@
+"""What is remembered from scan to scan: a scan may see less than the one before for a while."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+REMEMBERED = 600.0  #: seconds for which a value is kept that is neither set nor asked for
+
+
+class Recent(Generic[K, V]):
+    """Values by key; those that were neither set nor asked for in a while are forgotten."""
+
+    def __init__(self, seconds: float = REMEMBERED) -> None:
+        """Begin with none, and keep each for so long."""
+        self._seconds = seconds
+        self._now = 0.0
+        self._values: dict[K, tuple[V, float]] = {}  # with when it was used last
+
+    def begin(self, now: float) -> None:
+        """Begin another scan: forget what no scan up to the last one had used for long."""
+        since, self._now = self._now - self._seconds, now
+        self._values = {key: it for key, it in self._values.items() if it[1] >= since}
+
+    def __contains__(self, key: K) -> bool:
+        """Whether there is a value, be it None."""
+        return key in self._values
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key; None: there is none."""
+        if key not in self._values:
+            return None
+        self[key] = value = self._values[key][0]
+        return value
+
+    def __setitem__(self, key: K, value: V) -> None:
+        """Set the value of a key."""
+        self._values[key] = value, self._now
