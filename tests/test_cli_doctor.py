@@ -112,14 +112,14 @@ def test_nvml_is_asked_for_the_checks_that_want_it_and_while_nobody_works_on_its
     here = Settings(socket=os.fspath(tmp_path / "none.sock"))
     assert gather(here, ["isolcpus", "cgroup"], str(hold)).nvml is None
     facts = gather(here, ["isolcpus", "nvml"], str(hold))
-    assert (facts.nvml is None, facts.aside, facts.held_off) == (False, None, None)
+    assert (facts.nvml is None, facts.maintenance, facts.hold_seconds) == (False, None, None)
     hold.write_text("an upgrade")
     facts = gather(here, hold=str(hold))
-    assert (facts.nvml, facts.aside) == (
+    assert (facts.nvml, facts.maintenance) == (
         None,
         f"NVML is held off by 'an upgrade', until {hold} is removed",
     )
-    assert facts.held_off is not None
+    assert facts.hold_seconds is not None
 
 
 def test_this_machine_without_a_daemon_fails(

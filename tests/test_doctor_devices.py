@@ -173,7 +173,11 @@ HELD = "NVML is held off, until /run/affinityd/hold is removed"
 def test_nvml_that_was_not_asked(
     tmp_path: Path, topology: Topology, seconds: float | None, expected: Expected
 ) -> None:
-    check("nvml", replace(facts_of(tmp_path, topology), aside=HELD, held_off=seconds), expected)
+    check(
+        "nvml",
+        replace(facts_of(tmp_path, topology), maintenance=HELD, hold_seconds=seconds),
+        expected,
+    )
 
 
 def test_how_long_nvml_is_held_off_is_the_age_of_the_file(tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ class NodeFacts:
     reserved: CpuSet = frozenset()  #: CPUs that no rank is given
     nvml: NvmlReport | None = None  #: what NVML said; None: nobody asked
     daemon: DaemonFacts | None = None  #: None: the machine is not this one
-    aside: str | None = None  #: why NVML was not asked: somebody works on its driver
-    held_off: float | None = None  #: seconds since somebody held NVML off; None: nobody does
+    maintenance: str | None = None  #: why NVML was not asked: somebody works on its driver
+    hold_seconds: float | None = None  #: seconds since somebody held NVML off; None: nobody does
     #: Variables of this process, and keys of the settings file.
     variables: tuple[NamedVariable, ...] = ()
 
@@ -110,11 +110,11 @@ class NodeFacts:
         """Return what is near to GPUs."""
         return vicinity(self.topology, gpus)
 
-    def given(self, gpu: Gpu) -> CpuSet:
+    def rank_cpus(self, gpu: Gpu) -> CpuSet:
         """Return the CPUs that ranks of a GPU are given."""
         return self.near(gpu).cpus - self.reserved
 
-    def given_of(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
+    def used_by_ranks(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
         """Return the GPUs whose ranks are given any of these CPUs, and which of them those are."""
-        gpus = [gpu for gpu in self.topology.gpus if self.given(gpu) & cpus]
-        return gpus, cpus & frozenset().union(*map(self.given, gpus))
+        gpus = [gpu for gpu in self.topology.gpus if self.rank_cpus(gpu) & cpus]
+        return gpus, cpus & frozenset().union(*map(self.rank_cpus, gpus))

@@ -57,8 +57,8 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     NVML is asked where a check wants it and nobody works on its driver. Raises TreeError.
     """
     machine = Machine(settings)
-    aside = DriverMaintenance(hold=hold).reason(ProcessTable()) if machine.is_live else None
-    if aside is None and any(CHECKS[name].asks_nvml for name in names or CHECKS):
+    maintenance = DriverMaintenance(hold=hold).reason(ProcessTable()) if machine.is_live else None
+    if maintenance is None and any(CHECKS[name].asks_nvml for name in names or CHECKS):
         machine.query_drivers(NVML_SECONDS)
     topology = machine.read()
     return NodeFacts(
@@ -69,8 +69,8 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
         nvml=machine.report,
         variables=tuple(_variables()) if machine.is_live else (),
         daemon=_daemon(settings) if machine.is_live else None,
-        aside=aside,
-        held_off=file_age(hold) if machine.is_live else None,
+        maintenance=maintenance,
+        hold_seconds=file_age(hold) if machine.is_live else None,
     )
 
 

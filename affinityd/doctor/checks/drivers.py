@@ -23,11 +23,11 @@ LOAD = (
 def nvml(facts: NodeFacts) -> CheckResults:
     """Judge whether NVML answers, for every GPU, and may be asked at all."""
     told = () if facts.nvml is None else facts.nvml.gpus
-    sick = [(gpu, it.error) for gpu, it in _told(facts) if it.error]
+    sick = [(gpu, it.error) for gpu, it in _reports(facts) if it.error]
     if not _nvidia(facts) and not told:
         yield not_applicable(NO_NVIDIA)
-    elif facts.aside is not None:
-        yield _stood_aside(facts, facts.aside)
+    elif facts.maintenance is not None:
+        yield _under_maintenance(facts, facts.maintenance)
     elif facts.nvml is None:
         yield not_applicable("nobody asked NVML: the machine is replayed without its answers")
     elif told is None:
@@ -46,12 +46,12 @@ def nvml(facts: NodeFacts) -> CheckResults:
         )
 
 
-def _stood_aside(facts: NodeFacts, why: str) -> CheckResult:
+def _under_maintenance(facts: NodeFacts, why: str) -> CheckResult:
     """Return why NVML was not asked; it is a fault where somebody seems to have forgotten it."""
-    if facts.held_off is None or facts.held_off < FORGOTTEN:
+    if facts.hold_seconds is None or facts.hold_seconds < FORGOTTEN:
         return not_applicable(f"NVML was not asked: {why}")
     return warn(
-        f"{why}, for {facts.held_off / 3600:.0f} hours by now: the audit does not see who uses "
+        f"{why}, for {facts.hold_seconds / 3600:.0f} hours by now: the audit does not see who uses "
         "the GPUs",
         f"rm {HOLD}, where nobody works on the driver any more",
         _nvidia(facts),
@@ -60,7 +60,7 @@ def _stood_aside(facts: NodeFacts, why: str) -> CheckResult:
 
 def persistence(facts: NodeFacts) -> CheckResults:
     """Judge whether each GPU is kept initialised while nobody uses it."""
-    said = [(gpu, it.persistence) for gpu, it in _told(facts) if it.persistence is not None]
+    said = [(gpu, it.persistence) for gpu, it in _reports(facts) if it.persistence is not None]
     off = [gpu for gpu, is_on in said if not is_on]
     if not said:
         yield not_applicable(
@@ -82,7 +82,7 @@ def _nvidia(facts: NodeFacts) -> list[Gpu]:
     return [gpu for gpu in facts.topology.gpus if gpu.vendor == "nvidia"]
 
 
-def _told(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
+def _reports(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
     """Return the GPUs with what NVML said of each."""
     told = (facts.nvml.gpus if facts.nvml else None) or ()
     by_index = {it.index: it for it in told}

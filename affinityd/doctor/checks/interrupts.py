@@ -28,12 +28,16 @@ LIST, MASK = "IRQBALANCE_BANNED_CPULIST", "IRQBALANCE_BANNED_CPUS"
 @of_gpus
 def irqbalance(facts: NodeFacts) -> CheckResults:
     """Judge whether interrupts are handled near their devices, and off the cores of ranks."""
-    pid = _pid(facts.tree)
+    pid = _irqbalance_pid(facts.tree)
     if pid is None and not facts.tree.list("proc/irq"):
         yield not_applicable("there is no /proc/irq to read")
         return
     banned = None if pid is None else _banned(facts.tree, pid)
-    wrong = [*_far(facts, runs=pid is not None), *_banished(facts, banned), *_astray(facts, banned)]
+    wrong = [
+        *_far_interrupts(facts, runs=pid is not None),
+        *_all_near_banned(facts, banned),
+        *_ranks_cpus_used(facts, banned),
+    ]
     yield from wrong or [ok(_running(pid, banned))]
 
 
@@ -44,10 +48,10 @@ def _running(pid: int | None, banned: CpuSet | None) -> str:
     return f"irqbalance runs (process {pid}){kept}"
 
 
-def _far(facts: NodeFacts, *, runs: bool) -> Iterator[CheckResult]:
+def _far_interrupts(facts: NodeFacts, *, runs: bool) -> Iterator[CheckResult]:
     """Yield the devices none of whose interrupts is handled near them."""
     for name, address, gpus in _devices(facts):
-        near, cpus = facts.near(*gpus).cpus, _handling(facts.tree, address)
+        near, cpus = facts.near(*gpus).cpus, _interrupt_cpus(facts.tree, address)
         if near and cpus and near.isdisjoint(cpus):
             yield warn(
                 f"{name}: its interrupts are handled on {several('CPU', cpus)}, and CPUs "
@@ -70,7 +74,7 @@ def _devices(facts: NodeFacts) -> Iterator[tuple[str, str, list[Gpu]]]:
             yield f"adapter {names} ({nic.pci_bus_id})", nic.pci_bus_id, gpus
 
 
-def _handling(tree: Tree, address: str) -> CpuSet:
+def _interrupt_cpus(tree: Tree, address: str) -> CpuSet:
     """Return the CPUs that handle a device's interrupts."""
     found = frozenset[int]()
     for number in numbered(tree, f"{DEVICES}/{address}/msi_irqs", ""):
@@ -80,7 +84,7 @@ def _handling(tree: Tree, address: str) -> CpuSet:
     return found
 
 
-def _banished(facts: NodeFacts, banned: CpuSet | None) -> Iterator[CheckResult]:
+def _all_near_banned(facts: NodeFacts, banned: CpuSet | None) -> Iterator[CheckResult]:
     """Yield the GPUs near which irqbalance may use no CPU."""
     near = {gpu.key: facts.near(gpu).cpus for gpu in facts.topology.gpus}
     gpus = [gpu for gpu in facts.topology.gpus if banned and near[gpu.key] <= banned]
@@ -89,31 +93,31 @@ def _banished(facts: NodeFacts, banned: CpuSet | None) -> Iterator[CheckResult]:
         yield warn(
             f"irqbalance keeps off {several('CPU', banned)}, all that are near {named(gpus)}: "
             "their interrupts go to another node",
-            f"leave it a core of each node: {LIST}= in {_places()}",
+            f"leave it a core of each node: {LIST}= in {_files()}",
             gpus,
         )
 
 
-def _astray(facts: NodeFacts, banned: CpuSet | None) -> Iterator[CheckResult]:
+def _ranks_cpus_used(facts: NodeFacts, banned: CpuSet | None) -> Iterator[CheckResult]:
     """Yield the cores of ranks that irqbalance uses, though other CPUs are reserved."""
     if banned is None or not facts.reserved & facts.topology.online:
         return
-    gpus, cpus = facts.given_of(facts.topology.online - banned)
+    gpus, cpus = facts.used_by_ranks(facts.topology.online - banned)
     if gpus:
         ranks = format_list(facts.topology.online - facts.reserved)
         yield warn(
             f"irqbalance may use {several('CPU', cpus)}, which ranks of {named(gpus)} are given, "
             f"though CPUs {format_list(facts.reserved)} are reserved",
-            f"{LIST}={ranks} in {_places()}, then systemctl restart irqbalance",
+            f"{LIST}={ranks} in {_files()}, then systemctl restart irqbalance",
             gpus,
         )
 
 
-def _places() -> str:
+def _files() -> str:
     return " or ".join(f"/{file}" for file in FILES)
 
 
-def _pid(tree: Tree) -> int | None:
+def _irqbalance_pid(tree: Tree) -> int | None:
     """Return the process of irqbalance; None where there is none. Anybody may call one so."""
     pids = numbered(tree, "proc", "")
     named = (pid for pid in pids if tree.read(f"proc/{pid}/comm") == "irqbalance")
@@ -127,7 +131,7 @@ def _is_roots(tree: Tree, pid: int) -> bool:
 
 def _banned(tree: Tree, pid: int) -> CpuSet:
     """Return the CPUs that irqbalance keeps off: by its environment, else by the files of it."""
-    settings = dict(_assignments(tree, pid))
+    settings = dict(_environment(tree, pid))
     for name, parse in ((LIST, parse_list), (MASK, parse_mask)):
         if settings.get(name):
             with suppress(ValueError):
@@ -136,7 +140,7 @@ def _banned(tree: Tree, pid: int) -> CpuSet:
     return frozenset().union(*(cpus for cpus in lists if cpus))
 
 
-def _assignments(tree: Tree, pid: int) -> Iterator[tuple[str, str]]:
+def _environment(tree: Tree, pid: int) -> Iterator[tuple[str, str]]:
     text = tree.read(f"proc/{pid}/environ")  # root alone reads another user's
     text = text or next((it for file in FILES if (it := tree.read(file))), "")
     for line in text.replace("\0", "\n").split("\n"):

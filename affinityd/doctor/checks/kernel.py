@@ -20,7 +20,7 @@ NUMA_BALANCING = "proc/sys/kernel/numa_balancing"
 
 
 @dataclass(frozen=True)
-class SetAside:
+class CpuOption:
     """What it does to ranks that CPUs of theirs are kept for somebody else."""
 
     judge: Callable[[str, str, Iterable[Gpu]], CheckResult]
@@ -29,15 +29,15 @@ class SetAside:
 
 
 #: A file of /sys/devices/system/cpu → what it means that CPUs of ranks are in it.
-KEPT: Mapping[str, SetAside] = {
-    "isolated": SetAside(
+CPU_OPTIONS: Mapping[str, CpuOption] = {
+    "isolated": CpuOption(
         fail,
         "isolcpus= takes {} from the scheduler: it balances nothing there, and all threads of a "
         "rank stay on the CPU where they began",
         "take them out of isolcpus= on the kernel's command line, or give them to no rank: "
         "--reserved-cpus {}",
     ),
-    "nohz_full": SetAside(
+    "nohz_full": CpuOption(
         warn,
         "nohz_full= has {}: every system call costs more there, and nothing is won where a CPU "
         "has more than one thread to run",
@@ -65,16 +65,18 @@ def numa_balancing(facts: NodeFacts) -> CheckResults:
 
 def isolcpus(facts: NodeFacts) -> CheckResults:
     """Judge whether CPUs that ranks are given are kept from the scheduler, or from its tick."""
-    kept = {name: read_cpus(facts.tree, f"{CPUS}/{name}") for name in KEPT}
-    if not any(cpus is not None for cpus in kept.values()):
+    listed = {name: read_cpus(facts.tree, f"{CPUS}/{name}") for name in CPU_OPTIONS}
+    if not any(cpus is not None for cpus in listed.values()):
         yield not_applicable("there is no /sys/devices/system/cpu/isolated to read")
         return
-    wrong = [it for name, cpus in kept.items() for it in _taken(facts, KEPT[name], cpus)]
+    wrong = [
+        it for name, cpus in listed.items() for it in _of_ranks(facts, CPU_OPTIONS[name], cpus)
+    ]
     yield from wrong or [ok("ranks are given no CPU of isolcpus= or nohz_full=")]
 
 
-def _taken(facts: NodeFacts, kept: SetAside, cpus: CpuSet | None) -> CheckResults:
-    gpus, taken = facts.given_of(cpus or frozenset())
+def _of_ranks(facts: NodeFacts, option: CpuOption, cpus: CpuSet | None) -> CheckResults:
+    gpus, taken = facts.used_by_ranks(cpus or frozenset())
     if gpus:
-        found = kept.found.format(f"{several('CPU', taken)} near {named(gpus)}")
-        yield kept.judge(found, kept.remedy.format(format_list(taken)), gpus)
+        found = option.found.format(f"{several('CPU', taken)} near {named(gpus)}")
+        yield option.judge(found, option.remedy.format(format_list(taken)), gpus)

@@ -31,8 +31,8 @@ class PcieLink:
     device: str
     port: str | None  #: the device at its upper end
     lanes: int | None  #: of the device: current_link_width
-    most: int | None  #: of the device: max_link_width
-    room: int | None  #: of the port: max_link_width
+    max_lanes: int | None  #: of the device: max_link_width
+    port_lanes: int | None  #: of the port: max_link_width
     speed: float | None  #: GT/s, current_link_speed
     top_speed: float | None  #: GT/s, the lower max_link_speed of its ends
 
@@ -45,7 +45,9 @@ def pcie_link(facts: NodeFacts) -> CheckResults:
         for link in _links(facts.tree, gpu):
             found[link.device] = link
             users.setdefault(link.device, []).append(gpu)
-    known = [link for link in found.values() if link.lanes is not None and link.most is not None]
+    known = [
+        link for link in found.values() if link.lanes is not None and link.max_lanes is not None
+    ]
     if not known:
         yield not_applicable("no current_link_width of a GPU can be read")
         return
@@ -54,20 +56,20 @@ def pcie_link(facts: NodeFacts) -> CheckResults:
 
 
 def _narrow(link: PcieLink, gpus: list[Gpu]) -> Iterator[CheckResult]:
-    if link.lanes is None or link.most is None or link.lanes >= link.most:
+    if link.lanes is None or link.max_lanes is None or link.lanes >= link.max_lanes:
         return
     own = [gpu for gpu in gpus if gpu.pci_bus_id == link.device]
     name = f"{named(own)} ({link.device})" if own else f"switch {link.device} above {named(gpus)}"
-    if link.room is not None and link.room <= link.lanes:
+    if link.port_lanes is not None and link.port_lanes <= link.lanes:
         cause = f", all that the port above it, {link.port}, has"
-        remedy = f"put the card into a slot with {link.most} lanes, if the machine has one"
+        remedy = f"put the card into a slot with {link.max_lanes} lanes, if the machine has one"
     else:
         cause = ""
         remedy = (
             "look again while the GPU works; then seat card, riser and cable anew, and look at the "
             "slot's bifurcation in the firmware"
         )
-    yield warn(f"{name}: link of {link.lanes} lanes of {link.most}{cause}", remedy, gpus)
+    yield warn(f"{name}: link of {link.lanes} lanes of {link.max_lanes}{cause}", remedy, gpus)
 
 
 def _slow(links: list[PcieLink], users: dict[str, list[Gpu]]) -> str:
@@ -101,8 +103,8 @@ def _link(tree: Tree, device: str, port: str | None) -> PcieLink:
         device,
         port,
         lanes=_width(tree, device, "current_link_width"),
-        most=_width(tree, device, "max_link_width"),
-        room=_width(tree, port, "max_link_width") if port else None,
+        max_lanes=_width(tree, device, "max_link_width"),
+        port_lanes=_width(tree, port, "max_link_width") if port else None,
         speed=_speed(tree, device, "current_link_speed"),
         top_speed=min(known, default=None),
     )

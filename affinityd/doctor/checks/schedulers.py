@@ -32,8 +32,8 @@ def gres_conf(facts: NodeFacts) -> CheckResults:
     if facts.root is None or os.path.realpath(facts.root) != "/":
         yield not_applicable("a captured or shipped machine has no slurmd")
         return
-    if facts.aside is not None:  # AutoDetect= has slurmd ask the driver
-        yield not_applicable(f"slurmd was not asked: {facts.aside}")
+    if facts.maintenance is not None:  # AutoDetect= has slurmd ask the driver
+        yield not_applicable(f"slurmd was not asked: {facts.maintenance}")
         return
     try:
         slurm = find_slurm(None, is_live=True)
