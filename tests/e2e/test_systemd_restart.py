@@ -88,3 +88,12 @@ def test_however_often_it_ends_it_is_started_again(tmp_path: Path) -> None:
             killed.add(pid := main_pid(daemon) or 0)
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: plans(daemon), "it is started again")
+
+
+def test_a_wrong_setting_is_not_tried_again(tmp_path: Path) -> None:
+    wrong = {**RESTARTS, "wrong.conf": "[Service]\nEnvironment=AFFINITYD_LISTEN=9465\n"}
+    with started(tmp_path, "-m affinityd serve", wrong) as daemon:
+        eventually(lambda: daemon.lines, "it has ended")
+        time.sleep(3)
+        (line,) = daemon.lines
+        assert "'9465' is not HOST:PORT" in line
