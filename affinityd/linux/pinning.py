@@ -136,8 +136,7 @@ class _Passes:
         self._deadline = deadline
         self._dry_run = dry_run
         self._set: set[int] = set()  # the threads whose mask was replaced
-        self._given: set[CpuSet] = set()
-        self._held: dict[CpuSet, set[CpuSet]] = {}  # what was asked: that, or what became of it
+        self._given: dict[CpuSet, set[CpuSet]] = {}  # as asked: that, or what became of it
 
     def pin_all(self, targets: Iterable[Target]) -> bool:
         """Pin what is there now; return whether anything was set."""
@@ -165,12 +164,12 @@ class _Passes:
         if mask is None:
             return None
         was_set = tid in self._set
-        self._given.add(target.cpus)
-        is_held = mask in self._held.setdefault(target.cpus, {target.cpus})
+        is_held = mask in self._given.setdefault(target.cpus, {target.cpus})
         result = ThreadResult(target.pid, tid, PINNED, target.cpus, mask, was_set=was_set)
         if is_held or (was_set and mask < target.cpus):  # the cpuset may have shrunk since
             return result
-        outcome = LEFT_ALONE if was_set else target.rule(mask, self._given)
+        given = frozenset[CpuSet]().union(*self._given.values())
+        outcome = LEFT_ALONE if was_set else target.rule(mask, given)
         if outcome != CHANGE:
             return replace(result, outcome=outcome)
         return replace(result, held=target.cpus) if self._dry_run else self._set_mask(result)
@@ -186,8 +185,7 @@ class _Passes:
         if held is None:
             return None
         if held <= wish.asked:  # else it has just pinned itself
-            self._held[wish.asked].add(held)
-            self._given.add(held)
+            self._given[wish.asked].add(held)
         self._set.add(wish.tid)
         return replace(wish, held=held, was_set=True)
 

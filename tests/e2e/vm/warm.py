@@ -23,7 +23,7 @@ from tests.e2e.vm.inside import Ended
 
 #: What the commands import when they need it.
 for _module in (
-    *("client.deadline", "client.local_plan", "linux.memory_policy", "request.formats"),
+    *("client.forked", "client.local_plan", "linux.memory_policy", "request.formats"),
     *("cli.commands.exec", "cli.commands.pin", "cli.commands.verify"),
 ):
     import_module(f"affinityd.{_module}")
