@@ -33,7 +33,7 @@ from time import perf_counter
 
 from tests.daemons import PATIENCE, running
 from tests.e2e.slurm.bare import BARE_DEV
-from tests.e2e.slurm.node import CONF, INSTALLED, SCRIPTS
+from tests.e2e.slurm.node import CONF, INSTALLED, SCRIPTS, copied
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
 from tests.tiny import LOOK, PROGRAM, tiny_tree
 
@@ -124,7 +124,7 @@ def _clusters() -> Iterator[Mapping[str, Slurm]]:
         stack.enter_context(running(run, "--root", str(tiny_tree(folder / "machine"))))
         (run / "empty.sh").write_text("#!/bin/sh\nexit 0\n")
         (run / "empty.sh").chmod(0o755)
-        binds = {run: RUN, SCRIPTS: INSTALLED}
+        binds = {run: RUN, copied(folder): INSTALLED}
         yield {
             name: stack.enter_context(slurm(Setup(conf=way.conf, binds=binds)))
             for name, way in WAYS.items()

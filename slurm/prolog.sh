@@ -95,10 +95,10 @@ case $(setting AFFINITYD) in '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]
 socket=$(setting AFFINITYD_SOCKET)
 socket=${socket:-$run/affinityd.sock}
 proc=/proc ls=ls id=id
-trust=${0%/*}/trust.sh problem="${0%/*}/trust.sh cannot be read"
+trust=${0%/*}/pinning.sh problem="${0%/*}/pinning.sh cannot be read"
 tries='1 2 3 4 5 6 7 8 9 10 11 12' # of ms: curl waits for no room in a queue, unix(7)
 if [ -r "$trust" ]; then
-    # shellcheck source=slurm/trust.sh
+    # shellcheck source=affinityd/kubernetes/files/pinning.sh
     . "$trust"
     if problem=$(trusted_socket "$socket" "$(setting AFFINITYD_DAEMON_UID)" 2>/dev/null); then
         found=$problem

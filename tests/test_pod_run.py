@@ -1,10 +1,11 @@
-"""`run`, as `affinityd init` leaves it in a pod: which GPUs a container has, and where it is put.
+"""Which GPUs a container has, and where `run` of `affinityd init` puts a command.
 
-Every case is tried twice: asked of a daemon, and read from the table where none answers.
+What variables mean is the daemon's to know: every case is planned as it plans, and some are run.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,17 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cpuset import parse_list
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from affinityd.errors import AffinityError
 from affinityd.json_codec import dumps
+from affinityd.request.environment import first_answer
+from affinityd.request.query import is_retried, parse_query
+from affinityd.request.resolve import answer
 from affinityd.topology.model import Topology
+from affinityd.topology.node import Node
 from tests.asking import ask
 from tests.daemons import running
 from tests.machines.facts import machine
 from tests.machines.sysfs_tree import nvml_report, write_tree
 from tests.pods import Pod, unreachable
 from tests.test_devices import EIGHT
-
-pytestmark = pytest.mark.processes
 
 BLOCKS = {"AFFINITYD_MODE": "unique_contiguous"}  #: so that every GPU has CPUs of its own
 
@@ -193,6 +197,81 @@ RANKS = [
 ]
 
 
+AMD_S = [
+    pytest.param({}, [1, 6], id="what is there"),
+    pytest.param({"ROCR_VISIBLE_DEVICES": "1"}, [6], id="ROCR's variable"),
+    pytest.param({"HIP_VISIBLE_DEVICES": "0"}, [1], id="HIP's"),
+    pytest.param({"CUDA_VISIBLE_DEVICES": "1"}, [6], id="CUDA's, which HIP reads, too"),
+    pytest.param(
+        {"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0"},
+        [6],
+        id="HIP's after ROCR's",
+    ),
+    pytest.param({"ROCR_VISIBLE_DEVICES": ""}, NOWHERE, id="none"),
+    pytest.param({"NVIDIA_VISIBLE_DEVICES": "0"}, [1, 6], id="another vendor's"),
+]
+RENDER_NODES = ["dri/renderD129", "dri/renderD134"]
+
+
+def meant(topology: Topology, devices: Sequence[str], said: Mapping[str, str]) -> CpuSet | None:
+    """Return the CPUs that a daemon answers, asked as `run` does; None where it refuses."""
+    kinds = {"nvidia": "minor:", "dri/renderD": "drm:"}
+    granted = ",".join(
+        kind + name.removeprefix(prefix)
+        for name in devices
+        for prefix, kind in kinds.items()
+        if name.startswith(prefix)
+    )
+    listed = said.get("NVIDIA_VISIBLE_DEVICES", "")
+    if "drm" in granted or not re.match(r"[0-9]|GPU-|MIG-", listed):
+        listed = ""
+    passed = {name: text for name, text in said.items() if name != "NVIDIA_VISIBLE_DEVICES"}
+    stated = {"cpuset": format_list(topology.online), "granted": granted or listed}
+    stated |= {"nvidia_visible": listed} if listed else {}
+    variables = [("env", f"{name}={text}") for name, text in {**BLOCKS, **passed}.items()]
+    try:
+        requests = parse_query([*stated.items(), *variables])
+        return first_answer(requests, lambda it: answer(Node(topology), it), is_retried).cpus
+    except AffinityError:
+        return None
+
+
+def blocks(topology: Topology, gpus: Sequence[int]) -> CpuSet | None:
+    """Return the cores of GPUs, which no other has; None for no GPU."""
+    if not gpus:
+        return None
+    names = ",".join(map(str, gpus))
+    return ask(topology, gpus=names, share="node", mode="unique_contiguous").cpus
+
+
+@pytest.mark.parametrize(("devices", "said", "gpus"), WHICH)
+def test_the_gpus_of_a_container_are_what_it_was_really_given(
+    devices: list[str], said: dict[str, str], gpus: Sequence[int]
+) -> None:
+    assert meant(EIGHT, devices, said) == blocks(EIGHT, gpus)
+
+
+@pytest.mark.parametrize(("visible", "gpus"), VISIBLE)
+def test_a_visible_devices_variable_is_read_as_the_driver_reads_it(
+    visible: str, gpus: list[int]
+) -> None:
+    said = {"CUDA_VISIBLE_DEVICES": visible}
+    assert meant(EIGHT, files(2, 4, 6), said) == blocks(EIGHT, gpus)
+
+
+@pytest.mark.parametrize(("said", "gpus"), RANKS)
+def test_a_rank_is_beside_its_own_gpu(said: dict[str, str], gpus: list[int]) -> None:
+    assert meant(EIGHT, files(2, 4, 6), said) == blocks(EIGHT, gpus)
+
+
+@pytest.mark.parametrize(("said", "gpus"), AMD_S)
+def test_an_amd_gpu_is_known_by_its_render_node(said: dict[str, str], gpus: list[int]) -> None:
+    assert meant(AMD, RENDER_NODES, said) == blocks(AMD, gpus)
+
+
+# The script.
+
+
 @pytest.fixture(scope="module")
 def nvidia(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     yield from prepared(EIGHT, tmp_path_factory.mktemp("nvidia"))
@@ -210,71 +289,40 @@ def prepared(topology: Topology, folder: Path) -> Iterator[Pod]:
         yield Pod(folder / "pod", daemon.socket, BLOCKS)
 
 
-@pytest.fixture(params=["asked", "table"])
-def reach(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def expect(
-    pod: Pod, topology: Topology, reach: str, said: Mapping[str, str], gpus: Sequence[int]
-) -> None:
+def expect(pod: Pod, topology: Topology, said: Mapping[str, str], gpus: Sequence[int]) -> None:
     """Run a command in the pod; it must be beside these GPUs of the node, and nowhere else."""
-    away = unreachable(pod) if reach == "table" else {}
-    told = pod.run(cpus=topology.online, **said, **away)
-    plan = ask(
-        topology, gpus=",".join(map(str, gpus)) or "0", share="node", mode="unique_contiguous"
-    )
-    assert told.cpus == (plan.cpus if gpus else None), told.lines
+    told = pod.run(cpus=topology.online, **said)
+    assert told.cpus == blocks(topology, gpus), told.lines
     assert told.status == 0
     unpinned = [line for line in told.lines if line.endswith("the command runs unpinned")]
     assert len(unpinned) == (not gpus)
 
 
-@pytest.mark.parametrize(("devices", "said", "gpus"), WHICH)
-def test_the_gpus_of_a_container_are_what_it_was_really_given(
-    nvidia: Pod, reach: str, devices: list[str], said: dict[str, str], gpus: Sequence[int]
+@pytest.mark.processes
+@pytest.mark.parametrize(("devices", "said", "gpus"), WHICH[::5])
+def test_the_script_finds_the_gpus_of_a_container(
+    nvidia: Pod, devices: list[str], said: dict[str, str], gpus: Sequence[int]
 ) -> None:
     nvidia.has(*devices)
-    expect(nvidia, EIGHT, reach, said, gpus)
+    expect(nvidia, EIGHT, said, gpus)
 
 
-@pytest.mark.parametrize(("visible", "gpus"), VISIBLE)
-def test_a_visible_devices_variable_is_read_as_the_driver_reads_it(
-    nvidia: Pod, reach: str, visible: str, gpus: list[int]
-) -> None:
-    nvidia.has(*files(2, 4, 6))
-    expect(nvidia, EIGHT, reach, {"CUDA_VISIBLE_DEVICES": visible}, gpus)
-
-
+@pytest.mark.processes
 @pytest.mark.parametrize(("said", "gpus"), RANKS)
-def test_a_rank_is_beside_its_own_gpu(
-    nvidia: Pod, reach: str, said: dict[str, str], gpus: list[int]
+def test_the_script_passes_on_what_launchers_say(
+    nvidia: Pod, said: dict[str, str], gpus: list[int]
 ) -> None:
     nvidia.has(*files(2, 4, 6))
-    expect(nvidia, EIGHT, reach, said, gpus)
+    expect(nvidia, EIGHT, said, gpus)
 
 
-@pytest.mark.parametrize(
-    ("said", "gpus"),
-    [
-        pytest.param({}, [1, 6], id="what is there"),
-        pytest.param({"ROCR_VISIBLE_DEVICES": "1"}, [6], id="ROCR's variable"),
-        pytest.param({"HIP_VISIBLE_DEVICES": "0"}, [1], id="HIP's"),
-        pytest.param({"CUDA_VISIBLE_DEVICES": "1"}, [6], id="CUDA's, which HIP reads, too"),
-        pytest.param(
-            {"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0"},
-            [6],
-            id="HIP's after ROCR's",
-        ),
-        pytest.param({"ROCR_VISIBLE_DEVICES": ""}, NOWHERE, id="none"),
-        pytest.param({"NVIDIA_VISIBLE_DEVICES": "0"}, [1, 6], id="another vendor's"),
-    ],
-)
-def test_an_amd_gpu_is_known_by_its_render_node(
-    amd: Pod, reach: str, said: dict[str, str], gpus: list[int]
+@pytest.mark.processes
+@pytest.mark.parametrize(("said", "gpus"), AMD_S[1::2])
+def test_the_script_knows_an_amd_gpu_by_its_render_node(
+    amd: Pod, said: dict[str, str], gpus: list[int]
 ) -> None:
-    amd.has("dri/renderD134", "dri/renderD129")
-    expect(amd, AMD, reach, said, gpus)
+    amd.has(*RENDER_NODES)
+    expect(amd, AMD, said, gpus)
 
 
 #: Four CPUs near GPU 2 and four others, as a container may have them for itself.
@@ -298,7 +346,6 @@ FOUR_NEAR = parse_list("20-23,32-35")
         pytest.param(
             {"AFFINITYD_CPUS": "06"}, "800000", "20-23,32-33", False, id="a number of its own"
         ),
-        pytest.param({"AFFINITYD_CPUS": "all"}, None, None, False, id="what is no number"),
         pytest.param(
             {"AFFINITYD_JOB_CPUS": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
             None,
@@ -315,6 +362,8 @@ FOUR_NEAR = parse_list("20-23,32-35")
         ),
     ],
 )
+@pytest.mark.processes
+@pytest.mark.parametrize("reach", ["asked", "files"])
 @pytest.mark.parametrize("hierarchy", ["v1", "v2"])
 def test_a_container_keeps_the_cpus_that_it_asked_for(
     nvidia: Pod,
@@ -326,7 +375,7 @@ def test_a_container_keeps_the_cpus_that_it_asked_for(
     expected: str | None,
     near: bool,
 ) -> None:
-    """The table has near CPUs alone: where these are too few, all are left."""
+    """The files name near CPUs alone: where these are too few, all are left."""
     nvidia.has(*files(2))
     limits = nvidia.folder / "sys/fs/cgroup"
     shutil.rmtree(limits, ignore_errors=True)
@@ -336,10 +385,10 @@ def test_a_container_keeps_the_cpus_that_it_asked_for(
     elif limit is not None:
         (limits / "cpu/cpu.cfs_quota_us").write_text(f"{limit.replace('max', '-1')}\n")
         (limits / "cpu/cpu.cfs_period_us").write_text("100000\n")
-    away = unreachable(nvidia) if reach == "table" else {}
+    away = unreachable(nvidia) if reach == "files" else {}
     told = nvidia.run(cpus=FOUR_NEAR, AFFINITYD_MODE="node", **said, **away)
     shutil.rmtree(limits)
-    if expected is None or (reach == "table" and not near):
+    if expected is None or (reach == "files" and not near):
         assert told.cpus is None
         assert told.lines[-1].endswith("the command runs unpinned")
     else:
@@ -347,48 +396,36 @@ def test_a_container_keeps_the_cpus_that_it_asked_for(
         assert told.environment["AFFINITYD_LOCALITY"] == ("local" if near else "mixed")
 
 
-@pytest.fixture(scope="module")
-def by_node(nvidia: Pod, tmp_path_factory: pytest.TempPathFactory) -> Pod:
-    """Return a pod whose init container said how many CPUs count, in the default mode."""
-    folder = tmp_path_factory.mktemp("by-node") / "pod"
-    return Pod(folder, nvidia.socket, {"AFFINITYD_CPUS": "6"})
-
-
-#: Four CPUs near GPUs 0 and 1, whose node is one, and four others.
-SHARED = parse_list("48-51,0-3")
-
-
+@pytest.mark.processes
 @pytest.mark.parametrize(
-    ("said", "expected", "near"),
+    ("said", "expected"),
     [
-        pytest.param({}, "0-1,48-51", False, id="what init was told"),
-        pytest.param({"AFFINITYD_CPUS": "none"}, "48-51", True, id="what the program is told"),
+        pytest.param({}, "0-1,48-51", id="what init was told"),
+        pytest.param({"AFFINITYD_CPUS": "none"}, "48-51", id="what the program is told"),
         pytest.param(
             {"AFFINITYD_CPUS": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
             "48-51",
-            True,
             id="ranks on one node share what is near, which is enough for both",
         ),
         pytest.param(
             {"AFFINITYD_CPUS": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
             "0-1,48-51",
-            False,
             id="or not",
         ),
     ],
 )
 def test_what_ranks_of_one_node_asked_for_together_counts(
-    by_node: Pod, reach: str, *, said: dict[str, str], expected: str, near: bool
+    nvidia: Pod, tmp_path: Path, said: dict[str, str], expected: str
 ) -> None:
-    by_node.has(*files(0, 1))
-    away = unreachable(by_node) if reach == "table" else {}
-    told = by_node.run(cpus=SHARED, **said, **away)
-    assert told.cpus == (None if reach == "table" and not near else parse_list(expected)), (
-        told.lines
-    )
+    """Four CPUs are near GPUs 0 and 1, whose node is one, and four others are not."""
+    pod = Pod(tmp_path / "pod", nvidia.socket, {"AFFINITYD_CPUS": "6"})
+    pod.has(*files(0, 1))
+    told = pod.run(cpus=parse_list("48-51,0-3"), **said)
+    assert told.cpus == parse_list(expected), told.lines
 
 
+@pytest.mark.processes
 def test_a_pod_that_wants_near_cpus_alone_is_given_its_plan(nvidia: Pod, tmp_path: Path) -> None:
     pod = Pod(tmp_path / "pod", nvidia.socket, {"AFFINITYD_CPUS": "none", **BLOCKS})
-    assert (pod.to / "table").exists(), pod.said.stderr
+    assert (pod.to / "plan.json").exists(), pod.said.stderr
     assert "AFFINITYD_CPUS=none" in (pod.to / "settings").read_text()

@@ -1,24 +1,21 @@
-"""`run`, whatever a container's variables say: asked, by the table and in Python it is the same."""
+"""`run`, whatever a container's variables say: it is pinned as Python alone would."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet
-from affinityd.errors import AffinityError
 from affinityd.json_codec import dumps
-from affinityd.request.devices import select_devices
-from affinityd.request.visible_devices import visible_devices
 from tests.asking import ask
 from tests.daemons import running
 from tests.machines.sysfs_tree import nvml_report, write_tree
-from tests.pods import Pod, unreachable
+from tests.pods import Pod
 from tests.test_devices import EIGHT
+from tests.test_pod_run import meant
 
 pytestmark = pytest.mark.processes
 
@@ -68,31 +65,17 @@ def gpus_of(cpus: CpuSet | None) -> list[int] | None:
     return None if cpus is None else [gpu for gpu in GPUS if BLOCKS[gpu] & cpus]
 
 
-def meant(minors: Sequence[int], listed: str | None, visible: str | None) -> list[int] | None:
-    """Return the GPUs that Python names; None where it refuses."""
-    is_list = listed is not None and re.match(r"[0-9]|GPU-|MIG-", listed)
-    granted = ",".join(f"minor:{minor}" for minor in minors) or (listed if is_list else None)
-    if granted is None:
-        return None
-    try:
-        seen = visible_devices(EIGHT, granted, visible, listed if is_list else None)
-        return sorted({device.gpu.index for device in select_devices(seen, None)})
-    except AffinityError:
-        return None
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     minors=st.lists(st.sampled_from(GPUS), unique=True) | st.just(list(GPUS)),
     listed=st.none() | LISTS,
     visible=st.none() | LISTS,
 )
-def test_whoever_is_asked_names_the_same_gpus(
+def test_the_script_passes_on_any_variable_as_it_is(
     pod: Pod, minors: list[int], listed: str | None, visible: str | None
 ) -> None:
     pod.has(*(f"nvidia{minor}" for minor in minors))
     both = {"NVIDIA_VISIBLE_DEVICES": listed, "CUDA_VISIBLE_DEVICES": visible}
     said = {name: text for name, text in both.items() if text is not None}
-    expected = meant(sorted(minors), listed, visible)
-    for away in ({}, unreachable(pod)):
-        assert gpus_of(pod.run(cpus=EIGHT.online, **said, **away).cpus) == expected
+    expected = meant(EIGHT, [f"nvidia{minor}" for minor in sorted(minors)], said)
+    assert gpus_of(pod.run(cpus=EIGHT.online, **said).cpus) == gpus_of(expected)

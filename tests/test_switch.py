@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -27,10 +26,7 @@ WORDS = {
     "on": ("on", "ON", "1", "yes", "true", ""),
 }
 OTHERS = ("obsreve", "offline", "on ", "2", "*", "$(id)", "of\nf")
-SCRIPTS = [
-    Path(__file__).parents[1] / name
-    for name in ("slurm/task_prolog.sh", "affinityd/kubernetes/files/run.sh")
-]
+PINNING = Path(__file__).parents[1] / "slurm/pinning.sh"
 
 
 @pytest.mark.parametrize(("meant", "words"), WORDS.items(), ids=str)
@@ -71,13 +67,9 @@ def test_a_word_of_the_file_that_is_none_is_told_with_its_place(tmp_path: Path) 
 
 @pytest.mark.parametrize("shell", ["dash", "bash"])
 def test_the_scripts_read_it_as_everything_else_does(shell: str) -> None:
-    (heed,) = {
-        re.search(r"^heed\(\) .*?^}$", script.read_text(), re.DOTALL | re.MULTILINE)[0]  # type: ignore[index]
-        for script in SCRIPTS
-    }
     words = [word for words in WORDS.values() for word in words]
     code = (
-        f"{heed}\n"
+        f". {PINNING}\n"
         'for one; do for other; do switch=on; heed "$one"; heed "$other"; echo $switch; done; done'
     )
     told = subprocess.check_output([shell, "-c", code, "sh", *words], text=True).split()
@@ -85,7 +77,7 @@ def test_the_scripts_read_it_as_everything_else_does(shell: str) -> None:
         switch.least(switch.read(one), switch.read(other)) for one in words for other in words
     ]
     for word in OTHERS:
-        done = subprocess.run([shell, "-c", f'{heed}\nheed "$1"', "sh", word], check=False)
+        done = subprocess.run([shell, "-c", f'. {PINNING}; heed "$1"', "sh", word], check=False)
         assert done.returncode == 1
 
 

@@ -19,7 +19,7 @@ __all__ = ["folder"]
 pytestmark = pytest.mark.processes
 
 HERE = Path(__file__).parents[1]
-TRUST = HERE / "slurm/trust.sh"
+TRUST = HERE / "slurm/pinning.sh"
 SHELLS = [
     words for words in (["dash"], ["bash", "--posix"], ["busybox", "sh"]) if shutil.which(words[0])
 ]
@@ -41,10 +41,6 @@ def judged(
         check=False,
     )
     return done.returncode == 0, done.stdout
-
-
-def test_slurm_s_scripts_and_a_pod_s_have_the_same() -> None:
-    assert TRUST.read_text() == (HERE / "affinityd/kubernetes/files/trust.sh").read_text()
 
 
 def owned(path: Path, uid: int) -> Path:

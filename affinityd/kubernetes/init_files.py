@@ -1,4 +1,4 @@
-"""The files that `affinityd init` leaves in a pod: a script that pins, and what it plans from."""
+"""The files that `affinityd init` leaves in a pod: scripts that pin, and what they know of GPUs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from affinityd.linux.atomic_write import EXECUTABLE, READABLE, write_whole
 FILES = Path(__file__).with_name("files")
 SCRIPTS = {
     "run": ("run.sh", EXECUTABLE),
-    "table.sh": ("table.sh", READABLE),
-    "trust.sh": ("trust.sh", READABLE),
+    "pinning.sh": ("pinning.sh", READABLE),
 }
 
 
@@ -39,22 +38,26 @@ def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) 
 
 
 def write_plan(folder: Path, plan: NodePlan) -> None:
-    """Write a node's plan; each GPU's cpulist is a file, too. Raises OutputError."""
-    files = {folder / "gpu" / _file_name(name): text for name, text in plan.cpulists.items()}
-    for path, cpulist in files.items():
-        _write(path, f"{cpulist}\n")
-    for path in (folder / "gpu").glob("*.cpulist"):
+    """Write a node's plan; each GPU's CPUs and locality are files, too. Raises OutputError."""
+    gpus = folder / "gpu"
+    files = {
+        gpus / f"{_stem(name)}.{suffix}": text
+        for rank in plan.document.ranks
+        for name in rank.gpu.names or ()
+        for suffix, text in (("cpulist", rank.cpulist), ("locality", rank.locality))
+    }
+    for path, text in files.items():
+        _write(path, f"{text}\n")
+    for path in gpus.glob("*.*"):
         if path not in files:  # of an instance that was there when the pod's init ran before
             with suppress(OSError):
                 path.unlink()
-    _write(folder / "plan.json", plan.document)
-    _write(folder / "table", plan.lines)
+    _write(folder / "plan.json", plan.text)
 
 
-def _file_name(name: str) -> str:
-    """Return 0.cpulist for minor:0, renderD128.cpulist for drm:128, else the name's own."""
-    stem = name.removeprefix("minor:").replace("drm:", "renderD").replace("/", "_")
-    return f"{stem}.cpulist"
+def _stem(name: str) -> str:
+    """Return 0 for minor:0, renderD128 for drm:128, else the name itself."""
+    return name.removeprefix("minor:").replace("drm:", "renderD").replace("/", "_")
 
 
 def _write(path: Path, text: str, mode: int = READABLE) -> None:

@@ -10,20 +10,18 @@ from itertools import cycle
 from affinityd.client import http as client
 from affinityd.client import local_plan
 from affinityd.config import switch
-from affinityd.cpuset import parse_list
-from affinityd.errors import AffinityError, DaemonError, InvalidRequestError
+from affinityd.errors import AffinityError, DaemonError
+from affinityd.json_codec import loads
 from affinityd.kubernetes.service_address import numeric
 from affinityd.planner.names import BY_RANK
-from affinityd.request.formats import render
-from affinityd.text import quote
+from affinityd.request.document import PlanDocument
+from affinityd.request.formats import document, render
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.request.environment import Question
 
 PAUSE = 0.2  #: seconds between two tries
-MAX_LINE = 65536  #: characters
-CPULIST, NAMES = 2, 3  #: where they are in a line of the format `lines`
 #: What refuses a plan is for the one that fits a container, and not for all of the node.
 REFUSING = {"strict", "min_physical_cores", "task_cpus"}
 
@@ -35,22 +33,15 @@ Addresses = Mapping[str, str]
 class NodePlan:
     """The plan of a whole node."""
 
-    document: str  #: in the format `json`
-    lines: str  #: in the format `lines`
+    text: str  #: in the format `json`
+    document: PlanDocument
     source: str  #: who says so
     answered: Addresses = field(default_factory=dict)  #: who, by number and not by name
-    switch: str = switch.ON  #: what AFFINITYD says for the node
 
     @property
-    def gpus(self) -> int:
-        """How many GPUs the node has."""
-        return len(self.lines.splitlines())
-
-    @property
-    def cpulists(self) -> dict[str, str]:
-        """Each GPU's cpulist by each of its names."""
-        rows = (line.split() for line in self.lines.splitlines())
-        return {name: row[CPULIST] for row in rows for name in row[NAMES:]}
+    def switch(self) -> str:
+        """What AFFINITYD says for the node."""
+        return switch.read_or_off(self.document.switch or "")
 
 
 def node_question(chosen: Question) -> Question:
@@ -59,7 +50,9 @@ def node_question(chosen: Question) -> Question:
     That is said, since it is the default only for who may use all of the node.
     """
     mode = "all" if "scope" in chosen else "node"
-    asked = {"mode": mode} | {name: chosen[name] for name in chosen if name not in REFUSING}
+    asked = {"mode": mode, "whose": "node"} | {
+        name: chosen[name] for name in chosen if name not in REFUSING
+    }
     is_by_rank = asked["mode"].replace("-", "_") in BY_RANK
     return asked if is_by_rank else {"share": "node", **asked}
 
@@ -103,43 +96,23 @@ def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePla
 def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
     """Ask for the node: what the container that asks may use is not what the pod's others may."""
     address = numeric(address, deadline)
+    text = client.ask_plan(address, asked, deadline, "json")
     try:
-        return _answered({**asked, "whose": "node"}, name, address, deadline)
-    except InvalidRequestError:  # one of an earlier release plans for the node, and says no whose
-        return _answered(asked, name, address, deadline)
-
-
-def _answered(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
-    lines = client.ask_plan(address, asked, deadline, "lines")
-    try:
-        for line in lines.splitlines():
-            _check(line)
+        plan = loads(PlanDocument, text, "its plan")
+        _check_names(plan)
     except ValueError as error:
         raise DaemonError(f"what listens at {address} is no affinityd: {error}") from None
-    document = client.ask_plan(address, asked, deadline, "json")
-    assigned = dict(
-        line.partition("=")[::2]
-        for line in client.ask_plan(address, asked, deadline, "shell").splitlines()
-    )
-    return NodePlan(
-        document,
-        lines,
-        f"the daemon at {address}",
-        {name: address},
-        switch.read_or_off(assigned.get(switch.VARIABLE, "")),
-    )
+    return NodePlan(text, plan, f"the daemon at {address}", {name: address})
 
 
-def _check(line: str) -> None:
-    """Raise ValueError for what is no line of the format `lines`."""
-    _, _, cpulist, *names = line.split()
-    parse_list(cpulist)
-    if len(line) > MAX_LINE or not "".join(names).isprintable():
-        raise ValueError(f"{quote(line)} is no line of a plan")
+def _check_names(plan: PlanDocument) -> None:
+    """Raise ValueError for a GPU without names, or with one that no file is to have."""
+    for rank in plan.ranks:
+        if not rank.gpu.names or not "".join(rank.gpu.names).isprintable():
+            raise ValueError(f"GPU {rank.gpu.index} has no names that files could have")
 
 
 def _made_here(asked: Question, addresses: Sequence[str]) -> NodePlan:
     known = local_plan.find_node(addresses)
     reply = local_plan.plan_on_node(known.node, [asked])
-    made = render(reply, "json"), render(reply, "lines")
-    return NodePlan(*made, known.source, switch=reply.switch)
+    return NodePlan(render(reply, "json"), document(reply), known.source)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from affinityd.json_codec import CpuList, OneOf
+from affinityd.config.switch import SWITCHES
+from affinityd.json_codec import CpuList, OneOf, left_out
 from affinityd.planner.modes import MODES
 from affinityd.planner.names import LOCALITIES, WARNINGS
 
@@ -20,6 +21,8 @@ class PlannedGpu:
     pci_bus_id: str
     vendor: str
     model: str | None
+    #: By which containers know it: device files, UUIDs, PCI bus id. With whose=node.
+    names: Sequence[str] | None = left_out()
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class PlanDocument:
     cpulist: CpuList
     ranks: Sequence[PlannedRank]
     warnings: Sequence[WarningDocument]
+    #: What AFFINITYD says for the node. With whose=node.
+    switch: Annotated[str, OneOf(SWITCHES)] | None = left_out()
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Reply:
 def document(reply: Reply) -> PlanDocument:
     """Return a plan as its JSON document has it."""
     request = reply.request
+    is_of_node = request.whose == "node"
     options = {**vars(request.options), "share": reply.plan.share}
     return PlanDocument(
         node=reply.node,
@@ -79,16 +80,17 @@ def document(reply: Reply) -> PlanDocument:
             within=None if reply.within is None else format_list(reply.within),
         ),
         cpulist=format_list(reply.cpus),
-        ranks=[_rank(rank) for rank in reply.ranks],
+        ranks=[_rank(rank, with_names=is_of_node) for rank in reply.ranks],
         warnings=[WarningDocument(warn.code, warn.message) for warn in reply.warnings],
+        switch=reply.switch if is_of_node else None,
     )
 
 
-def _rank(rank: RankPlan) -> PlannedRank:
-    gpu = rank.gpu
+def _rank(rank: RankPlan, *, with_names: bool) -> PlannedRank:
+    gpu, names = rank.gpu, [*_names(rank)] if with_names else None
     return PlannedRank(
         rank=rank.rank,
-        gpu=PlannedGpu(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.vendor, gpu.model),
+        gpu=PlannedGpu(gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.vendor, gpu.model, names),
         numa_node=gpu.numa_node,
         home_node=rank.home_node,
         locality=rank.locality,

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     except AffinityError as error:
         _tell(f"{error}; no plan was left in {folder}: programs ask when they start")
     else:
-        gpus = count(plan.gpus, "GPU")
+        gpus = count(len(plan.document.ranks), "GPU")
         print(f"{NAME}: {folder} has the places of {gpus}, as {plan.source} says")
     return 0
 

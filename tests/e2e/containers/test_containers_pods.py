@@ -106,14 +106,16 @@ def test_a_container_has_its_own_cpus_whatever_the_init_container_had(
     assert (far.cpus, far.lines) == (FAR, [line])
 
 
-def test_in_the_table_a_container_without_a_near_cpu_stays_as_it_is(pods: dict[str, Pod]) -> None:
+def test_without_a_daemon_a_container_without_a_near_cpu_stays_as_it_is(
+    pods: dict[str, Pod],
+) -> None:
     pods[SOCKET].init()
     options = [f"--cpuset-cpus={FAR}", *rig.devices(0)]
     done = pods[SOCKET].app("ubuntu-like", RUN, *LOOK, options=options)
     assert done.cpus == FAR
     (line,) = done.lines
     assert line.endswith(
-        f"and in /affinity/table none of the CPUs {FAR} is near the GPU; the command runs unpinned"
+        f"and in /affinity/gpu none of the CPUs {FAR} is near; the command runs unpinned"
     )
 
 
@@ -226,4 +228,4 @@ def test_pods_start_while_the_daemon_is_replaced(tmp_path: Path) -> None:
         assert replacing.result() >= 2
     for gpu, done in started:
         assert done.cpus == str(CPUS[gpu])
-        assert not done.stderr or "planned from /affinity/table" in done.stderr
+        assert not done.stderr or "planned from /affinity/gpu" in done.stderr

@@ -81,7 +81,7 @@ class Script:
 
 
 def put(folder: Path, script: str, **places: str) -> Path:
-    """Copy a script and trust.sh into a folder; it looks for things in other places."""
+    """Copy a script and pinning.sh into a folder; it looks for things in other places."""
     path = folder / Path(script).name
     text = (HERE / script).read_text()
     for name, place in places.items():
@@ -89,7 +89,7 @@ def put(folder: Path, script: str, **places: str) -> Path:
         text = text.replace(before, f"{name}={place}", 1)
     path.write_text(text)
     path.chmod(0o755)
-    shutil.copy(HERE / "slurm/trust.sh", folder)
+    shutil.copy(HERE / "slurm/pinning.sh", folder)
     return path
 
 

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -72,14 +72,15 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
     )
     found = contents(tmp_path / "to")
     plan = json.loads(found["plan.json"])
-    assert plan == daemon.plan("mode=unique_contiguous&share=node")
+    assert plan == daemon.plan("mode=unique_contiguous&share=node&whose=node")
     for rank, gpu in zip(plan["ranks"], EIGHT.gpus, strict=True):
         for name in (gpu.uuid, str(gpu.minor), gpu.pci_bus_id, *(it.uuid for it in gpu.mig)):
             assert found[f"gpu/{name}.cpulist"] == f"{rank['cpulist']}\n"
+            assert found[f"gpu/{name}.locality"] == "local\n"
     assert {name for name in found if "/" not in name} == {
-        *("plan.json", "table", "run", "table.sh", "trust.sh", "settings")
+        *("plan.json", "run", "pinning.sh", "settings")
     }
-    assert len(found) == 6 + 8 * 3 + 2
+    assert len(found) == 4 + 2 * (8 * 3 + 2)
 
 
 def test_by_default_every_gpu_has_all_of_its_node(daemon: Daemon, tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_what_the_daemon_refuses_leaves_no_plan_but_the_script(
     assert done.status == 0
     assert done.lines[0].startswith("affinityd init: mode: 'best' is not one of all, single")
     assert done.lines[0].endswith(f"; no plan was left in {tmp_path}: programs ask when they start")
-    assert set(contents(tmp_path)) == {"run", "table.sh", "trust.sh", "settings"}
+    assert set(contents(tmp_path)) == {"run", "pinning.sh", "settings"}
 
 
 def test_a_node_without_gpus_is_no_failure(tmp_path: Path) -> None:
@@ -287,17 +288,17 @@ def test_what_refuses_a_container_refuses_no_node(tmp_path: Path) -> None:
     tree = write_tree(made({0: "0-1", 1: "", 2: "2-3"}, gpus=[1, 0]), tmp_path / "machine")
     env = {"AFFINITYD_ROOT": str(tree), "AFFINITYD_STRICT": "true"}
     init(tmp_path / "to", "--timeout=0.2", socket=tmp_path / "nobody", env=env)
-    rows = [line.split() for line in (tmp_path / "to/table").read_text().splitlines()]
-    assert [row[1] for row in rows] == ["remote", "local"]
+    plan = json.loads((tmp_path / "to/plan.json").read_text())
+    assert [rank["locality"] for rank in plan["ranks"]] == ["remote", "local"]
 
 
 def test_what_a_daemon_of_another_release_refuses_is_planned_here(
     tree: Path, tmp_path: Path
 ) -> None:
-    refusal = http("422 Malformed", b"Malformed request: format: 'lines' is not one of json\n")
+    refusal = http("422 Malformed", b"Malformed request: mode: 'node' is not one of all\n")
     with serving(tmp_path / "s", answering(refusal)) as path:
         done = init(tmp_path / "to", socket=path, env={"AFFINITYD_ROOT": str(tree)})
-    assert done.lines == ["affinityd init: format: 'lines' is not one of json"]
+    assert done.lines == ["affinityd init: mode: 'node' is not one of all"]
     assert (tmp_path / "to/gpu/7.cpulist").read_text() == "48-63,176-191\n"
 
 
@@ -351,30 +352,41 @@ def children(pid: int) -> list[int]:
     return [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def plan_with(names: list[str], **more: object) -> bytes:
+    """Return a plan of one GPU that has these names, in JSON."""
+    done = affinityd("plan", "--machine=dgx-a100", "--gpus=0", "--whose=node", "--format=json")
+    plan = json.loads(done.stdout)
+    plan["ranks"][0]["gpu"]["names"] = names
+    plan["ranks"][0].update(more)
+    return json.dumps(plan).encode()
+
+
 def test_a_daemon_s_names_stay_in_their_folder(tmp_path: Path) -> None:
-    lines = b"0 local 0-3 ../../x minor:../7 /etc/y\n"
-    with serving(tmp_path / "s", answering(http("200 OK", lines))) as path:
+    plan = plan_with(["../../x", "minor:../7", "/etc/y"])
+    with serving(tmp_path / "s", answering(http("200 OK", plan))) as path:
         init(tmp_path / "deep/to", socket=path)
     assert {it.name for it in tmp_path.iterdir()} == {"s", "deep"}
     assert {it.name for it in (tmp_path / "deep/to/gpu").iterdir()} == {
-        *(".._.._x.cpulist", ".._7.cpulist", "_etc_y.cpulist")
+        f"{name}.{suffix}"
+        for name in (".._.._x", ".._7", "_etc_y")
+        for suffix in ("cpulist", "locality")
     }
 
 
 @pytest.mark.parametrize(
-    "lines",
+    "plan",
     [
-        pytest.param(b"0 local 0-3 a\0b\n", id="a NUL"),
-        pytest.param(b"0 local 0-3 \x1b[2J\n", id="what a terminal obeys"),
-        pytest.param(b"0 local x minor:0\n", id="no CPUs"),
-        pytest.param(b"0 local\n", id="too short"),
-        pytest.param(b"0 local 0-3 " + b"A" * 70_000 + b"\n", id="too long"),
+        pytest.param(lambda: plan_with(["a\0b"]), id="a NUL"),
+        pytest.param(lambda: plan_with(["\x1b[2J"]), id="what a terminal obeys"),
+        pytest.param(lambda: plan_with(["minor:0"], cpulist="x"), id="no CPUs"),
+        pytest.param(lambda: b"{}", id="too short"),
+        pytest.param(lambda: b"[" * 70_000, id="no document"),
     ],
 )
-def test_lines_that_are_none_of_a_plan_are_not_written(
-    tree: Path, tmp_path: Path, lines: bytes
+def test_what_is_no_plan_is_not_written(
+    tree: Path, tmp_path: Path, plan: Callable[[], bytes]
 ) -> None:
-    with serving(tmp_path / "s", answering(http("200 OK", lines))) as path:
+    with serving(tmp_path / "s", answering(http("200 OK", plan()))) as path:
         env = {"AFFINITYD_ROOT": str(tree)}
         done = init(tmp_path / "to", "--timeout=0.3", socket=path, env=env)
     assert (done.status, len(done.lines)) == (0, 1)

@@ -23,9 +23,10 @@ pytestmark = pytest.mark.pods
 
 def test_the_command_s_environment_is_its_own_but_for_what_it_is_told(pod: Pod) -> None:
     """Variables of the script's, such as `mask`, `line` and `rank`, may be names of the job's."""
-    names = set(re.findall(r"\b([a-z_]+)=", (pod.to / "run").read_text()))
+    script = (pod.to / "run").read_text() + (pod.to / "pinning.sh").read_text()
+    names = set(re.findall(r"\b([a-z_]+)=", re.sub("(?m)^#.*", "", script)))
     names = {name for name in names if not name.startswith("affinityd_")} | {"mask", "name", "line"}
-    assert names >= {"dev", "mask", "line", "name", "rank", "value", "here", "query"}
+    assert names >= {"dev", "mask", "line", "name", "value", "here", "query"}
     mine = {name: f"its {name}" for name in names} | {"IFS": ",", "http_proxy": "http://nowhere:1"}
     for away in ({}, unreachable(pod)):
         told = pod.run(cpus=ONLINE, **mine, **away).environment

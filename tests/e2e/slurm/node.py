@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,11 @@ def _task(lines: Sequence[str]) -> Task:
     return Task(mask, variables, rest)
 
 
+def copied(folder: Path) -> Path:
+    """Copy the scripts, as a site does: what they share is a link in the checkout."""
+    return shutil.copytree(SCRIPTS, folder / "scripts")
+
+
 @contextmanager
 def node(setup: Setup) -> Iterator[Node]:
     """Run a node with four GPUs on the two CPUs of this machine."""
@@ -87,7 +93,7 @@ def node(setup: Setup) -> Iterator[Node]:
         folder.chmod(0o755)
         tree = tiny_tree(folder / "machine", *GPU_NODES, minors=MINORS)
         run = folder / "run"
-        binds = {run: "/run/affinityd", SCRIPTS: INSTALLED, **setup.binds}
+        binds = {run: "/run/affinityd", copied(folder): INSTALLED, **setup.binds}
         whole = replace(setup, gpus=GPUS, conf=(*CONF, *setup.conf), binds=binds)
         with running(run, "--root", f"{tree}") as daemon, slurm(whole, USER) as cluster:
             yield Node(cluster, daemon, run)

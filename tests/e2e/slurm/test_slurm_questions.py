@@ -32,11 +32,12 @@ exec "$2"
 TASK = {"SLURM_JOB_ID": "1", "SLURM_TASK_PID": f"{os.getpid()}"}
 NVIDIA = "nvidiactl nvidia0 nvidia1 nvidia-uvm dri/renderD128"
 AMD = "kfd dri/renderD128 dri/renderD129 dri/card0"
+ONE = {"CUDA_VISIBLE_DEVICES": "1"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "4,5", "SLURM_LOCALID": "1"}
 
 
-def asked(devices: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters of the first question; it must be the only one."""
+def asked(devices: str, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the parameters of the first question, and the variables; it must be the only one."""
     lines: list[str] = []
 
     def behave(connection: socket.socket, _over: threading.Event) -> None:
@@ -64,7 +65,10 @@ def asked(devices: str, env: Mapping[str, str]) -> dict[str, str]:
         )
     assert done.stdout in {"", "export AFFINITYD_UNPINNED=No such GPU: none\n"}
     (line,) = lines
-    return dict(parse_qsl(urlsplit(line.split()[1]).query, strict_parsing=True))
+    query = urlsplit(line.split()[1]).query
+    pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
+    environ = dict(text.split("=", 1) for name, text in pairs if name == "env")
+    return {name: text for name, text in pairs if name != "env"}, environ
 
 
 def mask() -> str:
@@ -73,141 +77,54 @@ def mask() -> str:
 
 
 @pytest.mark.parametrize(
-    ("devices", "env", "parameters"),
+    ("devices", "env", "granted"),
     [
         pytest.param(
             NVIDIA,
             {"CUDA_VISIBLE_DEVICES": "0"},
-            {"visible": "0", "granted": "minor:0,minor:1"},
+            "minor:0,minor:1",
             id="NVIDIA: the device files that can be opened",
         ),
         pytest.param(
             "nvidiactl dri/renderD128",
             {"CUDA_VISIBLE_DEVICES": "0"},
-            {"visible": "0"},
+            None,
             id="NVIDIA without a GPU's file: another GPU's counts for nothing",
         ),
         pytest.param(
-            AMD,
-            {"ROCR_VISIBLE_DEVICES": "1"},
-            {"visible": "ROCR_VISIBLE_DEVICES=1", "granted": "drm:128,drm:129"},
-            id="AMD: its variable and its files",
-        ),
-        pytest.param(
-            AMD,
-            {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"},
-            {"visible": "1", "granted": "drm:128,drm:129"},
-            id="AMD: Slurm sets both to the same",
+            AMD, {"ROCR_VISIBLE_DEVICES": "1"}, "drm:128,drm:129", id="AMD: its variable and files"
         ),
         pytest.param(
             "",
-            {"CUDA_VISIBLE_DEVICES": "MIG-1a/2 &visible=3#\n4"},
-            {"visible": "MIG-1a/2 &visible=3#\n4"},
-            id="whatever is visible, to the letter",
+            {"CUDA_VISIBLE_DEVICES": "MIG-1a/2 &visible=3#\n4", "SLURM_NTASKS": "$(id)"},
+            None,
+            id="whatever variables say, to the letter",
         ),
+        pytest.param("", {**ONE, **STEP, "SLURM_JOB_CPUS_PER_NODE": "8(x2)"}, None, id="a step"),
         pytest.param(
-            "",
-            {"CUDA_VISIBLE_DEVICES": "1", **STEP, "SLURMD_TRES_BIND": "gpu:single:1"},
-            {
-                "visible": "1",
-                "ranks": "2",
-                "rank": "1",
-                "task_cpus": "1/2",
-                "gpu_bind": "gpu:single:1",
-                "share": "node",
-            },
-            id="a task among others, of a job without a note",
-        ),
-        pytest.param(
-            "",
-            {
-                "CUDA_VISIBLE_DEVICES": "1",
-                **STEP,
-                "SLURM_GPUS_ON_NODE": "2",
-                "SLURM_CPU_BIND_TYPE": "mask_cpu:",
-                "SLURM_CPU_BIND_LIST": "0x1,0x2",
-                "AFFINITYD_SHARE": "requested",
-            },
-            {
-                "visible": "1",
-                "ranks": "2",
-                "rank": "1",
-                "task_cpus": "1/2",
-                "step_gpus": "2",
-                "cpu_bind": "0x1,0x2",
-                "share": "requested",
-            },
-            id="with slices of the CPUs, and a share that somebody chose",
-        ),
-        pytest.param(
-            "",
-            {
-                "CUDA_VISIBLE_DEVICES": "1",
-                "AFFINITYD_MODE": "exclusive",
-                "AFFINITYD_SCOPE": "socket",
-                "AFFINITYD_MULTITHREADING": "single_logical",
-                "AFFINITYD_BALANCED": "no",
-                "AFFINITYD_STRICT": "yes",
-                "AFFINITYD_MIN_PHYSICAL_CORES": "2",
-                "AFFINITYD_MAX_PHYSICAL_CORES": "4",
-            },
-            {
-                "visible": "1",
-                "mode": "exclusive",
-                "scope": "socket",
-                "multithreading": "single_logical",
-                "balanced": "no",
-                "strict": "yes",
-                "min_physical_cores": "2",
-                "max_physical_cores": "4",
-            },
-            id="all that can be chosen",
-        ),
-        pytest.param(
-            "",
-            {"CUDA_VISIBLE_DEVICES": "1", "SLURM_STEP_ID": "3", "SLURM_CPUS_PER_TASK": "6"},
-            {"visible": "1", "task_cpus": "6"},
-            id="how many CPUs a task of srun asked for",
-        ),
-        pytest.param(
-            "",
-            {"CUDA_VISIBLE_DEVICES": "1", "SLURM_CPUS_PER_TASK": "6", "SLURM_NTASKS": "4"},
-            {"visible": "1", "task_cpus": "24"},
-            id="a batch script has what all of its tasks asked for",
-        ),
-        pytest.param(
-            "",
-            {
-                "CUDA_VISIBLE_DEVICES": "1",
-                "SLURM_STEP_ID": "4294967290",
-                "SLURM_CPUS_PER_TASK": "6",
-            },
-            {"visible": "1", "task_cpus": "6"},
-            id="and an interactive step",
-        ),
-        pytest.param(
-            "",
-            {
-                "CUDA_VISIBLE_DEVICES": "1",
-                "SLURM_CPUS_PER_TASK": "08",
-                "SLURM_NTASKS": "$(id)",
-            },
-            {"visible": "1"},
-            id="what is no number asks for nothing",
-        ),
-        pytest.param(
-            "",
-            {"CUDA_VISIBLE_DEVICES": "1", "AFFINITYD_CPUS": "3"},
-            {"visible": "1", "task_cpus": "3"},
-            id="another number of CPUs",
+            "", {**ONE, "AFFINITYD_MODE": "even", "AFFINITYD_CPUS": "3"}, None, id="chosen"
         ),
     ],
 )
-def test_the_question_has_what_the_task_knows(
-    devices: str, env: Mapping[str, str], parameters: Mapping[str, str]
+def test_the_question_has_the_variables_and_device_files_of_the_task(
+    devices: str, env: Mapping[str, str], granted: str | None
 ) -> None:
-    common = {"format": "shell", "cpuset": mask(), "mode": "node", "task_cpus": "1/1"}
-    assert asked(devices, env) == {**common, **parameters}
+    files = {} if granted is None else {"granted": granted}
+    stated, environ = asked(devices, env)
+    assert stated == {"format": "shell", "cpuset": mask(), **files}
+    assert {name: text for name, text in environ.items() if text} == {"SLURM_JOB_ID": "1", **env}
+
+
+@pytest.mark.parametrize(
+    ("bound", "passed"),
+    [
+        ({"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": "0x1,0x2"}, True),
+        ({"SLURM_CPU_BIND_TYPE": "cores", "SLURM_CPU_BIND_LIST": ""}, False),
+    ],
+)
+def test_masks_are_passed_on_where_slurm_chose_them(bound: dict[str, str], *, passed: bool) -> None:
+    _, environ = asked("", {**ONE, **STEP, **bound})
+    assert ("SLURM_CPU_BIND_LIST" in environ) == passed
 
 
 #: A node without GPUs, where a folder takes the place of /usr/bin. Its sh is at /run.

@@ -123,7 +123,7 @@ def test_no_node_is_drained_through_install_upgrade_and_removal(tmp_path: Path) 
                 assert (on_gpu.cpus, on_cpu.cpus) == (NEAR, BOTH)
         assert made.run(CPU, f"tail -qn1 {INSTALLED}/*.sh; ls -A {INSTALLED}").split("\n") == [
             *["# new"] * 4,
-            *("epilog.sh", "prolog.sh", "task_prolog.sh", "trust.sh", ""),
+            *("epilog.sh", "pinning.sh", "prolog.sh", "task_prolog.sh", ""),
         ]
         run_jobs(made, pinned=True)
 

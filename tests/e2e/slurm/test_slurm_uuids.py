@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.daemons import running
-from tests.e2e.slurm.node import CONF, GPU_NODES, HOME, INSTALLED, MINORS, SCRIPTS, Node
+from tests.e2e.slurm.node import CONF, GPU_NODES, HOME, INSTALLED, MINORS, Node, copied
 from tests.e2e.slurm.rig import USER, Setup, slurm
 from tests.e2e.slurm.test_slurm_enforce import job
 from tests.e2e.slurm.test_slurm_jobs import check
@@ -46,7 +46,7 @@ def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         conf=(*CONF, "FirstJobId=8000"),
         binds={
             run: "/run/affinityd",
-            SCRIPTS: INSTALLED,
+            copied(folder): INSTALLED,
             tree / "proc/driver": "/proc/driver",
             folder / "drivers": DRIVERS,
         },

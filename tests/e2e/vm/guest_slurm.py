@@ -6,6 +6,7 @@ It judges nothing: where the tasks should have been is said in test_vm_slurm.py.
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -138,7 +139,10 @@ def cluster(gres_conf: str, *, constrain_devices: bool) -> Iterator[Slurm]:
         conf=[f"{name}={INSTALLED}/{script}.sh" for name, script in scripts.items()],
         topology="Sockets=2 CoresPerSocket=8 ThreadsPerCore=2",
         gres_conf=gres_conf,
-        binds={RUN: "/run/affinityd", SCRIPTS: INSTALLED},
+        binds={
+            RUN: "/run/affinityd",
+            shutil.copytree(SCRIPTS, RUN / "scripts", dirs_exist_ok=True): INSTALLED,
+        },
     )
     with slurm(setup, USER) as it:
         yield it

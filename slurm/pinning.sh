@@ -1,0 +1,1 @@
+../affinityd/kubernetes/files/pinning.sh
