@@ -1,7 +1,7 @@
 """A captured machine in a tar archive, read once into memory.
 
-An archive may come from anybody: how much is unpacked is limited, nothing is written to disk, and
-a link that leads out of the machine leads nowhere.
+An archive may be untrusted: how much is unpacked is limited, nothing is written to disk, and a
+link that leads out of the machine leads nowhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which PCI devices are GPUs, whose they are, and the number of each."""
+"""Which PCI devices are GPUs, the vendor and the number of each."""
 
 from __future__ import annotations
 

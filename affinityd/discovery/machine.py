@@ -20,7 +20,7 @@ from affinityd.errors import TreeError
 from affinityd.topology.model import Topology
 
 MAX_LIST = 65536  #: bytes; more than any kernel writes into one file of sysfs
-NVML_SECONDS = 20.0  #: that NVML may take to answer; GPUs that nobody uses wake up first
+NVML_SECONDS = 20.0  #: that NVML may take to answer; idle GPUs wake up first
 ONLINE = "sys/devices/system/cpu/online"
 NVIDIA_DRIVER = "proc/driver/nvidia/version"
 #: Differ when a GPU driver came, went or was exchanged.

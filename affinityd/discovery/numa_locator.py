@@ -29,8 +29,8 @@ class NumaLocator:
     def locate(self, device: PciDevice, nvml_cpus: CpuSet = frozenset()) -> Place:
         """Return a device's node and what said so: "numa_node", "NVML", "local_cpulist".
 
-        A `numa_node` decides if that node exists, even without CPUs. Else the first source whose
-        CPUs all lie in one node does.
+        A `numa_node` decides if that node exists, even without CPUs. Else the first source does
+        of which all CPUs lie in one node.
         """
         named = read_number(self.tree, f"{device.folder}/numa_node")
         if named is not None and named in self.nodes:

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs: what its driver tells in /proc, and the numbers that NVML gives them.
+"""NVIDIA's GPUs: what its driver shows in /proc, and the numbers that NVML gives them.
 
 Where NVML answers, its list is the list; else it is the bus's, in bus order, which is NVML's too.
 Source: the NVIDIA driver's README, "The /proc Interface".
@@ -32,7 +32,7 @@ class DriverGpu:
 
 
 def read_driver(tree: Tree) -> Mapping[str, DriverGpu]:
-    """Return PCI address → what the driver tells of its GPU."""
+    """Return PCI address → what the driver shows of its GPU."""
     return {
         address: _driver_gpu(tree, address) for address in tree.list(DRIVER_GPUS, is_pci_address)
     }
@@ -99,7 +99,7 @@ def _by_nvml(
 
 
 def _gpu(gpu: NvmlGpu, device: PciDevice, driver: DriverGpu) -> Gpu:
-    """Return a GPU as NVML tells it; the driver fills in what that does not say."""
+    """Return a GPU as NVML has it; the driver fills in what is missing."""
     return replace(
         device.as_gpu(VENDOR, gpu.index),
         uuid=gpu.uuid or driver.uuid,
@@ -132,7 +132,7 @@ def _driver_gpu(tree: Tree, address: str) -> DriverGpu:
     fields = read_fields(tree, f"{DRIVER_GPUS}/{address}/information", *names)
     uuid = fields.get("GPU UUID", "?")
     return DriverGpu(
-        uuid=None if "?" in uuid else uuid,  # GPU-????????-… until somebody opens the device
+        uuid=None if "?" in uuid else uuid,  # GPU-????????-… until a process opens the device
         minor=number(fields.get("Device Minor")),
         model=fields.get("Model") or None,
         excluded=fields.get("GPU Excluded") == "Yes",

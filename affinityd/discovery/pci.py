@@ -54,7 +54,7 @@ class PciDevice:
         return bus_order(self.address)
 
     def as_gpu(self, vendor: str, index: int) -> Gpu:
-        """Return the device as a GPU, with what the bus tells of it and no more."""
+        """Return the device as a GPU, with what the bus shows of it and no more."""
         return Gpu(
             index, vendor, self.address, numa_node=None, pci_id=self.pci_id, pci_path=self.path
         )

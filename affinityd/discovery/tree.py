@@ -17,7 +17,7 @@ from typing import Protocol
 from affinityd.cpuset import PADDING
 from affinityd.errors import TreeError
 
-#: What every machine has, and nothing else: it tells a machine from a folder around one.
+#: What every machine has, and nothing else: it distinguishes a machine from a folder around one.
 MARK = "sys/devices/system/cpu"
 
 #: How many folders below a root a captured machine may lie.
@@ -38,10 +38,10 @@ MAX_FILE = 1024 * 1024
 #: A kernel attribute is at most a page.
 _PAGE = 4096
 
-#: Where a list comes by whole lines, and a piece ends before its page does: kernel fs/seq_file.c.
+#: Where a read returns whole lines, and may end before a page does: kernel fs/seq_file.c.
 _LISTS = "proc/"
 
-#: Errors of whoever reads: they say nothing of the file. open(2)
+#: Errors of the reading process: they say nothing of the file. open(2)
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 #: Errors of files that are there and fail now; others mean that there is nothing, or not for us.
@@ -84,7 +84,7 @@ class FolderTree:
     root: str  #: ends in a slash
     name: str
     live: bool = False
-    #: Path → the error of what is there and could not be read, until somebody clears it.
+    #: Path → the error of what is there and could not be read, until it is cleared.
     broken: dict[str, OSError] = field(default_factory=dict, compare=False)
 
     def read(self, path: str, *beginnings: str) -> str | None:

@@ -8,11 +8,11 @@ One JSON file a machine:
     online          cpulist; absent: every CPU
     packages        package number: cpulist
     nodes           groups of NUMA nodes: nodes (list of numbers), cpus (cpulist; absent: none),
-                    memory_mib (null: nobody says)
+                    memory_mib (null: unknown)
     cores_per_llc   neighbouring cores that share a last-level cache; null: all of a node's package
     distances       [nodes, nodes, SLIT distance] both ways, a later line overrides an earlier one
     gpus, nics      groups: what their devices share, and devices, each with pci, node (null:
-                    unknown), minor (of an NVIDIA GPU's device file; absent: nobody says), names (a
+                    unknown), minor (of an NVIDIA GPU's device file; absent: unknown), names (a
                     NIC's interfaces) and path (its bridges, host bridge first; one whose address
                     no source gives has a plain name). A vendor's GPUs are numbered in PCI bus
                     order

@@ -53,7 +53,7 @@ def _allowed(cut: list[Domain], domain: Domain, allowed: CpuSet, keep: int | Non
     """Return what a node's GPUs may use of their blocks, each block's first `keep` cores.
 
     If one may use none of its block, the node is cut anew; with too few cores for that, nothing.
-    That must not hang on `keep`: jobs that differ in `balanced` are to find the same blocks.
+    That must not depend on `keep`: jobs that differ in `balanced` are to find the same blocks.
     """
     if all(restrict(block, allowed) for block in cut):
         return [restrict(b[:keep], allowed) or restrict(b, allowed)[:keep] for b in cut]

@@ -45,7 +45,7 @@ class PlanWarning:
 
 @dataclass(frozen=True)
 class Widening:
-    """Why a rank has CPUs that are not near: its home node had too few for those who asked."""
+    """Why a rank has CPUs that are not near: its home node had too few for the ranks that asked."""
 
     cpus: CpuSet  #: those that are not near
     near: int  #: allowed logical CPUs that are, for all ranks of this home node
@@ -73,7 +73,7 @@ class Plan:
     """Every rank's place."""
 
     ranks: tuple[RankPlan, ...]
-    share: str  #: who divided the cores: "requested" or "node"
+    share: str  #: among which GPUs the cores were divided: "requested" or "node"
     warnings: tuple[PlanWarning, ...] = ()
 
 

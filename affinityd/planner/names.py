@@ -1,4 +1,4 @@
-"""Names that a plan and those who read it share."""
+"""Names that a plan and its readers share."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Division:
 
     groups: tuple[RankGroup, ...]  #: with their own domains, before others' cores came in
     cores_of: RankCores
-    share: str  #: who divided the cores: "requested" or "node"
+    share: str  #: among which GPUs the cores were divided: "requested" or "node"
 
 
 def plan(topology: Topology, demand: Demand) -> Plan:

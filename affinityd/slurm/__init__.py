@@ -1,1 +1,1 @@
-"""What Slurm is told of a node, gres.conf(5) and slurm.conf(5), and what it makes of it."""
+"""A node's GPUs in Slurm: the lines of gres.conf, what slurmd makes of them, and jobs' CPUs."""

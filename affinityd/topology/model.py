@@ -1,6 +1,6 @@
 """What a machine is made of, frozen, and the questions that a plan asks of it.
 
-Nothing here reads a file: discovery makes a Topology, everybody else asks it.
+Nothing here reads a file: discovery makes a Topology, the other folders ask it.
 """
 
 from __future__ import annotations

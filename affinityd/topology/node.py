@@ -11,7 +11,7 @@ from affinityd.topology.model import Topology
 
 @dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
 class Node:
-    """What plans are made from; replaced whole, never changed."""
+    """What plans are made from; replaced as a whole, never changed."""
 
     topology: Topology
     reserved: CpuSet = frozenset()

@@ -48,7 +48,7 @@ class NodeFile(NodeFileHead):
 
 
 def write(path: Path, node: Node) -> None:
-    """Write a node atomically, readable by everybody. Raises OSError."""
+    """Write a node atomically, readable by every user. Raises OSError."""
     file = NodeFile(
         version=VERSION,
         boot_id=_boot_id(),

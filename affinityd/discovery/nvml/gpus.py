@@ -1,7 +1,7 @@
 """What NVML knows of NVIDIA's GPUs, asked by a short-lived child.
 
 A process that holds NVML open blocks GPU resets, MIG changes and driver upgrades, and a sick driver
-hangs or crashes whoever calls it. So a child starts NVML, reads, shuts it down, prints a report and
+hangs or crashes its caller. So a child starts NVML, reads, shuts it down, prints a report and
 ends; the asker never loads the library.
 
 This is the only importer of pynvml, the module that the distribution nvidia-ml-py provides.
@@ -55,7 +55,7 @@ class NvmlUnavailableError(Exception):
 def query(timeout: float = 20.0) -> NvmlReport:
     """Return what NVML says now, after `timeout` seconds and a little grace at most.
 
-    Every failure is told by the report, never by an exception.
+    Every failure is in the report, never by an exception.
     """
     return run_in_child(__name__, NvmlReport.from_json, _unavailable, timeout)
 

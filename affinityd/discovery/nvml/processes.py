@@ -33,7 +33,7 @@ NO_LIST = "NVML lists no processes here: a driver older than R470, or a GPU that
 def query(timeout: float) -> ProcessReport:
     """Return which processes NVML names now, after `timeout` seconds and a little grace at most.
 
-    Whatever goes wrong is told by the report, never by an exception.
+    Every failure is in the report, never by an exception.
     """
     return nvml.run_in_child(__name__, ProcessReport.from_json, _unavailable, timeout)
 

@@ -20,7 +20,7 @@ Numbers = frozenset[int]  #: cores by Slurm's numbers
 class Affinity:
     """What `Cores=` of one GPU should be."""
 
-    right: Numbers | None  #: None: no Cores=, as every core will do, or nobody knows which
+    right: Numbers | None  #: None: no Cores=, as every core will do, or it is not known which
     near: tuple[Numbers, ...]  #: the home node's, and what is as right: a tied node's, a package's
 
     @property

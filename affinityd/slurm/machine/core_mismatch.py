@@ -8,7 +8,7 @@ from affinityd.topology.model import Gpu
 
 
 def misplaced(cores: Cores, gpu: Gpu, affinity: Affinity, said: Numbers | None) -> str | None:
-    """Return what is wrong; None if nothing is, or nobody knows where the GPU is."""
+    """Return what is wrong; None if nothing is, or it is not known where the GPU is."""
     right = affinity.field
     if said is None:
         home = right and _home(cores, gpu, affinity)

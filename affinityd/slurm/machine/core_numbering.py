@@ -2,8 +2,9 @@
 
 Slurm takes hwloc's logical numbers, `Core L#` of `lstopo -l`: it goes down from packages to cores,
 and at each step first to what has the lowest CPU. Threads do not count; nor does a core that is
-offline as a whole, so that the numbers after it change when it goes. What else a node is told to
-take for a socket (SlurmdParameters=l3cache_as_socket, numa_node_as_socket) changes no number.
+offline as a whole, so that the numbers after it change when it goes. What else Slurm is
+configured to take for a socket (SlurmdParameters=l3cache_as_socket, numa_node_as_socket)
+changes no number.
 
 Source: Slurm's src/slurmd/common/xcpuinfo.c (xcpuinfo_hwloc_topo_get), gres.conf(5) "Cores".
 """

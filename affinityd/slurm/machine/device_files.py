@@ -17,7 +17,7 @@ class Naming:
 
     prefix: str
     minor: Callable[[Gpu], int | None]
-    told_by: str  #: who tells the minor, where it runs
+    told_by: str  #: what would tell the minor
     runtime: str  #: what numbers the GPUs in a job
 
 

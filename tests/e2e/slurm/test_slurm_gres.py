@@ -15,7 +15,9 @@ from affinityd.slurm.config.commands import LocalSlurm
 from affinityd.slurm.config.expected import UnknownNode
 from affinityd.slurm.config.scontrol import expected_node
 from affinityd.slurm.gres_counts import DRAINED
+from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
+from tests.machines.sysfs_tree import put
 from tests.tiny import Ended, affinityd, tiny_tree
 
 pytestmark = pytest.mark.slurm
@@ -132,6 +134,46 @@ def test_what_slurmd_does_not_take_is_said_in_its_words_before_the_file_is_its_o
     assert malformed.status == 2
     assert "unrecognized key: Coress" in malformed.stdout
     assert other.stdout.count("Type=A100 is not in Gres=gpu:a100:2") == 2
+
+
+INFORMATION = "Model: NVIDIA A100-SXM4-40GB\nGPU UUID: GPU-{number}\nDevice Minor: {number}\n"
+
+
+def driver_files(folder: Path, *cpus: int) -> dict[Path, str]:
+    """Write NVIDIA's driver of GPUs near these CPUs, and return where its files are to be seen."""
+    for number, cpu in enumerate(cpus):
+        address = f"0000:0{number + 1}:00.0"
+        put(
+            folder / "proc/nvidia/gpus" / address / "information", INFORMATION.format(number=number)
+        )
+        put(folder / "drivers/nvidia" / address / "local_cpulist", f"{cpu}")
+    return {folder / "proc": "/proc/driver", folder / "drivers": "/sys/bus/pci/drivers"}
+
+
+@pytest.mark.parametrize(
+    ("cpus", "said"),
+    [
+        ((0, 1), FITS),
+        (
+            (1, 0),
+            (
+                "gpu 0: Cores=1 is node 1, the GPU is on package 0 (node 0); right is Cores=0\n"
+                "gpu 1: Cores=0 is node 0, the GPU is on package 0 (node 1); right is Cores=1\n"
+                "2 GPUs, 2 findings\n"
+            ),
+        ),
+    ],
+    ids=["near", "crossed"],
+)
+def test_what_slurm_detects_is_judged_as_lines_are(
+    tree: Path, tmp_path: Path, cpus: tuple[int, ...], said: str, release: str
+) -> None:
+    if release == HOST:
+        pytest.skip("AutoDetect=nvidia is of 24.11; Debian's Slurm has no other")
+    binds = driver_files(tmp_path, *cpus)
+    detect = "AutoDetect=nvidia\n"
+    with slurm(Setup(gpus=A100, gres_conf=detect, binds=binds, release=release)) as cluster:
+        assert told("check", cluster, tree).stdout == said
 
 
 def test_slurmctld_tells_what_it_expects() -> None:
