@@ -21,7 +21,7 @@ class Reasons:
     def __init__(
         self, topology: Topology, demand: Demand, mode: PlanMode, cores_of: RankCores, *, share: str
     ) -> None:
-        """Take each rank's cores, before `max_physical_cores` cuts them, and `share` of the plan."""
+        """Take each rank's cores, before `max_physical_cores` cuts them, and the plan's `share`."""
         self._topology = topology
         self._demand = demand
         self._mode = mode
