@@ -88,7 +88,7 @@ class Look:
         self.enforcer = Enforcer(
             way,
             PolicyFile(str(policy), parse=parse, is_optional=False),
-            hindrance=lambda: self.hindrance,
+            why_not_pin=lambda: self.hindrance,
             reserved=reserved,
             migrations=self.follower,
         )

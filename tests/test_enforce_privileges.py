@@ -14,7 +14,7 @@ from affinityd.enforce.privileges import (
     NOT_ALL_PIDS,
     NOT_ALL_USERS,
     REFUSED,
-    hindrance,
+    lacking,
 )
 from affinityd.linux.capabilities import SYS_NICE, has
 from affinityd.linux.processes import INITIAL_PIDS
@@ -23,14 +23,14 @@ from tests.test_memory_policy import SECCOMP
 
 pytestmark = pytest.mark.processes
 
-ASK = "from affinityd.enforce.privileges import hindrance; print(hindrance())"
+ASK = "from affinityd.enforce.privileges import lacking; print(lacking())"
 ALL_CAPABILITIES = "000001ffffffffff"
 
 #: System calls by `uname -m`: sched_setaffinity, capset. Source: see affinityd.linux.mempolicy.
 NUMBERS = {"x86_64": (203, 126), "aarch64": (122, 91), "ppc64le": (222, 184)}
 SET_AFFINITY, CAPSET = NUMBERS.get(os.uname().machine, (0, 0))
 
-is_free = hindrance() is None
+is_free = lacking() is None
 needs_freedom = pytest.mark.skipif(not is_free, reason="this process may not pin others itself")
 needs_numbers = pytest.mark.skipif(not SET_AFFINITY, reason="no system call's number is known")
 
@@ -83,7 +83,7 @@ def made(folder: Path, pids: str | None, users: str | None, status: str | None) 
 def test_what_is_missing_is_said(
     tmp_path: Path, pids: str | None, users: str | None, status: str | None, expected: str | None
 ) -> None:
-    assert hindrance(made(tmp_path, pids, users, status)) == expected
+    assert lacking(made(tmp_path, pids, users, status)) == expected
 
 
 @needs_freedom
@@ -115,7 +115,7 @@ def test_where_seccomp_refuses_the_call_it_says_so() -> None:
 @needs_freedom
 def test_to_ask_changes_no_mask_of_our_own() -> None:
     before = os.sched_getaffinity(0)
-    assert hindrance() is None
+    assert lacking() is None
     assert os.sched_getaffinity(0) == before
 
 

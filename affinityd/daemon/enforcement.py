@@ -40,8 +40,8 @@ class Enforcement:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         """Log what the daemon is to do, and why it cannot, if so."""
-        hindrance = _hindrance(settings)
-        self._log = EnforceLog(settings.enforce, hindrance())
+        why_not_pin = _why_not_pin(settings)
+        self._log = EnforceLog(settings.enforce, why_not_pin())
         self._enforcer = Enforcer(
             settings.enforce,
             PolicyFile(
@@ -49,7 +49,7 @@ class Enforcement:
                 parse=partial(parse, site=site(file.variables())),
                 is_optional=not settings.enforce_policy,
             ),
-            hindrance=hindrance,
+            why_not_pin=why_not_pin,
             reserved=settings.reserved_cpus,
             migrations=MemoryMigrations(enabled=settings.migrate_memory),
         )
@@ -93,9 +93,9 @@ def site(said: Mapping[str, str]) -> Treatment:
     )
 
 
-def _hindrance(settings: Settings) -> Callable[[], str | None]:
-    """Return a function that says why this daemon cannot pin now; privileges do not change."""
+def _why_not_pin(settings: Settings) -> Callable[[], str | None]:
+    """Return what tells why this daemon cannot pin now; privileges neither come nor go."""
     if settings.enforce != PIN:
         return lambda: None
-    lacking = privileges.hindrance()
-    return NodeLock().hindrance if lacking is None else lambda: lacking
+    lacking = privileges.lacking()
+    return NodeLock().acquire if lacking is None else lambda: lacking

@@ -62,18 +62,18 @@ class Enforcer:
         wanted: str,
         policy: PolicyFile,
         *,
-        hindrance: Callable[[], str | None],
+        why_not_pin: Callable[[], str | None],
         reserved: CpuSet = frozenset(),
         migrations: MemoryMigrations,
     ) -> None:
         """Take what is wanted, of WAYS, and by which policy.
 
-        `hindrance`: what keeps us from pinning now; `migrations`: who moves the memory of a process
-        behind its first pin.
+        `why_not_pin`: tells what keeps us from pinning now; `migrations`: moves the memory of a
+        process behind its first pin.
         """
         self._wanted = wanted
         self._policy = policy
-        self._hindrance = hindrance
+        self._why_not_pin = why_not_pin
         self._reserved = reserved
         self._identities = ProcessIdentities()
         self._backoff = Backoff()
@@ -85,7 +85,7 @@ class Enforcer:
     def enforce(self, topology: Topology, scan: Scan) -> Enforced:
         """Look once; takes as long as deciding, and in `pin_process` about PASS more at most."""
         began = time.monotonic()
-        hindrance = self._hindrance()
+        hindrance = self._why_not_pin()
         does = self._wanted if hindrance is None else OBSERVE
         decisions, is_blind = self._decide(topology, scan)
         drifted = [it for it in decisions if it.verdict == DRIFTED and not it.is_observed]

@@ -33,7 +33,7 @@ REFUSED = (
 )
 
 
-def hindrance(proc: str = PROC) -> str | None:
+def lacking(proc: str = PROC) -> str | None:
     """Return why this process cannot pin those of jobs, with the remedy; None: it can."""
     if _is_apart(f"{proc}/self/ns/pid", INITIAL_PIDS):
         return NOT_ALL_PIDS

@@ -14,14 +14,19 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from affinityd import __version__
 from affinityd.audit.model import Scan
 from affinityd.daemon.metrics import audit as audit_metrics
-from affinityd.daemon.metrics.collectors import NvmlCollector, ScanCollector
+from affinityd.daemon.metrics.collectors import (
+    ScrapeCollector,
+    node_metrics,
+    nvml_metrics,
+    scan_metrics,
+)
 from affinityd.daemon.metrics.job_series import JobSeries
 from affinityd.daemon.state.plan_service import Answer
 from affinityd.daemon.state.scanner import Audit
@@ -90,9 +95,12 @@ class Metrics:
         Info("affinityd_build", "The daemon's version.", registry=self.registry).info(
             {"version": __version__}
         )
-        self.registry.register(NodeCollector(node))
-        self.registry.register(ScanCollector(scan_interval, self._age))
-        self.registry.register(NvmlCollector(nvml_failures))
+        for collect in (
+            lambda: node_metrics(node()),
+            lambda: scan_metrics(scan_interval, self._age()),
+            lambda: nvml_metrics(nvml_failures),
+        ):
+            self.registry.register(ScrapeCollector(collect))
         ProcessCollector(registry=self.registry)
 
     def scanned(self, audit: Audit) -> None:
@@ -151,53 +159,6 @@ class Metrics:
             observe()
 
         return both
-
-
-class NodeCollector:
-    """Describes the node as it is known when it is asked."""
-
-    def __init__(self, node: Callable[[], Node | None]) -> None:
-        """Take where the node comes from."""
-        self._node = node
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: the node is not known yet when this is registered."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the node's gauges; none before the first reading."""
-        node = self._node()
-        if node is None:
-            return
-        topology = node.topology
-        cpus = GaugeMetricFamily(
-            "affinityd_cpus", "Logical CPUs of the node, by state.", labels=["state"]
-        )
-        cpus.add_metric(["online"], len(topology.online))
-        cpus.add_metric(["possible"], len(topology.possible))
-        cpus.add_metric(["reserved"], len(node.reserved & topology.online))
-        yield cpus
-        gpus = GaugeMetricFamily(
-            "affinityd_gpus", "GPUs of the node, by vendor.", labels=["vendor"]
-        )
-        for vendor in sorted({gpu.vendor for gpu in topology.gpus}):
-            gpus.add_metric([vendor], sum(gpu.vendor == vendor for gpu in topology.gpus))
-        yield gpus
-        places = GaugeMetricFamily(
-            "affinityd_gpu_numa_node",
-            "The NUMA node of each GPU; a GPU whose node is not known has no sample.",
-            labels=["vendor", "gpu", "pci_bus_id", "uuid"],
-        )
-        for gpu in topology.gpus:
-            if gpu.numa_node is not None:
-                labels = [gpu.vendor, str(gpu.index), gpu.pci_bus_id, gpu.uuid or ""]
-                places.add_metric(labels, gpu.numa_node)
-        yield places
-        yield GaugeMetricFamily(
-            "affinityd_topology_generation",
-            "Grows by one each time the topology was read anew and differed.",
-            value=node.generation,
-        )
 
 
 class WrittenMetrics:
