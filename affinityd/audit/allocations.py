@@ -14,7 +14,7 @@ from functools import cached_property
 from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
-from affinityd.planner.model import Demand, Options, granted_cpus
+from affinityd.planner.model import Demand, Options, widened_cpus
 from affinityd.planner.planner import plan
 from affinityd.request.asked_cpus import asked_each
 from affinityd.topology.model import Gpu, Topology
@@ -79,8 +79,8 @@ class _Share:
         if not process.is_mismatch:
             return process
         near, given = process.near or frozenset(), self._given(process)
-        granted = given or self._cpus_of(process, self._granted)
-        cause = cause_of(process.judged, near, process.facts.cpuset, granted)
+        widened = given or self._cpus_of(process, self._granted)
+        cause = cause_of(process.judged, near, process.facts.cpuset, widened)
         return replace(process, cause=cause, is_given=given is not None)
 
     def _given(self, process: AuditedProcess) -> CpuSet | None:
@@ -135,7 +135,7 @@ class _Share:
             options = Options(mode="node", cpus=asked)
             try:
                 made = plan(self.topology, Demand(self._gpus, self._cpus, whole, options))
-                self._plans[asked] = granted_cpus(made.ranks)
+                self._plans[asked] = widened_cpus(made.ranks)
             except UnsatisfiableError:
                 self._plans[asked] = {}
         return self._plans[asked]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import Thread
-from affinityd.planner.model import RankPlan, granted_cpus
+from affinityd.planner.model import RankPlan, widened_cpus
 from affinityd.text import count
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import ALLOCATION, FAR, Vicinity, cause_of, placement, vicinity
@@ -76,9 +76,9 @@ def verified(
     )
     placements = tuple(placement(topology, near, thread.mask) for thread in process.threads)
     resident = tuple(_resident(near, process))
-    granted = frozenset[int]().union(*granted_cpus(ranks).values())
+    widened = frozenset[int]().union(*widened_cpus(ranks).values())
     masks = {it.mask: word for it, word in zip(process.threads, placements, strict=True)}
-    is_allocated = cause_of(masks, near.cpus, allowed, granted) == ALLOCATION
+    is_allocated = cause_of(masks, near.cpus, allowed, widened) == ALLOCATION
     groups = () if is_allocated else tuple(_groups(process, placements))
     needs_force = any(it.mask != process.threads[0].mask for _, those in groups for it in those)
     return Verification(

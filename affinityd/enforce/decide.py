@@ -152,7 +152,7 @@ class _Consents:
         if judgement.verdict != DRIFTED or not cpus:
             return None
         near = process.near or frozenset()
-        cause = cause_of(process.judged, near, process.facts.cpuset, granted=cpus)
+        cause = cause_of(process.judged, near, process.facts.cpuset, widened=cpus)
         return GIVEN.format(cpus=format_list(cpus)) if cause == ALLOCATION else None
 
     def pod(self, job: Job) -> str | None:

@@ -77,6 +77,6 @@ class Plan:
     warnings: tuple[PlanWarning, ...] = ()
 
 
-def granted_cpus(ranks: Iterable[RankPlan]) -> dict[tuple[str, int], CpuSet]:
+def widened_cpus(ranks: Iterable[RankPlan]) -> dict[tuple[str, int], CpuSet]:
     """Return the CPUs, near and far, of the GPUs whose ranks asked for more than are near."""
     return {rank.gpu.key: rank.cpus for rank in ranks if rank.widening}

@@ -77,18 +77,18 @@ def cause_of(
     placements: Mapping[CpuSet, str],
     near: CpuSet,
     cpuset: CpuSet | None,
-    granted: CpuSet | None = None,
+    widened: CpuSet | None = None,
 ) -> str | None:
     """Return why masks are where they are, the first of CAUSES that fits; None: none is far.
 
-    `cpuset` is what the process may use, `granted` the CPUs, near and far, that it was given as it
-    asked for more than are near; None: not known.
+    `cpuset` is what the process may use, `widened` the CPUs, near and far, that it was given as it
+    asked for more than are near; None: not known, or it was not.
     """
     far = [mask for mask, word in placements.items() if word in FAR]
     causes = (
         (None, not far),
         (ALLOCATION, cpuset is not None and cpuset.isdisjoint(near)),
-        (ALLOCATION, granted is not None and all(mask <= granted for mask in far)),
+        (ALLOCATION, widened is not None and all(mask <= widened for mask in far)),
         (UNPINNED, UNPINNED in placements.values()),
         (MASK, True),
     )
