@@ -29,7 +29,7 @@ SHOWN = 40
 MAX_NUMBER = 2**74 - 1
 MAX_DIGITS = len(str(MAX_NUMBER))
 
-_CPULIST = "cpulist"
+_LEFT_OUT, _CPULIST = "left out", "cpulist"
 #: A text that is CPUs: `0-3,8`.
 CpuList = Annotated[str, _CPULIST]
 
@@ -49,7 +49,7 @@ class OneOf:
 
 def left_out() -> Any:  # noqa: ANN401 - as dataclasses.field
     """Return a field that is not in the document at all where it is None."""
-    return field(default=None, metadata={left_out: True})
+    return field(default=None, metadata={_LEFT_OUT: True})
 
 
 def dumps(document: object, **layout: Any) -> str:  # noqa: ANN401 - as json.dumps takes it
@@ -61,17 +61,20 @@ def dumps(document: object, **layout: Any) -> str:  # noqa: ANN401 - as json.dum
 
 
 def _jsonable(value: Any) -> object:  # noqa: ANN401 - as json.JSONEncoder.default
-    if isinstance(value, frozenset):
-        return format_list(value)
-    given, absent = vars(value), _left_out(value.__class__)
-    if not absent:
-        return given
-    return {name: it for name, it in given.items() if it is not None or name not in absent}
+    return _writer(value.__class__)(value)
 
 
 @cache
-def _left_out(kind: type) -> frozenset[str]:
-    return frozenset(it.name for it in fields(kind) if left_out in it.metadata)
+def _writer(kind: type) -> Callable[[Any], object]:
+    """Return what JSON has of a document, or of a set of CPUs."""
+    if kind is frozenset:
+        return format_list
+    absent = {it.name for it in fields(kind) if _LEFT_OUT in it.metadata}
+    if not absent:
+        return vars
+    return lambda value: {
+        name: it for name, it in vars(value).items() if it is not None or name not in absent
+    }
 
 
 def loads(kind: type[T], text: str | bytes, where: str) -> T:

@@ -48,7 +48,7 @@ class AuditJobDocument:
     step: str | None
 
 
-@dataclass  # frozen would take twice as long to make, and there are as many as threads
+@dataclass  # frozen would take twice as long to make, and there are thousands
 class AuditThreadDocument:
     """Where one thread may run."""
 

@@ -32,7 +32,7 @@ class NodeDocument:
     distances: Mapping[int, int]  #: node number → SLIT distance
 
 
-@dataclass(frozen=True)
+@dataclass  # frozen would take twice as long to make, and there are thousands
 class CoreDocument:
     """A physical core, and its online CPUs; `llc` is the lowest CPU of its LLC group."""
 

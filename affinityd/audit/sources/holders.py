@@ -17,7 +17,8 @@ from affinityd.audit.sources import kfd
 from affinityd.audit.sources.device_files import DeviceFileScanner
 from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
 from affinityd.audit.sources.found import silence
-from affinityd.audit.sources.nvml import NvmlSource, Report
+from affinityd.audit.sources.nvml import NvmlSource
+from affinityd.discovery.nvml.report import ProcessReport
 from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.topology.model import Topology
@@ -43,7 +44,7 @@ class HolderSources:
 
     def __init__(
         self,
-        ask_nvml: Callable[[float], Report],
+        ask_nvml: Callable[[float], ProcessReport],
         *,
         proc: str = "/proc",
         sys: str = "/sys",

@@ -11,11 +11,11 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from affinityd.audit.model import Holding
 from affinityd.audit.sources.driver_maintenance import DriverMaintenance
 from affinityd.audit.sources.found import SourceResult, silence
+from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.linux.process_table import ProcessTable
 from affinityd.topology.model import Gpu
 
@@ -33,7 +33,7 @@ class TimedReport:
     """What NVML said, and when it was asked: seconds since boot."""
 
     asked: float
-    report: Report
+    report: ProcessReport
 
 
 class NvmlSource:
@@ -41,7 +41,7 @@ class NvmlSource:
 
     def __init__(
         self,
-        ask: Callable[[float], Report],
+        ask: Callable[[float], ProcessReport],
         maintenance: DriverMaintenance,
         driver: str,
         clock: Callable[[], float],
@@ -75,63 +75,7 @@ class NvmlSource:
         return told.report.changing is not None and is_new
 
 
-class Process(Protocol):
-    """A process as one of NVML's lists has it: discovery's NvmlProcess."""
-
-    @property
-    def pid(self) -> int:
-        """As /proc numbers it."""
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """Of the GPU's memory; None: NVML does not say."""
-
-    @property
-    def mig(self) -> str | None:
-        """UUID of the MIG device."""
-
-
-class Listed(Protocol):
-    """The processes of a GPU: discovery's GpuProcesses."""
-
-    @property
-    def index(self) -> int:
-        """NVML's."""
-
-    @property
-    def uuid(self) -> str | None:
-        """As NVML has it."""
-
-    @property
-    def pci_bus_id(self) -> str | None:
-        """As sysfs writes it."""
-
-    @property
-    def processes(self) -> Sequence[Process]:
-        """One in two lists is there twice."""
-
-    @property
-    def error(self) -> str | None:
-        """Why not all of them are known."""
-
-
-class Report(Protocol):
-    """What NVML said: discovery's ProcessReport."""
-
-    @property
-    def gpus(self) -> Sequence[Listed] | None:
-        """None: nothing."""
-
-    @property
-    def error(self) -> str | None:
-        """Why it said nothing."""
-
-    @property
-    def changing(self) -> str | None:
-        """Why somebody seems to change MIG modes."""
-
-
-def processes_of(report: Report, gpus: Sequence[Gpu]) -> SourceResult:
+def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> SourceResult:
     """Return who uses NVIDIA's GPUs by NVML's word."""
     if report.gpus is None:
         return silence(gpus, report.error or "NVML did not answer")
@@ -148,7 +92,7 @@ def processes_of(report: Report, gpus: Sequence[Gpu]) -> SourceResult:
     )
 
 
-def _doubt(gpu: Gpu, listed: Listed | None) -> str | None:
+def _doubt(gpu: Gpu, listed: GpuProcesses | None) -> str | None:
     """Return why the GPU's processes are not known; None: they are."""
     if listed is None:
         return f"NVML does not list a GPU {gpu.index}"
@@ -158,7 +102,7 @@ def _doubt(gpu: Gpu, listed: Listed | None) -> str | None:
     return listed.error and f"NVML: {listed.error}"
 
 
-def _holdings(gpu: Gpu, processes: Sequence[Process]) -> Iterator[Holding]:
+def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
     """Yield the processes, each once: with its memory in all MIG devices, and the one with most.
 
     A list repeats what another says of the same memory.

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from affinityd.cli.render.topology_devices import draw_devices
 from affinityd.cli.render.tree import BOLD, GAP, YELLOW, Branch, Kind, paint, render, table
-from affinityd.cpuset import format_list
+from affinityd.cpuset import format_list, several
 from affinityd.text import count
 from affinityd.topology.model import Core, NumaNode, Topology
 
@@ -48,8 +48,8 @@ def _totals(topology: Topology) -> Iterator[str]:
 def _places(topology: Topology) -> Iterator[Branch]:
     """Yield packages with their nodes; a node that lies in several packages stands by itself."""
     owners = {number: _packages(topology.node_cores[number]) for number in topology.nodes_with_cpus}
-    several = (packages for packages in owners.values() if len(packages) > 1)
-    torn = {None}.union(*several)  # a core of no package belongs beneath none
+    # A core of no package belongs beneath none.
+    torn = {None}.union(*(packages for packages in owners.values() if len(packages) > 1))
     for package in sorted(_packages(topology.cores) - torn, key=lambda number: number or 0):
         yield _package(topology, package, [n for n in owners if package in owners[n]])
     for number, packages in owners.items():
@@ -70,7 +70,7 @@ def _node(topology: Topology, number: int | None, packages: Iterable[int | None]
     cores = topology.node_cores[number]
     name = "no NUMA node" if number is None else f"NUMA node {number}"
     known = [package for package in packages if package is not None]
-    label = f"{_numbers('package', known)}, {name}" if known else name
+    label = f"{several('package', known)}, {name}" if known else name
     below = (
         *_shares("packages", cores, lambda core: core.package),
         *_shares("LLC", cores, lambda core: core.llc),
@@ -101,7 +101,7 @@ def _nodes_without_cpus(topology: Topology) -> Iterator[Branch]:
     for nodes in alike.values():
         numbers = [node.number for node in nodes if node.number is not None]
         each = " each" if len(nodes) > 1 and nodes[0].memory_bytes else ""
-        cells = (_numbers("NUMA node", numbers), _memory(nodes[0]) + each, "no CPUs")
+        cells = (several("NUMA node", numbers), _memory(nodes[0]) + each, "no CPUs")
         yield Branch(BARE, cells, BOLD, devices[nodes[0].number])
 
 
@@ -130,7 +130,7 @@ def _row(node: NumaNode, numbers: Iterable[int]) -> Iterator[str]:
 
 def _notes(topology: Topology, *, colour: bool) -> Iterator[str]:
     offline = topology.possible - topology.online
-    notes = (*([f"not online: {_numbers('CPU', offline)}"] if offline else ()), *topology.notices)
+    notes = (*([f"not online: {several('CPU', offline)}"] if offline else ()), *topology.notices)
     if notes:
         yield ""
     for note in notes:
@@ -159,9 +159,3 @@ def _memory(node: NumaNode) -> str:
         return "no memory"
     gib = node.memory_bytes / 2**30
     return f"{gib:.0f} GiB" if gib >= LITTLE else f"{gib:.1f} GiB"
-
-
-def _numbers(noun: str, numbers: Iterable[int]) -> str:
-    """Return `CPU 3` or `CPUs 3-5`."""
-    listed = sorted(numbers)
-    return f"{noun}{'s' * (len(listed) != 1)} {format_list(listed)}"

@@ -25,7 +25,6 @@ from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scanner import LatestAudit
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, InvalidRequestError
-from affinityd.json_codec import dumps
 from affinityd.request.devices import names_unknown_mig
 from affinityd.request.document import PlanDocument, ProblemDocument
 from affinityd.request.environment import first_answer
@@ -36,7 +35,6 @@ from affinityd.text import quote
 from affinityd.topology.document import TopologyAnswer, to_document
 
 MAX_FIELDS = 64
-JSON = "application/json"
 
 _PARAMETERS = [
     {
@@ -151,16 +149,10 @@ def _node_routes(service: PlanService, watcher: TopologyWatcher, metrics: Metric
     router = APIRouter()
     exposition = SingleFlight(metrics.exposition)
 
-    @router.get(
-        "/topology",
-        summary="The node as it was read",
-        responses={200: {"model": TopologyAnswer}, 503: _ERRORS[503]},
-    )
-    async def topology() -> Response:
+    @router.get("/topology", summary="The node as it was read", responses={503: _ERRORS[503]})
+    async def topology() -> TopologyAnswer:
         await watcher.refresh()
-        document = to_document(service.node.topology)
-        answer = TopologyAnswer(service.node.generation, document)
-        return Response(dumps(answer, ensure_ascii=False, separators=(",", ":")), media_type=JSON)
+        return TopologyAnswer(service.node.generation, to_document(service.node.topology))
 
     @router.get(
         "/metrics",
