@@ -98,12 +98,6 @@ def test_everything_is_one_line_on_stdout(statement: str, message: str) -> None:
     assert message in json.loads(as_json.stdout)["message"]
 
 
-def test_a_log_that_takes_no_line_is_no_end_and_no_failure() -> None:
-    with Path("/dev/full").open("w") as full:
-        done = run("text", "logging.getLogger('x').info('told')", full.fileno())
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 LONG = "x" * 1000  #: of such lines a pipe holds fewer than are queued: pipe(7)
 
 

@@ -60,7 +60,7 @@ class Enforcement:
 
     def scanned(self, audit: Audit) -> None:
         """Enforce by a new scan. Raises nothing: whatever fails here, the next scan comes."""
-        with self._failures.expecting_anything():
+        with self._failures.logged():
             enforced = self._enforcer.enforce(audit.topology, audit.scan)
             self._last = enforced
             self._metrics.write("enforce", lambda: enforcement.metrics(enforced))

@@ -64,10 +64,10 @@ class BoundedQueueHandler(QueueHandler):
         self.setFormatter(formatter)
         self.dropped = 0  #: lines that found no room
 
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue a record that is formatted."""
+    def emit(self, record: logging.LogRecord) -> None:
+        """Format a record and queue it."""
         if self.lines.qsize() < MOST_LINES:
-            super().enqueue(record)
+            super().emit(record)
         else:
             self.dropped += 1
 

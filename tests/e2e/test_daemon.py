@@ -52,25 +52,6 @@ def test_the_socket_is_for_everybody_whatever_the_umask_is(tmp_path: Path) -> No
     assert daemon.stop() == 0
 
 
-def test_a_stale_socket_is_taken_over_and_the_plans_are_the_same(tmp_path: Path) -> None:
-    with running(tmp_path, "--machine", "dgx-h100") as daemon:
-        before = daemon.get("/plan?gpus=0,5").body
-        daemon.signal(signal.SIGKILL)
-        daemon.process.wait(PATIENCE)
-        assert daemon.socket.exists()
-    with running(tmp_path, "--machine", "dgx-h100") as daemon:
-        assert daemon.get("/plan?gpus=0,5").body == before
-
-
-def test_a_second_daemon_is_told_which_process_is_there(tmp_path: Path) -> None:
-    with running(tmp_path, "--machine", "dgx-h100") as daemon:
-        second = spawn(tmp_path, "--machine", "dgx-h100")
-        assert second.process.wait(PATIENCE) == 1
-        line = second.complaints[-1]
-        assert f"process {daemon.process.pid} listens there already" in line
-        assert daemon.get("/plan?gpus=0").status == 200
-
-
 def test_a_stranger_on_the_socket_is_left_alone_and_named(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.bind(os.fspath(tmp_path / "affinityd.sock"))
@@ -141,31 +122,6 @@ def test_a_driver_that_comes_is_noticed(tmp_path: Path, tree: Path) -> None:
         driver.parent.mkdir(parents=True, exist_ok=True)
         driver.write_text("NVRM version: 999.99\n")
         eventually(lambda: daemon.plan("gpus=0")["generation"] == 2, "the driver is noticed")
-
-
-def test_a_machine_that_turns_unreadable_leaves_the_last_reading_in_use(
-    tmp_path: Path, tree: Path
-) -> None:
-    with running(tmp_path, "--root", str(tree)) as daemon:
-        before = daemon.get("/plan?gpus=0").body
-        (tree / ONLINE).write_text("none at all\n")
-        assert daemon.get("/plan?gpus=0").body == before
-        (tree / ONLINE).write_text("0-47,50-255\n")
-        assert daemon.plan("gpus=0&mode=node")["cpulist"] == "50-63,176-191"
-
-
-def test_a_disk_that_is_full_costs_the_node_file_not_the_answers(
-    tmp_path: Path, tree: Path
-) -> None:
-    with running(tmp_path, "--root", str(tree)) as daemon:
-        node_file = daemon.socket.with_name("node.json")
-        node_file.unlink()
-        node_file.mkdir()
-        (tree / ONLINE).write_text("0-47,50-255\n")
-        assert daemon.plan("gpus=0")["generation"] == 2
-        told = "node.json could not be written"
-        eventually(lambda: any(told in line for line in daemon.lines), "it is told")
-        assert sorted(path.name for path in tmp_path.glob(".node.json.*")) == []
 
 
 @pytest.mark.parametrize("kind", ["a file", "a folder", "a link"])

@@ -14,38 +14,38 @@ log = logging.getLogger(__name__)
 class FailureLog:
     """Logs what fails, of one kind of work, once as long as it fails in the same way."""
 
-    def __init__(self, message: str, count: Callable[[], None] = lambda: None) -> None:
-        """Take the log's line for a failure, and what counts one more."""
+    def __init__(
+        self,
+        message: str,
+        *,
+        expected: tuple[type[Exception], ...] = (),
+        count: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take the log's line, the errors that are no bugs, and what counts one more failure."""
         self._message = message
+        self._expected = expected
         self._count = count
         self._last = ""
 
     @contextmanager
-    def expecting(self, *kinds: type[Exception]) -> Iterator[None]:
-        """Go on behind the block where it raises one of these: a warning that says why."""
-        try:
-            yield
-        except kinds as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            if self._is_news(why):
-                log.warning("%s: %s", self._message, why)
-        else:
-            self._last = ""
+    def logged(self) -> Iterator[None]:
+        """Log what the block raises, and go on behind it. Raises FatalError alone.
 
-    @contextmanager
-    def expecting_anything(self) -> Iterator[None]:
-        """Go on behind the block whatever it raises but FatalError: it is logged as a bug is."""
+        Of an expected error the log has the reason, of another one the traceback.
+        """
         try:
             yield
         except FatalError:
             raise
         except Exception as error:
             self._count()
-            if self._is_news(repr(error)):
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            last, self._last = self._last, f"{type(error)} {reason}"
+            if last == self._last:
+                return
+            if isinstance(error, self._expected):
+                log.warning("%s: %s", self._message, reason)
+            else:
                 log.exception("%s", self._message)
         else:
             self._last = ""
-
-    def _is_news(self, failure: str) -> bool:
-        last, self._last = self._last, failure
-        return failure != last

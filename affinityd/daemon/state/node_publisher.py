@@ -28,7 +28,7 @@ class NodePublisher:
         self._replayed = replayed
         self._read = asyncio.Event()
         self._published: Node | None = None
-        self._failures = FailureLog(f"{node_file} could not be written")
+        self._failures = FailureLog(f"{node_file} could not be written", expected=(OSError,))
 
     def has_been_read(self) -> None:
         """Have the node published, soon."""
@@ -49,7 +49,7 @@ class NodePublisher:
         if node is not self._published:
             self._log(node)
         # A file that was deleted, or that the disk had no room for, comes back with any reading.
-        with self._failures.expecting(OSError):
+        with self._failures.logged():
             nodefile.write(self._node_file, replace(node, replayed=self._replayed))
         notify(f"READY=1\nSTATUS={_state(node)}")
         self._published = node

@@ -77,7 +77,7 @@ class Scanner:
         self._has_read = asyncio.Event()
         service.on_swap(self._has_read.set)
         self._failures = FailureLog(
-            "a scan of the processes failed; the last one stands", on_failure
+            "a scan of the processes failed; the last one stands", count=on_failure
         )
 
     async def run(self) -> None:
@@ -85,7 +85,7 @@ class Scanner:
         await self._has_read.wait()
         while True:
             began = time.monotonic()
-            with self._failures.expecting_anything():
+            with self._failures.logged():
                 await self._scan_once(self._service.node.topology)
             await asyncio.sleep(began + self._every - time.monotonic())
 

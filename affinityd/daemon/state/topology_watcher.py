@@ -66,7 +66,9 @@ class TopologyWatcher:
         self._reserved = reserved
         self._switch = switch
         self._on_read = on_read
-        self._failures = FailureLog("the machine could not be read")
+        self._failures = FailureLog(
+            "the machine could not be read", expected=(AffinityError, OSError)
+        )
         self._seen_online: object = None
         self._is_current: bool | None = None  # None: not read in this turn of the loop
         self._seen_drivers: object = None
@@ -139,7 +141,7 @@ class TopologyWatcher:
             if unless():  # another request has had it read meanwhile
                 return
             online = self._machine.online()
-            with self._failures.expecting(AffinityError, OSError):
+            with self._failures.logged():
                 topology = await in_background(self._machine.read)
                 self._seen_online = online
                 self._forget_current()

@@ -96,19 +96,6 @@ def test_a_second_sigterm_and_signals_of_all_kinds_at_once_are_one_end(tmp_path:
         assert not [line for line in daemon.lines if "bug" in line]
 
 
-@pytest.mark.parametrize("after", [0.05, 0.2, 0.4, 0.6, 0.8, 1.0])
-def test_sigterm_while_it_starts_is_an_end_that_leaves_no_socket(
-    tmp_path: Path, after: float
-) -> None:
-    """Before Python runs the signal is the kernel's to act on; there is no socket yet."""
-    daemon = spawn(tmp_path, "--machine", MACHINE)
-    time.sleep(after)
-    daemon.signal(signal.SIGTERM)
-    assert daemon.process.wait(PATIENCE) in {0, -signal.SIGTERM}
-    assert not daemon.socket.exists()
-    assert daemon.complaints == []
-
-
 def test_a_storm_of_sighup_changes_no_answer_and_no_generation(tmp_path: Path) -> None:
     tree = tiny_tree(tmp_path / "machine")
     with (
