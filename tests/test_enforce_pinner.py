@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,19 +20,17 @@ from affinityd.enforce import pinner
 from affinityd.enforce.model import PinOutcome, TargetCpus
 from affinityd.linux.pinning import QUIET_PASSES
 from affinityd.linux.process_table import ProcessTable
-from affinityd.linux.processes import everyone, mask_of, stat_of, thread_ids
+from affinityd.linux.processes import mask_of, thread_ids
 from tests.auditing import GPU
 from tests.children import CHURN, children_of, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 from tests.test_pinning import CHAIN, ON_PURPOSE
-from tests.test_processes import HEADLESS, ZOMBIE
 
 pytestmark = pytest.mark.processes
 
 ALL = frozenset(os.sched_getaffinity(0))
 FIRST, SECOND = (frozenset({cpu}) for cpu in sorted(ALL)[:2])
 NOT_HERE = frozenset({1023})  #: of no machine that runs this
-ROOT = Path(__file__).parents[1]
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 TO_FIRST = TargetCpus(cpus=FIRST, cpuset=ALL, usual=frozenset({ALL}))
@@ -106,7 +103,7 @@ def test_a_thread_that_somebody_pinned_on_purpose_stays() -> None:
         assert masks(child.pid) == [FIRST, SECOND, FIRST]
 
 
-@pytest.mark.parametrize("milliseconds", [0, 2, 5])
+@pytest.mark.parametrize("milliseconds", [0, 5])
 def test_of_200_threads_that_start_each_other_meanwhile_none_is_missed_by_the_next_scan(
     milliseconds: int,
 ) -> None:
@@ -123,7 +120,7 @@ def test_of_200_threads_that_start_each_other_meanwhile_none_is_missed_by_the_ne
         assert set(masks(child.pid)) == {FIRST}
 
 
-@pytest.mark.parametrize("milliseconds", range(0, 10, 3))
+@pytest.mark.parametrize("milliseconds", [0, 5])
 def test_a_process_that_ends_meanwhile_is_gone_and_no_error(milliseconds: int) -> None:
     with program(CHURN) as child:
         facts = facts_of(child.pid)
@@ -135,21 +132,6 @@ def test_a_process_that_ends_meanwhile_is_gone_and_no_error(milliseconds: int) -
                 os.sched_setaffinity(child.pid, ALL)
         child.wait()
         assert pin(facts) == PinOutcome(is_gone=True)
-
-
-def test_a_process_that_has_ended_and_is_not_waited_for_is_gone() -> None:
-    with program(ZOMBIE) as child:
-        (zombie,) = children_of(child.pid)
-        stat = stat_of(zombie)
-        assert stat is not None
-        facts = replace(facts_of(child.pid), pid=zombie, start=stat.start)
-        assert pin(facts) == PinOutcome(is_gone=True)
-
-
-def test_a_main_thread_that_has_ended_is_passed_over_and_the_others_are_pinned() -> None:
-    with program(HEADLESS) as child:
-        assert pin(facts_of(child.pid)) == PinOutcome(pinned=1)
-        assert masks(child.pid) == [ALL, FIRST]
 
 
 def test_another_process_that_has_the_number_by_now_is_left_alone() -> None:
@@ -178,20 +160,6 @@ def test_a_cpuset_that_was_rewritten_since_the_scan_refuses_and_says_so() -> Non
 
 
 @needs_root
-def test_another_users_process_is_refused_and_stays_as_it_is() -> None:
-    code = (
-        "import os, sys; from tests.test_enforce_pinner import facts_of, pin;"
-        "facts = facts_of(int(sys.argv[1])); os.setuid(65534); print(pin(facts))"
-    )
-    with program(ON_PURPOSE, "") as child:
-        command = [sys.executable, "-c", code, str(child.pid)]
-        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        assert masks(child.pid) == [ALL] * 3
-    error = "EPERM: it is another user's; only root (CAP_SYS_NICE) may pin it"
-    assert said == f"{PinOutcome(refused=3, error=error)}\n"
-
-
-@needs_root
 @pytest.mark.skipif(not shutil.which("chrt"), reason="no chrt")
 def test_a_thread_that_runs_by_deadlines_is_refused_with_the_reason() -> None:
     times = ("--sched-runtime=1000000", "--sched-deadline=100000000", "--sched-period=100000000")
@@ -204,15 +172,6 @@ def test_a_thread_that_runs_by_deadlines_is_refused_with_the_reason() -> None:
     assert outcome.error == (
         "EBUSY: it runs by deadlines (SCHED_DEADLINE), which takes every CPU of its cpuset"
     )
-
-
-def test_a_worker_of_the_kernel_that_takes_no_mask_is_left() -> None:
-    """The kernel's own per-CPU thread stands for io_uring's, which such kernels had."""
-    found = [stat for stat in everyone() if stat.name == "ksoftirqd/0" and not stat.takes_mask]
-    if not found:
-        pytest.skip("no kernel threads in this pid namespace")
-    target = TargetCpus(cpus=NOT_HERE, cpuset=ALL, usual=frozenset({frozenset({0})}))
-    assert pin(facts_of(found[0].number), target) == PinOutcome(left=1)
 
 
 def test_when_time_is_up_nothing_more_is_set_and_it_says_so() -> None:
