@@ -87,7 +87,7 @@ class Judge:
     def _is_its_own(self, mask: CpuSet, mains: Collection[CpuSet]) -> bool:
         """Whether a thread's mask is one that a library chose: narrower than the main thread's.
 
-        Or than that was before somebody pinned the process, and left this thread alone.
+        Or than that was before the process was pinned, and this thread left alone.
         """
         if mask in mains:
             return False

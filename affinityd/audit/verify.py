@@ -163,7 +163,7 @@ def _policy(near: Vicinity, process: RunningProcess) -> Iterator[str]:
 
 
 def _resident(near: Vicinity, process: RunningProcess) -> Iterator[tuple[float, str]]:
-    """Yield which part of the resident memory is far, and how that is said; nothing if little."""
+    """Yield which part of the resident memory is far, and a sentence on it; nothing if little."""
     resident = process.resident or {}
     far = {node: size for node, size in resident.items() if node in near.far_memory}
     part = sum(far.values()) / (sum(resident.values()) or 1)

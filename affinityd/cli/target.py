@@ -135,8 +135,8 @@ class ProcessPlanner:
 
     def _given(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the chosen parameters, and those that variables choose for a process."""
-        said = {**file.variables(), **{name: text for name, text in environ.items() if text}}
+        variables = {**file.variables(), **{name: it for name, it in environ.items() if it}}
         if not self._divides:  # how many CPUs were asked for is no choice of how to divide them
             asked = file.PARAMETER_VARIABLES["task_cpus"]
-            said = {name: text for name, text in said.items() if name == asked}
-        return exec_options.parameters(self._chosen, said)
+            variables = {name: it for name, it in variables.items() if name == asked}
+        return exec_options.parameters(self._chosen, variables)

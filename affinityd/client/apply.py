@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from affinityd.linux.memory_policy import MemoryPolicy
     from affinityd.request.environment import Question
 
-UNPINNED = "AFFINITYD_UNPINNED"  #: tells a process why it was not pinned
+UNPINNED = "AFFINITYD_UNPINNED"  #: why a process was not pinned
 
-#: What is told of a plan's warnings; the others' cause is the question itself, or is told anyway.
+#: Remarks on a plan's warnings; the others follow from the question, or are reported anyway.
 REMARKS = {
     "widened": (
         "fewer CPUs are near the GPU than were asked for: the nearest others were added "

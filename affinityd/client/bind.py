@@ -1,4 +1,4 @@
-"""`affinityd.bind`: a running Python process takes its place, and knows what came of it."""
+"""`affinityd.bind`: a running Python process applies its plan, and knows what came of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from affinityd.client import apply, find_plan
 from affinityd.client.find_plan import TIMEOUT, ProcessPlan
@@ -31,7 +31,7 @@ class Binding:
     cpus: CpuSet  #: the calling thread's mask
     locality: str | None  #: "local", "mixed", "remote", "unknown"; None: there was no plan
     memory: MemoryPolicy | None  #: the calling thread's policy; None: it cannot be read
-    source: str | None  #: who planned: "daemon", "node.json", "sysfs"; None: there was no plan
+    source: str | None  #: of the plan: "daemon", "node.json", "sysfs"; None: there was no plan
     warnings: tuple[str, ...] = ()  #: what is not as it was asked for, a line each
     plan_of_exec: Callable[[], CpuSet | None] = field(
         default=lambda: None, repr=False, compare=False
@@ -71,7 +71,7 @@ def bind(
 ) -> Binding:
     """Pin every thread of this process to the CPUs near its GPU, and return what then holds.
 
-    `rank` is the local rank of so many `ranks`; None: as the launcher said. `gpus` are those of the
+    `rank` is the local rank of so many `ranks`; None: as the launcher says. `gpus` are those of the
     ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
     CPUs each rank asked for; None: as Slurm or the pod says. `memory` is a policy
     ("local", "preferred", "bind", "interleave"), set for the calling thread and what it starts from
@@ -88,8 +88,8 @@ def bind(
     except Exception as error:  # a bug of ours must not be the end of a job either
         if fail_closed:
             raise
-        said = str(error) if isinstance(error, AffinityError) else repr(error)
-        binding = _unbound(said)
+        reason = str(error) if isinstance(error, AffinityError) else repr(error)
+        binding = _unbound(reason)
     for warning in binding.warnings:
         logger.warning("affinityd: %s", warning)
     return binding
@@ -98,7 +98,7 @@ def bind(
 def bind_process(
     given: Mapping[str, str], policy: str | None = None, timeout: float = TIMEOUT
 ) -> Binding:
-    """Find this process's place, and take it if the switch is on. Raises AffinityError."""
+    """Plan for this process, and apply that if the switch is on. Raises AffinityError."""
     chosen = file.chosen_switch()
     if chosen == switch.OFF:
         return _unbound()
@@ -115,38 +115,41 @@ def _plan_and_pin(
     given: Mapping[str, str], policy: str | None, timeout: float, chosen: str
 ) -> Binding:
     checked_policy(policy)
-    start = time.monotonic()
-    said = file.variables()
-    if "cpus" not in given and (asked := said.get("AFFINITYD_CPUS")):
+    if "cpus" not in given and (asked := file.variables().get("AFFINITYD_CPUS")):
         given = {"task_cpus": asked, **given}
-    sockets = file.sockets(said)
-
-    def find(given: Mapping[str, str], start: float) -> ProcessPlan:
-        questions = apply.own_questions(given, chosen)
-        return find_plan.find_plan(questions, sockets, start, timeout, bounded=False)
-
-    def plan_of_exec() -> CpuSet | None:
-        """Return the CPUs that `exec` would give, whose mode and so on variables say."""
-        task = {name: given[name] for name in TASK_PARAMETERS & given.keys()}
-        try:
-            cpus = find({**file.plan_parameters(said), **task}, time.monotonic()).cpus
-        except AffinityError:
-            return None
-        return None if cpus == found.cpus else cpus
-
-    found = find(given, start)
-    if found.switch != switch.ON:
-        apply.export_observed(found)
+    plan = _own_plan(given, chosen, timeout)
+    if plan.switch != switch.ON:
+        apply.export_observed(plan)
         return _unbound()
-    applied = apply.apply_plan(found, policy)
+    applied, remarks = apply.apply_plan(plan, policy), apply.gpus_far_apart(plan, given)
     return Binding(
         cpus=applied.cpus,
-        locality=found.locality,
+        locality=plan.locality,
         memory=applied.memory or own_policy(),
-        source=found.source,
-        warnings=(*apply.gpus_far_apart(found, given), *applied.remarks, *_pin_threads(found.cpus)),
-        plan_of_exec=plan_of_exec,
+        source=plan.source,
+        warnings=(*remarks, *applied.remarks, *_pin_threads(plan.cpus)),
+        plan_of_exec=partial(_cpus_of_exec, plan, given, chosen, timeout),
     )
+
+
+def _own_plan(given: Mapping[str, str], chosen: str, timeout: float) -> ProcessPlan:
+    start = time.monotonic()
+    questions = apply.own_questions(given, chosen)
+    sockets = file.sockets(file.variables())
+    return find_plan.find_plan(questions, sockets, start, timeout, bounded=False)
+
+
+def _cpus_of_exec(
+    plan: ProcessPlan, given: Mapping[str, str], chosen: str, timeout: float
+) -> CpuSet | None:
+    """Return the CPUs that `exec` would give, whose mode is chosen by variables; None: the same."""
+    of_task = {name: given[name] for name in TASK_PARAMETERS & given.keys()}
+    try:
+        given = {**file.plan_parameters(file.variables()), **of_task}
+        cpus = _own_plan(given, chosen, timeout).cpus
+    except AffinityError:
+        return None
+    return None if cpus == plan.cpus else cpus
 
 
 def _unbound(*warnings: str) -> Binding:

@@ -1,7 +1,7 @@
 """Where a thread's memory comes from: what is asked of the kernel, and what then holds.
 
 A policy belongs to one thread. A program that it execs, and threads and children that it starts
-afterwards, inherit it: set_mempolicy(2). Another process's is told by /proc/PID/numa_maps, numa(7).
+afterwards, inherit it: set_mempolicy(2). Another process's is in /proc/PID/numa_maps, numa(7).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MemoryPolicy:
 
 
 def checked_policy(text: str | None) -> str | None:
-    """Return the policy that somebody asks for, None for none. Raises InvalidRequestError."""
+    """Return the policy that is asked for, None for none. Raises InvalidRequestError."""
     if text is not None and text not in POLICIES:
         raise InvalidRequestError(f"memory: {quote(text)} is not one of {', '.join(POLICIES)}")
     return text
@@ -107,7 +107,7 @@ def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
 def own_policy() -> MemoryPolicy | None:
     """Return the calling thread's policy; None where the machine does not tell it.
 
-    Where seccomp refuses get_mempolicy(2), as container runtimes do, numa_maps tells it.
+    Where seccomp refuses get_mempolicy(2), as container runtimes do, it is read from numa_maps.
     """
     try:
         mode, nodes = mempolicy.get_mempolicy()

@@ -19,9 +19,9 @@ NUMBERS = {"x86_64": (238, 239, 256), "aarch64": (237, 236, 238), "ppc64le": (26
 
 MAX_NODES = 1024  #: as many as any kernel is built for: CONFIG_NODES_SHIFT is at most 10
 MASK_BYTES = MAX_NODES // 8
-MASK_BITS = MAX_NODES + 1  #: maxnode: the kernel takes one bit less than it is told
+MASK_BITS = MAX_NODES + 1  #: maxnode: the kernel takes one bit less than maxnode
 MODE_BYTES = 4  #: an int
-MODE_FLAGS = 0b111 << 13  #: told with the mode: MPOL_F_STATIC_NODES, _RELATIVE_, _NUMA_BALANCING
+MODE_FLAGS = 0b111 << 13  #: beside the mode: MPOL_F_STATIC_NODES, _RELATIVE_, _NUMA_BALANCING
 PREFERRED_MANY = 5  #: a mode since 5.15
 NO_NODE = "nonexistent, without memory, or outside Mems_allowed"
 
@@ -75,7 +75,7 @@ def _call(name: str, *arguments: int | bytearray) -> int:
     """Make a system call, which may fill the arrays among its arguments. Raises OSError."""
     number = _number(name)
     try:
-        import ctypes  # noqa: PLC0415  whoever asks no such question does not wait for it
+        import ctypes  # noqa: PLC0415  only where a policy is asked for
     except Exception as error:  # noqa: BLE001 - no libffi, or a host that forbids what it does
         raise OSError(errno.ENOSYS, str(error)) from None
     words = [

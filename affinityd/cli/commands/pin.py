@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus]:
-    """Return the CPUs of the process, and what tells those of its descendants.
+    """Return the CPUs of the process, and how to find those of its descendants.
 
     Each has its own GPU's, as a launcher's ranks; one without works for its parent.
     """

@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print where the process is; 0: near its GPUs, or nobody knows; 1: not all; 2: not judged."""
+    """Print where the process is; 0: near its GPUs, or not known; 1: not all; 2: not judged."""
     try:
         return _judge(arguments)
     except AffinityError as error:
