@@ -42,10 +42,7 @@ END
     [ $# = 0 ] || refuse "whose $1 is cannot be seen"
     printf %s "$plain"
 )
-refuse() { # REASON
-    printf %s "$1"
-    exit 1
-}
+refuse() { printf %s "$1" && exit 1; }
 find_trusted() { # UIDS: trusted, numbers; own: whose folders count, too, further up
     trusted=0 own=''
     set -f
@@ -113,12 +110,15 @@ ask() { # ADDRESS SECONDS: answer; of a socket's path, or http://HOST:PORT
 }
 fetch() { # ADDRESS SECONDS
     if has "$curl"; then
-        seconds=$2
+        seconds=$2 tries=1
         case $1 in
-        /*) set -- --unix-socket "$1" "http://localhost/plan?$query" ;;
+        /*)
+            set -- --unix-socket "$1" "http://localhost/plan?$query"
+            tries='1 2 3 4 5 6 7 8 9 10 11 12' # of ms: curl waits for no room in a queue, unix(7)
+            ;;
         *) set -- "$1/plan?$query" ;;
         esac
-        for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do # of ms: curl waits for no room in a queue, unix(7)
+        for _ in $tries; do
             $clean "$curl" -q -s --noproxy '*' -m "$seconds" --max-filesize 65536 --limit-rate 1M "$@"
             status=$?
             [ "$status" = 7 ] || return "$status"

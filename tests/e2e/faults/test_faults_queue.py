@@ -115,7 +115,7 @@ def run(folder: Path) -> Script:
     (folder / "dev/nvidia0").touch()
     path = put(folder, "affinityd/kubernetes/files/run.sh", dev=f"{folder}/dev")
     env = {"PATH": f"{folder}:/usr/bin:/bin", "AFFINITYD_SOCKET": f"{folder}/s"}
-    silence = f"affinityd run: no answer from {folder}/s, and there is no table"
+    silence = f"affinityd run: no answer from {folder}/s, and in {folder}/gpu is no GPU"
     return Script(folder, (str(path), "true"), env, silence)
 
 
