@@ -73,7 +73,7 @@ class Follower(MemoryMigrations):
         super().__init__(enabled=False)
         self.wanted = list[tuple[int, CpuSet]]()
 
-    def want(self, topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
+    def add(self, topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
         assert topology is NODES
         self.wanted.append((facts.pid, cpus))
 

@@ -22,8 +22,8 @@ from affinityd.enforce.memory_migration import (
     MemoryMigrations,
     Nodes,
     PendingMigration,
-    move,
-    to,
+    destination,
+    migration_of,
 )
 from affinityd.linux import capabilities, mempolicy
 from affinityd.linux.capabilities import SYS_NICE
@@ -72,7 +72,7 @@ def test_where_from_and_where_to(
     topology: Topology, cpus: set[int], far: set[int], home: set[int]
 ) -> None:
     facts = process("0-7", pid=77)
-    wish = move(topology, facts, frozenset(cpus))
+    wish = migration_of(topology, facts, frozenset(cpus))
     assert wish == PendingMigration(77, facts.start, frozenset(far), frozenset(home))
 
 
@@ -86,7 +86,7 @@ def test_where_from_and_where_to(
     ],
 )
 def test_there_is_nothing_to_move(topology: Topology, cpus: set[int]) -> None:
-    assert move(topology, process("0"), frozenset(cpus)) is None
+    assert migration_of(topology, process("0"), frozenset(cpus)) is None
 
 
 BOTH = frozenset({0, 1})
@@ -110,7 +110,7 @@ BOTH = frozenset({0, 1})
 def test_nobody_is_moved_to_what_it_may_not_use_or_from_what_it_has_chosen(
     home: Nodes, allowed: Nodes, policy: MemoryPolicy | None, expected: Nodes
 ) -> None:
-    assert to(home, allowed, policy) == expected
+    assert destination(home, allowed, policy) == expected
 
 
 def facts_of(pid: int) -> ProcessFacts:
@@ -134,8 +134,8 @@ def test_processes_are_moved_one_after_the_other_and_counted() -> None:
     """Node 1 of the plan is none of this machine's: nothing of a process is there, or may be."""
     migrations = MemoryMigrations(enabled=True)
     with sleeping() as child, sleeping() as other:
-        migrations.want(TWO_NODES, facts_of(child.pid), frozenset({0}))
-        migrations.want(TWO_NODES, facts_of(other.pid), frozenset({4}))
+        migrations.add(TWO_NODES, facts_of(child.pid), frozenset({0}))
+        migrations.add(TWO_NODES, facts_of(other.pid), frozenset({4}))
         assert counts(migrations, 2) == {MOVED: 1, LEFT: 1}
     assert migrations.refusal is None
 
@@ -148,8 +148,8 @@ def test_one_that_has_ended_and_one_that_has_its_number_by_now_are_not_counted()
     with sleeping() as child:
         facts = facts_of(child.pid)
         for it in (gone, replace(facts, start=facts.start - 1)):
-            migrations.want(TWO_NODES, it, frozenset({0}))
-        migrations.want(TWO_NODES, facts, frozenset({4}))
+            migrations.add(TWO_NODES, it, frozenset({0}))
+        migrations.add(TWO_NODES, facts, frozenset({4}))
         assert counts(migrations, 1) == {LEFT: 1}
 
 
@@ -174,7 +174,7 @@ def test_the_memory_of_another_process_by_the_same_number_is_not_moved(
 
 def test_where_nothing_is_to_be_moved_nothing_is_and_there_are_no_counts() -> None:
     migrations = MemoryMigrations(enabled=False)
-    migrations.want(TWO_NODES, process("0"), frozenset({0}))
+    migrations.add(TWO_NODES, process("0"), frozenset({0}))
     assert migrations.totals == {}
     assert migrations._thread is None
 
@@ -186,7 +186,7 @@ def test_who_wants_more_than_can_wait_is_not_held_up_and_the_rest_is_dropped(
     migrations = MemoryMigrations(enabled=True)
     migrations._thread = threading.current_thread()  # so that none is started, and all wait
     for _ in range(5):
-        migrations.want(TWO_NODES, process("0"), frozenset({0}))
+        migrations.add(TWO_NODES, process("0"), frozenset({0}))
     assert migrations.totals == dict.fromkeys(OUTCOMES, 0) | {DROPPED: 3}
 
 
@@ -195,7 +195,7 @@ WANT = """
 import sys, time
 from tests.test_enforce_memory_migration import MemoryMigrations, TWO_NODES, counts, facts_of
 migrations = MemoryMigrations(enabled=True)
-migrations.want(TWO_NODES, facts_of(int(sys.argv[1])), frozenset({0}))
+migrations.add(TWO_NODES, facts_of(int(sys.argv[1])), frozenset({0}))
 print(counts(migrations, 1), migrations.refusal)
 """
 
@@ -233,7 +233,7 @@ def test_the_memory_of_who_may_do_more_takes_one_capability(powers: str, outcome
 def test_who_moves_has_laid_down_what_would_move_other_processes_pages() -> None:
     migrations = MemoryMigrations(enabled=True)
     with sleeping() as child:
-        migrations.want(TWO_NODES, facts_of(child.pid), frozenset({0}))
+        migrations.add(TWO_NODES, facts_of(child.pid), frozenset({0}))
         assert counts(migrations, 1) == {MOVED: 1}
     assert migrations._thread is not None
     status = Path(f"/proc/self/task/{migrations._thread.native_id}/status").read_text()

@@ -37,7 +37,6 @@ from affinityd.enforce.targets import Given, Targets
 from affinityd.enforce.verdict import judged, only_observed, unsure
 from affinityd.text import quote
 from affinityd.topology.model import Topology
-from affinityd.topology.nearness import cause_of
 
 GIVEN = (
     "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: an allocation with "
@@ -58,42 +57,36 @@ def decide(
     """Return what is to become of the processes of a scan, in its order.
 
     `policy` None: none could be read yet. `about` is asked of holders alone, and only of those in a
-    job, or whose cgroup a rule may name. `roll` remembers the jobs from scan to scan.
+    job, or whose cgroup a rule may name. `history` remembers the jobs from scan to scan.
     """
     jobs, remedies = ScanJobs(scan.processes, policy, identify), Remedies(topology, scan)
     history.note(jobs.holders, scan.boot)
     plans = history.plans(topology, topology.online - reserved)
     targets = Targets(scan, jobs, remedies, plans, history)
-    consents = _Consents(jobs, remedies, policy, identify)
+    permissions = _Permissions(jobs, remedies, policy, identify)
 
-    def decided(process: AuditedProcess) -> Decision:
+    def decision(process: AuditedProcess) -> Decision:
         job: Job | None = None
         treatment: Treatment | None = None
         try:
-            job = consents.job(process)
-            treatment = consents.treatment(process)
-            consents.ask(job, treatment, process.facts.uid)
+            job = permissions.job(process)
+            treatment = permissions.treatment(process)
+            permissions.check(job, treatment, process.facts.uid)
             target = targets.of(process, job, treatment, given)
         except ExemptError as why:
             cause = ALLOCATION if why.reason == ALLOCATION else None
             found = Decision(process, LEFT, cause=cause, reason=why.reason, why=str(why))
         else:
-            judgement = unsure(judged(process, target), treatment)
-            asked_for = consents.allocation(process, judgement)
-            if asked_for is not None:
-                judgement = replace(
-                    judgement, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=asked_for
-                )
-            observed = consents.observed(job, treatment, process.facts.uid)
-            found = only_observed(judgement, observed)
-        pod = None if job is None else consents.pod(job)
-        return replace(found, job=job, treatment=treatment, pod=pod)
+            found = unsure(judged(process, target), treatment)
+            found = permissions.with_allocation(found)
+            found = only_observed(found, permissions.observed(job, treatment, process.facts.uid))
+        return replace(found, job=job, treatment=treatment, pod=permissions.pod(job))
 
-    return [decided(process) for process in scan.processes]
+    return [decision(process) for process in scan.processes]
 
 
-class _Consents:
-    """Who may be pinned, and how, in one scan."""
+class _Permissions:
+    """Which processes of one scan may be pinned, and how."""
 
     def __init__(
         self, jobs: ScanJobs, remedies: Remedies, policy: Policy | None, identify: Identify
@@ -118,7 +111,7 @@ class _Consents:
         return job
 
     def treatment(self, process: AuditedProcess) -> Treatment:
-        """Return what the policy says of a process: what it says of whom it works for.
+        """Return what the policy says of a process: what it says of its holder.
 
         Raises ExemptError where there is no policy.
         """
@@ -129,8 +122,8 @@ class _Consents:
             self._treatments[holder.pid] = self._policy.treatment(self._identify(holder))
         return self._treatments[holder.pid]
 
-    def ask(self, job: Job, treatment: Treatment, uid: int | None) -> None:
-        """Raise ExemptError where somebody wants no pin for a user's process."""
+    def check(self, job: Job, treatment: Treatment, uid: int | None) -> None:
+        """Raise ExemptError where the policy or the job wants no pin for a user's process."""
         if treatment.leave and not treatment.unread:
             raise ExemptError(POLICY, which=_source(treatment))
         word, pid = self._switch(job, uid)
@@ -144,28 +137,31 @@ class _Consents:
         word, pid = self._switch(job, uid)
         return BY_JOB.format(pid=pid) if word == OBSERVE else None
 
-    def allocation(self, process: AuditedProcess, judgement: Decision) -> str | None:
-        """Return why a process has far CPUs that it asked for, in a sentence; None: it has none."""
-        if process.cause == ALLOCATION and (process.is_given or judgement.verdict == FITS):
-            return str(self._remedies.of(process))
-        cpus = self._identify(self._jobs.holder(process).facts).given
-        if judgement.verdict != DRIFTED or not cpus:
-            return None
-        near = process.near or frozenset()
-        cause = cause_of(process.judged, near, process.facts.cpuset, widened=cpus)
-        return GIVEN.format(cpus=format_list(cpus)) if cause == ALLOCATION else None
+    def with_allocation(self, decision: Decision) -> Decision:
+        """Return the decision; a process that has far CPUs as it asked for so many is left."""
+        process = decision.process
+        why = None
+        if process.cause == ALLOCATION and (process.is_given or decision.verdict == FITS):
+            why = str(self._remedies.of(process))
+        elif decision.verdict == DRIFTED:
+            cpus = self._identify(self._jobs.holder(process).facts).given
+            if cpus and all(mask <= cpus for mask in process.judged_masks):
+                why = GIVEN.format(cpus=format_list(cpus))
+        if why is None:
+            return decision
+        return replace(decision, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=why)
 
-    def pod(self, job: Job) -> str | None:
+    def pod(self, job: Job | None) -> str | None:
         """Return what Kubernetes calls a job, `NAMESPACE/POD`; None where that is not known."""
-        if job.scheduler != KUBERNETES:
+        if job is None or job.scheduler != KUBERNETES:
             return None
         identities = (self._identify(facts) for facts in self._jobs.holders.get(job, ()))
         return next((f"{it.namespace}/{it.pod}" for it in identities if it.pod is not None), None)
 
     def _switch_of(self, job: Job, uid: int | None) -> tuple[str, int | None]:
-        """Return what AFFINITYD says for a job, the least of its holders, and whose pid that is.
+        """Return the least that AFFINITYD says in a holder of a job, and that holder's pid.
 
-        In a cgroup that a rule names there may be several users: nobody does it for another.
+        In a cgroup that a rule names there may be several users: each one's own processes count.
         """
         holders = self._jobs.holders[job]
         its = (it for it in holders if job.scheduler != CGROUP or it.uid == uid)

@@ -34,7 +34,7 @@ from affinityd.enforce.model import (
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.file import PolicyFile
 from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity
-from affinityd.linux.processes import stat_of
+from affinityd.linux.processes import is_running
 from affinityd.topology.model import Topology
 
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
@@ -128,7 +128,7 @@ class Enforcer:
 
         def identify(facts: ProcessFacts) -> ProcessIdentity:
             found = self._identities.of(facts, variables)
-            if found.environment is None and is_there(facts):
+            if found.environment is None and is_running(facts.pid, facts.start):
                 unread.add(facts.pid)
             return found
 
@@ -163,14 +163,8 @@ class Enforcer:
         self._pins.update(outcomes(done.outcome))
         self._backoff.note(done)
         if is_first and done.outcome.pinned and decision.cause != SHARE:  # else it was near before
-            self._migrations.want(topology, facts, target.cpus)
+            self._migrations.add(topology, facts, target.cpus)
         return done
-
-
-def is_there(facts: ProcessFacts) -> bool:
-    """Whether a process runs still, and its number is not another's."""
-    stat = stat_of(facts.pid)
-    return stat is not None and stat.start == facts.start and not stat.is_zombie
 
 
 def outcomes(outcome: PinOutcome) -> Sequence[str]:

@@ -15,8 +15,8 @@ What it costs, by kernel mm/mempolicy.c `do_migrate_pages`, mm/migrate.c, mm/swa
   driver has mapped itself (VM_IO, VM_PFNMAP) is passed over.
 - The call cannot be interrupted: the daemon's end waits for the one that is under way.
 
-Pages that other processes map, too (libraries, /dev/shm, what a fork shares), stay. Whoever has
-CAP_SYS_NICE would move them, and those of other jobs with them: the thread that moves lays it down.
+Pages that other processes map, too (libraries, /dev/shm, what a fork shares), stay. With
+CAP_SYS_NICE they would move, those of other jobs with them: the thread that moves gives it up.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from affinityd.linux import capabilities
 from affinityd.linux.files import lines
 from affinityd.linux.memory_policy import MemoryPolicy, policy_of
 from affinityd.linux.mempolicy import migrate_pages
-from affinityd.linux.processes import PROC, stat_of
+from affinityd.linux.processes import PROC, is_running
 from affinityd.topology.model import Topology
 
 Nodes = frozenset[int]
@@ -67,10 +67,10 @@ class PendingMigration:
     home: Nodes  #: where they are to be
 
 
-def move(topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> PendingMigration | None:
+def migration_of(topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> PendingMigration | None:
     """Return what is to be moved for a process that runs on these CPUs; None: nothing.
 
-    Home is where such a process allocates. Nodes without CPUs are let alone: what lies in a GPU's
+    Home is where such a process allocates. Nodes without CPUs are no source: what lies in a GPU's
     memory, or in CXL's, was put there.
     """
     nodes = [number for number in topology.nodes_with_cpus if topology.cpus_of_node(number) & cpus]
@@ -80,7 +80,7 @@ def move(topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> PendingMigrat
     return PendingMigration(facts.pid, facts.start, far, home) if far and home else None
 
 
-def to(home: Nodes, allowed: Nodes, policy: MemoryPolicy | None) -> Nodes:
+def destination(home: Nodes, allowed: Nodes, policy: MemoryPolicy | None) -> Nodes:
     """Return the nodes that pages are moved to; none where the process has chosen others itself.
 
     `allowed`: its Mems_allowed; `policy`: its main thread's, None where that cannot be read.
@@ -90,13 +90,13 @@ def to(home: Nodes, allowed: Nodes, policy: MemoryPolicy | None) -> Nodes:
 
 
 class MemoryMigrations:
-    """Moves memory in a thread of its own; whoever wants it never waits."""
+    """Moves memory in a thread of its own: enforcement does not wait for it."""
 
     def __init__(self, *, enabled: bool) -> None:
         """Take whether anything is to be moved at all."""
         self.refusal: str | None = None  #: why the last one was refused, in a sentence
         self._enabled = enabled
-        self._wanted: Queue[PendingMigration] = Queue(WAITING)
+        self._pending: Queue[PendingMigration] = Queue(WAITING)
         self._totals = dict.fromkeys(OUTCOMES, 0) if enabled else {}
         self._counting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -107,22 +107,22 @@ class MemoryMigrations:
         with self._counting:
             return dict(self._totals)
 
-    def want(self, topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
+    def add(self, topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
         """Have a process's memory moved, by and by, to the CPUs where it runs now."""
-        wish = move(topology, facts, cpus) if self._enabled else None
-        if wish is None:
+        pending = migration_of(topology, facts, cpus) if self._enabled else None
+        if pending is None:
             return
         try:
-            self._wanted.put_nowait(wish)
+            self._pending.put_nowait(pending)
         except Full:
             self._count(DROPPED)
-        if self._thread is None:  # a daemon's: nobody waits for it at the end
+        if self._thread is None:  # the process ends without waiting for it
             self._thread = threading.Thread(target=self._run, name="migration", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
         while True:
-            outcome = self._outcome(self._wanted.get())
+            outcome = self._outcome(self._pending.get())
             if outcome is not None:
                 self._count(outcome)
 
@@ -130,39 +130,31 @@ class MemoryMigrations:
         with self._counting:
             self._totals[outcome] += 1
 
-    def _outcome(self, wish: PendingMigration) -> str | None:
+    def _outcome(self, pending: PendingMigration) -> str | None:
         """Move a process's memory; return what came of it, None where it has ended."""
-        home = to(wish.home, _mems_allowed(wish.pid), policy_of(wish.pid))
-        if not _runs(wish):  # asked last: what was read may be another process's
+        pid = pending.pid
+        nodes = destination(pending.home, mems_allowed(pid), policy_of(pid))
+        if not is_running(pid, pending.start):  # asked last: what was read may be another's
             return None
-        if not home:
+        if not nodes:
             return LEFT
         try:
             capabilities.lay_down(capabilities.SYS_NICE)
-            return PARTLY if migrate_pages(wish.pid, wish.far, home) else MOVED
+            return PARTLY if migrate_pages(pid, pending.far, nodes) else MOVED
         except OSError as error:
-            return self._outcome_of(error, wish)
-
-    def _outcome_of(self, error: OSError, wish: PendingMigration) -> str | None:
-        if not _runs(wish):
-            return None
-        if error.errno == errno.ENOMEM:
-            return PARTLY
-        name = errno.errorcode.get(error.errno or 0, "")
-        why = REASONS.get(error.errno or 0, error.strerror)
-        self.refusal = f"the memory of process {wish.pid} was not moved: {name}: {why}"
-        return REFUSED
+            if not is_running(pid, pending.start):
+                return None
+            if error.errno == errno.ENOMEM:
+                return PARTLY
+            name = errno.errorcode.get(error.errno or 0, "")
+            why = REASONS.get(error.errno or 0, error.strerror)
+            self.refusal = f"the memory of process {pid} was not moved: {name}: {why}"
+            return REFUSED
 
 
-def _runs(wish: PendingMigration) -> bool:
-    """Whether the process is there, and not another that has its number by now."""
-    stat = stat_of(wish.pid)
-    return stat is not None and stat.start == wish.start and not stat.is_zombie
-
-
-def _mems_allowed(pid: int, proc: str = PROC) -> Nodes:
+def mems_allowed(pid: int) -> Nodes:
     """Return the nodes whose memory a process may use, proc_pid_status(5)."""
-    for line in lines(f"{proc}/{pid}/status"):
+    for line in lines(f"{PROC}/{pid}/status"):
         name, _, nodes = line.partition(b":")
         if name == b"Mems_allowed_list":
             return parse_list(nodes.decode())

@@ -41,6 +41,12 @@ def stat_of(pid: int, proc: str = PROC) -> Stat | None:
     return parse(content(f"{proc}/{pid}/stat"))
 
 
+def is_running(pid: int, start: int) -> bool:
+    """Return whether a process that started then runs still: its number may be another's by now."""
+    stat = stat_of(pid)
+    return stat is not None and stat.start == start and not stat.is_zombie
+
+
 def thread_stat(pid: int, tid: int, proc: str = PROC) -> Stat | None:
     """Return a thread's `stat`; None where the process has no such thread."""
     return parse(content(f"{proc}/{pid}/task/{tid}/stat"))
