@@ -207,9 +207,9 @@ def test_who_held_none_is_looked_at_ever_less_often(dev: Path) -> None:
     with sleeping() as child:
         looked_at = []
         for scan in range(60):
-            before = files._turns.get(str(child.pid))
+            before = files._next_looks.get(str(child.pid))
             assert held_by(files, child.pid) == [[]]
-            if files._turns[str(child.pid)] != before:
+            if files._next_looks[str(child.pid)] != before:
                 looked_at.append(scan)
     first, then = (interval + child.pid % interval for interval in INTERVALS)
     assert looked_at == [0, first, *range(first + then, 60, INTERVALS[-1])]
@@ -227,7 +227,7 @@ def test_who_opens_a_file_later_is_found_within_a_few_scans(dev: Path) -> None:
         assert looks[-1] == [1]
         assert looks == sorted(looks), "once found, it is found every time"
     assert held_by(files, child.pid) == [[]]
-    assert str(child.pid) not in files._turns
+    assert str(child.pid) not in files._next_looks
 
 
 def test_other_files_have_everybody_looked_at_anew(dev: Path) -> None:
@@ -269,4 +269,4 @@ def test_a_process_that_vanishes_costs_nothing_but_itself(dev: Path) -> None:
 def test_a_machine_without_such_gpus_has_no_process_looked_at(dev: Path) -> None:
     files = files_of(dev)
     assert files.found(()).unknown == {}
-    assert files._turns == {}
+    assert files._next_looks == {}

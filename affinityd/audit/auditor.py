@@ -1,4 +1,4 @@
-"""One scan: who holds the GPUs, what those processes are, how they are judged, what they cost."""
+"""One scan: the holders of GPUs, their facts, how they are judged, what they cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HIDDEN = "not all of them can be seen here: run this as root (/proc is mounted w
 
 
 class HolderSource(Protocol):
-    """Who knows the processes of the GPUs."""
+    """What knows the processes that use GPUs."""
 
     def held(self, topology: Topology, processes: ProcessTable) -> GpuHolders:
         """Return which of these processes use the GPUs now, and of which GPUs that is unknown."""
@@ -42,7 +42,7 @@ class Auditor:
     def __init__(
         self, holders: HolderSource, proc: str = PROC, *, reserved: CpuSet = frozenset()
     ) -> None:
-        """Take who knows the holders, where the processes are, and the CPUs that no plan gives."""
+        """Take what knows the holders, where the processes are, and the CPUs that no plan gives."""
         self._holders = holders
         self._proc = proc
         self._cpu_time = CpuTimeCounters(TICKS)
@@ -57,8 +57,8 @@ class Auditor:
     def scan(self, topology: Topology) -> Scan:
         """Look once. Takes as long as the holders, and READING seconds at most.
 
-        Most of it waits for the kernel. Who plans meanwhile shares the interpreter, so each process
-        is judged as it is read: no loop over all of them holds on to it for long.
+        Most of it waits for the kernel. Plans are made meanwhile by the same interpreter: so each
+        process is judged as it is read, and no loop over all of them holds it for long.
         """
         now, began = time.time(), time.monotonic()
         boot = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -42,7 +42,7 @@ def spent(
     """Return the ticks that a process's threads spent, and those of them far from its GPUs.
 
     `before`: the ticks of the threads that were seen then. Of any other all counts if it started
-    after `since`, clock ticks since boot; else it was not looked at, and nobody knows.
+    after `since`, clock ticks since boot; else it was not looked at, and that is not known.
     """
     total = remote = 0
     for thread in facts.threads:
@@ -100,10 +100,10 @@ class CpuTimeCounters:
     def note(
         self, processes: Iterable[AuditedProcess], unknown: Iterable[GpuKey], now: float
     ) -> None:
-        """Note who has a mismatch; `now` is seconds since the epoch.
+        """Note which GPUs and jobs have a mismatch; `now` is seconds since the epoch.
 
-        Of what cannot be seen for a while nobody knows that its mismatch has ended: of a GPU, and
-        of a job that is remembered, none of whose processes is seen.
+        The mismatch of what cannot be seen for a while goes on: of a GPU, and of a job that is
+        remembered and has no process that is seen.
         """
         unsure = set(unknown)
         counted = [process for process in processes if not process.is_daemon]

@@ -49,7 +49,7 @@ class CgroupFacts:
 
 
 class ProcessWalk:
-    """One walk over the processes; what it could not look at is told when it is over."""
+    """One walk over the processes; what it did not reach is known when it is over."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ProcessWalk:
         *,
         first: Collection[int] = (),
     ) -> None:
-        """Take who holds the GPUs, and by when, time.monotonic(), the walk has to end.
+        """Take the holders of GPUs, and by when, time.monotonic(), the walk has to end.
 
         `processes`: where the children are looked up. `first`: the pids of holders to begin with.
         """

@@ -132,7 +132,7 @@ def _of_pod(parts: Sequence[str], *, is_beside: bool) -> Membership | None:
 
 
 def _container(parts: Sequence[str]) -> str | None:
-    """Return the outermost container's id: those inside of it are its own affair.
+    """Return the outermost container's id: those inside of it do not count.
 
     A conmon is not in the container that it watches.
     """

@@ -1,4 +1,4 @@
-"""What a scan finds, frozen: who holds which GPU, what each process is, and how it is judged."""
+"""What a scan finds, frozen: the holders of GPUs, their facts, and how they are judged."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Holding:
 
     pid: int  #: as /proc here numbers it
     gpu: GpuKey
-    memory_bytes: int | None = None  #: of the GPU's memory; None: nobody says
+    memory_bytes: int | None = None  #: of the GPU's memory; None: not known
     mig: str | None = None  #: UUID of the MIG instance
     beside: tuple[GpuKey, ...] = ()  #: other GPUs that it works on as much, by index
 
 
 @dataclass(frozen=True)
 class GpuHolders:
-    """Who uses the GPUs, as far as that can be known."""
+    """The holders of GPUs, as far as they are known."""
 
     holdings: tuple[Holding, ...] = ()  #: one a process
     #: GPUs whose processes are not known → why, and what would tell
@@ -74,7 +74,7 @@ class ProcessFacts:
     session: int | None = None  #: pid of the process that began its session
     service: str | None = None  #: systemd's unit of it, by its cgroup's path
     holder: int | None = None  #: pid of the process that it works for; None: it holds a GPU itself
-    beside: tuple[GpuKey, ...] = ()  #: the GPUs besides `gpu` that it, or who it works for, uses
+    beside: tuple[GpuKey, ...] = ()  #: the GPUs besides `gpu` that it, or its holder, uses
     cgroups: str = ""  #: /proc/PID/cgroup
     #: The cpuset was chosen for its job; else a Slurm job may have been given less, by masks alone.
     is_confined: bool = True

@@ -14,8 +14,8 @@ PinOwners = tuple[str, ...]  #: whose pins: `slurm 7`, `container cd34cd34cd34`,
 def overlap(processes: Iterable[AuditedProcess]) -> Mapping[int, PinOwners]:
     """Return the CPUs in the unique pins of two jobs or more → whose those are.
 
-    A pin is unique where it is a part of what the process could have near its GPUs: whoever takes
-    all of that shares it. Threads that a library pinned count as little as known daemons.
+    A pin is unique where it is a part of what the process could have near its GPUs: a process that
+    takes all of that shares it. Threads that a library pinned count as little as known daemons.
     """
     pins: defaultdict[str, set[CpuSet]] = defaultdict(set)
     for process in processes:
@@ -43,7 +43,7 @@ def _unique(process: AuditedProcess, near: CpuSet) -> set[CpuSet]:
 
 
 def _owner(facts: ProcessFacts) -> str:
-    """Return whose a process is: its job's, else its container's, else its session's."""
+    """Return the owner of a process: its job, else its container, else its session."""
     job, container = facts.membership.job, facts.membership.container
     if job is not None:
         return f"{job.scheduler} {job.id}"

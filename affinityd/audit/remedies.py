@@ -1,4 +1,4 @@
-"""What mends a mismatch, by its cause and by who chose the CPUs; and what ends an orphan.
+"""The remedy of a mismatch, by its cause and by what chose the CPUs; and what ends an orphan.
 
 No remedy ends a process that still computes.
 """
@@ -34,7 +34,7 @@ ALLOCATED = {
         "near ones"
     ),
 }
-#: Cause → why a pin mends it.
+#: Cause → why a pin is the remedy.
 PINNED = {
     MASK: "{near}, and its cpuset has CPUs there",
     UNPINNED: "it may run on every CPU, and {near}; start it with affinityd exec",
@@ -61,10 +61,9 @@ class Remedy:
 
 
 class Remedies:
-    """What mends the mismatches of one scan.
+    """The remedies of the mismatches of one scan.
 
-    Who works for another process is mended with it, unless there is one below that holds other
-    GPUs.
+    A descendant is pinned with its holder, unless a process below that holds other GPUs.
     """
 
     def __init__(self, topology: Topology, scan: Scan) -> None:
@@ -84,7 +83,7 @@ class Remedies:
         self._near = cache(self._vicinity)
 
     def of(self, process: AuditedProcess) -> Remedy | None:
-        """Return what mends a process's placement; None: nothing is to be mended, or nobody can."""
+        """Return the remedy of a process's placement; None: it needs none, or there is none."""
         if not process.is_mismatch or process.cause is None:
             return None
         near = self._near(process.facts.gpus)
@@ -109,7 +108,7 @@ class Remedies:
         return Remedy(f"it has used no CPU time for {idle:.0f} s: {what}")
 
     def _target(self, process: AuditedProcess) -> AuditedProcess:
-        """Return whom a pin of the process is to name: the one that it works for, or itself."""
+        """Return the process that a pin is to name: its holder, or itself."""
         holder = self._holders.get(process.facts.holder or process.facts.pid)
         return process if holder is None or holder.facts.pid in self._divided else holder
 

@@ -1,4 +1,4 @@
-"""Why a process is let alone, said to whoever asks at night: what, why, and what would mend it."""
+"""Why a process is let alone, in sentences: what, why, and what would change it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ExemptError(Exception):
     """A process is let alone."""
 
     def __init__(self, reason: str, why: str | None = None, **said: object) -> None:
-        """Take which of REASONS it is, and what is said: as it is, or what WHY is to be told."""
+        """Take which of REASONS it is, and a sentence, or what the sentence of WHY has to name."""
         super().__init__(WHY[reason].format(**said) if why is None else why)
         self.reason = reason
 

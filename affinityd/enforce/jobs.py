@@ -1,4 +1,4 @@
-"""Whose the processes of a scan are: the job of each, who holds that job's GPUs, and which. Pure.
+"""The jobs of a scan: the job of each process, and the holders of each job's GPUs. Pure.
 
 A job is a scheduler's, a container that none started, or a cgroup that a rule of the policy names.
 """
@@ -15,7 +15,7 @@ from affinityd.enforce.model import CGROUP, CONTAINER
 from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.enforce.policy.policy import Policy
 
-#: Who a process is, as far as a policy may ask.
+#: Returns the identity of a process, as far as a policy may ask.
 Identify = Callable[[ProcessFacts], ProcessIdentity]
 
 
@@ -46,7 +46,7 @@ class ScanJobs:
 
     @cached_property
     def holders(self) -> Mapping[Job, tuple[ProcessFacts, ...]]:
-        """Who holds the GPUs of each job: neither daemons nor those whose job is over."""
+        """The holders of each job's GPUs: neither known daemons nor orphans."""
         found: defaultdict[Job, tuple[ProcessFacts, ...]] = defaultdict(tuple)
         for pid, job in self._of_holder.items():
             process = self._processes[pid]
@@ -65,14 +65,14 @@ class ScanJobs:
         for pid in self._of_holder:
             facts = self._processes[pid].facts
             parent = facts.parent
-            # Who has them has handed them on. Parents were read one by one, and may seem a circle.
+            # A process that has them all has added them above. Parents may seem a circle.
             while parent in gpus and not gpus[parent].issuperset(facts.gpus):
                 gpus[parent].update(facts.gpus)
                 parent = self._processes[parent].facts.parent
         return gpus
 
     def _named(self, facts: ProcessFacts) -> Job | None:
-        """Return the job of a holder; who it is is asked only where a rule may name its cgroup."""
+        """Return the job of a holder; it is identified only where a rule may name its cgroup."""
         policy = self._policy
         told = _told(facts)
         if told is not None or policy is None or not policy.may_name(paths(facts.cgroups)):

@@ -1,4 +1,4 @@
-"""What enforcement is told, decides and does, frozen."""
+"""What enforcement decides and does, frozen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARE = "share"  #: near its GPU, on CPUs that are another rank's by its mode, o
 CAUSES = (MASK, UNPINNED, SHARE)  #: why a process is to be pinned
 
 FITS = "fits"  #: it runs where it is to
-DRIFTED = "drifted"  #: it does not, and a pin mends that
+DRIFTED = "drifted"  #: it does not, and a pin would change that
 LEFT = "left"  #: it is let alone, wherever it runs
 
 #: Why a process is let alone; of each, `Decision.why` says more.
@@ -32,7 +32,7 @@ UNKNOWN_PLACE = "unknown_place"  #: of its GPU
 UNKNOWN_CPUSET = "unknown_cpuset"  #: or it is not its allocation
 ALLOCATION = "allocation"  #: its job was given no CPU near its GPU
 NO_PLAN = "no_plan"
-ON_PURPOSE = "on_purpose"  #: somebody pinned it, or threads of it
+ON_PURPOSE = "on_purpose"  #: it, or a thread of it, has a mask of its own
 YOUNG = "young"
 WAITING = "waiting"  #: it was reset lately
 GIVEN_UP = "given_up"  #: it was reset again and again
@@ -55,12 +55,12 @@ class TargetCpus:
 
     cpus: CpuSet  #: where it is to run
     cpuset: CpuSet  #: everything that its cgroup lets it use, and is online
-    #: Masks that nobody chose for one thread alone: the process's own, and those that we gave.
+    #: Masks that were chosen for no single thread: the process's own, and those that we gave.
     usual: frozenset[CpuSet]
     given: frozenset[CpuSet] = frozenset()  #: those that we gave, by this plan or an earlier one
 
     def of(self, mask: CpuSet) -> str:
-        """Return FITS, DRIFTED, or ON_PURPOSE for a mask that somebody chose for this thread.
+        """Return FITS, DRIFTED, or ON_PURPOSE for a mask that was chosen for this thread.
 
         A narrower one than it is to have fits, unless we gave it when there was less to be had:
         the kernel keeps it when the cpuset grows (since Linux 6.2).
@@ -78,15 +78,15 @@ class Decision:
     verdict: str  #: FITS, DRIFTED or LEFT
     job: Job | None = None
     pod: str | None = None  #: NAMESPACE/NAME of the job, where it is a pod and they are known
-    treatment: Treatment | None = None  #: None: nobody asked the policy
+    treatment: Treatment | None = None  #: None: the policy was not asked
     target: TargetCpus | None = None  #: None: where it is to run is not known
     #: Of CAUSES: why it is to be pinned; ALLOCATION of the audit's, where no pin helps; None: it
-    #: runs where it is to, or nobody asked.
+    #: runs where it is to, or that was not judged.
     cause: str | None = None
     reason: str | None = None  #: of REASONS, where it is let alone
-    why: str | None = None  #: that, or how it has drifted, in a sentence with what would mend it
+    why: str | None = None  #: that, or how it has drifted, in a sentence with what would change it
     drifted: int = 0  #: its threads that a pin would move
-    on_purpose: int = 0  #: its threads that somebody pinned on purpose, elsewhere
+    on_purpose: int = 0  #: its threads that were pinned on purpose, elsewhere
     is_observed: bool = False  #: it is not pinned, though it has drifted
 
 

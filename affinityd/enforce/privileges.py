@@ -52,7 +52,7 @@ def _is_apart(namespace: str, initial: str) -> bool:
 
 
 def _refusal() -> str | None:
-    """Return why the call itself is refused, whoever it is for; None: it reaches the kernel.
+    """Return why the call is refused for any process; None: it reaches the kernel.
 
     Of a thread that cannot be, the kernel says just that. Our own mask, set as it is, would be held
     whatever our cpuset becomes: since Linux 6.2 the kernel remembers what was asked for.

@@ -27,7 +27,7 @@ class Targets:
     def __init__(
         self, scan: Scan, jobs: ScanJobs, remedies: Remedies, plans: JobPlans, history: JobHistory
     ) -> None:
-        """Take what was found, whose it is, and what is known of the machine and of the jobs."""
+        """Take what was found, the jobs it belongs to, and what is known of the machine."""
         self._scan = scan
         self._jobs = jobs
         self._remedies = remedies
@@ -68,9 +68,9 @@ class Targets:
 
 
 def _main_masks(holder: ProcessFacts) -> frozenset[CpuSet]:
-    """Return the masks of a holder's main thread, now and at first: who works for it inherits them.
+    """Return the masks of a holder's main thread, now and at first: its descendants inherit them.
 
-    That of a descendant's main thread may be what somebody chose for it.
+    A descendant's main thread may have been given a mask of its own.
     """
     masks = (holder.first_mask, *(thread.mask for thread in holder.threads[:1]))
     return frozenset(mask for mask in masks if mask is not None)

@@ -52,7 +52,7 @@ def judged(process: AuditedProcess, target: TargetCpus) -> Decision:
     drifted, on_purpose = verdicts.count(DRIFTED), verdicts.count(ON_PURPOSE)
     found = Decision(process, FITS, target=target, drifted=drifted, on_purpose=on_purpose)
     if drifted:
-        # Where the audit finds nothing that a pin mends, it runs near its GPU, on CPUs of others.
+        # Where the audit finds no mismatch, it runs near its GPU, on CPUs of others.
         # ALLOCATION is said by its own GPU, where one below it has near CPUs.
         cause = {None: SHARE, UNPINNED: UNPINNED}.get(process.cause, MASK)
         masks = format_list(frozenset().union(*drifted_masks(facts, target)))
@@ -79,7 +79,7 @@ def _of_threads(facts: ProcessFacts, masks: Collection[CpuSet]) -> str:
 
 
 def unsure(decision: Decision, treatment: Treatment) -> Decision:
-    """Return the decision; who would be pinned is left where a rule may say so, for all we know."""
+    """Return the decision; a process that an unreadable rule may leave is left."""
     if decision.verdict != DRIFTED or not treatment.unread:
         return decision
     why = MAY_LEAVE.format(rule=treatment.rule, unread=", ".join(treatment.unread))

@@ -1,4 +1,4 @@
-"""Who holds the device files of GPUs whose driver tells of no processes: Ascend's, and others'.
+"""The holders of GPUs' device files, where a driver names no processes: Ascend's, and others'.
 
 Source: proc_pid_fd(5).
 """
@@ -21,10 +21,10 @@ from affinityd.topology.model import Gpu
 #: A process that held none is looked at again after so many scans, and then after so many, always.
 INTERVALS = (4, 16)
 
-#: Seconds that a scan may take; who was not reached is looked at in the next.
+#: Seconds that a scan may take; a process that was not reached is looked at in the next.
 LIMIT = 2.0
 
-#: Sees the files of all who are to be seen: the first process of every pid namespace.
+#: The first process of every pid namespace: where it is not seen, others are hidden, too.
 INIT = "1"
 
 ROOT_ONLY = "the open files of other users' processes cannot be read; ask as root (CAP_SYS_PTRACE)"
@@ -47,11 +47,11 @@ class DeviceFileScanner:
         self._scan = 0
         self._files = GpuDeviceFiles({}, frozenset())
         #: pid → the scan at which it is looked at again, and how often it held none so far
-        self._turns: dict[str, tuple[int, int]] = {}
+        self._next_looks: dict[str, tuple[int, int]] = {}
         self._refused: set[str] = set()
 
     def found(self, gpus: Sequence[Gpu]) -> SourceResult:
-        """Return who holds the GPUs' files, as far as that can be seen.
+        """Return the holders of the GPUs' files, as far as they can be seen.
 
         A pid that another process has got since the last scan is taken to be the one that was.
         """
@@ -59,36 +59,36 @@ class DeviceFileScanner:
             return SourceResult()
         files = device_files(gpus, self._sys, self._dev)
         if files != self._files:
-            self._files, self._turns = files, {}
+            self._files, self._next_looks = files, {}
         self._scan += 1
         there = {name for name in listed(self._proc) if name.isdigit()}
         self._refused &= there
-        held, skipped = self._look(self._whose_turn(there))
+        held, skipped = self._look(self._due(there))
         unseen = self._refused or INIT not in there  # hidepid= of proc(5)
         unknown = {gpu.key: TOO_MANY for gpu in gpus if skipped}
         unknown |= {gpu.key: ROOT_ONLY for gpu in gpus if unseen}
         unknown |= {gpu.key: NO_FILE for gpu in gpus if gpu.key not in files.gpu_of.values()}
         return SourceResult(tuple(held), unknown, skipped)
 
-    def _whose_turn(self, there: set[str]) -> list[str]:
-        """Return whom to look at, the new ones last, who waits longest before; forget the ended."""
-        for pid in self._turns.keys() - there:
-            del self._turns[pid]
-        new = there - self._turns.keys()
-        due = [pid for pid, (scan, _) in self._turns.items() if scan <= self._scan]
-        return [*sorted(due, key=lambda pid: self._turns[pid][0], reverse=True), *new]
+    def _due(self, there: set[str]) -> list[str]:
+        """Return the processes to look at, new ones last, behind the longest waiting."""
+        for pid in self._next_looks.keys() - there:
+            del self._next_looks[pid]
+        new = there - self._next_looks.keys()
+        due = [pid for pid, (scan, _) in self._next_looks.items() if scan <= self._scan]
+        return [*sorted(due, key=lambda pid: self._next_looks[pid][0], reverse=True), *new]
 
     def _look(self, pids: list[str]) -> tuple[list[Holding], int]:
-        """Return who holds which GPU, and how many were not reached."""
+        """Return the holders, and how many processes were not reached."""
         end = self._clock() + LIMIT
         held: list[Holding] = []
         while pids and self._clock() < end:
             pid = pids.pop()
             keys = self._keys(pid)
             held += [Holding(int(pid), key) for key in keys]
-            _, in_vain = self._turns.get(pid, (0, 0))
+            _, in_vain = self._next_looks.get(pid, (0, 0))
             wait = 1 if keys else _wait(in_vain, int(pid))
-            self._turns[pid] = self._scan + wait, 0 if keys else in_vain + 1
+            self._next_looks[pid] = self._scan + wait, 0 if keys else in_vain + 1
         return held, len(pids)
 
     def _keys(self, pid: str) -> set[GpuKey]:

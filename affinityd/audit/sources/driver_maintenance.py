@@ -20,7 +20,7 @@ from affinityd.linux.procstat import Stat
 from affinityd.text import quote
 
 #: What an operator's hook makes before it works on the driver, and removes afterwards; its first
-#: line says who it is.
+#: line names the hook.
 HOLD = "/run/affinityd/hold"
 
 _any = re.compile(b"").search
@@ -64,8 +64,8 @@ class DriverMaintenance:
     def _held_off(self) -> str | None:
         if not os.path.lexists(self._hold):
             return None
-        who = beginning(self._hold).partition(b"\n")[0].decode(errors="replace").strip()
-        by = f" by {quote(who)}" if who else ""
+        name = beginning(self._hold).partition(b"\n")[0].decode(errors="replace").strip()
+        by = f" by {quote(name)}" if name else ""
         return f"NVML is held off{by}, until {self._hold} is removed"
 
 

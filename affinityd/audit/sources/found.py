@@ -1,4 +1,4 @@
-"""What one source tells of who uses GPUs; several make GpuHolders."""
+"""The holders that one source names; the results of all sources make GpuHolders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from affinityd.topology.model import Gpu
 
 @dataclass(frozen=True)
 class SourceResult:
-    """Who uses which GPU, by one source."""
+    """The holders of GPUs, by one source."""
 
     holdings: tuple[Holding, ...] = ()  #: a process may be there once for each of its GPUs
     unknown: Mapping[GpuKey, str] = field(default_factory=dict)  #: GPUs not told of → why

@@ -1,4 +1,4 @@
-"""Which device files are whose GPU's, where a driver tells of no processes: Ascend's, and others'.
+"""The device files of each GPU, where a driver names no processes: Ascend's, and others'.
 
 A file's place in sysfs tells: /sys/dev/char/MAJ:MIN, kernel Documentation/ABI/testing/sysfs-dev.
 Ascend's driver gives its files no place (it calls device_create without a parent): they go by their
@@ -26,7 +26,7 @@ _is_control = re.compile(r"(?:accel_control|hl_control|i2c-|ptp)").match
 #: Vendor → what its device files are called, before a number, where sysfs does not tell their GPU.
 NAMES = {"huawei": "davinci"}
 
-#: Where every device's file is, unless somebody moves it; and what most processes have open there.
+#: Where every device's file is, by default; and what most processes have open there.
 DEV = "/dev/"
 COMMON = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108 - names
 

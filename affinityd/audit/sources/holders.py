@@ -1,6 +1,6 @@
-"""Who uses the machine's GPUs: each vendor's own source, and each process once, with all of its.
+"""The holders of the machine's GPUs, by each vendor's own source: each process once.
 
-NVIDIA: NVML, by whoever asks it in a child. AMD: KFD. All others: the holders of the device files.
+NVIDIA: NVML, asked in a child. AMD: KFD. All others: the holders of the device files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.topology.model import Topology
 
-NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor of those whose driver tells who uses it
+NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor of those whose driver names its holders
 
 #: A process works on a GPU in which it holds this part of what it holds in its first.
 LEAST = 0.25
@@ -40,7 +40,7 @@ def since_boot() -> float:
 
 
 class HolderSources:
-    """Asks who uses the GPUs, again and again."""
+    """Asks for the holders of the GPUs, again and again."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class HolderSources:
         hold: str = HOLD,
         clock: Callable[[], float] = since_boot,
     ) -> None:
-        """Take who asks NVML, within so many seconds, and where the machine's files are.
+        """Take what asks NVML, within so many seconds, and where the machine's files are.
 
         `hold`: the file that keeps NVML from being asked while it is there.
         """
@@ -62,7 +62,7 @@ class HolderSources:
         self._files = DeviceFileScanner(proc, sys, dev)
 
     def held(self, topology: Topology, processes: ProcessTable) -> GpuHolders:
-        """Return who uses the GPUs now, and of which GPUs that cannot be known.
+        """Return the holders of the GPUs now, and the GPUs of which they are not known.
 
         `asked` is from before anything that counts was asked: a process that has started since may
         have the pid of one that was named and ended meanwhile. One that is really new is found the
@@ -96,12 +96,12 @@ def _sees_all_pids(proc: str) -> bool:
 def one_a_process(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
     """Return each process with the GPUs that it works on, by ascending pid.
 
-    First is the one in which it holds most memory; of those in which it holds as much, or nobody
-    knows, that with the lowest index. Beside it are those in which it holds a quarter of that, or
-    more: who divides work between GPUs holds about as much in each, seldom less than half. A mere
-    context, which NCCL or a careless `cuda:0` leaves on GPU 0, is 300 to 500 MiB: of what a program
-    that computes holds, less than a quarter. Where nobody says how much it is, as of open device
-    files, that GPU counts, too: who may run near one more loses no CPU.
+    First is the GPU in which it holds most memory, and of several such, or where that is not known,
+    the one with the lowest index. Beside it are those in which it holds a quarter of that, or more:
+    a process that divides work between GPUs holds about as much in each, seldom less than half. A
+    mere context, which NCCL or a careless `cuda:0` leaves on GPU 0, is 300 to 500 MiB: of what a
+    program that computes holds, less than a quarter. A GPU in which its memory is not known, as of
+    open device files, counts, too: to be near one more costs no CPU.
     """
     of_process: defaultdict[int, list[Holding]] = defaultdict(list)
     for holding in sorted(holdings, key=lambda it: (-(it.memory_bytes or 0), it.gpu[1], it.gpu[0])):

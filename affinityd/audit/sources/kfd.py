@@ -1,4 +1,4 @@
-"""Who uses AMD's GPUs, by the files of its compute driver: /sys/class/kfd/kfd/proc/PID.
+"""The holders of AMD's GPUs, by the files of its compute driver: /sys/class/kfd/kfd/proc/PID.
 
 Source: kernel drivers/gpu/drm/amd/amdkfd/kfd_process.c (kfd_create_process, kfd_procfs_show,
 kfd_procfs_queue_show). A process has its folder from its first open of /dev/kfd on, with a file
@@ -26,7 +26,7 @@ NOT_LISTED = "AMD's KFD does not list it"
 
 
 def found(gpus: Sequence[Gpu], sys: str = "/sys") -> SourceResult:
-    """Return who uses AMD's GPUs."""
+    """Return the holders of AMD's GPUs."""
     if not gpus:
         return SourceResult()
     processes = f"{sys}/{KFD}/proc"

@@ -1,8 +1,8 @@
-"""Who uses NVIDIA's GPUs, by NVML, and when it is asked: whoever asks it uses the driver.
+"""The holders of NVIDIA's GPUs, by NVML, and when it is asked: asking uses the driver.
 
-Who works on the driver is left alone. A MIG mode that is to change waits for a reset, often for
-days, which users of the GPU keep from happening: meanwhile NVML is asked less often, and what it
-said last counts.
+While the driver is being worked on NVML is not asked. A MIG mode that is to change waits for a
+reset, often for days, which users of the GPU keep from happening: meanwhile NVML is asked less
+often, and its last report counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TimedReport:
 
 
 class NvmlSource:
-    """Asks NVML again and again, unless somebody works on the driver."""
+    """Asks NVML again and again, unless the driver is being worked on."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class NvmlSource:
         driver: str,
         clock: Callable[[], float],
     ) -> None:
-        """Take who asks, within so many seconds, and where the driver says that it is loaded."""
+        """Take what asks, within so many seconds, and where the driver says that it is loaded."""
         self._ask, self._maintenance, self._clock = ask, maintenance, clock
         self._version = f"{driver}/version"
         self._told: TimedReport | None = None
 
     def found(self, gpus: Sequence[Gpu], processes: ProcessTable) -> SourceResult:
-        """Return who uses the GPUs, or why that is not known."""
+        """Return the holders of the GPUs, or why they are not known."""
         if not gpus:
             return SourceResult()
         # NVML would load a driver that is not there, and so fight an upgrade.
@@ -76,7 +76,7 @@ class NvmlSource:
 
 
 def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> SourceResult:
-    """Return who uses NVIDIA's GPUs by NVML's word."""
+    """Return the holders of NVIDIA's GPUs by NVML's report."""
     if report.gpus is None:
         return silence(gpus, report.error or "NVML did not answer")
     by_index = {listed.index: listed for listed in report.gpus}

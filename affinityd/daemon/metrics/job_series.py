@@ -16,7 +16,7 @@ OTHERS = Job("", "other")  #: how the shared row is called
 
 @dataclass(frozen=True)
 class JobRow:
-    """What is told of a job, or of the others together."""
+    """What is counted of a job, or of the others together."""
 
     job: Job
     gpus: int  #: that its processes use

@@ -1,1 +1,1 @@
-"""The policy of enforcement: whom it names, and what it wants of them."""
+"""The policy of enforcement: which processes it names, and how it treats them."""

@@ -1,4 +1,4 @@
-"""Who a process is, as far as a policy may ask."""
+"""The identity of a process, as far as a policy may ask."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ProcessIdentity:
     switch: str = ON  #: AFFINITYD, as that has it
     #: CPUs, near and far, that it was given as it had asked for so many; None: not known.
     given: CpuSet | None = None
-    unread: frozenset[str] = frozenset()  #: fields of which nobody can say here what they are
+    unread: frozenset[str] = frozenset()  #: fields that cannot be read here
 
 
 @lru_cache(maxsize=1024)  # a job's processes share theirs
@@ -52,7 +52,7 @@ def paths(cgroup_text: str) -> tuple[str, ...]:
     """Return the paths of /proc/PID/cgroup, each once, by its lines `ID:controller,…:/path`.
 
     To a reader in a cgroup namespace those beside it begin with `/..`, up to what they share, which
-    nobody tells: cgroup_namespaces(7).
+    is not known: cgroup_namespaces(7).
     """
     text = cgroup_text.encode(errors="surrogateescape").decode(errors="replace")  # for people, too
     found = (line.partition(":")[2].partition(":")[2] for line in text.split("\n"))
@@ -66,7 +66,7 @@ ALWAYS = frozenset((switch.VARIABLE, CPULIST, LOCALITY))
 
 
 class ProcessIdentities:
-    """Who processes are. Each one's environment is read once: its memory's lock is taken for it."""
+    """The identities of processes. An environment is read once: that takes a lock of its memory."""
 
     def __init__(self, root: str = "", pods: str = PODS) -> None:
         """Take where the machine's files are, and the pods' folders."""
@@ -82,7 +82,7 @@ class ProcessIdentities:
         self._known.begin(boot)
 
     def of(self, facts: ProcessFacts, variables: Collection[str]) -> ProcessIdentity:
-        """Return who a process is; of its environment, these variables.
+        """Return the identity of a process, with these variables of its environment.
 
         Its user is told where SLURM_JOB_USER is among them: a directory may take seconds to answer.
         """

@@ -96,7 +96,7 @@ class Policy:
     def treatment(self, identity: ProcessIdentity) -> Treatment:
         """Return how a process is treated.
 
-        Whom a rule may leave or observe, if only one knew, is left: better one too many.
+        A process that a rule may leave or observe, if its facts were known, is left.
         """
         for rule in self.rules:
             if unread := rule.may_leave(identity):

@@ -1,4 +1,4 @@
-"""Work that somebody else can hold up for as long as they like, in threads of their own.
+"""Work that another user's process can hold up for ever, in threads of its own.
 
 To read a process's environment the kernel takes the lock of its memory, which that process can have
 held for ever: by a file system of its own (FUSE), or one that does not answer (NFS).
