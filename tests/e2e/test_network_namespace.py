@@ -16,10 +16,10 @@ POD = ("unshare", "--net", "--mount", *(() if os.geteuid() == 0 else ("--map-roo
 SEE = 'mount -t sysfs sysfs /sys && exec "$@"'
 AS_POD = (*POD, "sh", "-c", SEE, "sh")
 SEEN = """
-import json
-from affinityd.topology.document import to_dict
 from affinityd.discovery import discover, open_tree
-print(json.dumps(to_dict(discover(open_tree("/"), None))))
+from affinityd.json_codec import dumps
+from affinityd.topology.document import to_document
+print(dumps(to_document(discover(open_tree("/"), None))))
 """
 
 needs_namespaces = pytest.mark.skipif(
