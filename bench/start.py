@@ -3,8 +3,8 @@
     python -m bench.start [--pairs N]
 
 All are started in turns, Python by the same interpreter, and their user and system times are summed
-up by wait4(2), those of the programs that they start included. A daemon answers; its own time is
-not in it. `run` is what `affinityd init` leaves in a pod.
+up by wait4(2), those of the programs that they start included, but for the command's own, true(1).
+A daemon answers; its own time is not in it. `run` is what `affinityd init` leaves in a pod.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ BARE = "python3 -c pass"
 EXEC = "affinityd exec"
 RUN = "run"
 TABLE = "run, by the table"
+COMMAND = "true"
 
 #: How often a start's cost of a bare Python, by name.
 Ratios = Mapping[str, float]
@@ -49,19 +50,21 @@ def measure(pairs: int) -> Ratios:
                 for name, command in commands.items():
                     costs[name].append(_cost(command, env))
     medians = {name: median(times[1:]) for name, times in costs.items()}
-    return {name: cost / medians[BARE] for name, cost in medians.items()}
+    bare, own = medians.pop(BARE), medians.pop(COMMAND)
+    return {name: (cost - own) / bare for name, cost in medians.items()}
 
 
 def _commands(run: Path) -> dict[str, Sequence[str]]:
     nobody = ("env", "AFFINITYD_SOCKET=/nonexistent")
     commands: dict[str, Sequence[str]] = {
         BARE: (sys.executable, "-c", "pass"),
-        EXEC: (sys.executable, str(PROGRAM), "exec", "--gpus=1", "--", "true"),
-        RUN: (str(run), "true"),
-        TABLE: (*nobody, "sh", "-c", f"{run} true 2>/dev/null"),
+        COMMAND: (COMMAND,),
+        EXEC: (sys.executable, str(PROGRAM), "exec", "--gpus=1", "--", COMMAND),
+        RUN: (str(run), COMMAND),
+        TABLE: (*nobody, "sh", "-c", f"{run} {COMMAND} 2>/dev/null"),
     }
     if shutil.which("hwloc-bind"):
-        commands["hwloc-bind"] = ("hwloc-bind", "pu:1", "--", "true")
+        commands["hwloc-bind"] = ("hwloc-bind", "pu:1", "--", COMMAND)
     return commands
 
 
