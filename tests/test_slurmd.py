@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.slurm.config.expected import expected
 from affinityd.slurm.config.slurm_conf import has_host, read_node_lines
-from affinityd.slurm.config.slurmd import GresEntry, parse
+from affinityd.slurm.config.slurmd import FAILED, GresEntry, parse
 
 GPUS = [
     (
@@ -108,7 +108,7 @@ SHARD = "Gres Name=shard Type=a100 Count=4 Index=0 ID=1918986455 File=/dev/nvidi
             (),
             (),
         ),
-        ("", False, ("slurmd -G failed",), (), ()),
+        ("", False, (FAILED,), (), ()),
         (
             "slurmd: WARNING: A line in gres.conf for GRES gpu has 1 more configured than expected "
             "in slurm.conf. Ignoring extra GRES.\n" * 2,

@@ -17,7 +17,7 @@ from affinityd.linux.mounts import Mount
 from affinityd.slurm.check import GresCheck
 from affinityd.slurm.config import scontrol, slurmd
 from affinityd.slurm.config.commands import FOLDERS, find_slurm
-from affinityd.slurm.config.expected import ExpectedNode, UnknownNode
+from affinityd.slurm.config.expected import UnknownNode
 from affinityd.slurm.machine.core_affinity import SCOPES
 
 CHECK = "affinityd slurm check"
@@ -41,26 +41,34 @@ def gres_conf(facts: NodeFacts) -> CheckResults:
             yield not_applicable(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
             return
         name = scontrol.node_name(slurm, facts.topology.name)
-        gres = slurmd.ask(slurm, name)
         expected = scontrol.expected_node(slurm, name)
+        if isinstance(expected, UnknownNode):
+            yield from _unknown(facts, name, expected)
+            return
+        gres = slurmd.ask(slurm, name)
     except InvalidRequestError as error:
         yield not_applicable(str(error))
         return
     if gres.faults:
         yield fail(_told(gres.faults), f"write it as gres.conf(5) has it; {CHECK} names all")
-    known = expected if isinstance(expected, ExpectedNode) else None
     # By NUMA node or by package: whichever way it was written.
-    found = [GresCheck(gres, facts.topology, scope, known).findings() for scope in SCOPES]
+    found = [GresCheck(gres, facts.topology, scope, expected).findings() for scope in SCOPES]
     misfits = min(found, key=len)
     if misfits:
         yield warn(
             _told(list(map(str, misfits))),
             f"affinityd slurm gres-conf prints right lines for {name}; {CHECK} names all",
         )
-    if isinstance(expected, UnknownNode) and facts.topology.gpus:
-        yield warn(expected.why, f"this node was looked for as {name}; {CHECK} --node-name NAME")
-    elif not gres.faults and not misfits:
+    if not gres.faults and not misfits:
         yield ok("gres.conf fits the node")
+
+
+def _unknown(facts: NodeFacts, name: str, node: UnknownNode) -> CheckResults:
+    """Judge that Slurm does not know the node, which is right of a login node."""
+    if facts.topology.gpus:
+        yield warn(node.why, f"this node was looked for as {name}; {CHECK} --node-name NAME")
+    else:
+        yield not_applicable(f"no node of Slurm: {node.why}")
 
 
 def _told(wrong: Sequence[str]) -> str:

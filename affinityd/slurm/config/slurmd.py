@@ -27,6 +27,9 @@ _PAIR = re.compile(r"([A-Za-z]+)=(\S+)", re.ASCII)
 _FILE = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?(?:,|$)")
 _LINKS = re.compile(r"-?\d{1,4}(?:,-?\d{1,4}){0,1023}", re.ASCII)
 
+#: Of 22.05, which does not say why where slurm.conf does not have the node.
+FAILED = "slurmd -G failed; --node-name names the node as slurm.conf has it"
+
 #: What a message about GPUs has in it, and not one about slurmd's log or cgroups.
 _ABOUT_GPUS = re.compile(r"gres|gpu|autodetect|functionality", re.IGNORECASE)
 
@@ -79,7 +82,7 @@ def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
     messages = [line for line in dict.fromkeys(lines) if line and not line.startswith(_DEVICE)]
     warnings = [line for line in messages if _LEVEL.match(line)]
     if not is_complete:
-        faults += warnings or ["slurmd -G failed"]
+        faults += warnings or [FAILED]
     return SlurmdGres(
         tuple(entries),
         tuple(faults),

@@ -96,6 +96,13 @@ exec "$@"
 """
 
 
+#: Has a program run in slurmd's namespace.
+INSIDE = """\
+#!/bin/sh
+exec nsenter --target {pid} --mount --wdns=/ {program} "$@"
+"""
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a cluster is to be like."""
@@ -156,6 +163,22 @@ class Slurm:
         )
         assert done.returncode == 0, f"{done.stdout}{done.stderr}{self.logs()}"
         return done.stdout + done.stderr
+
+    @property
+    def node(self) -> str:
+        """The name of its node."""
+        return _node(self.folder)
+
+    def programs(self) -> Path:
+        """Return a folder of programs that run where the node's slurmd does, with its devices."""
+        folder = self.folder / "programs"
+        folder.mkdir(exist_ok=True)
+        pid = (self.folder / "slurmd.pid").read_text().strip()
+        for program in ("/usr/sbin/slurmd", "/usr/bin/scontrol"):
+            script = folder / Path(program).name
+            script.write_text(INSIDE.format(pid=pid, program=program))
+            script.chmod(0o755)
+        return folder
 
     def logs(self) -> str:
         """Return the ends of the daemons' logs."""

@@ -39,23 +39,9 @@ def tree() -> Iterator[Path]:
         yield tiny_tree(Path(folder) / socket.gethostname(), 0, 1)
 
 
-#: Has a program run where the cluster's slurmd is, which has the device files.
-INSIDE = """\
-#!/bin/sh
-exec nsenter --target {pid} --mount --wdns=/ {program} "$@"
-"""
-
-
 def told(command: str, cluster: Slurm, tree: Path, *flags: str) -> Ended:
     """Return what a command says of the cluster's node, which asks the cluster's own programs."""
-    programs = cluster.folder / "programs"
-    programs.mkdir(exist_ok=True)
-    pid = (cluster.folder / "slurmd.pid").read_text().strip()
-    for program in ("/usr/sbin/slurmd", "/usr/bin/scontrol"):
-        script = programs / Path(program).name
-        script.write_text(INSIDE.format(pid=pid, program=program))
-        script.chmod(0o755)
-    env = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    env = {"PATH": f"{cluster.programs()}:{os.environ['PATH']}"}
     conf = f"{cluster.folder}/slurm.conf"
     return affinityd("slurm", command, "--root", f"{tree}", "--slurm-conf", conf, *flags, env=env)
 

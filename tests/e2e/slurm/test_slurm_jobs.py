@@ -204,7 +204,7 @@ def test_a_running_job_without_a_cpu_near_its_gpu_is_named(release: str) -> None
         job.join()
         assert "job 7000" not in check(made)
     assert f"job 7000 has gpu 0 (package 0, node 0) and CPUs {FAR} (package 0, node 1)" in checked
-    assert "gres.conf:1: gpu 0: the line has no Cores=" in checked
+    assert "gpu 0: the line has no Cores=" in checked
 
 
 def check(made: Node) -> str:
@@ -213,12 +213,16 @@ def check(made: Node) -> str:
     script = (
         "mkdir -p sys/fs/cgroup run/affinityd && mount --rbind /sys/fs/cgroup sys/fs/cgroup &&"
         f" mount --bind {made.folder} run/affinityd && exec {sys.executable} -m affinityd slurm"
-        f" check --root . --gres-conf {made.cluster.folder}/gres.conf"
+        f" check --root . --slurm-conf {made.cluster.folder}/slurm.conf"
+        f" --node-name {made.cluster.node}"
     )
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script],
         cwd=tree,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{SCRIPTS.parent}"},
+        env={
+            "PATH": f"{made.cluster.programs()}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{SCRIPTS.parent}",
+        },
         capture_output=True,
         text=True,
         check=False,
