@@ -62,7 +62,7 @@ def test_systemd_reads_the_drop_in(tmp_path: Path) -> None:
     ("right", "wrong", "complaint"),
     [
         pytest.param("RestartSec=", "RestratSec=", "RestratSec", id="a key that it does not know"),
-        pytest.param("=on-failure", "=sometimes", "sometimes", id="a value that it does not know"),
+        pytest.param("=always", "=sometimes", "sometimes", id="a value that it does not know"),
         pytest.param("/usr/bin/", "/nowhere/", "not executable", id="a program that is not there"),
     ],
 )
