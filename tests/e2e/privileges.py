@@ -45,7 +45,7 @@ FEATURES = {
     ),
     "who asks": Feature(
         on=("GPUs",),
-        reads=("/proc/PID/cpuset", "/proc/self/mountinfo", "/sys/fs/cgroup"),
+        reads=("/proc/PID/cgroup", "/proc/PID/stat", "/proc/self/mountinfo", "/sys/fs/cgroup"),
         namespaces=("pid",),
         without=(
             "a plan for the whole node, `allowed.source` node, and a warning in the log; where its "
@@ -166,7 +166,7 @@ SAID = {
 
 #: What cannot be told from what is not there: a machine without them, or a process that has ended.
 SILENT = {
-    *("/etc/passwd", "/proc/PID/cpuset", "/proc/PID/fd", "/proc/PID/status", "/proc/PID/task"),
+    *("/etc/passwd", "/proc/PID/fd", "/proc/PID/status", "/proc/PID/task"),
     *("/sys/bus/pci/devices", "/var/log/pods"),
 }
 
