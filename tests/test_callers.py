@@ -18,8 +18,9 @@ from starlette.types import Scope
 
 from affinityd.cpuset import parse_list
 from affinityd.daemon.api.answer_cache import AnswerCache
+from affinityd.daemon.peers import connection as connections
 from affinityd.daemon.peers.callers import Callers
-from affinityd.daemon.peers.connection import KEY, PeerConnection
+from affinityd.daemon.peers.connection import KEY, PeerConnection, has_peer_pidfd
 from affinityd.daemon.peers.cpuset_cache import CpusetFiles
 from affinityd.daemon.state.plan_service import Answer
 from affinityd.errors import BusyError
@@ -71,8 +72,24 @@ def called() -> Iterator[Called]:
             yield Called(process, accepted)
 
 
+@pytest.fixture(
+    params=[
+        pytest.param(
+            True,
+            id="by its handle",
+            marks=pytest.mark.skipif(not has_peer_pidfd(), reason="a kernel before 6.5"),
+        ),
+        pytest.param(False, id="by its start"),
+    ]
+)
+def by_pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Know processes again in either way."""
+    monkeypatch.setattr(connections, "has_peer_pidfd", lambda: request.param)
+    return bool(request.param)
+
+
 @pytest.fixture
-def caller() -> Iterator[Called]:
+def caller(by_pidfd: bool) -> Iterator[Called]:  # noqa: ARG001 - it has an effect
     """Yield a process that has connected."""
     with called() as it:
         yield it
@@ -126,22 +143,6 @@ def test_to_find_out_who_asks_leaves_no_file_open(caller: Called) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_process_that_has_lost_its_main_thread_is_not_known(caller: Called) -> None:
-    """Where its cgroup is, version 1 does not say any more."""
-    caller.do(
-        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
-    )
-    assert caller.process.stdin is not None
-    caller.process.stdin.write("ctypes.CDLL(None).pthread_exit(None)\n")
-    caller.process.stdin.flush()
-    status = Path(f"/proc/{caller.process.pid}/status")
-    while "State:\tZ" not in status.read_text():
-        pass
-    assert facts(caller) is None
-    caller.process.kill()
-    caller.process.wait()
-
-
 def test_who_forges_lines_of_its_status_is_known_as_it_is(caller: Called) -> None:
     caller.do(
         "import ctypes; ctypes.CDLL(None).prctl(15, b'x\\nUid:\\t7\\t7\\n\\rUid:\\t7', 0, 0, 0)"
@@ -154,9 +155,12 @@ REUSED = """
 import asyncio, os, socket, sys, time
 sys.path.insert(0, sys.argv[1])
 from tests.serving import Accepted
+from affinityd.daemon.peers import connection as connections
 from affinityd.daemon.peers.callers import Callers
+from affinityd.daemon.peers import connection as connections
 from affinityd.daemon.peers.connection import PeerConnection
 path = sys.argv[2]
+connections.has_peer_pidfd = lambda: sys.argv[3] == "True"
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(path)
 listener.listen()
@@ -193,12 +197,14 @@ os.kill(second, 9)
 
 @as_root
 def test_who_has_the_pid_of_one_that_has_ended_is_not_taken_for_it(
-    tmp_path: Path,
+    tmp_path: Path, by_pidfd: bool
 ) -> None:
     apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     repository = str(Path(__file__).parents[1])
     command = [*apart, sys.executable, "-c", REUSED, repository, str(tmp_path / "s")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=repository)
+    done = subprocess.run(
+        [*command, str(by_pidfd)], capture_output=True, text=True, check=False, cwd=repository
+    )
     assert done.stdout == "True True None True\n", done.stderr
 
 
@@ -263,8 +269,9 @@ def test_where_no_more_files_can_be_opened_nobody_elses_answer_is_given(caller: 
 
 
 def test_of_who_connects_when_no_more_files_can_be_opened_no_connection_is_made(
-    caller: Called,
+    caller: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connections, "has_peer_pidfd", lambda: False)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
@@ -277,11 +284,33 @@ def test_of_who_connects_when_no_more_files_can_be_opened_no_connection_is_made(
 def test_the_cpus_of_a_requests_caller_are_read_once(caller: Called) -> None:
     scope: Scope = {"state": {KEY: caller.connection}}
     callers = Callers()
-    before = callers.of_request(scope)
-    assert before is not None
-    caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
-    assert callers.of_request(scope) is before
-    assert callers.of_connection(caller.connection) != before
+
+    async def ask() -> None:
+        before = callers.of_request(scope)
+        assert before is not None
+        caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
+        assert callers.of_request(scope) is before
+        assert callers.of_connection(caller.connection) != before
+
+    asyncio.run(ask())
+
+
+@needs_cpuset
+def test_a_cpuset_is_read_once_in_a_turn_of_the_loop(caller: Called) -> None:
+    with cpuset() as folder:
+        (folder / "cgroup.procs").write_text(str(caller.process.pid))
+        callers, connection = Callers(), caller.connection
+
+        async def ask() -> None:
+            assert callers.of_connection(connection) == known(BOTH, BOTH)
+            (folder / "cpuset.cpus").write_text(FAR)
+            assert callers.of_connection(connection) == known(FAR, BOTH)
+            await asyncio.sleep(0)
+            assert callers.of_connection(connection) == known(FAR, FAR)
+
+        asyncio.run(ask())
+        caller.process.kill()
+        caller.process.wait()
 
 
 #: As a user who may not look into a folder: asks itself.
@@ -289,6 +318,7 @@ SHUT = """
 import asyncio, socket, sys
 sys.path.insert(0, sys.argv[1])
 from tests.serving import Accepted
+from affinityd.daemon.peers import connection as connections
 from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.peers.connection import PeerConnection
 ours, theirs = socket.socketpair(socket.AF_UNIX)
@@ -308,7 +338,9 @@ def test_who_shuts_his_cgroups_folder_is_bound_by_his_mask_and_by_nothing_wider(
         user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
         enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
         command = ["sh", "-c", enter, str(folder), *user, sys.executable, "-c", SHUT, repository]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+        done = subprocess.run(
+            [*command, str(by_pidfd)], capture_output=True, text=True, check=False, cwd="/"
+        )
     assert done.stdout == f"{known(FAR, FAR)}\n", done.stderr
 
 

@@ -15,7 +15,7 @@ PF_KTHREAD = 0x00200000
 PF_NO_SETAFFINITY = 0x04000000
 
 #: Fields behind the name, from 0.
-STATE, START = 0, 19
+STATE, THREADS, START = 0, 17, 19
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def parse(data: bytes | None) -> Stat | None:
 
 
 def start_of(data: bytes | None) -> bytes | None:
-    """Return when the process of a `stat` file began; None where it, or its main thread, has ended.
+    """Return when the process of a `stat` file began; None where it has ended.
 
     With its pid that names it for good. To read all of the file takes five times as long.
     """
     fields = (data or b"").rpartition(b")")[2].split(None, START + 1)
-    if len(fields) <= START or fields[STATE] == ZOMBIE.encode():
+    if len(fields) <= START or (fields[STATE] == b"Z" and int(fields[THREADS]) <= 1):
         return None
     return fields[START]

@@ -45,7 +45,7 @@ FEATURES = {
     ),
     "who asks": Feature(
         on=("GPUs",),
-        reads=("/proc/PID/cgroup", "/proc/PID/stat", "/proc/self/mountinfo", "/sys/fs/cgroup"),
+        reads=("/proc/PID/cgroup", "/proc/self/mountinfo", "/sys/fs/cgroup"),
         namespaces=("pid",),
         without=(
             "a plan for the whole node, `allowed.source` node, and a warning in the log; where its "

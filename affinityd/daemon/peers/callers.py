@@ -6,6 +6,7 @@ sched_getaffinity(2), cgroups(7) for /proc/PID/cgroup, pid_namespaces(7).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from functools import cached_property, lru_cache
@@ -46,6 +47,7 @@ class Callers:
         """Begin; `replayed`: the machine is not this one, so that no caller's CPUs are known."""
         self._replayed = replayed
         self._told: set[str] = set()
+        self._now: dict[bytes, bytes | None] = {}
 
     def of_request(self, scope: Scope) -> Caller | None:
         """Return the CPUs of a request's caller, which are read once for each request.
@@ -89,7 +91,7 @@ class Callers:
         if mask is None or membership is None:
             return None
         try:
-            cpus = self._cpusets.cpuset(membership)
+            cpus = self._cpuset(membership)
         except PermissionError:  # its cgroup's folder is shut: the mask is within it, anyway
             return Caller(mask, mask)
         if cpus is None:
@@ -97,6 +99,13 @@ class Callers:
         cpuset = _parsed(cpus)
         # The two were read one after the other, and the cpuset may have been changed between.
         return Caller(mask & cpuset or cpuset, cpuset)
+
+    def _cpuset(self, membership: bytes) -> bytes | None:
+        """Return a cgroup's cpuset, read once in a turn of the event loop for a job's ranks."""
+        if membership not in self._now:
+            asyncio.get_running_loop().call_soon(self._now.clear)
+            self._now[membership] = self._cpusets.cpuset(membership)
+        return self._now[membership]
 
     def _say_once(self, cause: str) -> None:
         if cause not in self._told:

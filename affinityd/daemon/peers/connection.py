@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import socket
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from starlette.types import Scope
 
-from affinityd.linux.files import present
+from affinityd.linux.files import SCARCE, present
 from affinityd.linux.peercred import Credentials, credentials, groups
 from affinityd.linux.procstat import start_of
 
@@ -23,6 +25,9 @@ TCP = "TCP"
 #: the daemon's memory.
 SEND_BUFFER = 8192
 
+#: kernel 6.5, include/uapi/asm-generic/socket.h; Python has no name for it.
+SO_PEERPIDFD = 77
+
 
 class PeerConnection:
     """A connection, and the process that made it."""
@@ -34,7 +39,7 @@ class PeerConnection:
         self.credentials = _accept(self._socket)
         told = self.credentials
         self.caller: CallerKey = TCP if told is None else told.uid
-        self._start = None if told is None else _start(told.pid)
+        self._start = None if told is None or has_peer_pidfd() else _start(told.pid)
 
     @cached_property
     def groups(self) -> frozenset[int]:
@@ -47,8 +52,40 @@ class PeerConnection:
 
         What was read of the pid before this was asked is then true of that process.
         """
-        told = self.credentials
-        return told is not None and self._start is not None and _start(told.pid) == self._start
+        if self.credentials is None:
+            return False
+        if has_peer_pidfd():
+            return self._is_alive()
+        return self._start is not None and _start(self.credentials.pid) == self._start
+
+    def _is_alive(self) -> bool:
+        """Whether the process lives: so long its pid is no other's."""
+        try:
+            process = self._socket.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+        except OSError as error:
+            if error.errno in SCARCE:
+                raise
+            return False  # it has ended, and its parent has noticed
+        try:
+            ended = select.poll()
+            ended.register(process, select.POLLIN)
+            return not ended.poll(0)
+        finally:
+            os.close(process)
+
+
+@cache
+def has_peer_pidfd() -> bool:
+    """Return whether this kernel has a handle of who connected. Raises OSError without files."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        try:
+            os.close(ours.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD))
+        except OSError as error:
+            if error.errno in SCARCE:
+                raise
+            return False
+    return True
 
 
 def connection_of(scope: Scope) -> PeerConnection | None:
