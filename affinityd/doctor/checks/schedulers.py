@@ -16,8 +16,8 @@ from affinityd.errors import InvalidRequestError
 from affinityd.linux.mounts import Mount
 from affinityd.slurm.check import GresCheck
 from affinityd.slurm.config import scontrol, slurmd
-from affinityd.slurm.config.commands import FOLDERS, find_slurm
-from affinityd.slurm.config.expected import UnknownNode
+from affinityd.slurm.config.commands import FOLDERS, LocalSlurm, find_slurm
+from affinityd.slurm.config.expected import ExpectedNode
 from affinityd.slurm.machine.core_affinity import SCOPES
 
 CHECK = "affinityd slurm check"
@@ -31,47 +31,48 @@ def gres_conf(facts: NodeFacts) -> CheckResults:
     """Judge whether the GPUs that slurmd has fit the node."""
     if facts.root is None or os.path.realpath(facts.root) != "/":
         yield not_applicable("a captured or shipped machine has no slurmd")
-        return
-    if facts.maintenance is not None:  # AutoDetect= has slurmd ask the driver
+    elif facts.maintenance is not None:  # AutoDetect= has slurmd ask the driver
         yield not_applicable(f"slurmd was not asked: {facts.maintenance}")
+    else:
+        try:
+            yield from _by_slurm(facts, find_slurm(None, is_live=True))
+        except InvalidRequestError as error:
+            yield not_applicable(str(error))
+
+
+def _by_slurm(facts: NodeFacts, slurm: LocalSlurm | None) -> CheckResults:
+    """Ask Slurm about the node. Raises InvalidRequestError where it cannot be asked."""
+    if slurm is None:
+        yield not_applicable(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
         return
-    try:
-        slurm = find_slurm(None, is_live=True)
-        if slurm is None:
-            yield not_applicable(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
-            return
-        name = scontrol.node_name(slurm, facts.topology.name)
-        expected = scontrol.expected_node(slurm, name)
-        if isinstance(expected, UnknownNode):
-            yield from _unknown(facts, name, expected)
-            return
-        gres = slurmd.ask(slurm, name)
-    except InvalidRequestError as error:
-        yield not_applicable(str(error))
-        return
-    if gres.faults:
-        yield fail(_told(gres.faults), f"write it as gres.conf(5) has it; {CHECK} names all")
+    name = scontrol.node_name(slurm, facts.topology.name)
+    expected = scontrol.expected_node(slurm, name)
+    if isinstance(expected, ExpectedNode):
+        yield from _of_gpus(facts, name, slurmd.ask(slurm, name), expected)
+    elif facts.topology.gpus:
+        yield warn(expected.why, f"this node was looked for as {name}; {CHECK} --node-name NAME")
+    else:
+        yield not_applicable(f"no node of Slurm: {expected.why}")
+
+
+def _of_gpus(
+    facts: NodeFacts, name: str, gres: slurmd.SlurmdGres, expected: ExpectedNode
+) -> CheckResults:
     # By NUMA node or by package: whichever way it was written.
     found = [GresCheck(gres, facts.topology, scope, expected).findings() for scope in SCOPES]
     misfits = min(found, key=len)
+    if gres.faults:
+        yield fail(_listed(gres.faults), f"write it as gres.conf(5) has it; {CHECK} names all")
     if misfits:
         yield warn(
-            _told(list(map(str, misfits))),
+            _listed(list(map(str, misfits))),
             f"affinityd slurm gres-conf prints right lines for {name}; {CHECK} names all",
         )
     if not gres.faults and not misfits:
         yield ok("gres.conf fits the node")
 
 
-def _unknown(facts: NodeFacts, name: str, node: UnknownNode) -> CheckResults:
-    """Judge that Slurm does not know the node, which is right of a login node."""
-    if facts.topology.gpus:
-        yield warn(node.why, f"this node was looked for as {name}; {CHECK} --node-name NAME")
-    else:
-        yield not_applicable(f"no node of Slurm: {node.why}")
-
-
-def _told(wrong: Sequence[str]) -> str:
+def _listed(wrong: Sequence[str]) -> str:
     more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
     return "; ".join([*wrong[:SHOWN], *more])
 
