@@ -15,7 +15,7 @@ from affinityd.discovery.nvml.gpus import query
 from affinityd.slurm.config.expected import expected
 from affinityd.slurm.config.gpu_types import GpuTypes
 from affinityd.slurm.gres_writer import NODES, unknown, write
-from affinityd.slurm.machine.core_affinity import Cores, affinities
+from affinityd.slurm.machine.core_affinity import SlurmCores, affinities
 from affinityd.slurm.machine.core_numbering import in_slurms_order
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.machines.by_hand import made
@@ -92,7 +92,7 @@ def with_minors(topology: Topology, minors: Sequence[int]) -> Topology:
 
 def cores_of(topology: Topology, scope: str = "node") -> list[str | None]:
     """Return the Cores= of each GPU."""
-    found = affinities(Cores(topology), scope)
+    found = affinities(SlurmCores(topology), scope)
     rights = (found[gpu.key].right for gpu in topology.gpus)
     return [None if right is None else format_list(right) for right in rights]
 

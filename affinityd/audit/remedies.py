@@ -13,7 +13,7 @@ from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, GpuKey, Sca
 from affinityd.audit.orphans import GONE, has_ended
 from affinityd.cpuset import format_list
 from affinityd.linux.processes import INIT
-from affinityd.slurm.machine.core_affinity import Affinity, Cores, affinities
+from affinityd.slurm.machine.core_affinity import CoreAffinity, SlurmCores, affinities
 from affinityd.text import count
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import ALLOCATION, MASK, UNPINNED, Vicinity, vicinity
@@ -138,8 +138,8 @@ class Remedies:
         return vicinity(self._topology, [it for it in self._topology.gpus if it.key in gpus])
 
     @cached_property
-    def _affinities(self) -> Mapping[GpuKey, Affinity]:
-        return affinities(Cores(self._topology), "node")
+    def _affinities(self) -> Mapping[GpuKey, CoreAffinity]:
+        return affinities(SlurmCores(self._topology), "node")
 
 
 def _given(near_cpus: int) -> str:

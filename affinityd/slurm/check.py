@@ -11,10 +11,10 @@ from affinityd.slurm.config.expected import ExpectedNode, are_whole_sockets
 from affinityd.slurm.config.gpu_types import GpuTypes, types
 from affinityd.slurm.config.slurmd import GresEntry, SlurmdGres
 from affinityd.slurm.gres_counts import DRAINED, GresCounts
-from affinityd.slurm.machine.core_affinity import Affinity, Cores, affinities
+from affinityd.slurm.machine.core_affinity import CoreAffinity, SlurmCores, affinities
 from affinityd.slurm.machine.core_mismatch import misplaced
 from affinityd.slurm.machine.device_files import device_file, runtime
-from affinityd.slurm.machine.nvlinks import Links, links
+from affinityd.slurm.machine.nvlinks import LinkCounts, links
 from affinityd.text import count, quote
 from affinityd.topology.model import Gpu, Topology
 
@@ -74,17 +74,17 @@ class GresCheck:
         return types(self.topology.gpus, self.expected, self.gres.types)
 
     @cached_property
-    def cores(self) -> Cores:
+    def cores(self) -> SlurmCores:
         """The node's cores."""
-        return Cores(self.topology)
+        return SlurmCores(self.topology)
 
     @cached_property
-    def affinities(self) -> Mapping[tuple[str, int], Affinity]:
+    def affinities(self) -> Mapping[tuple[str, int], CoreAffinity]:
         """What the `Cores=` of each GPU should be."""
         return affinities(self.cores, self.scope)
 
     @cached_property
-    def links(self) -> Links:
+    def links(self) -> LinkCounts:
         """What the `Links=` of each GPU should be."""
         return links(self.topology)
 

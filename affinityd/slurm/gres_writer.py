@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from affinityd.slurm.config.expected import ExpectedNode, are_whole_sockets, written
 from affinityd.slurm.config.gpu_types import GpuTypes
-from affinityd.slurm.machine.core_affinity import Affinity, Cores, affinities
+from affinityd.slurm.machine.core_affinity import CoreAffinity, SlurmCores, affinities
 from affinityd.slurm.machine.device_files import device_file, runtime, unknown_file
-from affinityd.slurm.machine.nvlinks import Links, links
+from affinityd.slurm.machine.nvlinks import LinkCounts, links
 from affinityd.topology.model import Gpu, Topology
 
 ORDER = "# In this order Slurm's gpu numbers are {runtime}'s: keep it."
@@ -44,7 +44,7 @@ def write(
     `expected`: what slurmctld was configured with; None: it is not known.
     """
     kinds = types or GpuTypes({gpu.key: None for gpu in topology.gpus})
-    cores = Cores(topology)
+    cores = SlurmCores(topology)
     found = affinities(cores, scope)
     linked = links(topology)
     lines = [line(gpu, found[gpu.key], linked, kinds, node_name) for gpu in topology.gpus]
@@ -58,7 +58,11 @@ def unknown(topology: Topology) -> list[Gpu]:
 
 
 def line(
-    gpu: Gpu, affinity: Affinity, linked: Links, types: GpuTypes, node_name: str | None = None
+    gpu: Gpu,
+    affinity: CoreAffinity,
+    linked: LinkCounts,
+    types: GpuTypes,
+    node_name: str | None = None,
 ) -> str:
     """Return a GPU's line; a comment, where its device file or type is not known."""
     file = device_file(gpu)
@@ -85,7 +89,7 @@ def _order(topology: Topology, types: GpuTypes) -> Iterator[str]:
 
 
 def _comments(
-    cores: Cores, found: list[Affinity], linked: Links, expected: ExpectedNode | None
+    cores: SlurmCores, found: list[CoreAffinity], linked: LinkCounts, expected: ExpectedNode | None
 ) -> Iterator[str]:
     gpus = cores.topology.gpus
     if gpus and expected is not None and expected.types:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from affinityd.slurm.machine.core_affinity import Cores, Numbers
+from affinityd.slurm.machine.core_affinity import CoreNumbers, SlurmCores
 
 _SOCKETS = re.compile(r"\([^()]*\)")  #: that `scontrol show node` appends: (S:0-1)
 
-Counts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type
+TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ExpectedNode:
 
     source: str  #: slurm.conf, or the command that was asked
     gres: str  #: the value of Gres=; empty: there is none
-    counts: Counts
+    counts: TypeCounts
     cores: int | None = None  #: the cores that slurmctld counts; None: it does not say
     cores_per_socket: int | None = None  #: of its sockets; None: it does not say
 
@@ -38,7 +38,7 @@ class ExpectedNode:
         """Whether some GPUs have a type and others have none, at which slurmd ends."""
         return bool(self.types) and None in self.counts
 
-    def are_sockets(self, cores: Numbers) -> bool | None:
+    def are_sockets(self, cores: CoreNumbers) -> bool | None:
         """Return whether cores are whole sockets to slurmctld; None: not known.
 
         Source: Slurm's src/interfaces/gres.c (_check_core_range_matches_sock).
@@ -67,13 +67,13 @@ def expected(source: str, values: Mapping[str, str]) -> ExpectedNode:
     return ExpectedNode(source, gres, _counts(gres), cores, per_socket if cores else None)
 
 
-def are_whole_sockets(some: Numbers, cores: Cores, node: ExpectedNode | None) -> bool:
+def are_whole_sockets(some: CoreNumbers, cores: SlurmCores, node: ExpectedNode | None) -> bool:
     """Return whether some cores are whole sockets to slurmctld: packages, where it is not known."""
     told = None if node is None else node.are_sockets(some)
     return cores.of_packages(some) == some if told is None else told
 
 
-def written(counts: Counts) -> str:
+def written(counts: TypeCounts) -> str:
     """Return `gpu:a100:2,gpu:v100:1`."""
     parts = (
         (("gpu", kind, str(count)) if kind else ("gpu", str(count)))
@@ -82,7 +82,7 @@ def written(counts: Counts) -> str:
     return ",".join(map(":".join, parts))
 
 
-def _counts(gres: str) -> Counts:
+def _counts(gres: str) -> TypeCounts:
     """Read `gpu:a100:2,gpu:v100,shard:8`; without a number it is one."""
     found: dict[str | None, int] = {}
     for entry in gres.replace(":no_consume", "").split(","):

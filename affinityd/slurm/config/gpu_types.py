@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm.config.expected import Counts, ExpectedNode
+from affinityd.slurm.config.expected import ExpectedNode, TypeCounts
 from affinityd.slurm.machine.device_files import device_file
 from affinityd.text import quote
 from affinityd.topology.model import Gpu
@@ -65,7 +65,7 @@ def types(
         return GpuTypes({}, SLICES)
     if len(expected.counts) < 2:  # noqa: PLR2004
         return _all(gpus, next(iter(expected.counts), None))
-    found = _agreed(gpus, expected, present) or by_name(gpus, expected.counts)
+    found = _agreed(gpus, expected, present) or _by_name(gpus, expected.counts)
     return GpuTypes(found, f"{expected} has several types, and no GPU's name tells which it is")
 
 
@@ -113,7 +113,7 @@ def _agreed(
     return found if fits else None
 
 
-def by_name(gpus: Sequence[Gpu], counts: Counts) -> Mapping[Key, str]:
+def _by_name(gpus: Sequence[Gpu], counts: TypeCounts) -> Mapping[Key, str]:
     """Return the types that are parts of the GPUs' names: the longest that has a GPU left.
 
     Where each type has its number, GPUs beyond them have the longest.
@@ -137,10 +137,10 @@ def _slurms_order(gpu: Gpu) -> tuple[int, str, int]:
 
 def _possible(gpu: Gpu, kinds: Collection[str]) -> list[str]:
     """Return the types that are parts of a GPU's name, the longest first."""
-    name = slurms_name(gpu)
+    name = _slurms_name(gpu)
     return sorted((kind for kind in kinds if kind.lower() in name), key=lambda it: (-len(it), it))
 
 
-def slurms_name(gpu: Gpu) -> str:
+def _slurms_name(gpu: Gpu) -> str:
     """Return what AutoDetect takes for a GPU's type: nvidia_a100-sxm4-40gb; empty: not known."""
     return (gpu.model or "").replace(" ", "_").lower()

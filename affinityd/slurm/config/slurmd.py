@@ -14,7 +14,7 @@ from functools import cached_property
 
 from affinityd.cpuset import parse_list
 from affinityd.slurm.config.commands import LocalSlurm
-from affinityd.slurm.machine.core_affinity import Numbers
+from affinityd.slurm.machine.core_affinity import CoreNumbers
 from affinityd.text import quote
 
 #: slurmd waits 20 s for a device file that is missing; NVML takes a few to wake GPUs up.
@@ -41,7 +41,7 @@ class GresEntry:
     name: str  #: Slurm's is gpu, and no other case
     kind: str | None  #: Type=, of which case counts; None: there is none
     files: tuple[str, ...]  #: (): none is named
-    cores: Numbers | None  #: None: no Cores=
+    cores: CoreNumbers | None  #: None: no Cores=
     links: tuple[int, ...] | None  #: None: no Links=
     is_slice: bool  #: a MIG instance: one GPU may have several
 
@@ -121,7 +121,7 @@ def _files(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _numbers(text: str) -> Numbers:
+def _numbers(text: str) -> CoreNumbers:
     try:
         return parse_list(text)
     except ValueError:

@@ -13,15 +13,17 @@ from affinityd.topology.model import Core, Gpu, Topology
 
 SCOPES = ("node", "socket")
 
-Numbers = frozenset[int]  #: cores by Slurm's numbers
+CoreNumbers = frozenset[int]  #: cores by Slurm's numbers
 
 
 @dataclass(frozen=True)
-class Affinity:
+class CoreAffinity:
     """What `Cores=` of one GPU should be."""
 
-    right: Numbers | None  #: None: no Cores=, as every core will do, or it is not known which
-    near: tuple[Numbers, ...]  #: the home node's, and what is as right: a tied node's, a package's
+    right: CoreNumbers | None  #: None: no Cores=, as every core will do, or it is not known which
+    near: tuple[
+        CoreNumbers, ...
+    ]  #: the home node's, and what is as right: a tied node's, a package's
 
     @property
     def field(self) -> str | None:
@@ -30,7 +32,7 @@ class Affinity:
 
 
 @dataclass(frozen=True)
-class Cores:
+class SlurmCores:
     """The cores of a machine under Slurm's numbers."""
 
     topology: Topology
@@ -41,34 +43,34 @@ class Cores:
         return in_slurms_order(self.topology)
 
     @cached_property
-    def all(self) -> Numbers:
+    def all(self) -> CoreNumbers:
         """Every number that there is."""
         return frozenset(range(len(self.order)))
 
-    def of_node(self, number: int | None) -> Numbers:
+    def of_node(self, number: int | None) -> CoreNumbers:
         """Return the cores of a NUMA node."""
         return frozenset(place for place, core in enumerate(self.order) if core.node == number)
 
-    def of_packages(self, cores: Numbers) -> Numbers:
+    def of_packages(self, cores: CoreNumbers) -> CoreNumbers:
         """Return all cores of the packages that these are in."""
         packages = self.packages(cores)
         return frozenset(place for place, core in enumerate(self.order) if core.package in packages)
 
-    def nodes(self, cores: Numbers) -> frozenset[int | None]:
+    def nodes(self, cores: CoreNumbers) -> frozenset[int | None]:
         """Return the numbers of the NUMA nodes that these are in."""
         return frozenset(self.order[place].node for place in cores)
 
-    def packages(self, cores: Numbers) -> frozenset[int | None]:
+    def packages(self, cores: CoreNumbers) -> frozenset[int | None]:
         """Return the numbers of the packages that these are in."""
         return frozenset(self.order[place].package for place in cores)
 
-    def as_cpus(self, cores: Numbers) -> tuple[CpuSet, CpuSet]:
+    def as_cpus(self, cores: CoreNumbers) -> tuple[CpuSet, CpuSet]:
         """Return what they are where CPUs are counted: all of their CPUs, or one of each core."""
         lists = [self.order[place].cpus for place in cores]
         return frozenset(cpu for cpus in lists for cpu in cpus), frozenset(map(min, lists))
 
 
-def affinities(cores: Cores, scope: str) -> Mapping[tuple[str, int], Affinity]:
+def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAffinity]:
     """Return what `Cores=` should be for every GPU, by its key.
 
     A GPU on a node without CPUs gets the nearest node that has some; where several are equally
@@ -86,14 +88,14 @@ def affinities(cores: Cores, scope: str) -> Mapping[tuple[str, int], Affinity]:
     return {gpu.key: _affinity(cores, gpu, homes.get(gpu.key), scope) for gpu in topology.gpus}
 
 
-def _affinity(cores: Cores, gpu: Gpu, home: int | None, scope: str) -> Affinity:
+def _affinity(cores: SlurmCores, gpu: Gpu, home: int | None, scope: str) -> CoreAffinity:
     with_cpus = cores.topology.nodes_with_cpus
     if gpu.numa_node is None and len(with_cpus) > 1:
-        return Affinity(None, ())
+        return CoreAffinity(None, ())
     nodes = cores.topology.nearest(gpu.numa_node, with_cpus)
     own = [cores.of_node(node) for node in (home, *nodes) if node in nodes]
     wider = map(cores.of_packages, own)
     right = own[0] if scope == "node" else cores.of_packages(own[0])
     if right == cores.all:
-        return Affinity(None, (*own, *wider))
-    return Affinity(right, (*own, *(package for package in wider if package != cores.all)))
+        return CoreAffinity(None, (*own, *wider))
+    return CoreAffinity(right, (*own, *(package for package in wider if package != cores.all)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from affinityd.cpuset import format_list, named_nodes, named_packages
-from affinityd.slurm.machine.core_affinity import Affinity, Cores, Numbers
+from affinityd.slurm.machine.core_affinity import CoreAffinity, CoreNumbers, SlurmCores
 from affinityd.topology.model import Gpu
 
 
-def misplaced(cores: Cores, gpu: Gpu, affinity: Affinity, said: Numbers | None) -> str | None:
+def misplaced(
+    cores: SlurmCores, gpu: Gpu, affinity: CoreAffinity, said: CoreNumbers | None
+) -> str | None:
     """Return what is wrong; None if nothing is, or it is not known where the GPU is."""
     right = affinity.field
     if said is None:
@@ -19,7 +21,7 @@ def misplaced(cores: Cores, gpu: Gpu, affinity: Affinity, said: Numbers | None) 
     return fault and f"Cores={format_list(said)} {fault}; right is {right or 'no Cores='}"
 
 
-def _beyond(cores: Cores, affinity: Affinity, said: Numbers) -> str | None:
+def _beyond(cores: SlurmCores, affinity: CoreAffinity, said: CoreNumbers) -> str | None:
     """Say that they are no core numbers, or those of other cores than was meant."""
     if any(said in cores.as_cpus(near) for near in affinity.near):
         return "are the CPU numbers of the right cores, and Slurm counts cores"
@@ -30,7 +32,9 @@ def _beyond(cores: Cores, affinity: Affinity, said: Numbers) -> str | None:
     return f"goes beyond core {last}, the last of this node{guess}"
 
 
-def _elsewhere(cores: Cores, gpu: Gpu, affinity: Affinity, said: Numbers) -> str | None:
+def _elsewhere(
+    cores: SlurmCores, gpu: Gpu, affinity: CoreAffinity, said: CoreNumbers
+) -> str | None:
     """Say where they are and should not be."""
     if not affinity.near:
         return None
@@ -47,7 +51,7 @@ def _elsewhere(cores: Cores, gpu: Gpu, affinity: Affinity, said: Numbers) -> str
     return f"has cores {format_list(others)} of {named_nodes(cores.nodes(others))}, {home}"
 
 
-def _home(cores: Cores, gpu: Gpu, affinity: Affinity) -> str:
+def _home(cores: SlurmCores, gpu: Gpu, affinity: CoreAffinity) -> str:
     own = affinity.near[0]
     nodes, package = named_nodes(cores.nodes(own)), named_packages(cores.packages(own))
     place = f"{package} ({nodes})" if package else nodes

@@ -12,7 +12,7 @@ from affinityd.topology.model import Gpu
 
 
 @dataclass(frozen=True)
-class Naming:
+class DeviceNaming:
     """How a vendor's driver names its device files."""
 
     prefix: str
@@ -21,9 +21,13 @@ class Naming:
     runtime: str  #: what numbers the GPUs in a job
 
 
-NAMINGS: Mapping[str, Naming] = {
-    "nvidia": Naming("/dev/nvidia", lambda gpu: gpu.minor, "NVIDIA's driver would tell it", "CUDA"),
-    "amd": Naming("/dev/dri/renderD", lambda gpu: gpu.render_minor, "KFD would tell it", "ROCm"),
+NAMINGS: Mapping[str, DeviceNaming] = {
+    "nvidia": DeviceNaming(
+        "/dev/nvidia", lambda gpu: gpu.minor, "NVIDIA's driver would tell it", "CUDA"
+    ),
+    "amd": DeviceNaming(
+        "/dev/dri/renderD", lambda gpu: gpu.render_minor, "KFD would tell it", "ROCm"
+    ),
 }
 
 

@@ -19,7 +19,7 @@ ITSELF = -1  #: stands where a GPU's own number of links would
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkCounts:
     """What `Links=` of each GPU should be."""
 
     counts: Mapping[tuple[str, int], tuple[int, ...]]  #: GPU's key → to each GPU; {}: not known
@@ -42,7 +42,7 @@ def written(counts: Sequence[int]) -> str:
     return f"Links={','.join(map(str, counts))}"
 
 
-def links(topology: Topology) -> Links:
+def links(topology: Topology) -> LinkCounts:
     """Return the links between the GPUs, in the order of their numbers.
 
     None are known where a GPU is left out of Slurm's numbers, as its device file is not known, or
@@ -55,8 +55,8 @@ def links(topology: Topology) -> Links:
         if gpu.nvlinks is not None and device_file(gpu) and not gpu.mig
     }
     if len(known) < len(gpus):
-        return Links({})
-    return Links(
+        return LinkCounts({})
+    return LinkCounts(
         {
             key: tuple(
                 ITSELF if other.key == key else nvlinks.get(other.pci_bus_id, 0) for other in gpus
