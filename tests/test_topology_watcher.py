@@ -14,7 +14,6 @@ from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import TreeError
 from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
 from tests.machines.facts import machine
 
 SOON = 5.0
@@ -50,23 +49,55 @@ class StandIn:
     def lacks_nvml(self) -> bool:
         return self.silent
 
+    def lose_a_core(self, online: str) -> None:
+        """Have the next reading find a core less."""
+        assert self.topology is not None
+        self.topology = replace(self.topology, cores=self.topology.cores[1:])
+        self.seen_online = online
 
-def keep(
-    story: Callable[[StandIn, TopologyWatcher, PlanService, list[Node]], Awaitable[None]],
-) -> None:
-    """Run a story beside a watcher that watches."""
+
+class Watched:
+    """A stand-in, what watches it, and the generations that were read."""
+
+    def __init__(self) -> None:
+        self.machine = StandIn()
+        self.service = PlanService()
+        self.readings: list[int] = []
+        self.watcher = TopologyWatcher(
+            self.service,
+            self.machine,
+            reserved=frozenset({0}),
+            on_read=lambda: self.readings.append(self.service.node.generation),
+        )
+
+
+Story = Callable[[Watched], Awaitable[None]]
+
+
+def watch(story: Story, *, prepare: Callable[[StandIn], object] = lambda _: None) -> None:
+    """Run a story beside a watcher of a machine that was prepared."""
 
     async def run() -> None:
-        stand_in, service, told = StandIn(), PlanService(), list[Node]()
-        watcher = TopologyWatcher(
-            service, stand_in, reserved=frozenset({0}), on_read=lambda: told.append(service.node)
-        )
-        watching = asyncio.create_task(watcher.watch())
-        await until(lambda: len(told) == 1)
-        await story(stand_in, watcher, service, told)
-        watching.cancel()
+        watched = Watched()
+        prepare(watched.machine)
+        watching = asyncio.create_task(watched.watcher.watch())
+        try:
+            await story(watched)
+        finally:
+            watched.machine.may_answer.set()
+            watching.cancel()
 
     asyncio.run(run())
+
+
+def watch_read(story: Story) -> None:
+    """Run a story from the first reading on."""
+
+    async def then(watched: Watched) -> None:
+        await until(lambda: len(watched.readings) == 1)
+        await story(watched)
+
+    watch(then)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -78,111 +109,78 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topology_watcher, "DRIVER_CHECK_SECONDS", 0.02)
 
 
-def smaller(topology: Topology | None) -> Topology:
-    assert topology is not None
-    return replace(topology, cores=topology.cores[1:])
-
-
 def test_the_first_reading_has_the_drivers_answers_and_the_reserved_cpus() -> None:
-    async def story(
-        stand_in: StandIn, _: TopologyWatcher, service: PlanService, told: list[Node]
-    ) -> None:
-        assert stand_in.asked == 1
-        assert service.node is told[0]
-        assert (service.node.generation, service.node.reserved) == (1, frozenset({0}))
+    async def story(watched: Watched) -> None:
+        assert watched.machine.asked == 1
+        assert (watched.readings, watched.service.node.reserved) == ([1], frozenset({0}))
 
-    keep(story)
+    watch_read(story)
 
 
 def test_a_cpu_that_goes_does_not_wait_for_a_driver_that_hangs() -> None:
-    async def story(
-        stand_in: StandIn, watcher: TopologyWatcher, service: PlanService, _: list[Node]
-    ) -> None:
-        stand_in.may_answer.clear()
-        watcher.want_reading()
-        await until(lambda: stand_in.asked == 2)
-        stand_in.topology, stand_in.seen_online = smaller(stand_in.topology), "1-223"
-        await asyncio.wait_for(watcher.refresh(), 1)
-        assert service.node.generation == 2
-        stand_in.may_answer.set()
+    async def story(watched: Watched) -> None:
+        watched.machine.may_answer.clear()
+        watched.watcher.want_reading()
+        await until(lambda: watched.machine.asked == 2)
+        watched.machine.lose_a_core("1-223")
+        await asyncio.wait_for(watched.watcher.refresh(), 1)
+        assert watched.service.node.generation == 2
 
-    keep(story)
+    watch_read(story)
 
 
-def test_many_who_notice_one_change_read_it_once() -> None:
-    async def story(
-        stand_in: StandIn, watcher: TopologyWatcher, _: PlanService, told: list[Node]
-    ) -> None:
-        stand_in.topology, stand_in.seen_online = smaller(stand_in.topology), "1-223"
-        await asyncio.gather(*(watcher.refresh() for _ in range(20)))
-        await until(lambda: len(told) == 2)
-        assert watcher.is_current()
+def test_many_requests_that_notice_one_change_read_it_once() -> None:
+    async def story(watched: Watched) -> None:
+        watched.machine.lose_a_core("1-223")
+        await asyncio.gather(*(watched.watcher.refresh() for _ in range(20)))
+        assert watched.readings == [1, 2]
+        assert watched.watcher.is_current()
 
-    keep(story)
+    watch_read(story)
 
 
 def test_a_reading_without_a_difference_is_no_generation() -> None:
-    async def story(
-        stand_in: StandIn, watcher: TopologyWatcher, service: PlanService, told: list[Node]
-    ) -> None:
-        watcher.want_reading()
-        await until(lambda: len(told) == 2)
-        assert (service.node.generation, stand_in.asked) == (1, 2)
+    async def story(watched: Watched) -> None:
+        watched.watcher.want_reading()
+        await until(lambda: watched.readings == [1, 1])
+        assert watched.machine.asked == 2
 
-    keep(story)
+    watch_read(story)
 
 
-def test_a_machine_that_cannot_be_read_keeps_its_last_reading_until_it_can() -> None:
-    async def story(
-        stand_in: StandIn, watcher: TopologyWatcher, service: PlanService, _: list[Node]
-    ) -> None:
-        before = stand_in.topology
-        stand_in.topology, stand_in.seen_online = None, "1-223"
-        await watcher.refresh()
-        assert service.node.topology == before
-        assert not watcher.is_current()
-        stand_in.topology = smaller(before)
-        await watcher.refresh()
-        assert service.node.topology == stand_in.topology
-
-    keep(story)
-
-
-def test_a_machine_that_cannot_be_read_is_news_once_however_many_ask(
+def test_a_machine_that_cannot_be_read_keeps_its_last_reading_and_is_told_once_a_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(
-        stand_in: StandIn, watcher: TopologyWatcher, _: PlanService, __: list[Node]
-    ) -> None:
+    async def story(watched: Watched) -> None:
         for online in ("1-223", "2-223"):
-            before, stand_in.topology, stand_in.seen_online = stand_in.topology, None, online
+            last = watched.service.node.topology
+            watched.machine.lose_a_core(online)
+            found, watched.machine.topology = watched.machine.topology, None
             for _request in range(5):
-                await watcher.refresh()
-            stand_in.topology = smaller(before)
-            await watcher.refresh()
+                await watched.watcher.refresh()
+                assert watched.service.node.topology is last
+                assert not watched.watcher.is_current()
+            watched.machine.topology = found
+            await watched.watcher.refresh()
+            assert watched.service.node.topology is found
 
-    keep(story)
-    told = [record for record in caplog.records if "could not be read" in record.message]
-    assert len(told) == 2
+    watch_read(story)
+    lines = [record.message for record in caplog.records if "could not be read" in record.message]
+    assert lines == ["the machine could not be read: no machine today"] * 2
 
 
 def test_a_first_reading_that_fails_is_tried_again() -> None:
-    async def run() -> None:
-        stand_in, service = StandIn(), PlanService()
-        topology, stand_in.topology = stand_in.topology, None
-        watcher = TopologyWatcher(service, stand_in, reserved=frozenset(), on_read=lambda: None)
-        watching = asyncio.create_task(watcher.watch())
-        await until(lambda: stand_in.asked >= 2)
-        assert service.known is None
-        stand_in.topology = topology
-        await until(lambda: service.known is not None)
-        watching.cancel()
+    async def story(watched: Watched) -> None:
+        await until(lambda: watched.machine.asked >= 2)
+        assert watched.service.known is None
+        watched.machine.topology = machine("dgx-h100")
+        await until(lambda: watched.service.known is not None)
 
-    asyncio.run(run())
+    watch(story, prepare=lambda stand_in: setattr(stand_in, "topology", None))
 
 
 @pytest.mark.parametrize(
@@ -194,36 +192,29 @@ def test_a_plan_waits_for_the_first_reading_and_not_for_long(
 ) -> None:
     monkeypatch.setattr(topology_watcher, "FIRST_SECONDS", most)
 
-    async def run() -> None:
-        stand_in, service = StandIn(), PlanService()
-        stand_in.may_answer.clear()
-        watcher = TopologyWatcher(service, stand_in, reserved=frozenset(), on_read=lambda: None)
-        watching = asyncio.create_task(watcher.watch())
-        waiting = [asyncio.create_task(watcher.first_reading()) for _ in range(100)]
-        await until(lambda: stand_in.asked == 1)
+    async def story(watched: Watched) -> None:
+        waiting = [asyncio.create_task(watched.watcher.first_reading()) for _ in range(100)]
+        await until(lambda: watched.machine.asked == 1)
         if is_read:
             assert not any(it.done() for it in waiting)
-            stand_in.may_answer.set()
+            watched.machine.may_answer.set()
         await asyncio.wait_for(asyncio.gather(*waiting), SOON)
-        assert (service.known is not None) == is_read
-        stand_in.may_answer.set()
-        await until(lambda: service.known is not None)
-        await asyncio.wait_for(watcher.first_reading(), SOON / 2)
-        watching.cancel()
+        assert (watched.service.known is not None) == is_read
+        watched.machine.may_answer.set()
+        await until(lambda: watched.service.known is not None)
+        await asyncio.wait_for(watched.watcher.first_reading(), SOON / 2)
 
-    asyncio.run(run())
+    watch(story, prepare=lambda stand_in: stand_in.may_answer.clear())
 
 
 def test_a_driver_that_changes_is_asked() -> None:
-    async def story(
-        stand_in: StandIn, _: TopologyWatcher, __: PlanService, ___: list[Node]
-    ) -> None:
-        stand_in.seen_drivers = "560"
-        await until(lambda: stand_in.asked == 2)
+    async def story(watched: Watched) -> None:
+        watched.machine.seen_drivers = "560"
+        await until(lambda: watched.machine.asked == 2)
         await asyncio.sleep(0.1)
-        assert stand_in.asked == 2
+        assert watched.machine.asked == 2
 
-    keep(story)
+    watch_read(story)
 
 
 @pytest.mark.parametrize(("silent", "asked"), [(True, True), (False, False)])
@@ -232,21 +223,17 @@ def test_only_a_driver_that_is_silent_is_asked_again_after_a_while(
 ) -> None:
     monkeypatch.setattr(topology_watcher, "DRIVER_RETRY_SECONDS", 0.05)
 
-    async def story(
-        stand_in: StandIn, _: TopologyWatcher, __: PlanService, ___: list[Node]
-    ) -> None:
-        stand_in.silent = silent
+    async def story(watched: Watched) -> None:
+        watched.machine.silent = silent
         await asyncio.sleep(0.3)
-        assert (stand_in.asked > 1) == asked
+        assert (watched.machine.asked > 1) == asked
 
-    keep(story)
+    watch_read(story)
 
 
-def test_mig_instances_that_nobody_knows_make_one_reading_in_a_while() -> None:
-    async def story(
-        stand_in: StandIn, watcher: TopologyWatcher, _: PlanService, __: list[Node]
-    ) -> None:
-        await asyncio.gather(*(watcher.seek_mig() for _ in range(10)))
-        assert stand_in.asked == 2
+def test_unknown_mig_instances_make_one_reading_in_a_while() -> None:
+    async def story(watched: Watched) -> None:
+        await asyncio.gather(*(watched.watcher.seek_mig() for _ in range(10)))
+        assert watched.machine.asked == 2
 
-    keep(story)
+    watch_read(story)
