@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from affinityd.audit.model import Holding
+from affinityd.audit.model import GpuKey, Holding
 from affinityd.audit.sources.device_files import (
-    INTERVALS,
+    EVERY,
     NO_FILE,
     ROOT_ONLY,
     TOO_MANY,
@@ -202,17 +202,26 @@ def test_a_proc_that_hides_processes_does_not_tell_who_holds_a_file(
     assert files.found(NPUS).unknown == {gpu.key: ROOT_ONLY for gpu in NPUS}
 
 
-def test_who_held_none_is_looked_at_ever_less_often(dev: Path) -> None:
-    files = files_of(dev)
+def test_who_held_none_is_looked_at_again_once_in_a_few_scans(
+    dev: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, looked_at = files_of(dev), list[int]()
+    keys = files._keys
+
+    def noting(pid: int) -> set[GpuKey]:
+        looked_at.append(pid)
+        return keys(pid)
+
+    monkeypatch.setattr(files, "_keys", noting)
     with sleeping() as child:
-        looked_at = []
-        for scan in range(60):
-            before = files._next_looks.get(str(child.pid))
+        scans = []
+        for scan in range(3 * EVERY):
+            looked_at.clear()
             assert held_by(files, child.pid) == [[]]
-            if files._next_looks[str(child.pid)] != before:
-                looked_at.append(scan)
-    first, then = (interval + child.pid % interval for interval in INTERVALS)
-    assert looked_at == [0, first, *range(first + then, 60, INTERVALS[-1])]
+            scans += [scan] * (child.pid in looked_at)
+    assert scans[0] == 0
+    turn = (child.pid - 1) % EVERY
+    assert scans[1:] == [scan for scan in range(1, 3 * EVERY) if scan % EVERY == turn]
 
 
 def test_who_opens_a_file_later_is_found_within_a_few_scans(dev: Path) -> None:
@@ -223,11 +232,11 @@ def test_who_opens_a_file_later_is_found_within_a_few_scans(dev: Path) -> None:
         assert child.stdout is not None
         print(file=child.stdin, flush=True)
         child.stdout.readline()
-        looks = [held_by(files, child.pid)[0] for _ in range(2 * INTERVALS[0])]
+        looks = [held_by(files, child.pid)[0] for _ in range(EVERY)]
         assert looks[-1] == [1]
         assert looks == sorted(looks), "once found, it is found every time"
     assert held_by(files, child.pid) == [[]]
-    assert str(child.pid) not in files._next_looks
+    assert child.pid not in files._known
 
 
 def test_other_files_have_everybody_looked_at_anew(dev: Path) -> None:
@@ -263,10 +272,10 @@ def test_a_process_that_vanishes_costs_nothing_but_itself(dev: Path) -> None:
         assert held_by(files, gone, there) == [[0], [0]]
         os.kill(gone, signal.SIGKILL)
         eventually(lambda: held_by(files, gone, there) == [[], [0]], "one of them is gone")
-    assert files._keys(str(gone)) == set()
+    assert files._keys(gone) == set()
 
 
 def test_a_machine_without_such_gpus_has_no_process_looked_at(dev: Path) -> None:
     files = files_of(dev)
     assert files.found(()).unknown == {}
-    assert files._next_looks == {}
+    assert files._known == {}

@@ -15,17 +15,15 @@ from collections.abc import Callable, Sequence
 from affinityd.audit.model import GpuKey, Holding
 from affinityd.audit.sources.found import SourceResult
 from affinityd.audit.sources.gpu_files import GpuDeviceFiles, device_files
-from affinityd.linux.files import listed
+from affinityd.linux.files import listed, numbered
+from affinityd.linux.processes import INIT
 from affinityd.topology.model import Gpu
 
-#: A process that held none is looked at again after so many scans, and then after so many, always.
-INTERVALS = (4, 16)
+#: A process that held none is looked at again at every such scan.
+EVERY = 8
 
-#: Seconds that a scan may take; a process that was not reached is looked at in the next.
+#: Seconds that a scan may take; new processes and holders that were not reached come next time.
 LIMIT = 2.0
-
-#: The first process of every pid namespace: where it is not seen, others are hidden, too.
-INIT = "1"
 
 ROOT_ONLY = "the open files of other users' processes cannot be read; ask as root (CAP_SYS_PTRACE)"
 TOO_MANY = f"not all processes' open files were looked at within {LIMIT:g} s; the next scan goes on"
@@ -33,7 +31,7 @@ NO_FILE = "no device file is known to be its; is its driver loaded?"
 
 
 class DeviceFileScanner:
-    """Looks through the open files of all processes, at those that held none ever less often."""
+    """Looks through the open files of processes: of holders and new ones at each scan."""
 
     def __init__(
         self,
@@ -46,9 +44,7 @@ class DeviceFileScanner:
         self._proc, self._sys, self._dev, self._clock = proc, sys, dev, clock
         self._scan = 0
         self._files = GpuDeviceFiles({}, frozenset())
-        #: pid → the scan at which it is looked at again, and how often it held none so far
-        self._next_looks: dict[str, tuple[int, int]] = {}
-        self._refused: set[str] = set()
+        self._known: dict[int, bool] = {}  # pid → whether it held a file when it was looked at
 
     def found(self, gpus: Sequence[Gpu]) -> SourceResult:
         """Return the holders of the GPUs' files, as far as they can be seen.
@@ -59,50 +55,40 @@ class DeviceFileScanner:
             return SourceResult()
         files = device_files(gpus, self._sys, self._dev)
         if files != self._files:
-            self._files, self._next_looks = files, {}
-        self._scan += 1
-        there = {name for name in listed(self._proc) if name.isdigit()}
-        self._refused &= there
-        held, skipped = self._look(self._due(there))
-        unseen = self._refused or INIT not in there  # hidepid= of proc(5)
+            self._files, self._known = files, {}
+        held, skipped = self._look(self._due())
         unknown = {gpu.key: TOO_MANY for gpu in gpus if skipped}
-        unknown |= {gpu.key: ROOT_ONLY for gpu in gpus if unseen}
+        unknown |= {gpu.key: ROOT_ONLY for gpu in gpus if not _sees_all(self._proc)}
         unknown |= {gpu.key: NO_FILE for gpu in gpus if gpu.key not in files.gpu_of.values()}
         return SourceResult(tuple(held), unknown, skipped)
 
-    def _due(self, there: set[str]) -> list[str]:
-        """Return the processes to look at, new ones last, behind the longest waiting."""
-        for pid in self._next_looks.keys() - there:
-            del self._next_looks[pid]
-        new = there - self._next_looks.keys()
-        due = [pid for pid, (scan, _) in self._next_looks.items() if scan <= self._scan]
-        return [*sorted(due, key=lambda pid: self._next_looks[pid][0], reverse=True), *new]
+    def _due(self) -> list[int]:
+        """Return the processes to look at: new ones, holders, and of the others a part."""
+        self._scan += 1
+        there = numbered(self._proc)
+        self._known = {pid: self._known[pid] for pid in there if pid in self._known}
+        holders = [pid for pid, held in self._known.items() if held]
+        new = [pid for pid in there if pid not in self._known]
+        turn = self._scan % EVERY
+        others = [pid for pid, held in self._known.items() if not held and pid % EVERY == turn]
+        return [*new, *holders, *others]
 
-    def _look(self, pids: list[str]) -> tuple[list[Holding], int]:
+    def _look(self, pids: list[int]) -> tuple[list[Holding], int]:
         """Return the holders, and how many processes were not reached."""
         end = self._clock() + LIMIT
         held: list[Holding] = []
-        while pids and self._clock() < end:
-            pid = pids.pop()
+        for place, pid in enumerate(pids):
+            if self._clock() >= end:
+                return held, len(pids) - place
             keys = self._keys(pid)
-            held += [Holding(int(pid), key) for key in keys]
-            _, in_vain = self._next_looks.get(pid, (0, 0))
-            wait = 1 if keys else _wait(in_vain, int(pid))
-            self._next_looks[pid] = self._scan + wait, 0 if keys else in_vain + 1
-        return held, len(pids)
+            held += [Holding(pid, key) for key in keys]
+            self._known[pid] = bool(keys)
+        return held, 0
 
-    def _keys(self, pid: str) -> set[GpuKey]:
-        """Return the GPUs whose files a process holds."""
+    def _keys(self, pid: int) -> set[GpuKey]:
+        """Return the GPUs whose files a process holds; none where it has ended."""
         folder = f"{self._proc}/{pid}/fd/"
-        try:
-            names = os.listdir(folder)
-        except PermissionError:
-            self._refused.add(pid)
-            return set()
-        except OSError:  # it has ended
-            return set()
-        self._refused.discard(pid)
-        targets = ((_target(folder + name), name) for name in names)
+        targets = ((_target(folder + name), name) for name in listed(folder))
         may_be = [name for target, name in targets if self._files.is_one(target)]
         return {key for name in may_be if (key := self._key(folder + name)) is not None}
 
@@ -115,10 +101,13 @@ class DeviceFileScanner:
         return self._files.gpu_of.get(found.st_rdev) if stat.S_ISCHR(found.st_mode) else None
 
 
-def _wait(in_vain: int, pid: int) -> int:
-    """Return after how many scans to look again; not all that began together come together."""
-    interval = INTERVALS[min(in_vain, len(INTERVALS) - 1)]
-    return interval + (pid % interval if in_vain < len(INTERVALS) else 0)
+def _sees_all(proc: str) -> bool:
+    """Whether other users' open files can be read, those of root's first process as well."""
+    try:
+        os.listdir(f"{proc}/{INIT}/fd")
+    except OSError:  # without the capabilities; or hidepid= of proc(5)
+        return False
+    return True
 
 
 def _target(link: str) -> str:
