@@ -42,7 +42,7 @@ END
     [ $# = 0 ] || refuse "whose $1 is cannot be seen"
     printf %s "$plain"
 )
-refuse() { printf %s "$1" && exit 1; }
+refuse() { printf %s "$1"; exit 1; }
 find_trusted() { # UIDS: trusted, numbers; own: whose folders count, too, further up
     trusted=0 own=''
     set -f

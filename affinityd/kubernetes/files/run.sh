@@ -70,19 +70,19 @@ ask_daemon() { # cpulist, locality, allowed; trouble
         PMI_LOCAL_RANK PMI_LOCAL_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE FLUX_JOB_NNODES $plan_variables
     for address in "${AFFINITYD_SOCKET:-/run/affinityd/affinityd.sock}" "${AFFINITYD_URL-}"; do
         case $address in
-        /*) [ -S "$address" ] || continue ;;
-        http://*:[0-9]*) address=${address%/} ;;
         '') continue ;;
+        http://*:[0-9]*) ;;
+        /*)
+            [ -S "$address" ] || continue
+            trouble=$(trusted_socket "$address" "${AFFINITYD_DAEMON_UID-}") || continue
+            address=$trouble
+            ;;
         *) trouble="$address is neither http://HOST:PORT nor the path of a socket from /" && continue ;;
         esac
         trouble="neither curl nor python3 is here to ask $address"
         has_tool "$address" || continue
-        case $address in
-        /*) trouble=$(trusted_socket "$address" "${AFFINITYD_DAEMON_UID-}") || continue ;;
-        *) trouble=$address ;;
-        esac
-        ask "$trouble" "$seconds"
-        trouble="no answer from $address" seconds=0.2
+        ask "${address%/}" "$seconds"
+        trouble="no answer from ${address%/}" seconds=0.2
         ! understand || return 0
         case $reason in
         'Malformed request: unknown parameter'*) ;; # of another release
@@ -141,23 +141,7 @@ cut_to_allowed() { # cpulist: what is near and allowed; size, how many CPUs thes
 
 tell() { (unset -f printf && printf 'affinityd run: %s\n' "$1" >&2); } # SIGPIPE may have that shell
 
-# Becomes the command. Some sh drop variables whose names they could not assign: env keeps them.
-start() { # COMMAND [ARGUMENT...]
-    affinityd_odd=''
-    case $1 in *=*) ;; *) ! command -v env >/dev/null || affinityd_odd=$(odd_variables 2>/dev/null) ;; esac
-    if [ -n "$affinityd_odd" ]; then
-        set -f
-        IFS='
-'
-        for affinityd_odd in $affinityd_odd; do
-            set -- "$affinityd_odd" "$@"
-        done
-        set -- env "$@"
-    fi
-    trap - EXIT
-    exec "$@"
-}
-odd_variables() { # those of one line
+odd_variables() { # those of one line, whose names no sh can assign
     unset -f [ printf read tr
     tr '\0\n' '\n\1' <"/proc/$$/environ" | while IFS= read -r entry; do
         case $entry in *[[:cntrl:]]*) continue ;; esac
@@ -171,12 +155,7 @@ case ${1-} in
 -h | --help) echo "$affinityd_usage" && exit ;;
 esac
 [ "${1-}" != -- ] || shift
-case ${1--} in
--*)
-    echo "$affinityd_usage" >&2
-    exit 125
-    ;;
-esac
+case ${1--} in -*) echo "$affinityd_usage" >&2; exit 125 ;; esac
 if [ -z "$affinityd_closed" ]; then
     trap 'exec "$@"' EXIT # of a shell that may not even fork
     trap 'trap - EXIT TERM && kill -TERM $$' TERM # for bash would take its end for that, too
@@ -203,4 +182,17 @@ elif [ -n "$affinityd_closed" ]; then
 else
     tell "${affinityd_place:-the script broke off}; the command runs unpinned"
 fi
-start "$@"
+# The command takes the place of this. Some sh drop odd variables: env keeps them.
+affinityd_odd=''
+case $1 in *=*) ;; *) ! command -v env >/dev/null || affinityd_odd=$(odd_variables 2>/dev/null) ;; esac
+if [ -n "$affinityd_odd" ]; then
+    set -f
+    IFS='
+'
+    for affinityd_odd in $affinityd_odd; do
+        set -- "$affinityd_odd" "$@"
+    done
+    set -- env "$@"
+fi
+trap - EXIT
+exec "$@"

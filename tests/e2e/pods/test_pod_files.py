@@ -17,7 +17,7 @@ pytestmark = pytest.mark.pods
 def test_without_anything_to_ask_by_the_files_tell(
     daemon: Daemon, pod: Pod, tmp_path: Path
 ) -> None:
-    told = pod.run(cpus=ONLINE, path=only(tmp_path / "few", "env", "sh"))
+    told = pod.run(cpus=ONLINE, path=only(tmp_path / "few", "env", "sh", "ls"))
     assert told.environment["AFFINITYD_CPULIST"] == GPU_2
     cause = f"neither curl nor python3 is here to ask {daemon.socket}"
     assert told.lines == [f"affinityd run: {cause}; planned from {pod.to}/gpu"]
