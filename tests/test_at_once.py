@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Scope
 
-from affinityd.daemon.http.cached_response import CachedAnswer
 from affinityd.daemon.http.refusals import ANSWER_SECONDS, IDLE_SECONDS
 from tests.stories import DATE, END, Memory, Story, cut, tell
 
@@ -64,17 +63,22 @@ SEVERAL = [
 ]
 
 
+def lines(story: Story) -> list[bytes]:
+    """Return what was answered; the order of headers says nothing."""
+    return sorted(story.transport.written.split(b"\r\n"))
+
+
 @pytest.mark.parametrize("asked", [*ALONE, *SEVERAL])
 def test_what_is_answered_at_once_is_what_the_app_would_have_answered(asked: Asked) -> None:
     memory = Memory()
     told = tell(lambda story: story.send(*asked.pieces), find_answer=memory)
     of_the_app = tell(lambda story: story.send(*asked.pieces))
-    assert told.transport.written == of_the_app.transport.written
+    assert lines(told) == lines(of_the_app)
     assert told.transport.closed == of_the_app.transport.closed
     assert told.statuses == [200] * len(of_the_app.asked)
     assert told.total == of_the_app.total == len(of_the_app.asked)
     assert len(told.asked) == asked.of_the_app
-    assert memory.counted == memory.asked == len(of_the_app.asked) - asked.of_the_app
+    assert memory.asked == len(of_the_app.asked) - asked.of_the_app
     assert b"%b: %b\r\n" % DATE in told.transport.written
 
 
@@ -85,7 +89,7 @@ def test_whatever_is_asked_however_it_comes_the_answers_are_the_apps(
     pieces = [piece for it in asked for piece in cut(b"".join(it.pieces), seed)]
     told = tell(lambda story: story.send(*pieces), find_answer=Memory())
     of_the_app = tell(lambda story: story.send(*pieces))
-    assert told.transport.written == of_the_app.transport.written
+    assert lines(told) == lines(of_the_app)
     assert told.transport.closed == of_the_app.transport.closed
     assert told.total == of_the_app.total
 
@@ -105,19 +109,19 @@ def test_what_comes_in_one_piece_with_a_request_is_not_answered_and_ends_the_con
     memory = Memory()
     story = tell(lambda story: story.send(*pieces), find_answer=memory)
     assert (story.statuses, story.transport.closed) == ([200], True)
-    assert memory.counted == 1
+    assert memory.asked == 1
     assert story.reasons == {}
 
 
 def test_what_is_not_remembered_is_asked_of_the_app() -> None:
-    def find(query: bytes, scope: Scope) -> CachedAnswer | None:
+    def find(query: bytes, scope: Scope) -> bytes | None:
         return memory(query, scope) if query == b"gpus=0" else None
 
     memory = Memory()
     story = tell(lambda story: story.send(OTHER, PLAN, OTHER), find_answer=find)
     assert story.statuses == [200] * 3
     assert len(story.asked) == 2
-    assert memory.counted == 1
+    assert memory.asked == 1
 
 
 @pytest.mark.parametrize(
@@ -157,8 +161,8 @@ def test_the_last_answer_of_a_connection_has_a_minute_to_be_taken() -> None:
     assert tell(ask, find_answer=Memory()).reasons == {"answer_time": 1}
 
 
-def forgetful(query: bytes, _scope: Scope) -> CachedAnswer:
-    answers: dict[bytes, CachedAnswer] = {}
+def forgetful(query: bytes, _scope: Scope) -> bytes:
+    answers: dict[bytes, bytes] = {}
     return answers[query]
 
 

@@ -280,7 +280,7 @@ def test_while_an_answer_is_not_taken_the_app_is_asked_and_waits() -> None:
 
     memory = Memory()
     assert tell(ask, find_answer=memory).reasons == {}
-    assert memory.counted == 1
+    assert memory.asked == 1
 
 
 def test_a_caller_that_takes_no_answers_loses_connections_once_they_are_too_many_bytes() -> None:

@@ -12,9 +12,8 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
-from affinityd.daemon.http.cached_response import FindAnswer
 from affinityd.daemon.http.connections import Connections
-from affinityd.daemon.http.protocol import Protocol
+from affinityd.daemon.http.protocol import FindAnswer, Protocol
 from affinityd.daemon.http.refusals import MOST_IN_ALL, RefusalLog
 from affinityd.daemon.sockets import BACKLOG, Listeners
 from affinityd.errors import FatalError

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import Scope
 
-from affinityd.daemon.http.cached_response import CachedAnswer, Header
 from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.state.cache import Cache
 from affinityd.daemon.state.plan_service import CPU_BYTES, Answer
@@ -15,6 +14,9 @@ from affinityd.request.resolve import Caller
 
 #: What an answer to a plan request depends on: its query, its Accept header, and its caller.
 Key = tuple[bytes, bytes, Caller | None]
+
+#: Its own headers, a line each, an empty line and its body; and what counts it once more.
+Remembered = tuple[bytes, Callable[[], None]]
 
 MAX_BYTES = 16 * 1024 * 1024  #: of answers and their questions
 ENTRY_BYTES = 1024  #: what an entry weighs besides, about
@@ -34,10 +36,10 @@ class AnswerCache:
         self.callers = callers
         self._is_current = is_current
         self._counter = counter
-        self._answers: Cache[Key, CachedAnswer] = Cache(MAX_BYTES)
+        self._answers: Cache[Key, Remembered] = Cache(MAX_BYTES)
 
-    def find(self, query: bytes, scope: Scope) -> CachedAnswer | None:
-        """Return the answer to a plan request that was given before; None: ask the app.
+    def find(self, query: bytes, scope: Scope) -> bytes | None:
+        """Return, and count, the answer to a plan request that was given before; None: ask the app.
 
         The scope has the headers and, from here on, the caller.
         """
@@ -46,15 +48,20 @@ class AnswerCache:
         except BusyError:  # which the app will say
             return None
         found = self._answers.get((query, _accept(scope["headers"]), caller))
-        return found if found is not None and self._is_current() else None
+        if found is None or not self._is_current():
+            return None
+        answer, count = found
+        count()
+        return answer
 
     def remember(self, scope: Scope, answer: Answer) -> None:
         """Keep an answer for the same question, as long as there is room."""
-        headers = f"content-type: {answer.media_type}\r\ncontent-length: {len(answer.body)}\r\n"
-        remembered = CachedAnswer(headers.encode(), answer.body, self._counter(answer))
+        size = len(answer.body)
+        headers = f"content-type: {answer.media_type}\r\ncontent-length: {size}\r\n\r\n"
+        remembered = (headers.encode() + answer.body, self._counter(answer))
         query, accept = scope["query_string"], _accept(scope["headers"])
         caller = self.callers.of_request(scope)
-        weight = len(answer.body) + len(query) + len(accept) + ENTRY_BYTES
+        weight = size + len(query) + len(accept) + ENTRY_BYTES
         if caller is not None:
             weight += CPU_BYTES * (len(caller.mask) + len(caller.cpuset or ()))
         self._answers.put((query, accept, caller), remembered, weight)
@@ -64,5 +71,5 @@ class AnswerCache:
         self._answers.clear()
 
 
-def _accept(headers: Iterable[Header]) -> bytes:
+def _accept(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return next((value for name, value in headers if name == b"accept"), b"")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, parse_url
@@ -12,7 +13,6 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from affinityd.daemon.http.cached_response import FindAnswer
 from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.refusals import (
     ANSWER_SECONDS,
@@ -34,6 +34,12 @@ from affinityd.daemon.peers.connection import KEY, TCP, CallerKey, PeerConnectio
 
 log = logging.getLogger(__name__)
 
+#: Returns what was answered before to the plan request of a query and, but for that, a scope: the
+#: answer's own headers, a line each, an empty line, and its body. It will be sent.
+FindAnswer = Callable[[bytes, Scope], bytes | None]
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CLOSE = b"connection: close\r\n"
 LARGE = 64 * 1024  #: bytes of an answer that is not taken: that caller's are weighed
 
 
@@ -172,8 +178,8 @@ class Protocol(HttpToolsProtocol):
         if answer is None:
             return False
         stays = self.parser.should_keep_alive()
-        self.transport.write(answer.reply(self.server_state.default_headers, stays=stays))
-        answer.count()
+        lines = [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
+        self.transport.write(b"".join((OK, *lines, b"" if stays else CLOSE, answer)))
         if not stays:
             self.transport.close()
         self.on_response_complete()
