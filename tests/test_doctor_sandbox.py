@@ -97,7 +97,7 @@ def test_what_the_daemon_says_of_who_asks(
 
 
 def plan(**allowed: object) -> bytes:
-    document = {"allowed": {"source": "caller", "within": "0-3", **allowed}}
+    document = {"allowed": {"cpulist": "0-3", "source": "caller", "within": "0-3", **allowed}}
     return http("200 OK", json.dumps(document).encode())
 
 

@@ -68,7 +68,7 @@ def entry() -> None:
     if sys.argv[1:2] == ["serve"]:
         from affinityd.daemon import signals  # noqa: PLC0415 - the daemon's alone
 
-        signals.hold()  # until there is somebody to take them
+        signals.hold()  # until there is a handler for them
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a line shows a ?
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

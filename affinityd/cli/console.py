@@ -23,7 +23,7 @@ def say(text: str) -> None:
         with_newline = f"{one_line(text)}\n"
         try:
             sys.stderr.write(with_newline)
-        except OSError:  # nobody reads it: that must not be the end of what goes on beside it,
+        except OSError:  # no reader: that must not be the end of what goes on beside it,
             sys.stderr = None  # nor be tried again when Python ends
 
 

@@ -89,10 +89,10 @@ def _value(name: str, rest: list[str]) -> str:
     return rest.pop(0)
 
 
-def parameters(options: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
+def parameters(options: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
     """Return the given parameters of a plan: options, else AFFINITYD_* variables."""
     chosen = {name: text for name, text in options.items() if name in PARAMETERS}
-    given = plan_parameters(said)
+    given = plan_parameters(variables)
     if "cpus" in chosen:
         given.pop("task_cpus", None)
     return {**given, **chosen}

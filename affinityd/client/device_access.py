@@ -24,7 +24,7 @@ def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
     """Return the request's `granted`; None where there are no device files to tell it by.
 
     NVIDIA's /dev/nvidiaN, else AMD's /dev/dri/renderDN. With NVIDIA's files there and none of them
-    to be opened it is "none"; AMD's may also be closed to a user who is in no group of theirs.
+    to be opened it is "none"; AMD's may also be closed to a user that is in no group of theirs.
     """
     minors = _numbered(dev, "nvidia")
     if minors:

@@ -1,4 +1,4 @@
-"""Where a process belongs: as a daemon says, else as is planned here from what it published."""
+"""The plan of a process: a daemon's, else one that is made here from what a daemon published."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ if TYPE_CHECKING:
     #: The lines of the `shell` format; what else a ProcessPlan takes: source, trouble, replayed.
     LocalPlan = tuple[Mapping[str, str], str, str | None, str | None]
 
-TIMEOUT = 1.0  #: seconds that a plan may take, where nobody says another number
+TIMEOUT = 1.0  #: seconds that a plan may take, unless a setting says another number
 UNKNOWN_PARAMETER = "unknown parameter"  #: begins what an older daemon says to a newer client
 TOO_LATE = "finding a place took too long"
 DAEMON_SHARE = 0.75  #: of the time that a plan may take; the rest is left to plan without it
 
 
 class ProcessPlan:
-    """A process's place, from the lines of a plan's `shell` format.
+    """A process's plan, from the lines of the `shell` format.
 
-    `source` says who planned: "daemon", "node.json" or "sysfs"; `trouble` what kept a daemon from
-    it, or from believing what one published; None where nothing did, or where there is none.
-    `replayed` says that it was planned on another machine than this one, and which setting names
-    that; None: it was not, or a daemon planned. `gpus` are the node's own indices, `nodes` the home
-    nodes; both are empty where an older daemon does not say them. `switch` is at on where the place
-    is to be taken.
+    `source` is what it was planned from: "daemon", "node.json" or "sysfs". `trouble` is why no
+    daemon planned it, or why a node.json was not trusted; None: there was no daemon, or no trouble.
+    `replayed` is the setting that names another machine than this one to plan on; None: none does,
+    or a daemon planned. `gpus` are the node's own indices, `nodes` the home nodes; both are empty
+    where an older daemon does not say them. The plan is to be applied where `switch` is on.
     """
 
     __slots__ = (

@@ -2,7 +2,7 @@
 
 An address is the path of a unix socket, or http://HOST:PORT, whose host is a number: names are
 looked up by `affinityd init`, the only one that asks over TCP. Over a unix socket only a trusted
-daemon is asked for a plan; who answers over TCP is not known.
+daemon is asked for a plan; over TCP it is not known which process answers.
 
 Neither `socket` nor `http.client` nor `urllib` is imported: each costs as much as Python's start.
 """
@@ -27,7 +27,7 @@ CHUNK = 65536
 DIGITS = 3  #: of a status
 PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 
-#: Nobody can listen there; None: a path that is too long for a socket, a host that is a name.
+#: No process can listen there; None: a path that is too long for a socket, a host that is a name.
 ABSENT = (
     errno.ENOENT,
     errno.ENOTDIR,
@@ -87,9 +87,9 @@ def fetch(
 ) -> str:
     """Return what a trusted daemon answers at a path, `most` bytes of it.
 
-    Raises NoDaemonError where nobody listens, UntrustedError where somebody else does, DaemonError
-    where what listens is too slow, in trouble or no affinityd, and that of `refusals` with which
-    the daemon refuses the request.
+    Raises NoDaemonError where no process listens, UntrustedError where another user's does,
+    DaemonError where what listens is too slow, in trouble or no affinityd, and that of `refusals`
+    with which the daemon refuses the request.
     """
     try:
         answer = _ask_trusted(address, target, deadline, most)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourcedNode:
-    """A node, and who told of it."""
+    """A node, and where it was read."""
 
     node: Node
     source: str  #: "node.json" or "sysfs"
@@ -43,7 +43,7 @@ class SourcedNode:
 def find_node(sockets: Sequence[str]) -> SourcedNode:
     """Return the node that a daemon published beside its socket, else as this machine's files say.
 
-    What somebody replayed beside the default socket is no other's node.
+    A replayed machine that was published beside the default socket is passed over.
 
     Raises InvalidRequestError for settings, TreeError for a machine, that cannot be read.
     """
@@ -65,7 +65,7 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
 
 def _published(path: Path) -> Node:
     """Read what a daemon published. Raises UntrustedError; OSError and ValueError for none."""
-    path.lstat()  # what is not there is no doubt, whoever may write to its folder
+    path.lstat()  # a file that is not there is no doubt, however open its folder is
     trust.check_path(str(path))
     return node_file.read(path)
 

@@ -1,9 +1,10 @@
-"""Whose word a client takes: root's, and that of those whom AFFINITYD_DAEMON_UID names.
+"""Which daemons a client trusts: root's, and those of the users that AFFINITYD_DAEMON_UID names.
 
-Every user of a node may listen somewhere. So a client asks who listens, unix(7) SO_PEERCRED, and
-looks at each folder on the way: who may write to one leads a client where he likes. In a user
-namespace, user_namespaces(7), the node's users have no numbers but one, the overflow uid, which
-counts as root's; and the folders above may be one's own, who made the container.
+Every user of a node may listen somewhere. So a client asks for the uid of the process that listens,
+unix(7) SO_PEERCRED, and looks at each folder on the way: a user that may write to one can put
+another socket there. In a user namespace, user_namespaces(7), the node's users have one number, the
+overflow uid, which counts as root's; and the folders above may belong to the user that made the
+container.
 """
 
 # ruff: noqa: PTH109, PTH115, PTH118, PTH120, PTH123 - pathlib costs more to import than Python
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 ROOT = 0
 VARIABLE = f"{conffile.PREFIX}DAEMON_UID"
-MAX_UID = 2**32 - 2  #: the last is nobody's, chown(2)
+MAX_UID = 2**32 - 2  #: the last means no user, chown(2)
 MAX_DIGITS = len(str(MAX_UID))
 MAX_LINKS = 40  #: on one path, path_resolution(7)
 UID_MAP, OVERFLOW_UID = "/proc/self/uid_map", "/proc/sys/kernel/overflowuid"
@@ -34,7 +35,7 @@ IDENTITY_MAP = ["0", "0", "4294967295"]  #: the map of the first user namespace
 
 
 def check_daemon(address: str, connection: _socket.socket) -> None:
-    """Raise UntrustedError where somebody else listens on a unix socket, or could.
+    """Raise UntrustedError where another user listens on a unix socket, or could.
 
     Raises OSError where that is not to be seen, InvalidRequestError for AFFINITYD_DAEMON_UID.
     """
@@ -48,7 +49,7 @@ def check_daemon(address: str, connection: _socket.socket) -> None:
 
 
 def check_path(path: str) -> None:
-    """Raise UntrustedError where somebody else could have put there what is at a path.
+    """Raise UntrustedError where another user could have put there what is at a path.
 
     Goes as the kernel does, link by link. Raises OSError where a part of it is not to be seen,
     InvalidRequestError for AFFINITYD_DAEMON_UID.
@@ -109,12 +110,12 @@ def _is_trusted(uid: int) -> bool:
     return uid == ROOT or uid in trusted_uids(conffile.variables()) or uid == _overflow_uid()
 
 
-def trusted_uids(said: Mapping[str, str]) -> frozenset[int]:
+def trusted_uids(variables: Mapping[str, str]) -> frozenset[int]:
     """Return the uids that variables name: users' names or numbers, separated by commas.
 
     Raises InvalidRequestError.
     """
-    words = said.get(VARIABLE, "").split(",")
+    words = variables.get(VARIABLE, "").split(",")
     return frozenset(_uid(word.strip()) for word in words if word.strip())
 
 

@@ -27,7 +27,7 @@ PLAN_PARAMETERS = (
     *("mode", "scope", "multithreading", "balanced", "min_physical_cores", "max_physical_cores"),
     *("share", "strict"),
 )
-#: How they are said; what a task asked for by a shorter name.
+#: Their variables; the number of CPUs that a task asked for has a shorter name.
 PARAMETER_VARIABLES = {
     **{name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETERS},
     "task_cpus": f"{PREFIX}CPUS",
@@ -65,10 +65,12 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def plan_parameters(said: Mapping[str, str]) -> dict[str, str]:
+def plan_parameters(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters of a plan that AFFINITYD_* variables choose."""
     return {
-        name: said[variable] for name, variable in PARAMETER_VARIABLES.items() if variable in said
+        name: variables[variable]
+        for name, variable in PARAMETER_VARIABLES.items()
+        if variable in variables
     }
 
 
@@ -85,12 +87,12 @@ def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:
     return switch.least(own, switch.read(site, f"{switch.VARIABLE} in {name}"))
 
 
-def sockets(said: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return where a client looks for a daemon, by the variables that were said.
+def sockets(variables: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return where a client looks for a daemon, by its AFFINITYD_* variables.
 
     At the configured socket; where none is, at root's, then at its user's own.
     """
-    configured = said.get(f"{PREFIX}SOCKET")
+    configured = variables.get(f"{PREFIX}SOCKET")
     return [configured] if configured else list({SYSTEM_SOCKET: 1, default_socket(environ): 1})
 
 

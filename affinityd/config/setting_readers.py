@@ -13,7 +13,7 @@ from affinityd.text import quote
 Reader = Callable[[str, str], Any]
 
 MAX_PORT = 65535
-MAX_GID = 2**32 - 2  #: the last is nobody's, chown(2)
+MAX_GID = 2**32 - 2  #: the last means no group, chown(2)
 MAX_NAME = 253  #: characters of a DNS name, RFC 1035, and so of a node of Kubernetes
 
 

@@ -7,7 +7,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from affinityd.errors import AffinityError, NotEnforcedError
 from affinityd.json_codec import loads
 from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.peercred import credentials
-from affinityd.request.document import PlanDocument
+from affinityd.request.document import AllowedCpus
 from affinityd.text import one_line
 from affinityd.topology import node_file
 from affinityd.topology.node import Node
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     import _socket
 
 TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
+
+
+@dataclass(frozen=True)
+class PlanPart:
+    """What is read of a plan: a daemon of another release may have other fields."""
+
+    allowed: AllowedCpus
 
 
 def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
@@ -83,7 +90,7 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
 
 
 def _distrust(path: str, connection: _socket.socket) -> str | None:
-    """Return why a client does not believe who listens; None: it does."""
+    """Return why a client does not trust the daemon; None: it does."""
     try:
         trust.check_daemon(path, connection)
     except AffinityError as error:
@@ -103,7 +110,7 @@ def _identification(path: str, timeout: float) -> CallerIdentification | str:
         if response.status != HTTPStatus.OK:
             _, _, refusal = text.strip().partition(": ")
             return _line(refusal) or NO_PLAN
-        allowed = loads(PlanDocument, text, "plan").allowed
+        allowed = loads(PlanPart, text, "plan").allowed
         shown = None if allowed.within is None else format_list(parse_list(allowed.within))
         return CallerIdentification(allowed.source, shown, cpuset_of(os.getpid()))
     except TimeoutError:
@@ -114,9 +121,9 @@ def _identification(path: str, timeout: float) -> CallerIdentification | str:
         return NO_PLAN
 
 
-def _line(said: str) -> str:
-    """Return a line of whoever listens there: no longer than a daemon's, and harmless."""
-    return one_line(said if len(said) <= MAX_LINE else f"{said[:MAX_LINE]}…")
+def _line(text: str) -> str:
+    """Return one line of what any listener may say, no longer than a daemon's."""
+    return one_line(text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]}…")
 
 
 def _closed(path: Path) -> Iterator[str]:

@@ -41,7 +41,7 @@ NO_ANSWER = "no daemon answers"
 
 @dataclass(frozen=True)
 class CallerIdentification:
-    """What a daemon says of who asks for a plan and states no cpuset; and what is so."""
+    """What a daemon says of a caller that states no cpuset, and what is so."""
 
     source: str  #: `allowed.source`
     within: str | None  #: `allowed.within`: the cpulist of our cpuset; None: it does not know it
@@ -55,13 +55,13 @@ class DaemonFacts:
     path: str  #: of the socket
     absent: tuple[str, ...] = ()  #: the default sockets, if no other is named and none is there
     listens: bool = False
-    is_denied: bool = False  #: we may not connect, and nobody knows whether somebody listens
+    is_denied: bool = False  #: we may not connect: whether a process listens is not known
     status: int | None = None  #: HTTP's, of /readyz; None: none came, `error` says why
     error: str | None = None
-    pid: int | None = None  #: SO_PEERCRED; None: nobody listens, or it is not seen from here
+    pid: int | None = None  #: SO_PEERCRED; None: no process listens, or it is not seen from here
     cpuset: CpuSet | None = None  #: what its cgroup lets it use; None: not known
     closed: tuple[str, ...] = ()  #: what is in the way of other users: paths and their modes
-    distrust: str | None = None  #: why clients do not believe it; None: they do
+    distrust: str | None = None  #: why clients do not trust it; None: they do
     published: Node | str = "there is none"  #: node.json, or why it is not to be read
     enforcement: EnforceDocument | str = NO_ANSWER  #: /enforce, or why it is not known
     identification: CallerIdentification | str = NO_ANSWER  #: of this process by /plan, or why not
@@ -86,10 +86,12 @@ class NodeFacts:
     tree: Tree  #: its files
     root: str | None = None  #: where they lie; None: nowhere
     reserved: CpuSet = frozenset()  #: CPUs that no rank is given
-    nvml: NvmlReport | None = None  #: what NVML said; None: nobody asked
+    nvml: NvmlReport | None = None  #: NVML's report; None: it was not asked
     daemon: DaemonFacts | None = None  #: None: the machine is not this one
-    maintenance: str | None = None  #: why NVML was not asked: somebody works on its driver
-    hold_seconds: float | None = None  #: seconds since somebody held NVML off; None: nobody does
+    maintenance: str | None = None  #: why NVML was not asked: its driver is worked on
+    hold_seconds: float | None = (
+        None  #: age of the file that keeps NVML from being asked; None: none
+    )
     #: Variables of this process, and keys of the settings file.
     variables: tuple[NamedVariable, ...] = ()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from affinityd.cpuset import several
 from affinityd.topology.model import Gpu
 
-NOT_APPLICABLE = "n/a"  #: nothing to look at here, or nobody tells: neither good nor bad
+NOT_APPLICABLE = "n/a"  #: nothing to look at here, or no source tells: neither good nor bad
 OK = "ok"
 WARN = "warn"  #: ranks may be slower for it
 FAIL = "fail"  #: something does not work
@@ -23,7 +23,7 @@ class CheckResult:
 
     status: str  #: of STATUSES
     found: str  #: a sentence, which has the name of what was looked at and its value
-    remedy: str | None = None  #: what mends it; None: nothing is to be mended
+    remedy: str | None = None  #: what to do about it; None: nothing
     gpus: tuple[int, ...] = ()  #: indices of the GPUs that it is about
     check: str = ""  #: the check's name, where it ran by that
 

@@ -31,9 +31,9 @@ VERSIONS = (
     Version("cgroup2", None, ("cpuset.cpus.effective",)),
 )
 
-CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that somebody chose for a cgroup
+CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that were chosen for a cgroup
 
-#: Levels below a mount that are looked at: anybody may make thousands below a cgroup of their own.
+#: Levels below a mount that are looked at: any user may make thousands below a cgroup of its own.
 MOST_LEVELS = 64
 
 

@@ -23,7 +23,7 @@ from affinityd.linux.process_table import ProcessTable
 from affinityd.text import one_line
 from affinityd.topology import node_file
 
-NVML_SECONDS = 5.0  #: that NVML may take to answer: somebody waits
+NVML_SECONDS = 5.0  #: that NVML may take to answer: a person waits
 
 COLUMNS = ("check", "status", "found")
 WIDTH = 2 + max(map(len, CHECKS))  #: of a name in the help
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> NodeFacts:
     """Return the facts of the machine that the settings name, for these checks or all.
 
-    NVML is asked where a check wants it and nobody works on its driver. Raises TreeError.
+    NVML is asked where a check wants it and its driver is not worked on. Raises TreeError.
     """
     machine = Machine(settings)
     maintenance = DriverMaintenance(hold=hold).reason(ProcessTable()) if machine.is_live else None

@@ -87,12 +87,12 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
 
     Where only observing was `chosen`, here or by the daemon, it stays where it is.
     """
-    said = file.variables()
-    timeout = exec_options.seconds(options.get("timeout") or said.get("AFFINITYD_TIMEOUT"))
-    policy = _memory_policy(options.get("memory") or said.get("AFFINITYD_MEMORY"))
-    given = exec_options.parameters(options, said)
+    variables = file.variables()
+    timeout = exec_options.seconds(options.get("timeout") or variables.get("AFFINITYD_TIMEOUT"))
+    policy = _memory_policy(options.get("memory") or variables.get("AFFINITYD_MEMORY"))
+    given = exec_options.parameters(options, variables)
     questions = apply.own_questions(given, chosen)
-    found = find_plan.find_plan(questions, file.sockets(said), start, timeout, bounded=True)
+    found = find_plan.find_plan(questions, file.sockets(variables), start, timeout, bounded=True)
     if found.switch != switch.ON:
         apply.export_observed(found)
         return

@@ -1,6 +1,6 @@
-"""Whether the daemon is there for everybody, and node.json beside it tells of this node.
+"""Whether the daemon is there for every user, and node.json beside it tells of this node.
 
-Source: unix(7) for who may connect.
+Source: unix(7), for what connect(2) takes.
 """
 
 from __future__ import annotations
@@ -102,15 +102,15 @@ def _node_file(daemon: DaemonFacts, topology: Topology) -> CheckResults:
 
 def _difference(node: Node, topology: Topology) -> str | None:
     """Return how a published node differs from this one, in what plans hang on."""
-    told, here = node.topology, topology
+    its, here = node.topology, topology
     pairs = {
-        "name": (told.name, here.name),
-        "online CPUs": (format_list(told.online), format_list(here.online)),
-        "GPUs": tuple(
-            ", ".join(gpu.pci_bus_id for gpu in it.gpus) or "none" for it in (told, here)
-        ),
+        "name": (its.name, here.name),
+        "online CPUs": (format_list(its.online), format_list(here.online)),
+        "GPUs": tuple(", ".join(gpu.pci_bus_id for gpu in it.gpus) or "none" for it in (its, here)),
     }
     texts = (
-        f"its {what}: {its}, here: {ours}" for what, (its, ours) in pairs.items() if its != ours
+        f"its {what}: {theirs}, here: {ours}"
+        for what, (theirs, ours) in pairs.items()
+        if theirs != ours
     )
     return next(texts, None)

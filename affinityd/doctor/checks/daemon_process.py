@@ -16,7 +16,7 @@ from affinityd.linux.processes import INITIAL_PIDS
 
 SYS_PTRACE = 1 << 19  #: kernel include/uapi/linux/capability.h
 OFF = ("0", "off")  #: hidepid=: nothing is hidden
-NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from everybody, whatever gid= says
+NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from every user, whatever gid= says
 PRIVATE = "tmpfs"  #: what systemd mounts at /dev, and what a container has there
 
 
@@ -59,21 +59,21 @@ def _mask(facts: NodeFacts, pid: int) -> CpuSet | None:
 def hidepid(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
     """Judge whether /proc shows the daemon, or where none is seen us, every user's processes."""
     pid = str(daemon.pid or "self")
-    who = f"the daemon (process {pid})" if daemon.pid else "this process"
+    process = f"the daemon (process {pid})" if daemon.pid else "this process"
     proc = (facts.mounts(pid) or {}).get("/proc")
     if proc is None:
-        yield not_applicable(f"the mounts of {who} cannot be read")
+        yield not_applicable(f"the mounts of {process} cannot be read")
         return
     options = {name: value for name, _, value in (it.partition("=") for it in proc.options)}
     hidden, subset = options.get("hidepid", "off"), options.get("subset")
     wrong: list[CheckResult] = []
     if _is_in_other_namespace(facts, pid):
-        wrong.append(_other_namespace(who))
+        wrong.append(_other_namespace(process))
     if hidden not in OFF and not _is_exempt(facts, pid, hidden, options.get("gid", "0")):
-        wrong.append(_hidden(who, hidden))
+        wrong.append(_hidden(process, hidden))
     if subset:
-        wrong.append(_subset(who, subset))
-    yield from wrong or [ok(f"/proc shows {who} every process (hidepid={hidden})")]
+        wrong.append(_subset(process, subset))
+    yield from wrong or [ok(f"/proc shows {process} every process (hidepid={hidden})")]
 
 
 def _is_in_other_namespace(facts: NodeFacts, pid: str) -> bool:
@@ -92,26 +92,26 @@ def _is_exempt(facts: NodeFacts, pid: str, hidden: str, gid: str) -> bool:
     return hidden not in NO_EXEMPTION and gid in groups
 
 
-def _other_namespace(who: str) -> CheckResult:
+def _other_namespace(process: str) -> CheckResult:
     return warn(
-        f"{who} is in a pid namespace of its own: it sees no process outside, and what NVML "
+        f"{process} is in a pid namespace of its own: it sees no process outside, and what NVML "
         "calls a process is another there",
         "hostPID: true in its pod; podman run --pid=host; take PrivatePIDs= from its unit",
     )
 
 
-def _hidden(who: str, hidden: str) -> CheckResult:
+def _hidden(process: str, hidden: str) -> CheckResult:
     return warn(
-        f"/proc is mounted with hidepid={hidden}: {who} does not see other users' processes, "
+        f"/proc is mounted with hidepid={hidden}: {process} does not see other users' processes, "
         "neither their cpusets nor their masks",
         "take ProtectProc= from its unit; where the machine's /proc is so: mount -o "
         "remount,hidepid=off /proc, or CapabilityBoundingSet=CAP_SYS_PTRACE in its unit",
     )
 
 
-def _subset(who: str, subset: str) -> CheckResult:
+def _subset(process: str, subset: str) -> CheckResult:
     return warn(
-        f"/proc is mounted with subset={subset}: {who} sees neither NVIDIA's driver nor "
+        f"/proc is mounted with subset={subset}: {process} sees neither NVIDIA's driver nor "
         "kernel.numa_balancing",
         "take ProcSubset=pid from its unit",
     )

@@ -11,7 +11,7 @@ from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResult, CheckResults, fail, named, not_applicable, ok, warn
 from affinityd.topology.model import Gpu
 
-FORGOTTEN = 86400.0  #: seconds; nobody works on a driver for a day
+FORGOTTEN = 86400.0  #: seconds; no work on a driver takes a day
 
 NO_NVIDIA = "there is no NVIDIA GPU"
 LOAD = (
@@ -22,15 +22,15 @@ LOAD = (
 
 def nvml(facts: NodeFacts) -> CheckResults:
     """Judge whether NVML answers, for every GPU, and may be asked at all."""
-    told = () if facts.nvml is None else facts.nvml.gpus
+    reports = () if facts.nvml is None else facts.nvml.gpus
     sick = [(gpu, it.error) for gpu, it in _reports(facts) if it.error]
-    if not _nvidia(facts) and not told:
+    if not _nvidia(facts) and not reports:
         yield not_applicable(NO_NVIDIA)
     elif facts.maintenance is not None:
         yield _under_maintenance(facts, facts.maintenance)
     elif facts.nvml is None:
         yield not_applicable("nobody asked NVML: the machine is replayed without its answers")
-    elif told is None:
+    elif reports is None:
         yield warn(
             f"{facts.nvml.error}: plans are made from sysfs, without MIG instances",
             facts.nvml.remedy or LOAD,
@@ -47,7 +47,7 @@ def nvml(facts: NodeFacts) -> CheckResults:
 
 
 def _under_maintenance(facts: NodeFacts, why: str) -> CheckResult:
-    """Return why NVML was not asked; it is a fault where somebody seems to have forgotten it."""
+    """Return why NVML was not asked; it is a fault where that seems to have been forgotten."""
     if facts.hold_seconds is None or facts.hold_seconds < FORGOTTEN:
         return not_applicable(f"NVML was not asked: {why}")
     return warn(
@@ -60,9 +60,9 @@ def _under_maintenance(facts: NodeFacts, why: str) -> CheckResult:
 
 def persistence(facts: NodeFacts) -> CheckResults:
     """Judge whether each GPU is kept initialised while nobody uses it."""
-    said = [(gpu, it.persistence) for gpu, it in _reports(facts) if it.persistence is not None]
-    off = [gpu for gpu, is_on in said if not is_on]
-    if not said:
+    modes = [(gpu, it.persistence) for gpu, it in _reports(facts) if it.persistence is not None]
+    off = [gpu for gpu, is_on in modes if not is_on]
+    if not modes:
         yield not_applicable(
             "NVML says nothing of persistence mode" if _nvidia(facts) else NO_NVIDIA
         )
@@ -75,7 +75,7 @@ def persistence(facts: NodeFacts) -> CheckResults:
             off,
         )
     else:
-        yield ok(f"persistence mode of {named(gpu for gpu, _ in said)} is on")
+        yield ok(f"persistence mode of {named(gpu for gpu, _ in modes)} is on")
 
 
 def _nvidia(facts: NodeFacts) -> list[Gpu]:
@@ -83,7 +83,7 @@ def _nvidia(facts: NodeFacts) -> list[Gpu]:
 
 
 def _reports(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
-    """Return the GPUs with what NVML said of each."""
-    told = (facts.nvml.gpus if facts.nvml else None) or ()
-    by_index = {it.index: it for it in told}
+    """Return the GPUs with what NVML reported of each."""
+    reports = (facts.nvml.gpus if facts.nvml else None) or ()
+    by_index = {it.index: it for it in reports}
     return [(gpu, by_index[gpu.index]) for gpu in _nvidia(facts) if gpu.index in by_index]

@@ -18,7 +18,7 @@ from affinityd.doctor.result import CheckResults, named, not_applicable, ok, war
 from affinityd.text import node_name
 from affinityd.topology.model import Gpu
 
-#: smt/control where each core's other threads are offline because somebody wants it so.
+#: smt/control where each core's other threads are offline by choice.
 SMT_OFF = ("off", "forceoff")
 
 ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"

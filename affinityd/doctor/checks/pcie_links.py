@@ -2,7 +2,7 @@
 
 A GPU that idles lowers its link's speed, and NVIDIA says that of the width too (nvidia-smi(1),
 "pcie.link.gen.gpucurrent", "pcie.link.width.current": "may be reduced when the GPU is not in use").
-Data-center GPUs keep their lanes, so that lost ones are a warning, and a lower speed is only told.
+Data-center GPUs keep their lanes: lost ones are a warning, and a lower speed is only mentioned.
 
 Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (current_link_width, max_link_width, …),
 drivers/pci/pci.c `pcie_bandwidth_available`.

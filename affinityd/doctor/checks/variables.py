@@ -43,27 +43,29 @@ ALIKE = 0.9  #: of difflib; another program's name is less like ours
 @of_daemon
 def variables(facts: NodeFacts, _daemon: DaemonFacts) -> CheckResults:
     """Judge the names of variables and of the settings file's keys."""
-    wrong = [(said, near) for said in facts.variables if (near := _meant(said)) is not None]
-    for said, near in wrong:
+    wrong = [
+        (variable, near) for variable in facts.variables if (near := _meant(variable)) is not None
+    ]
+    for variable, near in wrong:
         yield warn(
-            f"{said.name} in {said.where} is no setting of affinityd and is ignored",
+            f"{variable.name} in {variable.where} is no setting of affinityd and is ignored",
             f"did you mean {near}?" if near else "leave it out; docs/operating.md lists them",
         )
     if not wrong:
-        ours = sum(said.name in NAMES for said in facts.variables)
+        ours = sum(variable.name in NAMES for variable in facts.variables)
         yield ok(f"every AFFINITYD_* variable, and key of {file.path()}, is one ({ours})")
 
 
-def _meant(said: NamedVariable) -> str | None:
+def _meant(variable: NamedVariable) -> str | None:
     """Return the name that was meant, "" if none is near; None: the name is known, or not ours."""
-    name = said.name.upper()
-    if said.name in NAMES or said.name.startswith(RANKS):
+    name = variable.name.upper()
+    if variable.name in NAMES or variable.name.startswith(RANKS):
         return None
     if name in NAMES:
         return name
-    if said.where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
+    if variable.where == ENVIRONMENT and OF_SERVICES.intersection(name.split("_")):
         return None
-    if said.where != ENVIRONMENT and name in SHORT:
+    if variable.where != ENVIRONMENT and name in SHORT:
         return SHORT[name]
     if name.startswith(file.PREFIX):
         near = difflib.get_close_matches(name.removeprefix(file.PREFIX), SHORT, n=1)
