@@ -15,8 +15,9 @@ from affinityd.discovery.nvml.gpus import query
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.root import open_tree
 from affinityd.discovery.snapshot import snapshot_nvml
-from affinityd.discovery.tree import EXHAUSTED, FolderTree, Tree
+from affinityd.discovery.tree import FolderTree, Tree
 from affinityd.errors import TreeError
+from affinityd.linux.files import SCARCE
 from affinityd.topology.model import Topology
 
 MAX_LIST = 65536  #: bytes; more than any kernel writes into one file of sysfs
@@ -42,7 +43,7 @@ class _ReadOutcome:
         """
         known = former.broken if former and former.online == self.online else self.broken
         for path, error in self.broken.items():
-            if error.errno in EXHAUSTED or path not in known:
+            if error.errno in SCARCE or path not in known:
                 raise TreeError(f"/{path}: {error.strerror}")
 
     def notices(self) -> Iterator[str]:

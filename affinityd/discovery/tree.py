@@ -16,6 +16,7 @@ from typing import Protocol
 
 from affinityd.cpuset import PADDING
 from affinityd.errors import TreeError
+from affinityd.linux.files import SCARCE
 
 #: What every machine has, and nothing else: it distinguishes a machine from a folder around one.
 MARK = "sys/devices/system/cpu"
@@ -41,11 +42,8 @@ _PAGE = 4096
 #: Where a read returns whole lines, and may end before a page does: kernel fs/seq_file.c.
 _LISTS = "proc/"
 
-#: Errors of the reading process: they say nothing of the file. open(2)
-EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-
 #: Errors of files that are there and fail now; others mean that there is nothing, or not for us.
-_BROKEN = EXHAUSTED | {errno.EIO}
+_BROKEN = {*SCARCE, errno.EIO}
 
 
 def every(_name: str) -> bool:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from affinityd.config.file import MAX_FILE
 from affinityd.cpuset import CpuSet, parse_list
+from affinityd.linux.environ import environment_of
+from affinityd.linux.files import beginning
 from affinityd.slurm.allocations import SlurmJob
 
 NOTES = "run/affinityd/jobs"  #: a file a job, by its number; its first line is like gpus=2,3
@@ -51,10 +52,10 @@ def _number(root: Path, folder: Path) -> int | None:
         return int(number)
     files = folder.glob("step_*/**/cgroup.procs")
     for pid in islice((pid for file in files for pid in _read(file).split()), MAX_PIDS):
-        for entry in _read(root / "proc" / pid / "environ").split("\0"):
-            name, _, value = entry.partition("=")
-            if name == "SLURM_JOB_ID" and _is_number(value):
-                return int(value)
+        environment = environment_of(int(pid), f"{root}") if _is_number(pid) else None
+        job = (environment or {}).get("SLURM_JOB_ID", "")
+        if _is_number(job):
+            return int(job)
     return None
 
 
@@ -82,11 +83,4 @@ def _gpus(note: Path) -> tuple[str, ...] | None:
 
 
 def _read(path: Path) -> str:
-    """Return the first of a file: a process can make its environment as large as its memory."""
-    try:
-        if not path.is_file():
-            return ""
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(MAX_FILE)
-    except OSError:
-        return ""
+    return beginning(f"{path}").decode(errors="replace")
