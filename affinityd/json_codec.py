@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -32,6 +32,18 @@ MAX_DIGITS = len(str(MAX_NUMBER))
 _LEFT_OUT, _CPULIST = "left out", "cpulist"
 #: A text that is CPUs: `0-3,8`.
 CpuList = Annotated[str, _CPULIST]
+
+
+#: JSON's own types → how errors call them.
+_PLAIN: dict[Any, str] = {
+    str: "a string",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
+_NUMBERS = (int, float)
 
 
 @dataclass(frozen=True)
@@ -109,55 +121,22 @@ def decode(kind: type[T], value: object, where: str) -> T:
 @cache
 def _reader(kind: Any) -> Reader:  # noqa: ANN401 - a type
     if kind in _PLAIN:
-        return _PLAIN[kind]
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _cpulist if _CPULIST in arguments else _reader(arguments[0])
-    if origin in {Union, UnionType}:
-        (inner,) = (_reader(it) for it in arguments if it is not NoneType)
-        return lambda value: None if value is None else inner(value)
-    if origin in {tuple, Sequence}:
-        return _list(_reader(arguments[0]))
-    if origin is Mapping:
-        return _mapping(_number_of if arguments[0] is int else str, _reader(arguments[1]))
-    return _object(kind)
+        return partial(_plain, kind)
+    make = _MAKERS.get(get_origin(kind))
+    return make(*get_args(kind)) if make else _object(kind)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise _not(value, "a string")
+def _plain(kind: type, value: Any) -> Any:  # noqa: ANN401 - what JSON has, by its exact type
+    is_kind = type(value) is kind or (kind is float and type(value) is int)
+    if not is_kind:
+        raise _not(value, _PLAIN[kind])
+    if kind in _NUMBERS and not 0 <= value <= MAX_NUMBER:
+        raise _not(value, f"a number from 0 to {MAX_NUMBER}")
     return value
-
-
-def _boolean(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _not(value, "true or false")
-    return value
-
-
-def _whole_number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _not(value, "a whole number")
-    return _bounded(value)
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise _not(value, "a number")
-    return _bounded(value)
-
-
-N = TypeVar("N", int, float)
-
-
-def _bounded(number: N) -> N:
-    if not 0 <= number <= MAX_NUMBER:
-        raise _not(number, f"a number from 0 to {MAX_NUMBER}")
-    return number
 
 
 def _cpus(value: object) -> CpuSet:
-    text = _text(value)
+    text = _plain(str, value)
     try:
         return parse_list(text)
     except ValueError as error:
@@ -169,33 +148,30 @@ def _cpulist(value: object) -> str:
     return str(value)
 
 
-def _list(read: Reader) -> Reader:
-    def read_list(value: object) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise _not(value, "a list")
-        items: list[Any] = []
+def _optional(*kinds: Any) -> Reader:  # noqa: ANN401 - types
+    (read,) = (_reader(kind) for kind in kinds if kind is not NoneType)
+    return lambda value: None if value is None else read(value)
+
+
+def _list(read: Reader, value: object) -> tuple[Any, ...]:
+    listed, items = _plain(list, value), list[Any]()
+    try:
+        for item in listed:
+            items.append(read(item))
+    except ValueError as error:
+        raise ValueError(f"[{len(items)}]{error}") from None
+    return tuple(items)
+
+
+def _mapping(read_name: Callable[[str], Any], read: Reader, value: object) -> dict[Any, Any]:
+    items: dict[Any, Any] = {}
+    for name, item in _plain(dict, value).items():
+        key = read_name(name)
         try:
-            for item in value:
-                items.append(read(item))  # noqa: PERF401 - an error counts what was read
+            items[key] = read(item)
         except ValueError as error:
-            raise ValueError(f"[{len(items)}]{error}") from None
-        return tuple(items)
-
-    return read_list
-
-
-def _mapping(read_name: Callable[[str], Any], read: Reader) -> Reader:
-    def read_mapping(value: object) -> dict[Any, Any]:
-        items: dict[Any, Any] = {}
-        for name, item in _fields(value).items():
-            key = read_name(name)
-            try:
-                items[key] = read(item)
-            except ValueError as error:
-                raise ValueError(f"[{quote(name)}]{error}") from None
-        return items
-
-    return read_mapping
+            raise ValueError(f"[{quote(name)}]{error}") from None
+    return items
 
 
 def _number_of(name: str) -> int:
@@ -211,7 +187,7 @@ def _object(kind: type) -> Reader:
     empty = {name: None for name in needed if NoneType in get_args(hints[name])}
 
     def read_object(value: object) -> object:
-        given = _fields(value)
+        given = _plain(dict, value)
         read: dict[str, Any] = dict(empty)
         for name, reader in readers.items():
             if name in given:
@@ -226,20 +202,19 @@ def _object(kind: type) -> Reader:
     return read_object
 
 
-def _fields(value: object) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise _not(value, "an object")
-    return value
-
-
 def _not(value: object, expected: str) -> ValueError:
     return ValueError(f" is {repr(value)[:SHOWN]}, not {expected}")
 
 
-_PLAIN: dict[Any, Reader] = {
-    str: _text,
-    bool: _boolean,
-    int: _whole_number,
-    float: _number,
-    CpuSet: _cpus,
+#: A type's origin → what makes a reader of its arguments; else it is a dataclass.
+_MAKERS: dict[Any, Callable[..., Reader]] = {
+    Annotated: lambda kind, *notes: _cpulist if _CPULIST in notes else _reader(kind),
+    Union: _optional,
+    UnionType: _optional,
+    tuple: lambda item, _: partial(_list, _reader(item)),
+    Sequence: lambda item: partial(_list, _reader(item)),
+    Mapping: lambda name, item: partial(
+        _mapping, _number_of if name is int else str, _reader(item)
+    ),
+    frozenset: lambda _: _cpus,
 }
