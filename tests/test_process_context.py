@@ -17,7 +17,7 @@ from tests.children import sleeping
 REPOSITORY = Path(__file__).parents[1]
 
 
-def test_this_process_knows_its_mask_and_what_it_may_widen_it_to() -> None:
+def test_this_process_knows_its_mask_and_what_its_cgroup_allows() -> None:
     mine = os.sched_getaffinity(0)
     code = (
         "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])});"

@@ -77,12 +77,7 @@ class ProcessContext:
     @property
     def cpuset(self) -> CpuSet | None:
         """The CPUs that its cgroup allows; None where that is not known."""
-        # Imported here: what exec plans on is its mask.
-        if self.pid == os.getpid() and not self._root:
-            from affinityd.linux.affinity import own_cpuset  # noqa: PLC0415
-
-            return own_cpuset()
-        from affinityd.linux.cgroup import cpuset_of  # noqa: PLC0415
+        from affinityd.linux.cgroup import cpuset_of  # noqa: PLC0415 - exec plans on its mask
 
         return cpuset_of(self.pid, self._root or "/")
 

@@ -19,7 +19,7 @@ from affinityd.linux.pinning import (
 
 MAX_PASSES = 6  #: the next scan goes on with a process that starts threads faster
 
-OUTCOMES = {FITS: PINNED, DRIFTED: CHANGE, ON_PURPOSE: LEFT_ALONE}
+RULES = {FITS: PINNED, DRIFTED: CHANGE, ON_PURPOSE: LEFT_ALONE}
 
 
 def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> PinOutcome:
@@ -30,7 +30,7 @@ def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> PinOutc
     """
 
     def rule(mask: CpuSet, _given: Collection[CpuSet]) -> str:
-        return OUTCOMES[to.of(mask)]
+        return RULES[to.of(mask)]
 
     target = Target(facts.pid, facts.start, to.cpus, rule)
     return _outcome(pin_threads(lambda: [target], deadline=deadline, max_passes=MAX_PASSES))

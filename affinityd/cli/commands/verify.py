@@ -81,7 +81,7 @@ def _verifications(
     def judged(stat: Stat, reply: Reply, found: RunningProcess) -> Verification:
         return verified(planner.topology, reply.ranks, planner.cpuset(stat), found, options)
 
-    found = _running(process, resident=resident)  # before a plan for ourselves starts a thread
+    found = _running(process, resident=resident)
     plan = planner.plan(process)
     if found is None:
         raise TargetError(f"{target.shown(process)} has ended meanwhile")
