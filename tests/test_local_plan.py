@@ -168,9 +168,9 @@ def test_a_file_that_may_not_be_read_is_passed_over(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     code = """
 import os
-from affinityd.client import local_plan as fallback
+from affinityd.client import local_plan
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
-print(fallback.find_node(["affinityd.sock"]).source)"""
+print(local_plan.find_node(["affinityd.sock"]).source)"""
     env = {"PYTHONPATH": os.pathsep.join(sys.path), "AFFINITYD_CONFIG": "none"}
     command = [sys.executable, "-c", code]
     assert subprocess.check_output(command, env=env, cwd=tmp_path) == b"sysfs\n"
