@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from affinityd.request.devices import ComputeDevice, VisibleDevices
 from affinityd.request.visible_lists import read_visible
 from affinityd.topology.model import Core, Gpu, NumaNode, Topology
 from tests.asking import ask, cpulists
@@ -94,19 +95,17 @@ def test_all_721_plans_are_compared() -> None:
     assert sum(map(len, GROUPS.values())) == 721
 
 
-class _Device:
-    def __init__(self, index: int, uuid: str) -> None:
-        self.index = index
-        self.uuid = uuid
-
-
-DEVICES = tuple(_Device(index, uuid) for index, uuid in enumerate(VISIBLE["uuids"]))
+DEVICES = tuple(
+    ComputeDevice(Gpu(index, "nvidia", "0000:00:00.0", None, uuid=uuid))
+    for index, uuid in enumerate(VISIBLE["uuids"])
+)
 
 
 @pytest.mark.parametrize("case", VISIBLE["cases"], ids=lambda case: repr(case["visible"]))
 def test_a_visible_device_list_is_read_as_by_the_driver(case: Case) -> None:
-    seen = read_visible(case["visible"], dict(enumerate(DEVICES)), DEVICES)
-    assert [device.index for device in seen.devices.values()] == case["devices"]
+    given = VisibleDevices(dict(enumerate(DEVICES)), DEVICES, by_name=False)
+    seen = read_visible(case["visible"], given).by_index.values()
+    assert [device.gpu.index for device in seen] == case["devices"]
 
 
 def test_all_48_visible_device_lists_are_compared() -> None:

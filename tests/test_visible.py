@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from affinityd.request.devices import ComputeDevice, VisibleDevices
 from affinityd.request.visible_lists import read_visible
+from affinityd.topology.model import Gpu
 
 
-@dataclass(frozen=True)
-class Named:
-    uuid: str | None
+def named(index: int, uuid: str | None) -> ComputeDevice:
+    return ComputeDevice(Gpu(index, "nvidia", "0000:00:00.0", None, uuid=uuid))
 
 
 #: 0 and 1 have the beginning of their UUIDs in common; 3 has none.
-GPUS = (Named("GPU-aa01"), Named("GPU-aa02"), Named("GPU-bb03"), Named(None))
-INSTANCES = (Named("MIG-cc04"), Named("MIG-cc05"))
+GPUS = (named(0, "GPU-aa01"), named(1, "GPU-aa02"), named(2, "GPU-bb03"), named(3, None))
+INSTANCES = (ComputeDevice(GPUS[0].gpu, "MIG-cc04"), ComputeDevice(GPUS[0].gpu, "MIG-cc05"))
 EVERYTHING = (*GPUS, *INSTANCES)
-NUMBERED = dict(enumerate(GPUS))
+GIVEN = VisibleDevices(dict(enumerate(GPUS)), EVERYTHING, by_name=False)
 
 
 def seen(value: str | None) -> list[int]:
     """Return the devices that a value leaves, by their place in EVERYTHING."""
-    devices = read_visible(value, NUMBERED, EVERYTHING).devices.values()
+    devices = read_visible(value, GIVEN).by_index.values()
     return [EVERYTHING.index(device) for device in devices]
 
 
@@ -127,13 +127,13 @@ def test_a_list_is_read_as_by_the_driver(value: str | None, expected: list[int])
     ],
 )
 def test_a_numbering_by_name_is_told_from_one_by_index(value: str | None, by_name: bool) -> None:
-    assert read_visible(value, NUMBERED, EVERYTHING).by_name == by_name
+    assert read_visible(value, GIVEN).by_name == by_name
 
 
 def test_an_index_that_a_lost_gpu_has_left_ends_the_list() -> None:
-    gap = {0: GPUS[0], 2: GPUS[2]}
-    assert list(read_visible("2,0", gap, EVERYTHING).devices.values()) == [GPUS[2], GPUS[0]]
-    assert list(read_visible("0,1,2", gap, EVERYTHING).devices.values()) == [GPUS[0]]
+    gap = VisibleDevices({0: GPUS[0], 2: GPUS[2]}, EVERYTHING, by_name=False)
+    assert list(read_visible("2,0", gap).by_index.values()) == [GPUS[2], GPUS[0]]
+    assert list(read_visible("0,1,2", gap).by_index.values()) == [GPUS[0]]
 
 
 def by_hand(value: str) -> list[int]:

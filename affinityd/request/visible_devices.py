@@ -39,12 +39,11 @@ def visible_devices(
     given = None if granted is None else _grant(topology, everything, granted)
     if nvidia_visible:
         given = _listed(everything, nvidia_visible, given) or given
-    numbered, nameable = everything.by_index, everything.nameable
-    if given is not None:
-        numbered = dict(enumerate(d for d in given if d.gpu.vendor == given[0].gpu.vendor))
-        nameable = tuple(dict.fromkeys(with_instances(given)))
-    seen = read_visible(visible, numbered, nameable)
-    return VisibleDevices(seen.devices, nameable, seen.by_name)
+    if given is None:
+        return read_visible(visible, everything)
+    numbered = dict(enumerate(d for d in given if d.gpu.vendor == given[0].gpu.vendor))
+    nameable = tuple(dict.fromkeys(with_instances(given)))
+    return read_visible(visible, VisibleDevices(numbered, nameable, by_name=False))
 
 
 def _grant(

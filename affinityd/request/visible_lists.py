@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import takewhile
-from typing import Generic, Protocol, TypeVar
+
+from affinityd.request.devices import ComputeDevice, VisibleDevices
 
 UUID_KINDS = ("GPU-", "MIG-")
 ROCM_ORDER = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -22,38 +23,17 @@ ENOUGH_DIGITS = 21
 _STRTOUL = re.compile(r"\s*([+-]?)([0-9]+)", re.ASCII)
 
 
-class HasUuid(Protocol):
-    """What a list can name."""
+def read_visible(value: str | None, given: VisibleDevices) -> VisibleDevices:
+    """Return what a variable's value leaves visible; None: unset, so all that were given.
 
-    @property
-    def uuid(self) -> str | None:
-        """Its UUID, None where it has none."""
-
-
-D = TypeVar("D", bound=HasUuid)
-
-
-@dataclass(frozen=True)
-class ListedDevices(Generic[D]):
-    """The devices that a list leaves visible, in its order."""
-
-    devices: Mapping[int, D]  #: by the index that the process knows them by
-    by_name: bool  #: the list is one of UUIDs
-
-
-def read_visible(
-    value: str | None, numbered: Mapping[int, D], nameable: Sequence[D]
-) -> ListedDevices[D]:
-    """Return what a variable's value leaves visible; None: unset, so all of `numbered`.
-
-    Indices count in `numbered`, UUIDs name any of `nameable`.
+    Indices count in `by_index`, UUIDs name any that is `nameable`.
     """
-    seen = ListedDevices(numbered, by_name=False)
+    seen = given
     for part in _lists(value):
-        nameable = _read_list(part, seen.devices, nameable)
+        devices = _read_list(part, seen.by_index, seen.nameable)
         by_name = seen.by_name or part.startswith(UUID_KINDS)
-        seen = ListedDevices(dict(enumerate(nameable)), by_name=by_name)
-    return seen
+        seen = VisibleDevices(dict(enumerate(devices)), devices, by_name)
+    return replace(seen, nameable=given.nameable)
 
 
 def _lists(value: str | None) -> Iterator[str]:
@@ -67,7 +47,9 @@ def _lists(value: str | None) -> Iterator[str]:
         yield value
 
 
-def _read_list(value: str, numbered: Mapping[int, D], nameable: Sequence[D]) -> tuple[D, ...]:
+def _read_list(
+    value: str, numbered: Mapping[int, ComputeDevice], nameable: Sequence[ComputeDevice]
+) -> tuple[ComputeDevice, ...]:
     entries = value.split(",")
     kind = next((kind for kind in UUID_KINDS if value.startswith(kind)), None)
     if kind is not None:
@@ -93,10 +75,12 @@ def _strtoul(entry: str) -> int:
     return -number if sign == "-" else number
 
 
-def _named(entries: Sequence[str], kind: str, nameable: Sequence[D]) -> list[D]:
+def _named(
+    entries: Sequence[str], kind: str, nameable: Sequence[ComputeDevice]
+) -> list[ComputeDevice]:
     """Return the devices that UUIDs or unique prefixes name; blanks are part of an entry."""
     names = list(takewhile(lambda entry: entry.startswith(kind), entries))
-    found: list[D] = []
+    found: list[ComputeDevice] = []
     for name in names:
         matches = [device for device in nameable if (device.uuid or "").startswith(name)]
         if len(matches) != 1:

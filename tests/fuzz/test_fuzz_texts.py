@@ -47,8 +47,7 @@ class Reader:
 
 
 def a_visible_list(text: str) -> object:
-    sight = all_devices(DGX)
-    return read_visible(text, sight.by_index, sight.nameable)
+    return read_visible(text, all_devices(DGX))
 
 
 def a_pci_address(text: str) -> object:
