@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.api.documents import NOT_ENFORCING, Documents, Viewer
+from affinityd.daemon.api.documents import Documents, Viewer
 from affinityd.enforce.describe import render
 from affinityd.enforce.model import CAUSES, DRIFTED, FITS, LEFT, PIN_OUTCOMES, REASONS
-from affinityd.errors import NotEnforcedError
 from tests.daemons import running
 from tests.enforced import enforced, fits
 
@@ -37,13 +36,6 @@ def test_a_user_sees_his_own_processes_and_nobody_else_any() -> None:
     assert pids(Viewer(uid=7)) == [1]
     assert pids(Viewer(uid=9)) == []
     assert pids(Viewer()) is None
-
-
-def test_a_daemon_that_does_not_enforce_says_how_it_would() -> None:
-    with pytest.raises(
-        NotEnforcedError, match=r"^this daemon does not enforce: start it with --enf"
-    ):
-        asyncio.run(NOT_ENFORCING.document(Viewer(is_admin=True)))
 
 
 def test_over_http_it_is_refused_where_nothing_is_enforced_and_takes_no_parameters(

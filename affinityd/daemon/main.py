@@ -22,7 +22,6 @@ from affinityd.config.switch import ON
 from affinityd.daemon import signals
 from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.app import create_app
-from affinityd.daemon.api.documents import NOT_ENFORCING
 from affinityd.daemon.api.plan_only import PlanOnly
 from affinityd.daemon.audit_log import AuditLog
 from affinityd.daemon.http.connections import Connections
@@ -115,7 +114,7 @@ async def _serve(
         metrics,
         latest,
         answers=answers,
-        enforced=enforcement.documents if enforcement else NOT_ENFORCING,
+        enforced=enforcement.documents if enforcement else None,
         admin_group=settings.admin_group,
     )
     connections = Connections(RefusalLog(metrics.refusals(REASONS)), most=most_connections())

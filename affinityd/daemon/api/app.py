@@ -14,8 +14,7 @@ from affinityd import __version__
 from affinityd.daemon.api import problems
 from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.documents import (
-    NOT_ENFORCING,
-    DocumentSource,
+    Documents,
     audit_documents,
     document_route,
 )
@@ -76,7 +75,7 @@ def create_app(
     audits: LatestAudit,
     *,
     answers: AnswerCache,
-    enforced: DocumentSource = NOT_ENFORCING,
+    enforced: Documents[Any] | None = None,
     admin_group: int | None = None,
 ) -> FastAPI:
     """Return the ASGI app that answers on one node."""

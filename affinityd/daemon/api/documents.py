@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -32,15 +32,19 @@ DOCUMENTS: dict[str, tuple[str, type]] = {
 }
 
 ROOT = 0
+NOT_ENFORCING = (
+    "this daemon does not enforce: start it with --enforce observe or pin, and without "
+    "AFFINITYD=off"
+)
 MAX_BYTES = 16 * 1024 * 1024  #: of one scan's documents, kept for those who ask again
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """Whose processes somebody may see: with neither, none by itself, but counts."""
+    """Whose processes a caller may see; with neither, counts alone."""
 
-    is_admin: bool = False  #: everybody's
-    uid: int | None = None  #: this user's
+    is_admin: bool = False  #: all users'
+    uid: int | None = None  #: of this user
 
     @property
     def sees(self) -> Sees | None:
@@ -60,13 +64,6 @@ def viewer(connection: PeerConnection | None, admin_group: int | None) -> Viewer
     return Viewer(uid=told.uid)
 
 
-class DocumentSource(Protocol):
-    """What has a document for each viewer."""
-
-    async def document(self, for_whom: Viewer) -> bytes:
-        """Return what somebody may see, as JSON. Raises NotReadyError where there is nothing."""
-
-
 class Documents(Generic[T]):
     """The documents of what was found last, each written once."""
 
@@ -78,36 +75,22 @@ class Documents(Generic[T]):
         self._kept: Cache[Viewer, bytes] = Cache(MAX_BYTES)
         self._write: SingleFlight[tuple[T, Viewer], bytes] = SingleFlight(self._written)
 
-    async def document(self, for_whom: Viewer) -> bytes:
-        """Return what somebody may see, as JSON. Raises NotReadyError where there is nothing."""
+    async def document(self, reader: Viewer) -> bytes:
+        """Return what a viewer may see, as JSON. Raises NotReadyError where there is none yet."""
         found = self._last()
         if found is not self._of:
             self._of = found
             self._kept.clear()
-        body = self._kept.get(for_whom)
+        body = self._kept.get(reader)
         if body is None:
-            body = await self._write((found, for_whom))
+            body = await self._write((found, reader))
             if found is self._of:  # nothing else was found meanwhile
-                self._kept.put(for_whom, body, len(body))
+                self._kept.put(reader, body, len(body))
         return body
 
     def _written(self, asked: tuple[T, Viewer]) -> bytes:
-        found, for_whom = asked
-        return self._render(found, for_whom.sees) + b"\n"
-
-
-class NotEnforcing:
-    """Of a daemon that pins nothing from outside, and does not look what it would pin."""
-
-    async def document(self, _for_whom: Viewer) -> bytes:
-        """Raise NotEnforcedError."""
-        raise NotEnforcedError(
-            "this daemon does not enforce: start it with --enforce observe or pin, and without "
-            "AFFINITYD=off"
-        )
-
-
-NOT_ENFORCING = NotEnforcing()
+        found, reader = asked
+        return self._render(found, reader.sees) + b"\n"
 
 
 def audit_documents(audits: LatestAudit) -> Documents[Audit]:
@@ -116,9 +99,15 @@ def audit_documents(audits: LatestAudit) -> Documents[Audit]:
 
 
 def document_route(
-    path: str, source: DocumentSource, admin_group: int | None, errors: dict[int | str, Any]
+    path: str,
+    documents: Documents[Any] | None,
+    admin_group: int | None,
+    errors: dict[int | str, Any],
 ) -> APIRouter:
-    """Return the route of one of DOCUMENTS; `errors` are what FastAPI is told of its refusals."""
+    """Return the route of one of DOCUMENTS; None: of a daemon that does not enforce.
+
+    `errors` are what FastAPI is told of its refusals.
+    """
     summary, kind = DOCUMENTS[path]
     router = APIRouter()
 
@@ -126,7 +115,9 @@ def document_route(
     async def document(request: Request) -> Response:
         if query := request.scope["query_string"].decode("ascii", errors="replace"):
             raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")
-        body = await source.document(viewer(connection_of(request.scope), admin_group))
+        if documents is None:
+            raise NotEnforcedError(NOT_ENFORCING)
+        body = await documents.document(viewer(connection_of(request.scope), admin_group))
         return Response(body, media_type="application/json")
 
     return router
