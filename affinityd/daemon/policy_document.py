@@ -104,7 +104,7 @@ class RuleTable(PolicySettings):
     environment: Annotated[dict[Variable, OneOrMore[Text]], Field(min_length=1)] | None = None
 
 
-class PolicyDocument(PolicySettings):
+class PolicyTable(PolicySettings):
     """The whole file."""
 
     rule: list[RuleTable] = []
@@ -123,14 +123,14 @@ def parse(text: str, site: Treatment = NODE) -> Policy:
     )
 
 
-def document(text: str) -> PolicyDocument:
+def document(text: str) -> PolicyTable:
     """Return what a policy's file says.
 
     Raises PolicyError, one line: the rule, its key and value, or TOML's line and column.
     """
     try:
         tables = tomllib.loads(text)
-        return PolicyDocument.model_validate(tables)
+        return PolicyTable.model_validate(tables)
     except ValidationError as errors:
         raise PolicyError(one_line(_line(errors.errors()[0], tables))) from None
     except ValueError as error:

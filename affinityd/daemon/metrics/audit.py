@@ -16,6 +16,7 @@ from affinityd.daemon.metrics.families import (
     filled,
     gpu_labels,
     one,
+    whole,
 )
 from affinityd.daemon.metrics.job_series import JobRow
 from affinityd.daemon.state.scanner import Audit
@@ -166,7 +167,7 @@ def metrics(audit: Audit, jobs: Iterable[JobRow]) -> Iterator[Metric]:
     for of_gpus in GPU_FAMILIES:
         yield filled(of_gpus, GPU_LABELS, gpus)
     for of_scan in SCAN_FAMILIES:
-        yield filled(of_scan, (), [((), scan)])
+        yield whole(of_scan, scan)
     rows = [((row.job.scheduler, one_line(row.job.id)), row) for row in jobs]
     for of_jobs in JOB_FAMILIES if rows else ():
         yield filled(of_jobs, JOB_LABELS, rows)

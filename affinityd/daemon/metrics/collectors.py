@@ -11,9 +11,9 @@ from affinityd.daemon.metrics.families import (
     MetricFamily,
     Samples,
     each,
-    filled,
     gpu_labels,
     one,
+    whole,
 )
 from affinityd.topology.node import Node
 
@@ -87,16 +87,16 @@ def node_metrics(node: Node | None) -> Iterator[Metric]:
     """Yield the node's gauges; none before the first reading."""
     if node is not None:
         for family in NODE_FAMILIES:
-            yield filled(family, (), [((), node)])
+            yield whole(family, node)
 
 
 def nvml_metrics(failures: Mapping[str, int]) -> Iterator[Metric]:
     """Yield how often NVML did not answer so far, by question."""
-    yield filled(NVML_FAILURES, (), [((), failures)])
+    yield whole(NVML_FAILURES, failures)
 
 
 def scan_metrics(interval: float | None, age: float | None) -> Iterator[Metric]:
     """Yield how often there is a scan, and how old the last is; None: there are none yet."""
     for family, seconds in ((SCAN_INTERVAL, interval), (SCAN_AGE, age)):
         if seconds is not None:
-            yield filled(family, (), [((), seconds)])
+            yield whole(family, seconds)

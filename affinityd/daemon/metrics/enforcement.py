@@ -17,6 +17,7 @@ from affinityd.daemon.metrics.families import (
     filled,
     gpu_labels,
     one,
+    whole,
 )
 from affinityd.enforce.enforcer import Enforced
 from affinityd.enforce.model import (
@@ -139,7 +140,7 @@ def metrics(enforced: Enforced) -> Iterator[Metric]:
     for of_gpus in GPU_FAMILIES:
         yield filled(of_gpus, GPU_LABELS, gpus)
     for family in (*FAMILIES, *([MIGRATIONS] if report.totals.migrations else [])):
-        yield filled(family, (), [((), report)])
+        yield whole(family, report)
 
 
 def drifts_of(decisions: Iterable[Decision]) -> dict[GpuKey, GpuDrift]:

@@ -38,6 +38,11 @@ def each(names: Iterable[str], counted: Mapping[str, float]) -> Samples:
     return (((name,), counted.get(name, 0)) for name in names)
 
 
+def whole(family: MetricFamily[T], thing: T) -> Metric:
+    """Return a metric of one thing alone, which needs no labels to be told from others."""
+    return filled(family, (), [((), thing)])
+
+
 def gpu_labels(gpu: Gpu) -> tuple[str, ...]:
     """Return the values of GPU_LABELS."""
     return gpu.vendor, str(gpu.index), one_line(gpu.uuid or ""), gpu.pci_bus_id
