@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Hashable
-from contextlib import suppress
+from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -19,19 +19,17 @@ async def in_background(work: Callable[[], T]) -> T:
     Unlike asyncio.to_thread's, the thread does not hold up the process's end: a driver may hang
     whatever asks it for longer than a stop may take.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # a caller that leaves does not end the thread
 
     def run() -> None:
         try:
-            result = work()
+            result.set_result(work())
         except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-            _settle(loop, done, partial(done.set_exception, error))
-        else:
-            _settle(loop, done, partial(done.set_result, result))
+            result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(result)
 
 
 async def pause(event: asyncio.Event, seconds: float) -> None:
@@ -45,13 +43,6 @@ async def pause(event: asyncio.Event, seconds: float) -> None:
         await asyncio.wait({coming}, timeout=seconds)
     finally:
         coming.cancel()
-
-
-def _settle(
-    loop: asyncio.AbstractEventLoop, done: asyncio.Future[T], settle: Callable[[], None]
-) -> None:
-    with suppress(RuntimeError):  # the loop has ended
-        loop.call_soon_threadsafe(lambda: None if done.cancelled() else settle())
 
 
 class SingleFlight(Generic[K, T]):
