@@ -347,7 +347,7 @@ def names(pid: int) -> list[str]:
 def test_a_process_that_ended_meanwhile_is_said_to_have() -> None:
     stat = stat_of(os.getpid())
     assert stat is not None
-    assert list(pin._wrong(PinResult((), settled=True), stat)) == [
+    assert list(pin._failures(PinResult((), is_settled=True), stat)) == [
         f"{target.shown(stat)} has ended meanwhile"
     ]
 

@@ -159,7 +159,7 @@ def test_no_thread_is_missed_of_200_that_start_each_other_meanwhile(attempt: int
         while len(thread_ids(child.pid)) < 200:
             time.sleep(0.001)
         assert set(masks(child.pid)) == {FIRST}
-    assert pinned.complete
+    assert pinned.is_complete
     assert set(outcomes(pinned)) == {(PINNED, FIRST)}
 
 
@@ -184,14 +184,14 @@ def test_threads_that_never_sleep_are_not_waited_for_long() -> None:
         pinned = pin(child.pid, FIRST)
         took = time.monotonic() - start
     assert outcomes(pinned) == 3 * [(PINNED, FIRST)]
-    assert pinned.complete
+    assert pinned.is_complete
     assert took < 2
 
 
 def test_threads_that_come_and_go_for_ever_do_not_keep_it_from_an_end() -> None:
     with program(CHURN) as child:
         pinned = pin(child.pid, FIRST)
-        assert pinned.complete
+        assert pinned.is_complete
         for _ in range(20):
             assert {mask for mask in masks(child.pid) if mask is not None} == {FIRST}
 
@@ -202,8 +202,8 @@ def test_given_up_before_the_last_passes_were_quiet_it_is_not_settled() -> None:
         first = pin_threads(lambda: targets, max_passes=QUIET_PASSES)
         second = pin_threads(lambda: targets, max_passes=QUIET_PASSES)
     assert outcomes(first) == [(PINNED, FIRST)]
-    assert (first.settled, first.complete) == (False, False)
-    assert (second.settled, second.complete) == (True, True)
+    assert (first.is_settled, first.is_complete) == (False, False)
+    assert (second.is_settled, second.is_complete) == (True, True)
 
 
 def test_a_thread_that_pinned_itself_is_left_alone() -> None:
@@ -211,7 +211,7 @@ def test_a_thread_that_pinned_itself_is_left_alone() -> None:
         pinned = pin(child.pid, FIRST)
         assert masks(child.pid) == [FIRST, SECOND, FIRST]
     assert outcomes(pinned) == [(PINNED, FIRST), (LEFT_ALONE, SECOND), (PINNED, FIRST)]
-    assert pinned.complete
+    assert pinned.is_complete
 
 
 def test_a_thread_that_pinned_itself_is_pinned_by_force() -> None:
@@ -233,7 +233,7 @@ def test_a_rehearsal_says_what_would_come_of_it_and_sets_nothing() -> None:
         pinned = pin(child.pid, FIRST, dry_run=True)
         assert masks(child.pid) == [ALL, SECOND, ALL]
     assert outcomes(pinned) == [(PINNED, FIRST), (LEFT_ALONE, SECOND), (PINNED, FIRST)]
-    assert pinned.settled
+    assert pinned.is_settled
 
 
 def test_descendants_are_pinned_with_the_tree_alone() -> None:
@@ -250,7 +250,7 @@ def test_of_the_descendants_one_that_was_pinned_on_purpose_is_left_alone_whole()
         assert [masks(pid) for pid in family] == [[FIRST], [FIRST], [SECOND, SECOND], [FIRST]]
     assert [thread.pid for thread in pinned.having(LEFT_ALONE)] == 2 * [family[2]]
     assert [thread.pid for thread in pinned.having(PINNED)] == [family[0], family[1], family[3]]
-    assert pinned.complete
+    assert pinned.is_complete
 
 
 def test_by_force_all_descendants_are_pinned() -> None:
@@ -265,7 +265,7 @@ def test_a_process_can_pin_itself() -> None:
         "import os, sys, threading; from tests.test_pinning import pin;"
         "event = threading.Event(); thread = threading.Thread(target=event.wait); thread.start();"
         "pinned = pin(os.getpid(), frozenset({int(sys.argv[1])})); event.set();"
-        "print([(it.outcome, *it.held) for it in pinned.threads], pinned.complete)"
+        "print([(it.outcome, *it.held) for it in pinned.threads], pinned.is_complete)"
     )
     said = subprocess.run(
         [sys.executable, "-c", code, str(min(FIRST))],
@@ -282,14 +282,14 @@ def test_more_than_there_is_is_cut_and_said_to_be() -> None:
         pinned = pin(child.pid, FIRST | {4000})
     assert outcomes(pinned) == [(PINNED, FIRST)]
     assert pinned.cut == pinned.threads
-    assert not pinned.complete
+    assert not pinned.is_complete
 
 
 def test_threads_that_start_with_the_mask_that_was_cut_are_pinned_and_not_on_purpose() -> None:
     with program(CHURN) as child:
         pinned = pin(child.pid, FIRST | {4000})
         assert {thread.outcome for thread in pinned.threads} == {PINNED}
-        assert pinned.settled
+        assert pinned.is_settled
 
 
 @needs_cpuset
@@ -304,8 +304,8 @@ def test_what_a_cpuset_has_not_is_cut_or_refused() -> None:
     assert cut.cut == cut.threads
     assert outcomes(refused) == [(REFUSED, FIRST)]
     assert refused.threads[0].reason == "EINVAL: its cpuset has none of these CPUs"
-    assert refused.settled
-    assert not refused.complete
+    assert refused.is_settled
+    assert not refused.is_complete
 
 
 @needs_cpuset
@@ -326,7 +326,7 @@ def test_another_users_process_is_refused_and_stays_as_it_is() -> None:
     code = (
         "import os, sys; from tests.test_pinning import pin; os.setuid(65534);"
         "pinned = pin(int(sys.argv[1]), frozenset({0}));"
-        "print(*((it.outcome, it.reason) for it in pinned.threads), pinned.complete)"
+        "print(*((it.outcome, it.reason) for it in pinned.threads), pinned.is_complete)"
     )
     with sleeping() as child:
         said = subprocess.run(
@@ -351,7 +351,7 @@ def test_a_process_that_ends_meanwhile_is_gone_and_no_error(attempt: int) -> Non
                 assert {thread.outcome for thread in pinned.threads} <= {PINNED}
         child.wait()
         gone = Target(child.pid, 0, FIRST)
-        assert pin_threads(lambda: [gone]) == PinResult((), settled=True)
+        assert pin_threads(lambda: [gone]) == PinResult((), is_settled=True)
 
 
 def test_nothing_to_pin_to_is_refused() -> None:
@@ -376,7 +376,7 @@ def test_another_process_that_has_the_number_by_now_is_left_alone() -> None:
         before = replace(now, start=now.start - 1)
         assert pin_threads(lambda: [before]).threads == ()
         assert os.sched_getaffinity(child.pid) == ALL
-        assert pin_threads(lambda: [now]).complete
+        assert pin_threads(lambda: [now]).is_complete
 
 
 def test_a_thread_of_another_process_that_has_the_number_by_now_is_not_touched() -> None:
@@ -413,5 +413,5 @@ def test_when_the_time_is_up_nothing_more_is_set() -> None:
     with sleeping() as child:
         target = target_of(child.pid, FIRST)
         result = pin_threads(lambda: [target], deadline=time.monotonic())
-        assert result == PinResult((), settled=False, is_late=True)
+        assert result == PinResult((), is_settled=False, is_late=True)
         assert masks(child.pid) == [ALL]

@@ -164,7 +164,7 @@ def _pin_threads(cpus: CpuSet) -> Iterator[str]:
     pinned = pinning.pin_threads(lambda: targets)
     for thread in pinned.having(pinning.REFUSED):
         yield f"thread {thread.tid} was refused its CPUs: {thread.reason}"
-    if not pinned.settled:
+    if not pinned.is_settled:
         yield "threads start faster than they are pinned; some may run elsewhere"
 
 

@@ -46,6 +46,6 @@ def _outcome(result: PinResult) -> PinOutcome:
         cut=next((thread.held for thread in was_set if thread.held < thread.asked), None),
         error=refused[0].reason if refused else None,
         is_gone=not result.threads and not result.is_late,
-        is_settled=result.settled,
+        is_settled=result.is_settled,
         is_late=result.is_late,
     )

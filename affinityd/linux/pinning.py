@@ -78,7 +78,7 @@ class PinResult:
     """What came of all threads but those that have ended."""
 
     threads: tuple[ThreadResult, ...]  #: by process, main threads before the others; (): all gone
-    settled: bool  #: whether the last passes found nothing more to do
+    is_settled: bool  #: whether the last passes found nothing more to do
     is_late: bool = False  #: the time was up before every thread was looked at
 
     def having(self, outcome: str) -> tuple[ThreadResult, ...]:
@@ -91,10 +91,10 @@ class PinResult:
         return tuple(thread for thread in self.having(PINNED) if thread.held != thread.asked)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all threads that are not left alone hold what was asked."""
         refused_or_cut = self.having(REFUSED) or self.cut
-        return self.settled and bool(self.threads) and not refused_or_cut
+        return self.is_settled and bool(self.threads) and not refused_or_cut
 
 
 def pin_threads(
@@ -121,10 +121,10 @@ def pin_threads(
         if passes.is_late:
             break
         if quiet >= (PATIENT_PASSES if is_patient else QUIET_PASSES):
-            return PinResult(tuple(passes.results), settled=True)
+            return PinResult(tuple(passes.results), is_settled=True)
         if quiet and is_patient:
             time.sleep(PAUSE * 2 ** (quiet - 1))
-    return PinResult(tuple(passes.results), settled=False, is_late=passes.is_late)
+    return PinResult(tuple(passes.results), is_settled=False, is_late=passes.is_late)
 
 
 class _Passes:

@@ -52,14 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
     cpus, own_cpus = _asked(arguments, process)
     targets = PinTargets(process, cpus, own_cpus if arguments.tree else None, force=arguments.force)
     pinned = pin_threads(targets, dry_run=arguments.dry_run)
-    for line in _done(pinned, dry_run=arguments.dry_run):
+    for line in _results(pinned, dry_run=arguments.dry_run):
         print(one_line(line))
-    wrong = list(_wrong(pinned, process))
-    for line in wrong[:MOST_LINES]:
+    failures = list(_failures(pinned, process))
+    for line in failures[:MOST_LINES]:
         say(f"affinityd pin: {line}")
-    if len(wrong) > MOST_LINES:
-        say(f"affinityd pin: and {len(wrong) - MOST_LINES} more")
-    return 0 if pinned.complete else 1
+    if len(failures) > MOST_LINES:
+        say(f"affinityd pin: and {len(failures) - MOST_LINES} more")
+    return 0 if pinned.is_complete else 1
 
 
 def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpus]:
@@ -112,36 +112,36 @@ def _groups(threads: tuple[ThreadResult, ...]) -> list[Group]:
     return list(groups.values())
 
 
-def _done(pinned: PinResult, *, dry_run: bool) -> Iterator[str]:
+def _results(pinned: PinResult, *, dry_run: bool) -> Iterator[str]:
     would = "would be " if dry_run else ""
     for group in _groups(pinned.having(PINNED)):
-        yield f"{_who(group)} {would}pinned to CPUs {format_list(group[0].held)}"
+        yield f"{_label(group)} {would}pinned to CPUs {format_list(group[0].held)}"
     for group in _groups(pinned.having(LEFT_ALONE)):
         reason = group[0].reason or ON_PURPOSE
         held = frozenset().union(*(thread.held for thread in group))
         where = f"left alone on CPUs {format_list(held)}"
-        yield f"{_who(group)} {would}{where}: {_named(group)}: {reason}"
+        yield f"{_label(group)} {would}{where}: {_tids(group)}: {reason}"
 
 
-def _wrong(pinned: PinResult, process: Stat) -> Iterator[str]:
+def _failures(pinned: PinResult, process: Stat) -> Iterator[str]:
     if not pinned.threads:
         yield f"{target.shown(process)} has ended meanwhile"
     for group in _groups(pinned.having(REFUSED)):
         held = format_list(group[0].held)
-        yield f"{_who(group)} refused, still on CPUs {held}: {group[0].reason}"
+        yield f"{_label(group)} refused, still on CPUs {held}: {group[0].reason}"
     for group in _groups(pinned.cut):
         held, asked = format_list(group[0].held), format_list(group[0].asked)
-        yield f"{_who(group)} got CPUs {held} of {asked}: the cpuset, or the node, has no more"
-    if not pinned.settled:
+        yield f"{_label(group)} got CPUs {held} of {asked}: the cpuset, or the node, has no more"
+    if not pinned.is_settled:
         yield f"{target.shown(process)} starts threads faster than they are pinned; do it again"
 
 
-def _who(group: Group) -> str:
+def _label(group: Group) -> str:
     stat = stat_of(group[0].pid)
     name = f"process {group[0].pid} ({stat.name if stat else 'ended'})"
     return f"{name}: {count(len(group), 'thread')}"
 
 
-def _named(group: Group) -> str:
+def _tids(group: Group) -> str:
     names = ", ".join(str(thread.tid) for thread in group[:MOST_THREADS])
     return names if len(group) <= MOST_THREADS else f"{names} …"
