@@ -75,6 +75,7 @@ def test_the_type_is_what_slurmctld_was_configured_with(
     assert printed(root, slurm, capsys) == typed("a100")
     slurm.expects("gpu:2", "gpu07")
     assert printed(root, slurm, capsys) == RIGHT.splitlines()
+    assert not (slurm.folder / "asked").exists()  # slurmd, which may wait for device files
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,8 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     names = arguments.nodes or own
     expected = scontrol.expected_node(slurm, names) if slurm else None
     known = expected if isinstance(expected, ExpectedNode) else None
-    present = _present_types(slurm, own) if slurm else {}
+    is_decided = known is not None and len(known.counts) < 2  # noqa: PLR2004 - types
+    present = {} if slurm is None or is_decided else _present_types(slurm, own)
     kinds = types(topology.gpus, known, present, arguments.type)
     lines = gres_writer.write(
         topology, scope=arguments.scope, node_name=arguments.nodes, types=kinds, expected=known
