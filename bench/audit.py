@@ -31,7 +31,7 @@ from affinityd.audit.sources.holders import HolderSources
 from affinityd.config.settings import Settings
 from affinityd.daemon import main as daemon
 from affinityd.discovery.machine import Machine
-from affinityd.discovery.nvml.processes import ProcessReport
+from affinityd.discovery.nvml.report import ProcessReport
 from affinityd.linux.process_table import ProcessTable
 from affinityd.topology.model import Topology
 from tests.children import program

@@ -50,7 +50,7 @@ PURE_MODULES = (
 
 #: Besides daemon/: the modules that import another package than the standard library's.
 FOREIGN = {
-    "affinityd.discovery.nvml.gpus": {"pynvml"},
+    "affinityd.discovery.nvml.session": {"pynvml"},
 }
 
 ENTRIES = range(3, 17)  #: files and folders in a folder, besides its __init__.py

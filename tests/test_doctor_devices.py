@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.discovery.nvml.gpus import REMEDIES
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml.session import REMEDIES
 from affinityd.doctor.daemon_probe import file_age
 from affinityd.errors import NVML_EXTRA
 from affinityd.topology.model import Nic, Topology

@@ -14,15 +14,9 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
-from affinityd.discovery.nvml.gpus import (
-    REMEDIES,
-    NvmlGpu,
-    NvmlReport,
-    _may_run_on,
-    _online,
-    query,
-    run_in_child,
-)
+from affinityd.discovery.nvml.gpus import _may_run_on, _online, query
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
+from affinityd.discovery.nvml.session import REMEDIES, run_in_child
 from affinityd.errors import NVML_EXTRA
 from tests.daemons import open_files
 from tests.nvml.shared_object import environment

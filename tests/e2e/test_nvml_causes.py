@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.discovery.nvml.gpus import REMEDIES
+from affinityd.discovery.nvml.session import REMEDIES
 from affinityd.errors import NVML_EXTRA
 from tests.e2e.made_nodes import entering
 from tests.nvml.shared_object import environment

@@ -1,6 +1,6 @@
 """A GPU or MIG device to ask NVML about: a question that fails costs its own answer alone.
 
-Nothing here imports pynvml: the module is an argument (`affinityd.discovery.nvml.gpus`).
+Nothing here imports pynvml: the module is an argument (`affinityd.discovery.nvml.session`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which processes use NVIDIA's GPUs: NVML, asked by a short-lived child, as for `nvml.query`.
+"""Which processes use NVIDIA's GPUs: NVML, asked by a short-lived child, as for `gpus.query`.
 
 Sources: nvml.h on nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses and
 nvmlDeviceGetMPSComputeRunningProcesses (who may ask, MIG handles), nvidia-ml-py's calls of them.
@@ -12,13 +12,16 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from affinityd.discovery.nvml import gpus as nvml
 from affinityd.discovery.nvml.device import NvmlDevice
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
+from affinityd.discovery.nvml.session import (
+    NvmlUnavailableError,
+    devices,
+    run_in_child,
+    session,
+)
 from affinityd.json_codec import dumps
 from affinityd.text import printable
-
-__all__ = ["GpuProcesses", "NvmlProcess", "ProcessReport", "query"]
 
 #: Kind → nvidia-ml-py's names for its list, the newest first: a driver before R510 has no _v3. Its
 #: names without a version ask for the newest alone.
@@ -33,9 +36,9 @@ NO_LIST = "NVML lists no processes here: a driver older than R470, or a GPU that
 def query(timeout: float) -> ProcessReport:
     """Return which processes NVML names now, after `timeout` seconds and a little grace at most.
 
-    Every failure is in the report, never by an exception.
+    Every failure is in the report; none is raised.
     """
-    return nvml.run_in_child(__name__, ProcessReport.from_json, _unavailable, timeout)
+    return run_in_child(__name__, ProcessReport.from_json, _unavailable, timeout)
 
 
 def main() -> None:
@@ -50,12 +53,12 @@ def _unavailable(error: str) -> ProcessReport:
 def _read() -> ProcessReport:
     """Start NVML, ask for every GPU's processes, shut it down."""
     try:
-        with nvml.session() as pynvml:
-            devices = tuple(nvml.devices(pynvml))
-            gpus = tuple(_gpu(index, device) for index, device in enumerate(devices))
-            changes = (_change(index, device) for index, device in enumerate(devices))
+        with session() as pynvml:
+            found = tuple(devices(pynvml))
+            gpus = tuple(_gpu(index, device) for index, device in enumerate(found))
+            changes = (_change(index, device) for index, device in enumerate(found))
             return ProcessReport(gpus, changing=next(filter(None, changes), None))
-    except nvml.NvmlUnavailableError as error:
+    except NvmlUnavailableError as error:
         return _unavailable(str(error))
 
 
