@@ -131,6 +131,7 @@ def test_the_daemon_knows_who_asks_by_his_cgroup_without_a_handle_of_the_kernels
     seen: Document, caller: str, allowed: Document
 ) -> None:
     """Its kernel is older than SO_PEERPIDFD."""
+    assert seen["callers"]["has handles"] is False
     assert seen["callers"][caller] == allowed
 
 

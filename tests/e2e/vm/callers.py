@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from affinityd.daemon.peers.connection import has_peer_pidfd
 from tests.e2e.vm.inside import SOCKET, cgroup, ran
 
 ASK = """
@@ -25,6 +26,7 @@ def callers() -> dict[str, Any]:
     below = own / "step"
     below.mkdir(exist_ok=True)  # without the controller, it has no cpuset of its own
     return {
+        "has handles": has_peer_pidfd(),
         "of the root": allowed(None),
         "in a cpuset": allowed(own),
         "in a cpuset, for more": allowed(own, query="cpuset=0-31"),
