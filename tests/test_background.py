@@ -1,4 +1,4 @@
-"""Work off the event loop, and who waits for it."""
+"""Work off the event loop, and what waits for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shared(story: Callable[[Work, SingleFlight[str, str]], Awaitable[None]]) -> 
     asyncio.run(run())
 
 
-def test_who_asks_the_same_meanwhile_gets_the_same_answer() -> None:
+def test_equal_questions_meanwhile_get_the_same_answer() -> None:
     async def story(work: Work, ask: SingleFlight[str, str]) -> None:
         asking = [asyncio.create_task(ask("a")) for _ in range(3)]
         await asyncio.sleep(0)
@@ -51,7 +51,7 @@ def test_who_asks_the_same_meanwhile_gets_the_same_answer() -> None:
     shared(story)
 
 
-def test_who_asks_afterwards_is_answered_anew() -> None:
+def test_a_question_afterwards_is_answered_anew() -> None:
     async def story(work: Work, ask: SingleFlight[str, str]) -> None:
         work.may_end.set()
         assert [await ask("a"), await ask("a")] == ["a!", "a!"]
@@ -71,7 +71,7 @@ def test_different_questions_are_answered_one_after_the_other() -> None:
     shared(story)
 
 
-def test_who_leaves_early_leaves_the_others_their_answer() -> None:
+def test_a_caller_that_leaves_early_leaves_the_others_their_answer() -> None:
     async def story(work: Work, ask: SingleFlight[str, str]) -> None:
         leaving, staying = (asyncio.create_task(ask("a")) for _ in range(2))
         await asyncio.sleep(0)
@@ -84,7 +84,7 @@ def test_who_leaves_early_leaves_the_others_their_answer() -> None:
     shared(story)
 
 
-def test_what_fails_is_told_to_everybody_and_is_not_remembered() -> None:
+def test_a_failure_is_raised_for_every_caller_and_is_not_remembered() -> None:
     async def story(work: Work, ask: SingleFlight[str, str]) -> None:
         asking = [asyncio.create_task(ask("bad")) for _ in range(2)]
         await asyncio.sleep(0)
@@ -113,7 +113,7 @@ def test_a_pause_ends_when_its_event_comes_or_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_who_is_cancelled_just_as_the_event_comes_ends(turns: int) -> None:
+def test_a_task_that_is_cancelled_just_as_the_event_comes_ends(turns: int) -> None:
     async def run() -> None:
         event = asyncio.Event()
 

@@ -124,7 +124,7 @@ def read_lines(file: int, until: str) -> list[str]:
 def pipe() -> Iterator[tuple[int, int]]:
     reader, writer = os.pipe()
     yield reader, writer
-    os.close(reader)  # whose lines nobody takes fail now, and the thread goes on to its end
+    os.close(reader)  # lines fail now, and the thread goes on to its end
     time.sleep(0.1)  # the number that it writes to will be another file's
     os.close(writer)
 
@@ -137,7 +137,7 @@ def test_all_that_is_told_is_written_in_its_order_before_the_end(pipe: tuple[int
     assert os.read(reader, 65536).decode().splitlines() == [f"info: line {n}" for n in range(100)]
 
 
-def test_a_reader_that_stops_holds_up_nobody_and_hears_what_it_missed(
+def test_a_reader_that_stops_holds_up_no_line_and_gets_the_number_that_it_missed(
     pipe: tuple[int, int],
 ) -> None:
     reader, writer = pipe
@@ -174,7 +174,7 @@ def test_a_reader_that_stops_does_not_hold_up_the_end(pipe: tuple[int, int]) -> 
     assert END_SECONDS / 2 < time.monotonic() - began < 3 * END_SECONDS
 
 
-@pytest.mark.parametrize("file", ["a device that is full", "a pipe that nobody reads any more"])
+@pytest.mark.parametrize("file", ["a device that is full", "a pipe without a reader"])
 def test_lines_that_cannot_be_written_are_no_failure(file: str) -> None:
     if file == "a device that is full":
         writer = os.open("/dev/full", os.O_WRONLY)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.daemons import PATIENCE, Daemon, eventually, is_ready, spawn
 
-#: Makes the daemon pid 1 of a pid namespace of its own; as nobody special, in a user namespace.
+#: Makes the daemon pid 1 of a pid namespace of its own; without privileges, in a user namespace.
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 FIRST = ALONE if os.geteuid() == 0 else (*ALONE, "--map-root-user")
 MAY_BE_FIRST = subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode == 0
@@ -144,7 +144,7 @@ def ended(folder: Path, machine: str) -> dict[str, str]:
     return line
 
 
-def test_an_error_that_nobody_expected_ends_it_and_is_one_line_of_the_log(tmp_path: Path) -> None:
+def test_an_unexpected_error_ends_it_and_is_one_line_of_the_log(tmp_path: Path) -> None:
     line = ended(tmp_path, "Broken")
     assert line["message"] == "this is a bug"
     assert line["exception"].endswith("OSError: a\nb")

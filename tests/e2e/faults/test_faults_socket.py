@@ -51,7 +51,7 @@ def test_a_daemon_that_no_client_reaches_ends_with_one_line(
         assert daemon.complaints == []
 
 
-def test_who_is_connected_when_the_file_goes_is_answered(tmp_path: Path) -> None:
+def test_a_client_that_is_connected_when_the_file_goes_is_answered(tmp_path: Path) -> None:
     with running(tmp_path, "--machine", MACHINE) as daemon:
         connection = UnixConnection(daemon.socket)
         connection.connect()
