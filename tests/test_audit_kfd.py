@@ -7,8 +7,8 @@ import pytest
 
 from affinityd.audit.model import Holding
 from affinityd.audit.sources import kfd
-from affinityd.audit.sources.found import SourceResult
 from affinityd.audit.sources.kfd import NO_KFD, NOT_LISTED
+from affinityd.audit.sources.result import SourceResult
 from affinityd.linux.files import text
 from affinityd.topology.model import Gpu
 from tests.machines.sysfs_tree import put

@@ -12,7 +12,7 @@ import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.enforce.policy import pods
+from affinityd.enforce.policy import identity, pods
 from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity
 from affinityd.enforce.policy.pods import Pod, Pods
 from affinityd.linux import environ
@@ -197,6 +197,18 @@ def test_an_entry_that_is_cut_off_is_not_read(
     monkeypatch.setattr(environ, "MOST", len(b"TEAM=a\0SIZE=l"))
     facts = facts_of(7, proc=str(tmp_path / "proc"))
     assert ProcessIdentities(str(tmp_path)).of(facts, ("TEAM", "SIZE")).environment == {"TEAM": "a"}
+
+
+def test_a_user_is_looked_up_anew_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that did not answer at first is asked again."""
+    names = iter((None, "alice"))
+    monkeypatch.setattr(identity, "_name_of", lambda _uid: next(names))
+    known = ProcessIdentities()
+    with sleeping() as child:
+        facts = facts_of(child.pid)
+        for boot, name in ((REMEMBERED, None), (REMEMBERED + 15, None), (2 * REMEMBERED, "alice")):
+            known.begin(boot)
+            assert known.of(facts, SLURM).user == name
 
 
 def test_who_is_not_asked_for_in_a_while_is_forgotten() -> None:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from affinityd.audit.model import GpuKey, Holding
-from affinityd.audit.sources.found import SourceResult
 from affinityd.audit.sources.gpu_files import GpuDeviceFiles, device_files
+from affinityd.audit.sources.result import SourceResult
 from affinityd.linux.files import listed, numbered
 from affinityd.linux.processes import INIT
 from affinityd.topology.model import Gpu

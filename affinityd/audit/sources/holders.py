@@ -16,8 +16,8 @@ from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources import kfd
 from affinityd.audit.sources.device_files import DeviceFileScanner
 from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
-from affinityd.audit.sources.found import silence
 from affinityd.audit.sources.nvml import NvmlSource
+from affinityd.audit.sources.result import all_unknown
 from affinityd.discovery.nvml.report import ProcessReport
 from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import INITIAL_PIDS
@@ -71,7 +71,7 @@ class HolderSources:
         asked = self._clock()
         gpus = topology.gpus
         if not _sees_all_pids(self._proc):
-            return GpuHolders(unknown=silence(gpus, NOT_ALL_PIDS).unknown, asked=asked)
+            return GpuHolders(unknown=all_unknown(gpus, NOT_ALL_PIDS).unknown, asked=asked)
         found = (
             self._nvml.found([gpu for gpu in gpus if gpu.vendor == NVIDIA], processes),
             kfd.found([gpu for gpu in gpus if gpu.vendor == AMD], self._sys),

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from affinityd.audit.model import Holding
-from affinityd.audit.sources.found import SourceResult, silence
+from affinityd.audit.sources.result import SourceResult, all_unknown
 from affinityd.linux.files import listed, numbered, text
 from affinityd.topology.model import Gpu
 
@@ -31,7 +31,7 @@ def found(gpus: Sequence[Gpu], sys: str = "/sys") -> SourceResult:
         return SourceResult()
     processes = f"{sys}/{KFD}/proc"
     if not os.path.isdir(processes):  # noqa: PTH112
-        return silence(gpus, NO_KFD)
+        return all_unknown(gpus, NO_KFD)
     gpu_of = _by_id(gpus, sys)
     unlisted = [gpu for gpu in gpus if gpu not in gpu_of.values()]
     holdings = tuple(
@@ -40,7 +40,7 @@ def found(gpus: Sequence[Gpu], sys: str = "/sys") -> SourceResult:
         for number, memory in _uses(f"{processes}/{pid}").items()
         if number in gpu_of
     )
-    return SourceResult(holdings, silence(unlisted, NOT_LISTED).unknown)
+    return SourceResult(holdings, all_unknown(unlisted, NOT_LISTED).unknown)
 
 
 def _by_id(gpus: Sequence[Gpu], sys: str) -> Mapping[str, Gpu]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from affinityd.audit.model import Holding
 from affinityd.audit.sources.driver_maintenance import DriverMaintenance
-from affinityd.audit.sources.found import SourceResult, silence
+from affinityd.audit.sources.result import SourceResult, all_unknown
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
 from affinityd.linux.process_table import ProcessTable
 from affinityd.topology.model import Gpu
@@ -59,7 +59,7 @@ class NvmlSource:
         is_loaded = os.path.exists(self._version)  # noqa: PTH110 - a scan is cheap
         if reason := self._maintenance.reason(processes) if is_loaded else NO_DRIVER:
             self._told = None
-            return silence(gpus, reason)
+            return all_unknown(gpus, reason)
         if self._told is None or not self._counts(self._told):
             self._told = TimedReport(self._clock(), self._ask(NVML_SECONDS))
         change = self._told.report.changing
@@ -78,7 +78,7 @@ class NvmlSource:
 def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> SourceResult:
     """Return the holders of NVIDIA's GPUs by NVML's report."""
     if report.gpus is None:
-        return silence(gpus, report.error or "NVML did not answer")
+        return all_unknown(gpus, report.error or "NVML did not answer")
     by_index = {listed.index: listed for listed in report.gpus}
     doubts = {gpu.key: _doubt(gpu, by_index.get(gpu.index)) for gpu in gpus}
     return SourceResult(

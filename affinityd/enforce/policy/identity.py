@@ -16,7 +16,7 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy.environ import environment
 from affinityd.enforce.policy.pods import PODS, Pods
 from affinityd.enforce.policy.timed_call import TimedCalls
-from affinityd.recent import Recent
+from affinityd.recent import REMEMBERED, Recent
 
 _beside = re.compile(r"^(?:/\.\.)+(?=/|$)")
 
@@ -73,13 +73,15 @@ class ProcessIdentities:
         self._root = root
         self._pods = Pods(pods)
         self._timed_calls = TimedCalls()
-        self._users: Recent[int, str | None] = Recent()
+        self._users: dict[int, str | None] = {}
+        self._users_began = 0.0  # when the first of them was asked for, seconds since boot
         self._known: Recent[tuple[int, int, frozenset[str]], Mapping[str, str] | None] = Recent()
 
     def begin(self, boot: float) -> None:
         """Begin another scan; `boot`: when, seconds since boot."""
-        self._users.begin(boot)
         self._known.begin(boot)
+        if boot - self._users_began >= REMEMBERED:  # a directory may answer by now, or otherwise
+            self._users, self._users_began = {}, boot
 
     def of(self, facts: ProcessFacts, variables: Collection[str]) -> ProcessIdentity:
         """Return the identity of a process, with these variables of its environment.
@@ -127,7 +129,7 @@ class ProcessIdentities:
             return None
         if uid not in self._users:  # a directory that does not answer takes seconds
             self._users[uid] = _name_of(uid)
-        return self._users.get(uid)
+        return self._users[uid]
 
 
 def _given(said: Mapping[str, str]) -> CpuSet | None:

@@ -20,6 +20,6 @@ class SourceResult:
     notices: tuple[str, ...] = ()  #: what is to be said of the answer, for people
 
 
-def silence(gpus: Sequence[Gpu], why: str) -> SourceResult:
+def all_unknown(gpus: Sequence[Gpu], why: str) -> SourceResult:
     """Return that nothing is known of these GPUs' processes."""
     return SourceResult(unknown={gpu.key: why for gpu in gpus})
