@@ -26,7 +26,7 @@ from affinityd.json_codec import dumps
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import CAUSES, PLACEMENTS
 
-#: What is said of a GPU whose processes are not known.
+#: The fields of a GPU with processes that are not known.
 NOT_KNOWN: dict[str, Any] = dict.fromkeys(
     ("processes", "threads", "mismatch", "orphans", "cpu_seconds", "remote_cpu_seconds")
 )
@@ -45,7 +45,7 @@ class Counts:
 
 
 def everything(_process: AuditedProcess) -> bool:
-    """Let a caller see every process."""
+    """Show every process."""
     return True
 
 
@@ -78,7 +78,7 @@ def render(topology: Topology, scan: Scan, sees: Sees | None) -> bytes:
 
 
 def _without_processes(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
-    """Return the document; whose pins overlap is for those who see everybody's processes."""
+    """Return the document; the owners of overlapping pins are for readers who see all processes."""
     counted = counts(scan)
     return AuditDocument(
         node=topology.name,
@@ -95,7 +95,7 @@ def _without_processes(topology: Topology, scan: Scan, sees: Sees | None) -> Aud
 
 
 def seen(sees: Sees | None) -> str:
-    """Return what a document says of whose processes are in it."""
+    """Return which processes a document has, as it says it."""
     return "counts" if sees is None else "all" if sees is everything else "own"
 
 
@@ -131,7 +131,7 @@ def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
 
 
 def _known(gpu: Gpu, scan: Scan, counted: Counts) -> dict[str, Any]:
-    """Return what is said of a GPU whose processes are known."""
+    """Return the fields of a GPU with processes that are known."""
     time = scan.gpu_time.get(gpu.key, CpuTime())
     return {
         "processes": {placement: counted.processes[placement] for placement in PLACEMENTS},
@@ -154,7 +154,7 @@ def _processes(topology: Topology, scan: Scan, sees: Sees) -> Iterator[AuditProc
 
 
 def _remedies(process: AuditedProcess, remedies: Remedies) -> str | None:
-    """Return what mends its placement and, of an orphan, what ends it."""
+    """Return the commands that correct its placement and, of an orphan, end it."""
     end = remedies.end(process) if process.orphan is not None else None
     return "; ".join(str(it) for it in (remedies.of(process), end) if it is not None) or None
 

@@ -12,7 +12,7 @@ from affinityd.topology.nearness import CAUSES, PLACEMENTS
 
 Placement = Annotated[str, OneOf(PLACEMENTS)]
 Cause = Annotated[str, OneOf(CAUSES)]
-#: Whose processes a document names: everybody's, the caller's own, or none.
+#: Which processes a document names: all, the caller's own, or none.
 Seen = Annotated[str, OneOf(("all", "own", "counts"))]
 
 

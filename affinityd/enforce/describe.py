@@ -119,7 +119,7 @@ def _each(names: Iterable[str], counted: Mapping[str, int]) -> dict[str, int]:
 
 
 def _policy(state: PolicyState, sees: Sees | None) -> PolicyDocument:
-    """Return what is said of the policy; what is in it, to those who see all processes alone."""
+    """Return the policy's state; what is in the file is for readers who see all processes."""
     is_secret = state.error is not None and sees is not everything
     error = NOT_YOURS if is_secret else state.error
     return PolicyDocument(state.file, _moment(state.read), state.rules, error)

@@ -61,7 +61,7 @@ class UnderstoodRequest:
 
 @dataclass(frozen=True)
 class AllowedCpus:
-    """The CPUs that were planned on, who said so, and the caller's cpuset, where it is known."""
+    """The CPUs that were planned on, what gave them, and the caller's cpuset, where it is known."""
 
     cpulist: CpuList
     source: Annotated[str, OneOf(("request", "caller", "node"))]

@@ -31,7 +31,7 @@ class NodeFileHead:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What the daemon was told of the node."""
+    """The daemon's settings that count for a plan."""
 
     reserved_cpus: CpuList
     switch: str = switch.ON  #: an earlier release does not write it

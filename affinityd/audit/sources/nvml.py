@@ -49,7 +49,7 @@ class NvmlSource:
         """Take what asks, within so many seconds, and where the driver says that it is loaded."""
         self._ask, self._maintenance, self._clock = ask, maintenance, clock
         self._version = f"{driver}/version"
-        self._told: TimedReport | None = None
+        self._last: TimedReport | None = None
 
     def found(self, gpus: Sequence[Gpu], processes: ProcessTable) -> SourceResult:
         """Return the holders of the GPUs, or why they are not known."""
@@ -58,21 +58,21 @@ class NvmlSource:
         # NVML would load a driver that is not there, and so fight an upgrade.
         is_loaded = os.path.exists(self._version)  # noqa: PTH110 - a scan is cheap
         if reason := self._maintenance.reason(processes) if is_loaded else NO_DRIVER:
-            self._told = None
+            self._last = None
             return all_unknown(gpus, reason)
-        if self._told is None or not self._counts(self._told):
-            self._told = TimedReport(self._clock(), self._ask(NVML_SECONDS))
-        change = self._told.report.changing
+        if self._last is None or not self._counts(self._last):
+            self._last = TimedReport(self._clock(), self._ask(NVML_SECONDS))
+        change = self._last.report.changing
         return replace(
-            processes_of(self._told.report, gpus),
-            asked=self._told.asked,
+            processes_of(self._last.report, gpus),
+            asked=self._last.asked,
             notices=(WAITS.format(change=change),) if change else (),
         )
 
-    def _counts(self, told: TimedReport) -> bool:
+    def _counts(self, last: TimedReport) -> bool:
         """Whether it is too early to ask again."""
-        is_new = self._clock() - told.asked < CHANGING_SECONDS
-        return told.report.changing is not None and is_new
+        is_new = self._clock() - last.asked < CHANGING_SECONDS
+        return last.report.changing is not None and is_new
 
 
 def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> SourceResult:
@@ -96,9 +96,9 @@ def _doubt(gpu: Gpu, listed: GpuProcesses | None) -> str | None:
     """Return why the GPU's processes are not known; None: they are."""
     if listed is None:
         return f"NVML does not list a GPU {gpu.index}"
-    for known, told in ((gpu.uuid, listed.uuid), (gpu.pci_bus_id, listed.pci_bus_id)):
-        if known and told and known != told:
-            return f"NVML's GPU {gpu.index} is {told} now, and was {known}: read the machine anew"
+    for known, now in ((gpu.uuid, listed.uuid), (gpu.pci_bus_id, listed.pci_bus_id)):
+        if known and now and known != now:
+            return f"NVML's GPU {gpu.index} is {now} now, and was {known}: read the machine anew"
     return listed.error and f"NVML: {listed.error}"
 
 
@@ -110,13 +110,13 @@ def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
     parts: dict[int, dict[str | None, int | None]] = defaultdict(dict)
     for process in processes:
         part = parts[process.pid]
-        told = [size for size in (part.get(process.mig), process.memory_bytes) if size is not None]
-        part[process.mig] = max(told, default=None)
+        sizes = [size for size in (part.get(process.mig), process.memory_bytes) if size is not None]
+        part[process.mig] = max(sizes, default=None)
     for pid, part in parts.items():
         most = max(part, key=lambda mig: part[mig] or 0)
         yield Holding(pid, gpu.key, _sum(part), most)
 
 
 def _sum(part: Mapping[str | None, int | None]) -> int | None:
-    told = [size for size in part.values() if size is not None]
-    return sum(told) if told else None
+    sizes = [size for size in part.values() if size is not None]
+    return sum(sizes) if sizes else None

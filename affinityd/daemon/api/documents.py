@@ -1,4 +1,4 @@
-"""`GET /audit` and `GET /enforce`: what is found of processes, for those who may see them."""
+"""`GET /audit` and `GET /enforce`: what is found of processes, as each caller may see it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ NOT_ENFORCING = (
     "this daemon does not enforce: start it with --enforce observe or pin, and without "
     "AFFINITYD=off"
 )
-MAX_BYTES = 16 * 1024 * 1024  #: of one scan's documents, kept for those who ask again
+MAX_BYTES = 16 * 1024 * 1024  #: of one scan's documents, kept for callers that ask again
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """Whose processes a caller may see; with neither, counts alone."""
+    """Which processes a caller may see; with neither field, counts alone."""
 
     is_admin: bool = False  #: all users'
     uid: int | None = None  #: of this user
@@ -56,12 +56,17 @@ class Viewer:
 
 def viewer(connection: PeerConnection | None, admin_group: int | None) -> Viewer:
     """Return what a caller may see: over TCP, or from other namespaces, counts alone."""
-    told = None if connection is None else connection.credentials
-    if connection is None or told is None or told.pid <= 0 or told.uid == overflow_uid():
+    credentials = None if connection is None else connection.credentials
+    if (
+        connection is None
+        or credentials is None
+        or credentials.pid <= 0
+        or credentials.uid == overflow_uid()
+    ):
         return Viewer()
-    if told.uid == ROOT or admin_group in connection.groups:
+    if credentials.uid == ROOT or admin_group in connection.groups:
         return Viewer(is_admin=True)
-    return Viewer(uid=told.uid)
+    return Viewer(uid=credentials.uid)
 
 
 class Documents(Generic[T]):
@@ -94,7 +99,7 @@ class Documents(Generic[T]):
 
 
 def audit_documents(audits: LatestAudit) -> Documents[Audit]:
-    """Return the documents of what was seen last."""
+    """Return the documents of the last audit."""
     return Documents(lambda: audits.audit, lambda it, sees: render(it.topology, it.scan, sees))
 
 
@@ -106,7 +111,7 @@ def document_route(
 ) -> APIRouter:
     """Return the route of one of DOCUMENTS; None: of a daemon that does not enforce.
 
-    `errors` are what FastAPI is told of its refusals.
+    `errors`: its refusals, for OpenAPI.
     """
     summary, kind = DOCUMENTS[path]
     router = APIRouter()

@@ -1,4 +1,4 @@
-"""Errors as clients are told of them: problem details (RFC 9457), or one line of text."""
+"""Errors as clients get them: problem details (RFC 9457), or one line of text."""
 
 from __future__ import annotations
 
