@@ -2,7 +2,8 @@
 
 It merges gres.conf with Gres= of slurm.conf, or with what AutoDetect= finds, in the order of
 Slurm's GPU numbers. It leaves out what does not fit Gres=, and says so on stderr, where it prints
-all: a line a device, and errors. From 24.11 on munged must run.
+all: a line a device, and errors. From 24.11 on munged must run. It opens slurmd's log and rewrites
+hwloc's file in the spool folder; 26.05 lifts the memory limit of its own cgroup, as root.
 """
 
 from __future__ import annotations
