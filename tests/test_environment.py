@@ -46,7 +46,9 @@ def asked(
 ) -> list[dict[str, str]]:
     """Return the requests of a unique mode, but for what is the same in each."""
     chosen = {"mode": "exclusive", **(given or {})}
-    made = [dict(it) for it in environment.questions(chosen, environ, frozenset({0, 1}), parent)]
+    made = [
+        dict(it) for it in environment.process_questions(chosen, environ, frozenset({0, 1}), parent)
+    ]
     for question in made:
         assert question.pop("mode") == chosen["mode"]
         question.pop("task_cpus", None)  # tests of its own
@@ -122,7 +124,7 @@ def test_the_scheduler_says_how_many_cpus_a_task_asked_for(
 def test_how_many_cpus_were_asked_for_can_be_said_otherwise(
     given: Mapping[str, str], expected: Mapping[str, str]
 ) -> None:
-    for question in environment.questions(given, SRUN, frozenset({0, 1})):
+    for question in environment.process_questions(given, SRUN, frozenset({0, 1})):
         said = {name: text for name, text in question.items() if name in {"cpus", "task_cpus"}}
         assert said == expected
 
@@ -283,17 +285,19 @@ def test_unless_somebody_chose_a_mode_it_is_the_one_that_takes_no_cpus_away(
     environ: Mapping[str, str],
 ) -> None:
     """What delivers a plan to jobs defaults to `node`."""
-    for question in environment.questions({}, environ, frozenset({0, 1})):
+    for question in environment.process_questions({}, environ, frozenset({0, 1})):
         assert question["mode"] == "node"
 
 
 def test_a_scope_without_a_mode_is_not_in_vain() -> None:
-    (question,) = environment.questions({"scope": "socket"}, {}, frozenset({0, 1}))
+    (question,) = environment.process_questions({"scope": "socket"}, {}, frozenset({0, 1}))
     assert (question["mode"], question["scope"]) == ("all", "socket")
 
 
 def test_the_cpus_and_devices_that_somebody_names_replace_the_process_s() -> None:
-    (question,) = environment.questions({"cpuset": "4", "visible": "1"}, ONE, frozenset({0, 1}))
+    (question,) = environment.process_questions(
+        {"cpuset": "4", "visible": "1"}, ONE, frozenset({0, 1})
+    )
     assert (question["cpuset"], question["visible"]) == ("4", "1")
 
 

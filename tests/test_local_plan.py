@@ -345,7 +345,7 @@ def test_siblings_never_overlap_in_a_unique_mode(
     siblings = [launch(n, count, job, variable) for n in range(count)]
     replies = [
         local_plan.plan_on_node(
-            Node(topology), environment.questions(chosen, it.environ, cpus, it.parent)
+            Node(topology), environment.process_questions(chosen, it.environ, cpus, it.parent)
         )
         for it in siblings
     ]
@@ -365,7 +365,7 @@ def test_modes_without_a_block_for_each_gpu_know_the_siblings(launch: Launch, mo
     one, other = (
         local_plan.plan_on_node(
             Node(topology),
-            environment.questions({"mode": mode}, it.environ, topology.online, it.parent),
+            environment.process_questions({"mode": mode}, it.environ, topology.online, it.parent),
         )
         for it in siblings
     )
@@ -378,7 +378,9 @@ def test_modes_that_take_nothing_away_put_a_rank_near_its_gpu(launch: Launch, mo
     topology = machine("dgx-a100")
     for n in range(8):
         it = launch(n, 8, range(8), "CUDA_VISIBLE_DEVICES")
-        asked = environment.questions({"mode": mode}, it.environ, topology.online, it.parent)
+        asked = environment.process_questions(
+            {"mode": mode}, it.environ, topology.online, it.parent
+        )
         reply = local_plan.plan_on_node(Node(topology), asked)
         assert reply.cpus >= topology.cpus_of_node(topology.gpus[n].numa_node)
         assert reply.locality == "local"
@@ -388,7 +390,7 @@ def test_modes_that_take_nothing_away_put_a_rank_near_its_gpu(launch: Launch, mo
 def test_a_task_with_two_gpus_of_its_own_is_near_both(mode: str) -> None:
     topology = machine("dgx-a100")
     it = srun_bound(0, 2, (1, 2, 5, 6), "CUDA_VISIBLE_DEVICES")
-    asked = environment.questions({"mode": mode}, it.environ, topology.online, it.parent)
+    asked = environment.process_questions({"mode": mode}, it.environ, topology.online, it.parent)
     reply = local_plan.plan_on_node(Node(topology), asked)
     assert [rank.gpu.index for rank in reply.ranks] == [1, 2]
     for node in (3, 1):

@@ -91,7 +91,7 @@ class ProcessContext:
         facts = {} if self.devices is None else {"granted": self.devices}
         given = {**facts, **given}
         environ, parent = self.environ or {}, self.parent_environ
-        return list(environment.questions(given, environ, cpus, parent, vendors()))
+        return list(environment.process_questions(given, environ, cpus, parent, vendors()))
 
 
 def _with_cpu_limit(environ: Mapping[str, str]) -> Mapping[str, str]:

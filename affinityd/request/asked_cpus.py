@@ -16,11 +16,11 @@ TOLERATED = 8  #: one core in so many may be kept from a job that has a machine 
 
 
 def asked_cpus(
-    topology: Topology, request: Request, ranks: Ranks, allowed: CpuSet, whole: CpuSet
+    topology: Topology, request: Request, ranks: Ranks, allowed: CpuSet, usable_cpus: CpuSet
 ) -> int | None:
     """Return how many logical CPUs each rank asked for; None where that was not said.
 
-    `allowed` is what the tasks may use together, `whole` what all of the machine could give.
+    `allowed` is what the tasks may use together, `usable_cpus` what all of the machine could give.
     """
     asked = request.task_cpus
     if asked is None:
@@ -29,7 +29,7 @@ def asked_cpus(
     each = max(1, together // _tasks(request, allowed))
     if asked.cpus is not None:  # a variable may be of the job's script, and more than a step's
         each = min(each, asked.cpus)
-    elif has_node(topology, allowed, whole, together):
+    elif has_node(topology, allowed, usable_cpus, together):
         each = min(each, share_of_gpu(topology))
     return -(-each * ranks.tasks_per_gpu // ranks.gpus_per_task)
 
@@ -44,23 +44,25 @@ def _tasks(request: Request, allowed: CpuSet) -> int:
     return sum(masks[task % len(masks)] == own for task in range(tasks))
 
 
-def asked_each(topology: Topology, granted: int, ranks: int, cpus: CpuSet, whole: CpuSet) -> int:
+def asked_each(
+    topology: Topology, granted: int, ranks: int, cpus: CpuSet, usable_cpus: CpuSet
+) -> int:
     """Return how many CPUs each rank of a job asked for, that was granted so many for all of them.
 
     `cpus` is what the job may use.
     """
     each = -(-granted // ranks)
-    is_alone = has_node(topology, cpus, whole, granted)
+    is_alone = has_node(topology, cpus, usable_cpus, granted)
     return min(each, share_of_gpu(topology)) if is_alone else each
 
 
-def has_node(topology: Topology, cpus: CpuSet, whole: CpuSet, granted: int) -> bool:
+def has_node(topology: Topology, cpus: CpuSet, usable_cpus: CpuSet, granted: int) -> bool:
     """Return whether a job has the machine for itself: then its CPUs were not counted out.
 
     A few cores may be kept from it (Slurm's CoreSpecCount), and all second threads of cores
     (--hint=nomultithread).
     """
-    cores = usable(topology.cores, whole)
+    cores = usable(topology.cores, usable_cpus)
     lacking = sum(cpus.isdisjoint(core.cpus) for core in cores)
     return lacking * TOLERATED <= len(cores) and granted * TOLERATED > len(cpus) * (TOLERATED - 1)
 

@@ -32,11 +32,11 @@ VISIBLE = {
     "amd": ("ROCR_VISIBLE_DEVICES", HIP),
     "huawei": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
-CHOSEN = "--rank"  #: where a rank comes from that no launcher gave
-BARE = {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}  #: given by their values alone
+CHOSEN_RANK = "--rank"  #: where a rank comes from that no launcher gave
+BY_VALUE = {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}  #: given by their values alone
 
 
-def questions(
+def process_questions(
     given: Mapping[str, str],
     environ: Environment,
     cpus: CpuSet | None,
@@ -94,7 +94,7 @@ def visible(environ: Environment, vendors: Collection[str] = ()) -> str | None:
             del said[HIP]
         if said:
             return ";".join(
-                text if name in BARE else f"{name}={text}" for name, text in said.items()
+                text if name in BY_VALUE else f"{name}={text}" for name, text in said.items()
             )
     return None
 
@@ -109,11 +109,13 @@ def _ranks(
     rank = local_rank(environ)
     chosen = number(given.get("rank"))
     if chosen is not None:
-        rank = Rank(chosen, rank.size if rank else None, CHOSEN)
+        rank = Rank(chosen, rank.size if rank else None, CHOSEN_RANK)
     if rank is None or "job" in given or _is_alone(rank):
         yield {}
-    elif not {"gpus", "rank"} & given.keys() and _has_its_own(rank, given, environ, own, inherited):
-        yield from _apart(rank, given, environ, own)
+    elif not {"gpus", "rank"} & given.keys() and _has_own_gpus(
+        rank, given, environ, own, inherited
+    ):
+        yield from _kept_apart(rank, given, environ, own)
     elif rank.size is not None:
         yield {"ranks": f"{rank.size}", "rank": f"{rank.number}"}
     else:  # as many as GPUs; a rank beyond those shares one with another
@@ -121,7 +123,7 @@ def _ranks(
         yield {"rank": f"{rank.number}", "ranks": f"{rank.number + 1}"}
 
 
-def _apart(
+def _kept_apart(
     rank: Rank, given: Mapping[str, str], environ: Environment, own: str | None
 ) -> Iterator[dict[str, str]]:
     """Yield the ways to keep a rank with a GPU of its own from its siblings' cores.
@@ -176,10 +178,10 @@ def _is_alone(rank: Rank) -> bool:
 
     torchrun's worker is told its GPU by its LOCAL_RANK, however few they are.
     """
-    return rank.size == 1 and rank.variable not in {"LOCAL_RANK", CHOSEN}
+    return rank.size == 1 and rank.variable not in {"LOCAL_RANK", CHOSEN_RANK}
 
 
-def _has_its_own(
+def _has_own_gpus(
     rank: Rank,
     given: Mapping[str, str],
     environ: Environment,
@@ -196,9 +198,9 @@ def _has_its_own(
         return True
     if own is None:
         return False
-    whole = number(environ.get("SLURM_GPUS_ON_NODE"))
-    if rank.variable == "SLURM_LOCALID" and whole is not None:
-        return _count(own) < whole
+    of_step = number(environ.get("SLURM_GPUS_ON_NODE"))
+    if rank.variable == "SLURM_LOCALID" and of_step is not None:
+        return _count(own) < of_step
     container = given.get("nvidia_visible") or given.get("granted")
     is_only_one = container is not None and container != "all" and "," not in container
     return _count(own) == 1 and inherited != own and not is_only_one

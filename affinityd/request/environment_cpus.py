@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from affinityd.request.launchers import Environment
 
 JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: how many CPUs a container asked for, or may use
-#: Parameters that say what is so without them.
-UNSAID = {("share", "auto"), ("task_cpus", "none")}
+#: Parameters that say what holds without them.
+DEFAULTS = {("share", "auto"), ("task_cpus", "none")}
 
 
 def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
@@ -41,7 +41,7 @@ def with_asked_cpus(given: Mapping[str, str], environ: Environment) -> dict[str,
 
 def without_defaults(given: Mapping[str, str]) -> dict[str, str]:
     """Return given parameters but for those that only say that nothing was chosen."""
-    return {name: text for name, text in given.items() if (name, text) not in UNSAID}
+    return {name: text for name, text in given.items() if (name, text) not in DEFAULTS}
 
 
 def asked_cpus(environ: Environment, ranks: int | None = None) -> dict[str, str]:

@@ -29,7 +29,7 @@ class Reply:
     generation: int
     request: Request
     entries: tuple[str, ...]  #: each rank's GPU, as the request names it, or would have
-    wanted: frozenset[int]  #: the ranks that were asked for
+    asked_ranks: frozenset[int]  #: the ranks that were asked for
     allowed: CpuSet
     source: str  #: of the allowed CPUs: "request", "caller" or "node"
     within: CpuSet | None  #: the caller's cpuset, which bounds them; None: it is not known
@@ -39,12 +39,12 @@ class Reply:
     @property
     def ranks(self) -> tuple[RankPlan, ...]:
         """The ranks that were asked for."""
-        return tuple(rank for rank in self.plan.ranks if rank.rank in self.wanted)
+        return tuple(rank for rank in self.plan.ranks if rank.rank in self.asked_ranks)
 
     @property
     def warnings(self) -> tuple[PlanWarning, ...]:
         """The warnings that concern them."""
-        concerned = {None, *self.wanted}
+        concerned = {None, *self.asked_ranks}
         return tuple(warning for warning in self.plan.warnings if warning.rank in concerned)
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from affinityd.config.file import PARAMETER_VARIABLES, plan_parameters
 from affinityd.cpuset import parse_list
 from affinityd.errors import AffinityError, InvalidRequestError
-from affinityd.request.environment import VISIBLE, questions
+from affinityd.request.environment import VISIBLE, process_questions
 from affinityd.request.environment_cpus import JOB_CPUS, cpus_to_plan_on
 from affinityd.request.launchers import VARIABLES
 from affinityd.request.parameters import Parameter, Request, parse_request, plain
@@ -92,4 +92,4 @@ def _questions(stated: Mapping[str, str], environ: Mapping[str, str]) -> Iterato
     mask = given.pop("cpuset", None)
     cpus = None if mask is None else cpus_to_plan_on(environ, parse_list(mask))
     vendors = ["amd" if given.get("granted", "").startswith("drm:") else "nvidia"]
-    yield from questions(given, environ, cpus, None, vendors)
+    yield from process_questions(given, environ, cpus, None, vendors)

@@ -25,7 +25,7 @@ class Ranks:
     """The ranks that divide the cores."""
 
     entries: tuple[Entry, ...]  #: rank i drives the i-th
-    wanted: frozenset[int]  #: the ranks that are asked for
+    asked: frozenset[int]  #: the ranks that are asked for
     ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
     gpus_per_task: int  #: how many ranks of the plan one task is
     tasks_per_gpu: int  #: how many tasks one rank of the plan stands for
@@ -42,8 +42,8 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
     seen = visible_devices(topology, request.granted, request.visible, request.nvidia_visible)
     own = _named(seen, request.gpus)
     ambiguous = is_ambiguous(seen, request.gpus)
-    everything = visible_devices(topology, None, None)
-    job = None if request.job is None else _of_job(everything, request.job)
+    all_gpus = visible_devices(topology, None, None)
+    job = None if request.job is None else _of_job(all_gpus, request.job)
     slot = _bound_slot(topology, request, mask, len(own), job)
     is_task = job is not None or slot is not None
     if not is_task or (request.ranks is not None and request.options.mode in BY_RANK):
@@ -52,16 +52,16 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
         is_one = request.ranks is not None or (request.rank is not None and says_cpus)
         gpus = 1 if is_one else len(own)
         return Ranks(_checked(ranks), _asked_for(request, len(ranks)), ambiguous, gpus, 1)
-    mine, (number, of) = (own, slot) if slot is not None else _dealt(request, own)
+    task_entries, (number, of) = (own, slot) if slot is not None else _round_robin(request, own)
     tasks = 1
     if MODES[request.options.mode].shares:
         number, of, tasks = 0, 1, of
     if job is None or _has_cpus_of_its_own(request, cpus, len(own)):
         job = own
     ranks = _checked(tuple(entry for entry in job for _ in range(of)))
-    wanted = {place * of + number for entry in mine for place in _places(entry, job)}
-    ambiguous = ambiguous or is_ambiguous(everything, request.job)
-    return Ranks(ranks, frozenset(wanted), ambiguous, len(mine), tasks)
+    asked = {place * of + number for entry in task_entries for place in _places(entry, job)}
+    ambiguous = ambiguous or is_ambiguous(all_gpus, request.job)
+    return Ranks(ranks, frozenset(asked), ambiguous, len(task_entries), tasks)
 
 
 def _has_cpus_of_its_own(request: Request, cpus: CpuSet, seen: int) -> bool:
@@ -99,7 +99,7 @@ def _cores_in_gres_conf(topology: Topology, gpu: Gpu) -> tuple[CpuSet, CpuSet, C
     return topology.online, near, frozenset().union(*beside)
 
 
-def _dealt(request: Request, own: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], Slot]:
+def _round_robin(request: Request, own: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], Slot]:
     """Return which of the GPUs that all tasks see is one's own, and its slot on it."""
     if request.ranks is None:  # a lone task
         return own, (0, 1)
@@ -113,9 +113,9 @@ def _named(seen: VisibleDevices, names: tuple[str, ...] | None) -> tuple[Entry, 
     return tuple(zip(names or map(str, seen.by_index), devices, strict=True))
 
 
-def _of_job(everything: VisibleDevices, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
+def _of_job(all_gpus: VisibleDevices, names: tuple[str, ...] | None) -> tuple[Entry, ...]:
     try:
-        return _named(everything, names)
+        return _named(all_gpus, names)
     except (InvalidRequestError, NoSuchGpuError) as error:
         raise type(error)(f"job: {error}") from None
 

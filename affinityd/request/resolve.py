@@ -48,7 +48,7 @@ def answer(
     `caller` is None where it is not known. Raises AffinityError.
     """
     topology = node.topology
-    whole = topology.online - node.reserved
+    usable_cpus = topology.online - node.reserved
     caller = None if request.whose == "node" else caller
     within = caller.cpuset if caller else None
     mask, source = _cpuset(request, caller, topology)
@@ -58,16 +58,16 @@ def answer(
         cpuset &= within
     ranks = ranks_of(topology, request, mask, cpuset)
     gpus = tuple(device.gpu for _, device in ranks.entries)
-    allowed = whole & cpuset
-    asked = asked_cpus(topology, request, ranks, allowed, whole)
+    allowed = usable_cpus & cpuset
+    asked = asked_cpus(topology, request, ranks, allowed, usable_cpus)
     request = replace(request, options=replace(request.options, cpus=asked))
-    made = planner(topology, Demand(gpus, allowed, whole, request.options))
+    made = planner(topology, Demand(gpus, allowed, usable_cpus, request.options))
     return Reply(
         node=topology.name,
         generation=node.generation,
         request=request,
         entries=tuple(name for name, _ in ranks.entries),
-        wanted=ranks.wanted,
+        asked_ranks=ranks.asked,
         allowed=allowed,
         source=source,
         within=within,
