@@ -7,7 +7,6 @@ where a single number is not. Pure: the clocks are handed in.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
@@ -15,25 +14,6 @@ from affinityd.cpuset import CpuSet
 REMEMBERED = 300.0  #: seconds for which a job that is gone keeps its counters, to be scraped
 
 ThreadName = tuple[int, int]  #: tid and start: one thread for good
-
-
-@dataclass
-class CpuTicks:
-    """Clock ticks."""
-
-    total: int = 0
-    remote: int = 0
-    seen: float = field(default=0.0, compare=False)  #: seconds since boot, when it was last added
-
-    def add(self, total: int, remote: int, seen: float) -> None:
-        """Add what a process spent."""
-        self.total += total
-        self.remote += remote
-        self.seen = seen
-
-    def time(self, ticks: int) -> CpuTime:
-        """Return it in seconds, of so many ticks each."""
-        return CpuTime(self.total / ticks, self.remote / ticks)
 
 
 def spent(
@@ -71,8 +51,9 @@ class CpuTimeCounters:
         self._ticks = ticks
         self._before: Mapping[ThreadName, int] = {}
         self._looked = float("inf")  # ticks since boot: of the threads before, none is known
-        self._gpus: dict[GpuKey, CpuTicks] = {}
-        self._jobs: dict[Job, CpuTicks] = {}
+        self._gpus: dict[GpuKey, CpuTime] = {}
+        self._jobs: dict[Job, CpuTime] = {}
+        self._seen: dict[Job, float] = {}  # when a job was seen last, seconds since boot
         self._since: dict[GpuKey | Job, float] = {}
         self._mismatched: set[GpuKey | Job] = set()
 
@@ -85,17 +66,21 @@ class CpuTimeCounters:
         """
         processes = tuple(processes)
         for gpu in gpus:
-            self._gpus.setdefault(gpu, CpuTicks())
+            self._gpus.setdefault(gpu, CpuTime())
         for process in processes:
-            facts = process.facts
-            if not process.is_daemon:
-                amounts = spent(facts, process.near, self._before, self._looked)
-                self._gpus[facts.gpu].add(*amounts, boot)
-                if facts.membership.job is not None:
-                    self._jobs.setdefault(facts.membership.job, CpuTicks()).add(*amounts, boot)
+            facts, job = process.facts, process.facts.membership.job
+            if process.is_daemon:
+                continue
+            total, remote = spent(facts, process.near, self._before, self._looked)
+            used = CpuTime(total / self._ticks, remote / self._ticks)
+            self._gpus[facts.gpu] += used
+            if job is not None:
+                self._jobs[job] = self._jobs.get(job, CpuTime()) + used
+                self._seen[job] = boot
         self._before = ticks_of(processes)
         self._looked = boot * self._ticks
-        self._jobs = {job: it for job, it in self._jobs.items() if boot - it.seen < REMEMBERED}
+        self._seen = {job: seen for job, seen in self._seen.items() if boot - seen < REMEMBERED}
+        self._jobs = {job: self._jobs[job] for job in self._seen}
 
     def note(
         self, processes: Iterable[AuditedProcess], unknown: Iterable[GpuKey], now: float
@@ -129,12 +114,12 @@ class CpuTimeCounters:
     @property
     def gpu_time(self) -> Mapping[GpuKey, CpuTime]:
         """The CPU time of every GPU's processes."""
-        return {gpu: it.time(self._ticks) for gpu, it in self._gpus.items()}
+        return dict(self._gpus)
 
     @property
     def job_time(self) -> Mapping[Job, CpuTime]:
         """The same of the jobs that were seen lately."""
-        return {job: it.time(self._ticks) for job, it in self._jobs.items()}
+        return dict(self._jobs)
 
     @property
     def since(self) -> Mapping[GpuKey | Job, float]:

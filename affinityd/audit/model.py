@@ -126,6 +126,10 @@ class CpuTime:
     total: float = 0.0
     remote: float = 0.0  #: on CPUs far from the GPU; 0 as well where its place is not known
 
+    def __add__(self, other: CpuTime) -> CpuTime:
+        """Return both together."""
+        return CpuTime(self.total + other.total, self.remote + other.remote)
+
 
 @dataclass(frozen=True)
 class Scan:
