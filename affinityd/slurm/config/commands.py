@@ -34,6 +34,7 @@ class LocalSlurm:
     """The Slurm of this machine, by its slurm.conf."""
 
     conf: Path
+    gres_conf: Path | None = None  #: the file that stands for its own beside `conf`
 
     def run(self, program: str, *arguments: str, seconds: float) -> CommandOutput:
         """Run one of Slurm's programs. Raises InvalidRequestError where it cannot be started."""
@@ -71,7 +72,7 @@ class LocalSlurm:
                 (folder / beside.name).symlink_to(beside)
             (folder / "gres.conf").unlink(missing_ok=True)
             (folder / "gres.conf").symlink_to(file.absolute())
-            yield LocalSlurm(folder / self.conf.name)
+            yield LocalSlurm(folder / self.conf.name, file)
 
 
 def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:

@@ -67,7 +67,9 @@ class SlurmdGres:
 def ask(slurm: LocalSlurm, node: str) -> SlurmdGres:
     """Return what slurmd says of a node. Raises InvalidRequestError where there is no slurmd."""
     told = slurm.run("slurmd", "-G", "-N", node, "-f", f"{slurm.conf}", seconds=SECONDS)
-    return parse(told.err, is_complete=told.succeeded)
+    own, named = slurm.conf.with_name("gres.conf"), slurm.gres_conf
+    text = told.err if named is None else told.err.replace(f"{own}", f"{named}")
+    return parse(text, is_complete=told.succeeded)
 
 
 def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:

@@ -119,6 +119,7 @@ def test_what_slurmd_does_not_take_is_said_in_its_words_before_the_file_is_its_o
         assert told("check", cluster, tree).stdout == FITS
     assert malformed.status == 2
     assert "unrecognized key: Coress" in malformed.stdout
+    assert f'Parse error in file {file} line 1: " Coress=0"' in malformed.stdout
     assert other.stdout.count("Type=A100 is not in Gres=gpu:a100:2") == 2
 
 
