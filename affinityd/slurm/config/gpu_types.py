@@ -50,7 +50,7 @@ def types(
     present: Present,
     said: Sequence[str] = (),
 ) -> GpuTypes:
-    """Return the types, as slurmctld was configured, else as said, else as in the present lines.
+    """Return the types, as slurmctld was configured, else as said, else as slurmd has them.
 
     `said`: one type for all GPUs, or one for each in their order. Raises InvalidRequestError for a
     number of types that is neither, and for a type that slurmctld was not configured with.
@@ -96,7 +96,7 @@ def _as_present(gpus: Sequence[Gpu], present: Present) -> GpuTypes:
         return _all(gpus, next(iter(kinds), None))
     named = {gpu.key: present.get(device_file(gpu) or "", "") for gpu in gpus}
     found = {key: kind for key, kind in named.items() if kind}
-    return GpuTypes(found, "the present gres.conf has several types, and none for it")
+    return GpuTypes(found, "slurmd has several types, and none for it")
 
 
 def _agreed(
