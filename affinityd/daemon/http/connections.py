@@ -78,12 +78,13 @@ class Connections:
                 del self._shares[connection.caller]
 
     async def turn(self, connection: LimitedConnection) -> None:
-        """Return when a request of this connection's caller may go on: one a turn of the loop.
+        """Return when a request of this connection's caller may go on.
 
-        Callers do not wait for each other.
+        That is one in two turns of the loop. Callers do not wait for each other.
         """
-        async with self._shares[connection.caller].turn:
-            await asyncio.sleep(0)
+        turn = self._shares[connection.caller].turn
+        await turn.acquire()
+        asyncio.get_running_loop().call_soon(turn.release)
 
     def weigh(self, connection: LimitedConnection) -> None:
         """End a connection whose client has not taken its answer, if that caller has too many."""
