@@ -167,6 +167,15 @@ def test_a_folder_is_neither_a_drawer_nor_a_warehouse() -> None:
     assert not wrong
 
 
+def test_a_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(name)
+    assert {cls: names for cls, names in homes.items() if len(names) > 1} == {}
+
+
 def test_modules_stay_small() -> None:
     lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
     assert {name: length for name, length in lengths.items() if length > LONGEST} == {}
