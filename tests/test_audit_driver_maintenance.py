@@ -35,7 +35,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a program that is taken for one that changes drivers, here and in no other test."""
     path = tmp_path / f"works{os.getpid()}"
     shutil.copy("/bin/sleep", path)
-    monkeypatch.setitem(WORKERS, path.name, re.compile(b"").search)
+    monkeypatch.setitem(WORKERS, path.name.encode(), re.compile(b"").search)
     return path
 
 
@@ -145,7 +145,7 @@ def test_a_user_who_calls_a_program_so_keeps_nobody_from_asking(
 
 def process(proc: Path, pid: int, comm: str, words: list[str], uid: int = 0) -> None:
     """Write what is read of a process; modprobe's and its like's names are the kernel's to run."""
-    put(proc / f"{pid}/stat", f"{pid} ({comm}) S 1 0 0 0 0 {'0 ' * 12}1 0 5 {'0 ' * 30}")
+    put(proc / f"{pid}/comm", comm)
     put(proc / f"{pid}/status", f"Uid:\t{uid}\t0\t0\t0")
     (proc / f"{pid}/cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
 

@@ -105,12 +105,15 @@ input()
     assert stat.cpu_ticks == stat.user_time + stat.system_time
 
 
-def test_a_table_of_processes_has_their_children_and_ancestors() -> None:
+@pytest.mark.parametrize("lists_children", [True, False])
+def test_a_table_of_processes_has_their_children_and_ancestors(*, lists_children: bool) -> None:
     with program(GRANDCHILD_READY) as child:
         table = ProcessTable()
-        (own,) = table.children[child.pid]
-        (its,) = table.children[own]
-        assert its not in table.children
+        if not lists_children:  # as kernels without CONFIG_PROC_CHILDREN
+            table.__dict__["_lists_children"] = False
+        (own,) = table.children(child.pid, processes.thread_ids(child.pid))
+        (its,) = table.children(own, [own])
+        assert table.children(its, [its]) == []
         above = [stat.number for stat in table.ancestors(its)]
         assert above[:4] == [its, own, child.pid, os.getpid()]
         assert [stat.number for stat in processes.descendants(child.pid)] == [own, its]
@@ -118,7 +121,7 @@ def test_a_table_of_processes_has_their_children_and_ancestors() -> None:
 
 def test_a_table_of_a_folder_that_is_no_proc_is_empty(tmp_path: Path) -> None:
     table = ProcessTable(str(tmp_path))
-    assert (table.by_pid, table.children, table.has_all) == ({}, {}, False)
+    assert (table.by_pid, table.children(7, [7]), table.has_all) == ({}, [], False)
 
 
 def test_the_main_thread_comes_first() -> None:

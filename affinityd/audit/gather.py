@@ -68,7 +68,7 @@ class ProcessWalk:
         self.unseen: list[Holding] = []  #: those whose process is not there
         self._held = held
         self._end = self._deadline = deadline
-        self._children = processes.children
+        self._processes = processes
         self._proc = processes.proc
         self._groups: dict[str, CgroupFacts] = {}  # by cgroups: a job's processes share theirs
         # Threads have few masks between them: a set a thread would be what the collector goes
@@ -112,7 +112,7 @@ class ProcessWalk:
                 facts = self._facts(stat, holding, holds=parent is None)
                 if facts is not None:
                     yield facts
-                    waiting += [(child, stat) for child in reversed(self._new_children(pid))]
+                    waiting += [(child, stat) for child in reversed(self._new_children(facts))]
 
     def _facts(self, stat: Stat, holding: Holding, *, holds: bool) -> ProcessFacts | None:
         """Return what a process is; None where it is gone, or time was up within it.
@@ -164,9 +164,10 @@ class ProcessWalk:
                 shared = self._masks.setdefault(mask, mask)
                 yield Thread(tid, stat.name, stat.start, shared, stat.last_cpu, stat.cpu_ticks)
 
-    def _new_children(self, pid: int) -> list[int]:
+    def _new_children(self, facts: ProcessFacts) -> list[int]:
         """Return the children that have not been met yet."""
-        found = [child for child in self._children.get(pid, ()) if child not in self._known]
+        children = self._processes.children(facts.pid, [thread.tid for thread in facts.threads])
+        found = [child for child in children if child not in self._known]
         self._known.update(found)
         return found
 

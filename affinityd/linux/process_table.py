@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
+from affinityd.linux.files import content
 from affinityd.linux.processes import INIT, PROC, everyone
 from affinityd.linux.procstat import Stat
 
@@ -22,9 +24,23 @@ class ProcessTable:
         """Every process by its pid."""
         return {stat.number: stat for stat in everyone(self.proc)}
 
+    def children(self, pid: int, tids: Iterable[int]) -> list[int]:
+        """Return the pids of what the threads of a process have started, as far as they live.
+
+        Kernels with CONFIG_PROC_CHILDREN list them, proc_tid_children(5): to read every process
+        costs a scan more than all else. One that ends meanwhile can hide another.
+        """
+        if not self._lists_children:
+            return self._children[pid]
+        lists = (content(f"{self.proc}/{pid}/task/{tid}/children") or b"" for tid in tids)
+        return [int(word) for listed in lists for word in listed.split() if word.isdigit()]
+
     @cached_property
-    def children(self) -> Mapping[int, Sequence[int]]:
-        """The pids of the children of each process that has some."""
+    def _lists_children(self) -> bool:
+        return os.access(f"{self.proc}/thread-self/children", os.R_OK)
+
+    @cached_property
+    def _children(self) -> defaultdict[int, list[int]]:
         children = defaultdict(list)
         for stat in self.by_pid.values():
             children[stat.parent].append(stat.number)

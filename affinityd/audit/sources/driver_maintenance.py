@@ -13,10 +13,9 @@ from __future__ import annotations
 import os
 import re
 
-from affinityd.linux.files import beginning
+from affinityd.linux.files import beginning, listed
 from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import ROOT, uid_of
-from affinityd.linux.procstat import Stat
 from affinityd.text import quote
 
 #: What an operator's hook makes before it works on the driver, and removes afterwards; its first
@@ -33,14 +32,14 @@ _changes = re.compile(
 #: The first 15 bytes of a program's name → what in its command line tells that it changes a driver
 #: or a GPU. Not nvidia-mig-manager, nvidia-driver nor nvidia-persistenced: they run always.
 WORKERS = {
-    "nvidia-mig-part": _any,
-    "nvidia-installe": _any,
-    "nvidia-uninstal": _any,
-    "driver-manager": re.compile(b"uninstall_driver").search,
-    "nvidia-smi": _changes,
-    "modprobe": _nvidias_module,
-    "rmmod": _nvidias_module,
-    "insmod": _nvidias_module,
+    b"nvidia-mig-part": _any,
+    b"nvidia-installe": _any,
+    b"nvidia-uninstal": _any,
+    b"driver-manager": re.compile(b"uninstall_driver").search,
+    b"nvidia-smi": _changes,
+    b"modprobe": _nvidias_module,
+    b"rmmod": _nvidias_module,
+    b"insmod": _nvidias_module,
 }
 
 
@@ -50,10 +49,13 @@ class DriverMaintenance:
     def __init__(self, sys: str = "/sys", hold: str = HOLD) -> None:
         """Take where the machine's files are."""
         self._sys, self._hold = sys, hold
+        self._seen_once: set[str] = set()
+        self._seen_twice: set[str] = set()
+        self._working: set[str] = set()
 
     def reason(self, processes: ProcessTable) -> str | None:
         """Return why NVML is not to be asked now, and what ends that; None: it may be."""
-        return self._module() or self._held_off() or _worker(processes)
+        return self._module() or self._held_off() or self._worker(processes.proc)
 
     def _module(self) -> str | None:
         state = beginning(f"{self._sys}/module/nvidia/initstate").strip()
@@ -68,16 +70,28 @@ class DriverMaintenance:
         by = f" by {quote(name)}" if name else ""
         return f"NVML is held off{by}, until {self._hold} is removed"
 
+    def _worker(self, proc: str) -> str | None:
+        """Return which program works on the driver.
 
-def _worker(processes: ProcessTable) -> str | None:
-    """Return which program works on the driver."""
-    for stat in processes.by_pid.values():
-        if stat.name in WORKERS and _works(stat, processes.proc):
-            return f"{stat.name} (pid {stat.number}) works on NVIDIA's driver: until it ends"
-    return None
+        A process is read when it is new, and once more, as it may have been about to execve(2): to
+        read all of them costs a scan more than all else. A process that becomes such a program
+        later, without fork(2), is missed.
+        """
+        there = {name for name in listed(proc) if name.isdigit()}
+        unread = there - self._seen_twice
+        self._seen_twice = there & self._seen_once
+        self._seen_once = there
+        self._working = {pid for pid in unread | self._working if _works(pid, proc)}
+        if not self._working:
+            return None
+        pid = min(self._working, key=int)
+        name = beginning(f"{proc}/{pid}/comm").decode(errors="replace").strip()
+        return f"{name or 'a program'} (pid {pid}) works on NVIDIA's driver: until it ends"
 
 
-def _works(stat: Stat, proc: str) -> bool:
-    """Whether a program of such a name changes a driver, and is root's: a name is anybody's."""
-    command = beginning(f"{proc}/{stat.number}/cmdline")
-    return bool(WORKERS[stat.name](command)) and uid_of(stat.number, proc) == ROOT
+def _works(pid: str, proc: str) -> bool:
+    """Whether a process changes a driver, and is root's: a name is anybody's."""
+    changes = WORKERS.get(beginning(f"{proc}/{pid}/comm").rstrip(b"\n"))
+    if changes is None or not changes(beginning(f"{proc}/{pid}/cmdline")):
+        return False
+    return uid_of(int(pid), proc) == ROOT
