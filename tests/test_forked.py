@@ -73,6 +73,19 @@ def test_what_is_not_in_time_is_cut_whatever_it_does(slow: Callable[[], None]) -
         os.waitpid(-1, os.WNOHANG)
 
 
+def test_a_stuck_child_keeps_no_reader_of_the_output_waiting() -> None:
+    """The parent is gone: the child holds nothing of its, and ends by itself."""
+    code = (
+        "import os, signal, time; from affinityd.client.forked import run_forked\n"
+        "print('here', flush=True)\n"
+        "run_forked(lambda: os.kill(os.getppid(), signal.SIGKILL) or time.sleep(60), "
+        "time.monotonic() + 60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        out, _ = parent.communicate(timeout=30)
+    assert (out, parent.returncode) == (b"here\n", -signal.SIGKILL)
+
+
 def test_where_no_time_is_left_it_is_cut_at_once() -> None:
     start = time.monotonic()
     with pytest.raises(TimeoutError):

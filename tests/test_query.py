@@ -253,6 +253,20 @@ def test_a_container_s_process_is_known_by_its_launcher_and_devices(
 
 
 @pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "3"),
+        ("ROCR_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES=3"),
+        ("HIP_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES=3"),
+        ("ASCEND_RT_VISIBLE_DEVICES", "3"),
+    ],
+)
+def test_of_no_granted_gpus_any_vendor_s_variable_counts(name: str, said: str) -> None:
+    (request,) = read({name: "3"})
+    assert request.visible == requests({"visible": said})[0].visible
+
+
+@pytest.mark.parametrize(
     ("texts", "told"),
     [
         (["HOME=/root"], "'HOME=/root' is no NAME=VALUE; names are AFFINITYD_ALLOWED, "),

@@ -40,7 +40,7 @@ def run_forked(function: Callable[[], T], deadline: float) -> T:
     with open(reading, "rb") as answers, open(writing, "wb") as pipe:
         child = os.fork()
         if child == 0:
-            _run(function, pipe)
+            _run(function, pipe, deadline)
         pipe.close()
         try:
             answer = _received(answers.fileno(), deadline)
@@ -57,11 +57,25 @@ def run_forked(function: Callable[[], T], deadline: float) -> T:
     raise kind(result) if kind else errors.AffinityError(f"{failure}: {result}")
 
 
-def _run(function: Callable[[], object], pipe: BinaryIO) -> NoReturn:
+def _let_go(pipe: int, deadline: float) -> None:
+    """Keep no output of the process open in a child that may be stuck, and end with its deadline.
+
+    Otherwise a reader of the job's output would wait for a child that a device keeps.
+    """
+    _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [_signal.SIGALRM])
+    _signal.setitimer(_signal.ITIMER_REAL, max(deadline - time.monotonic(), LINGER) + LINGER)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in {0, 1, 2} - {pipe, nowhere}:
+        os.dup2(nowhere, stream)
+
+
+def _run(function: Callable[[], object], pipe: BinaryIO, deadline: float) -> NoReturn:
     """Write what a function returns, or what it raises, and end."""
     answer: Any
     try:
         try:
+            _let_go(pipe.fileno(), deadline)
             answer = None, function()
         except Exception as error:  # noqa: BLE001 - what it raises is the parent's
             answer = type(error).__name__, str(error)

@@ -77,9 +77,11 @@ class ProcessContext:
     @property
     def cpuset(self) -> CpuSet | None:
         """The CPUs that its cgroup allows; None where that is not known."""
-        from affinityd.linux.cgroup import cpuset_of  # noqa: PLC0415 - exec plans on its mask
+        from affinityd.linux import cgroup  # noqa: PLC0415 - exec plans on its mask
 
-        return cpuset_of(self.pid, self._root or "/")
+        found = cgroup.cpuset_of(self.pid, self._root or "/")
+        is_own = self.pid == os.getpid() and not self._root
+        return cgroup.widest_mask() if found is None and is_own else found
 
     @property
     def visible(self) -> str | None:

@@ -52,7 +52,9 @@ def _mode(value: object) -> object:
 
 
 def _cpus(value: object) -> object:
-    if value not in ("granted", "none") and (type(value) is not int or value < 1):
+    if value not in ("granted", "none") and (
+        type(value) is not int or value not in range(1, MAX_NUMBER + 1)
+    ):
         raise ValueError("it should be a number of CPUs from 1 on, 'granted' or 'none'")
     return value
 

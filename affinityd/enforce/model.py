@@ -119,7 +119,7 @@ class EnforcementTotals:
     pins: Mapping[str, int] = field(default_factory=dict)  #: processes, by PIN_OUTCOMES
     threads: int = 0  #: whose mask was set
     resets: int = 0  #: how often a process that we had pinned was found elsewhere
-    migrations: Mapping[str, int] = field(default_factory=dict)  #: by `migration.OUTCOMES`
+    migrations: Mapping[str, int] = field(default_factory=dict)  #: by `memory_migration.OUTCOMES`
 
 
 @dataclass(frozen=True)

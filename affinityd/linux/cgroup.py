@@ -8,7 +8,10 @@ cgroup-v2.rst.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape, glob
 
@@ -35,6 +38,8 @@ CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that were chosen for a cg
 
 #: Levels below a mount that are looked at: any user may make thousands below a cgroup of its own.
 MOST_LEVELS = 64
+
+MOST_CPUS = 8192  #: the most that an x86 kernel is built for; the kernel passes over the rest
 
 
 class Cgroups:
@@ -98,6 +103,22 @@ class Cgroups:
 def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
     """Return the CPUs that a process's cgroup lets it use, as `Cgroups.cpuset`."""
     return Cgroups.of(pid, root).cpuset
+
+
+def widest_mask() -> CpuSet:
+    """Return what the kernel lets a thread of this process widen its mask to, sched_setaffinity(2).
+
+    For where no cgroup is to be seen, as in a chroot.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(_widened_mask).result()
+
+
+def _widened_mask() -> CpuSet:
+    """Widen the mask of the calling thread, and of no other, as far as the kernel allows."""
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(MOST_CPUS))
+    return frozenset(os.sched_getaffinity(0))
 
 
 def _path(membership: str, controller: str | None) -> str | None:

@@ -99,7 +99,7 @@ def text(path: str) -> str:
     return (content(path) or b"").decode("ascii", errors="replace").strip()
 
 
-PART = 1024 * 1024  #: bytes that are read at once
+REGULAR_PART = 1024 * 1024  #: bytes that are read at once
 
 
 def read_regular(path: str, most: int) -> bytes:
@@ -113,7 +113,7 @@ def read_regular(path: str, most: int) -> bytes:
     try:
         _check(os.fstat(file))
         parts, left = [], most
-        while part := os.read(file, PART):
+        while part := os.read(file, REGULAR_PART):
             left -= len(part)
             if left < 0:
                 raise OSError(errno.EFBIG, f"longer than {most} bytes")

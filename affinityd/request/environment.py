@@ -192,7 +192,7 @@ def _has_own_gpus(
 
     Slurm says how it bound them, or how many GPUs the step has on the node. Elsewhere it is a
     single one, unless the parent has the same, or the container has no other: these are the
-    siblings', too.
+    siblings', too. A task of Slurm has a container of devices to itself.
     """
     if _slurm_slot(rank, environ, own) is not None:
         return True
@@ -202,7 +202,8 @@ def _has_own_gpus(
     if rank.variable == "SLURM_LOCALID" and of_step is not None:
         return _count(own) < of_step
     container = given.get("nvidia_visible") or given.get("granted")
-    is_only_one = container is not None and container != "all" and "," not in container
+    in_slurm = "SLURM_JOB_ID" in environ
+    is_only_one = not in_slurm and container not in (None, "all") and "," not in (container or "")
     return _count(own) == 1 and inherited != own and not is_only_one
 
 

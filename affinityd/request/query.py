@@ -35,6 +35,8 @@ PASSED = frozenset(
         "SLURMD_TRES_BIND",
     )
 )
+#: Whose GPUs were granted, by how these are named; of others any vendor's variables count.
+VENDORS = {"minor:": "nvidia", "drm:": "amd"}
 ENV = Parameter(
     "env",
     str,
@@ -91,5 +93,6 @@ def _questions(stated: Mapping[str, str], environ: Mapping[str, str]) -> Iterato
         return
     mask = given.pop("cpuset", None)
     cpus = None if mask is None else cpus_to_plan_on(environ, parse_list(mask))
-    vendors = ["amd" if given.get("granted", "").startswith("drm:") else "nvidia"]
+    granted = given.get("granted", "")
+    vendors = [vendor for prefix, vendor in VENDORS.items() if granted.startswith(prefix)]
     yield from process_questions(given, environ, cpus, None, vendors)

@@ -65,17 +65,25 @@ def test_ranks_in_a_unique_mode_divide_their_node(seen: Document, source: str) -
     assert {rank["stderr"] for rank in ranks} == {""}
 
 
-@pytest.mark.parametrize("way", ["asked", "table"])
-def test_ranks_of_a_pod_are_placed_by_the_script_that_init_left(seen: Document, way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "cpus"),
+    [
+        ("asked", [HALVES[rank] for rank in (0, 3, 6)]),
+        ("files", ["0-31"] * 3),  # near one of the container's GPUs, which are all of them
+    ],
+)
+def test_ranks_of_a_pod_are_placed_by_the_script_that_init_left(
+    seen: Document, way: str, cpus: list[str]
+) -> None:
     ranks = seen["pods"][way]
-    assert [mask(rank) for rank in ranks] == [HALVES[rank] for rank in (0, 3, 6)]
+    assert [mask(rank) for rank in ranks] == cpus
     assert {told(rank)["AFFINITYD_CPULIST"] for rank in ranks} == {mask(rank) for rank in ranks}
 
 
-@pytest.mark.parametrize(("way", "cpus"), [("asked", "5-7"), ("table", "6-7")])
+@pytest.mark.parametrize(("way", "cpus"), [("asked", "5-7"), ("files", "5-9")])
 def test_a_pod_s_own_cpuset_is_the_limit(seen: Document, way: str, cpus: str) -> None:
     rank = seen["pods"][f"narrow, {way}"]
-    assert mask(rank) == cpus  # of node 1: all that is allowed; what is allowed of its GPU's half
+    assert mask(rank) == cpus  # of node 1; near any GPU
     assert told(rank)["AFFINITYD_ALLOWED"] == "5-9"
 
 

@@ -31,7 +31,7 @@ class Answer:
     media_type: str
     mode: str
     locality: str  #: the worst of any rank
-    #: Where the caller is that stays there, one of `vicinity.PLACEMENTS`; None: it takes its plan.
+    #: Where the caller is that stays there, one of `nearness.PLACEMENTS`; None: it takes its plan.
     observed: str | None = None
 
 

@@ -58,7 +58,10 @@ def run_in_child(
 
 @contextmanager
 def session() -> Iterator[ModuleType]:
-    """Start NVML, give pynvml, and shut NVML down. Raises SilenceError where it cannot be asked."""
+    """Start NVML, give pynvml, and shut NVML down.
+
+    Raises NvmlUnavailableError where it cannot be asked.
+    """
     try:
         import pynvml  # noqa: PLC0415  an extra, slow to import, and needed in a child alone
     except ImportError:
@@ -79,7 +82,10 @@ def session() -> Iterator[ModuleType]:
 
 
 def devices(nvml: ModuleType) -> Iterator[NvmlDevice | str]:
-    """Yield the GPUs by index: each to be asked, or why it cannot be. Raises SilenceError."""
+    """Yield the GPUs by index: each to be asked, or why it cannot be.
+
+    Raises NvmlUnavailableError.
+    """
     try:
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:

@@ -143,7 +143,11 @@ print(daemon.getresponse().read(65536).decode())
 }
 read_line() { # NAME: value, what the answer says of it
     value=''
-    case $answer in *"$newline$1="*) value=${answer#*"$newline$1="} value=${value%%"$newline"*} ;; esac
+    while IFS= read -r line; do # to cut it out of a long answer takes some shells seconds
+        case $line in "$1="*) value=${line#*=} && return ;; esac
+    done <<END
+$answer
+END
 }
 understand() { # cpulist, locality, allowed, warnings, job_gpus; else reason, the answer's first line
     read_line AFFINITYD

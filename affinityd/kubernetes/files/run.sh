@@ -104,6 +104,7 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
     set -f
     IFS=,
     for name in ${granted:-$listed}; do
+        case $granted,$name in ,[0-9]*) continue ;; esac # an index, which is no minor
         name=${name#minor:}
         case $name in drm:*) name=renderD${name#drm:} ;; esac
         if ! read -r cpus <"$here/gpu/$name.cpulist" || ! is_cpulist "$cpus"; then continue; fi
@@ -114,6 +115,7 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
     unset IFS
     trouble="$trouble, and in $here/gpu" wanted=${AFFINITYD_CPUS:-$AFFINITYD_JOB_CPUS}
     [ -n "$near" ] || leave "$trouble is no GPU of this container"
+    all=$near near=$allowed && cut_to_allowed && most=$size near=$all
     cut_to_allowed
     case $size,$locality,${AFFINITYD_STRICT-} in
     0,*) leave "$trouble none of the CPUs $allowed is near" ;;
@@ -121,7 +123,7 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
         leave "$trouble CPUs $near are far, which AFFINITYD_STRICT forbids"
         ;;
     esac
-    ! is_number "$wanted" || [ "$wanted" -le "$size" ] ||
+    ! is_number "$wanted" || [ "$wanted" -le "$size" ] || [ "$most" -le "$size" ] ||
         leave "$trouble $size CPUs are near, of $wanted asked for"
     say "${trouble%, and in *}; planned from $here/gpu"
 }

@@ -123,9 +123,9 @@ def pods() -> dict[str, Any]:
     narrow = cgroup("pod", cpus="5-9")
     return {
         "asked": [run_(rank) for rank in IN_PODS],
-        "table": [run_(rank, *NOBODY) for rank in IN_PODS],
+        "files": [run_(rank, *NOBODY) for rank in IN_PODS],
         "narrow, asked": run_(3, "AFFINITYD_MODE=node", group=narrow),
-        "narrow, table": run_(3, *NOBODY, group=narrow),
+        "narrow, files": run_(3, *NOBODY, group=narrow),
     }
 
 
