@@ -104,7 +104,7 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
     set -f
     IFS=,
     for name in ${granted:-$listed}; do
-        case $granted,$name in ,[0-9]*) continue ;; esac # an index, which is no minor
+        [ "$granted" ] || ! is_number "$name" || continue # an index, which is no minor
         name=${name#minor:}
         case $name in drm:*) name=renderD${name#drm:} ;; esac
         if ! read -r cpus <"$here/gpu/$name.cpulist" || ! is_cpulist "$cpus"; then continue; fi

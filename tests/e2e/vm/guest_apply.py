@@ -121,18 +121,20 @@ def pods() -> dict[str, Any]:
     """Return where ranks are that `run` starts, which `affinityd init` has left: of two ways."""
     affinityd("init", "--to", str(POD), env={"AFFINITYD_MODE": "unique_contiguous"})
     narrow = cgroup("pod", cpus="5-9")
+    addresses = sorted(path.stem for path in (POD / "gpu").glob("*:*.cpulist"))
+    from_files = (*NOBODY, f"NVIDIA_VISIBLE_DEVICES={','.join(addresses)}")  # an index is no name
     return {
         "asked": [run_(rank) for rank in IN_PODS],
-        "files": [run_(rank, *NOBODY) for rank in IN_PODS],
+        "files": [run_(rank, *from_files) for rank in IN_PODS],
         "narrow, asked": run_(3, "AFFINITYD_MODE=node", group=narrow),
-        "narrow, files": run_(3, *NOBODY, group=narrow),
+        "narrow, files": run_(3, *from_files, group=narrow),
     }
 
 
 def run_(rank: int, *said: str, group: Path | None = None) -> Ended:
     """Return where a rank of a container with all GPUs is."""
     words = [f"{name}={text}" for name, text in torchrun(rank).items()]
-    env = ("env", *words, *said, ALL_GPUS)
+    env = ("env", *words, ALL_GPUS, *said)
     into = f"echo 0 >{group}/cgroup.procs; " if group else ""
     return ran(["sh", "-c", f'{into}exec "$@"', "sh", *env, str(POD / "run"), *LOOK])
 
