@@ -415,3 +415,19 @@ def test_when_the_time_is_up_nothing_more_is_set() -> None:
         result = pin_threads(lambda: [target], deadline=time.monotonic())
         assert result == PinResult((), is_settled=False, is_late=True)
         assert masks(child.pid) == [ALL]
+
+
+def test_what_was_set_before_the_time_was_up_is_told() -> None:
+    with sleeping() as child:
+        moments = iter([0.0, 0.0, 2.0])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("affinityd.linux.pinning.time.monotonic", lambda: next(moments))
+            stat = stat_of(child.pid)
+            assert stat is not None
+            calls = [[Target(child.pid, stat.start, FIRST)]] * 3
+            result = pin_threads(iter(calls).__next__, deadline=1.0)
+        assert result.is_late
+        assert [(it.tid, it.was_set, it.held) for it in result.threads] == [
+            (child.pid, True, FIRST)
+        ]
+        assert mask_of(child.pid) == FIRST

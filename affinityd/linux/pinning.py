@@ -34,6 +34,9 @@ PAUSE = 0.001
 #: The states of a thread that may be in clone(2): it runs, or waits for the kernel, proc(5).
 AWAKE = ("R", "D")
 
+#: Clock ticks of user time after which a thread is not in the clone(2) that it may have been in.
+COMPUTED = 2
+
 #: Then we give up on a process that starts threads faster than they can be pinned.
 MAX_PASSES = 100
 
@@ -136,27 +139,36 @@ class _Passes:
         self._deadline = deadline
         self._dry_run = dry_run
         self._set: set[int] = set()  # the threads whose mask was replaced
+        self._user_time: dict[int, int] = {}  # of threads, when they were first seen pinned
         self._given: dict[CpuSet, set[CpuSet]] = {}  # as asked: that, or what became of it
 
     def pin_all(self, targets: Iterable[Target]) -> bool:
         """Pin what is there now; return whether anything was set."""
+        earlier = {it.tid: it for it in self.results}
         self.results = []
         before = len(self._set)
         for target in targets:
             for tid in _living_threads(target):
                 self.is_late = self._deadline is not None and time.monotonic() >= self._deadline
                 if self.is_late:
+                    self.results += earlier.values()  # what was set is told all the same
                     return False
+                earlier.pop(tid, None)
                 if (result := self._pin(target, tid)) is not None:
                     self.results.append(result)
         return len(self._set) > before
 
     def may_show_more(self) -> bool:
-        """Whether a thread whose mask was replaced may be starting one with the mask before."""
+        """Whether a thread whose mask was replaced may be starting one with the mask before.
+
+        One that has computed since then has left the clone(2) that it may have been in.
+        """
         own = threading.get_native_id()
         pinned = [it for it in self.results if it.was_set and it.tid != own]
-        stats = (thread_stat(thread.pid, thread.tid) for thread in pinned)
-        return any(stat is not None and stat.state in AWAKE for stat in stats)
+        stats = [thread_stat(thread.pid, thread.tid) for thread in pinned]
+        awake = [stat for stat in stats if stat is not None and stat.state in AWAKE]
+        since = [it.user_time - self._user_time.setdefault(it.number, it.user_time) for it in awake]
+        return any(ticks < COMPUTED for ticks in since)
 
     def _pin(self, target: Target, tid: int) -> ThreadResult | None:
         """Pin a thread; None: it has ended."""
