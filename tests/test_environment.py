@@ -130,6 +130,27 @@ def test_how_many_cpus_were_asked_for_can_be_said_otherwise(
 
 
 @pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        pytest.param(
+            {**SRUN, **TORCHRUN, **ONE},
+            {"share": "node"},
+            id="srun --gpus-per-task=1, and a framework's LOCAL_RANK: its own GPU",
+        ),
+        pytest.param(
+            {**TORCHRUN, **ONE}, SECOND_OF_FOUR, id="torchrun in a pod of one GPU: they share it"
+        ),
+    ],
+)
+def test_a_lone_granted_gpu_is_a_task_s_own_under_slurm_and_a_pod_s_ranks_share_it(
+    environ: Mapping[str, str], expected: Mapping[str, str]
+) -> None:
+    granted = {"granted": "minor:2"}
+    (question, *_) = asked(environ, {}, granted | {"mode": "exclusive"})
+    assert question == {**granted, **expected}
+
+
+@pytest.mark.parametrize(
     ("environ", "parent", "expected"),
     [
         pytest.param({}, None, [{}], id="no launcher: all that are visible"),

@@ -38,6 +38,20 @@ def test_this_process_knows_its_mask_and_what_its_cgroup_allows() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root takes the cgroups away")
+def test_where_no_cgroup_is_to_be_seen_its_cpuset_is_what_its_mask_can_be_widened_to() -> None:
+    code = (
+        "import os; mine = os.sched_getaffinity(0); os.sched_setaffinity(0, {min(mine)});"
+        "from affinityd.client.process_context import ProcessContext;"
+        "print(ProcessContext.of_self().cpuset == mine, len(os.sched_getaffinity(0)))"
+    )
+    hidden = 'umount -l /sys/fs/cgroup && exec "$0" -c "$1"'
+    command = ["unshare", "--mount", "sh", "-c", hidden, sys.executable, code]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "1"]
+
+
+@pytest.mark.processes
 def test_another_process_is_known_by_its_own_environment_and_its_parents() -> None:
     with sleeping() as child:
         stat = stat_of(child.pid)

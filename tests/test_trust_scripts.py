@@ -188,3 +188,22 @@ def test_in_a_user_namespace_who_has_no_number_is_believed(
         owned(part, NOBODY)
     assert judged(path, shell=shell, before=inside) == (True, str(path))
     assert judged(path, shell=shell)[0] is False  # where nobody is a user like any other
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda words: words[0])
+def test_a_long_answer_is_read_in_a_moment(shell: Sequence[str]) -> None:
+    """To cut a line out of a hostile one took dash 12 s."""
+    lines = (
+        "a" * 65000,
+        "AFFINITYD_CPULIST=1",
+        "AFFINITYD_LOCALITY=local",
+        "AFFINITYD_ALLOWED=0-1",
+    )
+    read = f'switch=on; . {TRUST}; answer=$(cat); understand && echo "$cpulist $locality $allowed"'
+    before = os.times()
+    done = subprocess.run(
+        [*shell, "-c", read], input="\n".join(lines), capture_output=True, text=True, check=True
+    )
+    after = os.times()
+    assert done.stdout == "1 local 0-1\n"
+    assert after.children_user - before.children_user < 1  # seconds of a CPU

@@ -141,21 +141,21 @@ print(daemon.getresponse().read(65536).decode())
         http_proxy='' timeout 1 wget -q -O - "$1/plan?$query"
     fi
 }
-read_line() { # NAME: value, what the answer says of it
-    value=''
-    while IFS= read -r line; do # to cut it out of a long answer takes some shells seconds
-        case $line in "$1="*) value=${line#*=} && return ;; esac
+understand() { # cpulist, locality, allowed, warnings, job_gpus; else reason, the answer's first line
+    value='' cpulist='' locality='' allowed='' warnings='' job_gpus=''
+    while IFS= read -r line; do # to cut lines out of a long answer takes some shells seconds
+        case $line in
+        AFFINITYD=*) value=${line#*=} ;;
+        AFFINITYD_CPULIST=*) cpulist=${line#*=} ;;
+        AFFINITYD_LOCALITY=*) locality=${line#*=} ;;
+        AFFINITYD_ALLOWED=*) allowed=${line#*=} ;;
+        AFFINITYD_WARNINGS=*) warnings=${line#*=} ;;
+        AFFINITYD_JOB_GPUS=*) job_gpus=${line#*=} ;;
+        esac
     done <<END
 $answer
 END
-}
-understand() { # cpulist, locality, allowed, warnings, job_gpus; else reason, the answer's first line
-    read_line AFFINITYD
     heed "$value" || switch=off
-    for field in cpulist:CPULIST locality:LOCALITY allowed:ALLOWED warnings:WARNINGS job_gpus:JOB_GPUS; do
-        read_line "AFFINITYD_${field#*:}"
-        eval "${field%:*}=\$value"
-    done
     case $locality in
     local | mixed | remote | unknown) is_cpulist "$cpulist" && is_cpulist "$allowed" && return ;;
     esac
