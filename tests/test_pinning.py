@@ -15,6 +15,7 @@ from affinityd.cli.pin_targets import PinTargets
 from affinityd.cpuset import CpuSet
 from affinityd.linux import pinning
 from affinityd.linux.pinning import (
+    COMPUTED,
     LEFT_ALONE,
     PINNED,
     QUIET_PASSES,
@@ -30,6 +31,7 @@ from affinityd.linux.processes import (
     mask_of,
     stat_of,
     thread_ids,
+    thread_stat,
 )
 from tests.children import CHURN, children_of, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
@@ -186,6 +188,23 @@ def test_threads_that_never_sleep_are_not_waited_for_long() -> None:
     assert outcomes(pinned) == 3 * [(PINNED, FIRST)]
     assert pinned.is_complete
     assert took < 2
+
+
+def test_a_thread_that_has_computed_since_it_was_pinned_is_not_waited_for() -> None:
+    with program("print('ready', flush=True)\nwhile True: pass") as child:
+        passes = pinning._Passes(None, dry_run=False)
+        assert passes.pin_all([target_of(child.pid, FIRST)])
+        before = user_time(child.pid)
+        assert passes.may_show_more()
+        while user_time(child.pid) < before + 2 * COMPUTED:
+            time.sleep(0.001)
+        assert not passes.may_show_more()
+
+
+def user_time(tid: int) -> int:
+    stat = thread_stat(tid, tid)
+    assert stat is not None
+    return stat.user_time
 
 
 def test_threads_that_come_and_go_for_ever_do_not_keep_it_from_an_end() -> None:
