@@ -90,7 +90,7 @@ class DriverMaintenance:
 
 
 def _works(pid: str, proc: str) -> bool:
-    """Whether a process changes a driver, and is root's: a name is anybody's."""
+    """Whether root's process changes a driver; other users may give theirs any name."""
     changes = WORKERS.get(beginning(f"{proc}/{pid}/comm").rstrip(b"\n"))
     if changes is None or not changes(beginning(f"{proc}/{pid}/cmdline")):
         return False
