@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from affinityd.discovery import open_tree
+from affinityd.discovery.tree import FolderTree
 from affinityd.doctor.checks.registry import run_checks
-from affinityd.doctor.facts import NodeFacts, NoFiles
+from affinityd.doctor.facts import NO_ROOT, NodeFacts
 from affinityd.topology.model import Topology
 from tests.doctoring import NO_GPU, TWO, Expected, Files, check, facts_of, n_a, well
 from tests.machines.by_hand import made
@@ -108,7 +109,7 @@ def test_without_slurm_there_is_nothing_to_fit(
     check("gres-conf", live, n_a("no Slurm: there is no slurm.conf in /etc/slurm, "))
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone"))
     check("gres-conf", live, n_a("gone is no file"))
-    shipped = NodeFacts(TWO, NoFiles("shipped"))
+    shipped = NodeFacts(TWO, FolderTree(NO_ROOT, "shipped"))
     check("gres-conf", shipped, n_a("a captured or shipped machine has no slurmd"))
 
 

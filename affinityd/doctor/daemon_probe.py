@@ -8,35 +8,31 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from pathlib import Path
+from typing import TypeVar
 
 from affinityd.client import http, trust
 from affinityd.config import file as conffile
-from affinityd.cpuset import format_list, parse_list
 from affinityd.doctor.facts import CallerIdentification, DaemonFacts
 from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
-from affinityd.errors import AffinityError, NotEnforcedError
+from affinityd.errors import REFUSALS, AffinityError, NotEnforcedError
 from affinityd.json_codec import loads
 from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.peercred import credentials
 from affinityd.request.document import AllowedCpus
-from affinityd.text import one_line
 from affinityd.topology import node_file
 from affinityd.topology.node import Node
 
 READY = "/readyz"
-NO_PLAN = "what it answers is no plan"
 NO_ROOM = "it takes no more connections: its queue is full"
 PLAN = "/plan?mode=all&format=json"  #: of the cheapest mode; it says where this process may run
+TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
 
-MAX_LINE = 300  #: characters that are shown of what a daemon says
+T = TypeVar("T")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-
-TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
 
 
 @dataclass(frozen=True)
@@ -49,18 +45,17 @@ class PlanPart:
 def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
     """Return what is to be seen of the daemon whose socket is at a path; it is asked if ready."""
     daemon = _listener(path, timeout)
-    found = replace(
+    if daemon.status:
+        daemon = replace(
+            daemon,
+            enforcement=_answer(EnforceDocument, path, PATH, timeout),
+            identification=_identification(path, timeout),
+        )
+    return replace(
         daemon,
         cpuset=cpuset_of(daemon.pid) if daemon.pid else None,
         closed=tuple(_closed(Path(path))),
         published=_published(Path(path).with_name(node_file.NAME)),
-    )
-    if not daemon.status:
-        return found
-    return replace(
-        found,
-        enforcement=_enforcement(path, timeout),
-        identification=_identification(path, timeout),
     )
 
 
@@ -102,28 +97,24 @@ def _distrust(path: str, connection: _socket.socket) -> str | None:
 
 def _identification(path: str, timeout: float) -> CallerIdentification | str:
     """Return what a daemon says of this process, which states no cpuset; or why it says nothing."""
-    deadline = time.monotonic() + timeout
+    plan = _answer(PlanPart, path, PLAN, timeout)
+    if isinstance(plan, str):
+        return plan
+    return CallerIdentification(plan.allowed.source, plan.allowed.within, cpuset_of(os.getpid()))
+
+
+def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | str:
+    """Return what a trusted daemon answers, or why it says nothing of that."""
+    name = target[1:].partition("?")[0]
+    refusals = (*REFUSALS, NotEnforcedError)
     try:
-        with closing(http.connect(path, deadline)) as connection:
-            response = http.Response(http.get(connection, PLAN, deadline))
-        text = response.body.decode()
-        if response.status != HTTPStatus.OK:
-            _, _, refusal = text.strip().partition(": ")
-            return _line(refusal) or NO_PLAN
-        allowed = loads(PlanPart, text, "plan").allowed
-        shown = None if allowed.within is None else format_list(parse_list(allowed.within))
-        return CallerIdentification(allowed.source, shown, cpuset_of(os.getpid()))
-    except TimeoutError:
-        return f"no answer within {timeout:.1g} s"
-    except OSError as error:
-        return error.strerror or str(error)
-    except (ValueError, RecursionError):
-        return NO_PLAN
-
-
-def _line(text: str) -> str:
-    """Return one line of what any listener may say, no longer than a daemon's."""
-    return one_line(text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]}…")
+        deadline = time.monotonic() + timeout
+        text = http.fetch(path, target, deadline, refusals=refusals, most=MAX_BYTES)
+        return loads(kind, text, name)
+    except AffinityError as error:
+        return str(error)
+    except ValueError as error:
+        return f"cannot parse the daemon's /{name} response: {error}"
 
 
 def _closed(path: Path) -> Iterator[str]:
@@ -132,7 +123,8 @@ def _closed(path: Path) -> Iterator[str]:
     A user's runtime folder is for that user alone: XDG Base Directory Specification, mode 0700.
     """
     path = path.absolute()
-    if _is_of_one_user(path) or not may_exist(path):
+    own = (conffile.RUNTIME_FOLDERS, conffile.runtime_folder())
+    if any(map(path.is_relative_to, own)) or not may_exist(path):
         return
     for place in (*reversed(path.parents), path):
         needed = stat.S_IXOTH if place != path else stat.S_IROTH | stat.S_IWOTH
@@ -142,11 +134,6 @@ def _closed(path: Path) -> Iterator[str]:
             return
         if mode & needed != needed:
             yield f"{place} is {mode:04o}"
-
-
-def _is_of_one_user(path: Path) -> bool:
-    folders = (conffile.RUNTIME_FOLDERS, conffile.runtime_folder())
-    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def may_exist(path: Path) -> bool:
@@ -176,15 +163,3 @@ def _published(file: Path) -> Node | str:
         return error.strerror or str(error)
     except ValueError as error:
         return str(error)
-
-
-def _enforcement(path: str, timeout: float) -> EnforceDocument | str:
-    """Return what a daemon pins from outside, or why it says nothing of that."""
-    try:
-        deadline = time.monotonic() + timeout
-        text = http.fetch(path, PATH, deadline, refusals=[NotEnforcedError], most=MAX_BYTES)
-        return loads(EnforceDocument, text, "enforce")
-    except AffinityError as error:
-        return str(error)
-    except ValueError as error:
-        return f"cannot parse the daemon's /enforce response: {error}"

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from affinityd.cpuset import CpuSet
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.discovery.tree import Keep, Tree, every
+from affinityd.discovery.tree import Tree
+from affinityd.doctor.result import NotApplicableError
 from affinityd.enforce.document import EnforceDocument
 from affinityd.linux.mounts import Mount, parse_mounts
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import Vicinity, vicinity
 from affinityd.topology.node import Node
 
-
-@dataclass(frozen=True)
-class NoFiles:
-    """The tree of a machine that has no files: a shipped one."""
-
-    name: str
-    live: bool = False
-
-    def read(self, path: str, *beginnings: str) -> str | None:  # noqa: ARG002 - as a Tree has it
-        """See `Tree.read`."""
-        return None
-
-    def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:  # noqa: ARG002
-        """See `Tree.list`."""
-        return ()
-
-    def link(self, path: str) -> str | None:  # noqa: ARG002
-        """See `Tree.link`."""
-        return None
-
-
+#: What a machine without files is read from, a shipped one: nothing is below a device.
+NO_ROOT = f"{os.devnull}/"
 NO_ANSWER = "no daemon answers"
 
 
@@ -89,9 +72,7 @@ class NodeFacts:
     nvml: NvmlReport | None = None  #: NVML's report; None: it was not asked
     daemon: DaemonFacts | None = None  #: None: the machine is not this one
     maintenance: str | None = None  #: why NVML was not asked: its driver is worked on
-    hold_seconds: float | None = (
-        None  #: age of the file that keeps NVML from being asked; None: none
-    )
+    hold_seconds: float | None = None  #: age of the file that holds NVML off; None: none
     #: Variables of this process, and keys of the settings file.
     variables: tuple[NamedVariable, ...] = ()
 
@@ -100,13 +81,31 @@ class NodeFacts:
         """Whether a CPU can be far from a GPU at all."""
         return len(self.topology.nodes_with_cpus) > 1
 
-    def mounts(self, pid: int | str) -> Mapping[str, Mount] | None:
-        """Return what a process, or `self`, sees mounted, by where; None where it cannot be read.
+    def some_gpus(self) -> Sequence[Gpu]:
+        """Return the GPUs. Raises NotApplicableError where there is none."""
+        if not self.topology.gpus:
+            raise NotApplicableError("there is no GPU")
+        return self.topology.gpus
+
+    def own_daemon(self) -> DaemonFacts:
+        """Return this machine's daemon, or its absence. Raises NotApplicableError for a replay."""
+        if self.daemon is None:
+            raise NotApplicableError("the machine is replayed, and no daemon is its own")
+        return self.daemon
+
+    def daemon_pid(self) -> int:
+        """Return the daemon's process. Raises NotApplicableError where it is not seen."""
+        if (pid := self.own_daemon().pid) is None:
+            raise NotApplicableError("no daemon's process is seen")
+        return pid
+
+    def mounts(self, pid: int | str) -> Mapping[str, Mount]:
+        """Return what a process, or `self`, sees mounted, by where; empty if it cannot be read.
 
         Of two mounts at one point the later hides the earlier.
         """
-        text = self.tree.read(f"proc/{pid}/mountinfo")
-        return None if text is None else {it.point: it for it in parse_mounts(text)}
+        text = self.tree.read(f"proc/{pid}/mountinfo") or ""
+        return {it.point: it for it in parse_mounts(text)}
 
     def near(self, *gpus: Gpu) -> Vicinity:
         """Return what is near to GPUs."""

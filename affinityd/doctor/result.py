@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from affinityd.cpuset import several
+from affinityd.errors import InvalidRequestError
 from affinityd.topology.model import Gpu
 
 NOT_APPLICABLE = "n/a"  #: nothing to look at here, or no source tells: neither good nor bad
@@ -17,27 +18,26 @@ FAIL = "fail"  #: something does not work
 STATUSES = (NOT_APPLICABLE, OK, WARN, FAIL)
 
 
+class NotApplicableError(Exception):
+    """There is nothing to judge; says why. A check raises it before it yields anything."""
+
+
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that a check has to say."""
+    """One thing that a check has to say: an entry of the document in JSON."""
 
+    name: str = field(default="", kw_only=True)  #: the check's, where it ran by that
     status: str  #: of STATUSES
     found: str  #: a sentence, which has the name of what was looked at and its value
     remedy: str | None = None  #: what to do about it; None: nothing
     gpus: tuple[int, ...] = ()  #: indices of the GPUs that it is about
-    check: str = ""  #: the check's name, where it ran by that
 
 
 CheckResults = Iterator[CheckResult]
 
 
-def not_applicable(why: str) -> CheckResult:
-    """Return that there is nothing to judge."""
-    return CheckResult(NOT_APPLICABLE, why)
-
-
 def ok(found: str) -> CheckResult:
-    """Return that all is well."""
+    """Return that all is well, which counts where nothing else was found."""
     return CheckResult(OK, found)
 
 
@@ -49,6 +49,18 @@ def warn(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
 def fail(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
     """Return what does not work."""
     return CheckResult(FAIL, found, remedy, tuple(gpu.index for gpu in gpus))
+
+
+def concluded(results: CheckResults) -> list[CheckResult]:
+    """Return what is left of what a check yields: what is wrong, else that all is well.
+
+    A program that cannot be asked, as Slurm's, is no fault.
+    """
+    try:
+        found = list(results)
+    except (NotApplicableError, InvalidRequestError) as why:
+        return [CheckResult(NOT_APPLICABLE, str(why))]
+    return [it for it in found if it.status != OK] or found
 
 
 def worst(results: Iterable[CheckResult]) -> str:

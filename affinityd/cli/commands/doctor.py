@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
 from affinityd.cli.console import aligned
@@ -15,10 +14,12 @@ from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.config import file as conffile
 from affinityd.config.settings import Settings
 from affinityd.discovery.machine import Machine
+from affinityd.discovery.tree import FolderTree
 from affinityd.doctor.checks.registry import CHECKS, check_name, run_checks
 from affinityd.doctor.daemon_probe import file_age, may_exist, probe
-from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts, NamedVariable, NodeFacts, NoFiles
+from affinityd.doctor.facts import ENVIRONMENT, NO_ROOT, DaemonFacts, NamedVariable, NodeFacts
 from affinityd.doctor.result import FAIL, STATUSES, CheckResult, worst
+from affinityd.json_codec import dumps
 from affinityd.linux.process_table import ProcessTable
 from affinityd.text import one_line
 from affinityd.topology import node_file
@@ -27,6 +28,15 @@ NVML_SECONDS = 5.0  #: that NVML may take to answer: a person waits
 
 COLUMNS = ("check", "status", "found")
 WIDTH = 2 + max(map(len, CHECKS))  #: of a name in the help
+
+
+@dataclass(frozen=True)
+class DoctorDocument:
+    """What --json prints."""
+
+    node: str
+    worst: str
+    checks: Sequence[CheckResult]
 
 
 def add_arguments(parser: Parser) -> None:
@@ -45,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     facts = gather(load_settings(arguments), names)
     results = run_checks(facts, names)
     if arguments.format == "json":
-        print(json.dumps(_document(facts.topology.name, results), indent=1))
+        print(dumps(DoctorDocument(facts.topology.name, worst(results), results), indent=1))
     else:
         print("\n".join(map(one_line, _table(facts.topology.name, results))))
     return int(worst(results) == FAIL)
@@ -63,7 +73,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     topology = machine.read()
     return NodeFacts(
         topology=topology,
-        tree=NoFiles(topology.name) if settings.machine else machine.tree,
+        tree=FolderTree(NO_ROOT, topology.name) if settings.machine else machine.tree,
         root=None if settings.machine else settings.root,
         reserved=settings.reserved_cpus,
         nvml=machine.report,
@@ -107,24 +117,6 @@ def _table(node: str, results: Sequence[CheckResult]) -> Iterator[str]:
 
 
 def _rows(result: CheckResult) -> Iterator[tuple[str, ...]]:
-    yield result.check, result.status, result.found
+    yield result.name, result.status, result.found
     if result.remedy:
         yield "", "", f"→ {result.remedy}"
-
-
-def _document(node: str, results: Sequence[CheckResult]) -> dict[str, Any]:
-    """Return the JSON document: an entry a result."""
-    return {
-        "node": node,
-        "worst": worst(results),
-        "checks": [
-            {
-                "name": it.check,
-                "status": it.status,
-                "found": it.found,
-                "remedy": it.remedy,
-                "gpus": list(it.gpus),
-            }
-            for it in results
-        ],
-    }

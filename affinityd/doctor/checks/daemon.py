@@ -1,40 +1,63 @@
-"""Whether the daemon is there for every user, and node.json beside it tells of this node.
+"""Whether every user's jobs reach the daemon, and what it answers: plans, and what it enforces.
 
-Source: unix(7), for what connect(2) takes.
+It plans within the cpuset of a caller that states none, and is asked here as any job asks; what its
+process is kept from seeing is the cause where it does not know. Sources: unix(7), for connect(2)
+and SO_PEERCRED; pid_namespaces(7); proc(5); cgroups(7).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from affinityd.config.settings import PIN
 from affinityd.cpuset import format_list
-from affinityd.doctor.conditions import of_daemon
+from affinityd.doctor.checks.daemon_process import hidepid
 from affinityd.doctor.facts import DaemonFacts, NodeFacts
-from affinityd.doctor.result import CheckResults, fail, not_applicable, ok, warn
+from affinityd.doctor.result import (
+    WARN,
+    CheckResults,
+    NotApplicableError,
+    concluded,
+    fail,
+    ok,
+    warn,
+)
+from affinityd.linux.mounts import Mount
 from affinityd.topology import node_file
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
 
 READY = 200  #: HTTP's status of /readyz once it can plan
 UNREADY = 503
+KNOWN = "caller"  #: `allowed.source` of a plan for a caller that is identified
+UNKNOWN = (
+    "the daemon does not know who asks: jobs that state no cpuset are planned on all of the node"
+)
 
 
-@of_daemon
-def socket(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
+def socket(facts: NodeFacts) -> CheckResults:
     """Judge whether a daemon answers, every user reaches it, and node.json tells of this node."""
+    daemon = facts.own_daemon()
     if daemon.absent:
-        yield not_applicable(
+        raise NotApplicableError(
             f"no daemon listens at {' or '.join(daemon.absent)}, and none is needed: affinityd "
             "exec and bind plan by themselves; --socket names another"
         )
-        return
-    wrong = [
-        *_silence(daemon),
-        *_distrusted(daemon),
-        *_closed(daemon),
-        *_node_file(daemon, facts.topology),
-    ]
-    yield from wrong or [ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")]
+    yield from _silence(daemon)
+    if daemon.distrust:
+        yield fail(
+            f"clients pass over it, and plan by themselves: {daemon.distrust}",
+            "run it as root, in folders that root alone may write to (RuntimeDirectory= of the "
+            "unit), or set AFFINITYD_DAEMON_UID in /etc/affinityd.conf and in jobs",
+        )
+    if daemon.closed:
+        yield warn(
+            f"not every user's job reaches {daemon.path}: {', '.join(daemon.closed)}",
+            "chmod 755 the folders and 666 the socket; in the unit RuntimeDirectoryMode=0755",
+        )
+    yield from _node_file(daemon, facts.topology)
+    yield ok(f"{daemon.path} answers (process {daemon.pid or 'unknown'})")
 
 
 def _silence(daemon: DaemonFacts) -> CheckResults:
@@ -55,62 +78,96 @@ def _silence(daemon: DaemonFacts) -> CheckResults:
             "wait some seconds; then see why: journalctl -u affinityd",
         )
     elif daemon.status != READY:
-        said = daemon.error or f"it answered {daemon.status}"
-        who = f"what listens at {daemon.path} (process {daemon.pid or 'unknown'})"
         yield fail(
-            f"{who} is no ready daemon: {said}",
+            f"what listens at {daemon.path} (process {daemon.pid or 'unknown'}) is no ready "
+            f"daemon: {daemon.error or f'it answered {daemon.status}'}",
             "systemctl restart affinityd, or end what listens there",
         )
 
 
-def _distrusted(daemon: DaemonFacts) -> CheckResults:
-    if daemon.distrust:
-        yield fail(
-            f"clients pass over it, and plan by themselves: {daemon.distrust}",
-            "run it as root, in folders that root alone may write to (RuntimeDirectory= of the "
-            "unit), or set AFFINITYD_DAEMON_UID in /etc/affinityd.conf and in jobs",
-        )
-
-
-def _closed(daemon: DaemonFacts) -> CheckResults:
-    if daemon.closed:
-        yield warn(
-            f"not every user's job reaches {daemon.path}: {', '.join(daemon.closed)}",
-            "chmod 755 the folders and 666 the socket; in the unit RuntimeDirectoryMode=0755",
-        )
-
-
 def _node_file(daemon: DaemonFacts, topology: Topology) -> CheckResults:
-    file = Path(daemon.path).with_name(node_file.NAME)
-    node = daemon.published
-    if isinstance(node, str):
-        if daemon.listens:
+    file, node = Path(daemon.path).with_name(node_file.NAME), daemon.published
+    if not isinstance(node, str):
+        stale = _difference(node.topology, topology) or ("it was replayed" if node.replayed else "")
+        if stale:
             yield warn(
-                f"{file}: {node}: ranks cannot plan from it while the daemon is away",
-                "let the daemon write to its folder, then systemctl reload affinityd",
+                f"{file} is of another machine, or out of date: {stale}",
+                "run a replaying daemon on a socket in a folder of its own"
+                if node.replayed
+                else "systemctl reload affinityd, or remove the file where no daemon runs",
             )
-        return
-    stale = _difference(node, topology) or ("it was replayed" if node.replayed else None)
-    if stale:
+    elif daemon.listens:
         yield warn(
-            f"{file} is of another machine, or out of date: {stale}",
-            "systemctl reload affinityd, or remove the file where no daemon runs"
-            if not node.replayed
-            else "run a replaying daemon on a socket in a folder of its own",
+            f"{file}: {node}: ranks cannot plan from it while the daemon is away",
+            "let the daemon write to its folder, then systemctl reload affinityd",
         )
 
 
-def _difference(node: Node, topology: Topology) -> str | None:
-    """Return how a published node differs from this one, in what plans hang on."""
-    its, here = node.topology, topology
-    pairs = {
-        "name": (its.name, here.name),
-        "online CPUs": (format_list(its.online), format_list(here.online)),
-        "GPUs": tuple(", ".join(gpu.pci_bus_id for gpu in it.gpus) or "none" for it in (its, here)),
-    }
-    texts = (
-        f"its {what}: {theirs}, here: {ours}"
-        for what, (theirs, ours) in pairs.items()
-        if theirs != ours
+def _difference(published: Topology, here: Topology) -> str:
+    """Return a difference of a published node from this one, in what plans hang on; "" for none."""
+    its, ours = (
+        {
+            "name": it.name,
+            "online CPUs": format_list(it.online),
+            "GPUs": ", ".join(gpu.pci_bus_id for gpu in it.gpus) or "none",
+        }
+        for it in (published, here)
     )
-    return next(texts, None)
+    texts = (
+        f"its {what}: {its[what]}, here: {ours[what]}" for what in its if its[what] != ours[what]
+    )
+    return next(texts, "")
+
+
+def caller(facts: NodeFacts) -> CheckResults:
+    """Judge whether a daemon knows this process, which asks it for a plan."""
+    daemon = facts.own_daemon()
+    answer, published = daemon.identification, daemon.published
+    if isinstance(answer, str):
+        raise NotApplicableError(answer)
+    if answer.source != KNOWN:
+        if isinstance(published, Node) and published.replayed:
+            name = published.topology.name
+            raise NotApplicableError(f"the daemon replays {name}, of which nobody's CPUs are known")
+        causes = [it for it in concluded(hidepid(facts)) if it.status == WARN]
+        yield from (replace(it, found=f"{UNKNOWN}: {it.found}") for it in causes)
+        if not causes:
+            yield warn(UNKNOWN, "its log says why: journalctl -u affinityd")
+    elif answer.within is None and answer.cpuset is not None:
+        mounts = facts.mounts(daemon.pid) if daemon.pid else {}
+        has_none = mounts and not any(map(_has_cpusets, mounts.values()))
+        why = "no cgroups are mounted where it runs" if has_none else "it does not see its cgroup"
+        yield warn(
+            f"the daemon knows the mask of who asks, and no cpuset: {why}; this process has CPUs "
+            f"{format_list(answer.cpuset)}",
+            "mount the node's /sys/fs/cgroup where it runs, as hostPID: true of the chart does; in "
+            "a unit leave out InaccessiblePaths=/sys and the like",
+        )
+    else:
+        within = f" within its cpuset, CPUs {answer.within}" if answer.within else ""
+        yield ok(f"the daemon knows who asks: this process is planned{within}")
+
+
+def _has_cpusets(mount: Mount) -> bool:
+    return mount.kind == "cgroup2" or (mount.kind == "cgroup" and "cpuset" in mount.options)
+
+
+def enforce(facts: NodeFacts) -> CheckResults:
+    """Judge what the daemon says of itself at /enforce."""
+    report = facts.own_daemon().enforcement
+    if isinstance(report, str):
+        raise NotApplicableError(report)
+    if report.hindrance is not None:
+        yield warn(
+            f"the daemon is to pin, and observes: {report.hindrance}",
+            "affinityd.service.d/enforce.conf for systemd, enforce.mode of the chart; or let it "
+            "observe: AFFINITYD_ENFORCE=observe",
+        )
+    if report.policy.error is not None:
+        yield warn(
+            f"the policy {report.policy.file} does not count as it is: {report.policy.error}",
+            "mend it: affinityd enforce --check FILE says whether it is one",
+        )
+    for notice in report.notices:
+        yield warn(notice, "affinityd enforce says who is let alone meanwhile")
+    yield ok(f"the daemon {'pins' if report.does == PIN else 'observes what it would pin'}")

@@ -7,12 +7,11 @@ PrivateDevices= and PrivateUsers=; user_namespaces(7) for uid_map.
 
 from __future__ import annotations
 
-from affinityd.cpuset import CpuSet, parse_list, several
+from affinityd.cpuset import several
 from affinityd.discovery.values import read_fields
-from affinityd.doctor.conditions import of_daemon, of_daemon_process
-from affinityd.doctor.facts import DaemonFacts, NodeFacts
-from affinityd.doctor.result import CheckResult, CheckResults, not_applicable, ok, warn
-from affinityd.linux.processes import INITIAL_PIDS
+from affinityd.doctor.facts import NodeFacts
+from affinityd.doctor.result import CheckResults, NotApplicableError, ok, warn
+from affinityd.linux.processes import INITIAL_PIDS, mask_of
 
 SYS_PTRACE = 1 << 19  #: kernel include/uapi/linux/capability.h
 OFF = ("0", "off")  #: hidepid=: nothing is hidden
@@ -20,132 +19,88 @@ NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from every user, whatever gid= 
 PRIVATE = "tmpfs"  #: what systemd mounts at /dev, and what a container has there
 
 
-@of_daemon_process
-def daemon_cpuset(facts: NodeFacts, daemon: DaemonFacts, pid: int) -> CheckResults:
+def daemon_cpuset(facts: NodeFacts) -> CheckResults:
     """Judge whether the daemon itself is kept from CPUs."""
-    online = facts.topology.online
-    mask = _mask(facts, pid)
-    if daemon.cpuset is not None and not online <= daemon.cpuset:
-        yield warn(
-            _confined(pid, "cpuset", daemon.cpuset, online),
-            "take AllowedCPUs= from its unit and the slices above it; in Kubernetes the CPU "
-            "manager takes CPUs from its pod: let firmware name the GPUs' nodes",
-        )
-    elif mask is not None and not online <= mask:
-        yield warn(
-            _confined(pid, "mask", mask, online),
-            "take CPUAffinity= from its unit, or from /etc/systemd/system.conf",
-        )
-    elif mask is None:
-        yield not_applicable(f"process {pid} does not tell its mask")
-    else:
-        yield ok(f"the daemon (process {pid}) may use every CPU that is online")
-
-
-def _confined(pid: int, what: str, cpus: CpuSet, online: CpuSet) -> str:
-    return (
-        f"the {what} of the daemon (process {pid}) lacks {several('CPU', online - cpus)}: what "
-        "NVML says of CPUs cannot be trusted there, and sysfs alone places the GPUs"
+    pid, cpuset = facts.daemon_pid(), facts.own_daemon().cpuset
+    mask = mask_of(pid)
+    unit = "take CPUAffinity= from its unit, or from /etc/systemd/system.conf"
+    slices = (
+        "take AllowedCPUs= from its unit and the slices above it; in Kubernetes the CPU manager "
+        "takes CPUs from its pod: let firmware name the GPUs' nodes"
     )
+    for what, cpus, remedy in (("cpuset", cpuset, slices), ("mask", mask, unit)):
+        if cpus is not None and (missing := facts.topology.online - cpus):
+            yield warn(
+                f"the {what} of the daemon (process {pid}) lacks {several('CPU', missing)}: what "
+                "NVML says of CPUs cannot be trusted there, and sysfs alone places the GPUs",
+                remedy,
+            )
+            return
+    if mask is None:
+        raise NotApplicableError(f"process {pid} does not tell its mask")
+    yield ok(f"the daemon (process {pid}) may use every CPU that is online")
 
 
-def _mask(facts: NodeFacts, pid: int) -> CpuSet | None:
-    """Return a process's mask: the line Cpus_allowed_list of its status."""
-    fields = read_fields(facts.tree, f"proc/{pid}/status", "Cpus_allowed_list")
-    return parse_list(fields["Cpus_allowed_list"]) if fields else None
-
-
-@of_daemon
-def hidepid(facts: NodeFacts, daemon: DaemonFacts) -> CheckResults:
+def hidepid(facts: NodeFacts) -> CheckResults:
     """Judge whether /proc shows the daemon, or where none is seen us, every user's processes."""
+    daemon = facts.own_daemon()
     pid = str(daemon.pid or "self")
     process = f"the daemon (process {pid})" if daemon.pid else "this process"
-    proc = (facts.mounts(pid) or {}).get("/proc")
+    proc = facts.mounts(pid).get("/proc")
     if proc is None:
-        yield not_applicable(f"the mounts of {process} cannot be read")
-        return
+        raise NotApplicableError(f"the mounts of {process} cannot be read")
+    status = read_fields(facts.tree, f"proc/{pid}/status", "NSpid", "CapEff", "Gid", "Groups")
+    numbers = status.get("NSpid", "").split()
+    namespace = facts.tree.link(f"proc/{pid}/ns/pid")  # only root sees the link of another's
+    if len(numbers) > 1 or namespace not in {None, INITIAL_PIDS}:
+        yield warn(
+            f"{process} is in a pid namespace of its own: it sees no process outside, and what "
+            "NVML calls a process is another there",
+            "hostPID: true in its pod; podman run --pid=host; take PrivatePIDs= from its unit",
+        )
     options = {name: value for name, _, value in (it.partition("=") for it in proc.options)}
-    hidden, subset = options.get("hidepid", "off"), options.get("subset")
-    wrong: list[CheckResult] = []
-    if _is_in_other_namespace(facts, pid):
-        wrong.append(_other_namespace(process))
-    if hidden not in OFF and not _is_exempt(facts, pid, hidden, options.get("gid", "0")):
-        wrong.append(_hidden(process, hidden))
-    if subset:
-        wrong.append(_subset(process, subset))
-    yield from wrong or [ok(f"/proc shows {process} every process (hidepid={hidden})")]
-
-
-def _is_in_other_namespace(facts: NodeFacts, pid: str) -> bool:
-    """Whether a process is in a pid namespace below ours: only root sees the link of another's."""
-    numbers = read_fields(facts.tree, f"proc/{pid}/status", "NSpid").get("NSpid", "").split()
-    namespace = facts.tree.link(f"proc/{pid}/ns/pid")
-    return len(numbers) > 1 or namespace not in {None, INITIAL_PIDS}
-
-
-def _is_exempt(facts: NodeFacts, pid: str, hidden: str, gid: str) -> bool:
-    """Whether a process sees all nevertheless: by its capability, or by its groups."""
-    status = read_fields(facts.tree, f"proc/{pid}/status", "CapEff", "Gid", "Groups")
-    if int(status.get("CapEff", "0"), 16) & SYS_PTRACE:
-        return True
+    hidden = options.get("hidepid", "off")
+    is_capable = int(status.get("CapEff", "0"), 16) & SYS_PTRACE
     groups = f"{status.get('Gid', '')} {status.get('Groups', '')}".split()
-    return hidden not in NO_EXEMPTION and gid in groups
+    is_exempt = hidden not in NO_EXEMPTION and options.get("gid", "0") in groups
+    if hidden not in OFF and not (is_capable or is_exempt):
+        yield warn(
+            f"/proc is mounted with hidepid={hidden}: {process} does not see other users' "
+            "processes, neither their cpusets nor their masks",
+            "take ProtectProc= from its unit; where the machine's /proc is so: mount -o "
+            "remount,hidepid=off /proc, or CapabilityBoundingSet=CAP_SYS_PTRACE in its unit",
+        )
+    if subset := options.get("subset"):
+        yield warn(
+            f"/proc is mounted with subset={subset}: {process} sees neither NVIDIA's driver nor "
+            "kernel.numa_balancing",
+            "take ProcSubset=pid from its unit",
+        )
+    yield ok(f"/proc shows {process} every process (hidepid={hidden})")
 
 
-def _other_namespace(process: str) -> CheckResult:
-    return warn(
-        f"{process} is in a pid namespace of its own: it sees no process outside, and what NVML "
-        "calls a process is another there",
-        "hostPID: true in its pod; podman run --pid=host; take PrivatePIDs= from its unit",
-    )
+def sandbox(facts: NodeFacts) -> CheckResults:
+    """Judge whether the daemon has the device files, and the users, of this machine.
 
-
-def _hidden(process: str, hidden: str) -> CheckResult:
-    return warn(
-        f"/proc is mounted with hidepid={hidden}: {process} does not see other users' processes, "
-        "neither their cpusets nor their masks",
-        "take ProtectProc= from its unit; where the machine's /proc is so: mount -o "
-        "remount,hidepid=off /proc, or CapabilityBoundingSet=CAP_SYS_PTRACE in its unit",
-    )
-
-
-def _subset(process: str, subset: str) -> CheckResult:
-    return warn(
-        f"/proc is mounted with subset={subset}: {process} sees neither NVIDIA's driver nor "
-        "kernel.numa_balancing",
-        "take ProcSubset=pid from its unit",
-    )
-
-
-@of_daemon_process
-def sandbox(facts: NodeFacts, _daemon: DaemonFacts, pid: int) -> CheckResults:
-    """Judge whether the daemon has the device files, and the users, of this machine."""
-    wrong = [*_devices(facts, pid), *_users(facts, pid)]
-    yield from wrong or [
-        ok(f"the daemon (process {pid}) has the users and devices of this machine")
-    ]
-
-
-def _devices(facts: NodeFacts, pid: int) -> CheckResults:
-    """Yield that systemd gave it a /dev without GPUs. A container's is its runtime's affair."""
-    theirs, ours = (facts.mounts(it) or {} for it in (pid, "self"))
-    root, device_files = theirs.get("/"), theirs.get("/dev")
-    is_container = (root and root.kind) != (ours["/"].kind if "/" in ours else None)
-    is_private = device_files and device_files.kind == PRIVATE
-    if is_private and device_files != ours.get("/dev") and not is_container:
+    A /dev without GPUs is systemd's work; a container's is its runtime's affair.
+    """
+    pid = facts.daemon_pid()
+    theirs, ours = facts.mounts(pid), facts.mounts("self")
+    is_container = len({it["/"].kind if "/" in it else None for it in (theirs, ours)}) > 1
+    devices = theirs.get("/dev")
+    is_private = devices is not None and devices.kind == PRIVATE
+    if is_private and devices != ours.get("/dev") and not is_container:
         yield warn(
             f"the daemon (process {pid}) has a /dev of its own, without the files of GPUs: NVML "
             "does not answer it, and who holds such a file is not found",
             "take PrivateDevices= from its unit; DevicePolicy= and DeviceAllow= are there for that",
         )
-
-
-def _users(facts: NodeFacts, pid: int) -> CheckResults:
-    theirs, ours = (facts.tree.read(f"proc/{it}/uid_map") for it in (pid, "self"))
-    if theirs is not None and theirs.split() != (ours or "").split():
+    users, own_users = (facts.tree.read(f"proc/{it}/uid_map") for it in (pid, "self"))
+    if users is not None and users.split() != (own_users or "").split():
         yield warn(
             f"the daemon (process {pid}) is in a user namespace of its own: users that it does not "
             "map look like nobody, and /audit tells them counts alone",
             "take PrivateUsers= from its unit; hostUsers: true in its pod, podman run without "
             "--userns",
         )
+    yield ok(f"the daemon (process {pid}) has the users and devices of this machine")

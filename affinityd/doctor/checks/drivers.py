@@ -8,7 +8,7 @@ from __future__ import annotations
 from affinityd.audit.sources.driver_maintenance import HOLD
 from affinityd.discovery.nvml.report import NvmlGpu
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.result import CheckResult, CheckResults, fail, named, not_applicable, ok, warn
+from affinityd.doctor.result import CheckResults, NotApplicableError, fail, named, ok, warn
 from affinityd.topology.model import Gpu
 
 FORGOTTEN = 86400.0  #: seconds; no work on a driver takes a day
@@ -22,51 +22,46 @@ LOAD = (
 
 def nvml(facts: NodeFacts) -> CheckResults:
     """Judge whether NVML answers, for every GPU, and may be asked at all."""
-    reports = () if facts.nvml is None else facts.nvml.gpus
-    sick = [(gpu, it.error) for gpu, it in _reports(facts) if it.error]
-    if not _nvidia(facts) and not reports:
-        yield not_applicable(NO_NVIDIA)
-    elif facts.maintenance is not None:
-        yield _under_maintenance(facts, facts.maintenance)
-    elif facts.nvml is None:
-        yield not_applicable("nobody asked NVML: the machine is replayed without its answers")
-    elif reports is None:
+    report = facts.nvml
+    if not _nvidia(facts) and not (report and report.gpus):
+        raise NotApplicableError(NO_NVIDIA)
+    if facts.maintenance is not None:
+        if facts.hold_seconds is None or facts.hold_seconds < FORGOTTEN:
+            raise NotApplicableError(f"NVML was not asked: {facts.maintenance}")
         yield warn(
-            f"{facts.nvml.error}: plans are made from sysfs, without MIG instances",
-            facts.nvml.remedy or LOAD,
+            f"{facts.maintenance}, for {facts.hold_seconds / 3600:.0f} hours by now: the audit "
+            "does not see who uses the GPUs",
+            f"rm {HOLD}, where nobody works on the driver any more",
             _nvidia(facts),
         )
-    elif not sick:
-        yield ok(f"NVML answers; driver {facts.nvml.driver_version or 'unknown'}")
-    for gpu, error in sick:
-        yield fail(
-            f"{named([gpu])} ({gpu.pci_bus_id}): NVML says {error}",
-            "look for NVRM: Xid in the kernel's log, drain the node, reset the GPU or the machine",
-            [gpu],
+        return
+    if report is None:
+        raise NotApplicableError("nobody asked NVML: the machine is replayed without its answers")
+    if report.gpus is None:
+        yield warn(
+            f"{report.error}: plans are made from sysfs, without MIG instances",
+            report.remedy or LOAD,
+            _nvidia(facts),
         )
-
-
-def _under_maintenance(facts: NodeFacts, why: str) -> CheckResult:
-    """Return why NVML was not asked; it is a fault where that seems to have been forgotten."""
-    if facts.hold_seconds is None or facts.hold_seconds < FORGOTTEN:
-        return not_applicable(f"NVML was not asked: {why}")
-    return warn(
-        f"{why}, for {facts.hold_seconds / 3600:.0f} hours by now: the audit does not see who uses "
-        "the GPUs",
-        f"rm {HOLD}, where nobody works on the driver any more",
-        _nvidia(facts),
-    )
+    for gpu, its in _reports(facts):
+        if its.error:
+            yield fail(
+                f"{named([gpu])} ({gpu.pci_bus_id}): NVML says {its.error}",
+                "look for NVRM: Xid in the kernel's log, drain the node, reset the GPU or the "
+                "machine",
+                [gpu],
+            )
+    yield ok(f"NVML answers; driver {report.driver_version or 'unknown'}")
 
 
 def persistence(facts: NodeFacts) -> CheckResults:
     """Judge whether each GPU is kept initialised while nobody uses it."""
     modes = [(gpu, it.persistence) for gpu, it in _reports(facts) if it.persistence is not None]
-    off = [gpu for gpu, is_on in modes if not is_on]
     if not modes:
-        yield not_applicable(
+        raise NotApplicableError(
             "NVML says nothing of persistence mode" if _nvidia(facts) else NO_NVIDIA
         )
-    elif off:
+    if off := [gpu for gpu, is_on in modes if not is_on]:
         yield warn(
             f"persistence mode of {named(off)} is off: whoever asks NVML, as the audit's every "
             "scan, or starts a job, waits until the driver has initialised each idle GPU anew",
@@ -74,8 +69,7 @@ def persistence(facts: NodeFacts) -> CheckResults:
             "else let the audit ask less often: --scan-interval 300",
             off,
         )
-    else:
-        yield ok(f"persistence mode of {named(gpu for gpu, _ in modes)} is on")
+    yield ok(f"persistence mode of {named(gpu for gpu, _ in modes)} is on")
 
 
 def _nvidia(facts: NodeFacts) -> list[Gpu]:

@@ -6,15 +6,14 @@ testing/sysfs-devices-system-cpu (present, smt/control, cpuX/nodeY).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from affinityd.cpuset import CpuSet, several
+from affinityd.cpuset import several
 from affinityd.discovery.numa_nodes import NODES
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.values import numbered, read_cpus
-from affinityd.doctor.conditions import of_gpus
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.result import CheckResults, named, not_applicable, ok, warn
+from affinityd.doctor.result import CheckResults, NotApplicableError, named, ok, warn
 from affinityd.text import node_name
 from affinityd.topology.model import Gpu
 
@@ -24,14 +23,13 @@ SMT_OFF = ("off", "forceoff")
 ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
 
 
-@of_gpus
 def gpu_numa_node(facts: NodeFacts) -> CheckResults:
     """Judge whether the machine says on which node each GPU is."""
-    gpus = facts.topology.gpus
-    lost = [gpu for gpu in gpus if gpu.numa_node is None]
+    gpus = facts.some_gpus()
     if not facts.has_several_nodes:
         yield ok("all CPUs are in one NUMA node")
-    elif lost:
+        return
+    if lost := [gpu for gpu in gpus if gpu.numa_node is None]:
         addresses = ", ".join(gpu.pci_bus_id for gpu in lost)
         yield warn(
             f"numa_node of {named(lost)} ({addresses}) is unknown: plans spread their ranks over "
@@ -40,21 +38,17 @@ def gpu_numa_node(facts: NodeFacts) -> CheckResults:
             "virtual machine give each GPU a root of its node (QEMU: pxb-pcie with numa_node=)",
             lost,
         )
-    else:
-        places = {
-            gpu.numa_node: [it for it in gpus if it.numa_node == gpu.numa_node] for gpu in gpus
-        }
-        yield ok("; ".join(f"{named(its)} on {node_name(node)}" for node, its in places.items()))
+    yield ok("; ".join(f"{named(its)} on {node_name(node)}" for node, its in _by_node(gpus)))
 
 
-@of_gpus
 def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
     """Judge whether anything can run on the node of each GPU."""
-    bare: dict[int, list[Gpu]] = {}
-    for gpu in facts.topology.gpus:
-        if gpu.numa_node is not None and not facts.topology.cpus_of_node(gpu.numa_node):
-            bare.setdefault(gpu.numa_node, []).append(gpu)
-    for node, gpus in bare.items():
+    by_node = [(node, its) for node, its in _by_node(facts.some_gpus()) if node is not None]
+    if not by_node:
+        raise NotApplicableError("the node of no GPU is known")
+    for node, gpus in by_node:
+        if facts.topology.cpus_of_node(node):
+            continue
         offline = [cpu for cpu, its in _offline(facts).items() if its == node]
         nearest = facts.topology.nearest(node, facts.topology.nodes_with_cpus)
         where = " or ".join(map(node_name, nearest))
@@ -66,42 +60,41 @@ def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
             "with its memory and its devices",
             gpus,
         )
-    if not bare:
-        known = any(gpu.numa_node is not None for gpu in facts.topology.gpus)
-        yield (
-            ok("the node of every GPU has CPUs")
-            if known
-            else not_applicable("the node of no GPU is known")
-        )
+    yield ok("the node of every GPU has CPUs")
 
 
-@of_gpus
+def _by_node(gpus: Sequence[Gpu]) -> list[tuple[int | None, list[Gpu]]]:
+    """Return the nodes of GPUs, in the GPUs' order, with the GPUs of each."""
+    nodes = dict.fromkeys(gpu.numa_node for gpu in gpus)
+    return [(node, [gpu for gpu in gpus if gpu.numa_node == node]) for node in nodes]
+
+
 def offline_cpus(facts: NodeFacts) -> CheckResults:
     """Judge whether CPUs near a GPU are offline."""
+    gpus = facts.some_gpus()
     if read_cpus(facts.tree, f"{CPUS}/present") is None:
-        yield not_applicable("there is no /sys/devices/system/cpu/present to read")
-        return
+        raise NotApplicableError("there is no /sys/devices/system/cpu/present to read")
     offline = _offline(facts)
-    lost = {gpu.key: _near(facts, gpu, offline) for gpu in facts.topology.gpus}
-    gpus = [gpu for gpu in facts.topology.gpus if lost[gpu.key]]
-    cpus = several("CPU", frozenset().union(*lost.values()))
+    lost: set[int] = set()
+    losers: list[Gpu] = []
+    for gpu in gpus:
+        near = {*facts.near(gpu).nodes, gpu.numa_node} - {None}
+        if its := {cpu for cpu, node in offline.items() if node in near}:
+            lost |= its
+            losers.append(gpu)
+    found = f"offline near {named(losers)}: {several('CPU', lost)}"
     control = facts.tree.read(f"{CPUS}/smt/control")
-    if not gpus:
+    if not losers:
         yield ok("every CPU near a GPU is online")
     elif control in SMT_OFF:
-        yield ok(f"offline near {named(gpus)}: {cpus}, as smt/control is {control}")
+        yield ok(f"{found}, as smt/control is {control}")
     else:
         yield warn(
-            f"offline near {named(gpus)}: {cpus}, which no rank can have",
+            f"{found}, which no rank can have",
             f"{ONLINE}; look for maxcpus= and nr_cpus= on the kernel's command line, and for who "
             "takes them offline",
-            gpus,
+            losers,
         )
-
-
-def _near(facts: NodeFacts, gpu: Gpu, offline: Mapping[int, int | None]) -> CpuSet:
-    near = {*facts.near(gpu).nodes} | {gpu.numa_node} - {None}
-    return frozenset(cpu for cpu, node in offline.items() if node in near)
 
 
 def _offline(facts: NodeFacts) -> Mapping[int, int | None]:

@@ -15,52 +15,65 @@ from affinityd.discovery.pci import DEVICES
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import numbered, read_cpus, read_fields
-from affinityd.doctor.conditions import of_gpus
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.result import CheckResult, CheckResults, named, not_applicable, ok, warn
+from affinityd.doctor.result import CheckResults, NotApplicableError, named, ok, warn
 from affinityd.topology.model import SYS, Gpu
 
 #: Where a distribution sets irqbalance's environment.
 FILES = ("etc/default/irqbalance", "etc/sysconfig/irqbalance")
+IN_FILES = " or ".join(f"/{file}" for file in FILES)
 LIST, MASK = "IRQBALANCE_BANNED_CPULIST", "IRQBALANCE_BANNED_CPUS"
 
 
-@of_gpus
 def irqbalance(facts: NodeFacts) -> CheckResults:
     """Judge whether interrupts are handled near their devices, and off the cores of ranks."""
+    facts.some_gpus()
     pid = _irqbalance_pid(facts.tree)
     if pid is None and not facts.tree.list("proc/irq"):
-        yield not_applicable("there is no /proc/irq to read")
-        return
-    banned = None if pid is None else _banned(facts.tree, pid)
-    wrong = [
-        *_far_interrupts(facts, runs=pid is not None),
-        *_all_near_banned(facts, banned),
-        *_ranks_cpus_used(facts, banned),
-    ]
-    yield from wrong or [ok(_running(pid, banned))]
-
-
-def _running(pid: int | None, banned: CpuSet | None) -> str:
-    if pid is None:
-        return "irqbalance does not run, and no interrupt of a GPU is handled far from it"
-    kept = f", and keeps off {several('CPU', banned)}" if banned else ""
-    return f"irqbalance runs (process {pid}){kept}"
-
-
-def _far_interrupts(facts: NodeFacts, *, runs: bool) -> Iterator[CheckResult]:
-    """Yield the devices none of whose interrupts is handled near them."""
+        raise NotApplicableError("there is no /proc/irq to read")
     for name, address, gpus in _devices(facts):
         near, cpus = facts.near(*gpus).cpus, _interrupt_cpus(facts.tree, address)
         if near and cpus and near.isdisjoint(cpus):
             yield warn(
                 f"{name}: its interrupts are handled on {several('CPU', cpus)}, and CPUs "
                 f"{format_list(near)} are near",
-                "let irqbalance have CPUs there, or set smp_affinity_list in /proc/irq yourself"
-                if runs
-                else "systemctl enable --now irqbalance, or set smp_affinity_list in /proc/irq",
+                "systemctl enable --now irqbalance, or set smp_affinity_list in /proc/irq"
+                if pid is None
+                else "let irqbalance have CPUs there, or set smp_affinity_list in /proc/irq "
+                "yourself",
                 gpus,
             )
+    if pid is None:
+        yield ok("irqbalance does not run, and no interrupt of a GPU is handled far from it")
+        return
+    banned = _banned(facts.tree, pid)
+    yield from _cpus_of_irqbalance(facts, banned)
+    kept = f", and keeps off {several('CPU', banned)}" if banned else ""
+    yield ok(f"irqbalance runs (process {pid}){kept}")
+
+
+def _cpus_of_irqbalance(facts: NodeFacts, banned: CpuSet) -> CheckResults:
+    """Yield the GPUs near which it may use no CPU, and the cores of ranks that it uses.
+
+    To use cores of ranks is no fault where no others are reserved for such work.
+    """
+    gpus = [gpu for gpu in facts.topology.gpus if (near := facts.near(gpu).cpus) and near <= banned]
+    if gpus:
+        yield warn(
+            f"irqbalance keeps off {several('CPU', banned)}, all that are near {named(gpus)}: "
+            "their interrupts go to another node",
+            f"leave it a core of each node: {LIST}= in {IN_FILES}",
+            gpus,
+        )
+    gpus, cpus = facts.used_by_ranks(facts.topology.online - banned)
+    if gpus and facts.reserved & facts.topology.online:
+        ranks = format_list(facts.topology.online - facts.reserved)
+        yield warn(
+            f"irqbalance may use {several('CPU', cpus)}, which ranks of {named(gpus)} are given, "
+            f"though CPUs {format_list(facts.reserved)} are reserved",
+            f"{LIST}={ranks} in {IN_FILES}, then systemctl restart irqbalance",
+            gpus,
+        )
 
 
 def _devices(facts: NodeFacts) -> Iterator[tuple[str, str, list[Gpu]]]:
@@ -84,66 +97,28 @@ def _interrupt_cpus(tree: Tree, address: str) -> CpuSet:
     return found
 
 
-def _all_near_banned(facts: NodeFacts, banned: CpuSet | None) -> Iterator[CheckResult]:
-    """Yield the GPUs near which irqbalance may use no CPU."""
-    near = {gpu.key: facts.near(gpu).cpus for gpu in facts.topology.gpus}
-    gpus = [gpu for gpu in facts.topology.gpus if banned and near[gpu.key] <= banned]
-    gpus = [gpu for gpu in gpus if near[gpu.key]]
-    if banned and gpus:
-        yield warn(
-            f"irqbalance keeps off {several('CPU', banned)}, all that are near {named(gpus)}: "
-            "their interrupts go to another node",
-            f"leave it a core of each node: {LIST}= in {_files()}",
-            gpus,
-        )
-
-
-def _ranks_cpus_used(facts: NodeFacts, banned: CpuSet | None) -> Iterator[CheckResult]:
-    """Yield the cores of ranks that irqbalance uses, though other CPUs are reserved."""
-    if banned is None or not facts.reserved & facts.topology.online:
-        return
-    gpus, cpus = facts.used_by_ranks(facts.topology.online - banned)
-    if gpus:
-        ranks = format_list(facts.topology.online - facts.reserved)
-        yield warn(
-            f"irqbalance may use {several('CPU', cpus)}, which ranks of {named(gpus)} are given, "
-            f"though CPUs {format_list(facts.reserved)} are reserved",
-            f"{LIST}={ranks} in {_files()}, then systemctl restart irqbalance",
-            gpus,
-        )
-
-
-def _files() -> str:
-    return " or ".join(f"/{file}" for file in FILES)
-
-
 def _irqbalance_pid(tree: Tree) -> int | None:
-    """Return the process of irqbalance; None where there is none. Anybody may call one so."""
-    pids = numbered(tree, "proc", "")
-    named = (pid for pid in pids if tree.read(f"proc/{pid}/comm") == "irqbalance")
-    return next((pid for pid in named if _is_roots(tree, pid)), None)
+    """Return the process of irqbalance, all four of whose uids are root's: anybody may call one so.
 
-
-def _is_roots(tree: Tree, pid: int) -> bool:
-    """Whether a process is root's: by all four of its uids, proc(5)."""
-    return set(read_fields(tree, f"proc/{pid}/status", "Uid").get("Uid", "").split()) == {"0"}
+    None where there is none. Source: proc(5).
+    """
+    for pid in numbered(tree, "proc", ""):
+        if tree.read(f"proc/{pid}/comm") == "irqbalance":
+            uids = read_fields(tree, f"proc/{pid}/status", "Uid").get("Uid", "")
+            if set(uids.split()) == {"0"}:
+                return pid
+    return None
 
 
 def _banned(tree: Tree, pid: int) -> CpuSet:
     """Return the CPUs that irqbalance keeps off: by its environment, else by the files of it."""
-    settings = dict(_environment(tree, pid))
+    text = tree.read(f"proc/{pid}/environ")  # root alone reads another user's
+    text = text or next((it for file in FILES if (it := tree.read(file))), "")
+    lines = (line.partition("=") for line in text.replace("\0", "\n").split("\n"))
+    settings = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
     for name, parse in ((LIST, parse_list), (MASK, parse_mask)):
         if settings.get(name):
             with suppress(ValueError):
                 return parse(settings[name])
     lists = (read_cpus(tree, f"{CPUS}/{name}") for name in ("isolated", "nohz_full"))
     return frozenset().union(*(cpus for cpus in lists if cpus))
-
-
-def _environment(tree: Tree, pid: int) -> Iterator[tuple[str, str]]:
-    text = tree.read(f"proc/{pid}/environ")  # root alone reads another user's
-    text = text or next((it for file in FILES if (it := tree.read(file))), "")
-    for line in text.replace("\0", "\n").split("\n"):
-        name, equals, value = line.partition("=")
-        if equals:
-            yield name.strip(), value.strip().strip("\"'")

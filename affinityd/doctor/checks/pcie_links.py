@@ -17,7 +17,7 @@ from affinityd.discovery.pci import DEVICES, is_pci_address
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import read_number
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.result import CheckResult, CheckResults, named, not_applicable, ok, warn
+from affinityd.doctor.result import CheckResult, CheckResults, NotApplicableError, named, ok, warn
 from affinityd.topology.model import Gpu
 
 #: What the kernel says where a link has no width: it is down, or the device is on no link.
@@ -30,34 +30,32 @@ class PcieLink:
 
     device: str
     port: str | None  #: the device at its upper end
-    lanes: int | None  #: of the device: current_link_width
-    max_lanes: int | None  #: of the device: max_link_width
+    lanes: int  #: of the device: current_link_width
+    max_lanes: int  #: of the device: max_link_width
     port_lanes: int | None  #: of the port: max_link_width
-    speed: float | None  #: GT/s, current_link_speed
-    top_speed: float | None  #: GT/s, the lower max_link_speed of its ends
+    speeds: str | None  #: current_link_speed, where that is below the max_link_speed of both ends
 
 
 def pcie_link(facts: NodeFacts) -> CheckResults:
     """Judge whether the link of every GPU, and of every switch above it, has all its lanes."""
-    users: dict[str, list[Gpu]] = {}  # device → the GPUs at and below it
-    found: dict[str, PcieLink] = {}
+    users: dict[PcieLink, list[Gpu]] = {}  # the GPUs at and below a link's device
     for gpu in facts.topology.gpus:
         for link in _links(facts.tree, gpu):
-            found[link.device] = link
-            users.setdefault(link.device, []).append(gpu)
-    known = [
-        link for link in found.values() if link.lanes is not None and link.max_lanes is not None
-    ]
-    if not known:
-        yield not_applicable("no current_link_width of a GPU can be read")
-        return
-    narrow = [it for link in known for it in _narrow(link, users[link.device])]
-    yield from narrow or [ok(f"every link of a GPU has all its lanes{_slow(known, users)}")]
+            users.setdefault(link, []).append(gpu)
+    if not users:
+        raise NotApplicableError("no current_link_width of a GPU can be read")
+    for link, gpus in users.items():
+        if link.lanes < link.max_lanes:
+            yield _narrow(link, gpus)
+    slow: dict[str, list[Gpu]] = {}
+    for link, gpus in users.items():
+        if link.speeds:
+            slow.setdefault(link.speeds, []).extend(gpus)
+    idle = (f"; {named(gpus)} at {speeds}, as is usual while idle" for speeds, gpus in slow.items())
+    yield ok(f"every link of a GPU has all its lanes{''.join(idle)}")
 
 
-def _narrow(link: PcieLink, gpus: list[Gpu]) -> Iterator[CheckResult]:
-    if link.lanes is None or link.max_lanes is None or link.lanes >= link.max_lanes:
-        return
+def _narrow(link: PcieLink, gpus: list[Gpu]) -> CheckResult:
     own = [gpu for gpu in gpus if gpu.pci_bus_id == link.device]
     name = f"{named(own)} ({link.device})" if own else f"switch {link.device} above {named(gpus)}"
     if link.port_lanes is not None and link.port_lanes <= link.lanes:
@@ -69,50 +67,35 @@ def _narrow(link: PcieLink, gpus: list[Gpu]) -> Iterator[CheckResult]:
             "look again while the GPU works; then seat card, riser and cable anew, and look at the "
             "slot's bifurcation in the firmware"
         )
-    yield warn(f"{name}: link of {link.lanes} lanes of {link.max_lanes}{cause}", remedy, gpus)
-
-
-def _slow(links: list[PcieLink], users: dict[str, list[Gpu]]) -> str:
-    """Return what is to be told of speeds."""
-    slow: dict[tuple[float, float], list[Gpu]] = {}
-    for link in links:
-        if link.speed is not None and link.top_speed is not None and link.speed < link.top_speed:
-            slow.setdefault((link.speed, link.top_speed), []).extend(users[link.device])
-    texts = (
-        f"{named(gpus)} at {speed:g} GT/s of {top:g}, as is usual while idle"
-        for (speed, top), gpus in slow.items()
-    )
-    return "".join(f"; {text}" for text in texts)
+    return warn(f"{name}: link of {link.lanes} lanes of {link.max_lanes}{cause}", remedy, gpus)
 
 
 def _links(tree: Tree, gpu: Gpu) -> Iterator[PcieLink]:
-    """Yield the links between a GPU and the processor, its own first.
+    """Yield the links between a GPU and the processor that tell their width, its own first.
 
     A switch is two devices on the way, its upstream port and a downstream one: no link is between
     those.
     """
     way = [part for part in gpu.pci_path if is_pci_address(part)][::-1] or [gpu.pci_bus_id]
     for device, port in zip(way[::2], [*way[1::2], None], strict=False):
-        yield _link(tree, device, port)
-
-
-def _link(tree: Tree, device: str, port: str | None) -> PcieLink:
-    speeds = [_speed(tree, end, "max_link_speed") for end in (device, port) if end]
-    known = [speed for speed in speeds if speed is not None]
-    return PcieLink(
-        device,
-        port,
-        lanes=_width(tree, device, "current_link_width"),
-        max_lanes=_width(tree, device, "max_link_width"),
-        port_lanes=_width(tree, port, "max_link_width") if port else None,
-        speed=_speed(tree, device, "current_link_speed"),
-        top_speed=min(known, default=None),
-    )
+        lanes = _width(tree, device, "current_link_width")
+        max_lanes = _width(tree, device, "max_link_width")
+        port_lanes = _width(tree, port, "max_link_width") if port else None
+        if lanes is not None and max_lanes is not None:
+            yield PcieLink(device, port, lanes, max_lanes, port_lanes, _speeds(tree, device, port))
 
 
 def _width(tree: Tree, device: str, name: str) -> int | None:
     width = read_number(tree, f"{DEVICES}/{device}/{name}")
     return None if width in NO_WIDTH else width
+
+
+def _speeds(tree: Tree, device: str, port: str | None) -> str | None:
+    """Return `2.5 GT/s of 16` where a link is slower than its ends; None: it is not."""
+    now = _speed(tree, device, "current_link_speed")
+    ends = [_speed(tree, end, "max_link_speed") for end in (device, port) if end]
+    top = min((speed for speed in ends if speed is not None), default=None)
+    return f"{now:g} GT/s of {top:g}" if now is not None and top is not None and now < top else None
 
 
 def _speed(tree: Tree, device: str, name: str) -> float | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from affinityd.doctor.checks import (
     daemon,
-    daemon_answers,
     daemon_process,
     drivers,
     gpu_nodes,
@@ -17,9 +16,8 @@ from affinityd.doctor.checks import (
     schedulers,
     variables,
 )
-from affinityd.doctor.conditions import CheckFunction
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.result import CheckResult
+from affinityd.doctor.result import CheckResult, CheckResults, concluded
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote
 
@@ -28,7 +26,7 @@ from affinityd.text import quote
 class Check:
     """A check; it has something to say of any machine."""
 
-    run: CheckFunction
+    run: Callable[[NodeFacts], CheckResults]
     looks_at: str
     asks_nvml: bool = False  #: what NVML says counts for it
 
@@ -44,11 +42,11 @@ CHECKS: Mapping[str, Check] = {
     ),
     "daemon-cpuset": Check(daemon_process.daemon_cpuset, "the daemon itself may use every CPU"),
     "hidepid": Check(daemon_process.hidepid, "the daemon sees every user's processes"),
-    "caller": Check(daemon_answers.caller, "the daemon knows who asks"),
+    "caller": Check(daemon.caller, "the daemon knows who asks"),
     "sandbox": Check(
         daemon_process.sandbox, "the daemon has the devices and users of this machine"
     ),
-    "enforce": Check(daemon_answers.enforce, "a daemon that is to pin does, and sees what it must"),
+    "enforce": Check(daemon.enforce, "a daemon that is to pin does, and sees what it must"),
     "gpu-numa-node": Check(
         gpu_nodes.gpu_numa_node, "the NUMA node of each GPU is known", asks_nvml=True
     ),
@@ -70,7 +68,11 @@ CHECKS: Mapping[str, Check] = {
 def run_checks(facts: NodeFacts, names: Sequence[str] = ()) -> list[CheckResult]:
     """Run these checks, or all, in the order of the table; a check may find several things."""
     chosen = {name: it for name, it in CHECKS.items() if not names or name in names}
-    return [replace(found, check=name) for name, it in chosen.items() for found in it.run(facts)]
+    return [
+        replace(found, name=name)
+        for name, check in chosen.items()
+        for found in concluded(check.run(facts))
+    ]
 
 
 def check_name(name: str) -> str:

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 
 from affinityd.discovery.tree import Tree
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.result import CheckResults, fail, not_applicable, ok, warn
-from affinityd.errors import InvalidRequestError
+from affinityd.doctor.result import CheckResults, NotApplicableError, fail, ok, warn
 from affinityd.linux.mounts import Mount
 from affinityd.slurm.check import GresCheck
 from affinityd.slurm.config import scontrol, slurmd
-from affinityd.slurm.config.commands import FOLDERS, LocalSlurm, find_slurm
+from affinityd.slurm.config.commands import FOLDERS, find_slurm
 from affinityd.slurm.config.expected import ExpectedNode
 from affinityd.slurm.machine.core_affinity import SCOPES
 
@@ -30,21 +29,12 @@ JOBS = ("slurmstepd.scope", "kubepods.slice", "kubepods")
 def gres_conf(facts: NodeFacts) -> CheckResults:
     """Judge whether the GPUs that slurmd has fit the node."""
     if facts.root is None or os.path.realpath(facts.root) != "/":
-        yield not_applicable("a captured or shipped machine has no slurmd")
-    elif facts.maintenance is not None:  # AutoDetect= has slurmd ask the driver
-        yield not_applicable(f"slurmd was not asked: {facts.maintenance}")
-    else:
-        try:
-            yield from _by_slurm(facts, find_slurm(None, is_live=True))
-        except InvalidRequestError as error:
-            yield not_applicable(str(error))
-
-
-def _by_slurm(facts: NodeFacts, slurm: LocalSlurm | None) -> CheckResults:
-    """Ask Slurm about the node. Raises InvalidRequestError where it cannot be asked."""
+        raise NotApplicableError("a captured or shipped machine has no slurmd")
+    if facts.maintenance is not None:  # AutoDetect= has slurmd ask the driver
+        raise NotApplicableError(f"slurmd was not asked: {facts.maintenance}")
+    slurm = find_slurm(None, is_live=True)
     if slurm is None:
-        yield not_applicable(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
-        return
+        raise NotApplicableError(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
     name = scontrol.node_name(slurm, facts.topology.name)
     expected = scontrol.expected_node(slurm, name)
     if isinstance(expected, ExpectedNode):
@@ -52,7 +42,7 @@ def _by_slurm(facts: NodeFacts, slurm: LocalSlurm | None) -> CheckResults:
     elif facts.topology.gpus:
         yield warn(expected.why, f"this node was looked for as {name}; {CHECK} --node-name NAME")
     else:
-        yield not_applicable(f"no node of Slurm: {expected.why}")
+        raise NotApplicableError(f"no node of Slurm: {expected.why}")
 
 
 def _of_gpus(
@@ -68,8 +58,7 @@ def _of_gpus(
             _listed(list(map(str, misfits))),
             f"affinityd slurm gres-conf prints right lines for {name}; {CHECK} names all",
         )
-    if not gres.faults and not misfits:
-        yield ok("gres.conf fits the node")
+    yield ok("gres.conf fits the node")
 
 
 def _listed(wrong: Sequence[str]) -> str:
@@ -79,20 +68,19 @@ def _listed(wrong: Sequence[str]) -> str:
 
 def cgroup(facts: NodeFacts) -> CheckResults:
     """Tell the version of cgroups, and judge whether it can keep jobs on their CPUs."""
-    mounted = (facts.mounts("self") or {}).values()
-    found = [it for it in mounted if it.kind.startswith("cgroup")]
-    v1 = next((it for it in found if it.kind == "cgroup" and "cpuset" in it.options), None)
-    v2 = next((it for it in found if it.kind == "cgroup2"), None)
-    has_v1 = any(it.kind == "cgroup" for it in found)
-    if not found:
-        yield not_applicable("no cgroup is mounted, as far as /proc/self/mountinfo says")
-    elif v1:
-        kind = "hybrid" if v2 else "v1"
-        yield ok(f"cgroup {kind}: the cpuset controller is v1's, at {v1.point}")
+    mounts = [it for it in facts.mounts("self").values() if it.kind.startswith("cgroup")]
+    if not mounts:
+        raise NotApplicableError("no cgroup is mounted, as far as /proc/self/mountinfo says")
+    v2 = next((it for it in mounts if it.kind == "cgroup2"), None)
+    v1 = [it for it in mounts if it.kind == "cgroup"]
+    version = "hybrid" if v1 and v2 else "v2" if v2 else "v1"
+    with_cpusets = next((it for it in v1 if "cpuset" in it.options), None)
+    if with_cpusets:
+        yield ok(f"cgroup {version}: the cpuset controller is v1's, at {with_cpusets.point}")
     elif v2 is None or "cpuset" not in _controllers(facts.tree, v2.point):
         yield warn(
-            f"cgroup {'hybrid' if has_v1 and v2 else 'v2' if v2 else 'v1'}: no cpuset controller; "
-            "no scheduler can keep jobs on their CPUs, and the daemon does not see what it may use",
+            f"cgroup {version}: no cpuset controller; no scheduler can keep jobs on their CPUs, "
+            "and the daemon does not see what it may use",
             "boot without cgroup_disable=cpuset; under v1 mount it: mount -t cgroup -o cpuset",
         )
     else:
@@ -113,9 +101,8 @@ def _second(facts: NodeFacts, v2: Mount) -> CheckResults:
                 "kubelet, which enables it",
                 facts.topology.gpus,
             )
-    if all("cpuset" in _controllers(facts.tree, scope) for scope in scopes):
-        known = ", ".join(scopes) or "no job of Slurm or Kubernetes"
-        yield ok(f"cgroup v2, cpuset controller enabled ({known})")
+    known = ", ".join(scopes) or "no job of Slurm or Kubernetes"
+    yield ok(f"cgroup v2, cpuset controller enabled ({known})")
 
 
 def _controllers(tree: Tree, folder: str) -> list[str]:

@@ -10,8 +10,7 @@ import difflib
 
 from affinityd.client import trust
 from affinityd.config import file, settings
-from affinityd.doctor.conditions import of_daemon
-from affinityd.doctor.facts import ENVIRONMENT, DaemonFacts, NamedVariable, NodeFacts
+from affinityd.doctor.facts import ENVIRONMENT, NamedVariable, NodeFacts
 from affinityd.doctor.result import CheckResults, ok, warn
 
 #: What commands, prologs and pods read besides the settings.
@@ -40,20 +39,17 @@ OF_SERVICES = frozenset(("SERVICE", "PORT"))
 ALIKE = 0.9  #: of difflib; another program's name is less like ours
 
 
-@of_daemon
-def variables(facts: NodeFacts, _daemon: DaemonFacts) -> CheckResults:
-    """Judge the names of variables and of the settings file's keys."""
-    wrong = [
-        (variable, near) for variable in facts.variables if (near := _meant(variable)) is not None
-    ]
-    for variable, near in wrong:
-        yield warn(
-            f"{variable.name} in {variable.where} is no setting of affinityd and is ignored",
-            f"did you mean {near}?" if near else "leave it out; docs/operating.md lists them",
-        )
-    if not wrong:
-        ours = sum(variable.name in NAMES for variable in facts.variables)
-        yield ok(f"every AFFINITYD_* variable, and key of {file.path()}, is one ({ours})")
+def variables(facts: NodeFacts) -> CheckResults:
+    """Judge the names of variables and of the settings file's keys, where they are of this node."""
+    facts.own_daemon()
+    for variable in facts.variables:
+        if (near := _meant(variable)) is not None:
+            yield warn(
+                f"{variable.name} in {variable.where} is no setting of affinityd and is ignored",
+                f"did you mean {near}?" if near else "leave it out; docs/operating.md lists them",
+            )
+    ours = sum(variable.name in NAMES for variable in facts.variables)
+    yield ok(f"every AFFINITYD_* variable, and key of {file.path()}, is one ({ours})")
 
 
 def _meant(variable: NamedVariable) -> str | None:
