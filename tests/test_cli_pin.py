@@ -309,7 +309,7 @@ def test_a_site_s_mode_counts_and_the_job_s_more_and_the_command_line_most(
 
 def test_every_parameter_of_a_plan_that_is_no_client_s_own_is_an_option() -> None:
     parser = Parser()
-    plan_options.add_plan_options(parser)
+    plan_options.add_options(parser, "the plan", plan_options.NAMES)
     options = {option for action in parser._actions for option in action.option_strings}
     names = PARAMETERS.keys() - {"format", "observe"}
     expected = {f"--{name.replace('_', '-')}" for name in names}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from affinityd.cli.render.tree import BOLD, WIDTH, Branch, Kind, paint, render, table
+from affinityd.cli.console import aligned
+from affinityd.cli.render.tree import BOLD, WIDTH, Branch, Kind, paint, render
 
 NAMED = Kind("named")
 COUNTED = Kind("counted", amounts=(1,))
@@ -86,7 +87,7 @@ def test_nothing_is_painted_without_colour_or_without_text() -> None:
 
 
 def test_a_table_has_names_to_the_left_and_amounts_to_the_right() -> None:
-    assert list(table([("distance", "0", "10"), ("a", "255", "7")])) == [
+    assert list(aligned(("distance", "0", "10"), [("a", "255", "7")], ("0", "10"))) == [
         "distance    0  10",
         "a         255   7",
     ]

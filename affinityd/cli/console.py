@@ -1,4 +1,4 @@
-"""What a command says on the side: one line on stderr, so that its answer can be piped."""
+"""What commands print in one way: names of options, tables, and remarks on stderr."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 def give_up_stdout() -> None:
     """Keep Python from trying to write the rest at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def flag(name: str) -> str:
+    """Return the option of a name: `--gpu-bind`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def say(text: str) -> None:

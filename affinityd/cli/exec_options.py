@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from affinityd.cli.console import flag
 from affinityd.client.find_plan import TIMEOUT
 from affinityd.config.file import PLAN_PARAMETERS, plan_parameters
 from affinityd.errors import InvalidRequestError
@@ -26,14 +27,14 @@ CLIENT_OPTIONS = {
     "fail_closed": (None, "rather fail than run the command unpinned"),
     "verbose": (None, "say in a line on stderr which rank, GPU, node and CPUs it is"),
 }
-FLAGS = frozenset(("omp", "fail_closed", "verbose"))  #: take no value
+FLAGS = frozenset(name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None)
 #: What a person chooses, the first in the help; launchers and schedulers say the rest.
 COMMON = (
     *("gpus", "rank", "mode", "memory", "omp", "verbose", "strict", "fail_closed", "timeout"),
 )
 BOOLEANS = frozenset(("balanced", "strict"))  #: may take one
 FAIL_CLOSED = "--fail-closed"
-OPTIONS = {f"--{name.replace('_', '-')}": name for name in (*PARAMETERS, *CLIENT_OPTIONS)}
+OPTIONS = {flag(name): name for name in (*PARAMETERS, *CLIENT_OPTIONS)}
 SHORT = {"-v": "verbose"}
 LEAST_TIMEOUT, MOST_TIMEOUT = 0.001, 3600.0  #: seconds
 
@@ -68,14 +69,14 @@ def parse(words: Sequence[str]) -> Options:
     rest = list(words)
     while rest:
         word = rest.pop(0)
-        flag, has_value, value = word.partition("=")
-        name = OPTIONS.get(flag) or SHORT.get(flag)
+        said, has_value, value = word.partition("=")
+        name = OPTIONS.get(said) or SHORT.get(said)
         if name is None:
             raise InvalidRequestError(_unknown(word))
         if name in options:
-            raise InvalidRequestError(f"{flag} is given twice; give it once")
+            raise InvalidRequestError(f"{said} is given twice; give it once")
         if has_value and name in FLAGS:
-            raise InvalidRequestError(f"{quote(word)}: {flag} takes no value")
+            raise InvalidRequestError(f"{quote(word)}: {said} takes no value")
         options[name] = value if has_value else _value(name, rest)
     return options
 
@@ -85,7 +86,7 @@ def _value(name: str, rest: list[str]) -> str:
     if name in FLAGS or (name in BOOLEANS and (not rest or rest[0].startswith("-"))):
         return "true"
     if not rest:
-        raise InvalidRequestError(f"{_flag(name)} has no value; write it like {_flag(name)}=VALUE")
+        raise InvalidRequestError(f"{flag(name)} has no value; write it like {flag(name)}=VALUE")
     return rest.pop(0)
 
 
@@ -115,7 +116,7 @@ def seconds(text: str | None) -> float:
 def print_help() -> None:
     """Print what the command takes."""
     from affinityd.cli.parser import Parser  # noqa: PLC0415
-    from affinityd.request.parameters import PARAMETERS as TABLE  # noqa: PLC0415
+    from affinityd.cli.plan_options import add_option  # noqa: PLC0415
 
     parser = Parser(
         prog="affinityd exec",
@@ -130,26 +131,15 @@ def print_help() -> None:
     others = parser.add_argument_group("more of the plan, most of which launchers say")
     for name in (*COMMON, *(name for name in OPTIONS.values() if name not in COMMON)):
         group = parser if name in COMMON else others
-        flags = [*(short for short in SHORT if SHORT[short] == name), _flag(name)]
+        metavar, text = CLIENT_OPTIONS.get(name, (None, ""))
+        flags = [*(short for short in SHORT if SHORT[short] == name), flag(name)]
         if name in FLAGS:
-            group.add_argument(*flags, action="store_true", help=CLIENT_OPTIONS[name][1])
-        elif name in CLIENT_OPTIONS:
-            group.add_argument(
-                *flags, metavar=CLIENT_OPTIONS[name][0], help=CLIENT_OPTIONS[name][1]
-            )
+            group.add_argument(*flags, action="store_true", help=text)
+        elif metavar:
+            group.add_argument(*flags, metavar=metavar, help=text)
         else:
-            values = TABLE[name].schema.get("enum")
-            metavar = "|".join(values) if values else name.upper()
-            group.add_argument(*flags, metavar=metavar, help=_help(name, TABLE[name].help))
+            add_option(group, name)
     parser.print_help()
-
-
-def _help(name: str, text: str) -> str:
-    return f"{text} (default: node)" if name == "mode" else text
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _unknown(word: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from affinityd import machines
+from affinityd.cli.console import flag
 from affinityd.config import file, settings
 from affinityd.text import one_line
 
@@ -48,7 +49,7 @@ def add_settings(parser: Parser, names: Iterable[str]) -> None:
     for name in names:
         setting = settings.SETTINGS[name]
         group.add_argument(
-            f"--{name.replace('_', '-')}",
+            flag(name),
             metavar=setting.metavar,
             nargs="?" if name in ALONE else None,
             const=ALONE.get(name),

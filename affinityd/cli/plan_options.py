@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Collection
+from collections.abc import Iterable
 
+from affinityd.cli.console import flag
 from affinityd.cli.parser import Parser
 from affinityd.errors import InvalidRequestError
-from affinityd.request.parameters import PARAMETERS, Parameter
+from affinityd.request.parameters import PARAMETERS
 
 #: How an answer is written is a command's own business, and what a client keeps is that of `exec`.
 NAMES = tuple(name for name in PARAMETERS if name not in {"format", "observe"})
+#: Those that say which GPUs are meant.
 DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted", "nvidia_visible")
 
 
-def add_plan_options(parser: Parser, mode: str = "node", *, without: Collection[str] = ()) -> None:
-    """Add every parameter of a plan but its format; `mode` is the default one, for the help."""
-    group = parser.add_argument_group("the plan")
-    for name in NAMES:
-        if name not in without:
-            _add(group, PARAMETERS[name], mode)
+def add_options(parser: Parser, title: str, names: Iterable[str], mode: str = "node") -> None:
+    """Add parameters of a plan; `mode` is the default one, for the help."""
+    group = parser.add_argument_group(title)
+    for name in names:
+        add_option(group, name, mode)
 
 
-def add_device_options(parser: Parser) -> None:
-    """Add the parameters that say which GPUs are meant."""
-    group = parser.add_argument_group("the GPUs")
-    for name in DEVICES:
-        _add(group, PARAMETERS[name], "")
-
-
-def _add(group: argparse._ArgumentGroup, parameter: Parameter, mode: str) -> None:
-    flag = f"--{parameter.name.replace('_', '-')}"
-    choices = parameter.schema.get("enum")
-    if parameter.schema["type"] == "boolean":  # a flag alone means true
-        group.add_argument(flag, nargs="?", const="true", action="append", help=parameter.help)
+def add_option(group: argparse._ActionsContainer, name: str, mode: str = "node") -> None:
+    """Add a parameter of a plan; a flag alone means true."""
+    parameter = PARAMETERS[name]
+    text = f"{parameter.help} (default: {mode})" if name == "mode" else parameter.help
+    if parameter.schema["type"] == "boolean":
+        group.add_argument(flag(name), nargs="?", const="true", action="append", help=text)
     else:
-        shown = "|".join(choices) if choices else parameter.name.upper()
-        default = f" (default: {mode})" if parameter.name == "mode" else ""
-        text = f"{parameter.help}{default}"
-        group.add_argument(flag, metavar=shown, action="append", help=text)
+        metavar = "|".join(parameter.schema.get("enum", ())) or name.upper()
+        group.add_argument(flag(name), metavar=metavar, action="append", help=text)
 
 
 def given(arguments: argparse.Namespace) -> dict[str, str]:
@@ -47,17 +40,14 @@ def given(arguments: argparse.Namespace) -> dict[str, str]:
 
     Raises InvalidRequestError for one that is given twice.
     """
-    texts = {name: getattr(arguments, name, None) or [] for name in NAMES}
+    texts = {name: said for name in NAMES if (said := getattr(arguments, name, None))}
     for name, said in texts.items():
         if len(said) > 1:
             raise InvalidRequestError(f"{name} is given twice; give it once")
-    return {name: said[0] for name, said in texts.items() if said}
+    return {name: said[0] for name, said in texts.items()}
 
 
 def devices(arguments: argparse.Namespace) -> str:
     """Return the options that say which GPUs are meant, as a shell takes them again."""
     said = given(arguments)
-    words = (
-        f"--{name.replace('_', '-')} {shlex.quote(said[name])} " for name in DEVICES if name in said
-    )
-    return "".join(words)
+    return "".join(f"{flag(name)} {shlex.quote(said[name])} " for name in DEVICES if name in said)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
 from affinityd.cli import exec_options
@@ -63,25 +64,22 @@ def known_node() -> Node:
     return known.node
 
 
+@dataclass(frozen=True)
 class ProcessPlanner:
-    """Plans for running processes, by what is known of each."""
+    """Plans for running processes, by what is known of each; reads the node as it is made."""
 
-    def __init__(self, chosen: Mapping[str, str], *, divides: bool) -> None:
-        """Read the node. Raises AffinityError.
-
-        `chosen` are parameters of a plan. `divides`: how cores are divided counts as well, as the
-        site's settings and the process's own variables say.
-        """
-        self._chosen = chosen
-        self._divides = divides
-        self._node = known_node()
-        self._replies: dict[str, Reply] = {}
-        self.context = cache(ProcessContext.of)
+    chosen: Mapping[str, str]  #: parameters of a plan
+    #: How cores are divided counts as well, as the site's settings and the process's variables say.
+    divides: bool
+    node: Node = field(default_factory=known_node)
+    context: Callable[[Stat], ProcessContext] = field(
+        default_factory=lambda: cache(ProcessContext.of)
+    )
 
     @property
     def topology(self) -> Topology:
         """The node that is planned on."""
-        return self._node.topology
+        return self.node.topology
 
     def cpuset(self, stat: Stat) -> CpuSet:
         """Return what a process may use at most: where that is not known, every online CPU.
@@ -92,19 +90,14 @@ class ProcessPlanner:
 
     def plan(self, stat: Stat) -> Reply:
         """Return the plan for a process. Raises AffinityError where there is none."""
-        process = self.context(stat)
-        if process.environ is None and "gpus" not in self._chosen:
+        process, cpus = self.context(stat), self.cpuset(stat)
+        if process.environ is None and "gpus" not in self.chosen:
             raise TargetError(
                 f"the environment of {shown(stat)} cannot be read: it is another user's, or "
                 "gone; name --gpus, or run this as root"
             )
-        cpus = self.cpuset(stat)
         questions = process.questions(self._given(process.environ or {}), cpus)
-        known = str(questions)  # ranks of one job have many processes that ask the same
-        if known not in self._replies:
-            caller = Caller(mask=cpus, cpuset=cpus)
-            self._replies[known] = local_plan.plan_on_node(self._node, questions, caller)
-        return self._replies[known]
+        return local_plan.plan_on_node(self.node, questions, Caller(mask=cpus, cpuset=cpus))
 
     def plan_or_none(self, stat: Stat) -> Reply | None:
         """Return the plan for a process; None where there is none."""
@@ -126,7 +119,7 @@ class ProcessPlanner:
         is_part = counts_from_0 and len(seen) < len(self.topology.gpus)
         is_elsewhere = cgroups_of(process.pid) != cgroups_of(own.pid)
         has_dev = process.devices != own.devices  # a container, whose /dev tells it
-        if not job or "granted" in self._chosen or not is_part or not is_elsewhere or has_dev:
+        if not job or "granted" in self.chosen or not is_part or not is_elsewhere or has_dev:
             return None
         return (
             f"{shown(stat)} may count its GPUs otherwise, if Slurm constrains devices: run this "
@@ -136,7 +129,7 @@ class ProcessPlanner:
     def _given(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the chosen parameters, and those that variables choose for a process."""
         variables = {**file.variables(), **{name: it for name, it in environ.items() if it}}
-        if not self._divides:  # how many CPUs were asked for is no choice of how to divide them
+        if not self.divides:  # how many CPUs were asked for is no choice of how to divide them
             asked = file.PARAMETER_VARIABLES["task_cpus"]
             variables = {name: it for name, it in variables.items() if name == asked}
-        return exec_options.parameters(self._chosen, variables)
+        return exec_options.parameters(self.chosen, variables)

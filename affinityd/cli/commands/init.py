@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     signal.signal(signal.SIGTERM, _end)  # the kernel would not end a container's first process
     deadline = time.monotonic() + seconds(arguments.timeout)
-    addresses = _given({SOCKET: arguments.socket, URL: arguments.url})
+    addresses = _addresses(arguments.socket, arguments.url, "url")
     if not arguments.to:
         raise InvalidRequestError("to is empty; name a folder, like /affinity")
     folder = Path(arguments.to)
@@ -92,10 +92,10 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
     return plan
 
 
-def _given(flags: Mapping[str, str | None]) -> dict[str, str]:
-    """Return where the command line says that the daemon is. Raises InvalidRequestError."""
-    found = {name: text for name, text in flags.items() if text}
-    return {**found, URL: _url(found[URL], "url")} if URL in found else found
+def _addresses(socket: str | None, url: str | None, name: str) -> dict[str, str]:
+    """Return where the daemon is said to be; `name` says the URL. Raises InvalidRequestError."""
+    found = {SOCKET: socket, URL: url and _url(url, name)}
+    return {name: text for name, text in found.items() if text}
 
 
 def _said() -> tuple[Mapping[str, str], str]:
@@ -113,12 +113,12 @@ def _said() -> tuple[Mapping[str, str], str]:
 
 def _in_variables(said: Mapping[str, str]) -> dict[str, str]:
     """Return where variables say that the daemon is; what is no URL is told, and left out."""
-    found = {name: said[name] for name in (SOCKET, URL) if name in said}
+    socket, url = said.get(SOCKET), said.get(URL)
     try:
-        return {**found, URL: _url(found[URL], URL)} if URL in found else found
+        return _addresses(socket, url, URL)
     except InvalidRequestError as error:
         _tell(str(error))
-    return {name: text for name, text in found.items() if name != URL}
+    return _addresses(socket, None, URL)
 
 
 def _url(text: str, name: str) -> str:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from affinityd.cli import plan_options, target
-from affinityd.cli.console import say
+from affinityd.cli.console import flag, say
 from affinityd.cli.parser import Parser
 from affinityd.cli.pin_targets import OwnCpus, PinTargets
 from affinityd.cpuset import CpuSet, format_list, parse_list
@@ -43,7 +43,8 @@ def add_arguments(parser: Parser) -> None:
         "--force", action="store_true", help="also what somebody pinned on purpose, elsewhere"
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, only")
-    plan_options.add_plan_options(parser, without=("whose", "cpus"))  # its own are known
+    names = [name for name in plan_options.NAMES if name not in {"whose", "cpus"}]  # it has its own
+    plan_options.add_options(parser, "the plan", names)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,13 +76,18 @@ def _asked(arguments: argparse.Namespace, process: Stat) -> tuple[CpuSet, OwnCpu
         plan = planner.plan_or_none(child)
         return None if plan is None else plan.cpus
 
-    return _planned(planner, process), own_cpus
+    reply = planner.plan(process)
+    if doubt := planner.doubt(process):
+        say(f"affinityd pin: {doubt}")
+    for warning in reply.warnings:
+        if warning.code not in UNASKED:
+            say(f"affinityd: {warning.code}: {warning.message}")
+    return reply.cpus, own_cpus
 
 
 def _listed(arguments: argparse.Namespace) -> CpuSet:
     if named := plan_options.given(arguments):
-        flag = f"--{next(iter(named)).replace('_', '-')}"
-        raise InvalidRequestError(f"--cpus needs no plan; leave out {flag}")
+        raise InvalidRequestError(f"--cpus needs no plan; leave out {flag(next(iter(named)))}")
     try:
         cpus = parse_list(arguments.listed)
     except ValueError as error:
@@ -89,16 +95,6 @@ def _listed(arguments: argparse.Namespace) -> CpuSet:
     if not cpus:
         raise InvalidRequestError("--cpus is empty; write it like 0-3,8")
     return cpus
-
-
-def _planned(planner: target.ProcessPlanner, process: Stat) -> CpuSet:
-    reply = planner.plan(process)
-    if doubt := planner.doubt(process):
-        say(f"affinityd pin: {doubt}")
-    for warning in reply.warnings:
-        if warning.code not in UNASKED:
-            say(f"affinityd: {warning.code}: {warning.message}")
-    return reply.cpus
 
 
 def _groups(threads: tuple[ThreadResult, ...]) -> list[Group]:
@@ -117,10 +113,11 @@ def _results(pinned: PinResult, *, dry_run: bool) -> Iterator[str]:
     for group in _groups(pinned.having(PINNED)):
         yield f"{_label(group)} {would}pinned to CPUs {format_list(group[0].held)}"
     for group in _groups(pinned.having(LEFT_ALONE)):
-        reason = group[0].reason or ON_PURPOSE
         held = frozenset().union(*(thread.held for thread in group))
-        where = f"left alone on CPUs {format_list(held)}"
-        yield f"{_label(group)} {would}{where}: {_tids(group)}: {reason}"
+        tids = ", ".join(str(thread.tid) for thread in group[:MOST_THREADS])
+        more = " …" if len(group) > MOST_THREADS else ""
+        where = f"{would}left alone on CPUs {format_list(held)}"
+        yield f"{_label(group)} {where}: {tids}{more}: {group[0].reason or ON_PURPOSE}"
 
 
 def _failures(pinned: PinResult, process: Stat) -> Iterator[str]:
@@ -140,8 +137,3 @@ def _label(group: Group) -> str:
     stat = stat_of(group[0].pid)
     name = f"process {group[0].pid} ({stat.name if stat else 'ended'})"
     return f"{name}: {count(len(group), 'thread')}"
-
-
-def _tids(group: Group) -> str:
-    names = ", ".join(str(thread.tid) for thread in group[:MOST_THREADS])
-    return names if len(group) <= MOST_THREADS else f"{names} …"

@@ -28,7 +28,7 @@ COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cp
 
 def add_arguments(parser: Parser) -> None:
     """Add what the command takes."""
-    plan_options.add_plan_options(parser, Options().mode)
+    plan_options.add_options(parser, "the plan", plan_options.NAMES, Options().mode)
     shown = "|".join((TABLE, *FORMATS))
     parser.add_argument("--format", metavar=shown, action="append", help=PARAMETERS["format"].help)
     parser.add_argument(

@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
         help="also where its memory lies; the process waits while the kernel walks its pages",
     )
     add_format(parser, "table")
-    plan_options.add_device_options(parser)
+    plan_options.add_options(parser, "the GPUs", plan_options.DEVICES)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TypeVar
 
+from affinityd.cli.console import aligned
 from affinityd.cli.render.topology_devices import draw_devices
-from affinityd.cli.render.tree import BOLD, GAP, YELLOW, Branch, Kind, paint, render, table
+from affinityd.cli.render.tree import BOLD, GAP, YELLOW, Branch, Kind, paint, render
 from affinityd.cpuset import format_list, several
 from affinityd.text import count
 from affinityd.topology.model import Core, NumaNode, Topology
@@ -113,15 +114,10 @@ def _unplaced(topology: Topology) -> Iterator[Branch]:
 def _distances(topology: Topology) -> Iterator[str]:
     """Yield a table of the SLIT distances between the nodes that have CPUs, if several."""
     numbers = [number for number in topology.nodes_with_cpus if number is not None]
-    if len(numbers) <= 1:
-        return
-    yield ""
-    yield from table(
-        [
-            ("distance", *map(str, numbers)),
-            *((f"node {node}", *_row(topology.node_of[node], numbers)) for node in numbers),
-        ]
-    )
+    if len(numbers) > 1:
+        heads = list(map(str, numbers))
+        rows = [(f"node {number}", *_row(topology.node_of[number], numbers)) for number in numbers]
+        yield from ("", *aligned(("distance", *heads), rows, heads))
 
 
 def _row(node: NumaNode, numbers: Iterable[int]) -> Iterator[str]:

@@ -19,20 +19,18 @@ def draw_devices(topology: Topology, number: int | None) -> Iterator[Branch]:
     """Yield the devices of a node; of None those whose node is not known, or not there."""
     for gpu in topology.gpus:
         if _home(topology, gpu) == number:
-            cells = (_gpu_name(topology, gpu), gpu.pci_bus_id, _model(topology, gpu), _mig(gpu))
-            yield Branch(DEVICE, cells, GREEN)
+            name = f"{_gpu_word(topology, gpu)} {gpu.index}"
+            mig = f"{len(gpu.mig)} x MIG" if gpu.mig else ""
+            yield Branch(DEVICE, (name, gpu.pci_bus_id, _model(topology, gpu), mig), GREEN)
     for nic in topology.nics:
         if _home(topology, nic) == number:
+            interfaces = f"{', '.join(nic.names)} ({nic.kind})" if nic.names else nic.kind
             near = ", ".join(_near(topology, nic))
-            yield Branch(DEVICE, ("NIC", nic.pci_bus_id, _interfaces(nic), near), CYAN)
+            yield Branch(DEVICE, ("NIC", nic.pci_bus_id, interfaces, near), CYAN)
 
 
 def _home(topology: Topology, device: Gpu | Nic) -> int | None:
     return device.numa_node if device.numa_node in topology.node_of else None
-
-
-def _gpu_name(topology: Topology, gpu: Gpu) -> str:
-    return f"{_gpu_word(topology, gpu)} {gpu.index}"
 
 
 def _gpu_word(topology: Topology, gpu: Gpu) -> str:
@@ -49,14 +47,6 @@ def _model(topology: Topology, gpu: Gpu) -> str:
     model = gpu.model or gpu.pci_id or ""
     is_said = gpu.vendor in model.lower() or not _is_only_vendor(topology)
     return model if is_said else f"{gpu.vendor} {model}".rstrip()
-
-
-def _mig(gpu: Gpu) -> str:
-    return f"{len(gpu.mig)} x MIG" if gpu.mig else ""
-
-
-def _interfaces(nic: Nic) -> str:
-    return f"{', '.join(nic.names)} ({nic.kind})" if nic.names else nic.kind
 
 
 def _near(topology: Topology, nic: Nic) -> Iterator[str]:

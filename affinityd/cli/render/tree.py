@@ -54,13 +54,6 @@ def render(branches: Sequence[Branch], *, colour: bool) -> Iterator[str]:
         yield from _lines(row, widths[row.branch.kind], colour=colour)
 
 
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield rows of names and, to the right of each, amounts."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *amounts in rows:
-        yield GAP.join([name.ljust(widths[0]), *map(str.rjust, amounts, widths[1:])])
-
-
 def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
     for place, branch in enumerate(branches, start=1):
         is_last = place == len(branches)
