@@ -213,12 +213,10 @@ def test_a_process_of_many_threads_does_not_make_it_late() -> None:
     assert took < 0.5
 
 
-def test_a_family_that_takes_long_does_not_keep_others_from_being_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gather, "FAMILY", 0.005)
+def test_a_family_that_takes_long_does_not_keep_others_from_being_looked_at() -> None:
     with program(FAMILY, "2000", "0") as large, sleeping() as small:
-        walk = ProcessWalk(held(large.pid, small.pid), time.monotonic() + LATER, ProcessTable())
+        end = time.monotonic() + LATER
+        walk = ProcessWalk(held(large.pid, small.pid), end, ProcessTable(), family=0.005)
         assert [facts.pid for facts in walk] == [small.pid]
     assert (walk.late, walk.not_begun) == ({GPU: 1}, [])
 

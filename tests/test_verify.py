@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from affinityd.audit.verify import MENTIONED, MOST, RunningProcess, Verification, verified
+from affinityd.audit.judge import Judge
+from affinityd.audit.verify import MENTIONED, MOST, Verification, by_plan, with_remedy
 from affinityd.cpuset import format_list, parse_list
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import Thread
 from affinityd.machines import NAMES
 from affinityd.topology.model import Topology
 from tests.asking import ask
+from tests.auditing import process
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 
@@ -39,8 +43,10 @@ def judged(
     )
     cpuset = allowed or format_list(topology.online)
     ranks = ask(topology, gpus=gpus, mode="node", cpuset=cpuset, **(asked or {})).ranks
-    facts = RunningProcess(100, "python", threads, policy, resident)
-    return verified(topology, ranks, parse_list(cpuset), facts)
+    first, *beside = dict.fromkeys(rank.gpu.key for rank in ranks)
+    facts = process(threads=threads, cpuset=cpuset, gpu=first, beside=tuple(beside))
+    found = replace(by_plan(Judge(topology), facts, ranks), policy=policy, resident=resident)
+    return with_remedy([found], "")[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,7 +56,7 @@ def test_on_every_shipped_machine_a_plan_is_local_and_no_plan_is_not(name: str) 
         planned = ask(topology, gpus=str(gpu.index), mode="node").cpus
         assert judged(topology, format_list(planned), gpus=str(gpu.index)).mismatches == ()
         whole = judged(topology, format_list(topology.online), gpus=str(gpu.index))
-        assert whole.placements == ("unpinned",)
+        assert whole.process.placements == ("unpinned",)
         assert len(whole.mismatches) == 1
 
 
@@ -111,7 +117,7 @@ def test_where_the_cpuset_has_one_near_cpu_the_mask_is_the_cause() -> None:
 
 def test_an_unknown_place_is_noted_and_no_mismatch() -> None:
     finding = judged(made({0: "0-3", 1: "4-7"}, gpus=[None, None]), "0-7", "0")
-    assert finding.placements == ("unknown", "unknown")
+    assert finding.process.placements == ("unknown", "unknown")
     assert finding.mismatches == ()
     assert finding.notes == ("GPUs 0-1 are on an unknown node: it cannot be judged",)
 
@@ -219,6 +225,6 @@ def test_a_process_that_is_near_has_no_mismatch_and_no_note() -> None:
         policy=MemoryPolicy("preferred", frozenset({3})),
         resident={3: 10 * GIB, 0: 1 * GIB},
     )
-    assert finding.placements == ("local", "local", "local")
+    assert finding.process.placements == ("local", "local", "local")
     assert (finding.mismatches, finding.notes) == ((), ())
     assert str(finding.near) == "GPUs 0-1 are on node 3"

@@ -189,9 +189,7 @@ def _process(
             AuditThreadDocument(
                 thread.tid, thread.name, cpulist(thread.mask), thread.last_cpu, placement, itself
             )
-            for thread, placement, itself in zip(
-                facts.threads, process.placements, process.pinned_itself, strict=True
-            )
+            for thread, placement, itself in process.placed
         ],
     )
 

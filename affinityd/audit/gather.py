@@ -31,7 +31,7 @@ from affinityd.linux.processes import (
 )
 from affinityd.linux.procstat import ENDED, Stat
 
-FAMILY = 1.0  #: seconds that a holder and its descendants may take
+FAMILY = 1.0  #: seconds that a holder and its descendants may take in a scan
 
 TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
 
@@ -58,10 +58,12 @@ class ProcessWalk:
         processes: ProcessTable,
         *,
         first: Collection[int] = (),
+        family: float = FAMILY,
     ) -> None:
         """Take the holders of GPUs, and by when, time.monotonic(), the walk has to end.
 
         `processes`: where the children are looked up. `first`: the pids of holders to begin with.
+        `family`: seconds that a holder and its descendants may take.
         """
         self.late: Counter[GpuKey] = Counter()  #: processes not looked at, as time was up
         self.not_begun: list[int] = []  #: the pids of the holders among them
@@ -75,6 +77,7 @@ class ProcessWalk:
         # through, with every plan waiting for it.
         self._masks: dict[CpuSet, CpuSet] = {}
         self._first = first
+        self._family_seconds = family
         self._known = {os.getpid()}
 
     def __iter__(self) -> Iterator[ProcessFacts]:
@@ -83,7 +86,7 @@ class ProcessWalk:
         self._known.update(holdings)
         for holding in sorted(holdings.values(), key=lambda it: it.pid not in self._first):
             # One family that takes long is not to keep the others from being looked at.
-            self._deadline = min(self._end, time.monotonic() + FAMILY)
+            self._deadline = min(self._end, time.monotonic() + self._family_seconds)
             if self._is_late():
                 self.not_begun.append(holding.pid)
             yield from self._family(holding)

@@ -46,21 +46,20 @@ class Judge:
     """Judges by one topology."""
 
     def __init__(self, topology: Topology) -> None:
-        """Take the machine."""
-        self._topology = topology
+        self.topology = topology
         self._vicinity = lru_cache(MOST_KEPT)(self._found_vicinity)
         self._core_of = {cpu: frozenset(core.cpus) for core in topology.cores for cpu in core.cpus}
 
     @property
     def near(self) -> Mapping[GpuKey, CpuSet | None]:
         """The near CPUs of every GPU; None: not known."""
-        return {gpu.key: _known(self._vicinity((gpu.key,))) for gpu in self._topology.gpus}
+        return {gpu.key: _known(self._vicinity((gpu.key,))) for gpu in self.topology.gpus}
 
     def judge(self, facts: ProcessFacts, *, of_daemon: bool = False) -> AuditedProcess:
         """Return the judgement of a process; `of_daemon`: a known daemon has started it."""
         near = self._vicinity(facts.gpus)
         masks = {thread.mask for thread in facts.threads}
-        places = {mask: placement(self._topology, near, mask) for mask in masks}
+        places = {mask: placement(self.topology, near, mask) for mask in masks}
         mains = {thread.mask for thread in facts.threads[:1]}
         if facts.first_mask is not None:
             mains.add(facts.first_mask)
@@ -81,8 +80,8 @@ class Judge:
         )
 
     def _found_vicinity(self, keys: tuple[GpuKey, ...]) -> Vicinity:
-        gpus = [gpu for gpu in self._topology.gpus if gpu.key in keys]
-        return vicinity(self._topology, gpus)
+        gpus = [gpu for gpu in self.topology.gpus if gpu.key in keys]
+        return vicinity(self.topology, gpus)
 
     def _is_its_own(self, mask: CpuSet, mains: Collection[CpuSet]) -> bool:
         """Whether a thread's mask is one that a library chose: narrower than the main thread's.

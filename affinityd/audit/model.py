@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from affinityd.cpuset import CpuSet
@@ -107,10 +107,14 @@ class AuditedProcess:
         return self.cause is not None and not self.is_daemon
 
     @property
+    def placed(self) -> Sequence[tuple[Thread, str, bool]]:
+        """Its threads, each with its placement, and whether it pinned itself."""
+        return [*zip(self.facts.threads, self.placements, self.pinned_itself, strict=True)]
+
+    @property
     def judged(self) -> Mapping[CpuSet, str]:
         """The masks of running threads that no library pinned, and their placements."""
-        rows = [*zip(self.facts.threads, self.placements, self.pinned_itself, strict=True)]
-        running = rows[1:] if self.facts.state in ENDED else rows
+        running = self.placed[1:] if self.facts.state in ENDED else self.placed
         return {thread.mask: word for thread, word, itself in running if not itself}
 
     @property

@@ -9,8 +9,15 @@ from affinityd.audit.overlap import by_owners
 from affinityd.audit.remedies import Remedies, Remedy
 from affinityd.audit.resident_memory import ResidentMemory
 from affinityd.cli.console import aligned
-from affinityd.cli.render.audit_rows import COLUMNS, NUMBERS, SINCE_BEFORE, memory, rows
-from affinityd.cli.render.verify import amounts
+from affinityd.cli.render.audit_rows import (
+    COLUMNS,
+    NUMBERS,
+    SINCE_BEFORE,
+    amounts,
+    memory,
+    process_name,
+    rows,
+)
 from affinityd.cpuset import several
 from affinityd.topology.model import Topology
 
@@ -51,7 +58,7 @@ def _orphans(scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]) -> Ite
             facts, remedy = process.facts, remedies.end(process)
             held = f"{memory(facts.holding)} of GPU {names[facts.gpu]}"
             end = f"; {remedy}" if remedy else ""
-            yield f"{_name(process)}: orphan, holds {held}: {process.orphan}{end}"
+            yield f"{process_name(process.facts)}: orphan, holds {held}: {process.orphan}{end}"
 
 
 def _said(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
@@ -81,20 +88,16 @@ def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:
         more = f" and {len(others)} more" if others else ""
         commands = list(dict.fromkeys(it.command for _, it in those if it.command is not None))
         what = "; what mends it now:" if commands else ""
-        yield f"{_name(first)}{more}: {first.cause}: {remedy.why}{what}"
+        yield f"{process_name(first.facts)}{more}: {first.cause}: {remedy.why}{what}"
         yield from (f"  {command}" for command in commands[:MOST_COMMANDS])
         if len(commands) > MOST_COMMANDS:
             yield f"  and {len(commands) - MOST_COMMANDS} more: affinityd audit --json"
 
 
-def _name(process: AuditedProcess) -> str:
-    return f"process {process.facts.pid} ({process.facts.name})"
-
-
 def memory_lines(memory: ResidentMemory) -> Iterator[str]:
     """Yield a line for every process: where its memory lies."""
     for facts in memory.processes:
-        name = f"process {facts.pid} ({facts.name})"
+        name = process_name(facts)
         if facts.pid in memory.resident:
             yield f"{name}: resident memory: {amounts(memory.resident[facts.pid])}"
         else:

@@ -40,6 +40,18 @@ def rows(
         yield row if ticks is None else (*row, _remote_part(those, ticks, since))
 
 
+def process_name(facts: ProcessFacts) -> str:
+    """Return a process as a line about it begins."""
+    return f"process {facts.pid} ({facts.name})"
+
+
+def amounts(resident: Mapping[int, int]) -> str:
+    """Return resident memory by NUMA node, in bytes, as a person reads it."""
+    return ", ".join(
+        f"node {node} {size / 2**20:.0f} MiB" for node, size in sorted(resident.items())
+    )
+
+
 def memory(holding: Holding | None) -> str:
     """Return how much of its GPU's memory a process holds."""
     if holding is None:
