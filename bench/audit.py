@@ -32,7 +32,6 @@ from affinityd.config.settings import Settings
 from affinityd.daemon import main as daemon
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml.report import ProcessReport
-from affinityd.linux.process_table import ProcessTable
 from affinityd.topology.model import Topology
 from tests.children import program
 from tests.daemons import eventually
@@ -122,7 +121,7 @@ class Busy:
         self._holders = holders
         self._still = still
 
-    def held(self, topology: Topology, _processes: ProcessTable) -> GpuHolders:
+    def held(self, topology: Topology) -> GpuHolders:
         return GpuHolders(tuple(Holding(pid, topology.gpus[0].key) for pid in self._holders))
 
     def scan(self, topology: Topology) -> Scan:

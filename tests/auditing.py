@@ -15,7 +15,6 @@ from affinityd.audit.model import (
 )
 from affinityd.audit.overlap import divided
 from affinityd.cpuset import parse_list
-from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import Thread
 from affinityd.topology.model import Topology
 
@@ -33,7 +32,7 @@ class Known:
     def __init__(self, *pids: int, gpu: GpuKey = GPU) -> None:
         self.now = GpuHolders(tuple(Holding(pid, gpu, memory_bytes=2**30) for pid in pids))
 
-    def held(self, _topology: Topology, _processes: ProcessTable) -> GpuHolders:
+    def held(self, _topology: Topology) -> GpuHolders:
         return self.now
 
 

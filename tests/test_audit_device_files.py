@@ -26,8 +26,9 @@ from affinityd.audit.sources.device_files import (
     ROOT_ONLY,
     TOO_MANY,
     DeviceFileScanner,
+    GpuDeviceFiles,
+    device_files,
 )
-from affinityd.audit.sources.gpu_files import GpuDeviceFiles, device_files
 from affinityd.topology.model import Gpu
 from tests.children import program, sleeping
 from tests.daemons import eventually

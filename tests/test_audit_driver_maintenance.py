@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from affinityd.audit.sources.driver_maintenance import WORKERS, DriverMaintenance
-from affinityd.linux.process_table import ProcessTable
 from tests.children import program
 from tests.daemons import eventually
 from tests.machines.sysfs_tree import put
-
-NO_PROCESSES = ProcessTable("/none")
 
 BECOMING = """
 import os, sys
@@ -27,7 +24,12 @@ os.execv(sys.argv[1], sys.argv[1:])
 @pytest.fixture
 def maintenance(tmp_path: Path) -> DriverMaintenance:
     """Return one for a machine without processes."""
-    return DriverMaintenance(str(tmp_path / "sys"), str(tmp_path / "hold"))
+    return DriverMaintenance(str(tmp_path / "sys"), str(tmp_path / "hold"), "/none")
+
+
+def among(proc: Path) -> DriverMaintenance:
+    """Return one for a machine with these processes."""
+    return DriverMaintenance(str(proc), str(proc / "hold"), str(proc))
 
 
 @pytest.fixture
@@ -40,27 +42,27 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_on_a_quiet_machine_nvml_may_be_asked(maintenance: DriverMaintenance) -> None:
-    assert maintenance.reason(NO_PROCESSES) is None
+    assert maintenance.reason() is None
 
 
 def test_who_works_on_the_driver_keeps_nvml_from_being_asked(
     worker: Path, maintenance: DriverMaintenance
 ) -> None:
     looking = DriverMaintenance(sys=maintenance._sys, hold=maintenance._hold)
-    assert looking.reason(ProcessTable()) is None
+    assert looking.reason() is None
     with subprocess.Popen([worker, "1000"]) as child:
         try:
             comm = Path(f"/proc/{child.pid}/comm")
             eventually(lambda: comm.read_text() == f"{worker.name}\n", "it runs")
             told = f"{worker.name} (pid {child.pid}) works on NVIDIA's driver: until it ends"
             assert [
-                looking.reason(ProcessTable()),
-                looking.reason(ProcessTable()),
-                looking.reason(ProcessTable()),
+                looking.reason(),
+                looking.reason(),
+                looking.reason(),
             ] == [told] * 3
         finally:
             child.kill()
-    assert looking.reason(ProcessTable()) is None
+    assert looking.reason() is None
 
 
 def test_who_becomes_such_a_program_after_it_was_first_seen_is_one(
@@ -68,12 +70,12 @@ def test_who_becomes_such_a_program_after_it_was_first_seen_is_one(
 ) -> None:
     looking = DriverMaintenance(sys=maintenance._sys, hold=maintenance._hold)
     with program(BECOMING, os.fspath(worker), "1000") as child:
-        assert looking.reason(ProcessTable()) is None
+        assert looking.reason() is None
         assert child.stdin is not None
         print(file=child.stdin, flush=True)
         comm = Path(f"/proc/{child.pid}/comm")
         eventually(lambda: comm.read_text() == f"{worker.name}\n", "it has become the other")
-        assert f"(pid {child.pid})" in (looking.reason(ProcessTable()) or "")
+        assert f"(pid {child.pid})" in (looking.reason() or "")
 
 
 @pytest.mark.parametrize(
@@ -102,9 +104,7 @@ def test_a_command_that_changes_driver_or_gpu_is_one(
     tmp_path: Path, comm: str, words: list[str]
 ) -> None:
     process(tmp_path, 7, comm, words)
-    reason = DriverMaintenance(str(tmp_path), str(tmp_path / "hold")).reason(
-        ProcessTable(str(tmp_path))
-    )
+    reason = among(tmp_path).reason()
     assert reason == f"{comm} (pid 7) works on NVIDIA's driver: until it ends"
 
 
@@ -126,10 +126,7 @@ def test_a_command_that_changes_nothing_keeps_nobody_from_asking(
     tmp_path: Path, comm: str, words: list[str]
 ) -> None:
     process(tmp_path, 7, comm, words)
-    assert (
-        DriverMaintenance(str(tmp_path), str(tmp_path / "hold")).reason(ProcessTable(str(tmp_path)))
-        is None
-    )
+    assert among(tmp_path).reason() is None
 
 
 @pytest.mark.parametrize(("uid", "is_one"), [(0, True), (1000, False)])
@@ -137,9 +134,7 @@ def test_a_user_who_calls_a_program_so_keeps_nobody_from_asking(
     tmp_path: Path, uid: int, is_one: bool
 ) -> None:
     process(tmp_path, 7, "nvidia-mig-part", ["nvidia-mig-parted"], uid)
-    reason = DriverMaintenance(str(tmp_path), str(tmp_path / "hold")).reason(
-        ProcessTable(str(tmp_path))
-    )
+    reason = among(tmp_path).reason()
     assert (reason is not None) == is_one
 
 
@@ -155,9 +150,9 @@ def test_a_module_that_comes_or_goes_is_not_asked(
     maintenance: DriverMaintenance, tmp_path: Path, state: str
 ) -> None:
     put(tmp_path / "sys/module/nvidia/initstate", state)
-    assert maintenance.reason(NO_PROCESSES) == f"NVIDIA's driver is {state}: it is being exchanged"
+    assert maintenance.reason() == f"NVIDIA's driver is {state}: it is being exchanged"
     put(tmp_path / "sys/module/nvidia/initstate", "live")
-    assert maintenance.reason(NO_PROCESSES) is None
+    assert maintenance.reason() is None
 
 
 @pytest.mark.parametrize(
@@ -175,15 +170,15 @@ def test_a_hold_lasts_as_long_as_its_file(
     hold = tmp_path / "hold"
     hold.write_text(text)
     os.utime(hold, (0, 0))
-    assert maintenance.reason(NO_PROCESSES) == f"NVML is held off{by}, until {hold} is removed"
+    assert maintenance.reason() == f"NVML is held off{by}, until {hold} is removed"
     hold.unlink()
-    assert maintenance.reason(NO_PROCESSES) is None
+    assert maintenance.reason() is None
 
 
 def test_a_hold_that_cannot_be_read_is_one(maintenance: DriverMaintenance, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     os.mkfifo(hold)
-    assert maintenance.reason(NO_PROCESSES) == f"NVML is held off, until {hold} is removed"
+    assert maintenance.reason() == f"NVML is held off, until {hold} is removed"
     hold.unlink()
     hold.symlink_to(tmp_path / "nowhere")
-    assert maintenance.reason(NO_PROCESSES) == f"NVML is held off, until {hold} is removed"
+    assert maintenance.reason() == f"NVML is held off, until {hold} is removed"

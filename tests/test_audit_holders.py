@@ -11,7 +11,6 @@ from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources.holders import NOT_ALL_PIDS, HolderSources, one_a_process
 from affinityd.audit.sources.nvml import CHANGING_SECONDS, NO_DRIVER, NVML_SECONDS, processes_of
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import INITIAL_PIDS, stat_of
 from affinityd.topology.model import Gpu, Topology
 from tests.children import sleeping
@@ -77,8 +76,6 @@ def test_nvml_names_who_uses_which_gpu(said: ProcessReport, holdings: set[Holdin
     told = processes_of(said, NVIDIAS)
     assert (set(told.holdings), dict(told.unknown)) == (holdings, {})
 
-
-TABLE = ProcessTable("/none")  #: of no process that works on the driver
 
 IN_USE = (computing(7, 100),)
 
@@ -253,14 +250,14 @@ def test_who_holds_a_gpu_is_asked_of_its_vendors_source(root: Path) -> None:
     put(kfd / "topology/nodes/1/properties", "simd_count 440\ndrm_render_minor 128")
     put(kfd / "proc/9/vram_4242", 4096)
     asked = Asked(report((computing(7, 100),)))
-    held = holders(root, asked).held(machine(*NVIDIAS, amd, npu), TABLE)
+    held = holders(root, asked).held(machine(*NVIDIAS, amd, npu))
     assert held.holdings == (Holding(7, FIRST, 100), Holding(9, ("amd", 0), 4096))
     assert set(held.unknown) == {("huawei", 0)}
 
 
 def test_what_started_after_the_asking_began_is_not_who_was_named(root: Path) -> None:
     asked = Asked(report((computing(7, 100),)))
-    assert holders(root, asked).held(MACHINE, TABLE).asked == 1000.0
+    assert holders(root, asked).held(MACHINE).asked == 1000.0
     assert asked.now > 1000.0
 
 
@@ -269,7 +266,7 @@ def test_the_asking_is_timed_by_the_clock_that_starts_are_counted_in() -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     with sleeping() as before:
         time.sleep(2 / ticks)
-        held = HolderSources(Asked()).held(machine(), TABLE)
+        held = HolderSources(Asked()).held(machine())
         time.sleep(2 / ticks)
         with sleeping() as after:
             started = [stat_of(child.pid) for child in (before, after)]
@@ -280,27 +277,27 @@ def test_the_asking_is_timed_by_the_clock_that_starts_are_counted_in() -> None:
 def test_a_driver_that_is_not_loaded_is_not_asked(root: Path) -> None:
     (root / "driver/version").unlink()
     asked = Asked()
-    assert holders(root, asked).held(MACHINE, TABLE).unknown == unknown(MACHINE, NO_DRIVER)
+    assert holders(root, asked).held(MACHINE).unknown == unknown(MACHINE, NO_DRIVER)
     assert asked.times == []
 
 
 def test_a_machine_without_nvidias_gpus_has_nvml_not_asked(root: Path) -> None:
     asked = Asked()
-    assert holders(root, asked).held(machine(), TABLE) == GpuHolders(asked=1000.0)
+    assert holders(root, asked).held(machine()) == GpuHolders(asked=1000.0)
     assert asked.times == []
 
 
 def test_who_works_on_the_driver_is_left_alone(root: Path) -> None:
     asked = Asked(report(IN_USE), report(IN_USE))
     looking = holders(root, asked)
-    assert looking.held(MACHINE, TABLE).holdings == (Holding(7, FIRST, 100),)
+    assert looking.held(MACHINE).holdings == (Holding(7, FIRST, 100),)
     (root / "hold").write_text("upgrade\n")
-    held = looking.held(MACHINE, TABLE)
+    held = looking.held(MACHINE)
     why = f"NVML is held off by 'upgrade', until {root / 'hold'} is removed"
     assert (held.holdings, held.unknown) == ((), unknown(MACHINE, why))
     assert len(asked.times) == 1
     (root / "hold").unlink()
-    assert looking.held(MACHINE, TABLE).holdings == (Holding(7, FIRST, 100),)
+    assert looking.held(MACHINE).holdings == (Holding(7, FIRST, 100),)
 
 
 CHANGE = "GPU 1's MIG mode is to be enabled"
@@ -315,7 +312,7 @@ def test_while_a_mig_mode_is_to_change_nvml_is_asked_once_a_minute_and_counts_un
     looking = holders(root, asked)
     seen = []
     for seconds in (15, 15, CHANGING_SECONDS - 35, 15, CHANGING_SECONDS):
-        held = looking.held(MACHINE, TABLE)
+        held = looking.held(MACHINE)
         seen.append([it.pid for it in held.holdings])
         assert held.unknown == {}
         assert held.notices == (
@@ -326,7 +323,7 @@ def test_while_a_mig_mode_is_to_change_nvml_is_asked_once_a_minute_and_counts_un
     assert seen == [[7], [7], [7], [8], [8]]
     assert len(asked.times) == 2
     assert asked.times[1] - asked.times[0] >= CHANGING_SECONDS
-    done = looking.held(MACHINE, TABLE)
+    done = looking.held(MACHINE)
     assert ([it.pid for it in done.holdings], done.notices) == ([7], ())
     assert done.asked == asked.times[2]
 
@@ -334,11 +331,11 @@ def test_while_a_mig_mode_is_to_change_nvml_is_asked_once_a_minute_and_counts_un
 def test_what_nvml_said_before_somebody_worked_on_the_driver_counts_no_more(root: Path) -> None:
     asked = Asked(IS_TO_CHANGE, report(IN_USE_BY_8))
     looking = holders(root, asked)
-    looking.held(MACHINE, TABLE)
+    looking.held(MACHINE)
     (root / "hold").touch()
-    assert looking.held(MACHINE, TABLE).holdings == ()
+    assert looking.held(MACHINE).holdings == ()
     (root / "hold").unlink()
-    assert [it.pid for it in looking.held(MACHINE, TABLE).holdings] == [8]
+    assert [it.pid for it in looking.held(MACHINE).holdings] == [8]
 
 
 @pytest.fixture
@@ -353,6 +350,6 @@ def elsewhere(root: Path) -> Path:
 def test_from_a_pid_namespace_nobody_can_tell_who_uses_a_gpu(elsewhere: Path) -> None:
     """The host's pid 7, which NVML would name, is another process there, or none."""
     asked = Asked()
-    held = holders(elsewhere, asked).held(MACHINE, TABLE)
+    held = holders(elsewhere, asked).held(MACHINE)
     assert (held.holdings, held.unknown) == ((), unknown(MACHINE, NOT_ALL_PIDS))
     assert asked.times == []

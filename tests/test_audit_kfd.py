@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.model import Holding
+from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources import kfd
 from affinityd.audit.sources.kfd import NO_KFD, NOT_LISTED
-from affinityd.audit.sources.result import SourceResult
 from affinityd.linux.files import text
 from affinityd.topology.model import Gpu
 from tests.machines.sysfs_tree import put
@@ -61,12 +60,12 @@ def test_a_process_uses_the_gpus_in_which_it_has_memory(sys: Path) -> None:
 
 def test_a_process_uses_the_gpus_in_which_it_has_a_queue(sys: Path) -> None:
     process(sys, "4711", 0, 0, 0, queues=(1,))
-    assert kfd.found(GPUS, str(sys)) == SourceResult((Holding(4711, ("amd", 1), 0),))
+    assert kfd.found(GPUS, str(sys)) == GpuHolders((Holding(4711, ("amd", 1), 0),))
 
 
 def test_a_process_that_only_opened_the_driver_uses_no_gpu(sys: Path) -> None:
     process(sys, "4711", 0, 0, 0)
-    assert kfd.found(GPUS, str(sys)) == SourceResult()
+    assert kfd.found(GPUS, str(sys)) == GpuHolders()
 
 
 def test_what_a_process_holds_through_further_contexts_is_added(sys: Path) -> None:
@@ -99,7 +98,7 @@ def test_a_process_that_ends_meanwhile_uses_nothing(sys: Path) -> None:
     (sys / KFD / "proc/4711").mkdir()
     process(sys, "4712", 0, 1, 0)
     (sys / KFD / f"proc/4712/vram_{IDS[1]}").write_text("")
-    assert kfd.found(GPUS, str(sys)) == SourceResult()
+    assert kfd.found(GPUS, str(sys)) == GpuHolders()
 
 
 def test_partitions_of_one_device_are_told_apart(sys: Path) -> None:
@@ -112,12 +111,12 @@ def test_of_a_gpu_that_kfd_does_not_list_nothing_is_known(sys: Path) -> None:
     process(sys, "4711", 1, 0, 0)
     hidden = Gpu(3, "amd", "0000:09:00.0", numa_node=0)
     found = kfd.found((*GPUS, hidden), str(sys))
-    assert found == SourceResult((Holding(4711, ("amd", 0), 1),), {("amd", 3): NOT_LISTED})
+    assert found == GpuHolders((Holding(4711, ("amd", 0), 1),), {("amd", 3): NOT_LISTED})
 
 
 def test_without_kfds_list_of_processes_nothing_is_known(tmp_path: Path) -> None:
-    assert kfd.found(GPUS, str(tmp_path)) == SourceResult((), {gpu.key: NO_KFD for gpu in GPUS})
+    assert kfd.found(GPUS, str(tmp_path)) == GpuHolders((), {gpu.key: NO_KFD for gpu in GPUS})
 
 
 def test_a_machine_without_amds_gpus_is_not_asked(tmp_path: Path) -> None:
-    assert kfd.found((), str(tmp_path)) == SourceResult()
+    assert kfd.found((), str(tmp_path)) == GpuHolders()

@@ -160,10 +160,10 @@ def test_who_is_not_root_sees_what_can_be_seen() -> None:
     """The node is read as root, from a folder of root's; then everything else as nobody."""
     become = """
 import os
-def held(self, topology, processes, known=Known.held):
+def held(self, topology, known=Known.held):
     os.setgid(65534)
     os.setuid(65534)
-    return known(self, topology, processes)
+    return known(self, topology)
 Known.held = held
 entry()
 """

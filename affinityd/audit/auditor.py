@@ -32,8 +32,8 @@ HIDDEN = "not all of them can be seen here: run this as root (/proc is mounted w
 class HolderSource(Protocol):
     """What knows the processes that use GPUs."""
 
-    def held(self, topology: Topology, processes: ProcessTable) -> GpuHolders:
-        """Return which of these processes use the GPUs now, and of which GPUs that is unknown."""
+    def held(self, topology: Topology) -> GpuHolders:
+        """Return which processes use the GPUs now, and of which GPUs that is unknown."""
 
 
 class Auditor:
@@ -65,7 +65,7 @@ class Auditor:
         judge = self._judge(topology)
         self._first_masks.begin(boot)
         processes = ProcessTable(self._proc)
-        held = self._holders.held(topology, processes)
+        held = self._holders.held(topology)
         end = time.monotonic() + READING
         walk = ProcessWalk(held, end, processes, first=self._not_begun)
         judged = [

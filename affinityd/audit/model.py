@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import Thread
 from affinityd.linux.procstat import ENDED
+from affinityd.topology.model import Gpu
 
 #: A GPU's one name on its machine: `Gpu.key`, its vendor and index.
 GpuKey = tuple[str, int]
@@ -46,14 +47,21 @@ class Holding:
 
 @dataclass(frozen=True)
 class GpuHolders:
-    """The holders of GPUs, as far as they are known."""
+    """The holders of GPUs, as far as they are known: by one source, or by all of them."""
 
-    holdings: tuple[Holding, ...] = ()  #: one a process
+    #: One a process; of one source, one for each of its GPUs.
+    holdings: tuple[Holding, ...] = ()
     #: GPUs whose processes are not known → why, and what would tell
     unknown: Mapping[GpuKey, str] = field(default_factory=dict)
-    asked: float = float("inf")  #: seconds since boot; a pid that started later is another's
+    #: Seconds since boot; a pid that started later is another's. inf: within this scan.
+    asked: float = float("inf")
     skipped: int = 0  #: processes whose files were not looked at, as time was up
     notices: tuple[str, ...] = ()  #: what is to be said of the answers, for people
+
+    @classmethod
+    def unknown_of(cls, gpus: Iterable[Gpu], why: str) -> GpuHolders:
+        """Return that nothing is known of these GPUs' processes."""
+        return cls(unknown={gpu.key: why for gpu in gpus})
 
 
 @dataclass(frozen=True)

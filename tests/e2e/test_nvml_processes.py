@@ -15,7 +15,6 @@ from affinityd.audit.sources.holders import HolderSources
 from affinityd.discovery.nvml import gpus as nvml
 from affinityd.discovery.nvml.processes import NO_LIST, query
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.linux.process_table import ProcessTable
 from affinityd.topology.model import Gpu
 from tests.children import sleeping
 from tests.machines.by_hand import made
@@ -249,6 +248,6 @@ def test_a_real_process_is_found_on_the_gpus_where_it_has_most_memory(
             f"{FIRST}\n process compute {child.pid} {few}\n"
             f"{SECOND}\n process compute {child.pid} {most}"
         )
-        held = holders.held(replace(made({0: "0-3"}), gpus=gpus), ProcessTable())
+        held = holders.held(replace(made({0: "0-3"}), gpus=gpus))
     assert held.holdings == (Holding(child.pid, ("nvidia", 1), 4096, beside=beside),)
     assert held.unknown == {}

@@ -1,6 +1,9 @@
 """The holders of GPUs' device files, where a driver names no processes: Ascend's, and others'.
 
-Source: proc_pid_fd(5).
+A file's place in sysfs tells its GPU: /sys/dev/char/MAJ:MIN, kernel
+Documentation/ABI/testing/sysfs-dev. Ascend's driver gives its files no place (it calls
+device_create without a parent): they go by their names, /dev/davinciN being the N-th NPU, which is
+taken to be the N-th in PCI bus order. Open files: proc_pid_fd(5).
 """
 
 # ruff: noqa: PTH115, PTH116, PTH208 - thousands of files are looked at; pathlib is slower
@@ -8,13 +11,13 @@ Source: proc_pid_fd(5).
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from affinityd.audit.model import GpuKey, Holding
-from affinityd.audit.sources.gpu_files import GpuDeviceFiles, device_files
-from affinityd.audit.sources.result import SourceResult
+from affinityd.audit.model import GpuHolders, GpuKey, Holding
 from affinityd.linux.files import listed, numbered
 from affinityd.linux.processes import INIT
 from affinityd.topology.model import Gpu
@@ -29,6 +32,35 @@ ROOT_ONLY = "the open files of other users' processes cannot be read; ask as roo
 TOO_MANY = f"not all processes' open files were looked at within {LIMIT:g} s; the next scan goes on"
 NO_FILE = "no device file is known to be its; is its driver loaded?"
 
+#: Files of a GPU's that are opened to look after it, not to compute: /dev/accel/accel_controlD0,
+#: /dev/hl_controlD0, /dev/i2c-3, /dev/ptp0.
+_is_control = re.compile(r"(?:accel_control|hl_control|i2c-|ptp)").match
+
+#: Vendor → what its device files are called, before a number, where sysfs does not tell their GPU.
+NAMES = {"huawei": "davinci"}
+
+#: Where every device's file is, by default; and what most processes have open there.
+DEV = "/dev/"
+COMMON = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108 - names
+
+
+@dataclass(frozen=True)
+class GpuDeviceFiles:
+    """The device files of GPUs."""
+
+    gpu_of: Mapping[int, GpuKey]  #: st_rdev → GPU
+    names: frozenset[str]  #: what they are called in /dev
+
+    def is_one(self, target: str) -> bool:
+        """Whether an open file, by its path, may be one of them.
+
+        What is elsewhere by another name is not looked at: it may lie on a file server that does
+        not answer, and stat(2) would wait for it.
+        """
+        return target.rpartition("/")[2] in self.names or (
+            target.startswith(DEV) and not target.startswith(COMMON)
+        )
+
 
 class DeviceFileScanner:
     """Looks through the open files of processes: of holders and new ones at each scan."""
@@ -40,19 +72,18 @@ class DeviceFileScanner:
         dev: str = "/dev",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with every process unseen."""
         self._proc, self._sys, self._dev, self._clock = proc, sys, dev, clock
         self._scan = 0
         self._files = GpuDeviceFiles({}, frozenset())
         self._known: dict[int, bool] = {}  # pid → whether it held a file when it was looked at
 
-    def found(self, gpus: Sequence[Gpu]) -> SourceResult:
+    def found(self, gpus: Sequence[Gpu]) -> GpuHolders:
         """Return the holders of the GPUs' files, as far as they can be seen.
 
         A pid that another process has got since the last scan is taken to be the one that was.
         """
         if not gpus:
-            return SourceResult()
+            return GpuHolders()
         files = device_files(gpus, self._sys, self._dev)
         if files != self._files:
             self._files, self._known = files, {}
@@ -60,7 +91,7 @@ class DeviceFileScanner:
         unknown = {gpu.key: TOO_MANY for gpu in gpus if skipped}
         unknown |= {gpu.key: ROOT_ONLY for gpu in gpus if not _sees_all(self._proc)}
         unknown |= {gpu.key: NO_FILE for gpu in gpus if gpu.key not in files.gpu_of.values()}
-        return SourceResult(tuple(held), unknown, skipped)
+        return GpuHolders(tuple(held), unknown, skipped=skipped)
 
     def _due(self) -> list[int]:
         """Return the processes to look at: new ones, holders, and of the others a part."""
@@ -86,19 +117,36 @@ class DeviceFileScanner:
         return held, 0
 
     def _keys(self, pid: int) -> set[GpuKey]:
-        """Return the GPUs whose files a process holds; none where it has ended."""
+        """Return the GPUs whose files a process holds; device numbers are as in containers."""
         folder = f"{self._proc}/{pid}/fd/"
-        targets = ((_target(folder + name), name) for name in listed(folder))
-        may_be = [name for target, name in targets if self._files.is_one(target)]
-        return {key for name in may_be if (key := self._key(folder + name)) is not None}
+        links = (folder + name for name in listed(folder))
+        numbers = {_number(link) for link in links if self._files.is_one(_target(link))}
+        return {key for number, key in self._files.gpu_of.items() if number in numbers}
 
-    def _key(self, link: str) -> GpuKey | None:
-        """Return the GPU that an open file is of; device numbers are the same in containers."""
-        try:
-            found = os.stat(link)
-        except OSError:  # it was closed
-            return None
-        return self._files.gpu_of.get(found.st_rdev) if stat.S_ISCHR(found.st_mode) else None
+
+def device_files(gpus: Sequence[Gpu], sys: str = "/sys", dev: str = "/dev") -> GpuDeviceFiles:
+    """Return the GPUs' device files: by sysfs, and of those that have no place there, by name."""
+    found = list(_by_place(gpus, sys))
+    placed = {key for _, _, key in found}
+    for gpu in gpus:
+        name = f"{NAMES.get(gpu.vendor)}{gpu.index}"
+        if gpu.key not in placed and (number := _number(f"{dev}/{name}")) is not None:
+            found.append((number, name, gpu.key))
+    return GpuDeviceFiles(
+        {number: key for number, _, key in found}, frozenset(name for _, name, _ in found)
+    )
+
+
+def _by_place(gpus: Sequence[Gpu], sys: str) -> Iterator[tuple[int, str, GpuKey]]:
+    """Yield device number, name and GPU, by links like ../../devices/pci…/0000:c1:00.0/…/accel0."""
+    at = {gpu.pci_bus_id: gpu.key for gpu in gpus}
+    folder = f"{sys}/dev/char"
+    for entry in listed(folder):
+        *place, name = _target(f"{folder}/{entry}").split("/")
+        key = next((at[part] for part in reversed(place) if part in at), None)
+        major, _, minor = entry.partition(":")
+        if key is not None and not _is_control(name):
+            yield os.makedev(int(major), int(minor)), name, key
 
 
 def _sees_all(proc: str) -> bool:
@@ -113,5 +161,14 @@ def _sees_all(proc: str) -> bool:
 def _target(link: str) -> str:
     try:
         return os.readlink(link)
-    except OSError:  # it was closed
+    except OSError:  # it was closed, or is gone
         return ""
+
+
+def _number(path: str) -> int | None:
+    """Return the number of a character device; None: there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:  # it was closed, or is not there
+        return None
+    return found.st_rdev if stat.S_ISCHR(found.st_mode) else None

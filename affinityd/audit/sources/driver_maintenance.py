@@ -14,8 +14,7 @@ import os
 import re
 
 from affinityd.linux.files import beginning, listed
-from affinityd.linux.process_table import ProcessTable
-from affinityd.linux.processes import ROOT, uid_of
+from affinityd.linux.processes import PROC, ROOT, uid_of
 from affinityd.text import quote
 
 #: What an operator's hook makes before it works on the driver, and removes afterwards; its first
@@ -46,16 +45,15 @@ WORKERS = {
 class DriverMaintenance:
     """Tells whether the driver is being worked on."""
 
-    def __init__(self, sys: str = "/sys", hold: str = HOLD) -> None:
-        """Take where the machine's files are."""
-        self._sys, self._hold = sys, hold
+    def __init__(self, sys: str = "/sys", hold: str = HOLD, proc: str = PROC) -> None:
+        self._sys, self._hold, self._proc = sys, hold, proc
         self._seen_once: set[str] = set()
         self._seen_twice: set[str] = set()
         self._working: set[str] = set()
 
-    def reason(self, processes: ProcessTable) -> str | None:
+    def reason(self) -> str | None:
         """Return why NVML is not to be asked now, and what ends that; None: it may be."""
-        return self._module() or self._held_off() or self._worker(processes.proc)
+        return self._module() or self._held_off() or self._worker(self._proc)
 
     def _module(self) -> str | None:
         state = beginning(f"{self._sys}/module/nvidia/initstate").strip()

@@ -17,9 +17,7 @@ from affinityd.audit.sources import kfd
 from affinityd.audit.sources.device_files import DeviceFileScanner
 from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
 from affinityd.audit.sources.nvml import NvmlSource
-from affinityd.audit.sources.result import all_unknown
 from affinityd.discovery.nvml.report import ProcessReport
-from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.topology.model import Topology
 
@@ -58,10 +56,10 @@ class HolderSources:
         `hold`: the file that keeps NVML from being asked while it is there.
         """
         self._proc, self._sys, self._clock = proc, sys, clock
-        self._nvml = NvmlSource(ask_nvml, DriverMaintenance(sys, hold), driver, clock)
+        self._nvml = NvmlSource(ask_nvml, DriverMaintenance(sys, hold, proc), driver, clock)
         self._files = DeviceFileScanner(proc, sys, dev)
 
-    def held(self, topology: Topology, processes: ProcessTable) -> GpuHolders:
+    def held(self, topology: Topology) -> GpuHolders:
         """Return the holders of the GPUs now, and the GPUs of which they are not known.
 
         `asked` is from before anything that counts was asked: a process that has started since may
@@ -71,9 +69,9 @@ class HolderSources:
         asked = self._clock()
         gpus = topology.gpus
         if not _sees_all_pids(self._proc):
-            return GpuHolders(unknown=all_unknown(gpus, NOT_ALL_PIDS).unknown, asked=asked)
+            return replace(GpuHolders.unknown_of(gpus, NOT_ALL_PIDS), asked=asked)
         found = (
-            self._nvml.found([gpu for gpu in gpus if gpu.vendor == NVIDIA], processes),
+            self._nvml.found([gpu for gpu in gpus if gpu.vendor == NVIDIA]),
             kfd.found([gpu for gpu in gpus if gpu.vendor == AMD], self._sys),
             self._files.found([gpu for gpu in gpus if gpu.vendor not in {NVIDIA, AMD}]),
         )

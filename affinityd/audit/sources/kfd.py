@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from affinityd.audit.model import Holding
-from affinityd.audit.sources.result import SourceResult, all_unknown
+from affinityd.audit.model import GpuHolders, Holding
 from affinityd.linux.files import listed, numbered, text
 from affinityd.topology.model import Gpu
 
@@ -25,13 +25,13 @@ NO_KFD = "AMD's KFD tells of no processes; load amdgpu, or take a newer Linux"
 NOT_LISTED = "AMD's KFD does not list it"
 
 
-def found(gpus: Sequence[Gpu], sys: str = "/sys") -> SourceResult:
+def found(gpus: Sequence[Gpu], sys: str = "/sys") -> GpuHolders:
     """Return the holders of AMD's GPUs."""
     if not gpus:
-        return SourceResult()
+        return GpuHolders()
     processes = f"{sys}/{KFD}/proc"
     if not os.path.isdir(processes):  # noqa: PTH112
-        return all_unknown(gpus, NO_KFD)
+        return GpuHolders.unknown_of(gpus, NO_KFD)
     gpu_of = _by_id(gpus, sys)
     unlisted = [gpu for gpu in gpus if gpu not in gpu_of.values()]
     holdings = tuple(
@@ -40,7 +40,7 @@ def found(gpus: Sequence[Gpu], sys: str = "/sys") -> SourceResult:
         for number, memory in _uses(f"{processes}/{pid}").items()
         if number in gpu_of
     )
-    return SourceResult(holdings, all_unknown(unlisted, NOT_LISTED).unknown)
+    return replace(GpuHolders.unknown_of(unlisted, NOT_LISTED), holdings=holdings)
 
 
 def _by_id(gpus: Sequence[Gpu], sys: str) -> Mapping[str, Gpu]:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from affinityd.audit.model import Holding
+from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources.driver_maintenance import DriverMaintenance
-from affinityd.audit.sources.result import SourceResult, all_unknown
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.linux.process_table import ProcessTable
 from affinityd.topology.model import Gpu
 
 NVML_SECONDS = 10.0  #: that NVML may take to answer
@@ -26,14 +24,6 @@ CHANGING_SECONDS = 60.0
 
 NO_DRIVER = "NVIDIA's driver is not loaded"
 WAITS = "{change}: NVML is asked once a minute, until a reset has done that"
-
-
-@dataclass(frozen=True)
-class TimedReport:
-    """What NVML said, and when it was asked: seconds since boot."""
-
-    asked: float
-    report: ProcessReport
 
 
 class NvmlSource:
@@ -49,39 +39,35 @@ class NvmlSource:
         """Take what asks, within so many seconds, and where the driver says that it is loaded."""
         self._ask, self._maintenance, self._clock = ask, maintenance, clock
         self._version = f"{driver}/version"
-        self._last: TimedReport | None = None
+        self._last: tuple[float, ProcessReport] | None = None  # with when it was asked
 
-    def found(self, gpus: Sequence[Gpu], processes: ProcessTable) -> SourceResult:
+    def found(self, gpus: Sequence[Gpu]) -> GpuHolders:
         """Return the holders of the GPUs, or why they are not known."""
         if not gpus:
-            return SourceResult()
+            return GpuHolders()
         # NVML would load a driver that is not there, and so fight an upgrade.
         is_loaded = os.path.exists(self._version)  # noqa: PTH110 - a scan is cheap
-        if reason := self._maintenance.reason(processes) if is_loaded else NO_DRIVER:
+        if reason := self._maintenance.reason() if is_loaded else NO_DRIVER:
             self._last = None
-            return all_unknown(gpus, reason)
-        if self._last is None or not self._counts(self._last):
-            self._last = TimedReport(self._clock(), self._ask(NVML_SECONDS))
-        change = self._last.report.changing
+            return GpuHolders.unknown_of(gpus, reason)
+        asked, report = self._last or (0.0, None)
+        now = self._clock()
+        if report is None or report.changing is None or now - asked >= CHANGING_SECONDS:
+            asked, report = self._last = now, self._ask(NVML_SECONDS)
         return replace(
-            processes_of(self._last.report, gpus),
-            asked=self._last.asked,
-            notices=(WAITS.format(change=change),) if change else (),
+            processes_of(report, gpus),
+            asked=asked,
+            notices=(WAITS.format(change=report.changing),) if report.changing else (),
         )
 
-    def _counts(self, last: TimedReport) -> bool:
-        """Whether it is too early to ask again."""
-        is_new = self._clock() - last.asked < CHANGING_SECONDS
-        return last.report.changing is not None and is_new
 
-
-def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> SourceResult:
+def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
     """Return the holders of NVIDIA's GPUs by NVML's report."""
     if report.gpus is None:
-        return all_unknown(gpus, report.error or "NVML did not answer")
+        return GpuHolders.unknown_of(gpus, report.error or "NVML did not answer")
     by_index = {listed.index: listed for listed in report.gpus}
     doubts = {gpu.key: _doubt(gpu, by_index.get(gpu.index)) for gpu in gpus}
-    return SourceResult(
+    return GpuHolders(
         tuple(
             holding
             for gpu in gpus

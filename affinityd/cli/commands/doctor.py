@@ -20,7 +20,6 @@ from affinityd.doctor.daemon_probe import file_age, may_exist, probe
 from affinityd.doctor.facts import ENVIRONMENT, NO_ROOT, DaemonFacts, NamedVariable, NodeFacts
 from affinityd.doctor.result import FAIL, STATUSES, CheckResult, worst
 from affinityd.json_codec import dumps
-from affinityd.linux.process_table import ProcessTable
 from affinityd.text import one_line
 from affinityd.topology import node_file
 
@@ -67,7 +66,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     NVML is asked where a check wants it and its driver is not worked on. Raises TreeError.
     """
     machine = Machine(settings)
-    maintenance = DriverMaintenance(hold=hold).reason(ProcessTable()) if machine.is_live else None
+    maintenance = DriverMaintenance(hold=hold).reason() if machine.is_live else None
     if maintenance is None and any(CHECKS[name].asks_nvml for name in names or CHECKS):
         machine.query_drivers(NVML_SECONDS)
     topology = machine.read()
