@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from affinityd.audit.allocations import with_allocations
-from affinityd.audit.auditor import FirstMasks
+from affinityd.audit.auditor import FirstMasks, with_first_mask
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import AuditedProcess, GpuKey, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, format_list, parse_list
@@ -52,7 +52,7 @@ class Site:
 
     def audited(self, facts: ProcessFacts) -> AuditedProcess:
         """Return a process as the audit judges it."""
-        return self._judge.judge(self._first_masks.with_first(facts))
+        return self._judge.judge(with_first_mask(facts, self._first_masks))
 
     def look(self, *processes: ProcessFacts | AuditedProcess, boot: float = NOW) -> list[Decision]:
         """Return what is to become of what a scan found; `boot`: when it began."""

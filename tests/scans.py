@@ -68,7 +68,7 @@ def scan(
         processes=processes,
         near=near,
         unknown=unknown or {},
-        overlap=dict.fromkeys((2, 3), ("slurm 7", "slurm 8")),
+        overlap={("slurm 7", "slurm 8"): frozenset((2, 3))},
         skipped=1,
         gpu_time={GPU0: CpuTime(8.0, 2.0), GPU1: CpuTime()},
         job_time=job_time or {},

@@ -177,7 +177,7 @@ def test_pins_of_two_sessions_that_overlap_are_told() -> None:
         assert auditor.scan(topology).overlap == {}
         os.sched_setaffinity(other.pid, {0})
         sessions = sorted((f"session {one.pid}", f"session {other.pid}"))
-        assert auditor.scan(topology).overlap == {0: tuple(sessions)}
+        assert auditor.scan(topology).overlap == {tuple(sessions): {0}}
 
 
 def test_a_zombie_that_holds_a_gpu_is_an_orphan() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -64,16 +63,15 @@ def test_of_other_gpus_neither_overlaps_nor_missed_processes_are_told() -> None:
         audited(process("0", session=42, gpu=OTHER), near="0-3"),
         audited(process("0", session=43, gpu=OTHER), near="0-3"),
     ]
-    both: Mapping[int, tuple[str, ...]] = {
-        4: ("session 40", "session 41"),
-        0: ("session 42", "session 43"),
-    }
+    first_two: tuple[str, ...] = ("session 40", "session 41")
+    last_two: tuple[str, ...] = ("session 42", "session 43")
+    both = {first_two: frozenset({4}), last_two: frozenset({0})}
     scan = replace(
         _scan(), processes=tuple(pins), overlap=both, skipped=10, late={GPU: 2, OTHER: 3}
     )
     first, second, all_of_them = (audit._only(scan, it) for it in ({GPU}, {OTHER}, {GPU, OTHER}))
-    assert (first.overlap, first.skipped) == ({4: both[4]}, 7)
-    assert (second.overlap, second.skipped) == ({0: both[0]}, 8)
+    assert (first.overlap, first.skipped) == ({first_two: both[first_two]}, 7)
+    assert (second.overlap, second.skipped) == ({last_two: both[last_two]}, 8)
     assert (all_of_them.overlap, all_of_them.skipped) == (both, 10)
 
 
@@ -88,9 +86,8 @@ def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[
         skipped=3,
         notices=("look",),
         overlap={
-            4: ("session 9", "slurm 7"),
-            5: ("session 9", "slurm 7"),
-            6: ("slurm 7", "slurm 8"),
+            ("session 9", "slurm 7"): frozenset({4, 5}),
+            ("slurm 7", "slurm 8"): frozenset({6}),
         },
     )
     lines = list(audit_table.table(topology, scan, None))

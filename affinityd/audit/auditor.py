@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 from affinityd.audit import orphans
@@ -18,8 +17,9 @@ from affinityd.audit.orphans import IdleTimes
 from affinityd.audit.overlap import divided, overlap
 from affinityd.audit.owners import ProcessOwners
 from affinityd.cpuset import CpuSet
+from affinityd.linux.files import text
 from affinityd.linux.process_table import ProcessTable
-from affinityd.linux.processes import PROC
+from affinityd.linux.processes import PROC, exists
 from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 
@@ -27,6 +27,9 @@ READING = 5.0  #: seconds that a scan may read /proc, whatever runs
 
 LATE = "{number} of them were not looked at, as time was up"
 HIDDEN = "not all of them can be seen here: run this as root (/proc is mounted with hidepid)"
+
+#: The main thread's mask of each process at first sight, by pid and start.
+FirstMasks = Recent[tuple[int, int], CpuSet]
 
 
 class HolderSource(Protocol):
@@ -51,8 +54,7 @@ class Auditor:
         self._first_masks = FirstMasks()
         self._reserved = reserved
         self._not_begun: Collection[int] = ()  # pids of holders that the last scan did not reach
-        self._places: dict[GpuKey, str] = {}  # by PCI bus id
-        self._judged_by: tuple[Topology, Judge] | None = None
+        self._judged_by: Judge | None = None
 
     def scan(self, topology: Topology) -> Scan:
         """Look once. Takes as long as the holders, and READING seconds at most.
@@ -76,7 +78,7 @@ class Auditor:
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
         self._not_begun = walk.not_begun
-        near = judge.near
+        near, balancing = judge.near, text(f"{self._proc}/sys/kernel/numa_balancing")
         unknown = {**_missed(walk), **held.unknown}
         self._cpu_time.book(found, near, boot)
         self._cpu_time.note(found, unknown, now)
@@ -94,7 +96,7 @@ class Auditor:
             gpu_time=self._cpu_time.gpu_time,
             job_time=self._cpu_time.job_time,
             since=self._cpu_time.since,
-            numa_balancing=_numa_balancing(self._proc),
+            numa_balancing=int(balancing) if balancing.isdigit() else None,
             notices=held.notices,
             idle=self._idle.seconds(found, began),
             boot=boot,
@@ -102,10 +104,14 @@ class Auditor:
 
     def _judge(self, topology: Topology) -> Judge:
         """Return the judge for a topology, which is another object when it was read anew."""
-        if self._judged_by is None or self._judged_by[0] is not topology:
-            self._judged_by = topology, Judge(topology)
-            self._forget_moved(topology)
-        return self._judged_by[1]
+        if self._judged_by is None or self._judged_by.topology is not topology:
+            before = self._judged_by.topology.gpus if self._judged_by else ()
+            there = {(gpu.key, gpu.pci_bus_id) for gpu in topology.gpus}
+            for gpu in before:  # one may have left, and others have their numbers now
+                if (gpu.key, gpu.pci_bus_id) not in there:
+                    self._cpu_time.forget(gpu.key)
+            self._judged_by = Judge(topology)
+        return self._judged_by
 
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners
@@ -114,23 +120,15 @@ class Auditor:
         daemons: set[int] = set()
         for facts in walk:
             of_daemon = facts.holding is None and facts.parent in daemons
-            audited = judge.judge(self._first_masks.with_first(facts), of_daemon=of_daemon)
+            audited = judge.judge(with_first_mask(facts, self._first_masks), of_daemon=of_daemon)
             if audited.is_daemon:
                 daemons.add(facts.pid)
-                yield audited
-            else:
-                yield _with_orphan(audited, orphans.why(facts, owners))
+            why = None if audited.is_daemon else orphans.why(facts, owners)
+            yield audited if why is None else replace(audited, orphan=why)
 
     def _gone(self, walk: ProcessWalk, asked: float) -> list[AuditedProcess]:
         """Return what holds a GPU and is not there; to be asked when the gathering is over."""
         return [orphans.missing_process(it) for it in self._missing.found(walk.unseen, asked)]
-
-    def _forget_moved(self, topology: Topology) -> None:
-        """Forget what the GPUs cost that had these numbers: one may have left, and others moved."""
-        for gpu in topology.gpus:
-            if self._places.setdefault(gpu.key, gpu.pci_bus_id) != gpu.pci_bus_id:
-                self._places[gpu.key] = gpu.pci_bus_id
-                self._cpu_time.forget(gpu.key)
 
 
 def _missed(walk: ProcessWalk) -> dict[GpuKey, str]:
@@ -139,35 +137,11 @@ def _missed(walk: ProcessWalk) -> dict[GpuKey, str]:
     To be asked when the gathering is over.
     """
     late = {gpu: LATE.format(number=number) for gpu, number in walk.late.items()}
-    return late | {it.gpu: HIDDEN for it in walk.unseen if orphans.runs(it.pid)}
+    return late | {it.gpu: HIDDEN for it in walk.unseen if exists(it.pid)}
 
 
-def _with_orphan(audited: AuditedProcess, why: str | None) -> AuditedProcess:
-    return audited if why is None else replace(audited, orphan=why)
-
-
-def _numa_balancing(proc: str) -> int | None:
-    """Return /proc/sys/kernel/numa_balancing; None where the kernel has none."""
-    try:
-        return int(Path(proc, "sys/kernel/numa_balancing").read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-class FirstMasks:
-    """Remembers the main thread's mask of each process."""
-
-    def __init__(self) -> None:
-        """Know of none."""
-        self._masks: Recent[tuple[int, int], CpuSet] = Recent()  # by pid and start
-
-    def begin(self, boot: float) -> None:
-        """Begin another scan; `boot`: when, seconds since boot."""
-        self._masks.begin(boot)
-
-    def with_first(self, facts: ProcessFacts) -> ProcessFacts:
-        """Return what a process is, with the mask that it had at first."""
-        key = facts.pid, facts.start
-        if key not in self._masks:
-            self._masks[key] = facts.threads[0].mask
-        return replace(facts, first_mask=self._masks.get(key))
+def with_first_mask(facts: ProcessFacts, known: FirstMasks) -> ProcessFacts:
+    """Return what a process is, with the mask that its main thread had at first."""
+    key = facts.pid, facts.start
+    known[key] = first = known.get(key) or facts.threads[0].mask
+    return replace(facts, first_mask=first)

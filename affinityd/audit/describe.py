@@ -19,7 +19,6 @@ from affinityd.audit.document import (
     GpuBesideDocument,
 )
 from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, ProcessFacts, Scan
-from affinityd.audit.overlap import by_owners
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.json_codec import dumps
@@ -79,29 +78,25 @@ def render(topology: Topology, scan: Scan, sees: Sees | None) -> bytes:
 
 def _without_processes(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
     """Return the document; the owners of overlapping pins are for readers who see all processes."""
-    counted = counts(scan)
+    counted, by_owners = counts(scan), scan.overlap.items()
+    overlaps = [AuditOverlapDocument(format_list(cpus), owners) for owners, cpus in by_owners]
     return AuditDocument(
         node=topology.name,
         time=rfc3339(scan.time),
         seconds=scan.seconds,
         sees=seen(sees),
         gpus=[_gpu(gpu, scan, counted[gpu.key]) for gpu in topology.gpus if gpu.key in counted],
-        pin_overlap=format_list(scan.overlap),
+        pin_overlap=format_list(frozenset().union(*scan.overlap.values())),
         skipped=scan.skipped,
         numa_balancing=scan.numa_balancing,
         notices=scan.notices,
-        pin_overlaps=_overlaps(scan) if sees is everything else None,
+        pin_overlaps=overlaps if sees is everything else None,
     )
 
 
 def seen(sees: Sees | None) -> str:
     """Return which processes a document has, as it says it."""
     return "counts" if sees is None else "all" if sees is everything else "own"
-
-
-def _overlaps(scan: Scan) -> list[AuditOverlapDocument]:
-    overlaps = by_owners(scan.overlap).items()
-    return [AuditOverlapDocument(format_list(cpus), owners) for owners, cpus in overlaps]
 
 
 def rfc3339(seconds: float) -> str:

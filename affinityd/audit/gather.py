@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from affinityd.audit.membership import chosen_for, is_slurms, membership, service
-from affinityd.audit.model import GpuHolders, GpuKey, Holding, Membership, ProcessFacts
+from affinityd.audit.model import GpuHolders, GpuKey, Holding, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.cpu_limit import cpu_limit_of
@@ -34,18 +35,6 @@ from affinityd.linux.procstat import ENDED, Stat
 FAMILY = 1.0  #: seconds that a holder and its descendants may take in a scan
 
 TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
-
-
-@dataclass(frozen=True)
-class CgroupFacts:
-    """What the cgroups of a process say of it."""
-
-    cgroups: str
-    membership: Membership
-    service: str | None
-    cpuset: CpuSet | None
-    is_confined: bool
-    cpu_limit: int | None
 
 
 class ProcessWalk:
@@ -72,7 +61,8 @@ class ProcessWalk:
         self._end = self._deadline = deadline
         self._processes = processes
         self._proc = processes.proc
-        self._groups: dict[str, CgroupFacts] = {}  # by cgroups: a job's processes share theirs
+        # By cgroups, which a job's processes share: what makes the facts of one of them.
+        self._groups: dict[str, Callable[..., ProcessFacts]] = {}
         # Threads have few masks between them: a set a thread would be what the collector goes
         # through, with every plan waiting for it.
         self._masks: dict[CpuSet, CpuSet] = {}
@@ -124,8 +114,9 @@ class ProcessWalk:
         """
         pid = stat.number
         # A main thread that has ended is in no cgroup any more: the root's, by cgroups of v1.
-        living = pid if stat.state not in ENDED else next(iter(self._others(pid)), pid)
-        uid, group = uid_of(pid, self._proc), self._group(living)
+        has_ended = stat.state in ENDED
+        living = next(iter(thread_ids(pid, self._proc)[1:]), pid) if has_ended else pid
+        uid, facts_in_group = uid_of(pid, self._proc), self._group(living)
         threads = tuple(self._threads(pid))
         again = stat_of(pid, self._proc)
         if self._is_late():
@@ -133,7 +124,7 @@ class ProcessWalk:
             return None
         if not threads or again is None or again.start != stat.start:
             return None
-        return ProcessFacts(
+        return facts_in_group(
             pid=pid,
             name=stat.name,
             uid=uid,
@@ -142,21 +133,11 @@ class ProcessWalk:
             state=again.state,
             gpu=holding.gpu,
             holding=holding if holds else None,
-            membership=group.membership,
-            cpuset=group.cpuset,
             threads=threads,
             session=stat.session,
-            service=group.service,
             holder=None if holds else holding.pid,
             beside=holding.beside,
-            cgroups=group.cgroups,
-            is_confined=group.is_confined,
-            cpu_limit=group.cpu_limit,
         )
-
-    def _others(self, pid: int) -> list[int]:
-        """Return the threads of a process besides its main one, which are found as it is."""
-        return thread_ids(pid, self._proc)[1:]
 
     def _threads(self, pid: int) -> Iterator[Thread]:
         for tid in thread_ids(pid, self._proc):
@@ -174,16 +155,17 @@ class ProcessWalk:
         self._known.update(found)
         return found
 
-    def _group(self, pid: int) -> CgroupFacts:
+    def _group(self, pid: int) -> Callable[..., ProcessFacts]:
         cgroups = cgroups_of(pid, self._proc)
         if cgroups not in self._groups:
             root = os.fspath(Path(self._proc).parent)
             its, seen = membership(cgroups), Cgroups.of(pid, root)
-            self._groups[cgroups] = CgroupFacts(
-                cgroups,
-                its,
-                service(cgroups),
-                seen.cpuset,
+            self._groups[cgroups] = partial(
+                ProcessFacts,
+                cgroups=cgroups,
+                membership=its,
+                service=service(cgroups),
+                cpuset=seen.cpuset,
                 is_confined=not is_slurms(its.job) or chosen_for(seen.confining) == its.job,
                 cpu_limit=None if is_slurms(its.job) else cpu_limit_of(seen),
             )

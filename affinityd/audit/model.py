@@ -154,8 +154,8 @@ class Scan:
     processes: tuple[AuditedProcess, ...]
     near: Mapping[GpuKey, CpuSet | None]  #: of every GPU: its near CPUs; None: not known
     unknown: Mapping[GpuKey, str]  #: GPUs whose processes are not known → why
-    #: CPUs in the unique pins of more than one job → whose, by name
-    overlap: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    #: Names of two jobs or more → the CPUs that are in the unique pins of all of them
+    overlap: Mapping[tuple[str, ...], CpuSet] = field(default_factory=dict)
     skipped: int = 0  #: processes that were not looked at, as time was up
     divided: frozenset[int] = frozenset()  #: pids: one below them holds another GPU
     late: Mapping[GpuKey, int] = field(default_factory=dict)  #: those that are known to be a GPU's

@@ -5,15 +5,13 @@ Source: proc_pid_stat(5).
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 from affinityd.audit.membership import is_slurms
 from affinityd.audit.model import AuditedProcess, Holding, Membership, ProcessFacts
 from affinityd.audit.owners import ProcessOwners
-from affinityd.linux.processes import INIT
+from affinityd.linux.processes import INIT, exists
 from affinityd.linux.procstat import ZOMBIE
 from affinityd.topology.nearness import UNKNOWN
 
@@ -47,7 +45,6 @@ class MissingProcesses:
     """Processes that the driver names and that are not there, twice running: once may be a race."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._asked: float | None = None
         self._gone: Collection[Holding] = ()  # those that were not there then
         self._missing: Collection[Holding] = ()
@@ -58,7 +55,7 @@ class MissingProcesses:
         `asked`: when it was; what it said once, and counts for several scans, is said once.
         """
         if asked != self._asked:
-            gone = [it for it in unseen if not runs(it.pid)]
+            gone = [it for it in unseen if not exists(it.pid)]
             known = {(it.pid, it.gpu) for it in self._gone}
             self._missing = [it for it in gone if (it.pid, it.gpu) in known]
             self._asked, self._gone = asked, gone
@@ -84,25 +81,6 @@ def missing_process(holding: Holding) -> AuditedProcess:
     return AuditedProcess(facts, UNKNOWN, placements=(), pinned_itself=(), orphan=NOT_THERE)
 
 
-def runs(pid: int) -> bool:
-    """Return whether there is a process, though /proc may hide it (hidepid): kill(2), signal 0."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):  # the latter: larger than any pid
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
-
-
-@dataclass(frozen=True)
-class Activity:
-    """What changes while a process computes."""
-
-    memory_bytes: int | None
-    threads: frozenset[tuple[int, int, int]]  #: tid, start and CPU time of each, clock ticks
-
-
 class IdleTimes:
     """For how long orphans have computed nothing: only what computes no more may be ended.
 
@@ -111,30 +89,26 @@ class IdleTimes:
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
-        self._since: dict[tuple[int, int], tuple[Activity, float]] = {}  # by pid and start
+        #: By pid and start: the process's GPU memory, its threads and those of all that works for
+        #: it with the CPU time of each; and since when these are so.
+        self._since: dict[tuple[int, int], tuple[object, float]] = {}
 
     def seconds(self, processes: Iterable[AuditedProcess], now: float) -> dict[int, float]:
         """Return pid → seconds that each orphan has been idle, 0 at first sight.
 
         `now`: when the processes were read, time.monotonic().
         """
-        families = defaultdict(list)
+        families = defaultdict[int, set[tuple[int, int, int]]](set)
         orphans = []
-        for process in processes:
-            families[process.facts.holder or process.facts.pid].append(process.facts)
-            if process.orphan is not None:
-                orphans.append(process.facts)
+        for facts, orphan in ((process.facts, process.orphan) for process in processes):
+            threads = ((thread.tid, thread.start, thread.cpu_ticks) for thread in facts.threads)
+            families[facts.holder or facts.pid].update(threads)
+            if orphan is not None:
+                orphans.append(facts)
         before, self._since = self._since, {}
         for facts in orphans:
-            work = _work(facts, families[facts.pid])
+            memory = None if facts.holding is None else facts.holding.memory_bytes
+            work = memory, families[facts.pid]
             known, since = before.get((facts.pid, facts.start), (None, now))
             self._since[facts.pid, facts.start] = work, since if work == known else now
         return {pid: now - since for (pid, _), (_, since) in self._since.items()}
-
-
-def _work(facts: ProcessFacts, family: Iterable[ProcessFacts]) -> Activity:
-    return Activity(
-        None if facts.holding is None else facts.holding.memory_bytes,
-        frozenset((it.tid, it.start, it.cpu_ticks) for its in family for it in its.threads),
-    )

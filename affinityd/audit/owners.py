@@ -12,16 +12,14 @@ Sources: proc_pid_stat(5), tty_nr; sd-login(3); kernel drivers/tty/tty_jobctrl.c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection
 from functools import cached_property
 
 from affinityd.audit.judge import FIRST_USER
 from affinityd.audit.membership import membership
 from affinityd.audit.model import SLURM, Job, ProcessFacts
-from affinityd.linux.process_table import ProcessTable
+from affinityd.linux.process_table import ProcessTable, ancestors
 from affinityd.linux.processes import INIT, ROOT, cgroups_of, title_of, uid_of
-from affinityd.linux.procstat import Stat
 
 SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
 STEPD = "slurmstepd"  #: what runs each step of a job, as root, from its beginning to its end
@@ -36,25 +34,15 @@ NO_JOB = (
 )
 
 
-@dataclass(frozen=True)
-class UserActivity:
-    """What all processes together say of their users, by uid."""
-
-    in_session: frozenset[int]
-    in_job: frozenset[int]  #: a slurmstepd has started a process of theirs
-    has_slurmd: bool
-
-
 class ProcessOwners:
     """Says of one scan's processes what owns them."""
 
     def __init__(self, processes: ProcessTable) -> None:
-        """Take all processes of the machine."""
         self._processes = processes
 
     def has_step(self, facts: ProcessFacts, job: Job) -> bool:
         """Whether a slurmstepd is an ancestor of a process, or of its job, or may be hidden."""
-        above = (stat.number for stat in self._processes.ancestors(facts.parent))
+        above = ancestors(facts.parent, self._processes.parents)
         return (
             not self._processes.has_all or job in self._jobs or not self._stepds.isdisjoint(above)
         )
@@ -67,9 +55,8 @@ class ProcessOwners:
         """
         if uid is None or uid < FIRST_USER or not self._processes.has_all:
             return None
-        if self._users.has_slurmd:
-            return None if uid in self._users.in_job else NO_JOB.format(uid=uid)
-        return None if uid in self._users.in_session else NO_SESSION.format(uid=uid)
+        users, why_not = self._users
+        return None if uid in users else why_not.format(uid=uid)
 
     @cached_property
     def _stepds(self) -> frozenset[int]:
@@ -88,21 +75,22 @@ class ProcessOwners:
         return frozenset((*(job for job in cgroups if job is not None), *of_titles))
 
     @cached_property
-    def _users(self) -> UserActivity:
-        by_pid = self._processes.by_pid
-        return users_of((stat, uid_of(pid, self._processes.proc)) for pid, stat in by_pid.items())
+    def _users(self) -> tuple[Collection[int | None], str]:
+        """The users whose processes are owned, by uid, and what there is to say of any other.
 
-
-def users_of(processes: Iterable[tuple[Stat, int | None]]) -> UserActivity:
-    """Return what these processes, each with its real uid, say of their users."""
-    living = [(stat, uid) for stat, uid in processes if not stat.is_zombie]
-    by_pid = {stat.number: (stat.name, uid) for stat, uid in living}
-    in_session, in_job = set(), set()
-    for stat, uid in living:
-        above, other = by_pid.get(stat.parent, ("", None))  # None: it is not seen
-        if uid is not None and (stat.terminal or (stat.parent != INIT and other != uid)):
-            in_session.add(uid)
-        if uid is not None and (above, other) == (STEPD, ROOT):
-            in_job.add(uid)
-    has_slurmd = (SLURMD, ROOT) in by_pid.values()
-    return UserActivity(frozenset(in_session), frozenset(in_job), has_slurmd)
+        Those for whom a slurmstepd has started a process where Slurm runs the jobs, else those who
+        have a session.
+        """
+        by_pid, proc = self._processes.by_pid, self._processes.proc
+        living = [stat for stat in by_pid.values() if not stat.is_zombie]
+        uids = {stat.number: uid_of(stat.number, proc) for stat in living}
+        named = {stat.number: (stat.name, uids[stat.number]) for stat in living}
+        if (SLURMD, ROOT) in named.values():
+            above = ((named.get(stat.parent), uids[stat.number]) for stat in living)
+            return {uid for parent, uid in above if parent == (STEPD, ROOT)}, NO_JOB
+        in_session = (
+            uids[stat.number]
+            for stat in living
+            if stat.terminal or (stat.parent != INIT and uids.get(stat.parent) != uids[stat.number])
+        )
+        return set(in_session), NO_SESSION

@@ -24,6 +24,11 @@ class ProcessTable:
         """Every process by its pid."""
         return {stat.number: stat for stat in everyone(self.proc)}
 
+    @cached_property
+    def parents(self) -> Mapping[int, int]:
+        """The parent of every process, by its pid."""
+        return {pid: stat.parent for pid, stat in self.by_pid.items()}
+
     def children(self, pid: int, tids: Iterable[int]) -> list[int]:
         """Return the pids of what the threads of a process have started, as far as they live.
 
@@ -51,14 +56,14 @@ class ProcessTable:
         """Whether the first process is seen: hidepid of proc(5) hides all of root's."""
         return INIT in self.by_pid
 
-    def ancestors(self, pid: int) -> Iterator[Stat]:
-        """Yield a process, its parent, and so on.
 
-        They were read one after the other, and may seem a circle: each is yielded once.
-        """
-        met: set[int] = set()
-        stat = self.by_pid.get(pid)
-        while stat is not None and stat.number not in met:
-            met.add(stat.number)
-            yield stat
-            stat = self.by_pid.get(stat.parent)
+def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+    """Yield a process, its parent, and so on, as far as they are known, by the parent of each.
+
+    They were read one after the other, and may seem a circle: each is yielded once.
+    """
+    met: set[int] = set()
+    while pid in parents and pid not in met:
+        met.add(pid)
+        yield pid
+        pid = parents[pid]

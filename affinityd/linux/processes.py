@@ -41,6 +41,17 @@ def stat_of(pid: int, proc: str = PROC) -> Stat | None:
     return parse(content(f"{proc}/{pid}/stat"))
 
 
+def exists(pid: int) -> bool:
+    """Return whether there is a process, though /proc may hide it (hidepid): kill(2), signal 0."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):  # the latter: larger than any pid
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
 def is_running(pid: int, start: int) -> bool:
     """Return whether a process that started then runs still: its number may be another's by now."""
     stat = stat_of(pid)

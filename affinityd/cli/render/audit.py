@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from affinityd.audit.model import AuditedProcess, GpuKey, Scan
-from affinityd.audit.overlap import by_owners
 from affinityd.audit.remedies import Remedies, Remedy
 from affinityd.audit.resident_memory import ResidentMemory
 from affinityd.cli.console import aligned
@@ -62,7 +61,7 @@ def _orphans(scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]) -> Ite
 
 
 def _said(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
-    for owners, cpus in by_owners(scan.overlap).items():
+    for owners, cpus in scan.overlap.items():
         yield f"{several('CPU', cpus)}: in the unique pins of {', '.join(owners)}"
     for key, near in scan.near.items():
         if key in scan.unknown:

@@ -140,7 +140,7 @@ SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
     MetricFamily(
         "affinityd_pin_overlap_cpus",
         "CPUs that more than one job has pinned processes to for itself.",
-        lambda scan: one(len(scan.overlap)),
+        lambda scan: one(sum(map(len, scan.overlap.values()))),
     ),
     MetricFamily(
         "affinityd_scan_duration_seconds",

@@ -18,7 +18,7 @@ from affinityd.daemon.peers.connection import PeerConnection, connection_of
 from affinityd.daemon.peers.cpuset_cache import CpusetFiles
 from affinityd.errors import BusyError
 from affinityd.linux.files import present
-from affinityd.linux.processes import mask_of
+from affinityd.linux.processes import exists, mask_of
 from affinityd.request.resolve import Caller
 
 log = logging.getLogger(__name__)
@@ -132,10 +132,4 @@ def _parsed(cpus: bytes) -> CpuSet:
 
 def _is_hidden(pid: int) -> bool:
     """Whether there is a process of that number, and /proc does not show it."""
-    try:
-        os.kill(pid, 0)  # nothing is sent: kill(2)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return not os.path.exists(f"/proc/{pid}/cgroup")  # noqa: PTH110
+    return exists(pid) and not os.path.exists(f"/proc/{pid}/cgroup")  # noqa: PTH110
