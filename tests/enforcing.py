@@ -16,7 +16,7 @@ from affinityd.enforce.decide import decide
 from affinityd.enforce.model import DRIFTED, Decision, PinAttempt, PinOutcome, TargetCpus
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.identity import ProcessIdentity, paths
-from affinityd.enforce.verdict import running
+from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 from tests.auditing import SLURM_JOB, process, scan_of
 
@@ -42,7 +42,7 @@ class Site:
         self._identities = identities or {}
         self._reserved = parse_list(reserved)
         self._judge = Judge(topology)
-        self._history = JobHistory()
+        self._history: JobHistory = Recent()
         self._first_masks = FirstMasks()
 
     @property
@@ -147,7 +147,7 @@ def mended(decision: Decision) -> ProcessFacts:
     facts, target = decision.process.facts, decision.target
     if decision.verdict != DRIFTED or target is None:
         return facts
-    alive = {thread.tid for thread in running(facts)}
+    alive = {thread.tid for thread in facts.running}
     return replace(
         facts,
         threads=tuple(

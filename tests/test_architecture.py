@@ -43,7 +43,7 @@ PURE_MODULES = (
     *(f"affinityd.audit.{name}" for name in ("judge", "allocations", "verify")),
     *(
         f"affinityd.enforce.{name}"
-        for name in ("jobs", "targets", "placement", "verdict", "decide")
+        for name in ("jobs", "placement", "verdict", "decide")
     ),
     "affinityd.enforce.policy.policy",
 )

@@ -25,12 +25,13 @@ from affinityd.enforce.model import Decision
 from affinityd.enforce.policy.file import MAX_FILE
 from affinityd.enforce.policy.model import PolicyState, Treatment
 from affinityd.json_codec import loads
+from affinityd.planner.model import Options
 from tests.daemons import running
 from tests.enforced import drifted, enforced, fits, left
 from tests.scans import GPU0, GPU1
 from tests.serving import Behaviour, answering, hanging, http, serving
 
-OF_RULE_2 = Treatment("exclusive", rule=2)
+OF_RULE_2 = Treatment(Options("exclusive"), rule=2)
 ELSEWHERE = "it may run on CPUs 4-7, and is to run on 0-3"
 OURS = replace(drifted(104, "share"), treatment=OF_RULE_2, why=ELSEWHERE)
 NO_JOBS = replace(left(7, job=None, cause="unpinned"), why="it is in no job: name its cgroup")

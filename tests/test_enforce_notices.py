@@ -11,6 +11,7 @@ from affinityd.audit.model import GpuKey
 from affinityd.daemon.enforcement import site
 from affinityd.enforce.exemptions import notices
 from affinityd.enforce.policy.identity import ProcessIdentity
+from affinityd.enforce.policy.model import Treatment
 from affinityd.errors import InvalidRequestError
 from tests.auditing import KUBERNETES_POD
 from tests.enforcing import Site, rank
@@ -54,19 +55,19 @@ def test_what_a_policy_does_not_say_is_what_exec_and_the_prolog_have() -> None:
         "AFFINITYD_STRICT": "true",
         "AFFINITYD_SOCKET": "/x",
     }
-    its = site(said)
+    its = site(said).options
     assert (its.mode, its.scope, its.share, its.min_physical_cores) == (
         "unique_contiguous",
         "socket",
         "auto",
         2,
     )
-    assert (its.site.balanced, its.site.strict) == (False, False)
-    assert (site({}).mode, site({}).share) == ("node", "auto")
+    assert (its.balanced, its.strict) == (False, False)
+    assert site({}) == Treatment()
 
 
 def test_a_scope_alone_is_that_of_all_its_cores_as_exec_has_it() -> None:
-    its = site({"AFFINITYD_SCOPE": "socket"})
+    its = site({"AFFINITYD_SCOPE": "socket"}).options
     assert (its.mode, its.scope) == ("all", "socket")
 
 

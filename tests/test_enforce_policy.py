@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
+from affinityd.daemon.policy_document import KEYS, PLANNED, SETTINGS, parse
 from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.enforce.policy.model import Treatment
 from affinityd.enforce.policy.policy import NAMED, Policy, PolicyError
@@ -115,24 +115,19 @@ DEFAULTS = {"min_physical_cores": 2}
 def test_the_first_rule_of_which_every_key_matches_says_how_a_process_is_treated(
     about: ProcessIdentity, rule: int | None, said: Mapping[str, object]
 ) -> None:
-    expected = {**asdict(Treatment()), **DEFAULTS, **said, "rule": rule}
-    assert asdict(parse(SITE).treatment(about)) == expected
+    expected = {**flat(Treatment()), **DEFAULTS, **said, "rule": rule}
+    assert flat(parse(SITE).treatment(about)) == expected
+
+
+def flat(treatment: Treatment) -> dict[str, object]:
+    """Return a treatment's settings by name, as a file has them."""
+    its = asdict(treatment)
+    return {**its.pop("options"), **its}
 
 
 def test_an_empty_file_has_the_defaults_alone() -> None:
     assert parse("") == Policy() == Policy(Treatment(), ())
-    assert asdict(Policy().treatment(ProcessIdentity(uid=0))) == {
-        "mode": "node",
-        "share": "auto",
-        "scope": "node",
-        "min_physical_cores": 1,
-        "cpus": "granted",
-        "leave": False,
-        "observe": False,
-        "rule": None,
-        "unread": (),
-        "site": asdict(Options()),
-    }
+    assert Policy().treatment(ProcessIdentity(uid=0)) == Treatment(Options("node"), "granted")
 
 
 LEAVES = """
@@ -188,11 +183,12 @@ def test_whom_a_rule_may_leave_if_one_only_knew_is_left(
 
 
 def test_what_a_file_does_not_say_is_as_the_site_has_it() -> None:
-    site = Treatment(mode="exclusive", scope="socket", site=Options(balanced=False))
+    site = Treatment(Options("exclusive", scope="socket", balanced=False))
     treatment = parse('share = "node"\n[[rule]]\nuid = 0\nmode = "all"', site).treatment(
         ProcessIdentity()
     )
-    assert treatment == Treatment("exclusive", "node", "socket", site=Options(balanced=False))
+    expected = Options("exclusive", share="node", scope="socket", balanced=False)
+    assert treatment == Treatment(expected)
     assert parse("", site).treatment(ProcessIdentity()) == site
 
 
@@ -207,13 +203,13 @@ def test_what_a_file_does_not_say_is_as_the_site_has_it() -> None:
     ],
 )
 def test_a_scope_alone_is_that_of_all_cores(text: str, mode: str) -> None:
-    assert parse(text).treatment(ProcessIdentity(uid=0)).mode == mode
+    assert parse(text).treatment(ProcessIdentity(uid=0)).options.mode == mode
 
 
 def test_where_the_defaults_leave_only_what_a_rule_takes_is_pinned() -> None:
     policy = parse('leave = true\nmode = "all"\n[[rule]]\nuser = "bob"\nleave = false\n')
-    assert policy.treatment(ProcessIdentity(user="eve")) == Treatment(mode="all", leave=True)
-    assert policy.treatment(ProcessIdentity(user="bob")) == Treatment(mode="all", rule=1)
+    assert policy.treatment(ProcessIdentity(user="eve")) == Treatment(Options("all"), leave=True)
+    assert policy.treatment(ProcessIdentity(user="bob")) == Treatment(Options("all"), rule=1)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +411,9 @@ def test_what_is_wrong_is_told_with_its_place_and_what_would_be_right(text: str,
 
 
 def test_what_a_file_may_say_is_what_there_is_to_be_said() -> None:
-    assert {*SETTINGS, "rule", "unread", "site"} == {field.name for field in fields(Treatment)}
+    assert {*PLANNED} < {field.name for field in fields(Options)}
+    its = {field.name for field in fields(Treatment)}
+    assert {*SETTINGS, "rule", "unread", "options"} == its.union(PLANNED)
     assert {*NAMED} < {field.name for field in fields(ProcessIdentity)}
 
 
@@ -459,5 +457,5 @@ def test_whatever_is_written_is_a_policy_or_an_error_of_one_line(text: str) -> N
     if isinstance(read, PolicyError):
         assert is_one_short_line(read)
     else:
-        assert read.treatment(about).mode in MODES
+        assert read.treatment(about).options.mode in MODES
         assert read.names_cgroup(about) in {None, "/x"}

@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 def mode(file: PolicyFile) -> str | None:
     """Return the mode that counts now; None: no policy does."""
     policy = file.current()
-    return None if policy is None else policy.defaults.mode
+    return None if policy is None else policy.defaults.options.mode
 
 
 def named(path: Path) -> PolicyFile:

@@ -20,7 +20,6 @@ from affinityd.enforce.model import (
     ON_PURPOSE,
     Decision,
 )
-from affinityd.enforce.verdict import running
 from affinityd.planner.modes import MODES
 from affinityd.topology.model import Topology
 from tests.enforcing import Site, rank
@@ -156,7 +155,7 @@ def test_the_verdict_is_what_the_masks_say(scene: Scene) -> None:
     for decision in decided(scene):
         facts, target = decision.process.facts, decision.target
         if target is not None:
-            verdicts = [target.of(thread.mask) for thread in running(facts)]
+            verdicts = [target.of(thread.mask) for thread in facts.running]
             assert decision.drifted == verdicts.count(DRIFTED)
             assert decision.on_purpose == verdicts.count(ON_PURPOSE)
             assert (decision.verdict == DRIFTED) == (decision.drifted > 0)

@@ -1,32 +1,135 @@
-"""Jobs with fewer CPUs near their GPUs than they asked for: no mask of theirs is a mistake. Pure.
+"""What the GPUs of a job divide: its CPUs, as many of them as it asked for. Pure.
 
-What delivers a plan adds far CPUs to those that are near, so that such a job keeps what it asked
-for. A pin to the near ones would take CPUs away; another allocation is what helps.
+What delivers a plan adds far CPUs to those that are near, so that a job keeps what it asked for.
+Where fewer are near, no mask of the job's is a mistake: a pin to the near ones would take CPUs
+away; another allocation is what helps.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 
 from affinityd.audit.model import SLURM, AuditedProcess, GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.errors import UnsatisfiableError
-from affinityd.planner.model import Demand, Options, widened_cpus
+from affinityd.planner.model import Demand, Options, RankPlan
 from affinityd.planner.planner import plan
 from affinityd.request.asked_cpus import asked_each
-from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.model import Topology
 from affinityd.topology.nearness import cause_of
 
-#: A job's processes with one cpuset divide it; a container may have jobs of its own.
-Key = tuple[Job, str | None, CpuSet]
-#: The CPUs that each GPU's processes are given, where these are more than are near.
-Widened = Mapping[GpuKey, CpuSet]
+#: GPUs that processes of a job hold, or have held, each with the cpuset of such a process.
+HeldGpus = frozenset[tuple[GpuKey, CpuSet]]
 
 
-def granted_number(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
+@dataclass(frozen=True)
+class Share:
+    """CPUs that GPUs of a job divide between them: each GPU is a rank."""
+
+    cpus: CpuSet  #: of cpusets that overlap: those that are online, and not reserved
+    gpus: tuple[GpuKey, ...]  #: by their numbers
+    granted: int | None  #: how many of the CPUs the job asked for; None: not known
+
+
+class Shares:
+    """What jobs divide on one machine, and the plans for that; each is made once."""
+
+    def __init__(self, topology: Topology, reserved: CpuSet) -> None:
+        """Take the machine, and those of its CPUs that no plan gives."""
+        self.topology = topology
+        self.whole = topology.online - reserved
+        self._gpus = {gpu.key: gpu for gpu in topology.gpus}
+        self.asked = cache(self._asked)
+        self.ranks = cache(self._ranks)
+
+    def of(
+        self, cpuset: CpuSet, holders: Collection[ProcessFacts], held: HeldGpus = frozenset()
+    ) -> Share:
+        """Return what a process with this cpuset divides with the holders of its job's GPUs.
+
+        `held`: GPUs that count besides those of the holders.
+        """
+        cpus = _together(
+            cpuset & self.whole, {it.cpuset & self.whole for it in holders if it.cpuset}
+        )
+        sharing = [it for it in holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
+        gpus = {gpu for gpu, its in held if not its.isdisjoint(cpus)}
+        gpus.update(gpu for it in sharing for gpu in it.gpus)
+        return Share(cpus, tuple(sorted(gpus)), _granted(sharing, cpus))
+
+    def _asked(self, share: Share) -> int | None:
+        """Return how many CPUs each rank asked for; None: not known."""
+        if share.granted is None or not share.gpus:
+            return None
+        ranks = len(share.gpus)
+        return asked_each(self.topology, share.granted, ranks, share.cpus, self.whole)
+
+    def _ranks(self, share: Share, options: Options) -> tuple[RankPlan, ...] | str:
+        """Return a plan's ranks, or why there is no plan."""
+        gpus = tuple(self._gpus[gpu] for gpu in share.gpus if gpu in self._gpus)
+        try:
+            return plan(self.topology, Demand(gpus, share.cpus, self.whole, options)).ranks
+        except UnsatisfiableError as error:
+            return str(error)
+
+    def judged(self, process: AuditedProcess, share: Share) -> AuditedProcess:
+        """Return the judgement of a process, with the cause ALLOCATION where that is right."""
+        if not process.is_mismatch:
+            return process
+        near, given = process.near or frozenset(), self._given(process, share)
+        widened = given or self._widened(process, share, self.asked(share))
+        cause = cause_of(process.judged, near, process.facts.cpuset, widened)
+        return replace(process, cause=cause, is_given=given is not None)
+
+    def _given(self, process: AuditedProcess, share: Share) -> CpuSet | None:
+        """Return the CPUs of a process if a plan gives these to one that asks for as many.
+
+        It may have asked for more than its cgroups tell; all of its cpuset may be no plan's.
+        """
+        masks = process.judged_masks
+        mask = next(iter(masks), frozenset[int]())
+        is_too_wide = mask >= share.cpus or len(mask) > (share.granted or len(mask))
+        if len(masks) != 1 or is_too_wide:
+            return None
+        at_home = Counter(gpu.numa_node for key, gpu in self._gpus.items() if key in share.gpus)
+        asks = {-(-len(mask) // number) for number in (len(share.gpus), *at_home.values())}
+        return mask if any(self._widened(process, share, it) == mask for it in asks) else None
+
+    def _widened(self, process: AuditedProcess, share: Share, asked: int | None) -> CpuSet | None:
+        """Return the CPUs of a process's GPUs by a plan in which each asks for so many.
+
+        None where none of them has more than near ones.
+        """
+        ranks = self.ranks(share, Options(mode="node", cpus=asked)) if asked else ()
+        its = [it for it in ranks if not isinstance(it, str) and it.gpu.key in process.facts.gpus]
+        given = [rank.cpus for rank in its if rank.widening]
+        near = (process.near or frozenset()) & share.cpus
+        return near.union(*given) if given else None
+
+
+def with_allocations(
+    topology: Topology, reserved: CpuSet, found: Sequence[AuditedProcess]
+) -> list[AuditedProcess]:
+    """Return what was found; ALLOCATION is the cause where fewer CPUs are near than were asked for.
+
+    `reserved` are the CPUs that no plan gives.
+    """
+    shares = Shares(topology, reserved)
+    holders: defaultdict[tuple[Job, str | None], list[ProcessFacts]] = defaultdict(list)
+    for it in found:
+        of = it.facts.membership
+        if it.facts.holding and not it.is_daemon and of.job and it.facts.cpuset:
+            holders[of.job, of.outside].append(it.facts)  # a container may have jobs of its own
+    share = cache(lambda cpuset, of: shares.of(cpuset, holders[of]))
+    share_of = {it.pid: share(it.cpuset, of) for of, its in holders.items() for it in its}
+    with_shares = ((it, share_of.get(it.facts.holder or it.facts.pid)) for it in found)
+    return [it if its is None else shares.judged(it, its) for it, its in with_shares]
+
+
+def _granted(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
     """Return how many of the CPUs that a job's processes may use it asked for; None: not known.
 
     Slurm confines a job to what it asked for. A container may use CPUs that it shares with others:
@@ -43,103 +146,7 @@ def granted_number(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | Non
     return min(len(cpus), sum(limits.values())) if limits else None
 
 
-def with_allocations(
-    topology: Topology, reserved: CpuSet, found: Sequence[AuditedProcess]
-) -> list[AuditedProcess]:
-    """Return what was found; ALLOCATION is the cause where fewer CPUs are near than were asked for.
-
-    `reserved` are the CPUs that no plan gives.
-    """
-    shares = {key: _Share(topology, reserved, key[-1], its) for key, its in _keyed(found).items()}
-    share_of = {facts.pid: share for share in shares.values() for facts in share.holders}
-    shares_of = ((it, share_of.get(it.facts.holder or it.facts.pid)) for it in found)
-    return [it if share is None else share.judged(it) for it, share in shares_of]
-
-
-def _keyed(found: Iterable[AuditedProcess]) -> Mapping[Key, Sequence[ProcessFacts]]:
-    holders: defaultdict[Key, list[ProcessFacts]] = defaultdict(list)
-    for it in found:
-        of, cpuset = it.facts.membership, it.facts.cpuset
-        if it.facts.holding is not None and not it.is_daemon and of.job is not None and cpuset:
-            holders[of.job, of.outside, cpuset].append(it.facts)
-    return holders
-
-
-@dataclass(frozen=True, eq=False)
-class _Share:
-    """What the GPUs of a job divide, as far as one cpuset of its processes goes."""
-
-    topology: Topology
-    reserved: CpuSet
-    cpuset: CpuSet
-    holders: Sequence[ProcessFacts]
-
-    def judged(self, process: AuditedProcess) -> AuditedProcess:
-        """Return the judgement of a process, with the cause ALLOCATION where that is right."""
-        if not process.is_mismatch:
-            return process
-        near, given = process.near or frozenset(), self._given(process)
-        widened = given or self._cpus_of(process, self._granted)
-        cause = cause_of(process.judged, near, process.facts.cpuset, widened)
-        return replace(process, cause=cause, is_given=given is not None)
-
-    def _given(self, process: AuditedProcess) -> CpuSet | None:
-        """Return the CPUs of a process if a plan gives these to one that asks for as many.
-
-        It may have asked for more than its cgroups tell; all of its cpuset may be no plan's.
-        """
-        masks = process.judged_masks
-        mask = next(iter(masks), frozenset[int]())
-        granted = granted_number(self.holders, self._cpus)
-        is_too_wide = mask >= self._cpus or (granted is not None and len(mask) > granted)
-        if len(masks) != 1 or not self._gpus or is_too_wide:
-            return None
-        asks = {-(-len(mask) // number) for number in (len(self._gpus), *self._at_home.values())}
-        is_given = any(self._cpus_of(process, self._widened(asked)) == mask for asked in asks)
-        return mask if is_given else None
-
-    def _cpus_of(self, process: AuditedProcess, widened: Widened) -> CpuSet | None:
-        """Return the CPUs of a process's GPUs; None where none of them has more than near ones."""
-        given = [widened[gpu] for gpu in process.facts.gpus if gpu in widened]
-        if not given:
-            return None
-        own = (process.near or frozenset()) & self._cpus
-        return own.union(*given)
-
-    @cached_property
-    def _cpus(self) -> CpuSet:
-        return (self.cpuset & self.topology.online) - self.reserved
-
-    @cached_property
-    def _gpus(self) -> tuple[Gpu, ...]:
-        keys = {key for facts in self.holders for key in facts.gpus}
-        return tuple(gpu for gpu in self.topology.gpus if gpu.key in keys)
-
-    @cached_property
-    def _at_home(self) -> Counter[int | None]:
-        """How many of the GPUs are on each NUMA node."""
-        return Counter(gpu.numa_node for gpu in self._gpus)
-
-    @cached_property
-    def _granted(self) -> Widened:
-        granted = granted_number(self.holders, self._cpus)
-        if granted is None or not self._gpus:
-            return {}
-        whole = self.topology.online - self.reserved
-        return self._widened(asked_each(self.topology, granted, len(self._gpus), self._cpus, whole))
-
-    def _widened(self, asked: int) -> Widened:
-        """Return what each GPU's processes have that asked for so many CPUs a GPU."""
-        if asked not in self._plans:
-            whole = self.topology.online - self.reserved
-            options = Options(mode="node", cpus=asked)
-            try:
-                made = plan(self.topology, Demand(self._gpus, self._cpus, whole, options))
-                self._plans[asked] = widened_cpus(made.ranks)
-            except UnsatisfiableError:
-                self._plans[asked] = {}
-        return self._plans[asked]
-
-    @cached_property
-    def _plans(self) -> dict[int, Widened]:
-        return {}
+def _together(cpus: CpuSet, cpusets: Collection[CpuSet]) -> CpuSet:
+    """Return CPUs with all cpusets that they overlap, and that those overlap."""
+    wider = cpus.union(*(cpuset for cpuset in cpusets if not cpuset.isdisjoint(cpus)))
+    return cpus if wider == cpus else _together(wider, cpusets)

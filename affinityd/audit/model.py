@@ -94,6 +94,11 @@ class ProcessFacts:
         """All of its GPUs, that of most memory first."""
         return (self.gpu, *self.beside)
 
+    @property
+    def running(self) -> tuple[Thread, ...]:
+        """The threads that run: the main one may have ended before the others."""
+        return self.threads[1:] if self.state in ENDED else self.threads
+
 
 @dataclass(frozen=True)
 class AuditedProcess:

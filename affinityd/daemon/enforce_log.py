@@ -100,7 +100,7 @@ def _pinned(done: Sequence[PinAttempt]) -> str:
     processes = "1 process" if len(done) == 1 else f"{len(done)} processes"
     threads = count(sum(it.outcome.pinned for it in done), "thread")
     near = _gpus({gpu for it in done for gpu in it.decision.process.facts.gpus})
-    modes = sorted({it.decision.treatment.mode for it in done if it.decision.treatment})
+    modes = sorted({it.decision.treatment.options.mode for it in done if it.decision.treatment})
     return f"pinned {processes} ({threads}) near {near}, mode {', '.join(modes)}"
 
 

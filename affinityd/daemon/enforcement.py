@@ -83,14 +83,7 @@ def site(said: Mapping[str, str]) -> Treatment:
     # A number of the site's is each task's, and several may share a GPU, which is a rank here.
     cpus = NOTHING if said.get(f"{PREFIX}CPUS") == NOTHING else GRANTED
     options = parse_request({"mode": mode, **given}.items()).options
-    return Treatment(
-        cpus=cpus,
-        mode=options.mode,
-        share=options.share,
-        scope=options.scope,
-        min_physical_cores=options.min_physical_cores,
-        site=options,
-    )
+    return Treatment(options, cpus)
 
 
 def _why_not_pin(settings: Settings) -> Callable[[], str | None]:

@@ -113,6 +113,7 @@ class PolicyTable(PolicySettings):
 
 
 SETTINGS = tuple(PolicySettings.model_fields)
+PLANNED = ("mode", "share", "scope", "min_physical_cores")  #: of these, `Treatment.options`
 KEYS = tuple(name for name in RuleTable.model_fields if name not in SETTINGS)
 
 
@@ -144,9 +145,10 @@ def document(text: str) -> PolicyTable:
 def _treatment(settings: PolicySettings, before: Treatment) -> Treatment:
     """Return a treatment with what was said; the mode `node` is one node, whatever the scope."""
     said = settings.model_dump(include={*SETTINGS}, exclude_none=True)
-    if "scope" in said and "mode" not in said and before.mode == NODE.mode:
-        said["mode"] = "all"
-    return replace(before, **said)
+    planned = {name: said.pop(name) for name in PLANNED if name in said}
+    if "scope" in planned and "mode" not in planned and before.options.mode == NODE.options.mode:
+        planned["mode"] = "all"
+    return replace(before, options=replace(before.options, **planned), **said)
 
 
 def _rule(number: int, table: RuleTable, defaults: Treatment) -> Rule:

@@ -21,7 +21,6 @@ from affinityd.enforce.model import (
     Decision,
     PinAttempt,
 )
-from affinityd.enforce.verdict import drifted_masks
 from affinityd.recent import Recent
 from affinityd.text import count
 
@@ -143,7 +142,7 @@ class Backoff:
         record = self.record(facts)
         if target is None or target.cpus == record.asked:
             return False
-        return drifted_masks(facts, target) <= {*record.given}
+        return target.drifted_masks(facts) <= {*record.given}
 
     def _reset(self, facts: ProcessFacts, record: PinRecord) -> PinRecord:
         """Return what is remembered once a process was found reset, once a pin."""

@@ -9,17 +9,24 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from affinityd.audit.model import KUBERNETES, AuditedProcess, Job, Scan
+from affinityd.audit.allocations import Shares
+from affinityd.audit.model import KUBERNETES, AuditedProcess, Job, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.config.switch import OBSERVE, OFF, ON, SWITCHES
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.enforce.exemptions import BY_JOB, BY_POLICY, ExemptError
+from affinityd.enforce.exemptions import (
+    BY_JOB,
+    BY_MASKS,
+    BY_POLICY,
+    GIVEN,
+    MAY_LEAVE,
+    ExemptError,
+)
 from affinityd.enforce.jobs import Identify, ScanJobs
 from affinityd.enforce.model import (
     ALLOCATION,
     CGROUP,
     DAEMON,
-    DRIFTED,
     FITS,
     LEFT,
     NO_JOB,
@@ -27,21 +34,17 @@ from affinityd.enforce.model import (
     OPTED_OUT,
     ORPHAN,
     POLICY,
+    UNKNOWN_CPUSET,
     Decision,
+    TargetCpus,
 )
-from affinityd.enforce.placement import JobHistory
+from affinityd.enforce.placement import Given, JobHistory, Places, note
 from affinityd.enforce.policy.identity import paths
 from affinityd.enforce.policy.model import Treatment
 from affinityd.enforce.policy.policy import Policy
-from affinityd.enforce.targets import Given, Targets
-from affinityd.enforce.verdict import judged, only_observed, unsure
+from affinityd.enforce.verdict import check_purpose, judged
 from affinityd.text import quote
 from affinityd.topology.model import Topology
-
-GIVEN = (
-    "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: an allocation with "
-    "more near ones would help"
-)
 
 
 def decide(
@@ -56,49 +59,66 @@ def decide(
 ) -> list[Decision]:
     """Return what is to become of the processes of a scan, in its order.
 
-    `policy` None: none could be read yet. `about` is asked of holders alone, and only of those in a
-    job, or whose cgroup a rule may name. `history` remembers the jobs from scan to scan.
+    `policy` None: none could be read yet. `identify` is asked of holders alone, and only of those
+    in a job, or whose cgroup a rule may name. `history` remembers the jobs from scan to scan.
     """
     jobs, remedies = ScanJobs(scan.processes, policy, identify), Remedies(topology, scan)
-    history.note(jobs.holders, scan.boot)
-    plans = history.plans(topology, topology.online - reserved)
-    targets = Targets(scan, jobs, remedies, plans, history)
-    permissions = _Permissions(jobs, remedies, policy, identify)
-
-    def decision(process: AuditedProcess) -> Decision:
-        job: Job | None = None
-        treatment: Treatment | None = None
-        try:
-            job = permissions.job(process)
-            treatment = permissions.treatment(process)
-            permissions.check(job, treatment, process.facts.uid)
-            target = targets.of(process, job, treatment, given)
-        except ExemptError as why:
-            cause = ALLOCATION if why.reason == ALLOCATION else None
-            found = Decision(process, LEFT, cause=cause, reason=why.reason, why=str(why))
-        else:
-            found = unsure(judged(process, target), treatment)
-            found = permissions.with_allocation(found)
-            found = only_observed(found, permissions.observed(job, treatment, process.facts.uid))
-        return replace(found, job=job, treatment=treatment, pod=permissions.pod(job))
-
-    return [decision(process) for process in scan.processes]
+    note(history, jobs, scan.boot)
+    shares = Shares(topology, reserved)
+    places = Places(scan, shares, jobs, remedies, history=history, given=given)
+    deciding = _Deciding(jobs, places, remedies, policy, identify)
+    return [deciding.decision(process) for process in scan.processes]
 
 
-class _Permissions:
-    """Which processes of one scan may be pinned, and how."""
+class _Deciding:
+    """The decisions about the processes of one scan."""
 
     def __init__(
-        self, jobs: ScanJobs, remedies: Remedies, policy: Policy | None, identify: Identify
+        self,
+        jobs: ScanJobs,
+        places: Places,
+        remedies: Remedies,
+        policy: Policy | None,
+        identify: Identify,
     ) -> None:
         self._jobs = jobs
+        self._places = places
         self._remedies = remedies
         self._policy = policy
         self._identify = identify
         self._treatments: dict[int, Treatment] = {}  # by pid of the holder
         self._switch = cache(self._switch_of)
+        self._pod = cache(self._pod_of)
 
-    def job(self, process: AuditedProcess) -> Job:
+    def decision(self, process: AuditedProcess) -> Decision:
+        """Return what is to become of a process."""
+        found = Decision(process, LEFT)
+        try:
+            job = self._job(process)
+            found = replace(found, job=job, pod=self._pod(job))
+            holder = self._jobs.holder(process).facts
+            treatment = self._treatment(holder)
+            found = replace(found, treatment=treatment)
+            word, pid = self._switch(job, process.facts.uid)
+            _check_wanted(treatment, word, pid)
+            target = self._places.target(process, job, treatment)
+            found = judged(found, target)
+            if found.verdict == FITS:
+                self._check_fitting(process, target)
+                return found
+            self._check_pin(process, target, treatment, holder)
+        except ExemptError as why:
+            cause = ALLOCATION if why.reason == ALLOCATION else found.cause
+            return replace(found, verdict=LEFT, cause=cause, reason=why.reason, why=str(why))
+        if treatment.observe and not treatment.unread:
+            observed = BY_POLICY.format(which=_source(treatment))
+        elif word == OBSERVE:
+            observed = BY_JOB.format(pid=pid)
+        else:
+            return found
+        return replace(found, is_observed=True, why=f"{found.why}; it is not pinned: {observed}")
+
+    def _job(self, process: AuditedProcess) -> Job:
         """Return the job of a process. Raises ExemptError where it is in none that lives."""
         holder, job = self._jobs.holder(process), self._jobs.of(process)
         if process.is_daemon or holder.is_daemon:
@@ -107,53 +127,52 @@ class _Permissions:
             remedy = self._remedies.end(holder)
             raise ExemptError(ORPHAN, orphan if remedy is None else f"{orphan}; {remedy}")
         if job is None:
-            raise ExemptError(NO_JOB, cgroups=_shown(process.facts.cgroups))
+            named = [path for path in paths(process.facts.cgroups) if path != "/"]
+            cgroups = quote(", ".join(named)) if named else "roots of their hierarchies"
+            raise ExemptError(NO_JOB, cgroups=cgroups)
         return job
 
-    def treatment(self, process: AuditedProcess) -> Treatment:
-        """Return what the policy says of a process: what it says of its holder.
+    def _treatment(self, holder: ProcessFacts) -> Treatment:
+        """Return what the policy says of a holder, and of what works for it.
 
         Raises ExemptError where there is no policy.
         """
         if self._policy is None:
             raise ExemptError(NO_POLICY)
-        holder = self._jobs.holder(process).facts
         if holder.pid not in self._treatments:
             self._treatments[holder.pid] = self._policy.treatment(self._identify(holder))
         return self._treatments[holder.pid]
 
-    def check(self, job: Job, treatment: Treatment, uid: int | None) -> None:
-        """Raise ExemptError where the policy or the job wants no pin for a user's process."""
-        if treatment.leave and not treatment.unread:
-            raise ExemptError(POLICY, which=_source(treatment))
-        word, pid = self._switch(job, uid)
-        if word == OFF:
-            raise ExemptError(OPTED_OUT, pid=pid)
+    def _check_fitting(self, process: AuditedProcess, target: TargetCpus) -> None:
+        """Raise ExemptError where a process that fits is as it was asked for, and not near."""
+        if not process.is_given:
+            check_purpose(process, target)
+        if process.cause == ALLOCATION:
+            raise ExemptError(ALLOCATION, str(self._remedies.of(process)))
 
-    def observed(self, job: Job, treatment: Treatment, uid: int | None) -> str | None:
-        """Return why a process is only observed, in a sentence; None: it may be pinned."""
-        if treatment.observe and not treatment.unread:
-            return BY_POLICY.format(which=_source(treatment))
-        word, pid = self._switch(job, uid)
-        return BY_JOB.format(pid=pid) if word == OBSERVE else None
+    def _check_pin(
+        self,
+        process: AuditedProcess,
+        target: TargetCpus,
+        treatment: Treatment,
+        holder: ProcessFacts,
+    ) -> None:
+        """Raise ExemptError where a process that has drifted is to stay where it is."""
+        if process.is_given:
+            raise ExemptError(ALLOCATION, str(self._remedies.of(process)))
+        # One that was never seen with all of its cpuset: its mask may be its allocation.
+        if not process.facts.is_confined and all(it < target.cpuset for it in target.usual):
+            raise ExemptError(UNKNOWN_CPUSET, BY_MASKS)
+        if treatment.unread:
+            unread = ", ".join(treatment.unread)
+            raise ExemptError(POLICY, MAY_LEAVE.format(rule=treatment.rule, unread=unread))
+        cpus = self._identify(holder).given
+        if cpus and all(mask <= cpus for mask in process.judged_masks):
+            raise ExemptError(ALLOCATION, GIVEN.format(cpus=format_list(cpus)))
 
-    def with_allocation(self, decision: Decision) -> Decision:
-        """Return the decision; a process that has far CPUs as it asked for so many is left."""
-        process = decision.process
-        why = None
-        if process.cause == ALLOCATION and (process.is_given or decision.verdict == FITS):
-            why = str(self._remedies.of(process))
-        elif decision.verdict == DRIFTED:
-            cpus = self._identify(self._jobs.holder(process).facts).given
-            if cpus and all(mask <= cpus for mask in process.judged_masks):
-                why = GIVEN.format(cpus=format_list(cpus))
-        if why is None:
-            return decision
-        return replace(decision, verdict=LEFT, cause=ALLOCATION, reason=ALLOCATION, why=why)
-
-    def pod(self, job: Job | None) -> str | None:
+    def _pod_of(self, job: Job) -> str | None:
         """Return what Kubernetes calls a job, `NAMESPACE/POD`; None where that is not known."""
-        if job is None or job.scheduler != KUBERNETES:
+        if job.scheduler != KUBERNETES:
             return None
         identities = (self._identify(facts) for facts in self._jobs.holders.get(job, ()))
         return next((f"{it.namespace}/{it.pod}" for it in identities if it.pod is not None), None)
@@ -163,18 +182,19 @@ class _Permissions:
 
         In a cgroup that a rule names there may be several users: each one's own processes count.
         """
-        holders = self._jobs.holders[job]
-        its = (it for it in holders if job.scheduler != CGROUP or it.uid == uid)
+        its = (it for it in self._jobs.holders[job] if job.scheduler != CGROUP or it.uid == uid)
         words = ((self._identify(facts).switch, facts.pid) for facts in its)
         return min(words, key=lambda it: SWITCHES.index(it[0]), default=(ON, None))
+
+
+def _check_wanted(treatment: Treatment, word: str, pid: int | None) -> None:
+    """Raise ExemptError where the policy, or the job by the process `pid`, wants no pin."""
+    if treatment.leave and not treatment.unread:
+        raise ExemptError(POLICY, which=_source(treatment))
+    if word == OFF:
+        raise ExemptError(OPTED_OUT, pid=pid)
 
 
 def _source(treatment: Treatment) -> str:
     """Return which part of the policy a treatment is from."""
     return "the top level" if treatment.rule is None else f"rule {treatment.rule}"
-
-
-def _shown(cgroup_text: str) -> str:
-    """Return the cgroups of a process for people, the root of a hierarchy aside."""
-    named = [path for path in paths(cgroup_text) if path != "/"]
-    return quote(", ".join(named)) if named else "roots of their hierarchies"

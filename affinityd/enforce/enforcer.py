@@ -35,6 +35,7 @@ from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.file import PolicyFile
 from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity
 from affinityd.linux.processes import is_running
+from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
@@ -77,7 +78,7 @@ class Enforcer:
         self._reserved = reserved
         self._identities = ProcessIdentities()
         self._backoff = Backoff()
-        self._history = JobHistory()
+        self._history: JobHistory = Recent()
         self._migrations = migrations
         self._pins = Counter[str]()
         self._threads = 0

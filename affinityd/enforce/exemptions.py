@@ -35,8 +35,23 @@ WHY: Mapping[str, str] = {
     ),
 }
 
+#: Of those for which one that has drifted is not to be pinned.
+BY_MASKS = (
+    "Slurm confines its tasks by masks alone here (task/affinity without task/cgroup's "
+    "ConstrainCores=yes), so which CPUs are its job's and which another's is not known; set that "
+    "in cgroup.conf, or pin with the TaskProlog"
+)
+MAY_LEAVE = (
+    "rule {rule} of the policy may leave or observe it, and asks for what cannot be read here "
+    "({unread}): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, "
+    "/var/log/pods for namespaces and pods; or ask for something else"
+)
+GIVEN = (
+    "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: an allocation with "
+    "more near ones would help"
+)
 
-#: Why a process is not pinned that has drifted, where it is only observed.
+#: Why it is only observed.
 BY_JOB = "AFFINITYD=observe is in the environment of process {pid} of its job"
 BY_POLICY = "{which} of the policy has it observed"
 

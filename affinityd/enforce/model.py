@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from affinityd.audit.model import AuditedProcess, Job
+from affinityd.audit.model import AuditedProcess, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 from affinityd.enforce.policy.model import PolicyState, Treatment
+from affinityd.linux.processes import Thread
 from affinityd.topology.nearness import MASK, UNPINNED
 
 #: What has jobs besides the schedulers of `affinityd.audit.model`: `Job.scheduler` of a container
@@ -68,6 +69,15 @@ class TargetCpus:
         if mask == self.cpus or (mask < self.cpus and mask not in self.given):
             return FITS
         return DRIFTED if mask in self.usual or mask >= self.cpuset else ON_PURPOSE
+
+    def verdicts(self, facts: ProcessFacts) -> list[tuple[Thread, str]]:
+        """Return the running threads of a process, each with what `of` returns for its mask."""
+        of = {mask: self.of(mask) for mask in {thread.mask for thread in facts.threads}}
+        return [(thread, of[thread.mask]) for thread in facts.running]
+
+    def drifted_masks(self, facts: ProcessFacts) -> frozenset[CpuSet]:
+        """Return the masks of a process that a pin would replace."""
+        return frozenset(it.mask for it, verdict in self.verdicts(facts) if verdict == DRIFTED)
 
 
 @dataclass(frozen=True)

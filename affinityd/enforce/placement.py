@@ -1,32 +1,33 @@
-"""Where the processes of a job are to run: its GPUs are its ranks, and a plan divides its CPUs.
+"""Where each process of a scan is to run, and so by what its masks are judged. Pure.
 
-Processes on one GPU share what its rank has. Cpusets that overlap are planned together, and each
-process has what of that is in its own.
+A job's GPUs are its ranks, and a plan divides its CPUs. Processes on one GPU share what its rank
+has. Cpusets that overlap are planned together, and each process has what of that is in its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 
-from affinityd.audit.allocations import granted_number
-from affinityd.audit.model import GpuKey, Job, ProcessFacts
+from affinityd.audit.allocations import HeldGpus, Share, Shares
+from affinityd.audit.model import AuditedProcess, GpuKey, Job, ProcessFacts, Scan
+from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list, several
-from affinityd.enforce.policy.model import NOTHING, Treatment
-from affinityd.errors import UnsatisfiableError
-from affinityd.planner.model import Demand, Options
+from affinityd.enforce.exemptions import ExemptError
+from affinityd.enforce.jobs import ScanJobs
+from affinityd.enforce.model import ALLOCATION, NO_PLAN, UNKNOWN_CPUSET, UNKNOWN_PLACE, TargetCpus
+from affinityd.enforce.policy.model import GRANTED, Treatment
 from affinityd.planner.modes import MODES
-from affinityd.planner.planner import plan
 from affinityd.recent import Recent
-from affinityd.request.asked_cpus import asked_each
-from affinityd.topology.model import Topology
-from affinityd.topology.nearness import vicinity
+from affinityd.topology import nearness
 
-#: A GPU, and the cpuset of a process that holds it.
-GpuInCpuset = tuple[GpuKey, CpuSet]
+#: The masks that we gave a process.
+Given = Callable[[ProcessFacts], frozenset[CpuSet]]
 
-MOST_KEPT = 1024  #: plans and places: a user may make up as many as there are
+#: The GPUs of each job from scan to scan. One that was held once stays a rank: the end of one
+#: process is to move no other.
+JobHistory = Recent[Job, HeldGpus]
 
 RESERVED = "all CPUs near {gpus} that its cgroup lets it use, {cpus}, are reserved: reserve fewer"
 NOT_ITS_OWN = (
@@ -35,136 +36,110 @@ NOT_ITS_OWN = (
 )
 
 
-@dataclass(frozen=True)
-class SharedCpus:
-    """CPUs that ranks of a job divide between them."""
-
-    cpus: CpuSet  #: of cpusets that overlap: those that are online, and not reserved
-    ranks: tuple[GpuKey, ...]  #: by their numbers
-    granted: int | None = None  #: how many of the CPUs the job asked for; None: not known
-
-
-@dataclass(frozen=True)
-class JobGpus:
-    """The GPUs that a job's processes hold, and have held."""
-
-    now: frozenset[GpuInCpuset] = frozenset()
-    before: frozenset[GpuInCpuset] = frozenset()  #: of GPUs that no process holds any more
-    holders: tuple[ProcessFacts, ...] = ()  #: those of `now`
+def note(history: JobHistory, jobs: ScanJobs, boot: float) -> None:
+    """Note which GPUs the processes of each job hold; `boot`: when, seconds since boot."""
+    history.begin(boot)
+    for job, holders in jobs.holders.items():
+        now = frozenset((gpu, it.cpuset) for it in holders if it.cpuset for gpu in it.gpus)
+        held = {gpu for gpu, _ in now}
+        history[job] = now.union(it for it in history.get(job) or () if it[0] not in held)
 
 
-class JobPlans:
-    """Where processes are to run, on one machine; what was asked before is remembered."""
+class Places:
+    """Where the processes of one scan are to run."""
 
-    def __init__(self, topology: Topology, whole: CpuSet) -> None:
-        """Take the machine, and those of its CPUs that are online and not reserved."""
-        self.topology = topology
-        self.whole = whole
-        self._gpus = {gpu.key: gpu for gpu in topology.gpus}
-        self._plan = lru_cache(MOST_KEPT)(self._planned)
-        self._place = lru_cache(MOST_KEPT)(self._found)
+    def __init__(
+        self,
+        scan: Scan,
+        shares: Shares,
+        jobs: ScanJobs,
+        remedies: Remedies,
+        *,
+        history: JobHistory,
+        given: Given,
+    ) -> None:
+        """Take what was found; `history` has the jobs of this scan already."""
+        self._scan = scan
+        self._shares = shares
+        self._jobs = jobs
+        self._history = history
+        self._remedies = remedies
+        self._given = given
+        self._near = cache(self._near_cpus)
+        self._share = cache(self._share_of)
+        self._place = cache(self._place_of)
 
-    def of(
-        self, shared: SharedCpus, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
+    def target(self, process: AuditedProcess, job: Job, treatment: Treatment) -> TargetCpus:
+        """Return the standard of a process in a job. Raises ExemptError where it has no place."""
+        facts, holder = process.facts, self._jobs.holder(process).facts
+        gpus = self._jobs.gpus(facts)
+        near, cpuset, shared = self._near(gpus), _cpuset(facts), _cpuset(holder)
+        if cpuset.isdisjoint(near):
+            kept_away = replace(process, cause=nearness.ALLOCATION)
+            raise ExemptError(ALLOCATION, str(self._remedies.of(kept_away)))
+        place = self._place(self._share(job, shared), treatment, gpus, cpuset)
+        ours = self._given(holder) | self._given(facts)
+        online = self._shares.topology.online
+        return TargetCpus(place, cpuset & online, ours | _main_masks(holder), ours)
+
+    def _place_of(
+        self, share: Share, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
     ) -> CpuSet:
-        """Return the CPUs of a process with these GPUs and this cpuset: one at least.
+        """Return the CPUs of a process with these GPUs and this cpuset, one at least.
 
-        `cpuset` has some near the GPUs, whose places are known. Raises UnsatisfiableError where
-        there is no plan, or nothing near in it for this process.
+        Raises ExemptError where there is no plan, or nothing near in it for this process.
         """
-        place = self._place(shared, treatment, gpus, cpuset)
-        if isinstance(place, str):
-            raise UnsatisfiableError(place)
+        near, mode = self._near(gpus), treatment.options.mode
+        wanted = cpuset if MODES[mode].everywhere else cpuset & near
+        names = several("GPU", (index for _, index in gpus))
+        if wanted.isdisjoint(self._shares.whole):
+            cpus = format_list(near & cpuset)
+            raise ExemptError(NO_PLAN, RESERVED.format(gpus=names, cpus=cpus))
+        planned = self._planned(share, treatment)
+        parts = [planned[gpu] for gpu in gpus if gpu in planned]
+        place = frozenset[int]().union(*(it & cpuset for it in parts if it & wanted))
+        if not place:
+            cpus, its = map(format_list, (frozenset[int]().union(*parts), cpuset))
+            why = NOT_ITS_OWN.format(gpus=names, cpus=cpus, mode=mode, cpuset=its)
+            raise ExemptError(NO_PLAN, why)
         return place
 
-    def _found(
-        self, shared: SharedCpus, treatment: Treatment, gpus: tuple[GpuKey, ...], cpuset: CpuSet
-    ) -> CpuSet | str:
-        """Return the same, or why there is no place."""
-        near = vicinity(self.topology, [self._gpus[gpu] for gpu in gpus]).cpus
-        names = several("GPU", (index for _, index in gpus))
-        wanted = cpuset if MODES[treatment.mode].everywhere else cpuset & near
-        if wanted.isdisjoint(self.whole):
-            return RESERVED.format(gpus=names, cpus=format_list(near & cpuset))
-        plan_of = self._plan(shared, _options(treatment, self._asked(shared, treatment.cpus)))
-        if isinstance(plan_of, str):
-            return plan_of
-        planned = [plan_of[gpu] for gpu in gpus if gpu in plan_of]
-        place = frozenset[int]().union(*(it & cpuset for it in planned if it & wanted))
-        cpus = format_list(frozenset[int]().union(*planned))
-        return place or NOT_ITS_OWN.format(
-            gpus=names, cpus=cpus, mode=treatment.mode, cpuset=format_list(cpuset)
-        )
+    def _planned(self, share: Share, treatment: Treatment) -> dict[GpuKey, CpuSet]:
+        """Return the CPUs of every rank. Raises ExemptError where there is no plan."""
+        asked = treatment.cpus if isinstance(treatment.cpus, int) else None
+        if treatment.cpus == GRANTED:
+            asked = self._shares.asked(share)
+        options = replace(treatment.options, cpus=asked)
+        ranks = self._shares.ranks(share, options)
+        if isinstance(ranks, str):
+            raise ExemptError(NO_PLAN, f"mode {options.mode}: {ranks}")
+        return {rank.gpu.key: rank.cpus for rank in ranks}
 
-    def _planned(self, shared: SharedCpus, options: Options) -> Mapping[GpuKey, CpuSet] | str:
-        """Return the CPUs of every rank, or why there is no plan."""
-        gpus = tuple(self._gpus[gpu] for gpu in shared.ranks if gpu in self._gpus)
-        try:
-            made = plan(self.topology, Demand(gpus, shared.cpus, self.whole, options))
-        except UnsatisfiableError as error:
-            return f"mode {options.mode}: {error}"
-        return {rank.gpu.key: rank.cpus for rank in made.ranks}
+    def _near_cpus(self, gpus: tuple[GpuKey, ...]) -> CpuSet:
+        """Return what is near any of the GPUs. Raises ExemptError where one may be anywhere."""
+        near = {gpu: self._scan.near.get(gpu) for gpu in gpus}
+        known = [cpus for cpus in near.values() if cpus is not None]
+        if len(known) < len(near):
+            lost = several("GPU", (index for (_, index), cpus in near.items() if cpus is None))
+            raise ExemptError(UNKNOWN_PLACE, gpus=lost)
+        return frozenset[int]().union(*known)
 
-    def _asked(self, shared: SharedCpus, said: int | str) -> int | None:
-        """Return how many CPUs each rank asked for; None: not known, or it does not matter."""
-        if isinstance(said, int):
-            return said
-        if said == NOTHING or shared.granted is None or not shared.ranks:
-            return None
-        return asked_each(self.topology, shared.granted, len(shared.ranks), shared.cpus, self.whole)
+    def _share_of(self, job: Job, cpuset: CpuSet) -> Share:
+        held = self._history.get(job) or frozenset()
+        return self._shares.of(cpuset, self._jobs.holders.get(job, ()), held)
 
 
-class JobHistory:
-    """What is known of jobs from scan to scan: the GPUs that each has held, and its plans.
+def _main_masks(holder: ProcessFacts) -> frozenset[CpuSet]:
+    """Return the masks of a holder's main thread, now and at first: its descendants inherit them.
 
-    A GPU that was held once stays a rank: the end of one process is to move no other.
+    A descendant's main thread may have been given a mask of its own.
     """
-
-    def __init__(self) -> None:
-        """Know of none."""
-        self._jobs: Recent[Job, JobGpus] = Recent()
-        self._plans: JobPlans | None = None
-
-    def note(self, holders: Mapping[Job, Collection[ProcessFacts]], boot: float) -> None:
-        """Note which processes hold the GPUs of each job; `boot`: when, seconds since boot."""
-        self._jobs.begin(boot)
-        for job, its in holders.items():
-            now = frozenset(
-                (gpu, facts.cpuset) for facts in its if facts.cpuset for gpu in facts.gpus
-            )
-            held = {gpu for gpu, _ in now}
-            had = self._jobs.get(job) or JobGpus()
-            before = frozenset(it for it in had.now | had.before if it[0] not in held)
-            self._jobs[job] = JobGpus(now, before, tuple(its))
-
-    def plans(self, topology: Topology, whole: CpuSet) -> JobPlans:
-        """Return the plans of a machine; one that was read anew is another."""
-        known = self._plans
-        if known is None or known.topology is not topology:
-            self._plans = known = JobPlans(topology, whole)
-        return known
-
-    def shared_cpus(self, job: Job, cpuset: CpuSet, whole: CpuSet) -> SharedCpus:
-        """Return what a process of a job that has been noted divides with others, by its cpuset."""
-        its = self._jobs.get(job) or JobGpus()
-        cpus = _together(cpuset & whole, {cpuset & whole for _, cpuset in its.now})
-        ranks = {gpu for gpu, cpuset in its.now | its.before if not cpuset.isdisjoint(cpus)}
-        sharing = [it for it in its.holders if it.cpuset and not it.cpuset.isdisjoint(cpus)]
-        return SharedCpus(cpus, tuple(sorted(ranks)), granted_number(sharing, cpus))
+    masks = (holder.first_mask, *(thread.mask for thread in holder.threads[:1]))
+    return frozenset(mask for mask in masks if mask is not None)
 
 
-def _together(cpus: CpuSet, cpusets: Collection[CpuSet]) -> CpuSet:
-    """Return CPUs with all cpusets that they overlap, and that those overlap."""
-    wider = cpus.union(*(cpuset for cpuset in cpusets if not cpuset.isdisjoint(cpus)))
-    return cpus if wider == cpus else _together(wider, cpusets)
-
-
-def _options(treatment: Treatment, asked: int | None) -> Options:
-    return replace(
-        treatment.site,
-        mode=treatment.mode,
-        scope=treatment.scope,
-        share=treatment.share,
-        min_physical_cores=treatment.min_physical_cores,
-        cpus=asked,
-    )
+def _cpuset(facts: ProcessFacts) -> CpuSet:
+    """Return what a process may use. Raises ExemptError where that is not known."""
+    if facts.cpuset is None:
+        raise ExemptError(UNKNOWN_CPUSET, pid=facts.pid)
+    return facts.cpuset
