@@ -41,10 +41,7 @@ PURE_MODULES = (
     *("affinityd.cpuset", "affinityd.text", "affinityd.topology.model"),
     "affinityd.topology.nearness",
     *(f"affinityd.audit.{name}" for name in ("judge", "allocations", "verify")),
-    *(
-        f"affinityd.enforce.{name}"
-        for name in ("jobs", "placement", "verdict", "decide")
-    ),
+    *(f"affinityd.enforce.{name}" for name in ("jobs", "placement", "verdict", "decide")),
     "affinityd.enforce.policy.policy",
 )
 

@@ -9,6 +9,7 @@ import pytest
 
 from affinityd.audit.gather import TICKS
 from affinityd.cpuset import parse_list
+from affinityd.enforce.backoff import WAITS
 from affinityd.enforce.model import PinAttempt, PinOutcome
 from tests.enforcing import NEAR_ALONE, NOW, Site, masks, moved, places, rank, said, worker
 from tests.machines.by_hand import made
@@ -65,7 +66,7 @@ def test_who_is_reset_again_and_again_waits_ever_longer_and_is_given_up() -> Non
 def reset(site: Site, times: int, boot: float = NOW) -> float:
     """Pin a process and have it reset so often, as soon as it is pinned again; return when."""
     site.pin(RANK, boot=boot)
-    for wait in (*site.backoff._times.waits, 0.0)[:times]:
+    for wait in (*WAITS[1:], 0.0)[:times]:
         boot += wait + 1
         site.pin(RANK, boot=boot)
     return boot

@@ -11,8 +11,7 @@ import pytest
 from affinityd.config.settings import ENFORCE_VALUES
 from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES, MIGRATIONS
 from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
-from affinityd.enforce import memory_migration
-from affinityd.enforce.backoff import BackoffTimes
+from affinityd.enforce import backoff, memory_migration
 from affinityd.enforce.model import CAUSES, PIN_OUTCOMES, REASONS
 from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.model import Treatment
@@ -101,9 +100,8 @@ def test_it_explains_every_word(words: list[str]) -> None:
 
 
 def test_its_seconds_are_those_that_count() -> None:
-    patience = BackoffTimes()
-    assert f"less than {patience.grace:.0f} s" in PAGE
-    *waits, last = patience.waits[1:]
+    assert f"less than {backoff.GRACE:.0f} s" in PAGE
+    *waits, last = backoff.WAITS[2:]
     assert f"then {', '.join(map(str, waits))} and {last} s after" in PAGE
-    assert patience.forgotten == 3600
+    assert backoff.REST == 3600
     assert "An hour of rest" in " ".join(PAGE.split())

@@ -36,14 +36,9 @@ ENOUGH = END + (
     "or leave it by a rule of the policy"
 )
 
-
-@dataclass(frozen=True)
-class BackoffTimes:
-    """How long it is, in seconds."""
-
-    grace: float = 10.0  #: from a process's start: it may yet pin itself
-    waits: tuple[float, ...] = (0, 30, 60, 120, 240)  #: from a pin to the next, by resets in a row
-    forgotten: float = 3600.0  #: so long without a reset, and the next is the first in a row
+GRACE = 10.0  #: seconds from a process's start: it may yet pin itself
+WAITS = (0, 0, 30, 60, 120, 240)  #: seconds from a pin to the next, by pins in a row
+REST = 3600.0  #: seconds without a reset, and the next is the first in a row
 
 
 @dataclass(frozen=True)
@@ -57,18 +52,16 @@ class PinRecord:
     refusal: str | None = None  #: why the last try was refused, of some threads at least
     cpuset: CpuSet | None = None  #: its own at the last pin
     resets: int = 0
-    last_reset: float | None = None
-    in_a_row: int = 0  #: resets and refusals with no long rest between, and under one cpuset
-    is_reset: bool = False  #: since the last pin
+    last_drift: float = 0.0  #: when it was found elsewhere last
+    in_a_row: int = 0  #: pins and refusals with no long rest between, and under one cpuset
+    is_reset: bool = False  #: since the last pin, or that one was refused, or cut short
 
 
 class Backoff:
     """Remembers what was done to each process, and when it is to be pinned next."""
 
-    def __init__(self, times: BackoffTimes = BackoffTimes()) -> None:
-        """Take how long to wait."""
+    def __init__(self) -> None:
         self.resets = 0  #: of all processes
-        self._times = times
         self._boot = 0.0
         self._records: Recent[tuple[int, int], PinRecord] = Recent()  # by pid and start
 
@@ -79,7 +72,7 @@ class Backoff:
 
     def record(self, facts: ProcessFacts) -> PinRecord:
         """Return what is remembered of a process."""
-        return self._records.get(_key(facts)) or PinRecord()
+        return self._records.get((facts.pid, facts.start)) or PinRecord()
 
     def given(self, facts: ProcessFacts) -> frozenset[CpuSet]:
         """Return the masks that we gave a process, or that the kernel made of them."""
@@ -89,16 +82,27 @@ class Backoff:
         """Return the decision; what is to be pinned, but not now, is let alone."""
         facts, record = decision.process.facts, self.record(decision.process.facts)
         if decision.verdict == FITS and record.is_reset:  # what it does next is another reset
-            self._records[_key(facts)] = replace(record, is_reset=False, refusal=None)
+            self._set(facts, replace(record, is_reset=False, refusal=None))
         if decision.verdict != DRIFTED:
             return decision
         age = self._boot - facts.start / TICKS
-        if age < self._times.grace:
-            return _left(decision, YOUNG, SO_FAR.format(age=age, grace=self._times.grace))
-        if record.last_pin is None or self._is_ours(decision):
+        if age < GRACE:
+            return _left(decision, YOUNG, SO_FAR.format(age=age, grace=GRACE))
+        if record.last_pin is None or _is_ours(decision, record):
             return decision
-        self._records[_key(facts)] = record = self._reset(facts, record)
-        return self._waiting(decision, record, record.last_pin or 0.0)
+        since_pin = self._boot - record.last_pin
+        # A cpuset that is rewritten resets masks: that is no library's.
+        is_first = self._boot - record.last_drift >= REST or facts.cpuset != record.cpuset
+        self.resets += not record.is_reset
+        record = replace(
+            record,
+            resets=record.resets + (not record.is_reset),
+            last_drift=self._boot,
+            in_a_row=min(record.in_a_row, 1) if is_first else record.in_a_row,
+            is_reset=True,
+        )
+        self._set(facts, record)
+        return _waiting(decision, record, since_pin)
 
     def note(self, attempt: PinAttempt) -> None:
         """Note what came of a pin."""
@@ -107,9 +111,10 @@ class Backoff:
         if target is None or not (outcome.pinned or outcome.refused):
             return
         before = self.record(facts)
+        is_in_a_row = not outcome.is_late and not _is_ours(decision, before)
         new = [mask for mask in (outcome.cut, target.cpus) if mask is not None]
         given = (*(mask for mask in before.given if mask not in new), *new)
-        self._records[_key(facts)] = replace(
+        record = replace(
             before,
             given=given[-MOST_GIVEN:],
             asked=target.cpus,
@@ -117,51 +122,32 @@ class Backoff:
             last_pin=self._boot,
             refusal=outcome.error,
             cpuset=facts.cpuset,
-            in_a_row=before.in_a_row + (outcome.refused > 0),  # as a reset
+            in_a_row=before.in_a_row + is_in_a_row,
             is_reset=outcome.refused > 0 or outcome.is_late,
         )
+        self._set(facts, record)
 
-    def _waiting(self, decision: Decision, record: PinRecord, last_pin: float) -> Decision:
-        """Return the decision about a process that was reset, or refused, so often in a row."""
-        times, waits = record.in_a_row, self._times.waits
-        if not times:  # time was up within the last pin
-            return decision
-        happened = (RESET if record.refusal is None else AGAIN).format(
-            times=count(times, "time"), refusal=record.refusal
-        )
-        if times > len(waits):
-            return _left(decision, GIVEN_UP, happened + (ENOUGH if record.refusal is None else END))
-        rest = last_pin + waits[times - 1] - self._boot
-        if rest > 0:
-            return _left(decision, WAITING, happened + LATER.format(rest=rest))
-        return decision
-
-    def _is_ours(self, decision: Decision) -> bool:
-        """Whether what has drifted is where we put it: its plan has changed since."""
-        facts, target = decision.process.facts, decision.target
-        record = self.record(facts)
-        if target is None or target.cpus == record.asked:
-            return False
-        return target.drifted_masks(facts) <= {*record.given}
-
-    def _reset(self, facts: ProcessFacts, record: PinRecord) -> PinRecord:
-        """Return what is remembered once a process was found reset, once a pin."""
-        if not record.is_reset:
-            is_first = self._boot - (record.last_reset or 0) >= self._times.forgotten
-            self.resets += 1
-            record = replace(
-                record,
-                resets=record.resets + 1,
-                in_a_row=1 if is_first else record.in_a_row + 1,
-                last_reset=self._boot,
-                is_reset=True,
-            )
-        # A cpuset that is rewritten resets masks: that is no library's.
-        return record if facts.cpuset == record.cpuset else replace(record, in_a_row=1)
+    def _set(self, facts: ProcessFacts, record: PinRecord) -> None:
+        self._records[facts.pid, facts.start] = record
 
 
-def _key(facts: ProcessFacts) -> tuple[int, int]:
-    return facts.pid, facts.start
+def _waiting(decision: Decision, record: PinRecord, since_pin: float) -> Decision:
+    """Return the decision about a process that was reset, or refused, so often in a row."""
+    happened = (RESET if record.refusal is None else AGAIN).format(
+        times=count(record.in_a_row, "time"), refusal=record.refusal
+    )
+    if record.in_a_row >= len(WAITS):
+        return _left(decision, GIVEN_UP, happened + (ENOUGH if record.refusal is None else END))
+    rest = WAITS[record.in_a_row] - since_pin
+    return decision if rest <= 0 else _left(decision, WAITING, happened + LATER.format(rest=rest))
+
+
+def _is_ours(decision: Decision, record: PinRecord) -> bool:
+    """Whether what has drifted is where we put it: its plan has changed since."""
+    facts, target = decision.process.facts, decision.target
+    if target is None or target.cpus == record.asked:
+        return False
+    return target.drifted_masks(facts) <= {*record.given}
 
 
 def _left(decision: Decision, reason: str, why: str) -> Decision:

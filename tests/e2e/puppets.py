@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd.cpuset import CpuSet
-from affinityd.enforce.backoff import BackoffTimes
+from affinityd.enforce.backoff import GRACE
 from affinityd.linux.processes import mask_of, stat_of, thread_ids
 from tests.children import children_of
 from tests.daemons import eventually
@@ -61,7 +61,7 @@ for line in sys.stdin:
 """
 
 #: Seconds after which a process is no longer let alone as it has just started.
-GROWN_UP = BackoffTimes().grace + 0.5
+GROWN_UP = GRACE + 0.5
 
 
 @dataclass
