@@ -10,13 +10,14 @@ from affinityd.audit.model import GpuKey, Job
 from affinityd.config.settings import PIN
 from affinityd.cpuset import parse_list
 from affinityd.enforce.backoff import PinRecord
+from affinityd.enforce.document import TotalsDocument
 from affinityd.enforce.enforcer import Enforced
 from affinityd.enforce.model import (
     DRIFTED,
     FITS,
     LEFT,
+    PIN_OUTCOMES,
     Decision,
-    EnforcementReport,
     PinAttempt,
     PinOutcome,
     TargetCpus,
@@ -85,7 +86,23 @@ def enforced(
 ) -> Enforced:
     """Return a report of these decisions; `more`: what it has besides."""
     found = scan(*(it.process for it in decisions), unknown=unknown)
-    base = EnforcementReport(TIME, PIN, PIN, None, PolicyState(), decisions)
-    records = {it.process.facts.pid: PinRecord() for it in decisions}
-    looked = replace(found, time=TIME, boot=100.0)
-    return Enforced(MACHINE, looked, replace(base, **more), records)
+    base = Enforced(
+        MACHINE,
+        replace(found, time=TIME, boot=100.0),
+        wanted=PIN,
+        does=PIN,
+        hindrance=None,
+        policy=PolicyState(),
+        decisions=decisions,
+        records={it.process.facts.pid: PinRecord() for it in decisions},
+        totals=totals(),
+    )
+    return replace(base, **more)
+
+
+def totals(
+    *, threads: int = 0, resets: int = 0, migrations: Mapping[str, int] | None = None, **pins: int
+) -> TotalsDocument:
+    """Return what was done; `pins` by outcome."""
+    counted = {outcome: pins.get(outcome, 0) for outcome in PIN_OUTCOMES}
+    return TotalsDocument(counted, threads, resets, migrations or {})

@@ -17,10 +17,10 @@ from affinityd.enforce.backoff import PinRecord
 from affinityd.enforce.describe import render
 from affinityd.enforce.document import EnforceDocument
 from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.model import REASONS, Decision, EnforcementTotals
+from affinityd.enforce.model import REASONS, Decision
 from affinityd.enforce.policy.model import PolicyState
 from tests.documents import exactly, in_json
-from tests.enforced import drifted, enforced, fits, left
+from tests.enforced import drifted, enforced, fits, left, totals
 from tests.scans import GPU1, MACHINE
 
 FOUND = enforced(
@@ -33,7 +33,7 @@ FOUND = enforced(
     notices=("environments",),
     unknown={GPU1: "no NVML"},
     policy=PolicyState("/etc/p", 1_790_000_000.0, 2, "rule 1: no"),
-    totals=EnforcementTotals({"pinned": 3}, 40, 1, {"moved": 2}),
+    totals=totals(pinned=3, threads=40, resets=1, migrations={"moved": 2}),
     unreached=1,
     seconds=0.5,
 )

@@ -111,7 +111,7 @@ def policy(tmp_path: Path) -> Path:
 
 def what(found: Enforced) -> str:
     """Return what becomes of the one process."""
-    (decision,) = found.report.decisions
+    (decision,) = found.decisions
     return decision.reason or decision.verdict
 
 
@@ -120,25 +120,25 @@ def test_what_has_drifted_is_pinned_and_fits_from_then_on(policy: Path, job: int
     first, second = look.enforce(), look.enforce()
     assert mask_of(job) == NEAR
     assert (what(first), what(second)) == ("drifted", "fits")
-    assert [it.outcome.pinned for it in first.report.done] == [1]
-    assert (first.report.does, second.report.done) == (PIN, ())
-    assert second.report.totals.pins == {"pinned": 1}
-    assert (second.report.totals.threads, second.records[job].pins) == (1, 1)
-    assert second.report.seconds < 1
+    assert [it.outcome.pinned for it in first.done] == [1]
+    assert (first.does, second.done) == (PIN, [])
+    assert second.totals.pins["pinned"] == 1
+    assert (second.totals.threads, second.records[job].pins) == (1, 1)
+    assert second.seconds < 1
 
 
 def test_who_observes_touches_nothing_and_says_what_it_would_do(policy: Path, job: int) -> None:
     found = Look(OBSERVE, policy, job).enforce()
     assert mask_of(job) == FAR
-    assert (what(found), found.report.does, found.report.done) == ("drifted", OBSERVE, ())
+    assert (what(found), found.does, found.done) == ("drifted", OBSERVE, [])
 
 
 def test_a_process_that_the_policy_has_observed_is_not_pinned(policy: Path, job: int) -> None:
     policy.write_text("observe = true")
     look = Look(PIN, policy, job)
     found = look.enforce()
-    assert (what(found), mask_of(job), found.report.done) == ("drifted", FAR, ())
-    assert (found.report.does, found.report.unreached) == (PIN, 0)
+    assert (what(found), mask_of(job), found.done) == ("drifted", FAR, [])
+    assert (found.does, found.unreached) == (PIN, 0)
     policy.write_text("")
     look.enforce()  # a change counts when it is there at two looks
     look.enforce()
@@ -148,18 +148,18 @@ def test_a_process_that_the_policy_has_observed_is_not_pinned(policy: Path, job:
 def test_who_is_hindered_observes_for_as_long_as_that_lasts(policy: Path, job: int) -> None:
     look = Look(PIN, policy, job)
     look.hindrance = "another daemon pins"
-    report = look.enforce().report
+    report = look.enforce()
     assert (report.wanted, report.does, report.hindrance) == (PIN, OBSERVE, "another daemon pins")
     assert (mask_of(job), report.unreached) == (FAR, 0)
     look.hindrance = None
-    assert look.enforce().report.does == PIN
+    assert look.enforce().does == PIN
     assert mask_of(job) == NEAR
 
 
 def test_another_enforcer_pins_nothing_that_fits(policy: Path, job: int) -> None:
     Look(PIN, policy, job).enforce()
     found = Look(PIN, policy, job).enforce()
-    assert (what(found), found.report.done) == ("fits", ())
+    assert (what(found), found.done) == ("fits", [])
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_policy_that_breaks_leaves_the_old_one_in_force(policy: Path, job: int
     look.enforce()  # a change counts when it is there at two looks
     found = look.enforce()
     assert (what(found), mask_of(job)) == ("policy", FAR)
-    assert "leave" in (found.report.policy.error or "")
+    assert "leave" in (found.policy.error or "")
     policy.write_text("leave = false")
     assert what(look.enforce()) == "policy"
     assert (what(look.enforce()), mask_of(job)) == ("drifted", NEAR)
@@ -211,9 +211,9 @@ def test_when_time_is_up_the_rest_is_told_and_left_to_the_next_scan(
     look = Look(PIN, policy, job)
     with monkeypatch.context() as patched:
         patched.setattr(module, "PASS", -1.0)
-        report = look.enforce().report
-    assert (report.unreached, report.done, mask_of(job)) == (1, (), FAR)
-    assert look.enforce().report.unreached == 0
+        report = look.enforce()
+    assert (report.unreached, report.done, mask_of(job)) == (1, [], FAR)
+    assert look.enforce().unreached == 0
     assert mask_of(job) == NEAR
 
 
@@ -222,8 +222,8 @@ def test_its_memory_is_to_follow_the_first_pin_and_no_other(policy: Path, job: i
     look.enforce()
     os.sched_setaffinity(job, FAR | NEAR)
     found = look.enforce()
-    assert (mask_of(job), found.report.totals.resets) == (NEAR, 1)
-    assert found.report.totals.pins == {"pinned": 2}
+    assert (mask_of(job), found.totals.resets) == (NEAR, 1)
+    assert found.totals.pins["pinned"] == 2
     assert look.follower.wanted == [(job, NEAR)]
 
 
@@ -246,7 +246,7 @@ def test_no_memory_follows_who_was_near_or_was_refused(
 ) -> None:
     near = Look(PIN, policy, job)
     near.scan()
-    (drifted,) = Look(OBSERVE, policy, job).enforce().report.decisions
+    (drifted,) = Look(OBSERVE, policy, job).enforce().decisions
     for decision, outcome in (
         (replace(drifted, cause="share"), PinOutcome(pinned=1)),
         (drifted, PinOutcome(refused=1, error="EPERM")),
@@ -262,13 +262,13 @@ def test_what_cannot_be_read_or_seen_is_noticed(
     policy: Path, job: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = Look(OBSERVE, policy, job)
-    assert look.enforce().report.notices == ()
+    assert look.enforce().notices == ()
     monkeypatch.setattr(identity, "environment", lambda *_: None)
     look = Look(OBSERVE, policy, job)
     look.follower.refusal = "memory was not moved"
     look.auditor._holders = Known(job, gpu=GPU)
     look.auditor._holders.now = replace(look.auditor._holders.now, unknown={GPU: "no NVML"})
-    first, second, third = look.enforce().report.notices
+    first, second, third = look.enforce().notices
     assert (first[:15], second[:10], third[-7:]) == ("the environment", "memory was", "no NVML")
 
 

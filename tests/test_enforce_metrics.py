@@ -12,9 +12,8 @@ from affinityd.config.settings import OBSERVE
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.model import EnforcementTotals
 from affinityd.enforce.policy.model import PolicyState
-from tests.enforced import drifted, enforced, fits, left
+from tests.enforced import drifted, enforced, fits, left, totals
 from tests.scans import GPU0, GPU1
 from tests.test_metrics import FOUND, samples
 
@@ -74,7 +73,7 @@ def test_a_gpu_whose_processes_are_not_known_has_no_samples() -> None:
     assert some(samples(lines, "affinityd_enforce_would_pin_processes", "1")) == {"mask": 1}
 
 
-TOTALS = EnforcementTotals({"pinned": 3, "refused": 1}, threads=40, resets=2)
+TOTALS = totals(pinned=3, refused=1, threads=40, resets=2)
 POLICY = PolicyState("/etc/p", 1700000000.5, 2, "line 3")
 
 
@@ -95,7 +94,7 @@ POLICY = PolicyState("/etc/p", 1700000000.5, 2, "line 3")
         ({"totals": TOTALS}, "resets_total", {"": 2}),
         ({"totals": TOTALS}, "migrations_total", {}),
         (
-            {"totals": EnforcementTotals(migrations={"moved": 1, "partly": 0})},
+            {"totals": totals(migrations={"moved": 1, "partly": 0})},
             "migrations_total",
             {"moved": 1, "partly": 0},
         ),

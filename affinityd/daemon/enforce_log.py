@@ -10,7 +10,7 @@ from affinityd.audit.model import GpuKey, Job
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import several
 from affinityd.enforce.enforcer import Enforced
-from affinityd.enforce.model import GIVEN_UP, EnforcementReport, PinAttempt
+from affinityd.enforce.model import GIVEN_UP, PinAttempt
 from affinityd.enforce.policy.model import PolicyState
 from affinityd.recent import Recent
 from affinityd.text import count, one_line
@@ -41,20 +41,19 @@ class EnforceLog:
 
     def enforced(self, enforced: Enforced) -> None:
         """Tell of a new report."""
-        report = enforced.report
         for remembered in (self._noticed, self._told):
             remembered.begin(enforced.scan.boot)
-        for level, line in _of_policy(self._policy, report.policy):
+        for level, line in _of_policy(self._policy, enforced.policy):
             log.log(level, "%s", line)
-        self._policy = report.policy
-        self._note_hindrance(report.hindrance)
-        for notice in report.notices:
+        self._policy = enforced.policy
+        self._note_hindrance(enforced.hindrance)
+        for notice in enforced.notices:
             if notice not in self._noticed:
                 log.warning("%s", one_line(notice))
             self._noticed[notice] = None
-        for job in {it.job for it in report.decisions if it.job is not None}:
+        for job in {it.job for it in enforced.decisions if it.job is not None}:
             self._told.get(job)  # as long as it is seen it is remembered
-        for job, kind, (level, line) in (*_of_pins(report.done), *_of_given_up(report)):
+        for job, kind, (level, line) in (*_of_pins(enforced.done), *_of_given_up(enforced)):
             told = self._told.get(job) or frozenset()
             if kind not in told:
                 log.log(level, "%s %s: %s", job.scheduler, one_line(job.id), line)
@@ -104,8 +103,8 @@ def _pinned(done: Sequence[PinAttempt]) -> str:
     return f"pinned {processes} ({threads}) near {near}, mode {', '.join(modes)}"
 
 
-def _of_given_up(report: EnforcementReport) -> Iterator[tuple[Job, str, News]]:
-    for decision in report.decisions:
+def _of_given_up(enforced: Enforced) -> Iterator[tuple[Job, str, News]]:
+    for decision in enforced.decisions:
         if decision.reason == GIVEN_UP and decision.job is not None:
             facts = decision.process.facts
             line = (

@@ -19,7 +19,6 @@ from affinityd.enforce.document import (
     EnforceProcessDocument,
     PolicyDocument,
     SummaryDocument,
-    TotalsDocument,
     VerdictsDocument,
 )
 from affinityd.enforce.enforcer import Enforced
@@ -29,7 +28,6 @@ from affinityd.enforce.model import (
     DRIFTED,
     FITS,
     LEFT,
-    PIN_OUTCOMES,
     REASONS,
     WAITING,
     YOUNG,
@@ -44,22 +42,19 @@ NOT_YOURS = "the file as it is now does not count; who sees all processes is tol
 
 def document(enforced: Enforced, sees: Sees | None) -> EnforceDocument:
     """Return the document for a reader who sees these processes; None: counts alone."""
-    report, totals = enforced.report, enforced.report.totals
     return EnforceDocument(
         node=enforced.topology.name,
-        time=rfc3339(report.time),
+        time=rfc3339(enforced.scan.time),
         sees=seen(sees),
-        enforce=report.wanted,
-        does=report.does,
-        hindrance=report.hindrance,
-        notices=report.notices,
-        policy=_policy(report.policy, sees),
+        enforce=enforced.wanted,
+        does=enforced.does,
+        hindrance=enforced.hindrance,
+        notices=enforced.notices,
+        policy=_policy(enforced.policy, sees),
         summary=summary(enforced),
-        totals=TotalsDocument(
-            _each(PIN_OUTCOMES, totals.pins), totals.threads, totals.resets, totals.migrations
-        ),
-        unreached=report.unreached,
-        seconds=report.seconds,
+        totals=enforced.totals,
+        unreached=enforced.unreached,
+        seconds=enforced.seconds,
         jobs=None if sees is None else list(_jobs(enforced, sees)),
     )
 
@@ -73,7 +68,7 @@ def summary(enforced: Enforced) -> SummaryDocument:
     """Return what is counted: GPUs with a mismatch by what would help, and all processes."""
     mismatched: defaultdict[GpuKey, list[Decision]] = defaultdict(list)
     drifted, left, fits = Counter[str](), Counter[str](), 0
-    for decision in enforced.report.decisions:
+    for decision in enforced.decisions:
         fits += decision.verdict == FITS
         drifted.update([decision.cause or ""] if decision.verdict == DRIFTED else ())
         left.update([decision.reason or ""] if decision.verdict == LEFT else ())
@@ -132,7 +127,7 @@ def _moment(seconds: float | None) -> str | None:
 def _jobs(enforced: Enforced, sees: Sees) -> Iterator[EnforceJobDocument]:
     """Yield the jobs that have a process which is seen, and those processes."""
     by_job: defaultdict[Job | None, list[Decision]] = defaultdict(list)
-    for decision in enforced.report.decisions:
+    for decision in enforced.decisions:
         if sees(decision.process):
             by_job[decision.job].append(decision)
     cpulist = cache(format_list)  # there are many processes and few masks

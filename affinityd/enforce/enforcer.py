@@ -16,24 +16,25 @@ from affinityd.cpuset import CpuSet
 from affinityd.enforce import pinner
 from affinityd.enforce.backoff import Backoff, PinRecord
 from affinityd.enforce.decide import decide
+from affinityd.enforce.document import TotalsDocument
 from affinityd.enforce.exemptions import notices
 from affinityd.enforce.memory_migration import MemoryMigrations
 from affinityd.enforce.model import (
     CUT,
     DRIFTED,
+    PIN_OUTCOMES,
     PINNED,
     REFUSED,
     SHARE,
     UNSETTLED,
     Decision,
-    EnforcementReport,
-    EnforcementTotals,
     PinAttempt,
     PinOutcome,
 )
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.file import PolicyFile
 from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity
+from affinityd.enforce.policy.model import PolicyState
 from affinityd.linux.processes import is_running
 from affinityd.recent import Recent
 from affinityd.topology.model import Topology
@@ -43,12 +44,21 @@ PASS = 2.0  #: seconds that the pins after one scan may take together; the next 
 
 @dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
 class Enforced:
-    """A report, with what it is about."""
+    """One look at all processes that use GPUs, after a scan, with what it is about."""
 
     topology: Topology
     scan: Scan
-    report: EnforcementReport
+    wanted: str  #: of WAYS: as it was set
+    does: str  #: of WAYS: what it does
+    hindrance: str | None  #: why it observes where it was to pin
+    policy: PolicyState
+    decisions: Sequence[Decision]  #: in the scan's order
     records: Mapping[int, PinRecord]  #: what is remembered of the processes, by pid
+    totals: TotalsDocument
+    done: Sequence[PinAttempt] = ()
+    notices: Sequence[str] = ()  #: what cannot be seen or done, for people
+    unreached: int = 0  #: processes that were to be pinned, and not reached, as time was up
+    seconds: float = 0.0  #: how long it took, beside the scan
 
     def since_epoch(self, since_boot: float | None) -> float | None:
         """Return a moment, seconds since boot, in seconds since the epoch."""
@@ -92,31 +102,28 @@ class Enforcer:
         drifted = [it for it in decisions if it.verdict == DRIFTED and not it.is_observed]
         drifted = drifted if does == PIN else []
         done = self._pin(topology, drifted)
-        report = EnforcementReport(
-            time=scan.time,
+        told = notices(scan.unknown, is_blind=is_blind, refusal=self._migrations.refusal)
+        return Enforced(
+            topology,
+            scan,
             wanted=self._wanted,
             does=does,
             hindrance=hindrance,
             policy=self._policy.state,
             decisions=decisions,
-            done=tuple(done),
-            totals=self._totals,
-            notices=tuple(
-                notices(scan.unknown, is_blind=is_blind, refusal=self._migrations.refusal)
+            records={
+                it.process.facts.pid: self._backoff.record(it.process.facts) for it in decisions
+            },
+            totals=TotalsDocument(
+                {outcome: self._pins[outcome] for outcome in PIN_OUTCOMES},
+                threads=self._threads,
+                resets=self._backoff.resets,
+                migrations=self._migrations.totals,
             ),
+            done=done,
+            notices=tuple(told),
             unreached=len(drifted) - len(done),
             seconds=time.monotonic() - began,
-        )
-        records = {it.process.facts.pid: self._backoff.record(it.process.facts) for it in decisions}
-        return Enforced(topology, scan, report, records)
-
-    @property
-    def _totals(self) -> EnforcementTotals:
-        return EnforcementTotals(
-            pins=Counter(self._pins),
-            threads=self._threads,
-            resets=self._backoff.resets,
-            migrations=self._migrations.totals,
         )
 
     def _decide(self, topology: Topology, scan: Scan) -> tuple[tuple[Decision, ...], bool]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from affinityd.audit.model import AuditedProcess, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
-from affinityd.enforce.policy.model import PolicyState, Treatment
+from affinityd.enforce.policy.model import Treatment
 from affinityd.linux.processes import Thread
 from affinityd.topology.nearness import MASK, UNPINNED
 
@@ -120,30 +119,3 @@ class PinAttempt:
 
     decision: Decision
     outcome: PinOutcome
-
-
-@dataclass(frozen=True)
-class EnforcementTotals:
-    """Counters, from the daemon's start on."""
-
-    pins: Mapping[str, int] = field(default_factory=dict)  #: processes, by PIN_OUTCOMES
-    threads: int = 0  #: whose mask was set
-    resets: int = 0  #: how often a process that we had pinned was found elsewhere
-    migrations: Mapping[str, int] = field(default_factory=dict)  #: by `memory_migration.OUTCOMES`
-
-
-@dataclass(frozen=True)
-class EnforcementReport:
-    """One look at all processes that use GPUs, after a scan."""
-
-    time: float  #: of the scan, seconds since the epoch
-    wanted: str  #: of WAYS: as it was set
-    does: str  #: of WAYS: what it does
-    hindrance: str | None  #: why it observes where it was to pin
-    policy: PolicyState
-    decisions: tuple[Decision, ...]  #: in the scan's order
-    done: tuple[PinAttempt, ...] = ()
-    totals: EnforcementTotals = EnforcementTotals()
-    notices: tuple[str, ...] = ()  #: what cannot be seen or done, for people
-    unreached: int = 0  #: processes that were to be pinned, and not reached, as time was up
-    seconds: float = 0.0  #: how long it took, beside the scan

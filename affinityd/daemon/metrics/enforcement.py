@@ -27,7 +27,6 @@ from affinityd.enforce.model import (
     PIN_OUTCOMES,
     REASONS,
     Decision,
-    EnforcementReport,
 )
 
 
@@ -56,7 +55,7 @@ GPU_FAMILIES: tuple[MetricFamily[GpuDrift], ...] = (
     ),
 )
 
-FAMILIES: tuple[MetricFamily[EnforcementReport], ...] = (
+FAMILIES: tuple[MetricFamily[Enforced], ...] = (
     MetricFamily(
         "affinityd_enforce_mode",
         "1 for what the daemon does about processes of GPU jobs that have drifted: observe or pin.",
@@ -95,7 +94,7 @@ FAMILIES: tuple[MetricFamily[EnforcementReport], ...] = (
     MetricFamily(
         "affinityd_enforce_scan_timestamp_seconds",
         "Of which scan all this is, since the epoch: it stands still where enforcing fails.",
-        lambda report: one(report.time),
+        lambda report: one(report.scan.time),
     ),
     MetricFamily(
         "affinityd_enforce_policy_error",
@@ -119,7 +118,7 @@ FAMILIES: tuple[MetricFamily[EnforcementReport], ...] = (
     ),
 )
 
-MIGRATIONS: MetricFamily[EnforcementReport] = MetricFamily(
+MIGRATIONS: MetricFamily[Enforced] = MetricFamily(
     "affinityd_enforce_migrations",
     "Processes whose memory was to follow their first pin, by what came of it.",
     lambda report: each(report.totals.migrations, report.totals.migrations),
@@ -129,18 +128,17 @@ MIGRATIONS: MetricFamily[EnforcementReport] = MetricFamily(
 
 
 def metrics(enforced: Enforced) -> Iterator[Metric]:
-    """Yield every metric of a report."""
-    report, scan = enforced.report, enforced.scan
-    drifts = drifts_of(report.decisions)
+    """Yield every metric of a enforced."""
+    drifts = drifts_of(enforced.decisions)
     gpus = [
         (gpu_labels(gpu), drifts.get(gpu.key, GpuDrift()))
         for gpu in enforced.topology.gpus
-        if gpu.key not in scan.unknown
+        if gpu.key not in enforced.scan.unknown
     ]
     for of_gpus in GPU_FAMILIES:
         yield filled(of_gpus, GPU_LABELS, gpus)
-    for family in (*FAMILIES, *([MIGRATIONS] if report.totals.migrations else [])):
-        yield whole(family, report)
+    for family in (*FAMILIES, *([MIGRATIONS] if enforced.totals.migrations else [])):
+        yield whole(family, enforced)
 
 
 def drifts_of(decisions: Iterable[Decision]) -> dict[GpuKey, GpuDrift]:
