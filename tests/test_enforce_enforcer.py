@@ -262,7 +262,7 @@ def test_what_cannot_be_read_or_seen_is_noticed(
     policy: Path, job: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = Look(OBSERVE, policy, job)
-    assert look.enforce().notices == ()
+    assert not look.enforce().notices
     monkeypatch.setattr(identity, "environment", lambda *_: None)
     look = Look(OBSERVE, policy, job)
     look.follower.refusal = "memory was not moved"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,9 +11,8 @@ import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.enforce.policy import identity, pods
-from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity
-from affinityd.enforce.policy.pods import Pod, Pods
+from affinityd.enforce.policy import identity
+from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity, pods_of
 from affinityd.linux import environ
 from affinityd.linux.processes import PROC, cgroups_of, stat_of
 from affinityd.recent import REMEMBERED
@@ -234,10 +232,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_pod_is_called_as_the_folder_of_its_logs_says(folder: Path) -> None:
-    known = Pods(str(folder))
-    assert known.of(POD) == Pod("ml-team", "trainer-0")
-    assert known.of(HASH) == Pod("kube-system", "etcd-node1")
-    assert known.of("a uid that no folder has") is None
+    known = pods_of(str(folder))
+    assert known[POD] == {"namespace": "ml-team", "pod": "trainer-0"}
+    assert known[HASH] == {"namespace": "kube-system", "pod": "etcd-node1"}
 
 
 def test_a_process_of_a_pod_has_its_name_and_others_have_none(folder: Path) -> None:
@@ -248,21 +245,16 @@ def test_a_process_of_a_pod_has_its_name_and_others_have_none(folder: Path) -> N
     assert (of_slurm.namespace, of_slurm.pod) == (None, None)
 
 
-def test_the_folders_are_listed_for_a_pod_that_is_not_known_and_not_at_once_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = Pods(str(folder))
-    assert known.of("new") is None
-    (folder / "default_late_new").mkdir(parents=True)
-    assert known.of("new") is None
-    monkeypatch.setattr(pods, "AGAIN", 0.0)
-    known = Pods(str(folder))
-    assert known.of("newer") is None
-    (folder / "default_later_newer").mkdir(parents=True)
-    assert known.of("newer") == Pod("default", "later")
-    shutil.rmtree(folder)
-    assert known.of("newer") == Pod("default", "later")
+def test_a_pod_that_comes_is_known_at_the_next_scan(folder: Path) -> None:
+    known, of_pod = ProcessIdentities(pods=str(folder)), Membership(Job("kubernetes", "new"))
+    facts = replace(process("0"), membership=of_pod)
+    assert known.of(facts, ()).pod is None
+    (folder / "default_late_new").mkdir()
+    known.begin(15.0)
+    assert known.of(facts, ()).pod == "late"
 
 
 def test_a_node_without_the_folders_tells_no_pod(tmp_path: Path) -> None:
-    assert Pods(str(tmp_path / "none")).of(POD) is None
+    of_pod = replace(process("0"), membership=KUBERNETES_POD)
+    told = ProcessIdentities(pods=str(tmp_path / "none")).of(of_pod, ())
+    assert (told.pod, told.unread >= {"namespace", "pod"}) == (None, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -161,13 +161,14 @@ def _rule(number: int, table: RuleTable, defaults: Treatment) -> Rule:
         where, name = f"rule {number}{_first_key(said)}", unused[0]
         why = "is of no use where leave is true; write leave = false with it"
         raise PolicyError(one_line(f"{where}: {name} {why}"))
-    names = {key: getattr(table, key) for key in NAMED}
+    asked: dict[str, Container[Any]] = {k: NamePatterns(said[k]) for k in NAMED if k in said}
+    if table.uid is not None:
+        asked["uid"] = frozenset(table.uid)
     return Rule(
         treatment,
-        names={key: NamePatterns(globs) for key, globs in names.items() if globs},
-        uids=frozenset(table.uid) if table.uid else None,
+        asked,
         cgroup=NamePatterns(table.cgroup) if table.cgroup else None,
-        environment={key: NamePatterns(it) for key, it in (table.environment or {}).items()},
+        environment={key: NamePatterns(it) for key, it in said.get("environment", {}).items()},
     )
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd.audit.model import ProcessFacts, Scan
+from affinityd.audit.model import Scan
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.cpuset import CpuSet
 from affinityd.enforce import pinner
@@ -33,9 +33,8 @@ from affinityd.enforce.model import (
 )
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.file import PolicyFile
-from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity
+from affinityd.enforce.policy.identity import ProcessIdentities
 from affinityd.enforce.policy.model import PolicyState
-from affinityd.linux.processes import is_running
 from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 
@@ -98,11 +97,11 @@ class Enforcer:
         began = time.monotonic()
         hindrance = self._why_not_pin()
         does = self._wanted if hindrance is None else OBSERVE
-        decisions, is_blind = self._decide(topology, scan)
+        decisions = self._decide(topology, scan)
         drifted = [it for it in decisions if it.verdict == DRIFTED and not it.is_observed]
         drifted = drifted if does == PIN else []
         done = self._pin(topology, drifted)
-        told = notices(scan.unknown, is_blind=is_blind, refusal=self._migrations.refusal)
+        is_blind, refusal = self._identities.is_blind, self._migrations.refusal
         return Enforced(
             topology,
             scan,
@@ -111,9 +110,7 @@ class Enforcer:
             hindrance=hindrance,
             policy=self._policy.state,
             decisions=decisions,
-            records={
-                it.process.facts.pid: self._backoff.record(it.process.facts) for it in decisions
-            },
+            records={it.facts.pid: self._backoff.record(it.facts) for it in scan.processes},
             totals=TotalsDocument(
                 {outcome: self._pins[outcome] for outcome in PIN_OUTCOMES},
                 threads=self._threads,
@@ -121,35 +118,26 @@ class Enforcer:
                 migrations=self._migrations.totals,
             ),
             done=done,
-            notices=tuple(told),
+            notices=[*notices(scan.unknown, is_blind=is_blind, refusal=refusal)],
             unreached=len(drifted) - len(done),
             seconds=time.monotonic() - began,
         )
 
-    def _decide(self, topology: Topology, scan: Scan) -> tuple[tuple[Decision, ...], bool]:
-        """Return the decisions, and whether an environment could not be read for them."""
+    def _decide(self, topology: Topology, scan: Scan) -> list[Decision]:
         policy = self._policy.current()
         variables = frozenset() if policy is None else policy.variables
-        unread: set[int] = set()
         self._identities.begin(scan.boot)
         self._backoff.begin(scan.boot)
-
-        def identify(facts: ProcessFacts) -> ProcessIdentity:
-            found = self._identities.of(facts, variables)
-            if found.environment is None and is_running(facts.pid, facts.start):
-                unread.add(facts.pid)
-            return found
-
         decisions = decide(
             topology,
             scan,
             reserved=self._reserved,
             policy=policy,
-            identify=identify,
+            identify=lambda facts: self._identities.of(facts, variables),
             given=self._backoff.given,
             history=self._history,
         )
-        return tuple(map(self._backoff.after_waiting, decisions)), bool(unread)
+        return [*map(self._backoff.after_waiting, decisions)]
 
     def _pin(self, topology: Topology, drifted: Iterable[Decision]) -> list[PinAttempt]:
         """Pin what has drifted, until time is up."""

@@ -6,17 +6,20 @@ import pwd
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from affinityd.audit.membership import DELETED, is_slurms
 from affinityd.audit.model import KUBERNETES, ProcessFacts
 from affinityd.config import switch
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.enforce.policy.environ import environment
-from affinityd.enforce.policy.pods import PODS, Pods
-from affinityd.enforce.policy.timed_call import TimedCalls
+from affinityd.enforce.policy.environ import TimedCalls, environment
+from affinityd.linux.files import listed
+from affinityd.linux.processes import is_running
 from affinityd.recent import REMEMBERED, Recent
+
+PODS = "/var/log/pods"
+NO_POD: Mapping[str, None] = {"namespace": None, "pod": None}
 
 _beside = re.compile(r"^(?:/\.\.)+(?=/|$)")
 
@@ -70,18 +73,22 @@ class ProcessIdentities:
 
     def __init__(self, root: str = "", pods: str = PODS) -> None:
         """Take where the machine's files are, and the pods' folders."""
+        self.is_blind = False  #: the environment of a process could not be read in this scan
         self._root = root
-        self._pods = Pods(pods)
+        self._folder = pods
         self._timed_calls = TimedCalls()
-        self._users: dict[int, str | None] = {}
+        self._pods = cache(pods_of)
+        self._user = cache(_name_of)  # a directory that does not answer takes seconds
         self._users_began = 0.0  # when the first of them was asked for, seconds since boot
         self._known: Recent[tuple[int, int, frozenset[str]], Mapping[str, str] | None] = Recent()
 
     def begin(self, boot: float) -> None:
         """Begin another scan; `boot`: when, seconds since boot."""
+        self.is_blind = False
         self._known.begin(boot)
+        self._pods = cache(pods_of)
         if boot - self._users_began >= REMEMBERED:  # a directory may answer by now, or otherwise
-            self._users, self._users_began = {}, boot
+            self._user, self._users_began = cache(_name_of), boot
 
     def of(self, facts: ProcessFacts, variables: Collection[str]) -> ProcessIdentity:
         """Return the identity of a process, with these variables of its environment.
@@ -89,22 +96,22 @@ class ProcessIdentities:
         Its user is told where SLURM_JOB_USER is among them: a directory may take seconds to answer.
         """
         environ = self._environment(facts, ALWAYS | frozenset(variables))
+        if environ is None and is_running(facts.pid, facts.start):
+            self.is_blind = True
         said = environ or {}
         its = {name: said.get(variable) for name, variable in SLURMS.items()}
-        if SLURMS["user"] in variables:
+        if SLURMS["user"] in variables and facts.uid is not None:
             its["user"] = self._user(facts.uid) or its["user"]
-        job = facts.membership.job
-        is_pod = job is not None and job.scheduler == KUBERNETES
-        pod = self._pods.of(job.id) if job is not None and is_pod else None
         unread = {"environment"} if environ is None else set[str]()
+        job = facts.membership.job
         if environ is None and is_slurms(job):
             unread |= {name for name, text in its.items() if text is None}
-        unread |= {"namespace", "pod"} if is_pod and pod is None else set()
+        if job is not None and job.scheduler == KUBERNETES:
+            its |= self._pods(self._folder).get(job.id, NO_POD)
+            unread |= {name for name in NO_POD if its[name] is None}
         return ProcessIdentity(
             uid=facts.uid,
             **its,
-            namespace=pod.namespace if pod else None,
-            pod=pod.name if pod else None,
             cgroups=paths(facts.cgroups),
             environment=environ,
             switch=switch.read_or_off(said.get(switch.VARIABLE, "")),
@@ -123,13 +130,21 @@ class ProcessIdentities:
             self._known[key] = its
         return self._known.get(key)
 
-    def _user(self, uid: int | None) -> str | None:
-        """Return a user's name; None where there is no such user here."""
-        if uid is None:
-            return None
-        if uid not in self._users:  # a directory that does not answer takes seconds
-            self._users[uid] = _name_of(uid)
-        return self._users[uid]
+
+def pods_of(folder: str) -> Mapping[str, Mapping[str, str | None]]:
+    """Return what Kubernetes calls the pods of this node, by uid, as the kubelet keeps their logs.
+
+    Their folders are called NAMESPACE_NAME_UID: kubelet pkg/kubelet/kuberuntime/helpers.go
+    `BuildPodLogsDirectory`. Neither a namespace nor a pod's name has a `_` in it (RFC 1123), and
+    the uid is that of the pod's cgroup: of a static pod, the hash of its manifest. No file of the
+    node has a pod's labels.
+    """
+    pods = {}
+    for name in listed(folder):
+        named, _, uid = name.rpartition("_")
+        namespace, _, pod = named.partition("_")
+        pods[uid] = {"namespace": namespace, "pod": pod}
+    return pods
 
 
 def _given(said: Mapping[str, str]) -> CpuSet | None:

@@ -6,16 +6,17 @@ The first rule that matches counts, its settings over the defaults.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property
+from typing import Any
 
 from affinityd.enforce.policy.identity import SLURMS, ProcessIdentity
 from affinityd.enforce.policy.model import NODE, Treatment
 from affinityd.errors import InvalidRequestError
 
-#: Keys of a rule that ask for one name of a process, each a field of `ProcessIdentity`.
+#: Keys of a rule that ask for a name of a process, each a field of `ProcessIdentity`.
 NAMED = ("partition", "account", "user", "namespace", "pod")
 
 
@@ -30,9 +31,9 @@ class NamePatterns:
         """Take them."""
         self._matches = re.compile("|".join(map(translate, globs))).match
 
-    def __contains__(self, name: str | None) -> bool:
+    def __contains__(self, name: object) -> bool:
         """Whether one of them is this name; one that is not known is none."""
-        return name is not None and self._matches(name) is not None
+        return isinstance(name, str) and self._matches(name) is not None
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,8 @@ class Rule:
     """What is to be so of a process, and how it is treated then."""
 
     treatment: Treatment
-    names: Mapping[str, NamePatterns] = field(
-        default_factory=dict
-    )  #: by field of `ProcessIdentity`
-    uids: frozenset[int] | None = None  #: None: anybody
+    #: By field of `ProcessIdentity`: which values it may have.
+    fields: Mapping[str, Container[Any]] = field(default_factory=dict)
     cgroup: NamePatterns | None = None  #: None: anywhere
     environment: Mapping[str, NamePatterns] = field(default_factory=dict)  #: by variable
 
@@ -61,18 +60,15 @@ class Rule:
         return unknown if unknown and self._may_match(identity) else frozenset()
 
     def _unknown(self, identity: ProcessIdentity) -> frozenset[str]:
-        asked = {*self.names, *(["environment"] if self.environment else [])}
+        asked = {*self.fields, *(["environment"] if self.environment else [])}
         return identity.unread & asked
 
     def _may_match(self, identity: ProcessIdentity) -> bool:
         """Whether all of it that is known is so."""
         unread, environment = identity.unread, identity.environment or {}
+        fields = self.fields.items()
         return (
-            (self.uids is None or identity.uid in self.uids)
-            and all(
-                name in unread or getattr(identity, name) in names
-                for name, names in self.names.items()
-            )
+            all(name in unread or getattr(identity, name) in its for name, its in fields)
             and (self.cgroup is None or self.path(identity.cgroups) is not None)
             and (
                 "environment" in unread
@@ -121,5 +117,5 @@ class Policy:
     @cached_property
     def variables(self) -> frozenset[str]:
         """The variables of a process's environment that rules ask for."""
-        slurms = {SLURMS[name] for rule in self.rules for name in rule.names if name in SLURMS}
+        slurms = {SLURMS[name] for rule in self.rules for name in rule.fields if name in SLURMS}
         return frozenset(slurms).union(*(rule.environment for rule in self.rules))
