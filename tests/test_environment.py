@@ -23,20 +23,22 @@ from tests.children import program, sleeping
 
 TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 MPIRUN = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-BATCH = {"SLURM_JOB_ID": "9", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "4"}
+BATCH = {"SLURM_JOB_ID": "9", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}
 SRUN = {
     **BATCH,
     "SLURM_STEP_ID": "0",
     "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "0",
-    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURM_GTIDS": "4,5,6,7",
     "SLURM_GPUS_ON_NODE": "4",
 }
 FLUX_ON_MANY_NODES = {"FLUX_TASK_LOCAL_ID": "5", "FLUX_JOB_SIZE": "16", "FLUX_JOB_NNODES": "2"}
 ALL_FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 ONE = {"CUDA_VISIBLE_DEVICES": "2"}
+SLICES = {"SLURM_CPU_BIND_LIST": "0x3,0x3,0xc,0xc"}
 
 SECOND_OF_FOUR = {"ranks": "4", "rank": "1"}
+TASK = {**SECOND_OF_FOUR, "step_gpus": "4"}
+APART = {**TASK, "gpu_bind": "gpu:per_task:1", "share": "node"}  # where Slurm does not say how
 
 
 def asked(
@@ -163,7 +165,7 @@ def test_a_lone_granted_gpu_is_a_task_s_own_under_slurm_and_a_pod_s_ranks_share_
             id="torchrun's lone worker: the first GPU",
         ),
         pytest.param(
-            {**SRUN, "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1", **ALL_FOUR},
+            {**SRUN, "SLURM_LOCALID": "0", "SLURM_GTIDS": "4", **ALL_FOUR},
             None,
             [{}],
             id="srun's lone task: all that are visible",
@@ -180,49 +182,64 @@ def test_a_lone_granted_gpu_is_a_task_s_own_under_slurm_and_a_pod_s_ranks_share_
             [{"rank": "5"}, {"rank": "5", "ranks": "6"}],
             id="nobody says how many: as many as GPUs, else as many as there must be",
         ),
-        pytest.param({**SRUN, **ALL_FOUR}, None, [SECOND_OF_FOUR], id="srun: all see the step's"),
-        pytest.param(SRUN, None, [SECOND_OF_FOUR], id="srun --gpu-bind=none: all see everything"),
-        pytest.param({**SRUN, **ONE}, None, [{"share": "node"}], id="srun --gpus-per-task=1"),
+        pytest.param({**SRUN, **ALL_FOUR}, None, [TASK], id="srun: all see the step's"),
+        pytest.param(SRUN, None, [TASK], id="srun --gpu-bind=none: all see everything"),
+        pytest.param({**SRUN, **ONE}, None, [APART], id="srun --gpus-per-task=1"),
         pytest.param(
-            {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2", "CUDA_VISIBLE_DEVICES": "2,3"},
+            {**SRUN, "SLURM_GTIDS": "4,5", "CUDA_VISIBLE_DEVICES": "2,3"},
             None,
-            [{"share": "node"}],
+            [{**APART, "ranks": "2", "gpu_bind": "gpu:per_task:2"}],
             id="srun --gpus-per-task=2",
         ),
         pytest.param(
             {**SRUN, **ONE, "SLURM_GPUS_ON_NODE": "2"},
             None,
-            [{"ranks": "2", "rank": "1", "share": "node"}, {"share": "node"}],
+            [{**APART, "step_gpus": "2", "gpu_bind": "gpu:single:2"}],
             id="srun --ntasks-per-gpu=2: neighbours share a GPU",
         ),
         pytest.param(
             {**SRUN, **ONE, "SLURMD_TRES_BIND": "gpu:map_gpu:2,2"},
             None,
-            [{"ranks": "4", "rank": "1", "share": "node"}, {"share": "node"}],
+            [{**APART, "gpu_bind": "gpu:map_gpu:2,2"}],
             id="srun --gpu-bind=map_gpu: all on one of the step's GPUs",
         ),
         pytest.param(
             {**SRUN, **ALL_FOUR, "SLURMD_TRES_BIND": "gpu:mask_gpu:0xf"},
             None,
-            [{"ranks": "4", "rank": "1", "share": "node"}, {"share": "node"}],
+            [{**TASK, "gpu_bind": "gpu:mask_gpu:0xf"}],
             id="srun --gpu-bind=mask_gpu: all of them bound to all",
         ),
         pytest.param(
             {**SRUN, **ONE, "SLURM_GPUS_ON_NODE": "2", "SLURMD_TRES_BIND": "gpu:single:1"},
             None,
-            [{"ranks": "2", "rank": "0", "share": "node"}, {"share": "node"}],
+            [{**APART, "step_gpus": "2", "gpu_bind": "gpu:single:1"}],
             id="srun --gpu-bind=single:1: more tasks than GPUs, by turns",
+        ),
+        pytest.param(
+            {**SRUN, **ONE, **SLICES, "SLURMD_TRES_BIND": "gpu:closest"},
+            None,
+            [{**APART, "gpu_bind": "gpu:closest", "cpu_bind": SLICES["SLURM_CPU_BIND_LIST"]}],
+            id="srun --gpu-bind=closest: tasks of a slice have the same GPUs",
+        ),
+        pytest.param(
+            {**SRUN, **ONE, "SLURM_CPU_BIND_LIST": "0,8", "SLURMD_TRES_BIND": "gpu:closest"},
+            None,
+            [{**APART, "gpu_bind": "gpu:closest"}],
+            id="which CPUs that the user named are not",
+        ),
+        pytest.param(
+            {**SRUN, **ONE, **SLICES}, None, [APART], id="a process stays within its slice"
         ),
         pytest.param(
             {**SRUN, **ONE, "SLURM_JOB_GPUS": "0,1,2,3"},
             None,
-            [{"share": "node"}],
+            [APART],
             id="a step inherits the script's SLURM_JOB_GPUS, on other nodes, too",
         ),
         pytest.param(
             {**SRUN, **ONE, "AFFINITYD_JOB_GPUS": "0,1,2,3"},
             None,
-            [{"job": "0,1,2,3"}, {"share": "node"}],
+            [{**TASK, "gpu_bind": "gpu:per_task:1", "job": "0,1,2,3"}, APART],
             id="a site says the job's GPUs",
         ),
         pytest.param(
@@ -249,13 +266,13 @@ def test_a_lone_granted_gpu_is_a_task_s_own_under_slurm_and_a_pod_s_ranks_share_
         pytest.param(
             {**BATCH, **MPIRUN, **ONE, "SLURM_JOB_GPUS": "2,3"},
             ALL_FOUR,
-            [{"ranks": "2", "rank": "0", "share": "node"}, {"share": "node"}],
+            [{"ranks": "2", "rank": "0", "share": "node"}],
             id="a wrapper deals out fewer GPUs than ranks by turns",
         ),
         pytest.param(
             {**BATCH, **MPIRUN, **ONE, "SLURM_JOB_GPUS": "2,3"},
             ALL_FOUR,
-            [{"ranks": "2", "rank": "0", "share": "node"}, {"share": "node"}],
+            [{"ranks": "2", "rank": "0", "share": "node"}],
             id="a wrapper deals GPUs to twice as many ranks",
         ),
     ],
@@ -283,16 +300,16 @@ def test_the_launcher_and_the_visible_devices_say_who_divides_the_cores(
             [{**SECOND_OF_FOUR, "gpus": "4,5"}],
             id="GPUs, of which each rank drives one",
         ),
-        pytest.param(TORCHRUN, {"job": "0,1"}, [{"job": "0,1"}], id="the job's GPUs"),
+        pytest.param(
+            TORCHRUN, {"job": "0,1"}, [{"job": "0,1"}, SECOND_OF_FOUR], id="the job's GPUs"
+        ),
         pytest.param(
             {**SRUN, **ONE},
             {"share": "requested"},
-            [{**SECOND_OF_FOUR, "share": "requested"}],
+            [{**APART, "share": "requested"}],
             id="who shares: then by its number, as if all had its GPU",
         ),
-        pytest.param(
-            {**SRUN, **ONE}, {"share": "auto"}, [{"share": "node"}], id="auto says nothing"
-        ),
+        pytest.param({**SRUN, **ONE}, {"share": "auto"}, [APART], id="auto says nothing"),
     ],
 )
 def test_what_somebody_chose_counts(
@@ -387,23 +404,28 @@ def test_a_mask_that_an_earlier_pin_set_is_no_limit(
 
 
 @pytest.mark.parametrize("refusal", [InvalidRequestError, NoSuchGpuError, UnsatisfiableError])
-def test_the_next_question_is_asked_where_one_is_refused(refusal: type[AffinityError]) -> None:
+def test_the_next_question_is_asked_where_it_may_know_better(refusal: type[AffinityError]) -> None:
     def ask(question: environment.Question) -> str:
         if question["rank"] == "0":
-            raise refusal("the first")
+            raise refusal("rank: there is no rank 0")
         return question["rank"]
 
     assert environment.first_answer([{"rank": "0"}, {"rank": "1"}, {"rank": "2"}], ask) == "1"
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(NoSuchGpuError, "the last"), (DaemonError, "the first")]
+    ("error", "begin", "told"),
+    [
+        (NoSuchGpuError, "job: ", "the last"),
+        (NoSuchGpuError, "", "the first"),
+        (DaemonError, "job: ", "the first"),
+    ],
 )
 def test_the_last_refusal_is_told_and_any_other_error_at_once(
-    error: type[AffinityError], told: str
+    error: type[AffinityError], begin: str, told: str
 ) -> None:
     def ask(question: environment.Question) -> str:
-        raise error(question["rank"])
+        raise error(begin + question["rank"])
 
     with pytest.raises(error, match=told):
         environment.first_answer([{"rank": "the first"}, {"rank": "the last"}], ask)

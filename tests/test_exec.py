@@ -71,12 +71,12 @@ TASK = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}
     ("task", "words", "lines"),
     [
         pytest.param({}, [], [SPREAD], id="no rank"),
-        pytest.param({**TASK, "SLURM_STEP_TASKS_PER_NODE": "1"}, [], [SPREAD], id="a lone task"),
+        pytest.param({**TASK, "SLURM_GTIDS": "0"}, [], [SPREAD], id="a lone task"),
         pytest.param({"LOCAL_RANK": "0"}, [], [], id="a rank drives one of them"),
         pytest.param(
             {
                 **TASK,
-                "SLURM_STEP_TASKS_PER_NODE": "2",
+                "SLURM_GTIDS": "0,1",
                 "SLURM_GPUS_ON_NODE": "4",
                 "CUDA_VISIBLE_DEVICES": "0,1",
             },

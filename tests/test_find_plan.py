@@ -318,8 +318,8 @@ def test_a_refusal_holds_though_it_could_be_planned_without_the_daemon(
         find(question, small.socket)
 
 
-def test_the_next_question_is_asked_where_one_is_refused(daemon: Daemon) -> None:
-    asked = [{"cpuset": ALL, "gpus": "9"}, {"cpuset": ALL, "gpus": "1", "mode": "node"}]
+def test_the_next_question_is_asked_where_it_may_know_better(daemon: Daemon) -> None:
+    asked = [{"cpuset": ALL, "rank": "9"}, {"cpuset": ALL, "gpus": "1", "mode": "node"}]
     for sockets in ([str(daemon.socket)], [str(daemon.socket.with_name("other.sock"))]):
         found = find_plan.find_plan(asked, sockets, time.monotonic(), 10, bounded=False)
         assert found.cpus == parse_list("48-63,176-191") - parse_list(RESERVED)

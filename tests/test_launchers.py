@@ -11,7 +11,7 @@ from affinityd.request.launchers import LAUNCHERS, local_rank, number
 #: What a job's script has, which everything that it starts inherits (Slurm 22.05).
 BATCH = (
     "SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_PROCID=0 SLURM_NODEID=0 SLURM_GTIDS=0 "
-    "SLURM_TASKS_PER_NODE=4 SLURM_NTASKS=4 SLURM_JOB_GPUS=0,1 SLURM_GPUS_ON_NODE=2"
+    "SLURM_NTASKS=4 SLURM_JOB_GPUS=0,1 SLURM_GPUS_ON_NODE=2"
 )
 #: What srun adds for task 5 of 3 + 3 on the second node.
 STEP = (
@@ -19,7 +19,7 @@ STEP = (
     "SLURM_STEP_TASKS_PER_NODE=3(x2) SLURM_TASKS_PER_NODE=3(x2)"
 )
 #: What srun adds where it only starts another launcher's helper on a node.
-HELPER = "SLURM_STEP_ID=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=1(x2)"
+HELPER = "SLURM_STEP_ID=2 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_GTIDS=1"
 TORCHRUN = "LOCAL_RANK=2 LOCAL_WORLD_SIZE=4 RANK=6 WORLD_SIZE=8 GROUP_RANK=1 ROLE_RANK=6"
 OPEN_MPI = (
     "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_RANK=3 "
@@ -87,12 +87,12 @@ def read(*texts: str) -> tuple[int, int | None, str] | None:
         ),
         pytest.param((BATCH, "SLURM_STEP_ID=4294967291"), None, id="the batch step by its number"),
         pytest.param(
-            (BATCH, "SLURM_STEP_ID=0 SLURM_STEP_TASKS_PER_NODE=1"),
+            (BATCH, "SLURM_STEP_ID=0"),
             (0, 1, "SLURM_LOCALID"),
             id="srun's lone task",
         ),
         pytest.param(
-            (BATCH, "SLURM_LOCALID=3"), (3, 4, "SLURM_LOCALID"), id="another than the first task"
+            (BATCH, "SLURM_LOCALID=3"), (3, None, "SLURM_LOCALID"), id="another than the first task"
         ),
         pytest.param(
             ("SLURM_JOB_ID=9 SLURM_LOCALID=1 SLURM_STEP_ID=0",),
@@ -105,44 +105,6 @@ def test_the_nearest_launcher_says_the_rank(
     texts: tuple[str, ...], expected: tuple[int, int | None, str] | None
 ) -> None:
     assert read(*texts) == expected
-
-
-@pytest.mark.parametrize(
-    ("tasks", "node", "size"),
-    [
-        ("4", "0", 4),
-        ("2(x3),1", "0", 2),
-        ("2(x3),1", "2", 2),
-        ("2(x3),1", "3", 1),
-        ("2(x3),1", "4", None),
-        ("1,2(x2),3", "2", 2),
-        ("1,2(x2),3", "3", 3),
-        ("128(x10000)", "9999", 128),
-        ("", "0", None),
-        ("(x2)", "0", None),
-        ("two", "0", None),
-        ("2(xfoo),5", "0", None),
-        ("2(x3)4,5", "0", None),
-        ("4,2", "x", None),
-        ("4,2", "-1", None),
-    ],
-)
-def test_slurm_says_how_many_tasks_each_node_of_a_step_has(
-    tasks: str, node: str, size: int | None
-) -> None:
-    environ = {
-        "SLURM_LOCALID": "0",
-        "SLURM_STEP_ID": "0",
-        "SLURM_NODEID": node,
-        "SLURM_STEP_TASKS_PER_NODE": tasks,
-    }
-    rank = local_rank(environ)
-    assert rank is not None
-    assert rank.size == size
-
-
-def test_a_step_s_tasks_count_and_not_the_job_s() -> None:
-    assert read("SLURM_JOB_ID=9 SLURM_TASKS_PER_NODE=8", STEP) == (2, 3, "SLURM_LOCALID")
 
 
 @pytest.mark.parametrize(("variable", "_size"), LAUNCHERS)
@@ -166,7 +128,7 @@ def test_deepspeed_says_how_many_in_its_own_way() -> None:
 
 def test_a_launcher_s_lone_task_tells_nothing_of_what_it_started() -> None:
     """Deepspeed, under a lone task of srun."""
-    lone = "SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1"
+    lone = "SLURM_STEP_ID=0 SLURM_LOCALID=0 SLURM_GTIDS=0"
     assert read(lone, "LOCAL_RANK=0") == (0, None, "LOCAL_RANK")
 
 
@@ -178,7 +140,7 @@ def test_where_the_nearest_says_no_size_another_that_says_the_same_rank_does() -
 
 SIZES = (
     *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
-    *("FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"),
+    *("FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "SLURM_GTIDS"),
 )
 
 

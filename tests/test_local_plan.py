@@ -269,8 +269,7 @@ def srun(n: int, of: int, job: Sequence[int], variable: str) -> Sibling:
         "SLURM_JOB_ID": "9",
         "SLURM_STEP_ID": "0",
         "SLURM_LOCALID": str(n),
-        "SLURM_NODEID": "0",
-        "SLURM_STEP_TASKS_PER_NODE": str(of),
+        "SLURM_GTIDS": named(*range(of)),
         "SLURM_GPUS_ON_NODE": str(len(job)),
     }
     return Sibling({**step, variable: named(*job)}, None, [job[n % len(job)]])

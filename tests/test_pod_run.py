@@ -17,7 +17,7 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import AffinityError
 from affinityd.json_codec import dumps
 from affinityd.request.environment import first_answer
-from affinityd.request.query import is_retried, parse_query
+from affinityd.request.query import parse_query
 from affinityd.request.resolve import answer
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
@@ -231,7 +231,7 @@ def meant(topology: Topology, devices: Sequence[str], said: Mapping[str, str]) -
     variables = [("env", f"{name}={text}") for name, text in {**BLOCKS, **passed}.items()]
     try:
         requests = parse_query([*stated.items(), *variables])
-        return first_answer(requests, lambda it: answer(Node(topology), it), is_retried).cpus
+        return first_answer(requests, lambda it: answer(Node(topology), it)).cpus
     except AffinityError:
         return None
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
+from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.request.parameters import Request, parse_request
-from affinityd.request.query import PASSED, is_retried, parse_query
+from affinityd.request.query import PASSED, parse_query
 
 TASK = {"SLURM_JOB_ID": "1"}
 STEP = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "4,5", "SLURM_LOCALID": "1"}
@@ -45,7 +45,7 @@ def requests(*questions: Mapping[str, str]) -> tuple[Request, ...]:
         pytest.param(
             {"CUDA_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"},
             AMD,
-            {"visible": "1", **AMD},
+            {"visible": "ROCR_VISIBLE_DEVICES=1", **AMD},
             id="AMD: Slurm sets both to the same",
         ),
         pytest.param(
@@ -69,7 +69,13 @@ def requests(*questions: Mapping[str, str]) -> tuple[Request, ...]:
                 "AFFINITYD_SHARE": "requested",
             },
             {},
-            {**SECOND, "step_gpus": "2", "cpu_bind": "0x1,0x2", "share": "requested"},
+            {
+                **SECOND,
+                "step_gpus": "2",
+                "gpu_bind": "gpu:per_task:1",
+                "cpu_bind": "0x1,0x2",
+                "share": "requested",
+            },
             id="with slices of the CPUs, and a share that somebody chose",
         ),
         pytest.param(
@@ -101,6 +107,18 @@ def requests(*questions: Mapping[str, str]) -> tuple[Request, ...]:
             {},
             {"visible": "1", "mode": "all", "scope": "socket"},
             id="a scope without a mode",
+        ),
+        pytest.param(
+            {**STEP, **ONE, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"},
+            {},
+            {**SECOND, "gpu_bind": "gpu:per_task:1", "share": "node"},
+            id="whatever other launchers say",
+        ),
+        pytest.param(
+            {"HIP_VISIBLE_DEVICES": "1"},
+            AMD,
+            {"visible": "HIP_VISIBLE_DEVICES=1", **AMD},
+            id="by any variable of its GPUs' vendor",
         ),
         pytest.param(
             {**ONE, "SLURM_STEP_ID": "3", "SLURM_CPUS_PER_TASK": "6"},
@@ -162,8 +180,6 @@ def test_the_gpus_of_a_job_count_unless_they_are_others() -> None:
     noted, without = read({**TASK, **STEP, **ONE}, {"job": "0,1"})
     assert (noted.job, noted.options.share) == (("0", "1"), "auto")
     assert without == replace(noted, job=None, options=replace(without.options, share="node"))
-    assert is_retried(NoSuchGpuError("job: no GPU 7"))
-    assert not is_retried(NoSuchGpuError("no GPU 7"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import combinations, pairwise
 
 import pytest
@@ -11,12 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd import machines
-from affinityd.cpuset import CpuSet, format_mask
+from affinityd.client import local_plan
+from affinityd.cpuset import CpuSet, format_list, format_mask, parse_list
 from affinityd.errors import AffinityError
-from affinityd.request.slurm_binding import Slot, cpus_of_step, gpu_slot, slice_slot
+from affinityd.request.environment import first_answer, process_questions
+from affinityd.request.formats import Reply
+from affinityd.request.parameters import Request
+from affinityd.request.query import parse_query
+from affinityd.request.resolve import answer
+from affinityd.request.slurm_binding import Slot, cpus_of_step, gpu_slot
+from affinityd.topology.node import Node
 from tests.asking import ask, cpulists, try_to_ask
 
 DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
+NO_CPU: CpuSet = frozenset()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +70,8 @@ def test_tasks_on_the_same_gpus_have_a_seat_each(
     bind: str, tasks: int, gpus: int, seats: list[Slot | None]
 ) -> None:
     seen = 2 if "per_task:2" in bind else 1
-    found = [gpu_slot(bind, task=task, tasks=tasks, gpus=gpus, seen=seen) for task in range(tasks)]
+    step = Request(gpu_bind=bind, step_gpus=gpus)
+    found = [gpu_slot(step, NO_CPU, task=it, tasks=tasks, seen=seen) for it in range(tasks)]
     assert found == seats
 
 
@@ -71,7 +80,7 @@ def test_tasks_on_the_same_gpus_have_a_seat_each(
 )
 def test_a_binding_that_is_not_in_force_binds_nobody(bind: str) -> None:
     """Slurm 22.05 says per_task of --gpus-per-task=TYPE:1, and binds nothing."""
-    assert gpu_slot(bind, task=1, tasks=2, gpus=2, seen=2) is None
+    assert gpu_slot(Request(gpu_bind=bind, step_gpus=2), NO_CPU, task=1, tasks=2, seen=2) is None
 
 
 def cpus(*numbers: int) -> CpuSet:
@@ -113,8 +122,10 @@ def test_a_task_may_leave_its_slice_unless_its_gpus_were_chosen_by_it(
     task: int,
     expected: tuple[CpuSet, Slot | None],
 ) -> None:
-    assert cpus_of_step(bind, masks, mask, task) == expected[0]
-    assert slice_slot(bind, masks, mask, task=task, tasks=3) == expected[1]
+    request = Request(gpu_bind=bind, cpu_bind=masks, rank=(task,))
+    assert cpus_of_step(request, mask) == expected[0]
+    if not bind.startswith("gpu:per_task"):
+        assert gpu_slot(request, mask, task=task, tasks=3, seen=1) == expected[1]
 
 
 # What follows for a plan.
@@ -248,6 +259,49 @@ def test_tasks_may_share_a_gpu_that_a_slice_near_to_none_leads_to() -> None:
         for rank in range(2)
     ]
     assert lists == ["0-3", "4-7"]
+
+
+def of_exec(environ: Mapping[str, str], mask: CpuSet) -> Reply:
+    questions = process_questions({"mode": "exclusive"}, environ, mask)
+    return local_plan.plan_on_node(Node(DGX), questions)
+
+
+def of_task_prolog(environ: Mapping[str, str], mask: CpuSet) -> Reply:
+    variables = {**environ, "AFFINITYD_MODE": "exclusive"}
+    passed = [("env", f"{name}={text}") for name, text in variables.items()]
+    requests = parse_query([("cpuset", format_list(mask)), *passed])
+    return first_answer(requests, lambda request: answer(Node(DGX), request))
+
+
+@pytest.mark.parametrize("plan", [of_exec, of_task_prolog])
+@pytest.mark.parametrize(
+    ("slices", "sees"),
+    [
+        pytest.param(["3", "1", "3", "1"], ["0,1", "2,3", "0,1", "2,3"], id="two to a slice"),
+        pytest.param(["3", "3", "3", "1"], ["0,1", "0,1", "0,1", "2,3"], id="three to a slice"),
+        pytest.param(["0-7"] * 4, ["0,1,2,3"] * 4, id="all on all"),
+        pytest.param([], ["0,1"] * 4, id="CPUs are not bound, and near some of the GPUs alone"),
+    ],
+)
+def test_tasks_never_overlap_whose_gpus_were_chosen_by_their_slices(
+    plan: Callable[[Mapping[str, str], CpuSet], Reply], slices: Sequence[str], sees: Sequence[str]
+) -> None:
+    """--gpu-bind=closest: tasks of one slice see the same GPUs, and are planned by themselves."""
+    nodes = [frozenset().union(*map(DGX.cpus_of_node, parse_list(it))) for it in slices]
+    masks = ",".join(map(format_mask, nodes))
+    step = {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0", "SLURM_GTIDS": "0,1,2,3"}
+    step |= {"SLURM_GPUS_ON_NODE": "4", "SLURMD_TRES_BIND": "gpu:closest"}
+    if masks:
+        step["SLURM_CPU_BIND_LIST"] = masks
+    replies = [
+        plan(
+            {**step, "SLURM_LOCALID": f"{task}", "CUDA_VISIBLE_DEVICES": sees[task]},
+            nodes[task] if nodes else DGX.online,
+        )
+        for task in range(4)
+    ]
+    assert not any(one.cpus & other.cpus for one, other in combinations(replies, 2))
+    assert {reply.locality for reply in replies} == {"local"}
 
 
 def test_two_tasks_on_one_gpu_divide_its_share_of_the_job_s_cores() -> None:

@@ -1,7 +1,7 @@
 """What a process's environment says of its GPUs and CPUs, as the plan requests that follow. Pure.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm "GPU isolation techniques";
-srun(1), sbatch(1).
+srun(1), sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; slurm.conf(5), "TaskProlog".
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.planner.names import BY_RANK
-from affinityd.request.environment_cpus import with_asked_cpus
-from affinityd.request.launchers import Rank, local_rank, number
+from affinityd.request.environment_cpus import cpus_of_job, with_asked_cpus
+from affinityd.request.launchers import SLURM_TASK, Rank, local_rank, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes as long to import as Python to start
@@ -18,22 +18,20 @@ if TYPE_CHECKING:  # typing takes as long to import as Python to start
     from typing import TypeVar
 
     from affinityd.request.launchers import Environment
-    from affinityd.request.slurm_binding import Slot
 
     A = TypeVar("A")
     A_Request = TypeVar("A_Request")
     Question = Mapping[str, str]  #: a plan request: parameters by name
 
-HIP = "HIP_VISIBLE_DEVICES"
+CUDA, ASCEND = "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"
+ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 #: Each vendor's visible-device variables. ROCR's filters first, HIP's indexes what is left.
-VISIBLE = {
-    "nvidia": ("CUDA_VISIBLE_DEVICES",),
-    "amd": ("ROCR_VISIBLE_DEVICES", HIP),
-    "huawei": ("ASCEND_RT_VISIBLE_DEVICES",),
-}
+VISIBLE = {"nvidia": (CUDA,), "amd": (ROCR, HIP), "huawei": (ASCEND,)}
+BY_VALUE = {CUDA, ASCEND}  #: given by their values alone
 CHOSEN_RANK = "--rank"  #: where a rank comes from that no launcher gave
-BY_VALUE = {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}  #: given by their values alone
+#: How a refusal begins of which the next question may know better.
+RETRIED = ("job: ", "rank: ")
 
 
 def process_questions(
@@ -42,21 +40,26 @@ def process_questions(
     cpus: CpuSet | None,
     parent: Environment | None = None,
     vendors: Collection[str] = (),
+    *,
+    leaves_slice: bool = False,
 ) -> Iterator[Question]:
     """Yield the plan requests of a process: the next one where the one before is refused.
 
-    `given` are parameters that were chosen; `cpus` is what to plan on, None: as the caller's own
-    are; `parent` is the environment of the process's parent, None where it cannot be read;
-    `vendors` are those whose drivers are here.
+    `given` are parameters that were chosen, or that a prolog noted; `cpus` is what to plan on,
+    None: as the caller's own are; `parent` is the environment of the process's parent, None where
+    it cannot be read; `vendors` are those whose drivers are here. `leaves_slice`: a task of Slurm
+    may be planned on the CPUs of all tasks of its step.
     """
-    own = visible(environ, vendors)
     facts = {} if cpus is None else {"cpuset": format_list(cpus)}
+    own = visible(environ, vendors)
     if own is not None:
         facts["visible"] = own
     inherited = None if parent is None else visible(parent, vendors)
     given = with_asked_cpus(given, environ)
-    for ranks in _ranks(given, environ, own, inherited):
-        yield {"mode": default_mode(given), **facts, **ranks, **given}
+    question = {"mode": default_mode(given), **facts, **given}
+    job = question.pop("job", None)
+    for way in _ways(question, environ, inherited, job, leaves_slice=leaves_slice):
+        yield {**way, **question, **_devices_of_job(way, question)}
 
 
 def default_mode(given: Mapping[str, str]) -> str:
@@ -64,14 +67,10 @@ def default_mode(given: Mapping[str, str]) -> str:
     return "all" if "scope" in given else "node"  # node is all of the node, whatever the scope
 
 
-def first_answer(
-    questions: Iterable[A_Request],
-    ask: Callable[[A_Request], A],
-    is_retried: Callable[[AffinityError], bool] = lambda _: True,
-) -> A:
-    """Return the answer to the first question that is not refused.
+def first_answer(questions: Iterable[A_Request], ask: Callable[[A_Request], A]) -> A:
+    """Return the answer to the first question, or to the next where that may know better.
 
-    Raises the last refusal, and at once what `ask` raises besides refusals that are retried.
+    Raises what `ask` does.
     """
     refusal: AffinityError = NoSuchGpuError("nothing was asked for")
     for question in questions:
@@ -79,18 +78,21 @@ def first_answer(
             return ask(question)
         except REFUSALS as error:  # noqa: PERF203 - hardly ever more than one
             refusal = error
-            if not is_retried(error):
+            if not str(error).startswith(RETRIED):
                 break
     raise refusal
 
 
 def visible(environ: Environment, vendors: Collection[str] = ()) -> str | None:
-    """Return the request's `visible`: what the variables of these vendors say; (): of any."""
+    """Return the request's `visible`: what the variables of these vendors say; (): of any.
+
+    HIP reads CUDA's variable, too; Slurm gives both vendors' the same value, which counts once.
+    """
     for names in [VISIBLE[vendor] for vendor in VISIBLE if vendor in vendors or not vendors]:
         said = {name: environ[name] for name in names if name in environ}
-        if HIP in names and vendors and not said.get(HIP):  # HIP reads CUDA's variable, too
-            said[HIP] = environ.get("CUDA_VISIBLE_DEVICES", "")
-        if not said.get(HIP, "all"):  # and takes an empty one for none that is set
+        if HIP in names and vendors and not said.get(HIP) and said.get(ROCR) != environ.get(CUDA):
+            said[HIP] = environ.get(CUDA, "")
+        if not said.get(HIP, "all"):  # it takes an empty one for none that is set
             del said[HIP]
         if said:
             return ";".join(
@@ -99,23 +101,38 @@ def visible(environ: Environment, vendors: Collection[str] = ()) -> str | None:
     return None
 
 
-def _ranks(
-    given: Mapping[str, str], environ: Environment, own: str | None, inherited: str | None
+def _ways(
+    question: Question,
+    environ: Environment,
+    inherited: str | None,
+    job: str | None,
+    *,
+    leaves_slice: bool,
 ) -> Iterator[dict[str, str]]:
-    """Yield the ways to say which GPUs are the process's, and who its siblings are.
+    """Yield the ways to say which GPUs are the process's, and which ranks are its siblings.
 
-    `own` and `inherited` are the visible devices of the process and of its parent.
+    `inherited` are the visible devices of its parent; `job` are the GPUs that a prolog noted.
     """
     rank = local_rank(environ)
-    chosen = number(given.get("rank"))
+    chosen = number(question.get("rank"))
     if chosen is not None:
         rank = Rank(chosen, rank.size if rank else None, CHOSEN_RANK)
-    if rank is None or "job" in given or _is_alone(rank):
+    is_said = bool({"gpus", "rank"} & question.keys())
+    has_own = rank is not None and not is_said and _has_own_gpus(rank, question, environ, inherited)
+    if rank and rank.size and rank.size > 1 and rank.variable == SLURM_TASK and not is_said:
+        facts = _task_of_slurm(rank, environ, question["visible"] if has_own else None)
+        if not leaves_slice and "closest" not in facts.get("gpu_bind", ""):
+            facts.pop("cpu_bind", None)
+        if job := job or _gpus_of_job(environ):
+            yield {**facts, "job": job}
+        yield {**facts, "share": "node"} if has_own and not _goes_by_rank(question) else facts
+        return
+    if job:
+        yield {"job": job, **_of_slurm(environ)}
+    if rank is None or _is_alone(rank):
         yield {}
-    elif not {"gpus", "rank"} & given.keys() and _has_own_gpus(
-        rank, given, environ, own, inherited
-    ):
-        yield from _kept_apart(rank, given, environ, own)
+    elif has_own and not _goes_by_rank(question):
+        yield from _kept_apart(rank, environ)
     elif rank.size is not None:
         yield {"ranks": f"{rank.size}", "rank": f"{rank.number}"}
     else:  # as many as GPUs; a rank beyond those shares one with another
@@ -123,54 +140,68 @@ def _ranks(
         yield {"rank": f"{rank.number}", "ranks": f"{rank.number + 1}"}
 
 
-def _kept_apart(
-    rank: Rank, given: Mapping[str, str], environ: Environment, own: str | None
-) -> Iterator[dict[str, str]]:
+def _task_of_slurm(rank: Rank, environ: Environment, own: str | None) -> dict[str, str]:
+    """Return what Slurm says of one of several tasks: how each was given GPUs and CPUs.
+
+    `own` are its visible devices where they are not all of the step's. Where Slurm does not say
+    whose the others are, they are the next tasks', or neighbours share one (--ntasks-per-gpu).
+    """
+    facts = {"ranks": f"{rank.size}", "rank": f"{rank.number}", **_of_slurm(environ)}
+    if bind := environ.get("SLURMD_TRES_BIND"):
+        facts["gpu_bind"] = bind
+    elif own is not None:
+        tasks, seen = rank.size or 1, _count(own)
+        gpus = int(facts.get("step_gpus", tasks))
+        neighbours = -(-tasks // gpus)
+        is_enough = seen * tasks <= gpus
+        facts["gpu_bind"] = f"gpu:per_task:{seen}" if is_enough else f"gpu:single:{neighbours}"
+    masks = environ.get("SLURM_CPU_BIND_LIST", "")
+    if masks.startswith("0x"):  # those that a user chose have none
+        facts["cpu_bind"] = masks
+    return facts
+
+
+def _of_slurm(environ: Environment) -> dict[str, str]:
+    """Return how many GPUs the step has on this node, and how many CPUs the job, where it says."""
+    numbers = {
+        "step_gpus": number(environ.get("SLURM_GPUS_ON_NODE")),
+        "job_cpus": cpus_of_job(environ),
+    }
+    return {name: f"{found}" for name, found in numbers.items() if found}
+
+
+def _devices_of_job(way: Question, question: Question) -> dict[str, str]:
+    """Return the GPUs of the job as those that a task was given which may open more than its own.
+
+    That is one which is not bound, where nothing keeps it from the node's other devices.
+    """
+    files = question.get("granted", "").count(",") + 1
+    is_bound = "visible" in question or way.get("step_gpus") in {None, f"{files}"}
+    return {} if is_bound or "job" not in way else {"granted": way["job"]}
+
+
+def _kept_apart(rank: Rank, environ: Environment) -> Iterator[dict[str, str]]:
     """Yield the ways to keep a rank with a GPU of its own from its siblings' cores.
 
-    By the job's GPUs, where they are known; else by each GPU's own block of cores.
+    By the job's GPUs, where they are known; else by each GPU's own block of cores. Where there are
+    more ranks than GPUs, scripts deal these out by turns.
     """
     job = _gpus_of_job(environ)
-    has_no_block = given.get("mode", "").replace("-", "_") in BY_RANK
-    if rank.size and (has_no_block or given.get("share") == "requested"):
-        yield {"ranks": f"{rank.size}", "rank": f"{rank.number}"}
-        return
-    place, sharing = _slurm_slot(rank, environ, own) or _guessed_slot(rank, environ, job)
+    known = job.count(",") + 1 if job else number(environ.get("SLURM_GPUS_ON_NODE"))
+    gpus = known or rank.size or 1
+    sharing = -(-(rank.size or 1) // gpus)
     if sharing > 1:
-        yield {"ranks": f"{sharing}", "rank": f"{place}", "share": "node"}
-    elif job:
+        yield {"ranks": f"{sharing}", "rank": f"{rank.number // gpus}", "share": "node"}
+        return
+    if job:
         yield {"job": job}
     yield {"share": "node"}
 
 
-def _slurm_slot(rank: Rank, environ: Environment, own: str | None) -> Slot | None:
-    """Return a task's slot on its GPUs as Slurm has it; None where it does not say."""
-    bind = environ.get("SLURMD_TRES_BIND")
-    if not bind or not rank.size or rank.variable != "SLURM_LOCALID":
-        return None
-    from affinityd.request.slurm_binding import gpu_slot  # noqa: PLC0415 - such tasks alone wait
-
-    gpus = number(environ.get("SLURM_GPUS_ON_NODE")) or 0
-    seen = gpus if own is None else _count(own)
-    return gpu_slot(bind, task=rank.number, tasks=rank.size, gpus=gpus, seen=seen)
-
-
-def _count(value: str) -> int:
-    """Return how many GPUs a value of `visible` names; of ROCm's variables, the last one counts."""
-    return len(value.rpartition("=")[2].split(","))
-
-
-def _guessed_slot(rank: Rank, environ: Environment, job: str | None) -> Slot:
-    """Return a rank's slot on its GPU, by how many GPUs there are for how many ranks.
-
-    Where there are more ranks than GPUs, those of one GPU are neighbours under Slurm
-    (--ntasks-per-gpu); scripts deal the GPUs out by turns.
-    """
-    gpus = len(job.split(",")) if job else number(environ.get("SLURM_GPUS_ON_NODE"))
-    gpus = gpus or rank.size or 1
-    sharing = -(-(rank.size or 1) // gpus)
-    by_slurm = rank.variable == "SLURM_LOCALID"
-    return (rank.number % sharing if by_slurm else rank.number // gpus), sharing
+def _goes_by_rank(question: Question) -> bool:
+    """Return whether GPUs have no blocks of cores by which siblings could be told apart."""
+    is_mode = question["mode"].replace("-", "_") in BY_RANK
+    return is_mode or question.get("share") == "requested"
 
 
 def _is_alone(rank: Rank) -> bool:
@@ -182,29 +213,29 @@ def _is_alone(rank: Rank) -> bool:
 
 
 def _has_own_gpus(
-    rank: Rank,
-    given: Mapping[str, str],
-    environ: Environment,
-    own: str | None,
-    inherited: str | None,
+    rank: Rank, question: Question, environ: Environment, inherited: str | None
 ) -> bool:
     """Return whether the process sees GPUs that its siblings do not.
 
-    Slurm says how it bound them, or how many GPUs the step has on the node. Elsewhere it is a
-    single one, unless the parent has the same, or the container has no other: these are the
-    siblings', too. A task of Slurm has a container of devices to itself.
+    Slurm says how many the step has on the node. Elsewhere it is a single one, unless the parent
+    has the same, or the container has no other: these are the siblings', too. A task of Slurm has a
+    container of devices to itself.
     """
-    if _slurm_slot(rank, environ, own) is not None:
-        return True
+    own = question.get("visible")
     if own is None:
         return False
     of_step = number(environ.get("SLURM_GPUS_ON_NODE"))
-    if rank.variable == "SLURM_LOCALID" and of_step is not None:
+    if rank.variable == SLURM_TASK and of_step:
         return _count(own) < of_step
-    container = given.get("nvidia_visible") or given.get("granted")
+    container = question.get("nvidia_visible") or question.get("granted")
     in_slurm = "SLURM_JOB_ID" in environ
     is_only_one = not in_slurm and container not in (None, "all") and "," not in (container or "")
     return _count(own) == 1 and inherited != own and not is_only_one
+
+
+def _count(value: str) -> int:
+    """Return how many GPUs a value of `visible` names; of ROCm's variables, the last one counts."""
+    return len(value.rpartition("=")[2].split(","))
 
 
 def _gpus_of_job(environ: Environment) -> str | None:

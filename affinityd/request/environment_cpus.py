@@ -6,7 +6,7 @@ Source: srun(1), sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".
 from __future__ import annotations
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.request.launchers import SLURM_SPECIAL_STEP, local_rank, number
+from affinityd.request.launchers import SLURM_SPECIAL_STEP, SLURM_TASK, local_rank, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,12 +60,19 @@ def asked_cpus(environ: Environment, ranks: int | None = None) -> dict[str, str]
         return {"job_cpus": f"{request}", "task_cpus": part}
     if "SLURM_JOB_ID" not in environ:
         return {}
-    of_job = number(environ.get("SLURM_CPUS_ON_NODE"))
+    of_job = cpus_of_job(environ)
     facts = {"job_cpus": f"{of_job}"} if of_job else {}
     step = number(environ.get("SLURM_STEP_ID"))
     is_task = step is not None and step < SLURM_SPECIAL_STEP
     each = number(environ.get("SLURM_CPUS_PER_TASK"))
-    by_slurm = rank is None or rank.variable == "SLURM_LOCALID"
+    by_slurm = rank is None or rank.variable == SLURM_TASK
     if each and by_slurm and not is_task:  # a script has what it asks for all of its tasks
         each *= number(environ.get("SLURM_NTASKS")) or 1
     return {**facts, "task_cpus": f"{each}" if each and by_slurm else part}
+
+
+def cpus_of_job(environ: Environment) -> int | None:
+    """Return how many CPUs Slurm gave on this node, of `8(x2)` 8; None where nodes differ."""
+    each = environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+    alike = None if "," in each else each.partition("(")[0]
+    return number(environ.get("SLURM_CPUS_ON_NODE") or alike)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     Environment = Mapping[str, str]
 
 MAX_DIGITS = 10  #: of 2**32 - 1
+SLURM_TASK = "SLURM_LOCALID"
 
 #: Slurm's steps from here on are no tasks of srun: interactive, batch, extern (slurm.h).
 SLURM_SPECIAL_STEP = 0xFFFFFFFA
@@ -53,7 +54,7 @@ def number(text: str | None) -> int | None:
 def _ranks(environ: Environment) -> Iterator[Rank]:
     for variable, size in LAUNCHERS:
         rank = number(environ.get(variable))
-        if rank is not None and not (variable == "SLURM_LOCALID" and _is_script(environ)):
+        if rank is not None and not (variable == SLURM_TASK and _is_script(environ)):
             yield Rank(rank, size(environ), variable)
 
 
@@ -72,25 +73,16 @@ def _flux_size(environ: Environment) -> int | None:
 
 
 def _slurm_size(environ: Environment) -> int | None:
-    """Read this node's number of tasks in `2(x3),1`: three nodes with two, then one with one."""
-    text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
-    node = number(environ.get("SLURM_NODEID", "0"))
-    for part in text.split(","):
-        tasks, _, repeated = part.partition("(x")
-        nodes = number(repeated.removesuffix(")")) if repeated else 1
-        if node is None or nodes is None:
-            return None
-        node -= nodes
-        if node < 0:
-            return number(tasks)
-    return None
+    """Count the step's tasks on this node, whose numbers slurmstepd lists for each of them."""
+    tasks = environ.get("SLURM_GTIDS")
+    return tasks.count(",") + 1 if tasks else None
 
 
 def _is_script(environ: Environment) -> bool:
     """Return whether it is a batch script or interactive shell: Slurm numbers these 0, too."""
     step = number(environ.get("SLURM_STEP_ID"))
     in_no_step = "SLURM_JOB_ID" in environ and step is None
-    return environ["SLURM_LOCALID"] == "0" and (in_no_step or (step or 0) >= SLURM_SPECIAL_STEP)
+    return environ[SLURM_TASK] == "0" and (in_no_step or (step or 0) >= SLURM_SPECIAL_STEP)
 
 
 #: Who starts ranks: the variable of the local rank, and how many there are. The nearest to the
@@ -101,7 +93,7 @@ LAUNCHERS = (
     ("MPI_LOCALRANKID", _variable("MPI_LOCALNRANKS")),
     ("PMI_LOCAL_RANK", _variable("PMI_LOCAL_SIZE")),
     ("FLUX_TASK_LOCAL_ID", _flux_size),
-    ("SLURM_LOCALID", _slurm_size),
+    (SLURM_TASK, _slurm_size),
 )
 
 #: All that is read here of a process that another launcher than Slurm started.

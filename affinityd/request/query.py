@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from affinityd.config.file import PARAMETER_VARIABLES, plan_parameters
 from affinityd.cpuset import parse_list
-from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.errors import InvalidRequestError
 from affinityd.request.environment import VISIBLE, process_questions
 from affinityd.request.environment_cpus import JOB_CPUS, cpus_to_plan_on
-from affinityd.request.launchers import VARIABLES
+from affinityd.request.launchers import SLURM_TASK, VARIABLES
 from affinityd.request.parameters import Parameter, Request, parse_request, plain
-from affinityd.request.slurm_task import task_questions
 from affinityd.text import quote
 
 TYPE_CHECKING = False
@@ -35,6 +34,7 @@ PASSED = frozenset(
         "SLURMD_TRES_BIND",
     )
 )
+OTHERS = frozenset(VARIABLES) - {SLURM_TASK}  #: do not count where TaskProlog= asks
 #: Whose GPUs were granted, by how these are named; of others any vendor's variables count.
 VENDORS = {"minor:": "nvidia", "drm:": "amd"}
 ENV = Parameter(
@@ -43,8 +43,6 @@ ENV = Parameter(
     {"type": "array", "items": {"type": "string"}},
     "a variable of the caller's environment, like LOCAL_RANK=3; given once for each variable",
 )
-#: How a refusal begins of which the next question may know better.
-RETRIED = ("job: ", "rank: ")
 
 
 def parse_query(pairs: Iterable[tuple[str, str]]) -> tuple[Request, ...]:
@@ -60,11 +58,6 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> tuple[Request, ...]:
         return (request,)
     meant = _questions(dict(stated), _environment(variables))
     return tuple(parse_request(question.items()) for question in meant)
-
-
-def is_retried(refusal: AffinityError) -> bool:
-    """Return whether the next of several requests may be what the caller means."""
-    return str(refusal).startswith(RETRIED)
 
 
 def _environment(assignments: Iterable[str]) -> dict[str, str]:
@@ -88,11 +81,13 @@ def _questions(stated: Mapping[str, str], environ: Mapping[str, str]) -> Iterato
     """Yield the questions of an environment; what was stated besides counts more."""
     said = {name: text for name, text in environ.items() if text}
     given = {**plan_parameters(said), **stated}
-    if SLURM in environ:
-        yield from task_questions(given, environ)
-        return
     mask = given.pop("cpuset", None)
     cpus = None if mask is None else cpus_to_plan_on(environ, parse_list(mask))
     granted = given.get("granted", "")
     vendors = [vendor for prefix, vendor in VENDORS.items() if granted.startswith(prefix)]
-    yield from process_questions(given, environ, cpus, None, vendors)
+    is_slurm_s = SLURM in environ
+    own = {name: it for name, it in environ.items() if not (is_slurm_s and name in OTHERS)}
+    for question in process_questions(given, own, cpus, None, vendors, leaves_slice=is_slurm_s):
+        # Without a note of the job's GPUs tasks keep to their GPU's own block of the node.
+        has_siblings = is_slurm_s and "ranks" in question and "job" not in question
+        yield {"share": "node", **question} if has_siblings else question

@@ -12,7 +12,7 @@ from affinityd.planner.names import BY_RANK
 from affinityd.request.devices import ComputeDevice, VisibleDevices, is_ambiguous, select_devices
 from affinityd.request.parameters import Request
 from affinityd.request.parsers import MAX_ENTRIES
-from affinityd.request.slurm_binding import Slot, gpu_slot, single_slot, slice_slot
+from affinityd.request.slurm_binding import Slot, gpu_slot
 from affinityd.request.visible_devices import visible_devices
 from affinityd.topology.model import Gpu, Topology
 
@@ -76,19 +76,15 @@ def _bound_slot(
     topology: Topology, request: Request, mask: CpuSet, seen: int, job: tuple[Entry, ...] | None
 ) -> Slot | None:
     """Return a task's slot on the GPUs that it was given; None where tasks deal them out."""
-    if request.ranks is None or not (request.gpu_bind or request.cpu_bind):
+    if request.ranks is None or not request.gpu_bind:
         return None
-    bind, masks, gpus = request.gpu_bind, request.cpu_bind, request.step_gpus or 0
     (task,), tasks = _asked_for(request, request.ranks), request.ranks
-    slot = slice_slot(bind, masks, mask, task=task, tasks=tasks)
-    if slot is None:
-        slot = gpu_slot(bind, task=task, tasks=tasks, gpus=gpus, seen=seen)
-    if slot is None or not job or len(job) != gpus:
-        return slot
-    cores = list(
-        zip(*(_cores_in_gres_conf(topology, device.gpu) for _, device in job), strict=True)
-    )
-    return single_slot(bind, masks or [mask], cores, task=task, tasks=tasks) or slot
+    of_step = job if job and len(job) == request.step_gpus else ()
+    ways = zip(*(_cores_in_gres_conf(topology, device.gpu) for _, device in of_step), strict=True)
+    slot = gpu_slot(request, mask, task=task, tasks=tasks, seen=seen, cores=[*ways])
+    # The GPUs that one names divide all cores: those of its siblings, which are not known, too.
+    is_alone = slot is not None and job is None and request.options.share == "requested"
+    return (task, tasks) if is_alone else slot
 
 
 def _cores_in_gres_conf(topology: Topology, gpu: Gpu) -> tuple[CpuSet, CpuSet, CpuSet]:

@@ -52,8 +52,7 @@ def answer(
     caller = None if request.whose == "node" else caller
     within = caller.cpuset if caller else None
     mask, source = _cpuset(request, caller, topology)
-    task = request.rank[0] if request.rank else 0
-    cpuset = cpus_of_step(request.gpu_bind, request.cpu_bind, mask, task)
+    cpuset = cpus_of_step(request, mask)
     if within is not None:
         cpuset &= within
     ranks = ranks_of(topology, request, mask, cpuset)

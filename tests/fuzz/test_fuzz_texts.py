@@ -21,10 +21,10 @@ from affinityd.enforce.policy.policy import Policy, PolicyError
 from affinityd.errors import AffinityError, DaemonError
 from affinityd.linux.memory_policy import parse_policy
 from affinityd.linux.procstat import parse as parse_stat
-from affinityd.request import slurm_binding
 from affinityd.request.devices import all_devices
 from affinityd.request.launchers import local_rank
-from affinityd.request.parameters import PARAMETERS, parse_request
+from affinityd.request.parameters import PARAMETERS, Request, parse_request
+from affinityd.request.slurm_binding import cpus_of_step, gpu_slot
 from affinityd.request.visible_lists import read_visible
 from affinityd.slurm.config import slurmd
 from affinityd.slurm.config.slurm_conf import has_host, read_node_lines
@@ -68,16 +68,16 @@ def a_slurm_conf(text: str) -> object:
 
 
 def a_seat(text: str) -> object:
-    return [slurm_binding.gpu_slot(text, task=it, tasks=256, gpus=8, seen=1) for it in (0, 255)]
+    request = Request(gpu_bind=text, step_gpus=8)
+    mask = frozenset({0})
+    return [gpu_slot(request, mask, task=it, tasks=256, seen=1) for it in (0, 255)]
 
 
 def a_seat_on_slices(text: str) -> object:
-    slices = [frozenset({cpu}) for cpu in range(256)]
-    return (
-        slurm_binding.single_slot(text, slices, [slices], task=3, tasks=256),
-        slurm_binding.slice_slot(text, slices, slices[3], task=3, tasks=256),
-        slurm_binding.cpus_of_step(text, slices, slices[3], 3),
-    )
+    slices = tuple(frozenset({cpu}) for cpu in range(256))
+    request = Request(gpu_bind=text, cpu_bind=slices, rank=(3,), step_gpus=256)
+    slot = gpu_slot(request, slices[3], task=3, tasks=256, seen=1, cores=[slices])
+    return slot, cpus_of_step(request, slices[3])
 
 
 def an_answer(text: str) -> object:
@@ -85,8 +85,8 @@ def an_answer(text: str) -> object:
 
 
 def a_launchers_environment(text: str) -> object:
-    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
-    return local_rank(dict.fromkeys((*names, "SLURM_STEP_ID", "SLURM_NODEID"), text))
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_LOCALID", "SLURM_GTIDS")
+    return local_rank(dict.fromkeys((*names, "SLURM_STEP_ID"), text))
 
 
 def asking(name: str) -> Callable[[str], object]:

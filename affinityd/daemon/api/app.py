@@ -29,7 +29,7 @@ from affinityd.request.document import PlanDocument, ProblemDocument
 from affinityd.request.environment import first_answer
 from affinityd.request.parameters import PARAMETERS
 from affinityd.request.parameters import Request as PlanRequest
-from affinityd.request.query import ENV, is_retried, parse_query
+from affinityd.request.query import ENV, parse_query
 from affinityd.text import quote
 from affinityd.topology.document import TopologyAnswer, to_document
 
@@ -131,9 +131,7 @@ def _plan_route(
             await _bring_up_to_date(service, watcher, requests[0])
             caller = answers.callers.of_request(request.scope)
             kind = _format(requests[0], request)
-            answer = first_answer(
-                requests, lambda asked: service.answer(asked, kind, caller), is_retried
-            )
+            answer = first_answer(requests, lambda asked: service.answer(asked, kind, caller))
         except AffinityError as error:
             metrics.refused(mode, error.status)
             raise
