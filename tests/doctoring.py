@@ -41,7 +41,7 @@ def facts_of(
     for path, text in (files or {}).items():
         put(root / path, text)
     tree = open_tree(str(root))
-    return NodeFacts(discover(tree, nvml), tree, str(root), parse_list(reserved), nvml)
+    return NodeFacts(discover(tree, nvml), tree, parse_list(reserved), nvml)
 
 
 @dataclass(frozen=True)

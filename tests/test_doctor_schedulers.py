@@ -29,6 +29,12 @@ TYPED = RIGHT.replace("gpu ", "gpu Type=a100 ")
 CROSSED = "Name=gpu File=/dev/nvidia0 Cores=4-7\nName=gpu File=/dev/nvidia1 Cores=0-3"
 
 
+def live(facts: NodeFacts) -> NodeFacts:
+    """Return facts as of this machine."""
+    assert isinstance(facts.tree, FolderTree)
+    return replace(facts, tree=replace(facts.tree, live=True))
+
+
 def facts_with(
     gres: str, lines: str, node: Topology, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> NodeFacts:
@@ -38,7 +44,7 @@ def facts_with(
     slurm.is_called("gpu07")
     slurm.expects(gres, "gpu07")
     slurm.has(lines)
-    return replace(facts_of(folder / "node", node), root="/")
+    return live(facts_of(folder / "node", node))
 
 
 @pytest.mark.parametrize(
@@ -105,10 +111,13 @@ def test_without_slurm_there_is_nothing_to_fit(
 ) -> None:
     monkeypatch.delenv("SLURM_CONF", raising=False)
     check("gres-conf", facts_of(tmp_path), n_a("a captured or shipped machine has no slurmd"))
-    live = replace(facts_of(tmp_path), root="/")
-    check("gres-conf", live, n_a("no Slurm: there is no slurm.conf in /etc/slurm, "))
+    check(
+        "gres-conf",
+        live(facts_of(tmp_path)),
+        n_a("no Slurm: there is no slurm.conf in /etc/slurm, "),
+    )
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone"))
-    check("gres-conf", live, n_a("gone is no file"))
+    check("gres-conf", live(facts_of(tmp_path)), n_a("gone is no file"))
     shipped = NodeFacts(TWO, FolderTree(NO_ROOT, "shipped"))
     check("gres-conf", shipped, n_a("a captured or shipped machine has no slurmd"))
 

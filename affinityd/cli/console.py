@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import zip_longest
 
 from affinityd.text import one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+GAP = "  "  #: between two columns
 
 
 def give_up_stdout() -> None:
@@ -33,16 +36,25 @@ def say(text: str) -> None:
 
 
 def aligned(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str]
+    columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str]
 ) -> Iterator[str]:
     """Yield the lines of a table: its heads, then its rows; the columns of `numbers` to the right.
 
     Each row has a cell for every column.
     """
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for row in (columns, *rows):
-        cells = zip(columns, row, widths, strict=True)
-        yield "  ".join(
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for column, cell, width in cells
-        ).rstrip()
+    right = [place for place, column in enumerate(columns) if column in numbers]
+    return map(str.rstrip, justified([columns, *rows], right))
+
+
+def justified(rows: Sequence[Sequence[str]], right: Collection[int]) -> Iterator[str]:
+    """Yield rows whose cells line up, those of the columns `right` to the right.
+
+    A row may have fewer cells; a column of empty ones is left out.
+    """
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    for row in rows:
+        yield GAP.join(
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=False))
+            if width
+        )

@@ -67,7 +67,6 @@ class NodeFacts:
 
     topology: Topology
     tree: Tree  #: its files
-    root: str | None = None  #: where they lie; None: nowhere
     reserved: CpuSet = frozenset()  #: CPUs that no rank is given
     nvml: NvmlReport | None = None  #: NVML's report; None: it was not asked
     daemon: DaemonFacts | None = None  #: None: the machine is not this one
@@ -111,11 +110,11 @@ class NodeFacts:
         """Return what is near to GPUs."""
         return vicinity(self.topology, gpus)
 
-    def rank_cpus(self, gpu: Gpu) -> CpuSet:
-        """Return the CPUs that ranks of a GPU are given."""
-        return self.near(gpu).cpus - self.reserved
-
     def used_by_ranks(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:
         """Return the GPUs whose ranks are given any of these CPUs, and which of them those are."""
-        gpus = [gpu for gpu in self.topology.gpus if self.rank_cpus(gpu) & cpus]
-        return gpus, cpus & frozenset().union(*map(self.rank_cpus, gpus))
+        taken = [
+            (gpu, its)
+            for gpu in self.topology.gpus
+            if (its := (self.near(gpu).cpus - self.reserved) & cpus)
+        ]
+        return [gpu for gpu, _ in taken], frozenset().union(*(its for _, its in taken))

@@ -73,7 +73,6 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
     return NodeFacts(
         topology=topology,
         tree=FolderTree(NO_ROOT, topology.name) if settings.machine else machine.tree,
-        root=None if settings.machine else settings.root,
         reserved=settings.reserved_cpus,
         nvml=machine.report,
         variables=tuple(_variables()) if machine.is_live else (),

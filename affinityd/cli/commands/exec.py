@@ -89,7 +89,11 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
     """
     variables = file.variables()
     timeout = exec_options.seconds(options.get("timeout") or variables.get("AFFINITYD_TIMEOUT"))
-    policy = _memory_policy(options.get("memory") or variables.get("AFFINITYD_MEMORY"))
+    policy = options.get("memory") or variables.get("AFFINITYD_MEMORY")
+    if policy is not None:
+        from affinityd.linux.memory_policy import checked_policy  # noqa: PLC0415 - few ask for one
+
+        policy = checked_policy(policy)
     given = exec_options.parameters(options, variables)
     questions = apply.own_questions(given, chosen)
     found = find_plan.find_plan(questions, file.sockets(variables), start, timeout, bounded=True)
@@ -102,15 +106,6 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
         say(f"{NAME}: {line}")
     if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):
         os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(applied.cpus)))
-
-
-def _memory_policy(text: str | None) -> str | None:
-    """Return the memory policy that is asked for, if any. Raises InvalidRequestError."""
-    if text is None:
-        return None
-    from affinityd.linux.memory_policy import checked_policy  # noqa: PLC0415 - few ask for one
-
-    return checked_policy(text)
 
 
 def become(command: Sequence[str]) -> int:

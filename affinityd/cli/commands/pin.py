@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from affinityd.cli import plan_options, target
 from affinityd.cli.console import flag, say
@@ -11,6 +11,7 @@ from affinityd.cli.parser import Parser
 from affinityd.cli.pin_targets import OwnCpus, PinTargets
 from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.errors import InvalidRequestError
+from affinityd.grouping import grouped
 from affinityd.linux.pinning import (
     LEFT_ALONE,
     PINNED,
@@ -97,15 +98,15 @@ def _listed(arguments: argparse.Namespace) -> CpuSet:
     return cpus
 
 
-def _groups(threads: tuple[ThreadResult, ...]) -> list[Group]:
+def _groups(threads: tuple[ThreadResult, ...]) -> Iterable[Group]:
     """Return the threads that fared alike together, in the order of their first ones."""
-    groups: dict[tuple[object, ...], Group] = {}
-    for thread in threads:
+
+    def fate(thread: ThreadResult) -> object:
         # Those that were left alone may each have a mask of its own.
         held = None if thread.outcome == LEFT_ALONE else thread.held
-        alike = (thread.pid, thread.outcome, held, thread.reason)
-        groups.setdefault(alike, []).append(thread)
-    return list(groups.values())
+        return thread.pid, thread.outcome, held, thread.reason
+
+    return grouped(threads, fate).values()
 
 
 def _results(pinned: PinResult, *, dry_run: bool) -> Iterator[str]:

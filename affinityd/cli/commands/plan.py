@@ -10,9 +10,10 @@ from affinityd.cli.console import aligned, say
 from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.client.process_context import ProcessContext
 from affinityd.config import file
-from affinityd.cpuset import CpuSet, format_list, several
+from affinityd.cpuset import format_list, several
 from affinityd.discovery.machine import Machine
 from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.grouping import grouped
 from affinityd.planner.model import Options, RankPlan
 from affinityd.request import environment, environment_cpus
 from affinityd.request.formats import Reply, render
@@ -50,12 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     machine = Machine(settings)
     machine.query_drivers()
-    caller, environ = _caller() if machine.is_live else (None, {})
+    process = ProcessContext.of_self() if machine.is_live else None
+    caller = Caller(process.mask, process.cpuset) if process else None
     node = Node(machine.read(), settings.reserved_cpus)
     reply = answer(node, request, caller)
     if form == TABLE:
         for line in _table(reply, explain=arguments.explain):
             print(line)
+        environ = (process and process.environ) or {}
         if other := _of_exec(node, chosen, caller, environ, reply):
             print(other)
     else:
@@ -64,12 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
         for warning in reply.warnings:
             say(f"affinityd: {warning.code}: {warning.message}")
     return 0
-
-
-def _caller() -> tuple[Caller, Mapping[str, str]]:
-    """Return this process as a caller, and its environment."""
-    process = ProcessContext.of_self()
-    return Caller(process.mask, process.cpuset), process.environ or {}
 
 
 def _format(said: list[str]) -> str:
@@ -112,10 +109,10 @@ def _of_exec(
         return None
     if [rank.cpus for rank in other.ranks] == [rank.cpus for rank in reply.ranks]:
         return None
-    alike: dict[CpuSet, list[int]] = {}
-    for rank in other.ranks:
-        alike.setdefault(rank.cpus, []).append(rank.rank)
-    places = (f"{several('rank', its)} CPUs {format_list(cpus)}" for cpus, its in alike.items())
+    places = (
+        f"{several('rank', (rank.rank for rank in its))} CPUs {format_list(cpus)}"
+        for cpus, its in grouped(other.ranks, lambda rank: rank.cpus).items()
+    )
     return f"affinityd exec, by mode {given['mode']}, would give {'; '.join(places)}"
 
 

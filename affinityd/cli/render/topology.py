@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TypeVar
 
-from affinityd.cli.console import aligned
+from affinityd.cli.console import GAP, aligned
 from affinityd.cli.render.topology_devices import draw_devices
-from affinityd.cli.render.tree import BOLD, GAP, YELLOW, Branch, Kind, paint, render
+from affinityd.cli.render.tree import BOLD, YELLOW, Branch, Kind, paint, render
 from affinityd.cpuset import format_list, several
+from affinityd.grouping import grouped
 from affinityd.text import count
 from affinityd.topology.model import Core, NumaNode, Topology
-
-T = TypeVar("T")
 
 PLACE = Kind("place", amounts=(1, 2))
 SHARE, BARE, UNPLACED = Kind("share"), Kind("bare"), Kind("unplaced")
@@ -84,7 +82,7 @@ def _node(topology: Topology, number: int | None, packages: Iterable[int | None]
 
 def _shares(label: str, cores: Sequence[Core], of: Callable[[Core], Hashable]) -> Iterator[Branch]:
     """Yield a line for each size of the groups, if several, that something makes of the cores."""
-    groups = sorted(_grouped(cores, of).values(), key=len, reverse=True)
+    groups = sorted(grouped(cores, of).values(), key=len, reverse=True)
     if len(groups) == len(cores) > 1:
         yield Branch(SHARE, (label, "one for each core"))
     elif len(groups) > 1:
@@ -98,7 +96,7 @@ def _nodes_without_cpus(topology: Topology) -> Iterator[Branch]:
     """Yield the nodes of memory alone; those that differ in their number only share a line."""
     bare = [node for node in topology.nodes if not topology.node_cores[node.number]]
     devices = {node.number: tuple(draw_devices(topology, node.number)) for node in bare}
-    alike = _grouped(bare, lambda node: (_memory(node), devices[node.number] and node.number))
+    alike = grouped(bare, lambda node: (_memory(node), devices[node.number] and node.number))
     for nodes in alike.values():
         numbers = [node.number for node in nodes if node.number is not None]
         each = " each" if len(nodes) > 1 and nodes[0].memory_bytes else ""
@@ -135,13 +133,6 @@ def _notes(topology: Topology, *, colour: bool) -> Iterator[str]:
 
 def _packages(cores: Iterable[Core]) -> set[int | None]:
     return {core.package for core in cores}
-
-
-def _grouped(items: Iterable[T], of: Callable[[T], Hashable]) -> dict[Hashable, list[T]]:
-    groups: dict[Hashable, list[T]] = {}
-    for item in items:
-        groups.setdefault(of(item), []).append(item)
-    return groups
 
 
 def _cpulist(cores: Iterable[Core]) -> str:

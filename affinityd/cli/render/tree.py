@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+
+from affinityd.cli.console import GAP, justified
+from affinityd.grouping import grouped
 
 WIDTH = 100  #: columns, where the last cell of a line allows it
-GAP = "  "
 
 #: SGR parameters (ECMA-48 §8.3.117).
 BOLD, DIM, GREEN, YELLOW, CYAN = "1", "2", "32", "33", "36"
@@ -44,14 +45,17 @@ def paint(text: str, style: str, *, colour: bool) -> str:
 
 
 def render(branches: Sequence[Branch], *, colour: bool) -> Iterator[str]:
-    """Yield the lines of a tree."""
+    """Yield the lines of a tree; the stem counts as part of a line's first cell."""
     rows = list(_rows(branches, ""))
-    widths = {
-        kind: [max(map(len, column)) for column in _columns(rows, kind)]
-        for kind in {row.branch.kind for row in rows}
+    heads = {
+        kind: justified(
+            [(row.stem + row.branch.cells[0], *row.branch.cells[1:-1]) for row in its],
+            kind.amounts,
+        )
+        for kind, its in grouped(rows, lambda row: row.branch.kind).items()
     }
     for row in rows:
-        yield from _lines(row, widths[row.branch.kind], colour=colour)
+        yield from _lines(row, f"{next(heads[row.branch.kind])}{GAP}", colour=colour)
 
 
 def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
@@ -62,30 +66,15 @@ def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
         yield from _rows(branch.below, indent + rest)
 
 
-def _columns(rows: Iterable[_Row], kind: Kind) -> Iterator[tuple[str, ...]]:
-    """Yield a kind's columns but for last cells; the stem counts as part of the first one."""
-    cells = (
-        (row.stem + row.branch.cells[0], *row.branch.cells[1:-1])
-        for row in rows
-        if row.branch.kind == kind
-    )
-    return zip_longest(*cells, fillvalue="")
-
-
-def _lines(row: _Row, widths: Sequence[int], *, colour: bool) -> Iterator[str]:
-    first, *middle, last = row.branch.cells
-    amounts = row.branch.kind.amounts
-    width = widths[0] - len(row.stem)
-    head = [first.ljust(width)]
-    for column, cell in enumerate(middle, start=1):
-        head.append((str.rjust if column in amounts else str.ljust)(cell, widths[column]))
-    start = len(row.stem) + len(GAP.join(filter(None, head))) + len(GAP)
-    wrapped = list(_wrap(last, WIDTH - start))
-    head[0] = paint(first, row.branch.colour, colour=colour) + " " * (width - len(first))
+def _lines(row: _Row, head: str, *, colour: bool) -> Iterator[str]:
+    """Yield a row's lines; `head` is what stands before its last cell."""
+    name = row.branch.cells[0]
+    last, *wrapped = _wrap(row.branch.cells[-1], WIDTH - len(head))
     stem, rest = (paint(text, DIM, colour=colour) for text in (row.stem, row.rest))
-    yield (stem + GAP.join(filter(None, [*head, wrapped[0]]))).rstrip()
-    for line in wrapped[1:]:
-        yield rest + " " * (start - len(row.rest)) + line
+    painted = paint(name, row.branch.colour, colour=colour)
+    yield f"{stem}{painted}{head[len(row.stem + name) :]}{last}".rstrip()
+    for line in wrapped:
+        yield rest + " " * (len(head) - len(row.rest)) + line
 
 
 def _wrap(text: str, width: int) -> Iterator[str]:

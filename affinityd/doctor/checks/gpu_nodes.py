@@ -6,7 +6,7 @@ testing/sysfs-devices-system-cpu (present, smt/control, cpuX/nodeY).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from affinityd.cpuset import several
 from affinityd.discovery.numa_nodes import NODES
@@ -14,6 +14,7 @@ from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.values import numbered, read_cpus
 from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResults, NotApplicableError, named, ok, warn
+from affinityd.grouping import grouped
 from affinityd.text import node_name
 from affinityd.topology.model import Gpu
 
@@ -38,16 +39,17 @@ def gpu_numa_node(facts: NodeFacts) -> CheckResults:
             "virtual machine give each GPU a root of its node (QEMU: pxb-pcie with numa_node=)",
             lost,
         )
-    yield ok("; ".join(f"{named(its)} on {node_name(node)}" for node, its in _by_node(gpus)))
+    nodes = grouped(gpus, lambda gpu: gpu.numa_node)
+    yield ok("; ".join(f"{named(its)} on {node_name(node)}" for node, its in nodes.items()))
 
 
 def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
     """Judge whether anything can run on the node of each GPU."""
-    by_node = [(node, its) for node, its in _by_node(facts.some_gpus()) if node is not None]
-    if not by_node:
+    gpus_of = grouped(facts.some_gpus(), lambda gpu: gpu.numa_node)
+    if not gpus_of.keys() - {None}:
         raise NotApplicableError("the node of no GPU is known")
-    for node, gpus in by_node:
-        if facts.topology.cpus_of_node(node):
+    for node, gpus in gpus_of.items():
+        if node is None or facts.topology.cpus_of_node(node):
             continue
         offline = [cpu for cpu, its in _offline(facts).items() if its == node]
         nearest = facts.topology.nearest(node, facts.topology.nodes_with_cpus)
@@ -61,12 +63,6 @@ def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
             gpus,
         )
     yield ok("the node of every GPU has CPUs")
-
-
-def _by_node(gpus: Sequence[Gpu]) -> list[tuple[int | None, list[Gpu]]]:
-    """Return the nodes of GPUs, in the GPUs' order, with the GPUs of each."""
-    nodes = dict.fromkeys(gpu.numa_node for gpu in gpus)
-    return [(node, [gpu for gpu in gpus if gpu.numa_node == node]) for node in nodes]
 
 
 def offline_cpus(facts: NodeFacts) -> CheckResults:

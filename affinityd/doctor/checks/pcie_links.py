@@ -18,6 +18,7 @@ from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import read_number
 from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResult, CheckResults, NotApplicableError, named, ok, warn
+from affinityd.grouping import grouped
 from affinityd.topology.model import Gpu
 
 #: What the kernel says where a link has no width: it is down, or the device is on no link.
@@ -47,11 +48,11 @@ def pcie_link(facts: NodeFacts) -> CheckResults:
     for link, gpus in users.items():
         if link.lanes < link.max_lanes:
             yield _narrow(link, gpus)
-    slow: dict[str, list[Gpu]] = {}
-    for link, gpus in users.items():
-        if link.speeds:
-            slow.setdefault(link.speeds, []).extend(gpus)
-    idle = (f"; {named(gpus)} at {speeds}, as is usual while idle" for speeds, gpus in slow.items())
+    slow = grouped((link for link in users if link.speeds), lambda link: link.speeds)
+    idle = (
+        f"; {named(gpu for link in its for gpu in users[link])} at {speeds}, as is usual while idle"
+        for speeds, its in slow.items()
+    )
     yield ok(f"every link of a GPU has all its lanes{''.join(idle)}")
 
 

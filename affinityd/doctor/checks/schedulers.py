@@ -6,7 +6,6 @@ https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 from affinityd.discovery.tree import Tree
@@ -28,7 +27,7 @@ JOBS = ("slurmstepd.scope", "kubepods.slice", "kubepods")
 
 def gres_conf(facts: NodeFacts) -> CheckResults:
     """Judge whether the GPUs that slurmd has fit the node."""
-    if facts.root is None or os.path.realpath(facts.root) != "/":
+    if not facts.tree.live:
         raise NotApplicableError("a captured or shipped machine has no slurmd")
     if facts.maintenance is not None:  # AutoDetect= has slurmd ask the driver
         raise NotApplicableError(f"slurmd was not asked: {facts.maintenance}")
