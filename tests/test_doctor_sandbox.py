@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli import main
+from affinityd.cpuset import CpuSet
 from affinityd.discovery import open_tree
 from affinityd.doctor.daemon_probe import probe
-from affinityd.doctor.facts import NO_ANSWER, CallerIdentification, DaemonFacts, NodeFacts
+from affinityd.doctor.facts import NO_ANSWER, DaemonFacts, NodeFacts
 from affinityd.linux.cgroup import cpuset_of
+from affinityd.request.document import AllowedCpus
 from tests.children import children_of
 from tests.doctoring import TWO, Expected, check, n_a, well
 from tests.serving import answering, http, serving
@@ -40,8 +42,10 @@ def waiting(*before: str) -> Iterator[int]:
             process.kill()
 
 
-def facts(pid: int, answer: CallerIdentification | str = NO_ANSWER) -> NodeFacts:
-    daemon = DaemonFacts("affinityd.sock", listens=True, pid=pid, identification=answer)
+def facts(
+    pid: int, answer: AllowedCpus | str = NO_ANSWER, cpuset: CpuSet | None = None
+) -> NodeFacts:
+    daemon = DaemonFacts("s", listens=True, pid=pid, allowed=answer, own_cpuset=cpuset)
     return NodeFacts(TWO, open_tree("/"), daemon=daemon)
 
 
@@ -76,24 +80,25 @@ OURS = cpuset_of(os.getpid())
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("answer", "cpuset", "expected"),
     [
-        (CallerIdentification("caller", "0-3", OURS), well("within its cpuset, CPUs 0-3")),
-        (CallerIdentification("caller", None), well("the daemon knows who asks")),
+        (AllowedCpus("0-3", "caller", "0-3"), OURS, well("within its cpuset, CPUs 0-3")),
+        (AllowedCpus("0-3", "caller", None), None, well("the daemon knows who asks")),
         (
-            CallerIdentification("caller", None, frozenset({0, 1})),
+            AllowedCpus("0-3", "caller", None),
+            frozenset({0, 1}),
             Expected("warn", "and no cpuset: it does not see its cgroup", "mount the node's /sys"),
         ),
-        (CallerIdentification("node", None), Expected("warn", UNKNOWN, "its log says why")),
-        ("this node has no GPU", n_a("this node has no GPU")),
+        (AllowedCpus("0-3", "node", None), OURS, Expected("warn", UNKNOWN, "its log says why")),
+        ("this node has no GPU", OURS, n_a("this node has no GPU")),
     ],
     ids=["known", "known by its mask", "without its cpuset", "unknown", "it plans nothing"],
 )
 def test_what_the_daemon_says_of_who_asks(
-    answer: CallerIdentification | str, expected: Expected
+    answer: AllowedCpus | str, cpuset: CpuSet | None, expected: Expected
 ) -> None:
     with waiting() as pid:
-        check("caller", facts(pid, answer), expected)
+        check("caller", facts(pid, answer, cpuset), expected)
 
 
 def plan(**allowed: object) -> bytes:
@@ -170,7 +175,7 @@ def test_why_it_does_not_know_who_asks(before: Sequence[str], cause: str, remedy
         inner = next(iter(children_of(pid)), pid)
         check(
             "caller",
-            facts(inner, CallerIdentification("node", None)),
+            facts(inner, AllowedCpus("0-3", "node", None)),
             Expected("warn", cause, remedy),
         )
 
@@ -179,4 +184,4 @@ def test_why_it_does_not_know_who_asks(before: Sequence[str], cause: str, remedy
 def test_that_no_cgroups_are_mounted_is_told() -> None:
     with waiting(*mounting("umount -l /sys/fs/cgroup")) as pid:
         expected = Expected("warn", "no cgroups are mounted where it runs", "/sys/fs/cgroup")
-        check("caller", facts(pid, CallerIdentification("caller", None, frozenset({0}))), expected)
+        check("caller", facts(pid, AllowedCpus("0-3", "caller", None), frozenset({0})), expected)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from affinityd.client import http, trust
 from affinityd.config import file as conffile
-from affinityd.doctor.facts import CallerIdentification, DaemonFacts
+from affinityd.doctor.facts import DaemonFacts
 from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.errors import REFUSALS, AffinityError, NotEnforcedError
 from affinityd.json_codec import loads
@@ -46,10 +46,12 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
     """Return what is to be seen of the daemon whose socket is at a path; it is asked if ready."""
     daemon = _listener(path, timeout)
     if daemon.status:
+        plan = _answer(PlanPart, path, PLAN, timeout)
         daemon = replace(
             daemon,
             enforcement=_answer(EnforceDocument, path, PATH, timeout),
-            identification=_identification(path, timeout),
+            allowed=plan if isinstance(plan, str) else plan.allowed,
+            own_cpuset=cpuset_of(os.getpid()),
         )
     return replace(
         daemon,
@@ -93,14 +95,6 @@ def _distrust(path: str, connection: _socket.socket) -> str | None:
     except OSError as error:
         return f"a part of {path} is not to be seen: {error.strerror}"
     return None
-
-
-def _identification(path: str, timeout: float) -> CallerIdentification | str:
-    """Return what a daemon says of this process, which states no cpuset; or why it says nothing."""
-    plan = _answer(PlanPart, path, PLAN, timeout)
-    if isinstance(plan, str):
-        return plan
-    return CallerIdentification(plan.allowed.source, plan.allowed.within, cpuset_of(os.getpid()))
 
 
 def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | str:

@@ -13,6 +13,7 @@ from affinityd.discovery.tree import Tree
 from affinityd.doctor.result import NotApplicableError
 from affinityd.enforce.document import EnforceDocument
 from affinityd.linux.mounts import Mount, parse_mounts
+from affinityd.request.document import AllowedCpus
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import Vicinity, vicinity
 from affinityd.topology.node import Node
@@ -20,15 +21,6 @@ from affinityd.topology.node import Node
 #: What a machine without files is read from, a shipped one: nothing is below a device.
 NO_ROOT = f"{os.devnull}/"
 NO_ANSWER = "no daemon answers"
-
-
-@dataclass(frozen=True)
-class CallerIdentification:
-    """What a daemon says of a caller that states no cpuset, and what is so."""
-
-    source: str  #: `allowed.source`
-    within: str | None  #: `allowed.within`: the cpulist of our cpuset; None: it does not know it
-    cpuset: CpuSet | None = None  #: ours, as we see it ourselves
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,8 @@ class DaemonFacts:
     distrust: str | None = None  #: why clients do not trust it; None: they do
     published: Node | str = "there is none"  #: node.json, or why it is not to be read
     enforcement: EnforceDocument | str = NO_ANSWER  #: /enforce, or why it is not known
-    identification: CallerIdentification | str = NO_ANSWER  #: of this process by /plan, or why not
+    allowed: AllowedCpus | str = NO_ANSWER  #: what /plan says of this process, or why nothing
+    own_cpuset: CpuSet | None = None  #: this process's, as it sees it itself
 
 
 ENVIRONMENT = "the environment"

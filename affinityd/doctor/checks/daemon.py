@@ -122,10 +122,10 @@ def _difference(published: Topology, here: Topology) -> str:
 def caller(facts: NodeFacts) -> CheckResults:
     """Judge whether a daemon knows this process, which asks it for a plan."""
     daemon = facts.own_daemon()
-    answer, published = daemon.identification, daemon.published
-    if isinstance(answer, str):
-        raise NotApplicableError(answer)
-    if answer.source != KNOWN:
+    allowed, published = daemon.allowed, daemon.published
+    if isinstance(allowed, str):
+        raise NotApplicableError(allowed)
+    if allowed.source != KNOWN:
         if isinstance(published, Node) and published.replayed:
             name = published.topology.name
             raise NotApplicableError(f"the daemon replays {name}, of which nobody's CPUs are known")
@@ -133,18 +133,18 @@ def caller(facts: NodeFacts) -> CheckResults:
         yield from (replace(it, found=f"{UNKNOWN}: {it.found}") for it in causes)
         if not causes:
             yield warn(UNKNOWN, "its log says why: journalctl -u affinityd")
-    elif answer.within is None and answer.cpuset is not None:
+    elif allowed.within is None and daemon.own_cpuset is not None:
         mounts = facts.mounts(daemon.pid) if daemon.pid else {}
         has_none = mounts and not any(map(_has_cpusets, mounts.values()))
         why = "no cgroups are mounted where it runs" if has_none else "it does not see its cgroup"
         yield warn(
             f"the daemon knows the mask of who asks, and no cpuset: {why}; this process has CPUs "
-            f"{format_list(answer.cpuset)}",
+            f"{format_list(daemon.own_cpuset)}",
             "mount the node's /sys/fs/cgroup where it runs, as hostPID: true of the chart does; in "
             "a unit leave out InaccessiblePaths=/sys and the like",
         )
     else:
-        within = f" within its cpuset, CPUs {answer.within}" if answer.within else ""
+        within = f" within its cpuset, CPUs {allowed.within}" if allowed.within else ""
         yield ok(f"the daemon knows who asks: this process is planned{within}")
 
 
