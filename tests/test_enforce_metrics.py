@@ -23,7 +23,7 @@ OPEN_METRICS = "application/openmetrics-text;version=1.0.0"
 def scraped(found: Enforced, accept: str = "") -> list[str]:
     metrics = Metrics(lambda: None)
     metrics.scanned(FOUND)
-    metrics.write("enforce", lambda: enforcement.metrics(found))
+    metrics.show("enforce", lambda: enforcement.metrics(found))
     return metrics.exposition(accept)[0].decode().splitlines()
 
 
@@ -129,7 +129,7 @@ def test_a_daemon_that_does_not_enforce_has_none_of_them() -> None:
 def test_a_new_report_is_told_and_the_old_one_is_not() -> None:
     metrics, told = Metrics(lambda: None), list[float]()
     for found in (enforced(), enforced(unreached=3)):
-        metrics.write("enforce", partial(enforcement.metrics, found))
+        metrics.show("enforce", partial(enforcement.metrics, found))
         lines = metrics.exposition("")[0].decode().splitlines()
         told += samples(lines, "affinityd_enforce_unreached_processes").values()
     assert told == [0.0, 3.0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.config.settings import ENFORCE_VALUES
-from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES, MIGRATIONS
+from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES
 from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
 from affinityd.enforce import backoff, memory_migration
 from affinityd.enforce.model import CAUSES, PIN_OUTCOMES, REASONS
@@ -17,6 +17,10 @@ from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.model import Treatment
 from affinityd.planner.model import Options
 
+METRICS = [
+    *(it.name.removesuffix("_total") for it in GPU_FAMILIES),
+    *(it.name.removesuffix("_total") for it in FAMILIES),
+]
 PAGE = Path(__file__).parents[1].joinpath("docs/enforce.md").read_text()
 POLICY, DEGREES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
@@ -90,7 +94,7 @@ def test_a_cgroup_of_its_policy_is_a_job() -> None:
         SETTINGS,
         PIN_OUTCOMES,
         memory_migration.OUTCOMES,
-        [*(it.name for it in GPU_FAMILIES), *(it.name for it in FAMILIES), MIGRATIONS.name],
+        METRICS,
     ],
     ids=["ways", "reasons", "causes", "keys", "settings", "pins", "moves", "metrics"],
 )

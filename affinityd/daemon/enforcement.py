@@ -63,7 +63,7 @@ class Enforcement:
         with self._failures.logged():
             enforced = self._enforcer.enforce(audit.topology, audit.scan)
             self._last = enforced
-            self._metrics.write("enforce", lambda: enforcement.metrics(enforced))
+            self._metrics.show("enforce", lambda: enforcement.metrics(enforced))
             self._log.enforced(enforced)
 
     def _newest(self) -> Enforced:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from affinityd.audit.model import GpuKey
 from affinityd.config.settings import OBSERVE, PIN
@@ -16,7 +16,6 @@ from affinityd.daemon.metrics.families import (
     each,
     filled,
     gpu_labels,
-    one,
     whole,
 )
 from affinityd.enforce.enforcer import Enforced
@@ -44,14 +43,14 @@ GPU_FAMILIES: tuple[MetricFamily[GpuDrift], ...] = (
         "Processes of the GPU's jobs that do not run where they are to, and that a pin mends, by "
         "cause; no sample where its processes are not known.",
         lambda gpu: each(CAUSES, gpu.would_pin),
-        ("cause",),
+        "cause",
     ),
     MetricFamily(
         "affinityd_enforce_left_processes",
         "Processes of the GPU that do not run where they are to, or may run far from it, and are "
         "let alone, by the reason for that.",
         lambda gpu: each(REASONS, gpu.left),
-        ("reason",),
+        "reason",
     ),
 )
 
@@ -59,86 +58,79 @@ FAMILIES: tuple[MetricFamily[Enforced], ...] = (
     MetricFamily(
         "affinityd_enforce_mode",
         "1 for what the daemon does about processes of GPU jobs that have drifted: observe or pin.",
-        lambda report: (((mode,), report.does == mode) for mode in (OBSERVE, PIN)),
-        ("mode",),
+        lambda enforced: {mode: enforced.does == mode for mode in (OBSERVE, PIN)},
+        "mode",
     ),
     MetricFamily(
         "affinityd_enforce_hindered",
         "1 if the daemon was to pin and observes, as it cannot; its log and /enforce say why.",
-        lambda report: one(report.hindrance is not None),
+        lambda enforced: enforced.hindrance is not None,
     ),
     MetricFamily(
-        "affinityd_enforce_pins",
+        "affinityd_enforce_pins_total",
         "Processes pinned from outside, each time, by what came of it.",
-        lambda report: each(PIN_OUTCOMES, report.totals.pins),
-        ("outcome",),
-        CounterMetricFamily,
+        lambda enforced: each(PIN_OUTCOMES, enforced.totals.pins),
+        "outcome",
     ),
     MetricFamily(
-        "affinityd_enforce_pinned_threads",
+        "affinityd_enforce_pinned_threads_total",
         "Their threads whose mask was set.",
-        lambda report: one(report.totals.threads),
-        kind=CounterMetricFamily,
+        lambda enforced: enforced.totals.threads,
     ),
     MetricFamily(
-        "affinityd_enforce_resets",
+        "affinityd_enforce_resets_total",
         "How often a process that had been pinned was found elsewhere again.",
-        lambda report: one(report.totals.resets),
-        kind=CounterMetricFamily,
+        lambda enforced: enforced.totals.resets,
     ),
     MetricFamily(
         "affinityd_enforce_notices",
         "What the daemon cannot see or do, and so does not enforce: /enforce and its log say what.",
-        lambda report: one(len(report.notices)),
+        lambda enforced: len(enforced.notices),
     ),
     MetricFamily(
         "affinityd_enforce_scan_timestamp_seconds",
         "Of which scan all this is, since the epoch: it stands still where enforcing fails.",
-        lambda report: one(report.scan.time),
+        lambda enforced: enforced.scan.time,
     ),
     MetricFamily(
         "affinityd_enforce_policy_error",
         "1 if the policy file does not count as it is now: what was read before stands.",
-        lambda report: one(report.policy.error is not None),
+        lambda enforced: enforced.policy.error is not None,
     ),
     MetricFamily(
         "affinityd_enforce_policy_read_timestamp_seconds",
         "When the policy that counts was read, since the epoch; no sample where there is none.",
-        lambda report: one(report.policy.read),
+        lambda enforced: enforced.policy.read,
     ),
     MetricFamily(
         "affinityd_enforce_unreached_processes",
         "Processes that were to be pinned after the last scan and not reached, as time was up.",
-        lambda report: one(report.unreached),
+        lambda enforced: enforced.unreached,
     ),
     MetricFamily(
         "affinityd_enforce_duration_seconds",
         "How long deciding and pinning took after the last scan.",
-        lambda report: one(report.seconds),
+        lambda enforced: enforced.seconds,
     ),
-)
-
-MIGRATIONS: MetricFamily[Enforced] = MetricFamily(
-    "affinityd_enforce_migrations",
-    "Processes whose memory was to follow their first pin, by what came of it.",
-    lambda report: each(report.totals.migrations, report.totals.migrations),
-    ("outcome",),
-    CounterMetricFamily,
+    MetricFamily(
+        "affinityd_enforce_migrations_total",
+        "Processes whose memory was to follow their first pin, by what came of it.",
+        lambda enforced: enforced.totals.migrations,
+        "outcome",
+    ),
 )
 
 
 def metrics(enforced: Enforced) -> Iterator[Metric]:
-    """Yield every metric of a enforced."""
+    """Yield every metric of what was enforced."""
     drifts = drifts_of(enforced.decisions)
     gpus = [
         (gpu_labels(gpu), drifts.get(gpu.key, GpuDrift()))
         for gpu in enforced.topology.gpus
         if gpu.key not in enforced.scan.unknown
     ]
-    for of_gpus in GPU_FAMILIES:
-        yield filled(of_gpus, GPU_LABELS, gpus)
-    for family in (*FAMILIES, *([MIGRATIONS] if enforced.totals.migrations else [])):
-        yield whole(family, enforced)
+    yield from filled(GPU_FAMILIES, gpus, GPU_LABELS)
+    yield from whole(FAMILIES, enforced)
 
 
 def drifts_of(decisions: Iterable[Decision]) -> dict[GpuKey, GpuDrift]:

@@ -2,58 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from affinityd.audit.document import AuditGpuDocument
 from affinityd.text import one_line
 from affinityd.topology.model import Gpu
 
 T = TypeVar("T")
-Samples = Iterable[tuple[Sequence[str], float]]  #: each with the labels that only its metric has
 
 GPU_LABELS = ("vendor", "gpu", "uuid", "pci_bus_id")  #: an index counts per vendor
 
 
 @dataclass(frozen=True)
 class MetricFamily(Generic[T]):
-    """A metric: what it says of one thing of many."""
+    """A metric: a counter if its name ends in `_total`, else a gauge."""
 
     name: str
     help: str
-    samples: Callable[[T], Samples]
-    labels: tuple[str, ...] = ()
-    kind: type[CounterMetricFamily | GaugeMetricFamily] = GaugeMetricFamily
+    #: Returns its one sample of a thing; None: there is none; a mapping: one for each value of
+    #: `label`.
+    read: Callable[[T], float | Mapping[str, float] | None]
+    label: str = ""
 
 
-def one(value: float | None) -> Samples:
-    """Return the sample of a metric without labels of its own; None: there is none."""
-    return () if value is None else (((), value),)
-
-
-def each(names: Iterable[str], counted: Mapping[str, float]) -> Samples:
+def each(names: Iterable[str], counted: Mapping[str, float]) -> dict[str, float]:
     """Return a sample for each name, 0 of what was not counted."""
-    return (((name,), counted.get(name, 0)) for name in names)
+    return {name: counted.get(name, 0) for name in names}
 
 
-def whole(family: MetricFamily[T], thing: T) -> Metric:
-    """Return a metric of one thing alone, which needs no labels to be told from others."""
-    return filled(family, (), [((), thing)])
-
-
-def gpu_labels(gpu: Gpu) -> tuple[str, ...]:
+def gpu_labels(gpu: Gpu | AuditGpuDocument) -> tuple[str, ...]:
     """Return the values of GPU_LABELS."""
     return gpu.vendor, str(gpu.index), one_line(gpu.uuid or ""), gpu.pci_bus_id
 
 
 def filled(
-    family: MetricFamily[T], labels: tuple[str, ...], things: Iterable[tuple[Sequence[str], T]]
-) -> Metric:
-    """Return a metric with the samples of these things, each with its values of `labels`."""
-    metric = family.kind(family.name, family.help, labels=(*labels, *family.labels))
-    for values, thing in things:
-        for more, value in family.samples(thing):
-            metric.add_metric([*values, *more], value)
-    return metric
+    families: Iterable[MetricFamily[T]],
+    things: Collection[tuple[Sequence[str], T]],
+    labels: tuple[str, ...] = (),
+) -> Iterator[Metric]:
+    """Yield the metrics that have samples of these things, each with its values of `labels`."""
+    for family in families:
+        kind = CounterMetricFamily if family.name.endswith("_total") else GaugeMetricFamily
+        own = (family.label,) if family.label else ()
+        metric = kind(family.name, family.help, labels=(*labels, *own))
+        for values, thing in things:
+            read = family.read(thing)
+            if isinstance(read, Mapping):
+                for value, number in read.items():
+                    metric.add_metric([*values, value], number)
+            elif read is not None:
+                metric.add_metric(values, read)
+        if metric.samples:
+            yield metric
+
+
+def whole(families: Iterable[MetricFamily[T]], thing: T) -> Iterator[Metric]:
+    """Yield metrics of one thing alone, which needs no labels to be told from others."""
+    return filled(families, [((), thing)])

@@ -6,7 +6,6 @@ A row's counters only ever grow, the shared one's too, although jobs come and go
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from affinityd.audit.model import CpuTime, GpuKey, Job, Scan
@@ -31,7 +30,7 @@ class JobSeries:
     def __init__(self, most: int) -> None:
         """Take how many jobs may have a row of their own; with 0 there are no rows at all."""
         self._most = most
-        self._own: tuple[Job, ...] = ()
+        self._own: list[Job] = []
         self._sharing: dict[Job, CpuTime] = {}  # a job → its time as of the last scan
         self._shared: CpuTime | None = None  # None: no job has ever had to share
 
@@ -40,52 +39,37 @@ class JobSeries:
         if not self._most:
             return ()
         self._admit(scan)
-        gpus, mismatched = _gpus(scan)
-        rows = [
-            JobRow(job, len(gpus[job]), len(mismatched[job]), time, scan.since.get(job))
-            for job in self._own
-            for time in (scan.job_time[job],)
-        ]
+        times = {job: scan.job_time[job] for job in self._own}
         if self._shared is not None:
-            uses, suffers = (_together(of, self._sharing) for of in (gpus, mismatched))
-            rows.append(JobRow(OTHERS, uses, suffers, self._shared, None))
-        return tuple(rows)
+            times[OTHERS] = self._shared
+        gpus = self._gpus(scan)
+        return tuple(
+            JobRow(job, len(gpus[job]), sum(gpus[job].values()), time, scan.since.get(job))
+            for job, time in times.items()
+        )
 
     def _admit(self, scan: Scan) -> None:
         """Forget jobs that are gone, take in new ones, and add up what the sharing ones used."""
         known = {*self._own, *self._sharing}
-        own = [job for job in self._own if job in scan.job_time]
-        sharing = {job: time for job, time in self._sharing.items() if job in scan.job_time}
+        self._own = [job for job in self._own if job in scan.job_time]
+        before = {job: time for job, time in self._sharing.items() if job in scan.job_time}
         for job in (job for job in scan.job_time if job not in known):
-            if len(own) < self._most:
-                own.append(job)
+            if len(self._own) < self._most:
+                self._own.append(job)
             else:
-                sharing[job] = CpuTime()
-        self._own = tuple(own)
-        self._sharing = {job: scan.job_time[job] for job in sharing}
-        if sharing:
-            grown = [(scan.job_time[job], then) for job, then in sharing.items()]
-            so_far = self._shared or CpuTime()
-            self._shared = CpuTime(
-                so_far.total + sum(now.total - then.total for now, then in grown),
-                so_far.remote + sum(now.remote - then.remote for now, then in grown),
-            )
+                before[job] = CpuTime()
+        self._sharing = {job: scan.job_time[job] for job in before}
+        for job, then in before.items():
+            now, so_far = scan.job_time[job], self._shared or CpuTime()
+            self._shared = so_far + CpuTime(now.total - then.total, now.remote - then.remote)
 
-
-def _gpus(
-    scan: Scan,
-) -> tuple[defaultdict[Job, set[GpuKey]], defaultdict[Job, set[GpuKey]]]:
-    """Return the GPUs that each job uses, and those of them that a process may run far from."""
-    gpus: defaultdict[Job, set[GpuKey]] = defaultdict(set)
-    mismatched: defaultdict[Job, set[GpuKey]] = defaultdict(set)
-    for process in scan.processes:
-        job = process.facts.membership.job
-        if job is not None and not process.is_daemon:
-            gpus[job].update(process.facts.gpus)
-            if process.is_mismatch:
-                mismatched[job].update(process.facts.gpus)
-    return gpus, mismatched
-
-
-def _together(of: defaultdict[Job, set[GpuKey]], jobs: Iterable[Job]) -> int:
-    return len(set[GpuKey]().union(*(of[job] for job in jobs)))
+    def _gpus(self, scan: Scan) -> defaultdict[Job, dict[GpuKey, bool]]:
+        """Return the GPUs that each row's jobs use, and whether a process may run far from them."""
+        gpus: defaultdict[Job, dict[GpuKey, bool]] = defaultdict(dict)
+        for process in scan.processes:
+            job = process.facts.membership.job
+            if job is not None and not process.is_daemon:
+                its = gpus[OTHERS if job in self._sharing else job]
+                for gpu in process.facts.gpus:
+                    its[gpu] = process.is_mismatch or its.get(gpu, False)
+        return gpus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter as Count
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
@@ -16,26 +17,70 @@ from prometheus_client import (
 )
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from affinityd import __version__
-from affinityd.audit.model import Scan
 from affinityd.daemon.metrics import audit as audit_metrics
-from affinityd.daemon.metrics.collectors import (
-    ScrapeCollector,
-    node_metrics,
-    nvml_metrics,
-    scan_metrics,
-)
+from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.daemon.metrics.job_series import JobSeries
 from affinityd.daemon.state.plan_service import Answer
 from affinityd.daemon.state.scanner import Audit
+from affinityd.topology.model import Gpu
 from affinityd.topology.node import Node
 
 #: Seconds. A plan takes about a millisecond; a new reading of the machine may come before it.
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
-OPEN_METRICS_END = b"# EOF\n"
+NODE_FAMILIES: tuple[MetricFamily[Node], ...] = (
+    MetricFamily(
+        "affinityd_cpus",
+        "Logical CPUs of the node, by state.",
+        lambda node: {
+            "online": len(node.topology.online),
+            "possible": len(node.topology.possible),
+            "reserved": len(node.reserved & node.topology.online),
+        },
+        "state",
+    ),
+    MetricFamily(
+        "affinityd_gpus",
+        "GPUs of the node, by vendor.",
+        lambda node: Count(gpu.vendor for gpu in node.topology.gpus),
+        "vendor",
+    ),
+    MetricFamily(
+        "affinityd_topology_generation",
+        "Grows by one each time the topology was read anew and differed.",
+        lambda node: node.generation,
+    ),
+)
+
+GPU_FAMILIES: tuple[MetricFamily[Gpu], ...] = (
+    MetricFamily(
+        "affinityd_gpu_numa_node",
+        "The NUMA node of each GPU; a GPU whose node is not known has no sample.",
+        lambda gpu: gpu.numa_node,
+    ),
+)
+
+#: Of the daemon itself. Of a scan that hangs, its age is all that there is to see.
+DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
+    MetricFamily(
+        "affinityd_nvml_failures_total",
+        "Questions that NVML did not answer, by what it was asked for: topology or processes.",
+        lambda metrics: metrics.nvml_failures,
+        "question",
+    ),
+    MetricFamily(
+        "affinityd_scan_interval_seconds",
+        "How often the processes are looked at.",
+        lambda metrics: metrics.scan_interval,
+    ),
+    MetricFamily(
+        "affinityd_scan_age_seconds",
+        "How long ago the last finished scan of the processes began.",
+        lambda metrics: metrics.scan_age,
+    ),
+)
 
 #: When each series began is of no use here, and doubles what a scrape carries.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -57,65 +102,78 @@ class Metrics:
         `scan_interval`: seconds between two scans; None: there are none. `nvml_failures`: how often
         NVML did not answer so far, by question.
         """
-        self.registry = CollectorRegistry()
+        self.nvml_failures: Mapping[str, int] = nvml_failures
+        self.scan_interval: float | None = scan_interval
+        self._node = node
         self._jobs = JobSeries(job_series)
-        self._scan: Scan | None = None
-        self._written: dict[str, WrittenMetrics] = {}
+        self._last_scan: float | None = None  # time.monotonic()
+        self._found: Mapping[str, Callable[[], Iterator[Metric]]] = {}
+        self._registry = registry = CollectorRegistry()
         self._plans = Counter(
             "affinityd_plans",
             "Plan requests answered, by mode, by result (ok, or the HTTP status of the refusal) "
             "and by the worst locality of any rank.",
             ("mode", "result", "locality"),
-            registry=self.registry,
+            registry=registry,
         )
         self._seconds = Histogram(
             "affinityd_plan_duration_seconds",
             "Seconds that planning took; a remembered answer is not planned again.",
             buckets=BUCKETS,
-            registry=self.registry,
+            registry=registry,
         )
         self._observed = Counter(
             "affinityd_observed_plans",
             "Plans that were not applied, as AFFINITYD=observe: where the process ran, and where "
             "its plan would have it run, seen from its GPUs.",
             ("before", "after"),
-            registry=self.registry,
+            registry=registry,
         )
         self._refused_connections = Counter(
             "affinityd_refused_connections",
             "Connections that were closed without an answer to what they asked, by reason.",
             ("reason",),
-            registry=self.registry,
+            registry=registry,
         )
         self._failed_scans = Counter(
             "affinityd_scan_failures",
             "Scans of the processes that failed; the one before stands, and its age grows.",
-            registry=None if scan_interval is None else self.registry,
+            registry=None if scan_interval is None else registry,
         )
-        Info("affinityd_build", "The daemon's version.", registry=self.registry).info(
+        Info("affinityd_build", "The daemon's version.", registry=registry).info(
             {"version": __version__}
         )
-        for collect in (
-            lambda: node_metrics(node()),
-            lambda: scan_metrics(scan_interval, self._age()),
-            lambda: nvml_metrics(nvml_failures),
-        ):
-            self.registry.register(ScrapeCollector(collect))
-        ProcessCollector(registry=self.registry)
+        registry.register(self)
+        ProcessCollector(registry=registry)
+
+    @property
+    def scan_age(self) -> float | None:
+        """Seconds since the last finished scan began; None: there was none."""
+        return None if self._last_scan is None else time.monotonic() - self._last_scan
 
     def scanned(self, audit: Audit) -> None:
         """Describe a new scan from now on; one after the other."""
         rows = self._jobs.scanned(audit.scan)
-        self.write("scan", lambda: audit_metrics.metrics(audit, rows))
-        self._scan = audit.scan
+        self.show("scan", lambda: audit_metrics.metrics(audit, rows))
+        self._last_scan = audit.scan.monotonic
 
     def scan_failed(self) -> None:
         """Count a scan that failed."""
         self._failed_scans.inc()
 
-    def write(self, name: str, collect: Callable[[], Iterator[Metric]]) -> None:
-        """Have metrics from now on instead of those of that name, which are collected once."""
-        self._written = {**self._written, name: WrittenMetrics(collect)}
+    def show(self, name: str, collect: Callable[[], Iterator[Metric]]) -> None:
+        """Show metrics from now on instead of those of that name."""
+        self._found = {**self._found, name: collect}
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what is not counted but described, at each scrape."""
+        if node := self._node():
+            yield from whole(NODE_FAMILIES, node)
+            gpus = [(gpu_labels(gpu), gpu) for gpu in node.topology.gpus]
+            yield from filled(GPU_FAMILIES, gpus, GPU_LABELS)
+        yield from whole(DAEMON_FAMILIES, self)
+        for collect in self._found.values():
+            yield from collect()
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return all of it in a form that an Accept header takes, and that form's media type.
@@ -126,13 +184,7 @@ class Metrics:
             encode, media_type = choose_encoder(accept)
         except TypeError:  # its own, over a version that is no number
             encode, media_type = choose_encoder("")
-        written = [it.text(encode, media_type) for it in self._written.values()]
-        texts = (encode(self.registry), *written)
-        end = OPEN_METRICS_END if texts[0].endswith(OPEN_METRICS_END) else b""
-        return b"".join(text.removesuffix(end) for text in texts) + end, media_type
-
-    def _age(self) -> float | None:
-        return None if self._scan is None else time.monotonic() - self._scan.monotonic
+        return encode(self._registry), media_type
 
     def planned(self, answer: Answer, seconds: float) -> None:
         """Count a request that was planned, and the time that it took."""
@@ -159,18 +211,3 @@ class Metrics:
             observe()
 
         return both
-
-
-class WrittenMetrics:
-    """Metrics that are collected and written once, for all scrapes until there are newer ones."""
-
-    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
-        """Take what yields them."""
-        self.collect = collect
-        self._texts: dict[str, bytes] = {}
-
-    def text(self, encode: Callable[[Collector], bytes], media_type: str) -> bytes:
-        """Return them as an encoder writes them."""
-        if media_type not in self._texts:
-            self._texts = {media_type: encode(self)}  # a server scrapes in one form
-        return self._texts[media_type]
