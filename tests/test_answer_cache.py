@@ -33,12 +33,12 @@ def planned(body: bytes) -> Answer:
 class Node:
     """What an answer cache asks."""
 
-    is_current: bool = True
+    generation: int | None = 1
     counted: list[Answer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.answers = AnswerCache(
-            Callers(), is_current=lambda: self.is_current, counter=self.counter
+            Callers(), generation=lambda: self.generation, counter=self.counter
         )
 
     def counter(self, answer: Answer) -> Callable[[], None]:
@@ -83,11 +83,17 @@ def test_it_is_sent_as_it_was_and_counted_each_time() -> None:
 def test_where_the_node_is_not_as_it_was_nothing_is_found() -> None:
     node = Node()
     node.answers.remember(asking(), planned(b"{}"))
-    node.is_current = False
-    assert node.found(asking()) is None
-    node.is_current = True
+    for generation in (None, 2):
+        node.generation = generation
+        assert node.found(asking()) is None
+    node.generation = 1
     assert node.found(asking()) is not None
-    node.answers.forget()
+
+
+def test_an_answer_is_not_remembered_where_the_node_has_changed_meanwhile() -> None:
+    node = Node(generation=None)
+    node.answers.remember(asking(), planned(b"{}"))
+    node.generation = 1
     assert node.found(asking()) is None
 
 

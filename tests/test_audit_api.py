@@ -8,9 +8,10 @@ import json
 import pytest
 
 from affinityd.audit.document import AuditDocument
-from affinityd.daemon.api.documents import Viewer, audit_documents, viewer
+from affinityd.daemon.api.documents import Documents, Viewer, audit_documents, viewer
 from affinityd.daemon.peers.connection import PeerConnection
-from affinityd.daemon.state.scanner import Audit, LatestAudit
+from affinityd.daemon.state.scanner import Audit
+from affinityd.errors import NotScannedError
 from affinityd.linux.peercred import Credentials
 from tests.documents import exactly
 from tests.scans import audit, process
@@ -62,7 +63,7 @@ LATER = audit(process(4, uid=7))
 def test_the_document_shows_those_processes_and_counts_all(
     who: Viewer, sees: str, pids: list[int] | None
 ) -> None:
-    body = asyncio.run(audit_documents(Seen(FOUND)).document(who))
+    body = asyncio.run(seen(FOUND).document(who))
     answer = exactly(AuditDocument, body)
     assert answer.sees == sees
     shown = None if answer.processes is None else [process.pid for process in answer.processes]
@@ -71,26 +72,17 @@ def test_the_document_shows_those_processes_and_counts_all(
     assert (answer.gpus[0].processes or {})["local"] == 3
 
 
-def test_a_document_is_written_once_for_a_scan_and_a_viewer() -> None:
+def test_before_the_first_scan_it_is_said_why_there_is_none() -> None:
+    with pytest.raises(NotScannedError, match="none yet"):
+        asyncio.run(audit_documents("none yet").document(EVERYBODYS))
+
+
+def test_a_document_is_of_the_scan_before_which_it_was_asked_for_and_the_next_of_the_next() -> None:
     async def story() -> None:
-        seen = Seen(FOUND)
-        documents = audit_documents(seen)
-        first = await documents.document(Viewer(uid=7))
-        assert await documents.document(Viewer(uid=7)) is first
-        assert await documents.document(Viewer(uid=8)) != first
-        seen.see(audit())
-        assert await documents.document(Viewer(uid=7)) != first
-
-    asyncio.run(story())
-
-
-def test_a_document_that_was_asked_for_before_a_scan_is_not_kept_after_it() -> None:
-    async def story() -> None:
-        seen, user = Seen(FOUND), Viewer(uid=7)
-        documents = audit_documents(seen)
+        documents, user = seen(FOUND), Viewer(uid=7)
         before = asyncio.create_task(documents.document(user))
         await asyncio.sleep(0)  # it is being written
-        seen.see(LATER)
+        documents.update(LATER)
         await documents.document(NOBODYS)
         assert pids(await before) == [1]
         assert pids(await documents.document(user)) == [4]
@@ -98,15 +90,10 @@ def test_a_document_that_was_asked_for_before_a_scan_is_not_kept_after_it() -> N
     asyncio.run(story())
 
 
-class Seen(LatestAudit):
-    """What was seen last, as a test has it."""
-
-    def __init__(self, audit: Audit) -> None:
-        super().__init__("")
-        self.see(audit)
-
-    def see(self, audit: Audit) -> None:
-        self.known = audit
+def seen(audit: Audit) -> Documents[Audit]:
+    documents = audit_documents("")
+    documents.update(audit)
+    return documents
 
 
 def pids(body: bytes) -> list[int]:

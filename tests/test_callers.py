@@ -248,7 +248,7 @@ def test_where_no_more_files_can_be_opened_nobody_elses_answer_is_given(caller: 
     def not_counted(_answer: Answer) -> Callable[[], None]:
         return lambda: None
 
-    answers = AnswerCache(Callers(), is_current=lambda: True, counter=not_counted)
+    answers = AnswerCache(Callers(), generation=lambda: 1, counter=not_counted)
     unknown = {"query_string": b"gpus=0", "headers": [], "state": {}}
     answers.remember(unknown, Answer(b"{}", "application/json", "node", "local"))
     _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -14,6 +14,7 @@ import pytest
 from affinityd.daemon.api.documents import Documents, Viewer
 from affinityd.enforce.describe import render
 from affinityd.enforce.model import CAUSES, DRIFTED, FITS, LEFT, PIN_OUTCOMES, REASONS
+from affinityd.errors import NotEnforcedError
 from tests.daemons import running
 from tests.enforced import enforced, fits
 
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.processes
 
 
 def test_a_user_sees_his_own_processes_and_nobody_else_any() -> None:
-    documents = Documents(lambda: found, render)
-    found = enforced(fits(1, uid=7), fits(2, uid=8))
+    documents = Documents(render, NotEnforcedError, "")
+    documents.update(enforced(fits(1, uid=7), fits(2, uid=8)))
 
     def pids(viewer: Viewer) -> list[int] | None:
         told = json.loads(asyncio.run(documents.document(viewer)))

@@ -33,7 +33,7 @@ class Published:
     def begin(self, node: Node) -> None:
         """Have a reading published, soon."""
         self.service.swap(node)
-        self.publisher.has_been_read()
+        self.publisher.has_been_read.set()
 
     async def read(self, node: Node) -> None:
         """Have a reading published, and wait for that."""

@@ -13,7 +13,6 @@ from affinityd.daemon.api.app import create_app
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.state.plan_service import Answer, PlanService
-from affinityd.daemon.state.scanner import LatestAudit
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.request.parameters import Request
 from affinityd.topology.node import Node
@@ -37,8 +36,8 @@ def ask(query: bytes, accept: bytes) -> list[dict[str, Any]]:
         stand_in = StandIn()
         watcher = TopologyWatcher(service, stand_in, reserved=frozenset(), on_read=lambda: None)
         metrics = Metrics(lambda: service.known)
-        answers = AnswerCache(Callers(), is_current=watcher.is_current, counter=metrics.counter)
-        app = create_app(service, watcher, metrics, LatestAudit("none"), answers=answers)
+        answers = AnswerCache(Callers(), generation=watcher.generation, counter=metrics.counter)
+        app = create_app(service, watcher, metrics, answers, {})
         scope = {
             "type": "http",
             "method": "GET",

@@ -13,8 +13,8 @@ import pytest
 from affinityd.audit.model import Scan
 from affinityd.daemon.state import scanner as scanner_module
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.daemon.state.scanner import Audit, LatestAudit, Scanner
-from affinityd.errors import FatalError, NotScannedError
+from affinityd.daemon.state.scanner import Audit, scan_regularly
+from affinityd.errors import FatalError
 from affinityd.topology.model import Topology
 from affinityd.topology.node import Node
 from tests.scans import MACHINE, scan
@@ -33,19 +33,19 @@ class Scans:
         self.may_end, self.may_act = threading.Event(), threading.Event()
         for event in (self.may_end, self.may_act):
             event.set()
-        self.latest = LatestAudit("none yet")
+        self.latest: Audit | None = None
         self.acted: list[Audit] = []
         self.failures: list[None] = []
         self.service = PlanService()
-        self.scanner = Scanner(
-            self.scan,
-            self.service,
-            self.latest,
-            every=every,
-            consumers=[self.act],
-            on_failure=lambda: self.failures.append(None),
+        self.running = asyncio.ensure_future(
+            scan_regularly(
+                self.scan,
+                self.service,
+                every=every,
+                consumers=[self.keep, self.act],
+                on_failure=lambda: self.failures.append(None),
+            )
         )
-        self.running = asyncio.ensure_future(self.scanner.run())
 
     def scan(self, topology: Topology) -> Scan:
         assert topology is MACHINE
@@ -57,6 +57,9 @@ class Scans:
         if self.fault is not None:
             raise self.fault
         return scan()
+
+    def keep(self, audit: Audit) -> None:
+        self.latest = audit
 
     def act(self, audit: Audit) -> None:
         self.acted.append(audit)
@@ -92,13 +95,11 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_it_scans_again_and_again_from_the_first_reading_on() -> None:
     async def story(scans: Scans) -> None:
         await asyncio.sleep(3 * EVERY)
-        assert (scans.begun, scans.latest.known) == ([], None)
-        with pytest.raises(NotScannedError, match="none yet"):
-            _ = scans.latest.audit
+        assert (scans.begun, scans.latest) == ([], None)
         scans.service.swap(Node(MACHINE))
         await until(lambda: len(scans.acted) == 3)
-        assert scans.latest.audit in scans.acted
-        assert scans.latest.audit.topology is MACHINE
+        assert scans.latest in scans.acted
+        assert scans.acted[0].topology is MACHINE
 
     scanning(story, begins=False)
 
@@ -120,11 +121,11 @@ def test_a_scan_that_takes_long_leaves_the_last_one_and_no_other_begins_beside_i
         await until(lambda: len(scans.acted) == 1)
         scans.may_end.clear()
         await until(lambda: scans.under_way == 1)
-        last = scans.latest.known
+        last = scans.latest
         await asyncio.sleep(5 * EVERY)
-        assert scans.latest.known is last
+        assert scans.latest is last
         scans.may_end.set()
-        await until(lambda: scans.latest.known is not last)
+        await until(lambda: scans.latest is not last)
         assert scans.most_under_way == 1
 
     scanning(story)
@@ -146,7 +147,7 @@ def test_what_is_done_about_a_scan_holds_up_the_next_scan_alone() -> None:
     async def story(scans: Scans) -> None:
         scans.may_act.clear()
         await until(lambda: len(scans.acted) == 1)
-        assert scans.latest.known is scans.acted[0]
+        assert scans.latest is scans.acted[0]
         await asyncio.sleep(3 * EVERY)
         assert len(scans.begun) == 1
         scans.may_act.set()
@@ -162,10 +163,10 @@ def test_scans_that_fail_are_counted_and_told_once_and_the_next_is_tried(
         await until(lambda: len(scans.acted) == 1)
         scans.fault = RuntimeError("a bug")
         await until(lambda: len(scans.failures) == 3)
-        assert scans.latest.known is scans.acted[-1]
+        assert scans.latest is scans.acted[-1]
         scans.fault = None
-        last = scans.latest.known
-        await until(lambda: scans.latest.known is not last)
+        last = scans.latest
+        await until(lambda: scans.latest is not last)
         assert len(scans.failures) <= 4
 
     with caplog.at_level(logging.ERROR):

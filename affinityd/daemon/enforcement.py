@@ -54,22 +54,18 @@ class Enforcement:
             migrations=MemoryMigrations(enabled=settings.migrate_memory),
         )
         self._metrics = metrics
-        self._last: Enforced | None = None
         self._failures = FailureLog("enforcing failed; what was found before stands")
-        self.documents = Documents(self._newest, render)
+        self.documents: Documents[Enforced] = Documents(
+            render, NotEnforcedError, "nothing has been enforced yet; try again in a moment"
+        )
 
     def scanned(self, audit: Audit) -> None:
         """Enforce by a new scan. Raises nothing: whatever fails here, the next scan comes."""
         with self._failures.logged():
             enforced = self._enforcer.enforce(audit.topology, audit.scan)
-            self._last = enforced
+            self.documents.update(enforced)
             self._metrics.show("enforce", lambda: enforcement.metrics(enforced))
             self._log.enforced(enforced)
-
-    def _newest(self) -> Enforced:
-        if self._last is None:
-            raise NotEnforcedError("nothing has been enforced yet; try again in a moment")
-        return self._last
 
 
 def site(said: Mapping[str, str]) -> Treatment:

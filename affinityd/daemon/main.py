@@ -22,6 +22,7 @@ from affinityd.config.switch import ON
 from affinityd.daemon import signals
 from affinityd.daemon.api.answer_cache import AnswerCache
 from affinityd.daemon.api.app import create_app
+from affinityd.daemon.api.documents import audit_documents
 from affinityd.daemon.api.plan_only import PlanOnly
 from affinityd.daemon.audit_log import AuditLog
 from affinityd.daemon.http.connections import Connections
@@ -31,10 +32,9 @@ from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.servers import Servers, most_connections, raise_file_limit
 from affinityd.daemon.sockets import Listeners, listening
-from affinityd.daemon.state.node_publisher import NodePublisher
+from affinityd.daemon.state.node_publisher import NodePublisher, notify
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.daemon.state.scanner import LatestAudit, Scanner, ScanProcesses
-from affinityd.daemon.state.sd_notify import notify
+from affinityd.daemon.state.scanner import ScanProcesses, scan_regularly
 from affinityd.daemon.state.topology_watcher import TopologySource, TopologyWatcher
 from affinityd.errors import AffinityError, FatalError
 from affinityd.topology import node_file
@@ -92,7 +92,7 @@ async def _serve(
         nvml_failures=nvml_failures,
     )
     enforcement = _enforcement(settings, metrics)
-    latest = LatestAudit(_why_no_audit(settings))
+    audits = audit_documents(_why_no_audit(settings))
     path = Path(settings.socket).with_name(node_file.NAME)
     publisher = NodePublisher(service, path, replayed=settings.replays)
     watcher = TopologyWatcher(
@@ -100,39 +100,37 @@ async def _serve(
         machine,
         reserved=settings.reserved_cpus,
         switch=settings.switch,
-        on_read=publisher.has_been_read,
+        on_read=publisher.has_been_read.set,
     )
     answers = AnswerCache(
         Callers(replayed=settings.replays),
-        is_current=watcher.is_current,
+        generation=watcher.generation,
         counter=metrics.counter,
     )
-    service.on_swap(answers.forget)
     app = create_app(
         service,
         watcher,
         metrics,
-        latest,
-        answers=answers,
-        enforced=enforcement.documents if enforcement else None,
+        answers,
+        {"/audit": audits, "/enforce": enforcement.documents if enforcement else None},
         admin_group=settings.admin_group,
     )
     connections = Connections(RefusalLog(metrics.refusals(REASONS)), most=most_connections())
     servers = Servers(app, PlanOnly(app), listeners, connections, answers.find)
     works = [watcher.watch(), publisher.run(), servers.watch()]
     if scan is not None and settings.scan_interval is not None:
-        consumers = [metrics.scanned, AuditLog().scanned]
+        consumers = [audits.update, metrics.scanned, AuditLog().scanned]
         if enforcement is not None:
             consumers.append(enforcement.scanned)
-        scanner = Scanner(
-            scan,
-            service,
-            latest,
-            every=settings.scan_interval,
-            consumers=consumers,
-            on_failure=metrics.scan_failed,
+        works.append(
+            scan_regularly(
+                scan,
+                service,
+                every=settings.scan_interval,
+                consumers=consumers,
+                on_failure=metrics.scan_failed,
+            )
         )
-        works.append(scanner.run())
     _take_signals(servers.stop, watcher.want_reading)
     log.info("affinityd %s answers %s", __version__, listeners)
     if settings.switch != ON:

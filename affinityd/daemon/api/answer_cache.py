@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from starlette.types import Scope
 
@@ -12,8 +12,9 @@ from affinityd.daemon.state.plan_service import CPU_BYTES, Answer
 from affinityd.errors import BusyError
 from affinityd.request.resolve import Caller
 
-#: What an answer to a plan request depends on: its query, its Accept header, and its caller.
-Key = tuple[bytes, bytes, Caller | None]
+#: What an answer to a plan request depends on: the node's generation, the request's query and
+#: Accept header, and its caller.
+Key = tuple[int, bytes, bytes, Caller | None]
 
 #: Its own headers, a line each, an empty line and its body; and what counts it once more.
 Remembered = tuple[bytes, Callable[[], None]]
@@ -29,12 +30,15 @@ class AnswerCache:
         self,
         callers: Callers,
         *,
-        is_current: Callable[[], bool],
+        generation: Callable[[], int | None],
         counter: Callable[[Answer], Callable[[], None]],
     ) -> None:
-        """Take what knows callers, whether the node is as it was, and what counts answers."""
+        """Take what knows callers and the node's generation, and what counts answers.
+
+        The generation is None while the node is not as it was read.
+        """
         self.callers = callers
-        self._is_current = is_current
+        self._generation = generation
         self._counter = counter
         self._answers: Cache[Key, Remembered] = Cache(MAX_BYTES)
 
@@ -44,11 +48,11 @@ class AnswerCache:
         The scope has the headers and, from here on, the caller.
         """
         try:
-            caller = self.callers.of_request(scope)
+            key = self._key(query, scope)
         except BusyError:  # which the app will say
             return None
-        found = self._answers.get((query, _accept(scope["headers"]), caller))
-        if found is None or not self._is_current():
+        found = None if key is None else self._answers.get(key)
+        if found is None:
             return None
         answer, count = found
         count()
@@ -56,20 +60,20 @@ class AnswerCache:
 
     def remember(self, scope: Scope, answer: Answer) -> None:
         """Keep an answer for the same question, as long as there is room."""
+        key = self._key(scope["query_string"], scope)
+        if key is None:
+            return
         size = len(answer.body)
         headers = f"content-type: {answer.media_type}\r\ncontent-length: {size}\r\n\r\n"
-        remembered = (headers.encode() + answer.body, self._counter(answer))
-        query, accept = scope["query_string"], _accept(scope["headers"])
-        caller = self.callers.of_request(scope)
+        _, query, accept, caller = key
         weight = size + len(query) + len(accept) + ENTRY_BYTES
         if caller is not None:
             weight += CPU_BYTES * (len(caller.mask) + len(caller.cpuset or ()))
-        self._answers.put((query, accept, caller), remembered, weight)
+        self._answers.put(key, (headers.encode() + answer.body, self._counter(answer)), weight)
 
-    def forget(self) -> None:
-        """Forget all answers: the node has changed."""
-        self._answers.clear()
-
-
-def _accept(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return next((value for name, value in headers if name == b"accept"), b"")
+    def _key(self, query: bytes, scope: Scope) -> Key | None:
+        caller, generation = self.callers.of_request(scope), self._generation()
+        if generation is None:
+            return None
+        accept = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+        return generation, query, accept, caller

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 from urllib.parse import parse_qsl
@@ -13,15 +14,10 @@ from starlette.responses import PlainTextResponse, Response
 from affinityd import __version__
 from affinityd.daemon.api import problems
 from affinityd.daemon.api.answer_cache import AnswerCache
-from affinityd.daemon.api.documents import (
-    Documents,
-    audit_documents,
-    document_route,
-)
+from affinityd.daemon.api.documents import Documents, document_route
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.background import SingleFlight
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.daemon.state.scanner import LatestAudit
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.request.devices import names_unknown_mig
@@ -72,13 +68,12 @@ def create_app(
     service: PlanService,
     watcher: TopologyWatcher,
     metrics: Metrics,
-    audits: LatestAudit,
-    *,
     answers: AnswerCache,
-    enforced: Documents[Any] | None = None,
+    documents: Mapping[str, Documents[Any] | None],
+    *,
     admin_group: int | None = None,
 ) -> FastAPI:
-    """Return the ASGI app that answers on one node."""
+    """Return the ASGI app that answers on one node; `documents` are by their path."""
     app = FastAPI(
         title="affinityd",
         version=__version__,
@@ -92,7 +87,7 @@ def create_app(
     app.include_router(_list_route(app))
     app.include_router(_plan_route(service, watcher, metrics, answers))
     app.include_router(_node_routes(service, watcher, metrics))
-    for path, source in (("/audit", audit_documents(audits)), ("/enforce", enforced)):
+    for path, source in documents.items():
         app.include_router(document_route(path, source, admin_group, _NO_DOCUMENT))
     return app
 

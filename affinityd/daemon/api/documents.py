@@ -13,10 +13,14 @@ from affinityd.audit.describe import Sees, everything, render
 from affinityd.audit.document import AuditDocument
 from affinityd.daemon.peers.connection import PeerConnection, connection_of
 from affinityd.daemon.state.background import SingleFlight
-from affinityd.daemon.state.cache import Cache
-from affinityd.daemon.state.scanner import Audit, LatestAudit
+from affinityd.daemon.state.scanner import Audit
 from affinityd.enforce.document import EnforceDocument
-from affinityd.errors import InvalidRequestError, NotEnforcedError
+from affinityd.errors import (
+    InvalidRequestError,
+    NotEnforcedError,
+    NotReadyError,
+    NotScannedError,
+)
 from affinityd.linux.peercred import overflow_uid
 from affinityd.text import quote
 
@@ -36,7 +40,6 @@ NOT_ENFORCING = (
     "this daemon does not enforce: start it with --enforce observe or pin, and without "
     "AFFINITYD=off"
 )
-MAX_BYTES = 16 * 1024 * 1024  #: of one scan's documents, kept for callers that ask again
 
 
 @dataclass(frozen=True)
@@ -70,37 +73,38 @@ def viewer(connection: PeerConnection | None, admin_group: int | None) -> Viewer
 
 
 class Documents(Generic[T]):
-    """The documents of what was found last, each written once."""
+    """The documents of what was found last, one of which is written at a time."""
 
-    def __init__(self, last: Callable[[], T], render: Callable[[T, Sees | None], bytes]) -> None:
-        """Take what was found last, which may raise NotReadyError, and what writes a document."""
-        self._last = last
-        self._render = render
-        self._of: T | None = None
-        self._kept: Cache[Viewer, bytes] = Cache(MAX_BYTES)
-        self._write: SingleFlight[tuple[T, Viewer], bytes] = SingleFlight(self._written)
+    def __init__(
+        self,
+        render: Callable[[T, Sees | None], bytes],
+        error: type[NotReadyError],
+        why_none: str,
+    ) -> None:
+        """Take what writes a document, and what is raised while nothing has been found."""
+        self._write: SingleFlight[tuple[T, Viewer], bytes] = SingleFlight(
+            lambda asked: render(asked[0], asked[1].sees) + b"\n"
+        )
+        self._why_none = why_none
+        self._error = error
+        self.found: T | None = None
+
+    def update(self, found: T) -> None:
+        """Describe this from now on."""
+        self.found = found
 
     async def document(self, reader: Viewer) -> bytes:
         """Return what a viewer may see, as JSON. Raises NotReadyError where there is none yet."""
-        found = self._last()
-        if found is not self._of:
-            self._of = found
-            self._kept.clear()
-        body = self._kept.get(reader)
-        if body is None:
-            body = await self._write((found, reader))
-            if found is self._of:  # nothing else was found meanwhile
-                self._kept.put(reader, body, len(body))
-        return body
-
-    def _written(self, asked: tuple[T, Viewer]) -> bytes:
-        found, reader = asked
-        return self._render(found, reader.sees) + b"\n"
+        if self.found is None:
+            raise self._error(self._why_none)
+        return await self._write((self.found, reader))
 
 
-def audit_documents(audits: LatestAudit) -> Documents[Audit]:
+def audit_documents(why_none: str) -> Documents[Audit]:
     """Return the documents of the last audit."""
-    return Documents(lambda: audits.audit, lambda it, sees: render(it.topology, it.scan, sees))
+    return Documents(
+        lambda audit, sees: render(audit.topology, audit.scan, sees), NotScannedError, why_none
+    )
 
 
 def document_route(

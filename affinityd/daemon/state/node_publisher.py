@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from affinityd.daemon.state.background import in_background
 from affinityd.daemon.state.failure_log import FailureLog
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.daemon.state.sd_notify import notify
 from affinityd.linux.atomic_write import sweep
 from affinityd.topology import node_file as nodefile
 from affinityd.topology.node import Node
@@ -26,20 +28,16 @@ class NodePublisher:
         self._service = service
         self._node_file = node_file
         self._replayed = replayed
-        self._read = asyncio.Event()
+        self.has_been_read = asyncio.Event()  #: set, it has the node published
         self._published: Node | None = None
         self._failures = FailureLog(f"{node_file} could not be written", expected=(OSError,))
-
-    def has_been_read(self) -> None:
-        """Have the node published, soon."""
-        self._read.set()
 
     async def run(self) -> None:
         """Publish for ever: of readings that come meanwhile, the newest alone."""
         await in_background(lambda: sweep(self._node_file))
         while True:
-            await self._read.wait()
-            self._read.clear()
+            await self.has_been_read.wait()
+            self.has_been_read.clear()
             await in_background(self._publish)
 
     def _publish(self) -> None:
@@ -71,3 +69,14 @@ def _state(node: Node) -> str:
         f"{topology.name}: {len(topology.online)} CPUs, {len(topology.nodes)} NUMA nodes, "
         f"{len(topology.gpus)} GPUs"
     )
+
+
+def notify(state: str) -> None:
+    """Tell the service manager, if one listens, a state like `READY=1`: sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # the abstract namespace, unix(7)
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, suppress(OSError):
+        manager.sendto(state.encode(), address)

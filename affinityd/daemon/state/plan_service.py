@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from dataclasses import dataclass
 
 from affinityd.config.switch import OBSERVE
@@ -39,31 +39,21 @@ class PlanService:
     """Answers plan requests on one node, which may be swapped for a newer reading of it."""
 
     def __init__(self, node: Node | None = None) -> None:
-        self._node = node
-        self._plans: Cache[Demand, Plan] = Cache(PLANNED_BYTES)
-        self._forgetters: list[Callable[[], None]] = [self._plans.clear]
-
-    @property
-    def known(self) -> Node | None:
-        """The node as it is known now; None before the first reading."""
-        return self._node
+        self.known = node  #: as it is known now; None before the first reading
+        self.has_read = asyncio.Event()
+        self._plans: Cache[tuple[int, Demand], Plan] = Cache(PLANNED_BYTES)  # by generation
 
     @property
     def node(self) -> Node:
         """The node as it is known now. Raises NotReadyError before the first reading."""
-        if self._node is None:
+        if self.known is None:
             raise NotReadyError("the machine has not been read yet; try again in a moment")
-        return self._node
+        return self.known
 
     def swap(self, node: Node) -> None:
         """Plan on a new reading of the node from now on."""
-        self._node = node
-        for forget in self._forgetters:
-            forget()
-
-    def on_swap(self, forget: Callable[[], None]) -> None:
-        """Call this, too, whenever answers that were given before stop being true."""
-        self._forgetters.append(forget)
+        self.known = node
+        self.has_read.set()
 
     def answer(self, request: Request, format_name: str, caller: Caller | None = None) -> Answer:
         """Return the answer to a request; `caller` is None where it is not known.
@@ -82,11 +72,12 @@ class PlanService:
 
     def _planned(self, topology: Topology, demand: Demand) -> Plan:
         """Return a plan, made once for all the ranks of a job, each of which asks for its own."""
-        made = self._plans.get(demand)
+        question = self.node.generation, demand
+        made = self._plans.get(question)
         if made is None:
             made = plan(topology, demand)
             cpus = len(demand.allowed) + sum(len(rank.cpus) for rank in made.ranks)
-            self._plans.put(demand, made, CPU_BYTES * cpus + RANK_BYTES * len(made.ranks))
+            self._plans.put(question, made, CPU_BYTES * cpus + RANK_BYTES * len(made.ranks))
         return made
 
 

@@ -70,37 +70,29 @@ class TopologyWatcher:
             "the machine could not be read", expected=(AffinityError, OSError)
         )
         self._seen_online: object = None
-        self._is_current: bool | None = None  # None: not read in this turn of the loop
         self._seen_drivers: object = None
         self._asked_drivers = self._sought_mig = float("-inf")
         self._asking = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._wanted = asyncio.Event()
-        self._has_read = asyncio.Event()
-        service.on_swap(self._has_read.set)
 
-    def is_current(self) -> bool:
-        """Whether the CPUs that are online are the ones that were read.
+    def generation(self) -> int | None:
+        """Return the node's; None where other CPUs are online than were read."""
+        known = self._service.known
+        return known.generation if known is not None and self._is_current() else None
 
-        It is read once in a turn of the event loop, for all requests of that turn.
-        """
-        if self._is_current is None:
-            asyncio.get_running_loop().call_soon(self._forget_current)
-            self._is_current = self._machine.online() == self._seen_online
-        return self._is_current
-
-    def _forget_current(self) -> None:
-        self._is_current = None
+    def _is_current(self) -> bool:
+        return self._machine.online() == self._seen_online
 
     async def first_reading(self) -> None:
         """Return when the machine has been read for the first time, or FIRST_SECONDS later."""
         if self._service.known is None:
-            await pause(self._has_read, FIRST_SECONDS)
+            await pause(self._service.has_read, FIRST_SECONDS)
 
     async def refresh(self) -> None:
         """Read the CPUs anew if they have changed; this waits for no driver."""
-        if self._service.known is not None and not self.is_current():
-            await self._read(unless=self.is_current)
+        if self._service.known is not None and not self._is_current():
+            await self._read(unless=self._is_current)
 
     async def seek_mig(self) -> None:
         """Read everything anew for an unknown MIG instance, unless that was done lately."""
@@ -144,7 +136,6 @@ class TopologyWatcher:
             with self._failures.logged():
                 topology = await in_background(self._machine.read)
                 self._seen_online = online
-                self._forget_current()
                 self._swap(topology)
                 self._on_read()
 
