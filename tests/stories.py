@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.protocol import FindAnswer, Protocol
-from affinityd.daemon.http.refusals import REASONS, RefusalLog
+from affinityd.daemon.http.refusals import RefusalLog
 from affinityd.daemon.peers.connection import connection_of
 from affinityd.daemon.servers import Server
 from tests.serving import sweep
@@ -124,10 +124,8 @@ class Story:
 
     def __post_init__(self) -> None:
         self.may_answer.set()
-        counters = {
-            reason: (lambda reason=reason: self.reasons.update([reason])) for reason in REASONS
-        }
-        self.connections = Connections(RefusalLog(counters), most=self.most)
+        log = RefusalLog(lambda reason: self.reasons.update([reason]))
+        self.connections = Connections(log, most=self.most)
         self.server = Server(self, self.connections, self.find_answer)
         self.server.config.load()
         self.server.server_state.default_headers = [DATE]

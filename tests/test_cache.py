@@ -26,15 +26,6 @@ def test_what_is_heavier_than_the_limit_is_not_kept_and_costs_the_others() -> No
     assert cache.get("c") == 3
 
 
-def test_cleared_it_is_empty_and_has_all_its_room() -> None:
-    cache: Cache[str, int] = Cache(limit=30)
-    cache.put("a", 1, 30)
-    cache.clear()
-    assert cache.get("a") is None
-    cache.put("b", 2, 30)
-    assert cache.get("b") == 2
-
-
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40))))
 def test_what_is_kept_never_weighs_more_than_the_limit(puts: list[tuple[int, int]]) -> None:
     cache: Cache[int, int] = Cache(limit=100)

@@ -14,8 +14,7 @@ from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.refusals import (
     MOST_OF_ONE,
     MOST_UNTAKEN,
-    NO_ROOM,
-    TOO_MANY,
+    Refusal,
     RefusalLog,
 )
 from affinityd.daemon.peers.connection import TCP, CallerKey
@@ -60,8 +59,8 @@ def test_one_caller_has_so_many_connections_and_leaves_others_room(
 ) -> None:
     there = [Held(caller) for _ in range(of_one)]
     connections = counting(*there, most=most)
-    assert connections.add(Held(caller)) is TOO_MANY
-    assert connections.add(Held(7)) is (None if of_one < most else NO_ROOM)
+    assert connections.add(Held(caller)) is Refusal.CALLER
+    assert connections.add(Held(7)) is (None if of_one < most else Refusal.FILES)
     connections.remove(there[0])
     assert connections.add(Held(caller)) is None
 
@@ -69,7 +68,7 @@ def test_one_caller_has_so_many_connections_and_leaves_others_room(
 def test_where_there_is_no_room_nobody_comes_in() -> None:
     there = [Held(caller) for caller in range(8)]
     connections = counting(*there, most=8)
-    assert connections.add(Held(9)) is NO_ROOM
+    assert connections.add(Held(9)) is Refusal.FILES
     connections.remove(there[3])
     assert connections.add(Held(9)) is None
 

@@ -17,7 +17,7 @@ from affinityd.daemon.http.refusals import (
     MOST_UNTAKEN,
     QUIET_SECONDS,
     REQUEST_SECONDS,
-    TOO_MANY,
+    Refusal,
     RefusalLog,
 )
 from tests.serving import sweep
@@ -302,7 +302,7 @@ def test_connections_that_are_too_many_are_refused_until_another_ends() -> None:
         there = [story.connect(Transport()) for _ in range(4)]
         refused, last = Transport(), Transport()
         story.connect(refused)
-        assert refused.written == TOO_MANY.reply
+        assert refused.written == Refusal.CALLER.reply
         assert refused.closed
         there[0].connection_lost(None)
         story.connect(last)
@@ -347,7 +347,7 @@ def test_the_log_has_a_line_a_minute_of_each_kind(caplog: pytest.LogCaptureFixtu
     register = RefusalLog(clock=lambda: seconds[0])
     for at in (0.0, 1.0, QUIET_SECONDS - 1.0, QUIET_SECONDS):
         seconds[0] = at
-        register.note(TOO_MANY, 1000)
+        register.note(Refusal.CALLER, 1000)
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("a connection of uid 1000 was closed: this caller has as many")
     assert "\n" not in first

@@ -271,4 +271,4 @@ def test_who_asks_for_a_form_that_is_none_gets_the_plain_one(accept: str) -> Non
 def test_no_label_is_a_pid_and_none_is_a_name() -> None:
     labels = {name for line in scraped(FOUND) for name in re.findall(r'(\w+)="', line)}
     of_gpus = {"vendor", "gpu", "uuid", "pci_bus_id"}
-    assert labels == {*of_gpus, "cause", "placement", "version", "le"}
+    assert labels == {*of_gpus, "cause", "placement", "version", "le", "reason"}

@@ -26,7 +26,7 @@ from affinityd.daemon.api.documents import audit_documents
 from affinityd.daemon.api.plan_only import PlanOnly
 from affinityd.daemon.audit_log import AuditLog
 from affinityd.daemon.http.connections import Connections
-from affinityd.daemon.http.refusals import REASONS, RefusalLog
+from affinityd.daemon.http.refusals import RefusalLog
 from affinityd.daemon.logging import log_on_stdout
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.peers.callers import Callers
@@ -115,7 +115,7 @@ async def _serve(
         {"/audit": audits, "/enforce": enforcement.documents if enforcement else None},
         admin_group=settings.admin_group,
     )
-    connections = Connections(RefusalLog(metrics.refusals(REASONS)), most=most_connections())
+    connections = Connections(RefusalLog(metrics.refused_connection), most=most_connections())
     servers = Servers(app, PlanOnly(app), listeners, connections, answers.find)
     works = [watcher.watch(), publisher.run(), servers.watch()]
     if scan is not None and settings.scan_interval is not None:

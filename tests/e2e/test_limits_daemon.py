@@ -26,8 +26,8 @@ from affinityd.daemon.http.refusals import (
     IDLE_SECONDS,
     MAX_HEAD,
     MOST_OF_ONE,
-    REASONS,
     REQUEST_SECONDS,
+    Refusal,
     RefusalLog,
 )
 from affinityd.daemon.servers import Server
@@ -152,7 +152,7 @@ def test_what_is_not_answered_is_named_by_what_was_asked_and_not_by_a_host(daemo
 
 def test_every_reason_is_counted_from_0_on(tmp_path: Path) -> None:
     with running(tmp_path, "--machine", "dgx-a100") as daemon:
-        assert refused(daemon) == dict.fromkeys(REASONS, 0.0)
+        assert refused(daemon) == {it.reason: 0.0 for it in Refusal}
 
 
 REQUESTS = [

@@ -6,15 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from affinityd.daemon.http.refusals import (
-    MOST_OF_ONE,
-    MOST_UNTAKEN,
-    NO_ROOM,
-    TOO_MANY,
-    UNTAKEN,
-    Refusal,
-    RefusalLog,
-)
+from affinityd.daemon.http.refusals import MOST_OF_ONE, MOST_UNTAKEN, Refusal, RefusalLog
 from affinityd.daemon.peers.connection import CallerKey
 
 
@@ -47,7 +39,6 @@ class Connections:
     """The connections of a daemon. No caller has more than half of those that there may be."""
 
     def __init__(self, refusals: RefusalLog, *, most: int) -> None:
-        """Take who notes refusals, and how many connections there may be in all."""
         self.refusals = refusals
         self._most = most
         self._most_of_one = min(MOST_OF_ONE, max(most // 2, 1))
@@ -62,9 +53,9 @@ class Connections:
         """Count a new one, or return why it is refused."""
         share = self._shares.get(connection.caller, CallerShare())
         if len(share.connections) >= self._most_of_one:
-            return TOO_MANY
+            return Refusal.CALLER
         if len(self) >= self._most:
-            return NO_ROOM
+            return Refusal.FILES
         share.connections.add(connection)
         self._shares[connection.caller] = share
         return None
@@ -90,7 +81,7 @@ class Connections:
         """End a connection whose client has not taken its answer, if that caller has too many."""
         share = self._shares.get(connection.caller, CallerShare())
         if sum(it.untaken for it in share.connections) > MOST_UNTAKEN:
-            self.refusals.note(UNTAKEN, connection.caller)
+            self.refusals.note(Refusal.BYTES, connection.caller)
             connection.abort()
 
     def sweep(self, now: float) -> None:
@@ -100,7 +91,6 @@ class Connections:
         """
         there = (it for share in self._shares.values() for it in share.connections)
         late = {it: it.deadline for it in there if it.deadline <= now}
-        before, self._late = self._late, late
-        for connection, deadline in late.items():
-            if before.get(connection) == deadline:
-                connection.expire()
+        for connection, _ in late.items() & self._late.items():
+            connection.expire()
+        self._late = late

@@ -16,18 +16,10 @@ from uvicorn.server import ServerState
 from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.refusals import (
     ANSWER_SECONDS,
-    ANSWER_TOO_SLOW,
-    BUG,
-    HEAD_TOO_LARGE,
     IDLE_SECONDS,
-    MALFORMED,
     MAX_HEAD,
     MAX_LINES,
-    NO_ROOM,
     REQUEST_SECONDS,
-    REQUEST_TOO_SLOW,
-    SILENT,
-    WITH_BODY,
     Refusal,
 )
 from affinityd.daemon.peers.connection import KEY, TCP, CallerKey, PeerConnection
@@ -67,7 +59,6 @@ class Protocol(HttpToolsProtocol):
         connections: Connections,
         find_answer: FindAnswer,
     ) -> None:
-        """Take what uvicorn gives, where connections are counted, and what was answered before."""
         super().__init__(config, server_state, app_state, _loop)
         self.app = self._ask_in_turn
         self._connections = connections
@@ -80,7 +71,7 @@ class Protocol(HttpToolsProtocol):
         try:
             self._peer = PeerConnection(transport)
         except OSError:
-            self._refuse(NO_ROOM)
+            self._refuse(Refusal.FILES)
             return
         self.caller = self._peer.caller
         if refusal := self._connections.add(self):
@@ -111,7 +102,7 @@ class Protocol(HttpToolsProtocol):
         self._received += len(data)
         self._lines += data.count(b"\n")
         if self._received > MAX_HEAD or self._lines > MAX_LINES:
-            self._refuse(HEAD_TOO_LARGE)
+            self._refuse(Refusal.HEAD_SIZE)
             return
         self._has_begun = False
         try:
@@ -122,7 +113,7 @@ class Protocol(HttpToolsProtocol):
             if self._has_begun:
                 self._end_after_answer()
             else:
-                self._refuse(MALFORMED)
+                self._refuse(Refusal.MALFORMED)
         if begins and self._received:
             self._await(REQUEST_SECONDS)
 
@@ -137,7 +128,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, _body: bytes) -> None:
         """Refuse a body."""
-        self._refuse(WITH_BODY)
+        self._refuse(Refusal.BODY_SIZE)
 
     def on_message_complete(self) -> None:
         """Answer a request that has come whole."""
@@ -149,14 +140,14 @@ class Protocol(HttpToolsProtocol):
             self._answer()
         except Exception as error:
             log.exception("a request could not be read: this is a bug", exc_info=error)
-            self._refuse(BUG)
+            self._refuse(Refusal.BUG)
 
     def _answer(self) -> None:
         self.scope["state"][KEY] = self._peer
         if self._is_answered_from_cache():
             return
         if not self._has_path():
-            self._refuse(MALFORMED)
+            self._refuse(Refusal.MALFORMED)
             return
         self._await(ANSWER_SECONDS)
         super().on_headers_complete()
@@ -224,12 +215,12 @@ class Protocol(HttpToolsProtocol):
     def expire(self) -> None:
         """End a connection whose deadline has passed; an answer may still be taken."""
         if self.transport.is_closing() or self._is_under_way:
-            self._connections.refusals.note(ANSWER_TOO_SLOW, self.caller)
+            self._connections.refusals.note(Refusal.ANSWER_TIME, self.caller)
             self.abort()
         elif self._received:
-            self._refuse(REQUEST_TOO_SLOW)
+            self._refuse(Refusal.HEAD_TIME)
         elif self._is_new:
-            self._refuse(SILENT)
+            self._refuse(Refusal.SILENT)
         else:
             self._close()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum
 from http import HTTPStatus
 
 from affinityd.daemon.peers.connection import TCP, CallerKey
@@ -14,6 +15,7 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD = 64 * 1024  #: bytes, from a request line's first to the empty line's last
 MAX_LINES = 256  #: of a head
+LARGEST_HEAD = f"{MAX_HEAD} bytes or {MAX_LINES} lines"
 MOST_OF_ONE = 1024  #: connections at once of one caller
 MOST_IN_ALL = 4096  #: connections, where there are files for as many
 MOST_UNTAKEN = 64 * 1024 * 1024  #: bytes of answers that one caller has not taken
@@ -24,16 +26,27 @@ ANSWER_SECONDS = 60  #: from a request's last byte to the moment when the client
 QUIET_SECONDS = 60  #: between two lines of the log about the same kind of refusal
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A kind of refusal: what metrics call it, what the client is told, and what would be right.
+class Refusal(Enum):
+    """Why a connection is closed, by the limit that metrics name, too: its status, and the line.
 
-    Where `status` is None the client is told nothing: nothing was asked, or an answer is under way.
+    Without a status the client is told nothing: nothing was asked, or an answer is under way.
     """
 
-    reason: str
-    status: int | None
-    line: str
+    CALLER = 503, "this caller has as many connections open as one may have; close some"
+    FILES = 503, "the daemon has no room for one more connection; try again later"
+    BYTES = None, f"this caller has not taken more than {MOST_UNTAKEN} bytes of its answers"
+    HEAD_SIZE = 431, f"the request line and headers are more than {LARGEST_HEAD}; send less"
+    HEAD_TIME = 408, f"the request took more than {REQUEST_SECONDS} s; send it at once"
+    SILENT = None, f"nothing was asked for {REQUEST_SECONDS} s"
+    BODY_SIZE = 413, "the request has a body; send none: it is not read"
+    MALFORMED = 400, "this is no HTTP/1.1 request; send one like GET /plan?gpus=0 HTTP/1.1"
+    BUG = 500, "the daemon has failed; its log says how"
+    ANSWER_TIME = None, f"no answer was given, and taken, within {ANSWER_SECONDS} s"
+
+    def __init__(self, status: int | None, line: str) -> None:
+        self.reason = self.name.lower()
+        self.status = status
+        self.line = line
 
     @property
     def reply(self) -> bytes:
@@ -50,62 +63,26 @@ class Refusal:
         return "\r\n".join((*head, "", body)).encode()
 
 
-TOO_MANY = Refusal(
-    "caller", 503, "this caller has as many connections open as one may have; close some"
-)
-NO_ROOM = Refusal("files", 503, "the daemon has no room for one more connection; try again later")
-UNTAKEN = Refusal(
-    "bytes", None, f"this caller has not taken more than {MOST_UNTAKEN} bytes of its answers"
-)
-HEAD_TOO_LARGE = Refusal(
-    "head_size",
-    431,
-    f"the request line and headers are more than {MAX_HEAD} bytes or {MAX_LINES} lines; send less",
-)
-REQUEST_TOO_SLOW = Refusal(
-    "head_time", 408, f"the request took more than {REQUEST_SECONDS} s; send it at once"
-)
-SILENT = Refusal("silent", None, f"nothing was asked for {REQUEST_SECONDS} s")
-WITH_BODY = Refusal("body_size", 413, "the request has a body; send none: it is not read")
-MALFORMED = Refusal(
-    "malformed", 400, "this is no HTTP/1.1 request; send one like GET /plan?gpus=0 HTTP/1.1"
-)
-BUG = Refusal("bug", 500, "the daemon has failed; its log says how")
-ANSWER_TOO_SLOW = Refusal(
-    "answer_time", None, f"no answer was given, and taken, within {ANSWER_SECONDS} s"
-)
-
-REASONS = tuple(
-    refusal.reason
-    for refusal in (
-        *(TOO_MANY, NO_ROOM, UNTAKEN, HEAD_TOO_LARGE, REQUEST_TOO_SLOW, SILENT),
-        *(WITH_BODY, MALFORMED, BUG, ANSWER_TOO_SLOW),
-    )
-)
-
-
 class RefusalLog:
     """Counts refusals, and logs whose connection it was: a line a minute of each kind."""
 
     def __init__(
         self,
-        counters: Mapping[str, Callable[[], None]] | None = None,
+        count: Callable[[str], None] = lambda _reason: None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take what counts one more, by its reason, and seconds that pass."""
-        self._counters = counters or {}
+        self._count = count
         self._clock = clock
         self._told: dict[str, float] = {}
-        self._untold: dict[str, int] = {}
+        self._untold: Counter[str] = Counter()
 
     def note(self, refusal: Refusal, caller: CallerKey) -> None:
         """Note that a caller was refused."""
         reason, now = refusal.reason, self._clock()
-        if count := self._counters.get(reason):
-            count()
+        self._count(reason)
         if reason in self._told and now < self._told[reason] + QUIET_SECONDS:
-            self._untold[reason] = self._untold.get(reason, 0) + 1
+            self._untold[reason] += 1
             return
         self._told[reason] = now
         others = self._untold.pop(reason, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Count
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from prometheus_client import (
@@ -19,6 +19,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 from affinityd import __version__
+from affinityd.daemon.http.refusals import Refusal
 from affinityd.daemon.metrics import audit as audit_metrics
 from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, gpu_labels, whole
 from affinityd.daemon.metrics.job_series import JobSeries
@@ -135,6 +136,8 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
+        for refusal in Refusal:
+            self._refused_connections.labels(refusal.reason)  # from 0 on
         self._failed_scans = Counter(
             "affinityd_scan_failures",
             "Scans of the processes that failed; the one before stands, and its age grows.",
@@ -195,9 +198,9 @@ class Metrics:
         """Count a request that was refused; `mode` is empty where none could be read."""
         self._plans.labels(mode, str(status), "").inc()
 
-    def refusals(self, reasons: Iterable[str]) -> Mapping[str, Callable[[], None]]:
-        """Return what counts one more connection refused for each of these reasons, from 0 on."""
-        return {reason: self._refused_connections.labels(reason).inc for reason in reasons}
+    def refused_connection(self, reason: str) -> None:
+        """Count a connection that was refused."""
+        self._refused_connections.labels(reason).inc()
 
     def counter(self, answer: Answer) -> Callable[[], None]:
         """Return what counts one more request with this answer, for as little as it can cost."""

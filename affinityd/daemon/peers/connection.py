@@ -90,8 +90,8 @@ def has_peer_pidfd() -> bool:
 
 def connection_of(scope: Scope) -> PeerConnection | None:
     """Return what a request came over; None where it was no connection of ours."""
-    connection = scope.get("state", {}).get(KEY)
-    return connection if isinstance(connection, PeerConnection) else None
+    connection: PeerConnection | None = scope.get("state", {}).get(KEY)
+    return connection
 
 
 def _accept(accepted: Any) -> Credentials | None:  # noqa: ANN401 - a socket, or uvloop's view of one

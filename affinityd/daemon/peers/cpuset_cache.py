@@ -36,7 +36,7 @@ class CpusetFiles:
         as `present` does: what is above a folder that is shut may be more than what is in it.
         """
         if self._changes.poll(0):
-            self._found.clear()
+            self._found = Cache(MAX_BYTES)
         known = self._found.get(membership)
         files = known or tuple(Cgroups(os.fsdecode(membership)).cpuset_files())
         cpus = next((cpus for file in files if (cpus := (present(file) or b"").strip())), None)

@@ -10,10 +10,9 @@ V = TypeVar("V")
 
 
 class Cache(Generic[K, V]):
-    """Remembers values, as long as what they weigh together stays below a limit."""
+    """Remembers values, as long as what they weigh together stays below a limit, in bytes."""
 
     def __init__(self, limit: int) -> None:
-        """Take the limit, in bytes."""
         self._limit = limit
         self._weight = 0
         self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
@@ -34,8 +33,3 @@ class Cache(Generic[K, V]):
         while self._weight > self._limit:
             _, (_, oldest) = self._kept.popitem(last=False)
             self._weight -= oldest
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._kept.clear()
-        self._weight = 0
