@@ -10,7 +10,7 @@ import pytest
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.audit.remedies import Remedies
-from affinityd.slurm import gres_writer
+from affinityd.slurm.gres_conf import GresConf
 from affinityd.topology.model import Topology
 from tests.auditing import GPU, KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, audited, process, scan_of
 from tests.machines.by_hand import made
@@ -82,7 +82,7 @@ def test_the_cores_are_those_that_gres_conf_is_written_with() -> None:
     topology = machine("dgx-a100")
     facts = process("0-15,128-143", gpu=("nvidia", 0), cpuset="0-15", membership=SLURM_JOB)
     (said,) = remedies(facts, topology=topology)
-    (line,) = (it for it in gres_writer.write(topology) if "gpu 0 " in it or "/dev/nvidia0 " in it)
+    (line,) = (it for it in GresConf(topology).lines() if "gpu 0 " in it or "/dev/nvidia0 " in it)
     (field,) = (word for word in line.split() if word.startswith("Cores="))
     assert said is not None
     assert f"have {field} in" in said

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.cli import main
-from affinityd.slurm.allocations import REMEDY
 from affinityd.slurm.gres_counts import DRAINED
+from affinityd.slurm.jobs import REMEDY
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
 from tests.machines.sysfs_tree import put, write_tree

@@ -13,10 +13,8 @@ from affinityd.cpuset import format_list
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml.gpus import query
 from affinityd.slurm.config.expected import expected
-from affinityd.slurm.config.gpu_types import GpuTypes
-from affinityd.slurm.gres_writer import NODES, unknown, write
-from affinityd.slurm.machine.core_affinity import SlurmCores, affinities
-from affinityd.slurm.machine.core_numbering import in_slurms_order
+from affinityd.slurm.gres_conf import NODES, GresConf
+from affinityd.slurm.machine.cores import SlurmCores, affinities, in_slurms_order
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
@@ -103,12 +101,12 @@ def of_gpus(lines: Sequence[str]) -> list[str]:
 
 def test_a_dgx_a100_has_these_lines() -> None:
     node = with_minors(machine("dgx-a100"), [2, 3, 0, 1, 6, 7, 4, 5])
-    assert write(node, node_name="gpu07") == DGX_A100.splitlines()
+    assert GresConf(node).lines("gpu07") == DGX_A100.splitlines()
 
 
 def test_a_node_of_lumi_has_these_lines() -> None:
     node = with_minors(machine("mi250x"), range(128, 136))
-    assert write(node) == MI250X.splitlines()
+    assert GresConf(node).lines() == MI250X.splitlines()
 
 
 def test_a_dgx_1_has_these_lines_by_what_nvml_says_of_its_links(
@@ -117,11 +115,11 @@ def test_a_dgx_1_has_these_lines_by_what_nvml_says_of_its_links(
     for name, value in environment(nvml_facts(dgx_1v()), tmp_path).items():
         monkeypatch.setenv(name, value)
     tree = open_tree(str(write_tree(machine("dgx-1v"), tmp_path / "dgx-1v")))
-    assert write(discover(tree, query())) == DGX_1V.splitlines()
+    assert GresConf(discover(tree, query())).lines() == DGX_1V.splitlines()
 
 
 def test_four_gpus_that_are_all_connected_have_these_lines() -> None:
-    assert of_gpus(write(hgx_4())) == HGX_4.splitlines()
+    assert of_gpus(GresConf(hgx_4()).lines()) == HGX_4.splitlines()
 
 
 def led_by(first: Gpu) -> Topology:
@@ -152,12 +150,12 @@ FIRST = dgx_1v().gpus[0]
     ],
 )
 def test_no_links_are_written_where_they_would_be_wrong_or_of_no_use(node: Topology) -> None:
-    assert not any("Links=" in line for line in write(node))
+    assert not any("Links=" in line for line in GresConf(node).lines())
 
 
 @given(linked_machines())
 def test_links_are_a_number_for_each_gpu_and_minus_one_at_itself(topology: Topology) -> None:
-    for place, line in enumerate(of_gpus(write(topology))):
+    for place, line in enumerate(of_gpus(GresConf(topology).lines())):
         _, _, numbers = line.partition(" Links=")
         if numbers:
             counts = numbers.split(",")
@@ -234,19 +232,19 @@ def test_the_cores_of_a_gpu(node: Topology, scope: str, cores: list[str | None])
 
 def test_nodes_are_explained_only_where_they_are_no_packages() -> None:
     h100 = with_minors(machine("dgx-h100"), range(8))
-    assert not set(NODES) & set(write(h100))
+    assert not set(NODES) & set(GresConf(h100).lines())
     a100 = machine("dgx-a100")
-    assert not set(NODES) & set(write(a100, scope="socket"))
+    assert not set(NODES) & set(GresConf(a100, scope="socket").lines())
     wanted = expected("s", {"sockets": "8", "corespersocket": "16"})
-    assert set(NODES) <= set(write(a100))
-    assert not set(NODES) & set(write(a100, expected=wanted))
+    assert set(NODES) <= set(GresConf(a100).lines())
+    assert not set(NODES) & set(GresConf(a100, expected=wanted).lines())
 
 
 def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> None:
     node = with_minors(machine("dgx-a100"), range(8))
     node = replace(node, gpus=(replace(node.gpus[0], minor=None), *node.gpus[1:]))
-    lines = write(node)
-    assert unknown(node) == [node.gpus[0]]
+    lines = GresConf(node).lines()
+    assert GresConf(node).unknown == [node.gpus[0]]
     (comment,) = (line for line in lines if "0000:07:00.0" in line)
     assert comment == (
         "# gpu 0 (0000:07:00.0): its minor is not known (NVIDIA's driver would tell it): "
@@ -256,13 +254,13 @@ def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> Non
 
 
 def test_of_a_vendor_whose_device_files_are_unknown_nothing_is_guessed() -> None:
-    lines = write(machine("ascend-910b"))
+    lines = GresConf(machine("ascend-910b")).lines()
     assert all(line.startswith("#") for line in lines)
     assert "vendor huawei" in lines[-1]
 
 
 def test_two_vendors_are_not_said_to_be_numbered_as_one() -> None:
-    assert not any("keep it" in line for line in write(machine("two-vendors")))
+    assert not any("keep it" in line for line in GresConf(machine("two-vendors")).lines())
 
 
 @pytest.mark.parametrize(
@@ -286,5 +284,4 @@ def test_several_types_are_numbered_as_cuda_does_only_in_its_order(
     kinds: list[str], comment: str
 ) -> None:
     gpus = with_minors(made({0: "0-7"}, gpus=[0, 0, 0]), range(3))
-    types = GpuTypes({gpu.key: kind for gpu, kind in zip(gpus.gpus, kinds, strict=True)})
-    assert write(gpus, types=types)[0] == comment
+    assert GresConf(gpus, said=tuple(kinds)).lines()[0] == comment

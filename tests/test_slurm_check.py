@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import parse_list
-from affinityd.slurm.allocations import REMEDY, SlurmJob, far
 from affinityd.slurm.check import ALTERNATING, NARROW, GresCheck
 from affinityd.slurm.config.expected import ExpectedNode, expected
 from affinityd.slurm.config.slurmd import SlurmdGres, parse
+from affinityd.slurm.gres_conf import GresConf
 from affinityd.slurm.gres_counts import DRAINED
-from affinityd.slurm.gres_writer import write
-from affinityd.slurm.machine.core_affinity import SCOPES
+from affinityd.slurm.jobs import REMEDY, SlurmJob, far
+from affinityd.slurm.machine.cores import SCOPES
 from affinityd.topology.model import MigInstance, Topology
 from tests.machines.by_hand import made
 from tests.machines.facts import machine
@@ -420,7 +420,7 @@ def test_where_slurmd_ends_its_words_count_alone() -> None:
 def test_what_gres_conf_prints_is_always_found_right(
     topology: Topology, scope: str, name: str | None
 ) -> None:
-    text = "\n".join(write(topology, scope=scope, node_name=name))
+    text = "\n".join(GresConf(topology, scope).lines(name))
     assert found(text, topology, scope) == []
 
 
@@ -430,8 +430,8 @@ def test_cores_away_from_every_near_node_are_always_found_wrong(
 ) -> None:
     check = GresCheck(slurmd(""), topology)
     gpu = data.draw(st.sampled_from(topology.gpus))
-    near = frozenset().union(*check.affinities[gpu.key].near)
-    away = check.cores.all - near
+    near = frozenset().union(*check.right.affinities[gpu.key].near)
+    away = check.right.cores.all - near
     if near and away:
         cores = data.draw(st.frozensets(st.sampled_from(sorted(away)), min_size=1))
         line = f"Name=gpu File=/dev/nvidia{gpu.minor} Cores={','.join(map(str, cores))}"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.slurm.config.expected import expected
-from affinityd.slurm.config.slurm_conf import has_host, read_node_lines
+from affinityd.slurm.config.expected import expected, gres_of, has_host, node_lines
 from affinityd.slurm.config.slurmd import FAILED, GresEntry, parse
 
 GPUS = [
@@ -214,7 +213,7 @@ def test_the_gres_of_a_node_is_slurm_confs(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert read_node_lines(tmp_path / "slurm.conf").gres_of("gpu07") == gres
+    assert gres_of("gpu07", node_lines(tmp_path / "slurm.conf")) == gres
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from affinityd.slurm import gres_writer
-from affinityd.slurm.config.expected import ExpectedNode, are_whole_sockets
-from affinityd.slurm.config.gpu_types import GpuTypes, types
+from affinityd.slurm.config.expected import ExpectedNode
 from affinityd.slurm.config.slurmd import GresEntry, SlurmdGres
-from affinityd.slurm.gres_counts import DRAINED, GresCounts
-from affinityd.slurm.machine.core_affinity import CoreAffinity, SlurmCores, affinities
+from affinityd.slurm.gres_conf import GresConf, links_written
+from affinityd.slurm.gres_counts import DRAINED, miscounts
 from affinityd.slurm.machine.core_mismatch import misplaced
-from affinityd.slurm.machine.device_files import device_file, runtime
-from affinityd.slurm.machine.nvlinks import LinkCounts, links
+from affinityd.slurm.machine.devices import device_file, naming
 from affinityd.text import count, quote
 from affinityd.topology.model import Gpu, Topology
 
@@ -69,36 +66,21 @@ class GresCheck:
         return [(file, entry) for entry in self.gres.entries for file in entry.files]
 
     @cached_property
-    def types(self) -> GpuTypes:
-        """What the `Type=` of each GPU should be."""
-        return types(self.topology.gpus, self.expected, self.gres.types)
-
-    @cached_property
-    def cores(self) -> SlurmCores:
-        """The node's cores."""
-        return SlurmCores(self.topology)
-
-    @cached_property
-    def affinities(self) -> Mapping[tuple[str, int], CoreAffinity]:
-        """What the `Cores=` of each GPU should be."""
-        return affinities(self.cores, self.scope)
-
-    @cached_property
-    def links(self) -> LinkCounts:
-        """What the `Links=` of each GPU should be."""
-        return links(self.topology)
+    def right(self) -> GresConf:
+        """What would be right."""
+        return GresConf(self.topology, self.scope, self.expected, self.gres.types)
 
     @property
     def is_judged(self) -> bool:
         """Whether the device file of each GPU is known: else Slurm's are not told apart."""
-        return len(self.gpus) == len(self.topology.gpus)
+        return not self.right.unknown
 
     def findings(self) -> list[GresFinding]:
         """Return all that is wrong: GPU by GPU, then about the node."""
         if not self.gres.is_complete:
             return []  # slurmd has no GPUs, whatever gres.conf says: its own words tell why
-        counts = GresCounts(self.gres, self.expected, self.topology, self.types)
-        of_node = (*self.gres.warnings, *self._strangers(), *self._order(), *counts.findings())
+        counts = miscounts(self.expected, self.gres, self.right) if self.expected else ()
+        of_node = (*self.gres.warnings, *self._strangers(), *self._order(), *counts)
         return [
             *(
                 GresFinding(text, gpu.index)
@@ -111,42 +93,40 @@ class GresCheck:
     def notes(self) -> Iterator[str]:
         """Yield what could not be judged, and why."""
         yield from self.gres.notes
-        if any(map(self._is_narrow, self.gres.entries)):
+        cores = ((entry.cores or frozenset()) & self.right.cores.all for entry in self.gres.entries)
+        if not all(map(self.right.are_whole_sockets, cores)):
             yield NARROW
-        runs = self.types.runs(self.topology.gpus)
+        runs = self.right.types.runs(self.topology.gpus)
         if len(set(runs)) < len(runs):
             yield ALTERNATING
         if not self.is_judged:
-            unknown = [gpu for gpu in self.topology.gpus if device_file(gpu) is None]
-            yield f"the device files of {count(len(unknown), 'GPU')} are not known: not judged"
-
-    def _is_narrow(self, entry: GresEntry) -> bool:
-        """Whether an entry has some cores of a socket, and not all."""
-        cores = (entry.cores or frozenset()) & self.cores.all
-        return not are_whole_sockets(cores, self.cores, self.expected)
+            unknown = count(len(self.right.unknown), "GPU")
+            yield f"the device files of {unknown} are not known: not judged"
 
     def _gpu(self, gpu: Gpu) -> Iterator[str]:
         """Yield what is wrong about a GPU."""
         file = device_file(gpu)
         entries = [entry for it, entry in self.devices if it == file]
         if file is not None and not entries:
-            line = gres_writer.line(gpu, self.affinities[gpu.key], self.links, self.types)
-            yield f"Slurm has no {file}; its line is {line}"
+            yield f"Slurm has no {file}; its line is {self.right.line(gpu)}"
         if len(entries) > 1 and not all(entry.is_slice for entry in entries):
             yield f"Slurm has {file} {len(entries)} times"
         for entry in entries:
             yield from self._type(gpu, entry)
-            if fault := misplaced(self.cores, gpu, self.affinities[gpu.key], entry.cores):
+            affinity = self.right.affinities[gpu.key]
+            if fault := misplaced(self.right.cores, gpu, affinity, entry.cores):
                 yield fault
-            if entry.links is not None and self.links.counts:
-                yield from filter(None, [self.links.misstated(gpu, entry.links)])
+            links = self.right.links.get(gpu.key)
+            if entry.links and links and entry.links != links:
+                right = self.right.links_field(gpu) or "no Links="
+                yield f"{links_written(entry.links)} is not what NVML counts; right is {right}"
 
     def _type(self, gpu: Gpu, entry: GresEntry) -> Iterator[str]:
         if entry.name != "gpu":
             yield f"Name={quote(entry.name)} is not gpu: {DRAINED}; write Name=gpu"
         if self.expected is None or not self.expected.types or entry.is_slice:
             return
-        right = self.types.of.get(gpu.key)
+        right = self.right.types.of.get(gpu.key)
         remedy = f"Type={right}" if right else f"the Type= of {' or '.join(self.expected.types)}"
         if entry.kind not in self.expected.types:
             yield f"Type={entry.kind} is not in {self.expected}: {DRAINED}; right is {remedy}"
@@ -169,5 +149,5 @@ class GresCheck:
         for number, ((file, _), belongs) in enumerate(zip(self.devices, right, strict=True)):
             gpu = self.gpus[file]
             if file != belongs:
-                numbers = f"gpu {number} to Slurm and {gpu.index} to {runtime(gpu)}"
+                numbers = f"gpu {number} to Slurm and {gpu.index} to {naming(gpu).runtime}"
                 yield f"{file} is {numbers}; {belongs} belongs in its place"

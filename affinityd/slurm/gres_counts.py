@@ -8,92 +8,72 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from affinityd.slurm.config.expected import ExpectedNode, written
-from affinityd.slurm.config.gpu_types import GpuTypes
 from affinityd.slurm.config.slurmd import SlurmdGres
+from affinityd.slurm.gres_conf import GresConf
 from affinityd.text import count
-from affinityd.topology.model import Topology
 
 DRAINED = "slurmctld drains the node (INVALID_REG)"
 
 
-@dataclass(frozen=True)
-class GresCounts:
-    """What slurmd has, what slurmctld expects, and the node's GPUs."""
+def miscounts(expected: ExpectedNode, gres: SlurmdGres, right: GresConf) -> Iterator[str]:
+    """Yield what is wrong about the node's line in slurm.conf, or is where both differ."""
+    gpus = right.topology.gpus
+    if expected.counts:
+        yield from _too_few(expected, gres)
+        yield from _too_many(expected, right)
+        yield from _order(expected, right)
+    elif gpus:
+        kinds = set(right.types.of.values())
+        of_all = written({kinds.pop() if len(kinds) == 1 else None: len(gpus)})
+        yield f"Gres= has no gpu: Slurm gives no job the node's GPUs; write Gres={of_all}"
+    cores = len(right.topology.cores)
+    has_cores = any(entry.cores is not None for entry in gres.entries)
+    if has_cores and expected.cores not in {None, cores}:
+        yield (
+            f"slurmctld counts {count(expected.cores or 0, 'core')}, and the node has {cores}: "
+            "Cores= means others there; `slurmd -C` prints the right line"
+        )
 
-    gres: SlurmdGres
-    expected: ExpectedNode | None  #: None: it is not known
-    topology: Topology
-    types: GpuTypes
 
-    def findings(self) -> Iterator[str]:
-        """Yield what is wrong about the node's line in slurm.conf, or is where both differ."""
-        expected = self.expected
-        if expected is None:
-            return
-        if expected.counts:
-            yield from self._too_few(expected)
-            yield from self._too_many(expected)
-            yield from self._order(expected)
-        elif self.topology.gpus:
-            right = written({self._only_type(): len(self.topology.gpus)})
-            yield f"Gres= has no gpu: Slurm gives no job the node's GPUs; write Gres={right}"
-        cores = len(self.topology.cores)
-        has_cores = any(entry.cores is not None for entry in self.gres.entries)
-        if has_cores and expected.cores not in {None, cores}:
+def _too_few(expected: ExpectedNode, gres: SlurmdGres) -> Iterator[str]:
+    """Yield the types of which slurmd has fewer GPUs than Gres=; a MIG instance is one."""
+    found: Counter[str | None] = Counter()
+    for entry in gres.entries:
+        if entry.name == "gpu":
+            found[entry.kind] += 1 if entry.is_slice else len(entry.files)
+    for kind, wanted in expected.counts.items():
+        if found[kind] < wanted:
             yield (
-                f"slurmctld counts {count(expected.cores or 0, 'core')}, and the node has {cores}: "
-                "Cores= means others there; `slurmd -C` prints the right line"
+                f"Gres={expected.gres} has {_gpus(wanted, kind)}, and slurmd {found[kind]}: "
+                f"{DRAINED}; write lines for all, or {_change(expected, kind, found[kind])}"
             )
 
-    def _only_type(self) -> str | None:
-        kinds = set(self.types.of.values())
-        return kinds.pop() if len(kinds) == 1 else None
 
-    def _too_few(self, expected: ExpectedNode) -> Iterator[str]:
-        """Yield the types of which slurmd has fewer GPUs than Gres=."""
-        found = self._registered()
-        for kind, right in expected.counts.items():
-            if found[kind] < right:
-                yield (
-                    f"Gres={expected.gres} has {_gpus(right, kind)}, and slurmd {found[kind]}: "
-                    f"{DRAINED}; write lines for all, or {_change(expected, kind, found[kind])}"
-                )
-
-    def _registered(self) -> Counter[str | None]:
-        """Return how many GPUs of each type slurmd has; a MIG instance is one."""
-        numbers: Counter[str | None] = Counter()
-        for entry in self.gres.entries:
-            if entry.name == "gpu":
-                numbers[entry.kind] += 1 if entry.is_slice else len(entry.files)
-        return numbers
-
-    def _too_many(self, expected: ExpectedNode) -> Iterator[str]:
-        """Yield the types of which the node has more GPUs than Gres=."""
-        gpus = self.topology.gpus
-        if any(gpu.mig or gpu.key not in self.types.of for gpu in gpus):
-            return
-        for kind, there in Counter(self.types.of[gpu.key] for gpu in gpus).items():
-            right = expected.counts.get(kind, 0)
-            if there > right:
-                yield (
-                    f"Gres={expected.gres} has {_gpus(right, kind)}, and the node {there}: Slurm "
-                    f"gives no job the other {there - right}; {_change(expected, kind, there)}"
-                )
-
-    def _order(self, expected: ExpectedNode) -> Iterator[str]:
-        """Yield that Slurm's numbers, which go type by type, are not those of the bus."""
-        runs = self.types.runs(self.topology.gpus)
-        if runs != expected.types and len(runs) == len(set(runs)) > 1:
-            right = written(
-                {kind: expected.counts[kind] for kind in runs if kind in expected.counts}
-            )
+def _too_many(expected: ExpectedNode, right: GresConf) -> Iterator[str]:
+    """Yield the types of which the node has more GPUs than Gres=."""
+    gpus, kinds = right.topology.gpus, right.types.of
+    if any(gpu.mig or gpu.key not in kinds for gpu in gpus):
+        return
+    for kind, there in Counter(kinds[gpu.key] for gpu in gpus).items():
+        wanted = expected.counts.get(kind, 0)
+        if there > wanted:
             yield (
-                f"Gres={expected.gres}: Slurm numbers GPUs type by type in this order, and not as "
-                f"they are on the bus; write Gres={right}"
+                f"Gres={expected.gres} has {_gpus(wanted, kind)}, and the node {there}: Slurm "
+                f"gives no job the other {there - wanted}; {_change(expected, kind, there)}"
             )
+
+
+def _order(expected: ExpectedNode, right: GresConf) -> Iterator[str]:
+    """Yield that Slurm's numbers, which go type by type, are not those of the bus."""
+    runs = right.types.runs(right.topology.gpus)
+    if runs != expected.types and len(runs) == len(set(runs)) > 1:
+        gres = written({kind: expected.counts[kind] for kind in runs if kind in expected.counts})
+        yield (
+            f"Gres={expected.gres}: Slurm numbers GPUs type by type in this order, and not as "
+            f"they are on the bus; write Gres={gres}"
+        )
 
 
 def _gpus(number: int, kind: str | None) -> str:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from affinityd.cpuset import CpuSet, parse_list
+from affinityd.cpuset import CpuSet, format_list, named_nodes, named_packages, parse_list
 from affinityd.linux.environ import environment_of
 from affinityd.linux.files import beginning
-from affinityd.slurm.allocations import SlurmJob
+from affinityd.topology.model import Topology
+from affinityd.topology.nearness import vicinity
+
+REMEDY = "give it --gres-flags=enforce-binding, and gres.conf the right Cores="
 
 NOTES = "run/affinityd/jobs"  #: a file a job, by its number; its first line is like gpus=2,3
 
@@ -33,6 +37,15 @@ _is_number = re.compile(r"\d{1,10}", re.ASCII).fullmatch
 _is_gpu = re.compile(r"\d{1,10}|(GPU|MIG)-[\w/-]{1,100}", re.ASCII).fullmatch
 
 
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job, as this node sees it."""
+
+    number: int
+    cpus: CpuSet  #: all that it may use here
+    gpus: tuple[str, ...] | None  #: the node's numbers of its GPUs, or UUIDs; None: not known
+
+
 def jobs(root: Path) -> Iterator[SlurmJob]:
     """Yield the jobs whose CPUs are confined, by number. `root`: where the machine's files lie."""
     found: dict[int, CpuSet] = {}
@@ -48,21 +61,18 @@ def jobs(root: Path) -> Iterator[SlurmJob]:
 def _number(root: Path, folder: Path) -> int | None:
     """Return a job's number: from Slurm 26.05 on its processes tell it, and no more its folder."""
     kind, _, number = folder.name.partition("_")
-    if kind == "job" and _is_number(number):
-        return int(number)
+    if kind == "job":
+        return int(number) if _is_number(number) else None
     files = folder.glob("step_*/**/cgroup.procs")
-    for pid in islice((pid for file in files for pid in _read(file).split()), MAX_PIDS):
-        environment = environment_of(int(pid), f"{root}") if _is_number(pid) else None
-        job = (environment or {}).get("SLURM_JOB_ID", "")
-        if _is_number(job):
-            return int(job)
-    return None
+    pids = filter(_is_number, (pid for file in files for pid in _read(file).split()))
+    environments = (environment_of(int(pid), f"{root}") or {} for pid in islice(pids, MAX_PIDS))
+    told = (environment.get("SLURM_JOB_ID", "") for environment in environments)
+    return next((int(job) for job in told if _is_number(job)), None)
 
 
 def _cpus(folder: Path) -> CpuSet:
     """Return the CPUs of a job's cgroup: where it says none, those of its steps."""
-    own = _list(folder)
-    return own or frozenset().union(*map(_list, folder.glob("step_*")))
+    return _list(folder) or frozenset().union(*map(_list, folder.glob("step_*")))
 
 
 def _list(folder: Path) -> CpuSet:
@@ -84,3 +94,35 @@ def _gpus(note: Path) -> tuple[str, ...] | None:
 
 def _read(path: Path) -> str:
     return beginning(f"{path}").decode(errors="replace")
+
+
+def far(topology: Topology, job: SlurmJob) -> Iterator[str]:
+    """Yield what is wrong about a job: each GPU that has none of the job's CPUs near it."""
+    gpus = [gpu for gpu in topology.gpus if gpu.vendor == topology.vendor]
+    # From 26.05 on Slurm may call a GPU by its UUID, and by those of its parts.
+    named = {
+        name: gpu
+        for gpu in gpus
+        for name in (f"{gpu.index}", gpu.uuid, *(part.uuid for part in gpu.mig))
+    }
+    for name in job.gpus or ():
+        if name not in named:
+            numbers = format_list(gpu.index for gpu in gpus)
+            yield f"job {job.number} has gpu {name}, and this node has {numbers}"
+    for gpu in dict.fromkeys(named[name] for name in job.gpus or () if name in named):
+        near = vicinity(topology, [gpu])
+        if near.nodes and job.cpus.isdisjoint(near.cpus):
+            own = topology.cpus_of_node(gpu.numa_node)
+            home = _place(topology, own) if own else named_nodes([gpu.numa_node])
+            yield (
+                f"job {job.number} has gpu {gpu.index} ({home}) and CPUs {format_list(job.cpus)} "
+                f"({_place(topology, job.cpus)}), none of them near it; {REMEDY}"
+            )
+
+
+def _place(topology: Topology, cpus: CpuSet) -> str:
+    """Return where CPUs are: `package 0, nodes 0-1`."""
+    cores = [core for core in topology.cores if not cpus.isdisjoint(core.cpus)]
+    packages = named_packages({core.package for core in cores})
+    nodes = named_nodes({core.node for core in cores})
+    return f"{packages}, {nodes}" if packages else nodes

@@ -58,14 +58,10 @@ class CheckReport:
                 return "nothing wrong was found, but not every GPU could be judged"
             near = f"; {count(self.jobs, 'running job')} near the GPUs" if self.jobs else ""
             return f"gres.conf fits this node{near}"
-        amounts = {
-            "error{} of slurmd": len(self.faults),
-            "finding{}": len(self.findings),
-            "finding{} about jobs": len(self.far_jobs),
-        }
-        parts = (
-            f"{amount} {words.format('' if amount == 1 else 's')}"
-            for words, amount in amounts.items()
-            if amount
+        amounts = (
+            (len(self.faults), "error", " of slurmd"),
+            (len(self.findings), "finding", ""),
+            (len(self.far_jobs), "finding", " about jobs"),
         )
+        parts = (f"{count(amount, noun)}{of}" for amount, noun, of in amounts if amount)
         return ", ".join([count(self.gpus, "GPU"), *parts])

@@ -27,7 +27,7 @@ from affinityd.request.parameters import PARAMETERS, Request, parse_request
 from affinityd.request.slurm_binding import cpus_of_step, gpu_slot
 from affinityd.request.visible_lists import read_visible
 from affinityd.slurm.config import slurmd
-from affinityd.slurm.config.slurm_conf import has_host, read_node_lines
+from affinityd.slurm.config.expected import gres_of, has_host, node_lines
 from tests.asking import ask
 from tests.fuzz.inputs import AS_FOUND, LONG, MANY, long_texts, read_or_refused, texts
 from tests.machines.facts import machine
@@ -64,7 +64,7 @@ def a_slurm_conf(text: str) -> object:
     with TemporaryDirectory() as folder:
         path = Path(folder, "slurm.conf")
         path.write_bytes(text.encode(errors="replace"))
-        return read_node_lines(path).gres_of("gpu01")
+        return gres_of("gpu01", node_lines(path))
 
 
 def a_seat(text: str) -> object:

@@ -13,18 +13,20 @@ from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.config.settings import Settings
 from affinityd.discovery.machine import read_once
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm import gres_writer
-from affinityd.slurm.allocations import far
 from affinityd.slurm.check import GresCheck
-from affinityd.slurm.config import scontrol, slurmd
-from affinityd.slurm.config.commands import FOLDERS, LocalSlurm, find_slurm
-from affinityd.slurm.config.expected import ExpectedNode, UnknownNode
-from affinityd.slurm.config.gpu_types import GpuTypes, types
-from affinityd.slurm.jobs import NOTES, jobs
-from affinityd.slurm.machine.core_affinity import SCOPES
+from affinityd.slurm.config import slurmd
+from affinityd.slurm.config.commands import (
+    FOLDERS,
+    LocalSlurm,
+    expected_node,
+    find_slurm,
+    node_name,
+)
+from affinityd.slurm.gres_conf import GresConf
+from affinityd.slurm.jobs import NOTES, far, jobs
+from affinityd.slurm.machine.cores import SCOPES
 from affinityd.slurm.report import CheckReport
 from affinityd.text import count, one_line, quote
-from affinityd.topology.model import Topology
 
 COMMANDS = {
     "gres-conf": "print this node's lines of gres.conf",
@@ -116,37 +118,33 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     topology = read_once(settings)
     slurm = _slurm(settings, arguments.slurm_conf)
-    own = scontrol.node_name(slurm, topology.name) if slurm else topology.name
+    own = node_name(slurm, topology.name) if slurm else topology.name
     names = arguments.nodes or own
-    expected = scontrol.expected_node(slurm, names) if slurm else None
-    known = expected if isinstance(expected, ExpectedNode) else None
-    is_decided = known is not None and len(known.counts) < 2  # noqa: PLR2004 - types
+    expected, unknown = expected_node(slurm, names) if slurm else (None, "")
+    is_decided = expected is not None and len(expected.counts) < 2  # noqa: PLR2004 - types
     present = {} if slurm is None or is_decided else _present_types(slurm, own)
-    kinds = types(topology.gpus, known, present, arguments.type)
-    lines = gres_writer.write(
-        topology, scope=arguments.scope, node_name=arguments.nodes, types=kinds, expected=known
-    )
-    for line in lines:
+    right = GresConf(topology, arguments.scope, expected, present, arguments.type)
+    for line in right.lines(arguments.nodes):
         print(line)
-    faults = list(_lacking(topology, kinds))
+    faults = list(_lacking(right))
     for fault in faults:
         say(f"affinityd slurm gres-conf: {fault}")
-    if isinstance(expected, UnknownNode) and not (faults or arguments.type):
+    if unknown and not (faults or arguments.type):
         say(
             f"affinityd slurm gres-conf: the Gres= of node {names} is not known here "
-            f"({expected.why}); if it has a type, name it with --type"
+            f"({unknown}); if it has a type, name it with --type"
         )
     return int(bool(faults))
 
 
-def _lacking(topology: Topology, kinds: GpuTypes) -> Iterator[str]:
-    gpus = topology.gpus
+def _lacking(right: GresConf) -> Iterator[str]:
+    gpus, kinds = right.topology.gpus, right.types
     if not gpus:
         yield "this node has no GPU"
-    files, untyped = len(gres_writer.unknown(topology)), len(gpus) - len(kinds.of)
-    if files:
-        yield f"the device files of {files} of {count(len(gpus), 'GPU')} are not known"
-    if untyped:
+    if right.unknown:
+        of_all = f"{len(right.unknown)} of {count(len(gpus), 'GPU')}"
+        yield f"the device files of {of_all} are not known"
+    if untyped := len(gpus) - len(kinds.of):
         yield (
             f"the types of {untyped} of {count(len(gpus), 'GPU')} are not known: {kinds.why}; "
             "name one for each with --type"
@@ -177,23 +175,23 @@ def _check(arguments: argparse.Namespace) -> int:
         raise InvalidRequestError(
             f"there is no slurm.conf in {', '.join(FOLDERS)}; name it with --slurm-conf"
         )
-    node = arguments.node or scontrol.node_name(slurm, topology.name)
-    expected = scontrol.expected_node(slurm, node)
-    known = expected if isinstance(expected, ExpectedNode) else None
-    check = GresCheck(_gres(slurm, node, arguments.gres_conf), topology, arguments.scope, known)
+    node = arguments.node or node_name(slurm, topology.name)
+    expected, unknown = expected_node(slurm, node)
+    gres = _gres(slurm, node, arguments.gres_conf)
+    check = GresCheck(gres, topology, arguments.scope, expected)
     # A shipped machine has no jobs: those of this node are not its.
     running = [] if settings.machine else list(jobs(root))
     judged = [job for job in running if job.gpus is not None]
     report = CheckReport(
         node=node,
         gpus=len(topology.gpus),
-        faults=check.gres.faults,
+        faults=gres.faults,
         findings=tuple(check.findings()),
         far_jobs=tuple(text for job in judged for text in far(topology, job)),
         jobs=sum(bool(job.gpus) for job in judged),
         notes=(
             *check.notes(),
-            *_uncompared(expected, node),
+            *_uncompared(node, unknown),
             *_passed_over(len(running) - len(judged), root),
         ),
         is_judged=check.is_judged,
@@ -213,11 +211,11 @@ def _gres(slurm: LocalSlurm, node: str, file: str | None) -> slurmd.SlurmdGres:
         return slurmd.ask(other, node)
 
 
-def _uncompared(expected: ExpectedNode | UnknownNode, node: str) -> Iterator[str]:
-    if isinstance(expected, UnknownNode):
+def _uncompared(node: str, why: str) -> Iterator[str]:
+    if why:
         yield (
             f"Type= and the number of GPUs are not compared: the Gres= of node {node} is not known "
-            f"here ({expected.why}); --slurm-conf and --node-name name others"
+            f"here ({why}); --slurm-conf and --node-name name others"
         )
 
 

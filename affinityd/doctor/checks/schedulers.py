@@ -13,10 +13,10 @@ from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResults, NotApplicableError, fail, ok, warn
 from affinityd.linux.mounts import Mount
 from affinityd.slurm.check import GresCheck
-from affinityd.slurm.config import scontrol, slurmd
-from affinityd.slurm.config.commands import FOLDERS, find_slurm
+from affinityd.slurm.config import slurmd
+from affinityd.slurm.config.commands import FOLDERS, expected_node, find_slurm, node_name
 from affinityd.slurm.config.expected import ExpectedNode
-from affinityd.slurm.machine.core_affinity import SCOPES
+from affinityd.slurm.machine.cores import SCOPES
 
 CHECK = "affinityd slurm check"
 SHOWN = 3  #: findings; more are counted
@@ -34,14 +34,14 @@ def gres_conf(facts: NodeFacts) -> CheckResults:
     slurm = find_slurm(None, is_live=True)
     if slurm is None:
         raise NotApplicableError(f"no Slurm: there is no slurm.conf in {', '.join(FOLDERS)}")
-    name = scontrol.node_name(slurm, facts.topology.name)
-    expected = scontrol.expected_node(slurm, name)
-    if isinstance(expected, ExpectedNode):
+    name = node_name(slurm, facts.topology.name)
+    expected, why = expected_node(slurm, name)
+    if expected is not None:
         yield from _of_gpus(facts, name, slurmd.ask(slurm, name), expected)
     elif facts.topology.gpus:
-        yield warn(expected.why, f"this node was looked for as {name}; {CHECK} --node-name NAME")
+        yield warn(why, f"this node was looked for as {name}; {CHECK} --node-name NAME")
     else:
-        raise NotApplicableError(f"no node of Slurm: {expected.why}")
+        raise NotApplicableError(f"no node of Slurm: {why}")
 
 
 def _of_gpus(

@@ -1,17 +1,24 @@
-"""Slurm's own commands on this machine, which read its slurm.conf and gres.conf for us."""
+"""Slurm's own commands on this machine, which read its slurm.conf and gres.conf for us.
+
+Source: scontrol(1).
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
 from affinityd.errors import InvalidRequestError
+from affinityd.slurm.config.expected import ExpectedNode, expected, gres_of, node_lines
+from affinityd.text import one_line
 
 #: Where slurm.conf lies: in Slurm's own folder, Debian's old one, that of configless Slurm.
 FOLDERS = ("/etc/slurm", "/etc/slurm-llnl", "/run/slurm/conf")
@@ -19,14 +26,10 @@ FOLDERS = ("/etc/slurm", "/etc/slurm-llnl", "/run/slurm/conf")
 #: What a user's PATH may lack.
 SBIN = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin")
 
+SECONDS = 5.0  #: that slurmctld may take to answer
+INVALID = "INVALID_REG"  #: of a state: scontrol shows what registered, not what was configured
 
-@dataclass(frozen=True)
-class CommandOutput:
-    """What a command printed."""
-
-    succeeded: bool  #: it ended in time, with status 0
-    out: str
-    err: str
+_PAIR = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S+)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -36,30 +39,28 @@ class LocalSlurm:
     conf: Path
     gres_conf: Path | None = None  #: the file that stands for its own beside `conf`
 
-    def run(self, program: str, *arguments: str, seconds: float) -> CommandOutput:
+    def run(self, program: str, *arguments: str, seconds: float) -> CompletedProcess[str]:
         """Run one of Slurm's programs. Raises InvalidRequestError where it cannot be started."""
         path = os.pathsep.join((os.environ.get("PATH", os.defpath), *SBIN))
         found = shutil.which(program, path=path)
         if found is None:
             raise InvalidRequestError(f"there is no {program} on this machine; it is part of Slurm")
         try:
-            done = subprocess.run(  # noqa: S603 - one of Slurm's programs; no argument is a shell's
+            return subprocess.run(  # noqa: S603 - one of Slurm's programs; no argument is a shell's
                 (found, *arguments),
                 check=False,
                 capture_output=True,
+                errors="replace",
                 stdin=subprocess.DEVNULL,
                 timeout=seconds,
                 env={**os.environ, "SLURM_CONF": os.fspath(self.conf)},
             )
-        except subprocess.TimeoutExpired as error:
-            return CommandOutput(
-                succeeded=False,
-                out=_text(error.stdout),
-                err=f"{_text(error.stderr)}\nfatal: no answer within {seconds:g} s",
-            )
+        except subprocess.TimeoutExpired as error:  # whose texts are bytes all the same
+            so_far = (error.stderr or b"").decode(errors="replace")
+            fault = f"{so_far}\nfatal: no answer within {seconds:g} s"
+            return CompletedProcess(arguments, returncode=1, stdout="", stderr=fault)
         except OSError as error:
             raise InvalidRequestError(f"{found} cannot be run: {error.strerror}") from None
-        return CommandOutput(done.returncode == 0, _text(done.stdout), _text(done.stderr))
 
     @contextmanager
     def with_gres_conf(self, file: Path) -> Iterator[LocalSlurm]:
@@ -82,14 +83,63 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
     only for the machine that we run on. Raises InvalidRequestError for a named file that is none.
     """
     path = named or (os.environ.get("SLURM_CONF") if is_live else None)
-    if path is not None:
-        if not Path(path).is_file():
-            raise InvalidRequestError(f"{path} is no file; name a slurm.conf")
-        return LocalSlurm(Path(path))
-    places = [Path(folder, "slurm.conf") for folder in FOLDERS] if is_live else []
-    found = next((place for place in places if place.is_file()), None)
-    return LocalSlurm(found) if found else None
+    if path is not None and not Path(path).is_file():
+        raise InvalidRequestError(f"{path} is no file; name a slurm.conf")
+    usual = [f"{folder}/slurm.conf" for folder in FOLDERS] if is_live else []
+    found = path or next(filter(os.path.isfile, usual), None)
+    return LocalSlurm(Path(found)) if found else None
 
 
-def _text(printed: bytes | None) -> str:
-    return (printed or b"").decode(errors="replace")
+def node_name(slurm: LocalSlurm, host: str) -> str:
+    """Return what slurm.conf calls a host: its NodeHostname= may differ, and has no domain."""
+    named = os.environ.get("SLURMD_NODENAME")
+    if named and host == os.uname().nodename:
+        return named
+    short = host.partition(".")[0]
+    try:
+        aliases = slurm.run("scontrol", "show", "aliases", short, seconds=SECONDS).stdout.split()
+    except InvalidRequestError:
+        return short
+    return aliases[0] if aliases and short not in aliases else short
+
+
+def expected_node(slurm: LocalSlurm, names: str) -> tuple[ExpectedNode | None, str]:
+    """Return what slurmctld expects of nodes, a hostlist, or None and why it is not known.
+
+    The nodes are to be equal: raises InvalidRequestError where their Gres= differ. Gres= is
+    slurm.conf's, and where that has no such node slurmctld's.
+    """
+    command = f"scontrol show node {names}"
+    shown, why = _show_nodes(slurm, names)
+    lines = node_lines(slurm.conf)
+    nodes: dict[str, ExpectedNode] = {}
+    for name, values in (shown or {names: {"state": INVALID}}).items():
+        gres = gres_of(name, lines)
+        if gres is not None:
+            nodes[name] = expected(f"{slurm.conf}", {**values, "gres": gres})
+        elif INVALID not in values.get("state", ""):
+            nodes[name] = expected(command, values)
+    if not nodes:
+        return None, f"{command}: {f'the node is {INVALID}' if shown else why}"
+    (first, one), *others = nodes.items()
+    for name, other in others:
+        if other.counts != one.counts:
+            raise InvalidRequestError(
+                f"{first} has {one}, and {name} has {other}: lines for both cannot be equal; name "
+                "nodes that are"
+            )
+    return one, ""
+
+
+def _show_nodes(slurm: LocalSlurm, names: str) -> tuple[Mapping[str, Mapping[str, str]], str]:
+    """Return the values of each node, and why there are none."""
+    try:
+        told = slurm.run("scontrol", "--oneliner", "show", "node", names, seconds=SECONDS)
+    except InvalidRequestError as error:
+        return {}, str(error)
+    why = one_line((told.stderr or told.stdout).strip().split("\n")[-1]) or "no answer"
+    found = [
+        {key.lower(): value for key, value in _PAIR.findall(line)}
+        for line in ([] if told.returncode else told.stdout.splitlines())
+    ]
+    return {values["nodename"]: values for values in found if "nodename" in values}, why

@@ -1,18 +1,30 @@
 """What slurmctld was configured with for a node: its Gres= and its cores.
 
 slurmctld drains a node that registers with fewer GPUs of a type than that (State=…+INVALID_REG).
-Sources: slurm.conf(5) "Gres"; Slurm's src/interfaces/gres.c (_get_gres_cnt, _merge_gres2).
+scontrol then shows what registered, and slurm.conf alone has its Gres=: seen with 22.05 and 26.05.
+
+Sources: slurm.conf(5) "Gres", "NodeName", "INCLUDE MODIFIER"; Slurm's src/interfaces/gres.c
+(_get_gres_cnt, _merge_gres2) and src/common/{parse_config,hostlist}.c.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
-from affinityd.slurm.machine.core_affinity import CoreNumbers, SlurmCores
+MAX_DEPTH = 8  #: of files that include one another
+MAX_RANGES = 3  #: of one name
 
+_PAIR = re.compile(r'([A-Za-z]+)\s*=\s*(?:"([^"]*)"|(\S+))', re.ASCII)
+_INCLUDE = re.compile(r"\s*include\s+(\S+)\s*$", re.IGNORECASE)
+_CONTINUED = re.compile(r"\\[ \t]*\n")
+_COMMENT = re.compile(r"(?<!\\)#.*")
+_NAMES = re.compile(r"(?:[^\[\],]+|\[[^\[\]]*\])+")
+_PART = re.compile(r"\[([^\]]*)\]|([^\[\]]+)")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _SOCKETS = re.compile(r"\([^()]*\)")  #: that `scontrol show node` appends: (S:0-1)
 
 TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; None: without a type
@@ -33,29 +45,9 @@ class ExpectedNode:
         """The types of Gres=, in its order, which is that of Slurm's GPU numbers."""
         return tuple(kind for kind in self.counts if kind is not None)
 
-    @property
-    def is_mixed(self) -> bool:
-        """Whether some GPUs have a type and others have none, at which slurmd ends."""
-        return bool(self.types) and None in self.counts
-
-    def are_sockets(self, cores: CoreNumbers) -> bool | None:
-        """Return whether cores are whole sockets to slurmctld; None: not known.
-
-        Source: Slurm's src/interfaces/gres.c (_check_core_range_matches_sock).
-        """
-        size = self.cores_per_socket
-        return None if size is None else len(cores) == size * len({core // size for core in cores})
-
     def __str__(self) -> str:
         """Return `Gres=gpu:a100:2 (/etc/slurm/slurm.conf)`."""
         return f"Gres={self.gres or '(none)'} ({self.source})"
-
-
-@dataclass(frozen=True)
-class UnknownNode:
-    """Why it is not known what slurmctld was configured with."""
-
-    why: str
 
 
 def expected(source: str, values: Mapping[str, str]) -> ExpectedNode:
@@ -67,19 +59,11 @@ def expected(source: str, values: Mapping[str, str]) -> ExpectedNode:
     return ExpectedNode(source, gres, _counts(gres), cores, per_socket if cores else None)
 
 
-def are_whole_sockets(some: CoreNumbers, cores: SlurmCores, node: ExpectedNode | None) -> bool:
-    """Return whether some cores are whole sockets to slurmctld: packages, where it is not known."""
-    told = None if node is None else node.are_sockets(some)
-    return cores.of_packages(some) == some if told is None else told
-
-
 def written(counts: TypeCounts) -> str:
     """Return `gpu:a100:2,gpu:v100:1`."""
-    parts = (
-        (("gpu", kind, str(count)) if kind else ("gpu", str(count)))
-        for kind, count in counts.items()
+    return ",".join(
+        f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in counts.items()
     )
-    return ",".join(map(":".join, parts))
 
 
 def _counts(gres: str) -> TypeCounts:
@@ -96,3 +80,59 @@ def _counts(gres: str) -> TypeCounts:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 7 else None  # noqa: PLR2004
+
+
+def node_lines(conf: Path) -> list[tuple[str, str]]:
+    """Return the NodeName= lines of a slurm.conf and of the files that it includes.
+
+    Of each the hostlist, and the value of Gres=; empty: the line has none. What cannot be read is
+    passed over.
+    """
+    default, found = "", []
+    for line in _lines(conf, conf.parent, 0):
+        values = {key.lower(): plain or quoted for key, quoted, plain in _PAIR.findall(line)}
+        if values.get("nodename", "").upper() == "DEFAULT":
+            default = values.get("gres", default)
+        elif "nodename" in values and next(iter(values)) == "nodename":
+            found.append((values["nodename"], values.get("gres", default)))
+    return found
+
+
+def gres_of(node: str, lines: Sequence[tuple[str, str]]) -> str | None:
+    """Return the value of a node's Gres=; None: it has no line."""
+    return next((gres for hosts, gres in reversed(lines) if has_host(hosts, node)), None)
+
+
+def has_host(hosts: str, name: str) -> bool:
+    """Whether a hostlist, `gpu[01-04,7],login2`, has a name."""
+    return any(_matches(_PART.findall(one), name) for one in _NAMES.findall(hosts))
+
+
+def _matches(parts: list[tuple[str, str]], name: str) -> bool:
+    ranges = [numbers for numbers, plain in parts if not plain]
+    pattern = "".join(re.escape(plain) if plain else r"(\d+)" for _, plain in parts)
+    found = re.fullmatch(pattern, name, re.ASCII) if len(ranges) <= MAX_RANGES else None
+    return found is not None and all(map(_is_in, found.groups(), ranges))
+
+
+def _is_in(number: str, ranges: str) -> bool:
+    """Whether `01-04,7` has a number, which is as wide as the first of its range is written."""
+    for low, high in _RANGE.findall(ranges):
+        is_wide = len(number) == max(len(low), len(str(int(number))))
+        if is_wide and int(low) <= int(number) <= int(high or low):
+            return True
+    return False
+
+
+def _lines(file: Path, folder: Path, depth: int) -> Iterator[str]:
+    """Yield the lines, those of included files where they are named, without comments."""
+    try:
+        text = file.read_text(errors="replace") if depth <= MAX_DEPTH else ""
+    except (OSError, ValueError):  # a NUL in its name
+        return
+    for line in _CONTINUED.sub(" ", text).splitlines():
+        plain = _COMMENT.sub("", line)
+        if included := _INCLUDE.match(plain):
+            yield from _lines(folder / included[1], folder, depth + 1)
+        else:
+            yield plain

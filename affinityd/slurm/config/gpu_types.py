@@ -15,14 +15,13 @@ from itertools import groupby
 
 from affinityd.errors import InvalidRequestError
 from affinityd.slurm.config.expected import ExpectedNode, TypeCounts
-from affinityd.slurm.machine.device_files import device_file
+from affinityd.slurm.machine.devices import Key, device_file
 from affinityd.text import quote
 from affinityd.topology.model import Gpu
 
 #: The types of such GPUs, a100_3g.20gb, are those of the instances.
 SLICES = "MIG instances are GPUs to Slurm, which AutoDetect=nvml in gres.conf finds"
 
-Key = tuple[str, int]  #: of a GPU
 Present = Mapping[str, str | None]  #: device file → type; None: its line has none
 
 
@@ -32,11 +31,6 @@ class GpuTypes:
 
     of: Mapping[Key, str | None]  #: None: no type. A GPU that is left out is undecided
     why: str | None = None  #: why GPUs are left out
-
-    def field(self, gpu: Gpu) -> str | None:
-        """Return it as it is written, `Type=a100`; None: no type."""
-        kind = self.of.get(gpu.key, "?")
-        return None if kind is None else f"Type={kind}"
 
     def runs(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         """Return the types along the GPUs, neighbors' once; () where one is undecided."""
@@ -59,8 +53,6 @@ def types(
         return _said(gpus, expected, said)
     if expected is None:
         return _as_present(gpus, present)
-    if expected.is_mixed:
-        return GpuTypes({}, f"{expected} has GPUs with a type and without, at which slurmd ends")
     if any(gpu.mig and not _possible(gpu, expected.types) for gpu in gpus) and expected.types:
         return GpuTypes({}, SLICES)
     if len(expected.counts) < 2:  # noqa: PLR2004
@@ -137,10 +129,5 @@ def _slurms_order(gpu: Gpu) -> tuple[int, str, int]:
 
 def _possible(gpu: Gpu, kinds: Collection[str]) -> list[str]:
     """Return the types that are parts of a GPU's name, the longest first."""
-    name = _slurms_name(gpu)
+    name = (gpu.model or "").replace(" ", "_").lower()  # as AutoDetect: nvidia_a100-sxm4-40gb
     return sorted((kind for kind in kinds if kind.lower() in name), key=lambda it: (-len(it), it))
-
-
-def _slurms_name(gpu: Gpu) -> str:
-    """Return what AutoDetect takes for a GPU's type: nvidia_a100-sxm4-40gb; empty: not known."""
-    return (gpu.model or "").replace(" ", "_").lower()

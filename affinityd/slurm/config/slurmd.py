@@ -15,7 +15,7 @@ from functools import cached_property
 
 from affinityd.cpuset import parse_list
 from affinityd.slurm.config.commands import LocalSlurm
-from affinityd.slurm.machine.core_affinity import CoreNumbers
+from affinityd.slurm.machine.cores import CoreNumbers
 from affinityd.text import quote
 
 #: slurmd waits 20 s for a device file that is missing; NVML takes a few to wake GPUs up.
@@ -68,8 +68,8 @@ def ask(slurm: LocalSlurm, node: str) -> SlurmdGres:
     """Return what slurmd says of a node. Raises InvalidRequestError where there is no slurmd."""
     told = slurm.run("slurmd", "-G", "-N", node, "-f", f"{slurm.conf}", seconds=SECONDS)
     own, named = slurm.conf.with_name("gres.conf"), slurm.gres_conf
-    text = told.err if named is None else told.err.replace(f"{own}", f"{named}")
-    return parse(text, is_complete=told.succeeded)
+    text = told.stderr if named is None else told.stderr.replace(f"{own}", f"{named}")
+    return parse(text, is_complete=told.returncode == 0)
 
 
 def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
@@ -98,9 +98,7 @@ def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
 def _entry(values: Mapping[str, str], faults: list[str]) -> GresEntry:
     """Return a device's entry; a value that is none is as if it were not there, and a fault."""
     cores = links = None
-    try:
-        cores = parse_list(values["Cores"]) if "Cores" in values else None
-    except ValueError:
+    if "Cores" in values and (cores := _numbers(values["Cores"])) is None:
         text = quote(values["Cores"])
         faults.append(f"Cores={text} is no list of core numbers; write it like 0-3,8,10-11")
     if _LINKS.fullmatch(values.get("Links", "")):
@@ -120,12 +118,12 @@ def _files(text: str) -> tuple[str, ...]:
     """Return the files of `/dev/nvidia[0-3]`, or of `/dev/nvidia0,/dev/nvidia-caps/cap[21-22]`."""
     found: list[str] = []
     for name, numbers in _FILE.findall(text):
-        found += (f"{name}{it}" for it in sorted(_numbers(numbers))) if numbers else (name,)
+        found += (f"{name}{it}" for it in sorted(_numbers(numbers) or ())) if numbers else (name,)
     return tuple(found)
 
 
-def _numbers(text: str) -> CoreNumbers:
+def _numbers(text: str) -> CoreNumbers | None:
     try:
         return parse_list(text)
     except ValueError:
-        return frozenset()
+        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from affinityd.cpuset import format_list, named_nodes, named_packages
-from affinityd.slurm.machine.core_affinity import CoreAffinity, CoreNumbers, SlurmCores
+from affinityd.slurm.machine.cores import CoreAffinity, CoreNumbers, SlurmCores
 from affinityd.topology.model import Gpu
 
 

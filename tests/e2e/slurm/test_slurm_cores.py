@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.slurm.gres_writer import write
+from affinityd.slurm.gres_conf import GresConf
 from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
 from tests.machines.facts import machine
@@ -31,7 +31,7 @@ DETAILS = re.compile(r"CPU_IDs=(\S+) .*\(IDX:(\d+)\)")
 @contextmanager
 def pretended(release: str, sockets: str, scope: str, state: str) -> Iterator[Slurm]:
     """Run a node with these sockets, and the lines of a scope, that comes to a state."""
-    lines = write(with_minors(machine("dgx-a100"), range(8)), scope=scope)
+    lines = GresConf(with_minors(machine("dgx-a100"), range(8)), scope).lines()
     setup = Setup(
         gpus=[f"{minor}" for minor in range(8)],
         gres_conf="".join(f"{line}\n" for line in lines),

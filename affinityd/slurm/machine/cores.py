@@ -1,19 +1,36 @@
-"""Which cores are near each GPU of a node, in Slurm's numbers: what `Cores=` should be."""
+"""Which cores are near each GPU of a node, in Slurm's numbers: what `Cores=` should be.
+
+Slurm takes hwloc's logical numbers, `Core L#` of `lstopo -l`: it goes down from packages to cores,
+and at each step first to what has the lowest CPU. Threads do not count; nor does a core that is
+offline as a whole, so that the numbers after it change when it goes. What else Slurm is
+configured to take for a socket (SlurmdParameters=l3cache_as_socket, numa_node_as_socket)
+changes no number.
+
+Source: Slurm's src/slurmd/common/xcpuinfo.c (xcpuinfo_hwloc_topo_get), gres.conf(5) "Cores".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.planner.home_nodes import home_nodes
-from affinityd.slurm.machine.core_numbering import in_slurms_order
 from affinityd.topology.model import Core, Gpu, Topology
 
 SCOPES = ("node", "socket")
 
 CoreNumbers = frozenset[int]  #: cores by Slurm's numbers
+
+#: What holds cores, by its name; None where the machine does not say (cores of no known package are
+#: one, as their core_siblings are). What crosses a part of an earlier level is none, as in hwloc.
+LEVELS: tuple[Callable[[Core], object], ...] = (
+    lambda core: (core.package,),
+    lambda core: None if core.die is None else (core.package, core.die),
+    lambda core: core.node,
+    lambda core: (core.node, core.llc),
+)
 
 
 @dataclass(frozen=True)
@@ -78,13 +95,8 @@ def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAf
     """
     topology = cores.topology
     placed = [gpu for gpu in topology.gpus if gpu.numa_node is not None]
-    homes = dict(
-        zip(
-            (gpu.key for gpu in placed),
-            home_nodes(topology, placed, topology.online),
-            strict=True,
-        )
-    )
+    nodes = home_nodes(topology, placed, topology.online)
+    homes = {gpu.key: node for gpu, node in zip(placed, nodes, strict=True)}
     return {gpu.key: _affinity(cores, gpu, homes.get(gpu.key), scope) for gpu in topology.gpus}
 
 
@@ -99,3 +111,25 @@ def _affinity(cores: SlurmCores, gpu: Gpu, home: int | None, scope: str) -> Core
     if right == cores.all:
         return CoreAffinity(None, (*own, *wider))
     return CoreAffinity(right, (*own, *(package for package in wider if package != cores.all)))
+
+
+def in_slurms_order(topology: Topology) -> tuple[Core, ...]:
+    """Return the cores of a machine: the place of each is its number."""
+    nested: list[frozenset[int]] = []  # parts of the machine: cores, each by its lowest CPU
+    for level in LEVELS:
+        members: dict[object, set[int]] = {}
+        for core in topology.cores:
+            members.setdefault(level(core), set()).add(core.cpus[0])
+        members.pop(None, None)
+        nested += [
+            frozenset(part)
+            for part in members.values()
+            if all(part <= it or part >= it or part.isdisjoint(it) for it in nested)
+        ]
+
+    def path(core: Core) -> list[int]:
+        """Return the lowest CPU of all that the core is in, the widest first, itself last."""
+        around = sorted((part for part in nested if core.cpus[0] in part), key=len, reverse=True)
+        return [*map(min, around), core.cpus[0]]
+
+    return tuple(sorted(topology.cores, key=path))
