@@ -13,8 +13,8 @@ import pytest
 
 from affinityd.config.file import PLAN_PARAMETERS
 from affinityd.config.settings import NAMES
+from affinityd.planner import WARNINGS
 from affinityd.planner.modes import MODES
-from affinityd.planner.names import WARNINGS
 from affinityd.request.parameters import PARAMETERS
 from tests.daemons import Daemon, running
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from affinityd.planner import BY_RANK
 from affinityd.planner.modes import MODES
-from affinityd.planner.names import BY_RANK
 from affinityd.topology.model import Core
 from tests.asking import ask, cpulists, homes
 from tests.machines.by_hand import made

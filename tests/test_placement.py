@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.planner.home_nodes import home_nodes, locality, usable
+from affinityd.planner.domains import home_nodes, locality, usable
 from affinityd.topology.model import Core, Topology
 from tests.asking import ask, codes, homes
 from tests.machines.by_hand import made

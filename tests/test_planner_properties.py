@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import AffinityError, UnsatisfiableError
-from affinityd.planner.home_nodes import usable
+from affinityd.planner.domains import usable
 from affinityd.planner.model import RankPlan
 from affinityd.planner.modes import MODES
 from affinityd.request.formats import Reply

@@ -12,7 +12,7 @@ from affinityd.errors import (
     InvalidRequestError,
     NoDaemonError,
 )
-from affinityd.planner.names import LOCALITIES
+from affinityd.planner import LOCALITIES
 from affinityd.request.environment import first_answer
 from affinityd.text import quote
 

@@ -13,7 +13,7 @@ from affinityd.config import switch
 from affinityd.errors import AffinityError, DaemonError
 from affinityd.json_codec import loads
 from affinityd.kubernetes.service_address import numeric
-from affinityd.planner.names import BY_RANK
+from affinityd.planner import BY_RANK
 from affinityd.request.document import PlanDocument
 from affinityd.request.formats import document, render
 

@@ -1,4 +1,4 @@
-"""Domains: which cores the ranks of one home node may be given, in the order of giving.
+"""Home nodes and their domains: which cores the ranks of one node may be given, in order.
 
 A domain is a sequence of bundles. A bundle is dealt as one: a near core, and after it its
 partners (cores of the same package that are near to no planned rank).
@@ -6,13 +6,16 @@ partners (cores of the same package that are near to no planned rank).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import chain, cycle, zip_longest
+from dataclasses import dataclass, replace
+from itertools import cycle, zip_longest
+from typing import TypeVar
 
 from affinityd.cpuset import CpuSet
-from affinityd.planner.home_nodes import usable
-from affinityd.topology.model import Core, Topology
+from affinityd.topology.model import Core, Gpu, Topology
+
+K = TypeVar("K")
 
 Bundle = tuple[Core, ...]
 Domain = tuple[Bundle, ...]
@@ -27,33 +30,83 @@ class RankGroup:
     home: int | None  #: the home node of all of them; None also where the domain is everywhere
 
 
-def everywhere(topology: Topology, allowed: CpuSet) -> Domain:
-    """Return every allowed core, wherever it is."""
-    return single_bundles(usable(topology.cores, allowed))
+def usable(cores: Iterable[Core], allowed: CpuSet) -> tuple[Core, ...]:
+    """Return the cores that count, in their order, each cut down to its allowed CPUs.
+
+    A core counts if any of its CPUs is allowed.
+    """
+    return tuple(
+        core if allowed.issuperset(core.cpus) else replace(core, cpus=cpus)
+        for core in cores
+        if (cpus := tuple(cpu for cpu in core.cpus if cpu in allowed))
+    )
 
 
-def near(topology: Topology, home: int | None, allowed: CpuSet) -> Domain:
-    """Return the allowed cores of the home node."""
-    return single_bundles(usable(topology.node_cores[home], allowed))
+def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list[int | None]:
+    """Return each rank's home node: the GPU's own if it has an allowed CPU, else the nearest.
+
+    Ranks without a choice are placed first; the others in rank order, each on the tied node that
+    is home to fewest so far, then on the lowest number. `allowed` must hold an online CPU.
+    """
+    candidates = [
+        number
+        for number in topology.nodes_with_cpus
+        if not allowed.isdisjoint(topology.cpus_of_node(number))
+    ]
+    nearest = [topology.nearest(gpu.numa_node, candidates) for gpu in gpus]
+    homes: dict[int, int | None] = {}
+    ranks_at: Counter[int | None] = Counter()
+    for rank in sorted(range(len(gpus)), key=lambda rank: len(nearest[rank]) > 1):
+        home = min(
+            nearest[rank], key=lambda number: (ranks_at[number], topology.node_of[number].order)
+        )
+        homes[rank] = home
+        ranks_at[home] += 1
+    return [homes[rank] for rank in range(len(gpus))]
+
+
+def locality(topology: Topology, gpu: Gpu, nodes: Collection[int | None]) -> str:
+    """Return "local", "remote" or "unknown": where nodes are, all of them, seen from a GPU."""
+    if len(topology.nodes_with_cpus) == 1:
+        return "local"
+    if gpu.numa_node is None:
+        return "unknown"
+    return "local" if all(node == gpu.numa_node for node in nodes) else "remote"
+
+
+def domains_of(
+    topology: Topology, homes: Collection[int | None], allowed: CpuSet, *, scope: str, unique: bool
+) -> dict[int | None, Domain]:
+    """Return the domain of each home node; `unique`: its ranks are not to overlap with others'."""
+    if scope == "node":
+        return {home: single_bundles(usable(topology.node_cores[home], allowed)) for home in homes}
+    if unique:
+        return _with_partners(topology, homes, allowed)
+    return {home: socket(topology, home, allowed) for home in homes}
+
+
+def nearest_first(topology: Topology, home: int | None) -> list[int | None]:
+    """Return the numbers of the nodes: the home node, then the nearest, then the lowest number."""
+    nodes = sorted(
+        topology.nodes,
+        key=lambda node: (node.number != home, topology.distance(home, node.number), node.order),
+    )
+    return [node.number for node in nodes]
 
 
 def socket(topology: Topology, home: int | None, allowed: CpuSet) -> Domain:
     """Return the home node's cores, then those of its packages' other nodes, the nearest first."""
     packages = {core.package for core in topology.node_cores[home]}
-    others = sorted(
-        (node for node in topology.nodes if node.number != home),
-        key=lambda node: (topology.distance(home, node.number), node.order),
-    )
-    neighbours = (
+    cores = (
         core
-        for node in others
-        for core in topology.node_cores[node.number]
+        for number in nearest_first(topology, home)
+        for core in topology.node_cores[number]
         if core.package in packages
     )
-    return single_bundles(usable(chain(topology.node_cores[home], neighbours), allowed))
+    return single_bundles(usable(cores, allowed))
 
 
-def with_partners(
+def _with_partners(
     topology: Topology, homes: Collection[int | None], allowed: CpuSet
 ) -> dict[int | None, Domain]:
     """Return each home node's near cores with their partners, by home node.
@@ -97,3 +150,11 @@ def restrict(domain: Domain, allowed: CpuSet) -> Domain:
 def single_bundles(cores: Iterable[Core]) -> Domain:
     """Return a domain whose cores bring no partners."""
     return tuple((core,) for core in cores)
+
+
+def grouped(keys: Iterable[K]) -> dict[K, tuple[int, ...]]:
+    """Return the positions of each key, keys in order of first appearance."""
+    positions: dict[K, tuple[int, ...]] = {}
+    for position, key in enumerate(keys):
+        positions[key] = (*positions.get(key, ()), position)
+    return positions

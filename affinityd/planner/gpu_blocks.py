@@ -9,40 +9,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from affinityd.cpuset import CpuSet
-from affinityd.planner.domains import Domain, near, restrict, with_partners
-from affinityd.planner.home_nodes import home_nodes
-from affinityd.planner.modes import Position, blocks
-from affinityd.topology.model import Gpu, Topology
+from affinityd.planner.domains import Domain, domains_of, grouped, home_nodes, restrict
+from affinityd.planner.model import Demand
+from affinityd.planner.modes import PlanMode, Position, blocks
+from affinityd.topology.model import Topology
+
+
+def shares_node(demand: Demand, mode: PlanMode) -> bool:
+    """Return whether a plan is to keep to the blocks."""
+    share, is_unconfined = demand.options.share, demand.allowed == demand.unreserved
+    return mode.shares_node and (share == "node" or (share == "auto" and is_unconfined))
 
 
 def gpu_blocks(
-    topology: Topology, unreserved: CpuSet, allowed: CpuSet, *, scope: str, balanced: bool
+    topology: Topology, demand: Demand, mode: PlanMode
 ) -> Mapping[tuple[str, int], Domain]:
-    """Return each GPU's block, as far as `allowed` leaves it, by its key.
+    """Return each GPU's block, as far as the demand's allowed CPUs leave it, by its key.
 
-    `unreserved` is online less the reserved CPUs. A GPU is missing if its node has fewer allowed
-    cores than GPUs.
+    A GPU is missing if its node has fewer allowed cores than GPUs.
     """
-    homes = home_nodes(topology, topology.gpus, unreserved)
-    gpus_of: dict[int | None, list[Gpu]] = {}
-    for gpu, home in zip(topology.gpus, homes, strict=True):
-        gpus_of.setdefault(home, []).append(gpu)
-    domains = (
-        with_partners(topology, gpus_of, unreserved)
-        if scope == "socket"
-        else {home: near(topology, home, unreserved) for home in gpus_of}
-    )
-    cuts = {home: _cut(domains[home], len(gpus)) for home, gpus in gpus_of.items()}
+    options, gpus = demand.options, topology.gpus
+    gpus_at = grouped(home_nodes(topology, gpus, demand.unreserved))
+    scope = mode.scope or options.scope
+    domains = domains_of(topology, gpus_at, demand.unreserved, scope=scope, unique=True)
+    cuts = {home: _cut(domains[home], len(places)) for home, places in gpus_at.items()}
     smallest = min(len(block) for cut in cuts.values() for block in cut)
     # A node with fewer cores than GPUs has empty blocks: they are no measure for the others.
-    keep = smallest or None if balanced else None
-    return {
-        gpu.key: block
-        for home, gpus in gpus_of.items()
-        for gpu, block in zip(
-            gpus, _allowed(cuts[home], domains[home], allowed, keep), strict=False
-        )
-    }
+    keep = smallest or None if mode.balances and options.balanced else None
+    found: dict[tuple[str, int], Domain] = {}
+    for home, places in gpus_at.items():
+        keys = (gpus[place].key for place in places)
+        blocks_left = _allowed(cuts[home], domains[home], demand.allowed, keep)
+        found.update(zip(keys, blocks_left, strict=False))
+    return found
 
 
 def _cut(domain: Domain, pieces: int) -> list[Domain]:

@@ -6,21 +6,26 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
 
 from affinityd.cpuset import format_list
 from affinityd.errors import UnsatisfiableError
-from affinityd.planner import reasons as explain
-from affinityd.planner.domains import RankGroup, best_first, everywhere, near, socket, with_partners
-from affinityd.planner.gpu_blocks import gpu_blocks
-from affinityd.planner.home_nodes import home_nodes, locality
+from affinityd.planner.domains import (
+    RankGroup,
+    best_first,
+    domains_of,
+    grouped,
+    home_nodes,
+    locality,
+    single_bundles,
+    usable,
+)
+from affinityd.planner.gpu_blocks import gpu_blocks, shares_node
 from affinityd.planner.model import Demand, Options, Plan, RankPlan, Widening
 from affinityd.planner.modes import MODES, PlanMode, Position
+from affinityd.planner.reasons import Reasons, too_few_cores
 from affinityd.planner.warnings import warnings
-from affinityd.planner.widening import RankCores, given_cpus, suffices, topped_up, widened
+from affinityd.planner.widening import RankCores, given_cpus, topped_up, widened
 from affinityd.topology.model import Core, Topology
-
-K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -46,48 +51,36 @@ def plan(topology: Topology, demand: Demand) -> Plan:
     mode = MODES[demand.options.mode]
     division = _divided(topology, demand, mode)
     ranks = tuple(_rank_plans(topology, demand, mode, division))
-    if demand.options.strict:
-        _refuse_far(ranks)
     said = tuple(warnings(topology, demand, mode, ranks, division.share))
+    # Of a rank that is both, the last one counts.
+    far = {it.rank: it.message for it in said if it.code in {"remote_home", "widened"}}
+    if demand.options.strict and far:
+        raise UnsatisfiableError(f"strict: {next(iter(far.values()))}; strict=false would allow it")
     return Plan(ranks, division.share, said)
 
 
 def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
-    options, allowed = demand.options, demand.allowed
+    options = demand.options
     # A mode that does not count cores gives each rank one; more were not asked for in it.
     asked = 0 if options.cpus is None or not mode.widens else options.cpus if mode.counts else 1
-    if _shares_node(demand, mode) and (blocks := _by_gpu(topology, demand, mode)):
+    if shares_node(demand, mode) and (blocks := _by_gpu(topology, demand, mode)):
         in_blocks = dict(_split(blocks, options, mode))
         # Ranks that plan by themselves ask for share=node, and stay apart by their blocks alone.
-        if options.share == "node" or suffices(in_blocks, options, asked=asked):
+        smallest = min(len(given_cpus(cores, options)) for cores in in_blocks.values())
+        if options.share == "node" or smallest >= asked:
             return Division(blocks, in_blocks, "node")
     groups = _by_home(topology, demand, mode)
-    wider = groups
-    if asked:
-        wider = widened(topology, groups, allowed, options, asked=asked, divides=mode.unique)
+    wider = widened(topology, demand, groups, asked=asked, divides=mode.unique) if asked else groups
     cores_of: RankCores = dict(_split(wider, options, mode))
     if asked and mode.unique:
-        cores_of = topped_up(topology, groups, cores_of, allowed, options, asked=asked)
+        cores_of = topped_up(topology, demand, groups, cores_of, asked=asked)
     return Division(groups, cores_of, "requested")
-
-
-def _shares_node(demand: Demand, mode: PlanMode) -> bool:
-    share = demand.options.share
-    unconfined = demand.allowed == demand.unreserved
-    return mode.shares_node and (share == "node" or (share == "auto" and unconfined))
 
 
 def _by_gpu(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
     """Group ranks by GPU, each on its GPU's own block; nothing if one of them has none."""
-    options = demand.options
-    blocks = gpu_blocks(
-        topology,
-        demand.unreserved,
-        demand.allowed,
-        scope=mode.scope or options.scope,
-        balanced=mode.balances and options.balanced,
-    )
-    ranks_of = _grouped(gpu.key for gpu in demand.gpus)
+    blocks = gpu_blocks(topology, demand, mode)
+    ranks_of = grouped(gpu.key for gpu in demand.gpus)
     if not ranks_of.keys() <= blocks.keys():
         return ()
     return tuple(
@@ -99,14 +92,11 @@ def _by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGr
     """Group ranks by home node, each group on the domain that mode and scope say."""
     allowed = demand.allowed
     if mode.everywhere:
-        return (RankGroup(tuple(range(len(demand.gpus))), everywhere(topology, allowed), None),)
-    ranks_at = _grouped(home_nodes(topology, demand.gpus, allowed))
-    if (mode.scope or demand.options.scope) == "node":
-        domains = {home: near(topology, home, allowed) for home in ranks_at}
-    elif mode.unique:
-        domains = with_partners(topology, ranks_at, allowed)
-    else:
-        domains = {home: socket(topology, home, allowed) for home in ranks_at}
+        domain = single_bundles(usable(topology.cores, allowed))
+        return (RankGroup(tuple(range(len(demand.gpus))), domain, None),)
+    ranks_at = grouped(home_nodes(topology, demand.gpus, allowed))
+    scope = mode.scope or demand.options.scope
+    domains = domains_of(topology, ranks_at, allowed, scope=scope, unique=mode.unique)
     return tuple(RankGroup(ranks, domains[home], home) for home, ranks in ranks_at.items())
 
 
@@ -133,11 +123,11 @@ def _rank_plans(
     cores_of = division.cores_of
     cut = {rank: cores[:most] for rank, cores in sorted(cores_of.items())}
     ranks_on = Counter(core.cpus[0] for cores in cut.values() for core in cores)
-    reasons = explain.Reasons(topology, demand, mode, cores_of, share=division.share)
+    reasons = Reasons(topology, demand, mode, cores_of, share=division.share)
     group_of = {rank: group for group in division.groups for rank in group.ranks}
     for rank, cores in cut.items():
         if len(cores_of[rank]) < least:
-            raise UnsatisfiableError(explain.too_few_cores(demand, rank, cores_of, least))
+            raise UnsatisfiableError(too_few_cores(demand, rank, cores_of, least))
         gpu, group = demand.gpus[rank], group_of[rank]
         home = cores[0].node if mode.everywhere else group.home
         nodes = {core.node for core in cores} if mode.everywhere else {home}
@@ -161,31 +151,9 @@ def _widening(group: RankGroup, cores: Iterable[Core], options: Options) -> Wide
     """Return what a rank has that is not near; None where all of it is."""
     if options.cpus is None:
         return None
-    others = [core for core in cores if core.node != group.home]
-    if not others:
-        return None
     own = {core.cpus[0] for core in chain(*group.domain)}
-    further = [core for core in others if core.cpus[0] not in own]
+    further = [core for core in cores if core.node != group.home and core.cpus[0] not in own]
     if not further:
         return None
     near_cpus = len(given_cpus(chain(*group.domain), options))
     return Widening(given_cpus(further, options), near_cpus, options.cpus * len(group.ranks))
-
-
-def _refuse_far(ranks: Iterable[RankPlan]) -> None:
-    for rank in ranks:
-        if rank.locality == "remote" or rank.widening:
-            line = (
-                explain.widened_rank(rank, rank.widening)
-                if rank.widening
-                else explain.remote_rank(rank)
-            )
-            raise UnsatisfiableError(f"strict: {line}; strict=false would allow it")
-
-
-def _grouped(keys: Iterable[K]) -> dict[K, tuple[int, ...]]:
-    """Return the positions of each key, keys in order of first appearance."""
-    positions: dict[K, tuple[int, ...]] = {}
-    for position, key in enumerate(keys):
-        positions[key] = (*positions.get(key, ()), position)
-    return positions

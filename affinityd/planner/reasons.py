@@ -4,36 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.planner.domains import socket
-from affinityd.planner.home_nodes import usable
-from affinityd.planner.model import Demand, RankPlan, Widening
+from affinityd.planner.domains import socket, usable
+from affinityd.planner.model import Demand, Widening
 from affinityd.planner.modes import PlanMode
 from affinityd.planner.widening import RankCores
 from affinityd.text import count, node_name
 from affinityd.topology.model import Core, Gpu, Topology
 
 
+@dataclass(frozen=True)
 class Reasons:
     """Says why the ranks of one plan are where they are; what concerns them all is found once."""
 
-    def __init__(
-        self, topology: Topology, demand: Demand, mode: PlanMode, cores_of: RankCores, *, share: str
-    ) -> None:
-        """Take each rank's cores, before `max_physical_cores` cuts them, and the plan's `share`."""
-        self._topology = topology
-        self._demand = demand
-        self._mode = mode
-        self._cores_of = cores_of
-        self._share = share
-        #: How many ranks hold a core, by its lowest CPU.
-        self._ranks_on = Counter(core.cpus[0] for cores in cores_of.values() for core in cores)
-        self._of_node: dict[int | None, tuple[str, ...]] = {}
+    topology: Topology
+    demand: Demand
+    mode: PlanMode
+    cores_of: RankCores  #: before `max_physical_cores` cuts them
+    share: str  #: the plan's
+    of_node: dict[int | None, tuple[str, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def ranks_on(self) -> Counter[int]:
+        """How many ranks hold a core, by its lowest CPU."""
+        return Counter(core.cpus[0] for cores in self.cores_of.values() for core in cores)
 
     def of(self, rank: int, home: int | None, widening: Widening | None) -> Iterator[str]:
         """Yield why a rank has its CPUs, and what was left out for which cause."""
-        gpu, cores = self._demand.gpus[rank], self._cores_of[rank]
+        gpu, cores = self.demand.gpus[rank], self.cores_of[rank]
         yield _gpu_place(gpu)
         if home != gpu.numa_node:
             yield self._home_choice(gpu, home)
@@ -43,14 +44,14 @@ class Reasons:
                 f"{node_name(home)} has {widening.near} allowed CPUs, and {widening.asked} were "
                 f"asked for: CPUs {format_list(widening.cpus)} of other nodes were added"
             )
-        if home not in self._of_node:
-            self._of_node[home] = (*self._left_to_others(home), *self._out_of_reach(home))
-        yield from self._of_node[home]
+        if home not in self.of_node:
+            self.of_node[home] = (*self._left_to_others(home), *self._out_of_reach(home))
+        yield from self.of_node[home]
         yield from self._cut_off(cores)
 
     def _home_choice(self, gpu: Gpu, home: int | None) -> str:
-        topology = self._topology
-        if self._mode.everywhere:
+        topology = self.topology
+        if self.mode.everywhere:
             return f"its block begins on {node_name(home)}"
         if len(topology.nodes_with_cpus) == 1:
             return f"only {node_name(home)} has CPUs"
@@ -65,30 +66,30 @@ class Reasons:
         )
 
     def _division(self, cores: Sequence[Core]) -> str:
-        topology, mode = self._topology, self._demand.options.mode
+        topology, mode = self.topology, self.demand.options.mode
         nodes = sorted(
             {core.node for core in cores}, key=lambda number: topology.node_of[number].order
         )
         total = sum(len(topology.node_cores[number]) for number in nodes)
         where = " and ".join(node_name(number) for number in nodes)
-        sharers = max(self._ranks_on[core.cpus[0]] for core in cores)
+        sharers = max(self.ranks_on[core.cpus[0]] for core in cores)
         together = f", shared by {sharers} ranks" if sharers > 1 else ""
         return f"{mode}: {count(len(cores), 'core')} of the {total} of {where}{together}"
 
     def _left_to_others(self, home: int | None) -> Iterator[str]:
-        if self._share == "node":
-            is_cut = self._mode.balances and self._demand.options.balanced
+        if self.share == "node":
+            is_cut = self.mode.balances and self.demand.options.balanced
             unused = "; balanced may leave cores of it unused" if is_cut else ""
             yield f"share=node: each GPU of {node_name(home)} has its own block{unused}"
-        elif self._mode.balances:
-            near = usable(self._topology.node_cores[home], self._demand.allowed)
-            spare = sum(core.cpus[0] not in self._ranks_on for core in near)
-            cause = "balanced" if self._demand.options.balanced else "an equal division"
+        elif self.mode.balances:
+            near = usable(self.topology.node_cores[home], self.demand.allowed)
+            spare = sum(core.cpus[0] not in self.ranks_on for core in near)
+            cause = "balanced" if self.demand.options.balanced else "an equal division"
             if spare:
                 yield f"{cause} leaves {count(spare, 'core')} of {node_name(home)} unused"
 
     def _out_of_reach(self, home: int | None) -> Iterator[str]:
-        demand = self._demand
+        demand = self.demand
         place, cpus = self._reach(home)
         if reserved := cpus - demand.unreserved:
             yield f"CPUs {format_list(reserved)} of {place} are reserved"
@@ -97,18 +98,18 @@ class Reasons:
 
     def _reach(self, home: int | None) -> tuple[str, CpuSet]:
         """Return what the mode takes cores from, by name, and its CPUs."""
-        topology = self._topology
-        if self._mode.everywhere:
+        topology = self.topology
+        if self.mode.everywhere:
             return "the machine", topology.online
-        if (self._mode.scope or self._demand.options.scope) == "node":
+        if (self.mode.scope or self.demand.options.scope) == "node":
             return node_name(home), topology.cpus_of_node(home)
         cores = (bundle[0] for bundle in socket(topology, home, topology.online))
         return f"{node_name(home)}'s socket", frozenset(cpu for core in cores for cpu in core.cpus)
 
     def _cut_off(self, cores: Sequence[Core]) -> Iterator[str]:
-        options = self._demand.options
+        options = self.demand.options
         most = options.max_physical_cores
-        if self._mode.counts and most is not None and len(cores) > most:
+        if self.mode.counts and most is not None and len(cores) > most:
             yield f"max_physical_cores leaves out {count(len(cores) - most, 'core')}"
             cores = cores[:most]
         if options.multithreading == "single_logical":
@@ -122,23 +123,6 @@ def _gpu_place(gpu: Gpu) -> str:
         return f"the machine does not say on which NUMA node GPU {gpu.index} is"
     source = f" (by {gpu.numa_source})" if gpu.numa_source else ""
     return f"GPU {gpu.index} is on NUMA node {gpu.numa_node}{source}"
-
-
-def remote_rank(rank: RankPlan) -> str:
-    """Return the line for a remote rank."""
-    return (
-        f"rank {rank.rank} has CPUs away from NUMA node {rank.gpu.numa_node}, where its GPU "
-        f"{rank.gpu.index} is; its home is {node_name(rank.home_node)}"
-    )
-
-
-def widened_rank(rank: RankPlan, widening: Widening) -> str:
-    """Return the line for a rank with CPUs that are not near."""
-    return (
-        f"rank {rank.rank} has CPUs {format_list(widening.cpus)} away from "
-        f"{node_name(rank.home_node)}, its home: {widening.near} allowed CPUs are near, and "
-        f"{widening.asked} were asked for"
-    )
 
 
 def too_few_cores(demand: Demand, rank: int, cores_of: RankCores, least: int) -> str:

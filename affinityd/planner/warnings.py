@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from affinityd.cpuset import format_list
+from affinityd.planner.gpu_blocks import shares_node
 from affinityd.planner.model import Demand, Options, PlanWarning, RankPlan
 from affinityd.planner.modes import PlanMode
-from affinityd.planner.reasons import remote_rank, widened_rank
-from affinityd.text import count
+from affinityd.text import count, node_name
 from affinityd.topology.model import Topology
 
 
@@ -18,9 +18,7 @@ def warnings(
 ) -> Iterator[PlanWarning]:
     """Yield what a caller should know before it uses the plan."""
     yield from _ignored(demand.options, mode)
-    wants_node = demand.options.share != "requested" and mode.shares_node
-    unconfined = demand.allowed == demand.unreserved
-    if wants_node and share != "node" and (unconfined or demand.options.share == "node"):
+    if share != "node" and shares_node(demand, mode):
         yield PlanWarning(
             "share_unavailable",
             "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than were asked "
@@ -29,33 +27,33 @@ def warnings(
         )
     entries = Counter(gpu.key for gpu in demand.gpus)
     for rank in ranks:
-        gpu = rank.gpu
-        if rank.locality == "remote":
-            yield PlanWarning("remote_home", remote_rank(rank), rank.rank)
-        if rank.locality == "unknown":
-            yield PlanWarning(
-                "unknown_locality",
-                f"rank {rank.rank}: the machine does not say on which NUMA node GPU {gpu.index} is",
-                rank.rank,
-            )
-        if entries[gpu.key] > 1:
-            yield PlanWarning(
-                "shared_gpu",
-                f"rank {rank.rank} is one of {entries[gpu.key]} ranks on GPU {gpu.index}",
-                rank.rank,
-            )
-        asked = demand.options.cpus
-        if asked is not None and share == "node" and len(rank.cpus) < asked:
-            yield PlanWarning(
-                "parameter_ignored",
-                f"rank {rank.rank}: cpus={asked} is more than the {len(rank.cpus)} CPUs of its "
-                f"GPU's block, to which share=node keeps",
-                rank.rank,
-            )
-        if rank.widening:
-            yield PlanWarning("widened", widened_rank(rank, rank.widening), rank.rank)
+        for code, message in _of_rank(rank, entries[rank.gpu.key], demand.options.cpus, share):
+            yield PlanWarning(code, f"rank {rank.rank}{message}", rank.rank)
     if demand.options.cpus is not None and not mode.everywhere:
         yield from _idle(topology, demand, ranks)
+
+
+def _of_rank(
+    rank: RankPlan, entries: int, asked: int | None, share: str
+) -> Iterator[tuple[str, str]]:
+    """Yield codes and messages about a rank; `entries`: how many ranks have its GPU."""
+    gpu, home, wide = rank.gpu, node_name(rank.home_node), rank.widening
+    if rank.locality == "remote":
+        place = f"NUMA node {gpu.numa_node}, where its GPU {gpu.index} is"
+        yield "remote_home", f" has CPUs away from {place}; its home is {home}"
+    if rank.locality == "unknown":
+        yield (
+            "unknown_locality",
+            f": the machine does not say on which NUMA node GPU {gpu.index} is",
+        )
+    if entries > 1:
+        yield "shared_gpu", f" is one of {entries} ranks on GPU {gpu.index}"
+    if asked is not None and share == "node" and len(rank.cpus) < asked:
+        block = f"the {len(rank.cpus)} CPUs of its GPU's block, to which share=node keeps"
+        yield "parameter_ignored", f": cpus={asked} is more than {block}"
+    if wide:
+        lack = f"{wide.near} allowed CPUs are near, and {wide.asked} were asked for"
+        yield "widened", f" has CPUs {format_list(wide.cpus)} away from {home}, its home: {lack}"
 
 
 def _idle(topology: Topology, demand: Demand, ranks: Sequence[RankPlan]) -> Iterator[PlanWarning]:

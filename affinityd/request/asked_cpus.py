@@ -7,7 +7,7 @@ and several tasks may share a GPU.
 from __future__ import annotations
 
 from affinityd.cpuset import CpuSet
-from affinityd.planner.home_nodes import usable
+from affinityd.planner.domains import usable
 from affinityd.request.parameters import Request
 from affinityd.request.ranks import Ranks
 from affinityd.topology.model import Topology

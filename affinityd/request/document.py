@@ -8,8 +8,8 @@ from typing import Annotated
 
 from affinityd.config.switch import SWITCHES
 from affinityd.json_codec import CpuList, OneOf, left_out
+from affinityd.planner import LOCALITIES, WARNINGS
 from affinityd.planner.modes import MODES
-from affinityd.planner.names import LOCALITIES, WARNINGS
 
 
 @dataclass(frozen=True)

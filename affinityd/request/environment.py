@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
-from affinityd.planner.names import BY_RANK
+from affinityd.planner import BY_RANK
 from affinityd.request.environment_cpus import cpus_of_job, with_asked_cpus
 from affinityd.request.launchers import SLURM_TASK, Rank, local_rank, number
 

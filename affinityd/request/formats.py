@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from affinityd.config.switch import ON, VARIABLE
 from affinityd.cpuset import CpuSet, format_list, format_mask
 from affinityd.json_codec import dumps
+from affinityd.planner import LOCALITIES
 from affinityd.planner.model import Plan, PlanWarning, RankPlan
-from affinityd.planner.names import LOCALITIES
 from affinityd.request.document import (
     AllowedCpus,
     PlanDocument,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
+from affinityd.planner import BY_RANK
 from affinityd.planner.modes import MODES
-from affinityd.planner.names import BY_RANK
 from affinityd.request.devices import ComputeDevice, VisibleDevices, is_ambiguous, select_devices
 from affinityd.request.parameters import Request
 from affinityd.request.parsers import MAX_ENTRIES

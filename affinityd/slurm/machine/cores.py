@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.planner.home_nodes import home_nodes
+from affinityd.planner.domains import home_nodes
 from affinityd.topology.model import Core, Gpu, Topology
 
 SCOPES = ("node", "socket")
