@@ -92,7 +92,6 @@ def scan_of(topology: Topology, *processes: AuditedProcess) -> Scan:
     """Return a scan that found these, of families of their own."""
     return Scan(
         time=0.0,
-        monotonic=0.0,
         seconds=0.0,
         processes=processes,
         near=Judge(topology).near,

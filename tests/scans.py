@@ -17,7 +17,7 @@ from affinityd.audit.model import (
 )
 from affinityd.cpuset import CpuSet
 from affinityd.daemon.state.scanner import Audit
-from affinityd.linux.processes import Thread
+from affinityd.linux.processes import Thread, since_boot
 from tests.machines.by_hand import made
 
 MACHINE = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
@@ -63,7 +63,7 @@ def scan(
     """Return a scan that found these."""
     return Scan(
         time=time.time(),
-        monotonic=time.monotonic(),
+        boot=since_boot(),
         seconds=0.25,
         processes=processes,
         near=near,

@@ -155,10 +155,11 @@ Look = tuple[list[AuditedProcess], list[GpuKey]]
 def noted(*scans: Look, every: float = EVERY) -> dict[GpuKey | Job, float]:
     """Return since when there is a mismatch, as the number of a scan, after these scans."""
     ledger = CpuTimeCounters(100)
+    since = {}
     for moment, (processes, unknown) in enumerate(scans):
         ledger.book(processes, [GPU, OTHER_GPU], 100.0 + moment * every)
-        ledger.note(processes, unknown, float(moment))
-    return dict(ledger.since)
+        since = dict(ledger.note(processes, unknown, float(moment)))
+    return since
 
 
 @pytest.mark.parametrize(
@@ -212,10 +213,10 @@ def test_a_gpu_that_got_anothers_number_begins_anew() -> None:
     ledger = CpuTimeCounters(100)
     for moment in (0, 1):
         ledger.book([of(far(500 * moment))], [GPU], 100.0 + moment)
-        ledger.note([MISMATCHED], [], float(moment))
-    assert (ledger.gpu_time[GPU], ledger.since[GPU]) == (CpuTime(5, 5), 0)
+        since = ledger.note([MISMATCHED], [], float(moment))
+    assert (ledger.gpu_time[GPU], since[GPU]) == (CpuTime(5, 5), 0)
     ledger.forget(GPU)
     ledger.book([of(far(600))], [GPU], 102.0)
-    ledger.note([MISMATCHED], [], 2.0)
-    assert (ledger.gpu_time[GPU], ledger.since[GPU]) == (CpuTime(1, 1), 2)
-    assert (ledger.job_time[JOB], ledger.since[JOB]) == (CpuTime(6, 6), 0)
+    since = ledger.note([MISMATCHED], [], 2.0)
+    assert (ledger.gpu_time[GPU], since[GPU]) == (CpuTime(1, 1), 2)
+    assert (ledger.job_time[JOB], since[JOB]) == (CpuTime(6, 6), 0)

@@ -32,7 +32,6 @@ PROCESSES = (
 )
 SCAN = Scan(
     time=1_790_000_000.25,
-    monotonic=5.0,
     seconds=0.5,
     processes=PROCESSES,
     near={GPU: parse_list("4-7"), LOST: None},

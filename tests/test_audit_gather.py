@@ -197,7 +197,6 @@ def test_when_time_is_up_the_rest_is_counted() -> None:
         walk = ProcessWalk(held(one.pid, other.pid), time.monotonic() - 1, ProcessTable())
         assert list(walk) == []
     assert (walk.late, walk.unseen) == ({GPU: 2}, [])
-    assert walk.not_begun == [one.pid, other.pid]
 
 
 def test_a_process_of_many_threads_does_not_make_it_late() -> None:
@@ -209,7 +208,7 @@ def test_a_process_of_many_threads_does_not_make_it_late() -> None:
         found = list(walk)
         took = time.monotonic() - began
     assert found == []
-    assert (walk.late, walk.not_begun) == ({GPU: 1}, [])
+    assert walk.late == {GPU: 1}
     assert took < 0.5
 
 
@@ -218,14 +217,7 @@ def test_a_family_that_takes_long_does_not_keep_others_from_being_looked_at() ->
         end = time.monotonic() + LATER
         walk = ProcessWalk(held(large.pid, small.pid), end, ProcessTable(), family=0.005)
         assert [facts.pid for facts in walk] == [small.pid]
-    assert (walk.late, walk.not_begun) == ({GPU: 1}, [])
-
-
-def test_who_was_not_reached_is_begun_with() -> None:
-    with sleeping() as one, sleeping() as two, sleeping() as three:
-        pids = [child.pid for child in (one, two, three)]
-        walk = ProcessWalk(held(*pids), time.monotonic() + LATER, ProcessTable(), first=pids[1:])
-        assert [facts.pid for facts in walk] == [*pids[1:], pids[0]]
+    assert walk.late == {GPU: 1}
 
 
 def test_a_driver_that_names_a_thread_means_its_process() -> None:

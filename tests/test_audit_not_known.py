@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from affinityd.audit.auditor import HIDDEN, Auditor
-from affinityd.audit.gather import ProcessWalk
 from affinityd.audit.model import GpuHolders
 from tests.auditing import GPU, Known
 from tests.children import sleeping
@@ -75,25 +72,6 @@ def test_of_a_gpu_whose_processes_were_not_all_reached_nobody_knows_that_all_is_
     assert list(scan.unknown) == [GPU]
     assert scan.unknown[GPU].startswith("2 of them were not looked at")
     assert scan.notices == ("look",)
-
-
-def test_whom_a_scan_did_not_reach_the_next_one_begins_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun_with: list[list[int]] = []
-
-    class Noting(ProcessWalk):
-        def __init__(self, *known: Any, first: Collection[int]) -> None:  # noqa: ANN401
-            begun_with.append(list(first))
-            super().__init__(*known, first=first)
-
-    monkeypatch.setattr("affinityd.audit.auditor.ProcessWalk", Noting)
-    with sleeping() as one, sleeping() as other:
-        auditor = Auditor(Known(one.pid, other.pid))
-        for reading in (-1.0, 5.0, 5.0):
-            monkeypatch.setattr("affinityd.audit.auditor.READING", reading)
-            auditor.scan(TOPOLOGY)
-    assert begun_with == [[], [one.pid, other.pid], []]
 
 
 def test_why_a_driver_does_not_tell_goes_before_what_was_missed(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from affinityd.cli.render.audit import memory_lines
 from affinityd.cpuset import format_list
 from affinityd.linux.processes import mask_of, stat_of
 from affinityd.topology import node_file
-from tests.auditing import GPU, Known, audited, process
+from tests.auditing import GPU, Known, audited, process, scan_of
 from tests.children import children_of, program, sleeping
 from tests.machines.by_hand import made
 from tests.small_node import ALL, FAR, NEAR, TOPOLOGY, publish, use_small_node
@@ -396,7 +396,7 @@ def test_the_memory_of_one_that_has_ended_is_not_read() -> None:
     with sleeping() as child:
         pid = child.pid
     child.wait()
-    memory = resident_memory.read([audited(process("0", pid=pid))])
-    assert list(memory_lines(memory)) == [
+    scan = scan_of(TOPOLOGY, audited(process("0", pid=pid)))
+    assert list(memory_lines(scan, resident_memory.read(scan.processes))) == [
         f"process {pid} (python): its memory was not read: No such file or directory"
     ]

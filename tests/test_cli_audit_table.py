@@ -182,7 +182,6 @@ def test_remote_time_is_what_was_spent_far_from_all_of_its_gpus() -> None:
 def _scan() -> Scan:
     return Scan(
         time=0.0,
-        monotonic=0.0,
         seconds=0.0,
         processes=(),
         near={GPU: frozenset({4, 5, 6, 7}), OTHER: frozenset({0, 1, 2, 3})},

@@ -142,7 +142,8 @@ def test_the_age_grows_although_there_is_no_newer_scan(monkeypatch: pytest.Monke
     metrics.scanned(FOUND)
     ages = list[float]()
     for passed in (3.0, 60.0):
-        monkeypatch.setattr("time.monotonic", lambda passed=passed: FOUND.scan.monotonic + passed)
+        now = FOUND.scan.boot + passed
+        monkeypatch.setattr("affinityd.daemon.metrics.registry.since_boot", lambda now=now: now)
         lines = metrics.exposition("")[0].decode().splitlines()
         ages += samples(lines, "affinityd_scan_age_seconds").values()
     assert ages == pytest.approx([3.0, 60.0])

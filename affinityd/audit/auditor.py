@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from affinityd.audit.owners import ProcessOwners
 from affinityd.cpuset import CpuSet
 from affinityd.linux.files import text
 from affinityd.linux.process_table import ProcessTable
-from affinityd.linux.processes import PROC, exists
+from affinityd.linux.processes import PROC, exists, since_boot
 from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 
@@ -53,7 +53,6 @@ class Auditor:
         self._missing = orphans.MissingProcesses()
         self._first_masks = FirstMasks()
         self._reserved = reserved
-        self._not_begun: Collection[int] = ()  # pids of holders that the last scan did not reach
         self._judged_by: Judge | None = None
 
     def scan(self, topology: Topology) -> Scan:
@@ -62,14 +61,12 @@ class Auditor:
         Most of it waits for the kernel. Plans are made meanwhile by the same interpreter: so each
         process is judged as it is read, and no loop over all of them holds it for long.
         """
-        now, began = time.time(), time.monotonic()
-        boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        now, boot = time.time(), since_boot()
         judge = self._judge(topology)
         self._first_masks.begin(boot)
         processes = ProcessTable(self._proc)
         held = self._holders.held(topology)
-        end = time.monotonic() + READING
-        walk = ProcessWalk(held, end, processes, first=self._not_begun)
+        walk = ProcessWalk(held, time.monotonic() + READING, processes)
         judged = [
             *self._audited(judge, walk, ProcessOwners(processes)),
             *self._gone(walk, held.asked),
@@ -77,15 +74,12 @@ class Auditor:
         found = with_allocations(topology, self._reserved, judged)
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
-        self._not_begun = walk.not_begun
         near, balancing = judge.near, text(f"{self._proc}/sys/kernel/numa_balancing")
         unknown = {**_missed(walk), **held.unknown}
         self._cpu_time.book(found, near, boot)
-        self._cpu_time.note(found, unknown, now)
         return Scan(
             time=now,
-            monotonic=began,
-            seconds=time.monotonic() - began,
+            seconds=since_boot() - boot,
             processes=tuple(found),
             near=near,
             unknown=unknown,
@@ -95,10 +89,10 @@ class Auditor:
             late=walk.late,
             gpu_time=self._cpu_time.gpu_time,
             job_time=self._cpu_time.job_time,
-            since=self._cpu_time.since,
+            since=self._cpu_time.note(found, unknown, now),
             numa_balancing=int(balancing) if balancing.isdigit() else None,
             notices=held.notices,
-            idle=self._idle.seconds(found, began),
+            idle=self._idle.seconds(found, boot),
             boot=boot,
         )
 

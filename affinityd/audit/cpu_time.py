@@ -6,7 +6,7 @@ where a single number is not. Pure: the clocks are handed in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
@@ -52,59 +52,52 @@ class CpuTimeCounters:
         self._before: Mapping[ThreadName, int] = {}
         self._looked = float("inf")  # ticks since boot: of the threads before, none is known
         self._gpus: dict[GpuKey, CpuTime] = {}
-        self._jobs: dict[Job, CpuTime] = {}
-        self._seen: dict[Job, float] = {}  # when a job was seen last, seconds since boot
+        self._jobs: dict[Job, tuple[CpuTime, float]] = {}  # with when it was seen, s since boot
         self._since: dict[GpuKey | Job, float] = {}
-        self._mismatched: set[GpuKey | Job] = set()
 
     def book(
-        self, processes: Iterable[AuditedProcess], gpus: Iterable[GpuKey], boot: float
+        self, processes: Sequence[AuditedProcess], gpus: Iterable[GpuKey], boot: float
     ) -> None:
         """Add what was spent since the scan before; `boot`: when this one began, since boot, s.
 
         What a process spent for several GPUs counts for its first.
         """
-        processes = tuple(processes)
-        for gpu in gpus:
-            self._gpus.setdefault(gpu, CpuTime())
+        self._gpus = {**dict.fromkeys(gpus, CpuTime()), **self._gpus}
         for process in processes:
             facts, job = process.facts, process.facts.membership.job
             if process.is_daemon:
                 continue
-            total, remote = spent(facts, process.near, self._before, self._looked)
-            used = CpuTime(total / self._ticks, remote / self._ticks)
+            ticks = spent(facts, process.near, self._before, self._looked)
+            used = CpuTime(*(number / self._ticks for number in ticks))
             self._gpus[facts.gpu] += used
             if job is not None:
-                self._jobs[job] = self._jobs.get(job, CpuTime()) + used
-                self._seen[job] = boot
+                before, _ = self._jobs.get(job, (CpuTime(), boot))
+                self._jobs[job] = before + used, boot
         self._before = ticks_of(processes)
         self._looked = boot * self._ticks
-        self._seen = {job: seen for job, seen in self._seen.items() if boot - seen < REMEMBERED}
-        self._jobs = {job: self._jobs[job] for job in self._seen}
+        self._jobs = {job: it for job, it in self._jobs.items() if boot - it[1] < REMEMBERED}
 
     def note(
-        self, processes: Iterable[AuditedProcess], unknown: Iterable[GpuKey], now: float
-    ) -> None:
-        """Note which GPUs and jobs have a mismatch; `now` is seconds since the epoch.
+        self, processes: Iterable[AuditedProcess], unknown: Collection[GpuKey], now: float
+    ) -> Mapping[GpuKey | Job, float]:
+        """Return which GPUs and jobs have a mismatch, and since when; `now`: s since the epoch.
 
         The mismatch of what cannot be seen for a while goes on: of a GPU, and of a job that is
         remembered and has no process that is seen.
         """
-        unsure = set(unknown)
         counted = [process for process in processes if not process.is_daemon]
         seen = {process.facts.membership.job for process in counted}
-        not_seen = self._jobs.keys() - seen if unsure else set()
-        self._mismatched = {
+        not_seen = {*unknown, *(self._jobs.keys() - seen if unknown else ())}
+        mismatched = {
             key
             for process in counted
             if process.is_mismatch
             for key in (process.facts.gpu, process.facts.membership.job)
             if key is not None
         }
-        self._since = {
-            **{key: it for key, it in self._since.items() if key in unsure or key in not_seen},
-            **{key: self._since.get(key, now) for key in self._mismatched},
-        }
+        since = {key: self._since.get(key, now) for key in mismatched}
+        self._since = {key: it for key, it in self._since.items() if key in not_seen} | since
+        return since
 
     def forget(self, gpu: GpuKey) -> None:
         """Begin anew with a GPU: another one has its number now."""
@@ -119,9 +112,4 @@ class CpuTimeCounters:
     @property
     def job_time(self) -> Mapping[Job, CpuTime]:
         """The same of the jobs that were seen lately."""
-        return dict(self._jobs)
-
-    @property
-    def since(self) -> Mapping[GpuKey | Job, float]:
-        """GPUs and jobs with a mismatch → since when, seconds since the epoch."""
-        return {key: self._since[key] for key in self._mismatched}
+        return {job: time for job, (time, _) in self._jobs.items()}

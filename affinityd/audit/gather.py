@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,16 +46,14 @@ class ProcessWalk:
         deadline: float,
         processes: ProcessTable,
         *,
-        first: Collection[int] = (),
         family: float = FAMILY,
     ) -> None:
         """Take the holders of GPUs, and by when, time.monotonic(), the walk has to end.
 
-        `processes`: where the children are looked up. `first`: the pids of holders to begin with.
-        `family`: seconds that a holder and its descendants may take.
+        `processes`: where the children are looked up. `family`: seconds that a holder and its
+        descendants may take.
         """
         self.late: Counter[GpuKey] = Counter()  #: processes not looked at, as time was up
-        self.not_begun: list[int] = []  #: the pids of the holders among them
         self.unseen: list[Holding] = []  #: those whose process is not there
         self._held = held
         self._end = self._deadline = deadline
@@ -66,7 +64,6 @@ class ProcessWalk:
         # Threads have few masks between them: a set a thread would be what the collector goes
         # through, with every plan waiting for it.
         self._masks: dict[CpuSet, CpuSet] = {}
-        self._first = first
         self._family_seconds = family
         self._known = {os.getpid()}
 
@@ -74,11 +71,9 @@ class ProcessWalk:
         """Yield every holder, each followed by its descendants, each by its own."""
         holdings = self._by_process()
         self._known.update(holdings)
-        for holding in sorted(holdings.values(), key=lambda it: it.pid not in self._first):
+        for holding in holdings.values():
             # One family that takes long is not to keep the others from being looked at.
             self._deadline = min(self._end, time.monotonic() + self._family_seconds)
-            if self._is_late():
-                self.not_begun.append(holding.pid)
             yield from self._family(holding)
 
     def _by_process(self) -> Mapping[int, Holding]:

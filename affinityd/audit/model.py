@@ -153,7 +153,6 @@ class Scan:
     """One look at all processes that use GPUs."""
 
     time: float  #: when it began, seconds since the epoch
-    monotonic: float  #: the same, time.monotonic()
     seconds: float  #: how long it took
     #: By GPU: each holder by pid, followed by its descendants, parents first; known daemons, too.
     processes: tuple[AuditedProcess, ...]

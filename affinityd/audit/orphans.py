@@ -96,7 +96,7 @@ class IdleTimes:
     def seconds(self, processes: Iterable[AuditedProcess], now: float) -> dict[int, float]:
         """Return pid → seconds that each orphan has been idle, 0 at first sight.
 
-        `now`: when the processes were read, time.monotonic().
+        `now`: when the processes were read, seconds since boot.
         """
         families = defaultdict[int, set[tuple[int, int, int]]](set)
         orphans = []

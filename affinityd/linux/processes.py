@@ -7,6 +7,7 @@ never an error. Sources: proc(5), sched_getaffinity(2).
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class Thread:
 def stat_of(pid: int, proc: str = PROC) -> Stat | None:
     """Return a process's `stat`; None where there is no such process."""
     return parse(content(f"{proc}/{pid}/stat"))
+
+
+def since_boot() -> float:
+    """Return the seconds since boot, those of sleep included: what `stat` counts starts in."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def exists(pid: int) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 # ruff: noqa: PTH115 - a scan is cheap
 import os
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from affinityd.audit.sources.device_files import DeviceFileScanner
 from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
 from affinityd.audit.sources.nvml import NvmlSource
 from affinityd.discovery.nvml.report import ProcessReport
-from affinityd.linux.processes import INITIAL_PIDS
+from affinityd.linux.processes import INITIAL_PIDS, since_boot
 from affinityd.topology.model import Topology
 
 NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor of those whose driver names its holders
@@ -30,11 +29,6 @@ NOT_ALL_PIDS = (
     "it cannot be seen who uses it from a pid namespace of one's own; share the host's "
     "(Kubernetes: hostPID: true; Podman and Docker: --pid=host)"
 )
-
-
-def since_boot() -> float:
-    """Return the seconds since boot, those of sleep included: what `stat` counts starts in."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class HolderSources:

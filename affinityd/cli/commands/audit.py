@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from affinityd.audit import resident_memory
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.describe import document, everything
-from affinityd.audit.document import AuditDocument, AuditProcessDocument
+from affinityd.audit.document import AuditProcessDocument
 from affinityd.audit.model import GpuKey, Scan
 from affinityd.audit.overlap import overlap
-from affinityd.audit.resident_memory import ResidentMemory
 from affinityd.audit.sources.holders import HolderSources
 from affinityd.cli.console import give_up_stdout, say
 from affinityd.cli.parser import Parser, add_format
@@ -162,23 +161,23 @@ def _exit_code(scan: Scan) -> int:
 def _print(
     arguments: argparse.Namespace, topology: Topology, scan: Scan, before: Scan | None
 ) -> None:
-    memory = resident_memory.read(scan.processes) if arguments.memory else None
+    memory = resident_memory.read(scan.processes) if arguments.memory else {}
     if arguments.format == "json":
         described = document(topology, scan, everything)
-        if memory is not None:
-            described = replace(described, processes=list(_with_memory(described, memory)))
+        if arguments.memory:
+            read = {pid: it for pid, it in memory.items() if not isinstance(it, str)}
+            with_memory = [
+                ProcessAndMemory(**vars(it), memory=read.get(it.pid))
+                for it in described.processes or ()
+            ]
+            described = replace(described, processes=with_memory)
         print(dumps(described), flush=True)
         return
     lines = [
         *audit.table(topology, scan, before, fold=not arguments.all),
-        *(audit.memory_lines(memory) if memory else ()),
+        *audit.memory_lines(scan, memory),
     ]
     _show(list(map(one_line, lines)), is_first=before is None, again=arguments.watch is not None)
-
-
-def _with_memory(document: AuditDocument, memory: ResidentMemory) -> Iterator[ProcessAndMemory]:
-    for process in document.processes or ():
-        yield ProcessAndMemory(**vars(process), memory=memory.resident.get(process.pid))
 
 
 def _show(lines: list[str], *, is_first: bool, again: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from affinityd.audit.model import AuditedProcess, GpuKey, Scan
 from affinityd.audit.remedies import Remedies, Remedy
-from affinityd.audit.resident_memory import ResidentMemory
+from affinityd.audit.resident_memory import ByNode
 from affinityd.cli.console import aligned
 from affinityd.cli.render.audit_rows import (
     COLUMNS,
@@ -93,11 +93,13 @@ def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:
             yield f"  and {len(commands) - MOST_COMMANDS} more: affinityd audit --json"
 
 
-def memory_lines(memory: ResidentMemory) -> Iterator[str]:
+def memory_lines(scan: Scan, memory: Mapping[int, ByNode | str]) -> Iterator[str]:
     """Yield a line for every process: where its memory lies."""
-    for facts in memory.processes:
-        name = process_name(facts)
-        if facts.pid in memory.resident:
-            yield f"{name}: resident memory: {amounts(memory.resident[facts.pid])}"
-        else:
-            yield f"{name}: its memory was not read: {memory.refusals[facts.pid]}"
+    for facts in (process.facts for process in scan.processes):
+        match memory.get(facts.pid):
+            case None:
+                continue
+            case str(refusal):
+                yield f"{process_name(facts)}: its memory was not read: {refusal}"
+            case resident:
+                yield f"{process_name(facts)}: resident memory: {amounts(resident)}"

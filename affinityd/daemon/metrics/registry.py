@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter as Count
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -25,6 +24,7 @@ from affinityd.daemon.metrics.families import GPU_LABELS, MetricFamily, filled, 
 from affinityd.daemon.metrics.job_series import JobSeries
 from affinityd.daemon.state.plan_service import Answer
 from affinityd.daemon.state.scanner import Audit
+from affinityd.linux.processes import since_boot
 from affinityd.topology.model import Gpu
 from affinityd.topology.node import Node
 
@@ -107,7 +107,7 @@ class Metrics:
         self.scan_interval: float | None = scan_interval
         self._node = node
         self._jobs = JobSeries(job_series)
-        self._last_scan: float | None = None  # time.monotonic()
+        self._last_scan: float | None = None  # since_boot()
         self._found: Mapping[str, Callable[[], Iterator[Metric]]] = {}
         self._registry = registry = CollectorRegistry()
         self._plans = Counter(
@@ -152,13 +152,13 @@ class Metrics:
     @property
     def scan_age(self) -> float | None:
         """Seconds since the last finished scan began; None: there was none."""
-        return None if self._last_scan is None else time.monotonic() - self._last_scan
+        return None if self._last_scan is None else since_boot() - self._last_scan
 
     def scanned(self, audit: Audit) -> None:
         """Describe a new scan from now on; one after the other."""
         rows = self._jobs.scanned(audit.scan)
         self.show("scan", lambda: audit_metrics.metrics(audit, rows))
-        self._last_scan = audit.scan.monotonic
+        self._last_scan = audit.scan.boot
 
     def scan_failed(self) -> None:
         """Count a scan that failed."""
