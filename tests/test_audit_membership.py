@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.membership import MOST_LEVELS, membership
+from affinityd.audit.membership import membership
 from affinityd.audit.model import KUBERNETES, SLURM, Job, Membership
 
 UID = "0d6f3a52-1c1e-4f0e-9d55-2f6f4b0c7a01"
@@ -234,8 +234,3 @@ def test_what_a_user_calls_a_cgroup_makes_no_job(path: str) -> None:
 )
 def test_the_job_may_be_in_any_line(text: str, member: Membership) -> None:
     assert membership(text) == member
-
-
-@pytest.mark.parametrize(("levels", "member"), [(MOST_LEVELS, NOWHERE), (8, IN_A_CONTAINER)])
-def test_what_lies_very_deep_is_not_looked_at(levels: int, member: Membership) -> None:
-    assert membership(f"0::{'/d' * levels}/{ID}\n") == member

@@ -24,20 +24,23 @@ class Version:
     """Where one version of cgroups keeps the cpuset, in the order in which files are tried."""
 
     file_system: str
-    controller: str | None  #: its name in a line of /proc/PID/cgroup; v2 has one line for all
+    controller: str  #: its name in a line of /proc/PID/cgroup; "" in that of v2, one for all
     files: tuple[str, ...]
 
 
 #: A controller is in one version or the other: where v1 has the cpuset, v2 has no files of it.
 VERSIONS = (
     Version("cgroup", "cpuset", ("cpuset.effective_cpus", "cpuset.cpus")),
-    Version("cgroup2", None, ("cpuset.cpus.effective",)),
+    Version("cgroup2", "", ("cpuset.cpus.effective",)),
 )
 
 CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that were chosen for a cgroup
 
 #: Levels below a mount that are looked at: any user may make thousands below a cgroup of its own.
 MOST_LEVELS = 64
+
+#: What the kernel appends to the path of a cgroup that is no more.
+DELETED = " (deleted)"
 
 MOST_CPUS = 8192  #: the most that an x86 kernel is built for; the kernel passes over the rest
 
@@ -88,7 +91,7 @@ class Cgroups:
         """
         path = _path(self._membership, version.controller)
         for mount in self._mounts:
-            has_it = version.controller is None or version.controller in mount.options
+            has_it = not version.controller or version.controller in mount.options
             if path is not None and mount.kind == version.file_system and has_it:
                 point = self._base + mount.point.rstrip("/")
                 is_outside = "/../" in f"{path}/"  # beside or above our cgroup namespace
@@ -121,14 +124,21 @@ def _widened_mask() -> CpuSet:
     return frozenset(os.sched_getaffinity(0))
 
 
-def _path(membership: str, controller: str | None) -> str | None:
-    """Return the process's cgroup in one hierarchy, by its line `ID:controller,…:/path`."""
+def hierarchies(membership: str) -> Iterator[tuple[list[str], str]]:
+    """Yield each hierarchy's controllers and the process's cgroup in it, by a /proc/PID/cgroup.
+
+    Its lines are `ID:controller,…:/path`; that of v2 has a controller without a name.
+    """
     for line in membership.split("\n"):
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controller in controllers.split(",") if controller else number == "0":
-            return path
-    return None
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if path:
+            yield controllers.split(","), path.removesuffix(DELETED)
+
+
+def _path(membership: str, controller: str) -> str | None:
+    """Return the process's cgroup in one hierarchy."""
+    found = hierarchies(membership)
+    return next((path for controllers, path in found if controller in controllers), None)
 
 
 def _below(path: str, root: str) -> str | None:

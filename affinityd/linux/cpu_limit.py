@@ -24,7 +24,7 @@ def cpu_limit_of(cgroups: Cgroups) -> int | None:
     # Imported here: a rank that starts asks for its own limit alone.
     from affinityd.linux.cgroup import Version  # noqa: PLC0415
 
-    versions = Version("cgroup", "cpu", ()), Version("cgroup2", None, ())
+    versions = Version("cgroup", "cpu", ()), Version("cgroup2", "", ())
     folders = (folder for version in versions for folder in cgroups.folders(version))
     return min((limit for folder in folders if (limit := _limit(folder))), default=None)
 

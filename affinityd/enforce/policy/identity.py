@@ -8,12 +8,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from affinityd.audit.membership import DELETED, is_slurms
+from affinityd.audit.membership import is_slurms
 from affinityd.audit.model import KUBERNETES, ProcessFacts
 from affinityd.config import switch
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy.environ import TimedCalls, environment
+from affinityd.linux.cgroup import hierarchies
 from affinityd.linux.files import listed
 from affinityd.linux.processes import is_running
 from affinityd.recent import REMEMBERED, Recent
@@ -58,8 +59,7 @@ def paths(cgroup_text: str) -> tuple[str, ...]:
     is not known: cgroup_namespaces(7).
     """
     text = cgroup_text.encode(errors="surrogateescape").decode(errors="replace")  # for people, too
-    found = (line.partition(":")[2].partition(":")[2] for line in text.split("\n"))
-    told = (_beside.sub("", path.removesuffix(DELETED)) for path in found)
+    told = (_beside.sub("", path) for _, path in hierarchies(text))
     return tuple(dict.fromkeys(path for path in told if path))
 
 
