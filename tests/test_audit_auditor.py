@@ -306,7 +306,7 @@ def test_a_gpu_that_moves_up_to_the_number_of_one_that_left_takes_over_none_of_i
         time.sleep(0.3)
         before = auditor.scan(replace(TOPOLOGY))
         after = auditor.scan(moved)
-    assert before.gpu_time[GPU].total > 0.1
+    assert before.gpu_time[GPU].total > 0
     assert before.since == {GPU: began}
     assert after.gpu_time[GPU].total < before.gpu_time[GPU].total
     assert after.since == {GPU: after.time}

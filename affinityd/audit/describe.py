@@ -18,17 +18,12 @@ from affinityd.audit.document import (
     AuditThreadDocument,
     GpuBesideDocument,
 )
-from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, ProcessFacts, Scan
+from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.json_codec import dumps
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import CAUSES, PLACEMENTS
-
-#: The fields of a GPU with processes that are not known.
-NOT_KNOWN: dict[str, Any] = dict.fromkeys(
-    ("processes", "threads", "mismatch", "orphans", "cpu_seconds", "remote_cpu_seconds")
-)
 
 Sees = Callable[[AuditedProcess], bool]  #: whether a caller may see a process
 
@@ -111,7 +106,15 @@ def beside(gpus: Sequence[GpuKey]) -> list[GpuBesideDocument]:
 
 
 def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
-    near = scan.near[gpu.key]
+    near, time = scan.near[gpu.key], scan.gpu_time.get(gpu.key, CpuTime())
+    known: dict[str, Any] = {
+        "processes": {placement: counted.processes[placement] for placement in PLACEMENTS},
+        "threads": {placement: counted.threads[placement] for placement in PLACEMENTS},
+        "mismatch": {cause: counted.causes[cause] for cause in CAUSES},
+        "orphans": counted.orphans,
+        "cpu_seconds": time.total,
+        "remote_cpu_seconds": None if near is None else time.remote,
+    }
     return AuditGpuDocument(
         vendor=gpu.vendor,
         index=gpu.index,
@@ -121,45 +124,22 @@ def _gpu(gpu: Gpu, scan: Scan, counted: Counts) -> AuditGpuDocument:
         near=None if near is None else format_list(near),
         audited=gpu.key not in scan.unknown,
         unknown=scan.unknown.get(gpu.key),
-        **(NOT_KNOWN if gpu.key in scan.unknown else _known(gpu, scan, counted)),
+        **(dict.fromkeys(known) if gpu.key in scan.unknown else known),
     )
-
-
-def _known(gpu: Gpu, scan: Scan, counted: Counts) -> dict[str, Any]:
-    """Return the fields of a GPU with processes that are known."""
-    time = scan.gpu_time.get(gpu.key, CpuTime())
-    return {
-        "processes": {placement: counted.processes[placement] for placement in PLACEMENTS},
-        "threads": {placement: counted.threads[placement] for placement in PLACEMENTS},
-        "mismatch": {cause: counted.causes[cause] for cause in CAUSES},
-        "orphans": counted.orphans,
-        "cpu_seconds": time.total,
-        "remote_cpu_seconds": None if scan.near[gpu.key] is None else time.remote,
-    }
 
 
 def _processes(topology: Topology, scan: Scan, sees: Sees) -> Iterator[AuditProcessDocument]:
     cpulist = cache(format_list)  # there are many threads and few masks
     remedies = Remedies(topology, scan)
-    return (
-        _process(process, _remedies(process, remedies), cpulist)
-        for process in scan.processes
-        if sees(process)
-    )
-
-
-def _remedies(process: AuditedProcess, remedies: Remedies) -> str | None:
-    """Return the commands that correct its placement and, of an orphan, end it."""
-    end = remedies.end(process) if process.orphan is not None else None
-    return "; ".join(str(it) for it in (remedies.of(process), end) if it is not None) or None
+    return (_process(process, remedies, cpulist) for process in scan.processes if sees(process))
 
 
 def _process(
-    process: AuditedProcess, remedy: str | None, cpulist: Callable[[CpuSet], str]
+    process: AuditedProcess, remedies: Remedies, cpulist: Callable[[CpuSet], str]
 ) -> AuditProcessDocument:
-    facts = process.facts
-    holding = facts.holding
+    facts, holding, job = process.facts, process.facts.holding, process.facts.membership.job
     vendor, index = facts.gpu
+    said = (str(it) for it in (remedies.of(process), remedies.end(process)) if it is not None)
     return AuditProcessDocument(
         pid=facts.pid,
         name=facts.name,
@@ -172,12 +152,12 @@ def _process(
         holds_gpu=holding is not None,
         gpu_memory_bytes=None if holding is None else holding.memory_bytes,
         mig=None if holding is None else holding.mig,
-        job=_job(facts),
+        job=AuditJobDocument(job.scheduler, job.id, facts.membership.step) if job else None,
         container=facts.membership.container,
         cpuset=None if facts.cpuset is None else cpulist(facts.cpuset),
         placement=process.placement,
         cause=process.cause,
-        remedy=remedy,
+        remedy="; ".join(said) or None,
         daemon=process.is_daemon,
         orphan=process.orphan,
         threads=[
@@ -187,8 +167,3 @@ def _process(
             for thread, placement, itself in process.placed
         ],
     )
-
-
-def _job(facts: ProcessFacts) -> AuditJobDocument | None:
-    job = facts.membership.job
-    return None if job is None else AuditJobDocument(job.scheduler, job.id, facts.membership.step)

@@ -47,17 +47,17 @@ class Judge:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self._vicinity = lru_cache(MOST_KEPT)(self._found_vicinity)
+        self.vicinity = lru_cache(MOST_KEPT)(self._found_vicinity)
         self._core_of = {cpu: frozenset(core.cpus) for core in topology.cores for cpu in core.cpus}
 
     @property
     def near(self) -> Mapping[GpuKey, CpuSet | None]:
         """The near CPUs of every GPU; None: not known."""
-        return {gpu.key: _known(self._vicinity((gpu.key,))) for gpu in self.topology.gpus}
+        return {gpu.key: _known(self.vicinity((gpu.key,))) for gpu in self.topology.gpus}
 
     def judge(self, facts: ProcessFacts, *, of_daemon: bool = False) -> AuditedProcess:
         """Return the judgement of a process; `of_daemon`: a known daemon has started it."""
-        near = self._vicinity(facts.gpus)
+        near = self.vicinity(facts.gpus)
         masks = {thread.mask for thread in facts.threads}
         places = {mask: placement(self.topology, near, mask) for mask in masks}
         mains = {thread.mask for thread in facts.threads[:1]}

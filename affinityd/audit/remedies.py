@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
+from affinityd.audit.judge import Judge
 from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, GpuKey, Scan
 from affinityd.audit.orphans import GONE, has_ended
 from affinityd.cpuset import format_list
@@ -16,7 +17,7 @@ from affinityd.linux.processes import INIT
 from affinityd.slurm.machine.cores import CoreAffinity, SlurmCores, affinities
 from affinityd.text import count
 from affinityd.topology.model import Gpu, Topology
-from affinityd.topology.nearness import ALLOCATION, MASK, UNPINNED, Vicinity, vicinity
+from affinityd.topology.nearness import ALLOCATION, MASK, UNPINNED, Vicinity
 
 #: Sources: gres.conf(5), srun(1); Kubernetes' "Control Topology Management Policies on a Node".
 ALLOCATED = {
@@ -80,7 +81,7 @@ class Remedies:
             if any(mask != target.facts.threads[0].mask for mask in process.judged_masks)
         }
         self._idle = scan.idle
-        self._near = cache(self._vicinity)
+        self._near = Judge(topology).vicinity
 
     def of(self, process: AuditedProcess) -> Remedy | None:
         """Return the remedy of a process's placement; None: it needs none, or there is none."""
@@ -92,9 +93,11 @@ class Remedies:
             return Remedy(self._allocated(process, near, place))
         return Remedy(PINNED[process.cause].format(near=place), self._pin(process, near.gpus))
 
-    def end(self, orphan: AuditedProcess) -> Remedy | None:
+    def end(self, process: AuditedProcess) -> Remedy | None:
         """Return what ends an orphan, or has to come before; None: nothing is to be done."""
-        facts = orphan.facts
+        facts = process.facts
+        if process.orphan is None:
+            return None
         if facts.state == GONE:
             return Remedy("reset the GPU once nobody else uses it")
         if has_ended(facts):
@@ -133,9 +136,6 @@ class Remedies:
             cpuset=format_list(facts.cpuset or ()),
             owner=f" (container {container[:12]})" if container else "",
         )
-
-    def _vicinity(self, gpus: tuple[GpuKey, ...]) -> Vicinity:
-        return vicinity(self._topology, [it for it in self._topology.gpus if it.key in gpus])
 
     @cached_property
     def _affinities(self) -> Mapping[GpuKey, CoreAffinity]:

@@ -93,17 +93,18 @@ def _audit(arguments: argparse.Namespace) -> int:
         )
     topology = _this_machine()
     keys = {gpu.key for gpu in _chosen(topology, arguments.gpus)}
-    code, before = 2, None
+    # The holders are sought on all GPUs: a process's first is the one with most of its memory.
+    auditor = Auditor(HolderSources(nvml_processes.query))
+    seen, before = _only(auditor.scan(topology), keys), None
     try:
-        # The holders are sought on all GPUs: a process's first is the one with most of its memory.
-        for scan in _looks(Auditor(HolderSources(nvml_processes.query)), topology, arguments.watch):
-            seen = _only(scan, keys)
-            code = _exit_code(seen)
+        _print(arguments, topology, seen, before)
+        while arguments.watch is not None:
+            time.sleep(arguments.watch)
+            seen, before = _only(auditor.scan(topology), keys), seen
             _print(arguments, topology, seen, before)
-            before = seen
     except BrokenPipeError:  # the reader has seen enough; what was found is found
         give_up_stdout()
-    return code
+    return _exit_code(seen)
 
 
 def _this_machine() -> Topology:
@@ -129,13 +130,6 @@ def _chosen(topology: Topology, listed: str | None) -> Iterator[Gpu]:
         device.gpu.key for device in devices.select_devices(devices.all_devices(topology), entries)
     }
     yield from (gpu for gpu in topology.gpus if gpu.key in keys)
-
-
-def _looks(auditor: Auditor, topology: Topology, every: float | None) -> Iterator[Scan]:
-    yield auditor.scan(topology)
-    while every is not None:
-        time.sleep(every)
-        yield auditor.scan(topology)
 
 
 def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
