@@ -12,7 +12,7 @@ from functools import cached_property
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, GpuKey, Scan
 from affinityd.audit.orphans import GONE, has_ended
-from affinityd.cpuset import format_list
+from affinityd.cpuset import CpuSet, format_list
 from affinityd.linux.processes import INIT
 from affinityd.slurm.machine.cores import CoreAffinity, SlurmCores, affinities
 from affinityd.text import count
@@ -119,9 +119,8 @@ class Remedies:
         """Return the command; a process's own environment would count its GPUs in its own way."""
         pid = self._target(process).facts.pid
         is_tree = pid in self._with_workers and pid not in self._divided
-        options = ("--tree " if is_tree else "") + ("--force " if pid in self._unlike else "")
         names = ",".join(gpu.uuid or gpu.pci_bus_id for gpu in gpus)
-        return f"affinityd pin {options}--gpus {names} {pid}"
+        return pin_command(pid, f"--gpus {names} ", tree=is_tree, force=pid in self._unlike)
 
     def _allocated(self, process: AuditedProcess, near: Vicinity, place: str) -> str:
         facts = process.facts
@@ -129,7 +128,7 @@ class Remedies:
         fields = dict.fromkeys(self._affinities[gpu.key].field for gpu in near.gpus)
         return ALLOCATED[job.scheduler if job else None].format(
             near=place,
-            given=_given(len((facts.cpuset or frozenset()) & near.cpus)),
+            given=near_part(facts.cpuset, near),
             cores=" and ".join(field or "the right Cores=" for field in fields),
             lines="the GPU's line" if len(near.gpus) == 1 else "the GPUs' lines",
             policy="single-numa-node (or best-effort)" if len(near.nodes) == 1 else "best-effort",
@@ -142,5 +141,12 @@ class Remedies:
         return affinities(SlurmCores(self._topology), "node")
 
 
-def _given(near_cpus: int) -> str:
-    return f"only {count(near_cpus, 'CPU')}" if near_cpus else "no CPU"
+def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:
+    """Return what pins a process, or all of its tree; `gpus`: options that name its GPUs."""
+    return f"affinityd pin {'--tree ' if tree else ''}{'--force ' if force else ''}{gpus}{pid}"
+
+
+def near_part(cpuset: CpuSet | None, near: Vicinity) -> str:
+    """Return how many near CPUs a cpuset has that has too few of them."""
+    there = len((cpuset or frozenset()) & near.cpus)
+    return f"only {count(there, 'CPU')}" if there else "no CPU"

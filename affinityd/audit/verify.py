@@ -11,6 +11,7 @@ from functools import cached_property
 
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import AuditedProcess, ProcessFacts
+from affinityd.audit.remedies import near_part, pin_command
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import Thread
@@ -92,11 +93,10 @@ class Verification:
         return f"{who} may run on CPUs {cpus} ({word})"
 
     def _allocation(self) -> str:
-        cpuset = self.process.facts.cpuset or frozenset()
-        there = len(self.near.cpus & cpuset)
-        few = f"only {count(there, 'CPU')}" if there else "no CPU"
+        cpuset = self.process.facts.cpuset
+        few, cpus = near_part(cpuset, self.near), format_list(cpuset or ())
         return (
-            f"{self.near}, and its cpuset, {format_list(cpuset)}, has {few} there: no pin mends "
+            f"{self.near}, and its cpuset, {cpus}, has {few} there: no pin mends "
             "that, but an allocation that follows the GPU (Slurm: --gres-flags=enforce-binding; "
             "Kubernetes: the kubelet's Topology Manager)"
         )
@@ -143,8 +143,8 @@ def with_remedy(found: Sequence[Verification], options: str) -> Sequence[Verific
     first = found[0] if is_tree or not far else far[0]
     # As `affinityd pin` sees it: what is confined to less than the first may be so on purpose.
     is_forced = any(it.is_uneven or not it.main >= first.main for it in far)
-    flags = ("--tree " if is_tree else "") + ("--force " if is_forced else "")
-    remedy = f"affinityd pin {flags}{options}{first.process.facts.pid} mends that"
+    pin = pin_command(first.process.facts.pid, options, tree=is_tree, force=is_forced)
+    remedy = f"{pin} mends that"
     if first.is_self:
         remedy = f"what is started here is to be started with affinityd exec {options}-- COMMAND"
     return [replace(it, remedy=remedy) for it in found]
