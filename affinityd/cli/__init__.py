@@ -60,7 +60,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
         return int(command.run(parser.parse_args(argv[1:])))
     except AffinityError as error:
         say(f"affinityd {name}: {error}")
-        return error.exit_code
+        return int(getattr(command, "TROUBLE", error.exit_code))
 
 
 def entry() -> None:

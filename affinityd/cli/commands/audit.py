@@ -17,18 +17,19 @@ from affinityd.audit.document import AuditProcessDocument
 from affinityd.audit.model import GpuKey, Scan
 from affinityd.audit.overlap import overlap
 from affinityd.audit.sources.holders import HolderSources
-from affinityd.cli.console import give_up_stdout, say
+from affinityd.cli.console import give_up_stdout
 from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.render import audit
 from affinityd.cli.target import known_node
 from affinityd.discovery.nvml import processes as nvml_processes
-from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
+from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.json_codec import dumps
 from affinityd.request import devices
 from affinityd.text import count, one_line, quote
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import REMOTE
 
+TROUBLE = 2  #: exit code of every error: 1 is an answer
 EVERY = 2.0  #: seconds between two looks
 SHORTEST, LONGEST = 0.1, 3600.0
 
@@ -67,26 +68,6 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print who uses the GPUs; 0: none of them is remote, 1: one is, 2: it cannot be told."""
-    try:
-        return _audit(arguments)
-    except AffinityError as error:
-        say(f"affinityd audit: {error}")
-        return 2
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not SHORTEST <= seconds <= LONGEST:
-        raise argparse.ArgumentTypeError(
-            f"{quote(text)} is no time from {SHORTEST:g} to {LONGEST:g} seconds"
-        )
-    return seconds
-
-
-def _audit(arguments: argparse.Namespace) -> int:
     if arguments.memory and arguments.watch is not None:
         raise InvalidRequestError(
             "--memory has each process wait, and --watch would do so again and again; give one"
@@ -105,6 +86,18 @@ def _audit(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader has seen enough; what was found is found
         give_up_stdout()
     return _exit_code(seen)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not SHORTEST <= seconds <= LONGEST:
+        raise argparse.ArgumentTypeError(
+            f"{quote(text)} is no time from {SHORTEST:g} to {LONGEST:g} seconds"
+        )
+    return seconds
 
 
 def _this_machine() -> Topology:

@@ -6,7 +6,6 @@ import argparse
 import json
 import time
 
-from affinityd.cli.console import say
 from affinityd.cli.parser import Parser, add_format, add_settings
 from affinityd.cli.render.enforcement import lines
 from affinityd.client import http
@@ -14,7 +13,6 @@ from affinityd.config import file
 from affinityd.enforce.document import MAX_BYTES, PATH, EnforceDocument
 from affinityd.errors import (
     DAEMON_EXTRA,
-    AffinityError,
     DaemonError,
     InvalidRequestError,
     NoDaemonError,
@@ -24,6 +22,7 @@ from affinityd.errors import (
 from affinityd.json_codec import loads
 from affinityd.text import one_line
 
+TROUBLE = 2  #: exit code of every error: 1 is an answer
 TIMEOUT = 5.0  #: seconds: somebody waits
 
 
@@ -42,15 +41,11 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it; 0: all fits, 1: something does not run where it is to, 2: it cannot be told."""
-    try:
-        if arguments.format == "json" and (arguments.all or arguments.check is not None):
-            raise InvalidRequestError(
-                "--all and --check print lines; leave out --json, which has all of it"
-            )
-        return _check(arguments.check) if arguments.check is not None else _enforce(arguments)
-    except AffinityError as error:
-        say(f"affinityd enforce: {error}")
-        return 2
+    if arguments.format == "json" and (arguments.all or arguments.check is not None):
+        raise InvalidRequestError(
+            "--all and --check print lines; leave out --json, which has all of it"
+        )
+    return _check(arguments.check) if arguments.check is not None else _enforce(arguments)
 
 
 def _check(path: str) -> int:

@@ -18,7 +18,7 @@ from affinityd.cli.parser import Parser, add_format
 from affinityd.cli.render import verify
 from affinityd.cli.render.audit_rows import process_name
 from affinityd.cpuset import several
-from affinityd.errors import AffinityError, TargetError
+from affinityd.errors import TargetError
 from affinityd.linux import memory_policy
 from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import descendants
@@ -26,6 +26,7 @@ from affinityd.linux.procstat import Stat
 from affinityd.request.formats import Reply
 from affinityd.text import one_line
 
+TROUBLE = 2  #: exit code of every error: 1 is an answer
 #: A process may use fewer GPUs than it is judged by.
 NOT_NAMED = (
     "its environment names none of {gpus}, and near is what is near any of them: "
@@ -49,14 +50,6 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print where the process is; 0: near its GPUs, or not known; 1: not all; 2: not judged."""
-    try:
-        return _verify(arguments)
-    except AffinityError as error:
-        say(f"affinityd verify: {error}")
-        return 2
-
-
-def _verify(arguments: argparse.Namespace) -> int:
     process = target.living(arguments.pid or os.getpid())
     # What is near does not hang on how cores would be divided: no site's choice is asked for.
     planner = target.ProcessPlanner(plan_options.given(arguments), divides=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from affinityd.audit.model import GpuKey
@@ -18,6 +17,7 @@ from affinityd.enforce.document import (
     PolicyDocument,
 )
 from affinityd.enforce.model import ALLOCATION, CONTAINER, DAEMON, DRIFTED, FITS, LEFT
+from affinityd.grouping import grouped
 from affinityd.text import count
 
 COLUMNS = ("job", "gpu", "pid", "name", "mode", "may run on", "is to run on", "verdict")
@@ -71,17 +71,15 @@ def _policy(policy: PolicyDocument) -> str:
 
 def _far(document: EnforceDocument) -> str:
     """Return which GPUs are used from far away, by what becomes of them."""
-    by_fate: defaultdict[str, list[GpuKey]] = defaultdict(list)
-    for gpu in document.summary.gpus:
-        by_fate[gpu.fate].append(gpu.key)
-    unknown = by_fate[UNKNOWN]
-    end = f"; who uses {_gpus(unknown)} is not known" if unknown else ""
-    far = [(by_fate[fate], *words) for fate, words in FATES.items() if by_fate[fate]]
+    by_fate = grouped(document.summary.gpus, lambda gpu: gpu.fate)
+    unknown = by_fate.get(UNKNOWN)
+    end = f"; who uses {_gpus(it.key for it in unknown)} is not known" if unknown else ""
+    far = [(by_fate[fate], *words) for fate, words in FATES.items() if fate in by_fate]
     number = sum(len(gpus) for gpus, *_ in far)
     if not number:
         return f"no GPU is used from far away{end}"
     said = ", ".join(
-        (one if len(gpus) == 1 else more).format(f"{len(gpus)} ({_gpus(gpus)})")
+        (one if len(gpus) == 1 else more).format(f"{len(gpus)} ({_gpus(gpu.key for gpu in gpus)})")
         for gpus, one, more in far
     )
     verb = "is" if number == 1 else "are"
@@ -90,10 +88,10 @@ def _far(document: EnforceDocument) -> str:
 
 def _gpus(keys: Iterable[GpuKey]) -> str:
     """Return `nvidia 0-3`: indices count per vendor."""
-    by_vendor: defaultdict[str, set[int]] = defaultdict(set)
-    for vendor, index in keys:
-        by_vendor[vendor].add(index)
-    return " + ".join(f"{vendor} {format_list(its)}" for vendor, its in by_vendor.items())
+    by_vendor = grouped(keys, lambda key: key[0])
+    return " + ".join(
+        f"{vendor} {format_list(index for _, index in its)}" for vendor, its in by_vendor.items()
+    )
 
 
 def _table(
@@ -104,24 +102,14 @@ def _table(
     sentences: dict[int, str] = {}  #: by the number of the row above it
     for job in document.jobs or ():
         shown = [process for process in job.processes if is_shown(process)]
-        for said in _grouped(shown, lambda it: (it.verdict, it.cause, it.reason, it.why)):
-            places = _grouped(said, lambda it: (it.mode, it.rule, it.masks, it.cpulist))
-            rows += [_row(job, alike) for alike in places]
+        for said in grouped(shown, lambda it: (it.verdict, it.cause, it.reason, it.why)).values():
+            places = grouped(said, lambda it: (it.mode, it.rule, it.masks, it.cpulist))
+            rows += [_row(job, alike) for alike in places.values()]
             sentences[len(rows)] = said[0].why or ""
     if rows:
         for number, line in enumerate(aligned(COLUMNS, rows, ())):
             yield line
             yield from [f"  {sentences[number]}"] if sentences.get(number) else ()
-
-
-def _grouped(
-    processes: Iterable[EnforceProcessDocument], key: Callable[[EnforceProcessDocument], object]
-) -> list[Alike]:
-    """Return the processes, those of one key together, in the order of the first of each."""
-    groups: defaultdict[object, Alike] = defaultdict(list)
-    for process in processes:
-        groups[key(process)].append(process)
-    return list(groups.values())
 
 
 def _row(job: EnforceJobDocument, alike: Alike) -> tuple[str, ...]:
