@@ -21,6 +21,14 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
+def whole_number(text: str | None, most: int) -> int | None:
+    """Return what a text of digits says; None for any other text, and for more than `most`."""
+    if not text or not text.isascii() or not text.isdigit() or len(text) > len(str(most)):
+        return None
+    number = int(text)
+    return number if number <= most else None
+
+
 def node_name(number: int | None) -> str:
     """Return a NUMA node's name for people."""
     return "the CPUs of no NUMA node" if number is None else f"node {number}"

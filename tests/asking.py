@@ -7,8 +7,7 @@ from affinityd.errors import AffinityError
 from affinityd.request.formats import Reply
 from affinityd.request.parameters import parse_request
 from affinityd.request.resolve import Caller, answer
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 
 
 def ask(

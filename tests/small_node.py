@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.topology import node_file
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 from tests.machines.by_hand import made
 from tests.machines.sysfs_tree import write_tree
 

@@ -26,7 +26,7 @@ STORY = """
 import json, os, pty, subprocess, sys, time
 from affinityd.audit import remedies
 from affinityd.audit.auditor import Auditor
-from affinityd.linux.processes import stat_of
+from affinityd.linux.processes import (stat_of)
 from tests.auditing import Known
 from tests.small_node import TOPOLOGY
 

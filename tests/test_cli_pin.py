@@ -15,7 +15,8 @@ from affinityd.cli.commands import pin
 from affinityd.cli.parser import Parser
 from affinityd.cpuset import CpuSet
 from affinityd.linux.pinning import PinResult
-from affinityd.linux.processes import descendants, mask_of, stat_of, thread_ids
+from affinityd.linux.process_table import descendants
+from affinityd.linux.processes import mask_of, stat_of, thread_ids
 from affinityd.request.parameters import PARAMETERS
 from tests.children import program, sleeping
 from tests.cpusets import cpuset, needs_cpuset

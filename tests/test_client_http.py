@@ -30,7 +30,7 @@ from affinityd.errors import (
     UnsatisfiableError,
 )
 from affinityd.request.formats import render
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 from tests.daemons import BELIEVED, Daemon, running
 from tests.serving import Behaviour, answering, hanging, http, serving
 

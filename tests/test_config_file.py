@@ -13,7 +13,6 @@ import pytest
 
 from affinityd.config import file as conffile
 from affinityd.errors import InvalidRequestError
-from affinityd.linux import files
 
 NOBODY = 65534
 SYSTEM = "/run/affinityd/affinityd.sock"
@@ -127,7 +126,7 @@ def test_a_file_of_the_kernel_s_that_has_nothing_yet_is_not_waited_for(tmp_path:
     ends = os.open(tmp_path / "fifo", os.O_RDWR)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(files, "_check", lambda _status: None)
+            patch.setattr("affinityd.linux.files.stat.S_ISREG", lambda _mode: True)
             with pytest.raises(InvalidRequestError, match=r"temporarily unavailable$"):
                 conffile.read(str(tmp_path / "fifo"))
     finally:

@@ -26,9 +26,10 @@ from affinityd.cpuset import format_list
 from affinityd.discovery import open_tree
 from affinityd.doctor.daemon_probe import probe
 from affinityd.doctor.facts import DaemonFacts, NodeFacts
-from affinityd.linux.processes import INITIAL_PIDS, descendants
+from affinityd.linux.process_table import descendants
+from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.topology import node_file
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 from tests.cpusets import cpuset, needs_cpuset
 from tests.daemons import running
 from tests.doctoring import TWO, Expected, check, facts_of, n_a, well

@@ -13,7 +13,7 @@ from affinityd.audit.model import Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.enforce.policy import identity
 from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity, pods_of
-from affinityd.linux import environ
+from affinityd.linux import files
 from affinityd.linux.processes import PROC, cgroups_of, stat_of
 from affinityd.recent import REMEMBERED
 from tests.auditing import KUBERNETES_POD, POD, SLURM_JOB, process
@@ -186,13 +186,10 @@ def test_another_process_by_the_same_number_is_asked_anew() -> None:
     assert (other.switch, other.environment) == ("on", None)
 
 
-def test_an_entry_that_is_cut_off_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_that_is_cut_off_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/stat").write_bytes(Path("/proc/self/stat").read_bytes())
-    (tmp_path / "proc/7/environ").write_bytes(b"TEAM=a\0SIZE=large\0")
-    monkeypatch.setattr(environ, "MOST", len(b"TEAM=a\0SIZE=l"))
+    (tmp_path / "proc/7/environ").write_bytes(b"TEAM=a\0SIZE=" + b"l" * files.MOST + b"\0")
     facts = facts_of(7, proc=str(tmp_path / "proc"))
     assert ProcessIdentities(str(tmp_path)).of(facts, ("TEAM", "SIZE")).environment == {"TEAM": "a"}
 

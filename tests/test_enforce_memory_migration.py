@@ -25,10 +25,10 @@ from affinityd.enforce.memory_migration import (
     destination,
     migration_of,
 )
-from affinityd.linux import capabilities, mempolicy
-from affinityd.linux.capabilities import SYS_NICE
+from affinityd.linux import syscalls
 from affinityd.linux.memory_policy import MemoryPolicy
 from affinityd.linux.processes import stat_of
+from affinityd.linux.syscalls import SYS_NICE
 from affinityd.topology.model import Topology
 from tests.auditing import process
 from tests.child_python import said
@@ -162,8 +162,8 @@ def test_the_memory_of_another_process_by_the_same_number_is_not_moved(
         asked.append(pid)
         return 0
 
-    monkeypatch.setattr(memory_migration, "migrate_pages", note)
-    monkeypatch.setattr(capabilities, "lay_down", lambda _: None)  # this thread is the tests' own
+    monkeypatch.setattr(syscalls, "migrate_pages", note)
+    monkeypatch.setattr(syscalls, "lay_down", lambda _: None)  # this thread is the tests' own
     with sleeping() as child:
         start = facts_of(child.pid).start
         for began in (start - 1, start):
@@ -252,9 +252,9 @@ def test_who_moves_has_laid_down_what_would_move_other_processes_pages() -> None
 )
 def test_what_cannot_be_moved_is_an_error(pid: int, new: Nodes, error: str) -> None:
     with pytest.raises(OSError, match=error):
-        mempolicy.migrate_pages(pid, HERE, new)
+        syscalls.migrate_pages(pid, HERE, new)
 
 
 def test_of_a_process_all_of_whose_pages_are_there_none_is_left_over() -> None:
     with sleeping() as child:
-        assert mempolicy.migrate_pages(child.pid, HERE, HERE) == 0
+        assert syscalls.migrate_pages(child.pid, HERE, HERE) == 0

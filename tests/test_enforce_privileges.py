@@ -16,8 +16,8 @@ from affinityd.enforce.privileges import (
     REFUSED,
     lacking,
 )
-from affinityd.linux.capabilities import SYS_NICE, has
 from affinityd.linux.processes import INITIAL_PIDS
+from affinityd.linux.syscalls import SYS_NICE
 from tests.child_python import said
 from tests.test_memory_policy import SECCOMP
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 ASK = "from affinityd.enforce.privileges import lacking; print(lacking())"
 ALL_CAPABILITIES = "000001ffffffffff"
 
-#: System calls by `uname -m`: sched_setaffinity, capset. Source: see affinityd.linux.mempolicy.
+#: System calls by `uname -m`: sched_setaffinity, capset. Source: see affinityd.linux.syscalls.
 NUMBERS = {"x86_64": (203, 126), "aarch64": (122, 91), "ppc64le": (222, 184)}
 SET_AFFINITY, CAPSET = NUMBERS.get(os.uname().machine, (0, 0))
 
@@ -123,7 +123,7 @@ def test_to_ask_changes_no_mask_of_our_own() -> None:
 def test_a_thread_that_lays_a_capability_down_lays_down_its_own_alone() -> None:
     code = """
 import threading
-from affinityd.linux.capabilities import SYS_NICE, lay_down
+from affinityd.linux.syscalls import SYS_NICE, lay_down
 def effective(thread):
     return next(it for it in open(f"/proc/{thread}/status") if it.startswith("CapEff"))[7:].strip()
 def work():
@@ -144,7 +144,7 @@ print(*seen, effective("self"))
 @needs_numbers
 def test_where_seccomp_refuses_to_lay_one_down_it_is_an_error() -> None:
     code = """
-from affinityd.linux.capabilities import SYS_NICE, lay_down
+from affinityd.linux.syscalls import SYS_NICE, lay_down
 try:
     lay_down(SYS_NICE)
 except OSError as error:
@@ -154,7 +154,3 @@ except OSError as error:
         said(f"{SECCOMP}\nrefuse({CAPSET}, errno.EPERM)\n{code}")
         == "[Errno 1] Operation not permitted"
     )
-
-
-def test_where_there_is_no_status_there_is_no_capability(tmp_path: Path) -> None:
-    assert not has(SYS_NICE, os.fspath(tmp_path))

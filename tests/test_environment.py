@@ -17,7 +17,7 @@ from affinityd.errors import (
     NoSuchGpuError,
     UnsatisfiableError,
 )
-from affinityd.linux.environ import environment_of
+from affinityd.linux.files import environment_of
 from affinityd.request import environment, environment_cpus
 from tests.children import program, sleeping
 
@@ -463,7 +463,7 @@ ctypes.CDLL(None).execve(b"/bin/sh", words, texts(b"A=1", b"none", b"=", None))"
 def test_an_environment_that_cannot_be_read_is_none() -> None:
     code = """
 import os, sys
-from affinityd.linux.environ import environment_of
+from affinityd.linux.files import environment_of
 os.setuid(65534)
 print(environment_of(int(sys.argv[1])))"""
     with sleeping() as child:

@@ -25,8 +25,7 @@ from affinityd.discovery import discover, open_tree
 from affinityd.errors import AffinityError, InvalidRequestError, TreeError
 from affinityd.request import environment
 from affinityd.topology import node_file as nodefile
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 from tests.machines.facts import machine
 
 pytestmark = pytest.mark.processes

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from affinityd.linux import memory_policy, mempolicy
+from affinityd.linux import memory_policy, syscalls
 
 pytestmark = pytest.mark.processes
 
@@ -50,9 +50,9 @@ SECCOMP = (
     PRELUDE
     + """
 import ctypes, errno, resource, struct
-from affinityd.linux.mempolicy import NUMBERS
+from affinityd.linux.syscalls import NUMBERS
 
-SET, GET, _ = NUMBERS[os.uname().machine]
+SET, GET, *_ = NUMBERS[os.uname().machine]
 LOAD, JUMP_IF_EQUAL, RETURN, ERRNO, ALLOW = 0x20, 0x15, 0x06, 0x50000, 0x7FFF0000
 NO_NEW_PRIVS, SECCOMP_ON, FILTER = 38, 22, 2
 
@@ -172,8 +172,8 @@ def test_a_process_that_asked_for_nothing_holds_the_default() -> None:
 
 def test_flags_that_came_with_a_mode_are_passed_over() -> None:
     [[policy, nodes, _]] = child("""
-from affinityd.linux import mempolicy
-mempolicy.set_mempolicy(2 | 1 << 15, ON_0)
+from affinityd.linux import syscalls
+syscalls.set_mempolicy(2 | 1 << 15, ON_0)
 tell(own_policy())
 """)
     assert (policy, nodes) == ("bind", [0])
@@ -190,7 +190,7 @@ tell(own_policy())
 def test_what_other_kernels_tell_is_named(
     monkeypatch: pytest.MonkeyPatch, mode: int, nodes: list[int], held: str
 ) -> None:
-    monkeypatch.setattr(mempolicy, "get_mempolicy", lambda: (mode, frozenset(nodes)))
+    monkeypatch.setattr(syscalls, "get_mempolicy", lambda: (mode, frozenset(nodes)))
     assert str(memory_policy.own_policy()) == held
 
 
@@ -354,7 +354,7 @@ print(json.dumps([os.uname().machine, told(set_policy("preferred", ON_0))]))
 """,
         SECCOMP,
     )
-    assert machine not in mempolicy.NUMBERS
+    assert machine not in syscalls.NUMBERS
     assert (policy, nodes) == ("default", [])
     assert refusal == (
         "preferred on node 0 was refused (ENOSYS: no number of set_mempolicy is known on"

@@ -13,7 +13,7 @@ from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.scanner import Audit
 from affinityd.discovery.nvml.failures import NvmlFailures
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 from tests.enforced import enforced
 from tests.scans import GPU0, GPU1, MACHINE, NEAR, process, scan
 

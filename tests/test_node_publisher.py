@@ -14,7 +14,7 @@ import pytest
 from affinityd.daemon.state.node_publisher import NodePublisher
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.topology import node_file
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 from tests.machines.facts import machine
 from tests.test_topology_watcher import until
 

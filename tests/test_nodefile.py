@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.topology import node_file
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 from tests.machines.facts import ALL_NAMES, machine
 
 

@@ -25,14 +25,8 @@ from affinityd.linux.pinning import (
     ThreadResult,
     pin_threads,
 )
-from affinityd.linux.processes import (
-    descendants,
-    everyone,
-    mask_of,
-    stat_of,
-    thread_ids,
-    thread_stat,
-)
+from affinityd.linux.process_table import descendants
+from affinityd.linux.processes import everyone, mask_of, stat_of, thread_ids, thread_stat
 from tests.children import CHURN, children_of, program, sleeping
 from tests.cpusets import cpuset, needs_cpuset
 from tests.test_processes import HEADLESS, ZOMBIE

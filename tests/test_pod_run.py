@@ -19,8 +19,7 @@ from affinityd.json_codec import dumps
 from affinityd.request.environment import first_answer
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import answer
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 from tests.asking import ask
 from tests.daemons import running
 from tests.machines.facts import machine

@@ -15,7 +15,7 @@ from affinityd.daemon.peers.callers import Callers
 from affinityd.daemon.state.plan_service import Answer, PlanService
 from affinityd.daemon.state.topology_watcher import TopologyWatcher
 from affinityd.request.parameters import Request
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 from tests.machines.facts import machine
 from tests.test_topology_watcher import StandIn
 

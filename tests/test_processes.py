@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.linux import processes
-from affinityd.linux.process_table import ProcessTable, ancestors
+from affinityd.linux.process_table import ProcessTable, ancestors, descendants
 from tests.children import CHURN, program, sleeping
 
 pytestmark = pytest.mark.processes
@@ -116,7 +116,7 @@ def test_a_table_of_processes_has_their_children_and_ancestors(*, lists_children
         assert table.children(its, [its]) == []
         above = list(ancestors(its, table.parents))
         assert above[:4] == [its, own, child.pid, os.getpid()]
-        assert [stat.number for stat in processes.descendants(child.pid)] == [own, its]
+        assert [stat.number for stat in descendants(child.pid)] == [own, its]
 
 
 def test_a_table_of_a_folder_that_is_no_proc_is_empty(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_descendants_come_parents_first_whatever_their_numbers() -> None:
     ) as child:
         assert child.stdout is not None
         line = [int(word) for word in child.stdout.readline().split()]
-        found = processes.descendants(child.pid)
+        found = descendants(child.pid)
         child.communicate()
     assert [stat.number for stat in found] == line
     assert [stat.parent for stat in found] == [child.pid, line[0]]
@@ -160,24 +160,24 @@ def test_a_tree_may_go_down_in_numbers_and_have_what_looks_like_a_circle(tmp_pat
         folder.mkdir()
         (folder / "stat").write_text(f"{pid} (a (b) c) S {parent} {rest}\n")
     (tmp_path / "6").mkdir()  # which has just ended
-    found = processes.descendants(9, str(tmp_path))
+    found = descendants(9, str(tmp_path))
     assert [stat.number for stat in found] == [4, 5, 3, 9000]
     assert {stat.name for stat in found} == {"a (b) c"}
-    assert [stat.number for stat in processes.descendants(20, str(tmp_path))] == [30, 20]
+    assert [stat.number for stat in descendants(20, str(tmp_path))] == [30, 20]
 
 
 def test_the_process_that_asks_is_nobodys_descendant() -> None:
     with sleeping() as child:
-        found = {stat.number for stat in processes.descendants(os.getppid())}
+        found = {stat.number for stat in descendants(os.getppid())}
         assert os.getpid() not in found
-        assert child.pid in {stat.number for stat in processes.descendants(os.getpid())}
+        assert child.pid in {stat.number for stat in descendants(os.getpid())}
 
 
 def test_a_zombie_is_known_as_one_and_is_no_descendant() -> None:
     with program(ZOMBIE.replace("print(pid", "print('ready'")) as child:
         (zombie,) = (stat for stat in processes.everyone() if stat.parent == child.pid)
         assert zombie.is_zombie
-        assert processes.descendants(child.pid) == []
+        assert descendants(child.pid) == []
 
 
 def test_a_process_whose_main_thread_has_ended_is_no_zombie() -> None:
@@ -209,7 +209,7 @@ def test_of_a_process_that_is_not_there_nothing_is_known(pid: int) -> None:
     assert processes.process_of(pid) is None
     assert processes.uid_of(pid) is None
     assert processes.cgroups_of(pid) == processes.title_of(pid) == ""
-    assert processes.descendants(pid) == [] or pid == 0  # 0 is the kernel's own, of /proc/1
+    assert descendants(pid) == [] or pid == 0  # 0 is the kernel's own, of /proc/1
 
 
 @pytest.mark.parametrize("tid", [0, -1, 10**9, 10**12])

@@ -15,8 +15,7 @@ from affinityd.daemon.state import scanner as scanner_module
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.daemon.state.scanner import Audit, scan_regularly
 from affinityd.errors import FatalError
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 from tests.scans import MACHINE, scan
 
 SOON = 5.0

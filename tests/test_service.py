@@ -19,8 +19,7 @@ from affinityd.request.formats import document, render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
 from affinityd.request.parsers import MAX_ENTRIES
 from affinityd.request.resolve import Caller, answer
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 from tests.asking import ask, cpulists, is_one_short_line, try_to_ask
 from tests.machines.by_hand import made
 from tests.machines.facts import ALL_NAMES, machine

@@ -20,7 +20,7 @@ from affinityd.request.parameters import Request
 from affinityd.request.query import parse_query
 from affinityd.request.resolve import answer
 from affinityd.request.slurm_binding import Slot, cpus_of_step, gpu_slot
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 from tests.asking import ask, cpulists, try_to_ask
 
 DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5

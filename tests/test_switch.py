@@ -16,8 +16,7 @@ from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import InvalidRequestError
 from affinityd.request.parameters import parse_request
 from affinityd.request.resolve import Caller
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 from tests.machines.by_hand import made
 
 WORDS = {

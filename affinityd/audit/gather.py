@@ -21,6 +21,8 @@ from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.cpu_limit import cpu_limit_of
 from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import (
+    ENDED,
+    Stat,
     Thread,
     cgroups_of,
     mask_of,
@@ -30,7 +32,6 @@ from affinityd.linux.processes import (
     thread_stat,
     uid_of,
 )
-from affinityd.linux.procstat import ENDED, Stat
 
 FAMILY = 1.0  #: seconds that a holder and its descendants may take in a scan
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from affinityd.cpuset import CpuSet
-from affinityd.linux.processes import Thread
-from affinityd.linux.procstat import ENDED
+from affinityd.linux.processes import ENDED, Thread
 from affinityd.topology.model import Gpu
 
 #: A GPU's one name on its machine: `Gpu.key`, its vendor and index.

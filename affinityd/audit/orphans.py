@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable
 from affinityd.audit.membership import is_slurms
 from affinityd.audit.model import AuditedProcess, Holding, Membership, ProcessFacts
 from affinityd.audit.owners import ProcessOwners
-from affinityd.linux.processes import INIT, exists
-from affinityd.linux.procstat import ZOMBIE
+from affinityd.linux.processes import INIT, ZOMBIE, exists
 from affinityd.topology.nearness import UNKNOWN
 
 GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)

@@ -14,13 +14,11 @@ from affinityd.client.process_context import ProcessContext
 from affinityd.config import file
 from affinityd.cpuset import CpuSet
 from affinityd.errors import AffinityError, TargetError
-from affinityd.linux.processes import cgroups_of, process_of, stat_of
-from affinityd.linux.procstat import Stat
+from affinityd.linux.processes import Stat, cgroups_of, process_of, stat_of
 from affinityd.request.formats import Reply
 from affinityd.request.resolve import Caller
 from affinityd.text import quote
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 
 MAX_DIGITS = 10  #: more than any pid has
 

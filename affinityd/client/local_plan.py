@@ -22,8 +22,7 @@ from affinityd.request.parameters import parse_request
 from affinityd.request.resolve import Caller, answer
 from affinityd.text import quote
 from affinityd.topology import node_file
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import os
 from affinityd.client.device_access import granted_gpus, vendors
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cpu_limit import own_cpu_limit
-from affinityd.linux.environ import environment_of
+from affinityd.linux.files import environment_of
 from affinityd.request import environment
 from affinityd.request.environment_cpus import JOB_CPUS
 
@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from affinityd.linux.procstat import Stat
+    from affinityd.linux.processes import Stat
     from affinityd.request.environment import Question
 
 

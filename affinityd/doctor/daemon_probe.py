@@ -21,7 +21,7 @@ from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.peercred import credentials
 from affinityd.request.document import AllowedCpus
 from affinityd.topology import node_file
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 
 READY = "/readyz"
 NO_ROOM = "it takes no more connections: its queue is full"

@@ -14,9 +14,8 @@ from affinityd.doctor.result import NotApplicableError
 from affinityd.enforce.document import EnforceDocument
 from affinityd.linux.mounts import Mount, parse_mounts
 from affinityd.request.document import AllowedCpus
-from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.nearness import Vicinity, vicinity
-from affinityd.topology.node import Node
 
 #: What a machine without files is read from, a shipped one: nothing is below a device.
 NO_ROOT = f"{os.devnull}/"

@@ -1,6 +1,6 @@
 """Memory that follows a pinned process to where it runs: migrate_pages(2), one process at a time.
 
-What it costs, by kernel mm/mempolicy.c `do_migrate_pages`, mm/migrate.c, mm/swap.c:
+What it costs, by kernel mm/syscalls.c `do_migrate_pages`, mm/migrate.c, mm/swap.c:
 
 - For each far node all of the process's page tables are walked. Its mmap_lock is held for reading:
   mmap(2), munmap(2), and with them the start of threads, wait until the walk is over.
@@ -29,11 +29,9 @@ from queue import Full, Queue
 
 from affinityd.audit.model import ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.linux import capabilities
-from affinityd.linux.files import lines
+from affinityd.linux import syscalls
 from affinityd.linux.memory_policy import MemoryPolicy, policy_of
-from affinityd.linux.mempolicy import migrate_pages
-from affinityd.linux.processes import PROC, is_running
+from affinityd.linux.processes import is_running, status_of
 from affinityd.topology.model import Topology
 
 Nodes = frozenset[int]
@@ -139,8 +137,8 @@ class MemoryMigrations:
         if not nodes:
             return LEFT
         try:
-            capabilities.lay_down(capabilities.SYS_NICE)
-            return PARTLY if migrate_pages(pid, pending.far, nodes) else MOVED
+            syscalls.lay_down(syscalls.SYS_NICE)
+            return PARTLY if syscalls.migrate_pages(pid, pending.far, nodes) else MOVED
         except OSError as error:
             if not is_running(pid, pending.start):
                 return None
@@ -154,8 +152,4 @@ class MemoryMigrations:
 
 def mems_allowed(pid: int) -> Nodes:
     """Return the nodes whose memory a process may use, proc_pid_status(5)."""
-    for line in lines(f"{PROC}/{pid}/status"):
-        name, _, nodes = line.partition(b":")
-        if name == b"Mems_allowed_list":
-            return parse_list(nodes.decode())
-    return frozenset()
+    return parse_list(status_of(pid, "Mems_allowed_list"))

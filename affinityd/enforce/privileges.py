@@ -6,8 +6,8 @@ import errno
 import os
 from pathlib import Path
 
-from affinityd.linux import capabilities
-from affinityd.linux.processes import INITIAL_PIDS, PROC
+from affinityd.linux.processes import INITIAL_PIDS, PROC, status_of
+from affinityd.linux.syscalls import SYS_NICE
 
 #: /proc/self/ns/user of those whose capabilities count for every process: PROC_USER_INIT_INO,
 #: kernel include/linux/proc_ns.h.
@@ -39,7 +39,7 @@ def lacking(proc: str = PROC) -> str | None:
         return NOT_ALL_PIDS
     if _is_apart(f"{proc}/self/ns/user", INITIAL_USERS):
         return NOT_ALL_USERS
-    if not capabilities.has(capabilities.SYS_NICE, proc):
+    if not int(status_of("self", "CapEff", proc) or "0", 16) >> SYS_NICE & 1:
         return NO_SYS_NICE
     return _refusal()
 

@@ -10,7 +10,7 @@ from shlex import quote
 from affinityd.config.switch import ON
 from affinityd.errors import OutputError
 from affinityd.kubernetes.node_plan import NodePlan
-from affinityd.linux.atomic_write import EXECUTABLE, READABLE, write_whole
+from affinityd.linux.files import EXECUTABLE, READABLE, write_whole
 
 FILES = Path(__file__).with_name("files")
 SCRIPTS = {
@@ -66,6 +66,6 @@ def _write(path: Path, text: str, mode: int = READABLE) -> None:
         if not path.parent.exists():
             path.parent.mkdir(parents=True)
             path.parent.chmod(EXECUTABLE)
-        write_whole(path, text, mode)
+        write_whole(path, text.encode(), mode)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror}") from None

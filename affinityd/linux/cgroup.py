@@ -4,7 +4,7 @@ Sources: cgroups(7), cpuset(7), kernel Documentation/admin-guide/cgroup-v1/cpuse
 cgroup-v2.rst.
 """
 
-# ruff: noqa: PTH123, PTH207 - pathlib costs more to import than all of this to run
+# ruff: noqa: PTH207 - pathlib costs more to import than all of this to run
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from glob import escape, glob
 
 from affinityd.cpuset import CpuSet, parse_list
+from affinityd.linux.files import content, text
 from affinityd.linux.mounts import parse_mounts
+from affinityd.linux.processes import cgroups_of
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,13 @@ class Cgroups:
         """Begin with what a /proc/PID/cgroup says. `root`: where the files of the machine are."""
         self._membership = membership
         self._base = root.rstrip("/")
-        self._mounts = parse_mounts(_read(f"{self._base}/proc/self/mountinfo") or "")
+        mounts = content(f"{self._base}/proc/self/mountinfo") or b""
+        self._mounts = parse_mounts(os.fsdecode(mounts))
 
     @classmethod
     def of(cls, pid: int, root: str = "/") -> Cgroups:
         """Return those of a process; of one that is gone there are none."""
-        return cls(_read(f"{root.rstrip('/')}/proc/{pid}/cgroup") or "", root)
+        return cls(cgroups_of(pid, f"{root.rstrip('/')}/proc"), root)
 
     @property
     def cpuset(self) -> CpuSet | None:
@@ -166,17 +169,9 @@ def _capped(path: str) -> str:
     return "/".join(path.split("/", MOST_LEVELS + 1)[: MOST_LEVELS + 1])
 
 
-def _cpus(path: str) -> CpuSet | None:
-    text = _read(path)
+def _cpus(path: str) -> CpuSet:
+    """Return the CPUs that a file lists; none where it cannot be read."""
     try:
-        return None if text is None else parse_list(text)
+        return parse_list(text(path))
     except ValueError:
-        return None
-
-
-def _read(path: str) -> str | None:
-    try:  # of the names of cgroups a newline alone is no part: a CR is, and must not become one
-        with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            return file.read()
-    except (OSError, ValueError):  # the latter for a NUL, which no path has
-        return None
+        return frozenset()

@@ -3,9 +3,10 @@
 Sources: kernel Documentation/scheduler/sched-bwc.rst (v1) and admin-guide/cgroup-v2.rst, cpu.max.
 """
 
-# ruff: noqa: PTH123 - pathlib costs more to import than Python to start
-
 from __future__ import annotations
+
+from affinityd.linux.files import text
+from affinityd.text import whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 QUOTA, PERIOD = "cpu.cfs_quota_us", "cpu.cfs_period_us"  #: of v1; v2 has both in one file
 MAX = "cpu.max"
-LONGEST = 12  #: digits of a number that a kernel writes here
+MOST = 10**12 - 1  #: microseconds; more than a kernel writes here
 
 
 def cpu_limit_of(cgroups: Cgroups) -> int | None:
@@ -38,23 +39,9 @@ def own_cpu_limit(mount: str = "/sys/fs/cgroup") -> int | None:
 
 
 def _limit(folder: str) -> int | None:
-    numbers = _words(f"{folder}/{MAX}") or [
-        *_words(f"{folder}/{QUOTA}"),
-        *_words(f"{folder}/{PERIOD}"),
-    ]
-    if len(numbers) != 2 or not all(map(_is_number, numbers)):  # noqa: PLR2004 - v2's `max`, v1's -1
+    own = text(f"{folder}/{MAX}") or f"{text(f'{folder}/{QUOTA}')} {text(f'{folder}/{PERIOD}')}"
+    numbers = [whole_number(word, MOST) for word in own.split(" ")]
+    quota, period = numbers if len(numbers) == 2 else (None, None)  # noqa: PLR2004
+    if quota is None or not period:  # v2's `max`, v1's -1
         return None
-    quota, period = map(int, numbers)
-    return -(-quota // period) or None if period else None
-
-
-def _words(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(64).split()
-    except OSError:
-        return []
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= LONGEST
+    return -(-quota // period) or None

@@ -1,21 +1,87 @@
-"""Files of /proc and /sys, thousands at once: what cannot be read is nothing, and no error.
+"""Files of /proc and /sys, thousands at once, and those that others read or write meanwhile.
 
-Any of them may vanish, or refuse to be read, at any moment.
+What is in /proc and /sys may vanish, or refuse to be read, at any moment: that is no error.
+`affinityd exec` imports this: pathlib costs more to import than Python to start.
 """
+
+# ruff: noqa: PTH116, PTH208
 
 from __future__ import annotations
 
-# ruff: noqa: PTH208 - pathlib would double the time
 import errno
 import os
-
-# ruff: noqa: PTH116 - pathlib costs more to import than Python to start
 import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 PART = 65536  #: bytes that are read at once
 
+#: Bytes that are read of a file. execve(2) takes some megabytes; a process may name all of its
+#: memory as its environment or command line, PR_SET_MM_MAP of prctl(2).
+MOST = 4 * 1024 * 1024
+
 #: What there is too little of, where a file cannot be read that is there all the same.
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+READABLE, EXECUTABLE = 0o644, 0o755  #: by everybody, whatever the umask is
+
+
+def read(path: str, most: int) -> bytes:
+    """Return a file, or the first `most` bytes of one; no pipe is waited for. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        parts = [os.read(file, min(PART, most))]
+        left = most - len(parts[0])
+        while parts[-1] and left > 0:  # a long list comes a page at a time
+            parts.append(os.read(file, min(PART, left)))
+            left -= len(parts[-1])
+        return b"".join(parts)
+    finally:
+        os.close(file)
+
+
+def content(path: str) -> bytes | None:
+    """Return a file; None where it cannot be read."""
+    try:
+        return read(path, MOST)
+    except (OSError, ValueError):  # the latter for a NUL, which no path has
+        return None
+
+
+def text(path: str) -> str:
+    """Return a file's text without the blanks around it; "" where it cannot be read."""
+    return (content(path) or b"").decode(errors="replace").strip()
+
+
+def present(path: str) -> bytes | None:
+    """Return a file; None where there is none for us.
+
+    Raises OSError where nobody can say: PermissionError, and where there is too little of something
+    (SCARCE) to read it.
+    """
+    try:
+        return read(path, MOST)
+    except OSError as error:
+        if error.errno in SCARCE or isinstance(error, PermissionError):
+            raise
+        return None
+
+
+def read_regular(path: str, most: int) -> bytes:
+    """Return what a regular file holds, without waiting for it.
+
+    Raises OSError: EINVAL for what is no regular file, EFBIG for one of more than `most` bytes,
+    EAGAIN for one of the kernel's that has somebody wait, as /proc/kmsg.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):  # first: to open a device may do something
+        raise OSError(errno.EINVAL, "not a regular file")
+    data = read(path, most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"longer than {most} bytes")
+    return data
 
 
 def listed(folder: str) -> list[str]:
@@ -31,98 +97,44 @@ def numbered(folder: str) -> list[int]:
     return sorted(int(name) for name in listed(folder) if name.isascii() and name.isdigit())
 
 
-def content(path: str) -> bytes | None:
-    """Return a file as it is; None where it cannot be read. A file object would cost as much."""
-    try:
-        return _whole(path)
-    except OSError:
-        return None
+def environment_of(pid: int, root: str = "") -> Mapping[str, str] | None:
+    """Return the environment that a process was started with; None where it cannot be read.
 
-
-def present(path: str) -> bytes | None:
-    """Return a file of one record, which the kernel gives at once; None where there is none for us.
-
-    Raises OSError where nobody can say: PermissionError, and where there is too little of something
-    (SCARCE) to read it.
+    Of a name that is there twice the first counts, as for getenv(3). Empty is that of a process
+    which has written its title over it (setproctitle): then two NULs follow each other. Source:
+    /proc/PID/environ, proc(5). `root`: where the machine's files are.
     """
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        if error.errno in SCARCE or isinstance(error, PermissionError):
-            raise
+    data = content(f"{root}/proc/{pid}/environ")
+    if data is None:
         return None
-    try:
-        return os.read(file, PART)
-    except OSError:
-        return None
-    finally:
-        os.close(file)
+    whole = data if len(data) < MOST else data[: data.rfind(b"\0")]
+    entries = [] if b"\0\0" in data else os.fsdecode(whole).split("\0")
+    return dict(entry.partition("=")[::2] for entry in reversed(entries) if "=" in entry)
 
 
-def _whole(path: str) -> bytes:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        data = part = os.read(file, PART)
-        while part:  # a long list comes a page at a time
-            part = os.read(file, PART)
-            data += part
-    finally:
-        os.close(file)
-    return data
+def write_whole(path: Path, data: bytes, mode: int | None = READABLE) -> None:
+    """Write a file beside its place and rename it: others see the old one or the new one, whole.
 
-
-def beginning(path: str) -> bytes:
-    """Return the first PART bytes of a file that may be a pipe, or worse; b"" for none."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return b""
-    try:
-        return os.read(file, PART)
-    except OSError:
-        return b""
-    finally:
-        os.close(file)
-
-
-def lines(path: str) -> list[bytes]:
-    """Return a file's lines; none where it cannot be read.
-
-    A newline alone ends one: in the names of processes and cgroups the kernel escapes, or forbids,
-    no other character that Python takes for an end.
+    `mode` None: as the umask has it. Raises OSError, and leaves nothing behind.
     """
-    return (content(path) or b"").split(b"\n")
-
-
-def text(path: str) -> str:
-    """Return a file of ASCII without blanks around it; "" where it cannot be read."""
-    return (content(path) or b"").decode("ascii", errors="replace").strip()
-
-
-REGULAR_PART = 1024 * 1024  #: bytes that are read at once
-
-
-def read_regular(path: str, most: int) -> bytes:
-    """Return what a regular file holds, without waiting for it.
-
-    Raises OSError: EINVAL for what is no regular file, EFBIG for one of more than `most` bytes,
-    EAGAIN for one of the kernel's that has somebody wait, as /proc/kmsg.
-    """
-    _check(os.stat(path))  # first: to open a device may do something
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
-        _check(os.fstat(file))
-        parts, left = [], most
-        while part := os.read(file, REGULAR_PART):
-            left -= len(part)
-            if left < 0:
-                raise OSError(errno.EFBIG, f"longer than {most} bytes")
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        os.close(file)
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
-def _check(status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file")
+def sweep(path: Path) -> None:
+    """Remove what writers of a file left beside it that were killed in the middle."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        try:
+            left.unlink()
+        except OSError:  # noqa: PERF203 - there are few
+            continue

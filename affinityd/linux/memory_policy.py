@@ -7,23 +7,23 @@ afterwards, inherit it: set_mempolicy(2). Another process's is in /proc/PID/numa
 from __future__ import annotations
 
 import errno
-import os
 
 from affinityd.cpuset import format_list, parse_list, several
 from affinityd.errors import InvalidRequestError
-from affinityd.linux import mempolicy
+from affinityd.linux import syscalls
+from affinityd.linux.files import read
 from affinityd.text import quote
 
 POLICIES = ("local", "preferred", "bind", "interleave")
 
-#: The kernel's modes by number: include/uapi/linux/mempolicy.h.
+#: The kernel's modes by number: include/uapi/linux/syscalls.h.
 MODES = (
     *("default", "preferred", "bind", "interleave", "local"),
     *("preferred_many", "weighted_interleave"),  # since 5.15 and 6.9
 )
 NODELESS = ("default", "local")
 
-#: How numa_maps spells them: kernel mm/mempolicy.c, policy_modes. The longer of two goes first.
+#: How numa_maps spells them: kernel mm/syscalls.c, policy_modes. The longer of two goes first.
 SPELLINGS = {
     "prefer (many)": "preferred_many",
     "prefer": "preferred",
@@ -110,7 +110,7 @@ def own_policy() -> MemoryPolicy | None:
     Where seccomp refuses get_mempolicy(2), as container runtimes do, it is read from numa_maps.
     """
     try:
-        mode, nodes = mempolicy.get_mempolicy()
+        mode, nodes = syscalls.get_mempolicy()
     except OSError:
         return _first_policy("/proc/thread-self/numa_maps")
     policy = MODES[mode] if mode < len(MODES) else f"mode {mode}"
@@ -145,7 +145,7 @@ def resident_bytes(pid: int) -> dict[int, int]:
 def parse_policy(text: str) -> MemoryPolicy | None:
     """Read the policy column of numa_maps, or a line from there on; None: it is none.
 
-    Flags (`bind=static:3`) are passed over. Source: kernel mm/mempolicy.c, mpol_to_str.
+    Flags (`bind=static:3`) are passed over. Source: kernel mm/syscalls.c, mpol_to_str.
     """
     spelling = next((it for it in SPELLINGS if text.startswith(it)), "")
     flags, _, numbers = text[len(spelling) :].partition(" ")[0].strip().partition(":")
@@ -171,7 +171,7 @@ def _wish(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
 def _refusal(wish: MemoryPolicy) -> OSError | None:
     """Set a policy; return why it was not."""
     try:
-        mempolicy.set_mempolicy(MODES.index(str(wish.policy)), wish.nodes)
+        syscalls.set_mempolicy(MODES.index(str(wish.policy)), wish.nodes)
     except OSError as error:
         return error
     return None
@@ -206,11 +206,7 @@ def _reason(error: OSError) -> str:
 
 def _first_policy(path: str) -> MemoryPolicy | None:
     try:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            start = os.read(file, FIRST_MAPPING)
-        finally:
-            os.close(file)
+        start = read(path, FIRST_MAPPING)
     except OSError:
         return None
     mapping, is_whole, _ = start.decode("ascii", "replace").partition("\n")

@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from affinityd.cpuset import CpuSet
-from affinityd.linux.processes import mask_of, stat_of, thread_ids, thread_stat
-from affinityd.linux.procstat import ENDED
+from affinityd.linux.processes import ENDED, mask_of, stat_of, thread_ids, thread_stat
 
 PINNED, LEFT_ALONE, REFUSED = "pinned", "left alone", "refused"
 

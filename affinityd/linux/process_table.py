@@ -8,15 +8,34 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from affinityd.linux.files import content
-from affinityd.linux.processes import INIT, PROC, everyone
-from affinityd.linux.procstat import Stat
+from affinityd.linux.processes import INIT, PROC, Stat, everyone
+
+
+def descendants(pid: int, proc: str = PROC) -> list[Stat]:
+    """Return a process's children, theirs, and so on, parents before children; no zombies.
+
+    The process that asks is not among them, nor is one whose parent has ended: it is somebody
+    else's now.
+    """
+    living = (it for it in everyone(proc) if not it.is_zombie and it.number != os.getpid())
+    children = _by_parent(living)
+    found = children.pop(pid, [])
+    for stat in found:  # which grows as it is gone through
+        found += children.pop(stat.number, [])
+    return found
+
+
+def _by_parent(stats: Iterable[Stat]) -> defaultdict[int, list[Stat]]:
+    children = defaultdict(list)
+    for stat in stats:
+        children[stat.parent].append(stat)
+    return children
 
 
 class ProcessTable:
     """All processes, read when they are first asked for."""
 
     def __init__(self, proc: str = PROC) -> None:
-        """Take where they are."""
         self.proc = proc
 
     @cached_property
@@ -36,7 +55,7 @@ class ProcessTable:
         costs a scan more than all else. One that ends meanwhile can hide another.
         """
         if not self._lists_children:
-            return self._children[pid]
+            return [stat.number for stat in self._children[pid]]
         lists = (content(f"{self.proc}/{pid}/task/{tid}/children") or b"" for tid in tids)
         return [int(word) for listed in lists for word in listed.split() if word.isdigit()]
 
@@ -45,11 +64,8 @@ class ProcessTable:
         return os.access(f"{self.proc}/thread-self/children", os.R_OK)
 
     @cached_property
-    def _children(self) -> defaultdict[int, list[int]]:
-        children = defaultdict(list)
-        for stat in self.by_pid.values():
-            children[stat.parent].append(stat.number)
-        return children
+    def _children(self) -> defaultdict[int, list[Stat]]:
+        return _by_parent(self.by_pid.values())
 
     @property
     def has_all(self) -> bool:

@@ -1,20 +1,18 @@
 """What /proc tells of running processes and their threads.
 
 Anything may vanish, or refuse to be read, at any moment: that is None, or missing in a list, and
-never an error. Sources: proc(5), sched_getaffinity(2).
+never an error. Sources: proc(5), sched_getaffinity(2), kernel fs/proc/array.c `do_task_stat`.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet
-from affinityd.linux.files import content, lines, numbered
-from affinityd.linux.procstat import Stat, parse
+from affinityd.linux.files import content, numbered
 
 PROC = "/proc"
 ROOT = 0  #: its uid
@@ -23,6 +21,54 @@ INIT = 1  #: the first process, which becomes the parent of what lost its own
 #: /proc/self/ns/pid of those who see every process: PROC_PID_INIT_INO, kernel
 #: include/linux/proc_ns.h.
 INITIAL_PIDS = "pid:[4026531836]"
+
+ZOMBIE = "Z"
+ENDED = frozenset("ZX")  #: states of a main thread that runs no more
+
+#: Bits of a task's flags, kernel include/linux/sched.h.
+PF_KTHREAD = 0x00200000
+PF_NO_SETAFFINITY = 0x04000000
+
+#: The fields of `Stat` from `parent` on, as proc_pid_stat(5) numbers them.
+FIELDS = (4, 6, 7, 9, 14, 15, 20, 22, 39)
+
+
+@dataclass(frozen=True)
+class Stat:
+    """One process or thread as its `stat` file has it."""
+
+    number: int  #: pid or tid
+    name: str  #: without its parentheses; for people: what is no UTF-8 is replaced
+    state: str
+    parent: int  #: pid
+    session: int  #: pid of the process that began its session
+    terminal: int  #: device number of its controlling terminal; 0: it has none
+    flags: int
+    user_time: int  #: clock ticks spent outside of the kernel
+    system_time: int  #: and in it
+    threads: int
+    start: int  #: clock ticks since boot: with the number it names one process for good
+    last_cpu: int
+
+    @property
+    def cpu_ticks(self) -> int:
+        """All the time that it spent on CPUs, clock ticks."""
+        return self.user_time + self.system_time
+
+    @property
+    def is_kernel_thread(self) -> bool:
+        """Whether it is a part of the kernel."""
+        return bool(self.flags & PF_KTHREAD)
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether the kernel lets anybody set its mask: not that of per-CPU threads."""
+        return not self.flags & PF_NO_SETAFFINITY
+
+    @property
+    def is_zombie(self) -> bool:
+        """Whether it has ended and nobody has asked how; a main thread may end before the rest."""
+        return self.state == ZOMBIE and self.threads <= 1
 
 
 @dataclass(frozen=True)
@@ -37,9 +83,21 @@ class Thread:
     cpu_ticks: int  #: utime + stime, clock ticks
 
 
+def parse_stat(data: bytes | None) -> Stat | None:
+    """Read a `stat` file; None for what is none. A name may hold blanks and parentheses too."""
+    head, _, tail = (data or b"").rpartition(b")")
+    number, _, name = head.partition(b" (")
+    fields = [b"", b"", b"", *tail.split()]  # so that an index is proc_pid_stat(5)'s number
+    try:
+        numbers = (int(fields[field]) for field in FIELDS)
+        return Stat(int(number), name.decode(errors="replace"), fields[3].decode(), *numbers)
+    except (ValueError, IndexError):  # it is no such file
+        return None
+
+
 def stat_of(pid: int, proc: str = PROC) -> Stat | None:
     """Return a process's `stat`; None where there is no such process."""
-    return parse(content(f"{proc}/{pid}/stat"))
+    return parse_stat(content(f"{proc}/{pid}/stat"))
 
 
 def since_boot() -> float:
@@ -66,7 +124,7 @@ def is_running(pid: int, start: int) -> bool:
 
 def thread_stat(pid: int, tid: int, proc: str = PROC) -> Stat | None:
     """Return a thread's `stat`; None where the process has no such thread."""
-    return parse(content(f"{proc}/{pid}/task/{tid}/stat"))
+    return parse_stat(content(f"{proc}/{pid}/task/{tid}/stat"))
 
 
 def thread_ids(pid: int, proc: str = PROC) -> list[int]:
@@ -78,24 +136,14 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     return sorted(numbered(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
 
 
-def uid_of(pid: int, proc: str = PROC) -> int | None:
-    """Return a process's real user id; None where it is gone, or cannot be read."""
-    return _status(pid, b"Uid:", proc)
-
-
-def cgroups_of(pid: int, proc: str = PROC) -> str:
-    """Return a process's cgroups as /proc/PID/cgroup has them; "" where it is gone."""
-    return os.fsdecode(content(f"{proc}/{pid}/cgroup") or b"")
-
-
-def title_of(pid: int, proc: str = PROC) -> str:
-    """Return a process's command line, its words apart by blanks; "" where it is gone."""
-    return os.fsdecode((content(f"{proc}/{pid}/cmdline") or b"").replace(b"\0", b" "))
-
-
-def process_of(tid: int, proc: str = PROC) -> int | None:
-    """Return the process that a thread belongs to, whose pid is its main thread's id."""
-    return _status(tid, b"Tgid:", proc)
+def threads(pid: int) -> list[Thread]:
+    """Return a process's threads, the main one first, each with its mask and its last CPU."""
+    found = ((thread_stat(pid, tid), mask_of(tid)) for tid in thread_ids(pid))
+    return [
+        Thread(stat.number, stat.name, stat.start, mask, stat.last_cpu, stat.cpu_ticks)
+        for stat, mask in found
+        if stat is not None and mask is not None
+    ]
 
 
 def mask_of(tid: int) -> CpuSet | None:
@@ -108,44 +156,43 @@ def mask_of(tid: int) -> CpuSet | None:
         return None
 
 
-def threads(pid: int) -> list[Thread]:
-    """Return a process's threads, the main one first, each with its mask and its last CPU."""
-    found = []
-    for tid in thread_ids(pid):
-        stat, mask = thread_stat(pid, tid), mask_of(tid)
-        if stat is not None and mask is not None:
-            found.append(Thread(tid, stat.name, stat.start, mask, stat.last_cpu, stat.cpu_ticks))
-    return found
+def status_of(pid: int | str, name: str, proc: str = PROC) -> str:
+    """Return a line of a process's `status` without its name; "" where it cannot be read.
+
+    A newline alone ends one: in a process's name the kernel escapes no other character that Python
+    takes for an end.
+    """
+    beginning = f"{name}:".encode()
+    lines = (content(f"{proc}/{pid}/status") or b"").split(b"\n")
+    found = next((line for line in lines if line.startswith(beginning)), beginning)
+    return found.removeprefix(beginning).decode(errors="replace").strip()
+
+
+def uid_of(pid: int, proc: str = PROC) -> int | None:
+    """Return a process's real user id; None where it is gone, or cannot be read."""
+    return _first_number(status_of(pid, "Uid", proc))
+
+
+def process_of(tid: int, proc: str = PROC) -> int | None:
+    """Return the process that a thread belongs to, whose pid is its main thread's id."""
+    return _first_number(status_of(tid, "Tgid", proc))
+
+
+def _first_number(text: str) -> int | None:
+    first = text.split()[:1]
+    return int(first[0]) if first and first[0].isdecimal() else None
+
+
+def cgroups_of(pid: int, proc: str = PROC) -> str:
+    """Return a process's cgroups as /proc/PID/cgroup has them; "" where it is gone."""
+    return os.fsdecode(content(f"{proc}/{pid}/cgroup") or b"")
+
+
+def title_of(pid: int, proc: str = PROC) -> str:
+    """Return a process's command line, its words apart by blanks; "" where it is gone."""
+    return os.fsdecode((content(f"{proc}/{pid}/cmdline") or b"").replace(b"\0", b" "))
 
 
 def everyone(proc: str = PROC) -> Iterator[Stat]:
     """Yield every process, by ascending pid."""
-    for pid in numbered(proc):
-        stat = stat_of(pid, proc)
-        if stat is not None:
-            yield stat
-
-
-def descendants(pid: int, proc: str = PROC) -> list[Stat]:
-    """Return a process's children, theirs, and so on, parents before children; no zombies.
-
-    The process that asks is not among them, nor is one whose parent has ended: it is somebody
-    else's now.
-    """
-    children = defaultdict(list)
-    for stat in everyone(proc):
-        if not stat.is_zombie and stat.number != os.getpid():
-            children[stat.parent].append(stat)
-    found = children.pop(pid, [])
-    for stat in found:  # which grows as it is gone through
-        found += children.pop(stat.number, [])
-    return found
-
-
-def _status(pid: int, name: bytes, proc: str) -> int | None:
-    """Return the first number of a line of a process's `status`."""
-    for line in lines(f"{proc}/{pid}/status"):
-        first = line.removeprefix(name).split()[:1]
-        if line.startswith(name) and first and first[0].isdigit():
-            return int(first[0])
-    return None
+    return filter(None, (stat_of(pid, proc) for pid in numbered(proc)))

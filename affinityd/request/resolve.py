@@ -16,8 +16,7 @@ from affinityd.request.parameters import Request
 from affinityd.request.ranks import ranks_of
 from affinityd.request.slurm_binding import cpus_of_step
 from affinityd.text import quote
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 
 AMBIGUOUS = PlanWarning(
     "ambiguous_index",

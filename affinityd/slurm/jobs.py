@@ -13,8 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from affinityd.cpuset import CpuSet, format_list, named_nodes, named_packages, parse_list
-from affinityd.linux.environ import environment_of
-from affinityd.linux.files import beginning
+from affinityd.linux.files import environment_of, text
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import vicinity
 
@@ -64,7 +63,7 @@ def _number(root: Path, folder: Path) -> int | None:
     if kind == "job":
         return int(number) if _is_number(number) else None
     files = folder.glob("step_*/**/cgroup.procs")
-    pids = filter(_is_number, (pid for file in files for pid in _read(file).split()))
+    pids = filter(_is_number, (pid for file in files for pid in text(f"{file}").split()))
     environments = (environment_of(int(pid), f"{root}") or {} for pid in islice(pids, MAX_PIDS))
     told = (environment.get("SLURM_JOB_ID", "") for environment in environments)
     return next((int(job) for job in told if _is_number(job)), None)
@@ -76,24 +75,20 @@ def _cpus(folder: Path) -> CpuSet:
 
 
 def _list(folder: Path) -> CpuSet:
-    text = next((text for file in FILES if (text := _read(folder / file).strip())), "")
+    cpus = next((cpus for file in FILES if (cpus := text(f"{folder / file}"))), "")
     try:
-        return parse_list(text)
+        return parse_list(cpus)
     except ValueError:
         return frozenset()
 
 
 def _gpus(note: Path) -> tuple[str, ...] | None:
     """Read a note's first line: None where it names no GPUs, () where it says there are none."""
-    key, equals, numbers = _read(note).split("\n")[0].strip().partition("=")
+    key, equals, numbers = text(f"{note}").partition("\n")[0].strip().partition("=")
     entries = [entry for entry in numbers.split(",") if entry]
     if key != "gpus" or not equals or not all(map(_is_gpu, entries)):
         return None
     return tuple(entries)
-
-
-def _read(path: Path) -> str:
-    return beginning(f"{path}").decode(errors="replace")
 
 
 def far(topology: Topology, job: SlurmJob) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
 
 #: How near a NIC is to a GPU, nearest first, in the words of `nvidia-smi topo -m`.
@@ -179,6 +180,17 @@ class Topology:
             return PHB
         same_node = gpu.numa_node is not None and gpu.numa_node == nic.numa_node
         return NODE if same_node else SYS
+
+
+@dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
+class Node:
+    """The node that plans are made on; replaced as a whole, never changed."""
+
+    topology: Topology
+    reserved: CpuSet = frozenset()
+    generation: int = 1
+    replayed: bool = False  #: it is not the machine that it was read on
+    switch: str = ON  #: what AFFINITYD says for the node
 
 
 def _common_prefix(left: tuple[str, ...], right: tuple[str, ...]) -> int:

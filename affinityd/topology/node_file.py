@@ -10,10 +10,9 @@ from affinityd.config import switch
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.json_codec import CpuList, decode, dumps, parsed
-from affinityd.linux.atomic_write import write_whole
-from affinityd.linux.files import read_regular
+from affinityd.linux.files import read_regular, write_whole
 from affinityd.topology.document import TopologyDocument, from_document, to_document
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 
 NAME = "node.json"
 VERSION = 1
@@ -57,7 +56,7 @@ def write(path: Path, node: Node) -> None:
         settings=NodeSettings(format_list(node.reserved), node.switch),
         topology=to_document(node.topology),
     )
-    write_whole(path, f"{dumps(file)}\n")
+    write_whole(path, f"{dumps(file)}\n".encode())
 
 
 def read(path: Path) -> Node:

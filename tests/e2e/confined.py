@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd.linux.mempolicy import NUMBERS
+from affinityd.linux.syscalls import NUMBERS
 from tests.test_memory_policy import SECCOMP
 
 CHECKOUT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ PROGRAM = (
     os.fspath(CHECKOUT),
 )
 
-#: System calls by `uname -m`: sched_setaffinity, capset. Of memory: affinityd.linux.mempolicy.
+#: System calls by `uname -m`: sched_setaffinity, capset. Of memory: affinityd.linux.syscalls.
 SET_AFFINITY = {"x86_64": 203, "aarch64": 122, "ppc64le": 222}
 CAPSET = {"x86_64": 126, "aarch64": 91, "ppc64le": 184}
 MACHINE = os.uname().machine

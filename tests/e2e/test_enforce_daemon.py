@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.linux.processes import descendants, mask_of, thread_ids
+from affinityd.linux.process_table import descendants
+from affinityd.linux.processes import mask_of, thread_ids
 from tests.cpusets import needs_cpuset
 from tests.daemons import eventually
 from tests.e2e.enforcing_node import EnforcingNode, enforcing

@@ -137,14 +137,13 @@ sys.stdin.read()
 ASK = """
 import os, sys
 from pathlib import Path
-from affinityd.linux import capabilities
-from affinityd.linux.mempolicy import migrate_pages
+from affinityd.linux import syscalls
 
 pid = int(sys.argv[1])
 
 def move():
-    capabilities.lay_down(capabilities.SYS_NICE)
-    migrate_pages(pid, frozenset({0}), frozenset({0}))
+    syscalls.lay_down(syscalls.SYS_NICE)
+    syscalls.migrate_pages(pid, frozenset({0}), frozenset({0}))
 
 for name, ask in {
     "mask": lambda: os.sched_setaffinity(pid, {int(sys.argv[2])}),

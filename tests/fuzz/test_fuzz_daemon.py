@@ -25,8 +25,7 @@ from affinityd.request.parameters import FORMATS, parse_request
 from affinityd.request.resolve import answer
 from affinityd.topology import node_file
 from affinityd.topology.document import to_document
-from affinityd.topology.model import Gpu, Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Gpu, Node, Topology
 from tests.daemons import Daemon, Reply, eventually, is_ready, spawn
 from tests.documents import in_json
 from tests.fuzz.inputs import FEW

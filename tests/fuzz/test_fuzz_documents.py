@@ -29,14 +29,12 @@ from affinityd.enforce.policy.environ import environment
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.json_codec import dumps, loads
 from affinityd.linux.cgroup import Cgroups, cpuset_of
-from affinityd.linux.processes import process_of, uid_of
-from affinityd.linux.procstat import parse as parse_stat
+from affinityd.linux.processes import parse_stat, process_of, uid_of
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS
 from affinityd.topology import node_file
 from affinityd.topology.document import TopologyDocument, from_document, to_document
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 from tests.asking import ask
 from tests.documents import in_json
 from tests.enforced import drifted, enforced, fits, left

@@ -20,7 +20,7 @@ from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.policy import Policy, PolicyError
 from affinityd.errors import AffinityError, DaemonError
 from affinityd.linux.memory_policy import parse_policy
-from affinityd.linux.procstat import parse as parse_stat
+from affinityd.linux.processes import parse_stat
 from affinityd.request.devices import all_devices
 from affinityd.request.launchers import local_rank
 from affinityd.request.parameters import PARAMETERS, Request, parse_request

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 
-from affinityd.linux.files import beginning, listed
+from affinityd.linux.files import content, listed, text
 from affinityd.linux.processes import PROC, ROOT, uid_of
 from affinityd.text import quote
 
@@ -56,15 +56,15 @@ class DriverMaintenance:
         return self._module() or self._held_off() or self._worker(self._proc)
 
     def _module(self) -> str | None:
-        state = beginning(f"{self._sys}/module/nvidia/initstate").strip()
-        if state in {b"", b"live"}:  # none: it is not loaded, or a part of the kernel
+        state = text(f"{self._sys}/module/nvidia/initstate")
+        if state in {"", "live"}:  # none: it is not loaded, or a part of the kernel
             return None
-        return f"NVIDIA's driver is {state.decode(errors='replace')}: it is being exchanged"
+        return f"NVIDIA's driver is {state}: it is being exchanged"
 
     def _held_off(self) -> str | None:
         if not os.path.lexists(self._hold):
             return None
-        name = beginning(self._hold).partition(b"\n")[0].decode(errors="replace").strip()
+        name = text(self._hold).partition("\n")[0].strip()
         by = f" by {quote(name)}" if name else ""
         return f"NVML is held off{by}, until {self._hold} is removed"
 
@@ -83,13 +83,13 @@ class DriverMaintenance:
         if not self._working:
             return None
         pid = min(self._working, key=int)
-        name = beginning(f"{proc}/{pid}/comm").decode(errors="replace").strip()
-        return f"{name or 'a program'} (pid {pid}) works on NVIDIA's driver: until it ends"
+        name = text(f"{proc}/{pid}/comm") or "a program"
+        return f"{name} (pid {pid}) works on NVIDIA's driver: until it ends"
 
 
 def _works(pid: str, proc: str) -> bool:
     """Whether root's process changes a driver; other users may give theirs any name."""
-    changes = WORKERS.get(beginning(f"{proc}/{pid}/comm").rstrip(b"\n"))
-    if changes is None or not changes(beginning(f"{proc}/{pid}/cmdline")):
+    changes = WORKERS.get((content(f"{proc}/{pid}/comm") or b"").rstrip(b"\n"))
+    if changes is None or not changes(content(f"{proc}/{pid}/cmdline") or b""):
         return False
     return uid_of(int(pid), proc) == ROOT

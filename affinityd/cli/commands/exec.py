@@ -16,7 +16,7 @@ from affinityd.cli.console import say
 from affinityd.client import apply, find_plan
 from affinityd.config import file, switch
 from affinityd.errors import AffinityError, InvalidRequestError
-from affinityd.linux.environ import environment_of
+from affinityd.linux.files import environment_of
 from affinityd.text import quote
 
 TYPE_CHECKING = False

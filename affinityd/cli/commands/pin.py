@@ -20,8 +20,7 @@ from affinityd.linux.pinning import (
     ThreadResult,
     pin_threads,
 )
-from affinityd.linux.processes import stat_of
-from affinityd.linux.procstat import Stat
+from affinityd.linux.processes import Stat, stat_of
 from affinityd.text import count, one_line
 
 MOST_LINES = 10  #: of what went wrong

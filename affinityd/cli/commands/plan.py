@@ -20,7 +20,7 @@ from affinityd.request.formats import Reply, render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
 from affinityd.request.resolve import Caller, answer
 from affinityd.text import quote
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 
 TABLE = "table"
 NUMBERS = {"rank", "gpu", "node", "home", "cores"}

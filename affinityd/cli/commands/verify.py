@@ -20,9 +20,8 @@ from affinityd.cli.render.audit_rows import process_name
 from affinityd.cpuset import several
 from affinityd.errors import TargetError
 from affinityd.linux import memory_policy
-from affinityd.linux.process_table import ProcessTable
-from affinityd.linux.processes import descendants
-from affinityd.linux.procstat import Stat
+from affinityd.linux.process_table import ProcessTable, descendants
+from affinityd.linux.processes import Stat
 from affinityd.request.formats import Reply
 from affinityd.text import one_line
 

@@ -25,8 +25,7 @@ from affinityd.daemon.metrics.job_series import JobSeries
 from affinityd.daemon.state.plan_service import Answer
 from affinityd.daemon.state.scanner import Audit
 from affinityd.linux.processes import since_boot
-from affinityd.topology.model import Gpu
-from affinityd.topology.node import Node
+from affinityd.topology.model import Gpu, Node
 
 #: Seconds. A plan takes about a millisecond; a new reading of the machine may come before it.
 BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from affinityd.linux.files import SCARCE, present
 from affinityd.linux.peercred import Credentials, credentials, groups
-from affinityd.linux.procstat import start_of
+from affinityd.linux.processes import parse_stat
 
 KEY = "connection"  #: where a request's scope has it, among its `state`
 
@@ -112,9 +112,10 @@ def _accept(accepted: Any) -> Credentials | None:  # noqa: ANN401 - a socket, or
         same.detach()
 
 
-def _start(pid: int) -> bytes | None:
+def _start(pid: int) -> int | None:
     """Return when a process began; None where it has ended, or /proc hides it."""
     try:
-        return start_of(present(f"/proc/{pid}/stat"))
+        stat = parse_stat(present(f"/proc/{pid}/stat"))
     except PermissionError:  # hidepid=, proc(5)
         return None
+    return None if stat is None or stat.is_zombie else stat.start

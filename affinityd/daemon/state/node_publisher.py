@@ -13,9 +13,9 @@ from pathlib import Path
 from affinityd.daemon.state.background import in_background
 from affinityd.daemon.state.failure_log import FailureLog
 from affinityd.daemon.state.plan_service import PlanService
-from affinityd.linux.atomic_write import sweep
+from affinityd.linux.files import sweep
 from affinityd.topology import node_file as nodefile
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 
 log = logging.getLogger(__name__)
 

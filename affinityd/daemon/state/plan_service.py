@@ -13,9 +13,8 @@ from affinityd.planner.planner import plan
 from affinityd.request.formats import Reply, render
 from affinityd.request.parameters import Request
 from affinityd.request.resolve import Caller, answer
-from affinityd.topology.model import Topology
+from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
-from affinityd.topology.node import Node
 
 PLANNED_BYTES = 4 * 1024 * 1024  #: of plans, for the other ranks of a job
 RANK_BYTES = 2048  #: what a rank's plan weighs besides its CPUs, about

@@ -18,8 +18,7 @@ from affinityd.daemon.state.background import in_background, pause
 from affinityd.daemon.state.failure_log import FailureLog
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import AffinityError
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 
 log = logging.getLogger(__name__)
 

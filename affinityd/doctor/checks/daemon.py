@@ -25,8 +25,7 @@ from affinityd.doctor.result import (
 )
 from affinityd.linux.mounts import Mount
 from affinityd.topology import node_file
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 
 READY = 200  #: HTTP's status of /readyz once it can plan
 UNREADY = 503

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from affinityd.audit.model import ProcessFacts
-from affinityd.linux.environ import environment_of
+from affinityd.linux.files import environment_of
 from affinityd.linux.processes import cgroups_of, stat_of
 
 T = TypeVar("T")

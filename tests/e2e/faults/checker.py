@@ -19,8 +19,7 @@ from pathlib import Path
 from affinityd.client.local_plan import plan_on_node
 from affinityd.errors import AffinityError
 from affinityd.request import formats
-from affinityd.topology.model import Topology
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node, Topology
 
 PATIENCE = 20.0  #: seconds that one answer may take
 

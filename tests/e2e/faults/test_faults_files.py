@@ -16,7 +16,7 @@ from affinityd.client.local_plan import find_node
 from affinityd.cpuset import parse_list
 from affinityd.text import quote
 from affinityd.topology import node_file as nodefile
-from affinityd.topology.node import Node
+from affinityd.topology.model import Node
 from tests.daemons import eventually, running
 from tests.e2e.faults.checker import Truth, answered_more, asking
 from tests.e2e.faults.elsewhere import listening_at, says

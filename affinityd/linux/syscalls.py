@@ -1,8 +1,7 @@
-"""set_mempolicy(2), get_mempolicy(2) and migrate_pages(2), without libnuma.
+"""System calls that Python has no function for: memory policies, pages, capabilities.
 
-Modes and nodes are as the kernel takes them.
-
-Whatever cannot be done is an OSError, on machines and Pythons too that cannot make the call at all.
+Modes and nodes are as the kernel takes them. Whatever cannot be done is an OSError, on machines and
+Pythons too that cannot make the call at all.
 """
 
 from __future__ import annotations
@@ -11,19 +10,25 @@ import errno
 import os
 import sys
 
-CALLS = ("set_mempolicy", "get_mempolicy", "migrate_pages")
+CALLS = ("set_mempolicy", "get_mempolicy", "migrate_pages", "capget", "capset")
 
 #: Of each, by `uname -m`. Source: kernel include/uapi/asm-generic/unistd.h and the syscall tables
 #: of arch/x86 and arch/powerpc. All of them are little-endian.
-NUMBERS = {"x86_64": (238, 239, 256), "aarch64": (237, 236, 238), "ppc64le": (261, 260, 258)}
+NUMBERS = {
+    "x86_64": (238, 239, 256, 125, 126),
+    "aarch64": (237, 236, 238, 90, 91),
+    "ppc64le": (261, 260, 258, 183, 184),
+}
 
 MAX_NODES = 1024  #: as many as any kernel is built for: CONFIG_NODES_SHIFT is at most 10
 MASK_BYTES = MAX_NODES // 8
 MASK_BITS = MAX_NODES + 1  #: maxnode: the kernel takes one bit less than maxnode
-MODE_BYTES = 4  #: an int
 MODE_FLAGS = 0b111 << 13  #: beside the mode: MPOL_F_STATIC_NODES, _RELATIVE_, _NUMA_BALANCING
 PREFERRED_MANY = 5  #: a mode since 5.15
 NO_NODE = "nonexistent, without memory, or outside Mems_allowed"
+
+SYS_NICE = 23  #: kernel include/uapi/linux/capability.h
+CAPABILITY_VERSION_3 = 0x20080522  #: capget(2); its sets are of 24 bytes, the effective one first
 
 
 def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
@@ -47,7 +52,7 @@ def get_mempolicy() -> tuple[int, frozenset[int]]:
 
     Raises OSError: EPERM (seccomp).
     """
-    mode, mask = bytearray(MODE_BYTES), bytearray(MASK_BYTES)
+    mode, mask = bytearray(4), bytearray(MASK_BYTES)
     _call("get_mempolicy", mode, mask, MASK_BITS, 0, 0)
     bits = int.from_bytes(mask, "little")
     nodes = frozenset(node for node in range(MAX_NODES) if bits >> node & 1)
@@ -64,6 +69,20 @@ def migrate_pages(pid: int, old: frozenset[int], new: frozenset[int]) -> int:
     return _call("migrate_pages", pid, MASK_BITS, _mask(old), _mask(new))
 
 
+def lay_down(capability: int) -> None:
+    """Take one of the lower 32 capabilities from the calling thread alone, capabilities(7).
+
+    It stays permitted, which is what counts where one process asks to look into another, ptrace(2).
+    Raises OSError: EPERM (seccomp).
+    """
+    calling_thread = CAPABILITY_VERSION_3.to_bytes(8, "little")  # with 0 for its number
+    header, sets = bytearray(calling_thread), bytearray(24)
+    _call("capget", header, sets)
+    effective = int.from_bytes(sets[:4], "little") & ~(1 << capability)
+    sets[:4] = effective.to_bytes(4, "little")
+    _call("capset", header, sets)
+
+
 def _mask(nodes: frozenset[int]) -> bytearray:
     """Return nodes as the kernel takes them. Raises OSError for numbers above any kernel's."""
     if not nodes.issubset(range(MAX_NODES)):
@@ -73,9 +92,12 @@ def _mask(nodes: frozenset[int]) -> bytearray:
 
 def _call(name: str, *arguments: int | bytearray) -> int:
     """Make a system call, which may fill the arrays among its arguments. Raises OSError."""
-    number = _number(name)
+    machine = os.uname().machine
+    if machine not in NUMBERS or sys.maxsize < 1 << 32:  # a 32-bit process has other numbers
+        known = f"is known on {machine}, only on 64-bit {', '.join(NUMBERS)}"
+        raise OSError(errno.ENOSYS, f"no number of {name} {known}")
     try:
-        import ctypes  # noqa: PLC0415  only where a policy is asked for
+        import ctypes  # noqa: PLC0415  only where a call is made
     except Exception as error:  # noqa: BLE001 - no libffi, or a host that forbids what it does
         raise OSError(errno.ENOSYS, str(error)) from None
     words = [
@@ -84,18 +106,8 @@ def _call(name: str, *arguments: int | bytearray) -> int:
     ]
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     syscall.restype = ctypes.c_long
-    result: int = syscall(ctypes.c_long(number), *words)
+    result: int = syscall(ctypes.c_long(NUMBERS[machine][CALLS.index(name)]), *words)
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
-
-
-def _number(name: str) -> int:
-    machine = os.uname().machine
-    if machine not in NUMBERS or sys.maxsize < 1 << 32:  # a 32-bit process has other numbers
-        known = ", ".join(NUMBERS)
-        raise OSError(
-            errno.ENOSYS, f"no number of {name} is known on {machine}, only on 64-bit {known}"
-        )
-    return NUMBERS[machine][CALLS.index(name)]
