@@ -47,10 +47,9 @@ class Request:
 class Parameter:
     """One parameter: how its text is read, and what people are told about it."""
 
-    name: str
     read: Callable[[str], Any]
-    schema: dict[str, Any]  #: of OpenAPI
     help: str
+    schema: dict[str, Any] = field(default_factory=lambda: {"type": "string"})  #: of OpenAPI
     may_be_empty: bool = False
 
 
@@ -117,142 +116,100 @@ def plain(text: str) -> str:
     return text
 
 
-def _choice(name: str, text: str, *words: str) -> Parameter:
+def _choice(text: str, *words: str) -> Parameter:
     """Return a parameter that is one of these words, the first by default."""
     schema = {"type": "string", "enum": list(words), "default": words[0]}
-    return Parameter(name, parsers.one_of(*words), schema, text)
+    return Parameter(parsers.one_of(*words), text, schema)
 
 
-def _flag(name: str, text: str, *, default: bool) -> Parameter:
-    return Parameter(name, parsers.boolean, {"type": "boolean", "default": default}, text)
+def _flag(text: str, *, default: bool) -> Parameter:
+    return Parameter(parsers.boolean, text, {"type": "boolean", "default": default})
 
 
-_INTEGER = {"type": "integer", "minimum": 1, "maximum": parsers.MAX_NUMBER}
+def _number(
+    text: str,
+    read: Callable[[str], int] = parsers.positive,
+    most: int = parsers.MAX_NUMBER,
+    **schema: int,
+) -> Parameter:
+    return Parameter(read, text, {"type": "integer", "minimum": 1, "maximum": most, **schema})
+
+
 _DEFAULTS = Options()
 
 PARAMETERS = {
-    parameter.name: parameter
-    for parameter in (
-        Parameter(
-            "gpus",
-            parsers.gpus,
-            {"type": "string", "default": "all"},
-            "one entry a rank, in local-rank order: index, UUID, UUID prefix, PCI bus id, "
-            "or all alone",
-        ),
-        Parameter(
-            "rank", parsers.ranks, {"type": "string"}, "answer only for these ranks of the request"
-        ),
-        Parameter(
-            "ranks",
-            parsers.count,
-            {"type": "integer", "minimum": 1, "maximum": parsers.MAX_ENTRIES},
-            "how many ranks there are: rank i drives entry i of gpus, modulo their number",
-        ),
-        Parameter(
-            "job",
-            parsers.entries,
-            {"type": "string"},
-            "all GPUs of the caller's job, in node numbering: they divide the cores, and gpus "
-            "says which of them to answer for",
-        ),
-        Parameter(
-            "gpu_bind",
-            str,
-            {"type": "string"},
-            "how Slurm gave the ranks their GPUs, as in SLURMD_TRES_BIND",
-        ),
-        Parameter(
-            "cpu_bind",
-            parsers.masks,
-            {"type": "string"},
-            "the CPUs that Slurm gave each of the ranks, as in SLURM_CPU_BIND_LIST",
-        ),
-        Parameter(
-            "step_gpus",
-            parsers.positive,
-            _INTEGER,
-            "how many GPUs the ranks have together, as in SLURM_GPUS_ON_NODE",
-        ),
-        Parameter(
-            "job_cpus",
-            parsers.positive,
-            _INTEGER,
-            "how many CPUs the job has on this node: a step with fewer, and all of its GPUs in "
-            "sight, divides them without the job's other GPUs",
-        ),
-        Parameter(
-            "task_cpus",
-            parsers.task_cpus,
-            {"type": "string"},
-            "as cpus, for a task, whose GPUs divide it; or 1/8 of what eight tasks may use",
-        ),
-        Parameter(
-            "mode",
-            parsers.mode,
-            {"type": "string", "enum": list(MODES), "default": _DEFAULTS.mode},
-            "how ranks divide the cores",
-        ),
-        _choice("scope", "the cores of the NUMA node, or of its whole socket", "node", "socket"),
-        _choice(
-            "multithreading",
-            "all CPUs of a core, or only its lowest allowed one",
-            *("all_logical", "single_logical"),
-        ),
-        _flag("balanced", "ranks get the same number of near cores", default=_DEFAULTS.balanced),
-        Parameter(
-            "min_physical_cores",
-            parsers.positive,
-            {**_INTEGER, "default": _DEFAULTS.min_physical_cores},
-            "fewer cores for any rank is an error",
-        ),
-        Parameter("max_physical_cores", parsers.positive, _INTEGER, "a rank has at most so many"),
-        Parameter(
-            "cpus",
-            parsers.positive,
-            _INTEGER,
-            "how many CPUs each rank asked for: where fewer are near, the nearest others are added",
-        ),
-        Parameter(
-            "cpuset", parse_list, {"type": "string"}, "the CPUs to plan on, as a list like 0-3,8"
-        ),
-        _choice(
-            "whose",
-            "plan on the CPUs of who asks, where that is known, or on the node's",
-            *("caller", "node"),
-        ),
-        Parameter(
-            "visible",
-            parsers.visible,
-            {"type": "string"},
-            "the caller's CUDA_VISIBLE_DEVICES (or ROCR/HIP, ASCEND_RT); empty: none",
-            may_be_empty=True,
-        ),
-        Parameter(
-            "granted",
-            parsers.granted,
-            {"type": "string"},
-            "the devices the caller was given, in node numbering: indices, UUIDs, minor:N, "
-            "drm:N, or none",
-        ),
-        Parameter(
-            "nvidia_visible",
-            parsers.listed,
-            {"type": "string"},
-            "the caller's NVIDIA_VISIBLE_DEVICES, what its container was to be given: believed "
-            "where it lists devices that are all granted",
-        ),
-        Parameter(
-            "observe", parse_list, {"type": "string"}, "only count: the caller keeps these CPUs"
-        ),
-        _choice(
-            "share",
-            "divide the cores among the requested GPUs, or all of the node's",
-            *("auto", "requested", "node"),
-        ),
-        _flag("strict", "a rank far from its GPU is an error", default=_DEFAULTS.strict),
-        _choice("format", "how the answer is written", *FORMATS),
-    )
+    "gpus": Parameter(
+        parsers.gpus,
+        "one entry a rank, in local-rank order: index, UUID, UUID prefix, PCI bus id, or all alone",
+        {"type": "string", "default": "all"},
+    ),
+    "rank": Parameter(parsers.ranks, "answer only for these ranks of the request"),
+    "ranks": _number(
+        "how many ranks there are: rank i drives entry i of gpus, modulo their number",
+        read=parsers.count,
+        most=parsers.MAX_ENTRIES,
+    ),
+    "job": Parameter(
+        parsers.entries,
+        "all GPUs of the caller's job, in node numbering: they divide the cores, and gpus says "
+        "which of them to answer for",
+    ),
+    "gpu_bind": Parameter(str, "how Slurm gave the ranks their GPUs, as in SLURMD_TRES_BIND"),
+    "cpu_bind": Parameter(
+        parsers.masks, "the CPUs that Slurm gave each of the ranks, as in SLURM_CPU_BIND_LIST"
+    ),
+    "step_gpus": _number("how many GPUs the ranks have together, as in SLURM_GPUS_ON_NODE"),
+    "job_cpus": _number(
+        "how many CPUs the job has on this node: a step with fewer, and all of its GPUs in sight, "
+        "divides them without the job's other GPUs"
+    ),
+    "task_cpus": Parameter(
+        parsers.task_cpus,
+        "as cpus, for a task, whose GPUs divide it; or 1/8 of what eight tasks may use",
+    ),
+    "mode": Parameter(
+        parsers.mode,
+        "how ranks divide the cores",
+        {"type": "string", "enum": list(MODES), "default": _DEFAULTS.mode},
+    ),
+    "scope": _choice("the cores of the NUMA node, or of its whole socket", "node", "socket"),
+    "multithreading": _choice(
+        "all CPUs of a core, or only its lowest allowed one", "all_logical", "single_logical"
+    ),
+    "balanced": _flag("ranks get the same number of near cores", default=_DEFAULTS.balanced),
+    "min_physical_cores": _number(
+        "fewer cores for any rank is an error", default=_DEFAULTS.min_physical_cores
+    ),
+    "max_physical_cores": _number("a rank has at most so many"),
+    "cpus": _number(
+        "how many CPUs each rank asked for: where fewer are near, the nearest others are added"
+    ),
+    "cpuset": Parameter(parse_list, "the CPUs to plan on, as a list like 0-3,8"),
+    "whose": _choice(
+        "plan on the CPUs of who asks, where that is known, or on the node's", "caller", "node"
+    ),
+    "visible": Parameter(
+        parsers.visible,
+        "the caller's CUDA_VISIBLE_DEVICES (or ROCR/HIP, ASCEND_RT); empty: none",
+        may_be_empty=True,
+    ),
+    "granted": Parameter(
+        parsers.granted,
+        "the devices the caller was given, in node numbering: indices, UUIDs, minor:N, drm:N, or "
+        "none",
+    ),
+    "nvidia_visible": Parameter(
+        parsers.listed,
+        "the caller's NVIDIA_VISIBLE_DEVICES, what its container was to be given: believed where "
+        "it lists devices that are all granted",
+    ),
+    "observe": Parameter(parse_list, "only count: the caller keeps these CPUs"),
+    "share": _choice(
+        "divide the cores among the requested GPUs, or all of the node's",
+        *("auto", "requested", "node"),
+    ),
+    "strict": _flag("a rank far from its GPU is an error", default=_DEFAULTS.strict),
+    "format": _choice("how the answer is written", *FORMATS),
 }
 
 _OPTION_NAMES = frozenset(option.name for option in fields(Options))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.planner.modes import MODES
+from affinityd.request.launchers import number
 from affinityd.text import quote
 
 MAX_ENTRIES = 256
@@ -44,10 +45,10 @@ def boolean(text: str) -> bool:
 
 def positive(text: str) -> int:
     """Read a whole number from 1."""
-    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NUMBER))
-    if not is_number or not 1 <= int(text) <= MAX_NUMBER:
+    value = number(text)
+    if value is None or not 1 <= value <= MAX_NUMBER:
         raise ValueError(f"{quote(text)} is not a whole number from 1 to {MAX_NUMBER}")
-    return int(text)
+    return value
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,12 @@ def task_cpus(text: str) -> TaskCpus:
 
 def count(text: str) -> int:
     """Read a number of entries."""
-    if positive(text) > MAX_ENTRIES:
-        raise ValueError(f"{text} ranks are too many; the most is {MAX_ENTRIES}")
-    return int(text)
+    return _few(positive(text), "ranks")
 
 
 def entries(text: str) -> tuple[str, ...]:
     """Read a comma list of names."""
-    names = tuple(entry.strip() for entry in text.split(","))
-    if len(names) > MAX_ENTRIES:
-        raise ValueError(f"{len(names)} entries are too many; the most is {MAX_ENTRIES}")
+    names = tuple(entry.strip() for entry in listed(text).split(","))
     if "" in names:
         raise ValueError(f"{quote(text)} has an empty entry; write it like 0,1")
     return names
@@ -108,16 +105,13 @@ def ranks(text: str) -> tuple[int, ...]:
         raise ValueError(
             f"{quote(text)} is not a list of ranks; write it like 0,1 or 0-3"
         ) from None
-    if len(numbers) > MAX_ENTRIES:
-        raise ValueError(f"{len(numbers)} ranks are too many; the most is {MAX_ENTRIES}")
+    _few(len(numbers), "ranks")
     return tuple(sorted(numbers))
 
 
 def listed(text: str) -> str:
     """Read a comma list to the letter."""
-    number = text.count(",") + 1
-    if number > MAX_ENTRIES:
-        raise ValueError(f"{number} entries are too many; the most is {MAX_ENTRIES}")
+    _few(text.count(",") + 1, "entries")
     return text
 
 
@@ -132,3 +126,9 @@ def visible(text: str) -> str:
 def granted(text: str) -> str:
     """Read a list of granted devices."""
     return ",".join(entries(text))
+
+
+def _few(number: int, noun: str) -> int:
+    if number > MAX_ENTRIES:
+        raise ValueError(f"{number} {noun} are too many; the most is {MAX_ENTRIES}")
+    return number

@@ -37,11 +37,11 @@ PASSED = frozenset(
 OTHERS = frozenset(VARIABLES) - {SLURM_TASK}  #: do not count where TaskProlog= asks
 #: Whose GPUs were granted, by how these are named; of others any vendor's variables count.
 VENDORS = {"minor:": "nvidia", "drm:": "amd"}
-ENV = Parameter(
-    "env",
+ENV = "env"
+VARIABLE = Parameter(
     str,
-    {"type": "array", "items": {"type": "string"}},
     "a variable of the caller's environment, like LOCAL_RANK=3; given once for each variable",
+    {"type": "array", "items": {"type": "string"}},
 )
 
 
@@ -51,8 +51,8 @@ def parse_query(pairs: Iterable[tuple[str, str]]) -> tuple[Request, ...]:
     Raises InvalidRequestError, which names the first that is wrong.
     """
     given = list(pairs)
-    variables = [text for name, text in given if name == ENV.name]
-    stated = [(name, text) for name, text in given if name != ENV.name]
+    variables = [text for name, text in given if name == ENV]
+    stated = [(name, text) for name, text in given if name != ENV]
     request = parse_request(stated)
     if not variables:
         return (request,)

@@ -25,7 +25,7 @@ from affinityd.request.document import PlanDocument, ProblemDocument
 from affinityd.request.environment import first_answer
 from affinityd.request.parameters import PARAMETERS
 from affinityd.request.parameters import Request as PlanRequest
-from affinityd.request.query import ENV, parse_query
+from affinityd.request.query import ENV, VARIABLE, parse_query
 from affinityd.text import quote
 from affinityd.topology.document import TopologyAnswer, to_document
 
@@ -33,13 +33,13 @@ MAX_FIELDS = 64
 
 _PARAMETERS = [
     {
-        "name": parameter.name,
+        "name": name,
         "in": "query",
         "description": parameter.help,
         "schema": parameter.schema,
         "allowEmptyValue": parameter.may_be_empty,
     }
-    for parameter in (*PARAMETERS.values(), ENV)
+    for name, parameter in {**PARAMETERS, ENV: VARIABLE}.items()
 ]
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
