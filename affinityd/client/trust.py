@@ -16,9 +16,8 @@ import os
 import stat
 
 from affinityd.config import file as conffile
-from affinityd.errors import InvalidRequestError, UntrustedError
-from affinityd.linux.peercred import credentials
-from affinityd.text import quote
+from affinityd.errors import UntrustedError
+from affinityd.linux.peercred import credentials, overflow_uid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,10 +26,8 @@ if TYPE_CHECKING:
 
 ROOT = 0
 VARIABLE = f"{conffile.PREFIX}DAEMON_UID"
-MAX_UID = 2**32 - 2  #: the last means no user, chown(2)
-MAX_DIGITS = len(str(MAX_UID))
 MAX_LINKS = 40  #: on one path, path_resolution(7)
-UID_MAP, OVERFLOW_UID = "/proc/self/uid_map", "/proc/sys/kernel/overflowuid"
+UID_MAP = "/proc/self/uid_map"
 IDENTITY_MAP = ["0", "0", "4294967295"]  #: the map of the first user namespace
 
 
@@ -115,21 +112,12 @@ def trusted_uids(variables: Mapping[str, str]) -> frozenset[int]:
 
     Raises InvalidRequestError.
     """
-    words = variables.get(VARIABLE, "").split(",")
-    return frozenset(_uid(word.strip()) for word in words if word.strip())
+    words = [word.strip() for word in variables.get(VARIABLE, "").split(",") if word.strip()]
+    if not words:
+        return frozenset()
+    from affinityd.config.setting_readers import user  # noqa: PLC0415 - hardly any site names one
 
-
-def _uid(text: str) -> int:
-    if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) <= MAX_UID:
-        return int(text)
-    import pwd  # noqa: PLC0415 - asks whatever the node has its users from
-
-    try:
-        return pwd.getpwnam(text).pw_uid
-    except (KeyError, ValueError):  # the latter for what can be no name
-        raise InvalidRequestError(
-            f"{VARIABLE}: there is no user {quote(text)} here; give a user's name or number"
-        ) from None
+    return frozenset(user(word, VARIABLE) for word in words)
 
 
 def _is_own_container(uid: int) -> bool:
@@ -139,13 +127,8 @@ def _is_own_container(uid: int) -> bool:
 def _overflow_uid() -> int | None:
     """Return what uids look like that have no number here; None where every uid has one."""
     try:
-        if _words(UID_MAP) == IDENTITY_MAP:
-            return None
-        return int(_words(OVERFLOW_UID)[0])
+        with open(UID_MAP, encoding="ascii") as file:
+            has_all = file.read().split() == IDENTITY_MAP
     except OSError:  # without /proc
         return None
-
-
-def _words(path: str) -> list[str]:
-    with open(path, encoding="ascii") as file:
-        return file.read().split()
+    return None if has_all else overflow_uid()

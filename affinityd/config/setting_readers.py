@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote
 
-#: Reads a text that was given by a name.
-Reader = Callable[[str, str], Any]
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # clients read a user's name by this
+    from collections.abc import Callable
+    from typing import Any
+
+    #: Reads a text that was given by a name.
+    Reader = Callable[[str, str], Any]
 
 MAX_PORT = 65535
-MAX_GID = 2**32 - 2  #: the last means no group, chown(2)
+MAX_ID = 2**32 - 2  #: of a user or group; the last number means none, chown(2)
 MAX_NAME = 253  #: characters of a DNS name, RFC 1035, and so of a node of Kubernetes
 
 
@@ -88,13 +90,22 @@ def group(text: str, name: str) -> int:
     """Read a group's name, or its number, which no group need have."""
     import grp  # noqa: PLC0415 - clients read settings too, and must start fast
 
-    if _is_number(text, MAX_GID):
-        return int(text)
+    return _account(text, name, "group", lambda: grp.getgrnam(text).gr_gid)
+
+
+def user(text: str, name: str) -> int:
+    """Read a user's name, or its number, which no user need have."""
+    import pwd  # noqa: PLC0415 - as above
+
+    return _account(text, name, "user", lambda: pwd.getpwnam(text).pw_uid)
+
+
+def _account(text: str, name: str, kind: str, look_up: Callable[[], int]) -> int:
     try:
-        return grp.getgrnam(text).gr_gid
+        return int(text) if _is_number(text, MAX_ID) else look_up()
     except (KeyError, ValueError):  # the latter for what can be no name
         raise InvalidRequestError(
-            f"{name}: there is no group {quote(text)} here; give a group's name or number"
+            f"{name}: there is no {kind} {quote(text)} here; give a {kind}'s name or number"
         ) from None
 
 
