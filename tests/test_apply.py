@@ -190,8 +190,8 @@ def test_what_is_not_as_it_should_be_is_remarked(
         {**LINES, **{f"AFFINITYD_{name}": it for name, it in changed.items()}}, "daemon"
     )
     monkeypatch.setattr(apply, "set_own_mask", lambda _cpus: parse_list(cpus))
-    taken = apply.apply_plan(found, None)
-    assert taken.remarks == tuple(remarks)
+    *_, told = apply.apply_plan(found, None)
+    assert told == [*remarks]
 
 
 def test_trouble_with_a_daemon_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,8 +199,8 @@ def test_trouble_with_a_daemon_is_remarked(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(f"AFFINITYD_{name}", "")
     found = ProcessPlan(LINES, "sysfs", "the daemon hangs")
     monkeypatch.setattr(apply, "set_own_mask", lambda cpus: cpus)
-    taken = apply.apply_plan(found, None)
-    assert taken.remarks == ("the daemon hangs; planned from sysfs",)
+    *_, told = apply.apply_plan(found, None)
+    assert told == ["the daemon hangs; planned from sysfs"]
 
 
 @needs_cpuset
@@ -227,7 +227,7 @@ def test_children_are_told_where_they_are_and_on_what_that_was_planned(
         monkeypatch.setenv(f"AFFINITYD_{name}", "of an earlier pin")
     found = ProcessPlan({**LINES, "AFFINITYD_LOCALITY": "remote"}, "daemon")
     monkeypatch.setattr(apply, "set_own_mask", lambda _cpus: parse_list("4-5"))
-    assert apply.apply_plan(found, None).cpus == parse_list("4-5")
+    assert apply.apply_plan(found, None)[0] == parse_list("4-5")
     told = subprocess.check_output(["env"], text=True).splitlines()
     assert {line for line in told if line.startswith("AFFINITYD_")} >= {
         "AFFINITYD_CPULIST=4-5",

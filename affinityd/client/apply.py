@@ -14,7 +14,7 @@ from affinityd.text import one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from affinityd.client.find_plan import ProcessPlan
     from affinityd.linux.memory_policy import MemoryPolicy
@@ -36,39 +36,26 @@ REMARKS = {
 }
 
 
-class Applied:
-    """What holds for this process, as read back.
-
-    `cpus` is the calling thread's mask, `memory` its policy, None where none was asked for;
-    `remarks` say what is not as it should be, a line each.
-    """
-
-    __slots__ = ("cpus", "memory", "remarks")
-
-    def __init__(self, cpus: CpuSet, memory: MemoryPolicy | None, remarks: Sequence[str]) -> None:
-        self.cpus = cpus
-        self.memory = memory
-        self.remarks = tuple(remarks)
-
-
-def apply_plan(plan: ProcessPlan, policy: str | None) -> Applied:
+def apply_plan(
+    plan: ProcessPlan, policy: str | None
+) -> tuple[CpuSet, MemoryPolicy | None, list[str]]:
     """Apply a plan to the calling thread, and tell children by the environment.
 
-    Raises ApplyError where the kernel refuses all of its CPUs.
+    Returns what holds, as read back: its mask, its memory policy, None where none was asked for,
+    and what is not as it should be, a line each. Raises ApplyError where the kernel refuses all of
+    its CPUs.
     """
-    cpus = set_own_mask(plan.cpus)
-    held = None if policy is None else _set_memory_policy(policy, plan.memory_nodes)
+    cpus, memory, refusals = set_own_mask(plan.cpus), None, []
+    if policy is not None:
+        from affinityd.linux.memory_policy import set_policy  # noqa: PLC0415 - few ask for one
+
+        memory = set_policy(policy, plan.memory_nodes)
+        refusals = [f"memory: {refusal}" for refusal in memory.refusals]
     os.environ.pop(UNPINNED, None)
     os.environ["AFFINITYD_CPULIST"] = format_list(cpus)
     os.environ["AFFINITYD_ALLOWED"] = format_list(plan.allowed)
     os.environ["AFFINITYD_LOCALITY"] = plan.locality
-    return Applied(cpus, held, [*_remarks(plan, cpus), *_refusals(held)])
-
-
-def _set_memory_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
-    from affinityd.linux.memory_policy import set_policy  # noqa: PLC0415 - few ask for one
-
-    return set_policy(policy, nodes)
+    return cpus, memory, [*_remarks(plan, cpus), *refusals]
 
 
 def export_unpinned(reason: str) -> None:
@@ -126,7 +113,7 @@ def gpus_far_apart(plan: ProcessPlan, given: Mapping[str, str]) -> Iterator[str]
         )
 
 
-def summary(plan: ProcessPlan, applied: Applied, given: Mapping[str, str]) -> str:
+def summary(plan: ProcessPlan, cpus: CpuSet, given: Mapping[str, str]) -> str:
     """Say where this process is: its rank, its GPUs, their nodes, its CPUs."""
     rank = local_rank(os.environ)
     if "rank" in given:
@@ -138,8 +125,8 @@ def summary(plan: ProcessPlan, applied: Applied, given: Mapping[str, str]) -> st
         task = f"rank {rank.number}{size} ({rank.variable})"
     gpus = several("GPU", plan.gpus) if plan.gpus else "GPU unknown"
     nodes = several("node", plan.nodes) if plan.nodes else "node unknown"
-    cpus = several("CPU", applied.cpus)
-    return f"{task}: {gpus}, {nodes}, {cpus} ({plan.locality}, planned from {plan.source})"
+    held = several("CPU", cpus)
+    return f"{task}: {gpus}, {nodes}, {held} ({plan.locality}, planned from {plan.source})"
 
 
 def _remarks(plan: ProcessPlan, cpus: CpuSet) -> Iterator[str]:
@@ -156,7 +143,3 @@ def _remarks(plan: ProcessPlan, cpus: CpuSet) -> Iterator[str]:
     for code in plan.warnings:
         if code in REMARKS and not (code == "ambiguous_index" and is_ordered):
             yield REMARKS[code]
-
-
-def _refusals(held: MemoryPolicy | None) -> Iterator[str]:
-    return (f"memory: {refusal}" for refusal in (held.refusals if held else ()))

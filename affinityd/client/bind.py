@@ -84,7 +84,7 @@ def bind(
     arguments = locals().copy()
     chosen = {name: value for name, value in arguments.items() if name not in NOT_OF_PLAN}
     try:
-        binding = bind_process(_texts(chosen), memory, timeout)
+        binding = bind_process(texts(chosen), memory, timeout)
     except Exception as error:  # a bug of ours must not be the end of a job either
         if fail_closed:
             raise
@@ -121,13 +121,14 @@ def _plan_and_pin(
     if plan.switch != switch.ON:
         apply.export_observed(plan)
         return _unbound()
-    applied, remarks = apply.apply_plan(plan, policy), apply.gpus_far_apart(plan, given)
+    cpus, held, remarks = apply.apply_plan(plan, policy)
+    far_apart = apply.gpus_far_apart(plan, given)
     return Binding(
-        cpus=applied.cpus,
+        cpus=cpus,
         locality=plan.locality,
-        memory=applied.memory or own_policy(),
+        memory=held or own_policy(),
         source=plan.source,
-        warnings=(*remarks, *applied.remarks, *_pin_threads(plan.cpus)),
+        warnings=(*far_apart, *remarks, *_pin_threads(plan.cpus)),
         plan_of_exec=partial(_cpus_of_exec, plan, given, chosen, timeout),
     )
 
@@ -188,12 +189,12 @@ def _masks_above() -> list[CpuSet | None]:
     return [] if parent is None else [mask_of(parent.number), mask_of(parent.parent)]
 
 
-def _texts(chosen: Mapping[str, object]) -> dict[str, str]:
+def texts(chosen: Mapping[str, object]) -> dict[str, str]:
     """Return parameters as a request has them; those that are None are not given."""
-    return {name: _text(value) for name, value in chosen.items() if value is not None}
 
+    def text(value: object) -> str:
+        if isinstance(value, (list, tuple)):
+            return ",".join(map(str, value))
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
-def _text(value: object) -> str:
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return {name: text(value) for name, value in chosen.items() if value is not None}

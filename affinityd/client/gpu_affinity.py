@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from affinityd.client.bind import bind_process
+from affinityd.client.bind import bind_process, texts
 from affinityd.errors import InvalidRequestError
 from affinityd.request.parsers import MAX_ENTRIES
 
@@ -76,16 +76,15 @@ def set_affinity(
             f"nproc_per_node={nproc_per_node} is too many; the most is {MAX_ENTRIES}"
         )
     chosen = {
-        "gpus": ",".join(map(str, range(nproc_per_node))),
-        "ranks": str(nproc_per_node),
-        "rank": str(gpu_id),
+        "gpus": [*range(nproc_per_node)],
+        "ranks": nproc_per_node,
+        "rank": gpu_id,
         "share": "requested",
-        "mode": str(mode),
-        "scope": str(scope),
-        "multithreading": str(multithreading),
-        "balanced": str(balanced).lower(),
-        "min_physical_cores": str(min_physical_cores),
+        "mode": mode,
+        "scope": scope,
+        "multithreading": multithreading,
+        "balanced": balanced,
+        "min_physical_cores": min_physical_cores,
+        "max_physical_cores": max_physical_cores,
     }
-    if max_physical_cores is not None:
-        chosen["max_physical_cores"] = str(max_physical_cores)
-    return set(bind_process(chosen).cpus)
+    return set(bind_process(texts(chosen)).cpus)

@@ -25,6 +25,7 @@ MAX_ANSWER = 1024 * 1024  #: bytes; a plan for 256 ranks has 60,000
 MAX_REFUSAL = 1000  #: characters of one that are passed on
 CHUNK = 65536
 DIGITS = 3  #: of a status
+LENGTH = b"content-length"
 PAUSE = 0.005  #: seconds between two tries while the daemon's queue is full
 
 #: No process can listen there; None: a path that is too long for a socket, a host that is a name.
@@ -41,29 +42,6 @@ HTTP = "http://"
 #: Of every request; refusals come as a line of text.
 FIELDS = "Host: localhost\r\nAccept: text/plain\r\nConnection: close\r\n"
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~,:")
-
-
-class Response:
-    """What came: a status, a body, and whether that is as long as the head says."""
-
-    __slots__ = ("body", "is_whole", "status")
-
-    def __init__(self, answer: bytes) -> None:
-        """Raise ValueError for what is no HTTP."""
-        head, separator, self.body = answer.partition(b"\r\n\r\n")
-        first, *fields = head.split(b"\r\n")
-        version, _, rest = first.partition(b" ")
-        status, _, _ = rest.partition(b" ")
-        is_status = status.isdigit() and len(status) == DIGITS
-        if not (separator and version.startswith(b"HTTP/1.") and is_status):
-            raise ValueError("it does not speak HTTP")
-        lengths = [
-            text.strip()
-            for name, _, text in (field.partition(b":") for field in fields)
-            if name.lower() == b"content-length"
-        ]
-        self.status = int(status)
-        self.is_whole = lengths == [b"%d" % len(self.body)]
 
 
 def ask_plan(
@@ -119,12 +97,30 @@ def _ask_trusted(address: str, target: str, deadline: float, most: int) -> bytes
         connection.close()
 
 
+def parse(answer: bytes) -> tuple[int, bytes | None]:
+    """Return a status, and the body, None where it is not as long as the head says.
+
+    Raises ValueError for what is no HTTP.
+    """
+    head, separator, body = answer.partition(b"\r\n\r\n")
+    first, *fields = head.lower().split(b"\r\n")
+    version, _, rest = first.partition(b" ")
+    status, _, _ = rest.partition(b" ")
+    is_status = status.isdigit() and len(status) == DIGITS
+    if not (separator and version.startswith(b"http/1.") and is_status):
+        raise ValueError("it does not speak HTTP")
+    lengths = [
+        text.strip() for name, _, text in (it.partition(b":") for it in fields) if name == LENGTH
+    ]
+    return int(status), body if lengths == [b"%d" % len(body)] else None
+
+
 def _parsed(answer: bytes, address: str) -> tuple[int, str]:
     """Return an answer's status and body, all of it. Raises DaemonError."""
     try:
-        response = Response(answer)
-        if response.is_whole:
-            return response.status, response.body.decode()
+        status, body = parse(answer)
+        if body is not None:
+            return status, body.decode()
     except UnicodeDecodeError:
         raise DaemonError(f"the daemon at {address} answered what is no text") from None
     except ValueError:

@@ -74,7 +74,7 @@ def _listener(path: str, timeout: float) -> DaemonFacts:
                 distrust=_distrust(path, connection),
             )
             answer = http.get(connection, READY, deadline)
-        return replace(found, status=http.Response(answer).status)
+        return replace(found, status=http.parse(answer)[0])
     except TimeoutError:
         error = f"no answer within {timeout:.1g} s" if found.listens else NO_ROOM
         return replace(found, listens=True, error=error)

@@ -100,12 +100,12 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
     if found.switch != switch.ON:
         apply.export_observed(found)
         return
-    applied = apply.apply_plan(found, policy)
-    verbose = [apply.summary(found, applied, given)] if "verbose" in options else []
-    for line in (*verbose, *apply.gpus_far_apart(found, given), *applied.remarks):
+    cpus, _, remarks = apply.apply_plan(found, policy)
+    verbose = [apply.summary(found, cpus, given)] if "verbose" in options else []
+    for line in (*verbose, *apply.gpus_far_apart(found, given), *remarks):
         say(f"{NAME}: {line}")
     if "omp" in options and not os.environ.get("OMP_NUM_THREADS"):
-        os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(applied.cpus)))
+        os.environ["OMP_NUM_THREADS"] = str(min(found.threads, len(cpus)))
 
 
 def become(command: Sequence[str]) -> int:
