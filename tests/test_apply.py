@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from affinityd.client import apply
-from affinityd.client.device_access import granted_gpus
 from affinityd.client.find_plan import ProcessPlan
+from affinityd.client.process_context import granted_gpus
 from affinityd.cpuset import format_list, parse_list
 from tests.cpusets import cpuset, needs_cpuset
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.client.device_access import granted_gpus
+from affinityd.client.process_context import granted_gpus
 
 MAJOR = 240  #: for local use, kernel Documentation/admin-guide/devices.txt: no driver is behind it
 DEVICES = Path("/sys/fs/cgroup/devices")
@@ -25,7 +25,7 @@ needs_cgroup = pytest.mark.skipif(
 #: Prints what it is granted, after a line that says that it may look.
 LOOK = """
 import os, sys
-from affinityd.client.device_access import granted_gpus
+from affinityd.client.process_context import granted_gpus
 sys.stdin.readline()
 {become}
 print(granted_gpus("dev", "sys"))

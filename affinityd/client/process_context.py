@@ -3,11 +3,12 @@
 `affinityd exec` imports this: no dataclasses, nothing that only other processes take.
 """
 
+# ruff: noqa: PTH208 - pathlib costs more to import than Python to start
+
 from __future__ import annotations
 
 import os
 
-from affinityd.client.device_access import granted_gpus, vendors
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cpu_limit import own_cpu_limit
 from affinityd.linux.files import environment_of
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from affinityd.request.environment import Question
 
 
+#: What each vendor's driver makes.
+DRIVERS = {"nvidia": "/dev/nvidiactl", "amd": "/dev/kfd", "huawei": "/dev/davinci_manager"}
+AMD = "0x1002"  #: the PCI vendor, in /sys/class/drm/renderDN/device/vendor
+
+
 class ProcessContext:
     """A process, by what it was started with and what it may use; read once, all but the CPUs.
 
@@ -30,7 +36,7 @@ class ProcessContext:
     are no such files.
     """
 
-    __slots__ = ("_root", "devices", "environ", "parent_environ", "pid")
+    __slots__ = ("devices", "environ", "parent_environ", "pid")
 
     def __init__(
         self,
@@ -38,13 +44,11 @@ class ProcessContext:
         environ: Mapping[str, str] | None,
         parent_environ: Mapping[str, str] | None,
         devices: str | None,
-        root: str = "",
     ) -> None:
         self.pid = pid
         self.environ = environ
         self.parent_environ = parent_environ
         self.devices = devices
-        self._root = root
 
     @classmethod
     def of_self(cls) -> ProcessContext:
@@ -53,21 +57,16 @@ class ProcessContext:
         return cls(os.getpid(), environ, environment_of(os.getppid()), granted_gpus())
 
     @classmethod
-    def of(cls, process: Stat, root: str = "") -> ProcessContext:
+    def of(cls, process: Stat) -> ProcessContext:
         """Return what is known of a process; of another one its own /dev tells the devices.
 
-        A container has those alone that it was given. `root`: where the machine's files are.
+        A container has those alone that it was given.
         """
-        pid = process.number
-        if pid == os.getpid() and not root:
+        pid, parent = process.number, process.parent
+        if pid == os.getpid():
             return cls.of_self()
-        return cls(
-            pid,
-            environment_of(pid, root),
-            environment_of(process.parent, root),
-            granted_gpus(f"{root}/proc/{pid}/root/dev"),
-            root,
-        )
+        devices = granted_gpus(f"/proc/{pid}/root/dev")
+        return cls(pid, environment_of(pid), environment_of(parent), devices)
 
     @property
     def mask(self) -> CpuSet:
@@ -79,21 +78,20 @@ class ProcessContext:
         """The CPUs that its cgroup allows; None where that is not known."""
         from affinityd.linux import cgroup  # noqa: PLC0415 - exec plans on its mask
 
-        found = cgroup.cpuset_of(self.pid, self._root or "/")
-        is_own = self.pid == os.getpid() and not self._root
-        return cgroup.widest_mask() if found is None and is_own else found
+        found = cgroup.cpuset_of(self.pid)
+        return cgroup.widest_mask() if found is None and self.pid == os.getpid() else found
 
     @property
     def visible(self) -> str | None:
         """The request's `visible`: the GPUs that its environment names; None: it names none."""
-        return environment.visible(self.environ or {}, vendors())
+        return environment.visible(self.environ or {}, _vendors())
 
     def questions(self, given: Mapping[str, str], cpus: CpuSet) -> list[Question]:
         """Return the plan requests of the process on these CPUs; `given` parameters count more."""
         facts = {} if self.devices is None else {"granted": self.devices}
         given = {**facts, **given}
         environ, parent = self.environ or {}, self.parent_environ
-        return list(environment.process_questions(given, environ, cpus, parent, vendors()))
+        return list(environment.process_questions(given, environ, cpus, parent, _vendors()))
 
 
 def _with_cpu_limit(environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -102,3 +100,49 @@ def _with_cpu_limit(environ: Mapping[str, str]) -> Mapping[str, str]:
         return environ
     limit = own_cpu_limit()
     return environ if limit is None else {**environ, JOB_CPUS: f"{limit}"}
+
+
+def _vendors() -> list[str]:
+    """Return the vendors whose drivers are here."""
+    return [vendor for vendor, path in DRIVERS.items() if os.path.exists(path)]  # noqa: PTH110
+
+
+def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
+    """Return the request's `granted`; None where there are no device files to tell it by.
+
+    NVIDIA's /dev/nvidiaN, else AMD's /dev/dri/renderDN: N is the device's minor, whatever the
+    process calls the GPU. access(2) honours the device cgroup and opens nothing. With NVIDIA's
+    files there and none of them to be opened it is "none"; AMD's may also be closed to a user that
+    is in no group of theirs.
+    """
+    minors = _numbered(dev, "nvidia")
+    if minors:
+        mine = [minor for minor in minors if _may_open(f"{dev}/nvidia{minor}")]
+        return ",".join(f"minor:{minor}" for minor in mine) or "none"
+    renders = [
+        f"drm:{minor}"
+        for minor in _numbered(f"{dev}/dri", "renderD")
+        if _may_open(f"{dev}/dri/renderD{minor}") and _is_amd(sys, minor)
+    ]
+    return ",".join(renders) or None
+
+
+def _numbered(folder: str, prefix: str) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    numbers = [name[len(prefix) :] for name in names if name.startswith(prefix)]
+    return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
+
+
+def _may_open(path: str) -> bool:
+    return os.access(path, os.R_OK | os.W_OK)
+
+
+def _is_amd(sys: str, minor: int) -> bool:
+    try:
+        with open(f"{sys}/class/drm/renderD{minor}/device/vendor") as file:  # noqa: PTH123
+            return file.read().strip() == AMD
+    except OSError:
+        return False
