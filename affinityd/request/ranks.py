@@ -9,7 +9,13 @@ from affinityd.cpuset import CpuSet
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.planner import BY_RANK
 from affinityd.planner.modes import MODES
-from affinityd.request.devices import ComputeDevice, VisibleDevices, is_ambiguous, select_devices
+from affinityd.request.devices import (
+    ComputeDevice,
+    VisibleDevices,
+    all_devices,
+    is_ambiguous,
+    select_devices,
+)
 from affinityd.request.parameters import Request
 from affinityd.request.parsers import MAX_ENTRIES
 from affinityd.request.slurm_binding import Slot, gpu_slot
@@ -39,10 +45,10 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
     InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not here,
     or not the job's.
     """
-    seen = visible_devices(topology, request.granted, request.visible, request.nvidia_visible)
+    seen = visible_devices(topology, request)
     own = _named(seen, request.gpus)
     ambiguous = is_ambiguous(seen, request.gpus)
-    all_gpus = visible_devices(topology, None, None)
+    all_gpus = all_devices(topology)
     job = None if request.job is None else _of_job(all_gpus, request.job)
     slot = _bound_slot(topology, request, mask, len(own), job)
     is_task = job is not None or slot is not None

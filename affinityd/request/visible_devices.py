@@ -16,6 +16,7 @@ from affinityd.request.devices import (
     device_named,
     with_instances,
 )
+from affinityd.request.parameters import Request
 from affinityd.request.visible_lists import read_visible
 from affinityd.text import quote
 from affinityd.topology.model import Topology
@@ -24,36 +25,30 @@ _MINOR = re.compile(r"(minor|drm):([0-9]{1,9})", re.ASCII)
 _INSTANCE = re.compile(r"([0-9]+):([0-9]{1,3})", re.ASCII)
 
 
-def visible_devices(
-    topology: Topology,
-    granted: str | None,
-    visible: str | None,
-    nvidia_visible: str | None = None,
-) -> VisibleDevices:
+def visible_devices(topology: Topology, request: Request) -> VisibleDevices:
     """Return what a caller sees, by what it was granted and by its visible-device variable.
 
-    All are the request's values, None where it has none. Raises InvalidRequestError for a
-    malformed grant, NoSuchGpuError for one of a device that is not here.
+    Raises InvalidRequestError for a malformed grant, NoSuchGpuError for one of a device that is not
+    here.
     """
-    everything = all_devices(topology)
+    everything, granted = all_devices(topology), request.granted
     given = None if granted is None else _grant(topology, everything, granted)
-    if nvidia_visible:
-        given = _listed(everything, nvidia_visible, given) or given
+    if request.nvidia_visible:
+        given = _listed(everything, request.nvidia_visible, given) or given
     if given is None:
-        return read_visible(visible, everything)
+        return read_visible(request.visible, everything)
     numbered = dict(enumerate(d for d in given if d.gpu.vendor == given[0].gpu.vendor))
     nameable = tuple(dict.fromkeys(with_instances(given)))
-    return read_visible(visible, VisibleDevices(numbered, nameable, by_name=False))
+    return read_visible(request.visible, VisibleDevices(numbered, nameable, by_name=False))
 
 
 def _grant(
     topology: Topology, everything: VisibleDevices, granted: str
 ) -> tuple[ComputeDevice, ...]:
-    if granted.strip() == "none":
+    if granted == "none":
         raise NoSuchGpuError("granted=none: the caller was given no GPU")
-    entries = [entry.strip() for entry in granted.split(",")]
-    wanted = {_granted(topology, everything, entry) for entry in _of_gpus(topology, entries)}
-    return _in_order(everything, wanted)
+    entries = _of_gpus(topology, granted.split(","))
+    return _in_order(everything, {_granted(topology, everything, entry) for entry in entries})
 
 
 def _listed(
@@ -95,10 +90,8 @@ def _of_gpus(topology: Topology, entries: Sequence[str]) -> Sequence[str]:
     """
     gpus = topology.gpus
     known = {f"minor:{gpu.minor}" for gpu in gpus} | {f"drm:{gpu.render_minor}" for gpu in gpus}
-    files = [entry for entry in entries if _MINOR.fullmatch(entry)]
-    if known.isdisjoint(files):
-        return entries
-    return [entry for entry in entries if entry not in files or entry in known]
+    here = [entry for entry in entries if entry in known or not _MINOR.fullmatch(entry)]
+    return entries if known.isdisjoint(entries) else here
 
 
 def _granted(topology: Topology, everything: VisibleDevices, entry: str) -> ComputeDevice:
