@@ -6,13 +6,15 @@ Hydra; Cray PALS; flux-run(1); srun(1) and sbatch(1) "OUTPUT ENVIRONMENT VARIABL
 
 from __future__ import annotations
 
+from affinityd.text import whole_number
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     Environment = Mapping[str, str]
 
-MAX_DIGITS = 10  #: of 2**32 - 1
+MOST = 2**32 - 1  #: that Slurm and launchers write
 SLURM_TASK = "SLURM_LOCALID"
 
 #: Slurm's steps from here on are no tasks of srun: interactive, batch, extern (slurm.h).
@@ -46,9 +48,8 @@ def local_rank(environ: Environment) -> Rank | None:
 
 
 def number(text: str | None) -> int | None:
-    """Read a whole number from 0; None for anything else."""
-    is_number = text is not None and text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
-    return int(text) if text is not None and is_number else None
+    """Return what a variable of digits says; None for anything else."""
+    return whole_number(text, MOST)
 
 
 def _ranks(environ: Environment) -> Iterator[Rank]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.planner.modes import MODES
-from affinityd.request.launchers import number
-from affinityd.text import quote
+from affinityd.text import quote, whole_number
 
 MAX_ENTRIES = 256
 MAX_NUMBER = 2**31
@@ -45,8 +44,8 @@ def boolean(text: str) -> bool:
 
 def positive(text: str) -> int:
     """Read a whole number from 1."""
-    value = number(text)
-    if value is None or not 1 <= value <= MAX_NUMBER:
+    value = whole_number(text, MAX_NUMBER)
+    if not value:
         raise ValueError(f"{quote(text)} is not a whole number from 1 to {MAX_NUMBER}")
     return value
 
