@@ -29,14 +29,11 @@ esac
 
 gpus=${CUDA_VISIBLE_DEVICES:-${SLURM_JOB_GPUS:-${ROCR_VISIBLE_DEVICES-}}}
 case $gpus in NoDevFiles | *[!A-Za-z0-9_.:,/-]*) gpus='' ;; esac
-has_gpus() { # the same in task_prolog.sh
-    for device in /dev/nvidiactl /dev/nvidia0 /dev/kfd /dev/davinci_manager \
-        /dev/dri/renderD* /dev/accel/accel*; do
-        [ ! -e "$device" ] || return 0
-    done
-    return 1
-}
-[ -n "$gpus" ] || has_gpus || exit 0 # sh has not parsed the rest yet
+found=$gpus
+for file in /dev/nvidiactl /dev/nvidia0 /dev/kfd /dev/davinci_manager /dev/dri/renderD* /dev/accel/accel*; do
+    [ ! -e "$file" ] || found=$file
+done
+[ -n "$found" ] || exit 0 # sh has not parsed the rest yet
 
 gpus_of() { sed -n 's/^gpus=//p' "$1"; }
 has_one_of() { # GPUS GPUS

@@ -24,14 +24,11 @@ elif [ -z "${ROCR_VISIBLE_DEVICES-}" ] && [ "${SLURM_GPUS_ON_NODE:-0}" = 0 ]; th
     exit 0
 fi
 # The environment of the submitting shell can name GPUs on a node without.
-has_gpus() { # the same in prolog.sh
-    for device in /dev/nvidiactl /dev/nvidia0 /dev/kfd /dev/davinci_manager \
-        /dev/dri/renderD* /dev/accel/accel*; do
-        [ ! -e "$device" ] || return 0
-    done
-    return 1
-}
-[ -n "${AFFINITYD_SOCKET-}" ] || [ -e "$run" ] || has_gpus || exit 0
+found=${AFFINITYD_SOCKET-}
+for file in "$run" /dev/nvidiactl /dev/nvidia0 /dev/kfd /dev/davinci_manager /dev/dri/renderD* /dev/accel/accel*; do
+    [ ! -e "$file" ] || found=$file
+done
+[ -n "$found" ] || exit 0
 
 trap '' XFSZ # of a shell that makes files of its here-documents
 unset LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT
@@ -39,7 +36,7 @@ LC_ALL=C
 export LC_ALL
 
 settings=/etc/affinityd.conf
-proc=/proc ls=/bin/ls id=/usr/bin/id od=/usr/bin/od
+proc=/proc ls=/bin/ls id=/usr/bin/id
 curl=/usr/bin/curl taskset=/usr/bin/taskset python=/usr/bin/python3
 clean='/usr/bin/env -i' # what libraries read may hang
 [ -x /usr/bin/env ] || clean=''
@@ -48,31 +45,24 @@ leave() { # [REASON]
     [ -z "${1-}" ] || printf 'export AFFINITYD_UNPINNED=%.200s\n' "$1"
     exit 0
 }
-read_settings() { # site_NAME: a setting of the site's; the last of a name counts
+read_lines() { # PREFIX FILE: PREFIX_NAME of each line NAME=VALUE; the last of a name counts
     while read -r line || [ -n "$line" ]; do
         name=${line%%[= ]*} value=${line#*=}
-        case $line in AFFINITYD*=*) ;; *) continue ;; esac
-        case $name in *[!A-Z_]*) continue ;; esac
+        case $line in *=*) ;; *) continue ;; esac
+        case $name in '' | *[!A-Za-z_]*) continue ;; esac
         value=${value#"${value%%[! ]*}"} value=${value%[[:space:]]}
         value=${value#[\'\"]} value=${value%[\'\"]}
-        eval "site_$name=\$value"
-    done <"$settings"
-}
-read_note() { # job: its GPUs in the node's numbering; shared: those that other jobs have, too
-    while IFS='=' read -r name value; do
-        case $name in gpus) job=$value ;; shared) shared=$value ;; esac
-    done <"$run/jobs/$SLURM_JOB_ID"
+        eval "$1_$name=\$value"
+    done <"$2"
 }
 
 shared_file=${0%/*}/pinning.sh
 [ -r "$shared_file" ] || leave "$shared_file cannot be read"
 # shellcheck source=affinityd/kubernetes/files/pinning.sh
 . "$shared_file"
-switch=on no_switch='is none of on, observe and off'
+switch=on no_switch='is none of on, observe and off' site_AFFINITYD=''
 heed "${AFFINITYD-}" || leave "AFFINITYD $no_switch"
 [ "$switch" != off ] || leave AFFINITYD=off
-is_number "${SLURM_TASK_PID-}" || leave 'SLURM_TASK_PID is no number'
-is_number "${SLURM_JOB_ID-}" || leave 'SLURM_JOB_ID is no number'
 
 # The masks that Slurm chose begin with 0x, a user's do not. Words such as cores only say how it is to
 # choose.
@@ -81,14 +71,13 @@ case ${SLURM_STEP_ID:+${SLURM_CPU_BIND_TYPE-}${SLURM_CPU_BIND_LIST-}} in
 mask_cpu:0x*) masks=SLURM_CPU_BIND_LIST ;;
 none* | rank* | map_* | mask_*) leave 'its CPUs are bound by --cpu-bind, or by the CpuBind= of the site' ;;
 esac
-read_mask "$SLURM_TASK_PID" || leave "/proc/$SLURM_TASK_PID/status cannot be read"
+read_mask "${SLURM_TASK_PID-}" || leave "/proc/${SLURM_TASK_PID-}/status cannot be read"
 
 # A container's image may have less than the node.
 has "$curl" || has "$python" || leave 'neither curl nor python3 is here, to ask affinityd'
 has "$taskset" || has "$python" || leave 'neither taskset nor python3 is here, to pin the task'
 
-site_AFFINITYD=''
-[ ! -f "$settings" ] || read_settings
+[ ! -f "$settings" ] || read_lines site "$settings"
 heed "$site_AFFINITYD" || leave "AFFINITYD in $settings $no_switch"
 [ "$switch" != off ] || leave "AFFINITYD=off in $settings"
 for name in $plan_variables AFFINITYD_SOCKET AFFINITYD_DAEMON_UID; do
@@ -102,27 +91,23 @@ case $socket in /*) ;; *) leave "AFFINITYD_SOCKET=$socket is no path from /" ;; 
 found=$(trusted_socket "$socket" "$AFFINITYD_DAEMON_UID") || leave "$found"
 socket=$found
 
-job='' shared='' granted='' query=format=shell
-[ ! -f "$run/jobs/$SLURM_JOB_ID" ] || read_note
+# Its GPUs in the node's numbering, and those that other jobs have, too.
+note=$run/jobs/${SLURM_JOB_ID-} job_gpus='' job_shared=''
+[ ! -f "$note" ] || read_lines job "$note"
 find_devices /dev/nvidia minor
 [ -n "$granted" ] || [ -e /dev/nvidiactl ] || find_devices /dev/dri/renderD drm
-add cpuset "$mask"
-[ "$switch" = on ] || add observe "$mask"
-add granted "$granted"
-add job "$job"
-# shellcheck disable=SC2086 # words
-pass CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID SLURM_GTIDS \
-    SLURM_NTASKS SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_GPUS_ON_NODE SLURMD_TRES_BIND \
-    $masks $plan_variables
-
-ask "$socket" 0.7
+[ "$switch" = on ] || observe=$mask
+cpuset=$mask job=$job_gpus
+ask "$socket" 0.7 "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID
+    SLURM_GTIDS SLURM_NTASKS SLURM_CPUS_PER_TASK SLURM_JOB_CPUS_PER_NODE SLURM_GPUS_ON_NODE
+    SLURMD_TRES_BIND $masks"
 understand || leave "${reason:-no plan from $socket}"
 case ${SLURM_GTIDS-},,$job_gpus,$warnings, in
 *,*,,,*share_unavailable,*) leave 'no note of the job, and fewer cores than GPUs' ;;
 esac
 [ "$switch" != off ] || leave "AFFINITYD=off, as the daemon at $socket has it"
 apply "$SLURM_TASK_PID"
-[ -z "$shared" ] || warnings=${warnings:+$warnings,}shared_gpu
+[ -z "$job_shared" ] || warnings=${warnings:+$warnings,}shared_gpu
 printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \
     "AFFINITYD_ALLOWED=$allowed" ${job_gpus:+"AFFINITYD_JOB_GPUS=$job_gpus"} \
     ${warnings:+"AFFINITYD_WARNINGS=$warnings"}

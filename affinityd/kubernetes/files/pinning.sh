@@ -1,23 +1,31 @@
 # Sourced by slurm/task_prolog.sh and by a pod's run: they ask affinityd, and pin by its answer. What
 # variables mean is the daemon's to know; they are passed on. prolog.sh takes trusted_socket alone.
 #
-# The script says where things are (proc, ls, id, od, curl, taskset, python; clean starts a tool), has a
+# The script says where things are (proc, ls, id, curl, taskset, python; clean starts a tool), has a
 # switch, and `leave REASON`, which ends it.
 # shellcheck shell=sh disable=SC2034,SC2154 # variables of the scripts, and those that eval reads
 
-newline='
-'
 # What site and job may choose.
 plan_variables='AFFINITYD_MODE AFFINITYD_SCOPE AFFINITYD_SHARE AFFINITYD_MULTITHREADING AFFINITYD_BALANCED
 AFFINITYD_STRICT AFFINITYD_MIN_PHYSICAL_CORES AFFINITYD_MAX_PHYSICAL_CORES AFFINITYD_CPUS'
+cpuset='' observe='' granted='' job='' nvidia_visible='' # what is asked besides, where it is known
 
 # A socket is trusted if it is root's, or of a user whom AFFINITYD_DAEMON_UID names. Who can write to a
 # folder above it could listen there, too. In a user namespace the node's users have one number, the
 # overflow uid, which counts as root's; folders further up may belong to who made the container.
 trusted_socket() ( # SOCKET UIDS: prints its path without links, or else why it is not trusted
-    find_trusted "$2"
     cd -P "${1%/*}/" || refuse "$1 is not there, or cannot be looked at"
-    plain=${PWD%/}/${1##*/} above=${PWD%/}/
+    plain=${PWD%/}/${1##*/} above=${PWD%/}/ trusted=0 own=''
+    set -f
+    IFS=",$IFS"
+    for user in $2; do
+        case $user in *[!0-9]*) user=$("$id" -u "$user") ;; esac
+        trusted=$trusted${user:+,$user}
+    done
+    read -r first second third <"$proc/self/uid_map"
+    if [ "$first,$second,$third" != 0,0,4294967295 ] && read_status Uid: self; then
+        own=$value trusted=$trusted,65534 # unless somebody changed /proc/sys/kernel/overflowuid
+    fi
     set -- "$plain"
     while [ "$above" ]; do
         set -- "$above" "$@"
@@ -39,27 +47,10 @@ trusted_socket() ( # SOCKET UIDS: prints its path without links, or else why it 
     done <<END
 $listed
 END
-    [ $# = 0 ] || refuse "whose $1 is cannot be seen"
+    [ $# = 0 ] || refuse "whose $plain is cannot be seen"
     printf %s "$plain"
 )
 refuse() { printf %s "$1"; exit 1; }
-find_trusted() { # UIDS: trusted, numbers; own: whose folders count, too, further up
-    trusted=0 own=''
-    set -f
-    IFS=", "
-    for user in $1; do
-        case $user in *[!0-9]*) user=$("$id" -u "$user") ;; esac
-        trusted=$trusted${user:+,$user}
-    done
-    unset IFS
-    set +f
-    read -r first second size <"$proc/self/uid_map" || return
-    [ "$first,$second,$size" != 0,0,4294967295 ] || return
-    trusted=$trusted,65534 # unless somebody changed /proc/sys/kernel/overflowuid
-    while read -r name _ uid _; do
-        [ "$name" != Uid: ] || own=$uid
-    done <"$proc/self/status"
-}
 
 heed() { # WORD: switch, the least of what it was and what AFFINITYD=WORD says
     case $1 in
@@ -71,15 +62,17 @@ heed() { # WORD: switch, the least of what it was and what AFFINITYD=WORD says
 }
 has() { command -v "$1" >/dev/null; }
 is_number() { case $1 in '' | *[!0-9]* | ???????????*) return 1 ;; esac; }
-is_cpulist() {
-    case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]*) return 1 ;; esac
-    case $1 in *[0-9][0-9][0-9][0-9][0-9][0-9]*) return 1 ;; esac # nor has any machine
+is_cpulist() { # no machine has a CPU of six digits
+    case $1 in '' | *[!0-9,-]* | [,-]* | *[,-] | *[,-][,-]* | *[0-9][0-9][0-9][0-9][0-9][0-9]*) return 1 ;; esac
+}
+read_status() { # FIELD PID: value
+    while read -r name value _; do
+        [ "$name" != "$1" ] || return 0
+    done <"$proc/$2/status"
+    return 1
 }
 read_mask() { # PID: mask, the CPUs on which it may run
-    while read -r name mask; do
-        [ "$name" != Cpus_allowed_list: ] || break
-    done <"$proc/$1/status"
-    is_cpulist "$mask"
+    read_status Cpus_allowed_list: "$1" && is_cpulist "$value" && mask=$value
 }
 find_devices() { # PREFIX KIND: granted, the device files that this process may open
     for device in "$1"[0-9]*; do
@@ -88,62 +81,58 @@ find_devices() { # PREFIX KIND: granted, the device files that this process may 
     done
 }
 
-encode() { # VALUE: encoded, as in a URL
-    # shellcheck disable=SC2046 # a word a byte
-    case $1 in
-    *[!A-Za-z0-9_.:,/\(\)-]*) encoded=$(printf '%%%s' $(printf %s "$1" | "$od" -An -v -tx1)) ;;
-    *) encoded=$1 ;;
-    esac
-}
-add() { # NAME VALUE: query, with this parameter, if it has a value
-    encode "$2"
-    query=$query${2:+&$1=$encoded}
-}
-pass() { # VARIABLE...: query, with those that are set
-    for name; do
-        eval "[ -n \"\${$name+set}\" ] && encode \"\$$name\"" && query="$query&env=$name=$encoded"
+ask() { # ADDRESS SECONDS VARIABLES: answer; of a socket's path, or http://HOST:PORT
+    address=$1 seconds=$2 variables=$3
+    set -- --data-urlencode format=shell
+    for name in cpuset observe granted job nvidia_visible; do
+        eval "set -- \"\$@\" \${$name:+--data-urlencode \"$name=\$$name\"}"
     done
+    for name in $variables $plan_variables; do
+        eval "set -- \"\$@\" \${$name+--data-urlencode \"env=$name=\$$name\"}"
+    done
+    answer=$(fetch "$@") && [ "${#answer}" -lt 65536 ] || answer='' # what was cut off is no plan
 }
-ask() { # ADDRESS SECONDS: answer; of a socket's path, or http://HOST:PORT
-    answer=$(fetch "$1" "$2") && [ "${#answer}" -lt 65536 ] || answer='' # what was cut off is no plan
-    answer=$newline$answer$newline
-}
-fetch() { # ADDRESS SECONDS
+fetch() { # --data-urlencode PARAMETER...
     if has "$curl"; then
-        seconds=$2 tries=1
-        case $1 in
+        tries=1
+        case $address in
         /*)
-            set -- --unix-socket "$1" "http://localhost/plan?$query"
+            set -- "$@" --unix-socket "$address" http://localhost/plan
             tries='1 2 3 4 5 6 7 8 9 10 11 12' # of ms: curl waits for no room in a queue, unix(7)
             ;;
-        *) set -- "$1/plan?$query" ;;
+        *) set -- "$@" "$address/plan" ;;
         esac
         for _ in $tries; do
-            $clean "$curl" -q -s --noproxy '*' -m "$seconds" --max-filesize 65536 --limit-rate 1M "$@"
+            $clean "$curl" -q -s -G --noproxy '*' -m "$seconds" --max-filesize 65536 --limit-rate 1M "$@"
             status=$?
             [ "$status" = 7 ] || return "$status"
         done
     elif has "$python"; then
         $clean "$python" -I -S -c '
-import http.client, signal, socket, sys
-address, seconds, query = sys.argv[1:]
+import http.client, os, signal, socket, sys, urllib.parse
 signal.signal(signal.SIGALRM, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-signal.setitimer(signal.ITIMER_REAL, float(seconds))  # and that is the end
-daemon = http.client.HTTPConnection(address.partition("//")[2] or "localhost")
-if address.startswith("/"):
+signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))  # and that is the end
+daemon = http.client.HTTPConnection(sys.argv[1].partition("//")[2] or "localhost")
+if sys.argv[1].startswith("/"):
     daemon.sock = socket.socket(socket.AF_UNIX)
-    daemon.sock.connect(address)
+    daemon.sock.connect(sys.argv[1])
+query = "&".join(urllib.parse.quote(os.fsencode(it), "=") for it in sys.argv[4::2])
 daemon.request("GET", "/plan?" + query)
 print(daemon.getresponse().read(65536).decode())
-' "$1" "$2" "$query"
+' "$address" "$seconds" "$@"
     else
-        http_proxy='' timeout 1 wget -q -O - "$1/plan?$query"
+        query='' # wget encodes nothing
+        for it; do
+            case $it in --data-urlencode) ;; *[!A-Za-z0-9_.:,/\(\)=-]*) return 1 ;; *) query="$query&$it" ;; esac
+        done
+        http_proxy='' timeout 1 wget -q -O - "$address/plan?${query#?}"
     fi
 }
 understand() { # cpulist, locality, allowed, warnings, job_gpus; else reason, the answer's first line
-    value='' cpulist='' locality='' allowed='' warnings='' job_gpus=''
+    value='' cpulist='' locality='' allowed='' warnings='' job_gpus='' reason=''
     while IFS= read -r line; do # to cut lines out of a long answer takes some shells seconds
+        reason=${reason:-$line}
         case $line in
         AFFINITYD=*) value=${line#*=} ;;
         AFFINITYD_CPULIST=*) cpulist=${line#*=} ;;
@@ -159,7 +148,6 @@ END
     case $locality in
     local | mixed | remote | unknown) is_cpulist "$cpulist" && is_cpulist "$allowed" && return ;;
     esac
-    reason=${answer#?} reason=${reason%%"$newline"*}
     case $reason in AFFINITYD_* | *[[:cntrl:]]*) reason='' ;; esac
     return 1
 }

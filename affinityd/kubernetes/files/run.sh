@@ -10,7 +10,7 @@
 # All of it runs in a subshell: its variables may be names of the command's environment.
 find_place() { # prints what the command is told, nothing if off, or what kept it from its place
     unset -f [ printf read cd command # exported functions of the job, where sh is bash
-    dev=/dev sys=/sys proc=/proc ls=ls id=id od=od curl=curl taskset=taskset python=python3 clean=''
+    dev=/dev sys=/sys proc=/proc ls=ls id=id curl=curl taskset=taskset python=python3 clean=''
     set +e +f +u # of a job's SHELLOPTS
     LC_ALL=C
     trap '' PIPE # of a stderr that nobody reads
@@ -38,15 +38,15 @@ leave() { # REASON
     printf %s "$1"
     exit 1
 }
-find_gpus() { # granted: by device files; listed: by the container runtime
-    granted='' listed=''
+find_gpus() { # granted: by device files, else by the container runtime
     find_devices "$dev/nvidia" minor
     [ -n "$granted" ] || find_devices "$dev/dri/renderD" drm
     case $granted,,${NVIDIA_VISIBLE_DEVICES-} in # all, void, none or a folder prove nothing
     drm:*) ;;
-    *,,[0-9]* | *,,GPU-* | *,,MIG-*) listed=$NVIDIA_VISIBLE_DEVICES ;;
+    *,,[0-9]* | *,,GPU-* | *,,MIG-*) nvidia_visible=$NVIDIA_VISIBLE_DEVICES ;;
     esac
-    [ -n "$granted$listed" ] || leave 'no device file of a GPU is here'
+    granted=${granted:-$nvidia_visible}
+    [ -n "$granted" ] || leave 'no device file of a GPU is here'
 }
 find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit
     ! is_number "${AFFINITYD_JOB_CPUS-}" || return 0
@@ -58,31 +58,26 @@ find_limit() { # AFFINITYD_JOB_CPUS: the container's CPU request, else its limit
 }
 
 ask_daemon() { # cpulist, locality, allowed; trouble
-    trouble='no affinityd is here to be asked' seconds=0.7 query=format=shell
-    add cpuset "$mask"
-    [ "$switch" = on ] || add observe "$mask"
-    add granted "${granted:-$listed}"
-    add nvidia_visible "$listed"
-    # shellcheck disable=SC2086 # words
-    pass CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES AFFINITYD_JOB_CPUS \
-        AFFINITYD_CPULIST AFFINITYD_ALLOWED LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE \
-        OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS \
-        PMI_LOCAL_RANK PMI_LOCAL_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE FLUX_JOB_NNODES $plan_variables
-    for address in "${AFFINITYD_SOCKET:-/run/affinityd/affinityd.sock}" "${AFFINITYD_URL-}"; do
-        case $address in
+    trouble='no affinityd is here to be asked' timeout=0.7 cpuset=$mask
+    [ "$switch" = on ] || observe=$mask
+    for place in "${AFFINITYD_SOCKET:-/run/affinityd/affinityd.sock}" "${AFFINITYD_URL-}"; do
+        case $place in
         '') continue ;;
         http://*:[0-9]*) ;;
         /*)
-            [ -S "$address" ] || continue
-            trouble=$(trusted_socket "$address" "${AFFINITYD_DAEMON_UID-}") || continue
-            address=$trouble
+            [ -S "$place" ] || continue
+            trouble=$(trusted_socket "$place" "${AFFINITYD_DAEMON_UID-}") || continue
+            place=$trouble
             ;;
-        *) trouble="$address is neither http://HOST:PORT nor the path of a socket from /" && continue ;;
+        *) trouble="$place is neither http://HOST:PORT nor the path of a socket from /" && continue ;;
         esac
-        trouble="neither curl nor python3 is here to ask $address"
-        has_tool "$address" || continue
-        ask "${address%/}" "$seconds"
-        trouble="no answer from ${address%/}" seconds=0.2
+        trouble="neither curl nor python3 is here to ask $place"
+        has curl || has python3 || { has wget && has timeout && [ "${place#/}" = "$place" ]; } || continue
+        ask "${place%/}" "$timeout" 'CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
+            AFFINITYD_JOB_CPUS AFFINITYD_CPULIST AFFINITYD_ALLOWED LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE
+            OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
+            PMI_LOCAL_RANK PMI_LOCAL_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE FLUX_JOB_NNODES'
+        trouble="no answer from ${place%/}" timeout=0.2
         ! understand || return 0
         case $reason in
         'Malformed request: unknown parameter'*) ;; # of another release
@@ -93,18 +88,13 @@ ask_daemon() { # cpulist, locality, allowed; trouble
     done
     return 1
 }
-has_tool() { # ADDRESS
-    has curl || has python3 || case $1 in /*) return 1 ;; *) has wget && has timeout ;; esac
-}
 
 plan_from_files() { # cpulist, locality, allowed: near all of the container's GPUs, whichever are this rank's
     near='' locality=local allowed=$mask
-    [ "${AFFINITYD_CPULIST-}" != "$mask" ] || ! is_cpulist "${AFFINITYD_ALLOWED-}" ||
-        allowed=$AFFINITYD_ALLOWED # what an earlier run has set is no limit
     set -f
     IFS=,
-    for name in ${granted:-$listed}; do
-        [ "$granted" ] || ! is_number "$name" || continue # an index, which is no minor
+    for name in $granted; do
+        ! is_number "$name" || continue # an index, which is no minor
         name=${name#minor:}
         case $name in drm:*) name=renderD${name#drm:} ;; esac
         if ! read -r cpus <"$here/gpu/$name.cpulist" || ! is_cpulist "$cpus"; then continue; fi
@@ -112,11 +102,11 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
         case ,$near, in *",$cpus,"*) ;; *) near=${near:+$near,}$cpus ;; esac
         case $locality,$nearness in local,* | *,remote) locality=$nearness ;; esac
     done
-    unset IFS
     trouble="$trouble, and in $here/gpu" wanted=${AFFINITYD_CPUS:-$AFFINITYD_JOB_CPUS}
     [ -n "$near" ] || leave "$trouble is no GPU of this container"
-    all=$near near=$allowed && cut_to_allowed && most=$size near=$all
-    cut_to_allowed
+    cut_to_allowed "$allowed" && most=$size
+    cut_to_allowed "$near"
+    unset IFS
     case $size,$locality,${AFFINITYD_STRICT-} in
     0,*) leave "$trouble none of the CPUs $allowed is near" ;;
     *,remote,true | *,remote,1 | *,remote,yes | *,remote,on)
@@ -127,10 +117,9 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
         leave "$trouble $size CPUs are near, of $wanted asked for"
     say "${trouble%, and in *}; planned from $here/gpu"
 }
-cut_to_allowed() { # cpulist: what is near and allowed; size, how many CPUs these are
+cut_to_allowed() { # CPULIST: cpulist, what of it is allowed; size, how many CPUs these are
     cpulist='' size=0
-    IFS=,
-    for one in $near; do
+    for one in $1; do
         for other in $allowed; do
             low=${one%-*} high=${one#*-}
             [ "$low" -ge "${other%-*}" ] || low=${other%-*}
@@ -138,10 +127,7 @@ cut_to_allowed() { # cpulist: what is near and allowed; size, how many CPUs thes
             [ "$low" -gt "$high" ] || cpulist=${cpulist:+$cpulist,}$low-$high size=$((size + high - low + 1))
         done
     done
-    unset IFS
 }
-
-tell() { (unset -f printf && printf 'affinityd run: %s\n' "$1" >&2); } # SIGPIPE may have that shell
 
 odd_variables() { # those of one line, whose names no sh can assign
     unset -f [ printf read tr
@@ -153,7 +139,7 @@ odd_variables() { # those of one line, whose names no sh can assign
 
 affinityd_closed='' affinityd_usage='usage: run [--fail-closed] [--] COMMAND [ARGUMENT...]'
 case ${1-} in
---fail-closed) affinityd_closed=1 && shift ;;
+--fail-closed) affinityd_closed="was not started" && shift ;;
 -h | --help) echo "$affinityd_usage" && exit ;;
 esac
 [ "${1-}" != -- ] || shift
@@ -178,11 +164,10 @@ if affinityd_place=$(
         export $affinityd_place
         ;;
     esac
-elif [ -n "$affinityd_closed" ]; then
-    tell "${affinityd_place:-the script broke off}; the command was not started"
-    exit 125
-else
-    tell "${affinityd_place:-the script broke off}; the command runs unpinned"
+else # in a shell of its own, which SIGPIPE may have
+    affinityd_place="${affinityd_place:-the script broke off}; the command ${affinityd_closed:-runs unpinned}"
+    (unset -f printf && printf 'affinityd run: %s\n' "$affinityd_place" >&2)
+    [ -z "$affinityd_closed" ] || exit 125
 fi
 # The command takes the place of this. Some sh drop odd variables: env keeps them.
 affinityd_odd=''

@@ -59,13 +59,6 @@ def test_they_are_cut_to_the_cpus_that_the_container_has(pod: Pod) -> None:
     assert told.environment["AFFINITYD_ALLOWED"] == "10-17,150-152"
 
 
-def test_a_mask_that_an_earlier_run_has_set_is_no_limit(pod: Pod) -> None:
-    pod.has("nvidia5", "nvidia1")
-    before = {"AFFINITYD_CPULIST": "16-17", "AFFINITYD_ALLOWED": "0-127"}
-    told = pod.run(cpus=frozenset({16, 17}), **before, **unreachable(pod))
-    assert told.cpus == parse_list("16-23,80-87")
-
-
 def test_without_a_near_cpu_the_command_stays_where_it_is(pod: Pod) -> None:
     told = pod.run(cpus=frozenset({0, 1, 2}), **unreachable(pod))
     assert told.cpus is None
