@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from affinityd.cli.console import say
@@ -70,6 +71,7 @@ def add_arguments(parser: Parser) -> None:
     check.add_argument(
         "--gres-conf",
         metavar="FILE",
+        type=Path,
         help="a file that slurmd is to read instead of its own gres.conf",
     )
     add_format(check, "text")
@@ -120,19 +122,22 @@ def _gres_conf(arguments: argparse.Namespace) -> int:
     slurm = _slurm(settings, arguments.slurm_conf)
     own = node_name(slurm, topology.name) if slurm else topology.name
     names = arguments.nodes or own
-    expected, unknown = expected_node(slurm, names) if slurm else (None, "")
+    expected, why = expected_node(slurm, names) if slurm else (None, "")
     is_decided = expected is not None and len(expected.counts) < 2  # noqa: PLR2004 - types
-    present = {} if slurm is None or is_decided else _present_types(slurm, own)
+    present: Mapping[str, str | None] = {}
+    if slurm is not None and not is_decided:
+        with suppress(InvalidRequestError):
+            present = slurmd.ask(slurm, own).types
     right = GresConf(topology, arguments.scope, expected, present, arguments.type)
     for line in right.lines(arguments.nodes):
         print(line)
     faults = list(_lacking(right))
     for fault in faults:
         say(f"affinityd slurm gres-conf: {fault}")
-    if unknown and not (faults or arguments.type):
+    if why and not (faults or arguments.type):
         say(
             f"affinityd slurm gres-conf: the Gres= of node {names} is not known here "
-            f"({unknown}); if it has a type, name it with --type"
+            f"({why}); if it has a type, name it with --type"
         )
     return int(bool(faults))
 
@@ -157,14 +162,6 @@ def _slurm(settings: Settings, slurm_conf: str | None) -> LocalSlurm | None:
     return find_slurm(slurm_conf, is_live=is_live)
 
 
-def _present_types(slurm: LocalSlurm, node: str) -> Mapping[str, str | None]:
-    """Return the types that slurmd has of the node's device files, as far as it tells."""
-    try:
-        return slurmd.ask(slurm, node).types
-    except InvalidRequestError:
-        return {}
-
-
 def _check(arguments: argparse.Namespace) -> int:
     """Print what is wrong; 0: nothing, 1: something, 2: slurmd does not take gres.conf."""
     settings = load_settings(arguments)
@@ -176,12 +173,21 @@ def _check(arguments: argparse.Namespace) -> int:
             f"there is no slurm.conf in {', '.join(FOLDERS)}; name it with --slurm-conf"
         )
     node = arguments.node or node_name(slurm, topology.name)
-    expected, unknown = expected_node(slurm, node)
-    gres = _gres(slurm, node, arguments.gres_conf)
+    expected, why = expected_node(slurm, node)
+    with slurm.with_gres_conf(arguments.gres_conf) as asked:
+        gres = slurmd.ask(asked, node)
     check = GresCheck(gres, topology, arguments.scope, expected)
     # A shipped machine has no jobs: those of this node are not its.
     running = [] if settings.machine else list(jobs(root))
     judged = [job for job in running if job.gpus is not None]
+    notes = list(check.notes())
+    if why:
+        notes.append(
+            f"Type= and the number of GPUs are not compared: the Gres= of node {node} is not known "
+            f"here ({why}); --slurm-conf and --node-name name others"
+        )
+    if passed := len(running) - len(judged):
+        notes.append(f"{count(passed, 'job')} passed over: {root / NOTES} does not tell the GPUs")
     report = CheckReport(
         node=node,
         gpus=len(topology.gpus),
@@ -189,11 +195,7 @@ def _check(arguments: argparse.Namespace) -> int:
         findings=tuple(check.findings()),
         far_jobs=tuple(text for job in judged for text in far(topology, job)),
         jobs=sum(bool(job.gpus) for job in judged),
-        notes=(
-            *check.notes(),
-            *_uncompared(node, unknown),
-            *_passed_over(len(running) - len(judged), root),
-        ),
+        notes=tuple(notes),
         is_judged=check.is_judged,
     )
     if arguments.format == "json":
@@ -201,24 +203,3 @@ def _check(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(map(one_line, report.lines())))
     return report.exit_code
-
-
-def _gres(slurm: LocalSlurm, node: str, file: str | None) -> slurmd.SlurmdGres:
-    """Return what slurmd says, of its own gres.conf or of another."""
-    if file is None:
-        return slurmd.ask(slurm, node)
-    with slurm.with_gres_conf(Path(file)) as other:
-        return slurmd.ask(other, node)
-
-
-def _uncompared(node: str, why: str) -> Iterator[str]:
-    if why:
-        yield (
-            f"Type= and the number of GPUs are not compared: the Gres= of node {node} is not known "
-            f"here ({why}); --slurm-conf and --node-name name others"
-        )
-
-
-def _passed_over(number: int, root: Path) -> Iterator[str]:
-    if number:
-        yield f"{count(number, 'job')} passed over: {root / NOTES} does not tell the GPUs"

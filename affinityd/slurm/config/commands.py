@@ -63,8 +63,11 @@ class LocalSlurm:
             raise InvalidRequestError(f"{found} cannot be run: {error.strerror}") from None
 
     @contextmanager
-    def with_gres_conf(self, file: Path) -> Iterator[LocalSlurm]:
-        """Give the same Slurm with another gres.conf. Raises InvalidRequestError."""
+    def with_gres_conf(self, file: Path | None) -> Iterator[LocalSlurm]:
+        """Give the same Slurm with another gres.conf; None: its own. Raises InvalidRequestError."""
+        if file is None:
+            yield self
+            return
         if not file.is_file():
             raise InvalidRequestError(f"{file} is no file; name a gres.conf")
         with TemporaryDirectory(prefix="affinityd-") as name:
