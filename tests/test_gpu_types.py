@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.slurm.config.expected import expected
-from affinityd.slurm.config.gpu_types import SLICES, GpuTypes, types
+from affinityd.slurm.expected import expected
+from affinityd.slurm.gpu_types import SLICES, GpuTypes, types
 from affinityd.topology.model import Gpu, MigInstance
 from tests.machines.by_hand import made
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from affinityd.cpuset import format_list
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml.gpus import query
-from affinityd.slurm.config.expected import expected
+from affinityd.slurm.cores import SlurmCores, affinities, in_slurms_order
+from affinityd.slurm.expected import expected
 from affinityd.slurm.gres_conf import NODES, GresConf
-from affinityd.slurm.machine.cores import SlurmCores, affinities, in_slurms_order
 from affinityd.topology.model import Core, Gpu, MigInstance, Topology
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

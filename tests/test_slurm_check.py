@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from affinityd.cpuset import parse_list
 from affinityd.slurm.check import ALTERNATING, NARROW, GresCheck
-from affinityd.slurm.config.expected import ExpectedNode, expected
-from affinityd.slurm.config.slurmd import SlurmdGres, parse
+from affinityd.slurm.cores import SCOPES
+from affinityd.slurm.expected import ExpectedNode, expected
 from affinityd.slurm.gres_conf import GresConf
 from affinityd.slurm.gres_counts import DRAINED
 from affinityd.slurm.jobs import REMEDY, SlurmJob, far
-from affinityd.slurm.machine.cores import SCOPES
+from affinityd.slurm.slurmd import SlurmdGres, parse
 from affinityd.topology.model import MigInstance, Topology
 from tests.machines.by_hand import made
 from tests.machines.facts import machine

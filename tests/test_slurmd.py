@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.slurm.config.expected import expected, gres_of, has_host, node_lines
-from affinityd.slurm.config.slurmd import FAILED, GresEntry, parse
+from affinityd.slurm.expected import expected, gres_of, has_host, node_lines
+from affinityd.slurm.slurmd import FAILED, GresEntry, parse
 
 GPUS = [
     (

@@ -14,7 +14,7 @@ from affinityd.audit.model import KUBERNETES, SLURM, AuditedProcess, GpuKey, Sca
 from affinityd.audit.orphans import GONE, has_ended
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.linux.processes import INIT
-from affinityd.slurm.machine.cores import CoreAffinity, SlurmCores, affinities
+from affinityd.slurm.cores import CoreAffinity, SlurmCores, affinities
 from affinityd.text import count
 from affinityd.topology.model import Gpu, Topology
 from affinityd.topology.nearness import ALLOCATION, MASK, UNPINNED, Vicinity

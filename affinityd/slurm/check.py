@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from affinityd.slurm.config.expected import ExpectedNode
-from affinityd.slurm.config.slurmd import GresEntry, SlurmdGres
+from affinityd.slurm.cores import misplaced
+from affinityd.slurm.devices import device_file, naming
+from affinityd.slurm.expected import ExpectedNode
 from affinityd.slurm.gres_conf import GresConf, links_written
 from affinityd.slurm.gres_counts import DRAINED, miscounts
-from affinityd.slurm.machine.core_mismatch import misplaced
-from affinityd.slurm.machine.devices import device_file, naming
+from affinityd.slurm.slurmd import GresEntry, SlurmdGres
 from affinityd.text import count, quote
 from affinityd.topology.model import Gpu, Topology
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from affinityd.slurm.config.expected import ExpectedNode, written
-from affinityd.slurm.config.gpu_types import GpuTypes, Present, types
-from affinityd.slurm.machine.cores import CoreAffinity, CoreNumbers, SlurmCores, affinities
-from affinityd.slurm.machine.devices import Key, device_file, links, naming
+from affinityd.slurm.cores import CoreAffinity, CoreNumbers, SlurmCores, affinities
+from affinityd.slurm.devices import Key, device_file, links, naming
+from affinityd.slurm.expected import ExpectedNode, written
+from affinityd.slurm.gpu_types import GpuTypes, Present, types
 from affinityd.topology.model import Gpu, Topology
 
 ORDER = "# In this order Slurm's gpu numbers are {runtime}'s: keep it."

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from affinityd.slurm.config.expected import ExpectedNode, written
-from affinityd.slurm.config.slurmd import SlurmdGres
+from affinityd.slurm.expected import ExpectedNode, written
 from affinityd.slurm.gres_conf import GresConf
+from affinityd.slurm.slurmd import SlurmdGres
 from affinityd.text import count
 
 DRAINED = "slurmctld drains the node (INVALID_REG)"

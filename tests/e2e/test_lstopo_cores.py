@@ -11,7 +11,7 @@ import pytest
 
 from affinityd.cpuset import parse_mask
 from affinityd.discovery import discover, open_tree
-from affinityd.slurm.machine.cores import in_slurms_order
+from affinityd.slurm.cores import in_slurms_order
 from bench.discovery import LSTOPO, lstopo_environment
 from tests.e2e.test_lstopo import TREES
 

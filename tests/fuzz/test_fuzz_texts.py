@@ -26,8 +26,8 @@ from affinityd.request.launchers import local_rank
 from affinityd.request.parameters import PARAMETERS, Request, parse_request
 from affinityd.request.slurm_binding import cpus_of_step, gpu_slot
 from affinityd.request.visible_lists import read_visible
-from affinityd.slurm.config import slurmd
-from affinityd.slurm.config.expected import gres_of, has_host, node_lines
+from affinityd.slurm import slurmd
+from affinityd.slurm.expected import gres_of, has_host, node_lines
 from tests.asking import ask
 from tests.fuzz.inputs import AS_FOUND, LONG, MANY, long_texts, read_or_refused, texts
 from tests.machines.facts import machine

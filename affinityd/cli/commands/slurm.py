@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from affinityd.cli.console import say
@@ -14,18 +15,18 @@ from affinityd.cli.parser import Parser, add_format, add_settings, load_settings
 from affinityd.config.settings import Settings
 from affinityd.discovery.machine import read_once
 from affinityd.errors import InvalidRequestError
+from affinityd.slurm import slurmd
 from affinityd.slurm.check import GresCheck
-from affinityd.slurm.config import slurmd
-from affinityd.slurm.config.commands import (
+from affinityd.slurm.commands import (
     FOLDERS,
     LocalSlurm,
     expected_node,
     find_slurm,
     node_name,
 )
+from affinityd.slurm.cores import SCOPES
 from affinityd.slurm.gres_conf import GresConf
 from affinityd.slurm.jobs import NOTES, far, jobs
-from affinityd.slurm.machine.cores import SCOPES
 from affinityd.slurm.report import CheckReport
 from affinityd.text import count, one_line, quote
 
@@ -50,7 +51,7 @@ def add_arguments(parser: Parser) -> None:
         "--node-name",
         metavar="NAMES",
         dest="nodes",
-        type=_node_names,
+        type=partial(_name, NO_NODES, "names no nodes; write it like gpu[01-04]"),
         help="begin each line with NodeName=NAMES: one name, or equal nodes like gpu[001-500]",
     )
     gres_conf.add_argument(
@@ -65,7 +66,7 @@ def add_arguments(parser: Parser) -> None:
         "--node-name",
         metavar="NAME",
         dest="node",
-        type=_node_name,
+        type=partial(_name, NO_NODE, "is no node's name"),
         help="whose lines count, as slurm.conf names the node (default: this host)",
     )
     check.add_argument(
@@ -96,15 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
     return {"gres-conf": _gres_conf, "check": _check}[arguments.command](arguments)
 
 
-def _node_name(text: str) -> str:
-    if not text or NO_NODE & set(text):
-        raise argparse.ArgumentTypeError(f"{quote(text)} is no node's name")
-    return text
-
-
-def _node_names(text: str) -> str:
-    if not text or NO_NODES & set(text):
-        raise argparse.ArgumentTypeError(f"{quote(text)} names no nodes; write it like gpu[01-04]")
+def _name(strange: set[str], fault: str, text: str) -> str:
+    if not text or strange & set(text):
+        raise argparse.ArgumentTypeError(f"{quote(text)} {fault}")
     return text
 
 

@@ -12,11 +12,11 @@ from affinityd.discovery.tree import Tree
 from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResults, NotApplicableError, fail, ok, warn
 from affinityd.linux.mounts import Mount
+from affinityd.slurm import slurmd
 from affinityd.slurm.check import GresCheck
-from affinityd.slurm.config import slurmd
-from affinityd.slurm.config.commands import FOLDERS, expected_node, find_slurm, node_name
-from affinityd.slurm.config.expected import ExpectedNode
-from affinityd.slurm.machine.cores import SCOPES
+from affinityd.slurm.commands import FOLDERS, expected_node, find_slurm, node_name
+from affinityd.slurm.cores import SCOPES
+from affinityd.slurm.expected import ExpectedNode
 
 CHECK = "affinityd slurm check"
 SHOWN = 3  #: findings; more are counted

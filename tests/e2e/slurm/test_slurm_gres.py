@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.slurm.config.commands import LocalSlurm, expected_node
+from affinityd.slurm.commands import LocalSlurm, expected_node
 from affinityd.slurm.gres_counts import DRAINED
 from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm

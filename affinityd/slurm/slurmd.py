@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from affinityd.cpuset import parse_list
-from affinityd.slurm.config.commands import LocalSlurm
-from affinityd.slurm.machine.cores import CoreNumbers
+from affinityd.errors import InvalidRequestError
+from affinityd.slurm.commands import NOT_STARTED, LocalSlurm
+from affinityd.slurm.cores import CoreNumbers
 from affinityd.text import quote
 
 #: slurmd waits 20 s for a device file that is missing; NVML takes a few to wake GPUs up.
@@ -67,6 +68,8 @@ class SlurmdGres:
 def ask(slurm: LocalSlurm, node: str) -> SlurmdGres:
     """Return what slurmd says of a node. Raises InvalidRequestError where there is no slurmd."""
     told = slurm.run("slurmd", "-G", "-N", node, "-f", f"{slurm.conf}", seconds=SECONDS)
+    if told.returncode == NOT_STARTED:
+        raise InvalidRequestError(told.stderr)
     own, named = slurm.conf.with_name("gres.conf"), slurm.gres_conf
     text = told.stderr if named is None else told.stderr.replace(f"{own}", f"{named}")
     return parse(text, is_complete=told.returncode == 0)
@@ -97,19 +100,17 @@ def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
 
 def _entry(values: Mapping[str, str], faults: list[str]) -> GresEntry:
     """Return a device's entry; a value that is none is as if it were not there, and a fault."""
-    cores = links = None
-    if "Cores" in values and (cores := _numbers(values["Cores"])) is None:
+    cores, links = _numbers(values.get("Cores", "")), _LINKS.fullmatch(values.get("Links", ""))
+    if "Cores" in values and cores is None:
         text = quote(values["Cores"])
         faults.append(f"Cores={text} is no list of core numbers; write it like 0-3,8,10-11")
-    if _LINKS.fullmatch(values.get("Links", "")):
-        links = tuple(map(int, values["Links"].split(",")))
     files = _files(values.get("File", ""))
     return GresEntry(
         name=values["Name"],
         kind=values.get("Type"),
         files=files,
-        cores=cores,
-        links=links,
+        cores=cores if "Cores" in values else None,
+        links=tuple(map(int, links[0].split(","))) if links else None,
         is_slice=len(files) > 1 and values.get("Count") == "1",
     )
 

@@ -17,7 +17,7 @@ from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm.config.expected import ExpectedNode, expected, gres_of, node_lines
+from affinityd.slurm.expected import ExpectedNode, expected, gres_of, node_lines
 from affinityd.text import one_line
 
 #: Where slurm.conf lies: in Slurm's own folder, Debian's old one, that of configless Slurm.
@@ -27,6 +27,7 @@ FOLDERS = ("/etc/slurm", "/etc/slurm-llnl", "/run/slurm/conf")
 SBIN = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin")
 
 SECONDS = 5.0  #: that slurmctld may take to answer
+NOT_STARTED = 127  #: the status of a program that was not
 INVALID = "INVALID_REG"  #: of a state: scontrol shows what registered, not what was configured
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S+)", re.ASCII)
@@ -40,11 +41,12 @@ class LocalSlurm:
     gres_conf: Path | None = None  #: the file that stands for its own beside `conf`
 
     def run(self, program: str, *arguments: str, seconds: float) -> CompletedProcess[str]:
-        """Run one of Slurm's programs. Raises InvalidRequestError where it cannot be started."""
+        """Run one of Slurm's programs; its status is NOT_STARTED where it cannot be started."""
         path = os.pathsep.join((os.environ.get("PATH", os.defpath), *SBIN))
         found = shutil.which(program, path=path)
         if found is None:
-            raise InvalidRequestError(f"there is no {program} on this machine; it is part of Slurm")
+            fault = f"there is no {program} on this machine; it is part of Slurm"
+            return CompletedProcess(arguments, NOT_STARTED, stdout="", stderr=fault)
         try:
             return subprocess.run(  # noqa: S603 - one of Slurm's programs; no argument is a shell's
                 (found, *arguments),
@@ -58,9 +60,10 @@ class LocalSlurm:
         except subprocess.TimeoutExpired as error:  # whose texts are bytes all the same
             so_far = (error.stderr or b"").decode(errors="replace")
             fault = f"{so_far}\nfatal: no answer within {seconds:g} s"
-            return CompletedProcess(arguments, returncode=1, stdout="", stderr=fault)
+            return CompletedProcess(arguments, 1, stdout="", stderr=fault)
         except OSError as error:
-            raise InvalidRequestError(f"{found} cannot be run: {error.strerror}") from None
+            fault = f"{found} cannot be run: {error.strerror}"
+            return CompletedProcess(arguments, NOT_STARTED, stdout="", stderr=fault)
 
     @contextmanager
     def with_gres_conf(self, file: Path | None) -> Iterator[LocalSlurm]:
@@ -99,10 +102,7 @@ def node_name(slurm: LocalSlurm, host: str) -> str:
     if named and host == os.uname().nodename:
         return named
     short = host.partition(".")[0]
-    try:
-        aliases = slurm.run("scontrol", "show", "aliases", short, seconds=SECONDS).stdout.split()
-    except InvalidRequestError:
-        return short
+    aliases = slurm.run("scontrol", "show", "aliases", short, seconds=SECONDS).stdout.split()
     return aliases[0] if aliases and short not in aliases else short
 
 
@@ -136,10 +136,7 @@ def expected_node(slurm: LocalSlurm, names: str) -> tuple[ExpectedNode | None, s
 
 def _show_nodes(slurm: LocalSlurm, names: str) -> tuple[Mapping[str, Mapping[str, str]], str]:
     """Return the values of each node, and why there are none."""
-    try:
-        told = slurm.run("scontrol", "--oneliner", "show", "node", names, seconds=SECONDS)
-    except InvalidRequestError as error:
-        return {}, str(error)
+    told = slurm.run("scontrol", "--oneliner", "show", "node", names, seconds=SECONDS)
     why = one_line((told.stderr or told.stdout).strip().split("\n")[-1]) or "no answer"
     found = [
         {key.lower(): value for key, value in _PAIR.findall(line)}

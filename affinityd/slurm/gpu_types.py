@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from affinityd.errors import InvalidRequestError
-from affinityd.slurm.config.expected import ExpectedNode, TypeCounts
-from affinityd.slurm.machine.devices import Key, device_file
+from affinityd.slurm.devices import Key, device_file
+from affinityd.slurm.expected import ExpectedNode, TypeCounts
 from affinityd.text import quote
 from affinityd.topology.model import Gpu
 

@@ -1,1 +1,0 @@
-"""This node in the terms of Slurm: its cores, device files and links."""
