@@ -51,13 +51,17 @@ def types(
     """
     if said:
         return _said(gpus, expected, said)
+    lines = {gpu.key: kind for gpu in gpus if (kind := present.get(device_file(gpu) or ""))}
     if expected is None:
-        return _as_present(gpus, present)
+        kinds = {*present.values()}
+        if len(kinds) > 1:
+            return GpuTypes(lines, "slurmd has several types, and none for it")
+        return _all(gpus, next(iter(kinds), None))
     if any(gpu.mig and not _possible(gpu, expected.types) for gpu in gpus) and expected.types:
         return GpuTypes({}, SLICES)
     if len(expected.counts) < 2:  # noqa: PLR2004
         return _all(gpus, next(iter(expected.counts), None))
-    found = _agreed(gpus, expected, present) or _by_name(gpus, expected.counts)
+    found = lines if _agree(lines, gpus, expected) else _by_name(gpus, expected.counts)
     return GpuTypes(found, f"{expected} has several types, and no GPU's name tells which it is")
 
 
@@ -81,28 +85,14 @@ def _said(gpus: Sequence[Gpu], expected: ExpectedNode | None, said: Sequence[str
     return GpuTypes({gpu.key: kind for gpu, kind in zip(gpus, kinds, strict=True)})
 
 
-def _as_present(gpus: Sequence[Gpu], present: Present) -> GpuTypes:
-    """Return each GPU's type in its present line; a GPU without a line has that of all others."""
-    kinds = set(present.values())
-    if len(kinds) < 2:  # noqa: PLR2004
-        return _all(gpus, next(iter(kinds), None))
-    named = {gpu.key: present.get(device_file(gpu) or "", "") for gpu in gpus}
-    found = {key: kind for key, kind in named.items() if kind}
-    return GpuTypes(found, "slurmd has several types, and none for it")
-
-
-def _agreed(
-    gpus: Sequence[Gpu], expected: ExpectedNode, present: Present
-) -> Mapping[Key, str] | None:
-    """Return the types of the present lines, where they are those of Gres= and fit the names.
+def _agree(lines: Mapping[Key, str], gpus: Sequence[Gpu], expected: ExpectedNode) -> bool:
+    """Return whether the types of the present lines are those of Gres=, and fit the GPUs' names.
 
     A type that is a part of no GPU's name may be any GPU's.
     """
-    found = {gpu.key: kind for gpu in gpus if (kind := present.get(device_file(gpu) or ""))}
     named = {kind: [gpu.key for gpu in gpus if _possible(gpu, [kind])] for kind in expected.types}
-    is_whole = Counter(found.values()) == expected.counts
-    fits = is_whole and all(key in named[kind] or not named[kind] for key, kind in found.items())
-    return found if fits else None
+    is_whole = Counter(lines.values()) == expected.counts
+    return is_whole and all(key in named[kind] or not named[kind] for key, kind in lines.items())
 
 
 def _by_name(gpus: Sequence[Gpu], counts: TypeCounts) -> Mapping[Key, str]:
@@ -114,7 +104,8 @@ def _by_name(gpus: Sequence[Gpu], counts: TypeCounts) -> Mapping[Key, str]:
     kinds = {gpu.key: _possible(gpu, [kind for kind in counts if kind]) for gpu in gpus}
     found: dict[Key, str] = {}
     for gpu in sorted(gpus, key=_slurms_order):
-        for kind in [kind for kind in kinds[gpu.key] if left[kind] > 0][:1]:
+        kind = next((kind for kind in kinds[gpu.key] if left[kind] > 0), None)
+        if kind is not None:
             left[kind] -= 1
             found[gpu.key] = kind
     more = {} if any(left.values()) else {key: names[0] for key, names in kinds.items() if names}
