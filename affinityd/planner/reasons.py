@@ -67,9 +67,8 @@ class Reasons:
 
     def _division(self, cores: Sequence[Core]) -> str:
         topology, mode = self.topology, self.demand.options.mode
-        nodes = sorted(
-            {core.node for core in cores}, key=lambda number: topology.node_of[number].order
-        )
+        held = {core.node for core in cores}
+        nodes = [number for number in topology.node_of if number in held]
         total = sum(len(topology.node_cores[number]) for number in nodes)
         where = " and ".join(node_name(number) for number in nodes)
         sharers = max(self.ranks_on[core.cpus[0]] for core in cores)
