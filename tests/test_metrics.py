@@ -8,10 +8,10 @@ import time
 import pytest
 
 from affinityd.audit.model import CpuTime, Job
+from affinityd.cli.commands.serve import counting
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.scanner import Audit
-from affinityd.discovery.nvml.failures import NvmlFailures
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.topology.model import Node
 from tests.enforced import enforced
@@ -188,8 +188,8 @@ def test_the_daemon_itself_is_measured_as_other_programs_are() -> None:
 
 
 def test_failures_are_counted_from_0_on() -> None:
-    unanswered = NvmlFailures("topology", "processes")
-    metrics = Metrics(lambda: None, scan_interval=15, nvml_failures=unanswered.counts)
+    unanswered = dict.fromkeys(("topology", "processes"), 0)
+    metrics = Metrics(lambda: None, scan_interval=15, nvml_failures=unanswered)
 
     def told() -> tuple[dict[str, float], dict[str, float]]:
         lines = metrics.exposition("")[0].decode().splitlines()
@@ -199,8 +199,8 @@ def test_failures_are_counted_from_0_on() -> None:
 
     assert told() == ({"topology": 0, "processes": 0}, {"": 0})
     report = NvmlReport(None, error="it hangs")
-    assert unanswered.counting("topology", lambda _: report)(1.0) is report
-    unanswered.counting("processes", lambda _: NvmlReport(()))(1.0)
+    assert counting(unanswered, "topology", lambda _: report)(1.0) is report
+    counting(unanswered, "processes", lambda _: NvmlReport(()))(1.0)
     metrics.scan_failed()
     assert told() == ({"topology": 1, "processes": 0}, {"": 1})
 

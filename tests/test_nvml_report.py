@@ -9,6 +9,7 @@ from affinityd.discovery.nvml.report import (
     NvmlProcess,
     NvmlReport,
     ProcessReport,
+    read_report,
 )
 from affinityd.json_codec import dumps
 
@@ -40,7 +41,7 @@ FULL = NvmlReport(
     ],
 )
 def test_a_report_survives_being_written_and_read(report: NvmlReport) -> None:
-    assert NvmlReport.from_json(dumps(report)) == report
+    assert read_report(NvmlReport, dumps(report)) == report
 
 
 @pytest.mark.parametrize(
@@ -68,15 +69,13 @@ def test_a_report_survives_being_written_and_read(report: NvmlReport) -> None:
     ],
 )
 def test_a_report_of_processes_survives_being_written_and_read(report: ProcessReport) -> None:
-    assert ProcessReport.from_json(dumps(report)) == report
+    assert read_report(ProcessReport, dumps(report)) == report
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        pytest.param(
-            "NVRM: oops", "NVML's list of processes is 'NVRM: oops', not JSON", id="no JSON"
-        ),
+        pytest.param("NVRM: oops", "NVML's report is 'NVRM: oops', not JSON", id="no JSON"),
         pytest.param('{"gpus": [{}]}', "gpus[0] has no 'index'", id="no index"),
         pytest.param(
             '{"gpus": [{"index": 0, "processes": [{"pid": -1}]}]}',
@@ -96,8 +95,8 @@ def test_a_report_of_processes_survives_being_written_and_read(report: ProcessRe
     ],
 )
 def test_garbage_is_no_report_of_processes(text: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=r"^NVML's list of processes") as refusal:
-        ProcessReport.from_json(text)
+    with pytest.raises(ValueError, match=r"^NVML's report") as refusal:
+        read_report(ProcessReport, text)
     assert complaint in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -146,6 +145,6 @@ def test_cpu_sets_are_written_as_cpulists_on_one_line() -> None:
 )
 def test_garbage_is_refused_in_one_line_that_quotes_it(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=r"^NVML's report") as refusal:
-        NvmlReport.from_json(text)
+        read_report(NvmlReport, text)
     assert complaint in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from affinityd.discovery import Tree, discover
 from affinityd.discovery.archive import NOWHERE, resolve
-from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.nvml.report import NvmlReport, read_report
 from affinityd.discovery.tree import Keep, every
 from affinityd.errors import TreeError
 from affinityd.json_codec import dumps
@@ -95,7 +95,7 @@ def snapshot_nvml(tree: Tree) -> NvmlReport | None:
     """
     text = tree.read(NVML_FILE)
     try:
-        return None if text is None else NvmlReport.from_json(text)
+        return None if text is None else read_report(NvmlReport, text)
     except ValueError as error:
         raise TreeError(f"{NVML_FILE} of machine {tree.name!r} cannot be read: {error}") from None
 

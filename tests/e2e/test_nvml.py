@@ -15,8 +15,8 @@ import pytest
 
 from affinityd.cpuset import MAX_CPUS, CpuSet, format_list, parse_list
 from affinityd.discovery.nvml.gpus import _may_run_on, _online, query
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
-from affinityd.discovery.nvml.session import REMEDIES, run_in_child
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport, read_report
+from affinityd.discovery.nvml.session import REMEDIES, ask
 from affinityd.errors import NVML_EXTRA
 from tests.daemons import open_files
 from tests.nvml.shared_object import environment
@@ -198,7 +198,7 @@ def test_what_is_no_report_is_told_on_one_line(
 ) -> None:
     (tmp_path / "noisy.py").write_text("def main(): print('noise\\n' * 2)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    report = run_in_child("noisy", NvmlReport.from_json, lambda it: NvmlReport(None, error=it), 10)
+    report = ask("noisy", NvmlReport, 10)
     assert str(report.error).startswith("NVML's child printed no report: NVML's report is 'noise")
     assert "\n" not in str(report.error)
 
@@ -341,8 +341,8 @@ def test_a_gpu_without_nvlink_is_asked_for_one_link_alone(facts: Facts) -> None:
 @pytest.mark.parametrize("count", ["-1", "true", '"4"', "null"])
 def test_a_report_with_no_number_of_links_is_none(count: str) -> None:
     with pytest.raises(ValueError, match=r"nvlinks\['0000:07:00.0'\] is [^\n]*$"):
-        NvmlReport.from_json(
-            f'{{"gpus": [{{"index": 0, "nvlinks": {{"0000:07:00.0": {count}}}}}]}}'
+        read_report(
+            NvmlReport, f'{{"gpus": [{{"index": 0, "nvlinks": {{"0000:07:00.0": {count}}}}}]}}'
         )
 
 
@@ -373,7 +373,7 @@ def test_a_child_that_may_not_run_on_every_cpu_names_none(facts: Facts) -> None:
         f"nvml._online = lambda: frozenset({{0, {MAX_CPUS - 1}}}); nvml.main()"
     )
     confined_child = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
-    (gpu,) = gpus_of(NvmlReport.from_json(confined_child))
+    (gpu,) = gpus_of(read_report(NvmlReport, confined_child))
     assert (gpu.uuid, gpu.node_cpus, gpu.socket_cpus) == ("GPU-0", frozenset(), frozenset())
 
 

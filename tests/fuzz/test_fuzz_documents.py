@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from affinityd.discovery.nvml.report import (
     NvmlProcess,
     NvmlReport,
     ProcessReport,
+    read_report,
 )
 from affinityd.enforce.describe import document
 from affinityd.enforce.document import EnforceDocument
@@ -69,8 +71,8 @@ def an_enforce_document(text: str) -> object:
 
 
 DOCUMENTS: dict[str, tuple[object, Callable[[str], object]]] = {
-    "NVML's report": (json.loads(dumps(NVML)), NvmlReport.from_json),
-    "NVML's processes": (json.loads(dumps(PROCESSES)), ProcessReport.from_json),
+    "NVML's report": (json.loads(dumps(NVML)), partial(read_report, NvmlReport)),
+    "NVML's processes": (json.loads(dumps(PROCESSES)), partial(read_report, ProcessReport)),
     "what is enforced": (in_json(document(ENFORCED, everything)), an_enforce_document),
 }
 

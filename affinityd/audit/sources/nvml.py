@@ -64,7 +64,7 @@ class NvmlSource:
 def processes_of(report: ProcessReport, gpus: Sequence[Gpu]) -> GpuHolders:
     """Return the holders of NVIDIA's GPUs by NVML's report."""
     if report.gpus is None:
-        return GpuHolders.unknown_of(gpus, report.error or "NVML did not answer")
+        return GpuHolders.unknown_of(gpus, report.said or "NVML did not answer")
     by_index = {listed.index: listed for listed in report.gpus}
     doubts = {gpu.key: _doubt(gpu, by_index.get(gpu.index)) for gpu in gpus}
     return GpuHolders(

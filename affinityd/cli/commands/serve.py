@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 
 from affinityd.audit.auditor import Auditor
@@ -11,7 +12,7 @@ from affinityd.cli.parser import Parser, add_settings, load_settings
 from affinityd.config import file, settings, switch
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import gpus, processes
-from affinityd.discovery.nvml.failures import NvmlFailures
+from affinityd.discovery.nvml.report import R
 
 TOPOLOGY, PROCESSES = "topology", "processes"  #: what NVML is asked for
 
@@ -24,15 +25,28 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     chosen = narrowed(load_settings(arguments), file.chosen_switch())
-    nvml_failures = NvmlFailures(TOPOLOGY, PROCESSES)
-    machine = Machine(chosen, nvml_failures.counting(TOPOLOGY, gpus.query))
+    failures = dict.fromkeys((TOPOLOGY, PROCESSES), 0)
+    machine = Machine(chosen, counting(failures, TOPOLOGY, gpus.query))
     machine.start_query()
     from affinityd.daemon import main  # noqa: PLC0415 - takes about as long as a driver to answer
 
-    holders = HolderSources(nvml_failures.counting(PROCESSES, processes.query))
+    holders = HolderSources(counting(failures, PROCESSES, processes.query))
     auditor = Auditor(holders, reserved=chosen.reserved_cpus)
-    main.run(chosen, machine, auditor.scan, nvml_failures=nvml_failures.counts)
+    main.run(chosen, machine, auditor.scan, nvml_failures=failures)
     return 0
+
+
+def counting(
+    failures: dict[str, int], question: str, ask: Callable[[float], R]
+) -> Callable[[float], R]:
+    """Return what asks as `ask` does, and counts each report that says nothing."""
+
+    def asking(timeout: float) -> R:
+        report = ask(timeout)
+        failures[question] += report.gpus is None
+        return report
+
+    return asking
 
 
 def narrowed(chosen: settings.Settings, said: str) -> settings.Settings:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from types import ModuleType
 
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
-from affinityd.discovery.nvml.device import NvmlDevice, as_sysfs
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
-from affinityd.discovery.nvml.session import (
-    NvmlUnavailableError,
-    devices,
-    run_in_child,
-    session,
-)
-from affinityd.json_codec import dumps
+from affinityd.discovery.nvml.session import NvmlDevice, as_sysfs, ask, devices, print_report
+from affinityd.linux.files import text
 
 #: 64 CPUs a word: 8192 CPUs, the most that an x86 kernel is built for.
 AFFINITY_WORDS = 128
@@ -30,12 +22,12 @@ def query(timeout: float = 20.0) -> NvmlReport:
 
     Every failure is in the report; none is raised.
     """
-    return run_in_child(__name__, NvmlReport.from_json, _unavailable, timeout)
+    return ask(__name__, NvmlReport, timeout)
 
 
 def main() -> None:
     """Be the child: print a report."""
-    sys.stdout.write(dumps(_read()))
+    print_report(NvmlReport, _report)
 
 
 def _may_run_on(cpus: CpuSet) -> bool:
@@ -49,26 +41,17 @@ def _may_run_on(cpus: CpuSet) -> bool:
     return bool(cpus) and cpus <= os.sched_getaffinity(0)
 
 
-def _unavailable(error: str) -> NvmlReport:
-    return NvmlReport(gpus=None, error=error)
-
-
-def _read() -> NvmlReport:
-    """Start NVML, ask everything, shut it down."""
+def _report(nvml: ModuleType) -> NvmlReport:
     trusted = _may_run_on(_online())
-    try:
-        with session() as nvml:
-            gpus = tuple(_gpu(index, it, trusted) for index, it in enumerate(devices(nvml)))
-            return NvmlReport(gpus, _driver_version(nvml))
-    except NvmlUnavailableError as error:
-        return NvmlReport(gpus=None, error=error.cause, remedy=error.remedy)
+    gpus = tuple(_gpu(index, it, trusted) for index, it in enumerate(devices(nvml)))
+    return NvmlReport(gpus, _driver_version(nvml))
 
 
 def _online() -> CpuSet:
     """Return /sys/devices/system/cpu/online; empty where it cannot be read."""
     try:
-        return parse_list(Path("/sys/devices/system/cpu/online").read_text())
-    except (OSError, ValueError):
+        return parse_list(text("/sys/devices/system/cpu/online"))
+    except ValueError:
         return frozenset()
 
 
@@ -78,9 +61,7 @@ def _driver_version(nvml: ModuleType) -> str | None:
     return None
 
 
-def _gpu(index: int, gpu: NvmlDevice | str, trusted: bool) -> NvmlGpu:
-    if isinstance(gpu, str):
-        return NvmlGpu(index, error=gpu)
+def _gpu(index: int, gpu: NvmlDevice, trusted: bool) -> NvmlGpu:
     nvml = gpu.nvml
     return NvmlGpu(
         index,
@@ -93,7 +74,7 @@ def _gpu(index: int, gpu: NvmlDevice | str, trusted: bool) -> NvmlGpu:
         socket_cpus=_cpus(gpu, nvml.NVML_AFFINITY_SCOPE_SOCKET) if trusted else frozenset(),
         nvlinks=gpu.query(_nvlinks, nvml),
         persistence=_persistence(gpu),
-        error=next(iter(gpu.errors), None),
+        error=gpu.error,
     )
 
 

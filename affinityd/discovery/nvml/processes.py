@@ -6,21 +6,13 @@ nvmlDeviceGetMPSComputeRunningProcesses (who may ask, MIG handles), nvidia-ml-py
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from affinityd.discovery.nvml.device import NvmlDevice
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.discovery.nvml.session import (
-    NvmlUnavailableError,
-    devices,
-    run_in_child,
-    session,
-)
-from affinityd.json_codec import dumps
+from affinityd.discovery.nvml.session import NvmlDevice, ask, devices, print_report
 from affinityd.text import printable
 
 #: Kind → nvidia-ml-py's names for its list, the newest first: a driver before R510 has no _v3. Its
@@ -38,48 +30,37 @@ def query(timeout: float) -> ProcessReport:
 
     Every failure is in the report; none is raised.
     """
-    return run_in_child(__name__, ProcessReport.from_json, _unavailable, timeout)
+    return ask(__name__, ProcessReport, timeout)
 
 
 def main() -> None:
     """Be the child: print a report."""
-    sys.stdout.write(dumps(_read()))
+    print_report(ProcessReport, _report)
 
 
-def _unavailable(error: str) -> ProcessReport:
-    return ProcessReport(gpus=None, error=error)
+def _report(nvml: ModuleType) -> ProcessReport:
+    found = devices(nvml)
+    gpus = tuple(_gpu(index, gpu) for index, gpu in enumerate(found))
+    changes = (_change(index, gpu) for index, gpu in enumerate(found))
+    return ProcessReport(gpus, next(filter(None, changes), None))
 
 
-def _read() -> ProcessReport:
-    """Start NVML, ask for every GPU's processes, shut it down."""
-    try:
-        with session() as pynvml:
-            found = tuple(devices(pynvml))
-            gpus = tuple(_gpu(index, device) for index, device in enumerate(found))
-            changes = (_change(index, device) for index, device in enumerate(found))
-            return ProcessReport(gpus, changing=next(filter(None, changes), None))
-    except NvmlUnavailableError as error:
-        return _unavailable(str(error))
-
-
-def _change(index: int, gpu: NvmlDevice | str) -> str | None:
+def _change(index: int, gpu: NvmlDevice) -> str | None:
     """Return how a GPU's MIG mode is to change: it waits for a reset, which users of it refuse."""
-    is_on, is_to_be = (False, False) if isinstance(gpu, str) else gpu.mig_modes()
+    is_on, is_to_be = gpu.mig_modes()
     if is_on == is_to_be:
         return None
     return f"GPU {index}'s MIG mode is to be {'enabled' if is_to_be else 'disabled'}"
 
 
-def _gpu(index: int, gpu: NvmlDevice | str) -> GpuProcesses:
-    if isinstance(gpu, str):
-        return GpuProcesses(index, error=gpu)
+def _gpu(index: int, gpu: NvmlDevice) -> GpuProcesses:
     uuid = gpu.uuid()
     return GpuProcesses(
         index,
         uuid=uuid and printable(uuid),  # as discovery has it, which it is compared with
         pci_bus_id=gpu.pci_bus_id(),
         processes=tuple(it for part, mig in _parts(gpu) for it in _listed(part, mig)),
-        error=next(iter(gpu.errors), None),
+        error=gpu.error,
     )
 
 

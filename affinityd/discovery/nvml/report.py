@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from affinityd.cpuset import CpuSet
 from affinityd.json_codec import loads
@@ -29,29 +30,6 @@ class NvmlGpu:
 
 
 @dataclass(frozen=True)
-class NvmlReport:
-    """All that NVML said, or why it said nothing."""
-
-    gpus: tuple[NvmlGpu, ...] | None  #: by index; None: NVML did not answer, `error` says why
-    driver_version: str | None = None  #: nvmlSystemGetDriverVersion
-    error: str | None = None
-    remedy: str | None = None  #: of the error; None: none is known
-
-    @property
-    def said(self) -> str | None:
-        """The error with its remedy, on one line; None: there is no error."""
-        return f"{self.error}; {self.remedy}" if self.error and self.remedy else self.error
-
-    @classmethod
-    def from_json(cls, text: str) -> NvmlReport:
-        """Read one in JSON. Raises ValueError, one line, on anything else."""
-        report = loads(cls, text, "NVML's report")
-        if len({gpu.index for gpu in report.gpus or ()}) < len(report.gpus or ()):
-            raise ValueError("NVML's report has two GPUs of one index")
-        return report
-
-
-@dataclass(frozen=True)
 class NvmlProcess:
     """A process that uses a GPU, as NVML's lists have it (nvmlProcessInfo_t)."""
 
@@ -72,15 +50,41 @@ class GpuProcesses:
     error: str | None = None  #: why not all of them are known
 
 
-@dataclass(frozen=True)
-class ProcessReport:
-    """All that NVML said of processes, or why it said nothing."""
+@dataclass(frozen=True, kw_only=True)
+class NvmlAnswer:
+    """Whether NVML answered; where it did not its lists are None."""
 
-    gpus: tuple[GpuProcesses, ...] | None  #: by index; None: NVML did not answer, see `error`
-    error: str | None = None
+    error: str | None = None  #: why not
+    remedy: str | None = None  #: of the error; None: none is known
+
+    @property
+    def said(self) -> str | None:
+        """The error with its remedy, on one line; None: there is no error."""
+        return f"{self.error}; {self.remedy}" if self.error and self.remedy else self.error
+
+
+@dataclass(frozen=True)
+class NvmlReport(NvmlAnswer):
+    """All that NVML said of GPUs."""
+
+    gpus: tuple[NvmlGpu, ...] | None
+    driver_version: str | None = None  #: nvmlSystemGetDriverVersion
+
+
+@dataclass(frozen=True)
+class ProcessReport(NvmlAnswer):
+    """All that NVML said of processes."""
+
+    gpus: tuple[GpuProcesses, ...] | None
     changing: str | None = None  #: the MIG mode that waits for a reset to be changed
 
-    @classmethod
-    def from_json(cls, text: str) -> ProcessReport:
-        """Read one in JSON. Raises ValueError, one line, on anything else."""
-        return loads(cls, text, "NVML's list of processes")
+
+R = TypeVar("R", NvmlReport, ProcessReport)
+
+
+def read_report(kind: type[R], text: str) -> R:
+    """Read a report in JSON. Raises ValueError, one line, on anything else."""
+    report = loads(kind, text, "NVML's report")
+    if len({gpu.index for gpu in report.gpus or ()}) < len(report.gpus or ()):
+        raise ValueError("NVML's report has two GPUs of one index")
+    return report

@@ -9,16 +9,19 @@ This is the only importer of pynvml, the module that the distribution nvidia-ml-
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
 
-from affinityd.discovery.nvml.device import NvmlDevice
+from affinityd.discovery.nvml.report import R, read_report
 from affinityd.discovery.nvml.subprocess import ChildError, output
 from affinityd.errors import NVML_EXTRA
+from affinityd.json_codec import dumps
 
-R = TypeVar("R")
+T = TypeVar("T")
 
 #: nvmlReturn_t of nvmlInit → what would be right.
 REMEDIES = {
@@ -30,71 +33,122 @@ REMEDIES = {
     18: "after a driver upgrade, reload its modules or reboot",  # LIB_RM_VERSION_MISMATCH
 }
 
+#: nvmlReturn_t of a feature that the GPU or driver lacks, which is no error.
+LACKING = {3, 6, 13}  # NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND
+
 
 class NvmlUnavailableError(Exception):
     """NVML does not answer; one line that says why, and the remedy, where one is known."""
 
     def __init__(self, cause: str, remedy: str | None = None) -> None:
-        super().__init__(f"{cause}; {remedy}" if remedy else cause)
-        self.cause = cause
+        super().__init__(cause)
         self.remedy = remedy
 
 
-def run_in_child(
-    module: str, read: Callable[[str], R], unavailable: Callable[[str], R], timeout: float
-) -> R:
-    """Return what `read` makes of the report that `module.main` prints in a child.
+@dataclass(frozen=True)
+class NvmlDevice:
+    """A GPU or MIG device to ask: a question that fails costs its own answer alone."""
 
-    `read` raises ValueError for what is no report. Of any failure `unavailable` makes the answer
-    from one line about it.
-    """
+    nvml: ModuleType
+    handle: object  #: None: NVML gives none, and `errors` say why
+    errors: list[str]  #: those of its MIG devices, too
+
+    def query(self, question: Callable[..., T], *arguments: object) -> T | None:
+        """Return the answer; None where there is none, and `errors` says why if that is a fault."""
+        try:
+            return question(self.handle, *arguments) if self.handle is not None else None
+        except self.nvml.NVMLError as error:
+            if error.value not in LACKING:
+                self.errors.append(str(error))
+        except ValueError as error:  # text of a faulty GPU that is not UTF-8
+            self.errors.append(str(error))
+        return None
+
+    @property
+    def error(self) -> str | None:
+        """The first of the errors."""
+        return next(iter(self.errors), None)
+
+    def uuid(self) -> str | None:
+        """Return nvmlDeviceGetUUID."""
+        return self.query(self.nvml.nvmlDeviceGetUUID)
+
+    def pci_bus_id(self) -> str | None:
+        """Return nvmlDeviceGetPciInfo's bus id as sysfs writes it."""
+        return self.query(lambda handle: as_sysfs(self.nvml.nvmlDeviceGetPciInfo(handle).busId))
+
+    def mig_modes(self) -> tuple[bool, bool]:
+        """Return whether MIG is on, and whether it is to be on after the next reset."""
+        current, pending = self.query(self.nvml.nvmlDeviceGetMigMode) or (None, None)
+        enabled = self.nvml.NVML_DEVICE_MIG_ENABLE
+        return current == enabled, pending == enabled
+
+    def mig_devices(self) -> Iterator[NvmlDevice]:
+        """Yield the MIG devices; of the slots for them, most may be empty."""
+        is_on, _ = self.mig_modes()
+        slots = self.query(self.nvml.nvmlDeviceGetMaxMigDeviceCount) if is_on else None
+        for slot in range(slots or 0):
+            handle = self.query(self.nvml.nvmlDeviceGetMigDeviceHandleByIndex, slot)
+            if handle is not None:
+                yield NvmlDevice(self.nvml, handle, self.errors)
+
+
+def as_sysfs(bus_id: str) -> str:
+    """Write NVML's 00000000:07:00.0 as sysfs does; a domain above ffff keeps its digits."""
+    domain, _, rest = bus_id.partition(":")
+    return f"{int(domain, 16):04x}:{rest}".lower()
+
+
+def ask(module: str, report: type[R], timeout: float) -> R:
+    """Return the report that `module.main` prints in a child. Every failure is in the report."""
     try:
-        return read(output(module, "main", timeout))
+        return read_report(report, output(module, "main", timeout))
     except ChildError as error:
-        return unavailable(f"NVML {error}")
+        return report(gpus=None, error=f"NVML {error}")
     except ValueError as error:
-        return unavailable(f"NVML's child printed no report: {error}")
+        return report(gpus=None, error=f"NVML's child printed no report: {error}")
+
+
+def print_report(report: type[R], read: Callable[[ModuleType], R]) -> None:
+    """Be the child: start NVML, print what `read` makes of it, shut it down."""
+    try:
+        with _session() as nvml:
+            found = read(nvml)
+    except NvmlUnavailableError as error:
+        found = report(gpus=None, error=str(error), remedy=error.remedy)
+    sys.stdout.write(dumps(found))
+
+
+def devices(nvml: ModuleType) -> list[NvmlDevice]:
+    """Return the GPUs by index. Raises NvmlUnavailableError."""
+    try:
+        return [_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        raise NvmlUnavailableError(f"NVML did not count the GPUs: {error}") from None
+
+
+def _device(nvml: ModuleType, index: int) -> NvmlDevice:
+    try:
+        return NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByIndex(index), [])
+    except nvml.NVMLError as error:
+        return NvmlDevice(nvml, None, [str(error)])
 
 
 @contextmanager
-def session() -> Iterator[ModuleType]:
-    """Start NVML, give pynvml, and shut NVML down.
-
-    Raises NvmlUnavailableError where it cannot be asked.
-    """
+def _session() -> Iterator[ModuleType]:
+    """Start NVML, give pynvml, and shut NVML down. Raises NvmlUnavailableError."""
     try:
         import pynvml  # noqa: PLC0415  an extra, slow to import, and needed in a child alone
     except ImportError:
-        raise NvmlUnavailableError(
-            "NVML needs nvidia-ml-py, which is not installed", NVML_EXTRA
-        ) from None
+        missing = "NVML needs nvidia-ml-py, which is not installed"
+        raise NvmlUnavailableError(missing, NVML_EXTRA) from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        words = str(error).rstrip(".")
-        remedy = REMEDIES.get(error.value)
-        raise NvmlUnavailableError(f"NVML did not start: {words}", remedy) from None
+        cause = f"NVML did not start: {str(error).rstrip('.')}"
+        raise NvmlUnavailableError(cause, REMEDIES.get(error.value)) from None
     try:
         yield pynvml
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
-
-
-def devices(nvml: ModuleType) -> Iterator[NvmlDevice | str]:
-    """Yield the GPUs by index: each to be asked, or why it cannot be.
-
-    Raises NvmlUnavailableError.
-    """
-    try:
-        count = nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError as error:
-        raise NvmlUnavailableError(f"NVML did not count the GPUs: {error}") from None
-    yield from (_device(nvml, index) for index in range(count))
-
-
-def _device(nvml: ModuleType, index: int) -> NvmlDevice | str:
-    try:
-        return NvmlDevice(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
-    except nvml.NVMLError as error:
-        return str(error)
