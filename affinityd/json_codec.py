@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from affinityd.cpuset import CpuSet, format_list, parse_list
-from affinityd.text import quote
+from affinityd.text import quote, whole_number
 
 T = TypeVar("T")
 
@@ -27,7 +27,6 @@ SHOWN = 40
 
 #: The largest number that any machine has: 64 bits, of memory in KiB.
 MAX_NUMBER = 2**74 - 1
-MAX_DIGITS = len(str(MAX_NUMBER))
 
 _LEFT_OUT, _CPULIST = "left out", "cpulist"
 #: A text that is CPUs: `0-3,8`.
@@ -175,9 +174,10 @@ def _mapping(read_name: Callable[[str], Any], read: Reader, value: object) -> di
 
 
 def _number_of(name: str) -> int:
-    if not (name.isascii() and name.isdigit() and len(name) <= MAX_DIGITS):
+    number = whole_number(name, MAX_NUMBER)
+    if number is None:
         raise ValueError(f": {quote(name)} is not a number")
-    return int(name)
+    return number
 
 
 def _object(kind: type) -> Reader:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affinityd.discovery import archive as archives
-from affinityd.discovery.root import open_tree
+from affinityd.discovery import open_tree
 from affinityd.discovery.snapshot import COMPRESSIONS
 from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError

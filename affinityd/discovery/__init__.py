@@ -4,27 +4,63 @@ One module a source: `cpus`, `nodes` and `pci` read kernel folders, `nvidia` and
 drivers tell, `nvml` asks NVIDIA's library. Only what a plan needs is read.
 """
 
+# ruff: noqa: PTH116, PTH207 - pathlib costs more to import than a machine to read
+
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from glob import escape, glob
 
 from affinityd.cpuset import format_list
 from affinityd.discovery import nvidia
 from affinityd.discovery.cpus import read_cores, read_online, read_possible
 from affinityd.discovery.gpus import read_gpus
 from affinityd.discovery.nics import read_nics
-from affinityd.discovery.numa_locator import NumaLocator
-from affinityd.discovery.numa_nodes import read_node_of_cpu, read_nodes
+from affinityd.discovery.numa import NumaLocator, read_node_of_cpu, read_nodes
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.pci import PciDevice, read_devices
-from affinityd.discovery.root import open_tree
-from affinityd.discovery.tree import MARK, Tree
+from affinityd.discovery.tree import (
+    MARK,
+    SEARCH_DEPTH,
+    FolderTree,
+    Tree,
+    the_machine,
+    tree_name,
+)
 from affinityd.errors import TreeError
 from affinityd.text import printable
 from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
 
 __all__ = ["Tree", "discover", "open_tree"]
+
+
+def open_tree(root: str, node_name: str | None = None) -> Tree:
+    """Open `/`, a captured folder, or an archive of one.
+
+    `node_name` is what the machine in `/` is called, where that is not what uname(2) says: in a
+    container that is the container's. A captured machine has its own name, and may lie up to three
+    folders below, as in captures that wrap it in its name. Raises TreeError where there is no
+    machine, or more than one.
+    """
+    try:
+        kind = os.stat(root).st_mode
+    except OSError as error:
+        raise TreeError(f"root {root!r} cannot be opened: {error.strerror}") from None
+    if stat.S_ISREG(kind):
+        # Imported here: the live machine needs no tarfile.
+        from affinityd.discovery.archive import ArchiveTree  # noqa: PLC0415
+
+        return ArchiveTree(root)
+    path = os.path.realpath(root)
+    if path == "/":
+        return FolderTree("/", node_name or os.uname().nodename, live=True)
+    places = [f"{escape(path)}/{'*/' * depth}" for depth in range(SEARCH_DEPTH + 1)]
+    marks = (mark for place in places for mark in glob(f"{place}{MARK}/"))
+    machine = the_machine(root, (mark.removesuffix(f"{MARK}/") for mark in marks))
+    return FolderTree(machine, tree_name(path))
 
 
 def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:

@@ -12,7 +12,7 @@ import io
 import lzma
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from posixpath import normpath
 from typing import IO
@@ -65,21 +65,20 @@ class ArchiveTree:
     def __init__(self, path: str) -> None:
         """Read the archive at `path`: tar, plain or compressed with xz, gzip or bzip2."""
         self.name = tree_name(path)
-        self._files: dict[str, bytes] = {}
-        self._links: dict[str, str] = {}
-        self._folders: dict[str, set[str]] = {}
-        self._room = MAX_BYTES  # for folders
         members = _members(path)
-        found = {*_machine_folders(members)}
-        prefix = "" if "" in found else the_machine(path, found)
-        for name, content in members.items():
-            if name.startswith(prefix):
-                self._add(name.removeprefix(prefix), content)
+        prefix = the_machine(path, _machine_folders(members))
+        self._contents = {
+            name.removeprefix(prefix): content
+            for name, content in members.items()
+            if name.startswith(prefix)
+        }
+        self._links = {name: it for name, it in self._contents.items() if isinstance(it, str)}
+        self._folders = _folders(self.name, self._contents)
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """See `Tree.read`."""
-        data = self._files.get(resolve(path, self._links))
-        return None if data is None else as_text(data, beginnings)
+        data = self._contents.get(resolve(path, self._links))
+        return as_text(data, beginnings) if isinstance(data, bytes) else None
 
     def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
         """See `Tree.list`."""
@@ -89,25 +88,22 @@ class ArchiveTree:
         """See `Tree.link`."""
         return self._links.get(resolve(path, self._links, last=False))
 
-    def _add(self, name: str, content: bytes | str | None) -> None:
-        if isinstance(content, bytes):
-            self._files[name] = content
-        elif isinstance(content, str):
-            self._links[name] = content
-        while name:
-            name, _, child = name.rpartition("/")
-            self._folder(name).add(child)
 
-    def _folder(self, name: str) -> set[str]:
-        """Return a folder's names. A few bytes of an archive may name a thousand folders."""
-        if name not in self._folders:
-            self._room -= len(name) + FOLDER_BYTES
-            if self._room < 0:
-                raise TreeError(
-                    f"the folders of archive {self.name!r} take more than {MAX_BYTES} bytes"
-                )
-            self._folders[name] = set()
-        return self._folders[name]
+def _folders(archive: str, names: Iterable[str]) -> Mapping[str, set[str]]:
+    """Return folder → the names in it. A few bytes of an archive may name a thousand folders."""
+    folders: dict[str, set[str]] = {}
+    room = MAX_BYTES
+    for name in names:
+        folder = name
+        while folder:
+            folder, _, child = folder.rpartition("/")
+            if folder not in folders:
+                room -= len(folder) + FOLDER_BYTES
+                folders[folder] = set()
+            folders[folder].add(child)
+        if room < 0:
+            raise TreeError(f"the folders of archive {archive!r} take more than {MAX_BYTES} bytes")
+    return folders
 
 
 def resolve(path: str, links: Mapping[str, str], *, last: bool = True) -> str:

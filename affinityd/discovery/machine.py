@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 from affinityd import machines
 from affinityd.config.settings import Settings
-from affinityd.discovery import discover
+from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml.gpus import query
 from affinityd.discovery.nvml.report import NvmlReport
-from affinityd.discovery.root import open_tree
 from affinityd.discovery.snapshot import snapshot_nvml
 from affinityd.discovery.tree import FolderTree, Tree
 from affinityd.errors import TreeError

@@ -10,7 +10,6 @@ import bz2
 import gzip
 import io
 import lzma
-import os
 import tarfile
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +21,7 @@ from affinityd.discovery.nvml.report import NvmlReport, read_report
 from affinityd.discovery.tree import Keep, every
 from affinityd.errors import TreeError
 from affinityd.json_codec import dumps
+from affinityd.linux.files import write_whole
 
 #: Where a snapshot keeps NVML's answers, beside `sys` and `proc`.
 NVML_FILE = "nvml.json"
@@ -42,7 +42,6 @@ class RecordingTree:
     """Passes a tree on, and remembers what was asked of it and found."""
 
     def __init__(self, tree: Tree) -> None:
-        """Begin with nothing remembered."""
         self._tree = tree
         self.name = tree.name
         self.live = tree.live
@@ -85,7 +84,7 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     discover(recorder, nvml)
     if nvml is not None:
         recorder.files[NVML_FILE] = dumps(nvml)
-    _write_whole(output, COMPRESSIONS[suffix](_archive(recorder)))
+    write_whole(output, COMPRESSIONS[suffix](_archive(recorder)), mode=None)
 
 
 def snapshot_nvml(tree: Tree) -> NvmlReport | None:
@@ -130,15 +129,3 @@ def _members(recorder: RecordingTree) -> dict[str, tuple[bytes, str]]:
         ),
     ]
     return {place: (kind, content) for place, kind, content in found if place != NOWHERE}
-
-
-def _write_whole(output: Path, data: bytes) -> None:
-    """Write beside the output and rename. A file that is there already is never written through."""
-    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-        temporary.replace(output)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -4,7 +4,7 @@ The root of the file system is an argument, so that any node can be replayed any
 relative to it: `sys/devices/system/cpu/online`.
 """
 
-# ruff: noqa: PTH115, PTH119, PTH208 - pathlib costs more to import than a machine to read
+# ruff: noqa: PTH119 - pathlib costs more to import than a machine to read
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from affinityd.cpuset import PADDING
 from affinityd.errors import TreeError
-from affinityd.linux.files import SCARCE
+from affinityd.linux.files import SCARCE, read
 
 #: What every machine has, and nothing else: it distinguishes a machine from a folder around one.
 MARK = "sys/devices/system/cpu"
@@ -27,20 +27,13 @@ SEARCH_DEPTH = 3
 #: What an archive is called beyond its machine's name.
 ARCHIVE_SUFFIXES = (".tar.xz", ".tar.gz", ".tar.bz2", ".txz", ".tgz", ".tar")
 
-Keep = Callable[[str], bool]
+T = TypeVar("T")
 
-#: A pipe or device in a captured folder must not hold the reader up.
-_OPEN = os.O_RDONLY | os.O_NONBLOCK
+Keep = Callable[[str], bool]
 
 #: The bytes that are read of a file: far more than the kernel writes into one, and an end to
 #: what has none.
 MAX_FILE = 1024 * 1024
-
-#: A kernel attribute is at most a page.
-_PAGE = 4096
-
-#: Where a read returns whole lines, and may end before a page does: kernel fs/seq_file.c.
-_LISTS = "proc/"
 
 #: Errors of files that are there and fail now; others mean that there is nothing, or not for us.
 _BROKEN = {*SCARCE, errno.EIO}
@@ -87,39 +80,24 @@ class FolderTree:
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """See `Tree.read`."""
-        try:
-            descriptor = os.open(self.root + path, _OPEN)
-        except OSError as error:
-            self._note(path, error)
-            return None
-        try:
-            in_pieces = path.startswith(_LISTS)
-            return as_text(_read_all(descriptor, in_pieces=in_pieces), beginnings)
-        except OSError as error:  # a folder, a device that is gone, an attribute that refuses
-            self._note(path, error)
-            return None
-        finally:
-            os.close(descriptor)
+        data = self._asked(path, lambda file: read(file, MAX_FILE))
+        return None if data is None else as_text(data, beginnings)
 
     def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
         """See `Tree.list`."""
-        try:
-            return tuple(sorted(filter(keep, os.listdir(self.root + path))))
-        except OSError as error:
-            self._note(path, error)
-            return ()
+        return tuple(sorted(filter(keep, self._asked(path, os.listdir) or ())))
 
     def link(self, path: str) -> str | None:
         """See `Tree.link`."""
-        try:
-            return os.readlink(self.root + path)
-        except OSError as error:
-            self._note(path, error)
-            return None
+        return self._asked(path, os.readlink)
 
-    def _note(self, path: str, error: OSError) -> None:
-        if error.errno in _BROKEN:
-            self.broken[path] = error
+    def _asked(self, path: str, ask: Callable[[str], T]) -> T | None:
+        try:
+            return ask(self.root + path)
+        except OSError as error:  # a folder, a device that is gone, an attribute that refuses
+            if error.errno in _BROKEN:
+                self.broken[path] = error
+            return None
 
 
 def tree_name(path: str) -> str:
@@ -130,15 +108,20 @@ def tree_name(path: str) -> str:
 
 
 def the_machine(root: str, found: Iterable[str]) -> str:
-    """Return the only machine that a root holds; raises TreeError where there is not just one."""
-    machines = sorted(found)
+    """Return the only machine of those that a root holds, but for what lies within a machine.
+
+    Each is named by what stands before `MARK`. Raises TreeError where there is not just one.
+    """
+    known = {*found}
+    machines = sorted(it for it in known if not any(map(it.startswith, known - {it})))
     if not machines:
         raise TreeError(
             f"root {root!r} holds no machine: {MARK} is neither in it"
             f" nor in a folder up to {SEARCH_DEPTH} below"
         )
     if len(machines) > 1:
-        raise TreeError(f"root {root!r} holds several machines; name one: {', '.join(machines)}")
+        names = ", ".join(machine.rstrip("/") for machine in machines)
+        raise TreeError(f"root {root!r} holds several machines; name one: {names}")
     return machines[0]
 
 
@@ -151,12 +134,3 @@ def as_text(data: bytes, beginnings: tuple[str, ...]) -> str | None:
     if beginnings:
         text = "\n".join(line for line in text.split("\n") if line.startswith(beginnings))
     return text.strip(PADDING)
-
-
-def _read_all(descriptor: int, *, in_pieces: bool) -> bytes:
-    """Return what a file holds. `in_pieces`: it may give less than a page before its end."""
-    data = chunk = os.read(descriptor, _PAGE)
-    while chunk and (in_pieces or len(chunk) == _PAGE) and len(data) < MAX_FILE:
-        chunk = os.read(descriptor, _PAGE)
-        data += chunk
-    return data

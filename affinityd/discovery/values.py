@@ -9,17 +9,15 @@ from collections.abc import Mapping
 
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.discovery.tree import Tree
+from affinityd.text import whole_number
 
 #: The largest number that the kernel writes: 64 bits.
 _MAX_NUMBER = 2**64 - 1
-_MAX_DIGITS = len(str(_MAX_NUMBER))
 
 
 def number(text: str | None) -> int | None:
     """Read a decimal number, 0 or larger."""
-    plain = text is not None and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
-    value = int(text) if text is not None and plain else None
-    return None if value is None or value > _MAX_NUMBER else value
+    return whole_number(text, _MAX_NUMBER)
 
 
 def read_number(tree: Tree, path: str) -> int | None:

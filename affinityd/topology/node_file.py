@@ -10,7 +10,7 @@ from affinityd.config import switch
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.json_codec import CpuList, decode, dumps, parsed
-from affinityd.linux.files import read_regular, write_whole
+from affinityd.linux.files import read_regular, text, write_whole
 from affinityd.topology.document import TopologyDocument, from_document, to_document
 from affinityd.topology.model import Node
 
@@ -88,7 +88,4 @@ def _switch(said: str, where: str) -> str:
 
 def _boot_id() -> str | None:
     """Return what names this machine from boot to boot; None where a sandbox hides it."""
-    try:
-        return read_regular(BOOT_ID, MAX_BYTES).decode().strip()
-    except OSError:
-        return None
+    return text(BOOT_ID) or None

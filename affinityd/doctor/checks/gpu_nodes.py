@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from affinityd.cpuset import several
-from affinityd.discovery.numa_nodes import NODES
+from affinityd.discovery.numa import NODES
 from affinityd.discovery.tree import MARK as CPUS
 from affinityd.discovery.values import numbered, read_cpus
 from affinityd.doctor.facts import NodeFacts
