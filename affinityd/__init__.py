@@ -22,29 +22,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.client.bind import Binding, bind, worker_init_fn
     from affinityd.client.gpu_affinity import Mode, Multithreading, Scope, set_affinity
-    from affinityd.errors import AffinityError
-    from affinityd.errors import AffinityError as GPUAffinityError
+    from affinityd.errors import AffinityError, GPUAffinityError
 
 #: Where each name is: imported when it is asked for, as `affinityd exec` needs none of them.
 _HOMES = {
-    **{name: ("client.bind", name) for name in ("Binding", "bind", "worker_init_fn")},
-    **{
-        name: ("client.gpu_affinity", name)
-        for name in ("Mode", "Multithreading", "Scope", "set_affinity")
-    },
-    "AffinityError": ("errors", "AffinityError"),
-    "GPUAffinityError": ("errors", "AffinityError"),
+    "client.bind": ("Binding", "bind", "worker_init_fn"),
+    "client.gpu_affinity": ("Mode", "Multithreading", "Scope", "set_affinity"),
+    "errors": ("AffinityError", "GPUAffinityError"),
 }
 
 
 def __getattr__(name: str) -> object:
     """Import a name, PEP 562."""
-    if name not in _HOMES:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415
 
-    module, attribute = _HOMES[name]
-    found: object = getattr(import_module(f"{__name__}.{module}"), attribute)
+    found: object = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = found
     return found
 

@@ -36,6 +36,9 @@ class AffinityError(Exception):
     exit_code = 1
 
 
+GPUAffinityError = AffinityError  #: as gpu_affinity calls it
+
+
 class InvalidRequestError(AffinityError):
     """A parameter is unknown, repeated, empty or malformed."""
 

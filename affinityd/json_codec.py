@@ -110,9 +110,7 @@ def decode(kind: type[T], value: object, where: str) -> T:
     """
     read: Callable[[object], T] = _reader(cast("Any", kind))
     try:
-        return read(value)
-    except ValueError as error:
-        raise ValueError(f"{where}{error}") from None
+        return _at(where, read, value)
     except RecursionError:
         raise ValueError(f"{where} is nested too deeply") from None
 
@@ -134,12 +132,16 @@ def _plain(kind: type, value: Any) -> Any:  # noqa: ANN401 - what JSON has, by i
     return value
 
 
-def _cpus(value: object) -> CpuSet:
-    text = _plain(str, value)
+def _at(place: str, read: Callable[[Any], T], value: object) -> T:
+    """Read what is at a place; the ValueError that it raises begins there."""
     try:
-        return parse_list(text)
+        return read(value)
     except ValueError as error:
-        raise ValueError(f": {error}") from None
+        raise ValueError(f"{place}{error}") from None
+
+
+def _cpus(value: object) -> CpuSet:
+    return _at(": ", parse_list, _plain(str, value))
 
 
 def _cpulist(value: object) -> str:
@@ -153,24 +155,15 @@ def _optional(*kinds: Any) -> Reader:  # noqa: ANN401 - types
 
 
 def _list(read: Reader, value: object) -> tuple[Any, ...]:
-    listed, items = _plain(list, value), list[Any]()
-    try:
-        for item in listed:
-            items.append(read(item))
-    except ValueError as error:
-        raise ValueError(f"[{len(items)}]{error}") from None
-    return tuple(items)
+    listed = _plain(list, value)
+    return tuple(_at(f"[{place}]", read, item) for place, item in enumerate(listed))
 
 
 def _mapping(read_name: Callable[[str], Any], read: Reader, value: object) -> dict[Any, Any]:
-    items: dict[Any, Any] = {}
-    for name, item in _plain(dict, value).items():
-        key = read_name(name)
-        try:
-            items[key] = read(item)
-        except ValueError as error:
-            raise ValueError(f"[{quote(name)}]{error}") from None
-    return items
+    return {
+        read_name(name): _at(f"[{quote(name)}]", read, item)
+        for name, item in _plain(dict, value).items()
+    }
 
 
 def _number_of(name: str) -> int:
@@ -191,10 +184,7 @@ def _object(kind: type) -> Reader:
         read: dict[str, Any] = dict(empty)
         for name, reader in readers.items():
             if name in given:
-                try:
-                    read[name] = reader(given[name])
-                except ValueError as error:
-                    raise ValueError(f".{name}{error}") from None
+                read[name] = _at(f".{name}", reader, given[name])
             elif name in needed and name not in empty:
                 raise ValueError(f" has no {name!r}")
         return kind(**read)

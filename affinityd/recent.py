@@ -13,15 +13,13 @@ REMEMBERED = 600.0  #: seconds for which a value is kept that is neither set nor
 class Recent(Generic[K, V]):
     """Values by key; those that were neither set nor asked for in a while are forgotten."""
 
-    def __init__(self, seconds: float = REMEMBERED) -> None:
-        """Begin with none, and keep each for so long."""
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._now = 0.0
         self._values: dict[K, tuple[V, float]] = {}  # with when it was used last
 
     def begin(self, now: float) -> None:
         """Begin another scan: forget what no scan up to the last one had used for long."""
-        since, self._now = self._now - self._seconds, now
+        since, self._now = self._now - REMEMBERED, now
         self._values = {key: it for key, it in self._values.items() if it[1] >= since}
 
     def __contains__(self, key: K) -> bool:

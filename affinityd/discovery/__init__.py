@@ -84,18 +84,12 @@ def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
     return Topology(
         name=printable(tree.name),
         cores=cores,
-        nodes=(*nodes, *_node_of_the_rest(cores)),
+        nodes=(*nodes, NumaNode(None)) if any(core.node is None for core in cores) else nodes,
         gpus=placed,
         nics=tuple(read_nics(tree, devices, locator)),
         possible=read_possible(tree, online),
         notices=tuple(map(printable, notices)),
     )
-
-
-def _node_of_the_rest(cores: Sequence[Core]) -> Iterator[NumaNode]:
-    """Yield the node without a number, if there are CPUs that no node lists."""
-    if any(core.node is None for core in cores):
-        yield NumaNode(None)
 
 
 def _placed(

@@ -33,7 +33,9 @@ def enumerate_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu],
     Those that KFD does not list come after those that it does.
     """
     at = {device.address: device for device in devices}
-    listed = [gpu for gpu in _kfd_gpus(tree) if gpu.address in at] if devices else []
+    nodes = numbered(tree, KFD_NODES, "") if devices else ()
+    seen = (_kfd_gpu(tree, f"{KFD_NODES}/{node}/properties") for node in nodes)
+    listed = [gpu for gpu in seen if gpu is not None and gpu.address in at]
     addresses = {gpu.address for gpu in listed}
     unlisted = [device for device in devices if device.address not in addresses]
     gpus = [
@@ -44,7 +46,9 @@ def enumerate_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu],
         )
         for index, gpu in enumerate(listed)
     ] + [device.as_gpu(VENDOR, index) for index, device in enumerate(unlisted, len(listed))]
-    named = [replace(gpu, model=_model(tree, at[gpu.pci_bus_id])) for gpu in gpus]
+    # What amdgpu found on the board, often nothing.
+    models = [tree.read(f"{at[gpu.pci_bus_id].folder}/product_name") or None for gpu in gpus]
+    named = [replace(gpu, model=model) for gpu, model in zip(gpus, models, strict=True)]
     return named, list(_notices(listed, unlisted))
 
 
@@ -54,13 +58,6 @@ def _notices(listed: Sequence[KfdGpu], unlisted: Sequence[PciDevice]) -> Iterato
         yield f"AMD's KFD lists no GPU (is amdgpu loaded?): {names} are numbered in PCI bus order"
     elif names:
         yield f"AMD's KFD does not list {names}: numbered last, in PCI bus order"
-
-
-def _kfd_gpus(tree: Tree) -> list[KfdGpu]:
-    nodes = (
-        _kfd_gpu(tree, f"{KFD_NODES}/{node}/properties") for node in numbered(tree, KFD_NODES, "")
-    )
-    return [node for node in nodes if node is not None]
 
 
 def _kfd_gpu(tree: Tree, path: str) -> KfdGpu | None:
@@ -77,8 +74,3 @@ def _kfd_gpu(tree: Tree, path: str) -> KfdGpu | None:
         uuid=f"GPU-{unique_id:016x}" if unique_id else None,
         render_minor=values.get("drm_render_minor") or None,
     )
-
-
-def _model(tree: Tree, device: PciDevice) -> str | None:
-    """Read `product_name`: what amdgpu found on the board, often nothing."""
-    return tree.read(f"{device.folder}/product_name") or None

@@ -33,7 +33,9 @@ def read_gpus(
     for device in devices:
         is_nvidias = device.address in nvidias
         if (is_nvidias or _computes(device)) and not _is_given_away(tree, device):
-            groups.setdefault(nvidia.VENDOR if is_nvidias else _vendor(device), []).append(device)
+            code = device.vendor or "unknown"
+            vendor = nvidia.VENDOR if is_nvidias else VENDORS.get(code, code)
+            groups.setdefault(vendor, []).append(device)
     from_nvidia, nvidia_notices = nvidia.enumerate_gpus(
         groups.pop(nvidia.VENDOR), driver_gpus, nvml
     )
@@ -50,10 +52,6 @@ def _computes(device: PciDevice) -> bool:
     return device.base_class == ACCELERATOR or (
         device.base_class == DISPLAY and device.vendor in _COMPUTING_DISPLAYS
     )
-
-
-def _vendor(device: PciDevice) -> str:
-    return VENDORS.get(device.vendor or "", device.vendor or "unknown")
 
 
 def _is_given_away(tree: Tree, device: PciDevice) -> bool:

@@ -6,10 +6,10 @@ Sources: kernel `Documentation/ABI/stable/sysfs-devices-node` and `testing/sysfs
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from affinityd.cpuset import CpuSet, parse_list
+from affinityd.cpuset import CpuSet
 from affinityd.discovery.pci import DEVICES, PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.discovery.values import number, numbered, read_cpus, read_fields, read_number
@@ -21,7 +21,8 @@ NODES = "sys/devices/system/node"
 def read_nodes(tree: Tree) -> tuple[NumaNode, ...]:
     """Read every node that exists, with CPUs or without, ascending."""
     existing = numbered(tree, NODES, "node")
-    columns = _columns(tree) or existing
+    # The node of each column in `nodeN/distance`.
+    columns = sorted(read_cpus(tree, f"{NODES}/online") or existing)
     return tuple(
         NumaNode(node, _memory_bytes(tree, node), _distances(tree, node, columns))
         for node in existing
@@ -40,15 +41,7 @@ def read_node_of_cpu(tree: Tree, nodes: tuple[NumaNode, ...], online: CpuSet) ->
     return node_of_cpu
 
 
-def _columns(tree: Tree) -> tuple[int, ...]:
-    """Return the node of each column in `nodeN/distance`: those of `node/online`, ascending."""
-    try:
-        return tuple(sorted(parse_list(tree.read(f"{NODES}/online") or "")))
-    except ValueError:
-        return ()
-
-
-def _distances(tree: Tree, node: int, columns: tuple[int, ...]) -> Mapping[int, int]:
+def _distances(tree: Tree, node: int, columns: Iterable[int]) -> Mapping[int, int]:
     """Read `nodeN/distance`; a row may be shorter or longer than the nodes that exist."""
     row = (tree.read(f"{NODES}/node{node}/distance") or "").split()
     values = ((column, number(text)) for column, text in zip(columns, row, strict=False))

@@ -48,11 +48,6 @@ class PciDevice:
         """vendor:device, as lspci -n prints it."""
         return f"{self.vendor}:{self.device}" if self.vendor and self.device else None
 
-    @property
-    def order(self) -> tuple[int, ...]:
-        """PCI bus order; a domain may have more than four digits."""
-        return bus_order(self.address)
-
     def as_gpu(self, vendor: str, index: int) -> Gpu:
         """Return the device as a GPU, with what the bus shows of it and no more."""
         return Gpu(
@@ -79,11 +74,11 @@ def read_devices(tree: Tree, known: Collection[str]) -> tuple[PciDevice, ...]:
         for address, code in devices
         if address in known or (code is not None and code >> 8 in _WANTED)
     )
-    return tuple(sorted(wanted, key=lambda device: device.order))
+    return tuple(sorted(wanted, key=lambda device: bus_order(device.address)))
 
 
 def bus_order(address: str) -> tuple[int, ...]:
-    """Return a PCI address as the numbers it is ordered by: domain, bus, device, function."""
+    """Return a PCI address as the numbers it is ordered by; a domain may have over four digits."""
     return tuple(int(part, 16) for part in address.replace(".", ":").split(":"))
 
 

@@ -33,11 +33,10 @@ def read(path: str, most: int) -> bytes:
     """Return a file, or the first `most` bytes of one; no pipe is waited for. Raises OSError."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        parts = [os.read(file, min(PART, most))]
-        left = most - len(parts[0])
-        while parts[-1] and left > 0:  # a long list comes a page at a time
-            parts.append(os.read(file, min(PART, left)))
-            left -= len(parts[-1])
+        parts = []
+        while most > 0 and (part := os.read(file, min(PART, most))):  # a list comes page by page
+            parts.append(part)
+            most -= len(part)
         return b"".join(parts)
     finally:
         os.close(file)

@@ -11,7 +11,6 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 NUMBER = 4  #: bytes of each of the three, and of a group
@@ -35,10 +34,6 @@ class Credentials:
         self.pid = pid
         self.uid = uid
         self.gid = gid
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the three as struct ucred has them."""
-        yield from (self.pid, self.uid, self.gid)
 
 
 def credentials(connection: Any) -> Credentials:  # noqa: ANN401 - a socket, or uvloop's view of one

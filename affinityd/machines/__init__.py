@@ -79,19 +79,16 @@ def _cores(facts: Mapping[str, Any]) -> Iterator[Core]:
     for (node, package), cores in places.items():
         size = facts["cores_per_llc"] or len(cores)
         for start in range(0, len(cores), size):
-            running = list(_running(cores[start : start + size], online))
+            parts = (
+                tuple(filter(online.__contains__, cpus)) for cpus in cores[start : start + size]
+            )
+            running = list(filter(None, parts))
             yield from (Core(cpus, node, package, None, min(running)[0]) for cpus in running)
 
 
 def _owner(lists: Iterable[tuple[str, str]]) -> dict[int, int]:
     """Return, for each CPU, the number whose cpulist names it."""
     return {cpu: int(number) for number, cpulist in lists for cpu in parse_list(cpulist)}
-
-
-def _running(cores: Iterable[tuple[int, ...]], online: CpuSet) -> Iterator[tuple[int, ...]]:
-    for cpus in cores:
-        if now := tuple(cpu for cpu in cpus if cpu in online):
-            yield now
 
 
 def _nodes(facts: Mapping[str, Any], cores: Iterable[Core]) -> Iterator[NumaNode]:
