@@ -9,7 +9,7 @@ from affinityd.text import node_name, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 CpuSet = frozenset[int]
 
@@ -40,10 +40,13 @@ def parse_list(text: str) -> CpuSet:
 
 def format_list(cpus: Iterable[int]) -> str:
     """Write the shortest cpulist: the inverse of `parse_list`."""
-    return ",".join(
-        str(first) if first == last else f"{first}-{last}"
-        for first, last in _runs(sorted(set(cpus)))
-    )
+    runs: list[tuple[int, int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], cpu
+        else:
+            runs.append((cpu, cpu))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def parse_mask(text: str) -> CpuSet:
@@ -98,17 +101,6 @@ def _number(text: str, part: str) -> int:
     if len(text) > len(str(MAX_CPUS)) or int(text) >= MAX_CPUS:
         raise ValueError(f"CPU number in {quote(part)} is too large; the largest is {MAX_CPUS - 1}")
     return int(text)
-
-
-def _runs(ordered: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of every run of consecutive numbers."""
-    first: int | None = None
-    for position, cpu in enumerate(ordered):
-        if first is None:
-            first = cpu
-        if position + 1 == len(ordered) or ordered[position + 1] > cpu + 1:
-            yield first, cpu
-            first = None
 
 
 def several(noun: str, numbers: Iterable[int]) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from affinityd.linux.processes import everyone
+from affinityd.linux.processes import Thread, everyone, mask_of, thread_ids, thread_stat
 
 #: Threads come and go for ever; five of them start others.
 CHURN = """
@@ -57,3 +57,13 @@ def sleeping(env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[
 def children_of(pid: int) -> list[int]:
     """Return the pids of the processes that a process has started, zombies among them."""
     return [stat.number for stat in everyone() if stat.parent == pid]
+
+
+def threads(pid: int) -> list[Thread]:
+    """Return a process's threads, the main one first, each with its mask and its last CPU."""
+    found = ((thread_stat(pid, tid), mask_of(tid)) for tid in thread_ids(pid))
+    return [
+        Thread(stat.number, stat.name, stat.start, mask, stat.last_cpu, stat.cpu_ticks)
+        for stat, mask in found
+        if stat is not None and mask is not None
+    ]

@@ -11,7 +11,7 @@ import pytest
 
 from affinityd.linux import processes
 from affinityd.linux.process_table import ProcessTable, ancestors, descendants
-from tests.children import CHURN, program, sleeping
+from tests.children import CHURN, program, sleeping, threads
 
 pytestmark = pytest.mark.processes
 
@@ -59,7 +59,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 def test_a_thread_is_told_by_its_name_mask_and_last_cpu() -> None:
     with program(THREAD) as child:
-        main, other = processes.threads(child.pid)
+        main, other = threads(child.pid)
     cpu = min(os.sched_getaffinity(0))
     assert main.tid == child.pid
     assert main.name.startswith("python")
@@ -186,7 +186,7 @@ def test_a_process_whose_main_thread_has_ended_is_no_zombie() -> None:
         assert stat is not None
         assert (stat.state, stat.threads) == ("Z", 2)
         assert not stat.is_zombie
-        assert len(processes.threads(child.pid)) == 2
+        assert len(threads(child.pid)) == 2
 
 
 def test_a_process_cannot_say_by_its_name_whose_it_is() -> None:
@@ -205,7 +205,7 @@ input()
 def test_of_a_process_that_is_not_there_nothing_is_known(pid: int) -> None:
     assert processes.stat_of(pid) is None
     assert processes.thread_ids(pid) == []
-    assert processes.threads(pid) == []
+    assert threads(pid) == []
     assert processes.process_of(pid) is None
     assert processes.uid_of(pid) is None
     assert processes.cgroups_of(pid) == processes.title_of(pid) == ""
@@ -219,11 +219,11 @@ def test_a_mask_is_never_that_of_whoever_asks_instead(tid: int) -> None:
 
 def test_a_process_that_ends_while_it_is_read_is_missing_and_no_error() -> None:
     with program(CHURN) as child:
-        seen = [len(processes.threads(child.pid)) for _ in range(300)]
+        seen = [len(threads(child.pid)) for _ in range(300)]
         child.kill()
-        seen += [len(processes.threads(child.pid)) for _ in range(300)]
+        seen += [len(threads(child.pid)) for _ in range(300)]
         child.wait()
-        assert processes.threads(child.pid) == []
+        assert threads(child.pid) == []
     assert max(seen) >= 2
 
 

@@ -13,9 +13,8 @@ import lzma
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from posixpath import normpath
-from typing import IO
+from typing import Any
 
 from affinityd.discovery.tree import (
     MARK,
@@ -27,6 +26,7 @@ from affinityd.discovery.tree import (
     tree_name,
 )
 from affinityd.errors import TreeError
+from affinityd.linux.files import read
 
 #: The largest capture in bytes, unpacked; every file of a machine of 2,000 CPUs is half of it.
 MAX_BYTES = 256 * 1024 * 1024
@@ -44,10 +44,10 @@ MAX_LINKS = 40
 NOWHERE = "/"
 
 #: How a file begins → how it is unpacked.
-_OPENERS: dict[bytes, Callable[[Path], IO[bytes] | gzip.GzipFile]] = {
-    b"\xfd7zXZ": lzma.LZMAFile,
-    b"\x1f\x8b": gzip.GzipFile,
-    b"BZh": bz2.BZ2File,
+_OPENERS: dict[bytes, Callable[[str, str], Any]] = {
+    b"\xfd7zXZ": lzma.open,
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
 }
 
 #: What the modules that read a damaged archive raise.
@@ -67,11 +67,8 @@ class ArchiveTree:
         self.name = tree_name(path)
         members = _members(path)
         prefix = the_machine(path, _machine_folders(members))
-        self._contents = {
-            name.removeprefix(prefix): content
-            for name, content in members.items()
-            if name.startswith(prefix)
-        }
+        inside = (name for name in members if name.startswith(prefix))
+        self._contents = {name.removeprefix(prefix): members[name] for name in inside}
         self._links = {name: it for name, it in self._contents.items() if isinstance(it, str)}
         self._folders = _folders(self.name, self._contents)
 
@@ -141,12 +138,10 @@ def _members(path: str) -> dict[str, bytes | str | None]:
 
 def _unpacked(path: str) -> bytes:
     """Return the archive without its compression, which must not make it too large."""
-    file = Path(path)
-    with file.open("rb") as start:
-        magic = start.read(5)
-    unpack = next((unpack for begin, unpack in _OPENERS.items() if magic.startswith(begin)), None)
-    with unpack(file) if unpack else file.open("rb") as content:
-        data = content.read(MAX_BYTES + 1)
+    magic = read(path, 5)
+    unpack = next((unpack for begin, unpack in _OPENERS.items() if magic.startswith(begin)), open)
+    with unpack(path, "rb") as content:
+        data: bytes = content.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise TreeError(f"archive {path!r} is larger than {MAX_BYTES} bytes unpacked")
     return data

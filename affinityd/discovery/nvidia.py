@@ -100,18 +100,15 @@ def _by_nvml(
 
 def _gpu(gpu: NvmlGpu, device: PciDevice, driver: DriverGpu) -> Gpu:
     """Return a GPU as NVML has it; the driver fills in what is missing."""
+    links = gpu.nvlinks
     return replace(
         device.as_gpu(VENDOR, gpu.index),
         uuid=gpu.uuid or driver.uuid,
         minor=driver.minor if gpu.minor is None else gpu.minor,
         model=gpu.model or driver.model,
         mig=tuple(MigInstance(uuid) for uuid in gpu.mig),
-        nvlinks=_nvlinks(gpu.nvlinks),
+        nvlinks=None if links is None else tuple(NvLinks(*it) for it in links.items()),
     )
-
-
-def _nvlinks(counts: Mapping[str, int] | None) -> tuple[NvLinks, ...] | None:
-    return None if counts is None else tuple(NvLinks(*it) for it in counts.items())
 
 
 def _notices_of_nvml(listed: Sequence[NvmlGpu], found: Mapping[int, PciDevice]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from affinityd.discovery.tree import Tree
 from affinityd.topology.model import Gpu
@@ -107,6 +108,4 @@ def _hex(tree: Tree, address: str, name: str) -> str | None:
 
 def _path(link: str) -> tuple[str, ...]:
     """Return the part of a device's link that is PCI: pci0000:17/0000:17:00.0/0000:18:00.0."""
-    parts = link.split("/")
-    start = next((place for place, part in enumerate(parts) if part.startswith("pci")), len(parts))
-    return tuple(parts[start:])
+    return tuple(dropwhile(lambda part: not part.startswith("pci"), link.split("/")))

@@ -11,7 +11,7 @@ import gzip
 import io
 import lzma
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +34,7 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     ".tar": bytes,
 }
 
-#: The members' permissions, by their kind.
+#: The kinds of members, and their permissions.
 _PERMISSIONS = {tarfile.DIRTYPE: 0o755, tarfile.REGTYPE: 0o644, tarfile.SYMTYPE: 0o777}
 
 
@@ -45,28 +45,27 @@ class RecordingTree:
         self._tree = tree
         self.name = tree.name
         self.live = tree.live
-        self.files: dict[str, str] = {}
-        self.links: dict[str, str] = {}
-        self.folders: set[str] = set()  #: the entries of folders that were listed
+        #: Kind of member → path → content, or a link's target.
+        self.found: dict[bytes, dict[str, str]] = {kind: {} for kind in _PERMISSIONS}
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """See `Tree.read`."""
         text = self._tree.read(path, *beginnings)
         if text is not None:
-            self.files[path] = text
+            self.found[tarfile.REGTYPE][path] = f"{text}\n"
         return text
 
     def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
         """See `Tree.list`."""
         names = self._tree.list(path, keep)
-        self.folders.update(f"{path}/{name}" for name in names)
+        self.found[tarfile.DIRTYPE].update((f"{path}/{name}", "") for name in names)
         return names
 
     def link(self, path: str) -> str | None:
         """See `Tree.link`."""
         target = self._tree.link(path)
         if target is not None:
-            self.links[path] = target
+            self.found[tarfile.SYMTYPE][path] = target
         return target
 
 
@@ -83,8 +82,8 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     recorder = RecordingTree(tree)
     discover(recorder, nvml)
     if nvml is not None:
-        recorder.files[NVML_FILE] = dumps(nvml)
-    write_whole(output, COMPRESSIONS[suffix](_archive(recorder)), mode=None)
+        recorder.found[tarfile.REGTYPE][NVML_FILE] = f"{dumps(nvml)}\n"
+    write_whole(output, COMPRESSIONS[suffix](_archive(recorder.found)), mode=None)
 
 
 def snapshot_nvml(tree: Tree) -> NvmlReport | None:
@@ -99,11 +98,11 @@ def snapshot_nvml(tree: Tree) -> NvmlReport | None:
         raise TreeError(f"{NVML_FILE} of machine {tree.name!r} cannot be read: {error}") from None
 
 
-def _archive(recorder: RecordingTree) -> bytes:
+def _archive(found: Mapping[bytes, Mapping[str, str]]) -> bytes:
     """Return the archive; without owners and times, so that only the machine's files are in it."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, (kind, content) in sorted(_members(recorder).items()):
+        for name, (kind, content) in sorted(_members(found).items()):
             member = tarfile.TarInfo(name)
             member.type = kind
             member.mode = _PERMISSIONS[kind]
@@ -114,18 +113,16 @@ def _archive(recorder: RecordingTree) -> bytes:
     return buffer.getvalue()
 
 
-def _members(recorder: RecordingTree) -> dict[str, tuple[bytes, str]]:
-    """Return name → kind and content, each at the place that the links on the way to it lead to."""
-    links = recorder.links
-    found = [
-        *((resolve(path, links), tarfile.DIRTYPE, "") for path in recorder.folders),
-        *(
-            (resolve(path, links), tarfile.REGTYPE, f"{text}\n")
-            for path, text in recorder.files.items()
-        ),
-        *(
-            (resolve(path, links, last=False), tarfile.SYMTYPE, target)
-            for path, target in links.items()
-        ),
-    ]
-    return {place: (kind, content) for place, kind, content in found if place != NOWHERE}
+def _members(found: Mapping[bytes, Mapping[str, str]]) -> dict[str, tuple[bytes, str]]:
+    """Return name → kind and content, each at the place that the links on the way to it lead to.
+
+    What was listed may be a file or a link: the later kind counts.
+    """
+    links = found[tarfile.SYMTYPE]
+    members = {
+        resolve(path, links, last=kind != tarfile.SYMTYPE): (kind, content)
+        for kind, contents in found.items()
+        for path, content in contents.items()
+    }
+    members.pop(NOWHERE, None)
+    return members

@@ -136,16 +136,6 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     return sorted(numbered(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
 
 
-def threads(pid: int) -> list[Thread]:
-    """Return a process's threads, the main one first, each with its mask and its last CPU."""
-    found = ((thread_stat(pid, tid), mask_of(tid)) for tid in thread_ids(pid))
-    return [
-        Thread(stat.number, stat.name, stat.start, mask, stat.last_cpu, stat.cpu_ticks)
-        for stat, mask in found
-        if stat is not None and mask is not None
-    ]
-
-
 def mask_of(tid: int) -> CpuSet | None:
     """Return a thread's affinity mask; a pid stands for its main thread. None where it is gone."""
     if tid <= 0:  # to the kernel 0 is whoever asks

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
@@ -172,7 +173,8 @@ class Topology:
 
     def nearness(self, gpu: Gpu, nic: Nic) -> str:
         """Return how near a NIC is to a GPU, as `nvidia-smi topo -m` says it."""
-        shared = _common_prefix(gpu.pci_path, nic.pci_path)
+        pairs = zip(gpu.pci_path, nic.pci_path, strict=False)
+        shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         below = max(len(gpu.pci_path), len(nic.pci_path)) - shared
         if shared > 1:  # beneath one PCI bridge or switch, whose ports are the bridge on each side
             return PIX if below <= 2 else PXB  # noqa: PLR2004
@@ -191,11 +193,3 @@ class Node:
     generation: int = 1
     replayed: bool = False  #: it is not the machine that it was read on
     switch: str = ON  #: what AFFINITYD says for the node
-
-
-def _common_prefix(left: tuple[str, ...], right: tuple[str, ...]) -> int:
-    """Count the leading parts that two PCI paths share."""
-    return next(
-        (place for place, (one, two) in enumerate(zip(left, right, strict=False)) if one != two),
-        min(len(left), len(right)),
-    )

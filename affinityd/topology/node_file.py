@@ -50,7 +50,7 @@ def write(path: Path, node: Node) -> None:
     """Write a node atomically, readable by every user. Raises OSError."""
     file = NodeFile(
         version=VERSION,
-        boot_id=_boot_id(),
+        boot_id=text(BOOT_ID) or None,
         generation=node.generation,
         replayed=node.replayed,
         settings=NodeSettings(format_list(node.reserved), node.switch),
@@ -62,10 +62,10 @@ def write(path: Path, node: Node) -> None:
 def read(path: Path) -> Node:
     """Read a node back. Raises OSError; ValueError, one line, for what is no node."""
     data = parsed(read_regular(os.fspath(path), MAX_BYTES), path.name)
-    head, here = decode(NodeFileHead, data, path.name), _boot_id()
+    head, here = decode(NodeFileHead, data, path.name), text(BOOT_ID)
     if head.version != VERSION:
         raise ValueError(f"{path.name} is of version {head.version}, not {VERSION}")
-    if head.boot_id is not None and here is not None and head.boot_id != here:
+    if head.boot_id and here and head.boot_id != here:  # a sandbox may hide either
         raise ValueError(f"{path.name} is another machine's, or from before this one was booted")
     file = decode(NodeFile, data, path.name)
     if file.generation < 1:
@@ -84,8 +84,3 @@ def _switch(said: str, where: str) -> str:
         return switch.read(said, where)
     except InvalidRequestError as error:
         raise ValueError(str(error)) from None
-
-
-def _boot_id() -> str | None:
-    """Return what names this machine from boot to boot; None where a sandbox hides it."""
-    return text(BOOT_ID) or None

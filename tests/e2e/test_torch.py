@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from affinityd.cpuset import parse_list
-from affinityd.linux.processes import threads
+from tests.children import threads
 from tests.daemons import BELIEVED, Daemon, running
 from tests.tiny import BOTH, FAR, NEAR, affinityd, tiny_tree
 
