@@ -1,6 +1,6 @@
 """Discovery: a machine's files and NVML's answers, joined to a Topology.
 
-One module a source: `cpus`, `nodes` and `pci` read kernel folders, `nvidia` and `amd` what their
+One module a source: `cpus`, `numa` and `pci` read kernel folders, `nvidia` and `amd` what their
 drivers tell, `nvml` asks NVIDIA's library. Only what a plan needs is read.
 """
 
