@@ -65,7 +65,6 @@ def recorded_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedSlu
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}", prepend=":")
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     for name in ("slurm.conf", "aliases"):
         (folder / name).write_text("")
     return RecordedSlurm(folder)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from affinityd.slurm.cores import misplaced
 from affinityd.slurm.devices import device_file, naming
 from affinityd.slurm.expected import ExpectedNode
 from affinityd.slurm.gres_conf import GresConf, links_written
@@ -113,8 +112,7 @@ class GresCheck:
             yield f"Slurm has {file} {len(entries)} times"
         for entry in entries:
             yield from self._type(gpu, entry)
-            affinity = self.right.affinities[gpu.key]
-            if fault := misplaced(self.right.cores, gpu, affinity, entry.cores):
+            if fault := self.right.affinities[gpu.key].fault(entry.cores):
                 yield fault
             links = self.right.links.get(gpu.key)
             if entry.links and links and entry.links != links:

@@ -98,9 +98,6 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
 
 def node_name(slurm: LocalSlurm, host: str) -> str:
     """Return what slurm.conf calls a host: its NodeHostname= may differ, and has no domain."""
-    named = os.environ.get("SLURMD_NODENAME")
-    if named and host == os.uname().nodename:
-        return named
     short = host.partition(".")[0]
     aliases = slurm.run("scontrol", "show", "aliases", short, seconds=SECONDS).stdout.split()
     return aliases[0] if aliases and short not in aliases else short

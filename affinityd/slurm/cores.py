@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
-from affinityd.cpuset import CpuSet, format_list, named_nodes, named_packages
+from affinityd.cpuset import format_list, named_nodes, named_packages
 from affinityd.planner.domains import home_nodes
 from affinityd.topology.model import Core, Gpu, Topology
 
@@ -31,21 +32,6 @@ LEVELS: tuple[Callable[[Core], object], ...] = (
     lambda core: core.node,
     lambda core: (core.node, core.llc),
 )
-
-
-@dataclass(frozen=True)
-class CoreAffinity:
-    """What `Cores=` of one GPU should be."""
-
-    right: CoreNumbers | None  #: None: no Cores=, as every core will do, or it is not known which
-    near: tuple[
-        CoreNumbers, ...
-    ]  #: the home node's, and what is as right: a tied node's, a package's
-
-    @property
-    def field(self) -> str | None:
-        """As it is written: `Cores=0-31`."""
-        return None if self.right is None else f"Cores={format_list(self.right)}"
 
 
 @dataclass(frozen=True)
@@ -81,10 +67,61 @@ class SlurmCores:
         """Return the numbers of the packages that these are in."""
         return frozenset(self.order[place].package for place in cores)
 
-    def as_cpus(self, cores: CoreNumbers) -> tuple[CpuSet, CpuSet]:
-        """Return what they are where CPUs are counted: all of their CPUs, or one of each core."""
-        lists = [self.order[place].cpus for place in cores]
-        return frozenset(cpu for cpus in lists for cpu in cpus), frozenset(map(min, lists))
+
+@dataclass(frozen=True)
+class CoreAffinity:
+    """What `Cores=` of one GPU should be."""
+
+    gpu: Gpu
+    cores: SlurmCores
+    right: CoreNumbers | None  #: None: no Cores=, as every core will do, or it is not known which
+    #: The home node's, and what is as right: a tied node's, a package's; (): not known.
+    near: tuple[CoreNumbers, ...] = ()
+
+    @property
+    def field(self) -> str | None:
+        """As it is written: `Cores=0-31`."""
+        return None if self.right is None else f"Cores={format_list(self.right)}"
+
+    def fault(self, said: CoreNumbers | None) -> str | None:
+        """Return what is wrong about a line's Cores=; None if nothing is, or it is not known."""
+        if said is None:
+            return self.field and f"the line has no Cores=, {self._home()}; add {self.field}"
+        if said in self.near:
+            return None
+        fault = self._beyond(said) or self._elsewhere(said)
+        return fault and f"Cores={format_list(said)} {fault}; right is {self.field or 'no Cores='}"
+
+    def _beyond(self, said: CoreNumbers) -> str | None:
+        cpus_of = [[self.cores.order[place].cpus for place in cores] for cores in self.near]
+        if any(said in ({*chain(*cpus)}, {*map(min, cpus)}) for cpus in cpus_of):
+            return "are the CPU numbers of the right cores, and Slurm counts cores"
+        if said <= self.cores.all:
+            return None
+        last = len(self.cores.order) - 1
+        guess = ": CPU numbers? Slurm counts cores" if said <= self.cores.topology.online else ""
+        return f"goes beyond core {last}, the last of this node{guess}"
+
+    def _elsewhere(self, said: CoreNumbers) -> str | None:
+        if not self.near:
+            return None
+        own, home, cores = self.near[0], self._home(), self.cores
+        elsewhere = named_packages(cores.packages(said))
+        if elsewhere and not cores.packages(said) & cores.packages(own):
+            return f"is {elsewhere}, {home}"
+        if said.isdisjoint(own):
+            return f"is {named_nodes(cores.nodes(said))}, {home}"
+        if said < own:
+            return f"leaves out cores {format_list(own - said)}, {home}"
+        others = said - own
+        return f"has cores {format_list(others)} of {named_nodes(cores.nodes(others))}, {home}"
+
+    def _home(self) -> str:
+        nodes = self.cores.nodes(self.near[0])
+        package = named_packages(self.cores.packages(self.near[0]))
+        place = f"{package} ({named_nodes(nodes)})" if package else named_nodes(nodes)
+        is_own = self.gpu.numa_node in nodes
+        return f"the GPU is on {place}" if is_own else f"the nearest cores are on {place}"
 
 
 def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAffinity]:
@@ -103,14 +140,15 @@ def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAf
 def _affinity(cores: SlurmCores, gpu: Gpu, home: int | None, scope: str) -> CoreAffinity:
     with_cpus = cores.topology.nodes_with_cpus
     if gpu.numa_node is None and len(with_cpus) > 1:
-        return CoreAffinity(None, ())
+        return CoreAffinity(gpu, cores, None)
     nodes = cores.topology.nearest(gpu.numa_node, with_cpus)
     own = [cores.of_node(node) for node in (home, *nodes) if node in nodes]
     wider = map(cores.of_packages, own)
     right = own[0] if scope == "node" else cores.of_packages(own[0])
     if right == cores.all:
-        return CoreAffinity(None, (*own, *wider))
-    return CoreAffinity(right, (*own, *(package for package in wider if package != cores.all)))
+        return CoreAffinity(gpu, cores, None, (*own, *wider))
+    near = (*own, *(package for package in wider if package != cores.all))
+    return CoreAffinity(gpu, cores, right, near)
 
 
 def in_slurms_order(topology: Topology) -> tuple[Core, ...]:
@@ -133,53 +171,3 @@ def in_slurms_order(topology: Topology) -> tuple[Core, ...]:
         return [*map(min, around), core.cpus[0]]
 
     return tuple(sorted(topology.cores, key=path))
-
-
-def misplaced(
-    cores: SlurmCores, gpu: Gpu, affinity: CoreAffinity, said: CoreNumbers | None
-) -> str | None:
-    """Return what is wrong about `Cores=`; None if nothing is, or it is not known where it is."""
-    right = affinity.field
-    if said is None:
-        home = right and _home(cores, gpu, affinity)
-        return home and f"the line has no Cores=, {home}; add {right}"
-    if said in affinity.near:
-        return None
-    fault = _beyond(cores, affinity, said) or _elsewhere(cores, gpu, affinity, said)
-    return fault and f"Cores={format_list(said)} {fault}; right is {right or 'no Cores='}"
-
-
-def _beyond(cores: SlurmCores, affinity: CoreAffinity, said: CoreNumbers) -> str | None:
-    if any(said in cores.as_cpus(near) for near in affinity.near):
-        return "are the CPU numbers of the right cores, and Slurm counts cores"
-    if said <= cores.all:
-        return None
-    last = len(cores.order) - 1
-    guess = ": CPU numbers? Slurm counts cores" if said <= cores.topology.online else ""
-    return f"goes beyond core {last}, the last of this node{guess}"
-
-
-def _elsewhere(
-    cores: SlurmCores, gpu: Gpu, affinity: CoreAffinity, said: CoreNumbers
-) -> str | None:
-    if not affinity.near:
-        return None
-    own = affinity.near[0]
-    home = _home(cores, gpu, affinity)
-    elsewhere = named_packages(cores.packages(said))
-    if elsewhere and not cores.packages(said) & cores.packages(own):
-        return f"is {elsewhere}, {home}"
-    if said.isdisjoint(own):
-        return f"is {named_nodes(cores.nodes(said))}, {home}"
-    if said < own:
-        return f"leaves out cores {format_list(own - said)}, {home}"
-    others = said - own
-    return f"has cores {format_list(others)} of {named_nodes(cores.nodes(others))}, {home}"
-
-
-def _home(cores: SlurmCores, gpu: Gpu, affinity: CoreAffinity) -> str:
-    own = affinity.near[0]
-    nodes, package = named_nodes(cores.nodes(own)), named_packages(cores.packages(own))
-    place = f"{package} ({nodes})" if package else nodes
-    is_own = gpu.numa_node in cores.nodes(own)
-    return f"the GPU is on {place}" if is_own else f"the nearest cores are on {place}"
