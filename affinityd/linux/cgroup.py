@@ -70,7 +70,7 @@ class Cgroups:
         here, or its cgroup lies outside of what is mounted.
         """
         # An empty list is that of a cgroup which leaves the choice to the one above it.
-        return next((cpus for file in self.cpuset_files() if (cpus := _cpus(file))), None)
+        return next((cpus for file in self.cpuset_files() if (cpus := cpus_listed_in(file))), None)
 
     def cpuset_files(self) -> Iterator[str]:
         """Yield the files of which the first that is there, and not empty, has the cpuset."""
@@ -85,7 +85,7 @@ class Cgroups:
         That is its own, or one above it. On v2 most have made none.
         """
         folders = (folder for version in VERSIONS for folder in self.folders(version))
-        return next((folder for folder in folders if _cpus(f"{folder}/{CHOSEN}")), None)
+        return next((folder for folder in folders if cpus_listed_in(f"{folder}/{CHOSEN}")), None)
 
     def folders(self, version: Version) -> Iterator[str]:
         """Yield where the cgroup in a hierarchy and those above it are, the cgroup itself first.
@@ -169,7 +169,7 @@ def _capped(path: str) -> str:
     return "/".join(path.split("/", MOST_LEVELS + 1)[: MOST_LEVELS + 1])
 
 
-def _cpus(path: str) -> CpuSet:
+def cpus_listed_in(path: str) -> CpuSet:
     """Return the CPUs that a file lists; none where it cannot be read."""
     try:
         return parse_list(text(path))

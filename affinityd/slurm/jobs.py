@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from affinityd.cpuset import CpuSet, format_list, named_nodes, named_packages, parse_list
+from affinityd.cpuset import CpuSet, format_list, named_nodes, named_packages
+from affinityd.linux.cgroup import cpus_listed_in
 from affinityd.linux.files import environment_of, text
 from affinityd.topology.model import Topology
 from affinityd.topology.nearness import vicinity
@@ -75,11 +76,8 @@ def _cpus(folder: Path) -> CpuSet:
 
 
 def _list(folder: Path) -> CpuSet:
-    cpus = next((cpus for file in FILES if (cpus := text(f"{folder / file}"))), "")
-    try:
-        return parse_list(cpus)
-    except ValueError:
-        return frozenset()
+    lists = (cpus_listed_in(f"{folder / file}") for file in FILES)
+    return next(filter(None, lists), frozenset())
 
 
 def _gpus(note: Path) -> tuple[str, ...] | None:
