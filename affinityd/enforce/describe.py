@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
 from affinityd.audit.describe import Sees, beside, everything, rfc3339, seen
-from affinityd.audit.model import GpuKey, Job
+from affinityd.audit.model import GpuKey
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.enforce.document import (
     BY_PIN,
@@ -34,6 +34,7 @@ from affinityd.enforce.model import (
     Decision,
 )
 from affinityd.enforce.policy.model import PolicyState
+from affinityd.grouping import grouped
 from affinityd.json_codec import dumps
 from affinityd.topology.model import Gpu
 
@@ -66,24 +67,27 @@ def render(enforced: Enforced, sees: Sees | None) -> bytes:
 
 def summary(enforced: Enforced) -> SummaryDocument:
     """Return what is counted: GPUs with a mismatch by what would help, and all processes."""
-    mismatched: defaultdict[GpuKey, list[Decision]] = defaultdict(list)
-    drifted, left, fits = Counter[str](), Counter[str](), 0
-    for decision in enforced.decisions:
-        fits += decision.verdict == FITS
-        drifted.update([decision.cause or ""] if decision.verdict == DRIFTED else ())
-        left.update([decision.reason or ""] if decision.verdict == LEFT else ())
-        if decision.process.is_mismatch:
-            mismatched[decision.process.facts.gpu].append(decision)
-    fates = {gpu: _fate(its) for gpu, its in mismatched.items()}
+    decisions, unknown = enforced.decisions, enforced.scan.unknown
+    far = grouped(
+        (it for it in decisions if it.process.is_mismatch), lambda it: it.process.facts.gpu
+    )
+    fates = {gpu: _fate(its) for gpu, its in far.items()}
     counted = Counter(fates.values())
+    verdicts = Counter(
+        (it.verdict, it.cause if it.verdict == DRIFTED else it.reason) for it in decisions
+    )
     return SummaryDocument(
-        gpus_mismatched=len(mismatched),
+        gpus_mismatched=len(far),
         gpus_pinning_would_mend=counted[BY_PIN],
         gpus_need_allocation=counted[ALLOCATION],
         gpus_left=counted[LEFT],
-        gpus_unknown=len(enforced.scan.unknown),
-        gpus=[_gpu(gpu, fates, enforced.scan.unknown) for gpu in enforced.topology.gpus],
-        processes=VerdictsDocument(fits, _each(CAUSES, drifted), _each(REASONS, left)),
+        gpus_unknown=len(unknown),
+        gpus=[_gpu(gpu, fates, unknown) for gpu in enforced.topology.gpus],
+        processes=VerdictsDocument(
+            verdicts[FITS, None],
+            {cause: verdicts[DRIFTED, cause] for cause in CAUSES},
+            {reason: verdicts[LEFT, reason] for reason in REASONS},
+        ),
     )
 
 
@@ -109,10 +113,6 @@ def _fate(mismatches: Sequence[Decision]) -> str:
     return LEFT
 
 
-def _each(names: Iterable[str], counted: Mapping[str, int]) -> dict[str, int]:
-    return {name: counted.get(name, 0) for name in names}
-
-
 def _policy(state: PolicyState, sees: Sees | None) -> PolicyDocument:
     """Return the policy's state; what is in the file is for readers who see all processes."""
     is_secret = state.error is not None and sees is not everything
@@ -126,12 +126,9 @@ def _moment(seconds: float | None) -> str | None:
 
 def _jobs(enforced: Enforced, sees: Sees) -> Iterator[EnforceJobDocument]:
     """Yield the jobs that have a process which is seen, and those processes."""
-    by_job: defaultdict[Job | None, list[Decision]] = defaultdict(list)
-    for decision in enforced.decisions:
-        if sees(decision.process):
-            by_job[decision.job].append(decision)
+    seen_ones = (it for it in enforced.decisions if sees(it.process))
     cpulist = cache(format_list)  # there are many processes and few masks
-    for job, decisions in by_job.items():
+    for job, decisions in grouped(seen_ones, lambda it: it.job).items():
         yield EnforceJobDocument(
             scheduler=None if job is None else job.scheduler,
             id=None if job is None else job.id,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from affinityd.audit.model import GpuKey
@@ -16,6 +15,7 @@ from affinityd.enforce.model import (
     UNKNOWN_CPUSET,
     UNKNOWN_PLACE,
 )
+from affinityd.grouping import grouped
 
 #: Of those reasons that are found out before there is a place for it.
 WHY: Mapping[str, str] = {
@@ -84,8 +84,6 @@ def notices(unknown: Mapping[GpuKey, str], *, is_blind: bool, refusal: str | Non
         yield NO_ENVIRONMENTS
     if refusal is not None:
         yield refusal
-    alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for (vendor, index), why in sorted(unknown.items()):
-        alike[vendor, why].append(index)
-    for (vendor, why), indices in alike.items():
-        yield NOT_SEEN.format(gpus=f"{vendor} {several('GPU', indices)}", why=why)
+    alike = grouped(sorted(unknown), lambda gpu: (gpu[0], unknown[gpu]))
+    for (vendor, why), gpus in alike.items():
+        yield NOT_SEEN.format(gpus=f"{vendor} {several('GPU', (it for _, it in gpus))}", why=why)
