@@ -1,22 +1,10 @@
 """Memory that follows a pinned process to where it runs: migrate_pages(2), one process at a time.
 
-What it costs, by kernel mm/syscalls.c `do_migrate_pages`, mm/migrate.c, mm/swap.c:
-
-- For each far node all of the process's page tables are walked. Its mmap_lock is held for reading:
-  mmap(2), munmap(2), and with them the start of threads, wait until the walk is over.
-- Pages are unmapped, copied and mapped again, up to 512 at once, by one CPU. A thread that touches
-  one of them waits for it: the job stutters until all are moved. A huge page is copied whole, or
-  split where the home node has no whole one.
-- It begins with a piece of work for every CPU of the machine, isolated ones, too. Until it ends,
-  everybody's new pages go round the lists that each CPU keeps (`lru_cache_disable`).
-- Where the home node is full, it is reclaimed: page cache goes, and with swap more. Nothing is
-  killed for room; the pages that found none stay.
-- What is pinned for a device (RDMA, cudaHostRegister) stays, after ten attempts a page; what a
-  driver has mapped itself (VM_IO, VM_PFNMAP) is passed over.
-- The call cannot be interrupted: the daemon's end waits for the one that is under way.
-
-Pages that other processes map, too (libraries, /dev/shm, what a fork shares), stay. With
-CAP_SYS_NICE they would move, those of other jobs with them: the thread that moves gives it up.
+What it costs is in docs/enforce.md; kernel mm/mempolicy.c `do_migrate_pages`, mm/migrate.c,
+mm/swap.c `lru_cache_disable`. The call cannot be interrupted: the daemon's end waits for the one
+that is under way. Pages that other processes map, too (libraries, /dev/shm, what a fork shares),
+stay. With CAP_SYS_NICE they would move, those of other jobs with them: the thread that moves gives
+it up.
 """
 
 from __future__ import annotations
@@ -96,14 +84,12 @@ class MemoryMigrations:
         self._enabled = enabled
         self._pending: Queue[PendingMigration] = Queue(WAITING)
         self._totals = dict.fromkeys(OUTCOMES, 0) if enabled else {}
-        self._counting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @property
     def totals(self) -> Mapping[str, int]:
         """How many processes had which outcome, by OUTCOMES; {} where nothing is to be moved."""
-        with self._counting:
-            return dict(self._totals)
+        return dict(self._totals)
 
     def add(self, topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
         """Have a process's memory moved, by and by, to the CPUs where it runs now."""
@@ -113,20 +99,15 @@ class MemoryMigrations:
         try:
             self._pending.put_nowait(pending)
         except Full:
-            self._count(DROPPED)
+            self._totals[DROPPED] += 1  # which the thread never counts
         if self._thread is None:  # the process ends without waiting for it
             self._thread = threading.Thread(target=self._run, name="migration", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
         while True:
-            outcome = self._outcome(self._pending.get())
-            if outcome is not None:
-                self._count(outcome)
-
-    def _count(self, outcome: str) -> None:
-        with self._counting:
-            self._totals[outcome] += 1
+            if (outcome := self._outcome(self._pending.get())) is not None:
+                self._totals[outcome] += 1
 
     def _outcome(self, pending: PendingMigration) -> str | None:
         """Move a process's memory; return what came of it, None where it has ended."""

@@ -34,22 +34,16 @@ class NodeLock:
 
         A file that was taken away, or replaced, is no lock between two daemons.
         """
-        if self._file is not None and self._is_there(self._file):
-            return None
-        self.release()
+        if self._file is not None and not self._is_there(self._file):
+            os.close(self._file)
+            self._file = None
         try:
-            self._file = self._locked()
+            self._file = self._file or self._locked()
         except BlockingIOError:
             return TAKEN.format(path=self._path)
         except OSError as error:
             return NO_LOCK.format(path=self._path, why=error.strerror)
         return None
-
-    def release(self) -> None:
-        """Let another one pin."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
     def _locked(self) -> int:
         """Return the file, locked. Raises OSError: BlockingIOError where another daemon has it."""

@@ -65,7 +65,6 @@ class Places:
         self._history = history
         self._remedies = remedies
         self._given = given
-        self._near = cache(self._near_cpus)
         self._share = cache(self._share_of)
         self._place = cache(self._place_of)
 
@@ -115,7 +114,7 @@ class Places:
             raise ExemptError(NO_PLAN, f"mode {options.mode}: {ranks}")
         return {rank.gpu.key: rank.cpus for rank in ranks}
 
-    def _near_cpus(self, gpus: tuple[GpuKey, ...]) -> CpuSet:
+    def _near(self, gpus: tuple[GpuKey, ...]) -> CpuSet:
         """Return what is near any of the GPUs. Raises ExemptError where one may be anywhere."""
         near = {gpu: self._scan.near.get(gpu) for gpu in gpus}
         known = [cpus for cpus in near.values() if cpus is not None]

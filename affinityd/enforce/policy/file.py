@@ -37,25 +37,22 @@ class PolicyFile:
 
     def current(self) -> Policy | None:
         """Return the policy that counts; None: none could be read yet, and nothing is pinned."""
-        try:
-            self._look()
-        except OSError as error:
-            self._fail(f"it cannot be read: {error.strerror}")
-        except PolicyError as error:
-            self._fail(str(error))
-        return self._policy
-
-    def _look(self) -> None:
         before, self._seen = self._seen, _UNREAD
-        data = self._seen = self._content()
-        if data == self._counts:
-            self.state = replace(self.state, error=None)
-        elif data == before or self._policy is None:
-            policy = self._policy = self._parse(decoded(data or b""))
-            self._counts = data
-            self.state = PolicyState()
-            if data is not None:
-                self.state = PolicyState(self._path, time.time(), len(policy.rules))
+        try:
+            data = self._seen = self._content()
+            if data == self._counts:
+                self.state = replace(self.state, error=None)
+            elif data == before or self._policy is None:
+                policy = self._policy = self._parse(decoded(data or b""))
+                self._counts = data
+                is_read = PolicyState(self._path, time.time(), len(policy.rules))
+                self.state = PolicyState() if data is None else is_read
+        except OSError as error:
+            why = f"it cannot be read: {error.strerror}"
+            self.state = replace(self.state, file=self._path, error=why)
+        except PolicyError as error:
+            self.state = replace(self.state, file=self._path, error=str(error))
+        return self._policy
 
     def _content(self) -> bytes | None:
         """Return the file's bytes; None where it is not there, and need not be. Raises OSError."""
@@ -65,9 +62,6 @@ class PolicyFile:
             if self._is_optional:
                 return None
             raise
-
-    def _fail(self, why: str) -> None:
-        self.state = replace(self.state, file=self._path, error=why)
 
 
 def decoded(data: bytes) -> str:
