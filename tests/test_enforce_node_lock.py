@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.enforce.node_lock import NodeLock
+from affinityd.enforce.hindrances import NodeLock
 
 pytestmark = pytest.mark.processes
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 #: Says whether it is the one, once for each line that it is told.
 DAEMON = """
 import sys
-from affinityd.enforce.node_lock import NodeLock
+from affinityd.enforce.hindrances import NodeLock
 node_lock = NodeLock(sys.argv[1])
 for _ in sys.stdin:
     print(node_lock.acquire(), flush=True)

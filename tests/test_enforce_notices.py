@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.audit.model import GpuKey
 from affinityd.daemon.enforcement import site
-from affinityd.enforce.exemptions import notices
+from affinityd.enforce.enforcer import notices
 from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.enforce.policy.model import Treatment
 from affinityd.errors import InvalidRequestError

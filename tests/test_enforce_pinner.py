@@ -99,7 +99,7 @@ def test_threads_that_drifted_are_pinned_and_a_second_time_nothing_is_left_to_do
 
 def test_a_thread_that_somebody_pinned_on_purpose_stays() -> None:
     with program(ON_PURPOSE, str(max(SECOND))) as child:
-        assert pin(facts_of(child.pid)) == PinOutcome(pinned=2, left=1)
+        assert pin(facts_of(child.pid)) == PinOutcome(pinned=2)
         assert masks(child.pid) == [FIRST, SECOND, FIRST]
 
 

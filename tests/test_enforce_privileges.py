@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.enforce.privileges import (
+from affinityd.enforce.hindrances import (
     INITIAL_USERS,
     NO_SYS_NICE,
     NOT_ALL_PIDS,
@@ -23,7 +23,7 @@ from tests.test_memory_policy import SECCOMP
 
 pytestmark = pytest.mark.processes
 
-ASK = "from affinityd.enforce.privileges import lacking; print(lacking())"
+ASK = "from affinityd.enforce.hindrances import lacking; print(lacking())"
 ALL_CAPABILITIES = "000001ffffffffff"
 
 #: System calls by `uname -m`: sched_setaffinity, capset. Source: see affinityd.linux.syscalls.

@@ -18,11 +18,10 @@ from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.policy_document import parse
 from affinityd.daemon.state.failure_log import FailureLog
 from affinityd.daemon.state.scanner import Audit
-from affinityd.enforce import privileges
 from affinityd.enforce.describe import render
 from affinityd.enforce.enforcer import Enforced, Enforcer
+from affinityd.enforce.hindrances import NodeLock, lacking
 from affinityd.enforce.memory_migration import MemoryMigrations
-from affinityd.enforce.node_lock import NodeLock
 from affinityd.enforce.policy.file import FILE, PolicyFile
 from affinityd.enforce.policy.model import GRANTED, NOTHING, Treatment
 from affinityd.errors import NotEnforcedError
@@ -86,5 +85,5 @@ def _why_not_pin(settings: Settings) -> Callable[[], str | None]:
     """Return what tells why this daemon cannot pin now; privileges neither come nor go."""
     if settings.enforce != PIN:
         return lambda: None
-    lacking = privileges.lacking()
-    return NodeLock().acquire if lacking is None else lambda: lacking
+    lacks = lacking()
+    return NodeLock().acquire if lacks is None else lambda: lacks

@@ -14,19 +14,12 @@ from affinityd.audit.model import KUBERNETES, AuditedProcess, Job, ProcessFacts,
 from affinityd.audit.remedies import Remedies
 from affinityd.config.switch import OBSERVE, OFF, ON, SWITCHES
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.enforce.exemptions import (
-    BY_JOB,
-    BY_MASKS,
-    BY_POLICY,
-    GIVEN,
-    MAY_LEAVE,
-    ExemptError,
-)
 from affinityd.enforce.jobs import Identify, ScanJobs
 from affinityd.enforce.model import (
     ALLOCATION,
     CGROUP,
     DAEMON,
+    DRIFTED,
     FITS,
     LEFT,
     NO_JOB,
@@ -42,7 +35,16 @@ from affinityd.enforce.placement import Given, JobHistory, Places, note
 from affinityd.enforce.policy.identity import paths
 from affinityd.enforce.policy.model import Treatment
 from affinityd.enforce.policy.policy import Policy
-from affinityd.enforce.verdict import check_purpose, judged
+from affinityd.enforce.verdict import (
+    BY_JOB,
+    BY_MASKS,
+    BY_POLICY,
+    GIVEN,
+    MAY_LEAVE,
+    ExemptError,
+    check_purpose,
+    judged,
+)
 from affinityd.text import quote
 from affinityd.topology.model import Topology
 
@@ -88,7 +90,6 @@ class _Deciding:
         self._identify = identify
         self._treatments: dict[int, Treatment] = {}  # by pid of the holder
         self._switch = cache(self._switch_of)
-        self._pod = cache(self._pod_of)
 
     def decision(self, process: AuditedProcess) -> Decision:
         """Return what is to become of a process."""
@@ -103,20 +104,15 @@ class _Deciding:
             _check_wanted(treatment, word, pid)
             target = self._places.target(process, job, treatment)
             found = judged(found, target)
-            if found.verdict == FITS:
-                self._check_fitting(process, target)
-                return found
-            self._check_pin(process, target, treatment, holder)
+            self._check_judged(found, target, treatment, holder)
         except ExemptError as why:
             cause = ALLOCATION if why.reason == ALLOCATION else found.cause
             return replace(found, verdict=LEFT, cause=cause, reason=why.reason, why=str(why))
-        if treatment.observe and not treatment.unread:
-            observed = BY_POLICY.format(which=_source(treatment))
-        elif word == OBSERVE:
-            observed = BY_JOB.format(pid=pid)
-        else:
-            return found
-        return replace(found, is_observed=True, why=f"{found.why}; it is not pinned: {observed}")
+        if found.verdict == DRIFTED and treatment.observe and not treatment.unread:
+            return _observed(found, BY_POLICY.format(which=_source(treatment)))
+        if found.verdict == DRIFTED and word == OBSERVE:
+            return _observed(found, BY_JOB.format(pid=pid))
+        return found
 
     def _job(self, process: AuditedProcess) -> Job:
         """Return the job of a process. Raises ExemptError where it is in none that lives."""
@@ -143,23 +139,20 @@ class _Deciding:
             self._treatments[holder.pid] = self._policy.treatment(self._identify(holder))
         return self._treatments[holder.pid]
 
-    def _check_fitting(self, process: AuditedProcess, target: TargetCpus) -> None:
-        """Raise ExemptError where a process that fits is as it was asked for, and not near."""
-        if not process.is_given:
-            check_purpose(process, target)
-        if process.cause == ALLOCATION:
-            raise ExemptError(ALLOCATION, str(self._remedies.of(process)))
-
-    def _check_pin(
-        self,
-        process: AuditedProcess,
-        target: TargetCpus,
-        treatment: Treatment,
-        holder: ProcessFacts,
+    def _check_judged(
+        self, found: Decision, target: TargetCpus, treatment: Treatment, holder: ProcessFacts
     ) -> None:
-        """Raise ExemptError where a process that has drifted is to stay where it is."""
-        if process.is_given:
+        """Raise ExemptError where a process is elsewhere on purpose, or as it was asked for.
+
+        Or where one that has drifted is not to be pinned.
+        """
+        process, fits = found.process, found.verdict == FITS
+        if fits and not process.is_given:
+            check_purpose(process, target)
+        if process.cause == ALLOCATION and (fits or process.is_given):
             raise ExemptError(ALLOCATION, str(self._remedies.of(process)))
+        if fits:
+            return
         # One that was never seen with all of its cpuset: its mask may be its allocation.
         if not process.facts.is_confined and all(it < target.cpuset for it in target.usual):
             raise ExemptError(UNKNOWN_CPUSET, BY_MASKS)
@@ -170,7 +163,7 @@ class _Deciding:
         if cpus and all(mask <= cpus for mask in process.judged_masks):
             raise ExemptError(ALLOCATION, GIVEN.format(cpus=format_list(cpus)))
 
-    def _pod_of(self, job: Job) -> str | None:
+    def _pod(self, job: Job) -> str | None:
         """Return what Kubernetes calls a job, `NAMESPACE/POD`; None where that is not known."""
         if job.scheduler != KUBERNETES:
             return None
@@ -193,6 +186,10 @@ def _check_wanted(treatment: Treatment, word: str, pid: int | None) -> None:
         raise ExemptError(POLICY, which=_source(treatment))
     if word == OFF:
         raise ExemptError(OPTED_OUT, pid=pid)
+
+
+def _observed(found: Decision, why: str) -> Decision:
+    return replace(found, is_observed=True, why=f"{found.why}; it is not pinned: {why}")
 
 
 def _source(treatment: Treatment) -> str:

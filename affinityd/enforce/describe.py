@@ -117,11 +117,8 @@ def _policy(state: PolicyState, sees: Sees | None) -> PolicyDocument:
     """Return the policy's state; what is in the file is for readers who see all processes."""
     is_secret = state.error is not None and sees is not everything
     error = NOT_YOURS if is_secret else state.error
-    return PolicyDocument(state.file, _moment(state.read), state.rules, error)
-
-
-def _moment(seconds: float | None) -> str | None:
-    return None if seconds is None else rfc3339(seconds)
+    read = None if state.read is None else rfc3339(state.read)
+    return PolicyDocument(state.file, read, state.rules, error)
 
 
 def _jobs(enforced: Enforced, sees: Sees) -> Iterator[EnforceJobDocument]:
@@ -141,7 +138,8 @@ def _process(
     decision: Decision, enforced: Enforced, cpulist: Callable[[CpuSet], str]
 ) -> EnforceProcessDocument:
     facts, target, treatment = decision.process.facts, decision.target, decision.treatment
-    record = enforced.records[facts.pid]
+    record, scan = enforced.records[facts.pid], enforced.scan
+    booted = scan.time - scan.boot
     vendor, index = facts.gpu
     return EnforceProcessDocument(
         pid=facts.pid,
@@ -167,5 +165,5 @@ def _process(
         threads_on_purpose=decision.on_purpose,
         pins=record.pins,
         resets=record.resets,
-        last_pin=_moment(enforced.since_epoch(record.last_pin)),
+        last_pin=None if record.last_pin is None else rfc3339(booted + record.last_pin),
     )

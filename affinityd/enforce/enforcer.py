@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinityd.audit.model import Scan
+from affinityd.audit.model import GpuKey, Scan
 from affinityd.config.settings import OBSERVE, PIN
-from affinityd.cpuset import CpuSet
+from affinityd.cpuset import CpuSet, several
 from affinityd.enforce import pinner
 from affinityd.enforce.backoff import Backoff, PinRecord
 from affinityd.enforce.decide import decide
 from affinityd.enforce.document import TotalsDocument
-from affinityd.enforce.exemptions import notices
 from affinityd.enforce.memory_migration import MemoryMigrations
 from affinityd.enforce.model import (
     CUT,
@@ -35,10 +34,19 @@ from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.file import PolicyFile
 from affinityd.enforce.policy.identity import ProcessIdentities
 from affinityd.enforce.policy.model import PolicyState
+from affinityd.grouping import grouped
 from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
+
+NO_ENVIRONMENTS = (
+    "the environment of processes in jobs cannot be read: AFFINITYD=off is not seen there, nor "
+    "what rules ask of partition, account and environment; that takes CAP_SYS_PTRACE and "
+    "CAP_DAC_READ_SEARCH (affinityd.service.d/enforce.conf for systemd, enforce.readEnvironments "
+    "in the chart)"
+)
+NOT_SEEN = "nothing is known of the processes of {gpus}: {why}"
 
 
 @dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
@@ -58,10 +66,6 @@ class Enforced:
     notices: Sequence[str] = ()  #: what cannot be seen or done, for people
     unreached: int = 0  #: processes that were to be pinned, and not reached, as time was up
     seconds: float = 0.0  #: how long it took, beside the scan
-
-    def since_epoch(self, since_boot: float | None) -> float | None:
-        """Return a moment, seconds since boot, in seconds since the epoch."""
-        return None if since_boot is None else self.scan.time - self.scan.boot + since_boot
 
 
 class Enforcer:
@@ -172,3 +176,18 @@ def outcomes(outcome: PinOutcome) -> Sequence[str]:
         (PINNED, outcome.pinned),
     )
     return [name for name, is_so in worst if is_so and not outcome.is_gone][:1]
+
+
+def notices(unknown: Mapping[GpuKey, str], *, is_blind: bool, refusal: str | None) -> Iterator[str]:
+    """Yield what cannot be seen or done, for people.
+
+    `unknown`: GPUs whose processes are not known → why; `is_blind`: an environment could not be
+    read; `refusal`: why memory could not be moved.
+    """
+    if is_blind:
+        yield NO_ENVIRONMENTS
+    if refusal is not None:
+        yield refusal
+    alike = grouped(sorted(unknown), lambda gpu: (gpu[0], unknown[gpu]))
+    for (vendor, why), gpus in alike.items():
+        yield NOT_SEEN.format(gpus=f"{vendor} {several('GPU', (it for _, it in gpus))}", why=why)

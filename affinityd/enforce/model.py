@@ -104,7 +104,6 @@ class PinOutcome:
     """What came of pinning one process; what ended meanwhile is in no number."""
 
     pinned: int = 0  #: threads whose mask was set
-    left: int = 0  #: threads that were found pinned on purpose
     refused: int = 0  #: threads whose mask could not be set
     cut: CpuSet | None = None  #: what a thread holds that got less than was asked; None: none did
     error: str | None = None  #: why it was refused, in a sentence

@@ -12,7 +12,6 @@ from affinityd.linux.pinning import (
     LEFT_ALONE,
     PINNED,
     REFUSED,
-    PinResult,
     Target,
     pin_threads,
 )
@@ -33,15 +32,11 @@ def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> PinOutc
         return RULES[to.of(mask)]
 
     target = Target(facts.pid, facts.start, to.cpus, rule)
-    return _outcome(pin_threads(lambda: [target], deadline=deadline, max_passes=MAX_PASSES))
-
-
-def _outcome(result: PinResult) -> PinOutcome:
+    result = pin_threads(lambda: [target], deadline=deadline, max_passes=MAX_PASSES)
     was_set = [thread for thread in result.threads if thread.was_set]
     refused = result.having(REFUSED)
     return PinOutcome(
         pinned=len(was_set),
-        left=len(result.having(LEFT_ALONE)),
         refused=len(refused),
         cut=next((thread.held for thread in was_set if thread.held < thread.asked), None),
         error=refused[0].reason if refused else None,

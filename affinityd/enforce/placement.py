@@ -14,10 +14,10 @@ from affinityd.audit.allocations import HeldGpus, Share, Shares
 from affinityd.audit.model import AuditedProcess, GpuKey, Job, ProcessFacts, Scan
 from affinityd.audit.remedies import Remedies
 from affinityd.cpuset import CpuSet, format_list, several
-from affinityd.enforce.exemptions import ExemptError
 from affinityd.enforce.jobs import ScanJobs
 from affinityd.enforce.model import ALLOCATION, NO_PLAN, UNKNOWN_CPUSET, UNKNOWN_PLACE, TargetCpus
 from affinityd.enforce.policy.model import GRANTED, Treatment
+from affinityd.enforce.verdict import ExemptError
 from affinityd.planner.modes import MODES
 from affinityd.recent import Recent
 from affinityd.topology import nearness

@@ -1,16 +1,65 @@
-"""Are the threads of a process where they are to run? Pure: by their masks, and a standard."""
+"""The verdict on a process: it fits, or has drifted, or why it is let alone, in sentences. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from affinityd.audit.model import AuditedProcess
 from affinityd.cpuset import format_list
-from affinityd.enforce.exemptions import ExemptError
-from affinityd.enforce.model import DRIFTED, FITS, ON_PURPOSE, SHARE, Decision, TargetCpus
+from affinityd.enforce.model import (
+    DAEMON,
+    DRIFTED,
+    FITS,
+    NO_JOB,
+    NO_POLICY,
+    ON_PURPOSE,
+    OPTED_OUT,
+    POLICY,
+    SHARE,
+    UNKNOWN_CPUSET,
+    UNKNOWN_PLACE,
+    Decision,
+    TargetCpus,
+)
 from affinityd.text import count
 from affinityd.topology.nearness import MASK, UNPINNED
 
+#: Of those reasons that are found out before there is a place for it.
+WHY: Mapping[str, str] = {
+    DAEMON: "it is known to run on every node",
+    NO_JOB: (
+        "it is in no job, or has left that of the process it works for (its cgroups are "
+        "{cgroups}): start it by Slurm or in a container, or name its cgroup in a rule of the "
+        "policy"
+    ),
+    NO_POLICY: "no policy could be read since the start: mend its file, and it counts",
+    POLICY: "{which} of the policy leaves it",
+    OPTED_OUT: "AFFINITYD=off is in the environment of process {pid} of its job",
+    UNKNOWN_PLACE: "nobody knows on which node {gpus} is: affinityd doctor says what would tell",
+    UNKNOWN_CPUSET: (
+        "the cpuset of process {pid} cannot be read here: have the node's cgroups mounted where "
+        "the daemon runs"
+    ),
+}
+
+#: Of those for which one that has drifted is not to be pinned.
+BY_MASKS = (
+    "Slurm confines its tasks by masks alone here (task/affinity without task/cgroup's "
+    "ConstrainCores=yes), so which CPUs are its job's and which another's is not known; set that "
+    "in cgroup.conf, or pin with the TaskProlog"
+)
+MAY_LEAVE = (
+    "rule {rule} of the policy may leave or observe it, and asks for what cannot be read here "
+    "({unread}): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, "
+    "/var/log/pods for namespaces and pods; or ask for something else"
+)
+GIVEN = (
+    "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: an allocation with "
+    "more near ones would help"
+)
+
+#: Of those that fit otherwise.
 CONFINED = (
     "somebody pinned it to {mask} on purpose; taskset -apc {cpuset} {pid} gives it back to its job"
 )
@@ -18,7 +67,20 @@ THREADS = (
     "{threads} of it (first {first}) may run on CPUs {cpus}: somebody chose them; affinityd pin "
     "--force moves them"
 )
+
+#: How it has drifted, and why it is only observed then.
 ELSEWHERE = "it may run on CPUs {masks}, and is to run on {cpus}"
+BY_JOB = "AFFINITYD=observe is in the environment of process {pid} of its job"
+BY_POLICY = "{which} of the policy has it observed"
+
+
+class ExemptError(Exception):
+    """A process is let alone."""
+
+    def __init__(self, reason: str, why: str | None = None, **said: object) -> None:
+        """Take which of REASONS it is, and a sentence, or what the sentence of WHY has to name."""
+        super().__init__(WHY[reason].format(**said) if why is None else why)
+        self.reason = reason
 
 
 def judged(found: Decision, target: TargetCpus) -> Decision:
