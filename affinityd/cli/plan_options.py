@@ -35,12 +35,12 @@ def add_option(group: argparse._ActionsContainer, name: str, mode: str = "node")
         group.add_argument(flag(name), metavar=metavar, action="append", help=text)
 
 
-def given(arguments: argparse.Namespace) -> dict[str, str]:
+def given(arguments: argparse.Namespace, names: Iterable[str] = NAMES) -> dict[str, str]:
     """Return the parameters that were given: options, by the API's names.
 
     Raises InvalidRequestError for one that is given twice.
     """
-    texts = {name: said for name in NAMES if (said := getattr(arguments, name, None))}
+    texts = {name: said for name in names if (said := getattr(arguments, name, None))}
     for name, said in texts.items():
         if len(said) > 1:
             raise InvalidRequestError(f"{name} is given twice; give it once")

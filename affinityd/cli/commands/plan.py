@@ -23,6 +23,7 @@ from affinityd.text import quote
 from affinityd.topology.model import Node
 
 TABLE = "table"
+FORMS = (TABLE, *FORMATS)
 NUMBERS = {"rank", "gpu", "node", "home", "cores"}
 COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cpulist")
 
@@ -30,23 +31,20 @@ COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cp
 def add_arguments(parser: Parser) -> None:
     """Add what the command takes."""
     plan_options.add_options(parser, "the plan", plan_options.NAMES, Options().mode)
-    shown = "|".join((TABLE, *FORMATS))
-    parser.add_argument("--format", metavar=shown, action="append", help=PARAMETERS["format"].help)
-    parser.add_argument(
-        "--json",
-        dest="format",
-        action="append_const",
-        const="json",
-        help="the same as --format json",
-    )
+    text = PARAMETERS["format"].help
+    parser.add_argument("--format", metavar="|".join(FORMS), action="append", help=text)
+    text = "the same as --format json"
+    parser.add_argument("--json", dest="format", action="append_const", const="json", help=text)
     parser.add_argument("--explain", action="store_true", help="say why, below each rank")
     add_settings(parser, ("root", "machine", "reserved_cpus"))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan."""
-    form = _format(arguments.format or [TABLE])
-    chosen = plan_options.given(arguments)
+    chosen = plan_options.given(arguments, (*plan_options.NAMES, "format"))
+    form = chosen.pop("format", TABLE)
+    if form not in FORMS:
+        raise InvalidRequestError(f"format: {quote(form)} is not one of {', '.join(FORMS)}")
     request = parse_request(chosen.items())
     settings = load_settings(arguments)
     machine = Machine(settings)
@@ -67,16 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
         for warning in reply.warnings:
             say(f"affinityd: {warning.code}: {warning.message}")
     return 0
-
-
-def _format(said: list[str]) -> str:
-    if len(said) > 1:
-        raise InvalidRequestError("format is given twice; give it once")
-    if said[0] not in (TABLE, *FORMATS):
-        raise InvalidRequestError(
-            f"format: {quote(said[0])} is not one of {', '.join((TABLE, *FORMATS))}"
-        )
-    return said[0]
 
 
 def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
