@@ -21,8 +21,8 @@ from affinityd.daemon.logging import (
     END_SECONDS,
     MOST_LINES,
     JsonFormatter,
+    LineWriter,
     TextFormatter,
-    written_to,
 )
 
 NASTY = "asked for \x1b[31m\r\n'\x00' \x7f \u2028 \ud800"
@@ -106,10 +106,13 @@ def writing(
     file: int, formatter: logging.Formatter | None = None
 ) -> Iterator[Callable[[str], None]]:
     """Return what logs a message to a file."""
-    with written_to(file, formatter or TextFormatter()) as handler:
+    handler = LineWriter(file, formatter or TextFormatter())
+    try:
         yield lambda message: handler.emit(
             logging.LogRecord("x", logging.INFO, "f", 1, message, (), None)
         )
+    finally:
+        handler.end()
 
 
 def read_lines(file: int, until: str) -> list[str]:

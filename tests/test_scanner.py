@@ -40,9 +40,9 @@ class Scans:
             scan_regularly(
                 self.scan,
                 self.service,
+                [self.keep, self.act],
+                lambda: self.failures.append(None),
                 every=every,
-                consumers=[self.keep, self.act],
-                on_failure=lambda: self.failures.append(None),
             )
         )
 

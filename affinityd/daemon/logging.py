@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from logging.handlers import QueueHandler, QueueListener
 from queue import SimpleQueue
 
 from affinityd.text import one_line
@@ -53,52 +52,49 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line).replace("\x7f", "\\u007f")
 
 
-class BoundedQueueHandler(QueueHandler):
-    """Queues lines for a LogListener, at most MOST_LINES."""
+class LineWriter(logging.Handler):
+    """Writes lines to a file from a thread: of those that wait, at most MOST_LINES.
 
-    def __init__(self, formatter: logging.Formatter) -> None:
-        """Take the form of the lines."""
-        # Of the queues only this one bears a finalizer that logs while a line is being put.
-        self.lines: SimpleQueue[logging.LogRecord | None] = SimpleQueue()
-        super().__init__(self.lines)
+    Once the file takes lines again, it says how many are missing.
+    """
+
+    def __init__(self, file: int, formatter: logging.Formatter) -> None:
+        super().__init__()
         self.setFormatter(formatter)
-        self.dropped = 0  #: lines that found no room
+        self._file = file
+        # Of the queues only this one bears a finalizer that logs while a line is being put.
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._dropped = 0  # lines that found no room
+        self._thread = threading.Thread(target=self._write_lines, daemon=True)
+        self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Format a record and queue it."""
-        if self.lines.qsize() < MOST_LINES:
-            super().emit(record)
-        else:
-            self.dropped += 1
+        if self._lines.qsize() >= MOST_LINES:
+            self._dropped += 1
+            return
+        try:
+            self._lines.put(self.format(record))
+        except Exception:  # noqa: BLE001 - as of every handler
+            self.handleError(record)
 
+    def end(self) -> None:
+        """Wait for what is not written yet, END_SECONDS at most."""
+        self._lines.put(None)
+        self._thread.join(END_SECONDS)
 
-class LogListener(QueueListener):
-    """Writes queued lines to a file, and how many are missing once it takes lines again."""
-
-    def __init__(self, handler: BoundedQueueHandler, file: int) -> None:
-        """Take what queues the lines, and the number of the file."""
-        super().__init__(handler.lines)
-        self._handler = handler
-        self._file = file
-        self._failed = 0  # lines that could not be written
-        self._reported = 0  # lost lines that the log has counted
-
-    def handle(self, record: logging.LogRecord) -> None:
-        """Write a line, however long that takes."""
-        if not self._write(record.msg):
-            self._failed += 1
-        elif self._handler.lines.empty():
-            self._report_lost_lines()
-
-    def _report_lost_lines(self) -> None:
-        lost = self._handler.dropped + self._failed - self._reported
-        message = "%d lines are missing above: the log took no more"
-        notice = logging.LogRecord(log.name, logging.WARNING, "", 0, message, (lost,), None)
-        if lost and self._write(self._handler.format(notice)):
-            self._reported += lost
+    def _write_lines(self) -> None:
+        failed = reported = 0
+        while (line := self._lines.get()) is not None:
+            if not self._write(line):
+                failed += 1
+            elif self._lines.empty() and (lost := self._dropped + failed - reported):
+                text = "%d lines are missing above: the log took no more"
+                notice = logging.LogRecord(log.name, logging.WARNING, "", 0, text, (lost,), None)
+                reported += lost if self._write(self.format(notice)) else 0
 
     def _write(self, line: str) -> bool:
-        """Write a line; return whether the file took it."""
+        """Write a line, however long that takes; return whether the file took it."""
         rest = f"{line}\n".encode(errors="replace")
         try:
             while rest:
@@ -106,20 +102,6 @@ class LogListener(QueueListener):
         except OSError:
             return False
         return True
-
-
-@contextmanager
-def written_to(file: int, formatter: logging.Formatter) -> Iterator[logging.Handler]:
-    """Return a handler whose lines a thread writes; wait at the end, END_SECONDS at most."""
-    handler = BoundedQueueHandler(formatter)
-    listener = LogListener(handler, file)
-    listener.start()
-    try:
-        yield handler
-    finally:
-        end = threading.Thread(target=listener.stop, daemon=True)
-        end.start()
-        end.join(END_SECONDS)
 
 
 @contextmanager
@@ -135,9 +117,12 @@ def log_on_stdout(log_format: str) -> Iterator[None]:
         yield
         return
     formatter = JsonFormatter() if log_format == "json" else TextFormatter()
-    with written_to(sys.stdout.fileno(), formatter) as handler:
-        logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    handler = LineWriter(sys.stdout.fileno(), formatter)
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    try:
         yield
+    finally:
+        handler.end()
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -50,14 +50,14 @@ SWITCH_SECONDS = 0.0002  #: a thread that works lets another go on after so long
 def run(
     settings: Settings,
     machine: TopologySource,
-    scan: ScanProcesses | None = None,
+    scan: ScanProcesses,
     *,
     nvml_failures: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Serve a machine until SIGTERM or SIGINT. Raises ListenError where that cannot be.
 
-    Without `scan` its processes are not looked at. `nvml_failures`: how often NVML did not answer
-    so far, by question. Raises SystemExit for what the daemon does not survive, once it is logged.
+    `nvml_failures`: how often NVML did not answer so far, by question. Raises SystemExit for what
+    the daemon does not survive, once it is logged.
     """
     with log_on_stdout(settings.log_format):
         _let_answers_pass()
@@ -78,12 +78,12 @@ def run(
 async def _serve(
     settings: Settings,
     machine: TopologySource,
-    scan: ScanProcesses | None,
+    scan: ScanProcesses,
     listeners: Listeners,
     nvml_failures: Mapping[str, int],
 ) -> None:
     service = PlanService()
-    if scan is None or settings.replays:
+    if settings.replays:
         settings = replace(settings, scan_interval=None)
     metrics = Metrics(
         lambda: service.known,
@@ -118,19 +118,11 @@ async def _serve(
     connections = Connections(RefusalLog(metrics.refused_connection), most=most_connections())
     servers = Servers(app, PlanOnly(app), listeners, connections, answers.find)
     works = [watcher.watch(), publisher.run(), servers.watch()]
-    if scan is not None and settings.scan_interval is not None:
+    if (every := settings.scan_interval) is not None:
         consumers = [audits.update, metrics.scanned, AuditLog().scanned]
         if enforcement is not None:
             consumers.append(enforcement.scanned)
-        works.append(
-            scan_regularly(
-                scan,
-                service,
-                every=settings.scan_interval,
-                consumers=consumers,
-                on_failure=metrics.scan_failed,
-            )
-        )
+        works.append(scan_regularly(scan, service, consumers, metrics.scan_failed, every=every))
     _take_signals(servers.stop, watcher.want_reading)
     log.info("affinityd %s answers %s", __version__, listeners)
     if settings.switch != ON:

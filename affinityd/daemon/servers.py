@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from affinityd.daemon.http.connections import Connections
 from affinityd.daemon.http.protocol import FindAnswer, Protocol
-from affinityd.daemon.http.refusals import MOST_IN_ALL, RefusalLog
+from affinityd.daemon.http.refusals import MOST_IN_ALL
 from affinityd.daemon.sockets import BACKLOG, Listeners
 from affinityd.errors import FatalError
 
@@ -30,15 +30,8 @@ TAKEN_AT_ONCE = 8
 class Server(uvicorn.Server):
     """uvicorn's, with the daemon's own signals: it ends with 0, and SIGHUP is no end."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        connections: Connections | None = None,
-        find_answer: FindAnswer = lambda _query, _scope: None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, connections: Connections, find_answer: FindAnswer) -> None:
         """Take what is served, the callers' limits, and what finds earlier answers."""
-        if connections is None:
-            connections = Connections(RefusalLog(), most=most_connections())
         super().__init__(
             uvicorn.Config(
                 app,
@@ -62,11 +55,6 @@ class Server(uvicorn.Server):
         """Leave signals to the daemon."""
         yield
 
-    def stop(self) -> None:
-        """Answer what has been asked and end; when called twice, end at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
-
 
 class Servers:
     """Serves on all sockets until it is stopped."""
@@ -80,41 +68,44 @@ class Servers:
         find_answer: FindAnswer,
     ) -> None:
         """Take what answers everything, what plans alone, where, and what both servers share."""
-        self._listeners = listeners
+        self._unix = listeners.unix
         self._connections = connections
-        self._everything = Server(app, connections, find_answer)
-        self._plans = Server(plan_only, connections, find_answer)
+        self._sockets = {
+            Server(app, connections, find_answer): (self._unix.socket, *listeners.tcp),
+            Server(plan_only, connections, find_answer): listeners.plan,
+        }
 
     async def run(self) -> None:
         """Serve; returns when all has ended that was under way. Raises what a server raises."""
-        sockets = self._listeners
-        everything = [copy for it in (sockets.unix.socket, *sockets.tcp) for copy in _copies(it)]
-        plans = [copy for it in sockets.plan for copy in _copies(it)]
-        await asyncio.gather(self._everything.serve(everything), self._plans.serve(plans))
+        await asyncio.gather(
+            *(
+                server.serve([copy for it in sockets for copy in _copies(it)])
+                for server, sockets in self._sockets.items()
+            )
+        )
 
     def stop(self) -> None:
         """Answer what has been asked and end; when called twice, end at once."""
-        self._everything.stop()
-        self._plans.stop()
+        for server in self._sockets:
+            server.force_exit = server.should_exit
+            server.should_exit = True
 
     async def watch(self) -> None:
         """Once a second end late connections; never returns.
 
         Raises FatalError when the socket's file is gone, or another's: no more clients would come.
         """
-        unix = self._listeners.unix
-        while unix.is_reachable():
+        while self._unix.is_reachable():
             self._connections.sweep(asyncio.get_running_loop().time())
             await asyncio.sleep(CHECK_SECONDS)
-        raise FatalError(f"{unix.path} is gone, or another process's")
+        raise FatalError(f"{self._unix.path} is gone, or another process's")
 
 
 def _copies(listener: socket.socket) -> Iterator[socket.socket]:
     """Yield a socket again and again, as far as there are files for it."""
     yield listener
     with suppress(OSError):
-        for _ in range(TAKEN_AT_ONCE - 1):
-            yield listener.dup()
+        yield from (listener.dup() for _ in range(TAKEN_AT_ONCE - 1))
 
 
 def raise_file_limit() -> None:

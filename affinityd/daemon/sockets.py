@@ -6,14 +6,13 @@ user's: jobs use the unix socket.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import socket
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,14 +59,12 @@ class Listeners:
 
     def __str__(self) -> str:
         """Return where they listen."""
-        tcp, plan = (
-            ["{}:{}".format(*it.getsockname()) for it in those] for those in (self.tcp, self.plan)
-        )
-        plans_alone = f", plans alone on {', '.join(plan)}" if plan else ""
-        return f"on {', '.join((str(self.unix.path), *tcp))}{plans_alone}"
+        tcp = "".join(", {}:{}".format(*it.getsockname()) for it in self.tcp)
+        plan = "".join(", plans alone on {}:{}".format(*it.getsockname()) for it in self.plan)
+        return f"on {self.unix.path}{tcp}{plan}"
 
 
-@contextlib.contextmanager
+@contextmanager
 def listening(settings: Settings) -> Iterator[Listeners]:
     """Listen wherever the settings say. Raises ListenError, before anything is served.
 

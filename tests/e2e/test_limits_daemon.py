@@ -378,7 +378,7 @@ def test_an_answer_that_nobody_takes_is_given_up_after_a_minute(tmp_path: Path) 
 
     async def run() -> None:
         connections = Connections(RefusalLog(), most=10)
-        server = Server(app, connections)
+        server = Server(app, connections, lambda _query, _scope: None)
         listener = listen_unix(tmp_path / "s")
         serving = asyncio.ensure_future(server.serve([listener.socket]))
         reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
@@ -397,7 +397,7 @@ def test_an_answer_that_nobody_takes_is_given_up_after_a_minute(tmp_path: Path) 
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
-        server.stop()
+        server.should_exit = True
         await serving
         listener.close()
 

@@ -35,10 +35,10 @@ class Audit:
 async def scan_regularly(
     scan: ScanProcesses,
     service: PlanService,
-    *,
-    every: float,
     consumers: Sequence[Callable[[Audit], None]],
     on_failure: Callable[[], None],
+    *,
+    every: float,
 ) -> None:
     """Scan every so many seconds, from the first reading of the topology on, for ever.
 
