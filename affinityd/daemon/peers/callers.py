@@ -64,21 +64,19 @@ class Callers:
         """Return the CPUs of the process that made a connection, as `of_request` does."""
         if self._replayed or connection is None or connection.credentials is None:
             return None
+        pid = connection.credentials.pid
+        if pid <= 0 or not self._sees_own_pids:
+            self._say_once(OTHER_PROC if pid > 0 else OTHER_PIDS)
+            return None
         try:
-            return self._of_process(connection, connection.credentials.pid)
+            found = self._read(pid)
+            if found is not None and connection.is_same_process():
+                return found
         except OSError as error:
             raise BusyError(
                 f"who asks cannot be found out now: {error.strerror}; try again in a moment"
             ) from None
-
-    def _of_process(self, connection: PeerConnection, pid: int) -> Caller | None:
-        if pid <= 0 or not self._sees_own_pids:
-            self._say_once(OTHER_PROC if pid > 0 else OTHER_PIDS)
-            return None
-        found = self._read(pid)
-        if found is not None and connection.is_same_process():
-            return found
-        if _is_hidden(pid):
+        if exists(pid) and not os.path.exists(f"/proc/{pid}/cgroup"):  # noqa: PTH110
             self._say_once(HIDDEN)
         return None
 
@@ -96,8 +94,7 @@ class Callers:
             return Caller(mask, mask)
         if cpus is None:
             return Caller(mask)
-        cpuset = _parsed(cpus)
-        # The two were read one after the other, and the cpuset may have been changed between.
+        cpuset = _parsed(cpus)  # which may have been changed since the mask was read
         return Caller(mask & cpuset or cpuset, cpuset)
 
     def _cpuset(self, membership: bytes) -> bytes | None:
@@ -128,8 +125,3 @@ class Callers:
 @lru_cache(maxsize=64)  # for every request
 def _parsed(cpus: bytes) -> CpuSet:
     return parse_list(cpus.decode())
-
-
-def _is_hidden(pid: int) -> bool:
-    """Whether there is a process of that number, and /proc does not show it."""
-    return exists(pid) and not os.path.exists(f"/proc/{pid}/cgroup")  # noqa: PTH110

@@ -54,12 +54,8 @@ class PeerConnection:
         """
         if self.credentials is None:
             return False
-        if has_peer_pidfd():
-            return self._is_alive()
-        return self._start is not None and _start(self.credentials.pid) == self._start
-
-    def _is_alive(self) -> bool:
-        """Whether the process lives: so long its pid is no other's."""
+        if not has_peer_pidfd():
+            return self._start is not None and _start(self.credentials.pid) == self._start
         try:
             process = self._socket.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
         except OSError as error:
@@ -69,7 +65,7 @@ class PeerConnection:
         try:
             ended = select.poll()
             ended.register(process, select.POLLIN)
-            return not ended.poll(0)
+            return not ended.poll(0)  # as long as it lives its pid is no other's
         finally:
             os.close(process)
 
