@@ -9,7 +9,7 @@ import pytest
 
 from affinityd.client import http as client
 from affinityd.errors import DaemonError, NoDaemonError
-from affinityd.kubernetes.service_address import numeric
+from affinityd.kubernetes.node_plan import numeric
 
 NAME = "http://gpu-node.example:9465"
 

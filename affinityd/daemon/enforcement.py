@@ -16,7 +16,7 @@ from affinityd.daemon.enforce_log import EnforceLog
 from affinityd.daemon.metrics import enforcement
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.policy_document import parse
-from affinityd.daemon.state.failure_log import FailureLog
+from affinityd.daemon.state.background import FailureLog
 from affinityd.daemon.state.scanner import Audit
 from affinityd.enforce.describe import render
 from affinityd.enforce.enforcer import Enforced, Enforcer

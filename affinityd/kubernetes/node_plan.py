@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 
 from affinityd.client import http as client
 from affinityd.client import local_plan
+from affinityd.client.forked import run_forked
 from affinityd.config import switch
-from affinityd.errors import AffinityError, DaemonError
+from affinityd.errors import AffinityError, DaemonError, NoDaemonError
 from affinityd.json_codec import loads
-from affinityd.kubernetes.service_address import numeric
 from affinityd.planner import BY_RANK
 from affinityd.request.document import PlanDocument
 from affinityd.request.formats import document, render
@@ -70,13 +71,14 @@ def find(
     except AffinityError as error:  # what one of another release refuses may be right all the same
         trouble = str(error)
     try:
-        plan = _made_here(asked, list(addresses.values()))
+        known = local_plan.find_node(list(addresses.values()))
+        reply = local_plan.plan_on_node(known.node, [asked])
     except AffinityError as error:
         if str(error) != trouble:
             tell(trouble)
         raise
     tell(trouble)
-    return plan
+    return NodePlan(render(reply, "json"), document(reply), known.source)
 
 
 def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePlan:
@@ -107,12 +109,30 @@ def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> Nod
 
 def _check_names(plan: PlanDocument) -> None:
     """Raise ValueError for a GPU without names, or with one that no file is to have."""
-    for rank in plan.ranks:
-        if not rank.gpu.names or not "".join(rank.gpu.names).isprintable():
-            raise ValueError(f"GPU {rank.gpu.index} has no names that files could have")
+    for gpu in (rank.gpu for rank in plan.ranks):
+        if not gpu.names or not "".join(gpu.names).isprintable():
+            raise ValueError(f"GPU {gpu.index} has no names that files could have")
 
 
-def _made_here(asked: Question, addresses: Sequence[str]) -> NodePlan:
-    known = local_plan.find_node(addresses)
-    reply = local_plan.plan_on_node(known.node, [asked])
-    return NodePlan(render(reply, "json"), document(reply), known.source)
+def numeric(address: str, deadline: float) -> str:
+    """Return an address by number: a socket's path as it is, http://NAME:PORT looked up.
+
+    `deadline` is of time.monotonic: the resolver has deadlines of its own, of many seconds, and
+    Python cannot cut it short. Raises DaemonError, NoDaemonError for a name that is not known.
+    """
+    if not address.startswith(client.HTTP):
+        return address
+    try:
+        return run_forked(lambda: _looked_up(address), deadline)
+    except TimeoutError:
+        raise DaemonError(f"the daemon at {address} was not found in time") from None
+
+
+def _looked_up(address: str) -> str:
+    name, _, port = address.removeprefix(client.HTTP).rpartition(":")
+    try:
+        found = socket.getaddrinfo(name.strip("[]"), port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise NoDaemonError(f"no daemon at {address}: {error}") from None
+    host = str(found[0][4][0])
+    return f"{client.HTTP}[{host}]:{port}" if ":" in host else f"{client.HTTP}{host}:{port}"

@@ -7,14 +7,14 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import parse_qsl
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from pydantic import TypeAdapter
 from starlette.responses import PlainTextResponse, Response
 
 from affinityd import __version__
 from affinityd.daemon.api import problems
 from affinityd.daemon.api.answer_cache import AnswerCache
-from affinityd.daemon.api.documents import Documents, document_route
+from affinityd.daemon.api.documents import Documents, add_document
 from affinityd.daemon.metrics.registry import Metrics
 from affinityd.daemon.state.background import SingleFlight
 from affinityd.daemon.state.plan_service import PlanService
@@ -84,18 +84,16 @@ def create_app(
         redirect_slashes=False,  # a redirect would name whatever host the request did
     )
     problems.install(app)
-    app.include_router(_list_route(app))
-    app.include_router(_plan_route(service, watcher, metrics, answers))
-    app.include_router(_node_routes(service, watcher, metrics))
+    _add_list(app)
+    _add_plan(app, service, watcher, metrics, answers)
+    _add_node(app, service, watcher, metrics)
     for path, source in documents.items():
-        app.include_router(document_route(path, source, admin_group, _NO_DOCUMENT))
+        add_document(app, path, source, admin_group, _NO_DOCUMENT)
     return app
 
 
-def _list_route(app: FastAPI) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/", summary="What is served: this list", response_class=PlainTextResponse)
+def _add_list(app: FastAPI) -> None:
+    @app.get("/", summary="What is served: this list", response_class=PlainTextResponse)
     async def served() -> Response:
         paths = {path: its["get"]["summary"] for path, its in app.openapi()["paths"].items()}
         rows = {**paths, "/openapi.json": "All of it, with parameters and shapes, for programs"}
@@ -103,15 +101,15 @@ def _list_route(app: FastAPI) -> APIRouter:
         lines = (f"GET {path:<{width}}  {summary}" for path, summary in rows.items())
         return PlainTextResponse("\n".join((f"affinityd {__version__} answers", "", *lines, "")))
 
-    return router
 
-
-def _plan_route(
-    service: PlanService, watcher: TopologyWatcher, metrics: Metrics, answers: AnswerCache
-) -> APIRouter:
-    router = APIRouter()
-
-    @router.get(
+def _add_plan(
+    app: FastAPI,
+    service: PlanService,
+    watcher: TopologyWatcher,
+    metrics: Metrics,
+    answers: AnswerCache,
+) -> None:
+    @app.get(
         "/plan",
         summary="A cpulist for each rank",
         responses={**_ERRORS, 200: {"model": PlanDocument, "content": _TEXT}},
@@ -134,19 +132,18 @@ def _plan_route(
         metrics.planned(answer, perf_counter() - began)
         return Response(answer.body, headers={"content-type": answer.media_type})
 
-    return router
 
-
-def _node_routes(service: PlanService, watcher: TopologyWatcher, metrics: Metrics) -> APIRouter:
-    router = APIRouter()
+def _add_node(
+    app: FastAPI, service: PlanService, watcher: TopologyWatcher, metrics: Metrics
+) -> None:
     exposition = SingleFlight(metrics.exposition)
 
-    @router.get("/topology", summary="The node as it was read", responses={503: _ERRORS[503]})
+    @app.get("/topology", summary="The node as it was read", responses={503: _ERRORS[503]})
     async def topology() -> TopologyAnswer:
         await watcher.refresh()
         return TopologyAnswer(service.node.generation, to_document(service.node.topology))
 
-    @router.get(
+    @app.get(
         "/metrics",
         summary="Prometheus metrics",
         response_class=PlainTextResponse,
@@ -156,11 +153,11 @@ def _node_routes(service: PlanService, watcher: TopologyWatcher, metrics: Metric
         body, media_type = await exposition(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": media_type})
 
-    @router.get("/healthz", summary="The daemon runs", response_class=PlainTextResponse)
+    @app.get("/healthz", summary="The daemon runs", response_class=PlainTextResponse)
     async def healthz() -> Response:
         return Response("ok\n", media_type="text/plain")
 
-    @router.get(
+    @app.get(
         "/readyz",
         summary="The daemon can plan",
         response_class=PlainTextResponse,
@@ -168,8 +165,6 @@ def _node_routes(service: PlanService, watcher: TopologyWatcher, metrics: Metric
     )
     async def readyz() -> Response:
         return Response(f"ready: {service.node.topology.name}\n", media_type="text/plain")
-
-    return router
 
 
 async def _bring_up_to_date(

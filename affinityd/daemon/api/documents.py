@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from affinityd.audit.describe import Sees, everything, render
@@ -107,20 +107,20 @@ def audit_documents(why_none: str) -> Documents[Audit]:
     )
 
 
-def document_route(
+def add_document(
+    app: FastAPI,
     path: str,
     documents: Documents[Any] | None,
     admin_group: int | None,
     errors: dict[int | str, Any],
-) -> APIRouter:
-    """Return the route of one of DOCUMENTS; None: of a daemon that does not enforce.
+) -> None:
+    """Answer one of DOCUMENTS; None: of a daemon that does not enforce.
 
     `errors`: its refusals, for OpenAPI.
     """
     summary, kind = DOCUMENTS[path]
-    router = APIRouter()
 
-    @router.get(path, name=path[1:], summary=summary, responses={**errors, 200: {"model": kind}})
+    @app.get(path, name=path[1:], summary=summary, responses={**errors, 200: {"model": kind}})
     async def document(request: Request) -> Response:
         if query := request.scope["query_string"].decode("ascii", errors="replace"):
             raise InvalidRequestError(f"{path} takes no parameters, and was given {quote(query)}")
@@ -128,5 +128,3 @@ def document_route(
             raise NotEnforcedError(NOT_ENFORCING)
         body = await documents.document(viewer(connection_of(request.scope), admin_group))
         return Response(body, media_type="application/json")
-
-    return router

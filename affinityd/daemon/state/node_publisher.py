@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from affinityd.daemon.state.background import in_background
-from affinityd.daemon.state.failure_log import FailureLog
+from affinityd.daemon.state.background import FailureLog, in_background
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.linux.files import sweep
 from affinityd.topology import node_file as nodefile

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from affinityd.audit.model import Scan
-from affinityd.daemon.state.background import in_background
-from affinityd.daemon.state.failure_log import FailureLog
+from affinityd.daemon.state.background import FailureLog, in_background
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import FatalError
 from affinityd.topology.model import Topology

@@ -14,8 +14,7 @@ from typing import Protocol
 
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
-from affinityd.daemon.state.background import in_background, pause
-from affinityd.daemon.state.failure_log import FailureLog
+from affinityd.daemon.state.background import FailureLog, in_background, pause
 from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import AffinityError
 from affinityd.topology.model import Node, Topology
