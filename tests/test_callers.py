@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -368,7 +368,8 @@ def test_a_mask_is_within_the_cpuset_that_was_read_after_it(
 
 @needs_cpuset
 def test_a_cgroups_cpuset_is_read_each_time() -> None:
-    with cpuset() as folder, closing(CpusetFiles()) as files:
+    files = CpusetFiles()
+    with cpuset() as folder:
         membership = f"1:cpuset:/{folder.name}\n".encode()
         for cpus in (BOTH, NEAR, FAR):
             (folder / "cpuset.cpus").write_text(cpus)
@@ -376,9 +377,9 @@ def test_a_cgroups_cpuset_is_read_each_time() -> None:
 
 
 def test_of_what_is_no_cgroup_nothing_is_known() -> None:
-    with closing(CpusetFiles()) as files:
-        assert files.cpuset(b"") is None
-        assert files.cpuset(b"no path\n") is None
+    files = CpusetFiles()
+    assert files.cpuset(b"") is None
+    assert files.cpuset(b"no path\n") is None
 
 
 #: In a mount namespace of its own: the cgroups are mounted elsewhere.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from affinityd.daemon.http.refusals import (
     RefusalLog,
 )
 from affinityd.daemon.peers.connection import TCP, CallerKey
+from tests.stories import Transport
 
 
 @dataclass(eq=False)
@@ -26,20 +28,16 @@ class Held:
 
     caller: CallerKey
     deadline: float = 0.0
-    untaken: int = 0
-    aborted: bool = False
+    transport: Any = field(default_factory=Transport)
     expired: bool = False
 
     def expire(self) -> None:
         self.expired = True
 
-    def abort(self) -> None:
-        self.aborted = True
-
 
 def counting(*held: Held, most: int = 100) -> Connections:
     """Return what counts these, all of which there is room for."""
-    connections = Connections(RefusalLog(), most=most)
+    connections = Connections(RefusalLog(lambda _reason: None), most=most)
     for it in held:
         assert connections.add(it) is None
     return connections
@@ -77,9 +75,9 @@ def test_of_a_caller_that_takes_no_answers_the_newest_connection_ends() -> None:
     ann, *bobs = Held(1), Held(2), Held(2)
     connections = counting(ann, *bobs)
     for it in (ann, *bobs):
-        it.untaken = MOST_UNTAKEN // 2 + 1
+        it.transport.untaken = MOST_UNTAKEN // 2 + 1
         connections.weigh(it)
-    assert [it.aborted for it in (ann, *bobs)] == [False, False, True]
+    assert [it.transport.aborted for it in (ann, *bobs)] == [False, False, True]
 
 
 @dataclass(frozen=True)

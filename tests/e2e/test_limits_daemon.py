@@ -377,7 +377,7 @@ def test_an_answer_that_nobody_takes_is_given_up_after_a_minute(tmp_path: Path) 
         await send({"type": "http.response.body", "body": body})
 
     async def run() -> None:
-        connections = Connections(RefusalLog(), most=10)
+        connections = Connections(RefusalLog(lambda _reason: None), most=10)
         server = Server(app, connections, lambda _query, _scope: None)
         listener = listen_unix(tmp_path / "s")
         serving = asyncio.ensure_future(server.serve([listener.socket]))

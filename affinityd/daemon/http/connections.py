@@ -14,17 +14,11 @@ class LimitedConnection(Protocol):
     """A connection as far as its limits go."""
 
     caller: CallerKey
+    transport: asyncio.Transport
     deadline: float  #: seconds of the loop's clock; until then it may be as it is
-
-    @property
-    def untaken(self) -> int:
-        """Bytes of answers that its client has not taken."""
 
     def expire(self) -> None:
         """End it: its deadline has passed."""
-
-    def abort(self) -> None:
-        """End it at once, with whatever is under way."""
 
 
 @dataclass
@@ -62,11 +56,10 @@ class Connections:
 
     def remove(self, connection: LimitedConnection) -> None:
         """Forget one that has ended; it may have been refused, or forgotten before."""
-        share = self._shares.get(connection.caller)
-        if share is not None:
-            share.connections.discard(connection)
-            if not share.connections:
-                del self._shares[connection.caller]
+        share = self._shares.get(connection.caller, CallerShare())
+        share.connections.discard(connection)
+        if not share.connections:
+            self._shares.pop(connection.caller, None)
 
     async def turn(self, connection: LimitedConnection) -> None:
         """Return when a request of this connection's caller may go on.
@@ -80,9 +73,9 @@ class Connections:
     def weigh(self, connection: LimitedConnection) -> None:
         """End a connection whose client has not taken its answer, if that caller has too many."""
         share = self._shares.get(connection.caller, CallerShare())
-        if sum(it.untaken for it in share.connections) > MOST_UNTAKEN:
+        if sum(it.transport.get_write_buffer_size() for it in share.connections) > MOST_UNTAKEN:
             self.refusals.note(Refusal.BYTES, connection.caller)
-            connection.abort()
+            connection.transport.abort()
 
     def sweep(self, now: float) -> None:
         """End those whose time was over at the last sweep, and that have done nothing since.

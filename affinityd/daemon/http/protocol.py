@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 #: answer's own headers, a line each, an empty line, and its body. It will be sent.
 FindAnswer = Callable[[bytes, Scope], bytes | None]
 
-OK = b"HTTP/1.1 200 OK\r\n"
-CLOSE = b"connection: close\r\n"
 LARGE = 64 * 1024  #: bytes of an answer that is not taken: that caller's are weighed
 
 
@@ -83,11 +81,6 @@ class Protocol(HttpToolsProtocol):
         self.app = self.config.loaded_app  # not a method of this object, which nothing then keeps
         if not self._is_under_way:
             self._connections.remove(self)
-
-    @property
-    def untaken(self) -> int:
-        """Bytes of answers that the client has not taken."""
-        return self.transport.get_write_buffer_size()
 
     @property
     def _is_under_way(self) -> bool:
@@ -146,12 +139,12 @@ class Protocol(HttpToolsProtocol):
         self.scope["state"][KEY] = self._peer
         if self._is_answered_from_cache():
             return
-        if not self._has_path():
+        if self._has_path():
+            self._await(ANSWER_SECONDS)
+            super().on_headers_complete()
+            super().on_message_complete()
+        else:
             self._refuse(Refusal.MALFORMED)
-            return
-        self._await(ANSWER_SECONDS)
-        super().on_headers_complete()
-        super().on_message_complete()
 
     def _is_answered_from_cache(self) -> bool:
         """Send what was answered to the same plan request before.
@@ -170,7 +163,8 @@ class Protocol(HttpToolsProtocol):
             return False
         stays = self.parser.should_keep_alive()
         lines = [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
-        self.transport.write(b"".join((OK, *lines, b"" if stays else CLOSE, answer)))
+        lines += [] if stays else [b"connection: close\r\n"]
+        self.transport.write(b"".join((b"HTTP/1.1 200 OK\r\n", *lines, answer)))
         if not stays:
             self.transport.close()
         self.on_response_complete()
@@ -209,24 +203,20 @@ class Protocol(HttpToolsProtocol):
         self.url, self.headers = b"", []
         self.scope = self.cycle = None  # type: ignore[assignment]
         self._await(ANSWER_SECONDS if self.transport.is_closing() else IDLE_SECONDS)
-        if self.untaken > LARGE:
+        if self.transport.get_write_buffer_size() > LARGE:
             self._connections.weigh(self)
 
     def expire(self) -> None:
         """End a connection whose deadline has passed; an answer may still be taken."""
         if self.transport.is_closing() or self._is_under_way:
             self._connections.refusals.note(Refusal.ANSWER_TIME, self.caller)
-            self.abort()
+            self.transport.abort()
         elif self._received:
             self._refuse(Refusal.HEAD_TIME)
         elif self._is_new:
             self._refuse(Refusal.SILENT)
         else:
             self._close()
-
-    def abort(self) -> None:
-        """End it at once, with whatever is under way."""
-        self.transport.abort()
 
     def _end_after_answer(self) -> None:
         """Close the connection behind the answer: what comes now is not read."""

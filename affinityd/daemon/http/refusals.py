@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
+from math import inf
 
 from affinityd.daemon.peers.connection import TCP, CallerKey
 
@@ -53,35 +54,28 @@ class Refusal(Enum):
         """The answer, after which the connection is closed."""
         if self.status is None:
             return b""
-        body = f"{self.line}\n"
-        head = (
-            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
-            "content-type: text/plain; charset=utf-8",
-            f"content-length: {len(body)}",
-            "connection: close",
-        )
-        return "\r\n".join((*head, "", body)).encode()
+        return (
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n"
+            "content-type: text/plain; charset=utf-8\r\n"
+            f"content-length: {len(self.line) + 1}\r\n"
+            f"connection: close\r\n\r\n{self.line}\n"
+        ).encode()
 
 
 class RefusalLog:
     """Counts refusals, and logs whose connection it was: a line a minute of each kind."""
 
-    def __init__(
-        self,
-        count: Callable[[str], None] = lambda _reason: None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, count: Callable[[str], None]) -> None:
+        """Take what counts one more, by its reason."""
         self._count = count
-        self._clock = clock
         self._told: dict[str, float] = {}
         self._untold: Counter[str] = Counter()
 
     def note(self, refusal: Refusal, caller: CallerKey) -> None:
         """Note that a caller was refused."""
-        reason, now = refusal.reason, self._clock()
+        reason, now = refusal.reason, time.monotonic()
         self._count(reason)
-        if reason in self._told and now < self._told[reason] + QUIET_SECONDS:
+        if now < self._told.get(reason, -inf) + QUIET_SECONDS:
             self._untold[reason] += 1
             return
         self._told[reason] = now

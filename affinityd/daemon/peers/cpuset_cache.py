@@ -12,22 +12,16 @@ from affinityd.linux.files import present
 MAX_BYTES = 1024 * 1024  #: of the cgroups whose files are remembered, and of the files' paths
 ENTRY_BYTES = 512  #: what one weighs besides, about
 
-MOUNTS = "/proc/self/mountinfo"
-
 
 class CpusetFiles:
     """Knows where cgroups have their cpusets, until something is mounted or unmounted."""
 
     def __init__(self) -> None:
         """Begin to watch the mounts. Raises OSError where they cannot be seen."""
-        self._mounts = os.open(MOUNTS, os.O_RDONLY)
         self._changes = select.poll()
-        self._changes.register(self._mounts, select.POLLPRI)  # proc(5)
+        mounts = os.open("/proc/self/mountinfo", os.O_RDONLY)
+        self._changes.register(mounts, select.POLLPRI)  # proc(5)
         self._found: Cache[bytes, tuple[str, ...]] = Cache(MAX_BYTES)
-
-    def close(self) -> None:
-        """Watch no longer."""
-        os.close(self._mounts)
 
     def cpuset(self, membership: bytes) -> bytes | None:
         """Return the cpulist that a cgroup lets its processes use; None where it cannot be seen.
