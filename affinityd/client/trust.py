@@ -16,7 +16,7 @@ import os
 import stat
 
 from affinityd.config import file as conffile
-from affinityd.errors import UntrustedError
+from affinityd.errors import InvalidRequestError, UntrustedError
 from affinityd.linux.peercred import credentials, overflow_uid
 
 TYPE_CHECKING = False
@@ -117,7 +117,10 @@ def trusted_uids(variables: Mapping[str, str]) -> frozenset[int]:
         return frozenset()
     from affinityd.config.setting_readers import user  # noqa: PLC0415 - hardly any site names one
 
-    return frozenset(user(word, VARIABLE) for word in words)
+    try:
+        return frozenset(map(user, words))
+    except ValueError as error:
+        raise InvalidRequestError(f"{VARIABLE}: {error}") from None
 
 
 def _is_own_container(uid: int) -> bool:

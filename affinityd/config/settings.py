@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from affinityd.config import file
 from affinityd.config import setting_readers as read
 from affinityd.config.switch import ON
-from affinityd.cpuset import CpuSet
+from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.text import quote
 
@@ -29,7 +30,7 @@ class Setting:
 
     metavar: str
     help: str
-    read: read.Reader = read.any_text
+    read: read.Reader = str
 
 
 #: By name. `{machines}` are the shipped machines' names.
@@ -52,9 +53,7 @@ SETTINGS: Mapping[str, Setting] = {
         "a TCP address that answers GET /plan alone (default: none)",
         read.unless("none", read.host_and_port),
     ),
-    "reserved_cpus": Setting(
-        "LIST", "CPUs that are never given to a rank, like 0,64", read.cpulist
-    ),
+    "reserved_cpus": Setting("LIST", "CPUs that are never given to a rank, like 0,64", parse_list),
     "scan_interval": Setting(
         "SECONDS|off",
         "how often the GPUs' processes are looked at (default: 15)",
@@ -146,11 +145,18 @@ def load(
             raise InvalidRequestError(f"{names} both name a machine; give one of them")
         settled = EXCLUSIVE if chosen.keys() & EXCLUSIVE else set()
         chosen = {**{name: layer[name] for name in layer.keys() - settled}, **chosen}
-    values = {name: SETTINGS[name].read(it.text, it.name) for name, it in chosen.items()}
+    values = {name: _value(name, it) for name, it in chosen.items()}
     made = Settings(**{"socket": file.default_socket(environ), "listen": DEFAULT_LISTEN, **values})
     if made.enforce != OFF:
         _check_enforce(made, chosen)
     return made
+
+
+def _value(name: str, given: SettingText) -> Any:  # noqa: ANN401 - of Settings
+    try:
+        return SETTINGS[name].read(given.text)
+    except ValueError as error:
+        raise InvalidRequestError(f"{given.name}: {error}") from None
 
 
 def _check_enforce(settings: Settings, chosen: Mapping[str, SettingText]) -> None:
@@ -169,15 +175,11 @@ def _check_enforce(settings: Settings, chosen: Mapping[str, SettingText]) -> Non
 
 
 def _flags(flags: Mapping[str, str | None]) -> dict[str, SettingText]:
-    given = {
-        name: SettingText(text, f"--{name.replace('_', '-')}")
-        for name in NAMES
-        if (text := flags.get(name)) is not None
-    }
-    for setting in given.values():
-        if not setting.text:
-            raise InvalidRequestError(f"{setting.name} is empty; give it a value")
-    return given
+    given = {name: text for name in NAMES if (text := flags.get(name)) is not None}
+    names = {name: f"--{name.replace('_', '-')}" for name in given}
+    if empty := next((names[name] for name, text in given.items() if not text), None):
+        raise InvalidRequestError(f"{empty} is empty; give it a value")
+    return {name: SettingText(text, names[name]) for name, text in given.items()}
 
 
 def _variables(values: Mapping[str, str], where: str = "") -> dict[str, SettingText]:

@@ -125,8 +125,8 @@ def _url(text: str, name: str) -> str:
     """Return a URL without a last slash. Raises InvalidRequestError."""
     url = text.rstrip("/")
     try:
-        host, port = host_and_port(url.removeprefix(client.HTTP), name)
-    except InvalidRequestError:
+        host, port = host_and_port(url.removeprefix(client.HTTP))
+    except ValueError:
         host, port = "", 0
     if not url.startswith(client.HTTP) or set(host) & set("/ @?#") or not port:
         raise InvalidRequestError(
