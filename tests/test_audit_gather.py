@@ -220,16 +220,6 @@ def test_a_family_that_takes_long_does_not_keep_others_from_being_looked_at() ->
     assert walk.late == {GPU: 1}
 
 
-def test_a_driver_that_names_a_thread_means_its_process() -> None:
-    with program(FAMILY, "2", "0") as child:
-        (other,) = (tid for tid in thread_ids(child.pid) if tid != child.pid)
-        own, threads = Holding(child.pid, GPU, 2), Holding(other, GPU, 1)
-        for named, memory in (((own, threads), 2), ((threads, own), 2), ((threads,), 1)):
-            (facts,) = ProcessWalk(GpuHolders(named), time.monotonic() + LATER, ProcessTable())
-            assert (facts.pid, facts.holding) == (child.pid, Holding(child.pid, GPU, memory))
-            assert len(facts.threads) == 2
-
-
 @needs_cpuset
 def test_the_cpuset_is_that_of_its_own_cgroup() -> None:
     cpu = min(os.sched_getaffinity(0))

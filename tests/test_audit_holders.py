@@ -11,9 +11,9 @@ from affinityd.audit.model import GpuHolders, Holding
 from affinityd.audit.sources.holders import NOT_ALL_PIDS, HolderSources, one_a_process
 from affinityd.audit.sources.nvml import CHANGING_SECONDS, NO_DRIVER, NVML_SECONDS, processes_of
 from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessReport
-from affinityd.linux.processes import INITIAL_PIDS, stat_of
+from affinityd.linux.processes import INITIAL_PIDS, stat_of, thread_ids
 from affinityd.topology.model import Gpu, Topology
-from tests.children import sleeping
+from tests.children import program, sleeping
 from tests.machines.by_hand import made
 from tests.machines.sysfs_tree import put
 
@@ -183,12 +183,29 @@ def test_a_process_works_on_the_gpus_in_which_it_holds_a_quarter_of_the_most(
     holdings: list[Holding], together: Holding
 ) -> None:
     for order in (holdings, holdings[::-1]):
-        assert one_a_process(order) == (together,)
+        assert one_a_process(order, "/none") == (together,)
 
 
 def test_processes_are_in_order_and_pid_0_is_nobody() -> None:
     holdings = [Holding(8, FIRST, 1), Holding(0, FIRST, 9), Holding(7, THIRD, 5)]
-    assert one_a_process(holdings) == (Holding(7, THIRD, 5), Holding(8, FIRST, 1))
+    assert one_a_process(holdings, "/none") == (Holding(7, THIRD, 5), Holding(8, FIRST, 1))
+
+
+TWO_THREADS = """
+import threading
+end = threading.Event()
+threading.Thread(target=end.wait, daemon=True).start()
+print('ready', flush=True)
+input()
+"""
+
+
+def test_a_driver_that_names_a_thread_means_its_process() -> None:
+    with program(TWO_THREADS) as child:
+        (other,) = (tid for tid in thread_ids(child.pid) if tid != child.pid)
+        own, thread = Holding(child.pid, FIRST, 2), Holding(other, FIRST, 1)
+        for named, memory in (((own, thread), 2), ((thread, own), 2), ((thread,), 1)):
+            assert one_a_process(named, "/proc") == (Holding(child.pid, FIRST, memory),)
 
 
 class Asked:

@@ -67,10 +67,9 @@ class Auditor:
         processes = ProcessTable(self._proc)
         held = self._holders.held(topology)
         walk = ProcessWalk(held, time.monotonic() + READING, processes)
-        judged = [
-            *self._audited(judge, walk, ProcessOwners(processes)),
-            *self._gone(walk, held.asked),
-        ]
+        judged = [*self._audited(judge, walk, ProcessOwners(processes))]
+        # What the walk has not seen is known now that it is over.
+        judged += map(orphans.missing_process, self._missing.found(walk.unseen, held.asked))
         found = with_allocations(topology, self._reserved, judged)
         # Stable, so that descendants stay with those that have started them.
         found.sort(key=lambda it: (it.facts.gpu, it.facts.holder or it.facts.pid))
@@ -120,16 +119,9 @@ class Auditor:
             why = None if audited.is_daemon else orphans.why(facts, owners)
             yield audited if why is None else replace(audited, orphan=why)
 
-    def _gone(self, walk: ProcessWalk, asked: float) -> list[AuditedProcess]:
-        """Return what holds a GPU and is not there; to be asked when the gathering is over."""
-        return [orphans.missing_process(it) for it in self._missing.found(walk.unseen, asked)]
-
 
 def _missed(walk: ProcessWalk) -> dict[GpuKey, str]:
-    """Return the GPUs of whose processes not all were seen → why: that none is far is not known.
-
-    To be asked when the gathering is over.
-    """
+    """Return the GPUs of whose processes not all were seen → why: that none is far is not known."""
     late = {gpu: LATE.format(number=number) for gpu, number in walk.late.items()}
     return late | {it.gpu: HIDDEN for it in walk.unseen if exists(it.pid)}
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from affinityd.linux.processes import (
     Thread,
     cgroups_of,
     mask_of,
-    process_of,
     stat_of,
     thread_ids,
     thread_stat,
@@ -70,21 +68,11 @@ class ProcessWalk:
 
     def __iter__(self) -> Iterator[ProcessFacts]:
         """Yield every holder, each followed by its descendants, each by its own."""
-        holdings = self._by_process()
-        self._known.update(holdings)
-        for holding in holdings.values():
+        self._known.update(holding.pid for holding in self._held.holdings)
+        for holding in self._held.holdings:
             # One family that takes long is not to keep the others from being looked at.
             self._deadline = min(self._end, time.monotonic() + self._family_seconds)
             yield from self._family(holding)
-
-    def _by_process(self) -> Mapping[int, Holding]:
-        """Return the holders by pid; a driver may name a thread beside its process, or for it."""
-        found: dict[int, Holding] = {}
-        for holding in self._held.holdings:
-            pid = process_of(holding.pid, self._proc) or holding.pid
-            if pid == holding.pid or pid not in found:
-                found[pid] = replace(holding, pid=pid)
-        return found
 
     def _family(self, holding: Holding) -> Iterator[ProcessFacts]:
         """Yield a holder, and those descendants that hold no GPU and have no nearer holder."""
@@ -145,7 +133,6 @@ class ProcessWalk:
                 yield Thread(tid, stat.name, stat.start, shared, stat.last_cpu, stat.cpu_ticks)
 
     def _new_children(self, facts: ProcessFacts) -> list[int]:
-        """Return the children that have not been met yet."""
         children = self._processes.children(facts.pid, [thread.tid for thread in facts.threads])
         found = [child for child in children if child not in self._known]
         self._known.update(found)

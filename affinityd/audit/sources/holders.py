@@ -17,7 +17,7 @@ from affinityd.audit.sources.device_files import DeviceFileScanner
 from affinityd.audit.sources.driver_maintenance import HOLD, DriverMaintenance
 from affinityd.audit.sources.nvml import NvmlSource
 from affinityd.discovery.nvml.report import ProcessReport
-from affinityd.linux.processes import INITIAL_PIDS, since_boot
+from affinityd.linux.processes import INITIAL_PIDS, process_of, since_boot
 from affinityd.topology.model import Topology
 
 NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor of those whose driver names its holders
@@ -70,7 +70,7 @@ class HolderSources:
             self._files.found([gpu for gpu in gpus if gpu.vendor not in {NVIDIA, AMD}]),
         )
         return GpuHolders(
-            holdings=one_a_process(holding for part in found for holding in part.holdings),
+            holdings=one_a_process((it for part in found for it in part.holdings), self._proc),
             unknown={key: why for part in found for key, why in part.unknown.items()},
             asked=min(asked, *(part.asked for part in found)),
             skipped=sum(part.skipped for part in found),
@@ -85,8 +85,10 @@ def _sees_all_pids(proc: str) -> bool:
         return True
 
 
-def one_a_process(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
+def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]:
     """Return each process with the GPUs that it works on, by ascending pid.
+
+    A driver may name a thread beside its process, or for it.
 
     First is the GPU in which it holds most memory, and of several such, or where that is not known,
     the one with the lowest index. Beside it are those in which it holds a quarter of that, or more:
@@ -97,12 +99,13 @@ def one_a_process(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
     """
     of_process: defaultdict[int, list[Holding]] = defaultdict(list)
     for holding in sorted(holdings, key=lambda it: (-(it.memory_bytes or 0), it.gpu[1], it.gpu[0])):
-        of_process[holding.pid].append(holding)
-    return tuple(_together(*those) for pid, those in sorted(of_process.items()) if pid > 0)
+        if holding.pid > 0:
+            of_process[process_of(holding.pid, proc) or holding.pid].append(holding)
+    return tuple(_together(pid, *those) for pid, those in sorted(of_process.items()))
 
 
-def _together(first: Holding, *others: Holding) -> Holding:
+def _together(pid: int, first: Holding, *others: Holding) -> Holding:
     """Return a process's first GPU with those beside it."""
     least = (first.memory_bytes or 0) * LEAST
     used = {it.gpu for it in others if it.memory_bytes is None or it.memory_bytes >= least}
-    return replace(first, beside=tuple(sorted(used - {first.gpu})))
+    return replace(first, pid=pid, beside=tuple(sorted(used - {first.gpu})))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from affinityd.audit.model import GpuHolders, Holding
@@ -69,16 +69,9 @@ def _uses(folder: str) -> Mapping[str, int]:
     for place in (folder, *contexts):
         queues = f"{place}/queues"
         queued = {text(f"{queues}/{queue}/gpuid") for queue in listed(queues)}
-        for number, memory in _memory(place):
-            if memory or number in queued:
-                uses[number] += memory
+        for name in listed(place):
+            kind, _, number = name.partition("_")
+            size = text(f"{place}/{name}") if kind == "vram" else ""
+            if size.isdigit() and (int(size) or number in queued):
+                uses[number] += int(size)
     return uses
-
-
-def _memory(place: str) -> Iterator[tuple[str, int]]:
-    """Yield gpu_id and bytes of each GPU that may be used."""
-    for name in listed(place):
-        kind, _, number = name.partition("_")
-        size = text(f"{place}/{name}") if kind == "vram" else ""
-        if size.isdigit():
-            yield number, int(size)
