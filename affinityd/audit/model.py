@@ -32,6 +32,13 @@ class Membership:
     container: str | None = None  #: the runtime's id of it
     outside: str | None = None  #: of the container in which Slurm itself runs
 
+    @property
+    def owner(self) -> str | None:
+        """Its job, else its container, as people read it: `slurm 7`, `container cd34cd34cd34`."""
+        if self.job is not None:
+            return f"{self.job.scheduler} {self.job.id}"
+        return f"container {self.container[:12]}" if self.container else None
+
 
 @dataclass(frozen=True)
 class Holding:

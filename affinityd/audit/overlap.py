@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from affinityd.audit.model import AuditedProcess, ProcessFacts
+from affinityd.audit.model import AuditedProcess
 from affinityd.cpuset import CpuSet
 from affinityd.linux.process_table import ancestors
 
@@ -21,7 +21,11 @@ def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
     pins: defaultdict[str, set[int]] = defaultdict(set)
     for process in processes:
         if process.near is not None and not process.is_daemon:
-            pins[_owner(process.facts)].update(*_unique(process, process.near))
+            facts = process.facts
+            session = facts.pid if facts.session is None else facts.session
+            pins[facts.membership.owner or f"session {session}"].update(
+                *_unique(process, process.near)
+            )
     cpus: defaultdict[PinOwners, set[int]] = defaultdict(set)
     for cpu in sorted(set[int]().union(*pins.values())):
         owners = tuple(sorted(owner for owner, pinned in pins.items() if cpu in pinned))
@@ -34,16 +38,6 @@ def _unique(process: AuditedProcess, near: CpuSet) -> set[CpuSet]:
     cpuset = process.facts.cpuset
     could_have = near if cpuset is None else near & cpuset
     return {mask for mask in process.judged_masks if mask < could_have}
-
-
-def _owner(facts: ProcessFacts) -> str:
-    """Return the owner of a process: its job, else its container, else its session."""
-    job, container = facts.membership.job, facts.membership.container
-    if job is not None:
-        return f"{job.scheduler} {job.id}"
-    if container is not None:
-        return f"container {container[:12]}"
-    return f"session {facts.pid if facts.session is None else facts.session}"
 
 
 def divided(processes: Iterable[AuditedProcess]) -> frozenset[int]:

@@ -6,14 +6,12 @@ import argparse
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from affinityd.audit import resident_memory
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.describe import document, everything
-from affinityd.audit.document import AuditProcessDocument
 from affinityd.audit.model import GpuKey, Scan
 from affinityd.audit.overlap import overlap
 from affinityd.audit.sources.holders import HolderSources
@@ -26,7 +24,7 @@ from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.json_codec import dumps
 from affinityd.request import devices
 from affinityd.text import count, one_line, quote
-from affinityd.topology.model import Gpu, Topology
+from affinityd.topology.model import Topology
 from affinityd.topology.nearness import REMOTE
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
@@ -35,13 +33,6 @@ SHORTEST, LONGEST = 0.1, 3600.0
 
 #: Control sequences of a terminal, ECMA-48: to the first line; clear what is left of one, of all.
 HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
-
-
-@dataclass(frozen=True)
-class ProcessAndMemory(AuditProcessDocument):
-    """A process of the document with --memory."""
-
-    memory: Mapping[int, int] | None  #: NUMA node → bytes; null: it could not be read
 
 
 def add_arguments(parser: Parser) -> None:
@@ -73,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--memory has each process wait, and --watch would do so again and again; give one"
         )
     topology = _this_machine()
-    keys = {gpu.key for gpu in _chosen(topology, arguments.gpus)}
+    keys = _chosen(topology, arguments.gpus)
     # The holders are sought on all GPUs: a process's first is the one with most of its memory.
     auditor = Auditor(HolderSources(nvml_processes.query))
     seen, before = _only(auditor.scan(topology), keys), None
@@ -111,18 +102,15 @@ def _this_machine() -> Topology:
     return node.topology
 
 
-def _chosen(topology: Topology, listed: str | None) -> Iterator[Gpu]:
-    """Yield the GPUs that are to be looked at, in their order. Raises AffinityError for none."""
+def _chosen(topology: Topology, listed: str | None) -> AbstractSet[GpuKey]:
+    """Return the GPUs that are to be looked at. Raises AffinityError for none."""
     if not topology.gpus:
         raise NoSuchGpuError("this node has no GPU")
-    if listed in (None, "all"):
-        yield from topology.gpus
-        return
+    if listed in {None, "all"}:
+        return {gpu.key for gpu in topology.gpus}
     entries = [entry.strip() for entry in str(listed).split(",")]
-    keys = {
-        device.gpu.key for device in devices.select_devices(devices.all_devices(topology), entries)
-    }
-    yield from (gpu for gpu in topology.gpus if gpu.key in keys)
+    chosen = devices.select_devices(devices.all_devices(topology), entries)
+    return {device.gpu.key for device in chosen}
 
 
 def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
@@ -150,14 +138,11 @@ def _print(
 ) -> None:
     memory = resident_memory.read(scan.processes) if arguments.memory else {}
     if arguments.format == "json":
-        described = document(topology, scan, everything)
+        described = vars(document(topology, scan, everything))
         if arguments.memory:
             read = {pid: it for pid, it in memory.items() if not isinstance(it, str)}
-            with_memory = [
-                ProcessAndMemory(**vars(it), memory=read.get(it.pid))
-                for it in described.processes or ()
-            ]
-            described = replace(described, processes=with_memory)
+            its = [{**vars(it), "memory": read.get(it.pid)} for it in described["processes"]]
+            described = {**described, "processes": its}
         print(dumps(described), flush=True)
         return
     lines = [

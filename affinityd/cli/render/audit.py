@@ -7,16 +7,8 @@ from collections.abc import Iterator, Mapping
 from affinityd.audit.model import AuditedProcess, GpuKey, Scan
 from affinityd.audit.remedies import Remedies, Remedy
 from affinityd.audit.resident_memory import ByNode
-from affinityd.cli.console import aligned
-from affinityd.cli.render.audit_rows import (
-    COLUMNS,
-    NUMBERS,
-    SINCE_BEFORE,
-    amounts,
-    memory,
-    process_name,
-    rows,
-)
+from affinityd.cli.render import audit_rows
+from affinityd.cli.render.audit_rows import amounts, process_name
 from affinityd.cpuset import several
 from affinityd.topology.model import Topology
 
@@ -32,8 +24,7 @@ def table(
     """
     names = _names(topology)
     if scan.processes:
-        columns = COLUMNS if before is None else (*COLUMNS, SINCE_BEFORE)
-        yield from aligned(columns, list(rows(scan, names, before, fold=fold)), NUMBERS)
+        yield from audit_rows.table(scan, names, before, fold=fold)
     elif len(scan.unknown) < len(scan.near):
         yield "no process uses a GPU"
     remedies = Remedies(topology, scan)
@@ -55,7 +46,7 @@ def _orphans(scan: Scan, remedies: Remedies, names: Mapping[GpuKey, str]) -> Ite
     for process in scan.processes:
         if process.orphan is not None:
             facts, remedy = process.facts, remedies.end(process)
-            held = f"{memory(facts.holding)} of GPU {names[facts.gpu]}"
+            held = f"{audit_rows.memory(facts.holding)} of GPU {names[facts.gpu]}"
             end = f"; {remedy}" if remedy else ""
             yield f"{process_name(process.facts)}: orphan, holds {held}: {process.orphan}{end}"
 

@@ -9,6 +9,7 @@ from functools import cache
 from affinityd.audit.cpu_time import ThreadName, spent, ticks_of
 from affinityd.audit.gather import TICKS
 from affinityd.audit.model import AuditedProcess, GpuKey, Holding, ProcessFacts, Scan
+from affinityd.cli.console import aligned
 from affinityd.cpuset import format_list
 
 COLUMNS = (
@@ -25,19 +26,22 @@ MOST_ALIKE = 4  #: more workers than these that are alike share a row
 Alike = list[AuditedProcess]  #: the first of them, and the others
 
 
-def rows(
+def table(
     scan: Scan, names: Mapping[GpuKey, str], before: Scan | None, *, fold: bool
-) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each row; with a scan `before` also which part of their time was remote.
+) -> Iterator[str]:
+    """Return the lines of processes; with `before`, also which part of the time since was remote.
 
-    `fold`: workers that are alike may share one.
+    `fold`: workers that are alike may share a row.
     """
     levels = _levels(scan)
-    ticks = None if before is None else ticks_of(before.processes)
-    since = 0.0 if before is None else before.boot * TICKS
-    for those in _folded(scan) if fold else [[it] for it in scan.processes]:
-        row = _row(those, names, levels[those[0].facts.pid])
-        yield row if ticks is None else (*row, _remote_part(those, ticks, since))
+    groups = list(_folded(scan)) if fold else [[it] for it in scan.processes]
+    rows = [_row(those, names, levels[those[0].facts.pid]) for those in groups]
+    if before is None:
+        return aligned(COLUMNS, rows, NUMBERS)
+    ticks, since = ticks_of(before.processes), before.boot * TICKS
+    parts = (_remote_part(those, ticks, since) for those in groups)
+    rows = [(*row, part) for row, part in zip(rows, parts, strict=True)]
+    return aligned((*COLUMNS, SINCE_BEFORE), rows, NUMBERS)
 
 
 def process_name(facts: ProcessFacts) -> str:
@@ -64,8 +68,7 @@ def _levels(scan: Scan) -> Mapping[int, int]:
     """Return pid → how many ancestors it has in the table, up to the holder of its GPU."""
     levels: dict[int, int] = {}
     for facts in (process.facts for process in scan.processes):
-        is_holder = facts.holder is None
-        levels[facts.pid] = 0 if is_holder else levels.get(facts.parent, 0) + 1
+        levels[facts.pid] = 0 if facts.holder is None else levels.get(facts.parent, 0) + 1
     return levels
 
 
@@ -87,6 +90,8 @@ def _look(process: AuditedProcess) -> object:
 
 def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ...]:
     first, facts = those[0], those[0].facts
+    of = facts.membership
+    step = f".{of.step}" if of.job and of.step else ""
     threads = [thread for process in those for thread in process.facts.threads]
     more = f" +{len(those) - 1} alike" if len(those) > 1 else ""
     return (
@@ -94,7 +99,7 @@ def _row(those: Alike, names: Mapping[GpuKey, str], level: int) -> tuple[str, ..
         str(facts.pid),
         f"{LEVEL * level}{facts.name}{more}",
         _user(facts.uid),
-        _job(facts),
+        f"{of.owner or NONE}{step}",
         str(len(threads)),
         first.placement,
         "known daemon" if first.is_daemon else first.cause or NONE,
@@ -120,14 +125,6 @@ def _user(uid: int | None) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _job(facts: ProcessFacts) -> str:
-    job, step = facts.membership.job, facts.membership.step
-    if job is not None:
-        return f"{job.scheduler} {job.id}" + (f".{step}" if step else "")
-    container = facts.membership.container
-    return f"container {container[:12]}" if container else NONE
 
 
 def _remote_part(
