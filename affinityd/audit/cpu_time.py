@@ -47,8 +47,7 @@ class CpuTimeCounters:
     """The counters, from the first scan on. They never go back."""
 
     def __init__(self, ticks: int) -> None:
-        """Take how many clock ticks a second has."""
-        self._ticks = ticks
+        self._ticks = ticks  # in a second
         self._before: Mapping[ThreadName, int] = {}
         self._looked = float("inf")  # ticks since boot: of the threads before, none is known
         self._gpus: dict[GpuKey, CpuTime] = {}

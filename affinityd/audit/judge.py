@@ -60,9 +60,8 @@ class Judge:
         near = self.vicinity(facts.gpus)
         masks = {thread.mask for thread in facts.threads}
         places = {mask: placement(self.topology, near, mask) for mask in masks}
-        mains = {thread.mask for thread in facts.threads[:1]}
-        if facts.first_mask is not None:
-            mains.add(facts.first_mask)
+        known = (facts.first_mask, *(thread.mask for thread in facts.threads[:1]))
+        mains = {mask for mask in known if mask is not None}
         itself = {mask: self._is_its_own(mask, mains) for mask in masks}
         audited = AuditedProcess(
             facts,
@@ -104,12 +103,10 @@ def is_known_daemon(facts: ProcessFacts) -> bool:
 
 
 def _known(near: Vicinity) -> CpuSet | None:
-    """Return the near CPUs; None where they are not known."""
     return near.cpus if near.nodes else None
 
 
 def _together(placements: Collection[str]) -> str:
-    """Return the placement of a process by those of its threads."""
     if len(placements) == 1:
         return next(iter(placements))
     if not placements:  # none of them runs

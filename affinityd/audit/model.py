@@ -82,9 +82,9 @@ class ProcessFacts:
     state: str  #: proc_pid_stat(5): R, S, D, Z …
     gpu: GpuKey  #: its own, or that of the nearest ancestor that holds one
     holding: Holding | None  #: None: a descendant that holds no GPU itself
-    membership: Membership
-    cpuset: CpuSet | None  #: what its cgroup lets it use; None: not known
-    threads: tuple[Thread, ...]  #: the main one first; (): it is gone, and still named
+    membership: Membership = field(default_factory=Membership)
+    cpuset: CpuSet | None = None  #: what its cgroup lets it use; None: not known
+    threads: tuple[Thread, ...] = ()  #: the main one first; (): it is gone, and still named
     session: int | None = None  #: pid of the process that began its session
     service: str | None = None  #: systemd's unit of it, by its cgroup's path
     holder: int | None = None  #: pid of the process that it works for; None: it holds a GPU itself

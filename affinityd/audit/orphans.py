@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 from affinityd.audit.membership import is_slurms
-from affinityd.audit.model import AuditedProcess, Holding, Membership, ProcessFacts
+from affinityd.audit.model import AuditedProcess, Holding, ProcessFacts
 from affinityd.audit.owners import ProcessOwners
 from affinityd.linux.processes import INIT, ZOMBIE, exists
 from affinityd.topology.nearness import UNKNOWN
@@ -63,20 +63,8 @@ class MissingProcesses:
 
 def missing_process(holding: Holding) -> AuditedProcess:
     """Return what can be said of a process that is not there."""
-    facts = ProcessFacts(
-        pid=holding.pid,
-        name="?",
-        uid=None,
-        start=0,
-        parent=0,
-        state=GONE,
-        gpu=holding.gpu,
-        holding=holding,
-        membership=Membership(),
-        cpuset=None,
-        threads=(),
-        beside=holding.beside,
-    )
+    pid, gpu = holding.pid, holding.gpu  # neither its name, owner, start nor parent is known
+    facts = ProcessFacts(pid, "?", None, 0, 0, GONE, gpu, holding, beside=holding.beside)
     return AuditedProcess(facts, UNKNOWN, placements=(), pinned_itself=(), orphan=NOT_THERE)
 
 

@@ -23,21 +23,15 @@ def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
         if process.near is not None and not process.is_daemon:
             facts = process.facts
             session = facts.pid if facts.session is None else facts.session
-            pins[facts.membership.owner or f"session {session}"].update(
-                *_unique(process, process.near)
-            )
+            could_have = process.near if facts.cpuset is None else process.near & facts.cpuset
+            unique = (mask for mask in process.judged_masks if mask < could_have)
+            pins[facts.membership.owner or f"session {session}"].update(*unique)
     cpus: defaultdict[PinOwners, set[int]] = defaultdict(set)
     for cpu in sorted(set[int]().union(*pins.values())):
         owners = tuple(sorted(owner for owner, pinned in pins.items() if cpu in pinned))
         if len(owners) > 1:
             cpus[owners].add(cpu)
     return {owners: frozenset(those) for owners, those in cpus.items()}
-
-
-def _unique(process: AuditedProcess, near: CpuSet) -> set[CpuSet]:
-    cpuset = process.facts.cpuset
-    could_have = near if cpuset is None else near & cpuset
-    return {mask for mask in process.judged_masks if mask < could_have}
 
 
 def divided(processes: Iterable[AuditedProcess]) -> frozenset[int]:

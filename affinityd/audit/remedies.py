@@ -68,7 +68,6 @@ class Remedies:
     """
 
     def __init__(self, topology: Topology, scan: Scan) -> None:
-        """Take the machine, and what was found on it."""
         self._topology = topology
         self._divided = scan.divided
         self._holders = {it.facts.pid: it for it in scan.processes if it.facts.holding is not None}

@@ -105,7 +105,6 @@ class DeviceFileScanner:
         return [*new, *holders, *others]
 
     def _look(self, pids: list[int]) -> tuple[list[Holding], int]:
-        """Return the holders, and how many processes were not reached."""
         end = self._clock() + LIMIT
         held: list[Holding] = []
         for place, pid in enumerate(pids):

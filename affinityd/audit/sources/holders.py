@@ -105,7 +105,6 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
 
 
 def _together(pid: int, first: Holding, *others: Holding) -> Holding:
-    """Return a process's first GPU with those beside it."""
     least = (first.memory_bytes or 0) * LEAST
     used = {it.gpu for it in others if it.memory_bytes is None or it.memory_bytes >= least}
     return replace(first, pid=pid, beside=tuple(sorted(used - {first.gpu})))

@@ -114,7 +114,6 @@ def _chosen(topology: Topology, listed: str | None) -> AbstractSet[GpuKey]:
 
 
 def _only(scan: Scan, gpus: AbstractSet[GpuKey]) -> Scan:
-    """Return what a scan says of some GPUs."""
     processes = tuple(it for it in scan.processes if not gpus.isdisjoint(it.facts.gpus))
     return replace(
         scan,
