@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from affinityd.request.devices import ComputeDevice, VisibleDevices
-from affinityd.request.visible_lists import read_visible
+from affinityd.request.visible_devices import read_visible
 from affinityd.topology.model import Core, Gpu, NumaNode, Topology
 from tests.asking import ask, cpulists
 

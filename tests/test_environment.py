@@ -18,7 +18,7 @@ from affinityd.errors import (
     UnsatisfiableError,
 )
 from affinityd.linux.files import environment_of
-from affinityd.request import environment, environment_cpus
+from affinityd.request import environment, launchers
 from tests.children import program, sleeping
 
 TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -111,7 +111,7 @@ def asked(
 def test_the_scheduler_says_how_many_cpus_a_task_asked_for(
     environ: Mapping[str, str], expected: Mapping[str, str]
 ) -> None:
-    assert environment_cpus.asked_cpus(environ) == expected
+    assert launchers.asked_cpus(environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_a_mask_that_an_earlier_pin_set_is_no_limit(
 ) -> None:
     said = {"AFFINITYD_CPULIST": pinned, "AFFINITYD_ALLOWED": allowed}
     environ = {name: text for name, text in said.items() if text is not None}
-    assert environment_cpus.cpus_to_plan_on(environ, parse_list(mask)) == parse_list(cpus)
+    assert launchers.cpus_to_plan_on(environ, parse_list(mask)) == parse_list(cpus)
 
 
 # Asking.

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from affinityd.request.devices import ComputeDevice, VisibleDevices
-from affinityd.request.visible_lists import read_visible
+from affinityd.request.visible_devices import read_visible
 from affinityd.topology.model import Gpu
 
 

@@ -8,7 +8,7 @@ from affinityd.client.process_context import ProcessContext
 from affinityd.config import switch
 from affinityd.cpuset import CpuSet, format_list, several
 from affinityd.errors import ApplyError
-from affinityd.request import environment_cpus
+from affinityd.request import launchers
 from affinityd.request.launchers import local_rank
 from affinityd.text import one_line
 
@@ -78,7 +78,7 @@ def own_questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[Que
     process = ProcessContext.of_self()
     mask = process.mask
     observed = {"observe": format_list(mask)} if chosen == switch.OBSERVE else {}
-    cpus = environment_cpus.cpus_to_plan_on(os.environ, mask)
+    cpus = launchers.cpus_to_plan_on(os.environ, mask)
     return process.questions({**observed, **given}, cpus)
 
 

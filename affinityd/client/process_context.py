@@ -13,7 +13,7 @@ from affinityd.cpuset import CpuSet
 from affinityd.linux.cpu_limit import own_cpu_limit
 from affinityd.linux.files import environment_of
 from affinityd.request import environment
-from affinityd.request.environment_cpus import JOB_CPUS
+from affinityd.request.launchers import JOB_CPUS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,14 @@ from __future__ import annotations
 from affinityd.cpuset import CpuSet, format_list
 from affinityd.errors import REFUSALS, AffinityError, NoSuchGpuError
 from affinityd.planner import BY_RANK
-from affinityd.request.environment_cpus import cpus_of_job, with_asked_cpus
-from affinityd.request.launchers import SLURM_TASK, Rank, local_rank, number
+from affinityd.request.launchers import (
+    SLURM_TASK,
+    Rank,
+    cpus_of_job,
+    local_rank,
+    number,
+    with_asked_cpus,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes as long to import as Python to start

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from affinityd.cpuset import CpuSet, parse_list, parse_mask
 from affinityd.planner.modes import MODES
+from affinityd.request.environment import BY_VALUE
 from affinityd.text import quote, whole_number
 
 MAX_ENTRIES = 256
@@ -117,7 +118,7 @@ def listed(text: str) -> str:
 def visible(text: str) -> str:
     """Read a visible-device variable's value, to the letter."""
     name, is_assignment, value = text.partition("=")
-    if is_assignment and name in {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}:
+    if is_assignment and name in BY_VALUE:
         raise ValueError(f"{quote(text)} names its variable; give the value alone: {quote(value)}")
     return listed(text)
 

@@ -12,8 +12,7 @@ from affinityd.config.file import PARAMETER_VARIABLES, plan_parameters
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.request.environment import VISIBLE, process_questions
-from affinityd.request.environment_cpus import JOB_CPUS, cpus_to_plan_on
-from affinityd.request.launchers import SLURM_TASK, VARIABLES
+from affinityd.request.launchers import JOB_CPUS, SLURM_TASK, VARIABLES, cpus_to_plan_on
 from affinityd.request.parameters import Parameter, Request, parse_request, plain
 from affinityd.text import quote
 

@@ -1,12 +1,17 @@
 """What a caller sees: what a scheduler or container runtime gave it, less what its variable hides.
 
-Sources: NVIDIA Container Toolkit, "NVIDIA_VISIBLE_DEVICES"; and as devices.py has them.
+Visible-device lists are read as the drivers read them. CUDA_VISIBLE_DEVICES and
+ASCEND_RT_VISIBLE_DEVICES are one list; ROCm's ROCR_VISIBLE_DEVICES filters and HIP_VISIBLE_DEVICES
+indexes what is left, written `ROCR_VISIBLE_DEVICES=…;HIP_VISIBLE_DEVICES=…`. Sources: NVIDIA
+Container Toolkit, "NVIDIA_VISIBLE_DEVICES"; and as devices.py has them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
 
 from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.request.devices import (
@@ -16,13 +21,20 @@ from affinityd.request.devices import (
     device_named,
     with_instances,
 )
+from affinityd.request.environment import VISIBLE
 from affinityd.request.parameters import Request
-from affinityd.request.visible_lists import read_visible
 from affinityd.text import quote
 from affinityd.topology.model import Topology
 
 _MINOR = re.compile(r"(minor|drm):([0-9]{1,9})", re.ASCII)
 _INSTANCE = re.compile(r"([0-9]+):([0-9]{1,3})", re.ASCII)
+UUID_KINDS = ("GPU-", "MIG-")
+
+ULONG_MAX = 2**64 - 1
+#: More digits than ULONG_MAX has: a number cut down to so many is still above it.
+ENOUGH_DIGITS = 21
+
+_STRTOUL = re.compile(r"\s*([+-]?)([0-9]+)", re.ASCII)
 
 
 def visible_devices(topology: Topology, request: Request) -> VisibleDevices:
@@ -111,3 +123,70 @@ def _granted(topology: Topology, everything: VisibleDevices, entry: str) -> Comp
             f"granted: {quote(entry)} is not a device; write a comma list of indices, UUIDs, "
             "minor:N or drm:N, or none"
         ) from None
+
+
+def read_visible(value: str | None, given: VisibleDevices) -> VisibleDevices:
+    """Return what a variable's value leaves visible; None: unset, so all that were given.
+
+    Indices count in `by_index`, UUIDs name any that is `nameable`.
+    """
+    seen = given
+    for part in _lists(value):
+        devices = _read_list(part, seen.by_index, seen.nameable)
+        by_name = seen.by_name or part.startswith(UUID_KINDS)
+        seen = VisibleDevices(dict(enumerate(devices)), devices, by_name)
+    return replace(seen, nameable=given.nameable)
+
+
+def _lists(value: str | None) -> Iterator[str]:
+    """Yield the lists that are applied one after the other."""
+    if value is None:
+        return
+    assigned = dict(part.strip().partition("=")[::2] for part in value.split(";"))
+    if assigned.keys() <= set(VISIBLE["amd"]):
+        yield from (assigned[name] for name in VISIBLE["amd"] if name in assigned)
+    else:
+        yield value
+
+
+def _read_list(
+    value: str, numbered: Mapping[int, ComputeDevice], nameable: Sequence[ComputeDevice]
+) -> tuple[ComputeDevice, ...]:
+    entries = value.split(",")
+    kind = next((kind for kind in UUID_KINDS if value.startswith(kind)), None)
+    if kind is not None:
+        return tuple(_named(entries, kind, nameable))
+    return tuple(numbered[index] for index in _indices(entries, numbered))
+
+
+def _indices(entries: Sequence[str], present: Collection[int]) -> list[int]:
+    """Return a list's indices: it ends at the first that is unreadable, negative or not here."""
+    numbers = list(takewhile(lambda number: number >= 0, map(_strtoul, entries)))
+    if len(set(numbers)) < len(numbers):
+        return []
+    return list(takewhile(lambda number: number in present, numbers))
+
+
+def _strtoul(entry: str) -> int:
+    """Read the number that an entry begins with; negative where it begins with none."""
+    match = _STRTOUL.match(entry)
+    if match is None:
+        return -1
+    sign, digits = match[1], match[2].lstrip("0") or "0"
+    number = min(int(digits[:ENOUGH_DIGITS]), ULONG_MAX)
+    return -number if sign == "-" else number
+
+
+def _named(
+    entries: Sequence[str], kind: str, nameable: Sequence[ComputeDevice]
+) -> list[ComputeDevice]:
+    """Return the devices that UUIDs or unique prefixes name; blanks are part of an entry."""
+    names = list(takewhile(lambda entry: entry.startswith(kind), entries))
+    found: list[ComputeDevice] = []
+    for name in names:
+        matches = [device for device in nameable if (device.uuid or "").startswith(name)]
+        if len(matches) != 1:
+            break
+        found += matches
+    repeated = len(set(names)) < len(names) or len({device.uuid for device in found}) < len(found)
+    return [] if repeated else found

@@ -25,7 +25,7 @@ from affinityd.request.devices import all_devices
 from affinityd.request.launchers import local_rank
 from affinityd.request.parameters import PARAMETERS, Request, parse_request
 from affinityd.request.slurm_binding import cpus_of_step, gpu_slot
-from affinityd.request.visible_lists import read_visible
+from affinityd.request.visible_devices import read_visible
 from affinityd.slurm import slurmd
 from affinityd.slurm.expected import gres_of, has_host, node_lines
 from tests.asking import ask

@@ -15,7 +15,7 @@ from affinityd.discovery.machine import Machine
 from affinityd.errors import AffinityError, InvalidRequestError
 from affinityd.grouping import grouped
 from affinityd.planner.model import Options, RankPlan
-from affinityd.request import environment, environment_cpus
+from affinityd.request import environment, launchers
 from affinityd.request.formats import Reply, render
 from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
 from affinityd.request.resolve import Caller, answer
@@ -90,7 +90,7 @@ def _of_exec(
     """Return what `affinityd exec` would give the same ranks; None: the same."""
     given = exec_options.parameters(chosen, file.variables())
     given = {"mode": environment.default_mode(given), **given}
-    given = environment_cpus.with_asked_cpus(given, environ)
+    given = launchers.with_asked_cpus(given, environ)
     try:
         other = answer(node, parse_request(given.items()), caller)
     except AffinityError:  # as a variable that is none: exec would say so
