@@ -46,12 +46,15 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
 
     Raises InvalidRequestError for settings, TreeError for a machine, that cannot be read.
     """
-    doubts = []
+    doubt = None
     for path in sockets:
+        published = Path(path).with_name(node_file.NAME)
         try:
-            node = _published(Path(path).with_name(node_file.NAME))
+            published.lstat()  # a file that is not there is no doubt, however open its folder is
+            trust.check_path(str(published))
+            node = node_file.read(published)
         except UntrustedError as error:
-            doubts.append(str(error))
+            doubt = doubt or str(error)
             continue
         except (OSError, ValueError):
             continue
@@ -59,14 +62,7 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
             return SourcedNode(node, node_file.NAME)
     chosen = settings.load({}, names=("root", "machine", "node_name", "reserved_cpus"))
     node = Node(_read(chosen), chosen.reserved_cpus, replayed=chosen.replays)
-    return SourcedNode(node, "sysfs", next(iter(doubts), None), _replayed(chosen))
-
-
-def _published(path: Path) -> Node:
-    """Read what a daemon published. Raises UntrustedError; OSError and ValueError for none."""
-    path.lstat()  # a file that is not there is no doubt, however open its folder is
-    trust.check_path(str(path))
-    return node_file.read(path)
+    return SourcedNode(node, "sysfs", doubt, _replayed(chosen))
 
 
 def plan_on_node(node: Node, questions: Iterable[Question], caller: Caller | None = None) -> Reply:

@@ -85,18 +85,15 @@ def _check_part(path: str, part: str, *, is_above: bool) -> int:
     """
     status = os.lstat(part)
     uid, mode = status.st_uid, status.st_mode
-    if not (_is_trusted(uid) or (is_above and _is_own_container(uid))):
+    is_own = is_above and uid == os.geteuid()
+    if not (_is_trusted(uid) or (is_own and _overflow_uid() is not None)):
         raise UntrustedError(
             f"{path} is not trusted: {part} belongs to uid {uid}, and neither to root nor to whom "
             f"{VARIABLE} names"
         )
     is_open = mode & (stat.S_IWGRP | stat.S_IWOTH)
-    is_guarded = (
-        stat.S_ISLNK(mode)
-        or stat.S_ISSOCK(mode)
-        or (stat.S_ISDIR(mode) and bool(mode & stat.S_ISVTX))
-    )
-    if is_open and not is_guarded:
+    is_sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
+    if is_open and not (stat.S_ISLNK(mode) or stat.S_ISSOCK(mode) or is_sticky):
         raise UntrustedError(
             f"{path} is not trusted: others may write to {part}; chmod go-w {part} keeps them off"
         )
@@ -121,10 +118,6 @@ def trusted_uids(variables: Mapping[str, str]) -> frozenset[int]:
         return frozenset(map(user, words))
     except ValueError as error:
         raise InvalidRequestError(f"{VARIABLE}: {error}") from None
-
-
-def _is_own_container(uid: int) -> bool:
-    return uid == os.geteuid() and _overflow_uid() is not None
 
 
 def _overflow_uid() -> int | None:

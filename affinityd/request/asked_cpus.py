@@ -29,8 +29,8 @@ def asked_cpus(
     each = max(1, together // _tasks(request, allowed))
     if asked.cpus is not None:  # a variable may be of the job's script, and more than a step's
         each = min(each, asked.cpus)
-    elif has_node(topology, allowed, usable_cpus, together):
-        each = min(each, share_of_gpu(topology))
+    else:
+        each = _of_whole_node(topology, each, together, allowed, usable_cpus)
     return -(-each * ranks.tasks_per_gpu // ranks.gpus_per_task)
 
 
@@ -51,22 +51,19 @@ def asked_each(
 
     `cpus` is what the job may use.
     """
-    each = -(-granted // ranks)
-    is_alone = has_node(topology, cpus, usable_cpus, granted)
-    return min(each, share_of_gpu(topology)) if is_alone else each
+    return _of_whole_node(topology, -(-granted // ranks), granted, cpus, usable_cpus)
 
 
-def has_node(topology: Topology, cpus: CpuSet, usable_cpus: CpuSet, granted: int) -> bool:
-    """Return whether a job has the machine for itself: then its CPUs were not counted out.
+def _of_whole_node(
+    topology: Topology, each: int, granted: int, cpus: CpuSet, usable_cpus: CpuSet
+) -> int:
+    """Return `each`, at most a GPU's part of the cores where a job has the machine for itself.
 
-    A few cores may be kept from it (Slurm's CoreSpecCount), and all second threads of cores
-    (--hint=nomultithread).
+    Then its CPUs were not counted out. A few cores may be kept from it (Slurm's CoreSpecCount), and
+    all second threads of cores (--hint=nomultithread).
     """
     cores = usable(topology.cores, usable_cpus)
     lacking = sum(cpus.isdisjoint(core.cpus) for core in cores)
-    return lacking * TOLERATED <= len(cores) and granted * TOLERATED > len(cpus) * (TOLERATED - 1)
-
-
-def share_of_gpu(topology: Topology) -> int:
-    """Return the physical cores of a machine for each of its GPUs, at least 1."""
-    return max(1, len(topology.cores) // max(1, len(topology.gpus)))
+    is_less = lacking * TOLERATED > len(cores) or granted * TOLERATED <= len(cpus) * (TOLERATED - 1)
+    of_gpu = max(1, len(topology.cores) // max(1, len(topology.gpus)))
+    return each if is_less else min(each, of_gpu)

@@ -53,11 +53,6 @@ class Reply:
         return frozenset().union(*(rank.cpus for rank in self.ranks))
 
     @property
-    def threads(self) -> int:
-        """How many OpenMP threads suit one process that is all of these ranks."""
-        return sum(rank.threads for rank in self.ranks)
-
-    @property
     def locality(self) -> str:
         """The worst of any rank."""
         return max((rank.locality for rank in self.ranks), key=LOCALITIES.index)
@@ -120,7 +115,7 @@ def _shell(reply: Reply) -> Iterator[str]:
     yield f"AFFINITYD_GPUS={format_list(rank.gpu.index for rank in reply.ranks)}"
     yield f"AFFINITYD_NODES={format_list(homes)}"
     yield f"AFFINITYD_MEMORY_NODES={format_list(memory)}"
-    yield f"AFFINITYD_THREADS={reply.threads}"
+    yield f"AFFINITYD_THREADS={sum(rank.threads for rank in reply.ranks)}"
     yield f"AFFINITYD_WARNINGS={','.join(sorted({warning.code for warning in reply.warnings}))}"
     for rank in reply.ranks:
         yield f"AFFINITYD_RANK_{rank.rank}_CPULIST={format_list(rank.cpus)}"

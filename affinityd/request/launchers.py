@@ -11,12 +11,26 @@ from affinityd.text import whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     Environment = Mapping[str, str]
 
 MOST = 2**32 - 1  #: that Slurm and launchers write
-SLURM_TASK = "SLURM_LOCALID"
+SLURM_TASK, FLUX_TASK = "SLURM_LOCALID", "FLUX_TASK_LOCAL_ID"
+FLUX_NODES = "FLUX_JOB_NNODES"
+
+#: Launchers: the variable of the local rank, and those that say how many there are. The nearest to
+#: the process comes first: torchrun runs under srun, and mpirun's ranks inherit what srun told it.
+LAUNCHERS = {
+    "LOCAL_RANK": ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),  # torchrun and accelerate; deepspeed
+    "OMPI_COMM_WORLD_LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    "MPI_LOCALRANKID": ("MPI_LOCALNRANKS",),
+    "PMI_LOCAL_RANK": ("PMI_LOCAL_SIZE",),
+    FLUX_TASK: ("FLUX_JOB_SIZE",),
+    SLURM_TASK: (),
+}
+#: All that is read here of a process that another launcher than Slurm started.
+VARIABLES = (*LAUNCHERS, *(name for names in LAUNCHERS.values() for name in names), FLUX_NODES)
 
 #: Slurm's steps from here on are no tasks of srun: interactive, batch, extern (slurm.h).
 SLURM_SPECIAL_STEP = 0xFFFFFFFA
@@ -58,30 +72,20 @@ def number(text: str | None) -> int | None:
 
 
 def _ranks(environ: Environment) -> Iterator[Rank]:
-    for variable, size in LAUNCHERS:
+    for variable in LAUNCHERS:
         rank = number(environ.get(variable))
         if rank is not None and not (variable == SLURM_TASK and _is_script(environ)):
-            yield Rank(rank, size(environ), variable)
+            yield Rank(rank, _size(environ, variable), variable)
 
 
-def _variable(name: str) -> Callable[[Environment], int | None]:
-    return lambda environ: number(environ.get(name))
-
-
-def _framework_size(environ: Environment) -> int | None:
-    """As torchrun and accelerate have it, else as deepspeed does."""
-    return number(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE"))
-
-
-def _flux_size(environ: Environment) -> int | None:
-    """Flux says how many tasks a job has, and on how many nodes."""
-    return number(environ.get("FLUX_JOB_SIZE")) if environ.get("FLUX_JOB_NNODES") == "1" else None
-
-
-def _slurm_size(environ: Environment) -> int | None:
-    """Count the step's tasks on this node, whose numbers slurmstepd lists for each of them."""
-    tasks = environ.get("SLURM_GTIDS")
-    return tasks.count(",") + 1 if tasks else None
+def _size(environ: Environment, variable: str) -> int | None:
+    """Return how many local ranks there are, by the launcher that sets this variable."""
+    if variable == SLURM_TASK:  # slurmstepd lists for each task those of its step on this node
+        tasks = environ.get("SLURM_GTIDS")
+        return tasks.count(",") + 1 if tasks else None
+    if variable == FLUX_TASK and environ.get(FLUX_NODES) != "1":  # the size is the whole job's
+        return None
+    return number(next(filter(None, map(environ.get, LAUNCHERS[variable])), None))
 
 
 def _is_script(environ: Environment) -> bool:
@@ -89,25 +93,6 @@ def _is_script(environ: Environment) -> bool:
     step = number(environ.get("SLURM_STEP_ID"))
     in_no_step = "SLURM_JOB_ID" in environ and step is None
     return environ[SLURM_TASK] == "0" and (in_no_step or (step or 0) >= SLURM_SPECIAL_STEP)
-
-
-#: Who starts ranks: the variable of the local rank, and how many there are. The nearest to the
-#: process comes first: torchrun runs under srun, and mpirun's ranks inherit what srun told mpirun.
-LAUNCHERS = (
-    ("LOCAL_RANK", _framework_size),
-    ("OMPI_COMM_WORLD_LOCAL_RANK", _variable("OMPI_COMM_WORLD_LOCAL_SIZE")),
-    ("MPI_LOCALRANKID", _variable("MPI_LOCALNRANKS")),
-    ("PMI_LOCAL_RANK", _variable("PMI_LOCAL_SIZE")),
-    ("FLUX_TASK_LOCAL_ID", _flux_size),
-    (SLURM_TASK, _slurm_size),
-)
-
-#: All that is read here of a process that another launcher than Slurm started.
-VARIABLES = (
-    *(variable for variable, _ in LAUNCHERS),
-    *("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
-    *("PMI_LOCAL_SIZE", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
-)
 
 
 def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
