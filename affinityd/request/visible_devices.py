@@ -26,7 +26,7 @@ from affinityd.request.parameters import Request
 from affinityd.text import quote
 from affinityd.topology.model import Topology
 
-_MINOR = re.compile(r"(minor|drm):([0-9]{1,9})", re.ASCII)
+_FILE = re.compile(r"(minor|drm):[0-9]{1,9}", re.ASCII)
 _INSTANCE = re.compile(r"([0-9]+):([0-9]{1,3})", re.ASCII)
 UUID_KINDS = ("GPU-", "MIG-")
 
@@ -59,8 +59,16 @@ def _grant(
 ) -> tuple[ComputeDevice, ...]:
     if granted == "none":
         raise NoSuchGpuError("granted=none: the caller was given no GPU")
-    entries = _of_gpus(topology, granted.split(","))
-    return _in_order(everything, {_granted(topology, everything, entry) for entry in entries})
+    files = {
+        f"{kind}:{number}": ComputeDevice(gpu)
+        for gpu in topology.gpus
+        for kind, number in (("minor", gpu.minor), ("drm", gpu.render_minor))
+        if number is not None
+    }
+    entries = granted.split(",")
+    if not files.keys().isdisjoint(entries):  # a GPU that is lost leaves its file behind
+        entries = [entry for entry in entries if entry in files or not _FILE.fullmatch(entry)]
+    return _in_order(everything, {_granted(everything, files, entry) for entry in entries})
 
 
 def _listed(
@@ -95,24 +103,14 @@ def _at(everything: VisibleDevices, entry: str) -> ComputeDevice:
     return device_named(everything, entry)
 
 
-def _of_gpus(topology: Topology, entries: Sequence[str]) -> Sequence[str]:
-    """Leave out device files without a GPU, as one that is lost leaves behind; all have one: none.
-
-    Where none of them has a GPU, they are left in: they are of another machine.
-    """
-    gpus = topology.gpus
-    known = {f"minor:{gpu.minor}" for gpu in gpus} | {f"drm:{gpu.render_minor}" for gpu in gpus}
-    here = [entry for entry in entries if entry in known or not _MINOR.fullmatch(entry)]
-    return entries if known.isdisjoint(entries) else here
-
-
-def _granted(topology: Topology, everything: VisibleDevices, entry: str) -> ComputeDevice:
-    if minor := _MINOR.fullmatch(entry):
-        field = "minor" if minor[1] == "minor" else "render_minor"
-        at = {getattr(gpu, field): ComputeDevice(gpu) for gpu in topology.gpus}
-        if int(minor[2]) in at:
-            return at[int(minor[2])]
-        have = ", ".join(str(number) for number in sorted(at.keys() - {None})) or "none"
+def _granted(
+    everything: VisibleDevices, files: Mapping[str, ComputeDevice], entry: str
+) -> ComputeDevice:
+    if entry in files:
+        return files[entry]
+    if file := _FILE.fullmatch(entry):
+        numbers = sorted(int(it.partition(":")[2]) for it in files if it.startswith(file[1]))
+        have = ", ".join(map(str, numbers)) or "none"
         raise NoSuchGpuError(f"granted: no GPU has {entry}; this machine has {have}")
     try:
         return _at(everything, entry)
