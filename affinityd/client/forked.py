@@ -5,25 +5,24 @@ one thread alone: in a child, locks of other threads stay closed for ever; and t
 process costs it the pages that drivers and network adapters know of.
 """
 
-# ruff: noqa: PTH123 - pathlib costs more to import than Python to start
-
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` takes half as long as Python's start
+import _socket
 import marshal
 import os
 import time
 
 from affinityd import errors
+from affinityd.client.http import received
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, BinaryIO, NoReturn, TypeVar
+    from typing import Any, NoReturn, TypeVar
 
     T = TypeVar("T")
 
-CHUNK = 65536
 LINGER = 0.05  #: seconds that a killed child is waited for; one that waits for a device stays
 PAUSE = 0.0002  #: seconds between two looks whether it has ended
 
@@ -35,18 +34,21 @@ def run_forked(function: Callable[[], T], deadline: float) -> T:
     raises, and of another exception of its, an AffinityError that names it; OSError where there may
     be no more processes.
     """
-    reading, writing = os.pipe()
+    answers, pipe = _socket.socketpair()
     is_late = True
-    with open(reading, "rb") as answers, open(writing, "wb") as pipe:
+    try:
         child = os.fork()
         if child == 0:
             _run(function, pipe, deadline)
         pipe.close()
         try:
-            answer = _received(answers.fileno(), deadline)
+            answer = b"".join(received(answers, deadline))
             is_late = False
         finally:
             _end(child, kill=is_late)
+    finally:
+        answers.close()
+        pipe.close()
     if not answer:
         raise errors.AffinityError("the process that plans ended without a word")
     failure, result = marshal.loads(answer)  # noqa: S302 - a child of ours wrote it
@@ -70,7 +72,7 @@ def _let_go(pipe: int, deadline: float) -> None:
         os.dup2(nowhere, stream)
 
 
-def _run(function: Callable[[], object], pipe: BinaryIO, deadline: float) -> NoReturn:
+def _run(function: Callable[[], object], pipe: _socket.socket, deadline: float) -> NoReturn:
     """Write what a function returns, or what it raises, and end."""
     answer: Any
     try:
@@ -79,25 +81,9 @@ def _run(function: Callable[[], object], pipe: BinaryIO, deadline: float) -> NoR
             answer = None, function()
         except Exception as error:  # noqa: BLE001 - what it raises is the parent's
             answer = type(error).__name__, str(error)
-        pipe.write(marshal.dumps(answer))
-        pipe.flush()
+        pipe.sendall(marshal.dumps(answer))
     finally:
         os._exit(0)
-
-
-def _received(reading: int, deadline: float) -> bytes:
-    """Return what comes through a pipe until its other end is closed. Raises TimeoutError."""
-    from select import POLLIN, poll  # noqa: PLC0415 - only where there is no daemon
-
-    pipe = poll()
-    pipe.register(reading, POLLIN)
-    received = b""
-    while (left := deadline - time.monotonic()) > 0 and pipe.poll(left * 1000):
-        chunk = os.read(reading, CHUNK)
-        if not chunk:
-            return received
-        received += chunk
-    raise TimeoutError
 
 
 def _end(child: int, *, kill: bool) -> None:

@@ -167,11 +167,13 @@ def get(connection: _socket.socket, target: str, deadline: float, most: int = MA
     """Return all that comes at a path until the other side closes. Raises OSError, as connect."""
     connection.settimeout(_left(deadline))
     connection.sendall(f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(), _socket.MSG_NOSIGNAL)
-    return b"".join(_received(connection, deadline, most))
+    return b"".join(received(connection, deadline, most))
 
 
-def _received(connection: _socket.socket, deadline: float, most: int) -> Iterator[bytes]:
-    """Yield what comes, little more than `most` bytes of it."""
+def received(
+    connection: _socket.socket, deadline: float, most: int = MAX_ANSWER
+) -> Iterator[bytes]:
+    """Yield what comes until the other side closes, little more than `most` bytes of it."""
     size = 0
     while size <= most:
         connection.settimeout(_left(deadline))
