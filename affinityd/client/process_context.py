@@ -3,15 +3,13 @@
 `affinityd exec` imports this: no dataclasses, nothing that only other processes take.
 """
 
-# ruff: noqa: PTH208 - pathlib costs more to import than Python to start
-
 from __future__ import annotations
 
 import os
 
 from affinityd.cpuset import CpuSet
 from affinityd.linux.cpu_limit import own_cpu_limit
-from affinityd.linux.files import environment_of
+from affinityd.linux.files import environment_of, numbered, text
 from affinityd.request import environment
 from affinityd.request.launchers import JOB_CPUS
 
@@ -115,34 +113,15 @@ def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
     files there and none of them to be opened it is "none"; AMD's may also be closed to a user that
     is in no group of theirs.
     """
-    minors = _numbered(dev, "nvidia")
+    minors = numbered(dev, "nvidia")
     if minors:
         mine = [minor for minor in minors if _may_open(f"{dev}/nvidia{minor}")]
         return ",".join(f"minor:{minor}" for minor in mine) or "none"
-    renders = [
-        f"drm:{minor}"
-        for minor in _numbered(f"{dev}/dri", "renderD")
-        if _may_open(f"{dev}/dri/renderD{minor}") and _is_amd(sys, minor)
-    ]
+    own = [it for it in numbered(f"{dev}/dri", "renderD") if _may_open(f"{dev}/dri/renderD{it}")]
+    drm = f"{sys}/class/drm/renderD"
+    renders = [f"drm:{minor}" for minor in own if text(f"{drm}{minor}/device/vendor") == AMD]
     return ",".join(renders) or None
-
-
-def _numbered(folder: str, prefix: str) -> list[int]:
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    numbers = [name[len(prefix) :] for name in names if name.startswith(prefix)]
-    return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
 
 def _may_open(path: str) -> bool:
     return os.access(path, os.R_OK | os.W_OK)
-
-
-def _is_amd(sys: str, minor: int) -> bool:
-    try:
-        with open(f"{sys}/class/drm/renderD{minor}/device/vendor") as file:  # noqa: PTH123
-            return file.read().strip() == AMD
-    except OSError:
-        return False

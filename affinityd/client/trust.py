@@ -7,7 +7,7 @@ overflow uid, which counts as root's; and the folders above may belong to the us
 container.
 """
 
-# ruff: noqa: PTH109, PTH115, PTH118, PTH120, PTH123 - pathlib costs more to import than Python
+# ruff: noqa: PTH109, PTH115, PTH118, PTH120 - pathlib costs more to import than Python
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import stat
 
 from affinityd.config import file as conffile
 from affinityd.errors import InvalidRequestError, UntrustedError
+from affinityd.linux.files import text
 from affinityd.linux.peercred import credentials, overflow_uid
 
 TYPE_CHECKING = False
@@ -122,9 +123,5 @@ def trusted_uids(variables: Mapping[str, str]) -> frozenset[int]:
 
 def _overflow_uid() -> int | None:
     """Return what uids look like that have no number here; None where every uid has one."""
-    try:
-        with open(UID_MAP, encoding="ascii") as file:
-            has_all = file.read().split() == IDENTITY_MAP
-    except OSError:  # without /proc
-        return None
-    return None if has_all else overflow_uid()
+    uids = text(UID_MAP).split()  # none without /proc
+    return overflow_uid() if uids and uids != IDENTITY_MAP else None

@@ -91,9 +91,10 @@ def listed(folder: str) -> list[str]:
         return []
 
 
-def numbered(folder: str) -> list[int]:
-    """Return the names that are numbers, by ascending number: processes, threads."""
-    return sorted(int(name) for name in listed(folder) if name.isascii() and name.isdigit())
+def numbered(folder: str, prefix: str = "") -> list[int]:
+    """Return the numbers behind a prefix in names, ascending: processes, threads, devices."""
+    names = (name[len(prefix) :] for name in listed(folder) if name.startswith(prefix))
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def environment_of(pid: int, root: str = "") -> Mapping[str, str] | None:
