@@ -27,8 +27,8 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from affinityd.daemon.sockets import BACKLOG, listen_unix
-from tests.machines.facts import machine
-from tests.machines.sysfs_tree import write_tree
+from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import write_tree
 
 QUERY = b"/plan?gpus=0,1&mode=unique_contiguous&share=requested"
 CONNECTIONS = 8

@@ -33,9 +33,9 @@ from affinityd.daemon import main as daemon
 from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml.report import ProcessReport
 from affinityd.topology.model import Topology
-from tests.children import program
-from tests.daemons import eventually
-from tests.machines.by_hand import made
+from tests.support.children import program
+from tests.support.daemons import eventually
+from tests.support.machines.by_hand import made
 
 VENDORS = ("nvidia", "huawei")
 SCANS = 240  #: an hour's

@@ -19,8 +19,8 @@ from statistics import median
 from time import perf_counter
 
 from affinityd.discovery import discover, open_tree
-from tests.machines.facts import machine
-from tests.machines.sysfs_tree import BRIDGE_CLASS, put, write_tree
+from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import BRIDGE_CLASS, put, write_tree
 
 LSTOPO = "lstopo-no-graphics"
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from affinityd.topology.model import Topology
-from tests.daemons import Daemon
-from tests.e2e.made_nodes import DRIVER, running_on
-from tests.machines.facts import machine
+from tests.support.daemons import Daemon
+from tests.support.machines.facts import machine
+from tests.support.made_nodes import DRIVER, running_on
 
 GPUS = 8
 

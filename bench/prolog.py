@@ -31,11 +31,11 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from time import perf_counter
 
-from tests.daemons import PATIENCE, running
 from tests.e2e.slurm.bare import BARE_DEV
 from tests.e2e.slurm.node import CONF, INSTALLED, SCRIPTS, copied
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
-from tests.tiny import LOOK, PROGRAM, tiny_tree
+from tests.support.daemons import PATIENCE, running
+from tests.support.tiny import LOOK, PROGRAM, tiny_tree
 
 RUN = "/run/affinityd"
 SRUN = ("srun", "-n1", "--gres=gpu:1")

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from tests.daemons import BELIEVED, running
-from tests.tiny import tiny_tree
+from tests.support.daemons import BELIEVED, running
+from tests.support.tiny import tiny_tree
 
 PROGRAM = Path(__file__).parents[1] / "bin/affinityd"
 BARE = "python3 -c pass"

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.daemons import BELIEVED, Daemon, running
+from tests.support.daemons import BELIEVED, Daemon, running
+from tests.support.paths import REPOSITORY
 
 #: What public planners answer, where it lies beside the checkout; no test needs it.
-CONFORMANCE = Path(__file__).parents[2] / "shared" / "conformance"
+CONFORMANCE = REPOSITORY.parent / "shared" / "conformance"
 
 #: The trees that tests write are read from memory, as a kernel's are.
 MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of its own in it
 if os.access(MEMORY, os.W_OK):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", os.fspath(MEMORY))
 
-collect_ignore = [] if CONFORMANCE.is_dir() else ["test_conformance.py"]
+collect_ignore = [] if CONFORMANCE.is_dir() else ["unit/planner/test_conformance.py"]
 
 #: Suites with files that take minutes, the longest first: at the end one would run alone.
 LONG = ("vm", "load", "torch", "faults")
@@ -50,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def tiny_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Run a daemon whose plans can be applied here."""
     # Imported here: a machine with one CPU runs the other tests.
-    from tests.tiny import tiny_tree  # noqa: PLC0415
+    from tests.support.tiny import tiny_tree  # noqa: PLC0415
 
     folder = tmp_path_factory.mktemp("tiny")
     with running(folder, "--root", str(tiny_tree(folder / "machine"))) as daemon:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.e2e.chart import tools
+from tests.support.paths import REPOSITORY
 
-ROOT = Path(__file__).parents[3]
-FOLDER = ROOT / "deploy" / "helm" / "affinityd" / "dashboards"
+FOLDER = REPOSITORY / "deploy" / "helm" / "affinityd" / "dashboards"
 REMAKE = "scripts/dashboards re-makes it"
 
 
@@ -27,7 +27,7 @@ def write(folder: Path) -> None:
     """Write every dashboard into a folder."""
     python = tools.python_with(tools.GRAFANA) / "python"
     command = [os.fspath(python), "-B", "-m", "deploy.grafana", os.fspath(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

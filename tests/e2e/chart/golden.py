@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from tests.e2e.chart.rendering import rendered
+from tests.support.paths import DATA
 
 #: What most install, what has most objects, and what pins.
 OPTIONS = ("default", "service-only", "everything", "pin")
@@ -20,7 +21,7 @@ REMAKE = "python -m tests.e2e.chart.golden re-makes it"
 
 def path(option: str) -> Path:
     """Return where an option's golden manifests are."""
-    return Path(__file__).parents[2] / "golden" / "chart" / f"{option}.yaml"
+    return DATA / "golden" / "chart" / f"{option}.yaml"
 
 
 def looked_at(option: str) -> str:

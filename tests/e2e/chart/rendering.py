@@ -6,14 +6,14 @@ import json
 import subprocess
 from collections.abc import Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.e2e.chart import tools
+from tests.support.paths import REPOSITORY
 
-CHART = Path(__file__).parents[3] / "deploy" / "helm" / "affinityd"
+CHART = REPOSITORY / "deploy" / "helm" / "affinityd"
 #: One small file an option; a user of the chart may learn from them, too.
 OPTIONS = {path.name.removesuffix("-values.yaml"): path for path in (CHART / "ci").iterdir()}
 NAMESPACE = "gpu"

@@ -12,8 +12,6 @@ from tests.e2e.chart.alert_cases import FLEET
 from tests.e2e.chart.promtool import RUNBOOK, rules
 from tests.e2e.chart.rendering import CHART
 
-pytestmark = pytest.mark.chart
-
 PAGE = (CHART.parents[2] / "docs" / "alerts.md").read_text()
 SECTIONS = {
     heading: text for heading, _, text in (it.partition("\n\n") for it in PAGE.split("\n## ")[1:])

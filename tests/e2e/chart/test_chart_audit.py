@@ -12,8 +12,6 @@ from affinityd.config.settings import NAMES
 from tests.e2e.chart.pod_security import against_baseline
 from tests.e2e.chart.rendering import refusal, with_values
 
-pytestmark = pytest.mark.chart
-
 HOST_PID = {"hostPID": True}
 AUDIT = {"audit": {"enabled": True}}
 AUDIT_OF_AMD = {"audit": {"enabled": True, "runtimeClassName": ""}}

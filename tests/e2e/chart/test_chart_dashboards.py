@@ -18,8 +18,6 @@ from tests.e2e.chart.dcgm_series import far_gpu, util
 from tests.e2e.chart.promtool import try_rules
 from tests.e2e.chart.rendering import objects
 
-pytestmark = pytest.mark.chart
-
 DASHBOARDS = sorted(dashboards.FOLDER.glob("*.json"))
 EACH = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 #: Of GPU07 in alert_cases, which has no label `cluster`.

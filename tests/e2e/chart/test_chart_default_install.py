@@ -7,13 +7,11 @@ from functools import partial
 
 import pytest
 
-from tests.daemons import eventually, running
 from tests.e2e.chart.rendering import container
-from tests.e2e.test_dashboards import queries
-from tests.ports import free_port
-from tests.prometheus import Prometheus, running_prometheus
-
-pytestmark = pytest.mark.chart
+from tests.e2e.prometheus.test_dashboards import queries
+from tests.support.daemons import eventually, running
+from tests.support.ports import free_port
+from tests.support.prometheus import Prometheus, running_prometheus
 
 NODE = "gpu07"
 #: What is chosen at the top of a dashboard: this node, and all of the rest.

@@ -14,8 +14,6 @@ from affinityd.daemon.policy_document import parse
 from tests.e2e.chart.pod_security import against_baseline
 from tests.e2e.chart.rendering import OPTIONS, container, objects, pod, refusal, with_values
 
-pytestmark = pytest.mark.chart
-
 OBSERVE = {"audit": {"enabled": True}, "enforce": {"mode": "observe"}}
 PIN = {"audit": {"enabled": True}, "enforce": {"mode": "pin"}}
 OLDER = {"hostPID": True, "enforce": {"mode": "pin"}}  #: before there was audit.enabled

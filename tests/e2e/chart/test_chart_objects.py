@@ -7,8 +7,6 @@ import pytest
 from tests.e2e.chart.pod_security import against_restricted
 from tests.e2e.chart.rendering import OPTIONS, container, daemon_set, objects, pod
 
-pytestmark = pytest.mark.chart
-
 ALWAYS = {"DaemonSet/affinityd", "ServiceAccount/affinityd"}
 SERVICES = {"Service/affinityd", "Service/affinityd-metrics", "Pod/affinityd-test"}
 

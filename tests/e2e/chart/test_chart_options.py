@@ -17,8 +17,6 @@ from affinityd import __version__
 from tests.e2e.chart import crds, golden, tools
 from tests.e2e.chart.rendering import CHART, NAMESPACE, OPTIONS, Object, helm, objects, rendered
 
-pytestmark = pytest.mark.chart
-
 EVERY_OPTION = pytest.mark.parametrize("option", sorted(OPTIONS))
 CUSTOM = "monitoring.coreos.com/v1"
 

@@ -10,8 +10,6 @@ import pytest
 
 from tests.e2e.chart.rendering import refusal
 
-pytestmark = pytest.mark.chart
-
 HAS_AFFINITYD = (
     "the init step gives it to the daemon's user, so name an absolute folder, not a socket, whose "
     "last part has affinityd in it, such as /run/affinityd"

@@ -23,8 +23,6 @@ from tests.e2e.chart.rendering import (
     pod,
 )
 
-pytestmark = pytest.mark.chart
-
 
 def environment(option: str) -> dict[str, Any]:
     return {it["name"]: it.get("value", it.get("valueFrom")) for it in container(option)["env"]}

@@ -7,12 +7,8 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.chart import tools
 from tests.e2e.chart.rendering import OPTIONS, rendered
-
-pytestmark = pytest.mark.chart
 
 DAEMON, TEST, ANY = {"DaemonSet"}, {"Pod"}, {"DaemonSet", "Pod"}
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e import privileges
 from tests.e2e.chart.rendering import OPTIONS, container, daemon_set, pod
-
-pytestmark = [pytest.mark.chart]
+from tests.support import privileges
 
 #: What a container sees of the node → the file of the table that it is.
 SEEN = {"/host/cgroup": "/sys/fs/cgroup", "/var/log/pods": "/var/log/pods"}

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from tests.daemons import Daemon, eventually, running, spawn
 from tests.e2e.chart.rendering import container
-
-pytestmark = pytest.mark.chart
+from tests.support.daemons import Daemon, eventually, running, spawn
 
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 

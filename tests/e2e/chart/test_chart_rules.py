@@ -28,8 +28,6 @@ from tests.e2e.chart.alert_cases import (
 from tests.e2e.chart.promtool import RULES, RUNBOOK, promtool, rules, try_rules
 from tests.e2e.chart.rendering import objects, with_values
 
-pytestmark = pytest.mark.chart
-
 
 @pytest.mark.parametrize(("alert", "series", "minutes", "fires"), CASES)
 def test_an_alert_fires_when_it_should(

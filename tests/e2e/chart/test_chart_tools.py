@@ -9,8 +9,6 @@ from collections.abc import Mapping
 
 import pytest
 
-pytestmark = pytest.mark.chart
-
 
 @pytest.mark.parametrize(
     ("given", "kept"),

@@ -11,8 +11,6 @@ import yaml
 
 from tests.e2e.chart.rendering import CHART, refusal, with_values
 
-pytestmark = pytest.mark.chart
-
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 

@@ -12,8 +12,6 @@ from tests.e2e.chart.alert_cases import left, remedied
 from tests.e2e.chart.promtool import rules, try_rules
 from tests.e2e.chart.rendering import CHART
 
-pytestmark = pytest.mark.chart
-
 PAGE = (CHART.parents[2] / "docs" / "enforce.md").read_text()
 QUESTIONS = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
 

@@ -14,10 +14,9 @@ import yaml
 from affinityd.request.parameters import parse_request
 from tests.e2e.chart.pod_security import against_baseline, against_restricted
 from tests.e2e.chart.rendering import Object, objects, with_values
+from tests.support.paths import REPOSITORY
 
-pytestmark = pytest.mark.chart
-
-FOLDER = Path(__file__).parents[3] / "deploy" / "examples"
+FOLDER = REPOSITORY / "deploy" / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))
 NAMED = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 GPU = "nvidia.com/gpu"

@@ -18,8 +18,6 @@ from tests.e2e.chart import crds, jmespaths, tools
 from tests.e2e.chart.pod_security import against_baseline, against_restricted
 from tests.e2e.chart.rendering import CHART, Object
 
-pytestmark = pytest.mark.chart
-
 EXAMPLES = CHART.parents[1] / "examples"
 ADMISSION = EXAMPLES / "policies" / "mutating-admission-policy.yaml"
 KYVERNO = EXAMPLES / "policies" / "kyverno.yaml"

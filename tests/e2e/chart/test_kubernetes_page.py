@@ -12,8 +12,6 @@ import yaml
 
 from tests.e2e.chart.rendering import CHART, by_name, helm
 
-pytestmark = pytest.mark.chart
-
 DOCS = CHART.parents[2] / "docs"
 PAGE = DOCS / "kubernetes.md"
 README = CHART / "README.md"

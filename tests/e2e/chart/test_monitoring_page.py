@@ -17,8 +17,6 @@ from tests.e2e.chart.dcgm_series import far_gpu, util
 from tests.e2e.chart.promtool import RULES, RUNBOOK, promtool, rules, try_rules
 from tests.e2e.chart.rendering import CHART, by_name, helm
 
-pytestmark = pytest.mark.chart
-
 ROOT = CHART.parents[2]
 PAGE = (ROOT / "docs" / "monitoring.md").read_text()
 QUESTIONS = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)

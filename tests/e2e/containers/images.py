@@ -19,8 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.e2e.containers.podman import attempt, environment, locked, podman
-
-CHECKOUT = Path(__file__).parents[3]
+from tests.support.paths import REPOSITORY
 
 SUITE = "bookworm"
 #: What is Debian's, and what an Ubuntu without anything is too: an sh and taskset.
@@ -51,14 +50,14 @@ def client(name: str) -> str:
 @cache
 def affinityd() -> str:
     """Return the tag of the image that scripts/image builds from the working tree."""
-    tag = f"localhost/affinityd:test-{hashlib.sha256(os.fsencode(CHECKOUT)).hexdigest()[:8]}"
+    tag = f"localhost/affinityd:test-{hashlib.sha256(os.fsencode(REPOSITORY)).hexdigest()[:8]}"
     built = build(tag)
     assert built.returncode == 0, built.stderr
     return tag
 
 
 def build(
-    *arguments: str, checkout: Path = CHECKOUT, **variables: str
+    *arguments: str, checkout: Path = REPOSITORY, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a checkout's scripts/image, upon this machine's base and through its network."""
     base = _debian("base")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from tests.tiny import Ended
+from tests.support.tiny import Ended
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "affinityd-containers"
 #: What podman must find gone after a boot.

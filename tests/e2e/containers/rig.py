@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.daemons import COMPLAINTS, PATIENCE, Daemon, eventually, is_ready
 from tests.e2e.containers import images
 from tests.e2e.containers.podman import CACHE, attempt, environment, podman
-from tests.tiny import Ended
+from tests.support.daemons import COMPLAINTS, PATIENCE, Daemon, eventually, is_ready
+from tests.support.tiny import Ended
 
 USER = 65532  #: whose the daemon of the image is
 UNPRIVILEGED = ("--read-only", "--cap-drop=all")  #: as the chart has it

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from affinityd import __version__
-from tests.daemons import COMPLAINTS, Daemon, eventually, is_ready
+from tests.support.daemons import COMPLAINTS, Daemon, eventually, is_ready
+from tests.support.paths import REPOSITORY
 
-pytestmark = pytest.mark.containers
-
-BUNDLE = Path(__file__).parents[3] / "scripts/bundle"
+BUNDLE = REPOSITORY / "scripts/bundle"
 PYTHON = f"cp{sys.version_info.major}{sys.version_info.minor}"
 #: What INSTALL calls it: on a node python3 may be an older one.
 COMMAND = f"python{sys.version_info.major}.{sys.version_info.minor}"

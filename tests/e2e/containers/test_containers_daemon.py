@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from affinityd.daemon.servers import DRAIN_SECONDS
-from tests.daemons import PATIENCE, eventually
 from tests.e2e.containers import images
 from tests.e2e.containers.rig import (
     SOCKETS,
@@ -27,9 +26,8 @@ from tests.e2e.containers.rig import (
     running,
     starting,
 )
-from tests.tiny import affinityd
-
-pytestmark = pytest.mark.containers
+from tests.support.daemons import PATIENCE, eventually
+from tests.support.tiny import affinityd
 
 APART = ("--pid=private",)
 JSON = ("--machine=mi250x", "--log-format=json")

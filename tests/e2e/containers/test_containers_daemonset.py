@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests.daemons import Reply, UnixConnection, eventually
 from tests.e2e.chart.as_pod import as_pod
 from tests.e2e.chart.rendering import Object, with_values
 from tests.e2e.containers import images
 from tests.e2e.containers.podman import attempt, podman
-from tests.tiny import Ended
-
-pytestmark = pytest.mark.containers
+from tests.support.daemons import Reply, UnixConnection, eventually
+from tests.support.tiny import Ended
 
 USER = 65532
 NODE = "gpu07"

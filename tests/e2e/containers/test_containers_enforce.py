@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from affinityd.linux.processes import mask_of
-from tests.children import children_of
-from tests.cpusets import needs_cpuset
 from tests.e2e.containers import images
 from tests.e2e.containers.rig import Container, running
-from tests.e2e.enforcing_node import enforcing
-from tests.e2e.puppets import ALL, GROWN_UP
-from tests.tiny import CPUS
+from tests.support.children import children_of
+from tests.support.cpusets import needs_cpuset
+from tests.support.enforcing_node import enforcing
+from tests.support.puppets import ALL, GROWN_UP
+from tests.support.tiny import CPUS
 
 pytestmark = [
-    pytest.mark.containers,
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and pins other users' processes"),
     needs_cpuset,
 ]

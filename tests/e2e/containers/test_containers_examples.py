@@ -20,11 +20,10 @@ import yaml
 from tests.e2e.containers import images, rig
 from tests.e2e.containers.podman import attempt, podman
 from tests.e2e.containers.rig import Container
-from tests.tiny import CPUS, tiny_tree
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import CPUS, tiny_tree
 
-pytestmark = pytest.mark.containers
-
-EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples"
+EXAMPLES = REPOSITORY / "deploy" / "examples"
 
 #: torchrun, as far as it starts the ranks of one node; PyTorch is not in the image.
 TORCHRUN = """

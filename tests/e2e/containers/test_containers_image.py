@@ -15,12 +15,10 @@ import pytest
 
 from affinityd import __version__
 from tests.e2e.containers import images
-from tests.e2e.containers.images import CHECKOUT
 from tests.e2e.containers.podman import podman
 from tests.e2e.containers.rig import container
-from tests.tiny import affinityd
-
-pytestmark = pytest.mark.containers
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import affinityd
 
 MIB = 2**20
 
@@ -69,7 +67,9 @@ def sh(image: str, script: str, *options: str) -> str:
 
 def test_hadolint_finds_nothing() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([hadolint, CHECKOUT / "Dockerfile"], stdout=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        [hadolint, REPOSITORY / "Dockerfile"], stdout=subprocess.PIPE, check=False
+    )
     assert (done.returncode, done.stdout) == (0, b"")
 
 
@@ -91,7 +91,7 @@ def test_its_labels_say_what_it_is(facts: dict[str, Any]) -> None:
 
 
 def project(key: str) -> str:
-    lines = (CHECKOUT / "pyproject.toml").read_text().splitlines()
+    lines = (REPOSITORY / "pyproject.toml").read_text().splitlines()
     return next(line for line in lines if line.startswith(f"{key} = ")).split('"')[1]
 
 
@@ -145,7 +145,7 @@ def test_nothing_is_compiled_when_it_starts(image: str) -> None:
 def test_the_command_is_the_one_that_starts_without_what_the_daemon_needs(image: str) -> None:
     script = sh(image, "cat /opt/affinityd/bin/affinityd").splitlines()
     assert script[0] == "#!/opt/affinityd/bin/python"
-    assert script[1:] == (CHECKOUT / "bin/affinityd").read_text().splitlines()[1:]
+    assert script[1:] == (REPOSITORY / "bin/affinityd").read_text().splitlines()[1:]
 
 
 def test_what_it_adds_to_its_base_is_small(facts: dict[str, Any]) -> None:
@@ -161,8 +161,8 @@ def changed(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     """Build the image of a checkout in which one line of ours is another."""
     checkout = tmp_path_factory.mktemp("changed") / "checkout"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "tests")
-    shutil.copytree(CHECKOUT, checkout, ignore=ignored)
-    shutil.copy(CHECKOUT / ".dockerignore", checkout)
+    shutil.copytree(REPOSITORY, checkout, ignore=ignored)
+    shutil.copy(REPOSITORY / ".dockerignore", checkout)
     with (checkout / "affinityd/__init__.py").open("a") as package:
         package.write("# changed\n")
     tag = f"{image}-changed"
@@ -195,7 +195,7 @@ def test_without_podman_and_docker_it_says_what_is_missing(tmp_path: Path) -> No
     for program in ("dirname", "sed"):
         (tmp_path / program).symlink_to(shutil.which(program) or "/bin/true")
     done = subprocess.run(
-        ["/bin/sh", CHECKOUT / "scripts/image"],
+        ["/bin/sh", REPOSITORY / "scripts/image"],
         env={"PATH": os.fspath(tmp_path)},
         capture_output=True,
         text=True,
@@ -212,7 +212,7 @@ def test_docker_builds_it_where_there_is_no_podman(tmp_path: Path) -> None:
     (tmp_path / "docker").write_text('#!/bin/sh\nprintf "%s\\n" "$@" >&2\n')
     (tmp_path / "docker").chmod(0o755)
     done = subprocess.run(
-        ["/bin/sh", CHECKOUT / "scripts/image", "registry.example.com/affinityd:1", "--no-cache"],
+        ["/bin/sh", REPOSITORY / "scripts/image", "registry.example.com/affinityd:1", "--no-cache"],
         env={"PATH": os.fspath(tmp_path), "BASE_IMAGE": "debian-python:12"},
         capture_output=True,
         text=True,
@@ -222,5 +222,5 @@ def test_docker_builds_it_where_there_is_no_podman(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         *("build", "--tag", "registry.example.com/affinityd:1"),
         *("--build-arg", f"VERSION={__version__}", "--build-arg", "BASE_IMAGE=debian-python:12"),
-        *("--no-cache", f"{CHECKOUT}"),
+        *("--no-cache", f"{REPOSITORY}"),
     ]

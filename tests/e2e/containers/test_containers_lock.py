@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.containers import images
-from tests.e2e.containers.images import CHECKOUT
 from tests.e2e.containers.rig import container
-from tests.test_lock import PYTHONS, locked
+from tests.support.paths import REPOSITORY
+from tests.unit.test_image_lock import PYTHONS, locked
 
-pytestmark = pytest.mark.containers
-
-LOCK = CHECKOUT / "deploy/image/requirements.txt"
+LOCK = REPOSITORY / "deploy/image/requirements.txt"
 UV = Path(sys.executable).with_name("uv")
 
 INSTALLED = """\

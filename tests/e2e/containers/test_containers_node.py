@@ -21,9 +21,7 @@ from tests.e2e.containers.rig import (
     mount,
     running,
 )
-from tests.tiny import BOTH, FAR, LOOK, NEAR, Ended, tiny_tree
-
-pytestmark = pytest.mark.containers
+from tests.support.tiny import BOTH, FAR, LOOK, NEAR, Ended, tiny_tree
 
 #: The ids of a pod with `hostUsers: false`: its root is nobody on the node.
 FIRST_ID = 100000

@@ -16,9 +16,7 @@ import pytest
 
 from tests.e2e.containers import images, rig
 from tests.e2e.containers.rig import Container
-from tests.tiny import BOTH, CPUS, FAR, NEAR, Ended, tiny_tree
-
-pytestmark = pytest.mark.containers
+from tests.support.tiny import BOTH, CPUS, FAR, NEAR, Ended, tiny_tree
 
 LOOK = ("grep", "Cpus_allowed_list", "/proc/self/status")
 RUN = "/affinity/run"

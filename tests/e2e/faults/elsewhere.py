@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.daemons import Daemon, eventually, spawn
+from tests.support.daemons import Daemon, eventually, spawn
 
 
 @contextmanager

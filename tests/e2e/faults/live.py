@@ -16,8 +16,8 @@ from pathlib import Path
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from affinityd.topology.model import Topology
-from tests.daemons import Daemon, running, spawn
-from tests.nvml.shared_object import environment
+from tests.support.daemons import Daemon, running, spawn
+from tests.support.nvml.shared_object import environment
 
 UUID = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
 MODEL = "NVIDIA Test"

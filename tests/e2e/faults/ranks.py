@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.daemons import PATIENCE
-from tests.tiny import FAR, LOOK, NEAR
+from tests.support.daemons import PATIENCE
+from tests.support.tiny import FAR, LOOK, NEAR
 
 PLACES = {"0": NEAR, "1": FAR}  #: GPU → the only CPU that is right for it
 

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import PATIENCE, eventually, running, spawn
 from tests.e2e.faults.elsewhere import says
-
-pytestmark = pytest.mark.faults
+from tests.support.daemons import PATIENCE, eventually, running, spawn
 
 MACHINE = ("--machine", "dgx-a100")
 IN_USE = "Address already in use"

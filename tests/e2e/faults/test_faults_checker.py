@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.faults.checker import QUERIES, Asked, Truth, answered_more, asking, right_answer
-from tests.serving import answering, http, serving
-from tests.tiny import tiny
-
-pytestmark = pytest.mark.faults
+from tests.support.servers import answering, http, serving
+from tests.support.tiny import tiny
 
 RIGHT = right_answer(tiny(), QUERIES[0]).encode()
 WRONG = right_answer(tiny(1, 0), QUERIES[0]).encode()

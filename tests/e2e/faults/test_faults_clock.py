@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import Daemon, eventually, running
 from tests.e2e.faults.checker import Truth, answered_more, asking
 from tests.e2e.faults.elsewhere import plans
 from tests.e2e.faults.live import Node
 from tests.e2e.faults.ranks import environment, start_many
-from tests.tiny import tiny, tiny_tree
-
-pytestmark = pytest.mark.faults
+from tests.support.daemons import Daemon, eventually, running
+from tests.support.tiny import tiny, tiny_tree
 
 YEAR = 365 * 86400
 

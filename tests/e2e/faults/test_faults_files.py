@@ -17,15 +17,13 @@ from affinityd.cpuset import parse_list
 from affinityd.text import quote
 from affinityd.topology import node_file as nodefile
 from affinityd.topology.model import Node
-from tests.daemons import eventually, running
 from tests.e2e.faults.checker import Truth, answered_more, asking
 from tests.e2e.faults.elsewhere import listening_at, says
 from tests.e2e.faults.ranks import environment, start_many
-from tests.machines.facts import machine
-from tests.machines.sysfs_tree import write_tree
-from tests.tiny import LOOK, exec_, tiny, tiny_tree
-
-pytestmark = pytest.mark.faults
+from tests.support.daemons import eventually, running
+from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.tiny import LOOK, exec_, tiny, tiny_tree
 
 ONLINE = "sys/devices/system/cpu/online"
 SMALL = 256  #: KiB that the small disk has

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import PATIENCE, eventually
 from tests.e2e.faults.checker import Truth, answered_more, asking
 from tests.e2e.faults.elsewhere import plans, says
 from tests.e2e.faults.live import MODEL, UUID, Node
 from tests.e2e.faults.test_faults_sysfs import QUERIES
-
-pytestmark = pytest.mark.faults
+from tests.support.daemons import PATIENCE, eventually
 
 FAULTS = {
     "does not start": "nvmlInitWithFlags 18",

@@ -15,15 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import PATIENCE, eventually, running
 from tests.e2e.faults.checker import Truth, answered_more, asking
-from tests.machines.facts import machine
-from tests.serving import http
-
-pytestmark = pytest.mark.faults
+from tests.support.daemons import PATIENCE, eventually, running
+from tests.support.machines.facts import machine
+from tests.support.paths import REPOSITORY
+from tests.support.servers import http
 
 MACHINE = "dgx-a100"
-HERE = Path(__file__).parents[3]
 TRIES = 12
 REFUSAL = "No such GPU: none"
 
@@ -83,13 +81,13 @@ class Script:
 def put(folder: Path, script: str, **places: str) -> Path:
     """Copy a script and pinning.sh into a folder; it looks for things in other places."""
     path = folder / Path(script).name
-    text = (HERE / script).read_text()
+    text = (REPOSITORY / script).read_text()
     for name, place in places.items():
         before = next(word for word in text.split() if word.startswith(f"{name}=/"))
         text = text.replace(before, f"{name}={place}", 1)
     path.write_text(text)
     path.chmod(0o755)
-    shutil.copy(HERE / "slurm/pinning.sh", folder)
+    shutil.copy(REPOSITORY / "slurm/pinning.sh", folder)
     return path
 
 

@@ -9,15 +9,11 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
-from tests.daemons import PATIENCE, Daemon, eventually, is_ready, running, spawn
 from tests.e2e.faults.checker import QUERIES, Truth, answered_more, asking, exchange
 from tests.e2e.faults.ranks import environment, start_many, started_more, starting
-from tests.machines.facts import machine
-from tests.tiny import tiny, tiny_tree
-
-pytestmark = pytest.mark.faults
+from tests.support.daemons import PATIENCE, Daemon, eventually, is_ready, running, spawn
+from tests.support.machines.facts import machine
+from tests.support.tiny import tiny, tiny_tree
 
 MACHINE = "dgx-a100"
 END_SECONDS = 6.0  #: 5 that requests under way may take, and what a busy machine needs besides

@@ -1,6 +1,6 @@
 """The socket's file is deleted, its folder too, or another's is in its place: the daemon ends.
 
-What starts it again is systemd, in tests/e2e/test_systemd_restart.py.
+What starts it again is systemd, in tests/e2e/systemd/test_restart.py.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import PATIENCE, Daemon, UnixConnection, eventually, running, spawn
 from tests.e2e.faults.checker import Truth, answered_more, asking
 from tests.e2e.faults.elsewhere import listening_at, plans, says
-from tests.machines.facts import machine
-from tests.serving import hanging, serving
-
-pytestmark = pytest.mark.faults
+from tests.support.daemons import PATIENCE, Daemon, UnixConnection, eventually, running, spawn
+from tests.support.machines.facts import machine
+from tests.support.servers import hanging, serving
 
 MACHINE = "dgx-a100"
 

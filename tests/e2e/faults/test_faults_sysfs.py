@@ -13,14 +13,12 @@ from pathlib import Path
 import pytest
 
 from affinityd.discovery import discover, open_tree
-from tests.daemons import eventually, running
 from tests.e2e.faults.checker import Truth, answered_more, asking
 from tests.e2e.faults.elsewhere import plans, says
 from tests.e2e.faults.live import Node, break_file, inside, uncover
-from tests.machines.facts import machine
-from tests.machines.sysfs_tree import write_tree
-
-pytestmark = pytest.mark.faults
+from tests.support.daemons import eventually, running
+from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import write_tree
 
 NODE_CPUS = "/sys/devices/system/node/node0/cpulist"
 ONLINE = "sys/devices/system/cpu/online"

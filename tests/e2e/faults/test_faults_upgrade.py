@@ -13,22 +13,19 @@ from pathlib import Path
 import pytest
 
 from affinityd.topology import node_file
-from tests.daemons import PATIENCE, Daemon, eventually, running, spawn
 from tests.e2e.faults.checker import QUERIES, Truth, answered_more, asking
 from tests.e2e.faults.elsewhere import plans
 from tests.e2e.faults.ranks import environment, start_many
-from tests.tiny import tiny, tiny_tree
-
-pytestmark = pytest.mark.faults
-
-HERE = Path(__file__).parents[3]
+from tests.support.daemons import PATIENCE, Daemon, eventually, running, spawn
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import tiny, tiny_tree
 
 #: The release before this one; there is no tag yet.
 PREVIOUS = "63e129cf2f3a6daff71be5e3a87307b6a5abff3c"
 
 
 def git(*words: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(["git", "-C", HERE, *words], capture_output=True, check=False)
+    return subprocess.run(["git", "-C", REPOSITORY, *words], capture_output=True, check=False)
 
 
 @pytest.fixture(scope="module")

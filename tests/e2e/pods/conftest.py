@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import Daemon, running
-from tests.machines.sysfs_tree import write_tree
-from tests.pods import Pod
-from tests.test_devices import EIGHT
-from tests.tiny import affinityd
+from tests.support.daemons import Daemon, running
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.pods import Pod
+from tests.support.tiny import affinityd
+from tests.unit.request.test_devices import EIGHT
 
 
 @pytest.fixture(scope="module")

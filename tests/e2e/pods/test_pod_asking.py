@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from affinityd.request.query import PASSED
-from tests.daemons import Daemon
-from tests.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
-from tests.serving import answering, hanging, http, serving
+from tests.support.daemons import Daemon
+from tests.support.paths import REPOSITORY
+from tests.support.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
+from tests.support.servers import answering, hanging, http, serving
 
-pytestmark = pytest.mark.pods
-
-SLURM_SCRIPT = Path(__file__).parents[3] / "slurm/task_prolog.sh"
+SLURM_SCRIPT = REPOSITORY / "slurm/task_prolog.sh"
 
 #: What somebody's shell may export to all that it starts, as bash writes it.
 FUNCTIONS = {

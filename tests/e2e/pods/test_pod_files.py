@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from affinityd.cpuset import parse_list
-from tests.daemons import Daemon
-from tests.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
-
-pytestmark = pytest.mark.pods
+from tests.support.daemons import Daemon
+from tests.support.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
 
 
 def test_without_anything_to_ask_by_the_files_tell(

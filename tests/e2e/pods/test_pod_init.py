@@ -16,15 +16,13 @@ from pathlib import Path
 import pytest
 
 from affinityd.json_codec import dumps
-from tests.daemons import Daemon, eventually, running, spawn
-from tests.machines.by_hand import made
-from tests.machines.facts import machine
-from tests.machines.sysfs_tree import nvml_report, write_tree
-from tests.serving import answering, hanging, http, serving
-from tests.test_devices import EIGHT
-from tests.tiny import Ended, affinityd
-
-pytestmark = pytest.mark.pods
+from tests.support.daemons import Daemon, eventually, running, spawn
+from tests.support.machines.by_hand import made
+from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import nvml_report, write_tree
+from tests.support.servers import answering, hanging, http, serving
+from tests.support.tiny import Ended, affinityd
+from tests.unit.request.test_devices import EIGHT
 
 BLOCKS = {"AFFINITYD_MODE": "unique-contiguous"}
 

@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import Daemon, running
-from tests.machines.sysfs_tree import write_tree
-from tests.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
-from tests.serving import hanging, serving
-from tests.test_devices import EIGHT
-from tests.tiny import BOTH, FAR, LOOK
-
-pytestmark = pytest.mark.pods
+from tests.support.daemons import Daemon, running
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
+from tests.support.servers import hanging, serving
+from tests.support.tiny import BOTH, FAR, LOOK
+from tests.unit.request.test_devices import EIGHT
 
 
 def test_the_command_s_environment_is_its_own_but_for_what_it_is_told(pod: Pod) -> None:

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.daemons import Daemon, running
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
-from tests.tiny import FAR, NEAR, tiny_tree
+from tests.support.daemons import Daemon, running
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import FAR, NEAR, tiny_tree
 
-SCRIPTS = Path(__file__).parents[3] / "slurm"
+SCRIPTS = REPOSITORY / "slurm"
 INSTALLED = "/etc/slurm/affinityd"
 #: What a site copies, but for what the tests vary.
 CONF = tuple(line for line in (SCRIPTS / "slurm.conf").read_text().splitlines() if "log=" in line)

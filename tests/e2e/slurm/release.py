@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-CHECKOUT = Path(__file__).parents[3]
+from tests.support.paths import REPOSITORY
+
 NSENTER = "/usr/bin/nsenter"  #: wherever a user's PATH leads
 
 HOST = "22.05"  #: in Debian 12, on which the tests run
@@ -61,7 +62,7 @@ def entered(release: str, folder: Path) -> Iterator[Sequence[str]]:
         yield (NSENTER,)
         return
     command = ["unshare", "--mount", "--propagation=private", "sh", "-c", LAYERED]
-    places = (folder, root_of(release), CHECKOUT)
+    places = (folder, root_of(release), REPOSITORY)
     with subprocess.Popen([*command, *places], stdout=subprocess.PIPE) as holder:
         try:
             assert holder.stdout is not None

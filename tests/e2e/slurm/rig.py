@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.daemons import PATIENCE, eventually
 from tests.e2e.slurm.release import HOST, NSENTER, entered
+from tests.support.daemons import PATIENCE, eventually
 
 MAJOR = 240  #: of devices for local use, kernel Documentation/admin-guide/devices.txt
 USER = "games"  #: whose jobs are not root's; every Debian has it

@@ -15,9 +15,7 @@ import pytest
 
 from tests.e2e.slurm.node import HOME, INSTALLED, Node, node
 from tests.e2e.slurm.rig import Setup
-from tests.tiny import BOTH, FAR, NEAR
-
-pytestmark = pytest.mark.slurm
+from tests.support.tiny import BOTH, FAR, NEAR
 
 DROP_IN = f"{INSTALLED}/enroot/50-affinityd.fstab"
 

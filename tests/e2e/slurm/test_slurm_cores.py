@@ -15,10 +15,8 @@ from affinityd.cpuset import CpuSet, parse_list
 from affinityd.slurm.gres_conf import GresConf
 from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
-from tests.machines.facts import machine
-from tests.test_gres_conf import with_minors
-
-pytestmark = pytest.mark.slurm
+from tests.support.machines.facts import machine
+from tests.unit.slurm.test_gres_conf import with_minors
 
 THREADS = 2
 PACKAGES = f"Sockets=2 CoresPerSocket=64 ThreadsPerCore={THREADS}"

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from affinityd.config import file
-from tests.daemons import Daemon, running
 from tests.e2e.slurm.node import HOME, SCRIPTS, Node, node
 from tests.e2e.slurm.rig import Setup
-from tests.tiny import FAR, NEAR
-
-pytestmark = pytest.mark.slurm
+from tests.support.daemons import Daemon, running
+from tests.support.tiny import FAR, NEAR
 
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
 THEIRS = [HOME[2], HOME[3]]

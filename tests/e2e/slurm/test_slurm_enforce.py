@@ -16,12 +16,10 @@ import pytest
 
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.linux.processes import mask_of
-from tests.e2e.enforcing_node import enforcing
-from tests.e2e.puppets import GROWN_UP
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
-from tests.tiny import FAR, NEAR
-
-pytestmark = pytest.mark.slurm
+from tests.support.enforcing_node import enforcing
+from tests.support.puppets import GROWN_UP
+from tests.support.tiny import FAR, NEAR
 
 NEAR_CPU, FAR_CPU = parse_list(NEAR), parse_list(FAR)
 BOTH_CPUS = NEAR_CPU | FAR_CPU

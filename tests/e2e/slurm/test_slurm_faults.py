@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import eventually
 from tests.e2e.slurm.node import HOME, Node, node
 from tests.e2e.slurm.rig import Setup
-from tests.serving import Behaviour, answering, hanging, http, serving
-from tests.tiny import FAR, NEAR
-
-pytestmark = pytest.mark.slurm
+from tests.support.daemons import eventually
+from tests.support.servers import Behaviour, answering, hanging, http, serving
+from tests.support.tiny import FAR, NEAR
 
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
 THEIRS = [HOME[2], HOME[3]]

@@ -15,10 +15,8 @@ from affinityd.slurm.commands import LocalSlurm, expected_node
 from affinityd.slurm.gres_counts import DRAINED
 from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
-from tests.machines.sysfs_tree import put
-from tests.tiny import Ended, affinityd, tiny_tree
-
-pytestmark = pytest.mark.slurm
+from tests.support.machines.sysfs_tree import put
+from tests.support.tiny import Ended, affinityd, tiny_tree
 
 A100 = ("a100:0", "a100:1")
 UNTYPED = "Name=gpu File=/dev/nvidia0 Cores=0\nName=gpu File=/dev/nvidia1 Cores=1\n"

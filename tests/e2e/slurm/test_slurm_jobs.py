@@ -17,12 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemons import PATIENCE, eventually
 from tests.e2e.slurm.node import HOME, LOOK, SCRIPTS, Node, node, read_tasks
 from tests.e2e.slurm.rig import Setup
-from tests.tiny import BOTH, FAR, NEAR
-
-pytestmark = pytest.mark.slurm
+from tests.support.daemons import PATIENCE, eventually
+from tests.support.tiny import BOTH, FAR, NEAR
 
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
 CONFINED = Setup(task_plugin="task/affinity,task/cgroup", constrain_devices=True)

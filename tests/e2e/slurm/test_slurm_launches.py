@@ -14,9 +14,7 @@ import pytest
 from tests.e2e.slurm.node import GPU_NODES, HOME, Node, Task, node, read_tasks
 from tests.e2e.slurm.release import HOST
 from tests.e2e.slurm.rig import Setup
-from tests.tiny import BOTH, FAR, NEAR
-
-pytestmark = pytest.mark.slurm
+from tests.support.tiny import BOTH, FAR, NEAR
 
 PLUGINS = ("task/none", "task/affinity", "task/cgroup", "task/affinity,task/cgroup")
 ROWS = [

@@ -19,9 +19,7 @@ import pytest
 from tests.e2e.pods.test_pod_asking import FUNCTIONS
 from tests.e2e.slurm.bare import BARE_DEV
 from tests.e2e.slurm.node import SCRIPTS
-from tests.serving import answering, http, serving
-
-pytestmark = pytest.mark.slurm
+from tests.support.servers import answering, http, serving
 
 #: A /dev with these files, then the script.
 IN_A_DEV = f"""\

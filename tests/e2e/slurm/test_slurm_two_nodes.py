@@ -12,13 +12,12 @@ from textwrap import dedent
 
 import pytest
 
-from tests.daemons import PATIENCE, eventually
 from tests.e2e.slurm.node import INSTALLED, SCRIPTS, Task, read_tasks
 from tests.e2e.slurm.node import LOOK as LOOK_AT_TASK
-from tests.e2e.slurm.two_nodes import CHECKOUT, CPU, GPU, Site, site
-from tests.tiny import BOTH, NEAR
-
-pytestmark = pytest.mark.slurm
+from tests.e2e.slurm.two_nodes import CPU, GPU, Site, site
+from tests.support.daemons import PATIENCE, eventually
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import BOTH, NEAR
 
 NODES = (GPU, CPU)
 ROUNDS = 20  #: of jobs during upgrades: of those that copy into the folder, a few get in the way
@@ -93,7 +92,7 @@ def is_well(made: Site) -> bool:
 def upgrading(made: Site, new: Path) -> Iterator[None]:
     """Upgrade both nodes meanwhile, and go back, again and again; in the end they are upgraded."""
     over = new / "over"
-    upgrade, go_back = (f"cd {it}\n{PUT_SCRIPTS}" for it in (new, CHECKOUT))
+    upgrade, go_back = (f"cd {it}\n{PUT_SCRIPTS}" for it in (new, REPOSITORY))
     script = f"until [ -e {over} ]; do {upgrade}{go_back}done\n{upgrade}"
     loops = [subprocess.Popen(made.on(node, script)) for node in NODES]
     try:

@@ -8,15 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.daemons import running
 from tests.e2e.slurm.node import CONF, GPU_NODES, HOME, INSTALLED, MINORS, Node, copied
 from tests.e2e.slurm.rig import USER, Setup, slurm
 from tests.e2e.slurm.test_slurm_enforce import job
 from tests.e2e.slurm.test_slurm_jobs import check
-from tests.machines.sysfs_tree import write_tree
-from tests.tiny import tiny
-
-pytestmark = pytest.mark.slurm
+from tests.support.daemons import running
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.tiny import tiny
 
 RELEASE = "26.05"
 UUIDS = tuple(f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(4))

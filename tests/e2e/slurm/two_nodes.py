@@ -17,13 +17,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.daemons import PATIENCE, eventually, running
 from tests.e2e.slurm import rig
 from tests.e2e.slurm.rig import MAJOR, NAMESPACE, SLURM_CONF, USER, Setup, Slurm
-from tests.tiny import tiny_tree
+from tests.support.daemons import PATIENCE, eventually, running
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import tiny_tree
 
 GPU, CPU = "gpu1", "cpu1"
-CHECKOUT = Path(__file__).parents[3]
 
 #: The rest of slurm.conf is the rig's, with a place for each slurmd.
 HEAD = SLURM_CONF.partition("NodeName=")[0]
@@ -61,11 +61,11 @@ class Site:
         }
         return _printed("sh", "-ec", script, env=env)
 
-    def run(self, node: str, script: str, checkout: Path = CHECKOUT) -> str:
+    def run(self, node: str, script: str, checkout: Path = REPOSITORY) -> str:
         """Return what root's shell prints on a node, in a checkout: status 0 is a must."""
         return _printed(*self.on(node, script, checkout))
 
-    def on(self, node: str, script: str, checkout: Path = CHECKOUT) -> Sequence[str]:
+    def on(self, node: str, script: str, checkout: Path = REPOSITORY) -> Sequence[str]:
         """Return the command that has root's shell on a node run this."""
         enter = ("nsenter", f"--mount=/proc/{self.daemons[node].pid}/ns/mnt", f"--wd={checkout}")
         return (*enter, "sh", "-ec", script)

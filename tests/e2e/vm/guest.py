@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.daemons import Daemon, eventually
 from tests.e2e.vm.inside import (
     AFFINITYD,
     PCI_FOLDER,
@@ -28,6 +27,7 @@ from tests.e2e.vm.inside import (
     stage,
 )
 from tests.e2e.vm.troubles import clock, storm
+from tests.support.daemons import Daemon, eventually
 
 SNAPSHOT = Path("/tmp/node.tar.xz")  # noqa: S108 - nobody else is here
 

@@ -16,11 +16,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.daemons import Daemon, eventually
 from tests.e2e.vm.holders import RANKS, Rank
 from tests.e2e.vm.inside import PCI_FOLDER, bring, cgroup, output, serving, stage
 from tests.e2e.vm.mending import FILL
 from tests.e2e.vm.warm import affinityd
+from tests.support.daemons import Daemon, eventually
 
 FACTS = Path("/tmp/nvml.facts")  # noqa: S108 - nobody else is here
 LIBRARY = "/built"  #: the folder of the library

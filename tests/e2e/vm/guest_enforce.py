@@ -17,7 +17,6 @@ from typing import Any
 
 from affinityd.linux import memory_policy
 from affinityd.linux.processes import everyone, mask_of, thread_ids, thread_stat
-from tests.daemons import Daemon, eventually
 from tests.e2e.vm.enforced import (
     BROKEN,
     CPUSETS,
@@ -35,6 +34,7 @@ from tests.e2e.vm.guest_audit import FACTS, LIBRARY, hold_gpus
 from tests.e2e.vm.inside import bring, cgroup, output, serving, stage
 from tests.e2e.vm.trained import Running, pod, say, trained
 from tests.e2e.vm.warm import affinityd
+from tests.support.daemons import Daemon, eventually
 
 POLICY = Path("/tmp/policy.toml")  # noqa: S108 - nobody else is here
 SITE = Path("/etc/affinityd.conf")

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.daemons import eventually, running
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
 from tests.e2e.vm.inside import AFFINITYD, GROUPS, PCI_FOLDER, bring, output, stage
 from tests.e2e.vm.jobs import ASKING, JOBS, MINORS, NODE, OPEN_JOBS, UNIQUE, Asking, Job
+from tests.support.daemons import eventually, running
 
 INSTALLED = "/etc/slurm/affinityd"
 SCRIPTS = Path("/checkout/slurm")

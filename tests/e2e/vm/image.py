@@ -16,8 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.support.paths import REPOSITORY
+
 RECIPE = Path(__file__).with_name("image.sh")
-PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+PYPROJECT = REPOSITORY / "pyproject.toml"
 
 KERNEL = "vmlinux"  #: an ELF file, which QEMU starts without a BIOS's or boot loader's help
 ROOT = "root.cpio"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests import daemons
-from tests.daemons import Daemon, eventually, is_ready
+from tests.support import daemons
+from tests.support.daemons import Daemon, eventually, is_ready
 
 daemons.PATIENCE = 100.0  # seconds; an emulated CPU is slow
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from affinityd.cpuset import format_list
-from tests.children import program
 from tests.e2e.vm.inside import Ended, cgroup, ran
 from tests.e2e.vm.warm import affinityd, executing
+from tests.support.children import program
 
 FIRST_GPU = ("--gpus", "0")  #: is on node 3
 FILL = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("filling.py")))

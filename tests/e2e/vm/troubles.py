@@ -8,8 +8,8 @@ import time
 from functools import partial
 from typing import Any
 
-from tests.daemons import Daemon, eventually
 from tests.e2e.vm.inside import bring
+from tests.support.daemons import Daemon, eventually
 
 CLIENTS = 8
 TOGGLED = "12"  #: a CPU of node 3, whose GPUs are asked about

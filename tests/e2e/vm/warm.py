@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from affinityd.cli import entry
-from tests.daemons import eventually
 from tests.e2e.vm.inside import Ended
+from tests.support.daemons import eventually
 
 #: What the commands import when they need it.
 for _module in (

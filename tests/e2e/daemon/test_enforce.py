@@ -1,0 +1,423 @@
+"""The daemon that pins from outside: real processes, threads and cpusets, and a real NVML library.
+
+The two CPUs are two NUMA nodes to it, each with two GPUs, and NVML's facts say who uses them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.linux.process_table import descendants
+from affinityd.linux.processes import mask_of, thread_ids
+from tests.support.cpusets import needs_cpuset
+from tests.support.daemons import eventually
+from tests.support.enforcing_node import EnforcingNode, enforcing
+from tests.support.job_cgroups import pod_parts, step_parts
+from tests.support.puppets import ALL, Puppet, Troupe, masks, playing, start, unpin
+from tests.support.tiny import BOTH, FAR, NEAR
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and moves processes into cgroups"),
+    needs_cpuset,
+]
+
+NEAR_CPU, FAR_CPU = parse_list(NEAR), parse_list(FAR)
+POD = "0b7de3f1-51aa-9d02-4c1e-8a1f0c3ea00"
+CROWD = 500
+
+
+@pytest.fixture(scope="module", autouse=True)
+def troupe() -> Iterator[Troupe]:
+    troupe = Troupe(20)
+    yield troupe
+    troupe.dismiss()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def crowd() -> Iterator[Puppet]:
+    """Start a rank with many workers: they grow up while others play."""
+    crowd = start(CROWD - 1, 0)
+    yield crowd
+    crowd.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def off() -> Iterator[Puppet]:
+    off = start(AFFINITYD="off")
+    yield off
+    off.end()
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("etc") / "policy.toml"
+    path.write_text("")
+    return path
+
+
+@pytest.fixture(scope="module")
+def node(policy: Path) -> Iterator[EnforcingNode]:
+    with enforcing("pin", "--enforce-policy", str(policy)) as node:
+        yield node
+        assert "Traceback" not in node.daemon.log.read_text()
+
+
+@pytest.fixture(autouse=True)
+def nobody(request: pytest.FixtureRequest) -> None:
+    """Begin with GPUs that nobody uses."""
+    if "node" in request.fixturenames:
+        request.getfixturevalue("node").say({})
+
+
+def pod(number: int) -> tuple[str, ...]:
+    """Return the cgroup of a pod."""
+    return pod_parts(f"{POD}{number}")
+
+
+def lines(node: EnforcingNode, part: str) -> list[str]:
+    """Return the log's lines that have this in them."""
+    return [line for line in node.daemon.lines if part in line]
+
+
+def pin(node: EnforcingNode, *ranks: Puppet) -> int:
+    """Have NVML name ranks, each on its GPU; return how many scans it took until they fit."""
+    node.say({gpu: [rank.pid] for gpu, rank in enumerate(ranks)})
+    return node.scans_until(lambda: all(map(fits, ranks, range(4))), "they are pinned")
+
+
+def fits(rank: Puppet, gpu: int = 0) -> bool:
+    return rank.masks == {(NEAR_CPU, NEAR_CPU, FAR_CPU, FAR_CPU)[gpu]}
+
+
+def test_where_the_node_only_observes_nothing_is_pinned() -> None:
+    """The daemon was to pin."""
+    rank = start()
+    with (
+        enforcing("pin", before=("env", "AFFINITYD=observe")) as node,
+        playing([rank], *pod(9), cpus=BOTH),
+    ):
+        node.say({0: [rank.pid]})
+        node.wait_until("drifted", *rank.everybody)
+        node.wait_for_scans(1)
+        assert rank.masks == {ALL}
+        report = node.enforce()
+        assert (report["enforce"], report["does"], node.pins()) == ("observe", "observe", 0)
+
+
+def test_what_has_just_started_is_let_alone_for_its_first_seconds(node: EnforcingNode) -> None:
+    child = start()
+    born = child.born
+    child.born = 0.0  # it plays although it has not grown up
+    with playing([child], *pod(1), cpus=BOTH):
+        node.say({0: [child.pid]})
+        node.wait_until("young", *child.everybody)
+        assert child.masks == {ALL}
+        eventually(lambda: fits(child), "it has grown up, and is pinned")
+        assert time.monotonic() - born > 9
+
+
+def test_without_cap_sys_nice_it_says_so_at_the_start_and_observes(troupe: Troupe) -> None:
+    (rank,) = troupe.take()
+    without = ("setpriv", "--bounding-set=-sys_nice")
+    with (
+        playing([rank], *pod(1), cpus=BOTH),
+        enforcing("pin", users={0: [rank.pid]}, before=without) as node,
+    ):
+        node.wait_until("drifted", *rank.everybody)
+        (said,) = lines(node, "observes instead of pinning")
+        assert "CAP_SYS_NICE" in said
+        (answers,) = lines(node, "answers")
+        assert node.daemon.lines.index(said) < node.daemon.lines.index(answers)
+        told = node.enforce()
+        assert (told["enforce"], told["does"]) == ("pin", "observe")
+        assert "CAP_SYS_NICE" in told["hindrance"]
+        assert node.samples("enforce_hindered") == {"": 1}
+        assert node.samples("enforce_mode", "mode") == {"observe": 1, "pin": 0}
+        assert rank.masks == {ALL}
+
+
+def test_who_observes_changes_no_mask(troupe: Troupe) -> None:
+    ranks = troupe.take(2)
+    with playing(ranks, *pod(1), cpus=BOTH):
+        before = every_mask()
+        with enforcing("observe", users={0: [ranks[0].pid], 2: [ranks[1].pid]}) as node:
+            node.wait_until("drifted", *ranks[0].everybody, *ranks[1].everybody)
+            node.wait_for_scans(3)
+            assert node.samples("enforce_would_pin_processes", "cause")["unpinned"] == 6
+            summary = node.enforce()["summary"]
+            assert summary["gpus_mismatched"] == summary["gpus_pinning_would_mend"] == 2
+            after = every_mask()
+            theirs = {tid for rank in ranks for pid in rank.everybody for tid in thread_ids(pid)}
+    assert before.keys() & after.keys() >= theirs
+    assert {tid: after.get(tid, mask) for tid, mask in before.items()} == before  # some have ended
+
+
+def every_mask() -> dict[int, CpuSet]:
+    """Return the mask of every thread of ours: of jobs, of bystanders and of this test."""
+    pids = [os.getpid(), *(stat.number for stat in descendants(os.getpid()))]
+    found = {tid: mask_of(tid) for pid in pids for tid in thread_ids(pid)}
+    return {tid: mask for tid, mask in found.items() if mask is not None}
+
+
+def test_a_job_of_four_ranks_is_pinned_and_its_workers_again_when_they_unpin_themselves(
+    node: EnforcingNode, troupe: Troupe, tmp_path: Path
+) -> None:
+    ranks = troupe.take(4)
+    with stepd(7, tmp_path), playing(ranks, *step_parts(7), cpus=BOTH):
+        assert pin(node, *ranks) <= 2
+        workers = [rank.workers[0] for rank in ranks]
+        unpin(workers)
+        eventually(lambda: all(masks(it) == {ALL} for it in workers), "they have unpinned")
+        assert node.scans_until(lambda: all(map(fits, ranks, range(4))), "and are pinned") <= 2
+        node.wait_for_scans(1)
+        told = node.processes()
+        assert {(told[it]["pins"], told[it]["resets"]) for it in workers} == {(2, 1)}
+        assert {(told[it.pid]["pins"], told[it.pid]["resets"]) for it in ranks} == {(1, 0)}
+        (said,) = lines(node, "slurm 7")
+        assert said.endswith(
+            "slurm 7: pinned 12 processes (24 threads) near nvidia GPUs 0-3, mode node"
+        )
+
+
+@contextmanager
+def stepd(job: int, folder: Path) -> Iterator[None]:
+    """Run what every step of Slurm's has: by its title the job lives."""
+    program = shutil.copy(shutil.which("sleep") or "sleep", folder / "slurmstepd")
+    with subprocess.Popen([f"slurmstepd: [{job}.0]", "600"], executable=program) as process:
+        yield
+        process.kill()
+
+
+def test_a_cpuset_that_is_rewritten_under_a_job_has_its_mask_back_within_two_scans(
+    node: EnforcingNode, troupe: Troupe
+) -> None:
+    (rank,) = troupe.take()
+    with playing([rank], *pod(1), cpus=BOTH) as folder:
+        pin(node, rank)
+        (folder / "cpuset.cpus").write_text(FAR)
+        eventually(lambda: rank.masks == {FAR_CPU}, "the kernel has moved it")
+        node.wait_until("allocation", *rank.everybody)
+        (folder / "cpuset.cpus").write_text(BOTH)
+        for pid in rank.everybody:  # as kernels before 6.2 leave them
+            subprocess.run(
+                ["taskset", "-apc", BOTH, str(pid)], check=True, stdout=subprocess.DEVNULL
+            )
+        assert node.scans_until(lambda: fits(rank), "its mask is back") <= 2
+
+
+def test_a_job_that_is_given_near_cpus_at_last_is_pinned_within_two_scans(
+    node: EnforcingNode, troupe: Troupe
+) -> None:
+    (rank,) = troupe.take()
+    with playing([rank], *pod(1), cpus=FAR) as folder:
+        node.say({0: [rank.pid]})
+        node.wait_until("allocation", *rank.everybody)
+        told = node.processes()[rank.pid]
+        assert told["why"].endswith("give the pod whole CPUs in the Guaranteed QoS class")
+        assert node.samples("enforce_left_processes", "reason")["allocation"] == 3
+        assert node.enforce()["summary"]["gpus_need_allocation"] == 1
+        assert rank.masks == {FAR_CPU}
+        (folder / "cpuset.cpus").write_text(BOTH)
+        assert node.scans_until(lambda: fits(rank), "it is pinned") <= 2
+
+
+def test_a_thread_that_somebody_pinned_on_purpose_stays_where_it_is(
+    node: EnforcingNode, troupe: Troupe
+) -> None:
+    before, after = troupe.take(2)
+    with playing([before, after], *pod(1), cpus=BOTH):
+        before.do(f"thread({{{FAR}}})")
+        node.say({0: [before.pid], 1: [after.pid]})
+        node.wait_until("fits", *after.everybody, *before.everybody)
+        after.do(f"thread({{{FAR}}})")
+        node.wait_for_scans(2)
+        for rank in (before, after):
+            masks_of_main = [mask_of(tid) for tid in thread_ids(rank.pid)]
+            assert masks_of_main == [NEAR_CPU, NEAR_CPU, FAR_CPU]
+            assert node.processes()[rank.pid]["threads_on_purpose"] == 1
+
+
+def test_a_process_in_no_job_is_never_touched(node: EnforcingNode, troupe: Troupe) -> None:
+    (rank,) = troupe.take()
+    rank.grow_up()
+    node.say({0: [rank.pid]})
+    node.wait_until("no_job", *rank.everybody)
+    node.wait_for_scans(2)
+    assert rank.masks == {ALL}
+    assert node.enforce()["jobs"][0]["id"] is None
+    rank.end()
+
+
+def test_a_process_that_has_left_its_jobs_cgroup_is_not_touched(
+    node: EnforcingNode, troupe: Troupe
+) -> None:
+    (rank,) = troupe.take()
+    with playing([rank], *pod(1), cpus=BOTH) as folder:
+        left, stays = rank.workers
+        (folder.parents[4] / "cgroup.procs").write_text(str(left))
+        node.say({0: [rank.pid]})
+        node.wait_until("fits", rank.pid, stays)
+        assert node.become(left) == {"no_job"}
+        assert masks(left) == {ALL}
+
+
+def test_a_job_that_opted_out_is_left_whole(
+    node: EnforcingNode, troupe: Troupe, off: Puppet
+) -> None:
+    (other,) = troupe.take()
+    with playing([off, other], *pod(1), cpus=BOTH):
+        node.say({0: [off.pid], 1: [other.pid]})
+        node.wait_until("opted_out", *off.everybody, *other.everybody)
+        assert off.masks == other.masks == {ALL}
+
+
+def test_a_job_that_says_so_is_only_observed(node: EnforcingNode, troupe: Troupe) -> None:
+    """The other rank of its job, too; and all of it is counted."""
+    ranks = [start(AFFINITYD="observe"), *troupe.take()]
+    everybody = [pid for rank in ranks for pid in rank.everybody]
+    with playing(ranks, *pod(1), cpus=BOTH):
+        node.say({gpu: [rank.pid] for gpu, rank in enumerate(ranks)})
+        node.wait_until("drifted", *everybody)
+        node.wait_for_scans(2)
+        told = node.processes()
+        assert {told[pid]["observed"] for pid in everybody} == {True}
+        assert "AFFINITYD=observe is in the environment of process" in told[everybody[0]]["why"]
+        assert [rank.masks for rank in ranks] == [{ALL}, {ALL}]
+
+
+def test_another_process_under_the_number_of_one_that_has_ended_is_not_touched(
+    node: EnforcingNode, troupe: Troupe
+) -> None:
+    (rank,) = troupe.take()
+    with playing([rank], *pod(1), cpus=BOTH):
+        pin(node, rank)
+        number = rank.pid
+        rank.end()
+        with numbered(number):
+            node.wait_until("no_job", number)
+            node.wait_for_scans(2)
+            assert masks(number) == {ALL}
+
+
+@contextmanager
+def numbered(pid: int) -> Iterator[None]:
+    """Run a process with this number."""
+    for _ in range(100):
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        with subprocess.Popen(["sleep", "600"]) as process:
+            try:
+                if process.pid == pid:
+                    yield
+                    return
+            finally:
+                process.kill()
+    pytest.fail(f"no process could be given the number {pid}")
+
+
+def test_a_policy_that_changes_counts_from_the_second_scan_on_and_a_broken_one_does_not(
+    node: EnforcingNode, troupe: Troupe, policy: Path
+) -> None:
+    (rank,) = troupe.take()
+    with playing([rank], *pod(1), cpus=BOTH):
+        policy.write_text("[[rule]]\nuid = 0\nleave = true\n")
+        node.say({0: [rank.pid]})
+        node.wait_until("policy", *rank.everybody)
+        assert node.processes()[rank.pid]["rule"] == 1
+        policy.write_text('[[rule]]\nuid = 0\nmode = "nod"\n')
+        eventually(lambda: node.enforce()["policy"]["error"], "it is broken")
+        told = node.enforce()["policy"]
+        assert (told["rules"], "rule 1" in told["error"], "did you mean" in told["error"]) == (
+            *(1, True, True),
+        )
+        assert node.samples("enforce_policy_error") == {"": 1}
+        assert node.become(*rank.everybody) == {"policy"}
+        policy.write_text("")
+        eventually(lambda: fits(rank), "the policy is mended, and it is pinned")
+        eventually(lambda: node.enforce()["policy"]["error"] is None, "and that is told")
+        (broken,) = lines(node, "does not count as it is")
+        assert told["error"] in broken
+
+
+def test_a_restart_repins_nothing_that_fits(troupe: Troupe) -> None:
+    (rank,) = troupe.take()
+    users = {0: [rank.pid]}
+    with playing([rank], *pod(1), cpus=BOTH):
+        with enforcing("pin", users=users) as node:
+            eventually(lambda: fits(rank), "it is pinned")
+        with enforcing("pin", users=users) as node:
+            node.wait_until("fits", *rank.everybody)
+            node.wait_for_scans(2)
+            assert node.pins() == 0
+            assert node.enforce()["totals"]["threads"] == 0
+
+
+def test_of_two_daemons_one_pins_and_the_other_takes_over_when_it_is_killed(
+    troupe: Troupe,
+) -> None:
+    (rank,) = troupe.take()
+    users = {0: [rank.pid]}
+    with (
+        playing([rank], *pod(1), cpus=BOTH),
+        enforcing("pin", users=users) as first,
+        enforcing("pin", users=users, run=first.folder / "run") as second,
+    ):
+        eventually(lambda: fits(rank), "the first has pinned it")
+        second.wait_for_scans(1)
+        told = second.enforce()
+        assert told["does"] == "observe"
+        assert told["hindrance"].startswith("another daemon pins on this node")
+        unpin([rank.pid])
+        eventually(lambda: first.pins() == 4, "the first has pinned it again")
+        assert (second.pins(), fits(rank)) == (0, True)
+        first.daemon.signal(signal.SIGKILL)
+        first.daemon.process.wait()
+        eventually(lambda: second.enforce()["does"] == "pin", "the second takes over")
+        unpin([rank.pid])
+        eventually(lambda: second.pins() == 1, "and pins")
+        assert fits(rank)
+        assert len(lines(second, "observes instead of pinning: another daemon")) == 1
+        assert len(lines(second, "pins from now on")) == 1
+
+
+def test_500_processes_of_a_job_fit_after_two_scans_and_those_that_end_meanwhile_harm_nobody(
+    node: EnforcingNode, crowd: Puppet
+) -> None:
+    with playing([crowd], *pod(1), cpus=BOTH):
+        workers = crowd.workers
+        assert len(workers) == CROWD - 1
+        node.say({0: [crowd.pid]})
+        scans = node.scans_until(lambda: fits(crowd), "all of them are pinned")
+        assert scans <= 2
+        unpin(workers)
+        dying = random.sample(workers, CROWD // 2)
+        for pid in dying:  # throughout two scans, and what is pinned after each
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(2 / len(dying))
+        alive = [pid for pid in workers if pid not in dying]
+        eventually(lambda: all(masks(it) == {NEAR_CPU} for it in alive), "the others are pinned")
+        node.wait_for_scans(1)
+        node.wait_until("fits", *alive)
+        assert set(node.processes()) == {crowd.pid, *alive}
+
+
+def test_a_user_is_told_what_everybody_runs_in_numbers_and_of_his_own_processes_alone(
+    node: EnforcingNode, troupe: Troupe
+) -> None:
+    (rank,) = troupe.take()
+    with playing([rank], *pod(1), cpus=BOTH):
+        pin(node, rank)
+        node.wait_until("fits", *rank.everybody)
+        told = node.ask_as(1234, target="/enforce")
+        assert (told["sees"], told["jobs"]) == ("own", [])
+        assert told["summary"]["processes"]["fits"] == 3

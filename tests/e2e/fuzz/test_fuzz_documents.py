@@ -1,0 +1,200 @@
+"""Files and answers in JSON and of lines that somebody else wrote: read, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd.audit.describe import everything
+from affinityd.audit.model import Membership, ProcessFacts
+from affinityd.cli.render.enforcement import lines
+from affinityd.cli.render.topology import draw
+from affinityd.config import file, settings
+from affinityd.discovery.nvml.report import (
+    GpuProcesses,
+    NvmlGpu,
+    NvmlProcess,
+    NvmlReport,
+    ProcessReport,
+    read_report,
+)
+from affinityd.enforce.describe import document
+from affinityd.enforce.document import EnforceDocument
+from affinityd.enforce.policy.environ import environment
+from affinityd.errors import AffinityError, InvalidRequestError
+from affinityd.json_codec import dumps, loads
+from affinityd.linux.cgroup import Cgroups, cpuset_of
+from affinityd.linux.processes import parse_stat, process_of, uid_of
+from affinityd.request.formats import render
+from affinityd.request.parameters import FORMATS
+from affinityd.topology import node_file
+from affinityd.topology.document import TopologyDocument, from_document, to_document
+from affinityd.topology.model import Node, Topology
+from tests.e2e.fuzz.inputs import MANY, SOME, damaged, mutants, read_or_refused, texts
+from tests.support.asking import ask
+from tests.support.documents import in_json
+from tests.support.enforce_reports import drifted, enforced, fits, left
+from tests.support.machines.facts import machine
+from tests.support.machines.strategies import machines
+
+TWO_VENDORS = machine("two-vendors")
+
+NVML = NvmlReport(
+    gpus=(
+        NvmlGpu(0, "GPU-0", "0000:07:00.0", 3, "A100", ("MIG-0",), frozenset({1}), frozenset({2})),
+        NvmlGpu(1, error="GPU is lost", nvlinks={"0000:07:00.0": 4}, persistence=True),
+    ),
+    driver_version="550.54.15",
+)
+PROCESSES = ProcessReport(
+    gpus=(
+        GpuProcesses(0, "GPU-0", "0000:07:00.0", (NvmlProcess(7, "compute", 2**30, "MIG-0"),)),
+        GpuProcesses(1, error="GPU is lost"),
+    ),
+    changing="nvidia-smi",
+)
+ENFORCED = enforced(fits(7), drifted(8), left(9, "no_job", job=None), notices=("a",))
+
+
+def an_enforce_document(text: str) -> object:
+    document = loads(EnforceDocument, text, "enforce")
+    return document.has_mismatch, document.knows_nothing, list(lines(document, fitting=True))
+
+
+DOCUMENTS: dict[str, tuple[object, Callable[[str], object]]] = {
+    "NVML's report": (json.loads(dumps(NVML)), partial(read_report, NvmlReport)),
+    "NVML's processes": (json.loads(dumps(PROCESSES)), partial(read_report, ProcessReport)),
+    "what is enforced": (in_json(document(ENFORCED, everything)), an_enforce_document),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+@given(data=st.data())
+@MANY
+def test_a_document_with_anything_in_it_is_read_or_refused(name: str, data: st.DataObject) -> None:
+    whole, read = DOCUMENTS[name]
+    assert read_or_refused(lambda: read(json.dumps(whole))) is None
+    text = data.draw(mutants(whole))
+    read_or_refused(lambda: read(text), ValueError)
+
+
+def use(topology: Topology) -> None:
+    """Do with a topology what commands and daemons do: all of it ends in an answer or one line."""
+    text = dumps(to_document(topology))
+    assert from_document(loads(TopologyDocument, text, "topology")) == topology
+    for line in draw(topology, colour=False):
+        assert line.isprintable(), line
+    for gpus in ("all", "0", topology.gpus[0].pci_bus_id if topology.gpus else "GPU-0"):
+        for mode in ("node", "socket", "unique_contiguous", "even"):
+            read_or_refused(lambda: plan(topology, gpus, mode), AffinityError)  # noqa: B023
+
+
+def plan(topology: Topology, gpus: str, mode: str) -> None:
+    reply = ask(topology, gpus=gpus, mode=mode)
+    for form in FORMATS:
+        assert all(line.isprintable() for line in render(reply, form).split("\n"))
+
+
+@given(machines())
+@SOME
+def test_a_machine_is_what_its_node_file_says(topology: Topology) -> None:
+    use(topology)
+
+
+@given(data=st.data())
+@MANY
+def test_a_node_file_with_anything_in_it_is_a_machine_or_none(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / node_file.NAME
+    node_file.write(path, Node(TWO_VENDORS, reserved=frozenset({1})))
+    path.write_text(data.draw(mutants(json.loads(path.read_text()))))
+    nodes: list[Node] = []
+    read_or_refused(lambda: nodes.append(node_file.read(path)), ValueError, OSError)
+    for node in nodes:
+        use(node.topology)
+
+
+CONFIGURED = (
+    *(f"AFFINITYD_{name.upper()}=" for name in settings.NAMES),
+    *("0-3", "off", "pin", "127.0.0.1:9465", "[::1]:0", "none", "#", ";", "'", '"', "\\", "\n"),
+    *("=", "on", "root", "4294967295", "a b", "export "),
+)
+
+
+@given(texts(*CONFIGURED).map(lambda text: text.encode(errors="surrogatepass")) | st.binary())
+@MANY
+def test_any_settings_file_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "affinityd.conf"
+    path.write_bytes(content)
+    environ = {"AFFINITYD_CONFIG": os.fspath(path)}
+    read_or_refused(lambda: file.variables(environ), InvalidRequestError)
+    read_or_refused(lambda: settings.load({}, environ), InvalidRequestError)
+
+
+@given(st.dictionaries(st.sampled_from(settings.NAMES), texts(*CONFIGURED)))
+@MANY
+def test_any_setting_is_read_or_refused(values: dict[str, str]) -> None:
+    environ = {f"AFFINITYD_{name.upper()}": text for name, text in values.items()}
+    environ["AFFINITYD_CONFIG"] = "/nonexistent"
+    read_or_refused(lambda: settings.load({}, environ), InvalidRequestError)
+    read_or_refused(lambda: settings.load(values, {}), InvalidRequestError)
+
+
+STATUS = b"Name:\tpython\nUmask:\t0022\nTgid:\t7\nPid:\t7\nUid:\t1000\t1000\t1000\t1000\n"
+CGROUP = b"5:cpuset:/slurm/uid_1/job_7\n1:name=systemd:/system.slice/a.service\n0::/a/b\n"
+MOUNTINFO = (
+    b"36 35 0:29 / /sys/fs/cgroup/cpuset rw,nosuid shared:9 - cgroup cgroup rw,cpuset\n"
+    b"37 35 0:30 /../.. /sys/fs/cgroup/unified rw - cgroup2 none rw,nsdelegate\n"
+)
+STAT = b"7 (a) b) S 1 7 7 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 3 0 99 0 0 " + b"0 " * 30 + b"\n"
+ENVIRON = b"SLURM_JOB_ID=7\0TEAM=vision\0HOME=/\0"
+
+
+FILES = {
+    "7/status": STATUS,
+    "7/cgroup": CGROUP,
+    "7/stat": STAT,
+    "7/environ": ENVIRON,
+    "self/mountinfo": MOUNTINFO,
+}
+FOUND = ProcessFacts(
+    pid=7,
+    name="a",
+    uid=1,
+    start=0,
+    parent=1,
+    state="S",
+    gpu=("nvidia", 0),
+    holding=None,
+    membership=Membership(),
+    cpuset=None,
+    threads=(),
+)
+
+
+@given(st.fixed_dictionaries({name: damaged(content) for name, content in FILES.items()}))
+@MANY
+def test_damaged_files_of_proc_tell_less_and_end_nothing(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]
+) -> None:
+    root = tmp_path_factory.getbasetemp() / "damaged-proc"
+    proc = root / "proc"
+    for name, content in files.items():
+        (proc / name).parent.mkdir(parents=True, exist_ok=True)
+        (proc / name).write_bytes(content)
+    read_or_refused(lambda: cpuset_of(7, os.fspath(root)))
+    read_or_refused(lambda: Cgroups.of(7, os.fspath(root)).confining)
+    read_or_refused(lambda: (uid_of(7, os.fspath(proc)), process_of(7, os.fspath(proc))))
+    read = parse_stat(files["7/stat"])
+    found = replace(FOUND, start=read.start if read else 0)
+    read_or_refused(lambda: environment(found, os.fspath(root)))

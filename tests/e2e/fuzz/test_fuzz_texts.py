@@ -1,0 +1,244 @@
+"""Every reader of a text: it reads anything soon, or says in one line what was wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from affinityd.audit.membership import membership, service
+from affinityd.client import http as client
+from affinityd.cpuset import format_list, format_mask, parse_list, parse_mask
+from affinityd.daemon.policy_document import parse
+from affinityd.discovery.pci import bus_order, is_pci_address
+from affinityd.enforce.policy.identity import ProcessIdentity
+from affinityd.enforce.policy.policy import Policy, PolicyError
+from affinityd.errors import AffinityError, DaemonError
+from affinityd.linux.memory_policy import parse_policy
+from affinityd.linux.processes import parse_stat
+from affinityd.request.devices import all_devices
+from affinityd.request.launchers import local_rank
+from affinityd.request.parameters import PARAMETERS, Request, parse_request
+from affinityd.request.slurm_binding import cpus_of_step, gpu_slot
+from affinityd.request.visible_devices import read_visible
+from affinityd.slurm import slurmd
+from affinityd.slurm.expected import gres_of, has_host, node_lines
+from tests.e2e.fuzz.inputs import AS_FOUND, LONG, MANY, long_texts, read_or_refused, texts
+from tests.support.asking import ask
+from tests.support.machines.facts import machine
+
+DGX, MIXED, AMD = machine("dgx-a100"), machine("mixed-models"), machine("mi250x")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What reads a text, the tokens of its grammar, and what it may raise."""
+
+    read: Callable[[str], object]
+    tokens: tuple[str, ...]
+    refusals: tuple[type[Exception], ...] = ()
+
+
+def a_visible_list(text: str) -> object:
+    return read_visible(text, all_devices(DGX))
+
+
+def a_pci_address(text: str) -> object:
+    return bus_order(text) if is_pci_address(text) else None
+
+
+def a_policy(text: str) -> object:
+    policy = parse(text)
+    assert isinstance(policy, Policy)
+    return [rule.matches(ProcessIdentity(user=text[:300], pod="x")) for rule in policy.rules]
+
+
+def a_slurm_conf(text: str) -> object:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "slurm.conf")
+        path.write_bytes(text.encode(errors="replace"))
+        return gres_of("gpu01", node_lines(path))
+
+
+def a_seat(text: str) -> object:
+    request = Request(gpu_bind=text, step_gpus=8)
+    mask = frozenset({0})
+    return [gpu_slot(request, mask, task=it, tasks=256, seen=1) for it in (0, 255)]
+
+
+def a_seat_on_slices(text: str) -> object:
+    slices = tuple(frozenset({cpu}) for cpu in range(256))
+    request = Request(gpu_bind=text, cpu_bind=slices, rank=(3,), step_gpus=256)
+    slot = gpu_slot(request, slices[3], task=3, tasks=256, seen=1, cores=[slices])
+    return slot, cpus_of_step(request, slices[3])
+
+
+def an_answer(text: str) -> object:
+    return client._parsed(text.encode(errors="surrogatepass"), "/run/a.sock")
+
+
+def a_launchers_environment(text: str) -> object:
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_LOCALID", "SLURM_GTIDS")
+    return local_rank(dict.fromkeys((*names, "SLURM_STEP_ID"), text))
+
+
+def asking(name: str) -> Callable[[str], object]:
+    """Return what plans with a parameter of this text, on machines of three kinds."""
+
+    def read(text: str) -> object:
+        pairs = [(name, text)]
+        if name in {"job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus"}:
+            pairs += [("ranks", "4"), ("rank", "1")]
+        parse_request(pairs)
+        return [ask(topology, **dict(pairs)) for topology in (DGX, MIXED, AMD)]
+
+    return read
+
+
+CPULIST = (
+    "0",
+    "1",
+    "3",
+    "255",
+    "65535",
+    "65536",
+    "4294967295",
+    "-",
+    ",",
+    ":",
+    "/",
+    "0-65535:65535,",
+)
+DEVICES = (
+    *("0", "1", "7", ",", "-1", "GPU-", "MIG-", "none", "all", "void", "minor:0", "drm:128", "/"),
+    *("0000:07:00.0", "00000000:07:00.0", "ROCR_VISIBLE_DEVICES=", "HIP_VISIBLE_DEVICES=", ";"),
+    DGX.gpus[0].uuid or "GPU-0",
+)
+BINDING = (
+    *("gpu:", "gres/", "single:", "map_gpu:", "mask_gpu:", "per_task:", "closest", "none", "+"),
+    *("verbose,", "0", "1", "2", "-", "*", ",", "0x", "f", "256", "99999999"),
+)
+CGROUPS = (
+    *("0::", "5:cpuset:", "1:name=systemd:", "/", "\n", "..", "kubepods", "kubepods.slice", ":"),
+    *("slurm", "uid_1", "job_7", "step_0", "system.slice", "slurmstepd.scope", "user.slice"),
+    *(f"kubepods-pod{'0' * 8}_{'0' * 4}_{'0' * 4}_{'0' * 4}_{'0' * 12}.slice", "cri-containerd-"),
+    *("f" * 64, ".scope", "a.service", " (deleted)", f"pod{'0' * 32}", "a/" * 50),
+)
+SLURMD = (
+    *("slurmd: ", "[2026-11-22T14:20:04.519] ", "Gres Name=", "gpu", " Type=", "a100", "(null)"),
+    *(" File=", "/dev/nvidia[0-7]", " Cores=", "0-15", " Links=", "-1,4", " Count=", "1", "\n"),
+    *("error: ", "warning: ", "fatal: ", "[0-99999]", "=", ",", "9" * 5000),
+)
+SLURM_CONF = (
+    *(
+        "NodeName=",
+        "DEFAULT",
+        "gpu[01-04]",
+        "gpu01",
+        "Gres=",
+        "gpu:",
+        "a100",
+        ":2",
+    ),
+    *(
+        "CPUs=",
+        "0",
+        " ",
+        "\n",
+        "Include slurm.conf",
+        "PartitionName=",
+        ",",
+        '"',
+        "#",
+        "\\",
+        "1" * 9,
+    ),
+    *("[0-99999]", "[0-9]" * 40),
+)
+TOML = (
+    *("mode", "=", '"node"', "'", '"', "\n", "[[rule]]", "[", "]", "{", "}", ",", ".", "leave"),
+    *("true", "user", '"a*"', "environment", "uid", "1", "0x_f", "1e9", "1979-05-27", "cgroup"),
+    *("#", '"""', "min_physical_cores", "*?" * 60, '["[z-a]"]', "\\u0000", "\\"),
+)
+HTTP = (
+    *("HTTP/1.1", " ", "200", "422", "\r\n", "\r\n\r\n", "content-length:", "0", "4", "OK", "x"),
+    *("Malformed request: ", "\ud800", "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n"),
+)
+STAT = ("1", " ", "(", ")", "(a)", "S", "-1", "0 ", "1 (a) S 0 1 1 0 -1 0 ", "0 " * 40, "9" * 5000)
+
+READERS = {
+    "a cpulist": Reader(parse_list, CPULIST, (ValueError,)),
+    "a mask": Reader(parse_mask, ("f", "0x", "00000000", ",", "ffffffff", "g"), (ValueError,)),
+    "a visible-device list": Reader(a_visible_list, DEVICES),
+    "a PCI address": Reader(a_pci_address, ("0000:", "07:", "00", ".0", "f", ":", ".", "g")),
+    "a hostlist": Reader(
+        lambda text: has_host(text, "gpu01"), ("gpu", "[", "]", "01-04", ",", "-", "1", "[0-99]")
+    ),
+    "slurm.conf": Reader(a_slurm_conf, SLURM_CONF),
+    "what slurmd prints": Reader(slurmd.parse, SLURMD),
+    "a binding of GPUs": Reader(a_seat, BINDING),
+    "a binding of CPUs": Reader(a_seat_on_slices, BINDING),
+    "a policy": Reader(a_policy, TOML, (PolicyError,)),
+    "cgroups of a job": Reader(membership, CGROUPS),
+    "cgroups of a service": Reader(service, CGROUPS),
+    "a stat file": Reader(lambda text: parse_stat(text.encode(errors="replace")), STAT),
+    "an HTTP answer": Reader(an_answer, HTTP, (DaemonError,)),
+    "a memory policy": Reader(parse_policy, ("bind", ":", "0-3", ",", "prefer", "=", "static")),
+    "what launchers say": Reader(a_launchers_environment, ("0", "1", "4", "(x2)", ",", "-1")),
+    **{
+        f"parameter {name}": Reader(
+            asking(name),
+            {"cpuset": CPULIST, "rank": CPULIST, "gpu_bind": BINDING}.get(name, DEVICES),
+            (AffinityError,),
+        )
+        for name in PARAMETERS
+    },
+}
+by_reader = pytest.mark.parametrize("name", READERS)
+
+
+@by_reader
+@given(data=st.data())
+@MANY
+def test_any_text_is_read_or_refused_in_one_line(name: str, data: st.DataObject) -> None:
+    reader = READERS[name]
+    text = data.draw(texts(*reader.tokens))
+    read_or_refused(lambda: reader.read(text), *reader.refusals)
+
+
+@by_reader
+@given(data=st.data())
+@settings(max_examples=10, phases=AS_FOUND)
+def test_a_long_text_is_read_as_soon(name: str, data: st.DataObject) -> None:
+    reader = READERS[name]
+    text = data.draw(long_texts(*reader.tokens))
+    assert len(text) >= LONG - max(map(len, reader.tokens)) * 3
+    # A parameter is longer than any other text that strangers send.
+    shorter = text[:32768] if name.startswith("parameter") else text
+    read_or_refused(lambda: reader.read(shorter), *reader.refusals)
+
+
+@given(texts(*CPULIST))
+@MANY
+def test_a_cpulist_that_was_read_is_written_and_read_alike(text: str) -> None:
+    try:
+        cpus = parse_list(text)
+    except ValueError:
+        return
+    assert parse_list(format_list(cpus)) == cpus
+    assert parse_mask(format_mask(cpus)) == cpus
+    assert format_list(parse_list(format_list(cpus))) == format_list(cpus)
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.integers(1, 3))
+@MANY
+def test_a_hostlist_of_ranges_names_each_once(numbers: list[int], width: int) -> None:
+    names = tuple(f"gpu{number:0{width}d}" for number in numbers)
+    text = f"gpu[{','.join(f'{number:0{width}d}' for number in numbers)}]"
+    for name in (f"gpu{number:0{width}d}" for number in range(20)):
+        assert has_host(text, name) == has_host(",".join(names), name) == (name in names)

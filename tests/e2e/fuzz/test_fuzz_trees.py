@@ -1,0 +1,169 @@
+"""Trees like a kernel's with something wrong in them: a machine, or one line, and soon."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd.discovery import discover, open_tree
+from affinityd.discovery.nvml.report import NvmlReport
+from affinityd.discovery.snapshot import snapshot_nvml, write_snapshot
+from affinityd.errors import TreeError
+from tests.e2e.fuzz.inputs import SOME, damaged, read_or_refused
+from tests.e2e.fuzz.test_fuzz_documents import use
+from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import nvml_report, write_tree
+
+HUGE = 100 * 2**20  #: bytes of a file that is all hole
+
+TEXTS = (
+    *("", "-1", "0", "1", "65535", "65536", "99999999999999999999", "1" * 5000, "0-65535", "4-2"),
+    *("0-65535:65535," * 5000, "ffffffff," * 5000, "0x10de\n0x1002", "x", "\x1b[2J", "²", "٣"),
+    *("Unified", "Data", "0x030200", "0x120000", "Node 0 MemTotal: 9\x85 kB", "10 20", "10 -1 x"),
+    *("location_id 9\ndrm_render_minor 128", "domain 4294967295", "unique_id 18446744073709551616"),
+)
+
+#: Names that a folder may have more of than a kernel gives it.
+NAMES = (
+    *(
+        "cpu7",
+        "cpu65536",
+        "cpu99999999999999999999",
+        "cpu²",
+        "cpux",
+        "node9",
+        "node65536",
+        "online",
+    ),
+    *("node99999999999999999999", "0000:ff:1f.7", "99999:00:00.0", "0000:00:00.0", "index9"),
+    *("a\nb", "\x1b[2J", "mlx5_0", "eth\x7f", "numa_node", "class", "vendor", "renderD129", "..."),
+)
+
+
+def as_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def as_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def as_hole(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(HUGE)
+
+
+def linked_to(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+def written(content: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_bytes(content)
+
+    return write
+
+
+#: What may be where a file or folder was.
+KINDS: st.SearchStrategy[Callable[[Path], None]] = st.one_of(
+    st.sampled_from([as_folder, as_pipe, as_hole, lambda _path: None]),
+    st.sampled_from([".", "..", "../../..", "/dev/zero", "/dev/null", "nowhere", "/"]).map(
+        linked_to
+    ),
+    st.sampled_from(TEXTS).map(lambda text: written(text.encode())),
+    st.binary(max_size=40).map(written),
+)
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return small machines' files, which no test changes."""
+    folder = tmp_path_factory.mktemp("trees")
+    return {
+        name: write_tree(machine(name), folder / name)
+        for name in ("laptop", "two-vendors", "cloud-vm")
+    }
+
+
+#: What much hangs on: a random file is one of hundreds of caches.
+PLACES = (
+    *("sys/devices/system/cpu", "sys/devices/system/cpu/*", "sys/devices/system/cpu/cpu*/topology"),
+    *("sys/devices/system/node", "sys/devices/system/node/*", "sys/devices/system/node/node*/*"),
+    *("sys/bus/pci/devices", "sys/bus/pci/devices/*", "sys/bus/pci/devices/*/*", "sys", "sys/*"),
+    *("sys/class/kfd/kfd/topology/nodes/*", "sys/class/kfd/kfd/topology/nodes/*/*", "proc/*"),
+    *("proc/driver/nvidia/gpus/*", "proc/driver/nvidia/gpus/*/*", "**/cache/*/*", "**/*_list"),
+)
+
+
+def replace(path: Path, kind: Callable[[Path], None]) -> None:
+    """Put something else where a file or folder is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    kind(path)
+
+
+def spoil(data: st.DataObject, root: Path) -> None:
+    """Change a few of a tree's files and folders for something else, or add to them."""
+    for _ in range(data.draw(st.integers(1, 6))):
+        paths = sorted(root.glob(data.draw(st.sampled_from(PLACES)))) or [root]
+        path = data.draw(st.sampled_from(paths))
+        if path.is_dir() and data.draw(st.booleans()):
+            path /= data.draw(st.sampled_from(NAMES))
+        if path == root or not path.parent.is_dir():
+            continue
+        is_numbered = path.name.startswith(("cpu", "node")) and not path.is_file()
+        if is_numbered and data.draw(st.booleans()):
+            (path / "topology").mkdir(parents=True, exist_ok=True)
+        else:
+            replace(path, data.draw(KINDS))
+
+
+@given(data=st.data())
+@SOME
+def test_a_tree_with_anything_in_it_is_a_machine_or_none(
+    data: st.DataObject, trees: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    name = data.draw(st.sampled_from(sorted(trees)))
+    folder = tmp_path_factory.mktemp("spoiled")
+    root = shutil.copytree(trees[name], folder / "root", symlinks=True)
+    try:
+        spoil(data, root)
+        nvml = nvml_report(machine(name)) if data.draw(st.booleans()) else None
+        read_or_refused(lambda: read_whole(root, nvml, folder / "made.tar"), TreeError)
+    finally:
+        shutil.rmtree(folder)
+
+
+def read_whole(root: Path, nvml: NvmlReport | None, archive: Path) -> None:
+    topology = discover(open_tree(os.fspath(root)), nvml)
+    use(topology)
+    write_snapshot(open_tree(os.fspath(root)), nvml, archive)
+    replayed = open_tree(os.fspath(archive))
+    again = discover(replayed, snapshot_nvml(replayed))
+    assert again.cores == topology.cores
+    assert again.gpus == topology.gpus
+
+
+@given(data=st.data())
+@SOME
+def test_a_damaged_archive_of_a_whole_machine_is_a_machine_or_none(
+    data: st.DataObject, trees: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.tar"
+    with tarfile.open(path, "w", format=data.draw(st.sampled_from([0, 1, 2]))) as archive:
+        archive.add(trees["cloud-vm"], "cloud-vm")
+    path.write_bytes(data.draw(damaged(path.read_bytes())))
+
+    def read() -> None:
+        use(discover(open_tree(os.fspath(path)), None))
+
+    read_or_refused(read, TreeError)

@@ -1,0 +1,95 @@
+"""`affinityd exec` as the entry of real launchers: Slurm's srun and sbatch, two mpiruns."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tests.e2e.slurm.release import HOST
+from tests.e2e.slurm.rig import Setup, Slurm, slurm
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import BOTH, FAR, LOOK, NEAR
+
+EXEC = (sys.executable, str(REPOSITORY / "bin/affinityd"), "exec")
+
+
+@pytest.fixture
+def entry(release: str) -> tuple[str, ...]:
+    """Return `affinityd exec` by the Python that is where Slurm is."""
+    there = ("env", f"PYTHONPATH={REPOSITORY}", "/usr/bin/python3", *EXEC[1:])
+    return EXEC if release == HOST else there
+
+
+@pytest.fixture(scope="module")
+def cluster(release: str) -> Iterator[Slurm]:
+    with slurm(Setup(release=release)) as cluster:
+        yield cluster
+
+
+def masks(printed: str) -> list[str]:
+    """Return the tasks' masks, by their labels."""
+    return [
+        cpus for _, cpus in sorted(re.findall(r"(?:(\d+): ?)?Cpus_allowed_list:\s*(\S+)", printed))
+    ]
+
+
+def test_each_task_of_srun_has_its_gpu(
+    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
+) -> None:
+    printed = cluster.srun("-n2", "--gres=gpu:2", *entry, "--", *LOOK, env=here)
+    assert masks(printed) == [NEAR, FAR]
+
+
+def test_tasks_that_see_one_gpu_each_share_no_core(
+    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
+) -> None:
+    words = ["-n2", "--gpus-per-task=1", *entry, "--mode=unique-contiguous", "--", *LOOK]
+    assert masks(cluster.srun(*words, env=here)) == [NEAR, FAR]
+
+
+def test_a_lone_task_is_a_launcher_and_has_all_of_its_gpus(
+    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
+) -> None:
+    again = [*entry, "--rank=1", "--", *LOOK]
+    assert masks(cluster.srun("-n1", "-c2", "--gres=gpu:2", *entry, "--", *LOOK, env=here)) == [
+        BOTH
+    ]
+    assert masks(cluster.srun("-n1", "-c2", "--gres=gpu:2", *entry, "--", *again, env=here)) == [
+        FAR
+    ]
+
+
+def test_a_batch_script_is_no_rank(
+    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
+) -> None:
+    script = " ".join([*entry, "--", *LOOK])
+    printed = cluster.sbatch(script, "--ntasks=2", "--gres=gpu:2", env=here)
+    assert masks(printed) == [BOTH]
+
+
+def test_srun_that_binds_nothing_leaves_each_task_all_of_the_job_s_cpus(
+    here: Mapping[str, str], release: str, entry: tuple[str, ...]
+) -> None:
+    """As the documentation has it, where task/affinity would give each a slice."""
+    words = ["-n2", "--gres=gpu:2", "--cpu-bind=none", *entry, "--", *LOOK]
+    with slurm(Setup(task_plugin="task/affinity", release=release)) as cluster:
+        assert masks(cluster.srun(*words, env=here)) == [NEAR, FAR]
+
+
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpirun.mpich"])
+def test_each_rank_of_mpirun_has_its_gpu(mpirun: str, here: Mapping[str, str]) -> None:
+    asks = ["--allow-run-as-root", "--oversubscribe"] if mpirun == "mpirun.openmpi" else []
+    done = subprocess.run(
+        [mpirun, *asks, "--bind-to", "none", "-np", "4", *EXEC, "--", *LOOK],
+        env={"PATH": os.environ["PATH"], "TMPDIR": "/tmp", **here},  # noqa: S108 - Open MPI's own
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(masks(done.stdout)) == sorted([NEAR, FAR] * 2)

@@ -1,0 +1,138 @@
+"""Processes of GPUs, another user's and real, in cgroups of jobs; and one that asks for plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.children import program
+from tests.support.job_cgroups import cgroup, pod_parts, step_parts
+from tests.support.puppets import GROWN_UP
+from tests.support.tiny import BOTH, CPUS
+
+USER = 1234
+JOB = 4711
+POD = "0b7de3f1-51aa-9d02-4c1e-8a1f0c3ea007"
+
+#: A line on stdin is the path of a socket; it asks there for a plan, and says what it is told.
+ASKS = """
+import http.client, os, socket, sys
+os.setgroups([]); os.setgid(1234); os.setuid(1234)
+print("ready", flush=True)
+for path in sys.stdin:
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    try:
+        connection.sock.connect(path.strip())
+        connection.request("GET", "/plan?gpus=0000:e2:00.0&mode=node")
+        print(connection.getresponse().read().decode().replace("\\n", " "), flush=True)
+    except OSError as error:
+        print("{}", flush=True)
+"""
+#: Who becomes another user and goes on as the same program keeps root's files in /proc, proc(5).
+AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
+
+
+@dataclass
+class Actors:
+    """The processes of the node, and who asks."""
+
+    job: int  #: of a step of Slurm's, on NVIDIA's
+    pod: int  #: of a pod, on NVIDIA's
+    off: int  #: of another job's step, on NVIDIA's, which is to be let alone
+    of_amd: int
+    of_npu: int
+    asker: subprocess.Popen[str]
+    dev: Path  #: where the device files are
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.asker.pid, self.job, self.pod, self.off, self.of_amd, self.of_npu]
+
+    def rest(self) -> None:
+        """Have all of them run wherever they may, as if nobody had ever pinned them."""
+        for pid in self.pids[1:]:
+            os.sched_setaffinity(pid, set(CPUS))
+
+    def plan(self, path: Path) -> Any:  # noqa: ANN401 - a document
+        """Return what the one who asks is told at a socket."""
+        assert self.asker.stdin is not None
+        assert self.asker.stdout is not None
+        self.asker.stdin.write(f"{path}\n")
+        self.asker.stdin.flush()
+        return json.loads(self.asker.stdout.readline())
+
+
+@contextmanager
+def playing(npu: int) -> Iterator[Actors]:
+    """Start them; they are grown up.
+
+    `npu`: the minor number of the memory device, mem(4), that is the NPU's. No other players have
+    it: a daemon looks through the open files of all, and would pin theirs.
+    """
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        dev = Path(name)
+        dev.chmod(0o755)
+        os.mknod(dev / "davinci0", stat.S_IFCHR | 0o666, os.makedev(1, npu))
+        os.mknod(dev / "nvidiactl", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        (dev / "nothing").touch()
+        for file in dev.iterdir():
+            file.chmod(0o666)
+        step, other = (
+            stack.enter_context(cgroup(*step_parts(number), cpus=BOTH)) for number in (JOB, JOB + 1)
+        )
+        pod = stack.enter_context(cgroup(*pod_parts(POD), cpus=BOTH))
+        began = time.monotonic()
+        job, of_amd, of_npu, off, in_pod = (
+            stack.enter_context(
+                _sleeping(dev / "davinci0" if place == 2 else dev / "nothing", folder, env)
+            )
+            for place, (folder, env) in enumerate(
+                ((step, {}), (step, {}), (step, {}), (other, {"AFFINITYD": "off"}), (pod, {}))
+            )
+        )
+        asker = stack.enter_context(program(ASKS))
+        (step / "cgroup.procs").write_text(str(asker.pid))
+        stepd = dev / "slurmstepd"
+        shutil.copy(shutil.which("sleep") or "", stepd)
+        for folder in (step, other):
+            stack.enter_context(_running(stepd, folder))
+        time.sleep(max(0.0, began + GROWN_UP - time.monotonic()))
+        yield Actors(job, in_pod, off, of_amd, of_npu, asker, dev)
+
+
+@contextmanager
+def _running(stepd: Path, step: Path) -> Iterator[None]:
+    """Run what is called as Slurm's own in a step: the job has not ended."""
+    with subprocess.Popen([stepd, "600"]) as process:
+        (step / "cgroup.procs").write_text(str(process.pid))
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _sleeping(file: Path, folder: Path, env: Mapping[str, str]) -> Iterator[int]:
+    """Run a user's process in a cgroup, which has a file open; yield its pid."""
+    command = [*AS_USER, "sh", "-c", 'echo ready && exec sleep 600 <"$0"', os.fspath(file)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}
+    ) as process:
+        (folder / "cgroup.procs").write_text(str(process.pid))
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process.pid
+        finally:
+            process.kill()

@@ -1,0 +1,151 @@
+"""What shows, for each thing that the daemon does, that it does it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from affinityd.errors import AffinityError
+from affinityd.topology.model import Gpu
+from affinityd.topology.node_file import read
+from tests.e2e.privileges.actors import JOB, Actors
+from tests.support import privileges
+from tests.support.asked_node import AskedNode
+from tests.support.daemons import eventually, is_ready
+from tests.support.tiny import BOTH, CPUS, NEAR
+
+OK = 200  #: HTTP's
+UUID = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
+GPUS = (
+    Gpu(0, "nvidia", "0000:e1:00.0", numa_node=0, minor=0),
+    Gpu(0, "amd", "0000:e2:00.0", numa_node=0, render_minor=128),
+    Gpu(0, "huawei", "0000:e3:00.0", numa_node=0),
+)
+BY_POD, BY_USER = 1, 2  #: numbers of the rules that are about them
+
+
+@dataclass
+class Node(AskedNode):
+    """A daemon, and who is there."""
+
+    actors: Actors
+    port: int
+
+    def settle(self) -> None:
+        """Wait until the daemon has looked, acted on it, and looked again."""
+        eventually(lambda: is_ready(self.daemon), "the daemon is ready")
+        for path in ("/audit", "/enforce"):
+            eventually(lambda path=path: self.daemon.get(path).status == OK, path)  # type: ignore[misc]
+        self.wait_for_scans(1)
+
+    def working(self) -> frozenset[str]:
+        """Return the features that do what they are for, now."""
+        return frozenset(name for name, works in WORKS.items() if _is_true(works, self))
+
+    def must_lose(self, lost: frozenset[str], item: str) -> None:
+        """Hold that it has all but these features, says so, and answers nothing wrong."""
+        left = frozenset(WORKS) - lost
+        with suppress(AssertionError):  # which of them are missing is told by the next line
+            eventually(lambda: self.working() == left, f"it has {', '.join(left)}")
+        assert self.working() == left, f"without {item}"
+        if item in privileges.SAID:
+            eventually(lambda: privileges.SAID[item] in self.told(), f"it tells of {item}")
+        assert self.is_right()
+
+    def told(self) -> str:
+        """Return all that the daemon says of itself: its log, and what it tells root."""
+        documents = (self.daemon.get(path).text for path in ("/readyz", "/audit", "/enforce"))
+        return "\n".join((*self.daemon.lines, *documents))
+
+    def is_right(self) -> bool:
+        """Whether what it says of who asks is true, or that it does not know."""
+        try:
+            allowed = self.actors.plan(self.daemon.socket)["allowed"]
+        except LookupError:  # a refusal
+            return True
+        told = allowed["cpulist"], allowed["source"], allowed["within"]
+        return told in {(BOTH, "caller", BOTH), (BOTH, "caller", None), (BOTH, "node", None)}
+
+
+def _is_true(works: Callable[[Node], bool], node: Node) -> bool:
+    try:
+        return works(node)
+    except (LookupError, OSError, AssertionError, TypeError, ValueError, AffinityError):
+        return False
+
+
+def _audited(node: Node, pid: int) -> Any:  # noqa: ANN401 - a document
+    (found,) = (it for it in node.audit()["processes"] if it["pid"] == pid)
+    assert found["threads"]
+    (gpu,) = (it for it in node.audit()["gpus"] if it["vendor"] == found["vendor"])
+    assert gpu["unknown"] is None
+    return found
+
+
+def _enforced(node: Node, pid: int) -> Any:  # noqa: ANN401 - a document
+    jobs = node.daemon.get("/enforce").json["jobs"]
+    (found,) = (it for job in jobs for it in job["processes"] if it["pid"] == pid)
+    return found
+
+
+def _knows(node: Node) -> bool:
+    allowed = node.actors.plan(node.daemon.socket)["allowed"]
+    return (allowed["source"], allowed["within"]) == ("caller", BOTH)
+
+
+def _plans(node: Node) -> bool:
+    gpus = ",".join(gpu.pci_bus_id for gpu in GPUS)
+    ranks = node.daemon.plan(f"gpus={gpus}&mode=node&cpuset={BOTH}")["ranks"]
+    return [(it["cpulist"], it["locality"]) for it in ranks] == [(NEAR, "local")] * len(GPUS)
+
+
+def _has_gpus(node: Node) -> bool:
+    found = node.daemon.get("/topology").json["topology"]["gpus"]
+    return {it["vendor"] for it in found} >= {"amd", "huawei"}
+
+
+def _is_published(node: Node) -> bool:
+    known = read(node.daemon.socket.with_name("node.json"))
+    return known.topology.online == frozenset(CPUS)
+
+
+def _is_answered_over_tcp(node: Node) -> bool:
+    target = f"http://127.0.0.1:{node.port}/healthz"
+    asked = subprocess.run(["curl", "-sf", "-m", "5", target], capture_output=True, check=False)
+    return asked.returncode == 0
+
+
+def _is_pinned(node: Node) -> bool:
+    return os.sched_getaffinity(node.actors.job) == {int(NEAR)}
+
+
+def _has_moved(node: Node) -> bool:
+    return node.samples("enforce_migrations_total", "outcome")["moved"] > 0
+
+
+#: Feature → whether it does what it is for.
+WORKS: Mapping[str, Callable[[Node], bool]] = {
+    "a socket": lambda node: node.daemon.get("/healthz").status == 200,
+    "TCP": _is_answered_over_tcp,
+    "metrics": lambda node: node.samples("build_info", "version") != {},
+    "CPUs": lambda node: node.daemon.get("/readyz").status == 200,
+    "GPUs": _has_gpus,
+    "plans": _plans,
+    "who asks": _knows,
+    "node.json": _is_published,
+    "what NVML says": lambda node: UUID in node.daemon.get("/topology").text,
+    "the audit of NVIDIA's": lambda node: bool(_audited(node, node.actors.job)),
+    "the audit of AMD's": lambda node: bool(_audited(node, node.actors.of_amd)),
+    "the audit of device files": lambda node: bool(_audited(node, node.actors.of_npu)),
+    "jobs": lambda node: _audited(node, node.actors.job)["job"]["id"] == str(JOB),
+    "enforce observe": lambda node: _enforced(node, node.actors.job)["cpulist"] == NEAR,
+    "rules by pod": lambda node: _enforced(node, node.actors.pod)["rule"] == BY_POD,
+    "rules by user": lambda node: _enforced(node, node.actors.job)["rule"] == BY_USER,
+    "environments": lambda node: _enforced(node, node.actors.off)["reason"] == "opted_out",
+    "enforce pin": _is_pinned,
+    "memory that follows": lambda node: _is_pinned(node) and _has_moved(node),
+}

@@ -1,0 +1,149 @@
+"""A node on which the daemon can do all that it does, or what is left of that.
+
+One NUMA node for each of two CPUs, and three GPUs near the first: NVIDIA's, whose NVML is the
+tests', AMD's, whose KFD is files, and an NPU whose device file has the number of a memory device.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from affinityd.topology.model import Topology
+from tests.e2e.privileges.actors import POD, USER, Actors
+from tests.e2e.privileges.features import GPUS, UUID, Node
+from tests.support import privileges
+from tests.support.confined import Confinement
+from tests.support.daemons import spawn
+from tests.support.machines.sysfs_tree import put, write_tree
+from tests.support.made_nodes import DRIVER
+from tests.support.nvml.shared_object import environment
+from tests.support.ports import free_port
+from tests.support.tiny import NEAR, tiny
+
+KFD_ID = 50432  #: KFD's own number of AMD's GPU
+NAME, NAMESPACE = "annie", "inference"
+POLICY = f"""
+[[rule]]
+namespace = "{NAMESPACE}"
+[[rule]]
+user = "{NAME}"
+"""
+
+
+def machine() -> Topology:
+    return replace(tiny(), gpus=GPUS)
+
+
+def _facts(actors: Actors) -> str:
+    lines = [f"driver {DRIVER}", "device /dev/nvidiactl", "gpu", f"uuid {UUID}", "minor 0"]
+    lines += [f"pci 0000{GPUS[0].pci_bus_id}", f"node {NEAR}"]
+    lines += [f"process compute {it} {2**20}" for it in (actors.job, actors.pod, actors.off)]
+    return "\n".join([*lines, ""])
+
+
+def _write_files(folder: Path, actors: Actors) -> None:
+    write_tree(machine(), folder / "machine")
+    kfd = folder / "machine/sys/class/kfd/kfd"
+    put(kfd / "topology/nodes/1/gpu_id", KFD_ID)
+    put(kfd / f"proc/{actors.of_amd}/vram_{KFD_ID}", 2**20)
+    put(folder / "machine/proc/driver/nvidia/version", f"NVRM version: {DRIVER}")
+    put(folder / "etc/passwd", f"{NAME}:x:{USER}:{USER}::/:/bin/sh")
+    put(folder / "etc/affinityd-policy.toml", POLICY)
+    (folder / f"pods/{NAMESPACE}_chat-0_{POD}").mkdir(parents=True)
+    (folder / "run/affinityd").mkdir(parents=True)
+    (folder / "root").mkdir()
+
+
+def _places(folder: Path, dev: Path) -> Mapping[str, Path]:
+    """Return where on this node is what the daemon is shown, by the table's names."""
+    return {
+        "/sys/devices/system/cpu": folder / "machine/sys/devices/system/cpu",
+        "/sys/devices/system/node": folder / "machine/sys/devices/system/node",
+        "/sys/bus/pci/devices": folder / "machine/sys/bus/pci/devices",
+        "/sys/class/kfd": folder / "machine/sys/class/kfd",
+        "/sys/fs/cgroup": Path("/sys/fs/cgroup"),
+        "/dev/nvidiactl": dev / "nvidiactl",
+        "/dev/davinci0": dev / "davinci0",
+        "/var/log/pods": folder / "pods",
+        "/etc/passwd": folder / "etc/passwd",
+    }
+
+
+#: The links of /sys/bus/pci/devices lead there.
+BESIDE = {"/sys/bus/pci/devices": "/sys/devices"}
+
+
+@contextmanager
+def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") -> Iterator[Node]:
+    """Run a daemon that has all of the table but one item of a kind; or what one feature needs."""
+    features = privileges.FEATURES if not only else (only,)
+
+    def given(what: str) -> frozenset[str]:
+        all_of = frozenset().union(*(privileges.needs(name, what) for name in features))
+        return all_of - {lacks} if what == kind else all_of
+
+    actors.rest()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        _write_files(folder, actors)
+        port = free_port()
+        daemon = spawn(
+            folder / "run/affinityd",
+            *("--scan-interval", "1", "--enforce", "pin", "--migrate-memory"),
+            env={
+                "AFFINITYD_SOCKET": "/run/affinityd/affinityd.sock",
+                "AFFINITYD_CPUS": "none",  # its three jobs have a CPU between them near their GPUs
+                "AFFINITYD_ENFORCE_POLICY": "/etc/affinityd-policy.toml",
+                "AFFINITYD_CONFIG": "/nonexistent",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                **environment(_facts(actors), folder),
+            },
+            listen=f"127.0.0.1:{port}",
+            before=_confinement(folder, actors, given).before(folder / "root"),
+        )
+        try:
+            yield Node(daemon, folder, actors, port)
+        finally:
+            daemon.process.kill()
+            daemon.process.wait()
+
+
+def _confinement(
+    folder: Path, actors: Actors, given: Callable[[str], Collection[str]]
+) -> Confinement:
+    places, reads = _places(folder, actors.dev), given("reads")
+    shown = {place: source for place, source in places.items() if place in reads}
+    if "/sys/bus/pci/devices" in shown:
+        for entry in (folder / "machine/sys/devices").glob("*:*"):
+            shown[f"/sys/devices/{entry.name}"] = entry
+    shown |= {
+        "/etc/affinityd-policy.toml": folder / "etc/affinityd-policy.toml",
+        os.fspath(folder / "nvml.facts"): folder / "nvml.facts",
+        environment(_facts(actors), folder)["LD_LIBRARY_PATH"]: Path(
+            environment(_facts(actors), folder)["LD_LIBRARY_PATH"]
+        ),
+    }
+    writes = {"/run/affinityd"} & set(given("writes"))
+    written = dict.fromkeys(writes, folder / "run/affinityd")
+    missing = [path for path in privileges.items("reads") if path.startswith("/proc/")]
+    hidden = [
+        path.replace("PID", str(pid))
+        for path in missing
+        if path not in reads
+        for pid in (actors.pids if "PID" in path else [0])
+    ]
+    return Confinement(
+        capabilities=given("capabilities"),
+        refused=set(privileges.items("calls")) - set(given("calls")),
+        shown=shown,
+        written=written,
+        hidden=hidden,
+        driver=folder / "machine/proc/driver" if "/proc/driver/nvidia" in reads else None,
+        namespaces=set(privileges.items("namespaces")) - set(given("namespaces")),
+    )

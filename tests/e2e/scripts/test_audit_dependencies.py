@@ -1,0 +1,88 @@
+"""scripts/audit-dependencies tells what is vulnerable from what could not be asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.support.paths import REPOSITORY
+
+SCRIPT = REPOSITORY / "scripts/audit-dependencies"
+
+#: As https://google.github.io/osv.dev/post-v1-query/ has it.
+ADVISORY = {
+    "id": "PYSEC-2099-1",
+    "modified": "2099-01-01T00:00:00Z",
+    "summary": "Made up.",
+    "affected": [
+        {
+            "package": {"ecosystem": "PyPI", "name": "uvicorn"},
+            "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "999"}]}],
+        }
+    ],
+}
+
+
+@contextmanager
+def osv(advisories: dict[str, list[Any]], asked: list[str]) -> Iterator[str]:
+    """Answer as OSV does, with what is known of each package. Give the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            query = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            name = query["package"]["name"]
+            asked.append(name)
+            body = json.dumps({"vulns": advisories[name]} if name in advisories else {}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/query"
+        server.shutdown()
+
+
+def audit(url: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPT],
+        env={**os.environ, "OSV_URL": url, "NO_PROXY": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_where_nothing_is_known_every_package_was_asked_about() -> None:
+    asked: list[str] = []
+    with osv({}, asked) as url:
+        done = audit(url)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines()[-1] == "No known vulnerability in deploy/image/*.txt."
+    assert {"uvicorn", "fastapi", "hatchling"} <= set(asked)
+
+
+def test_what_is_vulnerable_is_named() -> None:
+    with osv({"uvicorn": [ADVISORY]}, []) as url:
+        done = audit(url)
+    assert done.returncode == 1
+    assert "PYSEC-2099-1" in done.stderr
+    assert "uvicorn" in done.stderr
+
+
+def test_what_could_not_be_asked_is_not_called_clean() -> None:
+    with osv({}, []) as url:
+        pass
+    done = audit(url)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("deploy/image/*.txt was NOT AUDITED: ")

@@ -1,0 +1,102 @@
+"""scripts/run, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.paths import REPOSITORY
+
+RUN = REPOSITORY / "scripts" / "run"
+PATIENCE = 120.0  #: seconds; the first one may have to install the package
+
+
+@contextmanager
+def started(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Start it as a terminal does, as a group that Ctrl-C reaches as a whole; end that group."""
+    process = subprocess.Popen(
+        [RUN, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if group_lives(process):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=PATIENCE)
+
+
+def group_lives(process: subprocess.Popen[str]) -> bool:
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def read_until(process: subprocess.Popen[str], end: str) -> list[str]:
+    """Return the lines that it prints up to one that begins with `end`."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if line.startswith(end):
+            return lines
+    raise AssertionError("\n".join(lines))
+
+
+def test_the_line_that_it_shows_answers_what_it_shows_and_ctrl_c_leaves_nothing() -> None:
+    with started("--machine", "dgx-a100", "--listen", "none") as process:
+        lines = read_until(process, "Ctrl-C")
+        shown = next(line for line in lines if line.startswith("    curl "))
+        answer = subprocess.check_output(shlex.split(shown), text=True)
+        assert answer.splitlines()[:2] == ["48-55,176-183", "56-63,184-191"]
+        assert answer.strip() in "\n".join(lines)
+        command = shlex.split(shown)
+        folder = Path(command[command.index("--unix-socket") + 1]).parent
+        assert folder.is_dir()
+
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE) == 128 + signal.SIGINT
+        assert not group_lives(process)
+        assert not folder.exists()
+
+
+def test_it_takes_the_socket_that_it_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "mine.sock"
+    with started("--machine=mi250x", "--listen=none", f"--socket={path}") as process:
+        assert any(str(path) in line for line in read_until(process, "Ctrl-C"))
+
+
+def test_a_port_that_is_taken_is_said_in_one_line_and_all_else_goes_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with started("--machine", "dgx-a100", "--listen", address) as process:
+            lines = read_until(process, "Ctrl-C")
+    assert len([line for line in lines if f"{address}: Address already in use" in line]) == 1
+
+
+def test_without_root_it_names_the_one_command_that_installs_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    """On a machine of apt-get and Python, where somebody else than root has no curl."""
+    for program in ("apt-get", "cat", "dirname", "sh"):
+        (tmp_path / program).symlink_to(shutil.which(program) or "/bin/true")
+    (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "id").chmod(0o755)
+    with started(PATH=str(tmp_path), PYTHON=sys.executable) as process:
+        output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "    apt-get install -y --no-install-recommends curl" in output.splitlines()

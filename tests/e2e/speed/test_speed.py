@@ -1,0 +1,39 @@
+"""What speed the daemon promises, measured beside a peer in the same run."""
+
+from __future__ import annotations
+
+from bench import answers, audit, prolog, start
+
+
+def test_a_remembered_answer_costs_little_more_than_a_raw_asgi_apps() -> None:
+    ratio = answers.measure(pairs=15, seconds=0.4)
+    assert ratio >= 0.8
+
+
+def test_to_take_a_place_costs_little_more_than_to_start_an_interpreter() -> None:
+    costs = start.measure(pairs=40)
+    assert costs[start.EXEC] <= 1.5
+    assert costs[start.RUN] <= 1.5  # a pod's, which has no affinityd in it
+
+
+def test_the_task_prolog_costs_little_more_than_hwloc_bind() -> None:
+    costs = prolog.start_alone(rounds=40)
+    assert costs[prolog.OURS] <= 1.2 * costs["hwloc-bind"]
+
+
+def test_on_a_node_without_gpus_a_slurm_script_costs_little_more_than_an_empty_one() -> None:
+    costs = prolog.leave(rounds=200)
+    assert len(costs) == len(prolog.NAMES)
+    assert max(costs.values()) < 1.2, costs
+
+
+def test_a_scan_costs_little_for_each_process_that_holds_no_gpu() -> None:
+    microseconds = audit.cost(processes=2000)
+    assert max(microseconds.values()) <= 4, microseconds
+
+
+def test_scans_and_scrapes_without_a_pause_delay_no_answer() -> None:
+    _, working = audit.answers(series=10_000, rounds=3)
+    # With Python's own switch interval half of the answers take 5 ms.
+    assert min(turn.p50 for turn in working) <= 2
+    assert min(turn.p99 for turn in working) <= 25

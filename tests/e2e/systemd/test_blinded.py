@@ -1,0 +1,102 @@
+"""What `affinityd doctor` says of a daemon that its unit blinds, by a real systemd."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.systemd.unit_manager import needs_manager, started
+from tests.support.daemons import Daemon, eventually, is_ready
+from tests.support.paths import REPOSITORY
+
+pytestmark = needs_manager
+
+#: A PCI device of this machine as an NPU, and the hierarchy of version 1 that has the cpuset.
+MOUNTS = """
+device=$(ls -d /sys/bus/pci/devices/* | head -n 1)
+echo 0x120000 >"$0/class" && mount --bind "$0/class" "$device/class"
+echo 0x19e5 >"$0/vendor" && mount --bind "$0/vendor" "$device/vendor"
+mkdir "$0/cpuset"
+[ ! -d /sys/fs/cgroup/cpuset ] || mount -t cgroup -o cpuset cpuset "$0/cpuset"
+"""
+
+#: argv: a uid, then what doctor takes.
+DOCTOR = """
+import os, sys
+uid = int(sys.argv.pop(1))
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+from affinityd.cli import entry
+entry()
+"""
+CHECKS = ("caller", "hidepid", "sandbox")
+ROOT, ANY_USER = 0, 1234
+WELL = dict.fromkeys(CHECKS, "")
+
+
+@contextmanager
+def blinded(directive: str) -> Iterator[Daemon]:
+    """Run the unit with one more line."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        line = directive.replace("FOLDER", name)
+        asked = f"[Service]\nEnvironment=AFFINITYD_LISTEN=none\n{line}\n"
+        with started(folder, "-m affinityd serve", {"asked.conf": asked}, MOUNTS) as daemon:
+            eventually(lambda: is_ready(daemon), "the daemon is ready")
+            yield daemon
+
+
+def found(daemon: Daemon, uid: int) -> Mapping[str, Any]:
+    """Return what each check has found that is not well; "" for nothing."""
+    command = ["doctor", "--json", *CHECKS, "--socket", os.fspath(daemon.socket)]
+    done = subprocess.run(
+        [sys.executable, "-c", DOCTOR, str(uid), *command],
+        env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    told = WELL.copy()
+    for it in json.loads(done.stdout)["checks"]:
+        told[it["name"]] += "" if it["status"] == "ok" else f"{it['found']} → {it['remedy']}"
+    return told
+
+
+@pytest.mark.parametrize(
+    ("directive", "expected"),
+    [
+        pytest.param("", {}, id="as it is"),
+        pytest.param("ProtectProc=invisible", {}, id="root's group sees through hidepid=invisible"),
+        pytest.param(
+            "ProtectProc=ptraceable",
+            {"caller": "hidepid=ptraceable", "hidepid": "take ProtectProc= from its unit"},
+            id="hidepid",
+        ),
+        pytest.param("ProcSubset=pid", {"hidepid": "take ProcSubset=pid"}, id="the rest of /proc"),
+        pytest.param("PrivateDevices=yes", {"sandbox": "take PrivateDevices="}, id="devices"),
+        pytest.param("PrivateUsers=yes", {"sandbox": "take PrivateUsers="}, id="users"),
+        pytest.param(
+            "InaccessiblePaths=/sys/fs/cgroup FOLDER/cpuset",
+            {"caller": "and no cpuset"},
+            id="cgroups",
+        ),
+    ],
+)
+def test_what_blinds_the_daemon_is_named_with_its_remedy(
+    directive: str, expected: Mapping[str, str]
+) -> None:
+    with blinded(directive) as daemon:
+        for uid in (ROOT, ANY_USER):
+            told = found(daemon, uid)
+            assert {name for name, text in told.items() if text} == set(expected), told
+            assert all(text in told[name] for name, text in expected.items()), told

@@ -1,0 +1,211 @@
+"""The unit file, as systemd itself reads, judges and runs it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from affinityd.config import file, settings
+from tests.e2e.systemd.unit_manager import UNIT, installed, needs_manager, started
+from tests.support.children import program
+from tests.support.daemons import eventually, is_ready
+
+DEPLOY = UNIT.parent
+ENFORCE = DEPLOY / f"{UNIT.name}.d" / "enforce.conf"
+TRUE = shutil.which("true") or "/bin/true"
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+#: The drop-in as it is, and with all that it offers.
+PINNING = {ENFORCE.name: ENFORCE.read_text()}
+ALL_OF_IT = {ENFORCE.name: re.sub(r"^#([A-Z])", r"\1", ENFORCE.read_text(), flags=re.MULTILINE)}
+
+
+def verify(
+    root: Path, unit: str, drop_ins: Mapping[str, str] = {}
+) -> subprocess.CompletedProcess[str]:
+    """Let systemd check a unit on a machine of its own, where its programs are installed."""
+    for path in (root / "usr/bin/affinityd", root / "bin/kill"):
+        path.parent.mkdir(parents=True)
+        shutil.copy(TRUE, path)
+    installed(root / "etc/systemd/system", unit, drop_ins)
+    options = ("--man=no", "--recursive-errors=no", f"--root={root}")
+    return run("systemd-analyze", "verify", *options, UNIT.name)
+
+
+@pytest.mark.parametrize(
+    "drop_ins", [{}, PINNING, ALL_OF_IT], ids=["alone", "that pins", "with all of the drop-in"]
+)
+def test_systemd_has_nothing_to_say_about_the_unit(
+    tmp_path: Path, drop_ins: Mapping[str, str]
+) -> None:
+    result = verify(tmp_path, UNIT.read_text(), drop_ins)
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")
+
+
+def test_systemd_reads_the_drop_in(tmp_path: Path) -> None:
+    wrong = {ENFORCE.name: PINNING[ENFORCE.name].replace("Bounding", "Binding")}
+    assert "CapabilityBindingSet" in verify(tmp_path, UNIT.read_text(), wrong).stderr
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "complaint"),
+    [
+        pytest.param("RestartSec=", "RestratSec=", "RestratSec", id="a key that it does not know"),
+        pytest.param("=always", "=sometimes", "sometimes", id="a value that it does not know"),
+        pytest.param("/usr/bin/", "/nowhere/", "not executable", id="a program that is not there"),
+    ],
+)
+def test_the_check_would_notice(tmp_path: Path, right: str, wrong: str, complaint: str) -> None:
+    assert right in UNIT.read_text()
+    assert complaint in verify(tmp_path, UNIT.read_text().replace(right, wrong)).stderr
+
+
+@pytest.fixture(scope="module")
+def security() -> tuple[str, ...]:
+    """The command that lets systemd judge a unit which is not installed."""
+    if "--offline" not in run("systemd-analyze", "--help").stdout:
+        pytest.skip("systemd judges units that are not installed since its version 250")
+    return ("systemd-analyze", "security", "--offline=true", "--no-pager")
+
+
+@pytest.mark.parametrize(
+    ("drop_ins", "tenths"), [({}, 20), (PINNING, 22)], ids=["alone", "that pins"]
+)
+def test_its_exposure_is_no_more_than_so_many_tenths_of_10(
+    tmp_path: Path, security: tuple[str, ...], drop_ins: Mapping[str, str], tenths: int
+) -> None:
+    unit = installed(tmp_path, UNIT.read_text(), drop_ins)
+    result = run(*security, f"--threshold={tenths}", str(unit))
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    "protection",
+    [
+        pytest.param("PrivateDevices=", id="it sees the GPUs"),
+        pytest.param("ProtectProc=", id="it sees every user's processes"),
+        pytest.param("ProcSubset=", id="it sees the driver's files in proc"),
+        pytest.param("PrivateUsers=", id="it sees which user asks"),
+        pytest.param("PrivateNetwork=", id="it can be reached over TCP"),
+        pytest.param("IPAddressDeny=", id="it can be reached from other machines if told to"),
+    ],
+)
+def test_the_hardening_does_not_blind_it(security: tuple[str, ...], protection: str) -> None:
+    checks = json.loads(run(*security, "--json=short", str(UNIT)).stdout)
+    assert {check["name"]: check["set"] for check in checks}[protection] is False
+
+
+#: What the file has for what starts jobs, besides the daemon's settings.
+OF_JOBS = {"mode", "scope", "drain", "daemon_uid"}
+
+
+def test_the_sample_settings_are_the_defaults_and_affinityd_knows_them_all(tmp_path: Path) -> None:
+    lines = (DEPLOY / "affinityd.conf").read_text().splitlines()
+    assignments = [line[1:] for line in lines if line.startswith("#" + file.PREFIX)]
+    names = [line.split("=")[0].removeprefix(file.PREFIX).lower() for line in assignments]
+    assert set(names) == (set(settings.NAMES) - {"root", "machine"}) | OF_JOBS
+    sample, empty = tmp_path / "affinityd.conf", tmp_path / "empty.conf"
+    sample.write_text("\n".join(assignments))
+    empty.touch()
+    loaded = settings.load({}, {"AFFINITYD_CONFIG": str(sample)})
+    default = settings.load({}, {"AFFINITYD_CONFIG": str(empty)})
+    assert (loaded.listen, loaded.log_format) == (default.listen, default.log_format)
+    assert loaded.reserved_cpus == {0, 64}
+    assert (loaded.scan_interval, loaded.job_series) == (default.scan_interval, default.job_series)
+
+
+#: A process of another user's, which waits.
+ANOTHERS = """
+import os, sys
+os.setgroups([]); os.setgid(1234); os.setuid(1234)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+#: What pinning from outside asks of the kernel, of the process sys.argv[1]; a line each.
+ASK = """
+import os, sys
+from pathlib import Path
+from affinityd.linux import syscalls
+
+pid = int(sys.argv[1])
+
+def move():
+    syscalls.lay_down(syscalls.SYS_NICE)
+    syscalls.migrate_pages(pid, frozenset({0}), frozenset({0}))
+
+for name, ask in {
+    "mask": lambda: os.sched_setaffinity(pid, {int(sys.argv[2])}),
+    "environment": Path(f"/proc/{pid}/environ").read_bytes,
+    "memory": move,
+}.items():
+    try:
+        ask()
+    except OSError as error:
+        print(name, type(error).__name__, flush=True)
+    else:
+        print(name, "granted", flush=True)
+"""
+
+
+@pytest.fixture
+def anothers() -> Iterator[int]:
+    with program(ANOTHERS, env={"AFFINITYD": "off"}) as process:
+        yield process.pid
+
+
+@needs_manager
+@pytest.mark.parametrize(
+    ("drop_ins", "granted"),
+    [
+        pytest.param({}, set(), id="alone"),
+        pytest.param(PINNING, {"mask"}, id="that pins"),
+        pytest.param(ALL_OF_IT, {"mask", "environment", "memory"}, id="with all of the drop-in"),
+    ],
+)
+def test_what_the_unit_may_do_to_another_users_process(
+    tmp_path: Path, anothers: int, drop_ins: Mapping[str, str], granted: set[str]
+) -> None:
+    (tmp_path / "ask.py").write_text(ASK)
+    cpu = max(os.sched_getaffinity(anothers))
+    command = f"{tmp_path / 'ask.py'} {anothers} {cpu}"
+    once = {**drop_ins, "once.conf": "[Service]\nType=oneshot\n"}
+    with started(tmp_path, command, once) as asking:
+        eventually(lambda: len(asking.lines) == 3, "it has asked for all")
+        answers = dict(line.split() for line in asking.lines)
+    assert answers == {
+        name: "granted" if name in granted else "PermissionError"
+        for name in ("mask", "environment", "memory")
+    }
+    assert (os.sched_getaffinity(anothers) == {cpu}) == ("mask" in granted)
+
+
+@needs_manager
+@pytest.mark.parametrize(
+    ("drop_ins", "does", "hindrance"),
+    [
+        pytest.param({}, "observe", "enforce.conf", id="alone"),
+        pytest.param(PINNING, "pin", "", id="that pins"),
+    ],
+)
+def test_a_daemon_that_is_to_pin_observes_without_the_drop_in_and_says_why(
+    tmp_path: Path, drop_ins: Mapping[str, str], does: str, hindrance: str
+) -> None:
+    asked = "[Service]\nEnvironment=AFFINITYD_ENFORCE=pin AFFINITYD_LISTEN=none\n"
+    with started(tmp_path, "-m affinityd serve", {**drop_ins, "asked.conf": asked}) as daemon:
+        eventually(lambda: is_ready(daemon), "the daemon is ready")
+        eventually(lambda: daemon.get("/enforce").status == 200, "it has looked once")
+        answer = daemon.get("/enforce").json
+        warnings = [line for line in daemon.lines if "observes instead of pinning" in line]
+    assert (answer["enforce"], answer["does"]) == ("pin", does)
+    for told in (warnings, [it for it in [answer["hindrance"]] if it]):
+        assert [hindrance in line for line in told] == [True] * bool(hindrance)

@@ -1,0 +1,225 @@
+"""Training jobs of PyTorch, on the CPU: every rank, loader worker and thread is beside its GPU.
+
+The machine is tests.support.tiny's, with its GPUs the other way round: GPU 0 is beside CPU FAR.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affinityd.cpuset import parse_list
+from tests.support.children import threads
+from tests.support.daemons import BELIEVED, Daemon, running
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import BOTH, FAR, NEAR, affinityd, tiny_tree
+
+CPUS = (FAR, NEAR)  #: by rank
+TRAIN, SPAWN = (str(Path(__file__).with_name(name)) for name in ("train.py", "spawn.py"))
+EXAMPLE = REPOSITORY / "examples/loader_ab.py"
+EXEC = ("affinityd", "exec", "--")
+RANK = (*EXEC, "python", TRAIN)
+TWO = ("--standalone", "--nproc_per_node", "2")
+PATIENCE = 60.0  #: seconds; to import PyTorch in several processes takes a while
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("torch")
+    with running(folder, "--root", str(tiny_tree(folder / "machine", 1, 0))) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def here(daemon: Daemon) -> Mapping[str, str]:
+    """Return an environment with this Python's programs, which leads to the daemon."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "AFFINITYD_CONFIG": "/nonexistent",
+        "AFFINITYD_SOCKET": str(daemon.socket),
+        **BELIEVED,
+        "OMP_NUM_THREADS": "2",  # else torchrun sets 1, and there would be no such threads
+    }
+
+
+@contextmanager
+def training(
+    command: tuple[str, ...], folder: Path, env: Mapping[str, str]
+) -> Iterator[tuple[int, list[Any]]]:
+    """Run a job of TRAIN while its ranks wait; yield the launcher's pid and what the ranks say."""
+    log = folder / "log"
+    with log.open("w") as stream:
+        launcher = subprocess.Popen((*command, str(folder)), stdout=stream, stderr=stream, env=env)
+    answers = [folder / "0.json", folder / "1.json"]
+    end = time.monotonic() + PATIENCE
+    try:
+        while not all(path.exists() for path in answers):
+            assert launcher.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.05)
+        yield launcher.pid, [json.loads(path.read_text()) for path in answers]
+        (folder / "seen").touch()
+        assert launcher.wait(PATIENCE) == 0, log.read_text()
+    finally:
+        launcher.terminate()  # torchrun ends its ranks, too
+        launcher.wait()
+
+
+def masks(*pids: int) -> set[frozenset[int]]:
+    """Return the masks that any thread of these processes has."""
+    return {thread.mask for pid in pids for thread in threads(pid)}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("torchrun", *TWO, "--no-python", *RANK), id="under exec"),
+        pytest.param(
+            ("python", "-m", "torch.distributed.run", *TWO, TRAIN, "bind"), id="by itself"
+        ),
+        pytest.param((*EXEC, "torchrun", *TWO, "--no-python", *RANK), id="as its launcher"),
+    ],
+)
+def test_every_thread_of_a_rank_and_of_its_workers_is_beside_its_gpu(
+    here: Mapping[str, str], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    with training(command, tmp_path, here) as (pid, ranks):
+        for cpu, said in zip(CPUS, ranks, strict=True):
+            assert len(said["workers"]) == 4
+            assert len(threads(said["process"])) > 4  # gloo's, OpenMP's and the loader's
+            assert masks(said["process"], *said["workers"]) == {parse_list(cpu)}
+            assert said["environ"]["AFFINITYD_CPULIST"] == cpu
+            assert said["environ"]["AFFINITYD_ALLOWED"] == BOTH
+        assert masks(pid) == {parse_list(BOTH)}  # the launcher's: all GPUs'
+        assert affinityd("verify", str(pid), env=here).status == 0
+        stray = ranks[0]["workers"][0]
+        os.sched_setaffinity(stray, parse_list(NEAR))
+        verified = affinityd("verify", str(pid), env=here)
+        assert verified.status == 1
+        (mismatch,) = (line for line in verified.stdout.splitlines() if "mismatch" in line)
+        assert mismatch.startswith(f"process {stray} ")
+
+
+def test_a_launcher_s_narrow_mask_does_not_bind_its_ranks(
+    here: Mapping[str, str], tmp_path: Path
+) -> None:
+    launcher = ("affinityd", "exec", "--gpus=1", "--", "torchrun", *TWO, "--no-python")
+    command = (*launcher, *RANK)
+    with training(command, tmp_path, here) as (pid, ranks):
+        assert masks(pid) == {parse_list(NEAR)}
+        assert [masks(said["process"]) for said in ranks] == [{parse_list(cpu)} for cpu in CPUS]
+
+
+def test_a_rank_s_exit_status_reaches_torchrun(here: Mapping[str, str]) -> None:
+    command = ("torchrun", *TWO, "--no-python", *EXEC, "sh", "-c", "exit 7")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
+    assert done.returncode == 1
+    assert "exitcode  : 7" in done.stderr
+
+
+def python(code: str, env: Mapping[str, str]) -> Any:  # noqa: ANN401 - what it says
+    """Run code that prints one JSON document."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+LOADERS = """
+import json, os
+from torch.utils.data import DataLoader
+import affinityd
+
+class Masks:
+    def __len__(self): return 4
+    def __getitem__(self, index): return sorted(os.sched_getaffinity(0))
+
+def seen(**how):
+    return [mask for (mask,) in DataLoader(Masks(), 1, num_workers=4, collate_fn=list, **how)]
+
+everywhere = os.sched_getaffinity(0)
+affinityd.bind(1)
+inherited = seen()
+os.register_at_fork(after_in_child=lambda: os.sched_setaffinity(0, everywhere))
+print(json.dumps([inherited, seen(), seen(worker_init_fn=affinityd.worker_init_fn)]))
+"""
+
+
+def test_a_worker_whose_mask_went_with_the_fork_gets_it_back(here: Mapping[str, str]) -> None:
+    """Runtimes do that: OpenMP's start anew in a child, with a mask of their own."""
+    near, both = sorted(parse_list(NEAR)), sorted(parse_list(BOTH))
+    assert python(LOADERS, here) == [[near] * 4, [both] * 4, [near] * 4]
+
+
+@pytest.mark.parametrize("way", ["by number", "by what it sees"])
+def test_processes_that_were_spawned_far_away_bind_themselves(
+    here: Mapping[str, str], way: str
+) -> None:
+    """As serving engines do, and Ray: their workers start behind a launcher that knows no rank."""
+    command = ("affinityd", "exec", "--gpus=1", "--", sys.executable, SPAWN, way)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        {"started": NEAR, "bound": FAR, "locality": "local"},
+        {"started": NEAR, "bound": NEAR, "locality": "local"},
+    ]
+
+
+def test_affinityd_never_imports_torch(here: Mapping[str, str]) -> None:
+    code = (
+        "import importlib.util, json, sys, affinityd; affinityd.bind(1); "
+        "affinityd.worker_init_fn(0); affinityd.set_affinity(1, 2); "
+        "print(json.dumps([importlib.util.find_spec('torch') is None, 'torch' in sys.modules]))"
+    )
+    assert python(code, here) == [False, False]
+
+
+def test_the_example_pins_one_arm_and_not_the_other(here: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, "--smoke"], capture_output=True, text=True, check=False, env=here
+    )
+    assert done.returncode == 0, done.stderr
+    first, _, unpinned, pinned, verdict = done.stdout.splitlines()
+    assert first == "2 CPU ranks with 2 workers each, mode node"
+    assert unpinned.split()[:2] + unpinned.split()[3:] == ["1", "unpinned", "?", BOTH, "|", BOTH]
+    assert pinned.split()[:2] + pinned.split()[3:] == ["1", "pinned", "?", FAR, "|", NEAR]
+    assert verdict == "both arms ran: it works; so short a run measures nothing"
+
+
+def test_the_example_compares_the_arms_by_their_rates(here: Mapping[str, str]) -> None:
+    words = ("--workers=1", "--batch=2", "--size=32", "--steps=5", "--rounds=1")
+    command = [sys.executable, str(EXAMPLE), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
+    assert done.returncode == 0, done.stderr
+    _, _, unpinned, pinned, verdict = done.stdout.splitlines()
+    rates = [float(line.split()[2]) for line in (unpinned, pinned)]
+    ratio = float(verdict.partition("ratio ")[2].split()[0])
+    assert ratio == pytest.approx(rates[1] / rates[0], abs=0.01)
+    assert verdict.endswith("no difference that so few rounds can show")
+
+
+def test_the_example_counts_pages_where_they_are(here: Mapping[str, str]) -> None:
+    code = (
+        f"import json, sys; sys.path.insert(0, {str(EXAMPLE.parent)!r}); import torch, loader_ab; "
+        "image = torch.ones(10**6); "
+        "print(json.dumps([loader_ab.near_share(image, node) for node in (0, 1, None)]))"
+    )
+    here_, elsewhere, unknown = python(code, here)
+    assert here_ + elsewhere == pytest.approx(1)
+    assert here_ > 0
+    assert math.isnan(unknown)

@@ -1,0 +1,96 @@
+"""A job started with nohup, while its owner has a session and afterwards: real ones, real /proc.
+
+They run in a pid namespace of their own, whose first process is the test's story.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.paths import REPOSITORY
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="becomes another user, in a pid namespace"
+)
+
+NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
+
+STORY = """
+import json, os, pty, subprocess, sys, time
+from affinityd.audit import remedies
+from affinityd.audit.auditor import Auditor
+from affinityd.linux.processes import (stat_of)
+from tests.support.audit_facts import Known
+from tests.support.small_node import TOPOLOGY
+
+ALICE = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
+kind, job = sys.argv[1:]
+# Its number comes from below nohup: before that a hangup would still end it.
+shell = ("sh", "-c", f"(nohup sh -c 'echo $$ && exec {job} >/dev/null 2>&1' &); read line")
+if kind == "let in by root":
+    here, there = None, subprocess.PIPE
+    command = ["sh", "-c", '"$@"; :', "sh", *ALICE, *shell]
+else:
+    here, there = pty.openpty()
+    command = [*ALICE, "setsid", "--ctty", *shell]
+login = subprocess.Popen(command, stdin=there, stdout=subprocess.PIPE, cwd="/")
+pid = int(login.stdout.readline())
+while stat_of(pid).parent != 1:
+    time.sleep(0.01)
+auditor = Auditor(Known(pid))
+
+def look():
+    scan = auditor.scan(TOPOLOGY)
+    (found,) = scan.processes
+    known = remedies.Remedies(TOPOLOGY, scan)
+    end = known.end(found) if found.orphan else None
+    return {"orphan": found.orphan, "pin": known.of(found).command, "end": str(end)}
+
+told = {"pid": pid, "in session": look()}
+login.stdin.close() if here is None else (os.close(there), os.close(here))
+login.wait()
+told["left behind"] = look()
+remedies.IDLE = 0.5
+time.sleep(0.6)
+told["later"] = look()
+print(json.dumps(told))
+"""
+
+SLEEPS = "sleep 600"
+WORKS = 'sh -c "while :; do :; done"'
+
+
+def told(kind: str, job: str) -> dict[str, Any]:
+    """Return what is said of a job at each moment of the story."""
+    done = subprocess.run(
+        [*NAMESPACE, sys.executable, "-c", STORY, kind, job],
+        env={**os.environ, "PYTHONPATH": os.fspath(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["let in by root", "with a terminal"])
+@pytest.mark.parametrize(("job", "is_idle"), [(SLEEPS, True), (WORKS, False)])
+def test_a_job_with_nohup_is_no_orphan_before_its_owner_has_left(
+    kind: str, job: str, is_idle: bool
+) -> None:
+    found = told(kind, job)
+    pid = found["pid"]
+    assert found["in session"]["orphan"] is None
+    assert "its owner (uid 54321) has no session left" in found["left behind"]["orphan"]
+    for moment in ("in session", "left behind", "later"):
+        assert found[moment]["pin"].startswith("affinityd pin --gpus ")
+    assert found["left behind"]["end"].startswith("it may still compute: ask its owner")
+    assert found["later"]["end"].endswith(f"end it: kill {pid}") is is_idle

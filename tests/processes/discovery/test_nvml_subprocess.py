@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from affinityd.discovery.nvml.subprocess import GRACE, ChildError, output
+from tests.support.daemons import eventually
+
+Work = Callable[..., str]
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Run one statement in a child, which finds it on this process's own path."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(statement: str, timeout: float = 10) -> str:
+        (tmp_path / "job.py").write_text(f"import os, sys, time\ndef work(): {statement}\n")
+        return output("job", "work", timeout)
+
+    return run
+
+
+def test_what_the_function_prints_is_returned(run: Work) -> None:
+    assert run("print('done')") == "done\n"
+
+
+def test_a_child_is_no_part_of_its_parents_process_group(run: Work) -> None:
+    assert run("print(os.getpgrp() == os.getpid())") == "True\n"
+
+
+def test_a_child_inherits_no_open_file(run: Work) -> None:
+    with Path(os.devnull).open() as held:
+        os.set_inheritable(held.fileno(), True)  # noqa: FBT003  it takes it by position only
+        assert run("print(len(os.listdir('/proc/self/fd')))") == "5\n"  # its stdout twice
+
+
+def test_what_a_library_writes_is_no_answer(run: Work) -> None:
+    noise = "os.write(1, b'NVRM: noise'), __import__('ctypes').CDLL(None).puts(b'more of it')"
+    assert run(f"{noise}, print('{{}}')") == "{}\n"
+
+
+def test_an_answer_larger_than_a_pipe_is_whole(run: Work) -> None:
+    assert len(run("print('x' * 1_000_000)")) == 1_000_001
+
+
+@pytest.mark.parametrize(
+    ("statement", "error"),
+    [
+        pytest.param("os.abort()", "crashed: Aborted", id="it crashes"),
+        pytest.param("os.kill(os.getpid(), 9)", "crashed: Killed", id="it is killed"),
+        pytest.param("os._exit(3)", "failed: exit status 3", id="it fails without a word"),
+        pytest.param("1 / 0", "failed: ZeroDivisionError: division by zero", id="it raises"),
+    ],
+)
+def test_a_failure_is_one_line(run: Work, statement: str, error: str) -> None:
+    with pytest.raises(ChildError) as failure:
+        run(statement)
+    assert str(failure.value) == error
+
+
+def test_a_child_that_hangs_is_given_up_in_time(run: Work) -> None:
+    started = time.monotonic()
+    with pytest.raises(ChildError) as failure:
+        run("time.sleep(60)", timeout=0.5)
+    assert str(failure.value) == "did not answer within 0.5 s"
+    assert time.monotonic() - started < 0.5 + GRACE + 1
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """Return a cgroup whose processes no signal ends, as if a driver held them in the kernel."""
+    folder = FREEZER / f"test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        (folder / "freezer.state").write_text("THAWED")
+        eventually(lambda: not (folder / "cgroup.procs").read_text(), "all have ended")
+        folder.rmdir()
+
+
+@pytest.mark.skipif(not os.access(FREEZER, os.W_OK), reason="no cgroup v1 freezer to write to")
+def test_while_a_child_hangs_that_cannot_be_killed_no_other_is_started(
+    run: Work, freezer: Path
+) -> None:
+    hang = f"[open('{freezer}/' + file, 'w').write(text) for file, text in (('cgroup.procs', '0'), "
+    with pytest.raises(ChildError) as first:
+        run(f"{hang}('freezer.state', 'FROZEN'))]", timeout=1)
+    assert str(first.value) == "did not answer within 1 s"
+    (stuck,) = (freezer / "cgroup.procs").read_text().split()
+    for _ in range(3):
+        started = time.monotonic()
+        with pytest.raises(ChildError) as failure:
+            run("print('done')")
+        assert str(failure.value) == f"still hangs at an earlier question, in process {stuck}"
+        assert time.monotonic() - started < 1
+    assert (freezer / "cgroup.procs").read_text().split() == [stuck]
+    (freezer / "freezer.state").write_text("THAWED")
+    eventually(lambda: Path(f"/proc/{stuck}/stat").read_text().split()[2] == "Z", "it has ended")
+    assert run("print('done')") == "done\n"
+
+
+def test_a_child_that_cannot_be_started_is_told(run: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(ChildError, match=r"could not be asked: .*No such file.*'/no/python'"):
+        run("print('done')")

@@ -1,0 +1,150 @@
+"""A real daemon on a node that is not well: two NUMA nodes, five GPUs, and their processes.
+
+The GPUs are NVML's of the tests, the NUMA nodes are mounted over this machine's; processes, masks,
+cpusets and cgroups are real. Near are the lower half of the CPUs to GPU 0, the upper to the others.
+
+    GPU 0   job 77, alive: its cpuset is the far half; job 78, ended: its mask is the far half
+    GPU 1   job 79, alive: a process that nobody pinned
+    GPU 2   NVML does not say who uses it
+    GPU 3   a process that nobody pinned, of no job
+    GPU 4   no process
+
+The daemon is to pin, and may not: it observes. Its policy was right when it started, and is broken
+since.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from affinityd.cpuset import format_list
+from affinityd.topology.model import Core, NumaNode, Topology
+from tests.support.cpusets import HIERARCHY
+from tests.support.daemons import Daemon, eventually
+from tests.support.made_nodes import DRIVER, running_on
+
+CPUS = sorted(os.sched_getaffinity(0))
+HALVES = CPUS[: len(CPUS) // 2], CPUS[len(CPUS) // 2 :]
+NEAR, FAR = HALVES  #: as GPU 0 sees them
+
+#: A fifth of a CPU: enough to be counted in ticks, little enough for a machine that tests.
+WORK = """
+from time import monotonic, sleep
+while True:
+    end = monotonic() + 0.02
+    while monotonic() < end:
+        pass
+    sleep(0.08)
+"""
+SETTINGS = {
+    "AFFINITYD_SCAN_INTERVAL": "1",
+    "AFFINITYD_JOB_SERIES": "10",
+    "AFFINITYD_ENFORCE": "pin",
+    "AFFINITYD_MIGRATE_MEMORY": "on",
+}
+WITHOUT_PRIVILEGE = ("setpriv", "--bounding-set=-all", "--no-new-privs")
+
+
+@contextmanager
+def audited(folder: Path, listen: str) -> Iterator[Daemon]:
+    """Run the daemon, which also listens on TCP, and what it audits."""
+    folder.mkdir(parents=True)
+    with ExitStack() as stack:
+        far, ended, whole = (
+            stack.enter_context(_job(number, cpus))
+            for number, cpus in ((77, FAR), (78, CPUS), (79, CPUS))
+        )
+        stepd = shutil.copy(shutil.which("sleep") or "sleep", folder / "slurmstepd")
+        for alive in (far, whole):
+            stack.enter_context(_process([os.fspath(stepd), "600"], CPUS, alive))
+        allocated, masked, unpinned, nobodys = (
+            stack.enter_context(_process([sys.executable, "-c", WORK], mask, cgroup))
+            for mask, cgroup in ((FAR, far), (FAR, ended), (CPUS, whole), (CPUS, None))
+        )
+        facts = _facts({0: [allocated, masked], 1: [unpinned], 2: None, 3: [nobodys], 4: []})
+        policy = folder / "policy.toml"
+        policy.write_text('mode = "node"\n')
+        node = running_on(
+            _two_nodes(),
+            folder,
+            facts,
+            env={**SETTINGS, "AFFINITYD_ENFORCE_POLICY": str(policy)},
+            listen=listen,
+            before=WITHOUT_PRIVILEGE,
+        )
+        daemon = stack.enter_context(node)
+        eventually(lambda: daemon.get("/enforce").status == 200, "it has looked once")
+        policy.write_text("mode =\n")
+        yield daemon
+
+
+@contextmanager
+def _job(number: int, cpus: Collection[int]) -> Iterator[Path]:
+    """Make the cgroup of a step of Slurm's; who puts processes into it ends them before."""
+    top = HIERARCHY / f"slurm_test-{os.getpid()}-{number}"
+    uid = top / "uid_0"
+    step = uid / f"job_{number}" / "step_0"
+    made = [top, uid, step.parent, step]
+    mems = (HIERARCHY / "cpuset.mems").read_text()
+    for folder in made:
+        folder.mkdir()
+        (folder / "cpuset.mems").write_text(mems)
+        (folder / "cpuset.cpus").write_text(format_list(cpus))
+    try:
+        yield step
+    finally:
+        for folder in reversed(made):
+            folder.rmdir()
+
+
+@contextmanager
+def _process(command: list[str], mask: Collection[int], cgroup: Path | None) -> Iterator[int]:
+    """Run a process with a mask, in a cgroup; yield its number."""
+    with subprocess.Popen(command, start_new_session=True) as process:
+        if cgroup is not None:
+            (cgroup / "cgroup.procs").write_text(str(process.pid))
+        os.sched_setaffinity(process.pid, mask)
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def uuid(gpu: int) -> str:
+    """Return a GPU's UUID, as NVML has it."""
+    return f"GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
+
+
+def pci_bus_id(gpu: int) -> str:
+    """Return a GPU's address, as NVML has it: of the kernel's 0000:e1:00.0."""
+    return f"00000000:{0xE1 + gpu:02X}:00.0"
+
+
+def _facts(users: Mapping[int, Collection[int] | None]) -> str:
+    """Return what NVML says: GPU → the processes that use it; None: it does not say."""
+    lines = [f"driver {DRIVER}"]
+    for gpu, pids in users.items():
+        lines += ["gpu", f"uuid {uuid(gpu)}", f"minor {gpu}"]
+        lines += [f"pci {pci_bus_id(gpu)}", "model NVIDIA Test"]
+        lines += [f"node {format_list(HALVES[min(gpu, 1)])}"]
+        lines += [f"process compute {pid} {2**30}" for pid in pids or ()]
+        if pids is None:
+            lines += [f"fail nvmlDeviceGetComputeRunningProcesses_v{it} 4" for it in (2, 3)]
+    return "\n".join([*lines, ""])
+
+
+def _two_nodes() -> Topology:
+    """Return this machine's CPUs as two NUMA nodes."""
+    cores = tuple(
+        Core((cpu,), node=node, package=node, die=0, llc=half[0])
+        for node, half in enumerate(HALVES)
+        for cpu in half
+    )
+    nodes = tuple(NumaNode(it, 2**30, {it: 10, 1 - it: 20}) for it in (0, 1))
+    return Topology("two", cores, nodes, possible=frozenset(CPUS))

@@ -1,0 +1,111 @@
+"""A daemon that has just what it is given: capabilities, system calls, files.
+
+It sees a root of its own, in which there is what Python needs, /proc, and what is shown to it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from affinityd.linux.syscalls import NUMBERS
+from tests.processes.linux.test_memory_policy import SECCOMP
+from tests.support.paths import REPOSITORY
+
+#: What any program has. Nothing of it is the daemon's own.
+PROGRAM = (
+    *("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache"),
+    *("/dev/null", "/dev/urandom"),
+    sys.prefix,
+    sys.base_prefix,
+    os.fspath(REPOSITORY),
+)
+
+#: System calls by `uname -m`: sched_setaffinity, capset. Of memory: affinityd.linux.syscalls.
+SET_AFFINITY = {"x86_64": 203, "aarch64": 122, "ppc64le": 222}
+CAPSET = {"x86_64": 126, "aarch64": 91, "ppc64le": 184}
+MACHINE = os.uname().machine
+CALLS = {
+    "sched_setaffinity": SET_AFFINITY[MACHINE],
+    "capset": CAPSET[MACHINE],
+    "migrate_pages": NUMBERS[MACHINE][2],
+}
+
+#: argv: what is refused, by number, then `--`, then the command.
+REFUSING = (
+    SECCOMP
+    + """
+import sys
+refused, command = sys.argv[1:sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1:]
+for number in refused:
+    refuse(int(number), errno.EPERM)
+os.execvp(command[0], command)
+"""
+)
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What a daemon is given."""
+
+    capabilities: Collection[str]
+    refused: Collection[str]  #: system calls
+    shown: Mapping[str, Path]  #: where it sees it → what it is; read only
+    written: Mapping[str, Path]  #: the same, to be written
+    hidden: Collection[str]  #: files and folders of /proc; `self` is the daemon
+    driver: Path | None  #: what it sees at /proc/driver; None: nothing
+    namespaces: Collection[str]  #: that are its own
+
+    def before(self, folder: Path) -> list[str]:
+        """Return the command that runs another one so; the folder is for the root."""
+        numbers = [str(CALLS[name]) for name in self.refused]
+        refusing = [sys.executable, "-c", REFUSING, *numbers, "--"] if numbers else []
+        capabilities = "".join(f",+{name.lower()}" for name in self.capabilities)
+        powers = ["setpriv", f"--bounding-set=-all{capabilities}", "--inh-caps=-all"]
+        script = "\n".join(("set -e", *self._mounts(folder), 'exec "$@"'))
+        inside = ["chroot", os.fspath(folder), "env", f"--chdir={REPOSITORY}"]
+        own = [f"--{name}" for name in self.namespaces]
+        fork = ["--fork", "--kill-child"] if self.namespaces else []
+        return [
+            "unshare",
+            "--mount",
+            *own,
+            *fork,
+            "sh",
+            "-c",
+            script,
+            "sh",
+            *inside,
+            *powers,
+            *refusing,
+        ]
+
+    def _mounts(self, root: Path) -> Iterator[str]:
+        yield f"mount -t tmpfs -o mode=755 tmpfs {root}"
+        program = {place: Path(place) for place in PROGRAM if os.path.lexists(place)}
+        for place, source in sorted((program | dict(self.shown)).items()):
+            yield from _bound(root, place, source)
+            yield f"mount -o remount,ro,bind {shlex.quote(f'{root}{place}')}"
+        for place, source in self.written.items():
+            yield from _bound(root, place, source)
+        yield f"mkdir -p {root}/proc {root}/empty"
+        proc = "-t proc proc" if "pid" in self.namespaces else "--rbind /proc"
+        yield f"mount {proc} {root}/proc"
+        yield f"touch {root}/nothing && chmod 0 {root}/nothing {root}/empty"
+        yield f"mount --bind {self.driver or f'{root}/empty'} {root}/proc/driver"
+        for path in self.hidden:
+            place = f"{root}{path.replace('/self/', '/$$/')}"
+            yield f'if [ -d "{place}" ]; then it=empty; else it=nothing; fi'
+            yield f'[ ! -e "{place}" ] || mount --bind {root}/$it "{place}"'
+        yield f"mount -o remount,ro {root}"
+
+
+def _bound(root: Path, place: str, source: Path) -> Iterator[str]:
+    at, it = shlex.quote(f"{root}{place}"), shlex.quote(os.fspath(source))
+    yield f"mkdir -p $(dirname {at})"
+    yield f"[ -e {at} ] || if [ -d {it} ]; then mkdir {at}; else touch {at}; fi"
+    yield f"mount --rbind {it} {at}"

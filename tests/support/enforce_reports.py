@@ -1,0 +1,108 @@
+"""Reports for tests: what is to become of processes on the two GPUs of a machine with two nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from affinityd.audit.model import GpuKey, Job
+from affinityd.config.settings import PIN
+from affinityd.cpuset import parse_list
+from affinityd.enforce.backoff import PinRecord
+from affinityd.enforce.document import TotalsDocument
+from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.model import (
+    DRIFTED,
+    FITS,
+    LEFT,
+    PIN_OUTCOMES,
+    Decision,
+    PinAttempt,
+    PinOutcome,
+    TargetCpus,
+)
+from affinityd.enforce.policy.model import PolicyState, Treatment
+from tests.support.scans import GPU0, MACHINE, process, scan
+
+TIME = 1_790_000_000.25  #: of the scan; it is 100 s since boot then
+
+JOB = Job("slurm", "7")
+STANDARD = TargetCpus(parse_list("0-3"), parse_list("0-7"), frozenset({parse_list("0-7")}))
+
+
+def fits(pid: int = 100, **more: Any) -> Decision:  # noqa: ANN401 - what `process` takes
+    """Return that a process runs where it is to."""
+    return Decision(process(pid, **more), FITS, JOB, treatment=Treatment(), target=STANDARD)
+
+
+def drifted(
+    pid: int = 100,
+    cause: str = "mask",
+    *,
+    gpu: GpuKey = GPU0,
+    uid: int = 1000,
+    rule: int | None = None,
+) -> Decision:
+    """Return that a process does not; with the cause `share` it is near its GPU."""
+    placement, found = ("local", None) if cause == "share" else ("remote", cause)
+    its = process(pid, gpu, uid=uid, cause=found, placement=placement)
+    return Decision(
+        its,
+        DRIFTED,
+        JOB,
+        treatment=Treatment(rule=rule),
+        target=STANDARD,
+        cause=cause,
+        drifted=2,
+    )
+
+
+def left(
+    pid: int = 100,
+    reason: str = "no_job",
+    *,
+    job: Job | None = JOB,
+    gpu: GpuKey = GPU0,
+    cause: str | None = None,
+    would: str | None = None,
+    is_daemon: bool = False,
+) -> Decision:
+    """Return that it is let alone: `cause` is the audit's, `would` why it would be pinned."""
+    placement = "remote" if cause else "local"
+    its = process(pid, gpu, cause=cause, placement=placement, is_daemon=is_daemon)
+    return Decision(its, LEFT, job, cause=would, reason=reason, why="so it is")
+
+
+def done(decision: Decision, **outcome: Any) -> PinAttempt:  # noqa: ANN401 - what Outcome takes
+    """Return what came of pinning it."""
+    return PinAttempt(decision, PinOutcome(**outcome))
+
+
+def enforced(
+    *decisions: Decision,
+    unknown: Mapping[GpuKey, str] | None = None,
+    **more: Any,  # noqa: ANN401 - what Report takes
+) -> Enforced:
+    """Return a report of these decisions; `more`: what it has besides."""
+    found = scan(*(it.process for it in decisions), unknown=unknown)
+    base = Enforced(
+        MACHINE,
+        replace(found, time=TIME, boot=100.0),
+        wanted=PIN,
+        does=PIN,
+        hindrance=None,
+        policy=PolicyState(),
+        decisions=decisions,
+        records={it.process.facts.pid: PinRecord() for it in decisions},
+        totals=totals(),
+    )
+    return replace(base, **more)
+
+
+def totals(
+    *, threads: int = 0, resets: int = 0, migrations: Mapping[str, int] | None = None, **pins: int
+) -> TotalsDocument:
+    """Return what was done; `pins` by outcome."""
+    counted = {outcome: pins.get(outcome, 0) for outcome in PIN_OUTCOMES}
+    return TotalsDocument(counted, threads, resets, migrations or {})

@@ -1,0 +1,88 @@
+"""A real daemon that enforces, on a node of two CPUs and four GPUs: two near each CPU."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from affinityd.enforce.document import EnforceDocument
+from tests.support.asked_node import AskedNode
+from tests.support.daemons import eventually
+from tests.support.documents import exactly
+from tests.support.made_nodes import DRIVER, running_on
+from tests.support.tiny import FAR, NEAR, tiny
+
+GPUS = (NEAR, NEAR, FAR, FAR)  #: GPU → the CPU that is near it
+
+#: GPU → the processes that use it.
+Users = Mapping[int, Sequence[int]]
+
+
+@dataclass
+class EnforcingNode(AskedNode):
+    """A daemon that enforces, and what its NVML says."""
+
+    def say(self, users: Users) -> None:
+        """Have NVML name these processes, from the next scan on."""
+        self.tell(facts(users))
+
+    def enforce(self) -> Any:  # noqa: ANN401 - a document
+        reply = self.daemon.get("/enforce")
+        assert reply.status == 200, reply.text
+        exactly(EnforceDocument, reply.body)
+        return reply.json
+
+    def processes(self) -> dict[int, Any]:
+        """Return what is to become of each process, by pid."""
+        jobs = self.enforce()["jobs"]
+        return {process["pid"]: process for job in jobs for process in job["processes"]}
+
+    def become(self, *pids: int) -> set[str]:
+        """Return what is to become of these: fits, drifted, or the reason why they are left."""
+        found = self.processes()
+        return {
+            found[pid]["reason"] or found[pid]["verdict"] if pid in found else "?" for pid in pids
+        }
+
+    def wait_until(self, what: str, *pids: int) -> None:
+        eventually(lambda: self.become(*pids) == {what}, f"{pids} are {what}")
+
+    def pins(self) -> float:
+        """Return how many processes were pinned so far, whatever came of it."""
+        return sum(self.samples("enforce_pins_total", "outcome").values())
+
+
+def facts(users: Users) -> str:
+    lines = [f"driver {DRIVER}"]
+    for gpu, cpu in enumerate(GPUS):
+        lines += ["gpu", f"uuid GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001", f"minor {gpu}"]
+        lines += [f"pci 00000000:{0xE1 + gpu:02X}:00.0", f"node {cpu}"]
+        lines += [f"process compute {pid} {2**30}" for pid in users.get(gpu, ())]
+    return "\n".join([*lines, ""])
+
+
+@contextmanager
+def enforcing(
+    way: str,
+    *arguments: str,
+    users: Users | None = None,
+    run: Path | None = None,
+    before: Sequence[str] = (),
+) -> Iterator[EnforcingNode]:
+    """Run a daemon that scans every second.
+
+    `run`: the folder that another one has as /run, else it has its own; `before`: what runs it.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        if run is not None:
+            (folder / "run").symlink_to(run)
+        settings = ("--scan-interval", "1", "--enforce", way, *arguments)
+        with running_on(tiny(), folder, facts(users or {}), *settings, before=before) as daemon:
+            eventually(lambda: daemon.get("/enforce").status == 200, "it has enforced")
+            yield EnforcingNode(daemon, folder)

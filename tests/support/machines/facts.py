@@ -1,0 +1,25 @@
+"""The named machines of every test: those that the package ships and those beside this file."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+from affinityd.machines import NAMES, build, load
+from affinityd.topology.model import Topology
+from tests.support.paths import DATA
+
+HERE = DATA / "machines"
+
+#: Machines for tests alone; each file says what is odd about it and where its facts come from.
+TEST_NAMES = tuple(sorted(path.stem for path in HERE.glob("*.json")))
+
+ALL_NAMES = (*NAMES, *TEST_NAMES)
+
+
+@cache
+def machine(name: str) -> Topology:
+    """Return a named machine; frozen, so all tests can share it."""
+    if name in NAMES:
+        return load(name)
+    return build(json.loads((HERE / f"{name}.json").read_text(encoding="utf-8")))

@@ -1,0 +1,94 @@
+"""NVLinks between the GPUs of a machine, written as `nvidia-smi topo -m` shows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from affinityd.topology.model import NvLinks, Topology
+from tests.support.machines.by_hand import made
+from tests.support.machines.facts import machine
+from tests.support.machines.strategies import machines
+
+#: A hybrid cube mesh, six links a GPU. Source: as tests/data/machines/dgx-1v.json.
+DGX_1V_LINKS = """\
+X 1 1 2 2 0 0 0
+1 X 2 1 0 2 0 0
+1 2 X 2 0 0 1 0
+2 1 2 X 0 0 0 1
+2 0 0 0 X 1 1 2
+0 2 0 0 1 X 2 1
+0 0 1 0 1 2 X 2
+0 0 0 1 2 1 2 X
+"""
+
+#: Four GPUs that are all connected, twelve links a GPU.
+HGX_4_LINKS = """\
+X 4 4 4
+4 X 4 4
+4 4 X 4
+4 4 4 X
+"""
+
+SWITCH = "0000:c8:00.0"  #: where an NVSwitch is
+
+
+def with_nvlinks(topology: Topology, matrix: str) -> Topology:
+    """Return a machine whose NVML tells the minors of its GPUs, and these links between them."""
+    addresses = [gpu.pci_bus_id for gpu in topology.gpus]
+    gpus = (
+        replace(
+            gpu,
+            minor=gpu.index,
+            nvlinks=tuple(
+                NvLinks(end, int(links))
+                for end, links in zip(addresses, row.split(), strict=True)
+                if links not in {"X", "0"}
+            ),
+        )
+        for gpu, row in zip(topology.gpus, matrix.splitlines(), strict=True)
+    )
+    return replace(topology, gpus=tuple(gpus))
+
+
+def switched(topology: Topology, links: int) -> Topology:
+    """Return a machine whose GPUs have their NVLinks to a switch."""
+    gpus = (
+        replace(gpu, minor=gpu.index, nvlinks=(NvLinks(SWITCH, links),)) for gpu in topology.gpus
+    )
+    return replace(topology, gpus=tuple(gpus))
+
+
+def dgx_1v() -> Topology:
+    """Return the named machine with its links."""
+    return with_nvlinks(machine("dgx-1v"), DGX_1V_LINKS)
+
+
+def hgx_4() -> Topology:
+    """Return a node with four A100 on a board without a switch: two packages, eight NUMA nodes."""
+    nodes = {node: f"{6 * node}-{6 * node + 5}" for node in range(8)}
+    board = made(nodes, gpus=[3, 1, 7, 5], packages={0: "0-23", 1: "24-47"})
+    return with_nvlinks(board, HGX_4_LINKS)
+
+
+def nvml_facts(topology: Topology) -> str:
+    """Return what the NVML of the tests is to say, in the words of nvml/libnvidia_ml.c."""
+    return "\n".join(
+        f"gpu\n pci 0000{gpu.pci_bus_id}\n minor {gpu.minor}\n"
+        + "".join(
+            f" nvlink 0000{it.pci_bus_id}\n" for it in gpu.nvlinks or () for _ in range(it.links)
+        )
+        for gpu in topology.gpus
+    )
+
+
+@st.composite
+def linked_machines(draw: st.DrawFn) -> Topology:
+    """Return a random machine whose GPUs have any links: to each other, themselves, a switch."""
+    topology = draw(machines())
+    ends = st.sampled_from([SWITCH, *(gpu.pci_bus_id for gpu in topology.gpus)])
+    links = st.builds(NvLinks, ends, st.integers(1, 18))
+    nvlinks = st.lists(links, unique_by=lambda it: it.pci_bus_id).map(tuple)
+    gpus = (replace(gpu, nvlinks=draw(nvlinks)) for gpu in topology.gpus)
+    return replace(topology, gpus=tuple(gpus))

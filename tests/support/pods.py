@@ -1,0 +1,123 @@
+"""A pod's container for tests of `run`: device files, variables and CPUs that are not here.
+
+Only what a machine of one GPU node has and this one has not is made up: the device files, AMD's
+vendor in sysfs, and a kernel that takes the mask of 256 CPUs. The scripts, and what they ask, are
+real.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from affinityd.cpuset import CpuSet, format_list, parse_list
+from tests.support.daemons import PATIENCE
+from tests.support.tiny import affinityd
+from tests.unit.request.test_devices import EIGHT
+
+#: Sets a mask as taskset(1) does, and the kernel: not wider than the cpuset, not empty.
+TASKSET = """#!/bin/sh
+[ "$1" = -cp ] || exit 2
+printf 'Cpus_allowed_list:\\t%s\\n' "$2" >"{proc}/$3/status"
+echo "$2" >>"{folder}/pinned"
+"""
+#: Becomes the script; the mask is that of its process from the start.
+START = """
+/bin/mkdir -p "$1/$$"
+printf 'Cpus_allowed_list:\\t%s\\n' "$2" >"$1/$$/status"
+shift 2
+exec "$@"
+"""
+
+#: The node of most tests: a DGX A100 whose GPU 2 is /dev/nvidia5 and has this block.
+ONLINE = EIGHT.online
+GPU_2 = "16-23,144-151"
+SHELLS = [["dash"], ["bash", "--posix"]]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a command that `run` started found, and what was said before."""
+
+    environment: Mapping[str, str]
+    lines: Sequence[str]  #: of stderr
+    status: int
+
+    @property
+    def cpus(self) -> CpuSet | None:
+        """Where it was put; None where it was left as it was."""
+        text = self.environment.get("AFFINITYD_CPULIST")
+        return None if text is None else parse_list(text)
+
+
+class Pod:
+    """A folder that `affinityd init` has filled, and the container that uses it."""
+
+    def __init__(self, folder: Path, socket: Path, said: Mapping[str, str] | None = None) -> None:
+        """Prepare it, as an init container with these variables does."""
+        self.folder = folder
+        self.socket = socket
+        self.to = folder / "affinity"
+        done = affinityd("init", "--to", str(self.to), "--socket", str(socket), env=said)
+        assert done.status == 0, done.stderr
+        self.said = done
+        for place in ("dev/dri", "sys", "proc", "bin"):
+            (folder / place).mkdir(parents=True)
+        program = folder / "bin/taskset"
+        program.write_text(TASKSET.format(proc=folder / "proc", folder=folder))
+        program.chmod(0o755)
+        script = (self.to / "run").read_text()
+        places = f"dev={folder}/dev sys={folder}/sys proc={folder}/proc"
+        (self.to / "run").write_text(script.replace("dev=/dev sys=/sys proc=/proc", places))
+
+    def has(self, *devices: str) -> None:
+        """Have these device files and no others: nvidia0, or dri/renderD128 of AMD's."""
+        for old in (self.folder / "dev").rglob("*[0-9]"):
+            old.unlink()
+        for name in devices:
+            (self.folder / "dev" / name).touch()
+            vendor = self.folder / f"sys/class/drm/{Path(name).name}/device/vendor"
+            vendor.parent.mkdir(parents=True, exist_ok=True)
+            vendor.write_text("0x1002\n")
+
+    def run(
+        self,
+        *words: str,
+        cpus: CpuSet,
+        shell: Sequence[str] = ("sh",),
+        path: str = "/usr/bin:/bin",
+        **said: str,
+    ) -> Told:
+        """Run a command by `run`, on these CPUs, with these variables."""
+        command = [*shell, str(self.to / "run"), *(words or ("env",))]
+        environment = {"PATH": f"{self.folder}/bin:{path}", **said}
+        done = subprocess.run(
+            ["/bin/sh", "-c", START, "sh", str(self.folder / "proc"), format_list(cpus), *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+        return Told(found, done.stderr.splitlines(), done.returncode)
+
+
+def unreachable(pod: Pod) -> dict[str, str]:
+    """Return the variables with which no daemon is found."""
+    return {"AFFINITYD_SOCKET": os.fspath(pod.folder / "nobody")}
+
+
+def only(folder: Path, *programs: str) -> str:
+    """Return a PATH with these programs and no others."""
+    folder.mkdir()
+    for name in programs:
+        found = sys.executable if name == "python3" else shutil.which(name)
+        (folder / name).symlink_to(found or f"{name} is not installed")
+    return str(folder)

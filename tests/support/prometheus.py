@@ -1,0 +1,108 @@
+"""A real Prometheus for tests: set up as deploy/prometheus says, and asked as Grafana asks it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.daemons import PATIENCE, eventually
+from tests.support.paths import REPOSITORY
+from tests.support.ports import free_port
+
+DEPLOY = REPOSITORY / "deploy"
+RULES = DEPLOY / "helm" / "affinityd" / "rules" / "affinityd.yaml"
+
+Targets = Sequence[Mapping[str, Any]]  #: as file_sd has them: "targets", "labels"
+Series = Mapping[str, Any]  #: "metric": its labels; "value", or "values" of a range
+
+
+class RefusedError(Exception):
+    """Prometheus says what is wrong with a query."""
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A running Prometheus."""
+
+    url: str
+
+    def query(self, expr: str) -> list[Series]:
+        """Return the series of an instant query. Raises RefusedError."""
+        return self._series("query", query=expr)
+
+    def query_range(self, expr: str, seconds: float) -> list[Series]:
+        """Return the series of a query over the last seconds. Raises RefusedError."""
+        now = time.time()
+        window = {"start": f"{now - seconds:.3f}", "end": f"{now:.3f}", "step": "1"}
+        return self._series("query_range", query=expr, **window)
+
+    def label_values(self, label: str, selector: str) -> list[str]:
+        """Return the values of a label, as Grafana's label_values(selector, label)."""
+        values: list[str] = self._get(f"label/{label}/values", **{"match[]": selector})
+        return values
+
+    def rules(self) -> dict[str, Mapping[str, Any]]:
+        """Return every rule by its name, with what became of it: "health", "lastError"."""
+        groups = self._get("rules")["groups"]
+        return {rule["name"]: rule for group in groups for rule in group["rules"]}
+
+    def is_ready(self) -> bool:
+        """Tell whether it answers."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready"):  # noqa: S310 - ours
+                return True
+        except OSError:
+            return False
+
+    def _series(self, what: str, **parameters: str) -> list[Series]:
+        series: list[Series] = self._get(what, **parameters)["result"]
+        return series
+
+    def _get(self, what: str, **parameters: str) -> Any:  # noqa: ANN401 - a document
+        target = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(target, timeout=PATIENCE) as answer:  # noqa: S310 - ours
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise RefusedError(f"{json.load(error)['error']}: {parameters}") from None
+
+
+@contextmanager
+def running_prometheus(
+    folder: Path, targets: Targets, *jobs: Mapping[str, Any]
+) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes targets, and follows the rules, every second.
+
+    `jobs`: further scrape configurations.
+    """
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["rule_files"] = [str(RULES)]
+    config["scrape_configs"][0]["scrape_interval"] = "1s"
+    config["scrape_configs"] += jobs
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    (folder / "nodes.yaml").write_text(yaml.safe_dump(list(targets)))
+    server = Prometheus(f"http://127.0.0.1:{free_port()}")
+    command = [
+        *("prometheus", f"--config.file={folder / 'prometheus.yaml'}"),
+        *(f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={server.url[7:]}"),
+    ]
+    with (folder / "prometheus.log").open("w") as log:
+        process = subprocess.Popen(command, stderr=log)
+    try:
+        eventually(server.is_ready, "Prometheus is ready")
+        yield server
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)

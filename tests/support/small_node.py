@@ -1,0 +1,35 @@
+"""A replayed node of two NUMA nodes on which real processes of this machine can be placed.
+
+Its CPUs 0 and 1 are this machine's; each is on a node of its own, as is each of its two GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from affinityd.topology import node_file
+from affinityd.topology.model import Node, Topology
+from tests.support.machines.by_hand import made
+from tests.support.machines.sysfs_tree import write_tree
+
+TOPOLOGY = made({0: "0,2", 1: "1,3"}, gpus=[1, 0])
+
+ALL = frozenset(os.sched_getaffinity(0))
+FAR, NEAR = frozenset({0}), frozenset({1})  #: of GPU 0
+
+
+def use_small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Have commands plan on it, and on nothing that is set up on this machine."""
+    monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
+    monkeypatch.setenv("AFFINITYD_SOCKET", os.fspath(tmp_path / "none.sock"))
+    monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(write_tree(TOPOLOGY, tmp_path / "root")))
+    for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def publish(tmp_path: Path, topology: Topology, *, replayed: bool = False) -> None:
+    """Write what a daemon would have published beside the socket of `use_small_node`."""
+    node_file.write(tmp_path / node_file.NAME, Node(topology, replayed=replayed))

@@ -1,0 +1,79 @@
+"""A machine whose plans can be applied here: two CPUs that this process has, on two nodes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from affinityd.topology.model import Topology
+from tests.support.daemons import BELIEVED, PATIENCE
+from tests.support.machines.by_hand import made
+from tests.support.machines.sysfs_tree import write_tree
+from tests.support.paths import REPOSITORY
+
+CPUS = sorted(os.sched_getaffinity(0))[:2]  #: a machine with fewer cannot tell a pin from none
+NEAR, FAR = (str(cpu) for cpu in CPUS)
+BOTH = f"{NEAR}-{FAR}" if CPUS[1] == CPUS[0] + 1 else f"{NEAR},{FAR}"
+
+PROGRAM = REPOSITORY / "bin/affinityd"
+
+#: What tells a command where it is.
+LOOK = ("grep", "Cpus_allowed_list", "/proc/self/status")
+
+
+def tiny(*gpu_nodes: int, minors: Sequence[int] = range(16)) -> Topology:
+    """Return the machine: a node for each of the CPUs, GPUs on these nodes, by these files."""
+    machine = made({0: NEAR, 1: FAR}, gpus=gpu_nodes or (0, 1))
+    named = zip(machine.gpus, minors, strict=False)
+    return replace(machine, gpus=tuple(replace(gpu, minor=minor) for gpu, minor in named))
+
+
+def tiny_tree(root: Path, *gpu_nodes: int, minors: Sequence[int] = range(16)) -> Path:
+    """Write the machine's files."""
+    return write_tree(tiny(*gpu_nodes, minors=minors), root)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command did."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def cpus(self) -> str:
+        """Where LOOK ran."""
+        assert self.status == 0, self.stderr
+        return self.stdout.split(":")[1].strip()
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stderr.splitlines()
+
+
+def affinityd(*words: str, env: Mapping[str, str] | None = None) -> Ended:
+    """Run the command line, in an environment that says nothing of tasks and settings but `env`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "affinityd", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            "PATH": os.environ["PATH"],
+            "AFFINITYD_CONFIG": "/nonexistent",
+            **BELIEVED,
+            **(env or {}),
+        },
+        timeout=PATIENCE,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def exec_(*words: str, env: Mapping[str, str]) -> Ended:
+    """Run `affinityd exec`."""
+    return affinityd("exec", *words, env=env)

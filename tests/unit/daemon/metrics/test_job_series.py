@@ -1,0 +1,77 @@
+"""Which jobs have metrics of their own, and that no counter ever goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from affinityd.audit.model import CpuTime, Job, Scan
+from affinityd.daemon.metrics.job_series import OTHERS, JobRow, JobSeries
+from tests.support.scans import GPU0, GPU1, process, scan
+
+ONE, TWO, THREE, FOUR = (Job("slurm", str(number)) for number in range(1, 5))
+
+
+def ran(times: Mapping[Job, float]) -> Scan:
+    """Return a scan by which these jobs have used so many seconds, half of them far away."""
+    return scan(job_time={job: CpuTime(total, total / 2) for job, total in times.items()})
+
+
+def totals(rows: tuple[JobRow, ...]) -> dict[str, float]:
+    return {row.job.id: row.time.total for row in rows}
+
+
+def test_without_a_number_no_job_has_a_row() -> None:
+    assert JobSeries(0).scanned(ran({ONE: 1.0})) == ()
+
+
+def test_the_jobs_that_were_seen_first_have_rows_and_the_others_share_one() -> None:
+    series = JobSeries(2)
+    assert totals(series.scanned(ran({ONE: 1, TWO: 2}))) == {"1": 1, "2": 2}
+    assert totals(series.scanned(ran({THREE: 4, ONE: 1, TWO: 3, FOUR: 8}))) == {
+        "1": 1,
+        "2": 3,
+        "other": 12,
+    }
+
+
+def test_the_shared_counters_grow_by_what_is_used_and_never_fall_as_jobs_go() -> None:
+    series = JobSeries(1)
+    series.scanned(ran({ONE: 1, TWO: 2, THREE: 4}))
+    assert totals(series.scanned(ran({ONE: 1, TWO: 3, THREE: 4})))["other"] == 7
+    assert totals(series.scanned(ran({ONE: 1, THREE: 5})))["other"] == 8
+    (row,) = series.scanned(ran({}))
+    assert (row.job, row.time) == (OTHERS, CpuTime(8, 4))
+
+
+def test_a_scan_that_is_told_twice_counts_once() -> None:
+    series, same = JobSeries(1), ran({ONE: 1, TWO: 2})
+    assert series.scanned(same) == series.scanned(same)
+
+
+def test_a_job_that_shares_goes_on_sharing_and_a_new_one_takes_the_place_that_is_free() -> None:
+    series = JobSeries(1)
+    series.scanned(ran({ONE: 1, TWO: 2}))
+    assert totals(series.scanned(ran({TWO: 3, THREE: 4}))) == {"3": 4, "other": 3}
+
+
+def test_a_row_tells_the_jobs_gpus_and_those_that_it_is_far_from_and_since_when() -> None:
+    found = scan(
+        process(1, GPU0, job=ONE, cause="mask", placement="remote"),
+        process(2, GPU0, job=ONE),
+        process(3, GPU1, job=ONE),
+        process(4, GPU1, job=TWO, cause="mask", placement="remote"),
+        process(5, GPU0, job=TWO, is_daemon=True),
+        process(6, GPU1),
+        job_time={ONE: CpuTime(2.0, 1.0), TWO: CpuTime(4.0, 0.0)},
+        since={ONE: 1700000000.0, TWO: 1700000001.0},
+    )
+    assert JobSeries(1).scanned(found) == (
+        JobRow(ONE, 2, 1, CpuTime(2.0, 1.0), 1700000000.0),
+        JobRow(OTHERS, 1, 1, CpuTime(4.0, 0.0), None),
+    )
+
+
+def test_a_gpu_that_two_sharing_jobs_use_is_one_gpu() -> None:
+    jobs = {job: CpuTime() for job in (ONE, TWO, THREE)}
+    found = scan(process(2, GPU0, job=TWO), process(3, GPU0, job=THREE), job_time=jobs)
+    assert [row.gpus for row in JobSeries(1).scanned(found)] == [0, 1]

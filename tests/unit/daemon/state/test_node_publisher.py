@@ -1,0 +1,115 @@
+"""What is published of a node, and when. Real files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.daemon.state.node_publisher import NodePublisher
+from affinityd.daemon.state.plan_service import PlanService
+from affinityd.topology import node_file
+from affinityd.topology.model import Node
+from tests.support.machines.facts import machine
+from tests.unit.daemon.state.test_topology_watcher import until
+
+FIRST = Node(machine("mi250x"))
+SECOND = replace(FIRST, generation=2)
+
+
+class Published:
+    """A publisher, and the file that it writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / node_file.NAME
+        self.service = PlanService()
+        self.publisher = NodePublisher(self.service, self.file)
+
+    def begin(self, node: Node) -> None:
+        """Have a reading published, soon."""
+        self.service.swap(node)
+        self.publisher.has_been_read.set()
+
+    async def read(self, node: Node) -> None:
+        """Have a reading published, and wait for that."""
+        self.begin(node)
+        await until(lambda: self.generation == node.generation)
+
+    @property
+    def generation(self) -> int | None:
+        return node_file.read(self.file).generation if self.file.is_file() else None
+
+
+def publish(folder: Path, story: Callable[[Published], Awaitable[None]]) -> None:
+    async def run() -> None:
+        published = Published(folder)
+        running = asyncio.create_task(published.publisher.run())
+        await story(published)
+        running.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_reading_is_published_whether_it_is_news_or_not(tmp_path: Path) -> None:
+    async def story(published: Published) -> None:
+        await published.read(FIRST)
+        await published.read(SECOND)
+        published.file.unlink()
+        await published.read(SECOND)
+
+    publish(tmp_path, story)
+
+
+def test_what_a_killed_daemon_left_half_written_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".node.json.a1b2c3d4"
+    left.write_text("{")
+
+    async def story(_published: Published) -> None:
+        await until(lambda: not left.exists())
+
+    publish(tmp_path, story)
+
+
+def test_a_file_that_cannot_be_written_is_told_once_and_written_with_a_later_reading(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+
+    async def story(published: Published) -> None:
+        for _ in range(2):
+            published.begin(FIRST)
+            await asyncio.sleep(0.1)
+        folder.mkdir()
+        await published.read(FIRST)
+
+    with caplog.at_level(logging.WARNING):
+        publish(folder, story)
+    told = [record.message for record in caplog.records]
+    assert told == [f"{folder / node_file.NAME} could not be written: No such file or directory"]
+
+
+def test_of_readings_that_come_while_a_disk_hangs_the_newest_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that hangs cannot be had here: the write is held up in its place."""
+    may_write, written = threading.Event(), list[int]()
+
+    def write(_path: Path, node: Node) -> None:
+        may_write.wait()
+        written.append(node.generation)
+
+    monkeypatch.setattr(node_file, "write", write)
+
+    async def story(published: Published) -> None:
+        for generation in range(1, 4):
+            published.begin(replace(FIRST, generation=generation))
+            await asyncio.sleep(0.05)
+        may_write.set()
+        await until(lambda: written == [1, 3])
+
+    publish(tmp_path, story)

@@ -1,0 +1,230 @@
+"""One request from its parts to its answer, and the answers that were given before."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd.cpuset import format_list, parse_list
+from affinityd.daemon.state.plan_service import PlanService
+from affinityd.errors import AffinityError, InvalidRequestError, NotReadyError, UnsatisfiableError
+from affinityd.json_codec import dumps
+from affinityd.planner.model import Demand, Plan
+from affinityd.planner.planner import plan
+from affinityd.request.formats import document, render
+from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
+from affinityd.request.parsers import MAX_ENTRIES
+from affinityd.request.resolve import Caller, answer
+from affinityd.topology.model import Node, Topology
+from tests.support.asking import ask, cpulists, is_one_short_line, try_to_ask
+from tests.support.machines.by_hand import made
+from tests.support.machines.facts import ALL_NAMES, machine
+from tests.support.machines.strategies import machines
+
+A100 = Node(machine("dgx-a100"))
+TWO_GPUS = parse_request([("gpus", "0,1"), ("share", "requested")])
+
+
+def test_an_answer_is_bytes_and_what_metrics_say_of_it() -> None:
+    answer = PlanService(A100).answer(TWO_GPUS, "cpulist")
+    assert answer.body == b"48-55,176-183\n56-63,184-191\n"
+    assert answer.media_type == "text/plain; charset=utf-8"
+    assert (answer.mode, answer.locality) == ("unique_contiguous", "local")
+
+
+def test_a_document_is_json() -> None:
+    answer = PlanService(A100).answer(TWO_GPUS, "json")
+    assert answer.media_type == "application/json"
+    reply = ask(A100.topology, gpus="0,1", share="requested")
+    assert json.loads(answer.body) == json.loads(dumps(document(reply)))
+
+
+def test_the_first_gpus_of_a_dgx_a100_have_half_a_node_each() -> None:
+    assert cpulists(ask(machine("dgx-a100"), gpus="0,1")) == ["48-55,176-183", "56-63,184-191"]
+
+
+def test_the_ranks_of_a_job_are_planned_once_and_each_gets_what_it_would_get_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def planned(topology: Topology, demand: Demand) -> Plan:
+        asked.append(demand)
+        return plan(topology, demand)
+
+    service = PlanService(A100)
+    ranks = [
+        parse_request([("gpus", "0,1,0,5"), ("mode", mode), ("rank", str(rank))])
+        for mode in ("node", "unique_contiguous")
+        for rank in range(4)
+    ]
+    alone = [PlanService(A100).answer(rank, "json").body for rank in ranks]
+    monkeypatch.setattr("affinityd.daemon.state.plan_service.plan", planned)
+    assert [service.answer(rank, "json").body for rank in ranks] == alone
+    assert [demand.options.mode for demand in asked] == ["node", "unique_contiguous"]
+
+
+def test_format_and_caller_are_part_of_the_question() -> None:
+    service, cpus = PlanService(A100), parse_list("48-51")
+    assert service.answer(TWO_GPUS, "mask").body != service.answer(TWO_GPUS, "cpulist").body
+    narrow = service.answer(TWO_GPUS, "cpulist", Caller(cpus, cpus))
+    assert narrow.body == b"48-49\n50-51\n"
+    assert service.answer(TWO_GPUS, "cpulist").body != narrow.body
+
+
+def test_a_new_reading_of_the_node_is_planned_on_at_once() -> None:
+    service = PlanService(A100)
+    before = service.answer(TWO_GPUS, "json")
+    service.swap(Node(A100.topology, parse_list("48"), generation=2))
+    after = json.loads(service.answer(TWO_GPUS, "json").body)
+    assert json.loads(before.body)["generation"] == 1
+    assert after["generation"] == 2
+    assert after["allowed"]["cpulist"] == "0-47,49-255"
+
+
+def test_before_the_first_reading_there_is_no_answer() -> None:
+    service = PlanService()
+    assert service.known is None
+    with pytest.raises(NotReadyError):
+        service.answer(TWO_GPUS, "json")
+    service.swap(A100)
+    assert service.known is A100
+    assert service.answer(TWO_GPUS, "json").body
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        pytest.param(
+            {"gpus": "0,1", "rank": "2"},
+            "rank: there is no rank 2; the request names 2 GPUs, so its ranks are 0 to 1",
+            id="a rank beyond the request's",
+        ),
+        pytest.param(
+            {"rank": "0,8-9"},
+            "rank: there is no rank 8; the request names 8 GPUs, so its ranks are 0 to 7",
+            id="some ranks beyond the machine's",
+        ),
+    ],
+)
+def test_a_rank_that_is_not_there_is_malformed(parameters: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"\A{message}\Z"):
+        ask(machine("dgx-a100"), **parameters)
+
+
+def test_more_visible_gpus_than_ranks_can_be_is_malformed() -> None:
+    topology = made({0: "0-3"}, gpus=[0] * (MAX_ENTRIES + 1))
+    with pytest.raises(InvalidRequestError, match=r"\A257 GPUs are too many; the most is 256\Z"):
+        ask(topology, mode="node")
+
+
+@pytest.mark.parametrize("mode", ["node", "exclusive", "even", "core_complex", "all"])
+def test_the_most_ranks_that_can_be_are_planned_at_once(mode: str) -> None:
+    topology = machine("dgx-a100")
+    gpus = ",".join(str(rank % 8) for rank in range(MAX_ENTRIES))
+    began = time.process_time()
+    answer = try_to_ask(topology, gpus=gpus, mode=mode, scope="socket", share="requested")
+    if isinstance(answer, AffinityError):
+        assert "256 ranks" in str(answer)
+    else:
+        assert len(answer.ranks) == MAX_ENTRIES
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+@pytest.mark.parametrize("mode", ["node", "unique_contiguous"])
+def test_every_machine_with_a_gpu_has_a_plan_on_its_gpus_nodes(name: str, mode: str) -> None:
+    topology = machine(name)
+    if not topology.gpus:
+        with pytest.raises(AffinityError, match="this machine has none"):
+            ask(topology, mode=mode)
+        return
+    for rank in ask(topology, mode=mode).ranks:
+        assert rank.locality == ("unknown" if name == "flat" else "local")
+
+
+HUGE = {
+    "a number of 30,000 digits": "9" * 30000,
+    "30,000 letters": "x" * 30000,
+    "a UUID of 30,000 letters": "GPU-" + "x" * 29000,
+    "15,000 entries": "0," * 15000 + "0",
+    "256 entries of 100 letters": ",".join(["GPU-" + "x" * 96] * 256),
+    "256 unknown instances": ",".join(f"MIG-{number}" for number in range(256)),
+    "15,000 commas": "," * 15000,
+    "a cpulist that names every CPU 4000 times": ",".join(["0-65535"] * 4000),
+    "a stride of 30,000 digits": "0-1:" + "1" * 30000,
+    "15,000 newlines": "0\n" * 15000,
+    "15,000 letters of four bytes": "\U0001f600" * 15000,
+    "7,500 escapes": "\x1b[2J" * 7500,
+    "ten million letters": "x" * 10**7,
+}
+
+
+@pytest.mark.parametrize("text", HUGE.values(), ids=HUGE)
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_huge_value_is_answered_at_once_and_not_echoed(name: str, text: str) -> None:
+    began = time.process_time()
+    answer = try_to_ask(machine("dgx-a100"), **{name: text})
+    assert not isinstance(answer, AffinityError) or is_one_short_line(answer)
+    assert time.process_time() - began < 1
+
+
+_lists = st.text("0123456789,-:.+ GPUMIGnoeminor", max_size=10)
+_names = st.sampled_from(["gpus", "visible", "granted", "cpuset", "rank", "format"])
+
+
+@given(machines(), st.dictionaries(_names, st.text(max_size=8) | _lists, max_size=3))
+def test_whatever_is_asked_is_answered_or_refused_with_one_line(
+    topology: Topology, parameters: dict[str, str]
+) -> None:
+    answer = try_to_ask(topology, **parameters)
+    if isinstance(answer, AffinityError):
+        assert is_one_short_line(answer)
+    else:
+        assert answer.cpus
+        assert all(render(answer, name).encode() for name in FORMATS)
+
+
+def test_a_cpuset_parameter_may_be_wider_than_the_mask_and_not_than_the_cpuset() -> None:
+    wide = {"mode": "node", "gpus": "0", "cpuset": "0-63"}
+    reply = ask(machine("dgx-a100"), mask="48-49", may_use="48-55", **wide)
+    assert (format_list(reply.allowed), reply.source) == ("48-55", "request")
+    message = (
+        r"\Acpuset: none of '0-47' is in the caller's own cpuset, '48-55'; name CPUs of that, or "
+        r"leave cpuset out\Z"
+    )
+    with pytest.raises(UnsatisfiableError, match=message):
+        ask(machine("dgx-a100"), mask="48-49", may_use="48-55", **{**wide, "cpuset": "0-47"})
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"cpuset": "0-255"},
+        {"ranks": "2", "rank": "0", "cpu_bind": "0xffff000000000000,0xffff"},
+        {"ranks": "2", "rank": "1", "cpu_bind": "0xffff,0xffff000000000000"},
+        {"ranks": "2", "rank": "0", "gpu_bind": "single:1", "cpuset": "0-63"},
+        {"job": "0,1,2,3", "job_cpus": "256", "mode": "node"},
+        {"share": "node", "scope": "socket", "mode": "all"},
+        {"granted": "0,1,2,3", "visible": "3,2"},
+    ],
+    ids=",".join,
+)
+def test_whatever_is_stated_no_cpu_beyond_the_callers_cpuset_is_allowed(
+    stated: dict[str, str],
+) -> None:
+    caller = Caller(parse_list("48-49"), parse_list("48-51"))
+    reply = answer(A100, parse_request([("gpus", "0"), *stated.items()]), caller)
+    assert reply.allowed <= parse_list("48-51")
+    assert all(rank.cpus <= parse_list("48-51") for rank in reply.plan.ranks)
+
+
+def test_where_the_cpuset_is_not_known_the_mask_is_no_bound() -> None:
+    asked, caller = parse_request([("gpus", "0"), ("cpuset", "0-63")]), Caller(parse_list("48"))
+    reply = answer(A100, asked, caller)
+    assert (format_list(reply.allowed), reply.within) == ("0-63", None)
+    assert format_list(answer(A100, TWO_GPUS, Caller(parse_list("48-51"))).allowed) == "48-51"

@@ -1,0 +1,176 @@
+"""When the processes are scanned. What scans is a stand-in: it hangs and fails when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from affinityd.audit.model import Scan
+from affinityd.daemon.state import scanner as scanner_module
+from affinityd.daemon.state.plan_service import PlanService
+from affinityd.daemon.state.scanner import Audit, scan_regularly
+from affinityd.errors import FatalError
+from affinityd.topology.model import Node, Topology
+from tests.support.scans import MACHINE, scan
+
+SOON = 5.0
+EVERY = 0.02
+
+
+class Scans:
+    """A scanner, the faults of what scans and acts for it, and what came of it."""
+
+    def __init__(self, every: float) -> None:
+        self.begun: list[float] = []
+        self.under_way = self.most_under_way = 0
+        self.fault: Exception | None = None
+        self.may_end, self.may_act = threading.Event(), threading.Event()
+        for event in (self.may_end, self.may_act):
+            event.set()
+        self.latest: Audit | None = None
+        self.acted: list[Audit] = []
+        self.failures: list[None] = []
+        self.service = PlanService()
+        self.running = asyncio.ensure_future(
+            scan_regularly(
+                self.scan,
+                self.service,
+                [self.keep, self.act],
+                lambda: self.failures.append(None),
+                every=every,
+            )
+        )
+
+    def scan(self, topology: Topology) -> Scan:
+        assert topology is MACHINE
+        self.begun.append(time.monotonic())
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        self.may_end.wait(SOON)
+        self.under_way -= 1
+        if self.fault is not None:
+            raise self.fault
+        return scan()
+
+    def keep(self, audit: Audit) -> None:
+        self.latest = audit
+
+    def act(self, audit: Audit) -> None:
+        self.acted.append(audit)
+        self.may_act.wait(SOON)
+
+
+def scanning(
+    story: Callable[[Scans], Awaitable[None]], *, every: float = EVERY, begins: bool = True
+) -> None:
+    """Run a story beside a scanner, which begins at once."""
+
+    async def run() -> None:
+        scans = Scans(every)
+        if begins:
+            scans.service.swap(Node(MACHINE))
+        try:
+            await story(scans)
+        finally:
+            scans.may_end.set()
+            scans.may_act.set()
+            scans.running.cancel()
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.002)
+
+
+def test_it_scans_again_and_again_from_the_first_reading_on() -> None:
+    async def story(scans: Scans) -> None:
+        await asyncio.sleep(3 * EVERY)
+        assert (scans.begun, scans.latest) == ([], None)
+        scans.service.swap(Node(MACHINE))
+        await until(lambda: len(scans.acted) == 3)
+        assert scans.latest in scans.acted
+        assert scans.acted[0].topology is MACHINE
+
+    scanning(story, begins=False)
+
+
+def test_the_interval_is_from_start_to_start() -> None:
+    async def story(scans: Scans) -> None:
+        scans.may_end.clear()
+        await until(lambda: len(scans.begun) == 1)
+        await asyncio.sleep(0.5)  # how long the scan takes
+        scans.may_end.set()
+        await until(lambda: len(scans.begun) == 2)
+        assert 0.95 <= scans.begun[1] - scans.begun[0] < 1.45
+
+    scanning(story, every=1.0)
+
+
+def test_a_scan_that_takes_long_leaves_the_last_one_and_no_other_begins_beside_it() -> None:
+    async def story(scans: Scans) -> None:
+        await until(lambda: len(scans.acted) == 1)
+        scans.may_end.clear()
+        await until(lambda: scans.under_way == 1)
+        last = scans.latest
+        await asyncio.sleep(5 * EVERY)
+        assert scans.latest is last
+        scans.may_end.set()
+        await until(lambda: scans.latest is not last)
+        assert scans.most_under_way == 1
+
+    scanning(story)
+
+
+@pytest.mark.parametrize("what", ["may_end", "may_act"])
+def test_a_thread_that_hangs_is_the_end(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(scanner_module, "HUNG_SECONDS", 0.1)
+
+    async def story(scans: Scans) -> None:
+        getattr(scans, what).clear()
+        with pytest.raises(FatalError, match=r"^a scan of the processes has hung for 0\.1 s$"):
+            await asyncio.wait_for(scans.running, SOON)
+
+    scanning(story)
+
+
+def test_what_is_done_about_a_scan_holds_up_the_next_scan_alone() -> None:
+    async def story(scans: Scans) -> None:
+        scans.may_act.clear()
+        await until(lambda: len(scans.acted) == 1)
+        assert scans.latest is scans.acted[0]
+        await asyncio.sleep(3 * EVERY)
+        assert len(scans.begun) == 1
+        scans.may_act.set()
+        await until(lambda: len(scans.acted) == 3)
+
+    scanning(story)
+
+
+def test_scans_that_fail_are_counted_and_told_once_and_the_next_is_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(scans: Scans) -> None:
+        await until(lambda: len(scans.acted) == 1)
+        scans.fault = RuntimeError("a bug")
+        await until(lambda: len(scans.failures) == 3)
+        assert scans.latest is scans.acted[-1]
+        scans.fault = None
+        last = scans.latest
+        await until(lambda: scans.latest is not last)
+        assert len(scans.failures) <= 4
+
+    with caplog.at_level(logging.ERROR):
+        scanning(story)
+    (record,) = caplog.records
+    assert record.message == "a scan of the processes failed; the last one stands"
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "a bug"

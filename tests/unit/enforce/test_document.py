@@ -1,0 +1,211 @@
+"""A report as JSON, for those who see all of it, their own processes, or counts alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from affinityd.audit.describe import Sees, everything
+from affinityd.config.settings import OBSERVE
+from affinityd.cpuset import parse_list
+from affinityd.enforce import describe
+from affinityd.enforce.backoff import PinRecord
+from affinityd.enforce.describe import render
+from affinityd.enforce.document import EnforceDocument
+from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.model import REASONS, Decision
+from affinityd.enforce.policy.model import PolicyState
+from tests.support.documents import exactly, in_json
+from tests.support.enforce_reports import drifted, enforced, fits, left, totals
+from tests.support.scans import GPU1, MACHINE
+
+FOUND = enforced(
+    fits(1),
+    drifted(2, "mask", rule=3, uid=1001),
+    left(3, "no_job", job=None),
+    left(4, "allocation", cause="allocation"),
+    does=OBSERVE,
+    hindrance="another daemon pins",
+    notices=("environments",),
+    unknown={GPU1: "no NVML"},
+    policy=PolicyState("/etc/p", 1_790_000_000.0, 2, "rule 1: no"),
+    totals=totals(pinned=3, threads=40, resets=1, migrations={"moved": 2}),
+    unreached=1,
+    seconds=0.5,
+)
+FOUND = replace(FOUND, records={**FOUND.records, 2: PinRecord(pins=2, resets=1, last_pin=5.0)})
+
+
+def document(enforced: Enforced, sees: Sees | None) -> Any:  # noqa: ANN401 - as JSON has it
+    return json.loads(render(enforced, sees))
+
+
+def named(index: int) -> dict[str, object]:
+    gpu = MACHINE.gpus[index]
+    ids = {"pci_bus_id": gpu.pci_bus_id, "uuid": gpu.uuid}
+    return {"vendor": gpu.vendor, "gpu": gpu.index, **ids}
+
+
+def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> None:
+    assert document(FOUND, None) == {
+        "node": "made",
+        "time": "2026-09-21T14:13:20.250Z",
+        "sees": "counts",
+        "enforce": "pin",
+        "does": "observe",
+        "hindrance": "another daemon pins",
+        "notices": ["environments"],
+        "policy": {
+            "file": "/etc/p",
+            "read": "2026-09-21T14:13:20.000Z",
+            "rules": 2,
+            "error": "the file as it is now does not count; who sees all processes is told why",
+        },
+        "summary": {
+            "gpus_mismatched": 1,
+            "gpus_pinning_would_mend": 0,
+            "gpus_need_allocation": 1,
+            "gpus_left": 0,
+            "gpus_unknown": 1,
+            "gpus": [
+                {**named(0), "fate": "allocation", "why": None},
+                {**named(1), "fate": "unknown", "why": "no NVML"},
+            ],
+            "processes": {
+                "fits": 1,
+                "drifted": {"mask": 1, "unpinned": 0, "share": 0},
+                "left": {**dict.fromkeys(REASONS, 0), "no_job": 1, "allocation": 1},
+            },
+        },
+        "totals": {
+            "pins": {"pinned": 3, "cut": 0, "refused": 0, "unsettled": 0},
+            "threads": 40,
+            "resets": 1,
+            "migrations": {"moved": 2},
+        },
+        "unreached": 1,
+        "seconds": 0.5,
+    }
+
+
+def test_what_is_in_the_policy_is_told_to_those_who_see_all() -> None:
+    assert document(FOUND, everything)["policy"]["error"] == "rule 1: no"
+    assert "rule 1" not in document(FOUND, lambda _: True)["policy"]["error"]
+    assert document(enforced(), None)["policy"]["error"] is None
+
+
+def test_a_process_is_told_with_where_it_is_to_run_and_what_was_done() -> None:
+    of_job, of_none = document(FOUND, everything)["jobs"]
+    assert [of_job[it] for it in ("scheduler", "id", "pod")] == ["slurm", "7", None]
+    assert [of_none[it] for it in ("scheduler", "id", "pod")] == [None, None, None]
+    assert [it["pid"] for it in of_job["processes"]] == [1, 2, 4]
+    assert of_job["processes"][1] == {
+        "pid": 2,
+        "name": "python",
+        "uid": 1001,
+        "vendor": "nvidia",
+        "gpu": 0,
+        "gpus_beside": [],
+        "placement": "remote",
+        "verdict": "drifted",
+        "cause": "mask",
+        "reason": None,
+        "why": None,
+        "observed": False,
+        "masks": "0",
+        "cpulist": "0-3",
+        "cpuset": None,
+        "mode": "node",
+        "share": "auto",
+        "scope": "node",
+        "rule": 3,
+        "threads_drifted": 2,
+        "threads_on_purpose": 0,
+        "pins": 2,
+        "resets": 1,
+        "last_pin": "2026-09-21T14:11:45.250Z",
+    }
+
+
+def test_of_one_that_is_let_alone_the_reason_is_told_and_what_is_not_known_is_null() -> None:
+    (_, of_none) = document(FOUND, everything)["jobs"]
+    (lone,) = of_none["processes"]
+    assert (lone["verdict"], lone["reason"], lone["why"]) == ("left", "no_job", "so it is")
+    unknown = ("cause", "cpulist", "cpuset", "mode", "share", "scope", "rule", "last_pin")
+    assert {lone[name] for name in unknown} == {None}
+
+
+def test_other_gpus_of_a_process_are_told_beside_its_first_and_its_cpuset_as_a_list() -> None:
+    its = fits(1)
+    facts = replace(its.process.facts, beside=(GPU1,), cpuset=parse_list("0-5"))
+    found = enforced(replace(its, process=replace(its.process, facts=facts)))
+    ((process,),) = (job["processes"] for job in document(found, everything)["jobs"])
+    assert process["gpus_beside"] == [{"vendor": "nvidia", "gpu": 1}]
+    assert process["cpuset"] == "0-5"
+
+
+MEND, ALLOCATE, LEAVE = "gpus_pinning_would_mend", "gpus_need_allocation", "gpus_left"
+
+
+@pytest.mark.parametrize(
+    ("decisions", "fates"),
+    [
+        pytest.param([fits()], set(), id="a GPU that is well is none of them"),
+        pytest.param([drifted(), drifted(2, "unpinned")], {MEND}, id="pinning mends what drifted"),
+        pytest.param(
+            [drifted(), left(2, "young", cause="mask")], {MEND}, id="and what is too young yet"
+        ),
+        pytest.param([left(2, "waiting", cause="mask")], {MEND}, id="or waits for its turn"),
+        pytest.param(
+            [drifted(), left(2, "policy", cause="mask")], {LEAVE}, id="not what nobody may touch"
+        ),
+        pytest.param([left(2, "given_up", cause="mask")], {LEAVE}, id="nor what is given up"),
+        pytest.param(
+            [drifted(), left(2, "opted_out", cause="mask"), left(3, "allocation", cause="mask")],
+            {ALLOCATE},
+            id="one that was allocated far away needs another allocation, whatever else is there",
+        ),
+        pytest.param([drifted(), left(2, "no_job")], {MEND}, id="who is near does not count"),
+        pytest.param([drifted(1, "share")], set(), id="nor who is near on another rank's CPUs"),
+        pytest.param(
+            [drifted(), left(2, "policy", gpu=GPU1, cause="mask")],
+            {MEND, LEAVE},
+            id="each GPU by itself",
+        ),
+    ],
+)
+def test_what_becomes_of_the_gpus_that_have_a_mismatch(
+    decisions: Sequence[Decision], fates: set[str]
+) -> None:
+    told = in_json(describe.summary(enforced(*decisions)))
+    assert {fate for fate in (MEND, ALLOCATE, LEAVE) if told[fate]} == fates
+    assert told["gpus_mismatched"] == len(fates)
+
+
+@pytest.mark.parametrize(
+    ("sees", "word", "pids"),
+    [
+        pytest.param(everything, "all", [1, 2, 4, 3], id="all"),
+        pytest.param(lambda it: it.facts.uid == 1001, "own", [2], id="one user's"),
+        pytest.param(lambda _it: False, "own", [], id="of a user who has none"),
+    ],
+)
+def test_who_sees_less_is_told_of_fewer_processes_and_of_their_jobs_alone(
+    sees: Sees, word: str, pids: list[int]
+) -> None:
+    told = document(FOUND, sees)
+    assert told["sees"] == word
+    assert [process["pid"] for job in told["jobs"] for process in job["processes"]] == pids
+    assert all(job["processes"] for job in told["jobs"])
+    assert told["summary"] == document(FOUND, None)["summary"]
+
+
+@pytest.mark.parametrize("sees", [everything, lambda it: it.facts.uid == 1001, None])
+def test_it_is_written_in_one_line_and_of_the_shape_that_is_promised(sees: Sees | None) -> None:
+    written = render(FOUND, sees)
+    assert b"\n" not in written
+    exactly(EnforceDocument, written)

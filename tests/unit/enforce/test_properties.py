@@ -1,0 +1,208 @@
+"""What holds for every decision, on random machines with random jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+from random import Random
+
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from affinityd.audit.model import GpuKey, Job, Membership, ProcessFacts
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.enforce.model import (
+    ALLOCATION,
+    DRIFTED,
+    FITS,
+    LEFT,
+    NO_JOB,
+    ON_PURPOSE,
+    Decision,
+)
+from affinityd.planner.modes import MODES
+from affinityd.topology.model import Topology
+from tests.support.enforced_node import Site, rank
+from tests.support.machines.strategies import UNIQUE, machines, subsets
+
+SEVEN, EIGHT = (Membership(Job("slurm", number)) for number in "78")
+JOBS = (SEVEN, SEVEN, SEVEN, EIGHT, Membership())
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A machine, a policy, and what runs there."""
+
+    topology: Topology
+    policy: str
+    reserved: CpuSet
+    processes: tuple[ProcessFacts, ...]
+
+    def site(self) -> Site:
+        return Site(self.topology, self.policy, reserved=format_list(self.reserved))
+
+    @property
+    def whole(self) -> CpuSet:
+        return self.topology.online - self.reserved
+
+    @property
+    def holders(self) -> list[ProcessFacts]:
+        return [it for it in self.processes if it.holding is not None]
+
+    def gpus(self, facts: ProcessFacts) -> frozenset[GpuKey]:
+        """Return the GPUs of a process, and of all below it."""
+        pids = {facts.pid}
+        for _ in self.processes:
+            pids |= {it.pid for it in self.processes if it.parent in pids}
+        return frozenset(gpu for it in self.processes if it.pid in pids for gpu in it.gpus)
+
+
+def policies(modes: tuple[str, ...]) -> st.SearchStrategy[str]:
+    """Return policies of one mode for all."""
+    settings = st.fixed_dictionaries(
+        {"mode": st.sampled_from(modes)},
+        optional={
+            "scope": st.sampled_from(["node", "socket"]),
+            "share": st.sampled_from(["auto", "requested", "node"]),
+            "min_physical_cores": st.integers(1, 2),
+        },
+    )
+    return settings.map(
+        lambda said: "\n".join(f"{name} = {value!r}" for name, value in said.items())
+    )
+
+
+@st.composite
+def scenes(draw: st.DrawFn, modes: tuple[str, ...] = tuple(MODES)) -> Scene:
+    """Return any machine with processes in jobs and in none, with any cpusets and masks."""
+    topology = draw(machines(gpus=4))
+    online = topology.online
+    reserved = draw(st.just(frozenset()) | st.frozensets(st.sampled_from(sorted(online))))
+    cpusets = st.sampled_from(draw(st.lists(subsets(online), min_size=1, max_size=3)))
+    found: list[ProcessFacts] = []
+    for number in range(draw(st.integers(1, 6))):
+        holders = [it for it in found if it.holding is not None]
+        pids = [it.pid for it in found]
+        facts = draw(_holder(topology, 100 + number, draw(cpusets), pids))
+        works = draw(st.booleans())
+        mine = _working(facts, draw(st.sampled_from(holders))) if works and holders else facts
+        found.append(mine)
+    return Scene(topology, draw(policies(modes)), reserved, tuple(found))
+
+
+@st.composite
+def _holder(
+    draw: st.DrawFn, topology: Topology, pid: int, cpuset: CpuSet, parents: list[int]
+) -> ProcessFacts:
+    keys = st.sampled_from([gpu.key for gpu in topology.gpus])
+    gpus = draw(st.lists(keys, min_size=1, max_size=2, unique=True))
+    return rank(
+        *draw(st.lists(subsets(cpuset).map(format_list), min_size=1, max_size=3)),
+        gpu=gpus[0],
+        pid=pid,
+        cpuset=draw(st.sampled_from([*[format_list(cpuset)] * 8, None])),
+        membership=draw(st.sampled_from(JOBS)),
+        parent=draw(st.sampled_from([50, *parents])),
+        state=draw(st.sampled_from("SSSZ")),
+        beside=tuple(gpus[1:]),
+    )
+
+
+def _working(facts: ProcessFacts, of: ProcessFacts) -> ProcessFacts:
+    """Return a process as one that works for another; it may be in another job."""
+    return replace(facts, holding=None, holder=of.pid, parent=of.pid, gpu=of.gpu, beside=of.beside)
+
+
+def decided(scene: Scene) -> list[Decision]:
+    decisions = scene.site().look(*scene.processes)
+    for decision in decisions:
+        event(" ".join((decision.verdict, decision.reason or decision.cause or "")))
+    return decisions
+
+
+@given(scenes())
+def test_a_place_is_a_jobs_and_in_its_cpuset_and_online_and_not_reserved(scene: Scene) -> None:
+    for decision in decided(scene):
+        assert (decision.job is None) == (decision.reason == NO_JOB)
+        if decision.target is not None:
+            assert decision.job is not None
+            assert decision.target.cpus
+            assert decision.target.cpus <= (decision.process.facts.cpuset or set()) & scene.whole
+
+
+@given(scenes())
+def test_an_allocation_is_to_blame_where_a_cpuset_has_no_near_cpu(scene: Scene) -> None:
+    near = scene.site().near
+    for decision in decided(scene):
+        if decision.reason == ALLOCATION or decision.target is not None:
+            facts = decision.process.facts
+            its = [near[gpu] or scene.topology.online for gpu in scene.gpus(facts)]
+            is_far = all(cpus.isdisjoint(facts.cpuset or ()) for cpus in its)
+            # One that has a place may be left for the same reason: it has what it asked for.
+            assert is_far == (decision.target is None)
+
+
+@given(scenes(UNIQUE))
+def test_ranks_of_a_job_on_different_gpus_have_no_cpu_in_common(scene: Scene) -> None:
+    for one, other in combinations(decided(scene), 2):
+        if one.target and other.target and one.job == other.job:
+            gpus, others = (scene.gpus(it.process.facts) for it in (one, other))
+            share = gpus & others
+            assert share or one.target.cpus.isdisjoint(other.target.cpus)
+
+
+@given(scenes())
+def test_the_verdict_is_what_the_masks_say(scene: Scene) -> None:
+    for decision in decided(scene):
+        facts, target = decision.process.facts, decision.target
+        if target is not None:
+            verdicts = [target.of(thread.mask) for thread in facts.running]
+            assert decision.drifted == verdicts.count(DRIFTED)
+            assert decision.on_purpose == verdicts.count(ON_PURPOSE)
+            assert (decision.verdict == DRIFTED) == (decision.drifted > 0)
+            widened = decision.reason == ALLOCATION
+            assert (decision.cause is None) == (decision.drifted == 0 and not widened)
+            has_far_threads = decision.on_purpose > 0 and decision.process.is_mismatch
+            is_holder = facts.holding is not None
+            assert decision.verdict != LEFT or not is_holder or widened or has_far_threads
+
+
+@given(scenes())
+def test_who_was_pinned_fits_and_who_was_let_alone_has_its_masks(scene: Scene) -> None:
+    site = scene.site()
+    before = site.look(*scene.processes)
+    after = site.look(*site.pin(*scene.processes))
+    for was, now in zip(before, after, strict=True):
+        if was.verdict == DRIFTED:
+            assert now.verdict == FITS or now.reason in {ON_PURPOSE, ALLOCATION}
+        else:
+            assert (now.verdict, now.reason) == (was.verdict, was.reason)
+            assert now.process.facts == was.process.facts
+        assert _cpus(now) == _cpus(was)
+
+
+@given(scenes(), st.randoms(use_true_random=False))
+def test_the_order_in_which_processes_are_found_changes_nothing(
+    scene: Scene, chance: Random
+) -> None:
+    shuffled = list(scene.processes)
+    chance.shuffle(shuffled)
+    other = replace(scene, processes=tuple(shuffled))
+    by_pid = {it.process.facts.pid: it for it in decided(other)}
+    assert [by_pid[it.process.facts.pid] for it in decided(scene)] == decided(scene)
+
+
+@given(scenes(), st.data())
+def test_the_end_of_a_rank_moves_no_other(scene: Scene, data: st.DataObject) -> None:
+    """Its cpuset stays: one that ends may have held others together."""
+    mate = data.draw(st.sampled_from(scene.holders))
+    gpu = data.draw(st.sampled_from(scene.topology.gpus)).key
+    ending = replace(mate, pid=99, gpu=gpu, beside=(), parent=50)
+    site = scene.site()
+    before = site.look(*scene.processes, ending)
+    after = site.look(*scene.processes)
+    assert list(map(_cpus, after)) == list(map(_cpus, before[:-1]))
+
+
+def _cpus(decision: Decision) -> CpuSet | None:
+    return None if decision.target is None else decision.target.cpus

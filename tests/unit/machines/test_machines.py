@@ -1,0 +1,229 @@
+"""Shipped machines: what their sources publish is what a plan gets to see."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from affinityd.cpuset import format_list, parse_list
+from affinityd.errors import TreeError
+from affinityd.machines import NAMES, build, load
+from affinityd.topology.model import NODE, PHB, PIX, PXB, SYS, Gpu, Nic, Topology
+from tests.support.machines.facts import ALL_NAMES, machine
+from tests.support.paths import REPOSITORY
+
+CONFORMANCE = REPOSITORY.parent / "shared" / "conformance" / "cases.json"
+
+#: Our names of the machines on which other planners' answers are known.
+PEERS = {
+    "dgx-1v": "dgx-1v",
+    "dgx-a100": "dgx-a100",
+    "p4d-24xlarge": "p4d-24xlarge",
+    "ascend-910b": "kunpeng-8npu",
+}
+
+#: Two nodes of one package, SMT2, siblings side by side; CPUs 4-5 and 11 are offline.
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "cores": 6,
+    "threads": 2,
+    "siblings": "adjacent",
+    "online": "0-3,6-10",
+    "packages": {"3": "0-11"},
+    "nodes": [
+        {"nodes": "0", "cpus": "0-7", "memory_mib": 2},
+        {"nodes": "2", "cpus": "8-11", "memory_mib": None},
+        {"nodes": "5-6", "memory_mib": 0},
+    ],
+    "cores_per_llc": 2,
+    "distances": [["0,2,5-6", "0,2,5-6", 40], ["0", "2", 20]],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "gpu_nodes"),  # counts: CPUs, cores, packages, nodes, LLC groups
+    [
+        ("dgx-a100", (256, 128, 2, 8, 32), [3, 3, 1, 1, 7, 7, 5, 5]),
+        ("dgx-h100", (224, 112, 2, 2, 2), [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("p4d-24xlarge", (96, 48, 2, 2, 2), [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("mi250x", (128, 64, 1, 4, 8), [3, 3, 1, 1, 0, 0, 2, 2]),
+        ("ascend-910b", (192, 192, 4, 8, 8), [6, 6, 4, 4, 0, 0, 2, 2]),
+        ("gh200x4", (288, 288, 4, 36, 4), [0, 1, 2, 3]),
+    ],
+    ids=NAMES,
+)
+def test_a_shipped_machine_has_what_its_maker_says(
+    name: str, counts: tuple[int, ...], gpu_nodes: list[int]
+) -> None:
+    topology = load(name)
+    packages = {core.package for core in topology.cores}
+    llcs = {core.llc for core in topology.cores}
+    every = (topology.online, topology.cores, packages, topology.nodes, llcs)
+    assert tuple(map(len, every)) == counts
+    assert topology.name == name
+    assert topology.possible == topology.online == frozenset(range(counts[0]))
+    assert [gpu.numa_node for gpu in topology.gpus] == gpu_nodes
+
+
+def test_an_unknown_machine_is_one_line_that_lists_the_known_ones() -> None:
+    with pytest.raises(TreeError, match=r"^no machine is named 'dgx-z1'; there are dgx-a100, .+$"):
+        load("dgx-z1")
+
+
+@pytest.mark.parametrize("name", ["../dgx-a100", "__init__", "", "DGX-A100"])
+def test_a_name_is_no_path_and_is_read_as_written(name: str) -> None:
+    with pytest.raises(TreeError, match="no machine is named"):
+        load(name)
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_cores_are_ordered_by_their_lowest_cpu_and_share_none(name: str) -> None:
+    topology = machine(name)
+    cpus = [cpu for core in topology.cores for cpu in core.cpus]
+    assert len(cpus) == len(set(cpus))
+    assert all(one.cpus < other.cpus for one, other in pairwise(topology.cores))
+    assert all(list(core.cpus) == sorted(core.cpus) for core in topology.cores)
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_an_llc_group_lies_in_one_node_and_has_the_name_of_its_lowest_cpu(name: str) -> None:
+    groups: dict[int, list[int]] = {}
+    nodes: dict[int, set[int | None]] = {}
+    for core in machine(name).cores:
+        groups.setdefault(core.llc, []).extend(core.cpus)
+        nodes.setdefault(core.llc, set()).add(core.node)
+    assert all(llc == min(cpus) for llc, cpus in groups.items())
+    assert all(len(numbers) == 1 for numbers in nodes.values())
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_distances_are_symmetric_and_ten_to_the_node_itself(name: str) -> None:
+    rows = {node.number: node.distances for node in machine(name).nodes if node.number is not None}
+    assert all(row[number] == 10 for number, row in rows.items())
+    assert all(rows[end][start] == rows[start][end] for start in rows for end in rows[start])
+    assert all(list(row) == sorted(rows) or list(row) == [start] for start, row in rows.items())
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_gpus_are_numbered_from_0_for_each_vendor_in_pci_bus_order(name: str) -> None:
+    for vendor in {gpu.vendor for gpu in machine(name).gpus}:
+        gpus = [gpu for gpu in machine(name).gpus if gpu.vendor == vendor]
+        assert [gpu.index for gpu in gpus] == list(range(len(gpus)))
+        assert all(one.pci_bus_id < other.pci_bus_id for one, other in pairwise(gpus))
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_a_path_ends_with_its_device(name: str) -> None:
+    devices: list[Gpu | Nic] = [*machine(name).gpus, *machine(name).nics]
+    assert all(device.pci_path[-1] == device.pci_bus_id for device in devices if device.pci_path)
+
+
+def test_the_first_half_of_a_dgx_a100s_node_3_is_what_the_first_gpu_is_given() -> None:
+    cores = load("dgx-a100").node_cores[3]
+    assert format_list(cpu for core in cores[:8] for cpu in core.cpus) == "48-55,176-183"
+
+
+def test_a_gh200s_gpu_memory_is_nearest_to_its_own_cpus() -> None:
+    topology = load("gh200x4")
+    for node in range(4, 36):
+        assert topology.nearest(node, range(4)) == ((node - 4) // 8,)
+    assert topology.distance(0, 1) == 40
+    assert topology.distance(4, 5) == 255
+    assert [n.number for n in topology.nodes if n.memory_bytes == 94 * 2**30] == [4, 12, 20, 28]
+    assert topology.nodes_with_cpus == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "interface", "nearness"),
+    [
+        ("dgx-h100", 0, "mlx5_0", PXB),
+        ("dgx-h100", 1, "mlx5_0", NODE),
+        ("dgx-h100", 7, "mlx5_0", SYS),
+        ("dgx-h100", 7, "mlx5_11", PXB),
+        ("dgx-a100", 2, "mlx5_2", PXB),
+        ("dgx-a100", 7, "mlx5_9", PXB),
+        ("dgx-a100", 0, "mlx5_4", SYS),
+        ("mi250x", 5, "hsi2", PHB),
+        ("mi250x", 4, "hsi2", NODE),
+    ],
+)
+def test_adapters_are_as_near_as_the_published_tables_say(
+    name: str, gpu: int, interface: str, nearness: str
+) -> None:
+    topology = load(name)
+    nic = next(nic for nic in topology.nics if interface in nic.names)
+    assert topology.nearness(topology.gpus[gpu], nic) == nearness
+
+
+def test_each_adapter_of_a_p4d_shares_a_switch_with_two_gpus() -> None:
+    topology = load("p4d-24xlarge")
+    near = [
+        [gpu.index for gpu in topology.gpus if topology.nearness(gpu, nic) == PIX]
+        for nic in topology.nics
+    ]
+    assert near == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_offline_cpus_are_in_no_core_and_a_core_keeps_those_that_are_online() -> None:
+    topology = build(SMALL)
+    assert [core.cpus for core in topology.cores] == [(0, 1), (2, 3), (6, 7), (8, 9), (10,)]
+    assert topology.possible == frozenset(range(12))
+
+
+def test_llc_groups_are_counted_in_all_cores_and_named_by_the_online_ones() -> None:
+    assert [core.llc for core in build(SMALL).cores] == [0, 0, 6, 8, 8]
+
+
+def test_a_later_distance_overrides_an_earlier_one() -> None:
+    topology = build(SMALL)
+    assert topology.node_of[2].distances == {0: 20, 2: 10, 5: 40, 6: 40}
+
+
+def test_memory_that_nobody_tells_is_none_and_no_memory_is_0() -> None:
+    assert [node.memory_bytes for node in build(SMALL).nodes] == [2 * 2**20, None, 0, 0]
+
+
+def test_cpus_that_no_node_lists_form_the_last_node() -> None:
+    topology = machine("stray-cpus")
+    assert [node.number for node in topology.nodes] == [1, None]
+    assert format_list(topology.cpus_of_node(None)) == "4,6,8,10,12,14,16,18,20"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_machine_says_where_its_facts_are_from(name: str) -> None:
+    text = (REPOSITORY / "affinityd/machines" / f"{name}.json").read_text("utf-8")
+    assert len(json.loads(text)["source"]) > 20
+
+
+@pytest.mark.skipif(not CONFORMANCE.exists(), reason="the cases of other planners are not here")
+@pytest.mark.parametrize("name", PEERS)
+def test_a_machine_is_the_one_on_which_other_planners_answered(name: str) -> None:
+    machines = json.loads(CONFORMANCE.read_text("utf-8"))["machines"]
+    theirs = next(facts for facts in machines if facts["name"] == PEERS[name])
+    ours = machine(name)
+    assert _cores(ours) == [
+        (core["cpus"], core["node"], core["package"]) for core in theirs["cores"]
+    ]
+    pairs = set(zip(_llcs(ours), (core["llc"] for core in theirs["cores"]), strict=True))
+    assert len(pairs) == len({llc for llc, _ in pairs}) == len({llc for _, llc in pairs})
+    assert [list(node.distances.values()) for node in ours.nodes] == theirs["distances"]
+    assert [(gpu.pci_bus_id, gpu.numa_node, gpu.pci_id) for gpu in ours.gpus] == [
+        (gpu["pci"], gpu["node"], f"{gpu['vendor'][2:]}:{gpu['device'][2:]}")
+        for gpu in theirs["gpus"]
+    ]
+
+
+def _cores(topology: Topology) -> list[tuple[list[int], int | None, int | None]]:
+    return [(list(core.cpus), core.node, core.package) for core in topology.cores]
+
+
+def _llcs(topology: Topology) -> list[int]:
+    return [core.llc for core in topology.cores]
+
+
+def test_strides_are_read_in_facts_too() -> None:
+    odd = {core.cpus[0] for core in machine("stray-cpus").cores if core.node == 1}
+    assert odd == parse_list("5-19:2")

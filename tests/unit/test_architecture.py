@@ -1,0 +1,180 @@
+"""Data flows one way: which folder may import which, and what the base package may import."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import REPOSITORY
+
+PACKAGE = REPOSITORY / "affinityd"
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+#: The folders of the package, from the lowest. A folder imports from lower lines alone.
+LAYERS = (
+    ("ground",),  # the modules of the package's root
+    ("linux",),
+    ("config",),
+    ("topology",),
+    ("machines", "planner"),
+    ("discovery", "request", "slurm"),
+    ("audit", "client"),
+    ("enforce", "kubernetes"),
+    ("daemon", "doctor"),
+    ("cli",),
+)
+RANK = {folder: rank for rank, folders in enumerate(LAYERS) for folder in folders}
+
+#: The package's face, which imports what it names once that is asked for.
+FACE = {"affinityd", "affinityd.__main__"}
+
+#: Folders that compute: they must not know where their facts come from, nor the time.
+PURE = ("planner", "request")
+IMPURE = {"os", "io", "time", "socket", "logging", "pathlib", "subprocess", "random", "datetime"}
+PURE_MODULES = (
+    *(name for name in MODULES if name.split(".")[1:2] in [[folder] for folder in PURE]),
+    *("affinityd.cpuset", "affinityd.text", "affinityd.topology.model"),
+    "affinityd.topology.nearness",
+    *(f"affinityd.audit.{name}" for name in ("judge", "allocations", "verify")),
+    *(f"affinityd.enforce.{name}" for name in ("jobs", "placement", "verdict", "decide")),
+    "affinityd.enforce.policy.policy",
+)
+
+#: Besides daemon/: the modules that import another package than the standard library's.
+FOREIGN = {
+    "affinityd.discovery.nvml.session": {"pynvml"},
+}
+
+ENTRIES = range(3, 17)  #: files and folders in a folder, besides its __init__.py
+LONGEST = 260  #: lines of a module
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = [f"{node.module}.{name.name}" for name in node.names]
+            yield from names
+            if not MODULES.keys() >= set(names):  # else they are modules of that package
+                yield node.module or ""
+
+
+def inside(name: str) -> set[str]:
+    return {it for it in imports(MODULES[name]) if it in MODULES} - {"affinityd", name}
+
+
+def folder_of(name: str) -> str:
+    return ".".join(MODULES[name].parent.relative_to(PACKAGE).parts) or "ground"
+
+
+def top(name: str) -> str:
+    return folder_of(name).partition(".")[0]
+
+
+EDGES = {
+    (folder_of(name), folder_of(other)): f"{name} imports {other}"
+    for name in MODULES.keys() - FACE
+    for other in inside(name)
+    if folder_of(name) != folder_of(other)
+}
+
+
+def test_every_folder_has_its_place() -> None:
+    assert {top(name) for name in MODULES} == RANK.keys()
+
+
+def test_a_folder_imports_from_lower_ones_alone() -> None:
+    wrong = {
+        line
+        for (above, below), line in EDGES.items()
+        if above.partition(".")[0] != below.partition(".")[0]
+        and RANK[above.partition(".")[0]] <= RANK[below.partition(".")[0]]
+    }
+    assert not wrong
+
+
+def circle(edges: dict[str, set[str]]) -> list[str]:
+    """Return a path that ends where it began; []: there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, above: list[str]) -> list[str]:
+        if name in above:
+            return [*above[above.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(edges.get(name, ())):
+            if found := visit(other, [*above, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in edges if (found := visit(name, []))), [])
+
+
+def test_no_folder_imports_itself_in_a_circle() -> None:
+    edges: dict[str, set[str]] = {}
+    for above, below in EDGES:
+        edges.setdefault(above, set()).add(below)
+    assert circle(edges) == []
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    assert circle({name: inside(name) for name in MODULES}) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_other_packages_are_imported_by_the_daemon_alone(name: str) -> None:
+    roots = {imported.partition(".")[0] for imported in imports(MODULES[name])}
+    foreign = roots - sys.stdlib_module_names - {"affinityd"}
+    if top(name) == "daemon":
+        assert "pynvml" not in foreign
+    else:
+        assert foreign == FOREIGN.get(name, set())
+
+
+@pytest.mark.parametrize("name", PURE_MODULES)
+def test_what_computes_neither_reads_nor_looks_at_the_clock(name: str) -> None:
+    assert not {imported.partition(".")[0] for imported in imports(MODULES[name])} & IMPURE
+
+
+def test_the_daemon_is_handed_its_readings() -> None:
+    for name in MODULES:
+        if top(name) == "daemon" and name != "affinityd.daemon.main":
+            assert not {it for it in inside(name) if top(it) == "discovery"}, name
+
+
+def test_a_folder_is_neither_a_drawer_nor_a_warehouse() -> None:
+    folders = {path.parent for path in MODULES.values()} - {PACKAGE}
+    entries = {
+        folder.name: [it for it in folder.iterdir() if not it.name.startswith("__")]
+        for folder in folders
+    }
+    wrong = {name: len(files) for name, files in entries.items() if len(files) not in ENTRIES}
+    assert not wrong
+
+
+def test_a_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(name)
+    assert {cls: names for cls, names in homes.items() if len(names) > 1} == {}
+
+
+def test_modules_stay_small() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}
