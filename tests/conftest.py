@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,8 +23,8 @@ if os.access(MEMORY, os.W_OK):
 
 collect_ignore = [] if CONFORMANCE.is_dir() else ["unit/planner/test_conformance.py"]
 
-#: Suites with files that take minutes, the longest first: at the end one would run alone.
-LONG = ("vm", "load", "torch", "faults")
+#: Where a file's suite is in its path: tests/SUITE, or tests/e2e/SUITE.
+TESTS = Path(__file__).parent
 
 os.environ.update(BELIEVED)
 
@@ -42,9 +43,27 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes long."""
-    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in LONG])
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let suites of both tiers know which of them is run."""
+    parser.addoption("--nightly", action="store_true", help="what a change does not need")
+
+
+def suite_of(path: Path) -> str:
+    """Return the suite that a test file belongs to."""
+    parts = path.relative_to(TESTS).parts
+    return parts[1] if parts[0] == "e2e" else parts[0]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how long the tests of each suite took, in seconds of one core."""
+    took: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                took[suite_of(TESTS.parent / report.fspath)] += report.duration
+    terminalreporter.section("seconds of each suite, of all workers together")
+    for suite, seconds in sorted(took.items(), key=lambda it: -it[1]):
+        terminalreporter.write_line(f"{seconds:8.1f} {suite}")
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,10 @@ import pytest
 
 from tests.e2e.slurm.release import HOST, NIGHTLY, SUITES
 
-RELEASES = [
-    pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHTLY else [])
-    for name in (HOST, *SUITES)
-]
 
-
-@pytest.fixture(scope="module", params=RELEASES)
-def release(request: pytest.FixtureRequest) -> str:
-    """Return the release of Slurm that a cluster is to have: each, one after the other."""
-    return str(request.param)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Have what takes a release of Slurm run on each that this tier tries, one after the other."""
+    if "release" in metafunc.fixturenames:
+        nightly = metafunc.config.getoption("nightly")
+        tried = NIGHTLY if nightly else [it for it in (HOST, *SUITES) if it not in NIGHTLY]
+        metafunc.parametrize("release", tried, scope="module")

@@ -1,6 +1,6 @@
 """Runs in the virtual machine: applies plans there, and prints what came of it as JSON.
 
-It judges nothing: what should have come of it is said in test_vm_apply.py.
+It judges nothing: what should have come of it is said in test_apply.py.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def main() -> None:
     daemon.stop()
     unplug_last_gpu()
     report["ranks"]["node.json"] = ranks()
+    Path("/sys/bus/pci/rescan").write_text("1")  # the machine is as it was, for the next script
     stage("done")
     json.dump(report, sys.stdout)
 

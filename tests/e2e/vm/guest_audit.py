@@ -1,6 +1,6 @@
 """Runs in the virtual machine: has processes use its GPUs here and there, and prints what is found.
 
-It judges nothing: what should have been found is said in test_vm_audit.py. NVIDIA's driver is a
+It judges nothing: what should have been found is said in test_audit.py. NVIDIA's driver is a
 folder and a library that answers from facts; processes, masks, cgroups and memory are real.
 """
 

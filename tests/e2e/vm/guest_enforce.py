@@ -1,6 +1,6 @@
 """Runs in the virtual machine: a daemon keeps jobs in place there; prints what became of them.
 
-It judges nothing: what should have become of them is said in test_vm_enforce.py.
+It judges nothing: what should have become of them is said in test_enforce.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs in the virtual machine: Slurm on cgroup v2, with the scripts of slurm/, and prints its jobs.
 
-It judges nothing: where the tasks should have been is said in test_vm_slurm.py.
+It judges nothing: where the tasks should have been is said in test_slurm.py.
 """
 
 from __future__ import annotations

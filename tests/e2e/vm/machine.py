@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parents[2]
 QEMU = "qemu-system-x86_64"
 PROGRAMS = (QEMU, "mmdebstrap", "bsdtar")
-PATIENCE = 600  #: seconds for a machine that takes at most 120 where nothing else runs
+PATIENCE = 1800  #: seconds for a machine that takes 200 where nothing else runs
 TAIL = 40  #: lines of the console that an error shows
 
 #: What the guest has of the checkout.
@@ -40,11 +40,13 @@ KERNEL_PARAMETERS = (
 )
 
 
-def boot(folder: Path, guest: str, *, built: Sequence[Path] = ()) -> dict[str, Any]:
-    """Boot the machine, with a folder for what it needs and says, and return its report.
+def boot(
+    folder: Path, names: Sequence[str], *, built: Sequence[Path] = ()
+) -> dict[str, dict[str, Any]]:
+    """Boot the machine, with a folder for what it needs and says, and return its reports by name.
 
-    `guest` names the script that reports, `built` are files that it finds in /built. Raises
-    MachineError, with what the machine last wrote on its console.
+    A report is what a script, guest_NAME, prints; they run one after another. `built` are files
+    that they find in /built. Raises MachineError, with what the machine last wrote on its console.
     """
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
@@ -52,21 +54,24 @@ def boot(folder: Path, guest: str, *, built: Sequence[Path] = ()) -> dict[str, A
     made = image()
     ramdisk, console, report = (folder / name for name in ("ramdisk", "console", "report"))
     _write_ramdisk(ramdisk, made / ROOT, folder / "carried", built)
-    parameters = f"{KERNEL_PARAMETERS} GUEST={guest}"  # the kernel hands it to init
+    parameters = f"{KERNEL_PARAMETERS} GUESTS={','.join(names)}"  # the kernel hands it to init
     command = [
         *(QEMU, *hardware.options(), "-no-reboot"),
         *("-kernel", f"{made / KERNEL}", "-initrd", f"{ramdisk}", "-append", parameters),
         *("-serial", f"file:{console}", "-serial", f"file:{report}"),
     ]
     try:
-        return _run(command, report)
+        reports = _run(command, report)
     except MachineError as error:
         raise MachineError(f"{error}\n{_tail(console)}") from None
     finally:
-        ramdisk.unlink()  # it is large; the rest is kept for whoever wonders
+        ramdisk.unlink()  # it is large; the rest is kept to be looked at
+    if len(reports) < len(names):
+        raise MachineError(f"guest_{names[len(reports)]} ended without a report\n{_tail(console)}")
+    return dict(zip(names, reports, strict=True))
 
 
-def _run(command: Sequence[str], report: Path) -> dict[str, Any]:
+def _run(command: Sequence[str], report: Path) -> list[dict[str, Any]]:
     try:
         ended = subprocess.run(
             command, check=False, timeout=PATIENCE, capture_output=True, text=True
@@ -74,7 +79,7 @@ def _run(command: Sequence[str], report: Path) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise MachineError(f"the virtual machine did not end within {PATIENCE} s") from None
     try:
-        return dict(json.loads(report.read_text()))
+        return [json.loads(line) for line in report.read_text().splitlines() if line]
     except (OSError, ValueError) as error:
         raise MachineError(
             f"the virtual machine ended without a report: {error}\n"

@@ -1,7 +1,6 @@
 """A real kernel on a machine with many NUMA nodes: plans that are applied there.
 
-The machine is that of test_vm.py, booted once more, beside it where there is a CPU for that. What
-came of each plan (vm/guest_apply.py) is judged here.
+What came of each plan (guest_apply.py) is judged here.
 """
 
 from __future__ import annotations
@@ -14,26 +13,13 @@ import pytest
 
 from affinityd.cpuset import parse_list
 from tests.e2e.vm.hardware import BARE_NODE, GPU_NODES, NODES, cpus_of, distance
-from tests.e2e.vm.image import MachineError
-from tests.e2e.vm.machine import boot
 from tests.e2e.vm.reading import Document, mapped, mask, numactl_policy, threads, told
-
-# One boot for all of them: they share a worker.
 
 SOURCES = ("sysfs", "daemon", "node.json")  #: whom `affinityd exec` can plan by
 FIRST = cpus_of(GPU_NODES[0])
 
 #: The nodes that have memory and are nearest to the GPUs of the one that has none.
 NEAR_BARE = {node for node in range(NODES) if distance(BARE_NODE, node) == 12}
-
-
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Document:
-    try:
-        return boot(tmp_path_factory.mktemp("vm"), "guest_apply")
-    except MachineError as error:
-        trouble = str(error)
-    pytest.fail(trouble, pytrace=False)
 
 
 def half_of(rank: int) -> str:

@@ -1,34 +1,17 @@
 """A real kernel on a machine with many NUMA nodes, on cgroup v2: who uses its GPUs from where.
 
-The machine is that of test_vm.py. What the audit said there (vm/guest_audit.py) is judged here.
+What the audit said there (guest_audit.py) is judged here.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.vm.holders import CONTAINER, POD, RANKS
-from tests.e2e.vm.image import MachineError
-from tests.e2e.vm.machine import boot
 from tests.e2e.vm.reading import Document
-from tests.support.nvml.shared_object import environment
-
-# One boot for all of them: they share a worker.
-
-
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Document:
-    folder = tmp_path_factory.mktemp("vm")
-    library = Path(environment("", folder)["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")
-    try:
-        return boot(folder, "guest_audit", built=[library])
-    except MachineError as error:
-        trouble = str(error)
-    pytest.fail(trouble, pytrace=False)
 
 
 def process(document: Document, pid: int) -> Document:

@@ -1,6 +1,6 @@
 """A real kernel on a machine with many NUMA nodes, which are hardly ever at hand: affinityd in it.
 
-The machine is virtual (vm/hardware.py) and boots once. What was seen in it (vm/guest.py) is judged
+The machine is virtual (hardware.py) and boots once. What was seen in it (guest_discovery.py) is judged
 here.
 """
 
@@ -26,8 +26,6 @@ from tests.e2e.vm.hardware import (
     cpus_of,
     distance,
 )
-from tests.e2e.vm.image import MachineError
-from tests.e2e.vm.machine import boot
 from tests.e2e.vm.reading import (
     Document,
     codes,
@@ -43,22 +41,11 @@ from tests.e2e.vm.reading import (
     sets,
 )
 
-# One boot for all of them: they share a worker.
-
 #: The machine is looked at twice: with a CPU that is offline since it booted, and whole.
 LOOKS = {"as booted": CPUS - 1, "whole": CPUS}
 
 FIRST_TWO = "gpus=0,1&mode=node"  #: the GPUs of node 3
 FIFTH = "gpus=4&mode=node"  #: a GPU of node 7, whose last CPU is offline at first
-
-
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Document:
-    try:
-        return boot(tmp_path_factory.mktemp("vm"), "guest")
-    except MachineError as error:
-        trouble = str(error)
-    pytest.fail(trouble, pytrace=False)
 
 
 @pytest.fixture(params=LOOKS)

@@ -1,40 +1,22 @@
 """A real kernel on a machine with many NUMA nodes, on cgroup v2: a daemon keeps jobs in place.
 
-The machine is that of test_vm.py, the jobs are those of vm/enforced.py. What became of them there
-(vm/guest_enforce.py) is judged here.
+The jobs are those of enforced.py. What became of them (guest_enforce.py) is judged here.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from affinityd.cpuset import parse_list
 from tests.e2e.vm.enforced import CPUSETS, RANKS, WIDE, given, parted, targets
-from tests.e2e.vm.image import MachineError
-from tests.e2e.vm.machine import boot
 from tests.e2e.vm.reading import Document
-from tests.support.nvml.shared_object import environment
-
-# One boot for all of them: they share a worker.
 
 ON_TWO, FAR = "on two GPUs", "allocated far away"
 NEAR_TWO = "20-23,28-31"  #: what is near to the GPUs of ON_TWO
 FILLED = 32 * 2**20  #: bytes
 FAR_NODE, HOME_NODE = "2", "7"  #: of the pods
-
-
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Document:
-    folder = tmp_path_factory.mktemp("vm")
-    library = Path(environment("", folder)["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")
-    try:
-        return boot(folder, "guest_enforce", built=[library])
-    except MachineError as error:
-        trouble = str(error)
-    pytest.fail(trouble, pytrace=False)
 
 
 def told(seen: Document, moment: str, name: str) -> Document:

@@ -1,7 +1,7 @@
 """A real Slurm on cgroup v2, on a machine with many NUMA nodes: where its tasks run.
 
-The machine is that of test_vm.py, booted once more, with the scripts of slurm/ as its prolog, its
-epilog and its task prolog. What its jobs printed (vm/guest_slurm.py) is judged here.
+The scripts of slurm/ are its prolog, its epilog and its task prolog. What its jobs printed
+(guest_slurm.py) is judged here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,8 @@ import pytest
 from affinityd.cpuset import CpuSet, parse_list
 from tests.e2e.slurm.node import read_tasks
 from tests.e2e.vm.hardware import GPU_NODES, NODES, cpus_of, distance
-from tests.e2e.vm.image import MachineError
 from tests.e2e.vm.jobs import ASKING, JOBS, MINORS, NODE, OPEN_JOBS, UNIQUE
-from tests.e2e.vm.machine import boot
 from tests.e2e.vm.reading import Document
-
-# One boot for all of them: they share a worker.
 
 #: Of which step tasks see which of its GPUs: what Slurm's binding makes of them.
 BOUND = {
@@ -55,15 +51,6 @@ class Task:
     drives: tuple[int, ...]  #: its own among them
     told: Mapping[str, str]  #: AFFINITYD_*, without the prefix
     rest: str = ""  #: what it printed beside these
-
-
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Document:
-    try:
-        return boot(tmp_path_factory.mktemp("vm"), "guest_slurm")
-    except MachineError as error:
-        trouble = str(error)
-    pytest.fail(trouble, pytrace=False)
 
 
 def tasks_of(printed: str, count: int, *, is_open: bool = False) -> list[Task]:

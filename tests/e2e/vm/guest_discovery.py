@@ -1,6 +1,6 @@
 """Runs in the virtual machine: uses affinityd there, and prints what it saw as one JSON document.
 
-It judges nothing: what should have been seen is said in test_vm.py.
+It judges nothing: what should have been seen is said in test_discovery.py.
 """
 
 from __future__ import annotations

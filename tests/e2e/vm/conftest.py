@@ -1,0 +1,52 @@
+"""What the guests' scripts saw: one machine runs all that a change needs, and each other its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.vm.image import MachineError
+from tests.e2e.vm.machine import boot
+from tests.support.nvml.shared_object import environment
+
+#: The tests that `scripts/test all` runs, in the order in which their scripts run.
+EVERY_CHANGE = ("apply", "enforce")
+
+Document = dict[str, Any]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave to the night what is the night's, and to a change what is a change's."""
+    name = collection_path.stem.removeprefix("test_")
+    is_test = collection_path.name.startswith("test_")
+    wanted = config.getoption("nightly") != (name in EVERY_CHANGE)
+    return True if is_test and not wanted else None
+
+
+@pytest.fixture(scope="session")
+def in_one_machine(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Document]:
+    """Return name → what its script saw, of all that a change needs."""
+    return booted(tmp_path_factory.mktemp("vm"), EVERY_CHANGE)
+
+
+@pytest.fixture(scope="module")
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Document:
+    """Return what the script of these tests saw: test_apply's is guest_apply."""
+    name = request.path.stem.removeprefix("test_")
+    if name in EVERY_CHANGE:
+        reports: Mapping[str, Document] = request.getfixturevalue("in_one_machine")
+    else:
+        reports = booted(tmp_path_factory.mktemp("vm"), [name])
+    return reports[name]
+
+
+def booted(folder: Path, names: Sequence[str]) -> Mapping[str, Document]:
+    library = Path(environment("", folder)["LD_LIBRARY_PATH"], "libnvidia-ml.so.1")
+    try:
+        return boot(folder, names, built=[library])
+    except MachineError as error:
+        trouble = str(error)
+    pytest.fail(trouble, pytrace=False)
