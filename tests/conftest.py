@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.daemons import BELIEVED, Daemon, running
 from tests.support.paths import REPOSITORY
@@ -52,6 +53,20 @@ def suite_of(path: Path) -> str:
     """Return the suite that a test file belongs to."""
     parts = path.relative_to(TESTS).parts
     return parts[1] if parts[0] == "e2e" else parts[0]
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist ships no types
+    """Gives a worker a file, and one of them all files of vm, which share a machine."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return os.path.dirname(file) if "/vm/" in file else file  # noqa: PTH120 - no path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
+    """Have files run as a worker each, where several are asked for so."""
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

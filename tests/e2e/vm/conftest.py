@@ -1,4 +1,4 @@
-"""What the guests' scripts saw: one machine runs all that a change needs, and each other its own."""
+"""What the guests' scripts saw: one machine runs all that a change needs, others one each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A real kernel on a machine with many NUMA nodes, which are hardly ever at hand: affinityd in it.
 
-The machine is virtual (hardware.py) and boots once. What was seen in it (guest_discovery.py) is judged
-here.
+The machine is virtual (hardware.py). What was seen in it (guest_discovery.py) is judged here.
 """
 
 from __future__ import annotations
