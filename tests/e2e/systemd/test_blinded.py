@@ -29,12 +29,13 @@ mkdir "$0/cpuset"
 [ ! -d /sys/fs/cgroup/cpuset ] || mount -t cgroup -o cpuset cpuset "$0/cpuset"
 """
 
-#: argv: a uid, then what doctor takes.
+#: argv: a uid, then what doctor takes. Python may lie in root's home: all is imported before.
 DOCTOR = """
 import os, sys
+from affinityd.cli import entry
+import affinityd.cli.commands.doctor
 uid = int(sys.argv.pop(1))
 os.setgroups([]); os.setgid(uid); os.setuid(uid)
-from affinityd.cli import entry
 entry()
 """
 CHECKS = ("caller", "hidepid", "sandbox")
