@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from affinityd.linux.processes import Thread, everyone, mask_of, thread_ids, thread_stat
+from affinityd.linux.processes import (
+    Thread,
+    everyone,
+    mask_of,
+    stat_of,
+    thread_ids,
+    thread_stat,
+)
+from tests.support.daemons import eventually
 
 #: Threads come and go for ever; five of them start others.
 CHURN = """
@@ -52,6 +61,18 @@ def sleeping(env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[
     """Run a program with one thread that does nothing."""
     with program("print('ready', flush=True); input()", env=env) as child:
         yield child
+
+
+def compute(pid: int, seconds: float = 0.3) -> None:
+    """Wait until a process has spent so much more CPU time."""
+
+    def spent() -> int:
+        stat = stat_of(pid)
+        assert stat is not None
+        return stat.cpu_ticks
+
+    end = spent() + seconds * os.sysconf("SC_CLK_TCK")
+    eventually(lambda: spent() >= end, f"process {pid} has computed for {seconds} s")
 
 
 def children_of(pid: int) -> list[int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 30.0  #: seconds that anything here may take; a busy machine is slow
+PATIENCE = 90.0  #: seconds that anything here may take; a busy machine is slow
 
 COMPLAINTS = "complaints"  #: what a daemon's stderr goes to, beside its log
 

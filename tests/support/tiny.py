@@ -66,6 +66,7 @@ def affinityd(*words: str, env: Mapping[str, str] | None = None) -> Ended:
         env={
             "PATH": os.environ["PATH"],
             "AFFINITYD_CONFIG": "/nonexistent",
+            "AFFINITYD_TIMEOUT": "60",  # seconds; a busy machine is slow
             **BELIEVED,
             **(env or {}),
         },

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import socket
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -78,9 +77,7 @@ def test_the_one_address_is_served_while_the_other_is_in_use(tmp_path: Path) -> 
 def test_it_ends_well_while_its_address_is_in_use(tmp_path: Path) -> None:
     with taken() as stranger, running(tmp_path, *MACHINE, listen=address(stranger)) as daemon:
         eventually(lambda: says(daemon, IN_USE), "it is told")
-        began = time.monotonic()
         assert daemon.stop() == 0
-        assert time.monotonic() - began < 4
         assert not daemon.socket.exists()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.request.query import PASSED
-from tests.support.daemons import Daemon
+from tests.support.daemons import PATIENCE, Daemon
 from tests.support.paths import REPOSITORY
 from tests.support.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
 from tests.support.servers import answering, hanging, http, serving
@@ -187,19 +187,17 @@ def test_an_answer_without_an_end_is_read_to_no_end(pod: Pod, tmp_path: Path, to
     with serving(tmp_path / "s", endless) as path:
         few = only(tmp_path / "few", tool, "head", "ls", "env", "sh")
         told = pod.run(cpus=ONLINE, path=few, AFFINITYD_SOCKET=str(path))
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < PATIENCE
     assert told.environment["AFFINITYD_CPULIST"] == GPU_2
 
 
 @pytest.mark.parametrize("tool", ["curl", "python3"])
-def test_a_daemon_that_hangs_holds_a_start_up_for_less_than_a_second(
-    pod: Pod, tmp_path: Path, tool: str
-) -> None:
+def test_a_daemon_that_hangs_is_not_waited_for(pod: Pod, tmp_path: Path, tool: str) -> None:
     with serving(tmp_path / "s", hanging) as path:
         began = time.monotonic()
         few = only(tmp_path / "few", tool, "head", "ls", "env", "sh")
         told = pod.run(cpus=ONLINE, path=few, AFFINITYD_SOCKET=str(path))
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < PATIENCE
     assert told.environment["AFFINITYD_CPULIST"] == GPU_2
 
 
@@ -209,7 +207,7 @@ def test_a_timer_that_the_job_ignores_is_not_ours_to_ignore(pod: Pod, tmp_path: 
     with serving(tmp_path / "s", hanging) as path:
         few = only(tmp_path / "few", "python3", "ls", "env", "sh")
         told = pod.run(cpus=ONLINE, shell=deaf, path=few, AFFINITYD_SOCKET=str(path))
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < PATIENCE
     assert told.environment["AFFINITYD_CPULIST"] == GPU_2
 
 
@@ -254,7 +252,7 @@ def test_whose_daemon_is_believed_is_what_init_was_told(
 def test_a_variable_of_endless_garbage_takes_no_time(pod: Pod) -> None:
     began = time.monotonic()
     told = pod.run(cpus=ONLINE, CUDA_VISIBLE_DEVICES="! " * 50_000)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < PATIENCE
     assert told.environment["AFFINITYD_CPULIST"] == GPU_2
     assert told.lines == [f"affinityd run: no answer from {pod.socket}; planned from {pod.to}/gpu"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.json_codec import dumps
-from tests.support.daemons import Daemon, eventually, running, spawn
+from tests.support.daemons import PATIENCE, Daemon, eventually, running, spawn
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import nvml_report, write_tree
@@ -187,7 +187,7 @@ def test_without_a_daemon_it_waits_no_longer_than_it_may(tree: Path, tmp_path: P
     began = time.monotonic()
     env = {"AFFINITYD_ROOT": str(tree), **BLOCKS}
     done = init(tmp_path / "to", "--timeout=1", socket=tmp_path / "nobody", env=env)
-    assert 1.0 <= time.monotonic() - began < 4.0
+    assert 1.0 <= time.monotonic() - began < PATIENCE
     assert done.status == 0
     assert done.lines == [
         f"affinityd init: no daemon at {tmp_path}/nobody: No such file or directory"
@@ -327,9 +327,9 @@ def test_two_addresses_that_answer_nothing_take_no_longer_than_one(
 ) -> None:
     began = time.monotonic()
     with serving(tmp_path / "s", hanging) as path, socket.create_server(("127.0.0.1", 0)) as mute:
-        words = ["--timeout=1.5", f"--url=http://127.0.0.1:{mute.getsockname()[1]}"]
+        words = ["--timeout=6", f"--url=http://127.0.0.1:{mute.getsockname()[1]}"]
         init(tmp_path / "to", *words, socket=path, env={"AFFINITYD_ROOT": str(tree)})
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < 2 * 6
 
 
 def test_a_pod_that_is_deleted_ends_its_init_container_at_once(tmp_path: Path) -> None:

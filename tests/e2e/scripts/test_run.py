@@ -23,7 +23,7 @@ PATIENCE = 120.0  #: seconds; the first one may have to install the package
 def started(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Start it as a terminal does, as a group that Ctrl-C reaches as a whole; end that group."""
     process = subprocess.Popen(
-        [RUN, *arguments],
+        ["/usr/bin/env", "--default-signal=INT", RUN, *arguments],  # a background job ignores it
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

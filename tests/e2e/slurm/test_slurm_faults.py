@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.slurm.node import HOME, Node, node
 from tests.e2e.slurm.rig import Setup
-from tests.support.daemons import eventually
+from tests.support.daemons import PATIENCE, eventually
 from tests.support.servers import Behaviour, answering, hanging, http, serving
 from tests.support.tiny import FAR, NEAR
 
@@ -122,10 +122,10 @@ def test_whatever_the_daemon_does_the_job_runs_where_slurm_put_it(it: Node, faul
     assert [(task.unpinned or "")[: len(why)] for task in tasks] == [why] * 2
     assert [[*task.variables] for task in tasks] == [["SOCKET", "UNPINNED"]] * 2
     assert [task.rest for task in tasks] == [[]] * 2
-    assert took < usual + 2  # one for the prolog of the job, one for that of the task
+    assert took < usual + PATIENCE
 
 
-def test_a_daemon_that_stopped_is_waited_for_less_than_a_second(it: Node) -> None:
+def test_a_daemon_that_stopped_is_not_waited_for(it: Node) -> None:
     start = time.monotonic()
     it.tasks(*TWO, env={"AFFINITYD": "off"})
     usual = time.monotonic() - start
@@ -133,7 +133,7 @@ def test_a_daemon_that_stopped_is_waited_for_less_than_a_second(it: Node) -> Non
     try:
         start = time.monotonic()
         tasks = it.tasks(*TWO)
-        assert time.monotonic() - start < usual + 2  # for the job's prolog, and for the tasks'
+        assert time.monotonic() - start < usual + PATIENCE
     finally:
         it.daemon.process.send_signal(18)  # SIGCONT
     assert [task.cpus for task in tasks] == SLICES

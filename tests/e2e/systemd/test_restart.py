@@ -24,7 +24,7 @@ pytestmark = needs_manager
 #: As in the unit, which the tests' own manager runs without otherwise.
 RESTARTS = {"restarts.conf": "[Service]\nRestart=always\nEnvironment=AFFINITYD_LISTEN=none\n"}
 
-SECONDS = 10.0  #: that a busy machine takes to start it again: 1 s of RestartSec=, and Python's
+SECONDS = 60.0  #: that a busy machine takes to start it again: 1 s of RestartSec=, and Python's
 
 
 @contextmanager

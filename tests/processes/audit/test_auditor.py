@@ -19,7 +19,7 @@ from affinityd.audit.auditor import Auditor
 from affinityd.audit.model import AuditedProcess, GpuHolders, Holding, Scan
 from affinityd.linux.processes import since_boot
 from tests.support.audit_facts import GPU, Known
-from tests.support.children import CHURN, children_of, program, sleeping
+from tests.support.children import CHURN, children_of, compute, program, sleeping
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.daemons import eventually
 from tests.support.machines.by_hand import made
@@ -154,7 +154,7 @@ def test_cpu_time_is_remote_while_it_is_spent_far_away() -> None:
         def grown(mask: frozenset[int]) -> tuple[float, float]:
             os.sched_setaffinity(child.pid, mask)
             before = auditor.scan(TOPOLOGY).gpu_time[GPU]
-            time.sleep(0.5)
+            compute(child.pid)
             after = auditor.scan(TOPOLOGY).gpu_time[GPU]
             return after.total - before.total, after.remote - before.remote
 
@@ -301,7 +301,7 @@ def test_a_gpu_that_moves_up_to_the_number_of_one_that_left_takes_over_none_of_i
         os.sched_setaffinity(child.pid, FAR)
         auditor = Auditor(Known(child.pid))
         began = auditor.scan(TOPOLOGY).time
-        time.sleep(0.3)
+        compute(child.pid)
         before = auditor.scan(replace(TOPOLOGY))
         after = auditor.scan(moved)
     assert before.gpu_time[GPU].total > 0

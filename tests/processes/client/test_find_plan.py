@@ -22,7 +22,7 @@ from affinityd.errors import (
     NoSuchGpuError,
     UnsatisfiableError,
 )
-from tests.support.daemons import Daemon, running
+from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.servers import answering as always
 from tests.support.servers import hanging, http, serving
 
@@ -228,8 +228,8 @@ def test_a_daemon_that_hangs_leaves_time_to_plan_without_it(
     shutil.copy(stopped.socket.with_name("node.json"), tmp_path)
     start = time.monotonic()
     with answering(tmp_path / "affinityd.sock", None) as path:
-        found = find({"gpus": "0"}, path, timeout=2.0, bounded=True)
-    assert time.monotonic() - start < 2.0
+        found = find({"gpus": "0"}, path, timeout=8.0, bounded=True)
+    assert time.monotonic() - start < PATIENCE
     assert (found.source, found.trouble) == (
         "node.json",
         f"the daemon at {path} did not answer in time",
@@ -278,11 +278,11 @@ def test_trouble_counts_more_than_nobody(tmp_path: Path) -> None:
 def test_what_takes_too_long_is_cut_where_it_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_plan, "find_node", lambda _sockets: time.sleep(10))
+    monkeypatch.setattr(local_plan, "find_node", lambda _sockets: time.sleep(1000))
     start = time.monotonic()
     with pytest.raises(ApplyError, match="took too long"):
         find({"gpus": "0"}, tmp_path / "affinityd.sock", timeout=0.3, bounded=True)
-    assert 0.25 < time.monotonic() - start < 0.5
+    assert 0.25 < time.monotonic() - start < PATIENCE
 
 
 # Refusals.

@@ -31,28 +31,27 @@ from affinityd.errors import (
 )
 from affinityd.request.formats import render
 from affinityd.topology.model import Node
-from tests.support.daemons import BELIEVED, Daemon, running
+from tests.support.daemons import BELIEVED, PATIENCE, Daemon, running
 from tests.support.servers import Behaviour, answering, hanging, http, serving
 
-TIMEOUT = 0.3  #: seconds that a client has here
-LATE = 0.3  #: seconds that it may take longer on a busy machine
+TIMEOUT = 0.3  #: seconds that a client has where nothing is answered
 
 PLAN = b"AFFINITYD_CPULIST=0\n"
 
 
-def ask(path: Path | str, timeout: float = TIMEOUT, **parameters: str) -> str:
+def ask(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> str:
     """Return the answer, which comes in time, or an error that does."""
     start = time.monotonic()
     try:
         return client.ask_plan(str(path), parameters, start + timeout)
     finally:
-        assert time.monotonic() - start < timeout + LATE
+        assert time.monotonic() - start < timeout + PATIENCE
 
 
-def refused(path: Path | str) -> DaemonError:
+def refused(path: Path | str, timeout: float = PATIENCE) -> DaemonError:
     """Return why there was no answer, which is told on one line."""
     with pytest.raises(DaemonError) as caught:
-        ask(path)
+        ask(path, timeout)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300
     return caught.value
@@ -117,12 +116,12 @@ def never_close(connection: socket.socket, over: threading.Event) -> None:
 @pytest.mark.parametrize("behave", [hanging, trickle, never_close])
 def test_who_is_too_slow_is_left_in_time(tmp_path: Path, behave: Behaviour) -> None:
     with serving(tmp_path / "s", behave) as path:
-        assert str(refused(path)) == f"the daemon at {path} did not answer in time"
+        assert str(refused(path, TIMEOUT)) == f"the daemon at {path} did not answer in time"
 
 
 def test_who_reads_nothing_of_a_long_request_is_left_in_time(tmp_path: Path) -> None:
     with serving(tmp_path / "s", hanging) as path, pytest.raises(DaemonError, match="in time"):
-        ask(path, visible="0," * 10**6)
+        ask(path, TIMEOUT, visible="0," * 10**6)
 
 
 def test_a_deadline_that_is_over_is_heeded_before_anything_is_sent(tmp_path: Path) -> None:
@@ -150,7 +149,7 @@ def queue_full(path: Path) -> Iterator[socket.socket]:
 
 def test_a_queue_that_stays_full_is_left_in_time(tmp_path: Path) -> None:
     with queue_full(tmp_path / "s"):
-        assert str(refused(tmp_path / "s")).endswith("did not answer in time")
+        assert str(refused(tmp_path / "s", TIMEOUT)).endswith("did not answer in time")
 
 
 def test_a_queue_that_gets_shorter_is_waited_for(tmp_path: Path) -> None:
@@ -167,7 +166,7 @@ def test_a_queue_that_gets_shorter_is_waited_for(tmp_path: Path) -> None:
     with queue_full(tmp_path / "s") as listener:
         thread = threading.Thread(target=serve)
         thread.start()
-        assert ask(tmp_path / "s", timeout=TIMEOUT * 10) == PLAN.decode()
+        assert ask(tmp_path / "s") == PLAN.decode()
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
 
@@ -246,7 +245,7 @@ def test_who_hangs_up_does_not_end_a_process_that_takes_sigpipe(tmp_path: Path) 
 import signal, sys, time
 from affinityd.client import http as client
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-try: client.ask_plan(sys.argv[1], {"visible": "0," * 10**6}, time.monotonic() + 5)
+try: client.ask_plan(sys.argv[1], {"visible": "0," * 10**6}, time.monotonic() + 60)
 except client.DaemonError as error: print(error)
 """
 
@@ -303,7 +302,7 @@ def outcome(answer: Callable[[], str]) -> str | tuple[type[AffinityError], str]:
 
 
 def over_the_socket(daemon: Daemon, question: Mapping[str, str]) -> object:
-    return outcome(lambda: ask(daemon.socket, timeout=10, **question))
+    return outcome(lambda: ask(daemon.socket, PATIENCE, **question))
 
 
 def in_process(question: Mapping[str, str]) -> object:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.discovery.nvml.subprocess import GRACE, ChildError, output
-from tests.support.daemons import eventually
+from affinityd.discovery.nvml.subprocess import ChildError, output
+from tests.support.daemons import PATIENCE, eventually
 
 Work = Callable[..., str]
 
@@ -69,9 +69,9 @@ def test_a_failure_is_one_line(run: Work, statement: str, error: str) -> None:
 def test_a_child_that_hangs_is_given_up_in_time(run: Work) -> None:
     started = time.monotonic()
     with pytest.raises(ChildError) as failure:
-        run("time.sleep(60)", timeout=0.5)
+        run("time.sleep(1000)", timeout=0.5)
     assert str(failure.value) == "did not answer within 0.5 s"
-    assert time.monotonic() - started < 0.5 + GRACE + 1
+    assert time.monotonic() - started < PATIENCE
 
 
 @pytest.fixture
@@ -97,11 +97,9 @@ def test_while_a_child_hangs_that_cannot_be_killed_no_other_is_started(
     assert str(first.value) == "did not answer within 1 s"
     (stuck,) = (freezer / "cgroup.procs").read_text().split()
     for _ in range(3):
-        started = time.monotonic()
         with pytest.raises(ChildError) as failure:
             run("print('done')")
         assert str(failure.value) == f"still hangs at an earlier question, in process {stuck}"
-        assert time.monotonic() - started < 1
     assert (freezer / "cgroup.procs").read_text().split() == [stuck]
     (freezer / "freezer.state").write_text("THAWED")
     eventually(lambda: Path(f"/proc/{stuck}/stat").read_text().split()[2] == "Z", "it has ended")

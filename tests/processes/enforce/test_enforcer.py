@@ -124,7 +124,6 @@ def test_what_has_drifted_is_pinned_and_fits_from_then_on(policy: Path, job: int
     assert (first.does, second.done) == (PIN, [])
     assert second.totals.pins["pinned"] == 1
     assert (second.totals.threads, second.records[job].pins) == (1, 1)
-    assert second.seconds < 1
 
 
 def test_who_observes_touches_nothing_and_says_what_it_would_do(policy: Path, job: int) -> None:
