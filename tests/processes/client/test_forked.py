@@ -15,6 +15,7 @@ import pytest
 
 from affinityd.client.forked import run_forked
 from affinityd.errors import AffinityError, NoSuchGpuError
+from tests.support.children import children_of
 
 LATE = 30  #: seconds that a busy machine may be late
 
@@ -63,12 +64,11 @@ def test_a_child_that_ends_without_a_result_is_an_error(end: Callable[[], None])
 
 @pytest.mark.parametrize("slow", [spin, swallow_everything, fill_the_pipe_too_late])
 def test_what_is_not_in_time_is_cut_whatever_it_does(slow: Callable[[], None]) -> None:
-    start = time.monotonic()
+    start, children = time.monotonic(), children_of(os.getpid())
     with pytest.raises(TimeoutError):
         run_forked(slow, soon(0.1))
     assert 0.1 <= time.monotonic() - start < 0.1 + LATE
-    with pytest.raises(ChildProcessError):  # it is reaped
-        os.waitpid(-1, os.WNOHANG)
+    assert children_of(os.getpid()) == children  # it is reaped
 
 
 def test_a_stuck_child_keeps_no_reader_of_the_output_waiting() -> None:
@@ -93,13 +93,12 @@ def test_where_no_time_is_left_it_is_cut_at_once() -> None:
 
 def test_nothing_of_it_stays_with_the_process() -> None:
     """Neither a file nor a child, nor a change of what the function changes."""
-    files = list(Path("/proc/self/fd").iterdir())
+    files, children = list(Path("/proc/self/fd").iterdir()), children_of(os.getpid())
     seen: list[int] = []
     run_forked(lambda: seen.append(1), soon())
     assert seen == []
     assert list(Path("/proc/self/fd").iterdir()) == files
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children_of(os.getpid()) == children
 
 
 @pytest.mark.parametrize("slow", ["lambda: 1", "lambda: time.sleep(60)"])
