@@ -23,7 +23,7 @@ MODES = (
 )
 NODELESS = ("default", "local")
 
-#: How numa_maps spells them: kernel mm/syscalls.c, policy_modes. The longer of two goes first.
+#: How numa_maps spells them: kernel mm/mempolicy.c, policy_modes. The longer of two goes first.
 SPELLINGS = {
     "prefer (many)": "preferred_many",
     "prefer": "preferred",
@@ -145,7 +145,7 @@ def resident_bytes(pid: int) -> dict[int, int]:
 def parse_policy(text: str) -> MemoryPolicy | None:
     """Read the policy column of numa_maps, or a line from there on; None: it is none.
 
-    Flags (`bind=static:3`) are passed over. Source: kernel mm/syscalls.c, mpol_to_str.
+    Flags (`bind=static:3`) are passed over. Source: kernel mm/mempolicy.c, mpol_to_str.
     """
     spelling = next((it for it in SPELLINGS if text.startswith(it)), "")
     flags, _, numbers = text[len(spelling) :].partition(" ")[0].strip().partition(":")
