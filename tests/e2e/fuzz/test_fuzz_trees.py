@@ -111,16 +111,23 @@ def replace(path: Path, kind: Callable[[Path], None]) -> None:
     kind(path)
 
 
+def is_inside(path: Path, root: Path) -> bool:
+    """Whether a path's folder is one of the tree's: a link may lead to this machine's own files."""
+    return path.parent.is_dir() and path.parent.resolve().is_relative_to(root.resolve())
+
+
 def spoil(data: st.DataObject, root: Path) -> None:
     """Change a few of a tree's files and folders for something else, or add to them."""
     for _ in range(data.draw(st.integers(1, 6))):
-        paths = sorted(root.glob(data.draw(st.sampled_from(PLACES)))) or [root]
+        found = sorted(root.glob(data.draw(st.sampled_from(PLACES))))
+        paths = [it for it in found if is_inside(it, root)] or [root]
         path = data.draw(st.sampled_from(paths))
         if path.is_dir() and data.draw(st.booleans()):
             path /= data.draw(st.sampled_from(NAMES))
-        if path == root or not path.parent.is_dir():
+        if path == root or not is_inside(path, root):
             continue
-        is_numbered = path.name.startswith(("cpu", "node")) and not path.is_file()
+        is_folder = not path.is_symlink() and not path.is_file()
+        is_numbered = path.name.startswith(("cpu", "node")) and is_folder
         if is_numbered and data.draw(st.booleans()):
             (path / "topology").mkdir(parents=True, exist_ok=True)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import secrets
 import signal
 import socket
@@ -146,8 +147,15 @@ class Slurm:
             Path(folder).chmod(0o777)
             path, out = Path(folder, "script"), Path(folder, "out")
             path.write_text(f"#!/bin/sh\n{script}\n")
-            self.run("sbatch", "--wait", f"--output={out}", *words, f"{path}", env=env)
+            number = self.run("sbatch", "--parsable", f"--output={out}", *words, f"{path}", env=env)
+            eventually(lambda: self._has_ended(number.strip()), f"job {number} ends")
             return out.read_text()
+
+    def _has_ended(self, job: str) -> bool:
+        """Whether a job has ended, well; sbatch's own --wait looks every ten seconds."""
+        told = self.run("scontrol", "--oneliner", "show", "job", job)
+        assert not re.search("JobState=(FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", told), told
+        return "JobState=COMPLETED" in told
 
     def run(self, *command: str, env: Mapping[str, str] | None = None) -> str:
         """Return what one of Slurm's commands prints; it must succeed."""
