@@ -76,10 +76,10 @@ class ProcessOwners:
 
     @cached_property
     def _users(self) -> tuple[Collection[int | None], str]:
-        """The users whose processes are owned, by uid, and what there is to say of any other.
+        """The uids of users that own their processes, and the sentence for every other user.
 
-        Those for whom a slurmstepd has started a process where Slurm runs the jobs, else those who
-        have a session.
+        Where Slurm runs the jobs, a user owns processes if a slurmstepd has started one for that
+        user; elsewhere, if the user has a session.
         """
         by_pid, proc = self._processes.by_pid, self._processes.proc
         living = [stat for stat in by_pid.values() if not stat.is_zombie]

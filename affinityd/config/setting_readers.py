@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from affinityd.text import quote
+from affinityd.text import whole_number as number_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # clients read a user's name by this
@@ -93,5 +94,4 @@ def _account(text: str, kind: str, look_up: Callable[[], int]) -> int:
 
 
 def _is_number(text: str, most: int) -> bool:
-    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(most))
-    return is_short and int(text) <= most
+    return number_of(text, most) is not None
