@@ -1,10 +1,10 @@
 """What it costs to look at processes: a scan, and the answers that are given meanwhile.
 
 A scan's cost is that of each process which holds no GPU: how much more CPU time scans take with
-many idle processes, where NVML tells who uses the GPUs, and where open device files do. Answers are
-timed in turn while the daemon rests, and while it scans threads, is scraped and asked for `/audit`
-without a pause, with thousands of series; with `--every 15` it scans as often as usual, and nobody
-asks for anything else.
+many idle processes, where NVML tells which use the GPUs, and where open device files do. Its peer
+is ps(1), which reads a file or two for each process. Answers are timed in turn while the daemon
+rests, and while it scans threads, is scraped and asked for `/audit` without a pause, with thousands
+of series; with `--every 15` it scans as often as usual, and is asked for nothing else.
 
     python -m bench.audit [--processes N] [--series N] [--rounds N] [--every S] [--threads N]
 """
@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -75,14 +76,29 @@ def idle(processes: int) -> Iterator[None]:
 
 
 def cost(processes: int = 2000, tries: int = 2) -> dict[str, float]:
-    """Return the CPU time that each idle process adds to a scan, by the GPUs' vendor, in µs.
+    """Return what each idle process adds to a scan, by the GPUs' vendor, in what it adds to ps(1).
 
-    It is the least of some tries: what else the machine does adds to it.
+    It is CPU time, and the least of some tries: what else the machine does adds to it.
     """
-    alone = {vendor: min(scan_seconds(vendor) for _ in range(tries)) for vendor in VENDORS}
+    measures = {vendor: partial(scan_seconds, vendor) for vendor in VENDORS} | {"ps": ps_seconds}
+    alone = {name: min(seconds() for _ in range(tries)) for name, seconds in measures.items()}
     with idle(processes):
-        among = {vendor: min(scan_seconds(vendor) for _ in range(tries)) for vendor in VENDORS}
-    return {vendor: (among[vendor] - alone[vendor]) / processes * 1e6 for vendor in VENDORS}
+        among = {name: min(seconds() for _ in range(tries)) for name, seconds in measures.items()}
+    added = {name: among[name] - alone[name] for name in measures}
+    return {vendor: added[vendor] / added["ps"] for vendor in VENDORS}
+
+
+def ps_seconds() -> float:
+    """Return the CPU time of a ps that lists the numbers of all processes, the least of ten."""
+    silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    command = ("ps", "-e", "-o", "pid=")
+    spent = []
+    for _ in range(10):
+        pid = os.posix_spawnp(command[0], command, os.environ, file_actions=silent)
+        _, status, usage = os.wait4(pid, 0)
+        assert status == 0
+        spent.append(usage.ru_utime + usage.ru_stime)
+    return min(spent)
 
 
 def scan_seconds(vendor: str) -> float:
@@ -244,8 +260,8 @@ def main() -> None:
     elif arguments.bother:
         bother(arguments.bother)
     else:
-        for vendor, microseconds in cost(arguments.processes).items():
-            print(f"{vendor}: {microseconds:.2f} µs a process that holds no GPU (goal 4)")
+        for vendor, ratio in cost(arguments.processes).items():
+            print(f"{vendor}: {ratio:.2f} of what ps takes for a process that holds no GPU")
         answers(arguments.series, arguments.rounds, arguments.every, arguments.threads)
 
 

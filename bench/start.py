@@ -4,7 +4,9 @@
 
 All are started in turns, Python by the same interpreter, and their user and system times are summed
 up by wait4(2), those of the programs that they start included, but for the command's own, true(1).
-A daemon answers; its own time is not in it. `run` is what `affinityd init` leaves in a pod.
+A daemon answers; its own time is not in it. `run` is what `affinityd init` leaves in a pod. Then,
+how long a start takes where the daemon accepts and never answers, against a curl that waits as long
+as a plan may take.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from affinityd.client.find_plan import TIMEOUT
+from tests.support import servers
 from tests.support.daemons import BELIEVED, running
 from tests.support.tiny import tiny_tree
 
@@ -26,7 +31,7 @@ PROGRAM = Path(__file__).parents[1] / "bin/affinityd"
 BARE = "python3 -c pass"
 EXEC = "affinityd exec"
 RUN = "run"
-TABLE = "run, by the table"
+ALONE = "run, without a daemon"
 COMMAND = "true"
 
 #: How often a start's cost of a bare Python, by name.
@@ -54,14 +59,31 @@ def measure(pairs: int) -> Ratios:
     return {name: (cost - own) / bare for name, cost in medians.items()}
 
 
+def hanging(rounds: int) -> float:
+    """Return how long a start takes where the daemon hangs, as a multiple of the curl's time."""
+    with tempfile.TemporaryDirectory(prefix="affinityd-bench-") as temporary:
+        path = Path(temporary, "socket")
+        with servers.serving(path, servers.hanging):
+            env = {**os.environ, **BELIEVED, "AFFINITYD_SOCKET": str(path)}
+            start = (sys.executable, str(PROGRAM), "exec", "--gpus=1", "--", COMMAND)
+            curl = f"curl -s --max-time {TIMEOUT} --unix-socket {path} http://localhost".split()
+            took = [(_elapsed(start, env), _elapsed(curl, env)) for _ in range(rounds)]
+    return median(ours / peer for ours, peer in took)
+
+
+def _elapsed(command: Sequence[str], env: Mapping[str, str]) -> float:
+    began = time.perf_counter()
+    subprocess.run(command, env=env, stderr=subprocess.DEVNULL, check=False)
+    return time.perf_counter() - began
+
+
 def _commands(run: Path) -> dict[str, Sequence[str]]:
-    nobody = ("env", "AFFINITYD_SOCKET=/nonexistent")
     commands: dict[str, Sequence[str]] = {
         BARE: (sys.executable, "-c", "pass"),
         COMMAND: (COMMAND,),
         EXEC: (sys.executable, str(PROGRAM), "exec", "--gpus=1", "--", COMMAND),
         RUN: (str(run), COMMAND),
-        TABLE: (*nobody, "sh", "-c", f"{run} {COMMAND} 2>/dev/null"),
+        ALONE: ("env", "AFFINITYD_SOCKET=/nonexistent", "sh", "-c", f"{run} {COMMAND} 2>/dev/null"),
     }
     if shutil.which("hwloc-bind"):
         commands["hwloc-bind"] = ("hwloc-bind", "pu:1", "--", COMMAND)
@@ -78,7 +100,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=100)
     for name, ratio in measure(parser.parse_args().pairs).items():
-        print(f"{name:20}{ratio:5.2f}")
+        print(f"{name:22}{ratio:5.2f}")
+    print(f"{'a daemon that hangs':22}{hanging(rounds=5):5.2f}")
 
 
 if __name__ == "__main__":
