@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
-from tests.support.daemons import Daemon, Reply, eventually, is_ready, open_files, running, spawn
+from tests.support.daemons import Daemon, eventually, is_ready, open_files, spawn
 from tests.support.nvml.shared_object import environment
 
 UUID = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
-MIG = "MIG-5c1b0c3e-51aa-9d02-4c1e-0b7de3f1a001"
+MIG, OTHER = (f"MIG-{it}0c3e-51aa-9d02-4c1e-0b7de3f1a001" for it in ("5c1b", "0000"))
 
 
 def address() -> str:
@@ -29,86 +27,91 @@ def address() -> str:
     return min(path.name for path in Path("/sys/bus/pci/devices").iterdir())
 
 
-def facts(*lines: str, held: Path, before: str = "") -> str:
-    gpu = f"gpu\nuuid {UUID}\npci 0000{address()}\nminor 3\nmodel NVIDIA Test"
-    return "\n".join(("driver 550.54.15", f"device {held}", before, gpu, *lines, ""))
+class Node:
+    """What a daemon finds, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.driver = folder / "driver/nvidia"  #: as /proc/driver/nvidia
+        self.device = folder / "nvidiactl"  #: held open while NVML is initialised
+        self.begun, self.go = folder / "begun", folder / "go"  #: of an NVML that waits
+        self.driver.mkdir(parents=True)
+        self.device.touch()
+        self.load("550.54.15")
+        self.says()
+
+    def load(self, version: str) -> None:
+        (self.driver / "version").write_text(f"NVRM version: {version}\n")
+
+    def says(self, *of_gpu: str, starts: tuple[str, ...] = ()) -> None:
+        """Have NVML answer so; `starts`: what it does first."""
+        gpu = f"gpu\nuuid {UUID}\npci 0000{address()}\nminor 3\nmodel NVIDIA Test"
+        fails = [f"fail nvmlInitWithFlags {action}" for action in starts]
+        lines = (f"driver 550.54.15\ndevice {self.device}", *fails, gpu, *of_gpu, "")
+        self.env = environment("\n".join(lines), self.folder)
+
+    def waits(self, *of_gpu: str) -> None:
+        """Have NVML note that it has begun, and answer once it may go on."""
+        self.says(*of_gpu, starts=(f"note {self.begun}", f"until {self.go}"))
+
+    @contextmanager
+    def starting(self, scan: str = "off") -> Iterator[Daemon]:
+        """Run a daemon from the moment on when it listens; by default only plans ask NVML."""
+        mount = 'mount --bind "$0" /proc/driver && exec "$@"'
+        before = ["unshare", "--mount", "--map-root-user", "sh", "-c", mount]
+        env = {**self.env, "AFFINITYD_SCAN_INTERVAL": scan}
+        daemon = spawn(self.folder, env=env, before=[*before, os.fspath(self.driver.parent)])
+        try:
+            eventually(daemon.socket.exists, "it listens")
+            yield daemon
+        finally:
+            daemon.process.kill()
+            daemon.process.wait()
+
+    @contextmanager
+    def live(self, scan: str = "off") -> Iterator[Daemon]:
+        with self.starting(scan) as daemon:
+            eventually(lambda: is_ready(daemon), "it is ready")
+            yield daemon
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Path:
-    """Return what the daemon sees as /proc/driver."""
-    folder = tmp_path / "driver"
-    (folder / "nvidia").mkdir(parents=True)
-    (folder / "nvidia/version").write_text("NVRM version: 550.54.15\n")
-    return folder
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
 
 
-@pytest.fixture
-def device(tmp_path: Path) -> Path:
-    """Return the file that the library holds open while it is initialised."""
-    path = tmp_path / "nvidiactl"
-    path.touch()
-    return path
-
-
-@contextmanager
-def live(folder: Path, driver: Path, text: str) -> Iterator[Daemon]:
-    with running(folder, env=environment(text, folder), before=_namespace(driver)) as daemon:
-        yield daemon
-
-
-def _namespace(driver: Path) -> list[str]:
-    """Return the command that runs another with a /proc/driver of its own."""
-    mount = 'mount --bind "$0" /proc/driver && exec "$@"'
-    return ["unshare", "--mount", "--map-root-user", "sh", "-c", mount, os.fspath(driver)]
-
-
-def test_nvmls_gpu_is_planned_and_no_device_stays_open(
-    tmp_path: Path, driver: Path, device: Path
+def test_nvmls_gpu_is_planned_and_an_unknown_mig_instance_looked_for_once_in_a_while(
+    node: Node,
 ) -> None:
-    with live(tmp_path, driver, facts(held=device)) as daemon:
+    with node.live() as daemon:
         gpu = daemon.plan(f"gpus={UUID[:12]}&mode=node")["ranks"][0]["gpu"]
         assert (gpu["index"], gpu["uuid"], gpu["model"]) == (0, UUID, "NVIDIA Test")
         assert daemon.plan("granted=minor:3")["cpulist"]
-        assert device not in open_files(daemon.process.pid)
-        maps = Path(f"/proc/{daemon.process.pid}/maps").read_text()
-        assert "libnvidia-ml" not in maps
-
-
-def test_an_unknown_mig_instance_is_looked_for_once_in_a_while(
-    tmp_path: Path, driver: Path, device: Path
-) -> None:
-    with live(tmp_path, driver, facts(held=device)) as daemon:
-        (tmp_path / "nvml.facts").write_text(facts(f"mig {MIG}", held=device))
+        assert node.device not in open_files(daemon.process.pid)
+        assert "libnvidia-ml" not in Path(f"/proc/{daemon.process.pid}/maps").read_text()
+        node.says(f"mig {MIG}")
         assert daemon.plan(f"visible={MIG}")["ranks"][0]["gpu"]["uuid"] == UUID
-        other = MIG.replace("5c1b", "0000")
-        (tmp_path / "nvml.facts").write_text(facts(f"mig {other}", held=device))
-        refusal = daemon.get(f"/plan?gpus={other}")
-        assert refusal.status == 404
-        assert other in refusal.json["detail"]
+        node.says(f"mig {OTHER}")
+        refusal = daemon.get(f"/plan?gpus={OTHER}")
+        assert (refusal.status, OTHER in refusal.json["detail"]) == (404, True)
 
 
-def test_a_driver_that_goes_is_noticed_and_not_asked(
-    tmp_path: Path, driver: Path, device: Path
-) -> None:
-    with live(tmp_path, driver, facts(held=device)) as daemon:
-        (driver / "nvidia/version").unlink()
+def test_a_driver_that_goes_is_noticed_and_not_asked(node: Node) -> None:
+    with node.live() as daemon:
+        (node.driver / "version").unlink()
         eventually(lambda: daemon.get("/plan?gpus=0").status == 404, "the GPU is gone")
         notices = daemon.get("/topology").json["topology"]["notices"]
         assert any("driver is not loaded" in notice for notice in notices)
-        (driver / "nvidia/version").write_text("NVRM version: 560.28.03\n")
+        node.load("560.28.03")
         eventually(lambda: daemon.get("/plan?gpus=0").status == 200, "the GPU is back")
 
 
-def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(
-    tmp_path: Path, driver: Path, device: Path
-) -> None:
-    (driver / f"nvidia/gpus/{address()}").mkdir(parents=True)
-    (driver / f"nvidia/gpus/{address()}/information").write_text(
-        f"Model: \t\t NVIDIA Test\nGPU UUID: \t {UUID}\nDevice Minor: \t 5\n"
-    )
-    text = facts(held=device, before="fail nvmlInitWithFlags 18")
-    with live(tmp_path, driver, text) as daemon:
+def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(node: Node) -> None:
+    information = node.driver / f"gpus/{address()}/information"
+    information.parent.mkdir(parents=True)
+    information.write_text(f"Model: \t\t NVIDIA Test\nGPU UUID: \t {UUID}\nDevice Minor: \t 5\n")
+    node.says(starts=("18",))
+    with node.live(scan="15") as daemon:
         gpu = daemon.plan("granted=minor:5")["ranks"][0]["gpu"]
         assert (gpu["uuid"], gpu["model"]) == (UUID, "NVIDIA Test")
         assert any("version mismatch" in line.lower() for line in daemon.lines)
@@ -119,91 +122,57 @@ def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(
         assert "affinityd_scan_failures_total 0.0" in scraped
 
 
-@contextmanager
-def starting(folder: Path, driver: Path, text: str) -> Iterator[Daemon]:
-    """Run a daemon from the moment on when it listens."""
-    daemon = spawn(folder, env=environment(text, folder), before=_namespace(driver))
-    try:
-        eventually(daemon.socket.exists, "it listens")
-        yield daemon
-    finally:
-        daemon.process.kill()
-        daemon.process.wait()
-
-
-def test_a_plan_that_is_asked_for_at_once_waits_for_the_first_reading(
-    tmp_path: Path, driver: Path, device: Path
-) -> None:
-    ask = tmp_path / "ask"
-    text = facts(held=device, before=f"fail nvmlInitWithFlags until {ask}")
+def test_a_plan_that_is_asked_for_at_once_waits_for_the_first_reading(node: Node) -> None:
+    node.waits()
 
     def are_answered() -> bool:
-        ask.unlink(missing_ok=True)
-        with starting(tmp_path, driver, text) as daemon, ThreadPoolExecutor(8) as askers:
+        node.go.unlink(missing_ok=True)
+        with node.starting() as daemon, ThreadPoolExecutor(8) as askers:
             plans = [askers.submit(daemon.get, "/plan?gpus=0") for _ in range(8)]
             unready = daemon.get("/readyz")
-            ask.touch()
-            statuses = {plan.result().status for plan in plans}
+            node.go.touch()
             assert (unready.status, unready.headers["retry-after"]) == (503, "1")
-            eventually(lambda: is_ready(daemon), "it is ready")
-            return statuses == {200}
+            return {plan.result().status for plan in plans} == {200}
 
     # A machine that is busy enough may take longer to read than a plan waits.
     eventually(are_answered, "the first reading is waited for")
 
 
-def test_nvml_is_asked_while_the_daemon_is_imported(
-    tmp_path: Path, driver: Path, device: Path
-) -> None:
-    asked = tmp_path / "asked"
-    text = facts(held=device, before=f"fail nvmlInitWithFlags note {asked}")
-    with starting(tmp_path, driver, text) as daemon:
+def test_nvml_is_asked_while_the_daemon_is_imported(node: Node) -> None:
+    node.says(starts=(f"note {node.begun}",))
+    with node.starting() as daemon:
         listens = daemon.socket.stat().st_ctime_ns
         eventually(lambda: is_ready(daemon), "it is ready")
-        assert asked.stat().st_mtime_ns < listens
-        asked.unlink()
+        assert node.begun.stat().st_mtime_ns < listens
         assert daemon.get("/plan?gpus=0").status == 200
-        assert not asked.exists(), "it was asked once"
+        assert node.begun.read_text() == "+", "it was asked once"
 
 
-def test_while_nvml_is_silent_at_the_start_it_lives_and_is_not_ready(
-    tmp_path: Path, driver: Path, device: Path
-) -> None:
-    ask = tmp_path / "ask"
-    text = facts(held=device, before=f"fail nvmlInitWithFlags until {ask}")
-    with starting(tmp_path, driver, text) as daemon:
+def test_while_nvml_is_silent_at_the_start_it_lives_and_is_not_ready(node: Node) -> None:
+    node.waits()
+    with node.starting() as daemon:
         assert daemon.get("/healthz").status == 200
-        unready = daemon.get("/readyz"), daemon.get("/plan?gpus=0")
-        assert [reply.status for reply in unready] == [503, 503]
-        assert [reply.headers["retry-after"] for reply in unready] == ["1", "1"]
-        ask.touch()
+        unready = daemon.get("/plan?gpus=0")
+        assert (unready.status, unready.headers["retry-after"]) == (503, "1")
+        node.go.touch()
         eventually(lambda: is_ready(daemon), "it is ready")
-        assert daemon.get("/plan?gpus=0").status == 200
 
 
-def test_a_request_that_is_under_way_at_sigterm_is_answered(
-    tmp_path: Path, driver: Path, device: Path
-) -> None:
-    with live(tmp_path, driver, facts(held=device)) as daemon:
-        slow = facts(f"mig {MIG}", held=device, before="fail nvmlInitWithFlags slow")
-        (tmp_path / "nvml.facts").write_text(slow)
-        replies: list[Reply] = []
-        asker = Thread(target=lambda: replies.append(daemon.get(f"/plan?gpus={MIG}")))
-        asker.start()
-        time.sleep(0.5)
-        assert replies == []
-        assert daemon.stop() == 0
-        asker.join()
-        assert [reply.status for reply in replies] == [200]
+def test_a_request_that_is_under_way_at_sigterm_is_answered(node: Node) -> None:
+    with node.live() as daemon, ThreadPoolExecutor(1) as asker:
+        node.waits(f"mig {MIG}")
+        plan = asker.submit(daemon.get, f"/plan?gpus={MIG}")
+        eventually(node.begun.exists, "NVML is asked")
+        daemon.signal(signal.SIGTERM)
+        node.go.touch()
+        assert plan.result().status == 200
+        assert daemon.process.wait() == 0
 
 
-def test_an_nvml_that_hangs_holds_up_neither_answers_nor_the_end(
-    tmp_path: Path, driver: Path, device: Path
-) -> None:
-    with live(tmp_path, driver, facts(held=device)) as daemon:
-        hang = facts(held=device, before="fail nvmlInitWithFlags hang")
-        (tmp_path / "nvml.facts").write_text(hang)
+def test_an_nvml_that_hangs_holds_up_neither_answers_nor_the_end(node: Node) -> None:
+    with node.live() as daemon:
+        node.waits()
         daemon.signal(signal.SIGHUP)
-        time.sleep(0.5)
+        eventually(node.begun.exists, "NVML is asked")
         assert daemon.get("/plan?gpus=0&mode=single").status == 200
         assert daemon.stop() == 0

@@ -13,12 +13,13 @@ SOURCE = Path(__file__).with_name("libnvidia_ml.c")
 
 
 def environment(facts: str, folder: Path) -> dict[str, str]:
-    """Return the variables with which a program's NVML answers from these facts.
+    r"""Return the variables with which a program's NVML answers from these facts.
 
-    The facts are written into `folder`, and may be rewritten there (`nvml.facts`) while it runs.
+    The facts are written into `folder`, and may be rewritten there (`nvml.facts`) while it runs. A
+    character from \udc80 on stands for a byte that is no UTF-8.
     """
     path = folder / "nvml.facts"
-    path.write_text(facts)
+    path.write_text(facts, errors="surrogateescape")
     return {"LD_LIBRARY_PATH": str(_built()), "NVML_FACTS": str(path)}
 
 
