@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from affinityd.cpuset import parse_list
-from affinityd.discovery import discover, open_tree
+from affinityd.cpuset import format_list, parse_list
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.doctor.checks.registry import run_checks
 from affinityd.doctor.facts import NodeFacts
 from affinityd.doctor.result import CheckResult
 from affinityd.topology.model import Topology
 from tests.support.machines.by_hand import made
-from tests.support.machines.sysfs_tree import put, write_tree
+from tests.support.machines.sysfs_tree import tree_of
 
 CPU = "sys/devices/system/cpu"
 PCI = "sys/bus/pci/devices"
@@ -36,12 +35,11 @@ def facts_of(
     reserved: str = "",
     nvml: NvmlReport | None = None,
 ) -> NodeFacts:
-    """Write a machine with these files besides its own, and return what is to be judged of it."""
-    write_tree(topology, root)
-    for path, text in (files or {}).items():
-        put(root / path, text)
-    tree = open_tree(str(root))
-    return NodeFacts(discover(tree, nvml), tree, parse_list(reserved), nvml)
+    """Return what is to be judged of a machine with these files besides those of its CPUs."""
+    present = {f"{CPU}/present": format_list(topology.possible | topology.online)}
+    return NodeFacts(
+        topology, tree_of(root, {**present, **(files or {})}), parse_list(reserved), nvml
+    )
 
 
 @dataclass(frozen=True)
@@ -66,11 +64,20 @@ class Expected:
         )
 
 
-def check(name: str, facts: NodeFacts, *expected: Expected) -> None:
+def expect(text: str) -> Expected:
+    """Read `ok: found`, or `warn 0-1: found → remedy`, where the numbers are those of GPUs."""
+    head, _, sentences = text.partition(": ")
+    status, _, gpus = head.partition(" ")
+    found, _, remedy = sentences.partition(" → ")
+    return Expected(status, found, remedy or None, tuple(sorted(parse_list(gpus))))
+
+
+def check(name: str, facts: NodeFacts, *expected: str | Expected) -> None:
     """Hold that a check finds just this."""
+    wanted = [expect(it) if isinstance(it, str) else it for it in expected]
     found = run_checks(facts, [name])
-    assert len(found) == len(expected), found
-    assert [one.of(its) for one, its in zip(expected, found, strict=True)] == list(expected)
+    assert len(found) == len(wanted), found
+    assert [one.of(its) for one, its in zip(wanted, found, strict=True)] == wanted
 
 
 def well(found: str) -> Expected:

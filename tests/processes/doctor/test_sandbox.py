@@ -1,50 +1,45 @@
-"""What the daemon's surroundings keep from it: real namespaces, real mounts."""
+"""What the daemon's surroundings keep from it: real masks, cpusets, namespaces and mounts."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from affinityd.cli import main
-from affinityd.cpuset import CpuSet
-from affinityd.discovery import open_tree
-from affinityd.doctor.daemon_probe import probe
+from affinityd.discovery import discover, open_tree
 from affinityd.doctor.facts import NO_ANSWER, DaemonFacts, NodeFacts
 from affinityd.linux.cgroup import cpuset_of
+from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.request.document import AllowedCpus
 from tests.support.children import children_of
-from tests.support.doctor_facts import TWO, Expected, check, n_a, well
-from tests.support.servers import answering, http, serving
+from tests.support.cpusets import cpuset, needs_cpuset
+from tests.support.doctor_facts import TWO, check
+
+CPUS = sorted(os.sched_getaffinity(0))
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of one's own take root")
-
-UNKNOWN = "the daemon does not know who asks"
+needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="one CPU cannot be less than all")
+needs_host_pid = pytest.mark.skipif(
+    open_tree("/").link("proc/self/ns/pid") != INITIAL_PIDS,
+    reason="here is a pid namespace of its own",
+)
 
 
 @contextmanager
 def waiting(*before: str) -> Iterator[int]:
     """Run a process by way of a command; yield its pid."""
-    command = [*before, "sh", "-c", "echo ready && exec sleep 60"]
+    command = [*before, "sh", "-c", "echo ready && exec sleep 600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            yield process.pid
+            yield next(iter(children_of(process.pid)), process.pid)
         finally:
             process.kill()
-
-
-def facts(
-    pid: int, answer: AllowedCpus | str = NO_ANSWER, cpuset: CpuSet | None = None
-) -> NodeFacts:
-    daemon = DaemonFacts("s", listens=True, pid=pid, allowed=answer, own_cpuset=cpuset)
-    return NodeFacts(TWO, open_tree("/"), daemon=daemon)
 
 
 def mounting(*commands: str) -> Sequence[str]:
@@ -52,134 +47,110 @@ def mounting(*commands: str) -> Sequence[str]:
     return ("unshare", "--mount", "sh", "-ec", "; ".join((*commands, 'exec "$@"')), "sh")
 
 
+def mounting_proc(options: str) -> Sequence[str]:
+    return mounting(f"mount -t proc -o {options} proc /proc")
+
+
+def facts(pid: int | None, answer: AllowedCpus | str = NO_ANSWER) -> NodeFacts:
+    """Return the facts of this machine whose daemon is a process, and answers this."""
+    within = cpuset_of(pid) if pid else None
+    own = frozenset({0})
+    daemon = DaemonFacts("s", listens=True, pid=pid, cpuset=within, allowed=answer, own_cpuset=own)
+    return NodeFacts(TWO, open_tree("/"), daemon=daemon)
+
+
+#: Without capabilities, as the unit's process.
+POWERLESS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+OF_GROUP = ("setpriv", "--groups=4711", *POWERLESS[1:])
+OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+OWN_DEV = mounting("mount -t tmpfs tmpfs /dev")
+OWN_USERS = ("unshare", "--user", "--map-root-user")
+HIDDEN = (*mounting_proc("hidepid=ptraceable"), *POWERLESS)
+NO_CGROUPS = mounting("umount -l /sys/fs/cgroup")
+
+
 @needs_root
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
-        pytest.param((), well("has the users and devices of this machine"), id="none"),
-        pytest.param(
-            mounting("mount -t tmpfs tmpfs /dev"),
-            Expected("warn", "has a /dev of its own, without the files of GPUs", "PrivateDevices="),
-            id="a /dev of its own",
-        ),
-        pytest.param(
-            ("unshare", "--user", "--map-root-user"),
-            Expected("warn", "is in a user namespace of its own", "take PrivateUsers="),
-            id="users of its own",
-        ),
+        ((), "ok: has the users and devices of this machine"),
+        (OWN_DEV, "warn: a /dev of its own, without the files of GPUs → take PrivateDevices="),
+        (OWN_USERS, "warn: is in a user namespace of its own → take PrivateUsers="),
     ],
 )
-def test_surroundings(before: Sequence[str], expected: Expected) -> None:
+def test_surroundings(before: Sequence[str], expected: str) -> None:
     with waiting(*before) as pid:
         check("sandbox", facts(pid), expected)
 
 
-OURS = cpuset_of(os.getpid())
+def hides(how: str, remedy: str) -> str:
+    return f"warn: hidepid={how}: the daemon → {remedy}"
 
 
+@needs_root
+@needs_host_pid
 @pytest.mark.parametrize(
-    ("answer", "cpuset", "expected"),
+    ("options", "before", "expected"),
     [
-        (AllowedCpus("0-3", "caller", "0-3"), OURS, well("within its cpuset, CPUs 0-3")),
-        (AllowedCpus("0-3", "caller", None), None, well("the daemon knows who asks")),
-        (
-            AllowedCpus("0-3", "caller", None),
-            frozenset({0, 1}),
-            Expected("warn", "and no cpuset: it does not see its cgroup", "mount the node's /sys"),
-        ),
-        (AllowedCpus("0-3", "node", None), OURS, Expected("warn", UNKNOWN, "its log says why")),
-        ("this node has no GPU", OURS, n_a("this node has no GPU")),
-    ],
-    ids=["known", "known by its mask", "without its cpuset", "unknown", "it plans nothing"],
-)
-def test_what_the_daemon_says_of_who_asks(
-    answer: AllowedCpus | str, cpuset: CpuSet | None, expected: Expected
-) -> None:
-    with waiting() as pid:
-        check("caller", facts(pid, answer, cpuset), expected)
-
-
-def plan(**allowed: object) -> bytes:
-    document = {"allowed": {"cpulist": "0-3", "source": "caller", "within": "0-3", **allowed}}
-    return http("200 OK", json.dumps(document).encode())
-
-
-def refusal(text: str) -> bytes:
-    return http("409 Conflict", text.encode())
-
-
-CLEARS = "\x1b[2J\n"  #: a screen, where it reaches one
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        pytest.param(plan(), well("CPUs 0-3"), id="a plan"),
-        pytest.param(http("200 OK", b"[" * 200_000), n_a("nested too deeply"), id="too deep"),
-        pytest.param(http("200 OK", b"[]"), n_a("plan is [], not an object"), id="a list"),
-        pytest.param(plan(within=["0-3"]), n_a("within is ['0-3']"), id="a cpuset that is a list"),
-        pytest.param(plan(within=CLEARS), n_a("plan.allowed.within: "), id="a cpuset that is none"),
-        pytest.param(plan(source=["caller"]), n_a("source is"), id="a source that is a list"),
-        pytest.param(refusal("no such GPU"), n_a("409: 'no such GPU'"), id="another refusal"),
-        pytest.param(refusal("Cannot be satisfied: too few"), n_a("too few"), id="a refusal"),
-        pytest.param(http("409 Conflict", b"\xff"), n_a("no text"), id="a refusal that is no text"),
-        pytest.param(
-            refusal(f"Cannot be satisfied: {CLEARS * 20_000}"),
-            n_a(repr(CLEARS * 100)[1:-1]),
-            id="a reason without an end",
-        ),
+        ("hidepid=0", POWERLESS, "ok: (hidepid=off)"),
+        ("hidepid=2", POWERLESS, "ok: (hidepid=invisible)"),  # root's group is exempt
+        ("hidepid=2,gid=4711", (), "ok: (hidepid=invisible)"),  # a capability sees all
+        ("hidepid=2,gid=4711", OF_GROUP, "ok: (hidepid=invisible)"),
+        ("hidepid=1,gid=4711", POWERLESS, hides("noaccess", "CAP_SYS_PTRACE")),
+        ("hidepid=2,gid=4711", POWERLESS, hides("invisible", "remount,hidepid=off /proc")),
+        ("hidepid=4", POWERLESS, hides("ptraceable", "CAP_SYS_PTRACE")),  # from every group
+        ("hidepid=4", (), "ok: (hidepid=ptraceable)"),
+        ("subset=pid", (), "warn: subset=pid: the daemon → take ProcSubset=pid"),
     ],
 )
-def test_whoever_listens_is_told_of_in_lines_that_do_no_harm(
-    answer: bytes,
-    expected: Expected,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("AFFINITYD_CONFIG", os.fspath(tmp_path / "none"))
-    with serving(tmp_path / "s", answering(answer)) as path:
-        daemon = probe(os.fspath(path))
-        main(["doctor", "socket", "caller", "enforce", "--socket", os.fspath(path)])
-    check("caller", NodeFacts(TWO, open_tree("/"), daemon=daemon), expected)
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    assert all(line.isprintable() and len(line) < 5000 for line in printed.out.splitlines())
+def test_a_proc_that_hides_processes(options: str, before: Sequence[str], expected: str) -> None:
+    with waiting(*mounting_proc(options), *before) as pid:
+        check("hidepid", facts(pid), expected)
+
+
+@needs_host_pid
+def test_without_a_daemon_proc_is_judged_by_this_process() -> None:
+    check("hidepid", facts(None), "ok: /proc shows this process every process")
+
+
+UNKNOWN = AllowedCpus("0-3", "node", None)
+BY_ITS_MASK = AllowedCpus("0-3", "caller", None)
 
 
 @needs_root
 @pytest.mark.parametrize(
-    ("before", "cause", "remedy"),
+    ("name", "answer", "before", "expected"),
     [
-        pytest.param(
-            ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"),
-            "is in a pid namespace of its own",
-            "take PrivatePIDs=",
-            id="pids of its own",
-        ),
-        pytest.param(
-            (
-                *mounting("mount -t proc -o hidepid=ptraceable proc /proc"),
-                *("setpriv", "--bounding-set=-all", "--inh-caps=-all"),
-            ),
-            "/proc is mounted with hidepid=ptraceable",
-            "take ProtectProc=",
-            id="a /proc that hides",
-        ),
+        ("hidepid", NO_ANSWER, OWN_PIDS, "warn: in a pid namespace of its own → hostPID: true"),
+        ("caller", UNKNOWN, OWN_PIDS, "warn: in a pid namespace of its own → take PrivatePIDs="),
+        ("caller", UNKNOWN, HIDDEN, "warn: with hidepid=ptraceable → take ProtectProc="),
+        ("caller", BY_ITS_MASK, NO_CGROUPS, "warn: no cgroups are mounted → /sys/fs/cgroup"),
     ],
 )
-def test_why_it_does_not_know_who_asks(before: Sequence[str], cause: str, remedy: str) -> None:
+def test_why_it_does_not_know_who_asks(
+    name: str, answer: AllowedCpus | str, before: Sequence[str], expected: str
+) -> None:
     with waiting(*before) as pid:
-        inner = next(iter(children_of(pid)), pid)
-        check(
-            "caller",
-            facts(inner, AllowedCpus("0-3", "node", None)),
-            Expected("warn", cause, remedy),
-        )
+        check(name, facts(pid, answer), expected)
 
 
-@needs_root
-def test_that_no_cgroups_are_mounted_is_told() -> None:
-    with waiting(*mounting("umount -l /sys/fs/cgroup")) as pid:
-        expected = Expected("warn", "no cgroups are mounted where it runs", "/sys/fs/cgroup")
-        check("caller", facts(pid, AllowedCpus("0-3", "caller", None), frozenset({0})), expected)
+def cpus_of(pid: int, expected: str) -> None:
+    """Hold what is found of the CPUs of a daemon's process on this machine."""
+    topology = discover(open_tree("/"), None)
+    check("daemon-cpuset", replace(facts(pid), topology=topology), expected)
+
+
+@needs_two_cpus
+def test_a_daemon_with_a_mask_is_a_warning() -> None:
+    with waiting("taskset", "-c", str(CPUS[0])) as pid:
+        cpus_of(pid, f"warn: the mask of the daemon (process {pid}) → take CPUAffinity=")
+
+
+@needs_cpuset
+@needs_two_cpus
+def test_a_daemon_in_a_cpuset_is_a_warning() -> None:
+    with cpuset() as group:
+        (group / "cpuset.cpus").write_text(str(CPUS[0]))
+        enter = 'echo $$ > "$0/tasks" && exec "$@"'
+        with waiting("sh", "-c", enter, os.fspath(group)) as pid:
+            cpus_of(pid, "warn: the cpuset of the daemon → take AllowedCPUs= from its")

@@ -7,177 +7,104 @@ from pathlib import Path
 import pytest
 
 from affinityd.topology.model import Topology
-from tests.support.doctor_facts import (
-    CPU,
-    NO_GPU,
-    ONE,
-    TWO,
-    Expected,
-    Files,
-    check,
-    facts_of,
-    n_a,
-    well,
-)
+from tests.support.doctor_facts import CPU, NO_GPU, ONE, TWO, Files, check, facts_of
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 
+NODES = {0: "0-3", 1: "4-7"}
 #: CPU 3 is on node 0 and offline.
-OFFLINE = made({0: "0-3", 1: "4-7"}, gpus=[0, 1], online="0-2,4-7")
+OFFLINE = made(NODES, gpus=[0, 1], online="0-2,4-7")
 OF_NODE_0 = {f"{CPU}/cpu3/node0/cpulist": "0-2"}
 #: All of node 1 is.
-NODE_OFFLINE = made({0: "0-3", 1: "4-7"}, gpus=[0, 1], online="0-3")
+NODE_OFFLINE = made(NODES, gpus=[0, 1], online="0-3")
 OF_NODE_1 = {f"{CPU}/cpu{cpu}/node1/cpulist": "" for cpu in range(4, 8)}
+#: What a kernel of old wrote for a node one of whose CPUs is offline.
+OLD_KERNEL = {"sys/devices/system/node/node0/cpulist": "0-3"}
+SMT_OFF = {**OF_NODE_0, f"{CPU}/smt/control": "off"}
 
 #: A node without CPUs, two of three GPUs on it, and node 1 beside it.
-BARE = made(
-    {0: "0-3", 1: "4-7", 2: ""},
-    gpus=[2, 0, 2],
-    distances=[("0-2", "0-2", 20), ("1", "2", 12), ("0", "0", 10), ("1", "1", 10), ("2", "2", 10)],
-)
-
-BALANCING = "proc/sys/kernel/numa_balancing"
+DISTANCES = [("0-2", "0-2", 20), ("1", "2", 12), ("0", "0", 10), ("1", "1", 10), ("2", "2", 10)]
+BARE = made({**NODES, 2: ""}, gpus=[2, 0, 2], distances=DISTANCES)
+ALL_ONLINE = "ok: every CPU near a GPU is online"
+NONE_ISOLATED = "ok: ranks are given no CPU of isolcpus="
 
 
-@pytest.mark.parametrize(
-    ("name", "topology", "expected"),
-    [
-        ("gpu-numa-node", TWO, well("GPU 0 on node 0; GPU 1 on node 1")),
-        ("gpu-numa-node", NO_GPU, n_a("there is no GPU")),
-        ("gpu-numa-node", made({0: "0-3"}, [None]), well("one NUMA node")),
-        (
-            "gpu-numa-node",
-            made({0: "0-3", 1: "4-7"}, [0, None, None]),
-            Expected("warn", "of GPUs 1-2 (0000:11:00.0, 0000:12:00.0)", "update the firm", (1, 2)),
-        ),
-        ("gpu-node-cpus", TWO, well("has CPUs")),
-        ("gpu-node-cpus", NO_GPU, n_a("there is no GPU")),
-        ("gpu-node-cpus", made({0: "0-3", 1: "4-7"}, [None]), n_a("no GPU is known")),
-        (
-            "gpu-node-cpus",
-            BARE,
-            Expected(
-                "warn",
-                "node 2 of GPUs 0,2 has no CPU online: its ranks go to node 1",
-                "nothing where the hardware is so",
-                (0, 2),
-            ),
-        ),
-        ("offline-cpus", TWO, well("every CPU near a GPU is online")),
-        ("offline-cpus", NO_GPU, n_a("there is no GPU")),
-    ],
-)
-def test_where_gpus_are(tmp_path: Path, name: str, topology: Topology, expected: Expected) -> None:
-    check(name, facts_of(tmp_path, topology), expected)
+def balancing(value: int) -> Files:
+    return {"proc/sys/kernel/numa_balancing": value}
 
 
 @pytest.mark.parametrize(
     ("name", "topology", "files", "expected"),
     [
+        ("gpu-numa-node", TWO, {}, "ok: GPU 0 on node 0; GPU 1 on node 1"),
+        ("gpu-numa-node", NO_GPU, {}, "n/a: there is no GPU"),
+        ("gpu-numa-node", machine("cloud-vm"), {}, "ok: all CPUs are in one NUMA node"),
+        ("gpu-numa-node", machine("flat"), {}, "warn 0-3: numa_node of GPUs 0-3 → pxb-pcie"),
         (
-            "offline-cpus",
-            OFFLINE,
-            OF_NODE_0,
-            Expected("warn", "offline near GPU 0: CPU 3, which", "echo 1 > ", (0,)),
+            "gpu-numa-node",
+            made(NODES, [0, None, None]),
+            {},
+            "warn 1-2: of GPUs 1-2 (0000:11:00.0, 0000:12:00.0) → update the firm",
         ),
+        ("gpu-node-cpus", TWO, {}, "ok: the node of every GPU has CPUs"),
+        ("gpu-node-cpus", NO_GPU, {}, "n/a: there is no GPU"),
+        ("gpu-node-cpus", made(NODES, [None]), {}, "n/a: the node of no GPU is known"),
         (
-            "offline-cpus",
-            OFFLINE,
-            {"sys/devices/system/node/node0/cpulist": "0-3"},
-            Expected("warn", "offline near GPU 0: CPU 3, which", "maxcpus=", (0,)),
-        ),
-        ("offline-cpus", OFFLINE, {}, well("every CPU near a GPU is online")),
-        (
-            "offline-cpus",
-            OFFLINE,
-            {**OF_NODE_0, f"{CPU}/smt/control": "off"},
-            well("offline near GPU 0: CPU 3, as smt/control is off"),
-        ),
-        (
-            "offline-cpus",
-            NODE_OFFLINE,
-            OF_NODE_1,
-            Expected("warn", "offline near GPU 1: CPUs 4-7", "echo 1 > ", (1,)),
+            "gpu-node-cpus",
+            BARE,
+            {},
+            "warn 0,2: GPUs 0,2 has no CPU online: its ranks go to node 1 → nothing where the hard",
         ),
         (
             "gpu-node-cpus",
             NODE_OFFLINE,
             OF_NODE_1,
-            Expected("warn", "node 1 of GPU 1", "its CPUs 4-7 are there and offline: echo 1", (1,)),
+            "warn 1: node 1 of GPU 1 → its CPUs 4-7 are there and offline: echo 1",
         ),
-        ("numa-balancing", TWO, {BALANCING: 0}, well("kernel.numa_balancing is 0")),
-        (
-            "numa-balancing",
-            TWO,
-            {BALANCING: 1},
-            Expected("warn", "kernel.numa_balancing is 1", "sysctl -w kernel.numa_balancing=0"),
-        ),
-        (
-            "numa-balancing",
-            TWO,
-            {BALANCING: 2},
-            Expected("warn", "kernel.numa_balancing is 2", "/etc/sysctl.d"),
-        ),
-        ("numa-balancing", ONE, {BALANCING: 1}, well("kernel.numa_balancing is 1")),
-        ("numa-balancing", NO_GPU, {BALANCING: 1}, n_a("there is no GPU")),
-        ("numa-balancing", TWO, {}, n_a("no kernel.numa_balancing to read")),
-        ("isolcpus", TWO, {f"{CPU}/isolated": ""}, well("no CPU of isolcpus=")),
-        ("isolcpus", TWO, {f"{CPU}/nohz_full": "(null)"}, n_a("cpu/isolated")),
-        ("isolcpus", TWO, {}, n_a("cpu/isolated")),
+        ("offline-cpus", TWO, {}, ALL_ONLINE),
+        ("offline-cpus", NO_GPU, {}, "n/a: there is no GPU"),
+        ("offline-cpus", TWO, {f"{CPU}/present": "?"}, "n/a: there is no /sys/devices/system/cpu/"),
+        ("offline-cpus", OFFLINE, OF_NODE_0, "warn 0: near GPU 0: CPU 3, which → echo 1 > "),
+        ("offline-cpus", OFFLINE, OLD_KERNEL, "warn 0: near GPU 0: CPU 3, which → maxcpus="),
+        ("offline-cpus", OFFLINE, {}, ALL_ONLINE),
+        ("offline-cpus", OFFLINE, SMT_OFF, "ok: near GPU 0: CPU 3, as smt/control is off"),
+        ("offline-cpus", NODE_OFFLINE, OF_NODE_1, "warn 1: near GPU 1: CPUs 4-7 → echo 1 > "),
+        ("numa-balancing", TWO, balancing(0), "ok: kernel.numa_balancing is 0"),
+        ("numa-balancing", TWO, balancing(1), "warn: is 1 → sysctl -w kernel.numa_balancing=0"),
+        ("numa-balancing", TWO, balancing(2), "warn: is 2 → /etc/sysctl.d"),
+        ("numa-balancing", ONE, balancing(1), "ok: kernel.numa_balancing is 1"),
+        ("numa-balancing", NO_GPU, balancing(1), "n/a: there is no GPU"),
+        ("numa-balancing", TWO, {}, "n/a: no kernel.numa_balancing to read"),
+        ("isolcpus", TWO, {f"{CPU}/isolated": ""}, NONE_ISOLATED),
+        ("isolcpus", TWO, {f"{CPU}/nohz_full": "(null)"}, "n/a: cpu/isolated"),
+        ("isolcpus", TWO, {}, "n/a: cpu/isolated"),
         (
             "isolcpus",
             TWO,
             {f"{CPU}/isolated": "2-3"},
-            Expected("fail", "takes CPUs 2-3 near GPU 0 from", "--reserved-cpus 2-3", (0,)),
+            "fail 0: takes CPUs 2-3 near GPU 0 from → --reserved-cpus 2-3",
         ),
         (
             "isolcpus",
             TWO,
             {f"{CPU}/nohz_full": "3-4"},
-            Expected("warn", "nohz_full= has CPUs 3-4 near GPUs 0-1", "nohz_full= on", (0, 1)),
+            "warn 0-1: nohz_full= has CPUs 3-4 near GPUs 0-1 → nohz_full= on",
         ),
     ],
-    ids=[
-        "the CPU's folder names its node",
-        "an old kernel's node lists what is offline",
-        "nobody says where the CPU is",
-        "SMT was turned off",
-        "a whole node is offline",
-        "and so the GPU's node has no CPU",
-        "balancing is off",
-        "balancing is on",
-        "balancing between tiers is on",
-        "there is nothing to balance",
-        "no rank is there to suffer",
-        "a kernel without balancing",
-        "none is isolated",
-        "a kernel that writes no list",
-        "a kernel that tells nothing",
-        "two CPUs near a GPU are isolated",
-        "two CPUs have no tick",
-    ],
 )
-def test_what_the_kernel_makes_of_the_cpus(
-    tmp_path: Path, name: str, topology: Topology, files: Files, expected: Expected
-) -> None:
+def test_places(tmp_path: Path, name: str, topology: Topology, files: Files, expected: str) -> None:
     check(name, facts_of(tmp_path, topology, files), expected)
 
 
-def test_isolated_cpus_that_no_rank_is_given_are_what_a_site_wants(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, TWO, {f"{CPU}/isolated": "2-4"}, reserved="2-3")
-    check("isolcpus", facts, Expected("fail", "takes CPU 4 near GPU 1 from", "-cpus 4", (1,)))
-    reserved = facts_of(tmp_path / "2", TWO, {f"{CPU}/isolated": "2-4"}, reserved="2-4")
-    check("isolcpus", reserved, well("no CPU of isolcpus="))
-
-
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("reserved", "expected"),
     [
-        ("flat", Expected("warn", "numa_node of GPUs 0-3", "pxb-pcie", (0, 1, 2, 3))),
-        ("cloud-vm", well("one NUMA node")),
+        ("2-3", "fail 1: takes CPU 4 near GPU 1 from → --reserved-cpus 4"),
+        ("2-4", NONE_ISOLATED),
     ],
 )
-def test_named_machines_whose_gpus_nobody_places(
-    tmp_path: Path, name: str, expected: Expected
+def test_isolated_cpus_that_no_rank_is_given_are_what_a_site_wants(
+    tmp_path: Path, reserved: str, expected: str
 ) -> None:
-    check("gpu-numa-node", facts_of(tmp_path, machine(name)), expected)
+    facts = facts_of(tmp_path, TWO, {f"{CPU}/isolated": "2-4"}, reserved=reserved)
+    check("isolcpus", facts, expected)

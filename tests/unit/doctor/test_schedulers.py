@@ -7,22 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.discovery import open_tree
 from affinityd.discovery.tree import FolderTree
-from affinityd.doctor.checks.registry import run_checks
 from affinityd.doctor.facts import NO_ROOT, NodeFacts
 from affinityd.topology.model import Topology
-from tests.support.doctor_facts import NO_GPU, TWO, Expected, Files, check, facts_of, n_a, well
+from tests.support.doctor_facts import NO_GPU, TWO, Files, check, facts_of
 from tests.support.machines.by_hand import made
 from tests.support.recorded_slurm import recorded_slurm
 
-#: A package a node, and device files.
+
+def with_files(node: Topology) -> Topology:
+    """Return a node whose GPUs have device files."""
+    return replace(node, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in node.gpus))
+
+
 PACKAGES = {0: "0-3", 1: "4-7"}
-NODE = made(PACKAGES, gpus=[0, 1], packages=PACKAGES)
-NODE = replace(NODE, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in NODE.gpus))
+NODE = with_files(made(PACKAGES, gpus=[0, 1], packages=PACKAGES))
 #: A package of two nodes.
-HALVES = made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[0, 2], packages=PACKAGES)
-HALVES = replace(HALVES, gpus=tuple(replace(gpu, minor=gpu.index) for gpu in HALVES.gpus))
+HALVES = with_files(made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[0, 2], packages=PACKAGES))
 
 RIGHT = "Name=gpu File=/dev/nvidia0 Cores=0-3\nName=gpu File=/dev/nvidia1 Cores=4-7"
 TYPED = RIGHT.replace("gpu ", "gpu Type=a100 ")
@@ -47,42 +48,34 @@ def facts_with(
     return live(facts_of(folder / "node", node))
 
 
+FITS = "ok: gres.conf fits the node"
+GARBAGE = 'error: Parse error in file gres.conf line 3: "foo"\nfatal: error reading gres.conf'
+MISSING = "\n".join(f"Name=gpu File=/dev/nvidia{number}" for number in range(2, 9))
+MISTYPED = TYPED.replace("a100", "A100", 1)
+
+
 @pytest.mark.parametrize(
-    ("gres", "lines", "expected"),
+    ("node", "lines", "expected"),
     [
-        ("gpu:2", RIGHT, [well("gres.conf fits the node")]),
-        ("gpu:a100:2", TYPED, [well("gres.conf fits the node")]),
-        (
-            "gpu:2",
-            CROSSED,
-            [Expected("warn", "gpu 0: Cores=4-7 is", "affinityd slurm gres-conf prints right")],
-        ),
-        (
-            "gpu:2",
-            'error: Parse error in file gres.conf line 3: "foo"\nfatal: error reading gres.conf',
-            [Expected("fail", 'gres.conf line 3: "foo"', "gres.conf(5)")],
-        ),
-        (
-            "gpu:2",
-            "\n".join(f"Name=gpu File=/dev/nvidia{number}" for number in range(2, 9)),
-            [Expected("warn", "; and 6 more", "affinityd slurm check names all")],
-        ),
-        (
-            "gpu:a100:2",
-            TYPED.replace("a100", "A100", 1),
-            [Expected("warn", "drains the node (INVALID_REG); right is Type=a100", "for gpu07")],
-        ),
+        (NODE, RIGHT, FITS),
+        (NODE, TYPED, FITS),
+        (HALVES, RIGHT, FITS),
+        (HALVES, RIGHT.replace("0-3", "0-1"), FITS),
+        (NODE, CROSSED, "warn: gpu 0: Cores=4-7 is → affinityd slurm gres-conf prints"),
+        (NODE, GARBAGE, 'fail: gres.conf line 3: "foo" → gres.conf(5)'),
+        (NODE, MISSING, "warn: ; and 6 more → affinityd slurm check names all"),
+        (NODE, MISTYPED, "warn: (INVALID_REG); right is Type=a100 → for gpu07"),
     ],
-    ids=["it fits", "types fit", "crossed", "no line", "much is wrong", "another type"],
 )
 def test_gres_conf(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    gres: str,
+    node: Topology,
     lines: str,
-    expected: list[Expected],
+    expected: str,
 ) -> None:
-    check("gres-conf", facts_with(gres, lines, NODE, tmp_path, monkeypatch), *expected)
+    gres = "gpu:a100:2" if "a100" in lines else "gpu:2"
+    check("gres-conf", facts_with(gres, lines, node, tmp_path, monkeypatch), expected)
 
 
 def test_a_node_that_slurm_does_not_have_is_named(
@@ -92,34 +85,24 @@ def test_a_node_that_slurm_does_not_have_is_named(
     for name in ("slurm.conf", "nodes"):
         (tmp_path / "slurm" / name).write_text("")
     looked_for = "this node was looked for as gpu07; affinityd slurm check --node-name NAME"
-    check("gres-conf", facts, Expected("warn", "scontrol show node gpu07: ", looked_for))
+    check("gres-conf", facts, f"warn: scontrol show node gpu07:  → {looked_for}")
     no_gpu = replace(facts, topology=NO_GPU)
-    check("gres-conf", no_gpu, n_a("no node of Slurm: scontrol show node gpu07: "))
+    check("gres-conf", no_gpu, "n/a: no node of Slurm: scontrol show node gpu07: ")
 
 
-def test_cores_of_packages_are_as_right_as_those_of_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number, cores in enumerate(("0-3", "0-1")):
-        lines = RIGHT.replace("0-3", cores)
-        facts = facts_with("gpu:2", lines, HALVES, tmp_path / str(number), monkeypatch)
-        check("gres-conf", facts, well("gres.conf fits the node"))
-
-
-def test_without_slurm_there_is_nothing_to_fit(
+def test_where_there_is_no_slurm_or_its_slurmd_may_not_ask_the_driver_nothing_is_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    check("gres-conf", facts_of(tmp_path), n_a("a captured or shipped machine has no slurmd"))
-    check(
-        "gres-conf",
-        live(facts_of(tmp_path)),
-        n_a("no Slurm: there is no slurm.conf in /etc/slurm, "),
-    )
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone"))
-    check("gres-conf", live(facts_of(tmp_path)), n_a("gone is no file"))
+    replayed, here = facts_of(tmp_path), live(facts_of(tmp_path))
     shipped = NodeFacts(TWO, FolderTree(NO_ROOT, "shipped"))
-    check("gres-conf", shipped, n_a("a captured or shipped machine has no slurmd"))
+    for facts in (replayed, shipped):
+        check("gres-conf", facts, "n/a: a captured or shipped machine has no slurmd")
+    held = replace(here, maintenance="NVML is held off")
+    check("gres-conf", held, "n/a: slurmd was not asked: NVML is held off")
+    check("gres-conf", here, "n/a: no Slurm: there is no slurm.conf in /etc/slurm, ")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone"))
+    check("gres-conf", here, "n/a: gone is no file")
 
 
 V1 = "34 31 0:31 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset"
@@ -129,67 +112,31 @@ UNIFIED = "36 31 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
 TOP = "sys/fs/cgroup/cgroup.controllers"
 SLURM = "sys/fs/cgroup/system.slice/node7_slurmstepd.scope/cgroup.controllers"
 PODS = "sys/fs/cgroup/kubepods.slice/cgroup.controllers"
+V1_AND_V2 = f"{V1}\n{UNIFIED}"
+SET, UNSET = "cpuset cpu", "cpu memory"
 
 
 @pytest.mark.parametrize(
     ("mounts", "files", "expected"),
     [
-        ("22 28 0:21 / /proc rw - proc proc rw", {}, [n_a("no cgroup is mounted")]),
-        (V1, {}, [well("cgroup v1: the cpuset controller is v1's, at /sys/fs/cgroup/cpus")]),
-        (f"{V1}\n{UNIFIED}", {}, [well("cgroup hybrid: the cpuset controller is v1's")]),
-        (V1_MEMORY, {}, [Expected("warn", "cgroup v1: no cpuset", "mount -t cgroup -o cpuset")]),
-        (V2, {TOP: "cpu io memory"}, [Expected("warn", "cgroup v2: no cpuset", "boot without")]),
-        (V2, {TOP: "cpuset cpu"}, [well("enabled (no job of Slurm or Kubernetes)")]),
+        ("22 28 0:21 / /proc rw - proc proc rw", {}, "n/a: no cgroup is mounted"),
+        (V1, {}, "ok: cgroup v1: the cpuset controller is v1's, at /sys/fs/cgroup/cpus"),
+        (V1_AND_V2, {}, "ok: cgroup hybrid: the cpuset controller is v1's"),
+        (V1_MEMORY, {}, "warn: cgroup v1: no cpuset → mount -t cgroup -o cpuset"),
+        (V2, {TOP: UNSET}, "warn: cgroup v2: no cpuset → boot without"),
+        (V2, {TOP: SET}, "ok: enabled (no job of Slurm or Kubernetes)"),
+        (V2, {TOP: SET, SLURM: SET, PODS: SET}, "ok: kubepods.slice"),
         (
             V2,
-            {TOP: "cpuset cpu", SLURM: "cpuset cpu", PODS: "cpuset memory"},
-            [well("kubepods.slice")],
+            {TOP: SET, SLURM: UNSET, PODS: SET},
+            f"warn 0-1: /{SLURM} has no → > /sys/fs/cgroup/system.slice/cgroup.subtree_control",
         ),
         (
             V2,
-            {TOP: "cpuset cpu", SLURM: "cpu memory", PODS: "cpuset memory"},
-            [
-                Expected(
-                    "warn",
-                    "/sys/fs/cgroup/system.slice/node7_slurmstepd.scope/cgroup.controllers has no",
-                    "echo +cpuset > /sys/fs/cgroup/system.slice/cgroup.subtree_control",
-                    (0, 1),
-                )
-            ],
+            {TOP: SET, PODS: UNSET},
+            f"warn 0-1: /{PODS} has no cpuset → +cpuset > /sys/fs/cgroup/cgroup.subtree_control",
         ),
-        (
-            V2,
-            {TOP: "cpuset cpu", PODS: "memory"},
-            [
-                Expected(
-                    "warn",
-                    "/sys/fs/cgroup/kubepods.slice/cgroup.controllers has no cpuset",
-                    "echo +cpuset > /sys/fs/cgroup/cgroup.subtree_control",
-                    (0, 1),
-                )
-            ],
-        ),
-    ],
-    ids=[
-        "none is mounted",
-        "v1",
-        "hybrid",
-        "v1 without cpusets",
-        "v2 without cpusets",
-        "v2, and no jobs yet",
-        "v2 with jobs that have cpusets",
-        "v2 with Slurm's that have none",
-        "v2 with pods that have none",
     ],
 )
-def test_cgroups(tmp_path: Path, mounts: str, files: Files, expected: list[Expected]) -> None:
-    facts = facts_of(tmp_path, TWO, {"proc/self/mountinfo": mounts, **files})
-    check("cgroup", facts, *expected)
-
-
-def test_this_machine_has_some_version_of_cgroups() -> None:
-    if not Path("/sys/fs/cgroup").is_mount():
-        pytest.skip("no cgroup is mounted here")
-    found = [it.found for it in run_checks(NodeFacts(TWO, open_tree("/")), ["cgroup"])]
-    assert all(text.startswith(("cgroup v1", "cgroup v2", "cgroup hybrid")) for text in found)
-    assert found
+def test_cgroups(tmp_path: Path, mounts: str, files: Files, expected: str) -> None:
+    check("cgroup", facts_of(tmp_path, TWO, {"proc/self/mountinfo": mounts, **files}), expected)

@@ -1,0 +1,242 @@
+"""The check of the daemon's socket: real sockets, a real daemon, other users."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from affinityd.cli.commands.doctor import gather
+from affinityd.config import file
+from affinityd.config.settings import Settings
+from affinityd.cpuset import format_list
+from affinityd.discovery import open_tree
+from affinityd.doctor.daemon_probe import probe
+from affinityd.doctor.facts import NodeFacts
+from affinityd.linux.cgroup import cpuset_of
+from affinityd.linux.processes import INITIAL_PIDS
+from affinityd.topology import node_file
+from affinityd.topology.model import Node
+from tests.support.daemons import Daemon, running
+from tests.support.doctor_facts import TWO, check
+from tests.support.paths import REPOSITORY
+from tests.support.servers import Behaviour, answering, hanging, http, serving
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="to be another user takes root")
+
+READY = answering(http("200 OK", b""))
+MISSING = "systemctl enable --now affinityd"
+
+
+@contextmanager
+def public_folder() -> Iterator[Path]:
+    """Make a folder that every user reaches, as /run/affinityd is one."""
+    path = Path(tempfile.mkdtemp(prefix="doctor-", dir="/tmp"))  # pytest's are shut
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with public_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with public_folder() as path, running(path) as daemon:
+        yield daemon
+
+
+@contextmanager
+def mode(path: Path, bits: int) -> Iterator[None]:
+    """Let a folder have this mode for a while."""
+    path.chmod(bits)
+    try:
+        yield
+    finally:
+        path.chmod(0o755)
+
+
+def here(path: Path) -> NodeFacts:
+    """Return the facts of this machine, whose daemon's socket is at a path."""
+    return gather(Settings(socket=os.fspath(path)))
+
+
+def seen(path: Path, timeout: float = 90.0) -> NodeFacts:
+    """Return the facts of the node that is published beside a socket."""
+    return NodeFacts(TWO, open_tree("/"), daemon=probe(os.fspath(path), timeout))
+
+
+def test_a_daemon_of_this_machine_passes(daemon: Daemon) -> None:
+    facts = here(daemon.socket)
+    process = f"(process {daemon.process.pid})"
+    check("socket", facts, f"ok: {daemon.socket} answers {process}")
+    if facts.tree.link("proc/self/ns/pid") == INITIAL_PIDS:
+        check("hidepid", facts, f"ok: shows the daemon {process} every process")
+    if format_list(os.sched_getaffinity(0)) == format_list(facts.topology.online):
+        check("daemon-cpuset", facts, f"ok: the daemon {process} may use every CPU")
+    assert facts.daemon is not None
+    assert facts.daemon.cpuset == cpuset_of(daemon.process.pid)
+
+
+def test_a_user_who_names_no_socket_is_told_of_roots_daemon(
+    folder: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none, own, left = (folder / name / "affinityd.sock" for name in ("none", "own", "left"))
+    left.parent.mkdir()
+    left.with_name("node.json").touch()  # jobs of this node reckon with a daemon
+    found = f"ok: {daemon.socket} answers"
+    for roots, users, expected in (
+        (none, own, f"n/a: no daemon listens at {none} or {own}, and none is needed"),
+        (daemon.socket, own, found),
+        (none, daemon.socket, found),
+        (left, own, f"fail: no daemon at {left} → {MISSING}"),
+        (none, none, f"fail: no daemon at {none} → {MISSING}"),  # to root
+    ):
+        monkeypatch.setattr(file, "default_socket", lambda path=users: os.fspath(path))
+        monkeypatch.setattr(file, "SYSTEM_SOCKET", os.fspath(roots))
+        check("socket", here(users), expected)
+
+
+def test_a_daemon_that_clients_do_not_believe_fails(daemon: Daemon) -> None:
+    folder = daemon.socket.parent
+    with mode(folder, 0o777):
+        others = f"fail: others may write to {folder} → set AFFINITYD_DAEMON_UID"
+        check("socket", here(daemon.socket), others)
+
+
+def test_a_user_s_runtime_folder_is_that_user_s_alone(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = daemon.socket.parent
+    with mode(folder, 0o700):
+        assert probe(os.fspath(daemon.socket)).closed == (f"{folder} is 0700",)
+        assert probe(os.fspath(folder / "none.sock")).closed == ()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", os.fspath(folder))
+        check("socket", here(daemon.socket), "ok: answers")
+
+
+def test_where_nobody_listens_it_says_how_to_start_a_daemon(folder: Path) -> None:
+    (folder / "file").touch()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(folder / "left"))
+    for name in ("left", "file"):
+        (folder / name).chmod(0o666)
+    for name, found in (
+        ("none", "No such file or directory"),
+        ("left", "Connection refused"),
+        ("file", "Connection refused"),
+        ("x" * 120, "AF_UNIX path too long"),
+        ("x" * 6000, ""),
+    ):
+        path = folder / name
+        check("socket", here(path), f"fail: no daemon at {path}: {found} → {MISSING}")
+
+
+@pytest.mark.parametrize(
+    ("behave", "timeout", "expected"),
+    [
+        (hanging, 0.2, "fail: ready daemon: no answer within 0.2 s → systemctl restart"),
+        (answering(b"220 mail\r\n"), 90.0, "fail: it does not speak HTTP → end what listens"),
+        (answering(b""), 90.0, "fail: it does not speak HTTP → end what listens"),
+        (answering(http("404 No", b"")), 90.0, "fail: it answered 404 → end what listens"),
+        (answering(http("503 No", b"")), 90.0, "fail: has not read the machine yet → journalctl"),
+    ],
+    ids=["silent", "a mail server", "nothing", "another web server", "not ready"],
+)
+def test_what_listens_and_does_not_answer_well_fails(
+    folder: Path, behave: Behaviour, timeout: float, expected: str
+) -> None:
+    node_file.write(folder / "node.json", Node(TWO))
+    with serving(folder / "s", behave) as path:
+        path.chmod(0o666)
+        facts = seen(path, timeout)
+    assert facts.own_daemon().pid == os.getpid()
+    check("socket", facts, expected)
+
+
+def test_a_daemon_whose_queue_is_full_is_there_and_takes_no_more(folder: Path) -> None:
+    path = os.fspath(folder / "s")
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+        daemon = probe(path, timeout=0.1)
+    assert (daemon.listens, daemon.status) == (True, None)
+    assert daemon.error == "it takes no more connections: its queue is full"
+
+
+@pytest.mark.parametrize(("shut", "bits"), [("", 0o750), ("s", 0o660)])
+def test_a_socket_that_not_every_user_reaches_is_a_warning(
+    folder: Path, shut: str, bits: int
+) -> None:
+    node_file.write(folder / "node.json", Node(TWO))
+    with serving(folder / "s", READY) as path:
+        path.chmod(0o666)
+        (folder / shut).chmod(bits)
+        facts = seen(path)
+    closed = f"{folder / shut} is {bits:04o}"
+    check("socket", facts, f"warn: not every user's job reaches {path}: {closed} → chmod 755")
+
+
+def test_a_node_file_that_is_none_is_a_warning(folder: Path) -> None:
+    (folder / "node.json").write_text("{}")
+    with serving(folder / "s", READY) as path:
+        path.chmod(0o666)
+        check("socket", seen(path), "warn: node.json has no 'version' → let the daemon write")
+
+
+def doctor_as_nobody(*words: str | Path, **env: str) -> tuple[int, str, str]:
+    """Return the exit status of a doctor that is another user, and what it prints."""
+    code = (
+        # Python itself may be where another user reads nothing: all that is needed comes first.
+        "import os, affinityd.cli.commands.doctor, affinityd.slurm.check\n"
+        "from affinityd.cli import entry\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "entry()"
+    )
+    command = [sys.executable, "-c", code, "doctor", "socket", "cgroup", *words]
+    environ = {**os.environ, "PYTHONPATH": os.fspath(REPOSITORY), **env}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@needs_root
+def test_a_user_without_a_daemon_has_nothing_that_fails(folder: Path) -> None:
+    """No socket is named, root's is not there, nor the user's own in a folder of mode 0700."""
+    folder.chmod(0o700)
+    os.chown(folder, 65534, 65534)
+    status, said, complaints = doctor_as_nobody(XDG_RUNTIME_DIR=os.fspath(folder))
+    assert (status, complaints) == (0, "")
+    places = f"{file.SYSTEM_SOCKET} or {folder}/affinityd.sock"
+    assert re.search(f"^socket +n/a +no daemon listens at {places}", said, re.MULTILINE)
+
+
+@needs_root
+@pytest.mark.parametrize(("shut", "bits"), [("", 0o700), ("s", 0o600)])
+def test_of_a_socket_that_refuses_this_user_it_is_not_said_that_no_daemon_is_there(
+    folder: Path, shut: str, bits: int
+) -> None:
+    """Others' checks are made all the same: what is in the way is a finding, and no error."""
+    with serving(folder / "s", READY) as path:
+        (folder / shut).chmod(bits)
+        status, said, complaints = doctor_as_nobody("--socket", path)
+    assert (status, complaints) == (1, "")
+    refused = f"^socket +fail +this user may not connect to {path}: Permission denied"
+    assert re.search(refused, said, re.MULTILINE)
+    assert re.search("^cgroup ", said, re.MULTILINE)
+    assert f"{folder / shut} is {bits:04o}" in said
+    assert "no daemon" not in said
+    assert "systemctl" not in said
