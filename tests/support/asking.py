@@ -8,6 +8,7 @@ from affinityd.request.formats import Reply
 from affinityd.request.parameters import parse_request
 from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Node, Topology
+from tests.support.tables import words
 
 
 def ask(
@@ -37,6 +38,11 @@ def try_to_ask(
         return ask(topology, reserved=reserved, **parameters)
     except AffinityError as error:
         return error
+
+
+def lists(topology: Topology, asked: str) -> str:
+    """Return each rank's CPUs, of a request like `gpus=0,1 mode=node`: `0-3 4-7`."""
+    return " ".join(cpulists(ask(topology, **words(asked))))
 
 
 def is_one_short_line(error: AffinityError) -> bool:

@@ -1,0 +1,18 @@
+"""Tables of cases as they are read: a row a line, its cells between bars."""
+
+from __future__ import annotations
+
+import pytest
+from _pytest.mark import ParameterSet
+
+
+def rows(table: str) -> list[ParameterSet]:
+    """Return each row as a case of a test: its first cell names it, the others are its values."""
+    lines = (line for line in table.splitlines() if line.strip())
+    cells = ([cell.strip() for cell in line.split("|")] for line in lines)
+    return [pytest.param(*values, id=name) for name, *values in cells]
+
+
+def words(text: str) -> dict[str, str]:
+    """Return `a=1 b=2` as a mapping; a later word counts before an earlier one."""
+    return dict(word.split("=", 1) for word in text.split())
