@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.e2e.slurm.release import HOST, NIGHTLY, SUITES
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave to the night what lies in a suite's folder `nightly`."""
+    return True if collection_path.name == "nightly" and not config.getoption("nightly") else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -11,9 +11,9 @@ import random
 import re
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
 
@@ -24,18 +24,11 @@ from affinityd.daemon.peers.connection import connection_of
 from affinityd.daemon.servers import Server
 from tests.support.servers import sweep
 
-T = TypeVar("T")
-
 REQUEST = b"GET /plan HTTP/1.1\r\nhost: x\r\n\r\n"
 END = b"\r\n\r\n"
 DATE = (b"date", b"Mon, 01 Jan 2024 00:00:00 GMT")
 
 SECONDS = 10.0  #: in which any story is told, on a busy machine too
-
-
-def in_time(story: Coroutine[Any, Any, T]) -> T:
-    """Run it on a loop of its own. Raises TimeoutError where it waits for what never comes."""
-    return asyncio.run(asyncio.wait_for(story, SECONDS))
 
 
 class Address:
@@ -56,9 +49,7 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"socket": Address()})
         self.written = b""
-        self.is_reading_now = True
-        self.closed = False
-        self.aborted = False
+        self.closed = self.aborted = False
         self.untaken = 0
 
     @property
@@ -72,10 +63,10 @@ class Transport(asyncio.Transport):
         return self.untaken
 
     def pause_reading(self) -> None:
-        self.is_reading_now = False
+        """Nothing is read from it anyway."""
 
     def resume_reading(self) -> None:
-        self.is_reading_now = True
+        """As above."""
 
     def is_closing(self) -> bool:
         return self.closed
@@ -160,18 +151,25 @@ class Story:
         """Sweep as if so many seconds had passed, twice."""
         sweep(self.connections, asyncio.get_running_loop().time() + seconds)
 
+    def ends_after(self, seconds: float) -> bool:
+        """Sweep just before, and just after; return whether the latter alone ended it."""
+        self.after(seconds - 0.5)
+        before = self.transport.aborted or (self.transport.closed and not self.transport.untaken)
+        self.after(seconds + 0.1)
+        return self.transport.closed and not before
+
     @property
     def statuses(self) -> list[int]:
         return self.transport.statuses
 
     @property
-    def total(self) -> int:
-        """How many requests uvicorn has counted."""
-        return self.server.server_state.total_requests
+    def outcome(self) -> tuple[list[int], bool, dict[str, int]]:
+        """What was answered, whether the connection has ended, and the refusals that counted."""
+        return self.statuses, self.transport.closed, dict(self.reasons)
 
 
 def tell(story: Callable[[Story], Awaitable[None]], **settings: Any) -> Story:  # noqa: ANN401 - Story's
-    """Run a story on a new connection."""
+    """Run a story on a new connection. Raises TimeoutError where it waits for what never comes."""
 
     async def run() -> Story:
         told = Story(**settings)
@@ -181,17 +179,12 @@ def tell(story: Callable[[Story], Awaitable[None]], **settings: Any) -> Story:  
             told.protocol.flow.resume_writing()  # uvicorn waits for that though it is cancelled
         return told
 
-    return in_time(run())
+    return asyncio.run(asyncio.wait_for(run(), SECONDS))
 
 
-def head_of(size: int) -> bytes:
-    """Return a request whose head has so many bytes."""
-    begin = b"GET /plan HTTP/1.1\r\nhost: "
-    return begin + b"x" * (size - len(begin) - len(END)) + END
-
-
-def in_pieces(data: bytes, size: int) -> list[bytes]:
-    return [data[at : at + size] for at in range(0, len(data), size)]
+def sent(*pieces: bytes, **settings: Any) -> Story:  # noqa: ANN401 - Story's
+    """Send these pieces, one after the other."""
+    return tell(lambda story: story.send(*pieces), **settings)
 
 
 def cut(data: bytes, seed: int) -> list[bytes]:

@@ -122,6 +122,27 @@ def spawn(
     return Daemon(process, path, log)
 
 
+#: Sets constants of modules, MODULE.NAME=NUMBER each, and is what `python -m affinityd` would be.
+CHANGED = """
+import importlib, runpy, sys
+while "=" in sys.argv[1]:
+    name, number = sys.argv.pop(1).split("=")
+    module, _, constant = name.rpartition(".")
+    setattr(importlib.import_module(f"affinityd.{module}"), constant, float(number))
+del sys.argv[1:4]
+runpy.run_module("affinityd", run_name="__main__")
+"""
+
+
+def with_constants(**numbers: float) -> tuple[str, ...]:
+    """Return the command that runs another one's daemon with shorter waits.
+
+    `numbers` are by the constant's name behind its module in affinityd: `a__b__SECONDS`.
+    """
+    settings = (f"{name.replace('__', '.')}={number}" for name, number in numbers.items())
+    return sys.executable, "-c", CHANGED, *settings
+
+
 @contextmanager
 def running(
     folder: Path,

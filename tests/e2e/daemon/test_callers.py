@@ -5,25 +5,23 @@ Its node has this machine's two CPUs, each on a NUMA node of its own with two GP
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e.daemon.conftest import open_folder
 from tests.support.asking_processes import Command, Reply, asking, reply
 from tests.support.children import children_of
 from tests.support.cpusets import HIERARCHY, needs_cpuset
-from tests.support.daemons import PATIENCE, Daemon, eventually
+from tests.support.daemons import Daemon, eventually
 from tests.support.enforcing_node import facts
 from tests.support.job_cgroups import cgroup
 from tests.support.made_nodes import running_on
-from tests.support.ports import free_port
 from tests.support.tiny import BOTH, FAR, NEAR, tiny
 
 pytestmark = [
@@ -31,20 +29,18 @@ pytestmark = [
     needs_cpuset,
 ]
 
-NODE = {"cpulist": BOTH, "source": "node", "within": None}  #: of somebody who is not known
 PLAIN = "mode=node&gpus=0"
 
-NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+ANOTHER_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 ON_NEAR = ("taskset", "-c", NEAR)
-IN_A_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+PIDS = ("--pid", "--fork", "--mount-proc", "--kill-child")
 
-
-#: Mounts a /proc that shows nobody else's processes, but for the driver that the node has.
+#: Mounts a /proc that shows no other user's processes, but for the driver that the node has.
 HIDE = (
     'mount -t proc -o hidepid=invisible proc /proc && mount --bind "$0/driver" /proc/driver && '
     'exec "$@"'
 )
-#: Root, to whom the kernel shows nobody then: hidepid= exempts the group 0, and who may ptrace.
+#: Root, to whom the kernel shows none then: hidepid= exempts the group 0, and who may ptrace.
 NO_PTRACE = (
     *("setpriv", "--regid=65534", "--clear-groups"),
     *("--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"),
@@ -52,20 +48,13 @@ NO_PTRACE = (
 
 
 @contextmanager
-def node(
-    *arguments: str, listen: str = "none", namespaces: Command = (), is_blind: bool = False
-) -> Iterator[Daemon]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
+def node(*namespaces: str, is_blind: bool = False) -> Iterator[Daemon]:
+    """Run a daemon, in namespaces of its own, or where it does not see processes."""
+    with open_folder() as folder:
+        hide = ("sh", "-c", HIDE, str(folder), *NO_PTRACE) if is_blind else ()
+        off = ("--scan-interval", "off")
         with running_on(
-            tiny(),
-            folder,
-            facts({}),
-            *("--scan-interval", "off", *arguments),
-            listen=listen,
-            namespaces=namespaces,
-            before=("sh", "-c", HIDE, name, *NO_PTRACE) if is_blind else (),
+            tiny(), folder, facts({}), *off, namespaces=namespaces, before=hide
         ) as daemon:
             yield daemon
 
@@ -74,6 +63,7 @@ def node(
 def daemon() -> Iterator[Daemon]:
     with node() as daemon:
         yield daemon
+        assert warnings(daemon) == []
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +73,12 @@ def far() -> Iterator[Path]:
         yield folder
 
 
-def caller(cpulist: str, within: str) -> dict[str, str]:
-    """Return what a caller is allowed who is known, and said nothing."""
-    return {"cpulist": cpulist, "source": "caller", "within": within}
+def allowed(cpulist: str, within: str | None, source: str = "caller") -> Any:  # noqa: ANN401
+    """Return what a caller is allowed."""
+    return {"cpulist": cpulist, "source": source, "within": within}
+
+
+NODE = allowed(BOTH, None, "node")  #: of a caller that is not known
 
 
 def curl(daemon: Daemon, query: str, *before: str) -> Reply:
@@ -101,55 +94,35 @@ def warnings(daemon: Daemon) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("before", "in_far", "allowed"),
+    ("before", "in_far", "expected"),
     [
-        ((), False, caller(BOTH, BOTH)),
-        ((), True, caller(FAR, FAR)),
-        (ON_NEAR, False, caller(NEAR, BOTH)),
-        (NOBODY, True, caller(FAR, FAR)),
-        ((*ON_NEAR, *NOBODY), False, caller(NEAR, BOTH)),
-        (IN_A_PID_NAMESPACE, True, caller(FAR, FAR)),
-    ],
-    ids=[
-        "who may run everywhere",
-        "who is in a cpuset",
-        "who has a mask",
-        "another user",
-        "another user with a mask",
-        "who is in a pid namespace below the daemon's",
+        ((), False, allowed(BOTH, BOTH)),
+        (ON_NEAR, False, allowed(NEAR, BOTH)),
+        (ANOTHER_USER, True, allowed(FAR, FAR)),
+        ((*ON_NEAR, *ANOTHER_USER), False, allowed(NEAR, BOTH)),
+        (("unshare", *PIDS), True, allowed(FAR, FAR)),  # a pid namespace below the daemon's
     ],
 )
-def test_who_says_nothing_is_planned_on_his_own_cpus(
-    daemon: Daemon,
-    far: Path,
-    before: Command,
-    in_far: bool,
-    allowed: dict[str, str],
+def test_a_caller_that_says_nothing_is_planned_on_its_own_cpus(
+    daemon: Daemon, far: Path, before: Command, in_far: bool, expected: dict[str, str]
 ) -> None:
     with asking(daemon.socket, within=far if in_far else None, before=before) as asker:
-        for _ in ("planned", "remembered"):
-            assert asker.ask(PLAIN).allowed == allowed
-    assert warnings(daemon) == []
+        assert [asker.ask(PLAIN).allowed for _ in ("planned", "remembered")] == [expected] * 2
 
 
 def test_curl_need_send_no_cpuset(daemon: Daemon) -> None:
-    assert curl(daemon, f"{PLAIN}&format=cpulist", *ON_NEAR) == Reply(200, f"{NEAR}\n")
-    on_far = ("taskset", "-c", FAR)
-    assert curl(daemon, f"{PLAIN}&format=cpulist", *on_far) == Reply(200, f"{FAR}\n")
+    for cpu in (NEAR, FAR):
+        told = curl(daemon, f"{PLAIN}&format=cpulist", "taskset", "-c", cpu)
+        assert told == Reply(200, f"{cpu}\n")
 
 
 def test_a_cpuset_that_is_stated_may_be_wider_than_the_mask_and_not_than_the_cpuset(
     daemon: Daemon, far: Path
 ) -> None:
     wide = f"{PLAIN}&cpuset={BOTH}"
-    assert curl(daemon, wide, *ON_NEAR).allowed == {
-        "cpulist": BOTH,
-        "source": "request",
-        "within": BOTH,
-    }
+    assert curl(daemon, wide, *ON_NEAR).allowed == allowed(BOTH, BOTH, "request")
     with asking(daemon.socket, within=far) as asker:
-        cut = {"cpulist": FAR, "source": "request", "within": FAR}
-        assert asker.ask(wide).allowed == cut
+        assert asker.ask(wide).allowed == allowed(FAR, FAR, "request")
         refused = asker.ask(f"{PLAIN}&cpuset={NEAR}&format=cpulist")
     assert refused == Reply(
         409,
@@ -158,11 +131,11 @@ def test_a_cpuset_that_is_stated_may_be_wider_than_the_mask_and_not_than_the_cpu
     )
 
 
-def test_who_asks_for_the_node_is_bounded_by_nothing(daemon: Daemon, far: Path) -> None:
+def test_a_caller_that_asks_for_the_node_is_bounded_by_nothing(daemon: Daemon, far: Path) -> None:
     with asking(daemon.socket, within=far) as asker:
         for _ in ("planned", "remembered"):
             assert asker.ask(f"{PLAIN}&whose=node").allowed == NODE
-            assert asker.ask(f"{PLAIN}&whose=caller").allowed == caller(FAR, FAR)
+            assert asker.ask(f"{PLAIN}&whose=caller").allowed == allowed(FAR, FAR)
         refusal = asker.ask(f"{PLAIN}&whose=node&cpuset={NEAR}")
         assert refusal.status == 422
         assert "give one of them" in refusal.text
@@ -172,11 +145,11 @@ def test_what_counts_is_where_the_caller_is_at_each_request_of_a_connection(
     daemon: Daemon, far: Path
 ) -> None:
     with asking(daemon.socket) as asker:
-        assert asker.ask(PLAIN).allowed == caller(BOTH, BOTH)
+        assert asker.ask(PLAIN).allowed == allowed(BOTH, BOTH)
         asker.do(f"os.sched_setaffinity(0, {{{NEAR}}}); print(flush=True)")
-        assert asker.ask(PLAIN).allowed == caller(NEAR, BOTH)
+        assert asker.ask(PLAIN).allowed == allowed(NEAR, BOTH)
         asker.enter(far)
-        assert asker.ask(PLAIN).allowed == caller(FAR, FAR)
+        assert asker.ask(PLAIN).allowed == allowed(FAR, FAR)
         (far / "cpuset.cpus").write_text(BOTH)
         try:
             assert asker.ask(PLAIN).allowed["within"] == BOTH
@@ -187,8 +160,8 @@ def test_what_counts_is_where_the_caller_is_at_each_request_of_a_connection(
 def test_remembered_answers_are_for_those_alone_who_may_run_on_the_same_cpus(
     daemon: Daemon, far: Path
 ) -> None:
+    ways: list[tuple[Path | None, Command]] = [(None, ()), (far, ()), (None, ON_NEAR)]
     with ExitStack() as stack:
-        ways: list[tuple[Path | None, Command]] = [(None, ()), (far, ()), (None, ON_NEAR)]
         askers = [
             stack.enter_context(asking(daemon.socket, within=within, before=before))
             for within, before in ways
@@ -211,54 +184,28 @@ if os.fork() == 0:
 LIVES, ENDS = "os.close(fate)", "os._exit(0)"
 
 
-@pytest.mark.parametrize(
-    ("fate", "allowed"),
-    [(LIVES, caller(BOTH, BOTH)), (ENDS, NODE)],
-    ids=["who lives is known", "who has ended is not"],
-)
-def test_who_connected_counts_whoever_has_the_connection_now(
-    daemon: Daemon, far: Path, fate: str, allowed: dict[str, str]
+@pytest.mark.parametrize(("fate", "expected"), [(LIVES, allowed(BOTH, BOTH)), (ENDS, NODE)])
+def test_the_process_that_connected_counts_whichever_has_the_connection_now(
+    daemon: Daemon, far: Path, fate: str, expected: dict[str, str]
 ) -> None:
     passed_on = PASSED_ON.format(procs=str(far / "cgroup.procs"), query=PLAIN)
     with asking(daemon.socket) as asker:
-        assert reply(asker.do(passed_on + fate)).allowed == allowed
-
-
-def test_over_tcp_nobody_is_known() -> None:
-    port, plans = free_port(), free_port()
-    arguments = ("--listen-plan", f"127.0.0.1:{plans}")
-    with node(*arguments, listen=f"127.0.0.1:{port}") as daemon:
-        for number in (port, plans):
-            with closing(http.client.HTTPConnection("127.0.0.1", number, timeout=PATIENCE)) as it:
-                it.request("GET", f"/plan?{PLAIN}")
-                assert json.loads(it.getresponse().read())["allowed"] == NODE
-        assert warnings(daemon) == []
+        assert reply(asker.do(passed_on + fate)).allowed == expected
 
 
 @pytest.mark.parametrize(
-    ("namespaces", "is_blind", "cause"),
-    [
-        (IN_A_PID_NAMESPACE[1:], False, "hostPID: true"),
-        ((), True, "hidepid="),
-    ],
-    ids=["in a pid namespace of its own", "with a /proc that hides them"],
+    ("namespaces", "is_blind", "cause"), [(PIDS, False, "hostPID: true"), ((), True, "hidepid=")]
 )
 def test_a_daemon_that_cannot_see_who_asks_says_so_once_and_goes_on(
-    namespaces: Command,
-    is_blind: bool,
-    cause: str,
-    far: Path,
+    namespaces: Command, is_blind: bool, cause: str, far: Path
 ) -> None:
-    with node(namespaces=namespaces, is_blind=is_blind) as daemon:
+    with node(*namespaces, is_blind=is_blind) as daemon:
         assert warnings(daemon) == []
-        for before in ((), NOBODY):
+        for before in ((), ANOTHER_USER):
             with asking(daemon.socket, within=far, before=before) as asker:
                 assert asker.ask(PLAIN).allowed == NODE
-                assert asker.ask(f"{PLAIN}&cpuset={NEAR}").allowed == {
-                    "cpulist": NEAR,
-                    "source": "request",
-                    "within": None,
-                }
+                stated = asker.ask(f"{PLAIN}&cpuset={NEAR}").allowed
+                assert stated == allowed(NEAR, None, "request")
         eventually(lambda: warnings(daemon), "it is said")
         (warning,) = warnings(daemon)
         assert warning.startswith("warning: who asks is not known")
@@ -267,7 +214,7 @@ def test_a_daemon_that_cannot_see_who_asks_says_so_once_and_goes_on(
 
 def test_a_number_of_its_own_namespace_is_none_in_the_proc_of_another(far: Path) -> None:
     """A daemon in a pid namespace with the /proc of the one above, asked from within."""
-    with node(namespaces=("--pid", "--fork", "--kill-child")) as daemon:
+    with node("--pid", "--fork", "--kill-child") as daemon:
         (first,) = children_of(daemon.process.pid)
         inside = ("nsenter", f"--pid=/proc/{first}/ns/pid")
         with asking(daemon.socket, within=far, before=inside) as asker:
@@ -278,14 +225,10 @@ def test_a_number_of_its_own_namespace_is_none_in_the_proc_of_another(far: Path)
 
 
 def test_of_a_daemon_that_sees_no_cgroups_the_mask_counts_and_is_no_bound(far: Path) -> None:
-    with node(namespaces=("--cgroup",)) as daemon:
+    with node("--cgroup") as daemon:
         leave = ("nsenter", f"--mount=/proc/{daemon.process.pid}/ns/mnt", "umount", HIERARCHY)
         subprocess.run(leave, check=True)
         with asking(daemon.socket, within=far) as asker:
-            assert asker.ask(PLAIN).allowed == {
-                "cpulist": FAR,
-                "source": "caller",
-                "within": None,
-            }
+            assert asker.ask(PLAIN).allowed == allowed(FAR, None)
             assert asker.ask(f"{PLAIN}&cpuset={BOTH}").allowed["cpulist"] == BOTH
         assert warnings(daemon) == []

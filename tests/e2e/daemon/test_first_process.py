@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +20,8 @@ ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 FIRST = ALONE if os.geteuid() == 0 else (*ALONE, "--map-root-user")
 MAY_BE_FIRST = subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode == 0
 
-first = pytest.param(
-    FIRST,
-    id="as pid 1",
-    marks=pytest.mark.skipif(not MAY_BE_FIRST, reason="no pid namespaces here"),
-)
-started = pytest.mark.parametrize("before", [pytest.param((), id="as any process"), first])
+needs_namespaces = pytest.mark.skipif(not MAY_BE_FIRST, reason="no pid namespaces here")
+started = pytest.mark.parametrize("before", [(), pytest.param(FIRST, marks=needs_namespaces)])
 
 
 def children(pid: int) -> list[int]:
@@ -35,13 +30,15 @@ def children(pid: int) -> list[int]:
 
 
 @contextmanager
-def starting(folder: Path, before: Sequence[str], *arguments: str) -> Iterator[tuple[Daemon, int]]:
-    """Start a daemon; its pid is another one's where something went before."""
-    daemon = spawn(folder, *(arguments or ("--machine", "mi250x")), before=before)
+def starting(folder: Path, before: Sequence[str]) -> Iterator[tuple[Daemon, int]]:
+    """Start a daemon until Python has; its pid is another one's where something went before."""
+    daemon = spawn(folder, "--machine", "mi250x", before=before)
     try:
         if before:
             eventually(lambda: children(daemon.process.pid), "it has started")
-        yield daemon, (children(daemon.process.pid)[0] if before else daemon.process.pid)
+        pid = children(daemon.process.pid)[0] if before else daemon.process.pid
+        eventually(lambda: holds_signals(pid), "Python has started")
+        yield daemon, pid
     finally:
         daemon.process.kill()
         daemon.process.wait()
@@ -55,14 +52,12 @@ def holds_signals(pid: int) -> bool:
 
 
 @started
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("seconds", [0, 0.2, 0.5])
+@pytest.mark.parametrize(("number", "listens"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_a_signal_that_comes_early_ends_it_well(
-    tmp_path: Path, before: Sequence[str], number: int, seconds: float
+    tmp_path: Path, before: Sequence[str], number: int, listens: bool
 ) -> None:
     with starting(tmp_path, before) as (daemon, pid):
-        eventually(lambda: holds_signals(pid), "Python has started")
-        time.sleep(seconds)
+        eventually(lambda: not listens or daemon.socket.exists(), "it listens")
         os.kill(pid, number)
         assert daemon.process.wait(PATIENCE) == 0
         assert not daemon.socket.exists()
@@ -70,33 +65,18 @@ def test_a_signal_that_comes_early_ends_it_well(
 
 
 @started
-def test_a_hangup_that_comes_early_is_no_end(tmp_path: Path, before: Sequence[str]) -> None:
+def test_a_hangup_is_no_end_however_early_and_however_late_it_comes(
+    tmp_path: Path, before: Sequence[str]
+) -> None:
     with starting(tmp_path, before) as (daemon, pid):
-        eventually(lambda: holds_signals(pid), "Python has started")
         os.kill(pid, signal.SIGHUP)
-        eventually(lambda: is_ready(daemon), "the daemon is ready")
-        os.kill(pid, signal.SIGTERM)
-        assert daemon.process.wait(PATIENCE) == 0
-
-
-@started
-def test_a_daemon_that_runs_is_ended_by_a_signal(tmp_path: Path, before: Sequence[str]) -> None:
-    with starting(tmp_path, before) as (daemon, pid):
         eventually(lambda: is_ready(daemon), "the daemon is ready")
         os.kill(pid, signal.SIGHUP)
         os.kill(pid, signal.SIGTERM)
-        assert daemon.process.wait(PATIENCE) == 0
-        assert not daemon.socket.exists()
-
-
-def test_hangups_without_end_do_not_change_how_it_ends(tmp_path: Path) -> None:
-    with starting(tmp_path, ()) as (daemon, _):
-        eventually(lambda: is_ready(daemon), "the daemon is ready")
-        daemon.signal(signal.SIGTERM)
-        began = time.monotonic()
-        while daemon.process.poll() is None and time.monotonic() < began + PATIENCE:
-            daemon.signal(signal.SIGHUP)
+        while daemon.process.poll() is None:
+            daemon.signal(signal.SIGHUP) if not before else daemon.process.wait(PATIENCE)
         assert daemon.process.wait(0) == 0
+        assert not daemon.socket.exists()
 
 
 #: The daemon on a machine that breaks what is promised, or whose scans hang.
@@ -125,34 +105,26 @@ def hang(topology):
 
 daemon.run(settings.load({"listen": "none", "log_format": "json"}), {machine}(), hang)
 """
+HUNG = "a scan of the processes has hung for 0.5 s: the daemon ends, to be started again"
 
 
-def ended(folder: Path, machine: str) -> dict[str, str]:
-    """Return the last line of the log of a daemon that ends by itself."""
+@pytest.mark.parametrize(
+    ("machine", "message", "exception"),
+    [("Broken", "this is a bug", "OSError: a\nb"), ("Whole", HUNG, "")],
+)
+def test_what_it_does_not_survive_ends_it_and_is_one_line_of_the_log(
+    tmp_path: Path, machine: str, message: str, exception: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DAEMON.replace("{machine}", machine)],
-        env={**os.environ, "AFFINITYD_SOCKET": str(folder / "affinityd.sock")},
+        env={**os.environ, "AFFINITYD_SOCKET": str(tmp_path / "affinityd.sock")},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stderr) == (1, "")
-    assert not (folder / "affinityd.sock").exists()
+    assert not (tmp_path / "affinityd.sock").exists()
     line: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    assert line["level"] == "critical"
-    return line
-
-
-def test_an_unexpected_error_ends_it_and_is_one_line_of_the_log(tmp_path: Path) -> None:
-    line = ended(tmp_path, "Broken")
-    assert line["message"] == "this is a bug"
-    assert line["exception"].endswith("OSError: a\nb")
-
-
-def test_a_scan_whose_thread_hangs_ends_it_with_one_line(tmp_path: Path) -> None:
-    line = ended(tmp_path, "Whole")
-    assert line["message"] == (
-        "a scan of the processes has hung for 0.5 s: the daemon ends, to be started again"
-    )
-    assert "exception" not in line
+    assert (line["level"], line["message"]) == ("critical", message)
+    assert line.get("exception", "").endswith(exception)

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from affinityd.daemon.api.documents import Viewer, viewer
-from affinityd.daemon.peers.connection import TCP, PeerConnection
+from affinityd.daemon.peers.connection import PeerConnection
+from tests.support.daemons import PATIENCE
 from tests.support.servers import Accepted
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 
 #: Becomes a user of some groups, connects, and stays until its stdin ends.
 CONNECT = """
@@ -34,58 +35,38 @@ with socket.socket(socket.AF_UNIX) as connection:
 
 
 @contextmanager
-def connected(
-    folder: Path, *numbers: int, before: tuple[str, ...] = ()
-) -> Iterator[tuple[int, PeerConnection]]:
+def connected(*numbers: int) -> Iterator[tuple[int, PeerConnection]]:
     """Yield the pid of a process of this user, group and groups, and who it is on the socket."""
-    folder.chmod(0o755)
-    path = folder / "s"
-    with socket.socket(socket.AF_UNIX) as listener:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = Path(folder, "s")
         listener.bind(os.fspath(path))
-        path.chmod(0o666)
+        for it, mode in ((path.parent, 0o755), (path, 0o666)):
+            it.chmod(mode)
         listener.listen()
-        command = [
-            *before,
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            CONNECT,
-            str(path),
-            *map(str, numbers),
-        ]
+        listener.settimeout(PATIENCE)
+        command = [sys.executable, "-I", "-S", "-c", CONNECT, str(path), *map(str, numbers)]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
-            listener.settimeout(15)
-            connection, _ = listener.accept()
-            with connection:
+            with listener.accept()[0] as connection:
                 yield child.pid, PeerConnection(Accepted(connection))
-                assert child.stdin is not None
-                child.stdin.close()
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """Yield a folder that every user may enter."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
+            assert child.stdin is not None
+            child.stdin.close()
 
 
 def numbers(peer: PeerConnection) -> list[int]:
-    assert peer.credentials is not None
     told = peer.credentials
-    return [told.pid, told.uid, told.gid]
+    return [] if told is None else [told.pid, told.uid, told.gid]
 
 
-def test_a_process_is_known_by_its_pid_user_and_groups(open_folder: Path) -> None:
-    with connected(open_folder, os.getuid(), os.getgid(), *os.getgroups()) as (pid, peer):
+def test_a_process_is_known_by_its_pid_user_and_groups() -> None:
+    with connected(os.getuid(), os.getgid(), *os.getgroups()) as (pid, peer):
         assert numbers(peer) == [pid, os.getuid(), os.getgid()]
         assert peer.groups == {os.getgid(), *os.getgroups()}
         assert viewer(peer, None) == Viewer(is_admin=os.getuid() == 0, uid=os.getuid() or None)
 
 
 @as_root
-def test_another_user_is_known_as_such_with_all_groups(open_folder: Path) -> None:
-    with connected(open_folder, 1234, 1235, 1236, 4_000_000_000) as (pid, peer):
+def test_another_user_is_known_as_such_with_all_groups() -> None:
+    with connected(1234, 1235, 1236, 4_000_000_000) as (pid, peer):
         assert numbers(peer) == [pid, 1234, 1235]
         assert peer.groups == {1235, 1236, 4_000_000_000}
         assert viewer(peer, None) == Viewer(uid=1234)
@@ -95,37 +76,21 @@ def test_another_user_is_known_as_such_with_all_groups(open_folder: Path) -> Non
 @as_root
 @pytest.mark.parametrize(("groups", "known"), [(256, 257), (257, 1)])
 def test_of_more_groups_than_there_is_room_for_the_first_alone_is_known(
-    open_folder: Path, groups: int, known: int
+    groups: int, known: int
 ) -> None:
-    with connected(open_folder, 1234, 1, *range(2000, 2000 + groups)) as (_, peer):
+    with connected(1234, 1, *range(2000, 2000 + groups)) as (_, peer):
         assert (len(peer.groups), 1 in peer.groups) == (known, True)
 
 
 @as_root
-def test_a_user_that_is_not_mapped_here_sees_counts_alone(open_folder: Path) -> None:
+def test_a_user_that_is_not_mapped_here_sees_counts_alone() -> None:
     unmapped = int(Path("/proc/sys/kernel/overflowuid").read_text())
-    with connected(open_folder, unmapped, 1) as (_, peer):
+    with connected(unmapped, 1) as (_, peer):
         assert viewer(peer, 1) == Viewer()
 
 
-def test_over_tcp_nobody_is_known() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as client,
-    ):
-        connection = PeerConnection(Accepted(client))
-        assert connection.credentials is None
-        assert connection.groups == frozenset()
-        assert connection.caller == TCP
-
-
-def test_little_of_an_answer_that_nobody_takes_waits_in_the_kernel(open_folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
-        listener.bind(os.fspath(open_folder / "s"))
-        listener.listen()
-        client.connect(os.fspath(open_folder / "s"))
-        accepted, _ = listener.accept()
-        with accepted:
-            PeerConnection(Accepted(accepted))
-            accepted.settimeout(0)
-            assert 1024 <= accepted.send(b"x" * 1_000_000) <= 16384
+def test_little_of_an_answer_that_nobody_takes_waits_in_the_kernel() -> None:
+    with connected(os.getuid(), os.getgid(), *os.getgroups()) as (_, peer):
+        accepted: socket.socket = peer._socket
+        accepted.settimeout(0)
+        assert 1024 <= accepted.send(b"x" * 1_000_000) <= 16384

@@ -1,0 +1,33 @@
+"""A daemon on a shipped machine, and a folder for those of a test's own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemons import Daemon, running
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """Make a folder that other users may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with open_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with open_folder() as folder, running(folder, "--machine", "dgx-a100") as daemon:
+        yield daemon

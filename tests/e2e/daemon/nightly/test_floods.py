@@ -1,0 +1,74 @@
+"""What many connections and requests of a user cost the daemon: memory that it has to spare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from affinityd.daemon.http.refusals import MAX_HEAD
+from tests.support.crowds import ANSWER, MACHINE, REQUEST, TARGET, as_root, being, connect, get
+from tests.support.daemons import eventually, is_ready, running
+
+#: Bytes that one user may cost: a fraction of what the unit gives the daemon (MemoryMax=512M).
+GROWTH = 256 * 2**20
+
+LONG = MAX_HEAD - 100  #: bytes of a head
+
+
+def memory(process: int, name: str = "VmHWM") -> int:
+    """Return the most memory that a process has had, or now has, in bytes: proc_pid_status(5)."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.split(f"{name}:")[1].split()[0]) * 1024
+
+
+@as_root
+@pytest.mark.parametrize(
+    "flood",
+    [
+        pytest.param(lambda _: b"GET /plan?gpus=" + b"0" * LONG, id="half heads"),
+        pytest.param(lambda n: get(f"/plan?gpus={n}" + "0" * LONG), id="requests that wait"),
+        pytest.param(lambda _: REQUEST * 10_000, id="pipelines"),
+        pytest.param(lambda _: get("/plan?ranks=256&mode=all"), id="answers that are not taken"),
+    ],
+)
+def test_a_user_with_a_thousand_connections_does_not_fill_the_memory(
+    folder: Path, flood: Callable[[int], bytes]
+) -> None:
+    with running(folder, *MACHINE) as daemon, ExitStack() as stack:
+        before = memory(daemon.process.pid)
+        with being(65534):
+            crowd = [stack.enter_context(connect(daemon)) for _ in range(1000)]
+        for _ in range(3):
+            for number, connection in enumerate(crowd):
+                connection.settimeout(0)
+                with suppress(BlockingIOError, ConnectionError):
+                    connection.sendall(flood(number))
+            assert daemon.get(TARGET).body == ANSWER
+        assert memory(daemon.process.pid) - before < GROWTH
+
+
+def test_those_who_ask_and_go_do_not_fill_the_memory(folder: Path) -> None:
+    head = get("/plan?gpus=" + "0" * 60_000)
+    with running(folder, *MACHINE) as daemon:
+        before = memory(daemon.process.pid)
+        for _ in range(2000):
+            with connect(daemon) as connection:
+                connection.sendall(head)
+        eventually(lambda: is_ready(daemon), "there is room for others")
+        assert memory(daemon.process.pid) - before < GROWTH
+
+
+def test_many_large_answers_take_no_more_than_their_room(folder: Path) -> None:
+    gpus = ",".join(["0"] * 200)
+    with running(folder, *MACHINE) as daemon:
+
+        def ask(numbers: range) -> int:
+            for number in numbers:
+                query = f"gpus={gpus}&mode=socket&cpuset=0-255:2&max_physical_cores={number}"
+                assert daemon.get(f"/plan?{query}").status == 200
+            return memory(daemon.process.pid, "VmRSS")
+
+        assert ask(range(101, 301)) < ask(range(1, 101)) + 25_000_000
