@@ -1,0 +1,162 @@
+"""Ranks of one job that never speak to each other: each plans for itself, and none overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd import machines
+from affinityd.client.local_plan import plan_on_node
+from affinityd.cpuset import CpuSet
+from affinityd.request.environment import process_questions
+from affinityd.request.formats import Reply
+from affinityd.topology.model import Node, Topology
+from tests.support.machines.facts import machine
+
+VARIABLES = {
+    "nvidia": "CUDA_VISIBLE_DEVICES",
+    "amd": "ROCR_VISIBLE_DEVICES",
+    "huawei": "ASCEND_RT_VISIBLE_DEVICES",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a launcher's ranks differ."""
+
+    said: str  #: the variables of a rank
+    sees: str  #: all of the job's GPUs, its own by turns, or its own with neighbours sharing
+    parent: Mapping[str, str] | None  #: what is there of its parent's environment
+    ratios: str = "1:1 2:1"  #: so many ranks on so many GPUs
+
+
+MPI = "OMPI_COMM_WORLD_LOCAL_RANK={n} OMPI_COMM_WORLD_LOCAL_SIZE={of}"
+SRUN = (
+    "SLURM_JOB_ID=9 SLURM_STEP_ID=0 SLURM_LOCALID={n} SLURM_GTIDS={tasks} SLURM_GPUS_ON_NODE={gpus}"
+)
+JOB_S = dict.fromkeys(VARIABLES.values(), "{job}")
+LAUNCHES = {
+    "torchrun": Launch("LOCAL_RANK={n} LOCAL_WORLD_SIZE={of}", "all", JOB_S),
+    "mpirun -x": Launch(MPI, "all", {}),
+    "a wrapper below mpirun": Launch(MPI, "turns", JOB_S, "1:1"),
+    "a wrapper in a batch script": Launch(
+        f"{MPI} SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_JOB_GPUS={{job}}", "turns", JOB_S
+    ),
+    "srun": Launch(SRUN, "all", None),
+    "srun, bound": Launch(SRUN, "neighbours", None, "1:1 2:1 1:2"),
+    "srun, bound, and the site says the job's GPUs": Launch(
+        f"{SRUN} AFFINITYD_JOB_GPUS={{job}}", "neighbours", None, "1:1 2:1 1:2"
+    ),
+    "srun, bound, with LOCAL_RANK=$SLURM_LOCALID": Launch(
+        f"{SRUN} LOCAL_RANK={{n}}", "neighbours", None
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank of a job, which may run on some CPUs."""
+
+    topology: Topology
+    launch: Launch
+    number: int
+    of: int
+    job: Sequence[int]
+    cpus: CpuSet
+
+    @property
+    def gpus(self) -> Sequence[int]:
+        """The GPUs that it drives."""
+        count = len(self.job)
+        if self.launch.sees == "neighbours":
+            first = self.number * count // self.of
+            return self.job[first : max(first + 1, (self.number + 1) * count // self.of)]
+        return [self.job[self.number % count]]
+
+    def plan(self, **chosen: str) -> Reply:
+        """Return the reply to its own question."""
+        facts: dict[str, object] = {"n": self.number, "of": self.of, "gpus": len(self.job)}
+        facts |= {"job": named(self.job), "tasks": named(range(self.of))}
+        variable = VARIABLES[self.topology.gpus[0].vendor]
+        said = dict(word.format(**facts).split("=") for word in self.launch.said.split())
+        said[variable] = named(self.job if self.launch.sees == "all" else self.gpus)
+        parent = self.launch.parent
+        if parent:
+            parent = {variable: parent[variable].format(**facts)}
+        return plan_on_node(Node(self.topology), process_questions(chosen, said, self.cpus, parent))
+
+
+def named(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def ranks(topology: Topology, launch: str, of: int, job: Sequence[int]) -> list[Rank]:
+    return [Rank(topology, LAUNCHES[launch], n, of, job, topology.online) for n in range(of)]
+
+
+def halves(topology: Topology) -> CpuSet:
+    """Return the first half of every NUMA node's cores."""
+    cores = topology.node_cores.values()
+    first = (core for its in cores for core in its[: (len(its) + 1) // 2])
+    return frozenset(cpu for core in first for cpu in core.cpus)
+
+
+def none_overlap(replies: Sequence[Reply]) -> bool:
+    return not any(one.cpus & other.cpus for one, other in combinations(replies, 2))
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+@given(data=st.data())
+def test_siblings_never_overlap_in_a_unique_mode(name: str, data: st.DataObject) -> None:
+    """Each asks by itself, and each gets CPUs for its own GPUs."""
+    topology = machine(data.draw(st.sampled_from(machines.NAMES)))
+    gpus = len(topology.gpus)
+    job = data.draw(st.sampled_from([range(gpus), range(gpus // 2), range(1, gpus, 2)]))
+    cpus = data.draw(st.sampled_from([topology.online, halves(topology)]))
+    unique = ["unique_contiguous", "unique_interleaved", "exclusive", "single_unique"]
+    chosen = {
+        "mode": data.draw(st.sampled_from(unique)),
+        "scope": data.draw(st.sampled_from(["node", "socket"])),
+        **data.draw(st.sampled_from([{}, {"share": "auto"}, {"balanced": "false"}])),
+    }
+    launch = LAUNCHES[name]
+    some, on = data.draw(st.sampled_from(launch.ratios.split())).split(":")
+    of = len(job) * int(some) // int(on)
+    siblings = [Rank(topology, launch, n, of, job, cpus) for n in range(of)]
+    replies = [sibling.plan(**chosen) for sibling in siblings]
+    for sibling, reply in zip(siblings, replies, strict=True):
+        assert {rank.gpu.index for rank in reply.ranks} == {*sibling.gpus}
+        assert reply.cpus <= cpus
+    assert none_overlap(replies)
+
+
+@pytest.mark.parametrize("mode", ["even", "core_complex"])
+@pytest.mark.parametrize("name", ["srun, bound", "a wrapper below mpirun"])
+def test_modes_without_a_block_for_each_gpu_know_the_siblings(name: str, mode: str) -> None:
+    """GPUs 0 and 1 are on one node, of several LLC groups."""
+    siblings = ranks(machine("dgx-a100"), name, 2, range(2))
+    assert none_overlap([it.plan(mode=mode) for it in siblings])
+
+
+@pytest.mark.parametrize("mode", ["node", "all", "socket"])
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_modes_that_take_nothing_away_put_a_rank_near_its_gpu(name: str, mode: str) -> None:
+    topology = machine("dgx-a100")
+    for number, it in enumerate(ranks(topology, name, 8, range(8))):
+        reply = it.plan(mode=mode)
+        assert reply.cpus >= topology.cpus_of_node(topology.gpus[number].numa_node)
+        assert reply.locality == "local"
+
+
+@pytest.mark.parametrize("mode", ["node", "exclusive"])
+def test_a_task_with_two_gpus_of_its_own_is_near_both(mode: str) -> None:
+    topology = machine("dgx-a100")
+    first, _ = ranks(topology, "srun, bound", 2, (1, 2, 5, 6))
+    reply = first.plan(mode=mode)
+    assert [rank.gpu.index for rank in reply.ranks] == [1, 2]
+    assert all(reply.cpus & topology.cpus_of_node(node) for node in (3, 1))

@@ -1,0 +1,121 @@
+"""Which GPUs of the node a container has, as a daemon answers what `run` asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from affinityd.cpuset import CpuSet, format_list
+from affinityd.errors import NoSuchGpuError
+from affinityd.request.environment import first_answer
+from affinityd.request.query import parse_query
+from affinityd.request.resolve import answer
+from affinityd.topology.model import Node, Topology
+from tests.support.asking import ask
+from tests.support.machines.facts import machine
+from tests.unit.request.test_devices import EIGHT
+
+#: Eight GCDs, in KFD's order, with their render nodes counting down.
+AMD = replace(
+    machine("mi250x"),
+    gpus=tuple(replace(gpu, render_minor=135 - gpu.index) for gpu in machine("mi250x").gpus),
+)
+
+#: The GPUs whose device files are there, NVIDIA_VISIBLE_DEVICES where it names any, then
+#: CUDA_VISIBLE_DEVICES, `.` where it is unset, and the GPUs that are meant, in the node's numbers.
+CONTAINERS = """
+2        | GPU-120000            | .      | 2
+27       | GPU-370000,GPU-120000 | .      | 27
+02       | 0,2                   | .      | 02
+01234567 | GPU-120000            | .      | 2
+01234567 | 3,1                   | .      | 13
+01234567 | MIG-a2                | .      | 5
+01234567 | MIG-a1,5              | .      | 5
+01234567 | MIG-a                 | .      | 01234567
+01234567 | GPU-24                | .      | 4
+01234567 | GPU-                  | .      | 01234567
+01234567 | GPU-240000,           | .      | 01234567
+01234567 | 5:1                   | .      | 5
+01234567 | 5:0,2                 | .      | 25
+01234567 | 5:9                   | .      | 5
+01234567 | 01                    | .      | 1
+01234567 | 1, 2                  | .      | 12
+01234567 | 1,GPU-010000          | .      | 1
+01234567 | 00000000:0f:00.0      | .      | 1
+01234567 | 9                     | .      | 01234567
+01234567 | 1,x                   | .      | 01234567
+01234567 |                       | .      | 01234567
+4        | 0                     | .      | 4
+4        | 4,0                   | .      | 4
+4        | GPU-ff                | .      | 4
+         | GPU-130000            | .      | 3
+         | GPU-ff                | .      |
+         | GPU-130000,GPU-ff     | .      |
+5        | MIG-ff                | .      | 5
+5        | MIG-a1,MIG-a2         | 1      | 5
+5        | MIG-a1,MIG-a2         | MIG-a2 | 5
+5        | MIG-a1                | MIG-a2 |
+5        |                       | MIG-a1 | 5
+23       |                       | 1      | 3
+23       | 0,1                   | 1      | 3
+01234567 | GPU-360000,GPU-120000 | 0      | 2
+246      |                       |        |
+246      |                       | 2,0    | 26
+246      |                       | 0,5,1  | 2
+"""
+
+
+def meant(topology: Topology, granted: str, listed: str = "", **said: str) -> CpuSet | None:
+    """Return the CPUs that are answered; None where there is no such GPU."""
+    stated = {"cpuset": format_list(topology.online), "granted": granted or listed}
+    stated |= {"nvidia_visible": listed} if listed else {}
+    said = {"AFFINITYD_MODE": "unique_contiguous", **said}
+    variables = [("env", f"{name}={text}") for name, text in said.items()]
+    requests = parse_query([*stated.items(), *variables])
+    try:
+        return first_answer(requests, lambda it: answer(Node(topology), it)).cpus
+    except NoSuchGpuError:
+        return None
+
+
+def blocks(topology: Topology, gpus: str) -> CpuSet | None:
+    """Return the cores of GPUs, which no other has; None for no GPU."""
+    named = {"share": "node", "mode": "unique_contiguous", "gpus": ",".join(gpus)}
+    return ask(topology, **named).cpus if gpus else None
+
+
+@pytest.mark.parametrize("row", CONTAINERS.strip().splitlines())
+def test_the_gpus_of_a_container_are_what_it_was_really_given(row: str) -> None:
+    """Of a privileged one, which sees all device files, the runtime's list tells."""
+    files, listed, visible, gpus = (cell.strip() for cell in row.split("|"))
+    granted = ",".join(f"minor:{EIGHT.gpus[int(gpu)].minor}" for gpu in files)
+    said = {} if visible == "." else {"CUDA_VISIBLE_DEVICES": visible}
+    assert meant(EIGHT, granted, listed, **said) == blocks(EIGHT, gpus)
+
+
+@pytest.mark.parametrize(
+    ("said", "gpus"),
+    [
+        ({}, "16"),
+        ({"ROCR_VISIBLE_DEVICES": "1"}, "6"),
+        ({"HIP_VISIBLE_DEVICES": "0"}, "1"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "6"),  # HIP reads it, too
+        ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0"}, "6"),
+        ({"ROCR_VISIBLE_DEVICES": ""}, ""),
+    ],
+)
+def test_an_amd_gpu_is_known_by_its_render_node(said: Mapping[str, str], gpus: str) -> None:
+    assert meant(AMD, "drm:129,drm:134", **said) == blocks(AMD, gpus)
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "visible", "gpus"),
+    [("1", "3", None, "4"), ("1", "3", "2", "6"), ("1", "2", "2,0", "2"), ("x", "3", None, "246")],
+)
+def test_a_rank_is_beside_its_own_gpu(rank: str, size: str, visible: str | None, gpus: str) -> None:
+    said = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    said |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    granted = ",".join(f"minor:{EIGHT.gpus[gpu].minor}" for gpu in (2, 4, 6))
+    assert meant(EIGHT, granted, **said) == blocks(EIGHT, gpus)
