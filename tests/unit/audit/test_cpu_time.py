@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,20 +14,15 @@ from affinityd.linux.processes import Thread
 from tests.support.audit_facts import GPU, audited, process, thread
 
 JOB = Job("slurm", "7")
-OTHER_GPU = ("nvidia", 1)
+OTHER = ("nvidia", 1)
 EVERY = 15.0
+OF_JOB, NO_JOB = Membership(JOB), Membership()
 
 
-def of(*threads: Thread, membership: Membership = Membership(JOB)) -> AuditedProcess:  # noqa: B008
-    return audited(process(threads=threads, membership=membership))
-
-
-def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
-    """Book scans, EVERY seconds apart, the first 100 s after boot, with 100 ticks a second."""
-    ledger = CpuTimeCounters(100)
-    for number, processes in enumerate(scans):
-        ledger.book(processes, [GPU], 100.0 + number * EVERY)
-    return ledger
+def of(
+    *threads: Thread, membership: Membership = OF_JOB, place: str | None = "4-7"
+) -> AuditedProcess:
+    return audited(process(threads=threads, membership=membership), near=place)
 
 
 def near(ticks: int, tid: int = 1, start: int = 5) -> Thread:
@@ -39,75 +33,49 @@ def far(ticks: int, tid: int = 1, start: int = 5) -> Thread:
     return thread("0-7", tid, last_cpu=0, ticks=ticks, start=start)
 
 
+def booked(*scans: Sequence[AuditedProcess]) -> CpuTimeCounters:
+    """Book scans, EVERY seconds apart, the first 100 s after boot, with 100 ticks a second."""
+    ledger = CpuTimeCounters(100)
+    for number, processes in enumerate(scans):
+        ledger.book(processes, [GPU, OTHER], 100.0 + number * EVERY)
+    assert ledger.gpu_time[OTHER] == CpuTime(0, 0), "it is not used"
+    return ledger
+
+
 @pytest.mark.parametrize(
     ("scans", "expected"),
     [
-        pytest.param([[of(near(500))]], (0, 0), id="the first scan knows no difference"),
-        pytest.param([[of(near(500))], [of(near(700))]], (2, 0), id="near"),
-        pytest.param([[of(far(500))], [of(far(700))]], (2, 2), id="far"),
-        pytest.param(
-            [[of(near(500))], [of(far(700))]], (2, 2), id="all of it goes where it ran last"
-        ),
-        pytest.param(
-            [[of(far(500))], [of(far(600))], [of(near(900))]], (4, 1), id="three scans add up"
-        ),
-        pytest.param(
-            [[of(near(100, 1), far(100, 2))], [of(near(200, 1), far(400, 2))]],
-            (4, 3),
-            id="threads add up",
-        ),
-        pytest.param(
-            [[], [of(far(500, start=10_001))]], (5, 5), id="who started since counts in full"
-        ),
-        pytest.param(
-            [[], [of(far(500, start=9_999))]], (0, 0), id="who started before was not looked at"
-        ),
-        pytest.param(
-            [[of(far(500))], [of(far(100, start=10_500))]],
-            (1, 1),
-            id="a number that is used again is another thread",
-        ),
-        pytest.param([[of(far(500))], []], (0, 0), id="one that is gone"),
-        pytest.param(
-            [[of(far(500))], [], [of(far(900))], [of(far(950))]],
-            (0.5, 0.5),
-            id="one that was not seen for a while begins anew",
-        ),
-        pytest.param(
-            [[of(far(500))], [of(far(400))], [of(far(500))]], (1, 1), id="never backwards"
-        ),
+        ([[of(near(500))]], (0, 0)),  # the first scan knows no difference
+        ([[of(near(500))], [of(near(700))]], (2, 0)),
+        ([[of(far(500))], [of(far(700))]], (2, 2)),
+        ([[of(near(500))], [of(far(700))]], (2, 2)),  # all of it goes where it ran last
+        ([[of(far(500))], [of(far(600))], [of(near(900))]], (4, 1)),
+        ([[of(near(100, 1), far(100, 2))], [of(near(200, 1), far(400, 2))]], (4, 3)),
+        # What started since counts in full, what started before was not looked at.
+        ([[], [of(far(500, start=10_001))]], (5, 5)),
+        ([[], [of(far(500, start=9_999))]], (0, 0)),
+        ([[of(far(500))], [of(far(100, start=10_500))]], (1, 1)),  # its number is used again
+        ([[of(far(500))], []], (0, 0)),
+        ([[of(far(500))], [], [of(far(900))], [of(far(950))]], (0.5, 0.5)),  # not seen for a while
+        ([[of(far(500))], [of(far(400))], [of(far(500))]], (1, 1)),  # never backwards
+        # Where it is not known what is near nothing is remote; beside any of its GPUs all is near.
+        ([[of(far(0), place=None)], [of(far(100), place=None)]], (1, 0)),
+        ([[of(far(0), place="0-7")], [of(far(100), place="0-7")]], (1, 0)),
     ],
 )
 def test_cpu_time_adds_up(scans: list[list[AuditedProcess]], expected: tuple[float, float]) -> None:
     ledger = booked(*scans)
-    assert ledger.gpu_time == {GPU: CpuTime(*expected)}
+    assert ledger.gpu_time[GPU] == CpuTime(*expected)
     assert ledger.job_time.get(JOB, CpuTime()) == CpuTime(*expected)
 
 
-def test_a_gpu_that_nobody_uses_has_a_counter_of_zero() -> None:
-    assert booked([]).gpu_time == {GPU: CpuTime(0, 0)}
+def test_known_daemons_cost_nothing_and_what_is_of_no_job_counts_for_its_gpu_alone() -> None:
+    def look(ticks: int) -> list[AuditedProcess]:
+        daemon = audited(process(threads=(far(ticks, 2),)), is_daemon=True)
+        return [of(far(ticks), membership=NO_JOB), daemon]
 
-
-def test_where_nobody_knows_what_is_near_nothing_is_remote() -> None:
-    ledger = CpuTimeCounters(100)
-    for moment in (0, 1):
-        unplaced = replace(of(far(100 * moment)), near=None)
-        ledger.book([unplaced], [GPU], 100.0 + moment)
-    assert ledger.gpu_time == {GPU: CpuTime(1, 0)}
-
-
-def test_what_is_spent_for_two_gpus_is_near_beside_either_and_counts_for_the_first() -> None:
-    threads = [(far(100 * moment, 1), near(300 * moment, 2)) for moment in (0, 1)]
-    ledger = CpuTimeCounters(100)
-    for moment, those in enumerate(threads):
-        facts = process(threads=those, beside=(OTHER_GPU,))
-        ledger.book([audited(facts, near="0-7")], [GPU, OTHER_GPU], 100.0 + moment)
-    assert ledger.gpu_time == {GPU: CpuTime(4, 0), OTHER_GPU: CpuTime(0, 0)}
-
-
-def test_known_daemons_cost_nothing() -> None:
-    daemons = [[audited(process(threads=(far(ticks),)), is_daemon=True)] for ticks in (0, 500)]
-    assert booked(*daemons).gpu_time == {GPU: CpuTime(0, 0)}
+    ledger = booked(look(0), look(100))
+    assert (ledger.gpu_time[GPU], ledger.job_time) == (CpuTime(1, 1), {})
 
 
 def test_a_job_is_remembered_for_a_while_after_its_last_process() -> None:
@@ -117,12 +85,7 @@ def test_a_job_is_remembered_for_a_while_after_its_last_process() -> None:
     assert ledger.job_time == {JOB: CpuTime(1, 1)}
     ledger.book([], [GPU], gone + REMEMBERED)
     assert ledger.job_time == {}
-    assert ledger.gpu_time == {GPU: CpuTime(1, 1)}
-
-
-def test_what_is_of_no_job_counts_for_its_gpu_alone() -> None:
-    ledger = booked(*([of(far(ticks), membership=Membership())] for ticks in (0, 100)))
-    assert (ledger.gpu_time, ledger.job_time) == ({GPU: CpuTime(1, 1)}, {})
+    assert ledger.gpu_time[GPU] == CpuTime(1, 1)
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 999), st.booleans()))))
@@ -141,15 +104,21 @@ def test_no_counter_ever_goes_back_and_remote_is_a_part_of_all(
         before = now
 
 
-MISMATCHED = audited(process("0", membership=Membership(JOB)), "remote", cause="mask")
-MENDED = audited(process("4", membership=Membership(JOB)))
-DAEMON = audited(process("0"), "remote", cause="mask", is_daemon=True)
+def seen(mask: str, *, gpu: GpuKey = GPU, is_daemon: bool = False) -> AuditedProcess:
+    """Return what a scan saw of a job, which may run on CPU 0 far from its GPU or on CPU 4."""
+    cause = "mask" if mask == "0" else None
+    facts = process(mask, pid=100 + gpu[1], gpu=gpu, membership=OF_JOB)
+    return audited(facts, "remote" if cause else "local", cause=cause, is_daemon=is_daemon)
 
-ELSEWHERE = audited(
-    process("0", pid=200, gpu=OTHER_GPU, membership=Membership(JOB)), "remote", cause="mask"
-)
-BOTH = {GPU: 0, JOB: 0}
+
+FAR, NEAR, ELSEWHERE = seen("0"), seen("4"), seen("0", gpu=OTHER)
 Look = tuple[list[AuditedProcess], list[GpuKey]]
+IS_FAR: Look = ([FAR], [])
+IS_NEAR: Look = ([NEAR], [])
+GONE: Look = ([], [])
+HIDDEN: Look = ([], [GPU])
+OTHER_HIDDEN: Look = ([], [OTHER])
+BOTH = {GPU: 0, JOB: 0}
 
 
 def noted(*scans: Look, every: float = EVERY) -> dict[GpuKey | Job, float]:
@@ -157,7 +126,7 @@ def noted(*scans: Look, every: float = EVERY) -> dict[GpuKey | Job, float]:
     ledger = CpuTimeCounters(100)
     since = {}
     for moment, (processes, unknown) in enumerate(scans):
-        ledger.book(processes, [GPU, OTHER_GPU], 100.0 + moment * every)
+        ledger.book(processes, [GPU, OTHER], 100.0 + moment * every)
         since = dict(ledger.note(processes, unknown, float(moment)))
     return since
 
@@ -165,34 +134,19 @@ def noted(*scans: Look, every: float = EVERY) -> dict[GpuKey | Job, float]:
 @pytest.mark.parametrize(
     ("scans", "since"),
     [
-        pytest.param([([MENDED], [])], {}, id="there is none"),
-        pytest.param([([MISMATCHED], [])], BOTH, id="from the scan that saw it"),
-        pytest.param(
-            [([MENDED], []), ([MISMATCHED], [])], {GPU: 1, JOB: 1}, id="and not from the first one"
-        ),
-        pytest.param([([MISMATCHED], [])] * 3, BOTH, id="while it lasts"),
-        pytest.param([([MISMATCHED], []), ([MENDED], [])], {}, id="until it is mended"),
-        pytest.param([([MISMATCHED], []), ([], [])], {}, id="or gone"),
-        pytest.param(
-            [([MISMATCHED], []), ([MENDED], []), ([MISMATCHED], [])],
-            {GPU: 2, JOB: 2},
-            id="another one is new",
-        ),
-        pytest.param([([MISMATCHED], []), ([], [GPU])], {}, id="not told while nobody can see it"),
-        pytest.param(
-            [([MISMATCHED], []), ([], [GPU]), ([MISMATCHED], [])], BOTH, id="and not forgotten"
-        ),
-        pytest.param(
-            [([MISMATCHED], []), ([MENDED], [OTHER_GPU]), ([MISMATCHED], [])],
-            {GPU: 2, JOB: 2},
-            id="mended while another GPU cannot be seen",
-        ),
-        pytest.param(
-            [([MISMATCHED, ELSEWHERE], []), ([MISMATCHED], [OTHER_GPU]), ([ELSEWHERE], [])],
-            {OTHER_GPU: 0, JOB: 0},
-            id="one that cannot be seen keeps its own",
-        ),
-        pytest.param([([DAEMON], [])], {}, id="a known daemon's is none"),
+        ([IS_NEAR], {}),
+        ([IS_FAR], BOTH),
+        ([IS_NEAR, IS_FAR], {GPU: 1, JOB: 1}),
+        ([IS_FAR, IS_FAR, IS_FAR], BOTH),
+        ([IS_FAR, IS_NEAR], {}),
+        ([IS_FAR, GONE], {}),
+        ([IS_FAR, IS_NEAR, IS_FAR], {GPU: 2, JOB: 2}),  # another one is new
+        # What cannot be seen is neither told nor forgotten.
+        ([IS_FAR, HIDDEN], {}),
+        ([IS_FAR, HIDDEN, IS_FAR], BOTH),
+        ([IS_FAR, ([NEAR], [OTHER]), IS_FAR], {GPU: 2, JOB: 2}),
+        ([([FAR, ELSEWHERE], []), ([FAR], [OTHER]), ([ELSEWHERE], [])], {OTHER: 0, JOB: 0}),
+        ([([seen("0", is_daemon=True)], [])], {}),
     ],
 )
 def test_a_mismatch_is_dated_while_it_lasts(
@@ -202,21 +156,19 @@ def test_a_mismatch_is_dated_while_it_lasts(
 
 
 def test_a_job_that_ended_unseen_is_forgotten_though_a_gpu_is_never_seen_again() -> None:
-    blind: Look = ([], [OTHER_GPU])
-    ended: list[Look] = [([MISMATCHED], []), blind]
-    lately = noted(*ended, ([MISMATCHED], []))
-    assert lately == {GPU: 2, JOB: 0}
-    assert noted(*ended, blind, ([MISMATCHED], []), every=REMEMBERED) == {GPU: 3, JOB: 3}
+    assert noted(IS_FAR, OTHER_HIDDEN, IS_FAR) == {GPU: 2, JOB: 0}
+    late = noted(IS_FAR, OTHER_HIDDEN, OTHER_HIDDEN, IS_FAR, every=REMEMBERED)
+    assert late == {GPU: 3, JOB: 3}
 
 
 def test_a_gpu_that_got_anothers_number_begins_anew() -> None:
     ledger = CpuTimeCounters(100)
     for moment in (0, 1):
         ledger.book([of(far(500 * moment))], [GPU], 100.0 + moment)
-        since = ledger.note([MISMATCHED], [], float(moment))
+        since = ledger.note([FAR], [], float(moment))
     assert (ledger.gpu_time[GPU], since[GPU]) == (CpuTime(5, 5), 0)
     ledger.forget(GPU)
     ledger.book([of(far(600))], [GPU], 102.0)
-    since = ledger.note([MISMATCHED], [], 2.0)
+    since = ledger.note([FAR], [], 2.0)
     assert (ledger.gpu_time[GPU], since[GPU]) == (CpuTime(1, 1), 2)
     assert (ledger.job_time[JOB], since[JOB]) == (CpuTime(6, 6), 0)

@@ -19,57 +19,46 @@ from tests.support.audit_facts import GPU, KUBERNETES_POD, SLURM_JOB, process, s
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.machines.strategies import machines
+from tests.support.tables import rows
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1], threads=2, siblings="adjacent")
-FOUR = machine("mi250x")  # GPU 0 is on node 3, CPUs 48-63 and 112-127: core 48 is 48 and 112
-ON_FOUR = ("amd", 0)
-LOST = made({0: "0-3", 1: "4-7"}, gpus=[None])
+THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 2, 1])
 ONE = made({0: "0-7"}, gpus=[0])
+LOST = made({0: "0-3", 1: "4-7"}, gpus=[None])
+FOUR = machine("mi250x")  # GPU 0 is on node 3, CPUs 48-63 and 112-127: core 48 is 48 and 112
+SECOND = ("nvidia", 1)
+
+
+def judged(topology: Topology, facts: ProcessFacts) -> tuple[str, str]:
+    found = Judge(topology).judge(facts)
+    return found.placement, found.cause or ""
 
 
 @pytest.mark.parametrize(
-    ("masks", "placement", "itself"),
-    [
-        pytest.param(["4-7", "4-7"], "local", [], id="all near"),
-        pytest.param(["0-3", "0-3"], "remote", [], id="all far"),
-        pytest.param(["3-4", "3-4"], "mixed", [], id="each on both sides"),
-        pytest.param(["0-7", "0-7"], "unpinned", [], id="none is pinned"),
-        pytest.param(["4-7", "0-7"], "unpinned", [], id="taskset without -a: one is pinned"),
-        pytest.param(["4-7", "0-3"], "mixed", [], id="a thread far, by a mask of its own"),
-        pytest.param(["0-3", "2-5"], "mixed", [], id="far and mixed"),
-        pytest.param(["4-7", "5-6"], "local", [1], id="a library took a part, near"),
-        pytest.param(["0-7", "0-3"], "unpinned", [1], id="and far, where nothing is pinned"),
-        pytest.param(["4-7", "2-3"], "local", [1], id="NCCL took a core elsewhere"),
-        pytest.param(["4-7", "1"], "local", [1], id="or a CPU"),
-        pytest.param(["4", "5", "6-7"], "local", [1, 2], id="OpenMP has a core for each thread"),
-        pytest.param(
-            ["4", "6", "0-7"], "unpinned", [1], id="and the threads from before it are judged"
-        ),
-        pytest.param(["4-7", "1-2"], "mixed", [], id="two CPUs of two cores are no library's"),
-    ],
+    ("masks", "expected", "itself"),
+    rows("""
+    all near | 4-7 4-7 | local |
+    all far | 0-3 0-3 | remote |
+    each on both sides | 3-4 3-4 | mixed |
+    none is pinned | 0-7 0-7 | unpinned |
+    taskset without -a: one is pinned | 4-7 0-7 | unpinned |
+    a thread far, by a mask of its own | 4-7 0-3 | mixed |
+    far and mixed | 0-3 2-5 | mixed |
+    a library took a part, near | 4-7 5-6 | local | 1
+    and far, where nothing is pinned | 0-7 0-3 | unpinned | 1
+    NCCL took a core elsewhere | 4-7 2-3 | local | 1
+    or a CPU | 4-7 1 | local | 1
+    OpenMP has a core for each thread | 4 5 6-7 | local | 1 2
+    and the threads from before it are judged | 4 6 0-7 | unpinned | 1
+    two CPUs of two cores are no library's | 4-7 1-2 | mixed |
+    """),
 )
 def test_a_process_is_where_those_of_its_threads_are_that_no_library_pinned(
-    masks: list[str], placement: str, itself: list[int]
+    masks: str, expected: str, itself: str
 ) -> None:
-    judged = Judge(TWO).judge(process(*masks))
-    assert judged.placement == placement
-    assert [at for at, own in enumerate(judged.pinned_itself) if own] == itself
-
-
-@pytest.mark.parametrize(
-    ("mask", "placement"),
-    [
-        pytest.param("48-63,112-127", "local", id="the GPU's node, both threads of each core"),
-        pytest.param("48,112", "local", id="one core of it"),
-        pytest.param("48-63,112-126", "local", id="all of it but a CPU"),
-        pytest.param("32-63,96-127", "mixed", id="its own node and the next"),
-        pytest.param("0-47,64-111", "remote", id="the three other nodes"),
-        pytest.param("0-127", "unpinned", id="the machine"),
-        pytest.param("0-126", "mixed", id="the machine but a CPU"),
-    ],
-)
-def test_on_a_machine_of_four_nodes_near_is_one_of_them(mask: str, placement: str) -> None:
-    assert Judge(FOUR).judge(process(mask, gpu=ON_FOUR)).placement == placement
+    judged = Judge(TWO).judge(process(*masks.split()))
+    assert judged.placement == expected
+    assert [f"{at}" for at, own in enumerate(judged.pinned_itself) if own] == itself.split()
 
 
 def test_every_thread_has_the_placement_of_its_own_mask() -> None:
@@ -78,109 +67,103 @@ def test_every_thread_has_the_placement_of_its_own_mask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "cpuset", "cause"),
-    [
-        pytest.param("4-7", "0-7", None, id="none: it is near"),
-        pytest.param("0-3", "0-3", "allocation", id="its cpuset has no near CPU"),
-        pytest.param("0", "0-3", "allocation", id="whatever part of that its mask is"),
-        pytest.param("0-3", "0-4", "mask", id="its cpuset has one, and its mask has none"),
-        pytest.param("0-4", "0-4", "mask", id="its mask is all that it may use, on both sides"),
-        pytest.param("0-3", None, "mask", id="nobody knows its cpuset"),
-        pytest.param("0-7", "0-7", "unpinned", id="it may run everywhere"),
-        pytest.param("0-7", None, "unpinned", id="everywhere, and nobody knows its cpuset"),
-    ],
+    ("mask", "expected"),
+    rows("""
+    the GPU's node, both threads of each core | 48-63,112-127 | local
+    one core of it | 48,112 | local
+    all of it but a CPU | 48-63,112-126 | local
+    its own node and the next | 32-63,96-127 | mixed
+    the three other nodes | 0-47,64-111 | remote
+    the machine | 0-127 | unpinned
+    the machine but a CPU | 0-126 | mixed
+    """),
 )
-def test_the_cause_is_who_keeps_it_from_its_gpu(
-    mask: str, cpuset: str | None, cause: str | None
-) -> None:
-    judged = Judge(TWO).judge(process(mask, cpuset=cpuset))
-    assert judged.cause == cause
-
-
-THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 2, 1])
-SECOND = ("nvidia", 1)
+def test_on_a_machine_of_four_nodes_near_is_one_of_them(mask: str, expected: str) -> None:
+    assert Judge(FOUR).judge(process(mask, gpu=("amd", 0))).placement == expected
 
 
 @pytest.mark.parametrize(
-    ("mask", "cpuset", "placement", "cause"),
-    [
-        pytest.param("4-11", "0-11", "local", None, id="both nodes"),
-        pytest.param("4-7", "0-11", "local", None, id="one of the two"),
-        pytest.param("8", "0-11", "local", None, id="a CPU of the other"),
-        pytest.param("6-9", "0-11", "local", None, id="some of each"),
-        pytest.param("0-3", "0-11", "remote", "mask", id="far from both"),
-        pytest.param("0-3", "0-8", "remote", "mask", id="though its cpuset is near one of them"),
-        pytest.param("0-3", "0-3", "remote", "allocation", id="and its cpuset far from both"),
-        pytest.param("0-7", "0-11", "mixed", "mask", id="near one, and far from both"),
-        pytest.param("0-11", "0-11", "unpinned", "unpinned", id="nobody pinned it"),
-    ],
+    ("mask", "cpuset", "cause"),
+    rows("""
+    none: it is near | 4-7 | 0-7 |
+    its cpuset has no near CPU | 0-3 | 0-3 | allocation
+    whatever part of that its mask is | 0 | 0-3 | allocation
+    its cpuset has one, and its mask has none | 0-3 | 0-4 | mask
+    its mask is all that it may use, on both sides | 0-4 | 0-4 | mask
+    its cpuset is not known | 0-3 |  | mask
+    it may run everywhere | 0-7 | 0-7 | unpinned
+    everywhere, and its cpuset is not known | 0-7 |  | unpinned
+    """),
+)
+def test_the_cause_is_what_keeps_it_from_its_gpu(mask: str, cpuset: str, cause: str) -> None:
+    assert judged(TWO, process(mask, cpuset=cpuset or None))[1] == cause
+
+
+@pytest.mark.parametrize(
+    ("mask", "cpuset", "expected", "cause"),
+    rows("""
+    both nodes | 4-11 | 0-11 | local |
+    one of the two | 4-7 | 0-11 | local |
+    a CPU of the other | 8 | 0-11 | local |
+    some of each | 6-9 | 0-11 | local |
+    far from both | 0-3 | 0-11 | remote | mask
+    though its cpuset is near one of them | 0-3 | 0-8 | remote | mask
+    and its cpuset far from both | 0-3 | 0-3 | remote | allocation
+    near one, and far from both | 0-7 | 0-11 | mixed | mask
+    unpinned | 0-11 | 0-11 | unpinned | unpinned
+    """),
 )
 @pytest.mark.parametrize(
     "facts",
     [
-        pytest.param(process(beside=(SECOND,)), id="it holds both"),
-        pytest.param(process(gpu=SECOND, beside=(GPU,)), id="the other first"),
-        pytest.param(process(beside=(SECOND,), holder=50), id="it works for who holds both"),
+        process(beside=(SECOND,)),
+        process(gpu=SECOND, beside=(GPU,)),
+        process(beside=(SECOND,), holder=50),  # it works for what holds both
     ],
 )
 def test_near_several_gpus_is_what_is_near_any_of_them(
-    facts: ProcessFacts, mask: str, cpuset: str, placement: str, cause: str | None
+    facts: ProcessFacts, mask: str, cpuset: str, expected: str, cause: str
 ) -> None:
     facts = replace(facts, threads=process(mask).threads, cpuset=parse_list(cpuset))
-    judged = Judge(THREE).judge(facts)
-    assert (judged.placement, judged.cause) == (placement, cause)
-    assert judged.near == parse_list("4-11")
+    assert judged(THREE, facts) == (expected, cause)
+    assert Judge(THREE).judge(facts).near == parse_list("4-11")
 
 
-def test_whose_gpus_are_on_all_nodes_is_local_anywhere() -> None:
-    judged = Judge(made({0: "0-3", 1: "4-7"}, gpus=[0, 1])).judge(process("3", beside=(SECOND,)))
-    assert (judged.placement, judged.near) == ("local", parse_list("0-7"))
+@pytest.mark.parametrize("masks", [["0"], ["0-7"], ["0-3", "4", "2-5"]])
+def test_on_one_node_and_with_gpus_on_all_nodes_all_is_local(masks: list[str]) -> None:
+    assert judged(ONE, process(*masks, cpuset="0-7")) == ("local", "")
+    both = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
+    assert judged(both, process(*masks, beside=(SECOND,))) == ("local", "")
 
 
-@pytest.mark.parametrize("mask", ["0-3", "4-7", "0-7"])
-def test_who_works_on_one_gpu_whose_place_nobody_knows_is_not_judged_by_the_others(
-    mask: str,
+@pytest.mark.parametrize("masks", [["0"], ["4-7"], ["0-7"], ["0-3", "4", "2-5"]])
+def test_of_a_gpu_whose_place_is_not_known_nothing_is_known_and_its_others_do_not_tell(
+    masks: list[str],
 ) -> None:
     half_known = made({0: "0-3", 1: "4-7"}, gpus=[1, None])
-    judged = Judge(half_known).judge(process(mask, beside=(SECOND,), cpuset="0-3"))
-    assert (judged.placement, judged.cause, judged.near) == ("unknown", None, None)
+    for topology, beside in ((LOST, ()), (half_known, (SECOND,))):
+        facts = process(*masks, cpuset="0-3", beside=beside)
+        assert judged(topology, facts) == ("unknown", "")
+        assert Judge(topology).judge(facts).near is None
+    assert Judge(LOST).near == {GPU: None}
 
 
-@pytest.mark.parametrize("masks", [["0"], ["0-7"], ["0-3", "4", "2-5"]])
-def test_on_a_machine_of_one_node_all_is_local(masks: list[str]) -> None:
-    judged = Judge(ONE).judge(process(*masks, cpuset="0-7"))
-    assert (judged.placement, judged.cause) == ("local", None)
-
-
-@pytest.mark.parametrize("masks", [["0"], ["0-7"], ["0-3", "4", "2-5"]])
-def test_of_a_gpu_whose_place_nobody_knows_nothing_is_known(masks: list[str]) -> None:
-    judge = Judge(LOST)
-    judged = judge.judge(process(*masks, cpuset="0-3"))
-    assert (judged.placement, judged.cause) == ("unknown", None)
-    assert judged.near is None
-    assert judge.near == {("nvidia", 0): None}
-
-
-def test_a_main_thread_that_has_ended_is_not_judged_and_the_others_are() -> None:
-    judge = Judge(TWO)
-    assert judge.judge(process("0-3", "4-7", state="Z")).placement == "local"
-    assert judge.judge(process("0-3", state="Z")).placement == "unknown"
-
-
-def test_what_is_not_there_is_unknown() -> None:
-    assert Judge(TWO).judge(process(state="X")).placement == "unknown"
+def test_what_has_ended_is_not_judged_and_threads_that_go_on_are() -> None:
+    assert judged(TWO, process("0-3", "4-7", state="Z"))[0] == "local"
+    assert judged(TWO, process("0-3", state="Z"))[0] == "unknown"
+    assert judged(TWO, process(state="X"))[0] == "unknown"
 
 
 @pytest.mark.parametrize(
     ("name", "uid", "membership", "is_known"),
     [
-        pytest.param("nv-hostengine", 0, Membership(), True, id="DCGM"),
-        pytest.param("nvidia-persiste", 999, Membership(), True, id="the kernel keeps 15 letters"),
-        pytest.param("dcgm-exporter", 0, KUBERNETES_POD, True, id="an exporter in a pod"),
-        pytest.param("dcgm-exporter", 0, SLURM_JOB, False, id="a name that a job has chosen"),
-        pytest.param("nv-hostengine", 1000, Membership(), False, id="or a user"),
-        pytest.param("nv-hostengine", None, Membership(), False, id="or nobody knows who"),
-        pytest.param("python3", 0, Membership(), False, id="a program"),
+        ("nv-hostengine", 0, Membership(), True),
+        ("nvidia-persiste", 999, Membership(), True),  # the kernel keeps 15 letters
+        ("dcgm-exporter", 0, KUBERNETES_POD, True),
+        ("dcgm-exporter", 0, SLURM_JOB, False),  # a name that a job has chosen, or a user
+        ("nv-hostengine", 1000, Membership(), False),
+        ("nv-hostengine", None, Membership(), False),
+        ("python3", 0, Membership(), False),
     ],
 )
 def test_known_daemons_are_known_by_their_names(
@@ -190,16 +173,12 @@ def test_known_daemons_are_known_by_their_names(
     assert is_known_daemon(facts) is is_known
 
 
-def test_a_known_daemon_is_judged_and_is_no_mismatch() -> None:
-    judged = Judge(TWO).judge(process("0-7", name="nv-hostengine", uid=0))
-    assert (judged.is_daemon, judged.placement, judged.cause) == (True, "unpinned", "unpinned")
-    assert not judged.is_mismatch
-
-
-def test_what_a_known_daemon_starts_is_a_part_of_it() -> None:
-    helper = process("0-7", name="sh", holds=False)
-    assert Judge(TWO).judge(helper, of_daemon=True).is_daemon
-    assert not Judge(TWO).judge(helper).is_daemon
+def test_a_known_daemon_and_what_it_starts_are_judged_and_are_no_mismatch() -> None:
+    daemon, helper = process("0-7", name="nv-hostengine", uid=0), process("0-7", holds=False)
+    for found in (Judge(TWO).judge(daemon), Judge(TWO).judge(helper, of_daemon=True)):
+        assert (found.is_daemon, found.is_mismatch) == (True, False)
+        assert (found.placement, found.cause) == ("unpinned", "unpinned")
+    assert Judge(TWO).judge(helper).is_mismatch
 
 
 @st.composite
@@ -210,9 +189,8 @@ def running(draw: st.DrawFn) -> tuple[Topology, ProcessFacts]:
     mask = st.sets(st.sampled_from(cpus), min_size=1).map(format_list)
     masks = draw(st.lists(mask | st.just(format_list(cpus)), min_size=1, max_size=5))
     cpuset = draw(st.none() | mask)
-    first, *beside = draw(
-        st.lists(st.sampled_from([gpu.key for gpu in topology.gpus]), min_size=1, unique=True)
-    )
+    keys = st.sampled_from([gpu.key for gpu in topology.gpus])
+    first, *beside = draw(st.lists(keys, min_size=1, unique=True))
     return topology, process(*masks, gpu=first, cpuset=cpuset, beside=tuple(beside))
 
 
@@ -223,13 +201,8 @@ def test_a_judgement_agrees_with_the_masks_that_count(
     topology, facts = known
     judged = Judge(topology).judge(facts)
     gpus = [it for it in topology.gpus if it.key in facts.gpus]
-    lost = [gpu for gpu in gpus if gpu.numa_node is None]
-    near = vicinity(topology, lost or gpus)
-    counted = [
-        thread.mask
-        for thread, itself in zip(facts.threads, judged.pinned_itself, strict=True)
-        if not itself
-    ]
+    near = vicinity(topology, [gpu for gpu in gpus if gpu.numa_node is None] or gpus)
+    counted = [thread.mask for thread, _, itself in judged.placed if not itself]
     places = {placement(topology, near, mask) for mask in counted}
     assert facts.threads[0].mask in counted
     assert judged.placement in PLACEMENTS
@@ -250,19 +223,15 @@ def test_a_thread_that_a_library_pinned_changes_nothing(
     known: tuple[Topology, ProcessFacts], chance: Random
 ) -> None:
     topology, facts = known
-    main = facts.threads[0]
     cpu = chance.choice(sorted(topology.online))
-    worker = replace(main, tid=9999, mask=frozenset({cpu}))
-    judge = Judge(topology)
-    before = judge.judge(facts)
-    after = judge.judge(replace(facts, threads=(*facts.threads, worker)))
-    assert (after.placement, after.cause) == (before.placement, before.cause)
+    worker = replace(facts.threads[0], tid=9999, mask=frozenset({cpu}))
+    more = replace(facts, threads=(*facts.threads, worker))
+    assert judged(topology, more) == judged(topology, facts)
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_on_every_machine_a_process_on_the_near_cpus_is_local(name: str) -> None:
     topology = machine(name)
-    judge = Judge(topology)
-    for key, near in judge.near.items():
-        judged = judge.judge(process(format_list(near or topology.online), gpu=key))
-        assert judged.placement == ("unknown" if near is None else "local")
+    for key, near in Judge(topology).near.items():
+        place, _ = judged(topology, process(format_list(near or topology.online), gpu=key))
+        assert place == ("unknown" if near is None else "local")

@@ -12,154 +12,61 @@ from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER, POD, audit
 FIRST = Membership(Job("slurm", "7"))
 SECOND = Membership(Job("slurm", "8"))
 OTHER = Membership(container="ef56" * 16)
+NEAR = "4-7"
+
+
+def of(
+    membership: Membership, *masks: str, cpuset: str | None = None, near: str | None = NEAR
+) -> AuditedProcess:
+    """Return a process whose second thread was pinned by a library."""
+    return audited(process(*masks, membership=membership, cpuset=cpuset), itself=(1,), near=near)
+
+
+def of_session(session: int | None, mask: str, pid: int = 100) -> AuditedProcess:
+    return audited(process(mask, pid=pid, session=session))
 
 
 @pytest.mark.parametrize(
     ("processes", "expected"),
     [
-        pytest.param([], "", id="nobody runs"),
-        pytest.param(
-            [
-                audited(process("4-5", membership=FIRST)),
-                audited(process("6-7", membership=SECOND)),
-            ],
-            "",
-            id="two jobs, apart",
-        ),
-        pytest.param(
-            [
-                audited(process("4-5", membership=FIRST)),
-                audited(process("5-6", membership=SECOND)),
-            ],
-            "5",
-            id="two jobs that share a CPU",
-        ),
-        pytest.param(
-            [audited(process("4-5", membership=FIRST)), audited(process("5-6", membership=FIRST))],
-            "",
-            id="two processes of one job",
-        ),
-        pytest.param(
-            [
-                audited(process("4-7", membership=FIRST)),
-                audited(process("4-7", membership=SECOND)),
-            ],
-            "",
-            id="who takes all that is near shares it",
-        ),
-        pytest.param(
-            [
-                audited(process("4-5", membership=FIRST, cpuset="4-5")),
-                audited(process("4-5", membership=SECOND, cpuset="4-5")),
-            ],
-            "",
-            id="and all that its cpuset has of it",
-        ),
-        pytest.param(
-            [
-                audited(process("0-1", membership=FIRST)),
-                audited(process("0-1", membership=SECOND)),
-            ],
-            "",
-            id="far CPUs are another matter",
-        ),
-        pytest.param(
-            [
-                audited(process("4-7", "4", membership=FIRST), itself=(1,)),
-                audited(process("4-7", "4", membership=SECOND), itself=(1,)),
-            ],
-            "",
-            id="what libraries pinned does not count",
-        ),
-        pytest.param(
-            [
-                audited(process("4", membership=FIRST)),
-                audited(process("4", name="nv-hostengine"), is_daemon=True),
-            ],
-            "",
-            id="nor do known daemons",
-        ),
-        pytest.param(
-            [audited(process("4", session=10)), audited(process("4", pid=200, session=11))],
-            "4",
-            id="of no job: by session",
-        ),
-        pytest.param(
-            [audited(process("4", session=10)), audited(process("4", pid=200, session=10))],
-            "",
-            id="of no job: one session",
-        ),
-        pytest.param(
-            [audited(process("4")), audited(process("4", pid=200))],
-            "4",
-            id="of no job and no known session: by process",
-        ),
-        pytest.param(
-            [
-                audited(process("4", session=1, membership=LONE_CONTAINER)),
-                audited(process("4", session=1, membership=OTHER)),
-            ],
-            "4",
-            id="of no job: by container, before the session",
-        ),
-        pytest.param(
-            [
-                audited(process("4-6", membership=FIRST)),
-                audited(process("5", membership=SECOND)),
-                audited(process("6", pid=300, session=3)),
-            ],
-            "5-6",
-            id="three of them",
-        ),
-        pytest.param(
-            [
-                audited(process("0-1,4-5", membership=FIRST), near="0-7"),
-                audited(process("1-2", membership=SECOND), near="0-3"),
-            ],
-            "1",
-            id="one that has taken a part of two nodes, for GPUs on both",
-        ),
-        pytest.param(
-            [
-                audited(process("0-7", membership=FIRST), near="0-7"),
-                audited(process("1-2", membership=SECOND), near="0-3"),
-            ],
-            "",
-            id="or all of both",
-        ),
+        ([], ""),
+        ([of(FIRST, "4-5"), of(SECOND, "6-7")], ""),
+        ([of(FIRST, "4-5"), of(SECOND, "5-6")], "5"),
+        ([of(FIRST, "4-5"), of(FIRST, "5-6")], ""),
+        # What takes all that is near, or all that its cpuset has of it, shares it.
+        ([of(FIRST, "4-7"), of(SECOND, "4-7")], ""),
+        ([of(FIRST, "4-5", cpuset="4-5"), of(SECOND, "4-5", cpuset="4-5")], ""),
+        # Far CPUs, what libraries pinned, known daemons and GPUs of unknown place do not count.
+        ([of(FIRST, "0-1"), of(SECOND, "0-1")], ""),
+        ([of(FIRST, "4-7", "4"), of(SECOND, "4-7", "4")], ""),
+        ([of(FIRST, "4"), audited(process("4", name="nv-hostengine"), is_daemon=True)], ""),
+        ([of(FIRST, "4", near=None), of(SECOND, "4", near=None)], ""),
+        # What is of no job is of its container, else of its session, else by itself.
+        ([of_session(10, "4"), of_session(11, "4")], "4"),
+        ([of_session(10, "4"), of_session(10, "4", pid=200)], ""),
+        ([of_session(None, "4"), of_session(None, "4", pid=200)], "4"),
+        ([of(LONE_CONTAINER, "4"), of(OTHER, "4")], "4"),
+        ([of(FIRST, "4-6"), of(SECOND, "5"), of_session(3, "6")], "5-6"),
+        # Of GPUs on two nodes a part of both is unique, and all of both is not.
+        ([of(FIRST, "0-1,4-5", near="0-7"), of(SECOND, "1-2", near="0-3")], "1"),
+        ([of(FIRST, "0-7", near="0-7"), of(SECOND, "1-2", near="0-3")], ""),
     ],
 )
 def test_overlap(processes: list[AuditedProcess], expected: str) -> None:
     assert format_list(frozenset().union(*overlap(processes).values())) == expected
 
 
-def test_where_nobody_knows_what_is_near_nothing_overlaps() -> None:
-    both = [audited(process("4", membership=it), near=None) for it in (FIRST, SECOND)]
-    assert overlap(both) == {}
-
-
-def test_the_owners_of_an_overlap_are_named() -> None:
-    pod, container = KUBERNETES_POD, LONE_CONTAINER
+def test_the_owners_of_an_overlap_are_named_once_for_all_of_its_cpus() -> None:
     found = overlap(
         [
-            audited(process("4-5", membership=FIRST)),
-            audited(process("5-6", membership=SECOND)),
-            audited(process("5", membership=FIRST)),
-            audited(process("6", membership=pod)),
-            audited(process("7", membership=container)),
-            audited(process("7", session=40)),
-            audited(process("4,7", pid=300)),
+            *(of(FIRST, "4-5,8-9", near="4-10"), of(SECOND, "5-6,8-9", near="4-10")),
+            *(of(FIRST, "5"), of(KUBERNETES_POD, "6"), of(LONE_CONTAINER, "7")),
+            *(of_session(40, "7"), of_session(None, "4,7", pid=300)),
         ]
     )
     assert found == {
         ("session 300", "slurm 7"): {4},
-        ("slurm 7", "slurm 8"): {5},
+        ("slurm 7", "slurm 8"): {5, 8, 9},
         (f"kubernetes {POD}", "slurm 8"): {6},
         ("container cd34cd34cd34", "session 300", "session 40"): {7},
     }
-
-
-def test_cpus_with_the_same_owners_are_told_together() -> None:
-    both = [audited(process("4-6", membership=it)) for it in (SECOND, FIRST)]
-    found = overlap(both)
-    assert found == {("slurm 7", "slurm 8"): {4, 5, 6}}

@@ -25,10 +25,12 @@ from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1, 0])
+THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 0])  #: a node has no GPU
+APART = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 2])
 PLACE = "GPU 0 is on node 1, near CPUs 4-7"
+BOTH = "GPUs 0-1 are on nodes 1-2, near CPUs 4-11"
 PCI, OTHER_PCI = "0000:10:00.0", "0000:11:00.0"
 OTHER = ("nvidia", 1)
-APART = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 2])
 
 
 def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | None]:
@@ -38,52 +40,57 @@ def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | N
     return [None if it is None else str(it) for it in map(known.of, judged)]
 
 
-def remedy(*masks: str, cpuset: str = "0-7", membership: Membership | None = None) -> str:
-    (said,) = remedies(process(*masks, cpuset=cpuset, membership=membership or Membership()))
-    assert said is not None
-    return said
+def of_slurm(place: str, cores: str) -> str:
+    return (
+        f"{place}, and its job was given no CPU there: have {cores} of gres.conf (affinityd slurm "
+        "gres-conf writes it), and submit with --gres-flags=enforce-binding"
+    )
 
 
-def commands(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | None]:
-    """Return the command that mends each of them, without its name and its end."""
-    said = remedies(*processes, topology=topology)
-    found = (re.search("affinityd pin (.*) mends it now", it or "") for it in said)
-    return [it and it[1] for it in found]
+def of_kubelet(place: str, policy: str) -> str:
+    return (
+        f"{place}, and its pod was given no CPU there: set the kubelet's topologyManagerPolicy: "
+        f"{policy} and cpuManagerPolicy: static, and give the pod whole CPUs in the Guaranteed QoS "
+        "class"
+    )
+
+
+CHOOSE = "has no CPU there: whoever set that is to choose near ones"
+CORES = "Cores=4-7 and Cores=8-11 in the GPUs' lines"
 
 
 @pytest.mark.parametrize(
-    ("membership", "said"),
+    ("membership", "of_one", "of_two"),
     [
-        pytest.param(
+        (
             SLURM_JOB,
-            f"{PLACE}, and its job was given no CPU there: have Cores=4-7 in the GPU's line of "
-            "gres.conf (affinityd slurm gres-conf writes it), and submit with "
-            "--gres-flags=enforce-binding",
-            id="Slurm",
+            of_slurm(PLACE, "Cores=4-7 in the GPU's line"),
+            of_slurm(BOTH, CORES),
         ),
-        pytest.param(
+        (
             KUBERNETES_POD,
-            f"{PLACE}, and its pod was given no CPU there: set the kubelet's "
-            "topologyManagerPolicy: single-numa-node (or best-effort) and cpuManagerPolicy: "
-            "static, and give the pod whole CPUs in the Guaranteed QoS class",
-            id="Kubernetes",
+            of_kubelet(PLACE, "single-numa-node (or best-effort)"),
+            of_kubelet(BOTH, "best-effort"),
         ),
-        pytest.param(
+        (
             LONE_CONTAINER,
-            f"{PLACE}, and its cpuset, 0-3 (container cd34cd34cd34), has no CPU there: whoever set "
-            "that is to choose near ones",
-            id="a container of no scheduler's",
+            f"{PLACE}, and its cpuset, 0-3 (container cd34cd34cd34), {CHOOSE}",
+            f"{BOTH}, and its cpuset, 0-3 (container cd34cd34cd34), {CHOOSE}",
         ),
-        pytest.param(
-            None,
-            f"{PLACE}, and its cpuset, 0-3, has no CPU there: whoever set that is to choose "
-            "near ones",
-            id="nobody knows whose",
+        (
+            Membership(),
+            f"{PLACE}, and its cpuset, 0-3, {CHOOSE}",
+            f"{BOTH}, and its cpuset, 0-3, {CHOOSE}",
         ),
     ],
 )
-def test_an_allocation_is_mended_by_who_made_it(membership: Membership | None, said: str) -> None:
-    assert remedy("0-3", cpuset="0-3", membership=membership) == said
+def test_an_allocation_is_mended_by_what_made_it(
+    membership: Membership, of_one: str, of_two: str
+) -> None:
+    far = process("0-3", cpuset="0-3", membership=membership)
+    beside = process("0-3", cpuset="0-3", membership=membership, beside=(OTHER,))
+    assert remedies(far) == [of_one]
+    assert remedies(beside, topology=APART) == [of_two]
 
 
 def test_the_cores_are_those_that_gres_conf_is_written_with() -> None:
@@ -92,148 +99,79 @@ def test_the_cores_are_those_that_gres_conf_is_written_with() -> None:
     (said,) = remedies(facts, topology=topology)
     (line,) = (it for it in GresConf(topology).lines() if "gpu 0 " in it or "/dev/nvidia0 " in it)
     (field,) = (word for word in line.split() if word.startswith("Cores="))
-    assert said is not None
-    assert f"have {field} in" in said
+    assert f"have {field} in" in str(said)
+
+
+IN_CPUSET = "and its cpuset has CPUs there"
 
 
 @pytest.mark.parametrize(
-    ("masks", "options"),
+    ("masks", "why", "options"),
     [
-        pytest.param(["0-3", "0-3"], "", id="all alike"),
-        pytest.param(
-            ["4-7", "0-2"],
-            "--force ",
-            id="a thread that differs from the main one would else be left alone",
-        ),
-        pytest.param(["0-3", "1"], "", id="a library's thread is left"),
+        (["0-3", "0-3"], f"{PLACE}, {IN_CPUSET}", ""),
+        # A thread that differs from the main one would else be left alone; a library's is.
+        (["4-7", "0-2"], f"{PLACE}, {IN_CPUSET}", "--force "),
+        (["0-3", "1"], f"{PLACE}, {IN_CPUSET}", ""),
+        (["0-7"], f"it may run on every CPU, and {PLACE}; start it with affinityd exec", ""),
     ],
 )
-def test_a_mask_is_mended_by_a_pin(masks: list[str], options: str) -> None:
-    command = f"affinityd pin {options}--gpus {PCI} 100"
-    assert remedy(*masks) == f"{PLACE}, and its cpuset has CPUs there; {command} mends it now"
-
-
-def test_who_is_not_pinned_is_to_start_so_or_to_be_pinned_now() -> None:
-    assert remedy("0-7") == (
-        f"it may run on every CPU, and {PLACE}; start it with affinityd exec; "
-        f"affinityd pin --gpus {PCI} 100 mends it now"
-    )
-
-
 @pytest.mark.parametrize("uuid", ["GPU-8a1f0c3e", None])
-def test_the_gpu_is_named_by_what_means_the_same_in_every_container(uuid: str | None) -> None:
-    topology = replace(TWO, gpus=(replace(TWO.gpus[0], uuid=uuid),))
-    (said,) = remedies(process("0-3", cpuset="0-7"), topology=topology)
-    assert said is not None
-    assert f"affinityd pin --gpus {uuid or PCI} 100 " in said
-
-
-@pytest.mark.parametrize(
-    ("membership", "said"),
-    [
-        pytest.param(
-            SLURM_JOB,
-            "have Cores=4-7 and Cores=8-11 in the GPUs' lines of gres.conf (affinityd slurm "
-            "gres-conf writes it), and submit with --gres-flags=enforce-binding",
-            id="Slurm",
-        ),
-        pytest.param(
-            KUBERNETES_POD,
-            "set the kubelet's topologyManagerPolicy: best-effort and cpuManagerPolicy: static, "
-            "and give the pod whole CPUs in the Guaranteed QoS class",
-            id="Kubernetes, where no single node has both",
-        ),
-    ],
-)
-def test_an_allocation_far_from_all_of_several_gpus_names_them_all(
-    membership: Membership, said: str
+def test_a_mask_is_mended_by_a_pin_to_a_gpu_by_what_means_the_same_in_every_container(
+    masks: list[str], why: str, options: str, uuid: str | None
 ) -> None:
-    facts = process("0-3", cpuset="0-3", membership=membership, beside=(OTHER,))
-    (told,) = remedies(facts, topology=APART)
-    assert told is not None
-    assert told.startswith("GPUs 0-1 are on nodes 1-2, near CPUs 4-11, and its ")
-    assert told.endswith(f" was given no CPU there: {said}")
+    topology = replace(TWO, gpus=(replace(TWO.gpus[0], uuid=uuid),))
+    pin = f"affinityd pin {options}--gpus {uuid or PCI} 100"
+    said = remedies(process(*masks, cpuset="0-7"), topology=topology)
+    assert said == [f"{why}; {pin} mends it now"]
 
 
 def test_a_pin_names_all_of_its_gpus() -> None:
     facts = process("0-3", gpu=OTHER, beside=(GPU,), cpuset="0-11")
-    (told,) = remedies(facts, topology=APART)
-    assert told == (
-        "GPUs 0-1 are on nodes 1-2, near CPUs 4-11, and its cpuset has CPUs there; affinityd pin "
-        f"--gpus {PCI},{OTHER_PCI} 100 mends it now"
-    )
+    pin = f"affinityd pin --gpus {PCI},{OTHER_PCI} 100"
+    assert remedies(facts, topology=APART) == [f"{BOTH}, {IN_CPUSET}; {pin} mends it now"]
 
 
 RANK = process("0-3")
 RANK_OF_TWO = process("8-9", beside=(OTHER,))
-#: As TWO, and a node without a GPU.
-THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 0])
 
 
 def worker(mask: str, pid: int = 200, parent: int = 100) -> ProcessFacts:
     return process(mask, pid=pid, parent=parent, holder=100)
 
 
+def below(pid: int, parent: int, mask: str = "0-3", gpu: tuple[str, int] = GPU) -> ProcessFacts:
+    """Return a process that holds a GPU itself."""
+    return process(mask, pid=pid, parent=parent, gpu=gpu)
+
+
 @pytest.mark.parametrize(
     ("processes", "expected"),
     [
-        pytest.param(
-            [RANK, worker("0-3"), worker("0-3", 201, 200)],
-            [f"--tree --gpus {PCI} 100"] * 3,
-            id="one command for a rank and all that work for it",
+        ([RANK, worker("0-3"), worker("0-3", 201, 200)], ["--tree 0 100"] * 3),
+        ([process("4-7"), worker("0-3")], [None, "--tree --force 0 100"]),
+        # Workers that are near need no force.
+        ([RANK, worker("4-7"), worker("4-5", 201)], ["--tree 0 100", None, None]),
+        # One below it holds another GPU, the same one, or there is another GPU below the one below.
+        ([RANK, worker("0-3"), below(300, 200, "4-7", OTHER)], ["0 100", "0 200", "1 300"]),
+        ([RANK, worker("0-3"), below(300, 200)], ["--tree 0 100", "--tree 0 100", "0 300"]),
+        (
+            [RANK, worker("0-3"), below(300, 100), below(400, 300, "4-7", OTHER)],
+            ["0 100", "0 200", "0 300", "1 400"],
         ),
-        pytest.param(
-            [process("4-7"), worker("0-3")],
-            [None, f"--tree --force --gpus {PCI} 100"],
-            id="whom a pin of the rank alone left behind",
-        ),
-        pytest.param(
-            [RANK, worker("4-7"), worker("4-5", 201)],
-            [f"--tree --gpus {PCI} 100", None, None],
-            id="workers that are near need no force",
-        ),
-        pytest.param(
-            [RANK, worker("0-3"), process("4-7", pid=300, parent=200, gpu=OTHER)],
-            [f"--gpus {PCI} 100", f"--gpus {PCI} 200", f"--gpus {OTHER_PCI} 300"],
-            id="a process below it holds another GPU",
-        ),
-        pytest.param(
-            [RANK, worker("0-3"), process("0-3", pid=300, parent=200)],
-            [f"--tree --gpus {PCI} 100"] * 2 + [f"--gpus {PCI} 300"],
-            id="or the same one",
-        ),
-        pytest.param(
-            [
-                RANK,
-                worker("0-3"),
-                process("0-3", pid=300, parent=100),
-                process("4-7", pid=400, parent=300, gpu=OTHER),
-            ],
-            [*(f"--gpus {PCI} {pid}" for pid in (100, 200, 300)), f"--gpus {OTHER_PCI} 400"],
-            id="another GPU below the one below",
-        ),
-        pytest.param([worker("0-3")], [f"--gpus {PCI} 200"], id="a rank that was not read"),
-        pytest.param(
-            [RANK_OF_TWO, replace(worker("8-9"), beside=(OTHER,))],
-            [f"--tree --gpus {PCI},{OTHER_PCI} 100"] * 2,
-            id="a rank with two GPUs",
-        ),
-        pytest.param(
-            [RANK_OF_TWO, process("8-9", pid=300, parent=100)],
-            [f"--gpus {PCI},{OTHER_PCI} 100", f"--gpus {PCI} 300"],
-            id="and one below it with one of them",
-        ),
+        ([worker("0-3")], ["0 200"]),  # its rank was not read
+        ([RANK_OF_TWO, replace(worker("8-9"), beside=(OTHER,))], ["--tree 0,1 100"] * 2),
+        ([RANK_OF_TWO, below(300, 100, "8-9")], ["0,1 100", "0 300"]),
+        # Parents that seem to go in a circle come to an end.
+        ([below(100, 200), below(200, 100)], ["0 100", "0 200"]),
     ],
 )
 def test_a_family_is_mended_as_one(
     processes: list[ProcessFacts], expected: list[str | None]
 ) -> None:
-    assert commands(*processes, topology=THREE) == expected
-
-
-def test_parents_that_seem_to_go_in_a_circle_come_to_an_end() -> None:
-    circle = [process("0-3", pid=pid, parent=300 - pid) for pid in (100, 200)]
-    assert commands(*circle) == [f"--gpus {PCI} {facts.pid}" for facts in circle]
+    said = (it or "" for it in remedies(*processes, topology=THREE))
+    found = (re.search("affinityd pin (.*) mends it now", it) for it in said)
+    pins = [it and it[1].replace(PCI, "0").replace(OTHER_PCI, "1") for it in found]
+    assert [it and it.replace("--gpus ", "") for it in pins] == expected
 
 
 COMPUTES = (
@@ -241,35 +179,26 @@ COMPUTES = (
     "time for 60 s"
 )
 IDLE = "it has used no CPU time for 61 s: look what it is, then end it: kill 100"
+WAIT = "look at process 50, which has to wait(2) for it or to end"
 
 
 @pytest.mark.parametrize(
     ("facts", "idle", "said"),
     [
-        pytest.param(RANK, None, COMPUTES, id="it was looked at once"),
-        pytest.param(RANK, 59.0, COMPUTES, id="it used CPU time a minute ago"),
-        pytest.param(RANK, 61.0, IDLE, id="it has been idle for longer"),
-        pytest.param(
-            process("0-3", "0-3", state="Z"), 0.0, COMPUTES, id="only its main thread has ended"
-        ),
-        pytest.param(
-            process("0-3", state="Z"),
-            61.0,
-            "look at process 50, which has to wait(2) for it or to end",
-            id="it has ended",
-        ),
-        pytest.param(process("0-3", state="Z", parent=1), 0.0, None, id="and init is to notice"),
-        pytest.param(
-            process("0-3", state="X"), 0.0, "reset the GPU once nobody else uses it", id="a ghost"
-        ),
+        (RANK, {}, COMPUTES),  # it was looked at once
+        (RANK, {100: 59.0}, COMPUTES),
+        (RANK, {100: 61.0}, IDLE),
+        (process("0-3", "0-3", state="Z"), {100: 0.0}, COMPUTES),  # only its main thread has ended
+        (process("0-3", state="Z"), {100: 61.0}, WAIT),
+        (process("0-3", state="Z", parent=1), {100: 0.0}, None),  # init is to notice
+        (process("0-3", state="X"), {100: 0.0}, "reset the GPU once nobody else uses it"),
     ],
 )
 def test_no_remedy_ends_an_orphan_that_still_computes(
-    facts: ProcessFacts, idle: float | None, said: str | None
+    facts: ProcessFacts, idle: dict[int, float], said: str | None
 ) -> None:
     orphan = audited(facts, "remote", cause="mask", orphan="its job has ended")
-    scan = replace(scan_of(TWO, orphan), idle={} if idle is None else {100: idle})
-    told = Remedies(TWO, scan).end(orphan)
+    told = Remedies(TWO, replace(scan_of(TWO, orphan), idle=idle)).end(orphan)
     assert (None if told is None else str(told)) == said
 
 
