@@ -37,7 +37,7 @@ exec "$@"
 #: The node of most tests: a DGX A100 whose GPU 2 is /dev/nvidia5 and has this block.
 ONLINE = EIGHT.online
 GPU_2 = "16-23,144-151"
-SHELLS = [["dash"], ["bash", "--posix"]]
+SHELLS = [["dash"], ["bash", "--posix"], ["busybox", "sh"]]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class Pod:
         program.chmod(0o755)
         script = (self.to / "run").read_text()
         places = f"dev={folder}/dev sys={folder}/sys proc={folder}/proc"
-        (self.to / "run").write_text(script.replace("dev=/dev sys=/sys proc=/proc", places))
+        script = script.replace("dev=/dev sys=/sys proc=/proc", places)
+        # By its path: by its name, some sh of busybox take the one that they have in them.
+        (self.to / "run").write_text(script.replace("taskset=taskset", f"taskset={program}"))
 
     def has(self, *devices: str) -> None:
         """Have these device files and no others: nvidia0, or dri/renderD128 of AMD's."""
