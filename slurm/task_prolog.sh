@@ -47,6 +47,7 @@ leave() { # [REASON]
 }
 read_lines() { # PREFIX FILE: PREFIX_NAME of each line NAME=VALUE; the last of a name counts
     while read -r line || [ -n "$line" ]; do
+        [ "${#line}" -lt 4096 ] || continue # to cut a longer one takes some shells seconds
         name=${line%%[= ]*} value=${line#*=}
         case $line in *=*) ;; *) continue ;; esac
         case $name in '' | *[!A-Za-z_]*) continue ;; esac
