@@ -81,6 +81,12 @@ def tree_of(
     return open_tree(str(root))
 
 
+def files_of(folder: str, text: str) -> dict[str, object]:
+    """Return the files below a folder that are written as `path=text; path=text`."""
+    pairs = (line.strip().partition("=") for line in text.split(";") if line.strip())
+    return {f"{folder}/{path}": content for path, _, content in pairs}
+
+
 def put(path: Path, text: object) -> None:
     """Write a kernel file, and the folders on the way to it."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,3 +1,5 @@
+"""CPUs, cores and caches, as kernels of any age show them."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,198 +10,136 @@ from affinityd.cpuset import format_list
 from affinityd.discovery import discover
 from affinityd.errors import TreeError
 from affinityd.topology.model import Topology
-from tests.support.machines.sysfs_tree import tree_of
+from tests.support.machines.sysfs_tree import files_of, tree_of
 
-CPU = "sys/devices/system/cpu"
-NODE = "sys/devices/system/node"
-
-Files = dict[str, object]
+SYSTEM = "sys/devices/system"
 
 
-def read(tmp_path: Path, files: Files) -> Topology:
-    return discover(tree_of(tmp_path, files), None)
+def read(tmp_path: Path, files: str) -> Topology:
+    """Read a machine of these files below the folders of CPUs and nodes."""
+    return discover(tree_of(tmp_path, files_of(SYSTEM, files)), None)
 
 
-def cores(topology: Topology) -> list[str]:
-    return [format_list(core.cpus) for core in topology.cores]
+def cpus(text: str) -> str:
+    """Write the paths below the folder of CPUs: cpu0/… and online as they are there."""
+    return "; ".join(f"cpu/{it.strip()}" for it in text.split(";"))
 
 
-def siblings(cpu: int, cpus: str) -> Files:
-    return {f"{CPU}/cpu{cpu}/topology/thread_siblings_list": cpus}
+T = "topology/thread_siblings"
+CORES = {
+    "CPUs of no topology are cores": ("online=0-2", "0 1 2"),
+    "CPUs that share thread_siblings_list are a core": (
+        f"online=0-3; cpu0/{T}_list=0,2; cpu1/{T}_list=1,3",
+        "0,2 1,3",
+    ),
+    "a core with a thread offline keeps the other": (
+        f"online=0-1,3; cpu0/{T}_list=0,2; cpu1/{T}_list=1,3",
+        "0 1,3",
+    ),
+    "an old kernel has the siblings as a mask only": (
+        f"online=0-1,32; cpu0/{T}=00000001,00000001",
+        "0,32 1",
+    ),
+    "siblings that cannot be read leave the CPU alone": (f"online=0-1; cpu0/{T}_list=what?", "0 1"),
+    "a CPU that two cores claim is the first one's": (
+        f"online=0-2; cpu0/{T}_list=0-1; cpu2/{T}_list=1-2",
+        "0-1 2",
+    ),
+    "without cpu/online, CPUs with a topology that are not off are online": (
+        f"cpu0/{T}=1; cpu1/{T}=2; cpu2/{T}=4; cpu0/online=1; cpu1/online=0; cpu3/online=1",
+        "0 2",
+    ),
+}
 
 
-def cache(cpu: int, index: int, level: int, kind: str, cpus: str) -> Files:
-    folder = f"{CPU}/cpu{cpu}/cache/index{index}"
-    return {f"{folder}/level": level, f"{folder}/type": kind, f"{folder}/shared_cpu_list": cpus}
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        pytest.param({f"{CPU}/online": "0-2"}, ["0", "1", "2"], id="CPUs of no topology are cores"),
-        pytest.param(
-            {f"{CPU}/online": "0-3", **siblings(0, "0,2"), **siblings(1, "1,3")},
-            ["0,2", "1,3"],
-            id="CPUs that share thread_siblings_list are a core",
-        ),
-        pytest.param(
-            {f"{CPU}/online": "0-1,3", **siblings(0, "0,2"), **siblings(1, "1,3")},
-            ["0", "1,3"],
-            id="a core with a thread offline keeps the other",
-        ),
-        pytest.param(
-            {
-                f"{CPU}/online": "0-1,32",
-                f"{CPU}/cpu0/topology/thread_siblings": "00000001,00000001",
-            },
-            ["0,32", "1"],
-            id="an old kernel has the siblings as a mask only",
-        ),
-        pytest.param(
-            {f"{CPU}/online": "0-1", **siblings(0, "what?"), **siblings(1, "1")},
-            ["0", "1"],
-            id="siblings that cannot be read leave the CPU alone",
-        ),
-        pytest.param(
-            {f"{CPU}/online": "0-2", **siblings(0, "0-1"), **siblings(2, "1-2")},
-            ["0-1", "2"],
-            id="a CPU that two cores claim is the first one's",
-        ),
-        pytest.param(
-            {
-                **siblings(0, "0"),
-                **siblings(1, "1"),
-                **siblings(2, "2"),
-                f"{CPU}/cpu0/online": 1,
-                f"{CPU}/cpu1/online": 0,
-                f"{CPU}/cpu3/online": 1,
-            },
-            ["0", "2"],
-            id="without cpu/online, CPUs with a topology that are not off are online",
-        ),
-    ],
-)
-def test_cores(tmp_path: Path, files: Files, expected: list[str]) -> None:
-    assert cores(read(tmp_path, files)) == expected
+@pytest.mark.parametrize(("files", "expected"), CORES.values(), ids=CORES)
+def test_cores(tmp_path: Path, files: str, expected: str) -> None:
+    found = [format_list(core.cpus) for core in read(tmp_path, cpus(files)).cores]
+    assert found == expected.split()
 
 
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        pytest.param({f"{CPU}/possible": "0-7", f"{CPU}/present": "0-3"}, "0-7", id="cpu/possible"),
-        pytest.param({f"{CPU}/present": "0-3"}, "0-3", id="else cpu/present"),
-        pytest.param({f"{CPU}/cpu5/online": "0"}, "0-1,5", id="else the folders, and the online"),
-        pytest.param({f"{CPU}/possible": "0"}, "0-1", id="an online CPU is possible"),
+        ("possible=0-7; present=0-3", "0-7"),
+        ("present=0-3", "0-3"),
+        ("cpu5/online=0", "0-1,5"),
+        ("possible=0", "0-1"),  # an online CPU is possible
     ],
 )
-def test_possible_cpus(tmp_path: Path, files: Files, expected: str) -> None:
-    assert format_list(read(tmp_path, {f"{CPU}/online": "0-1", **files}).possible) == expected
-
-
-def test_package_and_die_are_read_and_minus_one_is_none(tmp_path: Path) -> None:
-    topology = read(
-        tmp_path,
-        {
-            f"{CPU}/online": "0-1",
-            f"{CPU}/cpu0/topology/physical_package_id": 8,
-            f"{CPU}/cpu0/topology/die_id": 1,
-            f"{CPU}/cpu1/topology/physical_package_id": -1,
-        },
-    )
-    assert [(core.package, core.die) for core in topology.cores] == [(8, 1), (None, None)]
-
-
-def package(cpu: int, number: int) -> Files:
-    return {f"{CPU}/cpu{cpu}/topology/physical_package_id": number}
+def test_possible_cpus(tmp_path: Path, files: str, expected: str) -> None:
+    assert format_list(read(tmp_path, cpus(f"online=0-1; {files}")).possible) == expected
 
 
 @pytest.mark.parametrize(
-    ("files", "llc"),
-    [
-        pytest.param(
-            {**cache(0, 2, 2, "Unified", "0-1"), **cache(2, 2, 2, "Unified", "2-3")},
-            [0, 0, 2, 2],
-            id="CPUs that share the cache are a group",
-        ),
-        pytest.param(
-            {
-                **cache(0, 3, 3, "Unified", "0-3"),
-                **cache(0, 0, 1, "Data", "0"),
-                **cache(0, 10, 2, "Unified", "0-1"),
-            },
-            [0, 0, 0, 0],
-            id="the highest level counts, wherever it stands",
-        ),
-        pytest.param(
-            {
-                **cache(0, 0, 1, "Data", "0-1"),
-                **cache(0, 1, 1, "Instruction", "0-3"),
-                **cache(2, 0, 1, "Data", "2-3"),
-                **cache(2, 1, 1, "Instruction", "0-3"),
-            },
-            [0, 0, 2, 2],
-            id="an Instruction cache does not count",
-        ),
-        pytest.param(
-            {
-                f"{CPU}/cpu{cpu}/cache/index0/{name}": text
-                for cpu, mask in ((0, "3"), (2, "c"))
-                for name, text in (("level", 2), ("type", "Unified"), ("shared_cpu_map", mask))
-            },
-            [0, 0, 2, 2],
-            id="an old kernel has the sharers as a mask only",
-        ),
-        pytest.param(
-            {
-                **cache(0, 3, 3, "Unified", "0-3"),
-                f"{NODE}/node0/cpulist": "0,2",
-                f"{NODE}/node1/cpulist": "1,3",
-            },
-            [0, 1, 0, 1],
-            id="a cache that is wider than a NUMA node makes a group in each",
-        ),
-        pytest.param(
-            {**package(0, 0), **package(1, 0), **package(2, 1), **package(3, 1)},
-            [0, 0, 2, 2],
-            id="without caches, a node's CPUs of one package are a group",
-        ),
-        pytest.param(
-            {f"{NODE}/node0/cpulist": "0,3", f"{NODE}/node1/cpulist": "1-2"},
-            [0, 1, 1, 0],
-            id="without caches and packages, a node's CPUs are a group",
-        ),
-        pytest.param(
-            {**cache(0, 0, 2, "Unified", "0-3"), f"{CPU}/online": "1-3"},
-            [1, 1, 1],
-            id="a group goes by its lowest CPU that is online",
-        ),
-        pytest.param(
-            {**cache(0, 0, 3, "Unified", "0-1"), **cache(2, 0, 2, "Unified", "2")},
-            [0, 0, 2, 3],
-            id="cores without the highest level have their own highest",
-        ),
-    ],
+    ("text", "number"), [("8", 8), ("-1", None), (2**64 - 1, 2**64 - 1), (2**64, None)]
 )
-def test_llc_groups(tmp_path: Path, files: Files, llc: list[int]) -> None:
-    topology = read(tmp_path, {f"{CPU}/online": "0-3", **files})
+def test_a_package_and_a_die_are_numbers_of_64_bits_and_minus_one_is_none(
+    tmp_path: Path, text: object, number: int | None
+) -> None:
+    files = f"online=0; cpu0/topology/physical_package_id={text}; cpu0/topology/die_id={text}"
+    (core,) = read(tmp_path, cpus(files)).cores
+    assert (core.package, core.die) == (number, number)
+
+
+def cache(cpu: int, index: int, level: int, kind: str, shared: str) -> str:
+    folder = f"cpu/cpu{cpu}/cache/index{index}"
+    sharers = shared if "=" in shared else f"list={shared}"
+    return f"{folder}/level={level}; {folder}/type={kind}; {folder}/shared_cpu_{sharers};"
+
+
+P = "topology/physical_package_id"
+ALL_L3 = cache(0, 3, 3, "Unified", "0-3")
+INSTRUCTIONS = cache(0, 1, 1, "Instruction", "0-3") + cache(2, 1, 1, "Instruction", "0-3")
+LLCS = {
+    "CPUs that share the cache are a group": (
+        cache(0, 2, 2, "Unified", "0-1") + cache(2, 2, 2, "Unified", "2-3"),
+        [0, 0, 2, 2],
+    ),
+    "the highest level counts, wherever it stands": (
+        ALL_L3 + cache(0, 0, 1, "Data", "0") + cache(0, 10, 2, "Unified", "0-1"),
+        [0, 0, 0, 0],
+    ),
+    "an Instruction cache does not count": (
+        cache(0, 0, 1, "Data", "0-1") + cache(2, 0, 1, "Data", "2-3") + INSTRUCTIONS,
+        [0, 0, 2, 2],
+    ),
+    "an old kernel has the sharers as a mask only": (
+        cache(0, 0, 2, "Unified", "map=3") + cache(2, 0, 2, "Unified", "map=c"),
+        [0, 0, 2, 2],
+    ),
+    "a cache that is wider than a NUMA node makes a group in each": (
+        f"{ALL_L3} node/node0/cpulist=0,2; node/node1/cpulist=1,3",
+        [0, 1, 0, 1],
+    ),
+    "without caches, a node's CPUs of one package are a group": (
+        cpus(f"cpu0/{P}=0; cpu1/{P}=0; cpu2/{P}=1; cpu3/{P}=1"),
+        [0, 0, 2, 2],
+    ),
+    "without caches and packages, a node's CPUs are a group": (
+        "node/node0/cpulist=0,3; node/node1/cpulist=1-2",
+        [0, 1, 1, 0],
+    ),
+    "a group goes by its lowest CPU that is online": (f"{ALL_L3} cpu/online=1-3", [1, 1, 1]),
+    "cores without the highest level have their own highest": (
+        cache(0, 0, 3, "Unified", "0-1") + cache(2, 0, 2, "Unified", "2"),
+        [0, 0, 2, 3],
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "llc"), LLCS.values(), ids=LLCS)
+def test_llc_groups(tmp_path: Path, files: str, llc: list[int]) -> None:
+    topology = read(tmp_path, f"cpu/online=0-3; {files}")
     assert [core.llc for core in topology.cores] == llc
 
 
 def test_a_machine_without_an_online_cpu_is_an_error_of_one_line(tmp_path: Path) -> None:
     with pytest.raises(TreeError, match=r"has no online CPU in sys/devices/system/cpu$"):
-        read(tmp_path, {f"{CPU}/possible": "0-3"})
+        read(tmp_path, "cpu/possible=0-3")
 
 
-@pytest.mark.parametrize("number", [65536, 10**19, 10**20 - 1])
+@pytest.mark.parametrize("number", [65536, 10**20 - 1])
 def test_a_folder_of_a_cpu_that_no_kernel_has_is_passed_over(tmp_path: Path, number: int) -> None:
-    folders: Files = {f"{CPU}/cpu{it}/topology/core_id": 0 for it in (0, 65535, number)}
-    topology = read(tmp_path, folders)
+    topology = read(tmp_path, cpus(f"cpu0/{T}=1; cpu65535/{T}=1; cpu{number}/{T}=1"))
     assert topology.online == topology.possible == {0, 65535}
-
-
-@pytest.mark.parametrize(("text", "package"), [(2**64 - 1, 2**64 - 1), (2**64, None)])
-def test_a_number_of_more_than_64_bits_is_none(
-    tmp_path: Path, text: int, package: int | None
-) -> None:
-    files = {f"{CPU}/online": "0", f"{CPU}/cpu0/topology/physical_package_id": text}
-    assert [core.package for core in read(tmp_path, files).cores] == [package]

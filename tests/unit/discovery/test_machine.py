@@ -10,17 +10,19 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from affinityd.discovery import discover, open_tree
-from affinityd.discovery.snapshot import RecordingTree
+from affinityd.discovery.snapshot import RecordingTree, snapshot_nvml, write_snapshot
 from affinityd.topology.model import Core, Gpu, MigInstance, Nic, NumaNode, Topology
 from tests.support.machines.facts import ALL_NAMES, machine
+from tests.support.machines.strategies import machines
 from tests.support.machines.sysfs_tree import nvml_report, write_tree
 
 #: Vendors whose drivers tell a model.
 TELLING = ("nvidia", "amd")
 
+GPU_PATH = ("pci0000:00", "0000:00:01.0", "0000:07:00.0")
+MI250X = Gpu(0, "amd", "0000:c6:00.0", 0, "numa_node", "GPU-00000000000000ab", None, 129, "MI250X")
 #: Everything that a file can tell about a device.
 DETAILED = Topology(
     name="detailed",
@@ -29,29 +31,12 @@ DETAILED = Topology(
     gpus=(
         Gpu(
             *(0, "nvidia", "0000:07:00.0", 1, "numa_node", "GPU-1a", 1, None, "NVIDIA A100"),
-            pci_id="10de:20b0",
-            pci_path=("pci0000:00", "0000:00:01.0", "0000:07:00.0"),
-            mig=(MigInstance("MIG-1"),),
+            *("10de:20b0", GPU_PATH, (MigInstance("MIG-1"),)),
         ),
+        replace(MI250X, pci_id="1002:7408", pci_path=("pci0000:c0", "0000:c6:00.0")),
         Gpu(
-            *(
-                0,
-                "amd",
-                "0000:c6:00.0",
-                0,
-                "numa_node",
-                "GPU-00000000000000ab",
-                None,
-                129,
-                "MI250X",
-            ),
-            pci_id="1002:7408",
-            pci_path=("pci0000:c0", "0000:c6:00.0"),
-        ),
-        Gpu(
-            *(1, "amd", "0000:c1:00.0", 0, "numa_node", None, None, 128),
-            pci_id="1002:7408",
-            pci_path=("pci0000:c0", "0000:c1:00.0"),
+            *(1, "amd", "0000:c1:00.0", 0, "numa_node", None, None, 128, None),
+            *("1002:7408", ("pci0000:c0", "0000:c1:00.0")),
         ),
     ),
     nics=(
@@ -70,13 +55,18 @@ def test_every_file_of_a_device_is_understood(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_a_named_machine_is_read_back(name: str, tmp_path: Path) -> None:
-    written = machine(name)
-    found = discover(open_tree(str(write_tree(written, tmp_path))), None)
+def test_a_named_machine_is_read_back_and_so_is_its_snapshot(name: str, tmp_path: Path) -> None:
+    written, report = machine(name), nvml_report(machine(name))
+    tree = open_tree(str(write_tree(written, tmp_path / "tree")))
+    found = discover(tree, None)
     assert (found.cores, found.nodes) == (written.cores, written.nodes)
     assert (found.online, found.possible) == (written.online, written.possible)
     assert [plain(gpu) for gpu in found.gpus] == [plain(gpu) for gpu in written.gpus]
     assert nearnesses(found) == nearnesses(written)
+    write_snapshot(tree, report, tmp_path / "node7.tar")
+    replay = open_tree(str(tmp_path / "node7.tar"))
+    assert snapshot_nvml(replay) == report
+    assert discover(replay, report) == replace(discover(tree, report), name="node7")
 
 
 def plain(gpu: Gpu) -> Gpu:
@@ -93,65 +83,38 @@ def nearnesses(topology: Topology) -> list[tuple[str, str, str]]:
     ]
 
 
-@st.composite
-def machines(draw: st.DrawFn) -> Topology:
-    """Any machine: SMT 1 to 8, sparse nodes and nodes without CPUs, CPUs offline or in no node."""
-    threads = draw(st.sampled_from([1, 2, 4, 8]))
-    count = draw(st.integers(1, 6))
-    offline = draw(st.sets(st.integers(0, threads * count - 1), max_size=threads * count - 1))
-    numbers = sorted(draw(st.sets(st.integers(0, 40), max_size=4)))
-    split = draw(st.booleans())
-    llcs: dict[object, int] = {}
-    cores = []
-    for core in range(count):
-        first, step = (core, count) if split else (core * threads, 1)
-        every = range(first, first + threads * step, step)
-        cpus = tuple(cpu for cpu in every if cpu not in offline)
-        if cpus:
-            cores.append((cpus, draw(st.sampled_from([*numbers, None])), draw(st.integers(0, 2))))
-    made = [
-        Core(
-            cpus,
-            node,
-            package=draw(st.sampled_from([None, 0, 8])),
-            die=draw(st.sampled_from([None, 0, 1])),
-            llc=llcs.setdefault((node, cache), cpus[0]),
-        )
-        for cpus, node, cache in sorted(cores)
-    ]
-    distance = st.sampled_from([10, 12, 21, 32])
-    nodes = [
-        NumaNode(
-            number,
-            draw(st.sampled_from([None, 0, 2**30])),
-            {other: draw(distance) for other in numbers},
-        )
-        for number in numbers
-    ]
-    stray = [NumaNode(None)] if any(core.node is None for core in made) else []
-    return Topology(
-        "any", tuple(made), (*nodes, *stray), possible=frozenset(range(threads * count))
+def firm(topology: Topology) -> Topology:
+    """Return a machine whose firmware tells the distance of every two nodes, as in a tree."""
+    numbers = [node.number for node in topology.nodes if node.number is not None]
+    nodes = (
+        replace(node, distances={end: node.distances.get(end, 255) for end in numbers})
+        for node in topology.nodes
+        if node.number is not None
     )
+    stray = (node for node in topology.nodes if node.number is None)
+    return replace(topology, nodes=(*nodes, *stray))
 
 
 @settings(max_examples=60, deadline=None)
-@given(written=machines())
+@given(written=machines().map(firm))
 def test_any_machine_is_read_back(
     written: Topology, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = write_tree(written, tmp_path_factory.mktemp("machine"))
-    assert replace(discover(open_tree(str(root)), None), name="any", notices=()) == written
+    found = discover(open_tree(str(root)), nvml_report(written))
+    assert (found.cores, found.nodes) == (written.cores, written.nodes)
+    assert [plain(gpu) for gpu in found.gpus] == [plain(gpu) for gpu in written.gpus]
 
 
 def test_no_more_is_read_than_a_plan_needs(tmp_path: Path) -> None:
-    dgx = machine("dgx-a100")
-    recorder = RecordingTree(open_tree(str(write_tree(dgx, tmp_path))))
+    mi250x = machine("mi250x")
+    recorder = RecordingTree(open_tree(str(write_tree(mi250x, tmp_path))))
     discover(recorder, None)
     reads = Counter(path.rpartition("/")[2] for path in recorder.found[tarfile.REGTYPE])
-    cores, groups = len(dgx.cores), len({core.llc for core in dgx.cores})
+    cores, groups = len(mi250x.cores), len({core.llc for core in mi250x.cores})
     assert reads["thread_siblings_list"] == reads["physical_package_id"] == cores
     assert reads["shared_cpu_list"] == reads["type"] == groups
-    assert reads["numa_node"] == reads["vendor"] == len(dgx.gpus) + len(dgx.nics)
+    assert reads["numa_node"] == reads["vendor"] == len(mi250x.gpus) + len(mi250x.nics)
 
 
 def test_the_machine_at_hand_has_the_cpus_that_the_kernel_counts() -> None:
@@ -159,10 +122,9 @@ def test_the_machine_at_hand_has_the_cpus_that_the_kernel_counts() -> None:
 
 
 def test_names_with_control_characters_reach_nobody(tmp_path: Path) -> None:
-    whole = machine("mi250x")
-    tree = write_tree(whole, tmp_path / "na\udcffme\x1b")
-    device = tree / f"sys/bus/pci/devices/{whole.gpus[0].pci_bus_id}"
+    tree = write_tree(DETAILED, tmp_path / "na\udcffme\x1b")
+    device = tree / f"sys/bus/pci/devices/{DETAILED.gpus[1].pci_bus_id}"
     (device / "product_name").write_text("MI\x1b]0;owned\x07\n250")
     read = discover(open_tree(str(tree)), None)
     assert read.name == "na?me?"
-    assert read.gpus[0].model == "MI?]0;owned??250"
+    assert read.gpus[1].model == "MI?]0;owned??250"

@@ -1,3 +1,5 @@
+"""NUMA nodes: their CPUs, their distances, their memory."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,121 +9,75 @@ import pytest
 from affinityd.cpuset import format_list
 from affinityd.discovery import discover
 from affinityd.topology.model import Topology
-from tests.support.machines.sysfs_tree import tree_of
+from tests.support.machines.sysfs_tree import files_of, tree_of
 
-CPU = "sys/devices/system/cpu"
-NODE = "sys/devices/system/node"
-
-Files = dict[str, object]
+SYSTEM = "sys/devices/system"
 
 
-def read(tmp_path: Path, files: Files) -> Topology:
-    return discover(tree_of(tmp_path, {f"{CPU}/online": "0-3", **files}), None)
+def read(tmp_path: Path, files: str, siblings: str = "0") -> Topology:
+    """Read a machine of four CPUs and these files below the folder of nodes."""
+    cpu = files_of(f"{SYSTEM}/cpu", f"online=0-3; cpu0/topology/thread_siblings_list={siblings}")
+    return discover(tree_of(tmp_path, {**cpu, **files_of(f"{SYSTEM}/node", files)}), None)
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        pytest.param({}, {None: "0-3"}, id="no node folder: one node without a number"),
-        pytest.param(
-            {f"{NODE}/node0/cpulist": "0-1", f"{NODE}/node8/cpulist": "2-3"},
-            {0: "0-1", 8: "2-3"},
-            id="sparse numbers",
-        ),
-        pytest.param(
-            {f"{NODE}/node0/cpulist": "0-87", f"{NODE}/node1/cpulist": "88-175"},
-            {0: "0-3", 1: ""},
-            id="a list may name offline CPUs: online decides",
-        ),
-        pytest.param(
-            {f"{NODE}/node0/cpulist": "0-3", f"{NODE}/node1/cpulist": "0-3"},
-            {0: "0-3", 1: ""},
-            id="a CPU that several nodes list is the lowest one's",
-        ),
-        pytest.param(
-            {f"{NODE}/node1/cpulist": "1,3"},
-            {1: "1,3", None: "0,2"},
-            id="CPUs that no node lists come last",
-        ),
-        pytest.param(
-            {
-                f"{NODE}/node0/cpulist": "0-3\0",
-                f"{NODE}/node1/cpulist": "",
-                f"{NODE}/online": "0-1\0",
-            },
-            {0: "0-3", 1: ""},
-            id="a list with a NUL, and an empty one",
-        ),
-        pytest.param(
-            {f"{NODE}/node0/cpumap": "00000000,00000003", f"{NODE}/node1/cpumap": "c"},
-            {0: "0-1", 1: "2-3"},
-            id="an old kernel has the CPUs as a mask only",
-        ),
-        pytest.param(
-            {
-                f"{NODE}/node10/cpulist": "0-1",
-                f"{NODE}/node9/cpulist": "2-3",
-                f"{NODE}/power/x": "",
-            },
-            {9: "2-3", 10: "0-1"},
-            id="nodes are ordered as numbers",
-        ),
-        pytest.param(
-            {
-                f"{CPU}/cpu0/topology/thread_siblings_list": "0,3",
-                f"{NODE}/node0/cpulist": "0-1",
-                f"{NODE}/node1/cpulist": "2-3",
-            },
-            {0: "0-1,3", 1: "2"},
-            id="a core is on its first CPU's node, whole",
-        ),
-    ],
-)
-def test_nodes_and_their_cpus(
-    tmp_path: Path, files: Files, expected: dict[int | None, str]
-) -> None:
+NODES = {
+    "no node folder: one node without a number": ("", {None: "0-3"}),
+    "sparse numbers": ("node0/cpulist=0-1; node8/cpulist=2-3", {0: "0-1", 8: "2-3"}),
+    "offline CPUs do not count": ("node0/cpulist=0-87; node1/cpulist=88-175", {0: "0-3", 1: ""}),
+    "the lowest that lists a CPU": ("node0/cpulist=0-3; node1/cpulist=0-3", {0: "0-3", 1: ""}),
+    "CPUs that no node lists come last": ("node1/cpulist=1,3", {1: "1,3", None: "0,2"}),
+    "a list with a NUL, and an empty one": (
+        "node0/cpulist=0-3\0; node1/cpulist=; online=0-1\0",
+        {0: "0-3", 1: ""},
+    ),
+    "an old kernel has the CPUs as a mask only": (
+        "node0/cpumap=00000000,00000003; node1/cpumap=c",
+        {0: "0-1", 1: "2-3"},
+    ),
+    "nodes are ordered as numbers": (
+        "node10/cpulist=0-1; node9/cpulist=2-3; power/x=",
+        {9: "2-3", 10: "0-1"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "expected"), NODES.values(), ids=NODES)
+def test_nodes_and_their_cpus(tmp_path: Path, files: str, expected: dict[int | None, str]) -> None:
     topology = read(tmp_path, files)
-    nodes = {
-        node.number: format_list(topology.cpus_of_node(node.number)) for node in topology.nodes
-    }
-    assert nodes == expected
-    assert list(nodes) == list(expected)
+    found = [(it.number, format_list(topology.cpus_of_node(it.number))) for it in topology.nodes]
+    assert found == list(expected.items())
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        pytest.param(
-            {f"{NODE}/node0/distance": "10 21", f"{NODE}/node8/distance": "21 10"},
-            {0: {0: 10, 8: 21}, 8: {0: 21, 8: 10}},
-            id="without node/online, the columns are the nodes that exist",
-        ),
-        pytest.param(
-            {f"{NODE}/online": "8,0-1", f"{NODE}/node8/distance": "21 31 10"},
-            {8: {0: 21, 1: 31, 8: 10}},
-            id="the columns are those of node/online, ascending",
-        ),
-        pytest.param(
-            {f"{NODE}/node0/distance": "10", f"{NODE}/node1/cpulist": ""},
-            {0: {0: 10}, 1: {}},
-            id="a row may be too short, or missing",
-        ),
-        pytest.param(
-            {f"{NODE}/online": "1", f"{NODE}/node1/distance": "21 10"},
-            {1: {1: 21}},
-            id="a row may be too long",
-        ),
-        pytest.param(
-            {f"{NODE}/online": "?", f"{NODE}/node0/distance": "x 20", f"{NODE}/node1/cpulist": ""},
-            {0: {1: 20}, 1: {}},
-            id="what is no number is missing",
-        ),
-    ],
-)
-def test_distances(tmp_path: Path, files: Files, expected: dict[int, dict[int, int]]) -> None:
-    topology = read(tmp_path, {**files})
-    rows = {node.number: node.distances for node in topology.nodes if node.number is not None}
-    assert rows == expected
+def test_a_core_is_on_its_first_cpu_s_node_whole(tmp_path: Path) -> None:
+    topology = read(tmp_path, "node0/cpulist=0-1; node1/cpulist=2-3", siblings="0,3")
+    assert [format_list(topology.cpus_of_node(node)) for node in (0, 1)] == ["0-1,3", "2"]
+
+
+DISTANCES = {
+    "without node/online, the columns are the nodes that exist": (
+        "node0/distance=10 21; node8/distance=21 10",
+        {0: {0: 10, 8: 21}, 8: {0: 21, 8: 10}},
+    ),
+    "the columns are those of node/online, ascending": (
+        "online=8,0-1; node8/distance=21 31 10",
+        {8: {0: 21, 1: 31, 8: 10}},
+    ),
+    "a row may be too short, or missing": (
+        "node0/distance=10; node1/cpulist=",
+        {0: {0: 10}, 1: {}},
+    ),
+    "a row may be too long": ("online=1; node1/distance=21 10", {1: {1: 21}}),
+    "what is no number is missing": (
+        "online=?; node0/distance=x 20; node1/cpulist=",
+        {0: {1: 20}, 1: {}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "expected"), DISTANCES.values(), ids=DISTANCES)
+def test_distances(tmp_path: Path, files: str, expected: dict[int, dict[int, int]]) -> None:
+    nodes = read(tmp_path, files).nodes
+    assert {it.number: it.distances for it in nodes if it.number is not None} == expected
 
 
 @pytest.mark.parametrize(
@@ -132,19 +88,17 @@ def test_distances(tmp_path: Path, files: Files, expected: dict[int, dict[int, i
         ("Node 0 MemFree:  1 kB", None),
         ("", None),
     ],
-    ids=["a node with memory", "a node without", "a file without the line", "an empty file"],
 )
 def test_memory_is_in_bytes(tmp_path: Path, text: str, memory: int | None) -> None:
-    topology = read(tmp_path, {f"{NODE}/node0/cpulist": "0-3", f"{NODE}/node0/meminfo": text})
-    assert topology.node_of[0].memory_bytes == memory
+    assert read(tmp_path, f"node0/meminfo={text}").node_of[0].memory_bytes == memory
 
 
-def test_what_is_odd_about_the_nodes_is_said(tmp_path: Path) -> None:
-    assert (
-        "The kernel shows no NUMA nodes: all CPUs are taken as one"
-        in read(tmp_path / "none", {}).notices
-    )
-    assert (
-        "CPUs 0,2 are in no NUMA node: taken as one, farthest from all"
-        in read(tmp_path / "some", {f"{NODE}/node1/cpulist": "1,3"}).notices
-    )
+@pytest.mark.parametrize(
+    ("files", "notice"),
+    [
+        ("", "The kernel shows no NUMA nodes: all CPUs are taken as one"),
+        ("node1/cpulist=1,3", "CPUs 0,2 are in no NUMA node: taken as one, farthest from all"),
+    ],
+)
+def test_what_is_odd_about_the_nodes_is_said(tmp_path: Path, files: str, notice: str) -> None:
+    assert notice in read(tmp_path, files).notices

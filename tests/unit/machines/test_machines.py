@@ -10,8 +10,9 @@ import pytest
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.errors import TreeError
+from affinityd.grouping import grouped
 from affinityd.machines import NAMES, build, load
-from affinityd.topology.model import NODE, PHB, PIX, PXB, SYS, Gpu, Nic, Topology
+from affinityd.topology.model import NODE, PHB, PIX, PXB, SYS, Gpu, Nic
 from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.paths import REPOSITORY
 
@@ -68,56 +69,31 @@ def test_a_shipped_machine_has_what_its_maker_says(
     assert [gpu.numa_node for gpu in topology.gpus] == gpu_nodes
 
 
-def test_an_unknown_machine_is_one_line_that_lists_the_known_ones() -> None:
-    with pytest.raises(TreeError, match=r"^no machine is named 'dgx-z1'; there are dgx-a100, .+$"):
-        load("dgx-z1")
-
-
-@pytest.mark.parametrize("name", ["../dgx-a100", "__init__", "", "DGX-A100"])
-def test_a_name_is_no_path_and_is_read_as_written(name: str) -> None:
-    with pytest.raises(TreeError, match="no machine is named"):
+@pytest.mark.parametrize("name", ["dgx-z1", "../dgx-a100", "__init__", "", "DGX-A100"])
+def test_an_unknown_machine_is_one_line_that_lists_the_known_ones(name: str) -> None:
+    """A name is no path, and is read as written."""
+    with pytest.raises(TreeError, match=rf"^no machine is named '{name}'; there are dgx-a100, .+$"):
         load(name)
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_cores_are_ordered_by_their_lowest_cpu_and_share_none(name: str) -> None:
+def test_what_holds_of_any_machine_holds_of_a_named_one(name: str) -> None:
     topology = machine(name)
     cpus = [cpu for core in topology.cores for cpu in core.cpus]
     assert len(cpus) == len(set(cpus))
     assert all(one.cpus < other.cpus for one, other in pairwise(topology.cores))
     assert all(list(core.cpus) == sorted(core.cpus) for core in topology.cores)
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_an_llc_group_lies_in_one_node_and_has_the_name_of_its_lowest_cpu(name: str) -> None:
-    groups: dict[int, list[int]] = {}
-    nodes: dict[int, set[int | None]] = {}
-    for core in machine(name).cores:
-        groups.setdefault(core.llc, []).extend(core.cpus)
-        nodes.setdefault(core.llc, set()).add(core.node)
-    assert all(llc == min(cpus) for llc, cpus in groups.items())
-    assert all(len(numbers) == 1 for numbers in nodes.values())
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_distances_are_symmetric_and_ten_to_the_node_itself(name: str) -> None:
-    rows = {node.number: node.distances for node in machine(name).nodes if node.number is not None}
+    for llc, cores in grouped(topology.cores, lambda core: core.llc).items():
+        assert llc == min(cpu for core in cores for cpu in core.cpus)
+        assert len({core.node for core in cores}) == 1
+    rows = {node.number: node.distances for node in topology.nodes if node.number is not None}
     assert all(row[number] == 10 for number, row in rows.items())
     assert all(rows[end][start] == rows[start][end] for start in rows for end in rows[start])
     assert all(list(row) == sorted(rows) or list(row) == [start] for start, row in rows.items())
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_gpus_are_numbered_from_0_for_each_vendor_in_pci_bus_order(name: str) -> None:
-    for vendor in {gpu.vendor for gpu in machine(name).gpus}:
-        gpus = [gpu for gpu in machine(name).gpus if gpu.vendor == vendor]
+    for gpus in grouped(topology.gpus, lambda gpu: gpu.vendor).values():
         assert [gpu.index for gpu in gpus] == list(range(len(gpus)))
         assert all(one.pci_bus_id < other.pci_bus_id for one, other in pairwise(gpus))
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_a_path_ends_with_its_device(name: str) -> None:
-    devices: list[Gpu | Nic] = [*machine(name).gpus, *machine(name).nics]
+    devices: list[Gpu | Nic] = [*topology.gpus, *topology.nics]
     assert all(device.pci_path[-1] == device.pci_bus_id for device in devices if device.pci_path)
 
 
@@ -167,35 +143,29 @@ def test_each_adapter_of_a_p4d_shares_a_switch_with_two_gpus() -> None:
     assert near == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_offline_cpus_are_in_no_core_and_a_core_keeps_those_that_are_online() -> None:
+def test_facts_of_a_few_cpus_some_of_them_offline() -> None:
     topology = build(SMALL)
     assert [core.cpus for core in topology.cores] == [(0, 1), (2, 3), (6, 7), (8, 9), (10,)]
     assert topology.possible == frozenset(range(12))
-
-
-def test_llc_groups_are_counted_in_all_cores_and_named_by_the_online_ones() -> None:
-    assert [core.llc for core in build(SMALL).cores] == [0, 0, 6, 8, 8]
-
-
-def test_a_later_distance_overrides_an_earlier_one() -> None:
-    topology = build(SMALL)
+    # Groups are counted in all cores, and named by those that are online.
+    assert [core.llc for core in topology.cores] == [0, 0, 6, 8, 8]
+    # A later distance overrides an earlier one; memory that is not told is None.
     assert topology.node_of[2].distances == {0: 20, 2: 10, 5: 40, 6: 40}
-
-
-def test_memory_that_nobody_tells_is_none_and_no_memory_is_0() -> None:
-    assert [node.memory_bytes for node in build(SMALL).nodes] == [2 * 2**20, None, 0, 0]
+    assert [node.memory_bytes for node in topology.nodes] == [2 * 2**20, None, 0, 0]
 
 
 def test_cpus_that_no_node_lists_form_the_last_node() -> None:
     topology = machine("stray-cpus")
     assert [node.number for node in topology.nodes] == [1, None]
     assert format_list(topology.cpus_of_node(None)) == "4,6,8,10,12,14,16,18,20"
+    odd = {core.cpus[0] for core in topology.cores if core.node == 1}
+    assert odd == parse_list("5-19:2")  # strides are read in facts, too
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_shipped_machine_says_where_its_facts_are_from(name: str) -> None:
-    text = (REPOSITORY / "affinityd/machines" / f"{name}.json").read_text("utf-8")
-    assert len(json.loads(text)["source"]) > 20
+def test_a_shipped_machine_says_where_its_facts_are_from() -> None:
+    for name in NAMES:
+        text = (REPOSITORY / "affinityd/machines" / f"{name}.json").read_text("utf-8")
+        assert len(json.loads(text)["source"]) > 20
 
 
 @pytest.mark.skipif(not CONFORMANCE.exists(), reason="the cases of other planners are not here")
@@ -204,26 +174,14 @@ def test_a_machine_is_the_one_on_which_other_planners_answered(name: str) -> Non
     machines = json.loads(CONFORMANCE.read_text("utf-8"))["machines"]
     theirs = next(facts for facts in machines if facts["name"] == PEERS[name])
     ours = machine(name)
-    assert _cores(ours) == [
+    assert [(list(core.cpus), core.node, core.package) for core in ours.cores] == [
         (core["cpus"], core["node"], core["package"]) for core in theirs["cores"]
     ]
-    pairs = set(zip(_llcs(ours), (core["llc"] for core in theirs["cores"]), strict=True))
+    both = zip(ours.cores, theirs["cores"], strict=True)
+    pairs = {(core.llc, their_core["llc"]) for core, their_core in both}
     assert len(pairs) == len({llc for llc, _ in pairs}) == len({llc for _, llc in pairs})
     assert [list(node.distances.values()) for node in ours.nodes] == theirs["distances"]
     assert [(gpu.pci_bus_id, gpu.numa_node, gpu.pci_id) for gpu in ours.gpus] == [
         (gpu["pci"], gpu["node"], f"{gpu['vendor'][2:]}:{gpu['device'][2:]}")
         for gpu in theirs["gpus"]
     ]
-
-
-def _cores(topology: Topology) -> list[tuple[list[int], int | None, int | None]]:
-    return [(list(core.cpus), core.node, core.package) for core in topology.cores]
-
-
-def _llcs(topology: Topology) -> list[int]:
-    return [core.llc for core in topology.cores]
-
-
-def test_strides_are_read_in_facts_too() -> None:
-    odd = {core.cpus[0] for core in machine("stray-cpus").cores if core.node == 1}
-    assert odd == parse_list("5-19:2")

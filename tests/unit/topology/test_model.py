@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,8 @@ from affinityd.cpuset import format_list
 from affinityd.topology.model import Gpu, Nic, NumaNode, NvLinks
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
+
+INF = float("inf")
 
 #: Node 1 has no CPUs, node 3 no memory; CPUs 8-9 are in no node.
 ODD = made(
@@ -21,42 +24,23 @@ ODD = made(
 )
 
 
-def test_online_cpus_are_those_of_the_cores() -> None:
-    assert format_list(machine("power9").online) == format_list(
-        cpu for core in machine("power9").cores for cpu in core.cpus
-    )
-    assert machine("stray-cpus").online != machine("stray-cpus").possible
+def test_online_cpus_are_those_of_the_cores_and_of_no_others() -> None:
+    assert format_list(machine("power9").online) == "0-15,88-103"
+    assert format_list(machine("power9").possible) == "0-175"
 
 
-def test_a_node_knows_its_cores_in_order() -> None:
+def test_a_node_knows_its_cores_in_order_and_its_cpus() -> None:
     assert [core.cpus for core in machine("dgx-1v").node_cores[1]][:2] == [(20, 60), (21, 61)]
-
-
-def test_a_process_can_run_on_the_nodes_with_cpus_and_on_the_cpus_of_no_node() -> None:
+    cpus = {number: format_list(ODD.cpus_of_node(number)) for number in (0, 1, 3, None, 17)}
+    assert cpus == {0: "0-3", 1: "", 3: "4-7", None: "8-9", 17: ""}
     assert ODD.nodes_with_cpus == (0, 3, None)
 
 
 @pytest.mark.parametrize(
-    ("number", "cpus"),
-    [(0, "0-3"), (1, ""), (3, "4-7"), (None, "8-9"), (17, "")],
-    ids=["a node", "a node without CPUs", "another node", "no node", "a node that is not there"],
-)
-def test_a_node_knows_its_cpus(number: int | None, cpus: str) -> None:
-    assert format_list(ODD.cpus_of_node(number)) == cpus
-
-
-@pytest.mark.parametrize(
     ("start", "end", "distance"),
-    [
-        pytest.param(0, 3, 40, id="as the firmware says it"),
-        pytest.param(3, 3, 10, id="to itself"),
-        pytest.param(0, None, float("inf"), id="the CPUs of no node are farthest"),
-        pytest.param(None, 0, float("inf"), id="from nowhere all is farthest"),
-        pytest.param(0, 17, float("inf"), id="what is missing is farthest"),
-        pytest.param(17, 0, float("inf"), id="from a node that is not there all is farthest"),
-    ],
+    [(0, 3, 40), (3, 3, 10), (0, None, INF), (None, 0, INF), (0, 17, INF), (17, 0, INF)],
 )
-def test_distances(start: int | None, end: int | None, distance: float) -> None:
+def test_what_is_not_known_is_farthest(start: int | None, end: int | None, distance: float) -> None:
     assert ODD.distance(start, end) == distance
 
 
@@ -72,7 +56,7 @@ def test_distances(start: int | None, end: int | None, distance: float) -> None:
     ],
 )
 def test_the_nearest_nodes(
-    start: int | None, candidates: list[int | None], nearest: tuple[int | None, ...]
+    start: int | None, candidates: Sequence[int | None], nearest: Sequence[int | None]
 ) -> None:
     assert ODD.nearest(start, candidates) == nearest
 
@@ -101,31 +85,24 @@ def test_nodes_are_in_order_of_number_and_the_one_without_is_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu_path", "nic_path", "word"),
+    ("gpu_path", "gpu_node", "nic_path", "nic_node", "word"),
     [
-        pytest.param("h/switch/p0/GPU", "h/switch/p1/NIC", "PIX", id="ports of one switch"),
-        pytest.param("h/switch/GPU", "h/switch/NIC", "PIX", id="beneath one bridge"),
-        pytest.param("h/up/a/b/GPU", "h/up/c/NIC", "PXB", id="several bridges, one host bridge"),
-        pytest.param("h/p0/GPU", "h/p1/NIC", "PHB", id="one host bridge"),
-        pytest.param("h0/p0/GPU", "h1/p0/NIC", "NODE", id="host bridges of one node"),
+        pytest.param("h/switch/p0", 0, "h/switch/p1", 0, "PIX", id="ports of one switch"),
+        pytest.param("h/switch", 0, "h/switch", 0, "PIX", id="beneath one bridge"),
+        pytest.param("h/up/a/b", 0, "h/up/c", 0, "PXB", id="several bridges, one host bridge"),
+        pytest.param("h/p0", 0, "h/p1", 0, "PHB", id="one host bridge"),
+        pytest.param("h0/p0", 0, "h1/p0", 0, "NODE", id="host bridges of one node"),
+        pytest.param("h0", 0, "h1", 1, "SYS", id="two nodes"),
+        pytest.param("h0", None, "h1", None, "SYS", id="both unknown"),
+        pytest.param("h0", None, "h1", 0, "SYS", id="one unknown"),
     ],
 )
-def test_nearness_is_in_the_words_of_nvidia_smi(gpu_path: str, nic_path: str, word: str) -> None:
-    gpu = Gpu(0, "nvidia", "GPU", numa_node=0, pci_path=tuple(gpu_path.split("/")))
-    nic = Nic("NIC", numa_node=0, kind="ethernet", pci_path=tuple(nic_path.split("/")))
-    assert machine("laptop").nearness(gpu, nic) == word
-
-
-@pytest.mark.parametrize(
-    ("gpu_node", "nic_node"),
-    [(0, 1), (None, None), (None, 0)],
-    ids=["two nodes", "both unknown", "one unknown"],
-)
-def test_a_nic_of_another_or_an_unknown_node_is_across_the_system(
-    gpu_node: int | None, nic_node: int | None
+def test_nearness_is_in_the_words_of_nvidia_smi(
+    gpu_path: str, gpu_node: int | None, nic_path: str, nic_node: int | None, word: str
 ) -> None:
-    nic = Nic("NIC", nic_node, "ethernet")
-    assert machine("laptop").nearness(Gpu(0, "nvidia", "GPU", gpu_node), nic) == "SYS"
+    gpu = Gpu(0, "nvidia", "GPU", gpu_node, pci_path=(*gpu_path.split("/"), "GPU"))
+    nic = Nic("NIC", nic_node, "ethernet", pci_path=(*nic_path.split("/"), "NIC"))
+    assert machine("laptop").nearness(gpu, nic) == word
 
 
 def test_an_index_means_the_first_gpu_s_vendor() -> None:

@@ -6,71 +6,66 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from affinityd.topology import node_file
 from affinityd.topology.model import Node
-from tests.support.machines.facts import ALL_NAMES, machine
+from tests.support.machines.facts import machine
+
+NODE = Node(machine("mi250x"), reserved=frozenset({0, 1}), generation=7, switch="observe")
 
 
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_a_node_is_read_back_as_it_was(tmp_path: Path, name: str) -> None:
-    node = Node(machine(name), reserved=frozenset({0, 1}), generation=7, switch="observe")
-    node_file.write(tmp_path / "node.json", node)
-    back = node_file.read(tmp_path / "node.json")
-    assert (back.topology, back.reserved, back.generation) == (machine(name), node.reserved, 7)
-    assert back.switch == "observe"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a node's file."""
+    node_file.write(tmp_path / "node.json", NODE)
+    return tmp_path / "node.json"
 
 
-def test_one_of_a_daemon_that_knows_no_switch_is_on(tmp_path: Path) -> None:
-    path = tmp_path / "node.json"
-    node_file.write(path, Node(machine("mi250x")))
-    data = json.loads(path.read_text())
-    del data["settings"]["switch"]
-    path.write_text(json.dumps(data))
+def change(path: Path, **fields: object) -> None:
+    """Write some fields anew, and leave those out that are to be left out."""
+    data = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({name: it for name, it in data.items() if it is not ...}))
+
+
+def test_a_node_is_read_back_as_it_was_and_a_replay_is_one(path: Path) -> None:
+    assert vars(node_file.read(path)) == vars(NODE)
+    node_file.write(path, Node(machine("mi250x"), replayed=True))
+    assert node_file.read(path).replayed
+
+
+def test_one_of_a_daemon_that_knows_no_switch_is_on(path: Path) -> None:
+    change(path, settings={"reserved_cpus": ""})
     assert node_file.read(path).switch == "on"
-    data["settings"]["switch"] = "obsreve"
-    path.write_text(json.dumps(data))
+    change(path, settings={"reserved_cpus": "", "switch": "obsreve"})
     with pytest.raises(ValueError, match="'obsreve' is none of"):
         node_file.read(path)
 
 
-def test_everybody_may_read_it_and_nothing_else_is_left(tmp_path: Path) -> None:
-    for generation in (1, 2):
-        node_file.write(tmp_path / "node.json", Node(machine("mi250x"), generation=generation))
-    assert [path.name for path in tmp_path.iterdir()] == ["node.json"]
-    assert stat.S_IMODE((tmp_path / "node.json").stat().st_mode) == 0o644
+def test_everybody_may_read_it_and_nothing_else_is_left(path: Path) -> None:
+    node_file.write(path, NODE)
+    assert list(path.parent.iterdir()) == [path]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "",
-        "[]",
-        "{",
-        '{"version": 2}',
-        '{"version": 1}',
-        '{"version": 1, "settings": {}, "topology": {}, "generation": 1}',
-        '{"version": 1, "settings": {"reserved_cpus": 5}, "topology": {}, "generation": 1}',
-    ],
-    ids=[
-        "empty",
-        "a list",
-        "torn",
-        "a later version",
-        "without a topology",
-        "without settings",
-        "settings of another type",
+        ("", "node.json is b'', not JSON"),
+        ("[]", "node.json is [], not an object"),
+        ('{"version": 2}', "node.json is of version 2, not 1"),
+        ('{"version": 1}', "node.json has no 'generation'"),
+        ('{"version": 1, "settings": {"reserved_cpus": 5}, "topology": {}, "generation": 1}', ""),
     ],
 )
-def test_what_is_no_node_is_a_value_error_of_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "node.json").write_text(text)
-    with pytest.raises(ValueError, match=r"^.+$") as caught:
-        node_file.read(tmp_path / "node.json")
-    assert "\n" not in str(caught.value)
+def test_what_is_no_node_is_a_value_error_of_one_line(path: Path, text: str, said: str) -> None:
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"\A.+\Z") as caught:
+        node_file.read(path)
+    assert said in str(caught.value)
 
 
 def sparse(path: Path) -> None:
@@ -99,41 +94,22 @@ def test_what_is_no_file_or_without_end_is_neither_waited_for_nor_read(
         node_file.read(tmp_path / "node.json")
 
 
-@pytest.mark.parametrize("generation", ["one", None, -1, 0, True, 1.5])
-def test_a_generation_is_a_number_from_one(tmp_path: Path, generation: object) -> None:
-    path = tmp_path / "node.json"
-    node_file.write(path, Node(machine("mi250x")))
-    path.write_text(json.dumps({**json.loads(path.read_text()), "generation": generation}))
-    with pytest.raises(ValueError, match="generation"):
-        node_file.read(path)
-
-
 @pytest.mark.parametrize(
-    ("boot_id", "believed"),
+    ("fields", "said"),
     [
-        ("2b1f9a7e-0000-4000-8000-000000000000", False),
-        (Path(node_file.BOOT_ID).read_text().strip(), True),
-        (None, True),
+        *(({"generation": it}, "generation") for it in ("one", None, -1, 0, True, 1.5)),
+        ({"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"}, "another machine's, or from before"),
+        ({"boot_id": Path(node_file.BOOT_ID).read_text().strip()}, None),
+        ({"boot_id": None}, None),  # from where that is hidden
+        ({"boot_id": ...}, None),  # of an earlier release
     ],
-    ids=["another machine's", "this one's", "from where that is hidden"],
 )
-def test_a_node_of_another_machine_or_another_boot_is_not_believed(
-    tmp_path: Path, boot_id: str | None, believed: bool
+def test_a_generation_is_a_number_from_one_and_the_boot_is_this_one(
+    path: Path, fields: Mapping[str, object], said: str | None
 ) -> None:
-    path = tmp_path / "node.json"
-    node_file.write(path, Node(machine("mi250x")))
-    path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": boot_id}))
-    if believed:
-        assert node_file.read(path).topology == machine("mi250x")
+    change(path, **fields)
+    if said is None:
+        assert vars(node_file.read(path)) == vars(NODE)
     else:
-        with pytest.raises(ValueError, match="another machine's, or from before"):
+        with pytest.raises(ValueError, match=said):
             node_file.read(path)
-
-
-def test_a_node_of_an_earlier_release_says_nothing_of_boots_and_is_believed(tmp_path: Path) -> None:
-    path = tmp_path / "node.json"
-    node_file.write(path, Node(machine("mi250x")))
-    earlier = json.loads(path.read_text())
-    del earlier["boot_id"]
-    path.write_text(json.dumps(earlier))
-    assert node_file.read(path).topology == machine("mi250x")
