@@ -9,65 +9,59 @@ import pytest
 
 from affinityd.cpuset import MAX_CPUS
 from affinityd.errors import InvalidRequestError
-from affinityd.request.parameters import MAX_LENGTH, parse_request
+from affinityd.request.parameters import MAX_LENGTH, Request, parse_request
 from affinityd.request.parsers import MAX_ENTRIES
 
-#: Parameters that are lists, how so many entries are written, and beside what they stand.
-LISTS = [
-    pytest.param("gpus", lambda number: ",".join("0" * number), id="gpus"),
-    pytest.param("job", lambda number: ",".join("0" * number), id="job"),
-    pytest.param("granted", lambda number: ",".join("0" * number), id="granted"),
-    pytest.param("visible", lambda number: ",".join("0" * number), id="visible"),
-    pytest.param("nvidia_visible", lambda number: ",".join("0" * number), id="nvidia_visible"),
-    pytest.param("cpu_bind", lambda number: ",".join("f" * number), id="cpu_bind"),
-    pytest.param("rank", lambda number: ",".join(map(str, range(number))), id="rank"),
-    pytest.param("rank", lambda number: f"0-{number - 1}", id="rank, as a range"),
-    pytest.param("ranks", str, id="ranks"),
-]
+
+def read(name: str, text: str) -> Request:
+    """Read a parameter, with those that it needs."""
+    needs = [("ranks", "2"), ("rank", "0")] if name in {"job", "cpu_bind", "gpu_bind"} else []
+    return parse_request([(name, text), *needs])
 
 
-def pairs(name: str, text: str) -> list[tuple[str, str]]:
-    """Return a parameter, with those that it needs."""
-    return [(name, text), *([("ranks", "2"), ("rank", "0")] if name in {"job", "cpu_bind"} else [])]
-
-
-@pytest.mark.parametrize(("name", "write"), LISTS)
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        *(
+            (name, lambda number: ",".join("0" * number))
+            for name in ("gpus", "job", "granted", "visible", "nvidia_visible", "cpu_bind")
+        ),
+        ("rank", lambda number: ",".join(map(str, range(number)))),
+        ("rank", lambda number: f"0-{number - 1}"),
+        ("ranks", str),
+    ],
+)
 def test_a_list_has_256_entries_at_most(name: str, write: Callable[[int], str]) -> None:
-    parse_request(pairs(name, write(MAX_ENTRIES)))
+    read(name, write(MAX_ENTRIES))
     message = rf"\A{name}: 257 (entries|ranks) are too many; the most is 256\Z"
     with pytest.raises(InvalidRequestError, match=message):
-        parse_request(pairs(name, write(MAX_ENTRIES + 1)))
+        read(name, write(MAX_ENTRIES + 1))
 
 
 @pytest.mark.parametrize("name", ["visible", "nvidia_visible", "gpu_bind"])
 def test_what_drivers_and_slurm_write_is_bounded_by_its_letters(name: str) -> None:
-    beside = [("ranks", "2"), ("rank", "0")] if name == "gpu_bind" else []
-    parse_request([(name, "0" * MAX_LENGTH), *beside])
+    read(name, "0" * MAX_LENGTH)
     message = rf"\A{name}: 32769 characters are too many; the most is 32768\Z"
     with pytest.raises(InvalidRequestError, match=message):
-        parse_request([(name, "0" * (MAX_LENGTH + 1)), *beside])
+        read(name, "0" * (MAX_LENGTH + 1))
 
 
 def test_cpu_65535_is_read_and_no_higher_one() -> None:
-    assert parse_request([("cpuset", "65535")]).cpuset == frozenset({MAX_CPUS - 1})
-    whole = parse_request([("cpuset", "0-65535")]).cpuset
-    assert whole is not None
-    assert len(whole) == MAX_CPUS
+    assert read("cpuset", "0-65535").cpuset == frozenset(range(MAX_CPUS))
     for text in ("65536", "0-65536", "0-4294967295", "4294967295"):
         with pytest.raises(InvalidRequestError, match="is too large; the largest is 65535"):
-            parse_request([("cpuset", text)])
+            read("cpuset", text)
 
 
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        pytest.param("cpuset", "0-65535:65535", id="far apart"),
-        pytest.param("cpuset", "0-65535:1/65535", id="one of so many"),
-        pytest.param("cpuset", "0-65535:32768/65535", id="half of them"),
-        pytest.param("cpuset", "0-65535", id="all of them"),
-        pytest.param("cpuset", "0", id="the same one"),
-        pytest.param("rank", "0-65535:65535", id="ranks far apart"),
-        pytest.param("cpu_bind", "f" * 1000, id="masks"),
+        *(
+            ("cpuset", part)
+            for part in ("0-65535:65535", "0-65535:1/65535", "0-65535:32768/65535", "0-65535", "0")
+        ),
+        ("rank", "0-65535:65535"),
+        ("cpu_bind", "f" * 1000),
     ],
 )
 def test_the_longest_list_takes_no_longer_than_a_few_plans(name: str, part: str) -> None:
@@ -77,7 +71,7 @@ def test_the_longest_list_takes_no_longer_than_a_few_plans(name: str, part: str)
     def seconds() -> float:
         began = time.process_time()
         try:
-            parse_request(pairs(name, text))
+            read(name, text)
         except InvalidRequestError as error:
             assert "too many" in str(error) or "more than" in str(error)  # noqa: PT017 - or none
         return time.process_time() - began

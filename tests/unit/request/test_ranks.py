@@ -1,4 +1,4 @@
-"""Which GPU each rank drives, and who is answered."""
+"""Which GPU each rank drives, and which ranks are answered for."""
 
 from __future__ import annotations
 
@@ -7,44 +7,35 @@ from dataclasses import replace
 import pytest
 
 from affinityd import machines
-from affinityd.errors import AffinityError, InvalidRequestError, NoSuchGpuError
+from affinityd.errors import InvalidRequestError, NoSuchGpuError
 from affinityd.topology.model import MigInstance
-from tests.support.asking import ask, cpulists, try_to_ask
+from tests.support.asking import ask, lists, try_to_ask
+from tests.support.tables import rows, words
 
 DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
 
 
 @pytest.mark.parametrize(
-    ("parameters", "gpus"),
+    ("asked", "gpus"),
     [
-        ({"gpus": "0,1"}, [0, 1]),
-        ({"gpus": "all", "ranks": "2"}, [0, 1]),
-        ({"gpus": "all", "ranks": "10"}, [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]),
-        ({"gpus": "all", "ranks": "10", "rank": "9"}, [1]),
-        ({"gpus": "4,5", "ranks": "4"}, [4, 5, 4, 5]),
-        ({"visible": "6,7", "ranks": "3"}, [6, 7, 6]),
-        ({"job": "2,3", "visible": "3"}, [3]),
-        ({"job": "2,3", "visible": "2,3", "gpus": "0"}, [2]),
-        ({"job": "2,3,4", "granted": "3,4"}, [3, 4]),
-        ({"job": "2,3,2,3", "visible": "3"}, [3, 3]),
+        ("gpus=0,1", [0, 1]),
+        ("gpus=all ranks=2", [0, 1]),
+        ("gpus=all ranks=10", [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]),
+        ("gpus=all ranks=10 rank=9", [1]),
+        ("gpus=4,5 ranks=4", [4, 5, 4, 5]),
+        ("visible=6,7 ranks=3", [6, 7, 6]),
+        ("job=2,3 visible=3", [3]),
+        ("job=2,3 visible=2,3 gpus=0", [2]),
+        ("job=2,3,4 granted=3,4", [3, 4]),
+        ("job=2,3,2,3 visible=3", [3, 3]),
     ],
 )
-def test_a_rank_drives_its_gpu(parameters: dict[str, str], gpus: list[int]) -> None:
-    assert [rank.gpu.index for rank in ask(DGX, **parameters).ranks] == gpus
+def test_a_rank_drives_its_gpu(asked: str, gpus: list[int]) -> None:
+    assert [rank.gpu.index for rank in ask(DGX, **words(asked)).ranks] == gpus
 
 
 def test_ranks_on_one_gpu_divide_its_cores() -> None:
-    reply = ask(DGX, gpus="0", ranks="2", share="requested")
-    assert cpulists(reply) == ["48-55,176-183", "56-63,184-191"]
-
-
-def test_tasks_that_see_their_own_gpu_only_divide_the_cores_of_the_job() -> None:
-    own = [
-        ask(DGX, job="0,1", visible=gpu, share="requested", mode="unique_contiguous")
-        for gpu in ("0", "1")
-    ]
-    assert [cpulists(reply) for reply in own] == [["48-55,176-183"], ["56-63,184-191"]]
-    assert [reply.ranks[0].rank for reply in own] == [0, 1]
+    assert lists(DGX, "gpus=0 ranks=2 share=requested") == "48-55,176-183 56-63,184-191"
 
 
 @pytest.mark.parametrize(
@@ -61,29 +52,42 @@ def test_tasks_on_instances_of_one_gpu_have_a_part_of_its_cores_each(
 
 
 @pytest.mark.parametrize(
-    ("parameters", "kind", "message"),
+    ("asked", "message"),
+    rows("""
+no ranks           | ranks=0                      | ranks: '0' is not a whole number from 1
+too many           | ranks=257                    | ranks: 257 ranks are too many; the most is 256
+beyond them        | ranks=2 rank=2               | there is no rank 2
+no ranks of a job  | job=0 rank=0                 | job needs ranks and rank
+none of a job's    | job=0 ranks=1                | job takes one rank: which of the 1
+several of a job's | job=0 ranks=2 rank=0-1       | job takes one rank
+beyond a job's     | job=0 ranks=2 rank=2         | there is no rank 2
+whose GPUs         | gpu_bind=gpu:none            | gpu_bind needs ranks and rank
+of which task      | job=0 gpu_bind=gpu:none      | gpu_bind needs ranks and
+whose CPUs         | cpu_bind=0x1                 | cpu_bind needs ranks and rank
+no mask            | cpu_bind=0xg                 | mask '0xg' is not hexadecimal
+no name            | job=foo                      | job: gpus: 'foo' is not an index
+whose CPUs are meant | whose=node cpuset=0        | whose=node plans on all of the node, cpuset on
+"""),
+)
+def test_what_is_wrong_is_said(asked: str, message: str) -> None:
+    error = try_to_ask(DGX, **words(asked))
+    assert isinstance(error, InvalidRequestError)
+    assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
     [
-        ({"ranks": "0"}, InvalidRequestError, "ranks: '0' is not a whole number from 1"),
-        ({"ranks": "257"}, InvalidRequestError, "ranks: 257 ranks are too many; the most is 256"),
-        ({"ranks": "2", "rank": "2"}, InvalidRequestError, "there is no rank 2"),
-        ({"job": "0", "rank": "0"}, InvalidRequestError, "job needs ranks and rank"),
-        ({"job": "0", "ranks": "1"}, InvalidRequestError, "job takes one rank: which of the 1"),
-        ({"job": "0", "ranks": "2", "rank": "0-1"}, InvalidRequestError, "job takes one rank"),
-        ({"job": "0", "ranks": "2", "rank": "2"}, InvalidRequestError, "there is no rank 2"),
-        ({"gpu_bind": "gpu:none"}, InvalidRequestError, "gpu_bind needs ranks and rank"),
-        ({"job": "0", "gpu_bind": "gpu:none"}, InvalidRequestError, "gpu_bind needs ranks and"),
-        ({"cpu_bind": "0x1"}, InvalidRequestError, "cpu_bind needs ranks and rank"),
-        ({"cpu_bind": "0xg"}, InvalidRequestError, "mask '0xg' is not hexadecimal"),
-        ({"step_gpus": "0"}, InvalidRequestError, "step_gpus: '0' is not a whole number from 1"),
-        ({"job": "0,", "visible": "0"}, InvalidRequestError, "job: '0,' has an empty entry"),
-        ({"job": "8"}, NoSuchGpuError, "job: no GPU 8"),
-        ({"job": "foo"}, InvalidRequestError, "job: gpus: 'foo' is not an index"),
-        ({"job": "0,1", "visible": "2"}, NoSuchGpuError, "GPU 0 (0000:47:00.0) is not among"),
+        ("job=8", "job: no GPU 8"),
+        (
+            "job=0,1 visible=2",
+            "job: the caller's GPU 0 (0000:47:00.0) is not among the job's: 0 (0",
+        ),
     ],
 )
-def test_what_is_wrong_is_said(
-    parameters: dict[str, str], kind: type[AffinityError], message: str
+def test_a_job_s_gpu_that_is_not_here_or_a_caller_s_that_is_not_the_job_s_is_told(
+    asked: str, message: str
 ) -> None:
-    error = try_to_ask(DGX, **parameters)
-    assert isinstance(error, kind)
-    assert message in str(error)
+    error = try_to_ask(DGX, **words(asked))
+    assert isinstance(error, NoSuchGpuError)
+    assert str(error).startswith(message)

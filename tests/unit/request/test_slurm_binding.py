@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Callable, Container, Iterable, Mapping
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from affinityd import machines
 from affinityd.client import local_plan
 from affinityd.cpuset import CpuSet, format_list, format_mask, parse_list
-from affinityd.errors import AffinityError
 from affinityd.request.environment import first_answer, process_questions
 from affinityd.request.formats import Reply
 from affinityd.request.parameters import Request
@@ -21,111 +20,88 @@ from affinityd.request.query import parse_query
 from affinityd.request.resolve import answer
 from affinityd.request.slurm_binding import Slot, cpus_of_step, gpu_slot
 from affinityd.topology.model import Node
-from tests.support.asking import ask, cpulists, try_to_ask
+from tests.support.asking import ask, lists, try_to_ask
+from tests.support.tables import rows, words
 
 DGX = machines.load("dgx-a100")  # GPUs in pairs on nodes 3, 1, 7, 5
 NO_CPU: CpuSet = frozenset()
 
 
+def overlap(replies: Iterable[Reply]) -> bool:
+    """Return whether a CPU is in several plans."""
+    return any(one.cpus & other.cpus for one, other in combinations(replies, 2))
+
+
 @pytest.mark.parametrize(
-    ("bind", "tasks", "gpus", "seats"),
-    [
-        pytest.param("", 2, 2, [None, None], id="nothing is said: all see all"),
-        pytest.param("gpu:none", 2, 2, [None, None], id="not bound: all see all"),
-        pytest.param("gpu:closest", 2, 2, [None, None], id="CPUs are not bound: all are close"),
-        pytest.param("gpu:per_task:1", 2, 2, [(0, 1)] * 2, id="one of its own each"),
-        pytest.param("gpu:per_task:2", 2, 4, [(0, 1)] * 2, id="two of its own each"),
-        pytest.param("gpu:per_task:big:1", 2, 2, [(0, 1)] * 2, id="one of a type each"),
-        pytest.param("gpu:single:1", 2, 2, [(0, 1)] * 2, id="one each, by turns"),
-        pytest.param(
-            "gpu:single:1", 4, 2, [(0, 2), (0, 2), (1, 2), (1, 2)], id="by turns, round again"
-        ),
-        pytest.param("gpu:single:2", 4, 2, [(0, 2), (1, 2), (0, 2), (1, 2)], id="two neighbours"),
-        pytest.param(
-            "gpu:single:2", 3, 2, [(0, 2), (1, 2), (0, 2)], id="the last has no neighbour"
-        ),
-        pytest.param("gpu:single:1", 2, 1, [(0, 2), (1, 2)], id="one GPU for all"),
-        pytest.param("gpu:single:1", 2, 0, [(0, 2), (1, 2)], id="of unknown many GPUs"),
-        pytest.param("gpu:single:0", 2, 2, [(0, 2), (1, 2)], id="what Slurm would not take"),
-        pytest.param("gpu:map_gpu:1,0", 2, 2, [(0, 1)] * 2, id="a map the other way round"),
-        pytest.param("gpu:map_gpu:0,0", 2, 2, [(0, 2), (1, 2)], id="a map onto one"),
-        pytest.param(
-            "gpu:map_gpu:0*2,1", 3, 2, [(0, 2), (1, 2), (0, 2)], id="a map with a multiplier"
-        ),
-        pytest.param(
-            "gpu:map_gpu:0,1", 3, 2, [(0, 2), (0, 2), (1, 2)], id="a map that begins again"
-        ),
-        pytest.param("gpu:map_gpu:", 2, 2, [(0, 2), (1, 2)], id="a map of nothing"),
-        pytest.param("gpu:mask_gpu:0x1,2", 2, 2, [(0, 1)] * 2, id="masks that are apart"),
-        pytest.param("gpu:mask_gpu:3,3", 2, 2, [(0, 2), (1, 2)], id="masks that are equal"),
-        pytest.param("gpu:mask_gpu:3,1", 2, 2, [(0, 2), (1, 2)], id="masks that overlap"),
-        pytest.param("gpu:verbose,single:2", 2, 1, [(0, 2), (1, 2)], id="and it tells the user"),
-        pytest.param("gpu:v,single:2", 2, 1, [(0, 2), (1, 2)], id="and it tells, in short"),
-        pytest.param("gres/gpu:per_task:1", 2, 2, [(0, 1)] * 2, id="as newer releases have it"),
-        pytest.param("gres/nic:none+gres/gpu:per_task:1", 2, 2, [(0, 1)] * 2, id="beside others"),
-        pytest.param("gpu:of_the_future:1", 2, 2, [(0, 2), (1, 2)], id="a word not known here"),
-    ],
+    ("bind", "tasks", "gpus", "slots"),
+    rows("""
+nothing is said: all see all     |                      | 2 | 2 | - -
+not bound: all see all           | gpu:none             | 2 | 2 | - -
+CPUs are not bound               | gpu:closest          | 2 | 2 | - -
+one of its own each              | gpu:per_task:1       | 2 | 2 | 0/1 0/1
+two of its own each              | gpu:per_task:2       | 2 | 4 | 0/1 0/1
+one of a type each               | gpu:per_task:big:1   | 2 | 2 | 0/1 0/1
+one each, by turns               | gpu:single:1         | 2 | 2 | 0/1 0/1
+by turns, round again            | gpu:single:1         | 4 | 2 | 0/2 0/2 1/2 1/2
+two neighbors                    | gpu:single:2         | 4 | 2 | 0/2 1/2 0/2 1/2
+the last has no neighbor         | gpu:single:2         | 3 | 2 | 0/2 1/2 0/2
+one GPU for all                  | gpu:single:1         | 2 | 1 | 0/2 1/2
+of unknown many GPUs             | gpu:single:1         | 2 | 0 | 0/2 1/2
+what Slurm would not take        | gpu:single:0         | 2 | 2 | 0/2 1/2
+a map the other way round        | gpu:map_gpu:1,0      | 2 | 2 | 0/1 0/1
+a map onto one                   | gpu:map_gpu:0,0      | 2 | 2 | 0/2 1/2
+a map with a multiplier          | gpu:map_gpu:0*2,1    | 3 | 2 | 0/2 1/2 0/2
+a map that begins again          | gpu:map_gpu:0,1      | 3 | 2 | 0/2 0/2 1/2
+a map of nothing                 | gpu:map_gpu:         | 2 | 2 | 0/2 1/2
+masks that are apart             | gpu:mask_gpu:0x1,2   | 2 | 2 | 0/1 0/1
+masks that are equal             | gpu:mask_gpu:3,3     | 2 | 2 | 0/2 1/2
+masks that overlap               | gpu:mask_gpu:3,1     | 2 | 2 | 0/2 1/2
+and it tells the user            | gpu:verbose,single:2 | 2 | 1 | 0/2 1/2
+and it tells, in short           | gpu:v,single:2       | 2 | 1 | 0/2 1/2
+as newer releases have it        | gres/gpu:per_task:1  | 2 | 2 | 0/1 0/1
+beside others                    | gres/nic:none+gres/gpu:per_task:1 | 2 | 2 | 0/1 0/1
+a word not known here            | gpu:of_the_future:1  | 2 | 2 | 0/2 1/2
+"""),
 )
-def test_tasks_on_the_same_gpus_have_a_seat_each(
-    bind: str, tasks: int, gpus: int, seats: list[Slot | None]
+def test_tasks_on_the_same_gpus_have_a_slot_each(
+    bind: str, tasks: str, gpus: str, slots: str
 ) -> None:
+    step, number = Request(gpu_bind=bind, step_gpus=int(gpus)), int(tasks)
     seen = 2 if "per_task:2" in bind else 1
-    step = Request(gpu_bind=bind, step_gpus=gpus)
-    found = [gpu_slot(step, NO_CPU, task=it, tasks=tasks, seen=seen) for it in range(tasks)]
-    assert found == seats
+    found = [gpu_slot(step, NO_CPU, task=it, tasks=number, seen=seen) for it in range(number)]
+    assert " ".join("-" if it is None else f"{it[0]}/{it[1]}" for it in found) == slots
 
 
 @pytest.mark.parametrize(
     "bind", ["gpu:per_task:a:1", "gpu:single:1", "gpu:map_gpu:1,0", "gpu:mask_gpu:1,2"]
 )
-def test_a_binding_that_is_not_in_force_binds_nobody(bind: str) -> None:
+def test_a_binding_that_is_not_in_force_binds_no_task(bind: str) -> None:
     """Slurm 22.05 says per_task of --gpus-per-task=TYPE:1, and binds nothing."""
     assert gpu_slot(Request(gpu_bind=bind, step_gpus=2), NO_CPU, task=1, tasks=2, seen=2) is None
-
-
-def cpus(*numbers: int) -> CpuSet:
-    return frozenset(numbers)
-
-
-SLICES = (cpus(0), cpus(1))
 
 
 @pytest.mark.parametrize(
     ("bind", "masks", "mask", "task", "expected"),
     [
-        pytest.param("", SLICES, cpus(1), 1, (cpus(0, 1), None), id="all of the step's"),
-        pytest.param("", (), cpus(0, 1), 1, (cpus(0, 1), None), id="CPUs are not bound"),
-        pytest.param("", SLICES, cpus(4), 1, (cpus(4), None), id="masks of another step"),
-        pytest.param("", SLICES, cpus(1), 0, (cpus(1), None), id="another task's slice"),
-        pytest.param("", (cpus(0, 1),), cpus(0, 1), 2, (cpus(0, 1), None), id="one for all tasks"),
-        pytest.param(
-            "", (cpus(0, 1), cpus(2)), cpus(1), 0, (cpus(0, 1, 2), None), id="less than its slice"
-        ),
-        pytest.param(
-            "gpu:per_task:1", SLICES, cpus(0), 0, (cpus(0, 1), None), id="with its own GPU"
-        ),
-        pytest.param(
-            "gpu:closest", SLICES, cpus(0), 0, (cpus(0), (0, 2)), id="GPUs that are near its slice"
-        ),
-        pytest.param(
-            "gpu:closest", (cpus(0, 1),) * 2, cpus(0, 1), 1, (cpus(0, 1), (1, 3)), id="and a twin"
-        ),
-        pytest.param(
-            "gpu:closest", (cpus(0, 1),), cpus(0, 1), 2, (cpus(0, 1), (2, 3)), id="one for all"
-        ),
+        ("", "0 1", "1", 1, ("0-1", None)),  # all of the step's
+        ("", "", "0-1", 1, ("0-1", None)),  # CPUs are not bound
+        ("", "0 1", "4", 1, ("4", None)),  # masks of another step
+        ("", "0 1", "1", 0, ("1", None)),  # another task's slice
+        ("", "0-1", "0-1", 2, ("0-1", None)),  # one for all tasks
+        ("", "0-1 2", "1", 0, ("0-2", None)),  # less than its slice
+        ("gpu:per_task:1", "0 1", "0", 0, ("0-1", (0, 1))),  # with its own GPU
+        ("gpu:closest", "0 1", "0", 0, ("0", (0, 2))),  # GPUs that are near its slice
+        ("gpu:closest", "0-1 0-1", "0-1", 1, ("0-1", (1, 3))),  # and a twin
+        ("gpu:closest", "0-1", "0-1", 2, ("0-1", (2, 3))),  # one for all
     ],
 )
 def test_a_task_may_leave_its_slice_unless_its_gpus_were_chosen_by_it(
-    bind: str,
-    masks: tuple[CpuSet, ...],
-    mask: CpuSet,
-    task: int,
-    expected: tuple[CpuSet, Slot | None],
+    bind: str, masks: str, mask: str, task: int, expected: tuple[str, Slot | None]
 ) -> None:
-    request = Request(gpu_bind=bind, cpu_bind=masks, rank=(task,))
-    assert cpus_of_step(request, mask) == expected[0]
-    if not bind.startswith("gpu:per_task"):
-        assert gpu_slot(request, mask, task=task, tasks=3, seen=1) == expected[1]
+    slices = tuple(map(parse_list, masks.split()))
+    request = Request(gpu_bind=bind, cpu_bind=slices, rank=(task,))
+    slot = gpu_slot(request, parse_list(mask), task=task, tasks=3, seen=1)
+    assert (format_list(cpus_of_step(request, parse_list(mask))), slot) == expected
 
 
 # What follows for a plan.
@@ -137,20 +113,18 @@ def seen(bind: str, task: int, gpus: list[str], cpus: Container[int] | None = No
     `cpus` is its slice, where gres.conf names the cores of each GPU's node.
     """
     kind, _, argument = bind.removeprefix("gpu:").partition(":")
+    entries = argument.split(",")
     if kind == "per_task":
         return gpus[task * int(argument) : (task + 1) * int(argument)]
     if kind == "single":
-        near = [
-            gpu
-            for gpu in gpus
-            if cpus is None
-            or any(cpu in cpus for cpu in DGX.cpus_of_node(DGX.gpus[int(gpu)].numa_node))
-        ] or gpus[:1]
+        nodes = {gpu: DGX.cpus_of_node(DGX.gpus[int(gpu)].numa_node) for gpu in gpus}
+        near = [it for it in gpus if cpus is None or any(cpu in cpus for cpu in nodes[it])]
+        near = near or gpus[:1]
         return [near[task // int(argument) % len(near)]]
     if kind == "map_gpu":
-        return [gpus[int(argument.split(",")[task % len(argument.split(","))])]]
+        return [gpus[int(entries[task % len(entries)])]]
     if kind == "mask_gpu":
-        mask = int(argument.split(",")[task % len(argument.split(","))], 16)
+        mask = int(entries[task % len(entries)], 16)
         return [gpu for place, gpu in enumerate(gpus) if mask >> place & 1]
     return gpus
 
@@ -190,75 +164,98 @@ def test_tasks_of_a_job_never_overlap_whatever_each_one_sees(
     facts |= {"ranks": f"{tasks}", "mode": mode, "scope": scope}
     if is_sliced:
         facts["cpu_bind"] = ",".join(map(format_mask, slices))
-    places = []
+    replies = []
     for task in range(tasks):
         near = slices[task] if is_sliced else range(256)
         sees = seen(bind, task, gpus, near if has_cores else None)
-        mine = {"rank": f"{task}", "visible": ",".join(sees)}
-        cpuset = f"{slices[task][0]}-{slices[task][-1]}" if is_sliced else "0-255"
-        reply = try_to_ask(DGX, cpuset=cpuset, **mine, **facts)
-        if not isinstance(reply, AffinityError):  # more tasks than cores near a GPU
-            places.append(reply.cpus)
-    for one, other in combinations(places, 2):
-        assert not one & other
+        mine = {"rank": f"{task}", "visible": ",".join(sees), "cpuset": format_list(near)}
+        replies.append(try_to_ask(DGX, **mine, **facts))
+    # The others are more tasks than there are cores near a GPU.
+    assert not overlap(reply for reply in replies if isinstance(reply, Reply))
 
 
-def place(**parameters: str) -> str:
-    reply = ask(DGX, mode="unique_contiguous", **parameters)
-    return ",".join(cpulists(reply))
-
-
-def test_tasks_with_a_gpu_each_divide_the_cores_of_the_step_not_their_slices() -> None:
-    """Slurm's slices are 0-63 and 64-127 here, and both GPUs are on node 3: 48-63,176-191."""
-    masks = ",".join(map(format_mask, (range(64), range(64, 128))))
-    facts = {"job": "0,1", "ranks": "2", "gpu_bind": "gpu:per_task:1", "cpu_bind": masks}
-    assert place(rank="0", visible="0", cpuset="0-63", **facts) == "48-55"
-    assert place(rank="1", visible="1", cpuset="64-127", **facts) == "56-63"
-
-
-def test_what_is_huge_is_read_in_no_time() -> None:
-    """Nobody but a daemon's enemy sends it."""
-    facts = {"ranks": "256", "rank": "255", "visible": "0"}
+@pytest.mark.parametrize(
+    ("bind", "masks"),
+    [
+        ("map_gpu:" + ",".join(["0*4096"] * 4000), "0x1"),
+        ("mask_gpu:" + "f" * 32000, "0x1"),
+        ("single:" + "9" * 5000, "0x1"),
+        ("single:1", ",".join(format_mask([cpu]) for cpu in range(256))),
+        ("closest", "0x" + "f" * 16384),
+        ("closest", ",".join(["0xff"] * 256)),
+    ],
+    ids=["map", "mask", "number", "many masks", "long mask", "equal masks"],
+)
+def test_what_is_huge_is_read_in_no_time(bind: str, masks: str) -> None:
+    """In CPU time; only an enemy of the daemon sends it."""
+    facts = {"ranks": "256", "rank": "255", "visible": "0", "step_gpus": "256", "cpuset": "255"}
+    job = ",".join(f"{gpu % 8}" for gpu in range(256))
     start = time.process_time()
-    for bind, masks in [
-        ("gpu:map_gpu:" + ",".join(["0*4096"] * 4000), "0x1"),
-        ("gpu:mask_gpu:" + "f" * 32000, "0x1"),
-        ("gpu:single:" + "9" * 5000, "0x1"),
-        ("gpu:single:1", ",".join(format_mask([cpu]) for cpu in range(256))),
-        ("gpu:closest", "0x" + "f" * 16384),
-        ("gpu:closest", ",".join(["0xff"] * 256)),
-    ]:
-        job = {"job": ",".join(f"{gpu % 8}" for gpu in range(256)), "step_gpus": "256"}
-        for more in ({}, job):
-            try_to_ask(DGX, **facts, **more, gpu_bind=bind, cpu_bind=masks, cpuset="255")
+    try_to_ask(DGX, **facts, job=job, gpu_bind=f"gpu:{bind}", cpu_bind=masks)
     assert time.process_time() - start < 2
 
 
-def test_modes_that_share_take_any_number_of_seats() -> None:
-    """96 tasks on 8 GPUs: 768 seats, of which nobody needs one."""
-    facts = {"ranks": "96", "rank": "95", "job": "0,1,2,3,4,5,6,7"}
-    bind = {"gpu_bind": "gpu:mask_gpu:0xff,0x7f", "visible": "0,1,2,3,4,5,6"}
-    reply = ask(DGX, mode="node", **facts, **bind)
-    assert len(reply.ranks) == 7
-    refused = try_to_ask(DGX, mode="exclusive", **facts, **bind)
+def test_modes_that_share_take_any_number_of_slots() -> None:
+    """96 tasks on 8 GPUs: 768 slots, of which none is needed."""
+    facts = words(
+        "ranks=96 rank=95 job=0,1,2,3,4,5,6,7 gpu_bind=gpu:mask_gpu:0xff,0x7f visible=0,1,2,3,4,5,6"
+    )
+    assert len(ask(DGX, mode="node", **facts).ranks) == 7
+    refused = try_to_ask(DGX, mode="exclusive", **facts)
     assert "are too many; the most is 256" in str(refused)
 
 
-def test_tasks_may_share_a_gpu_that_a_slice_near_to_none_leads_to() -> None:
-    """Slurm's slices are on nodes 0 and 1 here, GPUs 0 and 2 on 3 and 1: it may give all GPU 0."""
-    masks = ",".join(format_mask(range(8 * task, 8 * task + 8)) for task in range(2))
-    facts = {"job": "0,2", "ranks": "2", "step_gpus": "2", "gpu_bind": "gpu:single:1"}
-    lists = [
-        place(
-            rank=f"{rank}",
-            visible="0",
-            cpuset=f"{8 * rank}-{8 * rank + 7}",
-            cpu_bind=masks,
-            **facts,
-        )
-        for rank in range(2)
-    ]
-    assert lists == ["0-3", "4-7"]
+def masks(*slices: str) -> str:
+    return "cpu_bind=" + ",".join(format_mask(parse_list(it)) for it in slices)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        # Slurm's slices are 0-63 and 64-127 here, and both GPUs are on node 3: 48-63,176-191.
+        (
+            f"job=0,1 ranks=2 gpu_bind=gpu:per_task:1 {masks('0-63', '64-127')}",
+            {"rank=0 visible=0 cpuset=0-63": "48-55", "rank=1 visible=1 cpuset=64-127": "56-63"},
+        ),
+        # They are on nodes 0 and 1, GPUs 0 and 2 on 3 and 1: Slurm may give both tasks GPU 0.
+        (
+            f"job=0,2 ranks=2 step_gpus=2 gpu_bind=gpu:single:1 visible=0 {masks('0-7', '8-15')}",
+            {"rank=0 cpuset=0-7": "0-3", "rank=1 cpuset=8-15": "4-7"},
+        ),
+        # Two tasks on one GPU divide its share of the job's cores.
+        (
+            "job=0,1 ranks=2 gpu_bind=gpu:map_gpu:1,1 visible=1",
+            {"rank=0": "56-59,184-187", "rank=1": "60-63,188-191"},
+        ),
+        # Tasks that all see all GPUs take one each.
+        (
+            "job=0,1,2,3 ranks=4 visible=0,1,2,3",
+            {"rank=0": "48-55,176-183", "rank=1": "56-63,184-191", "rank=3": "24-31,152-159"},
+        ),
+        # A task with several GPUs has the union.
+        (
+            "job=0,1,2,3 ranks=2 gpu_bind=gpu:per_task:2",
+            {"rank=1 visible=2,3": "16-23,144-151 24-31,152-159"},
+        ),
+        # Steps on different GPUs of a job are apart.
+        ("job=0,1", {"visible=0": "48-55,176-183", "visible=1": "56-63,184-191"}),
+        # srun --exact gives a step 16 of the job's 64 CPUs, and one of its two GPUs on that node.
+        (
+            "job=0,1 cpuset=48-63",
+            {
+                "visible=0 step_gpus=1": "48-55",
+                "visible=0 step_gpus=1 job_cpus=64": "48-63",
+                "visible=0 step_gpus=1 job_cpus=16": "48-55",  # of all tasks
+                "visible=0,1 step_gpus=2 ranks=2 rank=1 job_cpus=64": "56-63",
+                # Which other GPUs the step has is not known.
+                "visible=0 step_gpus=2 ranks=2 rank=0 gpu_bind=gpu:per_task:1 job_cpus=64": "48-55",
+            },
+        ),
+    ],
+)
+def test_tasks_of_a_job_divide_its_cores(facts: str, expected: Mapping[str, str]) -> None:
+    found = {own: lists(DGX, f"mode=unique_contiguous {facts} {own}") for own in expected}
+    assert found == expected
 
 
 def of_exec(environ: Mapping[str, str], mask: CpuSet) -> Reply:
@@ -276,79 +273,45 @@ def of_task_prolog(environ: Mapping[str, str], mask: CpuSet) -> Reply:
 @pytest.mark.parametrize("plan", [of_exec, of_task_prolog])
 @pytest.mark.parametrize(
     ("slices", "sees"),
-    [
-        pytest.param(["3", "1", "3", "1"], ["0,1", "2,3", "0,1", "2,3"], id="two to a slice"),
-        pytest.param(["3", "3", "3", "1"], ["0,1", "0,1", "0,1", "2,3"], id="three to a slice"),
-        pytest.param(["0-7"] * 4, ["0,1,2,3"] * 4, id="all on all"),
-        pytest.param([], ["0,1"] * 4, id="CPUs are not bound, and near some of the GPUs alone"),
-    ],
+    rows("""
+two to a slice     | 3 1 3 1         | 0,1 2,3 0,1 2,3
+three to a slice   | 3 3 3 1         | 0,1 0,1 0,1 2,3
+all on all         | 0-7 0-7 0-7 0-7 | 0,1,2,3 0,1,2,3 0,1,2,3 0,1,2,3
+CPUs are not bound |                 | 0,1 0,1 0,1 0,1
+"""),
 )
 def test_tasks_never_overlap_whose_gpus_were_chosen_by_their_slices(
-    plan: Callable[[Mapping[str, str], CpuSet], Reply], slices: Sequence[str], sees: Sequence[str]
+    plan: Callable[[Mapping[str, str], CpuSet], Reply], slices: str, sees: str
 ) -> None:
-    """--gpu-bind=closest: tasks of one slice see the same GPUs, and are planned by themselves."""
-    nodes = [frozenset().union(*map(DGX.cpus_of_node, parse_list(it))) for it in slices]
-    masks = ",".join(map(format_mask, nodes))
-    step = {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0", "SLURM_GTIDS": "0,1,2,3"}
-    step |= {"SLURM_GPUS_ON_NODE": "4", "SLURMD_TRES_BIND": "gpu:closest"}
-    if masks:
-        step["SLURM_CPU_BIND_LIST"] = masks
+    """--gpu-bind=closest: tasks of one slice, of these nodes, see the same GPUs.
+
+    Each is planned by itself.
+    """
+    nodes = [frozenset().union(*map(DGX.cpus_of_node, parse_list(it))) for it in slices.split()]
+    step = words(
+        "SLURM_JOB_ID=9 SLURM_STEP_ID=0 SLURM_GTIDS=0,1,2,3 SLURM_GPUS_ON_NODE=4 "
+        "SLURMD_TRES_BIND=gpu:closest"
+    )
+    if nodes:
+        step["SLURM_CPU_BIND_LIST"] = ",".join(map(format_mask, nodes))
     replies = [
         plan(
-            {**step, "SLURM_LOCALID": f"{task}", "CUDA_VISIBLE_DEVICES": sees[task]},
+            {**step, "SLURM_LOCALID": f"{task}", "CUDA_VISIBLE_DEVICES": gpus},
             nodes[task] if nodes else DGX.online,
         )
-        for task in range(4)
+        for task, gpus in enumerate(sees.split())
     ]
-    assert not any(one.cpus & other.cpus for one, other in combinations(replies, 2))
+    assert not overlap(replies)
     assert {reply.locality for reply in replies} == {"local"}
 
 
-def test_two_tasks_on_one_gpu_divide_its_share_of_the_job_s_cores() -> None:
-    facts = {"job": "0,1", "ranks": "2", "gpu_bind": "gpu:map_gpu:1,1", "visible": "1"}
-    lists = [place(rank=f"{rank}", **facts) for rank in range(2)]
-    assert lists == ["56-59,184-187", "60-63,188-191"]
-
-
-def test_tasks_that_all_see_all_gpus_take_one_each() -> None:
-    facts = {"job": "0,1,2,3", "ranks": "4"}
-    expected = ["48-55,176-183", "56-63,184-191", "16-23,144-151", "24-31,152-159"]
-    assert [place(rank=f"{rank}", **facts, visible="0,1,2,3") for rank in range(4)] == expected
-
-
-def test_a_task_with_several_gpus_has_the_union() -> None:
-    facts = {"job": "0,1,2,3", "ranks": "2", "gpu_bind": "gpu:per_task:2"}
-    assert place(rank="1", **facts, visible="2,3") == "16-23,144-151,24-31,152-159"
-
-
-def test_steps_on_different_gpus_of_a_job_are_apart() -> None:
-    lists = [ask(DGX, job="0,1", visible=gpu, mode="exclusive").cpus for gpu in "01"]
-    assert not any(one & other for one, other in pairwise(lists))
-
-
-def test_a_step_with_cpus_of_its_own_divides_them_without_the_job_s_other_gpus() -> None:
-    """srun --exact gives it 16 of the job's 64 CPUs, and one of its two GPUs on that node."""
-    facts = {"job": "0,1", "visible": "0", "cpuset": "48-63", "step_gpus": "1"}
-    assert place(**facts) == "48-55"
-    assert place(**facts, job_cpus="64") == "48-63"
-    assert place(**facts, job_cpus="16") == "48-55"  # it is all of the job's: another may overlap
-    both = {**facts, "visible": "0,1", "step_gpus": "2", "ranks": "2", "rank": "1"}
-    assert place(**both, job_cpus="64") == "56-63"
-    bound = {**facts, "step_gpus": "2", "ranks": "2", "rank": "0", "gpu_bind": "gpu:per_task:1"}
-    assert place(**bound, job_cpus="64") == "48-55"  # which others the step has is not known
-
-
 def test_what_slurm_says_of_a_step_leads_no_caller_out_of_its_cpuset() -> None:
-    masks = ",".join(map(format_mask, (range(64), range(64, 128))))
-    facts = {"ranks": "2", "rank": "0", "cpu_bind": masks}
-    reply = ask(DGX, mask="0-63", may_use="0-63", **facts)
-    assert reply.allowed == frozenset(range(64))
+    facts = words(f"ranks=2 rank=0 {masks('0-63', '64-127')}")
+    assert ask(DGX, mask="0-63", may_use="0-63", **facts).allowed == frozenset(range(64))
 
 
 def test_a_mode_that_goes_by_ranks_deals_out_the_cores_to_all_of_them() -> None:
-    facts = {"job": "0,1", "ranks": "4", "gpu_bind": "gpu:single:2", "step_gpus": "2"}
-    replies = [
-        ask(DGX, mode="even", rank=f"{rank}", visible=f"{rank // 2}", **facts) for rank in range(4)
-    ]
+    facts = words("mode=even job=0,1 ranks=4 gpu_bind=gpu:single:2 step_gpus=2")
+    replies = [ask(DGX, rank=f"{it}", visible=f"{it // 2}", **facts) for it in range(4)]
     assert [len(reply.cpus) for reply in replies] == [64] * 4
-    assert not any(one.cpus & other.cpus for one, other in combinations(replies, 2))
+    assert not overlap(replies)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import string
+import re
+from itertools import takewhile
 
 import pytest
 from hypothesis import example, given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from affinityd.request.devices import ComputeDevice, VisibleDevices
 from affinityd.request.visible_devices import read_visible
 from affinityd.topology.model import Gpu
+from tests.support.tables import rows
 
 
 def named(index: int, uuid: str | None) -> ComputeDevice:
@@ -32,87 +34,77 @@ def seen(value: str | None) -> list[int]:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [
-        pytest.param(None, [0, 1, 2, 3], id="unset: all"),
-        pytest.param("", [], id="empty: none"),
-        pytest.param("2,0", [2, 0], id="the list's order counts"),
-        pytest.param(" 2, \t0", [2, 0], id="blanks before an index are skipped"),
-        pytest.param("2 ,0 1", [2, 0], id="what follows a number is ignored"),
-        pytest.param(
-            "1gpu2,+2,03", [1, 2, 3], id="a sign, zeros and a tail are read as by strtoul"
-        ),
-        pytest.param("0x2", [0], id="no hexadecimal"),
-        pytest.param("-0,1", [0, 1], id="minus nothing is no negative"),
-        pytest.param("0,-1,1", [0], id="a negative index ends the list"),
-        pytest.param("0,NoDevFiles,1", [0], id="a word ends the list"),
-        pytest.param("0,,1", [0], id="nothing ends the list"),
-        pytest.param("0,+,1", [0], id="a sign alone ends the list"),
-        pytest.param("0,+-1", [0], id="two signs end the list"),
-        pytest.param("0,٢", [0], id="a digit of another script ends the list"),
-        pytest.param("0,\u00a01", [0], id="a blank of another script ends the list"),
-        pytest.param("0,GPU-bb", [0], id="a UUID among indices ends the list"),
-        pytest.param("0,4,1", [0], id="an index out of range ends the list"),
-        pytest.param("0,1,0", [], id="a repeated index: none"),
-        pytest.param("1,01", [], id="repeated in another spelling: none"),
-        pytest.param("0,9,9", [], id="repeated out of range: none"),
-        pytest.param("0,-1,0", [0], id="repeated after the end is not seen"),
-        pytest.param("0,99999999999999999999", [0], id="above what a long holds is out of range"),
-        pytest.param(
-            "0," + "9" * 5000 + ",1" + "0" * 5000, [], id="all above it are one number, so repeated"
-        ),
-        pytest.param(
-            "0,10000000000000000000,10000000000000000001", [0], id="below it they are two numbers"
-        ),
-        pytest.param("0," + "0" * 5000 + "1", [0, 1], id="5000 zeros are no size"),
-        pytest.param("GPU-aa02,GPU-bb", [1, 2], id="UUIDs and unique prefixes"),
-        pytest.param("GPU-aa", [], id="an ambiguous prefix ends the list"),
-        pytest.param("GPU-bb,GPU-aa,GPU-aa01", [2], id="an ambiguous one ends it there"),
-        pytest.param("GPU-bb,GPU-xx,GPU-aa01", [2], id="an unknown one ends it there"),
-        pytest.param("GPU-bb,0", [2], id="an index among UUIDs ends the list"),
-        pytest.param("GPU-bb, GPU-aa01", [2], id="blanks are part of a UUID"),
-        pytest.param("GPU-bb ,GPU-aa01", [], id="blanks behind it, too"),
-        pytest.param(" GPU-bb", [], id="a blank before makes it a list of indices"),
-        pytest.param("gpu-bb03", [], id="case counts"),
-        pytest.param("GPU-BB03", [], id="case counts in the digits, too"),
-        pytest.param("GPU-bb,GPU-bb", [], id="a repeated UUID: none"),
-        pytest.param("GPU-bb,GPU-xx,GPU-xx", [], id="repeated, though unknown: none"),
-        pytest.param("GPU-bb,GPU-bb03", [], id="two names of one device: none"),
-        pytest.param("GPU-bb,GPU-xx,GPU-bb03", [2], id="two names, one after the end: the first"),
-        pytest.param("GPU-bb,0,GPU-bb", [2], id="repeated after another kind is not seen"),
-        pytest.param("MIG-cc04,MIG-cc05", [4, 5], id="MIG instances are named alike"),
-        pytest.param("MIG-cc", [], id="so are ambiguous ones"),
-        pytest.param("MIG-cc04,GPU-bb", [4], id="a GPU among instances is another kind"),
-        pytest.param("GPU-bb,MIG-cc04", [2], id="an instance among GPUs is another kind"),
-        pytest.param("GPU-", [], id="a prefix of all is ambiguous"),
-        pytest.param("ROCR_VISIBLE_DEVICES=2,0", [2, 0], id="ROCR alone"),
-        pytest.param("HIP_VISIBLE_DEVICES=2,0", [2, 0], id="HIP alone"),
-        pytest.param(
-            "ROCR_VISIBLE_DEVICES=3,1,0;HIP_VISIBLE_DEVICES=2,0", [0, 3], id="HIP indexes ROCR's"
-        ),
-        pytest.param(
-            "HIP_VISIBLE_DEVICES=2,0;ROCR_VISIBLE_DEVICES=3,1,0", [0, 3], id="in either order"
-        ),
-        pytest.param(
-            "ROCR_VISIBLE_DEVICES=3,1,0; HIP_VISIBLE_DEVICES=2,0", [0, 3], id="a blank between"
-        ),
-        pytest.param(
-            "ROCR_VISIBLE_DEVICES=GPU-bb,GPU-aa01;HIP_VISIBLE_DEVICES=1", [0], id="ROCR by UUID"
-        ),
-        pytest.param(
-            "ROCR_VISIBLE_DEVICES=0,1;HIP_VISIBLE_DEVICES=GPU-bb",
-            [],
-            id="HIP cannot name what ROCR left out",
-        ),
-        pytest.param(
-            "ROCR_VISIBLE_DEVICES=0,1;HIP_VISIBLE_DEVICES=2", [], id="nor count beyond it"
-        ),
-        pytest.param("ROCR_VISIBLE_DEVICES=;HIP_VISIBLE_DEVICES=0", [], id="ROCR empty: none"),
-        pytest.param("ROCR_VISIBLE_DEVICES=0;HIP_VISIBLE_DEVICES=", [], id="HIP empty: none"),
-        pytest.param("2;3", [2], id="a semicolon ends a number as anything does"),
-        pytest.param("OTHER=0", [], id="another variable is a word"),
-    ],
+    rows("""
+empty: none                         |             |
+the list's order counts             | 2,0         | 2 0
+what follows a number is ignored    | 2 ,0 1      | 2 0
+a sign, zeros and a tail            | 1gpu2,+2,03 | 1 2 3
+no hexadecimal                      | 0x2         | 0
+minus nothing is no negative        | -0,1        | 0 1
+a negative index ends the list      | 0,-1,1      | 0
+a word ends the list                | 0,NoDevFiles,1 | 0
+nothing ends the list               | 0,,1        | 0
+a sign alone ends the list          | 0,+,1       | 0
+two signs end the list              | 0,+-1       | 0
+a digit of another script ends it   | 0,٢         | 0
+a UUID among indices ends the list  | 0,GPU-bb    | 0
+an index out of range ends the list | 0,4,1       | 0
+a repeated index: none              | 0,1,0       |
+repeated in another spelling: none  | 1,01        |
+repeated out of range: none         | 0,9,9       |
+repeated after the end is not seen  | 0,-1,0      | 0
+above a long: out of range          | 0,99999999999999999999 | 0
+below it they are two numbers       | 0,10000000000000000000,10000000000000000001 | 0
+UUIDs and unique prefixes           | GPU-aa02,GPU-bb | 1 2
+an ambiguous prefix ends the list   | GPU-bb,GPU-aa,GPU-aa01 | 2
+an unknown one ends it there        | GPU-bb,GPU-xx,GPU-aa01 | 2
+an index among UUIDs ends the list  | GPU-bb,0    | 2
+blanks are part of a UUID           | GPU-bb, GPU-aa01 | 2
+blanks behind it, too               | GPU-bb ,GPU-aa01 |
+case counts                         | gpu-bb03    |
+case counts in the digits, too      | GPU-BB03    |
+a repeated UUID: none               | GPU-bb,GPU-bb |
+repeated, though unknown: none      | GPU-bb,GPU-xx,GPU-xx |
+two names of one device: none       | GPU-bb,GPU-bb03 |
+two names, one after the end        | GPU-bb,GPU-xx,GPU-bb03 | 2
+repeated after another kind         | GPU-bb,0,GPU-bb | 2
+MIG instances are named alike       | MIG-cc04,MIG-cc05 | 4 5
+so are ambiguous ones               | MIG-cc      |
+a GPU among instances               | MIG-cc04,GPU-bb | 4
+an instance among GPUs              | GPU-bb,MIG-cc04 | 2
+a prefix of all is ambiguous        | GPU-        |
+ROCR alone                          | ROCR_VISIBLE_DEVICES=2,0 | 2 0
+HIP alone                           | HIP_VISIBLE_DEVICES=2,0  | 2 0
+HIP indexes ROCR's                  | ROCR_VISIBLE_DEVICES=3,1,0;HIP_VISIBLE_DEVICES=2,0 | 0 3
+in either order, with a blank       | HIP_VISIBLE_DEVICES=2,0; ROCR_VISIBLE_DEVICES=3,1,0 | 0 3
+ROCR by UUID                   | ROCR_VISIBLE_DEVICES=GPU-bb,GPU-aa01;HIP_VISIBLE_DEVICES=1 | 0
+HIP names nothing that ROCR left out | ROCR_VISIBLE_DEVICES=0,1;HIP_VISIBLE_DEVICES=GPU-bb |
+nor counts beyond it                | ROCR_VISIBLE_DEVICES=0,1;HIP_VISIBLE_DEVICES=2 |
+ROCR empty: none                    | ROCR_VISIBLE_DEVICES=;HIP_VISIBLE_DEVICES=0 |
+HIP empty: none                     | ROCR_VISIBLE_DEVICES=0;HIP_VISIBLE_DEVICES= |
+a semicolon ends a number           | 2;3         | 2
+another variable is a word          | OTHER=0     |
+"""),
 )
-def test_a_list_is_read_as_by_the_driver(value: str | None, expected: list[int]) -> None:
+def test_a_list_is_read_as_by_the_driver(value: str, expected: str) -> None:
+    assert seen(value) == list(map(int, expected.split()))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, [0, 1, 2, 3]),
+        (" 2, \t0", [2, 0]),
+        ("0,\u00a01", [0]),
+        (" GPU-bb", []),  # so it is a list of indices
+        ("0," + "9" * 5000 + ",1" + "0" * 5000, []),  # above a long all are one number
+        ("0," + "0" * 5000 + "1", [0, 1]),
+    ],
+    ids=ascii,
+)
+def test_blanks_before_indices_are_skipped_and_their_size_is_that_of_a_long(
+    value: str | None, expected: list[int]
+) -> None:
     assert seen(value) == expected
 
 
@@ -137,55 +129,20 @@ def test_an_index_that_a_lost_gpu_has_left_ends_the_list() -> None:
 
 
 def by_hand(value: str) -> list[int]:
-    """Read a list as the rules are told: entry by entry, character by character."""
-    kind = value[:4]
-    return named_by_hand(value, kind) if kind in {"GPU-", "MIG-"} else counted_by_hand(value)
-
-
-def counted_by_hand(value: str) -> list[int]:
-    numbers: list[int] = []
-    for entry in value.split(","):
-        rest = entry.lstrip(" \t\n\v\f\r")
-        sign = rest[:1] if rest[:1] in {"+", "-"} else ""
-        digits = ""
-        for char in rest[len(sign) :]:
-            if char not in string.digits:
-                break
-            digits += char
-        if not digits or (sign == "-" and int(digits) > 0):
-            break
-        if int(digits) in numbers:
-            return []
-        numbers.append(int(digits))
-    found = []
-    for number in numbers:
-        if number >= len(GPUS):
-            break
-        found.append(number)
-    return found
-
-
-def named_by_hand(value: str, kind: str) -> list[int]:
-    names: list[str] = []
-    for entry in value.split(","):
-        if entry[:4] != kind:
-            break
-        if entry in names:
-            return []
-        names.append(entry)
-    found: list[int] = []
-    for name in names:
-        matches = [
-            place
-            for place, device in enumerate(EVERYTHING)
-            if (device.uuid or "")[: len(name)] == name
-        ]
-        if len(matches) != 1:
-            break
-        if matches[0] in found:
-            return []
-        found += matches
-    return found
+    """Read a list as the rules are told, entry by entry."""
+    kind, entries = value[:4], value.split(",")
+    if kind not in {"GPU-", "MIG-"}:
+        read = (re.match(r"[ \t\n\v\f\r]*(?:\+|(-))?([0-9]+)", entry) for entry in entries)
+        found = list(takewhile(lambda it: it and not (it[1] and int(it[2])), read))
+        numbers = [int(it[2]) for it in found if it]
+        are_new = len(set(numbers)) == len(numbers)
+        return list(takewhile(lambda it: it < len(GPUS), numbers)) if are_new else []
+    names = list(takewhile(lambda entry: entry[:4] == kind, entries))
+    uuids = [device.uuid or "" for device in EVERYTHING]
+    matches = [[at for at, uuid in enumerate(uuids) if uuid[: len(it)] == it] for it in names]
+    places = [its[0] for its in takewhile(lambda its: len(its) == 1, matches)]
+    is_new = len(set(names)) == len(names) and len(set(places)) == len(places)
+    return places if is_new else []
 
 
 entries = (
