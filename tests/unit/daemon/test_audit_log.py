@@ -11,77 +11,45 @@ from affinityd.daemon.audit_log import AuditLog
 from affinityd.daemon.state.scanner import Audit
 from tests.support.scans import GPU0, GPU1, audit, process
 
-FAR = process(1, cause="mask", placement="remote")
-FARTHER = process(2, cause="allocation", placement="remote")
+REMOTE = process(1, cause="mask", placement="remote")
+BOTH = audit(REMOTE, process(2, cause="allocation", placement="remote"))
+FAR, NEAR, NONE = audit(REMOTE), audit(process(1)), audit()
+OF_DAEMON = audit(process(1, cause="mask", is_daemon=True))
+UNSEEN = audit(unknown={GPU0: "NVML is silent"})
+ON_OTHER = audit(process(3, GPU1, cause="unpinned", placement="unpinned"))
 
+first, *others = FAR.topology.gpus
+gpus = (replace(first, pci_bus_id="0000:aa:00.0"), *others)
+ANOTHER_GPU = Audit(replace(FAR.topology, gpus=gpus), FAR.scan)
 
-def told(caplog: pytest.LogCaptureFixture, *audits: Audit) -> list[str]:
-    """Return the lines of these scans, one after the other."""
-    caplog.set_level(logging.INFO)
-    log = AuditLog()
-    for one in audits:
-        log.scanned(one)
-    return [f"{record.levelname}: {record.message}" for record in caplog.records]
-
-
-GPU = "nvidia GPU 0 (0000:10:00.0)"
-APPEARED = f"WARNING: {GPU}: {{}} of its processes may run far from it ({{}}); see affinityd audit"
-GONE = f"INFO: {GPU}: its processes are near it again, or gone"
+SEE = "of its processes may run far from it ({}); see affinityd audit"
+APPEARED = f"WARNING: nvidia GPU 0 (0000:10:00.0): 1 {SEE.format('mask: 1')}"
+GONE = "INFO: nvidia GPU 0 (0000:10:00.0): its processes are near it again, or gone"
+TWO_FAR = f"WARNING: nvidia GPU 0 (0000:10:00.0): 2 {SEE.format('allocation: 1, mask: 1')}"
+OTHER_FAR = f"WARNING: nvidia GPU 1 (0000:11:00.0): 1 {SEE.format('unpinned: 1')}"
 
 
 @pytest.mark.parametrize(
     ("audits", "lines"),
     [
-        ([audit(process(1))], []),
-        ([audit(FAR), audit(FAR)], [APPEARED.format(1, "mask: 1")]),
-        ([audit(FAR, FARTHER)], [APPEARED.format(2, "allocation: 1, mask: 1")]),
-        ([audit(FAR), audit(FAR, FARTHER)], [APPEARED.format(1, "mask: 1")]),
-        ([audit(FAR), audit(process(1))], [APPEARED.format(1, "mask: 1"), GONE]),
-        ([audit(FAR), audit()], [APPEARED.format(1, "mask: 1"), GONE]),
-        ([audit(process(1, cause="mask", is_daemon=True))], []),
-        (
-            [audit(FAR), audit(unknown={GPU0: "NVML is silent"}), audit(FAR)],
-            [APPEARED.format(1, "mask: 1")],
-        ),
-        (
-            [audit(FAR), audit(unknown={GPU0: "NVML is silent"}), audit()],
-            [APPEARED.format(1, "mask: 1"), GONE],
-        ),
+        ([NEAR, OF_DAEMON], []),
+        ([FAR, FAR, BOTH], [APPEARED]),
+        ([BOTH], [TWO_FAR]),
+        ([FAR, NEAR], [APPEARED, GONE]),
+        ([FAR, NONE], [APPEARED, GONE]),
+        ([FAR, UNSEEN, FAR], [APPEARED]),  # what cannot be seen has not ended
+        ([FAR, UNSEEN, NONE], [APPEARED, GONE]),
+        ([FAR, ON_OTHER], [APPEARED, GONE, OTHER_FAR]),
+        ([FAR, ANOTHER_GPU], [APPEARED, APPEARED.replace("0000:10:00.0", "0000:aa:00.0")]),
         ([audit(notices=("a",)), audit(notices=("a", "b"))], ["WARNING: a", "WARNING: b"]),
-        ([audit(notices=("a",)), audit(), audit(notices=("a",))], ["WARNING: a"] * 2),
-    ],
-    ids=[
-        "who is near is no news",
-        "a mismatch is news once",
-        "two processes of a GPU are one line",
-        "another process is no news",
-        "the end of it is news",
-        "a process that is gone is the end of it too",
-        "a known daemon is no news",
-        "what cannot be seen has not ended",
-        "until it can be seen again",
-        "a notice is news once",
-        "a notice that comes back is news again",
+        ([audit(notices=("a",)), NONE, audit(notices=("a",))], ["WARNING: a"] * 2),
     ],
 )
 def test_the_log_says(
     caplog: pytest.LogCaptureFixture, audits: list[Audit], lines: list[str]
 ) -> None:
-    assert told(caplog, *audits) == lines
-
-
-def test_each_gpu_has_a_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    lines = told(caplog, audit(FAR, process(3, GPU1, cause="unpinned", placement="unpinned")))
-    assert [line.split(":")[1] for line in lines] == [" nvidia GPU 0 (0000", " nvidia GPU 1 (0000"]
-
-
-def test_another_gpu_under_the_number_of_one_that_has_left_is_news(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    before = audit(FAR)
-    first, *others = before.topology.gpus
-    moved = replace(before.topology, gpus=(replace(first, pci_bus_id="0000:aa:00.0"), *others))
-    assert told(caplog, before, Audit(moved, before.scan)) == [
-        APPEARED.format(1, "mask: 1"),
-        APPEARED.format(1, "mask: 1").replace("0000:10:00.0", "0000:aa:00.0"),
-    ]
+    caplog.set_level(logging.INFO)
+    log = AuditLog()
+    for one in audits:
+        log.scanned(one)
+    assert [f"{record.levelname}: {record.message}" for record in caplog.records] == lines

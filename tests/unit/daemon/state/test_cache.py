@@ -8,22 +8,17 @@ from hypothesis import strategies as st
 from affinityd.daemon.state.cache import Cache
 
 
-def test_the_least_recently_used_is_forgotten_first() -> None:
+def test_the_least_recently_used_is_forgotten_first_and_what_is_too_heavy_costs_all() -> None:
     cache: Cache[str, int] = Cache(limit=30)
     for key in "abc":
         cache.put(key, ord(key), 10)
     assert cache.get("a") == ord("a")
     cache.put("d", ord("d"), 10)
     assert [key for key in "abcd" if cache.get(key)] == ["a", "c", "d"]
-
-
-def test_what_is_heavier_than_the_limit_is_not_kept_and_costs_the_others() -> None:
-    cache: Cache[str, int] = Cache(limit=30)
-    cache.put("a", 1, 10)
-    cache.put("b", 2, 31)
-    assert (cache.get("a"), cache.get("b")) == (None, None)
-    cache.put("c", 3, 30)
-    assert cache.get("c") == 3
+    cache.put("e", 1, 31)
+    assert [key for key in "acde" if cache.get(key)] == []
+    cache.put("f", 3, 30)
+    assert cache.get("f") == 3
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 40))))

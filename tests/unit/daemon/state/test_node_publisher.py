@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -19,7 +18,6 @@ from tests.support.machines.facts import machine
 from tests.unit.daemon.state.test_topology_watcher import until
 
 FIRST = Node(machine("mi250x"))
-SECOND = replace(FIRST, generation=2)
 
 
 class Published:
@@ -30,19 +28,16 @@ class Published:
         self.service = PlanService()
         self.publisher = NodePublisher(self.service, self.file)
 
-    def begin(self, node: Node) -> None:
+    def begin(self, generation: int) -> None:
         """Have a reading published, soon."""
-        self.service.swap(node)
+        self.service.swap(replace(FIRST, generation=generation))
         self.publisher.has_been_read.set()
 
-    async def read(self, node: Node) -> None:
+    async def read(self, generation: int) -> None:
         """Have a reading published, and wait for that."""
-        self.begin(node)
-        await until(lambda: self.generation == node.generation)
-
-    @property
-    def generation(self) -> int | None:
-        return node_file.read(self.file).generation if self.file.is_file() else None
+        self.begin(generation)
+        await until(self.file.is_file)
+        await until(lambda: node_file.read(self.file).generation == generation)
 
 
 def publish(folder: Path, story: Callable[[Published], Awaitable[None]]) -> None:
@@ -55,22 +50,18 @@ def publish(folder: Path, story: Callable[[Published], Awaitable[None]]) -> None
     asyncio.run(run())
 
 
-def test_a_reading_is_published_whether_it_is_news_or_not(tmp_path: Path) -> None:
-    async def story(published: Published) -> None:
-        await published.read(FIRST)
-        await published.read(SECOND)
-        published.file.unlink()
-        await published.read(SECOND)
-
-    publish(tmp_path, story)
-
-
-def test_what_a_killed_daemon_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_every_reading_is_published_and_what_was_left_half_written_is_removed(
+    tmp_path: Path,
+) -> None:
     left = tmp_path / ".node.json.a1b2c3d4"
     left.write_text("{")
 
-    async def story(_published: Published) -> None:
+    async def story(published: Published) -> None:
         await until(lambda: not left.exists())
+        await published.read(1)
+        await published.read(2)
+        published.file.unlink()
+        await published.read(2)  # which is no news
 
     publish(tmp_path, story)
 
@@ -82,14 +73,13 @@ def test_a_file_that_cannot_be_written_is_told_once_and_written_with_a_later_rea
 
     async def story(published: Published) -> None:
         for _ in range(2):
-            published.begin(FIRST)
+            published.begin(1)
             await asyncio.sleep(0.1)
         folder.mkdir()
-        await published.read(FIRST)
+        await published.read(1)
 
-    with caplog.at_level(logging.WARNING):
-        publish(folder, story)
-    told = [record.message for record in caplog.records]
+    publish(folder, story)
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert told == [f"{folder / node_file.NAME} could not be written: No such file or directory"]
 
 
@@ -107,7 +97,7 @@ def test_of_readings_that_come_while_a_disk_hangs_the_newest_is_published(
 
     async def story(published: Published) -> None:
         for generation in range(1, 4):
-            published.begin(replace(FIRST, generation=generation))
+            published.begin(generation)
             await asyncio.sleep(0.05)
         may_write.set()
         await until(lambda: written == [1, 3])

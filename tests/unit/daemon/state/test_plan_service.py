@@ -20,31 +20,29 @@ from affinityd.request.parameters import FORMATS, PARAMETERS, parse_request
 from affinityd.request.parsers import MAX_ENTRIES
 from affinityd.request.resolve import Caller, answer
 from affinityd.topology.model import Node, Topology
-from tests.support.asking import ask, cpulists, is_one_short_line, try_to_ask
+from tests.support.asking import ask, is_one_short_line, try_to_ask
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.machines.strategies import machines
 
 A100 = Node(machine("dgx-a100"))
 TWO_GPUS = parse_request([("gpus", "0,1"), ("share", "requested")])
+SOON = 2.0  #: seconds of a CPU
 
 
 def test_an_answer_is_bytes_and_what_metrics_say_of_it() -> None:
-    answer = PlanService(A100).answer(TWO_GPUS, "cpulist")
-    assert answer.body == b"48-55,176-183\n56-63,184-191\n"
-    assert answer.media_type == "text/plain; charset=utf-8"
-    assert (answer.mode, answer.locality) == ("unique_contiguous", "local")
-
-
-def test_a_document_is_json() -> None:
-    answer = PlanService(A100).answer(TWO_GPUS, "json")
-    assert answer.media_type == "application/json"
+    """Its format and its caller are part of the question."""
+    service, cpus = PlanService(A100), parse_list("48-51")
+    told = service.answer(TWO_GPUS, "cpulist")
+    assert told.body == b"48-55,176-183\n56-63,184-191\n"
+    assert told.media_type == "text/plain; charset=utf-8"
+    assert (told.mode, told.locality) == ("unique_contiguous", "local")
+    assert service.answer(TWO_GPUS, "cpulist", Caller(cpus, cpus)).body == b"48-49\n50-51\n"
+    assert service.answer(TWO_GPUS, "cpulist") == told
+    told = service.answer(TWO_GPUS, "json")
+    assert told.media_type == "application/json"
     reply = ask(A100.topology, gpus="0,1", share="requested")
-    assert json.loads(answer.body) == json.loads(dumps(document(reply)))
-
-
-def test_the_first_gpus_of_a_dgx_a100_have_half_a_node_each() -> None:
-    assert cpulists(ask(machine("dgx-a100"), gpus="0,1")) == ["48-55,176-183", "56-63,184-191"]
+    assert json.loads(told.body) == json.loads(dumps(document(reply)))
 
 
 def test_the_ranks_of_a_job_are_planned_once_and_each_gets_what_it_would_get_alone(
@@ -68,52 +66,17 @@ def test_the_ranks_of_a_job_are_planned_once_and_each_gets_what_it_would_get_alo
     assert [demand.options.mode for demand in asked] == ["node", "unique_contiguous"]
 
 
-def test_format_and_caller_are_part_of_the_question() -> None:
-    service, cpus = PlanService(A100), parse_list("48-51")
-    assert service.answer(TWO_GPUS, "mask").body != service.answer(TWO_GPUS, "cpulist").body
-    narrow = service.answer(TWO_GPUS, "cpulist", Caller(cpus, cpus))
-    assert narrow.body == b"48-49\n50-51\n"
-    assert service.answer(TWO_GPUS, "cpulist").body != narrow.body
-
-
-def test_a_new_reading_of_the_node_is_planned_on_at_once() -> None:
-    service = PlanService(A100)
-    before = service.answer(TWO_GPUS, "json")
-    service.swap(Node(A100.topology, parse_list("48"), generation=2))
-    after = json.loads(service.answer(TWO_GPUS, "json").body)
-    assert json.loads(before.body)["generation"] == 1
-    assert after["generation"] == 2
-    assert after["allowed"]["cpulist"] == "0-47,49-255"
-
-
-def test_before_the_first_reading_there_is_no_answer() -> None:
+def test_there_is_an_answer_from_the_first_reading_on_and_a_new_one_counts_at_once() -> None:
     service = PlanService()
-    assert service.known is None
     with pytest.raises(NotReadyError):
         service.answer(TWO_GPUS, "json")
-    service.swap(A100)
-    assert service.known is A100
-    assert service.answer(TWO_GPUS, "json").body
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        pytest.param(
-            {"gpus": "0,1", "rank": "2"},
-            "rank: there is no rank 2; the request names 2 GPUs, so its ranks are 0 to 1",
-            id="a rank beyond the request's",
-        ),
-        pytest.param(
-            {"rank": "0,8-9"},
-            "rank: there is no rank 8; the request names 8 GPUs, so its ranks are 0 to 7",
-            id="some ranks beyond the machine's",
-        ),
-    ],
-)
-def test_a_rank_that_is_not_there_is_malformed(parameters: dict[str, str], message: str) -> None:
-    with pytest.raises(InvalidRequestError, match=rf"\A{message}\Z"):
-        ask(machine("dgx-a100"), **parameters)
+    for node, generation, allowed in (
+        (A100, 1, "0-255"),
+        (Node(A100.topology, parse_list("48"), generation=2), 2, "0-47,49-255"),
+    ):
+        service.swap(node)
+        told = json.loads(service.answer(TWO_GPUS, "json").body)
+        assert (told["generation"], told["allowed"]["cpulist"]) == (generation, allowed)
 
 
 def test_more_visible_gpus_than_ranks_can_be_is_malformed() -> None:
@@ -124,15 +87,14 @@ def test_more_visible_gpus_than_ranks_can_be_is_malformed() -> None:
 
 @pytest.mark.parametrize("mode", ["node", "exclusive", "even", "core_complex", "all"])
 def test_the_most_ranks_that_can_be_are_planned_at_once(mode: str) -> None:
-    topology = machine("dgx-a100")
     gpus = ",".join(str(rank % 8) for rank in range(MAX_ENTRIES))
     began = time.process_time()
-    answer = try_to_ask(topology, gpus=gpus, mode=mode, scope="socket", share="requested")
-    if isinstance(answer, AffinityError):
-        assert "256 ranks" in str(answer)
+    told = try_to_ask(A100.topology, gpus=gpus, mode=mode, scope="socket", share="requested")
+    if isinstance(told, AffinityError):
+        assert "256 ranks" in str(told)
     else:
-        assert len(answer.ranks) == MAX_ENTRIES
-    assert time.process_time() - began < 2
+        assert len(told.ranks) == MAX_ENTRIES
+    assert time.process_time() - began < SOON
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
@@ -149,28 +111,23 @@ def test_every_machine_with_a_gpu_has_a_plan_on_its_gpus_nodes(name: str, mode: 
 
 HUGE = {
     "a number of 30,000 digits": "9" * 30000,
-    "30,000 letters": "x" * 30000,
     "a UUID of 30,000 letters": "GPU-" + "x" * 29000,
-    "15,000 entries": "0," * 15000 + "0",
     "256 entries of 100 letters": ",".join(["GPU-" + "x" * 96] * 256),
-    "256 unknown instances": ",".join(f"MIG-{number}" for number in range(256)),
     "15,000 commas": "," * 15000,
     "a cpulist that names every CPU 4000 times": ",".join(["0-65535"] * 4000),
     "a stride of 30,000 digits": "0-1:" + "1" * 30000,
-    "15,000 newlines": "0\n" * 15000,
-    "15,000 letters of four bytes": "\U0001f600" * 15000,
     "7,500 escapes": "\x1b[2J" * 7500,
     "ten million letters": "x" * 10**7,
 }
 
 
 @pytest.mark.parametrize("text", HUGE.values(), ids=HUGE)
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_a_huge_value_is_answered_at_once_and_not_echoed(name: str, text: str) -> None:
-    began = time.process_time()
-    answer = try_to_ask(machine("dgx-a100"), **{name: text})
-    assert not isinstance(answer, AffinityError) or is_one_short_line(answer)
-    assert time.process_time() - began < 1
+def test_a_huge_value_is_answered_at_once_and_not_echoed(text: str) -> None:
+    for name in PARAMETERS:
+        began = time.process_time()
+        told = try_to_ask(A100.topology, **{name: text})
+        assert not isinstance(told, AffinityError) or is_one_short_line(told), name
+        assert time.process_time() - began < SOON / 2, name
 
 
 _lists = st.text("0123456789,-:.+ GPUMIGnoeminor", max_size=10)
@@ -181,44 +138,40 @@ _names = st.sampled_from(["gpus", "visible", "granted", "cpuset", "rank", "forma
 def test_whatever_is_asked_is_answered_or_refused_with_one_line(
     topology: Topology, parameters: dict[str, str]
 ) -> None:
-    answer = try_to_ask(topology, **parameters)
-    if isinstance(answer, AffinityError):
-        assert is_one_short_line(answer)
+    told = try_to_ask(topology, **parameters)
+    if isinstance(told, AffinityError):
+        assert is_one_short_line(told)
     else:
-        assert answer.cpus
-        assert all(render(answer, name).encode() for name in FORMATS)
+        assert told.cpus
+        assert all(render(told, name).encode() for name in FORMATS)
 
 
 def test_a_cpuset_parameter_may_be_wider_than_the_mask_and_not_than_the_cpuset() -> None:
-    wide = {"mode": "node", "gpus": "0", "cpuset": "0-63"}
-    reply = ask(machine("dgx-a100"), mask="48-49", may_use="48-55", **wide)
+    wide = {"mode": "node", "gpus": "0", "mask": "48-49", "may_use": "48-55"}
+    reply = ask(A100.topology, **wide, cpuset="0-63")
     assert (format_list(reply.allowed), reply.source) == ("48-55", "request")
-    message = (
-        r"\Acpuset: none of '0-47' is in the caller's own cpuset, '48-55'; name CPUs of that, or "
-        r"leave cpuset out\Z"
-    )
-    with pytest.raises(UnsatisfiableError, match=message):
-        ask(machine("dgx-a100"), mask="48-49", may_use="48-55", **{**wide, "cpuset": "0-47"})
+    with pytest.raises(
+        UnsatisfiableError, match=r"\Acpuset: none of '0-47' is in the caller's own"
+    ):
+        ask(A100.topology, **wide, cpuset="0-47")
 
 
 @pytest.mark.parametrize(
     "stated",
     [
-        {"cpuset": "0-255"},
-        {"ranks": "2", "rank": "0", "cpu_bind": "0xffff000000000000,0xffff"},
-        {"ranks": "2", "rank": "1", "cpu_bind": "0xffff,0xffff000000000000"},
-        {"ranks": "2", "rank": "0", "gpu_bind": "single:1", "cpuset": "0-63"},
-        {"job": "0,1,2,3", "job_cpus": "256", "mode": "node"},
-        {"share": "node", "scope": "socket", "mode": "all"},
-        {"granted": "0,1,2,3", "visible": "3,2"},
+        "cpuset=0-255",
+        "ranks=2 rank=0 cpu_bind=0xffff000000000000,0xffff",
+        "ranks=2 rank=1 cpu_bind=0xffff,0xffff000000000000",
+        "ranks=2 rank=0 gpu_bind=single:1 cpuset=0-63",
+        "job=0,1,2,3 job_cpus=256 mode=node",
+        "share=node scope=socket mode=all",
+        "granted=0,1,2,3 visible=3,2",
     ],
-    ids=",".join,
 )
-def test_whatever_is_stated_no_cpu_beyond_the_callers_cpuset_is_allowed(
-    stated: dict[str, str],
-) -> None:
+def test_whatever_is_stated_no_cpu_beyond_the_callers_cpuset_is_allowed(stated: str) -> None:
     caller = Caller(parse_list("48-49"), parse_list("48-51"))
-    reply = answer(A100, parse_request([("gpus", "0"), *stated.items()]), caller)
+    pairs = [tuple(pair.split("=")) for pair in f"gpus=0 {stated}".split()]
+    reply = answer(A100, parse_request((name, text) for name, text in pairs), caller)
     assert reply.allowed <= parse_list("48-51")
     assert all(rank.cpus <= parse_list("48-51") for rank in reply.plan.ranks)
 
