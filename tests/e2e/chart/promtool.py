@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tests.e2e.chart.rendering import CHART
+from tests.e2e.chart.rendering import CHART, loaded
+from tests.e2e.chart.series import Series
 
 RULES = CHART / "rules" / "affinityd.yaml"
+_rules = [rule for group in loaded(RULES.read_text())[0]["groups"] for rule in group["rules"]]
+ALERTS = {it["alert"]: it for it in _rules if "alert" in it}
+RECORDS = [it["record"] for it in _rules if "record" in it]
+_metrics = loaded((CHART / "values.yaml").read_text())[0]["metrics"]
 #: The page that explains the alerts, as the chart's values have it.
-RUNBOOK: str = yaml.safe_load((CHART / "values.yaml").read_text())["metrics"]["prometheusRule"][
-    "runbookUrl"
-]
+RUNBOOK: str = _metrics["prometheusRule"]["runbookUrl"]
+
+Played = Mapping[str, Any]  #: a group of tests, as promtool reads it
 
 
 def promtool(*words: str) -> str:
@@ -26,17 +29,37 @@ def promtool(*words: str) -> str:
     return done.stdout
 
 
-def try_rules(folder: Path, series: Mapping[str, str], wanted: Mapping[str, object]) -> None:
-    """Let promtool play series, a sample a minute, and see what the rules make of them."""
+def asked(expr: str, series: Series, minutes: int, answers: Mapping[str, float]) -> Played:
+    """Return a test: after minutes of these series a query has these answers."""
+    samples = [{"labels": its, "value": value} for its, value in answers.items()]
+    wanted = {"expr": expr, "eval_time": f"{minutes}m", "exp_samples": samples}
+    return {**played(series), "promql_expr_test": [wanted]}
+
+
+def alerted(alert: str, series: Series, minutes: int, said: Mapping[str, str]) -> Played:
+    """Return a test: an alert fires for these labels, each with its summary."""
+    rule = ALERTS[alert]
+    alerts = [
+        {
+            "exp_labels": {**json.loads(its), **rule["labels"]},
+            "exp_annotations": {**rule["annotations"], "summary": summary},
+        }
+        for its, summary in said.items()
+    ]
+    wanted = {"alertname": alert, "eval_time": f"{minutes}m", "exp_alerts": alerts}
+    return {**played(series), "alert_rule_test": [wanted]}
+
+
+def played(series: Series) -> Played:
+    """Return series as promtool plays them."""
     samples = [{"series": name, "values": text} for name, text in series.items()]
-    case = {"interval": "1m", "input_series": samples, **wanted}
+    return {"interval": "1m", "input_series": samples}
+
+
+def play(folder: Path, *tests: Played) -> None:
+    """Let promtool play tests with the rules; each must come out as it says."""
+    assert tests
     (folder / "rules.yaml").write_text(RULES.read_text())
     file = folder / "tests.yaml"
-    file.write_text(json.dumps({"rule_files": ["rules.yaml"], "tests": [case]}))
+    file.write_text(json.dumps({"rule_files": ["rules.yaml"], "tests": tests}))
     promtool("test", "rules", str(file))
-
-
-def rules(kind: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rules of a kind: alert or record."""
-    for group in yaml.safe_load(RULES.read_text())["groups"]:
-        yield from (rule for rule in group["rules"] if kind in rule)

@@ -1,8 +1,9 @@
-"""The chart, linted and rendered by helm itself."""
+"""The chart, rendered by helm itself: once in a process for each choice of values."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -15,7 +16,7 @@ from tests.support.paths import REPOSITORY
 
 CHART = REPOSITORY / "deploy" / "helm" / "affinityd"
 #: One small file an option; a user of the chart may learn from them, too.
-OPTIONS = {path.name.removesuffix("-values.yaml"): path for path in (CHART / "ci").iterdir()}
+OPTIONS = {it.name.removesuffix("-values.yaml"): it for it in sorted((CHART / "ci").iterdir())}
 NAMESPACE = "gpu"
 
 Object = Mapping[str, Any]  #: of Kubernetes
@@ -31,51 +32,67 @@ def helm(*words: str, values: Mapping[str, Any] | None = None) -> subprocess.Com
     )
 
 
-@cache
-def rendered(option: str) -> str:
-    """Return the manifests of one of the options, as `helm template` prints them."""
-    done = helm("template", "affinityd", str(CHART), f"--values={OPTIONS[option]}")
+def template(*words: str, values: Mapping[str, Any] | None = None) -> str:
+    """Return the manifests that `helm template` makes of the chart; it must be content."""
+    done = helm("template", "affinityd", str(CHART), *words, values=values)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def objects(option: str) -> dict[str, Object]:
-    """Return the objects of one of the options, by KIND/NAME."""
-    return by_name(yaml.safe_load_all(rendered(option)))
+def chosen(text: str) -> list[str]:
+    """Return helm's words for an option, or for `NAME=VALUE NAME=VALUE`, as after --set."""
+    if text in OPTIONS:
+        return [f"--values={OPTIONS[text]}"]
+    return [f"--set={it}" for it in shlex.split(text.replace("\\", "\\\\"))]
 
 
-def with_values(values: Mapping[str, Any]) -> dict[str, Object]:
-    """Return the objects that the chart makes of these values."""
-    done = helm("template", "affinityd", str(CHART), values=values)
-    assert (done.returncode, done.stderr) == (0, "")
-    return by_name(yaml.safe_load_all(done.stdout))
+@cache
+def rendered(text: str) -> str:
+    """Return the manifests that the chart makes of an option, or of `NAME=VALUE …`."""
+    return template(*chosen(text))
 
 
-def refusal(values: Mapping[str, Any]) -> str:
+@cache
+def objects(text: str) -> Mapping[str, Object]:
+    """Return them as objects, by KIND/NAME."""
+    return by_name(loaded(rendered(text)))
+
+
+def with_values(values: Mapping[str, Any]) -> Mapping[str, Object]:
+    """Return the objects that the chart makes of values that --set cannot say."""
+    return by_name(loaded(template(values=values)))
+
+
+def refusal(text: str) -> str:
     """Return what helm says against these values; it must refuse them."""
-    done = helm("template", "affinityd", str(CHART), values=values)
+    done = helm("template", "affinityd", str(CHART), *chosen(text))
     assert done.returncode != 0, done.stdout
     return done.stderr
 
 
-def by_name(documents: Iterable[Object | None]) -> dict[str, Object]:
+def loaded(text: str) -> list[Object]:
+    """Return the documents of a text that are not empty."""
+    return [it for it in yaml.load_all(text, Loader=yaml.CSafeLoader) if it]
+
+
+def by_name(documents: Iterable[Object]) -> Mapping[str, Object]:
     """Return objects by KIND/NAME; no two may have one name."""
-    named = [(f"{it['kind']}/{it['metadata']['name']}", it) for it in documents if it]
+    named = [(f"{it['kind']}/{it['metadata']['name']}", it) for it in documents]
     assert len(dict(named)) == len(named)
     return dict(named)
 
 
-def daemon_set(option: str) -> Object:
-    """Return the DaemonSet of an option."""
-    return next(it for it in objects(option).values() if it["kind"] == "DaemonSet")
+def daemon_set(text: str) -> Object:
+    """Return the DaemonSet."""
+    return next(it for it in objects(text).values() if it["kind"] == "DaemonSet")
 
 
-def pod(option: str) -> Any:  # noqa: ANN401 - YAML
+def pod(text: str) -> Any:  # noqa: ANN401 - YAML
     """Return the spec of the daemon's pod."""
-    return daemon_set(option)["spec"]["template"]["spec"]
+    return daemon_set(text)["spec"]["template"]["spec"]
 
 
-def container(option: str) -> Any:  # noqa: ANN401 - YAML
+def container(text: str) -> Any:  # noqa: ANN401 - YAML
     """Return the daemon's container."""
-    (only,) = pod(option)["containers"]
+    (only,) = pod(text)["containers"]
     return only

@@ -1,91 +1,55 @@
-"""Every option of the chart, judged by helm, by Kubernetes' schemas and by the operator's CRDs."""
+"""Every option of the chart: what it changes, and what holds whatever is chosen."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tarfile
-from collections.abc import Sequence
-from pathlib import Path
-from xml.etree import ElementTree as ET
-
 import pytest
-import yaml
 
-from affinityd import __version__
-from tests.e2e.chart import crds, golden, tools
-from tests.e2e.chart.rendering import CHART, NAMESPACE, OPTIONS, Object, helm, objects, rendered
+from affinityd.config.settings import NAMES
+from tests.e2e.chart import golden
+from tests.e2e.chart.pod_security import against_baseline, against_restricted
+from tests.e2e.chart.rendering import (
+    CHART,
+    NAMESPACE,
+    OPTIONS,
+    chosen,
+    container,
+    daemon_set,
+    helm,
+    objects,
+    pod,
+)
+from tests.e2e.chart.schemas import NEWEST, OLDEST, validate
+from tests.support import privileges
 
-EVERY_OPTION = pytest.mark.parametrize("option", sorted(OPTIONS))
+EVERY_OPTION = pytest.mark.parametrize("option", OPTIONS)
 CUSTOM = "monitoring.coreos.com/v1"
 
-
-def is_custom(it: Object) -> bool:
-    return bool(it["apiVersion"] == CUSTOM)
-
-
-def judged(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Let Kubernetes' schemas judge a folder of manifests."""
-    files = map(str, sorted(folder.iterdir()))
-    command = [sys.executable, "-m", "kubernetes_validate", "--strict", *words, *files]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def faults(custom: Sequence[Object]) -> list[str]:
-    """Let the operator's CRDs judge custom resources."""
-    return tools.judged(crds.__file__, tools.CRDS, custom)
+#: What a container sees of the node → the file of the table of privileges that it is.
+SEEN = {"/host/cgroup": "/sys/fs/cgroup", "/var/log/pods": "/var/log/pods"}
+POLICY, SOCKET = "/etc/affinityd", "/run/affinityd"
 
 
 @EVERY_OPTION
+def test_the_manifests_are_those_that_were_looked_at(option: str) -> None:
+    assert golden.looked_at(option) == golden.path(option).read_text(), golden.REMAKE
+
+
+def test_there_is_no_golden_of_another_option() -> None:
+    assert {*golden.path("default").parent.iterdir()} == {golden.path(it) for it in OPTIONS}
+
+
+@pytest.mark.parametrize("option", ["default", "everything"])
 def test_helm_lints_it(option: str) -> None:
-    done = helm("lint", "--strict", str(CHART), f"--values={OPTIONS[option]}")
+    done = helm("lint", "--strict", str(CHART), *chosen(option))
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
 
 
-@pytest.mark.parametrize("version", [("-k", "1.28"), ()], ids=["1.28", "newest"])
-def test_kubernetes_knows_every_field(version: Sequence[str], tmp_path: Path) -> None:
-    core = {
-        option: [it for it in objects(option).values() if not is_custom(it)] for option in OPTIONS
-    }
-    for option, those in core.items():
-        (tmp_path / f"{option}.yaml").write_text(yaml.safe_dump_all(those))
-    done = judged(tmp_path, *version)
-    assert done.returncode == 0, done.stdout + done.stderr
-    count = sum(map(len, core.values()))
-    assert (done.stdout + done.stderr).count(" passed for ") == count >= 5 * len(OPTIONS)
-
-
-def test_prometheus_operator_knows_every_field_of_its_custom_resources() -> None:
-    custom = [it for option in OPTIONS for it in objects(option).values() if is_custom(it)]
-    assert {it["kind"] for it in custom} == {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
-    assert faults(custom) == []
-
-
-FAULTY = [
-    ("PodMonitor", {"selector": {}, "podMetricsEndpoint": []}, "'podMetricsEndpoint' was unexp"),
-    (
-        "ServiceMonitor",
-        {"selector": {}, "endpoints": [{"intervall": "1m"}]},
-        "'intervall' was unexp",
-    ),
-    ("ServiceMonitor", {"endpoints": []}, "'selector' is a required property"),
-    ("PrometheusRule", {"groups": [{"name": "a", "interval": "1x"}]}, "'1x' does not match"),
-]
-
-
-def test_the_operators_schemas_tell_of_a_fault() -> None:
-    about = {"apiVersion": CUSTOM, "metadata": {"name": "a"}}
-    told = faults([{**about, "kind": kind, "spec": spec} for kind, spec, _ in FAULTY])
-    for (kind, _, said), line in zip(FAULTY, told, strict=True):
-        assert line.startswith(f"{kind}: ")
-        assert said in line
-
-
-@EVERY_OPTION
-def test_an_option_changes_something(option: str) -> None:
-    assert (rendered(option) == rendered("default")) == (option == "default")
+def test_kubernetes_knows_every_field() -> None:
+    made = [it for option in OPTIONS for it in objects(option).values()]
+    unique = {repr(it): it for it in made if it["apiVersion"] != CUSTOM}
+    assert len(unique) > len(OPTIONS)
+    validate(unique.values(), OLDEST, NEWEST)
 
 
 @EVERY_OPTION
@@ -96,88 +60,112 @@ def test_what_belongs_to_the_release_is_labelled_and_in_its_namespace(option: st
         assert it["metadata"]["namespace"] == NAMESPACE or it["kind"] in elsewhere
 
 
-def test_the_chart_is_of_the_packages_version() -> None:
-    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert (about["version"], about["appVersion"]) == (__version__, __version__)
+@EVERY_OPTION
+def test_services_and_probes_lead_to_ports_that_the_daemon_has(option: str) -> None:
+    ports = {it["name"]: it["containerPort"] for it in container(option)["ports"]}
+    arguments = container(option)["args"]
+    assert all(any(it.endswith(f":{port}") for it in arguments) for port in ports.values())
+    assert {it.partition("=")[0][2:].replace("-", "_") for it in arguments[1:]} <= {*NAMES, "root"}
+    probes = ("startupProbe", "livenessProbe", "readinessProbe")
+    assert {container(option)[probe]["httpGet"]["port"] for probe in probes} == {"http"}
+    template = daemon_set(option)["spec"]["template"]["metadata"]["labels"]
+    for service in (it for it in objects(option).values() if it["kind"] == "Service"):
+        assert service["spec"]["selector"].items() <= template.items()
+        (port,) = service["spec"]["ports"]
+        assert ports[port["targetPort"]] == port["port"]
 
 
-def test_a_catalog_of_charts_finds_its_home_its_sources_and_its_icon() -> None:
-    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert about["sources"] == [about["home"]]
-    repository = about["home"].replace("//github.com/", "//raw.githubusercontent.com/")
-    branch, _, path = about["icon"].removeprefix(f"{repository}/").partition("/")
-    assert branch == "main"
-    assert ET.parse(CHART.parents[2] / path).getroot().tag.endswith("}svg")  # noqa: S314 - ours
+@EVERY_OPTION
+def test_the_test_is_made_where_a_daemon_is_and_is_not_taken_for_one(option: str) -> None:
+    tests = [it for it in objects(option).values() if it["kind"] == "Pod"]
+    for test in tests:
+        for part in ("nodeSelector", "affinity", "tolerations", "serviceAccountName"):
+            assert test["spec"].get(part) == pod(option).get(part)
+        selected = daemon_set(option)["spec"]["selector"]["matchLabels"]
+        assert not selected.items() <= test["metadata"]["labels"].items()
+        assert list(against_restricted(test["spec"])) == []
+    assert bool(tests) == (option != "socket-only")
 
 
-@pytest.mark.parametrize("option", golden.OPTIONS)
-def test_the_manifests_are_those_that_were_looked_at(option: str) -> None:
-    assert golden.looked_at(option) == golden.path(option).read_text(), golden.REMAKE
+@pytest.mark.parametrize("option", ["pod-monitor", "service-monitor"])
+def test_a_monitor_finds_the_daemons(option: str) -> None:
+    (monitor,) = (it for it in objects(option).values() if it["kind"].endswith("Monitor"))
+    by_pods = monitor["kind"] == "PodMonitor"
+    candidates = [daemon_set(option)["spec"]["template"]] if by_pods else objects(option).values()
+    labels = [it["metadata"]["labels"] for it in candidates if by_pods or it["kind"] == "Service"]
+    chooses = monitor["spec"]["selector"]["matchLabels"].items()
+    (found,) = (it for it in labels if chooses <= it.items())
+    assert found[monitor["spec"]["jobLabel"]] == "affinityd"
 
 
-def notes_of(*options: str) -> str:
-    """Return what Helm says to whoever installs the chart with these options."""
-    dry = ("--dry-run=client", "--output=json")
-    done = helm("install", "affinityd", str(CHART), *dry, *options)
-    return str(json.loads(done.stdout)["info"]["notes"])
+def features(option: str) -> set[str]:
+    """Return what the daemon is to do, by its arguments; environments are read where asked for."""
+    arguments = set(container(option)["args"])
+    named = {"--enforce=observe": "enforce observe", "--enforce=pin": "enforce pin"}
+    named |= {"--migrate-memory": "memory that follows"}
+    found = {"TCP", "metrics"} | {named[it] for it in arguments & named.keys()}
+    if "--scan-interval=off" not in arguments:
+        found |= {"who asks", "the audit of NVIDIA's", "the audit of AMD's"}
+    reads = "readEnvironments: true" in OPTIONS[option].read_text()
+    return found | ({"environments"} if reads else set())
 
 
-def test_the_notes_name_what_is_there() -> None:
-    notes = notes_of()
-    daemons = f"--namespace {NAMESPACE}"
-    for command in (
-        f"kubectl {daemons} rollout status daemonset/affinityd",
-        f"kubectl {daemons} exec daemonset/affinityd -- affinityd topology",
-        f"kubectl {daemons} port-forward daemonset/affinityd 9465 &",
-        "curl 'http://127.0.0.1:9465/plan?gpus=all&format=cpulist'",
-        f"helm test affinityd {daemons} --logs",
-    ):
-        assert f"    {command}\n" in notes
-    assert f"AFFINITYD_URL=http://affinityd.{NAMESPACE}:9466" in notes
+def needed(option: str, kind: str) -> set[str]:
+    """Return what the table of privileges says that these features take."""
+    return set().union(*(privileges.needs(name, kind) for name in features(option)))
 
 
-NOT_SEEN = "that takes a RuntimeClass, audit.runtimeClassName."
-NOT_READ = "Environments are not read: AFFINITYD=off in a container is not seen"
-OF_NO_USE = "enforce.mode is off, and the other values of enforce count for nothing"
+@EVERY_OPTION
+def test_it_has_the_privileges_of_its_features_and_no_others(option: str) -> None:
+    context = container(option)["securityContext"]
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert set(context["capabilities"].get("add", [])) == needed(option, "capabilities")
+    assert context["readOnlyRootFilesystem"] is True
+    has_pids = pod(option).get("hostPID", False)
+    assert has_pids == ("pid" in needed(option, "namespaces")) or option == "no-audit"
+    profile = {**pod(option)["securityContext"], **context}["seccompProfile"]["type"]
+    moves = "memory that follows" in features(option)
+    assert profile == ("Unconfined" if moves else "RuntimeDefault")
+
+
+@EVERY_OPTION
+def test_it_sees_files_that_a_feature_reads_and_writes_to_its_folder_alone(option: str) -> None:
+    mounts = {
+        it["mountPath"]: it.get("readOnly", False) for it in container(option)["volumeMounts"]
+    }
+    assert mounts.keys() <= {SOCKET, POLICY, *SEEN} | ({"/node"} if option == "extras" else set())
+    assert [place for place, read_only in mounts.items() if not read_only] == [SOCKET]
+    assert {SEEN[it] for it in mounts if it in SEEN} <= set(privileges.items("reads"))
+    assert set(privileges.items("writes")) == {SOCKET}
+
+
+AUDIT = ["hostPID", "hostPath", "hostPath"]
+PIN = ["capability SYS_NICE"]
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("option", "barred"),
     [
-        ([], []),
-        (["enforce.readEnvironments=true"], [OF_NO_USE]),
-        (["hostPID=true", "enforce.mode=observe"], [NOT_SEEN, NOT_READ]),
-        (["audit.enabled=true", "enforce.mode=observe"], [NOT_READ]),
-        (["hostPID=true", "enforce.mode=pin", "runtimeClassName=nvidia"], [NOT_READ]),
-        (["hostPID=true", "enforce.mode=pin", "enforce.readEnvironments=true"], [NOT_SEEN]),
+        ("default", ["hostPath"]),
+        ("service-only", []),
+        ("selinux", ["hostPath", "seLinuxOptions"]),
+        ("host-pid", AUDIT),
+        ("audit", AUDIT),
+        ("observe", AUDIT),
+        ("pin", [*AUDIT, "hostPath", *PIN]),  # its policy asks for namespaces
+        (
+            "pin-privileges",
+            [
+                *(*AUDIT, "capability DAC_READ_SEARCH", *PIN, "capability SYS_PTRACE"),
+                "seccomp Unconfined",
+            ],
+        ),
     ],
-    ids=["off", "idle values", "observe", "observe with NVML", "pin", "pin and read"],
 )
-def test_the_notes_say_what_a_daemon_that_enforces_does_not_see(
-    values: list[str], said: list[str]
-) -> None:
-    notes = notes_of(*(word for value in values for word in ("--set", value)))
-    assert [it for it in (NOT_SEEN, NOT_READ, OF_NO_USE) if it in notes] == said
-    assert ("affinityd enforce" in notes) == ("enforce.mode=" in str(values))
+def test_what_the_baseline_pod_security_standard_bars(option: str, barred: list[str]) -> None:
+    assert list(against_baseline(pod(option))) == barred
 
 
-def test_a_package_has_all_that_is_rendered_and_nothing_of_the_tests(tmp_path: Path) -> None:
-    assert helm("package", str(CHART), f"--destination={tmp_path}").returncode == 0
-    package = tmp_path / f"affinityd-{__version__}.tgz"
-    with tarfile.open(package) as tar:
-        assert not [name for name in tar.getnames() if "/ci/" in name]
-    values = yaml.safe_load(OPTIONS["everything"].read_text())
-    done = helm("template", "affinityd", str(package), values=values)
-    assert done.stdout == rendered("everything")
-
-
-def test_a_chart_may_be_a_part_of_another(tmp_path: Path) -> None:
-    parent = {"apiVersion": "v2", "name": "site", "version": "1.0.0"}
-    dependency = {"name": "affinityd", "version": __version__, "condition": "affinityd.enabled"}
-    (tmp_path / "Chart.yaml").write_text(json.dumps({**parent, "dependencies": [dependency]}))
-    (tmp_path / "charts").mkdir()
-    (tmp_path / "charts" / "affinityd").symlink_to(CHART)
-    values = {"global": {"registry": "example.org"}, "affinityd": {"enabled": True}}
-    done = helm("template", "site", str(tmp_path), values=values)
-    assert done.returncode == 0, done.stderr
-    assert "name: site-affinityd\n" in done.stdout
+def test_without_the_folder_the_daemon_meets_the_restricted_standard() -> None:
+    assert list(against_restricted(pod("service-only"))) == []
+    assert "root" in set(against_restricted(pod("default")))

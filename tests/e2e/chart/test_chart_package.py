@@ -1,0 +1,88 @@
+"""The chart as what is installed: its version, its notes, its package, as a part of another."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from affinityd import __version__
+from tests.e2e.chart.rendering import CHART, NAMESPACE, OPTIONS, chosen, helm, loaded, rendered
+
+
+def test_its_version_is_the_packages_and_a_catalog_of_charts_finds_its_icon() -> None:
+    (about,) = loaded((CHART / "Chart.yaml").read_text())
+    assert (about["version"], about["appVersion"]) == (__version__, __version__)
+    assert about["sources"] == [about["home"]]
+    repository = about["home"].replace("//github.com/", "//raw.githubusercontent.com/")
+    branch, _, path = about["icon"].removeprefix(f"{repository}/").partition("/")
+    assert branch == "main"
+    assert ET.parse(CHART.parents[2] / path).getroot().tag.endswith("}svg")  # noqa: S314 - ours
+
+
+def notes_of(text: str) -> str:
+    """Return what Helm says when the chart is installed with these values."""
+    dry = ("--dry-run=client", "--output=json")
+    done = helm("install", "affinityd", str(CHART), *dry, *chosen(text))
+    return str(json.loads(done.stdout)["info"]["notes"])
+
+
+def test_the_notes_name_what_is_there() -> None:
+    notes = notes_of("default")
+    daemons = f"--namespace {NAMESPACE}"
+    for command in (
+        f"kubectl {daemons} rollout status daemonset/affinityd",
+        f"kubectl {daemons} exec daemonset/affinityd -- affinityd topology",
+        f"kubectl {daemons} port-forward daemonset/affinityd 9465 &",
+        "curl 'http://127.0.0.1:9465/plan?gpus=all&format=cpulist'",
+        f"helm test affinityd {daemons} --logs",
+    ):
+        assert f"    {command}\n" in notes
+    assert f"AFFINITYD_URL=http://affinityd.{NAMESPACE}:9466" in notes
+
+
+NOT_SEEN = "that takes a RuntimeClass, audit.runtimeClassName."
+NOT_READ = "Environments are not read: AFFINITYD=off in a container is not seen"
+OF_NO_USE = "enforce.mode is off, and the other values of enforce count for nothing"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ("default", []),
+        ("enforce.readEnvironments=true", [OF_NO_USE]),
+        ("hostPID=true enforce.mode=observe", [NOT_SEEN, NOT_READ]),
+        ("audit.enabled=true enforce.mode=pin", [NOT_READ]),
+        ("hostPID=true enforce.mode=pin enforce.readEnvironments=true", [NOT_SEEN]),
+    ],
+)
+def test_the_notes_say_what_a_daemon_that_enforces_does_not_see(
+    values: str, said: list[str]
+) -> None:
+    notes = notes_of(values)
+    assert [it for it in (NOT_SEEN, NOT_READ, OF_NO_USE) if it in notes] == said
+    assert ("affinityd enforce" in notes) == ("enforce.mode=" in values)
+
+
+def test_a_package_has_all_that_is_rendered_and_nothing_of_the_tests(tmp_path: Path) -> None:
+    assert helm("package", str(CHART), f"--destination={tmp_path}").returncode == 0
+    package = tmp_path / f"affinityd-{__version__}.tgz"
+    with tarfile.open(package) as tar:
+        assert not [name for name in tar.getnames() if "/ci/" in name]
+    done = helm("template", "affinityd", str(package), f"--values={OPTIONS['everything']}")
+    assert done.stdout == rendered("everything")
+
+
+def test_a_chart_may_be_a_part_of_another(tmp_path: Path) -> None:
+    parent = {"apiVersion": "v2", "name": "site", "version": "1.0.0"}
+    dependency = {"name": "affinityd", "version": __version__, "condition": "affinityd.enabled"}
+    (tmp_path / "Chart.yaml").write_text(json.dumps({**parent, "dependencies": [dependency]}))
+    (tmp_path / "charts").mkdir()
+    (tmp_path / "charts" / "affinityd").symlink_to(CHART)
+    values = {"global": {"registry": "example.org"}, "affinityd": {"enabled": True}}
+    done = helm("template", "site", str(tmp_path), values=values)
+    assert done.returncode == 0, done.stderr
+    assert "name: site-affinityd\n" in done.stdout

@@ -1,0 +1,207 @@
+"""Values that are wrong: typos are refused by the schema, contradictions with what to change."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.e2e.chart.rendering import CHART, loaded, objects, refusal
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+(VALUES,) = loaded((CHART / "values.yaml").read_text())
+
+#: Value, where helm says that it is wrong, and how. All of them are given at once.
+TYPOS = """
+hostPid=true                       '': additional properties 'hostPid' not allowed
+hostPID=yes                        '/hostPID': got string, want null or boolean
+image.repo=example.org/a           '/image': additional properties 'repo' not allowed
+image.digest=latest                '/image/digest': 'latest' does not match
+image.pullPolicy=always            '/image/pullPolicy': value must be one of 'Always', …
+imagePullSecrets={mine}            '/imagePullSecrets/0': got string, want object
+settings.mode=node                 '/settings': additional properties 'mode' not allowed
+settings.reservedCpus=-1           '/settings/reservedCpus': minimum: got -1, want 0
+settings.logFormat=JSON            '/settings/logFormat': value must be one of 'json', …
+settings.jobSeries=1001            '/settings/jobSeries': maximum: got 1,001, want 1,000
+audit.enabled=yes                  '/audit/enabled': got string, want boolean
+audit.hostPID=true                 '/audit': additional properties 'hostPID' not allowed
+enforce.mode=on                    '/enforce/mode': value must be one of 'off', …
+enforce.policy=1                   '/enforce/policy': got number, want string
+listenAddress=127.0.0.1            '/listenAddress': value must be one of '0.0.0.0', …
+ports.http=0                       '/ports/http': minimum: got 0, want 1
+socket.hostPath=1                  '/socket/hostPath': got number, want string
+gpuNodeLabels={a:b}                '/gpuNodeLabels/0': 'a:b' does not match
+nodeSelector.gpu=true              '/nodeSelector/gpu': got boolean, want string
+tolerations[0].operator=Exist      '/tolerations/0/operator': value must be one of 'Exists', …
+affinity.nodeAfinity.a=b           '/affinity': additional properties 'nodeAfinity' not allowed
+updateStrategy.type=Recreate       '/updateStrategy/type': value must be one of 'RollingUpdate', …
+updateStrategy.rollingUpdate.maxUnavailable=ten \
+ '/updateStrategy/rollingUpdate/maxUnavailable': 'ten' does not match
+resources.limit.cpu=1              '/resources': additional properties 'limit' not allowed
+networkPolicy.planFrom[0].a=b \
+ '/networkPolicy/planFrom/0': additional properties 'a' not allowed
+metrics.podMonitor.interval=1x     '/metrics/podMonitor/interval': '1x' does not match
+metrics.prometheusRule.runbookUrl=https://wiki/gpu#alerts \
+ '/metrics/prometheusRule/runbookUrl': 'https://wiki/gpu#alerts' does not match
+dashboards.labels.a=1              '/dashboards/labels/a': got number, want string
+fullnameOverride=1st               '/fullnameOverride': '1st' does not match
+extraArgs={--root,/node}           '/extraArgs/1': '/node' does not match
+extraVolumes[0].name=a             '/extraVolumes/0': minProperties: got 1, want 2
+extraVolumeMounts[0].name=a        '/extraVolumeMounts/0': missing property 'mountPath'
+"""
+
+
+def test_each_typo_is_refused_and_named() -> None:
+    rows = [row.split(maxsplit=1) for row in TYPOS.strip().splitlines()]
+    said = refusal(" ".join(value for value, _ in rows))
+    told = re.findall(r"^ *- at ('.*': (?!validation failed).*)", said, re.MULTILINE)
+    shortened = re.sub(r" pattern '.*|, '.*(?=\n)|, false(?=\n)", "", "\n".join(told) + "\n")
+    assert sorted(shortened.splitlines()) == sorted(said.removesuffix(", …") for _, said in rows)
+
+
+@pytest.mark.parametrize("text", ["0", "true", "15s"])
+def test_an_interval_is_seconds_or_off(text: str) -> None:
+    assert "at '/settings/scanInterval'" in refusal(f"settings.scanInterval={text}")
+
+
+#: Values → what is said of them, from its beginning.
+CONTRADICTIONS = r"""
+socket.enabled=false plan.enabled=false \
+ → socket.enabled and plan.enabled are both false: no pod could reach the daemon; enable one of them
+ports.http=9466 → ports.http and ports.plan are both 9466; give each a port of its own
+updateStrategy.rollingUpdate.maxSurge=25% \
+ → updateStrategy.rollingUpdate.maxSurge is 25%: two daemons cannot own one socket; leave it at 0
+updateStrategy.rollingUpdate.maxUnavailable=0 \
+ → updateStrategy.rollingUpdate.maxUnavailable is 0: without a surge no daemon could ever be
+affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms={} \
+ → gpuNodeLabels and affinity.nodeAffinity both choose nodes; set gpuNodeLabels: []
+metrics.podMonitor.enabled=true metrics.serviceMonitor.enabled=true \
+ → metrics.podMonitor.enabled and metrics.serviceMonitor.enabled would scrape every daemon twice
+metrics.service.enabled=false metrics.serviceMonitor.enabled=true \
+ → metrics.serviceMonitor needs the Service; set metrics.service.enabled: true
+audit.enabled=true hostPID=false → audit.enabled is true and hostPID is false: the audit needs
+audit.enabled=true settings.scanInterval=off \
+ → audit.enabled is true and settings.scanInterval is off: the audit would look at no process
+audit.enabled=true settings.scanInterval=false → audit.enabled is true and settings.scanInterval is
+settings.scanInterval=30 → settings.scanInterval is 30, and audit.enabled is false; set
+settings.jobSeries=20 → settings.jobSeries is 20, and no process is looked at; set audit.enabled
+hostPID=true settings.jobSeries=20 settings.scanInterval=off → settings.jobSeries is 20, and no
+enforce.mode=pin → enforce.mode is pin, and no process is looked at; set audit.enabled: true
+hostPID=true enforce.mode=observe settings.scanInterval=off → enforce.mode is observe, and no
+image.repository=localhost:5000/a:b → image.repository is "localhost:5000/a:b": name HOST/REPOSITORY
+image.repository=example.org/HPC/a → image.repository is "example.org/HPC/a": name HOST/REPOSITORY
+image.repository=a@sha256:0 → image.repository is "a@sha256:0": name HOST/REPOSITORY alone, in lower
+image.repository=https://a.org/b → image.repository is "https://a.org/b": name HOST/REPOSITORY alone
+image.repository= → image.repository is "": name HOST/REPOSITORY alone, in lower case; the tag goes
+socket.hostPath=/ → socket.hostPath is "/": the init step gives it to the daemon's user, so name an
+socket.hostPath= → socket.hostPath is "": the init step gives it to the daemon's user, so name an
+socket.hostPath=run/affinityd → socket.hostPath is "run/affinityd": the init step
+socket.hostPath=/run/affinityd/x → socket.hostPath is "/run/affinityd/x": the init step
+socket.hostPath=/run/../affinityd → socket.hostPath is "/run/../affinityd": the init step
+socket.hostPath=/run/affinityd.sock → socket.hostPath is "/run/affinityd.sock": the init step
+extraArgs={--listen-plan=x} → extraArgs: --listen-plan is the chart's own; set listenAddress, ports
+extraArgs={--node-name=a} → extraArgs: --node-name is the chart's own: the Node's name; leave it out
+extraEnv[0].name=AFFINITYD_ENFORCE_POLICY extraEnv[0].value=x \
+ → extraEnv: AFFINITYD_ENFORCE_POLICY is the chart's own; set enforce.policy instead
+runtimeClassName=nvidia extraEnv[0].name=NVIDIA_VISIBLE_DEVICES extraEnv[0].value=x \
+ → extraEnv: NVIDIA_VISIBLE_DEVICES is the chart's own; leave it out, or leave runtimeClassName and
+extraVolumes[0].name=socket extraVolumes[0].emptyDir.medium= \
+ → extraVolumes: socket is the chart's own; give yours another name, or set socket.hostPath
+extraVolumes[0].name=pods extraVolumes[0].emptyDir.medium= \
+ → extraVolumes: pods is the chart's own; give yours another name
+extraVolumeMounts[0].name=socket extraVolumeMounts[0].mountPath=/a \
+ → extraVolumeMounts: socket, at /a, is the chart's own volume; mount one of extraVolumes
+extraVolumeMounts[0].name=mine extraVolumeMounts[0].mountPath=/run//affinityd \
+ → extraVolumeMounts: /run//affinityd is the socket's folder or in it; mount mine elsewhere
+extraVolumeMounts[0].name=mine extraVolumeMounts[0].mountPath=/run/affinityd/x \
+ → extraVolumeMounts: /run/affinityd/x is the socket's folder or in it; mount mine elsewhere
+commonLabels.helm\.sh/chart=a → commonLabels: helm.sh/chart is the chart's own; leave it out
+commonLabels.app\.kubernetes\.io/component=a → commonLabels: app.kubernetes.io/component is the
+podLabels.app\.kubernetes\.io/part-of=a → podLabels: app.kubernetes.io/part-of is the chart's own
+metrics.podMonitor.labels.app\.kubernetes\.io/name=a → metrics.podMonitor.labels: app.kubernetes.io
+metrics.serviceMonitor.labels.app\.kubernetes\.io/name=a → metrics.serviceMonitor.labels: app.kuber
+metrics.prometheusRule.labels.app\.kubernetes\.io/name=a → metrics.prometheusRule.labels: app.kuber
+dashboards.labels.app\.kubernetes\.io/name=a → dashboards.labels: app.kubernetes.io/name is the
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [row.split(" → ") for row in CONTRADICTIONS.replace("\\\n", "").strip().splitlines()],
+)
+def test_what_cannot_be_meant_is_refused_with_the_remedy(values: str, said: str) -> None:
+    assert f": {said}" in refusal(values.strip())
+
+
+def test_every_argument_that_the_chart_sets_is_its_own() -> None:
+    templates = CHART / "templates"
+    sets = re.findall(r"^ +- (--[a-z-]+)", (templates / "daemonset.yaml").read_text(), re.MULTILINE)
+    remedies = re.findall(r'"(--[a-z-]+)" "[;:] ', (templates / "_own.tpl").read_text())
+    assert {*remedies} == {*sets, "--node-name"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        r"""affinity.podAntiAffinity.a= updateStrategy.rollingUpdate.maxUnavailable=100%
+        resources.limits.nvidia\.com/gpu=1 resources.limits.memory=1Gi
+        extraArgs={--root=/captured,--listening} settings.reservedCpus=0-30:2\,64
+        image.repository=registry.example.org:5000/hpc_x/affinity--d
+        socket.hostPath=/var/lib/k8s.io/site-affinityd-a
+        extraEnv[0].name=NVIDIA_VISIBLE_DEVICES extraEnv[0].value=void
+        extraVolumes[0].name=mine extraVolumes[0].emptyDir.medium=
+        extraVolumeMounts[0].name=mine extraVolumeMounts[0].mountPath=/run/affinityd-mine
+        podLabels.app\.kubernetes\.io/version=a podLabels.team=gpu commonLabels.team=hpc""",
+        """gpuNodeLabels=null image.repository=affinityd
+        updateStrategy.type=OnDelete updateStrategy.rollingUpdate.maxUnavailable=0""",
+    ],
+)
+def test_what_looks_unusual_and_is_right_is_taken(values: str) -> None:
+    assert "DaemonSet/affinityd" in objects(values)
+
+
+def parts(schema: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:  # noqa: ANN401
+    """Yield every part of the schema that says what an object may have."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "object":
+            yield path, schema
+        for name, part in schema.items():
+            yield from parts(part, f"{path}/{name}")
+
+
+def test_the_schema_is_closed_but_for_what_is_kubernetes_own() -> None:
+    kubernetes = {"nodeAffinity", "podAffinity", "podAntiAffinity", "podSelector"}
+    kubernetes |= {"namespaceSelector", "ipBlock", "valueFrom"}
+    open_parts = {
+        path
+        for path, part in parts(SCHEMA)
+        if part.get("additionalProperties") is not False and path.split("/")[-1] not in kubernetes
+    }
+    # A volume is a name and one of dozens of kinds; labels, amounts and globals are anybody's.
+    free = {"/properties/global", "/properties/extraVolumes/items"}
+    assert open_parts == {*free, "/definitions/strings", "/definitions/amounts"}
+
+
+def names(value: Any, path: str = "") -> Iterator[str]:  # noqa: ANN401 - YAML of any shape
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield f"{path}/{name}"
+        yield from names(inner, f"{path}/{name}")
+
+
+def properties(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    for name, part in schema.get("properties", {}).items():
+        yield f"{path}/{name}"
+        yield from properties(part, f"{path}/{name}")
+
+
+def test_every_value_that_can_be_set_is_in_values_yaml_with_its_default() -> None:
+    optional = ("/global", "/enabled", "/affinity/", "/seLinuxOptions/", "/nodeSelector/")
+    known = {path for path in properties(SCHEMA) if not path.startswith(optional)}
+    free = ("/nodeSelector/", "/resources/", "/dashboards/labels/")
+    resources = {"/resources/requests", "/resources/limits"}
+    assert known == {path for path in names(VALUES) if not path.startswith(free)} | resources

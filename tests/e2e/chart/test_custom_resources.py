@@ -1,0 +1,61 @@
+"""Objects of Prometheus Operator and Kyverno, judged by their CRDs, as the API server would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import jsonschema
+
+from tests.e2e.chart import tools
+from tests.e2e.chart.rendering import CHART, OPTIONS, Object, loaded, objects
+
+#: CRDs of Prometheus Operator 0.80 and of Kyverno 1.13, as models that know their JSON schema.
+MODELS = ("cloudcoil.models.prometheus_operator==0.80.1.0", "cloudcoil.models.kyverno==1.13.4.0")
+PRINT = """
+import json
+import cloudcoil.models.kyverno.v1 as kyverno
+import cloudcoil.models.prometheus_operator.v1 as operator
+models = [operator.PodMonitor, operator.ServiceMonitor, operator.PrometheusRule]
+models += [kyverno.ClusterPolicy]
+print(json.dumps({it.__name__: it.model_json_schema(by_alias=True) for it in models}))
+"""
+
+KYVERNO = CHART.parents[1] / "examples" / "policies" / "kyverno.yaml"
+CUSTOM = ("monitoring.coreos.com/v1", "kyverno.io/v1")
+MADE = (it for option in OPTIONS for it in objects(option).values())
+OURS = [it for it in (*MADE, *loaded(KYVERNO.read_text())) if it["apiVersion"] in CUSTOM]
+RULE = OURS[-1]["spec"]["rules"][0]
+#: Kind, specification, what is said of it: the judge does tell of a fault.
+FAULTY: tuple[tuple[str, Object, str], ...] = (
+    ("PodMonitor", {"selector": {}, "podMetricsEndpoint": []}, "'podMetricsEndpoint' was unexp"),
+    ("ServiceMonitor", {"selector": {}, "endpoints": [{"intervall": "1m"}]}, "'intervall' was un"),
+    ("ServiceMonitor", {"endpoints": []}, "'selector' is a required property"),
+    ("PrometheusRule", {"groups": [{"name": "a", "interval": "1x"}]}, "'1x' does not match"),
+    ("ClusterPolicy", {"rules": [{**RULE, "mutate": {"forEach": []}}]}, "'forEach' was unexpected"),
+    ("ClusterPolicy", {"rules": [{**RULE, "precondition": {}}]}, "'precondition' was unexpected"),
+)
+
+
+def closed(schema: Any) -> Any:  # noqa: ANN401 - a part of a schema is anything
+    """Return a schema that refuses unknown fields wherever it knows some."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: closed(part) for name, part in schema.items()}
+    return {**inner, "additionalProperties": False} if "properties" in schema else inner
+
+
+def test_their_crds_know_every_field_of_ours_and_tell_of_a_fault() -> None:
+    python = tools.python_with(*MODELS) / "python"
+    schemas = closed(json.loads(subprocess.check_output([python, "-c", PRINT])))
+    judges = {kind: jsonschema.Draft202012Validator(it) for kind, it in schemas.items()}
+    assert {it["kind"] for it in OURS} == judges.keys()
+    for it in OURS:
+        judges[it["kind"]].validate(it)
+    for kind, spec, said in FAULTY:
+        (ours, *_) = (it for it in OURS if it["kind"] == kind)
+        best = jsonschema.exceptions.best_match(judges[kind].iter_errors({**ours, "spec": spec}))
+        assert said in best.message
