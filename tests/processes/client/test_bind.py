@@ -18,9 +18,10 @@ from affinityd.request.parameters import PARAMETERS
 from tests.support.tiny import BOTH, CPUS, FAR, NEAR, tiny_tree
 
 CPU = {NEAR: [int(NEAR)], FAR: [int(FAR)]}
+NO_GPU = "no GPU 9; visible are 0 (0000:10:00.0), 1 (0000:11:00.0)"
 
 PREPARE = """
-import json, os, sys, threading, time
+import json, os, sys, threading
 import affinityd
 def mask(tid=0): return sorted(os.sched_getaffinity(tid))
 def say(**facts): print(json.dumps(facts, default=str))
@@ -28,6 +29,7 @@ def say(**facts): print(json.dumps(facts, default=str))
 
 
 def python(code: str, env: Mapping[str, str]) -> Any:  # noqa: ANN401 - what it says
+    """Return what code says; of its stderr only where there is some."""
     done = subprocess.run(
         [sys.executable, "-c", PREPARE + code],
         capture_output=True,
@@ -36,7 +38,7 @@ def python(code: str, env: Mapping[str, str]) -> Any:  # noqa: ANN401 - what it 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return {**json.loads(done.stdout), "stderr": done.stderr}
+    return {**json.loads(done.stdout), **({"stderr": done.stderr} if done.stderr else {})}
 
 
 def test_a_process_is_bound_beside_its_gpu_and_knows_it(here: Mapping[str, str]) -> None:
@@ -46,41 +48,33 @@ def test_a_process_is_bound_beside_its_gpu_and_knows_it(here: Mapping[str, str])
         " nodes=sorted(b.memory.nodes), warnings=b.warnings, env=os.environ['AFFINITYD_CPULIST'])",
         {**here, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
     )
-    assert said == {
+    expected: dict[str, object] = {
         "cpus": CPU[NEAR],
         "mask": CPU[NEAR],
         "source": "daemon",
         "locality": "local",
-        "pinned": True,
-        "memory": "bind",
-        "nodes": [0],
-        "warnings": [],
-        "env": NEAR,
-        "stderr": "",
     }
+    expected |= {"pinned": True, "memory": "bind", "nodes": [0], "warnings": [], "env": NEAR}
+    assert said == expected
 
 
 @pytest.mark.parametrize(
-    ("said", "cpus"),
-    [
-        ({}, f"{sorted(CPUS)}"),
-        ({"AFFINITYD_MODE": "single_unique"}, "None"),
-        ({"AFFINITYD_MODE": "no-such-mode"}, "None"),
-    ],
+    ("mode", "cpus"),
+    [("", f"{sorted(CPUS)}"), ("single_unique", "None"), ("no-such-mode", "None")],
     ids=["by default all near CPUs", "the same", "a mode that is none"],
 )
 def test_what_exec_would_give_is_said_where_it_differs(
-    tmp_path: Path, said: dict[str, str], cpus: str
+    tmp_path: Path, mode: str, cpus: str
 ) -> None:
     machine = tiny_tree(tmp_path, 0, 0)
     (machine / "sys/devices/system/node/node0/cpulist").write_text(BOTH)
-    env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_ROOT": str(machine)}
+    env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_ROOT": str(machine), "LOCAL_RANK": "1"}
     bound = python(
         "b = affinityd.bind(); say(cpus=sorted(b.cpus),"
         " exec=str(b.exec_cpus and sorted(b.exec_cpus)), warnings=b.warnings)",
-        {**env, **said, "LOCAL_RANK": "1"},
+        {**env, **({"AFFINITYD_MODE": mode} if mode else {})},
     )
-    assert bound == {"cpus": CPU[FAR], "exec": cpus, "warnings": [], "stderr": ""}
+    assert bound == {"cpus": CPU[FAR], "exec": cpus, "warnings": []}
 
 
 def test_threads_that_run_already_are_bound_too_and_later_ones_inherit(
@@ -98,25 +92,16 @@ def test_threads_that_run_already_are_bound_too_and_later_ones_inherit(
     assert said["masks"] == [CPU[FAR]] * 10
 
 
-def test_a_second_call_is_no_error_and_changes_nothing(here: Mapping[str, str]) -> None:
+def test_a_second_call_plans_as_the_first_and_in_a_thread_it_binds_that_thread(
+    here: Mapping[str, str],
+) -> None:
     said = python(
-        "a = affinityd.bind(1); b = affinityd.bind(1); c = affinityd.bind(0);"
-        "say(a=sorted(a.cpus), b=sorted(b.cpus), c=sorted(c.cpus), pinned=b.pinned)",
-        here,
-    )
-    assert (said["a"], said["b"], said["c"]) == (CPU[FAR], CPU[FAR], CPU[NEAR])
-    assert said["pinned"]
-
-
-def test_bind_called_in_a_thread_binds_that_thread(here: Mapping[str, str]) -> None:
-    said = python(
-        "def work():\n"
-        f"    os.sched_setaffinity(0, {{{NEAR}}})\n"
-        "    affinityd.bind(1); say(mask=mask())\n"
+        "called = [sorted(affinityd.bind(it).cpus) for it in (1, 1, 0)]\n"
+        "def work(): affinityd.bind(1); say(called=called, mask=mask())\n"
         "t = threading.Thread(target=work); t.start(); t.join()",
         here,
     )
-    assert said["mask"] == CPU[FAR]
+    assert said == {"called": [CPU[FAR], CPU[FAR], CPU[NEAR]], "mask": CPU[FAR]}
 
 
 def test_without_a_plan_the_process_stays_as_it_is_and_is_warned(here: Mapping[str, str]) -> None:
@@ -126,67 +111,51 @@ def test_without_a_plan_the_process_stays_as_it_is_and_is_warned(here: Mapping[s
         " warnings=b.warnings)",
         here,
     )
-    line = "no GPU 9; visible are 0 (0000:10:00.0), 1 (0000:11:00.0)"
-    assert said == {
-        "same": True,
-        "pinned": False,
-        "locality": None,
-        "warnings": [line],
-        "stderr": f"affinityd: {line}\n",
-    }
+    expected = {"same": True, "pinned": False, "locality": None, "warnings": [NO_GPU]}
+    assert said == {**expected, "stderr": f"affinityd: {NO_GPU}\n"}
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("affinityd.bind(gpus='9', fail_closed=True)", "no GPU 9; visible are"),
-        ("affinityd.bind(memory='near', fail_closed=True)", "memory: 'near' is not one of local"),
-        ("affinityd.bind(mode='fast', fail_closed=True)", "mode: 'fast' is not one of all"),
-        (
-            "affinityd.set_affinity(2, 2)",
-            "gpu_id=2 is not from 0 to nproc_per_node - 1",
-        ),
-        ("affinityd.set_affinity(-1, 2)", "gpu_id=-1 is not from 0"),
-        ("affinityd.set_affinity(0, 2, min_physical_cores=2)", "rank 0"),
-        ("affinityd.set_affinity(2, 3)", "no GPU 2; visible are"),
-        ("affinityd.set_affinity(0, 10**9)", "nproc_per_node=1000000000 is too many"),
+        ("bind(gpus='9', fail_closed=True)", NO_GPU),
+        ("bind(memory='near', fail_closed=True)", "memory: 'near' is not one of local"),
+        ("bind(mode='fast', fail_closed=True)", "mode: 'fast' is not one of all"),
+        ("set_affinity(2, 2)", "gpu_id=2 is not from 0 to nproc_per_node - 1, which is 1"),
+        ("set_affinity(-1, 2)", "gpu_id=-1 is not from 0"),
+        ("set_affinity(0, 2, min_physical_cores=2)", "rank 0"),
+        ("set_affinity(2, 3)", "no GPU 2; visible are"),
+        ("set_affinity(0, 10**9)", "nproc_per_node=1000000000 is too many"),
     ],
 )
-def test_who_asks_for_errors_gets_them(here: Mapping[str, str], call: str, message: str) -> None:
-    said = python(
-        f"try:\n    {call}\nexcept affinityd.GPUAffinityError as error:\n    say(error=error)", here
-    )
-    assert message in said["error"]
+def test_errors_are_raised_where_they_are_asked_for(
+    here: Mapping[str, str], call: str, message: str
+) -> None:
+    code = f"try: affinityd.{call}\nexcept affinityd.GPUAffinityError as error: say(error=error)"
+    assert python(code, here)["error"].startswith(message)
 
 
-def test_opted_out_it_does_nothing(here: Mapping[str, str]) -> None:
-    said = python(
-        "before = mask(); b = affinityd.bind(1); s = affinityd.set_affinity(1, 2);"
-        "say(same=mask() == before == sorted(b.cpus) == sorted(s), pinned=b.pinned)",
-        {**here, "AFFINITYD": "off"},
-    )
-    assert said == {"same": True, "pinned": False, "stderr": ""}
+OBSERVED = f"observe: would run on CPUs {FAR} (local)"
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("switch", "call", "told"),
     [
-        ("affinityd.bind(1)", f"observe: would run on CPUs {FAR} (local)"),
-        ("affinityd.bind(1, fail_closed=True)", f"observe: would run on CPUs {FAR} (local)"),
-        ("affinityd.bind(gpus='9', fail_closed=True)", "no GPU 9; visible are "),
-        ("affinityd.set_affinity(1, 2)", f"observe: would run on CPUs {FAR} (local)"),
+        ("off", "bind(1).cpus", None),
+        ("off", "set_affinity(1, 2)", None),
+        ("observe", "bind(1, fail_closed=True).cpus", OBSERVED),
+        ("observe", "bind(gpus='9', fail_closed=True).cpus", NO_GPU),
+        ("observe", "set_affinity(1, 2)", OBSERVED),
     ],
 )
-def test_observing_it_says_to_its_children_where_it_would_be(
-    here: Mapping[str, str], call: str, told: str
+def test_opted_out_or_observing_it_does_nothing_but_tell_its_children(
+    here: Mapping[str, str], switch: str, call: str, told: str | None
 ) -> None:
-    said = python(
-        f"before = mask(); b = {call}; b = getattr(b, 'cpus', b);"
-        "say(same=mask() == before == sorted(b), told=os.environ['AFFINITYD_UNPINNED'])",
-        {**here, "AFFINITYD": "observe"},
+    code = (
+        f"before = mask(); cpus = sorted(affinityd.{call});"
+        "say(same=mask() == before == cpus, told=os.environ.get('AFFINITYD_UNPINNED'))"
     )
-    assert said.pop("told").startswith(told)
-    assert said == {"same": True, "stderr": ""}
+    assert python(code, {**here, "AFFINITYD": switch}) == {"same": True, "told": told}
 
 
 def test_nvidia_s_call_moves_over_by_one_line(here: Mapping[str, str]) -> None:
@@ -199,10 +168,24 @@ def test_nvidia_s_call_moves_over_by_one_line(here: Mapping[str, str]) -> None:
         "say(kind=type(cpus).__name__, cpus=sorted(cpus), mask=mask())",
         {**here, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
     )
-    assert said == {"kind": "set", "cpus": CPU[FAR], "mask": CPU[FAR], "stderr": ""}
+    assert said == {"kind": "set", "cpus": CPU[FAR], "mask": CPU[FAR]}
 
 
-WORKER = """
+@pytest.mark.parametrize(
+    ("bound", "env", "mask"),
+    [
+        ("affinityd.bind(1)", {}, CPU[FAR]),
+        ("", {}, CPUS),
+        ("", {"AFFINITYD_CPULIST": FAR}, CPUS),
+        ("affinityd.bind(1)", {"AFFINITYD": "off"}, CPUS),
+        ("affinityd.bind(1)", {"AFFINITYD": "observe"}, CPUS),
+    ],
+    ids=["bound", "it was not", "a variable of another job's shell", "opted out", "observed"],
+)
+def test_a_worker_gets_the_cpus_back_of_a_training_process_that_was_bound(
+    here: Mapping[str, str], bound: str, env: dict[str, str], mask: list[int]
+) -> None:
+    worker = f"""
 before = mask()
 {bound}
 if os.fork() == 0:
@@ -211,20 +194,7 @@ if os.fork() == 0:
     say(mask=mask()); sys.stdout.flush(); os._exit(0)
 os.wait()
 """
-
-
-def test_a_worker_gets_its_training_process_s_cpus_back(here: Mapping[str, str]) -> None:
-    assert python(WORKER.format(bound="affinityd.bind(1)"), here)["mask"] == CPU[FAR]
-
-
-@pytest.mark.parametrize(
-    "env",
-    [{}, {"AFFINITYD_CPULIST": FAR}, {"AFFINITYD": "off"}, {"AFFINITYD": "observe"}],
-    ids=["nobody was bound", "a variable of another job's shell", "opted out", "observed"],
-)
-def test_a_worker_of_nobody_stays_where_it_is(here: Mapping[str, str], env: dict[str, str]) -> None:
-    bound = "affinityd.bind(1)" if "AFFINITYD" in env else ""
-    assert python(WORKER.format(bound=bound), {**here, **env})["mask"] == sorted(CPUS)
+    assert python(worker, {**here, **env}) == {"mask": mask}
 
 
 def test_a_worker_that_is_told_nonsense_says_so() -> None:
@@ -232,18 +202,15 @@ def test_a_worker_that_is_told_nonsense_says_so() -> None:
     assert "DataLoader worker 0 stays unpinned: 'x' is not a CPU number" in said["stderr"]
 
 
-@pytest.mark.parametrize("gpus", ["1", "'1'", "[1]", "('1',)"])
-def test_gpus_are_named_in_any_form(here: Mapping[str, str], gpus: str) -> None:
-    assert python(f"affinityd.bind(gpus={gpus}); say(mask=mask())", here)["mask"] == CPU[FAR]
+def test_gpus_are_named_in_any_form(here: Mapping[str, str]) -> None:
+    code = "say(cpus=[sorted(affinityd.bind(gpus=it).cpus) for it in (1, '1', [1], ('1',))])"
+    assert python(code, here) == {"cpus": [CPU[FAR]] * 4}
 
 
 def test_names_are_those_of_a_plan() -> None:
     assert {str(mode) for mode in affinityd.Mode} == {*MODES}
     for choice, name in ((affinityd.Scope, "scope"), (affinityd.Multithreading, "multithreading")):
         assert {str(member) for member in choice} == {*PARAMETERS[name].schema["enum"]}
-
-
-def test_what_is_not_there_is_an_attribute_error() -> None:
     assert {*affinityd.__all__} <= {*dir(affinityd)}
     assert all(hasattr(affinityd, name) for name in affinityd.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'blind'"):

@@ -1,0 +1,106 @@
+"""The command line of `affinityd exec`: what is read, refused and explained."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from affinityd.cli.exec_options import (
+    PARAMETERS,
+    fails_closed,
+    parameters,
+    parse,
+    print_help,
+    seconds,
+    split,
+)
+from affinityd.errors import InvalidRequestError
+from affinityd.linux.memory_policy import POLICIES
+from affinityd.request.parameters import PARAMETERS as PLAN_S
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("", {}),
+        ("--gpus 1 --cpu-bind=x", {"gpus": "1", "cpu_bind": "x"}),
+        ("--omp -v --fail-closed", {"omp": "true", "verbose": "true", "fail_closed": "true"}),
+        ("--strict --verbose", {"strict": "true", "verbose": "true"}),
+        ("--strict false --balanced", {"strict": "false", "balanced": "true"}),
+    ],
+)
+def test_options_are_read(words: str, options: dict[str, str]) -> None:
+    assert parse(words.split()) == options
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--mdoe node", "'--mdoe' is no option; did you mean --mode?"),
+        ("--fail_closed", "'--fail_closed' is no option; did you mean --fail-closed?"),
+        ("-x", "'-x' is no option; known are --gpus, --rank,"),
+        ("--mode", "--mode has no value; write it like --mode=VALUE"),
+        ("--omp true", "'true' is no option"),
+        ("--omp=false", "'--omp=false': --omp takes no value"),
+        ("--gpus 0 --gpus 1", "--gpus is given twice; give it once"),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_named(words: str, line: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{re.escape(line)}"):
+        parse(words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        *(("-- a -- b", 0), ("a -- b", 0), ("--mode=node -- a", 1)),
+        *(("", None), ("--", None), ("--mode node", None), ("--mode=node --", None)),
+    ],
+)
+def test_the_command_comes_after_two_dashes_unless_it_comes_first(
+    words: str, ours: int | None
+) -> None:
+    given = words.split()
+    if ours is None:
+        with pytest.raises(InvalidRequestError, match=r"missing.*; write affinityd exec -- CMD …$"):
+            split(given)
+    else:
+        command = [*given][given.index("a") :]
+        assert split(given) == (given[:ours], command)
+
+
+def test_an_option_counts_before_a_variable() -> None:
+    said = {"AFFINITYD_MODE": "even", "AFFINITYD_CPUS": "4", "AFFINITYD_MAX_PHYSICAL_CORES": "1"}
+    expected = {"mode": "even", "task_cpus": "4", "max_physical_cores": "1"}
+    assert parameters({"omp": "true"}, said) == expected
+    chosen = {"mode": "node", "cpus": "2"}
+    assert parameters(chosen, said) == {"max_physical_cores": "1", **chosen}
+
+
+@pytest.mark.parametrize("text", ["soon", "nan", "0", "-1", "3601", "inf", ""])
+def test_a_timeout_is_a_number_of_seconds(text: str) -> None:
+    assert (seconds(None), seconds("0.5")) == (1.0, 0.5)
+    with pytest.raises(InvalidRequestError, match=r"^timeout: '.*' is not a number of seconds fro"):
+        seconds(text)
+
+
+def test_that_it_fails_closed_is_known_however_wrong_the_rest_is() -> None:
+    assert fails_closed(["--nonsense", "--fail-closed=x"])
+    assert not fails_closed(["--fail", "--fail_closed"])
+
+
+def test_its_options_are_a_plan_s_and_the_help_begins_with_what_a_person_chooses(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert set(PLAN_S) - set(PARAMETERS) == {"format", "observe", "whose"}
+    print_help()
+    printed = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')}" in printed for name in PARAMETERS)
+    chosen, others = printed.split("\nmore of the plan")
+    assert "-v, --verbose" in chosen
+    assert f"--memory {'|'.join(POLICIES)}" in chosen
+    for text, some in ((chosen, "--gpus --rank --mode --memory --omp"), (others, "--ranks --job")):
+        assert (
+            re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)[: len(some.split())] == some.split()
+        )
