@@ -5,17 +5,46 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.support.daemons import PATIENCE
 from tests.support.paths import REPOSITORY
 
+#: seccomp(2) for such a child: `refuse` has a system call, by its name, return an error; if its
+#: first argument is `first`, where one is named. Numbers of sched_*: see affinityd.linux.syscalls.
+SECCOMP = """
+import ctypes, errno, os, struct, sys
+from affinityd.linux.syscalls import CALLS, NUMBERS
 
-def said(code: str, *arguments: str, within: tuple[str, ...] = ()) -> str:
+AFFINITY = {"x86_64": (203, 204), "aarch64": (122, 123), "ppc64le": (222, 223)}
+LOAD, JUMP_IF_EQUAL, RETURN, ERRNO, ALLOW = 0x20, 0x15, 0x06, 0x50000, 0x7FFF0000
+NO_NEW_PRIVS, SECCOMP_ON, FILTER = 38, 22, 2
+
+def refuse(call, error=errno.EPERM, first=None):
+    names, machine = (*CALLS, "sched_setaffinity", "sched_getaffinity"), os.uname().machine
+    number = (*NUMBERS[machine], *AFFINITY[machine])[names.index(call)]
+    tests = [(0, number)] + ([] if first is None else [(16, first)])
+    steps = []
+    for place, (offset, value) in enumerate(tests):
+        to_allow = 2 * (len(tests) - place) - 1
+        steps += [(LOAD, 0, 0, offset), (JUMP_IF_EQUAL, 0, to_allow, value)]
+    steps += [(RETURN, 0, 0, ERRNO | error), (RETURN, 0, 0, ALLOW)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *it) for it in steps))
+    program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
+    prctl = ctypes.CDLL(None).prctl
+    assert prctl(NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    assert prctl(SECCOMP_ON, FILTER, program, 0, 0) == 0
+"""
+
+
+def said(
+    code: str, *arguments: str, within: tuple[str, ...] = (), flags: tuple[str, ...] = ()
+) -> str:
     """Run Python code, by the command `within` where one is given, and return what it printed."""
     done = subprocess.run(
-        [*within, sys.executable, "-c", code, *arguments],
+        [*within, sys.executable, *flags, "-c", code, *arguments],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

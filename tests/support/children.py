@@ -32,6 +32,27 @@ print('ready', flush=True)
 input()
 """
 
+#: A child that has ended, while its parent has not asked how.
+ZOMBIE = """
+import os
+pid = os.fork() or os._exit(0)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+print('ready', flush=True)
+input()
+"""
+
+#: The main thread ends, another lives on.
+HEADLESS = """
+import ctypes, threading, time
+def other():
+    while open('/proc/self/stat').read().rpartition(')')[2].split()[0] != 'Z':
+        time.sleep(0.001)
+    print('ready', flush=True)
+    input()
+threading.Thread(target=other).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
 
 @contextmanager
 def program(

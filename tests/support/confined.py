@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from affinityd.linux.syscalls import NUMBERS
-from tests.processes.linux.test_memory_policy import SECCOMP
+from tests.support.child_python import SECCOMP
 from tests.support.paths import REPOSITORY
 
 #: What any program has. Nothing of it is the daemon's own.
@@ -25,27 +24,13 @@ PROGRAM = (
     os.fspath(REPOSITORY),
 )
 
-#: System calls by `uname -m`: sched_setaffinity, capset. Of memory: affinityd.linux.syscalls.
-SET_AFFINITY = {"x86_64": 203, "aarch64": 122, "ppc64le": 222}
-CAPSET = {"x86_64": 126, "aarch64": 91, "ppc64le": 184}
-MACHINE = os.uname().machine
-CALLS = {
-    "sched_setaffinity": SET_AFFINITY[MACHINE],
-    "capset": CAPSET[MACHINE],
-    "migrate_pages": NUMBERS[MACHINE][2],
-}
-
-#: argv: what is refused, by number, then `--`, then the command.
-REFUSING = (
-    SECCOMP
-    + """
-import sys
-refused, command = sys.argv[1:sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1:]
-for number in refused:
-    refuse(int(number), errno.EPERM)
-os.execvp(command[0], command)
+#: argv: the system calls that are refused, then `--`, then the command.
+REFUSING = f"""{SECCOMP}
+end = sys.argv.index("--")
+for name in sys.argv[1:end]:
+    refuse(name)
+os.execvp(sys.argv[end + 1], sys.argv[end + 1 :])
 """
-)
 
 
 @dataclass(frozen=True)
@@ -62,27 +47,14 @@ class Confinement:
 
     def before(self, folder: Path) -> list[str]:
         """Return the command that runs another one so; the folder is for the root."""
-        numbers = [str(CALLS[name]) for name in self.refused]
-        refusing = [sys.executable, "-c", REFUSING, *numbers, "--"] if numbers else []
+        filtered = [sys.executable, "-c", REFUSING, *self.refused, "--"] if self.refused else []
         capabilities = "".join(f",+{name.lower()}" for name in self.capabilities)
         powers = ["setpriv", f"--bounding-set=-all{capabilities}", "--inh-caps=-all"]
         script = "\n".join(("set -e", *self._mounts(folder), 'exec "$@"'))
         inside = ["chroot", os.fspath(folder), "env", f"--chdir={REPOSITORY}"]
-        own = [f"--{name}" for name in self.namespaces]
         fork = ["--fork", "--kill-child"] if self.namespaces else []
-        return [
-            "unshare",
-            "--mount",
-            *own,
-            *fork,
-            "sh",
-            "-c",
-            script,
-            "sh",
-            *inside,
-            *powers,
-            *refusing,
-        ]
+        own = ["unshare", "--mount", *(f"--{name}" for name in self.namespaces), *fork]
+        return [*own, "sh", "-c", script, "sh", *inside, *powers, *filtered]
 
     def _mounts(self, root: Path) -> Iterator[str]:
         yield f"mount -t tmpfs -o mode=755 tmpfs {root}"

@@ -16,9 +16,8 @@ from affinityd.audit.model import GpuHolders, Holding, Job, ProcessFacts
 from affinityd.linux import processes
 from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import stat_of, thread_ids
-from tests.processes.linux.test_processes import HEADLESS
 from tests.support.audit_facts import GPU
-from tests.support.children import CHURN, children_of, program, sleeping
+from tests.support.children import CHURN, HEADLESS, children_of, program, sleeping
 from tests.support.cpusets import HIERARCHY, cpuset, needs_cpuset
 from tests.support.paths import REPOSITORY
 

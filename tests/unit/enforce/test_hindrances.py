@@ -1,0 +1,153 @@
+"""What keeps a daemon from pinning: a privilege that it lacks, or another one that pins."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from affinityd.enforce.hindrances import (
+    INITIAL_USERS,
+    NO_SYS_NICE,
+    NOT_ALL_PIDS,
+    NOT_ALL_USERS,
+    NodeLock,
+    lacking,
+)
+from affinityd.linux.processes import INITIAL_PIDS
+
+ALL = "CapEff:\t000001ffffffffff\n"
+OTHER_PIDS, OTHER_USERS = "pid:[4026532000]", "user:[4026532000]"
+
+
+@pytest.mark.parametrize(
+    ("pids", "users", "status", "expected"),
+    [
+        (INITIAL_PIDS, INITIAL_USERS, ALL, None),
+        (INITIAL_PIDS, INITIAL_USERS, "CapPrm:\t0\nCapEff:\t0000000000800000\nX:\n", None),
+        (None, None, ALL, None),  # a kernel without namespaces
+        (OTHER_PIDS, INITIAL_USERS, ALL, NOT_ALL_PIDS),
+        (INITIAL_PIDS, OTHER_USERS, ALL, NOT_ALL_USERS),
+        (INITIAL_PIDS, INITIAL_USERS, "CapPrm:\t000001ffffffffff\nCapEff:\t0\n", NO_SYS_NICE),
+        (INITIAL_PIDS, INITIAL_USERS, "CapEff:\t000001ffff7fffff\n", NO_SYS_NICE),
+        (INITIAL_PIDS, INITIAL_USERS, "", NO_SYS_NICE),
+    ],
+)
+def test_what_is_missing_is_said(
+    tmp_path: Path, pids: str | None, users: str | None, status: str, expected: str | None
+) -> None:
+    namespaces = tmp_path / "self" / "ns"
+    namespaces.mkdir(parents=True)
+    for name, namespace in (("pid", pids), ("user", users)):
+        if namespace is not None:
+            (namespaces / name).symlink_to(namespace)
+    (tmp_path / "self" / "status").write_text(status)
+    assert lacking(os.fspath(tmp_path)) == expected
+
+
+# Of several daemons on a node one pins.
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    return tmp_path / "lock"
+
+
+@contextmanager
+def daemon(lock: Path) -> Iterator[NodeLock]:
+    """Be one of them, until it ends: flock(2) tells two that opened the file apart."""
+    node_lock = NodeLock(os.fspath(lock))
+    try:
+        yield node_lock
+    finally:
+        if node_lock._file is not None:
+            os.close(node_lock._file)
+
+
+def taken(lock: Path) -> str:
+    return (
+        f"another daemon pins on this node (fuser {lock} names it): this one observes, and pins "
+        "when that one has ended"
+    )
+
+
+def test_the_second_observes_until_the_first_has_ended(lock: Path) -> None:
+    with daemon(lock) as second:
+        with daemon(lock) as first:
+            assert [first.acquire(), second.acquire(), first.acquire()] == [None, taken(lock), None]
+        assert second.acquire() is None
+        with daemon(lock) as third:
+            assert third.acquire() == taken(lock)
+
+
+@pytest.mark.parametrize("left_over", [b"", b"4711\n", b"\xff" * 100])
+def test_a_file_that_a_dead_daemon_left_is_taken_over(lock: Path, left_over: bytes) -> None:
+    lock.write_bytes(left_over)
+    with daemon(lock) as node_lock:
+        assert node_lock.acquire() is None
+
+
+def test_the_file_is_for_its_user_alone_and_its_new_folder_for_all(tmp_path: Path) -> None:
+    lock = tmp_path / "run" / "lock"
+    before = os.umask(0o077)
+    try:
+        with daemon(lock) as node_lock:
+            assert node_lock.acquire() is None
+    finally:
+        os.umask(before)
+    assert (lock.stat().st_mode & 0o777, lock.parent.stat().st_mode & 0o777) == (0o600, 0o755)
+
+
+def test_a_lock_that_was_taken_away_is_had_anew(lock: Path) -> None:
+    with daemon(lock) as first, daemon(lock) as second:
+        assert first.acquire() is None
+        lock.unlink()
+        assert second.acquire() is None
+        assert first.acquire() == taken(lock)
+
+
+def test_a_lock_that_is_replaced_while_it_is_taken_is_not_had(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(file: int, operation: int) -> None:
+        lock.rename(lock.with_name("before"))
+        lock.touch()
+        flock(file, operation)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    with daemon(lock) as first:
+        assert first.acquire() == taken(lock)
+
+
+NO_LOCK = "the lock of the one daemon that pins on a node cannot be had"
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda lock: lock.symlink_to(lock.parent / "elsewhere"), "Too many levels of symbolic li"),
+        (lambda lock: lock.mkdir(), "Is a directory"),
+    ],
+)
+def test_what_is_no_file_is_no_lock(lock: Path, make: Callable[[Path], None], why: str) -> None:
+    make(lock)
+    with daemon(lock) as node_lock:
+        assert (node_lock.acquire() or "").startswith(f"{NO_LOCK}: {lock}: {why}")
+    assert not lock.with_name("elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("lock", "why"),
+    [
+        ("/proc/self/lock", "No such file or directory"),  # a folder that takes no file
+        ("/proc/self/new/lock", "No such file or directory"),  # one that cannot be made
+        ("/dev/null/lock", "Not a directory"),
+    ],
+)
+def test_where_no_file_can_be_it_is_said(lock: str, why: str) -> None:
+    assert NodeLock(lock).acquire() == f"{NO_LOCK}: {lock}: {why}"

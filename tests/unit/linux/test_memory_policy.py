@@ -1,0 +1,74 @@
+"""What numa_maps and the kernel's numbers tell of memory, as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from affinityd.linux import memory_policy, syscalls
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("default", "default"),
+        ("local", "local"),
+        ("bind:3\n", "bind on node 3"),
+        ("prefer:3", "preferred on node 3"),
+        ("prefer (many):1,3 stack anon=1", "preferred_many on nodes 1,3"),
+        ("interleave:0-1", "interleave on nodes 0-1"),
+        ("weighted interleave:0-1,4", "weighted_interleave on nodes 0-1,4"),
+        ("prefer=relative:0", "preferred on node 0"),
+        ("prefer (many)=static:0-1", "preferred_many on nodes 0-1"),
+        ("bind=static|balancing:0,2", "bind on nodes 0,2"),
+        ("bind:3 file=/usr/bin/x mapped=2 N0=2 kernelpagesize_kB=4", "bind on node 3"),
+        ("default heap anon=1 dirty=1 N0=1 kernelpagesize_kB=4", "default"),
+        *((it, "None") for it in ("", "unknown", "bind", "bind:", "bind:x", "bind:3-", "binds:3")),
+        *((it, "None") for it in ("prefer", "local:3", "default:0")),
+    ],
+)
+def test_the_policy_column_is_read_and_what_is_none_is_not_guessed_at(text: str, held: str) -> None:
+    assert str(memory_policy.parse_policy(text)) == held
+
+
+@pytest.mark.parametrize("address", ["400000", "5566604d200", "5566604d2000"])
+def test_a_list_that_is_cut_short_is_unreadable(tmp_path: Path, address: str) -> None:
+    file = tmp_path / "numa_maps"
+    even = ",".join(str(node) for node in range(0, 40, 2))
+    for spelling in ("bind", "prefer (many)", "weighted interleave"):
+        file.write_text(f"{address} {spelling}:{even} file=/usr/bin/x mapped=2\n")
+        assert memory_policy._first_policy(str(file)) is None
+        file.write_text(f"{address} {spelling}:0-39 file=/usr/bin/x mapped=2\n")
+        assert memory_policy._first_policy(str(file))
+
+
+@pytest.mark.parametrize(
+    ("mapping", "amounts"),
+    [
+        (b"7f00 default anon=17 dirty=17 N3=17 kernelpagesize_kB=4\n", {3: 17 * 4096}),
+        (b"7f00 bind:0-1 huge N0=2 N1=1 kernelpagesize_kB=2048\n", {0: 4 * MIB, 1: 2 * MIB}),
+        (b"4000 prefer (many):0,2 file=/N1 N2=1 kernelpagesize_kB=64\n", {2: 65536}),
+        (b"7f00 default file=/tmp/a\\040N0\\0759 N1=1 kernelpagesize_kB=4\n", {1: 4096}),
+        (b"7f00 default stack\n", {}),
+    ],
+)
+def test_a_mapping_tells_its_bytes_by_node(mapping: bytes, amounts: dict[int, int]) -> None:
+    assert memory_policy._amounts(mapping) == amounts
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes", "held"),
+    [
+        pytest.param(1, [], "local", id="kernels before 5.14 tell so of local"),
+        pytest.param(6, [0, 1], "weighted_interleave on nodes 0-1", id="kernel 6.9"),
+        pytest.param(9, [1], "mode 9 on node 1", id="a kernel to come"),
+    ],
+)
+def test_what_other_kernels_tell_is_named(
+    monkeypatch: pytest.MonkeyPatch, mode: int, nodes: list[int], held: str
+) -> None:
+    monkeypatch.setattr(syscalls, "get_mempolicy", lambda: (mode, frozenset(nodes)))
+    assert str(memory_policy.own_policy()) == held
