@@ -1,0 +1,183 @@
+"""Open device files by a made /proc, whose links lead to devices that every machine has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from affinityd.audit.model import GpuHolders, Holding
+from affinityd.audit.sources.device_files import (
+    EVERY,
+    NO_FILE,
+    ROOT_ONLY,
+    TOO_MANY,
+    DeviceFileScanner,
+    GpuDeviceFiles,
+    device_files,
+)
+from affinityd.topology.model import Gpu
+
+FULL, RANDOM = "/dev/full", "/dev/random"
+NUMBERS = (os.makedev(1, 7), os.makedev(1, 8))
+
+NPUS = tuple(Gpu(index, "huawei", f"0000:c{index}:00.0", numa_node=0) for index in range(2))
+FIRST, SECOND = (gpu.key for gpu in NPUS)
+ACCELERATOR = Gpu(0, "8086", "0000:c1:00.0", numa_node=0)
+
+
+class Machine:
+    """A /proc whose processes hold files open, a /dev with the files of two NPUs, and no /sys."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.sys, self.dev = (root / name for name in ("proc", "sys", "dev"))
+        self.dev.mkdir()
+        for index, device in enumerate((FULL, RANDOM)):
+            (self.dev / f"davinci{index}").symlink_to(device)
+        self.holds(1)
+
+    def holds(self, pid: int, *files: Path | str) -> None:
+        folder = self.proc / f"{pid}/fd"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for number, file in enumerate(files):
+            (folder / f"{number}").symlink_to(file)
+
+    def scanner(self, step: float = 0.0) -> DeviceFileScanner:
+        """Return a scanner to which so many seconds pass between two looks at the clock."""
+        proc, sys, dev = map(os.fspath, (self.proc, self.sys, self.dev))
+        return DeviceFileScanner(proc, sys, dev, clock=count(0.0, step).__next__)
+
+    def files(self, *gpus: Gpu) -> GpuDeviceFiles:
+        return device_files(gpus, os.fspath(self.sys), os.fspath(self.dev))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def held(scanner: DeviceFileScanner) -> list[tuple[int, int]]:
+    """Return the holders, each with the index of a GPU."""
+    found = scanner.found(NPUS)
+    assert (found.unknown, found.skipped) == ({}, 0)
+    return sorted((it.pid, it.gpu[1]) for it in found.holdings)
+
+
+def test_a_process_that_holds_a_gpus_file_by_its_number_is_found(machine: Machine) -> None:
+    machine.holds(7, machine.dev / "davinci0")
+    machine.holds(8, "/dev/null", FULL, RANDOM, "socket:[4711]")
+    machine.holds(9, "/dev/zero", machine.dev / "davinci_manager")
+    container = machine.dev.parent / "rootfs/dev/davinci1"
+    container.parent.mkdir(parents=True)
+    container.symlink_to(RANDOM)
+    machine.holds(10, container)
+    assert held(machine.scanner()) == [(7, 0), (8, 0), (8, 1), (10, 1)]
+    assert Holding(7, FIRST) in machine.scanner().found(NPUS).holdings
+
+
+@pytest.mark.parametrize(
+    ("target", "may_be"),
+    [
+        ("/dev/davinci0", True),
+        ("/dev/npu7", True),
+        ("/dev/null", False),
+        ("/dev/pts/42", False),
+        ("/var/lib/rootfs/dev/davinci0", True),
+        ("/nfs/run/train.log", False),  # a file server may not answer
+        ("socket:[4711]", False),
+    ],
+)
+def test_a_file_that_can_be_no_gpus_is_not_even_looked_at(target: str, may_be: bool) -> None:
+    assert GpuDeviceFiles({}, frozenset({"davinci0"})).is_one(target) is may_be
+
+
+def test_what_is_no_device_is_no_gpus(machine: Machine) -> None:
+    (machine.dev / "davinci0").unlink()
+    (machine.dev / "davinci0").touch()
+    assert machine.files(*NPUS) == GpuDeviceFiles({NUMBERS[1]: SECOND}, frozenset({"davinci1"}))
+
+
+def test_sysfs_tells_which_file_is_whose_and_the_name_where_that_says_nothing(
+    machine: Machine,
+) -> None:
+    folder = machine.sys / "dev/char"
+    folder.mkdir(parents=True)
+    at = "../../devices/pci0000:c0/0000:c0:01.0/0000:c1:00.0"
+    for number, target in (
+        ("1:7", f"{at}/accel/accel0"),
+        ("1:8", f"{at}/accel_control/accel_controlD0"),
+        ("1:9", f"{at}/i2c-3/i2c-dev/i2c-3"),
+        ("1:3", "../../devices/virtual/mem/null"),
+        ("13:63", "../../devices/pci0000:c0/0000:c0:02.0/input/mice"),
+    ):
+        (folder / number).symlink_to(target)
+    its = GpuDeviceFiles({NUMBERS[0]: ACCELERATOR.key}, frozenset({"accel0"}))
+    assert machine.files(ACCELERATOR) == its
+    (machine.dev / "davinci0").unlink()
+    npus = (replace(NPUS[0], pci_bus_id="0000:c1:00.0"), replace(NPUS[1], pci_bus_id="x"))
+    assert machine.files(*npus).gpu_of == {NUMBERS[0]: FIRST, NUMBERS[1]: SECOND}
+
+
+def test_of_a_gpu_without_a_file_and_without_the_rights_to_see_all_files_nothing_is_known(
+    machine: Machine,
+) -> None:
+    found = machine.scanner().found((*NPUS, ACCELERATOR))
+    assert found == GpuHolders(unknown={ACCELERATOR.key: NO_FILE})
+    shutil.rmtree(machine.proc / "1")  # as hidepid= hides it
+    machine.holds(7, FULL)
+    unknown = {FIRST: ROOT_ONLY, SECOND: ROOT_ONLY}
+    assert machine.scanner().found(NPUS) == GpuHolders((Holding(7, FIRST),), unknown)
+
+
+@pytest.mark.parametrize("pid", [7, 8, 9])
+def test_what_held_none_is_looked_at_again_once_in_a_few_scans_and_a_holder_each_time(
+    machine: Machine, pid: int
+) -> None:
+    scanner = machine.scanner()
+    machine.holds(pid)
+    assert held(scanner) == []
+    machine.holds(pid, FULL)
+    scans = {scan: held(scanner) for scan in range(2, 2 + EVERY)}
+    first = min(scan for scan, holders in scans.items() if holders)
+    assert first % EVERY == pid % EVERY
+    assert all(holders == [(pid, 0)] for scan, holders in scans.items() if scan >= first)
+    machine.holds(pid)
+    assert held(scanner) == []
+    machine.holds(pid, FULL)
+    shutil.rmtree(machine.proc / f"{pid}")
+    assert held(scanner) == []
+    assert pid not in scanner._known
+
+
+def test_other_files_have_every_process_looked_at_anew(machine: Machine) -> None:
+    scanner = machine.scanner()
+    (machine.dev / "davinci1").unlink()
+    machine.holds(7, RANDOM)
+    assert held_now(scanner) == []
+    (machine.dev / "davinci1").symlink_to(RANDOM)
+    assert held_now(scanner) == [(7, 1)]
+
+
+def held_now(scanner: DeviceFileScanner) -> list[tuple[int, int]]:
+    return [(it.pid, it.gpu[1]) for it in scanner.found(NPUS).holdings]
+
+
+def test_a_scan_that_takes_too_long_is_gone_on_with_the_next_time(machine: Machine) -> None:
+    """By a clock that goes on by a second at each look: one process is reached in a scan."""
+    for pid in (7, 8, 9):
+        machine.holds(pid, FULL)
+    scanner = machine.scanner(step=1.0)
+    first = scanner.found(NPUS)
+    assert (first.skipped, set(first.unknown.values())) == (3, {TOO_MANY})
+    assert {pid for _ in range(8) for pid, _ in held_now(scanner)} == {7, 8, 9}
+
+
+def test_a_machine_without_such_gpus_has_no_process_looked_at(machine: Machine) -> None:
+    scanner = machine.scanner()
+    assert scanner.found(()) == GpuHolders()
+    assert scanner._known == {}
