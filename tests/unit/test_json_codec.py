@@ -38,26 +38,12 @@ class Host:
     notes: Sequence[str] | None = left_out()
 
 
-HOST = Host(
-    up=True,
-    cores=2,
-    cpulist="0-3",
-    rack=None,
-    disks=(Disk("a", 0.5), Disk("b")),
-    distances={0: 10, 1: 20},
-    cpus=frozenset({1, 2, 3, 8}),
-)
-IN_JSON = {
-    "up": True,
-    "cores": 2,
-    "cpulist": "0-3",
-    "rack": None,
-    "disks": [{"name": "a", "used": 0.5}, {"name": "b", "used": 0.0}],
-    "distances": {"0": 10, "1": 20},
-    "cpus": "1-3,8",
-    "tags": [],
-    "limits": None,
-}
+CPUS = frozenset({1, 2, 3, 8})
+HOST = Host(True, 2, "0-3", None, (Disk("a", 0.5), Disk("b")), {0: 10, 1: 20}, CPUS)  # noqa: FBT003
+DISKS = [{"name": "a", "used": 0.5}, {"name": "b", "used": 0.0}]
+IN_JSON: dict[str, object] = {"up": True, "cores": 2, "cpulist": "0-3", "rack": None}
+IN_JSON |= {"disks": DISKS, "distances": {"0": 10, "1": 20}}
+IN_JSON |= {"cpus": "1-3,8", "tags": [], "limits": None}
 
 
 def test_a_document_is_its_fields_in_their_order() -> None:
@@ -69,8 +55,7 @@ def test_a_document_is_its_fields_in_their_order() -> None:
 def test_a_field_that_is_left_out_is_there_where_it_is_known() -> None:
     assert "notes" not in dumps(HOST)
     noted = loads(Host, json.dumps({**IN_JSON, "notes": []}), "host")
-    assert noted.notes == ()
-    assert json.loads(dumps(noted))["notes"] == []
+    assert (noted.notes, json.loads(dumps(noted))["notes"]) == ((), [])
 
 
 def test_another_release_may_say_more_and_less() -> None:
@@ -79,71 +64,66 @@ def test_another_release_may_say_more_and_less() -> None:
     assert (read.rack, read.limits, read.tags, read.cpus) == (None, None, (), frozenset())
 
 
+WHOLE, RANGE = "not a whole number", f"not a number from 0 to {MAX_NUMBER}"
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"up": 1}, "host.up is 1, not true or false"),
-        ({"cores": "2"}, "host.cores is '2', not a whole number"),
-        ({"cores": 1.5}, "host.cores is 1.5, not a whole number"),
-        ({"cores": True}, "host.cores is True, not a whole number"),
-        ({"cores": None}, "host.cores is None, not a whole number"),
-        ({"cores": -1}, f"host.cores is -1, not a number from 0 to {MAX_NUMBER}"),
-        ({"cores": 10**30}, f"host.cores is {10**30}, not a number from 0 to {MAX_NUMBER}"),
-        ({"rack": 3}, "host.rack is 3, not a string"),
-        ({"rack": "x" * 1000, "up": "x" * 1000}, f"host.up is '{'x' * 39}, not true or false"),
-        ({"disks": {}}, "host.disks is {}, not a list"),
-        ({"disks": [{"name": "a"}, 8]}, "host.disks[1] is 8, not an object"),
-        ({"disks": [{"name": "a"}, {}]}, "host.disks[1] has no 'name'"),
-        ({"disks": [{"name": "a", "used": "0"}]}, "host.disks[0].used is '0', not a number"),
-        ({"disks": [{"name": "a", "used": True}]}, "host.disks[0].used is True, not a number"),
-        (
-            {"disks": [{"name": "a", "used": float("nan")}]},
-            f"host.disks[0].used is nan, not a number from 0 to {MAX_NUMBER}",
-        ),
-        ({"distances": []}, "host.distances is [], not an object"),
-        ({"distances": {"-1": 2}}, "host.distances: '-1' is not a number"),
-        ({"distances": {"a\nb": 2}}, r"host.distances: 'a\nb' is not a number"),
-        ({"distances": {"1" * 5000: 2}}, f"host.distances: '{'1' * 60}…' is not a number"),
-        ({"distances": {"1": "x"}}, "host.distances['1'] is 'x', not a whole number"),
-        ({"limits": {"a\nb": "x"}}, r"host.limits['a\nb'] is 'x', not a whole number"),
-        ({"tags": [None]}, "host.tags[0] is None, not a string"),
-        (
-            {"cpulist": "0-x"},
-            "host.cpulist: '0-x' is not a CPU number or range; write it like 0-3,8,10-11",
-        ),
-        ({"cpus": 5}, "host.cpus is 5, not a string"),
+        ({"up": 1}, ".up is 1, not true or false"),
+        ({"cores": "2"}, f".cores is '2', {WHOLE}"),
+        ({"cores": 1.5}, f".cores is 1.5, {WHOLE}"),
+        ({"cores": True}, f".cores is True, {WHOLE}"),
+        ({"cores": -1}, f".cores is -1, {RANGE}"),
+        ({"cores": 10**30}, f".cores is {10**30}, {RANGE}"),
+        ({"rack": 3}, ".rack is 3, not a string"),
+        ({"rack": "x" * 1000, "up": "x" * 1000}, f".up is '{'x' * 39}, not true or false"),
+        ({"disks": {}}, ".disks is {}, not a list"),
+        ({"disks": [{"name": "a"}, 8]}, ".disks[1] is 8, not an object"),
+        ({"disks": [{"name": "a"}, {}]}, ".disks[1] has no 'name'"),
+        ({"disks": [{"name": "a", "used": True}]}, ".disks[0].used is True, not a number"),
+        ({"disks": [{"name": "a", "used": NAN}]}, f".disks[0].used is nan, {RANGE}"),
+        ({"distances": []}, ".distances is [], not an object"),
+        ({"distances": {"-1": 2}}, ".distances: '-1' is not a number"),
+        ({"distances": {"a\nb": 2}}, r".distances: 'a\nb' is not a number"),
+        ({"distances": {"1" * 5000: 2}}, f".distances: '{'1' * 60}…' is not a number"),
+        ({"distances": {"1": "x"}}, f".distances['1'] is 'x', {WHOLE}"),
+        ({"limits": {"a\nb": "x"}}, rf".limits['a\nb'] is 'x', {WHOLE}"),
+        ({"tags": [None]}, ".tags[0] is None, not a string"),
+        ({"cpulist": "0-x"}, ".cpulist: '0-x' is not a CPU number or range; write it like 0-3,8,"),
+        ({"cpus": 5}, ".cpus is 5, not a string"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=str,
 )
 def test_what_is_not_expected_is_named(change: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the next line compares it all
         decode(Host, {**IN_JSON, **change}, "host")
-    assert str(caught.value) == said
+    assert str(caught.value).removesuffix("10-11") == f"host{said}"
+
+
+EMPTY = "not JSON: Expecting value: line 1 column 1 (char 0)"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "host is '', not JSON: Expecting value: line 1 column 1 (char 0)"),
-        ("x" * 1000, f"host is '{'x' * 39}, not JSON: Expecting value: line 1 column 1 (char 0)"),
-        ("[]", "host is [], not an object"),
-        ("[" * 100_000, "host is nested too deeply"),
-        (b"\xff", r"host is b'\xff', not JSON: "),
+        *(("", f"is '', {EMPTY}"), ("x" * 1000, f"is '{'x' * 39}, {EMPTY}")),
+        *(("[]", "is [], not an object"), ("[" * 100_000, "is nested too deeply")),
+        (b"\xff", r"is b'\xff', not JSON: "),
     ],
     ids=["nothing", "no JSON", "another JSON", "without an end", "no UTF-8"],
 )
 def test_what_is_no_document_is_refused_in_one_line(text: str | bytes, said: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the next line compares it
+    with pytest.raises(ValueError, match=r"\A.+\Z") as caught:
         loads(Host, text, "host")
-    assert str(caught.value).startswith(said)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"host {said}")
 
 
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
+    SCALARS,
+    lambda it: st.lists(it, max_size=3) | st.dictionaries(st.text(max_size=5), it, max_size=3),
     max_leaves=8,
 )
 

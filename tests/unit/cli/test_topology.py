@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -31,34 +32,25 @@ def test_every_golden_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_colour_adds_nothing_but_colour(name: str) -> None:
-    coloured = list(draw(machine(name), colour=True))
-    assert coloured != lines(machine(name))
-    assert [COLOUR.sub("", line) for line in coloured] == lines(machine(name))
+def test_every_device_and_every_node_is_drawn_once_in_lines_that_fit_in_colour_too(
+    name: str,
+) -> None:
+    topology = machine(name)
+    drawn, coloured = lines(topology), list(draw(topology, colour=True))
+    assert coloured != drawn
+    assert [COLOUR.sub("", line) for line in coloured] == drawn
+    assert max(map(len, drawn[1:])) <= 100
+    text = "\n".join(drawn)
+    devices: list[Gpu | Nic] = [*topology.gpus, *topology.nics]
+    labels = [
+        "no NUMA node" if number is None else f"NUMA node {number} "
+        for number in topology.nodes_with_cpus
+    ]
+    for it in (*(device.pci_bus_id for device in devices), *labels):
+        assert text.count(it) == 1
 
 
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_below_the_headline_no_line_is_wider_than_100_columns(name: str) -> None:
-    assert max(map(len, lines(machine(name))[1:])) <= 100
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_device_is_drawn_once(name: str) -> None:
-    text = "\n".join(lines(machine(name)))
-    devices: list[Gpu | Nic] = [*machine(name).gpus, *machine(name).nics]
-    for device in devices:
-        assert text.count(device.pci_bus_id) == 1
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_node_with_cpus_is_drawn_once(name: str) -> None:
-    text = "\n".join(lines(machine(name)))
-    for number in machine(name).nodes_with_cpus:
-        label = "no NUMA node" if number is None else f"NUMA node {number} "
-        assert text.count(label) == 1
-
-
-def odd_machine(packages: list[int | None], nodes: list[int | None]) -> Topology:
+def odd_machine(packages: Sequence[int | None], nodes: Sequence[int | None]) -> Topology:
     """A machine of one-CPU cores, each on the package and the node at its place."""
     cores = tuple(
         Core((cpu,), node, package, None, llc=cpu)
@@ -68,102 +60,86 @@ def odd_machine(packages: list[int | None], nodes: list[int | None]) -> Topology
     return Topology("odd", cores, tuple(NumaNode(number) for number in numbers))
 
 
-def test_a_node_that_spans_packages_stands_for_itself_beside_packages_that_are_whole() -> None:
-    assert lines(odd_machine([0, 0, 1, 1, 2, 2], [0, 0, 0, 0, 1, 2]))[1:7] == [
-        "├─ package 2                  2 cores  4-5",
-        "│  ├─ NUMA node 1              1 core  4",
-        "│  └─ NUMA node 2              1 core  5",
-        "└─ packages 0-1, NUMA node 0  4 cores  0-3",
-        "   ├─ packages  2 x 2 cores  0-1  2-3",
-        "   └─ LLC       one for each core",
-    ]
+SPANNING = """\
+├─ package 2                  2 cores  4-5
+│  ├─ NUMA node 1              1 core  4
+│  └─ NUMA node 2              1 core  5
+└─ packages 0-1, NUMA node 0  4 cores  0-3
+   ├─ packages  2 x 2 cores  0-1  2-3
+   └─ LLC       one for each core"""
+IN_PART = """\
+├─ package 0, NUMA node 0      1 core  0
+└─ packages 0-1, NUMA node 1  2 cores  1-2
+   ├─ packages  one for each core
+   └─ LLC       one for each core"""
+UNKNOWN = """\
+├─ NUMA node 0  1 core  0
+└─ NUMA node 1  1 core  1"""
+NO_DISTANCE = """\
+distance  0  1
+node 0    ?  ?
+node 1    ?  ?"""
+
+LAPTOP, TWO_VENDORS = machine("laptop"), machine("two-vendors")
+POWER9, CLOUD = machine("power9"), machine("cloud-vm")
+ONE_THREAD = replace(LAPTOP.cores[0], cpus=(0,))
+ON_A_BARE_NODE = """\
+├─ NUMA nodes 250-251,253-255  15 GiB each  no CPUs
+└─ NUMA node 252               15 GiB       no CPUs
+   └─ GPU 0  0004:05:00.0  nvidia Tesla V100-SXM2-16GB"""
+LOST = """\
+└─ NUMA node unknown
+   └─ GPU 0  0000:01:00.0  NVIDIA GeForce RTX 4060 Laptop GPU"""
+NOTICES = ("NVML was not asked", "KFD is silent")
+NOTES = """\
+
+note: not online: CPUs 16-87,104-175
+note: NVML was not asked
+note: KFD is silent"""
+INSTANCES = (MigInstance("MIG-1"), MigInstance("MIG-2"))
+NODE = {"nodes": "0", "cpus": "0-4", "memory_mib": 3 * 1024}
+RAGGED = {"name": "ragged", "cores": 5, "threads": 1, "packages": {"0": "0-4"}, "nodes": [NODE]}
+RAGGED |= {"cores_per_llc": 2}
+CACHES = """\
+└─ package 0, NUMA node 0  3.0 GiB  5 cores  0-4
+   ├─ LLC  2 x 2 cores  0-1  2-3
+   └─ LLC  1 x 1 core   4"""
 
 
-def test_a_package_that_has_a_part_of_such_a_node_is_named_at_its_other_nodes() -> None:
-    assert lines(odd_machine([0, 0, 1], [0, 1, 1]))[1:5] == [
-        "├─ package 0, NUMA node 0      1 core  0",
-        "└─ packages 0-1, NUMA node 1  2 cores  1-2",
-        "   ├─ packages  one for each core",
-        "   └─ LLC       one for each core",
-    ]
+def with_gpu(topology: Topology, **changed: object) -> Topology:
+    """Return a machine with its first GPU alone, changed."""
+    return replace(topology, gpus=(replace(topology.gpus[0], **changed),), nics=())  # type: ignore[arg-type]
 
 
-def test_where_packages_are_not_known_nodes_are_drawn_alone() -> None:
-    assert lines(odd_machine([None, None], [0, 1]))[1:3] == [
-        "├─ NUMA node 0  1 core  0",
-        "└─ NUMA node 1  1 core  1",
-    ]
-
-
-def test_a_distance_that_the_machine_does_not_tell_is_a_question_mark() -> None:
-    assert lines(odd_machine([0, 1], [0, 1]))[-3:] == [
-        "distance  0  1",
-        "node 0    ?  ?",
-        "node 1    ?  ?",
-    ]
+@pytest.mark.parametrize(
+    ("topology", "first", "drawn"),
+    [
+        pytest.param(odd_machine((0, 0, 1, 1, 2, 2), (0, 0, 0, 0, 1, 2)), 1, SPANNING, id="spans"),
+        pytest.param(odd_machine((0, 0, 1), (0, 1, 1)), 1, IN_PART, id="a package in two nodes"),
+        pytest.param(odd_machine((None, None), (0, 1)), 1, UNKNOWN, id="unknown packages"),
+        pytest.param(odd_machine((0, 1), (0, 1)), -3, NO_DISTANCE, id="unknown distances"),
+        pytest.param(with_gpu(POWER9, numa_node=252), 5, ON_A_BARE_NODE, id="no CPUs there"),
+        pytest.param(with_gpu(TWO_VENDORS, numa_node=7), 2, LOST, id="no such node"),
+        pytest.param(replace(POWER9, notices=NOTICES), -4, NOTES, id="notices come last"),
+        pytest.param(build(RAGGED), 1, CACHES, id="caches of two sizes"),
+    ],
+)
+def test_an_odd_machine_is_drawn(topology: Topology, first: int, drawn: str) -> None:
+    assert "\n".join(lines(topology)[first:]).startswith(drawn)
 
 
 def test_a_machine_with_cpus_in_one_node_has_no_table_of_distances() -> None:
-    assert not any(line.startswith("distance") for line in lines(machine("laptop")))
+    assert not any(line.startswith("distance") for line in lines(LAPTOP))
 
 
-def test_a_gpu_on_a_node_without_cpus_is_drawn_there() -> None:
-    topology = machine("power9")
-    moved = replace(topology, gpus=(replace(topology.gpus[0], numa_node=252),))
-    assert lines(moved)[5:8] == [
-        "├─ NUMA nodes 250-251,253-255  15 GiB each  no CPUs",
-        "└─ NUMA node 252               15 GiB       no CPUs",
-        "   └─ GPU 0  0004:05:00.0  nvidia Tesla V100-SXM2-16GB",
-    ]
-
-
-def test_a_gpu_on_a_node_that_is_not_there_is_of_unknown_node() -> None:
-    topology = machine("two-vendors")
-    lost = replace(topology, gpus=(replace(topology.gpus[0], numa_node=7),), nics=())
-    assert lines(lost)[2:4] == [
-        "└─ NUMA node unknown",
-        "   └─ GPU 0  0000:01:00.0  NVIDIA GeForce RTX 4060 Laptop GPU",
-    ]
-
-
-def test_mig_instances_are_counted() -> None:
-    gpu = replace(machine("cloud-vm").gpus[0], mig=(MigInstance("MIG-1"), MigInstance("MIG-2")))
-    text = "\n".join(lines(replace(machine("cloud-vm"), gpus=(gpu,))))
-    assert "0000:06:00.0  nvidia Tesla P100-PCIE-16GB  2 x MIG\n" in text
-
-
-def test_a_gpu_of_which_nothing_is_known_has_its_vendors_name() -> None:
-    topology = replace(machine("laptop"), gpus=(Gpu(0, "1de0", "0000:01:00.0", 0),))
-    assert "   └─ GPU 0  0000:01:00.0  1de0" in [line.replace("│", " ") for line in lines(topology)]
-
-
-def test_notices_come_last_beneath_what_is_offline() -> None:
-    topology = replace(machine("power9"), notices=("NVML was not asked", "KFD is silent"))
-    assert lines(topology)[-4:] == [
-        "",
-        "note: not online: CPUs 16-87,104-175",
-        "note: NVML was not asked",
-        "note: KFD is silent",
-    ]
-
-
-def test_caches_of_different_size_have_a_line_for_each_size() -> None:
-    facts = {
-        "name": "ragged",
-        "cores": 5,
-        "threads": 1,
-        "packages": {"0": "0-4"},
-        "nodes": [{"nodes": "0", "cpus": "0-4", "memory_mib": 3 * 1024}],
-        "cores_per_llc": 2,
-    }
-    assert lines(build(facts))[1:] == [
-        "└─ package 0, NUMA node 0  3.0 GiB  5 cores  0-4",
-        "   ├─ LLC  2 x 2 cores  0-1  2-3",
-        "   └─ LLC  1 x 1 core   4",
-    ]
-
-
-def test_a_machine_of_which_some_threads_are_offline_says_so() -> None:
-    topology = machine("laptop")
-    first = replace(topology.cores[0], cpus=(0,))
-    assert ", SMT1-2, " in lines(replace(topology, cores=(first, *topology.cores[1:])))[0]
+@pytest.mark.parametrize(
+    ("topology", "part"),
+    [
+        (with_gpu(CLOUD, mig=INSTANCES), "0000:06:00.0  nvidia Tesla P100-PCIE-16GB  2 x MIG\n"),
+        (replace(LAPTOP, gpus=(Gpu(0, "1de0", "0000:01:00.0", 0),)), "  0000:01:00.0  1de0\n"),
+        (replace(LAPTOP, cores=(ONE_THREAD, *LAPTOP.cores[1:])), ", SMT1-2, "),
+    ],
+    ids=["MIG instances are counted", "of a GPU its vendor's name", "some threads are offline"],
+)
+def test_a_machine_s_drawing_says(topology: Topology, part: str) -> None:
+    assert part in "\n".join([*lines(topology), ""])
