@@ -16,7 +16,6 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from affinityd.enforce.model import REASONS
 from affinityd.topology.nearness import CAUSES
 from deploy.grafana.__main__ import main as write
-from tests.e2e.chart import dashboards
 from tests.e2e.chart.promtool import asked, play
 from tests.e2e.chart.rendering import objects
 from tests.e2e.chart.series import (
@@ -30,8 +29,9 @@ from tests.e2e.chart.series import (
     remedied,
     util,
 )
+from tests.e2e.prometheus.queries import FOLDER, filled_in
 
-FLEET, NODE = PATHS = sorted(dashboards.FOLDER.glob("*.json"))
+FLEET, NODE = PATHS = sorted(FOLDER.glob("*.json"))
 EACH = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 #: Of GPU07, which has no label `cluster`.
 CHOSEN = {"cluster": "", **GPU07, "__range": "8m", "__rate_interval": "5m"}
@@ -89,7 +89,7 @@ def test_grafana_knows_every_field_of_a_dashboard(path: Path) -> None:
 
 def test_a_gpu_whose_place_is_not_known_is_in_no_share(tmp_path: Path) -> None:
     shares = [it for it in exprs(NODE) if "remote_cpu_seconds" in it and "/" in it]
-    shares = [dashboards.filled_in(it, CHOSEN) for it in shares if "DCGM" not in it]
+    shares = [filled_in(it, CHOSEN) for it in shares if "DCGM" not in it]
     assert len(shares) == 3
     samples = {TOTAL: "0+120x9", FAR: "0+30x9", UNPLACED: "0+600x9"}
     gpu = labels(gpu="0", pci_bus_id="0000:00:00.0")
@@ -116,7 +116,7 @@ def test_a_gpu_that_ran_far_is_counted_once_by_what_mends_it(tmp_path: Path, pat
         "… that are left as they are": 2,
     }
     targets = {panel["title"]: panel["targets"] for panel in panels(path) if "targets" in panel}
-    queries = [dashboards.filled_in(targets[it][0]["expr"], CHOSEN) for it in counts]
+    queries = [filled_in(targets[it][0]["expr"], CHOSEN) for it in counts]
     counted = zip(queries, counts.values(), strict=True)
     play(tmp_path, *(asked(it, series, 8, {"{}": count}) for it, count in counted))
 
@@ -141,8 +141,7 @@ def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
     }
     (table,) = (it for it in panels(NODE) if it["title"].startswith("Which GPUs are far"))
     both = [
-        f"sum without (pci_bus_id) ({dashboards.filled_in(it['expr'], CHOSEN)})"
-        for it in table["targets"]
+        f"sum without (pci_bus_id) ({filled_in(it['expr'], CHOSEN)})" for it in table["targets"]
     ]
     pods = [labels(gpu=it, namespace="team", pod=f"train-{it}") for it in ("0", "1")]
     pods.append(labels(gpu="2"))

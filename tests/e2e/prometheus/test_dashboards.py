@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.e2e.chart import dashboards
-from tests.support.audited_node import audited
+from tests.e2e.prometheus.audited_node import audited
+from tests.e2e.prometheus.dcgm_exporter import dcgm_exporter
+from tests.e2e.prometheus.queries import QUERIES, Asked, documents, filled_in
+from tests.e2e.prometheus.server import Prometheus, Series, running_prometheus
 from tests.support.cpusets import needs_cpuset
-from tests.support.daemons import eventually, running
-from tests.support.dcgm_exporter import dcgm_exporter
+from tests.support.daemons import Daemon, eventually, running
+from tests.support.paths import DATA
 from tests.support.ports import free_port
-from tests.support.prometheus import Prometheus, Series, running_prometheus
 
 pytestmark = needs_cpuset
 
 #: Nodes: as plain Prometheus names them by their address, and as the chart's monitors do.
 PLAIN, POD = "127.0.0.1", "gpu09.example.org"
-#: A daemon that looks at no process, and one that has ended; both are nodes of either cluster.
-UNAUDITED, GONE = "replayed", "gone"
+#: A daemon with the arguments of the chart's default, without the audit; and one that has ended.
+#: Both are nodes of either cluster.
+DEFAULT, GONE = "replayed", "gone"
 #: Plain Prometheus has no label `cluster`, the other has; and scrapes by a job of another name.
 UNNAMED, EAST = {"cluster": "", "job": "affinityd"}, {"cluster": "east", "job": "gpu-nodes"}
 #: What the operator's monitors add to each target.
@@ -35,8 +38,6 @@ OF_POD = {
     "endpoint": "http",
 }
 
-RANGE = 20.0  #: seconds; the Prometheus has not run for longer
-
 #: Panel and query: nothing here is as it should be, for no test makes a node so ill.
 EMPTY_ON_PURPOSE = {
     ("Which nodes cannot be seen, and why?", "D"),  # a scan was cut short by its time limit
@@ -46,48 +47,9 @@ EMPTY_ON_PURPOSE = {
 }
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One query of one panel."""
-
-    dashboard: str
-    panel: str
-    letter: str
-    expr: str
-    is_instant: bool
-
-    def __str__(self) -> str:
-        return f"{self.dashboard}: {self.panel} {self.letter}"
-
-    def put_to(self, server: Prometheus, chosen: Mapping[str, str]) -> list[Series]:
-        """Ask with variables filled in, as Grafana does."""
-        expr = filled_in(self.expr, chosen)
-        return server.query(expr) if self.is_instant else server.query_range(expr, RANGE)
-
-
-def documents() -> Iterator[tuple[str, Any]]:
-    for path in sorted(dashboards.FOLDER.glob("*.json")):
-        yield path.stem.removeprefix("affinityd-"), json.loads(path.read_text())
-
-
-def queries() -> Iterator[Asked]:
-    for name, document in documents():
-        for panel in document["panels"]:
-            for target in panel.get("targets", ()):
-                letter, is_instant = target["refId"], target.get("instant", False)
-                yield Asked(name, panel["title"], letter, target["expr"], is_instant)
-
-
-def filled_in(expr: str, chosen: Mapping[str, str]) -> str:
-    """Return a query as Grafana sends it, over the last seconds."""
-    times = {"__rate_interval": "10s", "__range": f"{RANGE:.0f}s"}
-    return dashboards.filled_in(expr, {**times, **chosen})
-
-
 def as_pattern(names: Sequence[str]) -> str:
     """Return several chosen values as Grafana gives them to =~."""
-    escaped = [re.escape(name).replace("\\", "\\\\") for name in names]
-    return escaped[0] if len(escaped) == 1 else f"({'|'.join(escaped)})"
+    return "({})".format("|".join(re.escape(name).replace("\\", "\\\\") for name in names))
 
 
 def nodes_of(found: Sequence[Series]) -> set[str]:
@@ -99,23 +61,33 @@ ON_PLAIN, ON_POD = {**UNNAMED, "node": PLAIN}, {**EAST, "node": POD}
 CHOICES = {
     "fleet": [
         {**UNNAMED, "node": ".*", "job_id": ".*"},
-        {**EAST, "node": as_pattern([POD, UNAUDITED, GONE]), "job_id": as_pattern(["77", "78"])},
+        {**EAST, "node": as_pattern([POD, DEFAULT, GONE]), "job_id": as_pattern(["77", "78"])},
     ],
     "node": [ON_PLAIN, ON_POD],
 }
 
 
+@dataclass(frozen=True)
+class Fleet:
+    """What is scraped, and who scrapes it."""
+
+    audited: Daemon
+    server: Prometheus
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
     port, other, ended = free_port(), free_port(), free_port()
-    both = {UNAUDITED: other, GONE: ended}
+    both = {DEFAULT: other, GONE: ended}
     targets = [{"targets": [f"127.0.0.1:{port}"]}, *(at(it, both[it]) for it in both)]
     pods = [at(it, number, cluster="east", **OF_POD) for it, number in {POD: port, **both}.items()]
     replayed = ("--machine", "dgx-a100")
     with (
         audited(folder / "audited", f"127.0.0.1:{port}") as daemon,
-        running(folder / UNAUDITED, *replayed, listen=f"127.0.0.1:{other}"),
+        running(
+            folder / DEFAULT, *replayed, *default_arguments(), listen=f"127.0.0.1:{other}"
+        ) as default,
         dcgm_exporter() as dcgm,
         running_prometheus(
             folder, targets, {"job_name": EAST["job"], "static_configs": pods}, *dcgm
@@ -126,13 +98,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
             eventually(lambda: prometheus.query(seen), "it answers in both clusters, and ends")
 
         def has_data() -> bool:
-            daemon.plan("gpus=0&mode=node")
+            for it in (daemon, default):
+                it.plan("gpus=0&mode=node")
             daemon.get("/plan?gpus=99")
             far = prometheus.query("node:affinityd_gpu_remote_cpu_seconds:rate5m > 0")
             return nodes_of(far) == {PLAIN, POD}
 
         eventually(has_data, "CPU time was counted, far from its GPU")
-        yield prometheus
+        yield Fleet(daemon, prometheus)
+
+
+@pytest.fixture
+def server(fleet: Fleet) -> Prometheus:
+    return fleet.server
 
 
 def at(node: str, port: int, **labels: str) -> Mapping[str, Any]:
@@ -141,7 +119,16 @@ def at(node: str, port: int, **labels: str) -> Mapping[str, Any]:
     return {"targets": [f"127.0.0.1:{port}"], "labels": {**named, **labels}}
 
 
-@pytest.mark.parametrize("asked", list(queries()), ids=str)
+def default_arguments() -> list[str]:
+    """Return what the chart's default tells the daemon, but for folder and ports of its own."""
+    made = yaml.safe_load_all((DATA / "golden" / "chart" / "default.yaml").read_text())
+    (daemon_set,) = (it for it in made if it["kind"] == "DaemonSet")
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    places = ("serve", "--socket=", "--listen=", "--listen-plan=")
+    return [it for it in container["args"] if not it.startswith(places)]
+
+
+@pytest.mark.parametrize("asked", QUERIES, ids=str)
 def test_a_panel_has_data(server: Prometheus, asked: Asked) -> None:
     for chosen in CHOICES[asked.dashboard]:
         if (asked.panel, asked.letter) in EMPTY_ON_PURPOSE:
@@ -150,8 +137,41 @@ def test_a_panel_has_data(server: Prometheus, asked: Asked) -> None:
             eventually(partial(asked.put_to, server, chosen), f"{asked} has data: {chosen}")
 
 
+#: Query → a value that it has of the default install.
+SHOWN = {
+    "fleet: GPUs that run far from their CPUs B": 8,  # of how many
+    "fleet: Nodes with such a GPU B": 1,
+    "fleet: Which nodes run far from their GPUs, and what does it cost? B": 8,
+    "fleet: Which nodes cannot be seen, and why? B": 1,  # no audit
+    "fleet: Daemons that answer A": 1,
+    "fleet: Versions A": 1,
+    "node: GPUs that run far from their CPUs B": 8,
+    "node: GPUs, and who uses them A": 3,  # NUMA nodes
+    "node: CPUs A": 256,
+    "node: Has the topology changed? A": 0,
+}
+#: Once jobs ask.
+ASKED = {
+    "fleet: What did jobs get that asked for a plan? A",
+    "fleet: In which mode are plans made? A",
+    "node: What did jobs get that asked for a plan? A",
+    "node: How long does a plan take? A",
+}
+
+
+def test_panels_have_data_of_the_default_install_without_the_audit(server: Prometheus) -> None:
+    chosen = {**UNNAMED, "node": DEFAULT, "job_id": ".*"}
+    by_name = {str(asked): asked for asked in QUERIES}
+
+    def empty() -> list[str]:
+        found = {it: by_name[it].values(server, chosen) for it in (*SHOWN, *ASKED)}
+        return [it for it in found if not found[it] or SHOWN.get(it, found[it][0]) not in found[it]]
+
+    eventually(lambda: empty() == [], "they have data")
+
+
 def test_what_is_empty_on_purpose_is_asked_somewhere() -> None:
-    assert {(asked.panel, asked.letter) for asked in queries()} >= EMPTY_ON_PURPOSE
+    assert {(asked.panel, asked.letter) for asked in QUERIES} >= EMPTY_ON_PURPOSE
 
 
 def test_a_table_has_a_row_for_each_of_its_keys_and_no_label_besides(server: Prometheus) -> None:
@@ -165,80 +185,59 @@ def test_a_table_has_a_row_for_each_of_its_keys_and_no_label_besides(server: Pro
                     assert set(series["metric"]) <= keys, target["expr"]
 
 
-def variables() -> Iterator[tuple[str, str, str, str]]:
-    """Yield each variable that Prometheus fills: its dashboard, name, selector and label."""
-    for name, document in documents():
-        for it in document["templating"]["list"]:
-            if it["type"] == "query":
-                query = it["query"]["query"]
-                called = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
-                assert called, query
-                yield name, it["name"], called[1], called[2]
-
-
-EXPECTED: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "": {"job": ["affinityd"], "node": [PLAIN, GONE, UNAUDITED]},
-    "east": {"job": ["gpu-nodes"], "node": [GONE, POD, UNAUDITED]},
+OFFERED: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "": {"job": ["affinityd"], "node": [PLAIN, GONE, DEFAULT]},
+    "east": {"job": ["gpu-nodes"], "node": [GONE, POD, DEFAULT]},
 }
 EVERYWHERE = {"cluster": ["east"], "job_id": ["77", "78", "79"]}
 
 
-@pytest.mark.parametrize("cluster", EXPECTED)
-@pytest.mark.parametrize("variable", list(variables()), ids=" ".join)
-def test_a_variable_offers_what_there_is(
-    server: Prometheus, variable: tuple[str, str, str, str], cluster: str
-) -> None:
-    dashboard, name, selector, label = variable
-    (chosen,) = (it for it in CHOICES[dashboard] if it["cluster"] == cluster)
-    offered = server.label_values(label, filled_in(selector, {**chosen, "node": ".*"}))
-    assert offered == {**EXPECTED[cluster], **EVERYWHERE}[name]
+@pytest.mark.parametrize("cluster", OFFERED)
+def test_variables_offer_what_there_is(server: Prometheus, cluster: str) -> None:
+    expected = {**OFFERED[cluster], **EVERYWHERE}
+    for name, document in documents():
+        (chosen,) = (it for it in CHOICES[name] if it["cluster"] == cluster)
+        for it in (it for it in document["templating"]["list"] if it["type"] == "query"):
+            called = re.fullmatch(r"label_values\((.*), (\w+)\)", it["query"]["query"])
+            assert called
+            selector = filled_in(called[1], {**chosen, "node": ".*"})
+            assert server.label_values(called[2], selector) == expected[it["name"]]
 
 
-def test_every_rule_can_be_followed(server: Prometheus) -> None:
+def test_every_rule_can_be_followed_and_every_record_is_of_both_nodes(server: Prometheus) -> None:
     def followed() -> bool:
         return {rule["health"] for rule in server.rules().values()} == {"ok"}
 
     eventually(followed, "every rule was evaluated")
-    assert [rule.get("lastError") for rule in server.rules().values() if "lastError" in rule] == []
-
-
-def test_every_record_is_of_both_nodes(server: Prometheus) -> None:
+    assert [rule["lastError"] for rule in server.rules().values() if "lastError" in rule] == []
     records = [name for name, rule in server.rules().items() if rule["type"] == "recording"]
     assert len(records) == 6
     for record in records:
-        found = [it for it in server.query(record) if it["metric"]["node"] not in {UNAUDITED, GONE}]
-        clusters = {(it["metric"].get("cluster", ""), it["metric"]["node"]) for it in found}
-        assert clusters == {("", PLAIN), ("east", POD)}, record
-
-
-@pytest.mark.parametrize(
-    "alert",
-    [
-        *("AffinitydAllocationIsRemote", "AffinitydMaskIsRemote", "AffinitydOrphansHoldGpu"),
-        *("AffinitydCannotSeeIntoGpus", "AffinitydCannotPin", "AffinitydPolicyIsBroken"),
-    ],
-)
-def test_an_alert_finds_the_node(server: Prometheus, alert: str) -> None:
-    assert nodes_of(server.query(server.rules()[alert]["query"])) == {PLAIN, POD}
-
-
-def test_a_daemon_that_ended_is_down_whatever_its_job_is_called(server: Prometheus) -> None:
-    expr = server.rules()["AffinitydDown"]["query"]
-
-    def is_down() -> bool:
-        down = [it["metric"] for it in server.query(expr)]
-        return {(it["job"], it["node"]) for it in down} == {
-            ("affinityd", GONE),
-            ("gpu-nodes", GONE),
+        found = [it["metric"] for it in server.query(record)]
+        clusters = {(it.get("cluster", ""), it["node"]) for it in found}
+        assert {it for it in clusters if it[1] not in {DEFAULT, GONE}} == {
+            ("", PLAIN),
+            ("east", POD),
         }
 
-    eventually(is_down, "both jobs miss it")
 
+def test_alerts_find_what_is_wrong(server: Prometheus) -> None:
+    def found(alert: str) -> list[Mapping[str, str]]:
+        return [it["metric"] for it in server.query(server.rules()[f"Affinityd{alert}"]["query"])]
 
-def test_the_alert_of_a_fleet_counts_the_nodes_of_each_cluster(server: Prometheus) -> None:
-    found = server.query(server.rules()["AffinitydUnpinned"]["query"])
-    counts = {it["metric"].get("cluster", ""): float(it["value"][1]) for it in found}
-    assert counts == {"": 1, "east": 1}
+    for alert in (
+        *("AllocationIsRemote", "MaskIsRemote", "OrphansHoldGpu", "CannotSeeIntoGpus"),
+        *("CannotPin", "PolicyIsBroken"),
+    ):
+        assert {it["node"] for it in found(alert)} == {PLAIN, POD}
+    ended = {("affinityd", GONE), ("gpu-nodes", GONE)}
+    eventually(
+        lambda: {(it["job"], it["node"]) for it in found("Down")} == ended,
+        "both jobs miss the daemon that ended, whatever they are called",
+    )
+    counts = server.query(server.rules()["AffinitydUnpinned"]["query"])
+    nodes = {it["metric"].get("cluster", ""): float(it["value"][1]) for it in counts}
+    assert nodes == {"": 1, "east": 1}
 
 
 @pytest.mark.parametrize("chosen", [ON_PLAIN, ON_POD], ids=[PLAIN, POD])
@@ -246,15 +245,11 @@ def test_of_dcgms_gpus_those_that_are_far_and_idle_are_found_by_pod(
     server: Prometheus, chosen: Mapping[str, str]
 ) -> None:
     title = "Which GPUs are far from their CPUs and idle, by pod?"
-    busy, far = (it for it in queries() if it.panel == title)
+    busy, far = (it for it in QUERIES if it.panel == title)
 
     def found() -> Mapping[tuple[str, ...], float]:
-        return {
-            tuple(series["metric"][it] for it in ("gpu", "namespace", "pod")): float(
-                series["value"][1]
-            )
-            for series in busy.put_to(server, chosen)
-        }
+        rows = [(it["metric"], float(it["value"][1])) for it in busy.put_to(server, chosen)]
+        return {(it["gpu"], it["namespace"], it["pod"]): value for it, value in rows}
 
     both = {("0", "team", "train-0"): 3, ("3", "team", "train-3"): 0}
     eventually(lambda: found() == both, "both exporters were scraped")
@@ -265,30 +260,27 @@ def test_of_dcgms_gpus_those_that_are_far_and_idle_are_found_by_pod(
 
 
 def test_the_worst_process_of_a_gpu_is_what_is_shown_of_it(server: Prometheus) -> None:
-    (worst,) = (it for it in queries() if it.panel == "Where do the processes of each GPU run?")
-    numbers = {
-        series["metric"]["gpu"]: float(series["values"][-1][1])
-        for series in worst.put_to(server, ON_PLAIN)
-    }
+    (worst,) = (it for it in QUERIES if it.panel == "Where do the processes of each GPU run?")
+    series = worst.put_to(server, ON_PLAIN)
+    numbers = {it["metric"]["gpu"]: float(it["values"][-1][1]) for it in series}
     assert numbers == {"0": 5, "1": 3, "3": 3, "4": 0}
 
 
-@pytest.mark.parametrize(
-    ("panel", "number"),
-    [
-        ("GPUs that ran far", 3),
-        ("… and a pin mends it", 1),
-        ("… that need another allocation", 1),
-        ("… that are left as they are", 1),
-    ],
-)
-def test_each_gpu_that_ran_far_is_counted_by_what_mends_it(
-    server: Prometheus, panel: str, number: int
-) -> None:
-    (asked,) = (it for it in queries() if (it.dashboard, it.panel) == ("node", panel))
+def test_each_gpu_that_ran_far_is_counted_by_what_mends_it(server: Prometheus) -> None:
+    counts = {"GPUs that ran far": 3, "… and a pin mends it": 1}
+    counts |= {"… that need another allocation": 1, "… that are left as they are": 1}
+    asked = {it.panel: it for it in QUERIES if it.dashboard == "node" and it.panel in counts}
 
-    def counted() -> bool:
-        (series,) = asked.put_to(server, ON_PLAIN)
-        return float(series["value"][1]) == number
+    def counted() -> Mapping[str, float]:
+        return {panel: it.values(server, ON_PLAIN)[0] for panel, it in asked.items()}
 
-    eventually(counted, f"{panel}: {number}")
+    eventually(lambda: counted() == counts, f"{counts}")
+
+
+def test_promtool_has_nothing_to_say_about_the_metrics(fleet: Fleet) -> None:
+    scraped = fleet.audited.get("/metrics").text
+    for kind in ("gpu", "job", "enforce", "plan"):
+        assert f"\n# TYPE affinityd_{kind}_" in scraped
+    command = ("promtool", "check", "metrics")
+    done = subprocess.run(command, input=scraped, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
