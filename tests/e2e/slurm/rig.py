@@ -45,6 +45,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
 ReturnToService=2
 SchedulerType=sched/builtin
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 JobAcctGatherType=jobacct_gather/none
@@ -171,6 +172,23 @@ class Slurm:
         )
         assert done.returncode == 0, f"{done.stdout}{done.stderr}{self.logs()}"
         return done.stdout + done.stderr
+
+    @contextmanager
+    def job(self, tasks: int, *words: str) -> Iterator[list[int]]:
+        """Run a job of so many tasks until the block ends; yield their pids, by their numbers."""
+        srun = ["srun", "--label", f"--ntasks={tasks}", *words]
+        srun += ["/bin/sh", "-c", "echo $$; exec sleep 600"]
+        env = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.folder / "slurm.conf")}
+        with subprocess.Popen(
+            self.command(*srun), env=env, cwd="/", stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            said = dict(process.stdout.readline().split(":") for _ in range(tasks))
+            try:
+                yield [int(said[number]) for number in sorted(said)]
+            finally:
+                process.terminate()
+                process.communicate()
 
     @property
     def node(self) -> str:

@@ -1,14 +1,13 @@
-"""A job's note, from its prolog to its epilog; jobs that share a GPU; steps within steps."""
+"""Jobs of a real Slurm with the scripts of slurm/: notes, steps within steps, jobs beside jobs."""
 
 from __future__ import annotations
 
 import os
 import pty
 import re
-import socket
+import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,114 +16,81 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.config import file
+from tests.e2e.slurm.alone import beside
 from tests.e2e.slurm.node import HOME, LOOK, SCRIPTS, Node, node, read_tasks
 from tests.e2e.slurm.rig import Setup
+from tests.e2e.slurm.test_slurm_answers import ENVIRONMENTS, fill
 from tests.support.daemons import PATIENCE, eventually
 from tests.support.tiny import BOTH, FAR, NEAR
 
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
-CONFINED = Setup(task_plugin="task/affinity,task/cgroup", constrain_devices=True)
+THEIRS = [HOME[2], HOME[3]]
+SLICES = [NEAR, FAR]  #: where Slurm puts the two: each far from its GPU
+SHOW = f"{' '.join(LOOK[:2])} '{LOOK[2]}'"
 
 
 @pytest.fixture(scope="module")
-def it(release: str) -> Iterator[Node]:
-    conf = ("LaunchParameters=use_interactive_step",)
-    with node(Setup(task_plugin="task/affinity", conf=conf, release=release)) as made:
+def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what is /etc/affinityd.conf there."""
+    folder = tmp_path_factory.mktemp("etc")
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(0o755)
+    return folder / "affinityd.conf"
+
+
+@pytest.fixture(scope="module")
+def cluster(conf: Path, release: str) -> Iterator[Node]:
+    conf.touch()
+    setup = Setup(
+        task_plugin="task/affinity,task/cgroup",
+        conf=("LaunchParameters=use_interactive_step", "FirstJobId=7000"),  # others have jobs here
+        gres={"shard": 400, "mps": 400},
+        binds={conf: "/etc/affinityd.conf"},
+        release=release,
+    )
+    with node(setup) as made:
         yield made
 
 
 @pytest.fixture
-def notes(it: Node) -> Path:
-    """Return their folder, which has none: the jobs of other tests are over."""
-    folder = it.folder / "jobs"
-    folder.mkdir(exist_ok=True)  # as the first job's prolog has it
-    eventually(lambda: not [*folder.glob("[0-9]*")], "the epilogs ran")
-    return folder
+def it(cluster: Node, conf: Path) -> Node:
+    """Return the node, where the jobs of other tests are over and the site says nothing."""
+    conf.write_text("")
+    notes = cluster.folder / "jobs"
+    notes.mkdir(exist_ok=True)  # as the first job's prolog has it
+    eventually(lambda: not [*notes.glob("[0-9]*")], "the epilogs ran")
+    return cluster
 
 
-def job_of(printed: str) -> str:
-    """Return the number of the job that printed SLURM_JOB_ID."""
-    found = re.search(r"SLURM_JOB_ID=(\d+)", printed)
-    assert found, printed
-    return found[1]
+def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(it: Node) -> None:
+    look = "cd /run/affinityd/jobs; cat $SLURM_JOB_ID; stat -c '%U %a %n' $SLURM_JOB_ID"
+    for words, gpus in ((("--gres=gpu:small:2",), "2,3"), ((), "")):
+        printed = it.cluster.srun("-n1", *words, "/bin/sh", "-c", look).splitlines()
+        assert [printed[0], printed[1][:12]] == [f"0: gpus={gpus}", "0: root 644 "]
+        note = it.note(printed[1].split()[-1])
+        eventually(lambda note=note: not note.exists(), "the epilog ran")
 
 
-def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(it: Node, notes: Path) -> None:
-    look = (
-        "cat /run/affinityd/jobs/$SLURM_JOB_ID; stat -c '%U %a' /run/affinityd/jobs/$SLURM_JOB_ID"
-    )
-    printed = it.cluster.srun("-n1", "--gres=gpu:small:2", "/bin/sh", "-c", f"{look}; env")
-    assert printed.splitlines()[:2] == ["0: gpus=2,3", "0: root 644"]
-    eventually(lambda: not (notes / job_of(printed)).exists(), "the epilog ran")
-
-
-def test_the_note_of_a_job_without_gpus_is_empty(it: Node) -> None:
-    printed = it.cluster.srun("-n1", "/bin/sh", "-c", "cat /run/affinityd/jobs/$SLURM_JOB_ID")
-    assert printed.startswith("0: gpus=\n")
-
-
-def test_a_note_of_a_job_that_has_gone_goes_with_the_next_job_on_its_gpus(
-    it: Node, notes: Path
-) -> None:
+def test_a_note_of_a_job_that_has_gone_goes_with_the_next_job_on_its_gpus(it: Node) -> None:
     """A young one may be of a job that is about to start: it shares the GPU."""
     hour, stale = 3600, {"91": ("2", 0.1), "92": ("2", 1), "93": ("0", 1), "94": ("0", 48)}
     for job, (gpu, age) in stale.items():
-        (notes / job).write_text(f"gpus={gpu}\n")
+        it.note(job).write_text(f"gpus={gpu}\n")
         when = time.time() - age * hour
-        os.utime(notes / job, (when, when))
+        os.utime(it.note(job), (when, when))
     tasks = it.tasks(*TWO)
-    left = [job for job in stale if (notes / job).exists()]
+    left = [job for job in stale if it.note(job).exists()]
     for job in left:
-        (notes / job).unlink()
+        it.note(job).unlink()
     assert left == ["91", "93"]
     assert {task.variables["WARNINGS"] for task in tasks} == {"shared_gpu"}
-
-
-def test_gpus_of_a_note_that_are_not_the_task_s_do_not_count(it: Node, notes: Path) -> None:
-    """As where gres.conf names GPUs in another order than the node's."""
-    script = f"sleep 0.3; srun --label {' '.join(LOOK[:2])} '{LOOK[2]}'"
-    done = threading.Event()
-
-    def falsify() -> None:
-        eventually(lambda: [*notes.glob("[0-9]*")], "the note is there")
-        (note,) = notes.glob("[0-9]*")
-        note.write_text("gpus=0\n")
-        done.set()
-
-    thread = threading.Thread(target=falsify)
-    thread.start()
-    tasks = read_tasks(it.cluster.sbatch(script, *TWO))
-    thread.join()
-    assert done.is_set()
-    assert [task.cpus for task in tasks] == [HOME[2], HOME[3]]
-    assert all("JOB_GPUS" not in task.variables for task in tasks)
-
-
-@pytest.mark.parametrize("text", ["gpus=2;id", "gpus=$(id)", "x" * 100_000, ""])
-def test_a_note_that_is_no_note_is_passed_over(it: Node, notes: Path, text: str) -> None:
-    """But in a unique mode nothing else keeps tasks apart where cores are fewer than GPUs."""
-    script = f"sleep 0.3; srun --label {' '.join(LOOK[:2])} '{LOOK[2]}'"
-
-    def falsify() -> None:
-        eventually(lambda: [*notes.glob("[0-9]*")], "the note is there")
-        next(notes.glob("[0-9]*")).write_text(text)
-
-    thread = threading.Thread(target=falsify)
-    thread.start()
-    unique = script.removeprefix("sleep 0.3; ")
-    both = f"{script}; echo next; AFFINITYD_MODE=exclusive {unique}"
-    printed = it.cluster.sbatch(both, *TWO)
-    thread.join()
-    shared, apart = map(read_tasks, printed.split("next\n"))
-    assert [task.cpus for task in shared] == [HOME[2], HOME[3]]
-    why = "no note of the job, and fewer cores than GPUs"
-    assert [task.unpinned for task in apart] == [why, why]
 
 
 def test_steps_side_by_side_on_a_gpu_each_are_near_it_and_apart(it: Node) -> None:
     look = f"{' '.join(LOOK[:2])} '{LOOK[2]}; sleep 0.5'"
     step = f"srun -n1 --exact --gres=gpu:small:1 --output=%J {look}"
-    script = f"cd $(mktemp -d); {step} & {step} & wait; sleep 0.1; cat *.0; echo next; cat *.1"
+    script = f"cd $(mktemp -d); {step} & {step} & wait; cat *.0; echo next; cat *.1"
     env = {"AFFINITYD_MODE": "unique-contiguous"}
     printed = it.cluster.sbatch(script, *TWO, env=env)
     steps = [read_tasks(part)[0] for part in printed.split("next\n")]
@@ -133,19 +99,18 @@ def test_steps_side_by_side_on_a_gpu_each_are_near_it_and_apart(it: Node) -> Non
 
 
 def test_an_overlapping_step_has_what_its_gpus_have(it: Node) -> None:
-    """As `srun --overlap --pty bash` of somebody who looks after a job."""
-    look = f"{' '.join(LOOK[:2])} '{LOOK[2]}'"
-    (task,) = read_tasks(it.cluster.sbatch(f"srun --overlap -n1 {look}", *TWO))
+    """As `srun --overlap --pty bash` of a user who looks after a job."""
+    (task,) = read_tasks(it.cluster.sbatch(f"srun --overlap -n1 {SHOW}", *TWO))
     assert (task.cpus, task.variables["LOCALITY"]) == (BOTH, "local")
 
 
 def test_an_interactive_step_has_all_of_its_job_s(it: Node) -> None:
     """salloc with use_interactive_step, which wants a terminal."""
     main, terminal = pty.openpty()
-    conf = {"SLURM_CONF": f"{it.cluster.folder}/slurm.conf", "SHELL": "/bin/sh"}
+    variables = {"SLURM_CONF": f"{it.cluster.folder}/slurm.conf", "SHELL": "/bin/sh"}
     process = subprocess.Popen(
         it.cluster.command("setsid", "--ctty", "--wait", "salloc", *TWO),
-        env={"PATH": os.environ["PATH"], **conf},
+        env={"PATH": os.environ["PATH"], **variables},
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
@@ -155,7 +120,7 @@ def test_an_interactive_step_has_all_of_its_job_s(it: Node) -> None:
     try:
         os.write(main, b"grep Cpus_allowed_list /proc/self/status; env | grep AFFINITYD_; exit\n")
         printed = b""
-        with suppress(OSError):  # EIO: everybody else has closed the terminal
+        with suppress(OSError):  # EIO: every other process has closed the terminal
             while part := os.read(main, 4096):
                 printed += part
         process.wait(PATIENCE)
@@ -171,38 +136,32 @@ def test_a_script_that_a_step_submitted_is_pinned_on_its_own_job_s_cpus(it: Node
     """It inherits the step's variables, as if it were its second task."""
     env = {"SLURM_STEP_ID": "0", "SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": "0x8"}
     env |= {"SLURMD_TRES_BIND": "gpu:map_gpu:0", "SLURM_GPUS_ON_NODE": "8"}
-    (task,) = read_tasks(it.cluster.sbatch(f"{' '.join(LOOK[:2])} '{LOOK[2]}'", *TWO, env=env))
+    (task,) = read_tasks(it.cluster.sbatch(SHOW, *TWO, env=env))
     assert task.cpus == BOTH
 
 
+def test_the_documentation_s_example_prints_where_each_task_is(it: Node) -> None:
+    (command,) = re.findall(r"^srun -l .*$", (SCRIPTS / "README.md").read_text(), re.MULTILINE)
+    printed = it.cluster.run("/bin/sh", "-c", command, env={"AFFINITYD_MODE": "exclusive"})
+    assert sorted(re.findall(r"AFFINITYD_CPULIST=(\S+)", printed)) == [NEAR, FAR]
+
+
 @pytest.mark.parametrize("kind", ["shard", "mps"])
-def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(kind: str, release: str) -> None:
-    setup = Setup(task_plugin="task/affinity", gres={kind: 400}, release=release)
-    with node(setup) as made:
-        first = threading.Thread(
-            target=made.cluster.srun, args=("-n1", f"--gres={kind}:10", "/bin/sleep", "1.5")
-        )
-        first.start()
-        eventually(lambda: [*(made.folder / "jobs").glob("[0-9]*")], "the first job has its note")
-        (task,) = made.tasks("-n1", f"--gres={kind}:10")
-        first.join()
+def test_jobs_that_share_a_gpu_are_told_that_they_share_its_cpus(it: Node, kind: str) -> None:
+    with it.cluster.job(1, f"--gres={kind}:10"):
+        (task,) = it.tasks("-n1", f"--gres={kind}:10")
     assert "shared_gpu" in task.variables["WARNINGS"].split(",")
 
 
-def test_a_running_job_without_a_cpu_near_its_gpu_is_named(release: str) -> None:
+def test_a_running_job_without_a_cpu_near_its_gpu_is_named(it: Node) -> None:
     """Of two free cores Slurm gives a lone task the second, which is far from GPU 0."""
-    conf = ("FirstJobId=7000",)  # others have their jobs here
-    with node(replace(CONFINED, conf=conf, release=release)) as made:
-        job = threading.Thread(
-            target=made.cluster.srun, args=("-n1", "--gres=gpu:big:1", "/bin/sleep", "3")
-        )
-        job.start()
-        eventually(lambda: "7000.0" in made.cluster.run("squeue", "-h", "--steps"), "it runs")
-        checked = check(made)
-        job.join()
-        assert "job 7000" not in check(made)
-    assert f"job 7000 has gpu 0 (package 0, node 0) and CPUs {FAR} (package 0, node 1)" in checked
+    with it.cluster.job(1, "--gres=gpu:big:1"):
+        checked = check(it)
     assert "gpu 0: the line has no Cores=" in checked
+    far = rf"^job 7\d+ has gpu 0 \(package 0, node 0\) and CPUs {FAR} \(package 0, node 1\)"
+    assert re.search(far, checked, re.MULTILINE), checked
+    it.tasks("-n1")  # has waited until the job has ended
+    assert "job 7" not in check(it)
 
 
 def check(made: Node) -> str:
@@ -230,77 +189,99 @@ def check(made: Node) -> str:
     return done.stdout
 
 
-def test_the_documentation_s_example_prints_where_each_task_is(it: Node) -> None:
-    (command,) = re.findall(r"^srun -l .*$", (SCRIPTS / "README.md").read_text(), re.MULTILINE)
-    printed = it.cluster.run("/bin/sh", "-c", command, env={"AFFINITYD_MODE": "exclusive"})
-    assert sorted(re.findall(r"AFFINITYD_CPULIST=(\S+)", printed)) == [NEAR, FAR]
+# Whatever goes wrong, the job runs.
 
 
-# Without Slurm around them.
+def test_a_daemon_that_stopped_is_not_waited_for(it: Node) -> None:
+    it.daemon.signal(signal.SIGSTOP)
+    try:
+        tasks = it.tasks(*TWO)
+    finally:
+        it.daemon.signal(signal.SIGCONT)
+    assert [task.cpus for task in tasks] == SLICES
+    assert [task.unpinned for task in tasks] == ["no plan from /run/affinityd/affinityd.sock"] * 2
+    eventually(lambda: [task.cpus for task in it.tasks(*TWO)] == THEIRS, "tasks are pinned again")
 
 
-def prolog(**env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SCRIPTS / "prolog.sh"], env=env, capture_output=True, text=True, check=False, timeout=10
-    )
+def test_a_user_s_environment_does_not_get_into_the_way(it: Node) -> None:
+    """All at once; one by one in test_slurm_answers."""
+    with beside(None) as folder:
+        fill(folder)
+        env = {name: text for of in ENVIRONMENTS.values() for name, text in of(folder).items()}
+        printed = it.cluster.run(
+            *("/usr/bin/srun", "--label", *TWO, "--export", ",".join(env)),
+            # A line each: srun writes a longer one in parts, each with a label.
+            *("/usr/bin/sed", r"s/\x00/\n/g", "/proc/self/status", "/proc/self/environ"),
+            env=env,
+        )
+    masks = re.findall(r"^\d: Cpus_allowed_list:\s+(\S+)", printed, re.MULTILINE)
+    pinned = re.findall(r"^\d: AFFINITYD_CPULIST=(.*)", printed, re.MULTILINE)
+    assert sorted(masks) == sorted(pinned) == sorted(THEIRS), printed
+    assert not re.search(r"^\d: (STOLEN|AFFINITYD_UNPINNED)=", printed, re.MULTILINE)
 
 
-@pytest.mark.parametrize("job", ["", "../../etc/passwd", "1 2", "12x"])
-def test_a_prolog_without_a_job_touches_nothing(job: str) -> None:
-    done = prolog(SLURM_JOB_ID=job)
-    assert done.returncode == 0
-    assert (
-        done.stderr == f"affinityd: SLURM_JOB_ID={job} is no job; Prolog= of slurm.conf runs this\n"
-    )
+def test_a_node_whose_site_wants_a_daemon_is_drained_without(it: Node, conf: Path) -> None:
+    conf.write_text("AFFINITYD_SOCKET=/run/affinityd/nobody.sock\nAFFINITYD_DRAIN=yes\n")
+    administrator = replace(it.cluster, user=None)
+    it.cluster.run("sbatch", "--gres=gpu:1", "--wrap=true", "--output=/dev/null")
+
+    def state() -> str:
+        return it.cluster.run("sinfo", "-h", "-o", "%T %E")
+
+    eventually(lambda: state() == "drained Prolog error\n", "it is drained")
+    administrator.run("scancel", "--user=games")
+    administrator.run("scontrol", "update", f"NodeName={it.cluster.node}", "State=RESUME")
+    eventually(lambda: state() == "idle none\n", "it is idle")
 
 
-@pytest.mark.parametrize(
-    ("settings", "state"),
-    [("", "idle"), ("AFFINITYD_DRAIN=no\n", "idle"), ('AFFINITYD_DRAIN="yes"\n', "drained")],
-)
-def test_a_node_without_a_daemon_is_drained_only_where_the_site_says_so(
-    tmp_path: Path, settings: str, state: str, release: str
-) -> None:
-    conf, log = tmp_path / "affinityd.conf", tmp_path / "log"
-    conf.write_text(settings)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
-        syslog.bind(f"{log}")
-        syslog.settimeout(PATIENCE)
-        binds = {conf: "/etc/affinityd.conf", log: "/dev/log"}
-        with node(Setup(binds=binds, release=release)) as made:
-            made.daemon.stop()
-            if state == "idle":
-                (task,) = made.tasks("-n1", "--gres=gpu:small:1")
-                assert task.unpinned == "no plan from /run/affinityd/affinityd.sock"
-            else:
-                made.cluster.run("sbatch", "--gres=gpu:1", "--wrap=true", "--output=/dev/null")
-            said = syslog.recv(4096).decode()
-            assert "affinityd: no daemon is ready at /run/affinityd/affinityd.sock" in said
-            assert state in eventually_state(made, state)
+# Switched on by degrees: what slurm/README.md says.
+
+PAGE = (SCRIPTS / "README.md").read_text()
+(SECTION,) = re.findall(r"^## Switch it on by degrees\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
+OBSERVE, TASK, COUNTS, ON, OFF = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)
+OBSERVED = "affinityd_observed_plans_total"
 
 
-def test_a_prolog_asks_nobody_where_others_could_listen(tmp_path: Path, release: str) -> None:
-    log = tmp_path / "log"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
-        syslog.bind(f"{log}")
-        syslog.settimeout(PATIENCE)
-        with node(Setup(binds={log: "/dev/log"}, release=release)) as made:
-            made.folder.chmod(0o777)
-            made.tasks("-n1", "--gres=gpu:small:1")
-            said = syslog.recv(4096).decode()
-    assert "no daemon is ready at /run/affinityd/affinityd.sock" in said
-    assert "(others may write to /run/affinityd/, which is not trusted)" in said
+def observed(made: Node, before: str, after: str) -> float:
+    lines = made.daemon.get("/metrics").text.splitlines()
+    name = f'{OBSERVED}{{after="{after}",before="{before}"}} '
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
 
-def eventually_state(made: Node, state: str) -> str:
-    eventually(lambda: state in made.cluster.run("sinfo", "-h", "-o", "%T"), f"it is {state}")
-    return made.cluster.run("sinfo", "-h", "-o", "%T")
+def test_the_daemon_counts_what_a_pin_would_have_changed(it: Node, conf: Path) -> None:
+    """Each task, though its question is another's before."""
+    conf.write_text("AFFINITYD=observe\n")
+    before = observed(it, "remote", "local")
+    for _ in range(2):
+        assert [task.cpus for task in it.tasks(*TWO)] == SLICES
+    assert observed(it, "remote", "local") == before + 4
+    it.tasks("--ntasks=1", "--gres=gpu:small:1", "--cpus-per-task=2")
+    assert observed(it, "unpinned", "mixed") == 1
 
 
-def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(tmp_path: Path, release: str) -> None:
-    conf = tmp_path / "affinityd.conf"
-    conf.write_text("# ours\nAFFINITYD_MODE='all'\nAFFINITYD_SCOPE=\"socket\"\nOTHER=1\nPATH=/x\n")
-    with node(Setup(binds={conf: "/etc/affinityd.conf"}, release=release)) as made:
-        assert [task.cpus for task in made.tasks(*TWO)] == [BOTH, BOTH]
-        tasks = made.tasks(*TWO, env={"AFFINITYD_MODE": "node"})
-        assert [task.cpus for task in tasks] == [HOME[2], HOME[3]]
+def test_the_page_s_commands_do_what_it_says(it: Node, conf: Path) -> None:
+    """But for systemd's, which is not here, and with the rig's paths."""
+
+    def done(commands: str) -> str:
+        ours = commands.replace("systemctl restart affinityd", ":")
+        ours = ours.replace("/etc/affinityd.conf", str(copy))
+        ours = ours.replace("/run/affinityd", str(it.folder)).replace("affinityd enforce\n", "")
+        return subprocess.check_output(["sh", "-ec", ours], text=True)
+
+    copy = conf.with_name("copy")
+    copy.write_text("# ours\nAFFINITYD_MODE=node\n")
+    done(OBSERVE)
+    conf.write_text(copy.read_text())
+    printed = it.cluster.run("sh", "-c", TASK.replace("--gres=gpu:1", "--gres=gpu:small:1"))
+    assert re.search(r"^Cpus_allowed_list:\t", printed, re.MULTILINE)
+    assert re.search(r"^AFFINITYD_UNPINNED=observe: would run on CPUs \d", printed, re.MULTILINE)
+    assert f"{OBSERVED}{{after=" in done(COUNTS)
+    ours = ("AFFINITYD_MODE=node", "AFFINITYD_ENFORCE=observe")
+    for commands, word in ((ON, "on"), (OFF, "off"), (ON, "on")):
+        done(commands)
+        said = dict(line.split("=") for line in (*ours, f"AFFINITYD={word}"))
+        assert file.read(f"{copy}") == said  # of a name that is there twice, the last counts
+    conf.write_text(copy.read_text())
+    assert [task.cpus for task in it.tasks(*TWO)] == THEIRS
+    (query,) = re.findall(r"`(sinfo [^`]*)`", SECTION)
+    assert it.cluster.run("sh", "-c", query.replace("PARTITION", "all")).strip()

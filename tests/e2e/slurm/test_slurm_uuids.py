@@ -10,7 +10,6 @@ import pytest
 
 from tests.e2e.slurm.node import CONF, GPU_NODES, HOME, INSTALLED, MINORS, Node, copied
 from tests.e2e.slurm.rig import USER, Setup, slurm
-from tests.e2e.slurm.test_slurm_enforce import job
 from tests.e2e.slurm.test_slurm_jobs import check
 from tests.support.daemons import running
 from tests.support.machines.sysfs_tree import write_tree
@@ -67,6 +66,6 @@ def test_each_task_is_near_the_gpu_that_is_named_by_uuid(
 
 def test_a_running_job_whose_note_names_uuids_is_judged(it: Node) -> None:
     """It has one CPU, and three GPUs: not all of them are near it."""
-    with job(it.cluster, 1, "--gres=gpu:3", "--gres-flags=disable-binding"):
+    with it.cluster.job(1, "--gres=gpu:3", "--gres-flags=disable-binding"):
         checked = check(it)
     assert re.search(r"^job 8\d+ has gpu [0-3] \(", checked, re.MULTILINE), checked

@@ -1,0 +1,101 @@
+"""A script of slurm/ on its own: on a node that is made up for it, in a mount namespace.
+
+Its /dev, /run and /etc have what a test says and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.slurm.node import SCRIPTS
+from tests.support.daemons import PATIENCE
+from tests.support.servers import Behaviour, serving
+from tests.support.tiny import Ended
+
+#: The folder seen as /run/affinityd, what listens at /dev/log, the settings, the devices, the sh,
+#: what else is to be done; then the command, as some user or as root.
+NODE = """\
+mount() { command mount -n "$@"; }
+mount -t tmpfs -o mode=755 tmpfs /mnt
+if [ "$1" ]; then mkdir /mnt/affinityd && mount --bind "$1" /mnt/affinityd; fi
+[ -z "$2" ] || { : >/mnt/log && mount --bind "$2" /mnt/log; }
+mount --move /mnt /run
+mount -t tmpfs -o mode=755 tmpfs /etc
+[ -z "$3" ] || printf '%s\\n' "$3" >/etc/affinityd.conf
+mount -t tmpfs -o mode=755 tmpfs /dev
+mknod -m 666 /dev/null c 1 3
+mknod -m 666 /dev/urandom c 1 9
+mkdir /dev/dri
+[ ! -e /run/log ] || ln -s /run/log /dev/log
+for device in $4; do mknod -m 666 "/dev/$device" c 240 0; done
+[ -z "$5" ] || mount --bind "/bin/$5" /bin/sh
+eval "$6"
+shift 6
+"$@"
+"""
+SHELLS = ("dash", "bash", "busybox")  #: what may be /bin/sh
+JOB = {"SLURM_JOB_ID": "1"}
+UID = 54321
+AS_USER = ("/usr/bin/setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups")
+
+
+@dataclass(frozen=True)
+class Node:
+    """What there is on it."""
+
+    run: Path | None = None  #: its /run/affinityd
+    devices: str = "nvidiactl nvidia0 nvidia1"
+    settings: str = ""  #: the site's
+    log: Path | None = None  #: what syslog listens at
+    more: str = ""  #: lines of sh that change it
+    after: str = ""  #: and what is looked at afterwards
+    shell: str = ""  #: else this machine's
+
+    def run_script(self, name: str, env: Mapping[str, str]) -> Ended:
+        """Run it in this environment alone: a TaskProlog as the user, others as root."""
+        says = (f"{key}={text}" for key, text in env.items())
+        command = [*(AS_USER if name == "task_prolog.sh" else ()), "/usr/bin/env", "-i", *says]
+        facts = (self.run or "", self.log or "", self.settings, self.devices, self.shell, self.more)
+        words = (*map(str, facts), *command, str(SCRIPTS / name))
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-ec", NODE + self.after, "sh", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def said(node: Node, env: Mapping[str, str]) -> tuple[str, str]:
+    """Return what task_prolog.sh prints before a task, and the task's CPUs then.
+
+    Slurm reads both streams: on stderr is nothing that it would heed.
+    """
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=UID) as task:
+        done = node.run_script("task_prolog.sh", {**JOB, "SLURM_TASK_PID": f"{task.pid}", **env})
+        status = Path(f"/proc/{task.pid}/status").read_text()
+    heeded = re.findall(r"^(?:export \w+=|unset \w|print ).*\n", done.stderr, re.MULTILINE)
+    assert (done.status, heeded) == (0, []), done
+    return done.stdout, status.split("Cpus_allowed_list:\t")[1].splitlines()[0]
+
+
+@contextmanager
+def beside(behave: Behaviour | None) -> Iterator[Path]:
+    """Yield a /run/affinityd where something listens as a daemon does; None: nothing."""
+    # Not below pytest's folder, which may be in the /dev that the script does not see.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        if behave is None:
+            yield folder
+        else:
+            with serving(folder / "affinityd.sock", behave) as path:
+                path.chmod(0o666)
+                yield folder

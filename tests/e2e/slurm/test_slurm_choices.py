@@ -1,0 +1,240 @@
+"""What job, site and node say to the scripts, where the daemon is real; no Slurm needs to run."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.slurm.alone import JOB, Node, beside, said
+from tests.e2e.slurm.node import GPU_NODES, MINORS
+from tests.support.daemons import PATIENCE, Daemon, running
+from tests.support.tiny import BOTH, FAR, tiny_tree
+
+GPU = {"CUDA_VISIBLE_DEVICES": "1"}  #: near FAR
+DEVICES = "nvidiactl nvidia0 nvidia1 nvidia2 nvidia3"
+TWO_TASKS = {"SLURM_STEP_ID": "0", "SLURM_GTIDS": "0,1", "SLURM_LOCALID": "0"}
+SOCKET = "/run/affinityd/affinityd.sock"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_tree(tmp_path_factory.mktemp("machine"), *GPU_NODES, minors=MINORS)
+
+
+@pytest.fixture(scope="module")
+def daemon(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("node") / "run", "--root", f"{tree}") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def it(daemon: Daemon) -> Node:
+    """Return its node, where the job's prolog has noted its GPU."""
+    note(daemon, "gpus=1\n")
+    return Node(run=daemon.socket.parent, devices=DEVICES)
+
+
+def note(daemon: Daemon, text: str) -> None:
+    notes = daemon.socket.with_name("jobs")
+    notes.mkdir(exist_ok=True)
+    (notes / JOB["SLURM_JOB_ID"]).write_text(text)
+
+
+def pinned(cpus: str, *more: str) -> tuple[str, str]:
+    """Return what a task is told that has these CPUs, and the CPUs."""
+    lines = (f"CPULIST={cpus}", "LOCALITY=local", f"ALLOWED={BOTH}", *more)
+    return "".join(f"export AFFINITYD_{line}\n" for line in lines), cpus
+
+
+def left(why: str) -> tuple[str, str]:
+    """Return what a task is told that has not been pinned, and its CPUs."""
+    return f"export AFFINITYD_UNPINNED={why}\n", BOTH
+
+
+IDLE = "WARNINGS=idle_cpus"
+NEAR_IT, ALL = pinned(FAR, "JOB_GPUS=1", IDLE), pinned(BOTH, "JOB_GPUS=1")
+APART = pinned(FAR, "JOB_GPUS=1", f"{IDLE},share_unavailable")
+OFF, WOULD = left("AFFINITYD=off"), left(f"observe: would run on CPUs {FAR} (local)")
+NO_WORD = "is none of on, observe and off"
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"AFFINITYD": "off"}, OFF),
+        ({"AFFINITYD": "No"}, OFF),
+        ({"AFFINITYD": "0"}, OFF),
+        ({"AFFINITYD": "on"}, NEAR_IT),
+        ({"MODE": "unique-interleaved"}, APART),
+        ({"MODE": "all", "SCOPE": "socket"}, ALL),
+        ({"MODE": ""}, NEAR_IT),
+        ({"MODE": "fast"}, "Malformed request: mode: 'fast' is not one of all"),
+        ({"MODE": "all&scope=socket"}, "Malformed request: mode: 'all&scope=socket' is not"),
+        ({"MODE": "$(id)"}, "Malformed request: mode: '$(id)' is not one of"),
+        ({"SCOPE": "a b"}, "Malformed request: scope: 'a b' is not one of"),
+        ({"SCOPE": "x" * 5000}, "Malformed request: scope: 'xxxxx"),
+        ({"MIN_PHYSICAL_CORES": "2"}, "Cannot be satisfied: "),
+        ({"SOCKET": "/nonexistent"}, left("no plan from /nonexistent")),
+        ({"SOCKET": "--help"}, left("AFFINITYD_SOCKET=--help is no path from /")),
+        ({"SOCKET": "run/s"}, left("AFFINITYD_SOCKET=run/s is no path from /")),
+        ({"DAEMON_UID": "1234"}, NEAR_IT),
+        ({"DAEMON_UID": "$(id)"}, NEAR_IT),
+    ],
+    ids=str,
+)
+def test_a_user_chooses_by_the_job_s_environment(
+    it: Node, env: Mapping[str, str], expected: str | tuple[str, str]
+) -> None:
+    names = {key if key == "AFFINITYD" else f"AFFINITYD_{key}": env[key] for key in env}
+    found = said(it, {**GPU, **names})
+    if isinstance(expected, str):  # a refusal begins so
+        assert (found[0].startswith(left(expected)[0][:-1]), found[1]) == (True, BOTH), found
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("site", "job", "expected"),
+    [
+        ("", "observe", WOULD),
+        ("AFFINITYD=on", "observe", WOULD),
+        ("AFFINITYD=observe", None, WOULD),
+        ("AFFINITYD=observe", "on", WOULD),
+        ("AFFINITYD='Observe'", "", WOULD),
+        ("AFFINITYD=observe", "off", OFF),
+        ("AFFINITYD=off", "on", left("AFFINITYD=off in /etc/affinityd.conf")),
+        ("AFFINITYD=off", "observe", left("AFFINITYD=off in /etc/affinityd.conf")),
+        ("AFFINITYD=off\nAFFINITYD=on", None, NEAR_IT),
+        ("AFFINITYD=on", "yes", NEAR_IT),
+        ("AFFINITYD=obs reve", None, left(f"AFFINITYD in /etc/affinityd.conf {NO_WORD}")),
+        ("", "obsreve", left(f"AFFINITYD {NO_WORD}")),
+    ],
+)
+def test_a_job_says_no_more_than_its_site(
+    it: Node, site: str, job: str | None, expected: tuple[str, str]
+) -> None:
+    env = {} if job is None else {"AFFINITYD": job}
+    assert said(replace(it, settings=site), {**GPU, **env}) == expected
+
+
+@pytest.mark.parametrize("word", ["off", "observe"])
+def test_a_task_without_gpus_is_told_nothing(it: Node, word: str) -> None:
+    assert said(replace(it, settings=f"AFFINITYD={word}"), {}) == ("", BOTH)
+
+
+def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(it: Node) -> None:
+    settings = "# ours\nAFFINITYD_MODE='all'\nAFFINITYD_SCOPE=\"socket\"\nOTHER=1\nPATH=/x"
+    site_s = replace(it, settings=settings)
+    assert said(site_s, GPU) == ALL
+    assert said(site_s, {**GPU, "AFFINITYD_MODE": "node", "AFFINITYD_SCOPE": "node"}) == NEAR_IT
+
+
+@pytest.mark.parametrize("word", ["observe", "off"])
+def test_what_the_daemon_s_own_settings_say_counts_too(
+    tree: Path, tmp_path: Path, word: str
+) -> None:
+    with running(tmp_path / "run", "--root", f"{tree}", env={"AFFINITYD": word}) as daemon:
+        node = Node(run=daemon.socket.parent, devices=DEVICES, settings="AFFINITYD=on")
+        found = said(node, {**GPU, "AFFINITYD": "on"})
+        metrics = daemon.get("/metrics").text
+    assert found == (
+        WOULD if word == "observe" else left(f"AFFINITYD=off, as the daemon at {SOCKET} has it")
+    )
+    assert ('affinityd_observed_plans_total{after="' in metrics) == (word == "observe")
+    assert f"AFFINITYD={word}: nothing is pinned on this node" in "\n".join(daemon.lines)
+
+
+def test_where_the_site_is_off_no_daemon_is_asked(it: Node, daemon: Daemon) -> None:
+    def plans() -> list[str]:
+        lines = daemon.get("/metrics").text.splitlines()
+        return [line for line in lines if line.startswith("affinityd_plans_total")]
+
+    before = plans()
+    said(replace(it, settings="AFFINITYD=off"), {**GPU, "AFFINITYD": "observe"})
+    assert plans() == before
+    said(it, GPU)
+    assert plans() != before
+
+
+# A job's note.
+
+
+def test_gpus_of_a_note_that_are_not_the_task_s_do_not_count(it: Node, daemon: Daemon) -> None:
+    """As where gres.conf names GPUs in another order than the node's."""
+    note(daemon, "gpus=0\n")
+    assert said(it, GPU) == pinned(FAR, IDLE)
+
+
+@pytest.mark.parametrize("text", ["gpus=2;id", "gpus=$(id)", "x" * 100_000, ""], ids=len)
+def test_a_note_that_is_no_note_is_passed_over(it: Node, daemon: Daemon, text: str) -> None:
+    """But in a unique mode nothing else keeps tasks apart where cores are fewer than GPUs."""
+    note(daemon, text)
+    assert said(it, GPU) == pinned(FAR, IDLE)
+    unique = {**GPU, **TWO_TASKS, "AFFINITYD_MODE": "exclusive"}
+    assert said(it, unique) == left("no note of the job, and fewer cores than GPUs")
+
+
+# Whose daemon is asked.
+
+
+def test_where_others_could_listen_nothing_is_asked(it: Node, daemon: Daemon) -> None:
+    why = "others may write to /run/affinityd/, which is not trusted"
+    daemon.socket.parent.chmod(0o777)
+    try:
+        assert said(it, GPU) == left(why)
+        done = it.run_script("prolog.sh", {**JOB, **GPU})
+    finally:
+        daemon.socket.parent.chmod(0o755)
+    told = f"no daemon is ready at {SOCKET}: tasks on this node stay unpinned ({why})"
+    assert (done.status, done.lines) == (0, [f"affinityd: {told}"])
+
+
+def test_another_user_s_daemon_is_asked_where_its_user_is_named(it: Node, daemon: Daemon) -> None:
+    os.chown(daemon.socket.parent, 1234, 1234)
+    try:
+        assert said(it, GPU) == left("/run/affinityd/ belongs to uid 1234, and is not trusted")
+        assert said(it, {**GPU, "AFFINITYD_DAEMON_UID": "7,1234"}) == NEAR_IT
+    finally:
+        os.chown(daemon.socket.parent, 0, 0)
+
+
+# The prolog, whose status other than 0 has Slurm drain the node.
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "tells"),
+    [
+        ("", 0, True),
+        ("AFFINITYD_DRAIN=no", 0, True),
+        ('AFFINITYD_DRAIN="yes"', 1, True),
+        ("AFFINITYD=off\nAFFINITYD_DRAIN=yes", 0, False),
+        ("AFFINITYD=observe\nAFFINITYD_DRAIN=yes", 0, False),
+    ],
+)
+def test_a_node_without_a_daemon_is_drained_only_where_the_site_says_so(
+    tmp_path: Path, settings: str, status: int, *, tells: bool
+) -> None:
+    line = f"affinityd: no daemon is ready at {SOCKET}: "
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog, beside(None) as folder:
+        syslog.bind(f"{tmp_path}/log")
+        node = Node(run=folder, settings=settings, log=tmp_path / "log")
+        done = node.run_script("prolog.sh", {**JOB, **GPU})
+        assert (folder / "jobs/1").read_text() == "gpus=1\n"
+        assert (done.status, done.stderr[: len(line)]) == (status, line if tells else "")
+        if tells:
+            syslog.settimeout(PATIENCE)
+            assert line in syslog.recv(4096).decode()
+
+
+@pytest.mark.parametrize("job", ["", "../../etc/passwd", "1 2", "12x"])
+def test_a_prolog_without_a_job_touches_nothing(job: str) -> None:
+    with beside(None) as folder:
+        done = Node(run=folder).run_script("prolog.sh", {"SLURM_JOB_ID": job, **GPU})
+        assert [*folder.iterdir()] == []
+    line = f"affinityd: SLURM_JOB_ID={job} is no job; Prolog= of slurm.conf runs this"
+    assert (done.status, done.lines) == (0, [line])
