@@ -31,7 +31,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from time import perf_counter
 
-from tests.e2e.slurm.bare import BARE_DEV
+from tests.e2e.slurm.alone import BARE_DEV
 from tests.e2e.slurm.node import CONF, INSTALLED, SCRIPTS, copied
 from tests.e2e.slurm.rig import Setup, Slurm, slurm
 from tests.support.daemons import PATIENCE, running

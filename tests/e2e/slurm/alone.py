@@ -18,20 +18,23 @@ from tests.support.daemons import PATIENCE
 from tests.support.servers import Behaviour, serving
 from tests.support.tiny import Ended
 
-#: The folder seen as /run/affinityd, what listens at /dev/log, the settings, the devices, the sh,
-#: what else is to be done; then the command, as some user or as root.
-NODE = """\
-mount() { command mount -n "$@"; }
-mount -t tmpfs -o mode=755 tmpfs /mnt
-if [ "$1" ]; then mkdir /mnt/affinityd && mount --bind "$1" /mnt/affinityd; fi
-[ -z "$2" ] || { : >/mnt/log && mount --bind "$2" /mnt/log; }
-mount --move /mnt /run
-mount -t tmpfs -o mode=755 tmpfs /etc
-[ -z "$3" ] || printf '%s\\n' "$3" >/etc/affinityd.conf
+#: A /dev without devices, for scripts that look there for GPUs; a line of sh each.
+BARE_DEV = """\
 mount -t tmpfs -o mode=755 tmpfs /dev
 mknod -m 666 /dev/null c 1 3
 mknod -m 666 /dev/urandom c 1 9
-mkdir /dev/dri
+"""
+#: The folder seen as /run/affinityd, what listens at /dev/log, the settings, the devices, the sh,
+#: what else is to be done; then the command, as some user or as root.
+NODE = f"""\
+mount() {{ command mount -n "$@"; }}
+mount -t tmpfs -o mode=755 tmpfs /mnt
+if [ "$1" ]; then mkdir /mnt/affinityd && mount --bind "$1" /mnt/affinityd; fi
+[ -z "$2" ] || {{ : >/mnt/log && mount --bind "$2" /mnt/log; }}
+mount --move /mnt /run
+mount -t tmpfs -o mode=755 tmpfs /etc
+[ -z "$3" ] || printf '%s\\n' "$3" >/etc/affinityd.conf
+{BARE_DEV}mkdir /dev/dri
 [ ! -e /run/log ] || ln -s /run/log /dev/log
 for device in $4; do mknod -m 666 "/dev/$device" c 240 0; done
 [ -z "$5" ] || mount --bind "/bin/$5" /bin/sh

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,11 @@ def test_a_note_names_the_job_s_gpus_as_long_as_it_lives(it: Node) -> None:
     for words, gpus in ((("--gres=gpu:small:2",), "2,3"), ((), "")):
         printed = it.cluster.srun("-n1", *words, "/bin/sh", "-c", look).splitlines()
         assert [printed[0], printed[1][:12]] == [f"0: gpus={gpus}", "0: root 644 "]
-        note = it.note(printed[1].split()[-1])
-        eventually(lambda note=note: not note.exists(), "the epilog ran")
+        eventually(partial(is_gone, it.note(printed[1].split()[-1])), "the epilog ran")
+
+
+def is_gone(path: Path) -> bool:
+    return not path.exists()
 
 
 def test_a_note_of_a_job_that_has_gone_goes_with_the_next_job_on_its_gpus(it: Node) -> None:

@@ -96,8 +96,8 @@ TELL = '#!/run/sh\necho "${0##*/}" >>/run/started\n'
 def telling() -> Iterator[Path]:
     """Make a folder of programs that say that they were started."""
     with tempfile.TemporaryDirectory() as name:
-        for program in Path("/usr/bin").iterdir():
-            Path(name, program.name).symlink_to("/run/sh" if program.name == "sh" else "tell")
+        for path in Path("/usr/bin").iterdir():
+            Path(name, path.name).symlink_to("/run/sh" if path.name == "sh" else "tell")
         Path(name).chmod(0o755)
         for program in ("env", "setpriv"):
             Path(name, program).unlink()
