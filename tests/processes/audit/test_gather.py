@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from affinityd.audit import gather
 from affinityd.audit.gather import TICKS, ProcessWalk
-from affinityd.audit.model import GpuHolders, Holding, Job, ProcessFacts
+from affinityd.audit.model import GpuHolders, GpuKey, Holding, Job, ProcessFacts
 from affinityd.linux import processes
 from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import stat_of, thread_ids
 from tests.support.audit_facts import GPU
-from tests.support.children import CHURN, HEADLESS, children_of, program, sleeping
+from tests.support.children import CHURN, HEADLESS, ZOMBIE, children_of, program, sleeping
 from tests.support.cpusets import HIERARCHY, cpuset, needs_cpuset
+from tests.support.daemons import eventually
 from tests.support.paths import REPOSITORY
 
 LATER = 60.0
 FREEZER = HIERARCHY.with_name("freezer")
 OTHER = ("nvidia", 1)
+ABSENT = 10**7  #: above any kernel's pid_max
 
 #: As many threads, and as many children; each child has one of its own.
 FAMILY = """
@@ -52,21 +57,26 @@ def work():
 threading.Thread(target=work).start()
 """
 
-ZOMBIE_CHILD = """
-import os
-pid = os.fork() or os._exit(0)
-os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-print(pid, flush=True)
-os.read(0, 1)
-"""
+
+def walk(*pids: int | Holding, asked: float = float("inf"), proc: str = "/proc") -> ProcessWalk:
+    holdings = tuple(it if isinstance(it, Holding) else Holding(it, GPU) for it in pids)
+    return ProcessWalk(
+        GpuHolders(holdings, asked=asked), time.monotonic() + LATER, ProcessTable(proc)
+    )
 
 
-def held(*pids: int, asked: float = float("inf")) -> GpuHolders:
-    return GpuHolders(tuple(Holding(pid, GPU) for pid in pids), asked=asked)
+def gathered(*pids: int | Holding, proc: str = "/proc") -> list[ProcessFacts]:
+    return list(walk(*pids, proc=proc))
 
 
-def gathered(*pids: int, proc: str = "/proc") -> list[ProcessFacts]:
-    return list(ProcessWalk(held(*pids), time.monotonic() + LATER, ProcessTable(proc)))
+def family(holding: Holding, size: int) -> list[ProcessFacts]:
+    """Return a family once all of it has been born."""
+    eventually(lambda: len(gathered(holding)) == size, "all of them are there")
+    return gathered(holding)
+
+
+def pids(found: list[ProcessFacts]) -> list[int]:
+    return [facts.pid for facts in found]
 
 
 def test_a_process_is_told_by_what_the_kernel_has_of_it() -> None:
@@ -77,39 +87,27 @@ def test_a_process_is_told_by_what_the_kernel_has_of_it() -> None:
         stat = stat_of(child.pid)
     assert stat is not None
     assert (facts.pid, facts.name, facts.start) == (child.pid, stat.name, stat.start)
-    assert (facts.uid, facts.parent, facts.state) == (os.getuid(), os.getpid(), facts.state)
+    assert (facts.uid, facts.parent, facts.session) == (os.getuid(), os.getpid(), os.getsid(0))
     assert facts.state in {"S", "R"}  # it may just have become ready
     assert (facts.gpu, facts.holding) == (GPU, Holding(child.pid, GPU))
-    assert facts.session == os.getsid(0)
     (thread,) = facts.threads
     assert (thread.tid, thread.start, thread.mask) == (child.pid, stat.start, frozenset({cpu}))
     assert (thread.last_cpu, thread.cpu_ticks) == (stat.last_cpu, stat.cpu_ticks)
 
 
-def test_the_ticks_of_a_thread_are_its_time_on_a_cpu() -> None:
-    code = "import time\nwhile time.process_time() < 0.2: pass\nprint('', flush=True)\ninput()"
-    with program(code) as child:
-        (facts,) = gathered(child.pid)
-    assert 0.15 * TICKS < facts.threads[0].cpu_ticks < 5 * TICKS
-
-
-def test_descendants_come_with_their_holder_parents_first() -> None:
-    with program(FAMILY, "3", "2") as child:
-        deadline = time.monotonic() + LATER
-        while len(found := gathered(child.pid)) < 5:
-            assert time.monotonic() < deadline
+def test_descendants_come_with_their_holder_parents_first_and_work_for_all_of_its_gpus() -> None:
+    with program(FAMILY, "3", "2") as child, sleeping() as other:
+        found = family(Holding(child.pid, OTHER, beside=(GPU,)), 5)
         first, second = children_of(child.pid)
+        more = gathered(child.pid, other.pid)
     assert [len(facts.threads) for facts in found] == [3, 1, 1, 1, 1]
     assert [facts.holding is not None for facts in found] == [True, False, False, False, False]
     assert [facts.parent for facts in found[1:]] == [child.pid, first, child.pid, second]
     assert [facts.holder for facts in found] == [None, *[child.pid] * 4]
-
-
-def test_threads_of_one_mask_share_one_object() -> None:
-    with program(FAMILY, "3", "0") as child, sleeping() as other:
-        found = gathered(child.pid, other.pid)
-    masks = [thread.mask for process in found for thread in process.threads]
-    assert (len(masks), len(set(map(id, masks)))) == (4, 1)
+    assert {facts.gpus for facts in found} == {(OTHER, GPU)}
+    # There are thousands of threads and few masks: what is equal is one object.
+    assert len({id(thread.mask) for facts in more for thread in facts.threads}) == 1
+    assert len({id(facts.cgroups) for facts in more}) == 1
 
 
 def test_what_another_thread_than_the_main_one_has_started_is_a_descendant() -> None:
@@ -119,135 +117,79 @@ def test_what_another_thread_than_the_main_one_has_started_is_a_descendant() -> 
 
 def test_a_descendant_that_holds_a_gpu_keeps_it_and_those_below_it_have_it() -> None:
     with program(FAMILY, "1", "1") as child:
-        deadline = time.monotonic() + LATER
-        while len(family := gathered(child.pid)) < 3:
-            assert time.monotonic() < deadline
-        _, middle, last = (facts.pid for facts in family)
-        for order in ((child.pid, middle), (middle, child.pid)):
-            gpus = {child.pid: GPU, middle: OTHER}
-            named = GpuHolders(tuple(Holding(pid, gpus[pid]) for pid in order))
-            found = {
-                it.pid: it for it in ProcessWalk(named, time.monotonic() + LATER, ProcessTable())
+        _, middle, last = pids(family(Holding(child.pid, GPU), 3))
+        named = Holding(child.pid, GPU), Holding(middle, OTHER)
+        for order in (named, named[::-1]):
+            found = {it.pid: (it.gpu, it.holding, it.holder) for it in gathered(*order)}
+            assert found == {
+                child.pid: (GPU, named[0], None),
+                middle: (OTHER, named[1], None),
+                last: (OTHER, None, middle),
             }
-            assert {pid: it.gpu for pid, it in found.items()} == {
-                child.pid: GPU,
-                middle: OTHER,
-                last: OTHER,
-            }
-            assert found[middle].holding == Holding(middle, OTHER)
-            assert found[last].holding is None
-            assert [it.holder for it in found.values() if it.pid == last] == [middle]
-
-
-def test_who_works_for_a_holder_of_several_gpus_works_for_all_of_them() -> None:
-    with program(FAMILY, "1", "1") as child:
-        named = GpuHolders((Holding(child.pid, OTHER, beside=(GPU,)),))
-        deadline = time.monotonic() + LATER
-        while len(found := list(ProcessWalk(named, time.monotonic() + LATER, ProcessTable()))) < 3:
-            assert time.monotonic() < deadline
-    assert {facts.gpus for facts in found} == {(OTHER, GPU)}
-    assert [facts.holding is not None for facts in found] == [True, False, False]
-
-
-def test_processes_in_the_same_cgroups_share_the_text_that_names_them() -> None:
-    with program(FAMILY, "1", "2") as child, sleeping() as other:
-        found = gathered(child.pid, other.pid)
-        cgroups = Path(f"/proc/{child.pid}/cgroup").read_text()
-    assert {facts.cgroups for facts in found} == {cgroups}
-    assert len({id(facts.cgroups) for facts in found}) == 1
 
 
 def test_a_zombie_is_told_where_it_holds_a_gpu_and_is_no_descendant() -> None:
-    with program(ZOMBIE_CHILD.replace("print(pid", "print('ready'")) as child:
-        (zombie,) = (pid for pid in _children(child.pid))
-        assert [facts.pid for facts in gathered(child.pid)] == [child.pid]
+    with program(ZOMBIE) as child:
+        (zombie,) = children_of(child.pid)
+        assert pids(gathered(child.pid)) == [child.pid]
         (facts,) = gathered(zombie)
     assert (facts.state, facts.parent, len(facts.threads)) == ("Z", child.pid, 1)
 
 
-def _children(pid: int) -> Iterator[int]:
-    yield from map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+def test_what_asks_is_no_descendant() -> None:
+    assert os.getpid() not in pids(gathered(os.getppid()))
 
 
-def test_who_asks_is_nobodys_descendant() -> None:
-    assert os.getpid() not in {facts.pid for facts in gathered(os.getppid())}
-
-
-def test_a_holder_that_is_gone_is_named_as_unseen() -> None:
-    walk = ProcessWalk(held(10**7), time.monotonic() + LATER, ProcessTable())
-    assert list(walk) == []
-    assert walk.unseen == [Holding(10**7, GPU)]
-
-
-def test_a_process_that_started_after_the_driver_was_asked_is_another() -> None:
+def test_a_holder_that_is_gone_is_unseen_and_one_that_started_after_the_asking_is_another() -> None:
+    gone = walk(ABSENT)
+    assert (list(gone), gone.unseen) == ([], [Holding(ABSENT, GPU)])
     with sleeping() as child:
         stat = stat_of(child.pid)
         assert stat is not None
-        for asked, number in ((stat.start / TICKS - 1, 0), (stat.start / TICKS + 1, 1)):
-            walk = ProcessWalk(
-                held(child.pid, asked=asked), time.monotonic() + LATER, ProcessTable()
-            )
-            assert (len(list(walk)), walk.unseen) == (number, [])
+        for seconds, found in ((-1, []), (1, [child.pid])):
+            asked = walk(child.pid, asked=stat.start / TICKS + seconds)
+            assert (pids(list(asked)), asked.unseen) == (found, [])
 
 
-def test_when_time_is_up_the_rest_is_counted() -> None:
-    with sleeping() as one, sleeping() as other:
-        walk = ProcessWalk(held(one.pid, other.pid), time.monotonic() - 1, ProcessTable())
-        assert list(walk) == []
-    assert (walk.late, walk.unseen) == ({GPU: 2}, [])
-
-
-def test_a_process_of_many_threads_does_not_make_it_late() -> None:
-    with program(FAMILY, "2000", "0") as child:
-        table = ProcessTable()
-        assert child.pid in table.by_pid
-        walk = ProcessWalk(held(child.pid), time.monotonic() + 0.005, table)
-        found = list(walk)
-    assert found == []
-    assert walk.late == {GPU: 1}
-
-
-def test_a_family_that_takes_long_does_not_keep_others_from_being_looked_at() -> None:
-    with program(FAMILY, "2000", "0") as large, sleeping() as small:
-        end = time.monotonic() + LATER
-        walk = ProcessWalk(held(large.pid, small.pid), end, ProcessTable(), family=0.005)
-        assert [facts.pid for facts in walk] == [small.pid]
-    assert walk.late == {GPU: 1}
+@pytest.mark.parametrize(("step", "seen", "late"), [(0.001, [1], {GPU: 1}), (1.0, [], {GPU: 2})])
+def test_a_family_that_takes_long_keeps_no_other_from_being_looked_at_until_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, step: float, seen: list[int], late: dict[GpuKey, int]
+) -> None:
+    """By a clock that goes on at each look: a look a thread, and some a process."""
+    clock = SimpleNamespace(monotonic=count(0.0, step).__next__)
+    with program(FAMILY, "100", "0") as large, sleeping() as small:
+        monkeypatch.setattr(gather, "time", clock)
+        held = GpuHolders((Holding(large.pid, GPU), Holding(small.pid, GPU)))
+        looking = ProcessWalk(held, 1.0, ProcessTable(), family=0.05)
+        assert pids(list(looking)) == [small.pid for _ in seen]
+    assert (looking.late, looking.unseen) == (late, [])
 
 
 @needs_cpuset
-def test_the_cpuset_is_that_of_its_own_cgroup() -> None:
+def test_the_cpuset_is_that_of_its_own_cgroup_of_a_living_thread() -> None:
+    """The kernel has a main thread that has ended in the root by then."""
     cpu = min(os.sched_getaffinity(0))
-    with cpuset() as folder, sleeping() as confined, sleeping() as free:
-        (folder / "cgroup.procs").write_text(str(confined.pid))
-        (folder / "cpuset.cpus").write_text(str(cpu))
-        first, second = gathered(confined.pid, free.pid)
-    assert first.cpuset == frozenset({cpu})
-    assert second.cpuset is not None
-    assert second.cpuset > {cpu}
-
-
-@needs_cpuset
-def test_a_process_whose_main_thread_has_ended_is_in_the_cgroups_of_its_others() -> None:
-    """The kernel has the main one in the root by then."""
-    cpu = min(os.sched_getaffinity(0))
-    with cpuset() as folder, program(HEADLESS) as child:
-        (folder / "cgroup.procs").write_text(str(child.pid))
-        (folder / "cpuset.cpus").write_text(str(cpu))
-        (facts,) = gathered(child.pid)
-        assert facts.state == "Z"
-        assert facts.cpuset == frozenset({cpu})
-        assert f"cpuset:/{folder.name}\n" in facts.cgroups
-        child.kill()
-        child.wait()
+    with cpuset() as folder, sleeping() as free, program(HEADLESS) as headless:
+        with sleeping() as child:
+            for confined in (child, headless):
+                (folder / "cgroup.procs").write_text(str(confined.pid))
+            (folder / "cpuset.cpus").write_text(str(cpu))
+            *found, other = gathered(child.pid, headless.pid, free.pid)
+        headless.kill()
+        headless.wait()
+    assert [facts.cpuset for facts in found] == [frozenset({cpu})] * 2
+    assert [f"cpuset:/{folder.name}\n" in facts.cgroups for facts in found] == [True] * 2
+    assert found[1].state == "Z"
+    assert other.cpuset is not None
+    assert other.cpuset > {cpu}
 
 
 @needs_cpuset
 @pytest.mark.parametrize(
     ("hierarchy", "is_confined"),
     [
-        pytest.param(HIERARCHY, True, id="all of the machine's CPUs were chosen for it"),
-        pytest.param(FREEZER, False, id="its tasks have masks alone"),
+        (HIERARCHY, True),  # all of the machine's CPUs were chosen for it
+        (FREEZER, False),  # its tasks have masks alone
     ],
 )
 def test_whether_slurm_confines_its_job(hierarchy: Path, is_confined: bool) -> None:
@@ -266,8 +208,7 @@ def test_whether_slurm_confines_its_job(hierarchy: Path, is_confined: bool) -> N
             folder.rmdir()
     assert first.membership.job == Job("slurm", "7")
     assert first.cpuset == second.cpuset
-    assert first.is_confined is is_confined
-    assert second.is_confined
+    assert (first.is_confined, second.is_confined) == (is_confined, True)
 
 
 def test_processes_that_end_start_others_and_change_are_no_error() -> None:
@@ -298,12 +239,9 @@ def test_where_the_kernel_names_no_children_every_process_is_asked_for_its_paren
     tmp_path: Path,
 ) -> None:
     with program(FAMILY, "2", "1") as child:
-        deadline = time.monotonic() + LATER
-        while len(expected := gathered(child.pid)) < 3:
-            assert time.monotonic() < deadline
-        proc = copied(tmp_path / "proc", *(facts.pid for facts in expected))
-        found = gathered(child.pid, proc=str(proc))
-    assert [facts.pid for facts in found] == [facts.pid for facts in expected]
+        expected = pids(family(Holding(child.pid, GPU), 3))
+        proc = copied(tmp_path / "proc", *expected)
+        assert pids(gathered(child.pid, proc=str(proc))) == expected
 
 
 def test_a_child_whose_number_is_anothers_by_now_is_not_taken_for_one(tmp_path: Path) -> None:
@@ -312,11 +250,10 @@ def test_a_child_whose_number_is_anothers_by_now_is_not_taken_for_one(tmp_path: 
         (proc / "thread-self").mkdir()
         (proc / "thread-self/children").touch()
         (proc / f"{child.pid}/task/{child.pid}/children").write_text(f"{other.pid} ")
-        assert [facts.pid for facts in gathered(child.pid, proc=str(proc))] == [child.pid]
+        assert pids(gathered(child.pid, proc=str(proc))) == [child.pid]
         stat = proc / str(other.pid) / "stat"
         stat.write_text(stat.read_text().replace(f" {os.getpid()} ", f" {child.pid} ", 1))
-        found = gathered(child.pid, proc=str(proc))
-    assert [facts.pid for facts in found] == [child.pid, other.pid]
+        assert pids(gathered(child.pid, proc=str(proc))) == [child.pid, other.pid]
 
 
 def test_a_process_that_ends_while_it_is_read_and_whose_number_another_gets_is_neither(
@@ -333,67 +270,48 @@ def test_a_process_that_ends_while_it_is_read_and_whose_number_another_gets_is_n
             file.write_text(file.read_text().replace(f" {stat.start} ", f" {stat.start + 1} "))
             return processes.uid_of(pid, proc)
 
-        assert [facts.pid for facts in gathered(child.pid, proc=str(proc))] == [child.pid]
+        assert pids(gathered(child.pid, proc=str(proc))) == [child.pid]
         monkeypatch.setattr(gather, "uid_of", uid_of)
         assert gathered(child.pid, proc=str(proc)) == []
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param(b"", id="nothing"),
-        pytest.param(b"\0\xff" * 100, id="binary"),
-        pytest.param(b"1 (a) S", id="too short"),
-        pytest.param(b"x (a) S " + b"x " * 50, id="words for numbers"),
-        pytest.param(b"\n" * 2**16, id="thousands of lines"),
-        pytest.param(b")" * 2**20, id="a megabyte of parentheses"),
-        pytest.param(b"0::/" + b"../" * 1000 + b"\n", id="a path without an end"),
-        pytest.param(b"Uid:\nTgid:\n:::\n0::\n1:cpuset\n", id="lines that break off"),
-        pytest.param(None, id="a folder"),
-    ],
+#: None: a folder; a text: a link.
+NONSENSE = (
+    *(b"", b"\0\xff" * 100, b"1 (a) S", b"x (a) S " + b"x " * 50, b"\n" * 2**16, b")" * 2**20),
+    *(b"0::/" + b"../" * 1000 + b"\n", b"Uid:\nTgid:\n:::\n0::\n1:cpuset\n", None, "itself"),
 )
+
+
 @pytest.mark.parametrize("file", ["stat", "status", "cgroup", "task/{pid}/stat", "task"])
-def test_what_no_kernel_writes_is_no_error(
-    tmp_path: Path, file: str, content: bytes | None
-) -> None:
+def test_what_no_kernel_writes_is_no_error(tmp_path: Path, file: str) -> None:
     with sleeping() as child, sleeping() as other:
-        proc = copied(tmp_path / "proc", child.pid, other.pid)
-        broken = proc / str(child.pid) / file.format(pid=child.pid)
-        shutil.rmtree(broken) if broken.is_dir() else broken.unlink()
-        if content is None:
-            broken.mkdir()
-        else:
-            broken.write_bytes(content)
-        found = gathered(child.pid, other.pid, proc=str(proc))
-    assert other.pid in {facts.pid for facts in found}
-    if "stat" in file.split("/") or file == "task":
-        assert child.pid not in {facts.pid for facts in found}
+        for number, content in enumerate(NONSENSE):
+            proc = copied(tmp_path / f"{number}", child.pid, other.pid)
+            broken = proc / str(child.pid) / file.format(pid=child.pid)
+            shutil.rmtree(broken) if broken.is_dir() else broken.unlink()
+            match content:
+                case None:
+                    broken.mkdir()
+                case str():
+                    broken.symlink_to(broken.name)
+                case bytes():
+                    broken.write_bytes(content)
+            found = pids(gathered(child.pid, other.pid, proc=str(proc)))
+            is_needed = file not in {"status", "cgroup"}
+            assert found == ([other.pid] if is_needed else [child.pid, other.pid])
 
 
-def test_links_that_lead_to_themselves_are_no_error(tmp_path: Path) -> None:
-    with sleeping() as child:
-        proc = copied(tmp_path / "proc", child.pid)
-        for name in ("stat", "status", "cgroup"):
-            (proc / str(child.pid) / name).unlink()
-            (proc / str(child.pid) / name).symlink_to(name)
-        assert gathered(child.pid, proc=str(proc)) == []
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
-def test_who_is_not_root_sees_the_processes_of_others_too() -> None:
-    code = """
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-from affinityd.audit.gather import ProcessWalk
-from affinityd.linux.process_table import ProcessTable
-from affinityd.audit.model import GpuHolders, Holding
+AS_NOBODY = """
+import os, sys
+from tests.processes.audit.test_gather import gathered
 os.setgid(65534); os.setuid(65534)
-pid = int(sys.argv[2])
-held = GpuHolders((Holding(pid, ('nvidia', 0)),))
-found = list(ProcessWalk(held, time.monotonic() + 60, ProcessTable()))
-print([(it.pid, it.uid, len(it.threads)) for it in found], flush=True)
-sys.exit(found == [])
+print([(it.pid, it.uid, len(it.threads)) for it in gathered(int(sys.argv[1]))])
 """
-    repository = os.fspath(REPOSITORY)
-    with sleeping() as child, program(code, repository, str(child.pid)) as asking:
-        assert asking.wait(LATER) == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_than_root_sees_the_processes_of_others_too() -> None:
+    with sleeping() as child:
+        command = [sys.executable, "-c", AS_NOBODY, str(child.pid)]
+        found = subprocess.check_output(command, text=True, cwd=REPOSITORY)
+    assert found == f"{[(child.pid, 0, 1)]}\n"
