@@ -19,6 +19,7 @@ from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import SLURM_JOB, process, scan_of
+from tests.support.machines.by_hand import made
 
 NOW = 10_000.0  #: seconds since boot: who started with it is not young any more
 
@@ -85,6 +86,9 @@ class Site:
             facts.pid, ProcessIdentity(facts.uid, cgroups=paths(facts.cgroups))
         )
 
+
+TWO = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
+NO_JOB = Membership()
 
 #: A policy under which a job's size does not matter.
 NEAR_ALONE = 'cpus = "none"'
