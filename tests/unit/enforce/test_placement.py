@@ -10,6 +10,7 @@ import pytest
 from affinityd.audit.model import Job, Membership, ProcessFacts
 from affinityd.cpuset import parse_list
 from affinityd.enforce.policy.identity import ProcessIdentity
+from affinityd.topology.model import Topology
 from tests.support.asking import ask, cpulists
 from tests.support.audit_facts import KUBERNETES_POD
 from tests.support.enforced_node import NEAR_ALONE, NOW, Site, masks, places, rank, said, worker
@@ -27,7 +28,7 @@ def ranks(*gpus: int, cpuset: str = EVERY, mask: str | None = None) -> list[Proc
     return [rank(mask or cpuset, gpu=gpu, cpuset=cpuset) for gpu in gpus]
 
 
-@pytest.mark.parametrize("mode", [*UNIQUE, "node", "socket", "all", "core_complex", "single"])
+@pytest.mark.parametrize("mode", [*UNIQUE, "node", "socket", "single"])
 @pytest.mark.parametrize(
     ("gpus", "cpuset"),
     [
@@ -62,88 +63,100 @@ def test_the_share_is_the_policys(said: str) -> None:
 
 
 UNIQUELY = 'mode = "unique_contiguous"\nshare = "requested"'
+ONE_NODE = made({0: "0-11"}, gpus=[0, 0, 0])
+NO_CPUS = made({0: "0-3", 1: "4-7", 2: ""}, gpus=[2], distances=[("2", "0", 20), ("2", "1", 30)])
+FARTHER = [("1", "0", 20), ("1", "2", 12)]
+THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[0, 1], distances=FARTHER)
+FIRST, SECOND = ranks(0, 1)
+ALONE = rank(EVERY, gpu=1, cpuset=EVERY, membership=Membership(Job("slurm", "8")))
+A, B = (Membership(KUBERNETES_POD.job, container=letter * 64) for letter in "ab")
+POD = [
+    *(rank("0-3", gpu=gpu, cpuset="0-3", membership=A) for gpu in (0, 1)),
+    rank("4-11", gpu=2, cpuset="4-11", membership=B),
+]
+CIRCLE = [rank(EVERY, gpu=gpu, cpuset=EVERY, parent=200 - 100 * gpu) for gpu in (0, 1)]
 
 
-def test_processes_on_one_gpu_share_its_cpus() -> None:
-    first, second = ranks(0, 1)
-    mate = rank(EVERY, pid=300, cpuset=EVERY)
-    assert places(Site(FOUR, UNIQUELY).look(first, mate, second)) == ["0-3", "0-3", "4-7"]
+def holding(gpus: list[int], cpuset: str) -> ProcessFacts:
+    """Return a process that holds GPU 0, and these."""
+    return rank(cpuset, cpuset=cpuset, beside=tuple(("nvidia", gpu) for gpu in gpus))
 
 
-def test_ranks_are_counted_by_job() -> None:
-    (mine,), (other,) = ranks(0), ranks(1)
-    other = rank(EVERY, gpu=1, cpuset=EVERY, membership=Membership(Job("slurm", "8")))
-    assert places(Site(FOUR, UNIQUELY).look(mine, other)) == ["0-7", "0-7"]
+@pytest.mark.parametrize(
+    ("topology", "processes", "expected"),
+    [
+        pytest.param(
+            *(FOUR, [FIRST, rank(EVERY, pid=300, cpuset=EVERY), SECOND], "0-3 0-3 4-7"),
+            id="processes on one GPU share its CPUs",
+        ),
+        pytest.param(FOUR, [FIRST, ALONE], "0-7 0-7", id="ranks are counted by job"),
+        pytest.param(
+            *(
+                FOUR,
+                [FIRST, SECOND, *(worker(EVERY, of=it, pid=it.pid + 1) for it in (FIRST, SECOND))],
+            ),
+            "0-3 4-7 0-3 4-7",
+            id="a worker runs where its rank does",
+        ),
+        pytest.param(
+            *(FOUR, [rank(EVERY, cpuset=EVERY), rank("4-11", gpu=1, cpuset="4-11")], "0-3 4-7"),
+            id="steps whose cpusets overlap are planned together",
+        ),
+        pytest.param(
+            ONE_NODE,
+            [rank(its, gpu=gpu, cpuset=its) for gpu, its in enumerate(["0-4", "4-8", "8-11"])],
+            "0-3 4-7 8-11",
+            id="and those that others hold together",
+        ),
+        pytest.param(FOUR, POD, "0-1 2-3 8-11", id="containers with cpusets of their own: each"),
+        pytest.param(FOUR, CIRCLE, "0-7 0-7", id="parents that seem a circle"),
+        pytest.param(FOUR, [holding([1], EVERY)], "0-7", id="two GPUs on one node"),
+        pytest.param(FOUR, [holding([3], EVERY)], "0-15", id="on two"),
+        pytest.param(FOUR, [holding([3], "6-9")], "6-9", id="on two, some CPUs of each"),
+        pytest.param(FOUR, [holding([3], "4-7")], "4-7", id="on two, CPUs of one alone"),
+        pytest.param(THREE, [holding([1], "0-3,8-11")], "0-3", id="it is not sent far for one"),
+        pytest.param(
+            FOUR, [holding([2], EVERY), SECOND], "0-3,8-11 4-7", id="two GPUs are two ranks"
+        ),
+        pytest.param(NO_CPUS, [rank("0-7")], "0-3", id="a GPU without CPUs has the nearest"),
+    ],
+)
+def test_what_a_jobs_processes_share_and_divide(
+    topology: Topology, processes: list[ProcessFacts], expected: str
+) -> None:
+    assert places(Site(topology, f"{NEAR_ALONE}\n{UNIQUELY}").look(*processes)) == expected.split()
 
 
-def test_who_works_for_a_rank_runs_where_that_does() -> None:
-    first, second = ranks(0, 1)
-    loaders = [worker(EVERY, of=first, pid=901), worker(EVERY, of=second, pid=902)]
-    found = Site(FOUR, UNIQUELY).look(first, second, *loaders)
-    assert places(found) == ["0-3", "4-7", "0-3", "4-7"]
-
-
-def test_a_rank_that_ends_moves_no_other() -> None:
+def test_a_rank_that_ends_or_is_not_seen_for_a_while_moves_no_other() -> None:
     site = Site(FOUR, UNIQUELY)
-    _, second = site.pin(*ranks(0, 1))
-    assert said(*site.look(second)) == ["fits"]
-    assert places(site.look(second)) == ["4-7"]
-
-
-def test_a_rank_that_is_not_seen_for_a_while_is_where_it_was() -> None:
-    site = Site(FOUR, UNIQUELY)
-    _, second = site.pin(*ranks(0, 1))
+    _, second = site.pin(FIRST, SECOND)
+    decisions = site.look(second)
+    assert (said(*decisions), places(decisions)) == (["fits"], ["4-7"])
     site.look(boot=NOW + 300)
     assert said(*site.look(second, boot=NOW + 599)) == ["fits"]
-
-
-def test_a_job_that_nobody_saw_for_long_is_another() -> None:
-    site = Site(FOUR, UNIQUELY)
-    _, second = site.pin(*ranks(0, 1))
-    site.look(boot=NOW + 601)
-    assert places(site.look(second, boot=NOW + 602)) == ["0-7"]
+    site.look(boot=NOW + 1200)
+    assert places(site.look(second, boot=NOW + 1201)) == ["0-7"]  # it is another job by then
 
 
 def test_a_rank_that_joins_moves_the_others_once_and_that_is_no_reset() -> None:
     site = Site(FOUR, UNIQUELY)
-    first, second = ranks(0, 1)
-    (pinned,) = site.pin(first)
+    (pinned,) = site.pin(FIRST)
     assert masks(pinned) == ["0-7"]
-    assert said(*site.look(pinned, second)) == ["drifted share", "drifted unpinned"]
-    both = site.pin(pinned, second)
+    assert said(*site.look(pinned, SECOND)) == ["drifted share", "drifted unpinned"]
+    both = site.pin(pinned, SECOND)
     assert [masks(facts) for facts in both] == [["0-3"], ["4-7"]]
     assert said(*site.look(*both)) == ["fits", "fits"]
     assert site.backoff.resets == 0
 
 
-A, B = (Membership(KUBERNETES_POD.job, container=letter * 64) for letter in "ab")
-
-
-def test_containers_of_a_pod_with_cpusets_of_their_own_are_planned_each() -> None:
-    pod = [
-        rank("0-3", gpu=0, cpuset="0-3", membership=A),
-        rank("0-3", gpu=1, cpuset="0-3", membership=A),
-        rank("4-11", gpu=2, cpuset="4-11", membership=B),
-    ]
+def test_the_end_of_a_container_changes_nothing_for_the_others_of_its_pod() -> None:
     site = Site(FOUR, UNIQUELY)
-    assert places(site.look(*pod)) == ["0-1", "2-3", "8-11"]
-    assert places(site.look(*pod[:1], *pod[2:])) == ["0-1", "8-11"]
-    assert places(site.look(*pod[:2])) == ["0-1", "2-3"]
+    site.look(*POD)
+    assert places(site.look(*POD[:1], *POD[2:])) == ["0-1", "8-11"]
+    assert places(site.look(*POD[:2])) == ["0-1", "2-3"]
 
 
-def test_steps_whose_cpusets_overlap_are_planned_together() -> None:
-    batch = rank(EVERY, gpu=0, cpuset=EVERY)
-    step = rank("4-11", gpu=1, cpuset="4-11")
-    assert places(Site(FOUR, UNIQUELY).look(batch, step)) == ["0-3", "4-7"]
-
-
-def test_cpusets_that_others_hold_together_are_planned_together() -> None:
-    topology = made({0: "0-11"}, gpus=[0, 0, 0])
-    chain = [rank(its, gpu=gpu, cpuset=its) for gpu, its in enumerate(["0-4", "4-8", "8-11"])]
-    assert places(Site(topology, UNIQUELY).look(*chain)) == ["0-3", "4-7", "8-11"]
-
-
-def test_who_has_moved_to_another_cpuset_is_no_rank_in_its_old_one() -> None:
+def test_a_rank_that_has_moved_to_another_cpuset_is_none_in_its_old_one() -> None:
     site = Site(FOUR, UNIQUELY)
     mates = [rank("0-3", gpu=gpu, cpuset="0-3") for gpu in (0, 1)]
     assert places(site.look(*mates)) == ["0-1", "2-3"]
@@ -154,14 +167,11 @@ def test_who_has_moved_to_another_cpuset_is_no_rank_in_its_old_one() -> None:
 @pytest.mark.parametrize("aside", [{"is_daemon": True}, {"orphan": "its job is over"}])
 def test_daemons_and_orphans_are_no_ranks(aside: dict[str, Any]) -> None:
     site = Site(FOUR, UNIQUELY)
-    first, second = ranks(0, 1)
-    assert places(site.look(first, replace(site.audited(second), **aside))) == ["0-7", None]
+    assert places(site.look(FIRST, replace(site.audited(SECOND), **aside))) == ["0-7", None]
 
 
 def test_a_step_that_a_plan_for_all_gives_nothing_is_told_so() -> None:
-    batch = rank(EVERY, gpu=0, cpuset=EVERY)
-    step = rank("0-3", gpu=1, cpuset="0-3")
-    found = Site(FOUR, UNIQUELY).look(batch, step)
+    found = Site(FOUR, UNIQUELY).look(FIRST, rank("0-3", gpu=1, cpuset="0-3"))
     assert places(found) == ["0-3", None]
     assert said(*found) == ["drifted unpinned", "left no_plan"]
     assert found[1].why == (
@@ -170,56 +180,15 @@ def test_a_step_that_a_plan_for_all_gives_nothing_is_told_so() -> None:
     )
 
 
-def test_who_works_for_a_rank_in_a_narrower_cpuset_has_what_is_in_it() -> None:
-    first = rank(EVERY, cpuset=EVERY)
-    loader = worker("2-9", of=first, cpuset="2-9")
-    assert places(Site(FOUR).look(first, loader)) == ["0-7", "2-7"]
+def test_a_worker_in_a_narrower_cpuset_has_what_is_in_it() -> None:
+    assert places(Site(FOUR).look(FIRST, worker("2-9", of=FIRST, cpuset="2-9"))) == ["0-7", "2-7"]
 
 
-@pytest.mark.parametrize(
-    ("beside", "cpuset", "place"),
-    [
-        pytest.param([1], EVERY, "0-7", id="both on one node"),
-        pytest.param([3], EVERY, "0-15", id="on two"),
-        pytest.param([3], "6-9", "6-9", id="on two, of which it has some of each"),
-        pytest.param([3], "4-7", "4-7", id="on two, of which it has one alone"),
-    ],
-)
-def test_a_process_with_several_gpus_runs_near_them_all(
-    beside: list[int], cpuset: str, place: str
-) -> None:
-    keys = tuple(("nvidia", gpu) for gpu in beside)
-    facts = rank(cpuset, cpuset=cpuset, beside=keys)
-    assert places(Site(FOUR).look(facts)) == [place]
-
-
-def test_a_process_with_several_gpus_is_not_sent_far_for_one_of_them() -> None:
-    topology = made(
-        {0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[0, 1], distances=[("1", "0", 20), ("1", "2", 12)]
-    )
-    facts = rank("0-3,8-11", cpuset="0-3,8-11", beside=(("nvidia", 1),))
-    assert places(Site(topology).look(facts)) == ["0-3"]
-
-
-def test_a_process_with_several_gpus_is_as_many_ranks() -> None:
-    facts = rank(EVERY, cpuset=EVERY, beside=(("nvidia", 2),))
-    mate = rank(EVERY, gpu=1, cpuset=EVERY)
-    assert places(Site(FOUR, UNIQUELY).look(facts, mate)) == ["0-3,8-11", "4-7"]
-
-
-def test_who_started_ranks_on_other_gpus_runs_where_all_of_them_do() -> None:
-    launcher = rank(EVERY, cpuset=EVERY)
-    shell = worker(EVERY, of=launcher, pid=901)
-    helper = worker(EVERY, of=launcher, pid=902)
+def test_a_process_that_started_ranks_on_other_gpus_runs_where_all_of_them_do() -> None:
+    shell, helper = (worker(EVERY, of=FIRST, pid=pid) for pid in (901, 902))
     below = rank(EVERY, gpu=2, cpuset=EVERY, parent=901)
-    loader = worker(EVERY, of=below, pid=903)
-    found = Site(FOUR, UNIQUELY).look(launcher, shell, helper, below, loader)
+    found = Site(FOUR, UNIQUELY).look(FIRST, shell, helper, below, worker(EVERY, of=below, pid=903))
     assert places(found) == ["0-15", "0-15", "0-7", "8-15", "8-15"]
-
-
-def test_parents_that_seem_to_go_in_a_circle_come_to_an_end() -> None:
-    circle = [rank(EVERY, gpu=gpu, cpuset=EVERY, parent=300 - 100 * gpu - 100) for gpu in (0, 1)]
-    assert places(Site(FOUR, UNIQUELY).look(*circle)) == ["0-7", "0-7"]
 
 
 @pytest.mark.parametrize(
@@ -230,27 +199,19 @@ def test_parents_that_seem_to_go_in_a_circle_come_to_an_end() -> None:
         pytest.param("0-7", "even", "8-15", id="which a mode for everywhere does not mind"),
     ],
 )
-def test_reserved_cpus_are_nobodys(reserved: str, mode: str, place: str | None) -> None:
-    site = Site(FOUR, f'mode = "{mode}"', reserved=reserved)
-    assert places(site.look(*ranks(0))) == [place]
+def test_no_reserved_cpu_is_given_out(reserved: str, mode: str, place: str | None) -> None:
+    assert places(Site(FOUR, f'mode = "{mode}"', reserved=reserved).look(FIRST)) == [place]
 
 
 def test_ranks_may_be_treated_each_in_its_own_way() -> None:
     policy = f"{UNIQUELY}\n[[rule]]\nuid = 7\nmode = 'node'"
     site = Site(FOUR, policy, identities={200: ProcessIdentity(7)})
-    assert places(site.look(*ranks(0, 1))) == ["0-3", "0-7"]
+    assert places(site.look(FIRST, SECOND)) == ["0-3", "0-7"]
 
 
 def test_a_topology_that_was_read_anew_is_planned_on_anew() -> None:
     site = Site(FOUR)
-    assert places(site.look(*ranks(0))) == ["0-7"]
+    assert places(site.look(FIRST)) == ["0-7"]
     other = Site(made({0: "0-3", 1: "4-15"}, gpus=[0, 0, 1, 1]))
     other._history = site._history
-    assert places(other.look(*ranks(0))) == ["0-3"]
-
-
-def test_a_gpu_without_cpus_of_its_own_has_the_nearest() -> None:
-    topology = made(
-        {0: "0-3", 1: "4-7", 2: ""}, gpus=[2], distances=[("2", "0", 20), ("2", "1", 30)]
-    )
-    assert places(Site(topology, NEAR_ALONE).look(rank("0-7"))) == ["0-3"]
+    assert places(other.look(FIRST)) == ["0-3"]
