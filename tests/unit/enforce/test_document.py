@@ -41,7 +41,11 @@ FOUND = replace(FOUND, records={**FOUND.records, 2: PinRecord(pins=2, resets=1, 
 
 
 def document(enforced: Enforced, sees: Sees | None) -> Any:  # noqa: ANN401 - as JSON has it
-    return json.loads(render(enforced, sees))
+    """Return it, which is of the promised shape, and in one line."""
+    written = render(enforced, sees)
+    assert b"\n" not in written
+    exactly(EnforceDocument, written)
+    return json.loads(written)
 
 
 def named(index: int) -> dict[str, object]:
@@ -50,46 +54,33 @@ def named(index: int) -> dict[str, object]:
     return {"vendor": gpu.vendor, "gpu": gpu.index, **ids}
 
 
+HEAD = """
+{"node": "made", "time": "2026-09-21T14:13:20.250Z", "sees": "counts", "enforce": "pin",
+"does": "observe", "hindrance": "another daemon pins", "notices": ["environments"],
+"policy": {"file": "/etc/p", "read": "2026-09-21T14:13:20.000Z", "rules": 2,
+ "error": "the file as it is now does not count; who sees all processes is told why"},
+"totals": {"pins": {"pinned": 3, "cut": 0, "refused": 0, "unsettled": 0}, "threads": 40,
+ "resets": 1, "migrations": {"moved": 2}},
+"unreached": 1, "seconds": 0.5}
+"""
+
+
 def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> None:
-    assert document(FOUND, None) == {
-        "node": "made",
-        "time": "2026-09-21T14:13:20.250Z",
-        "sees": "counts",
-        "enforce": "pin",
-        "does": "observe",
-        "hindrance": "another daemon pins",
-        "notices": ["environments"],
-        "policy": {
-            "file": "/etc/p",
-            "read": "2026-09-21T14:13:20.000Z",
-            "rules": 2,
-            "error": "the file as it is now does not count; who sees all processes is told why",
-        },
-        "summary": {
-            "gpus_mismatched": 1,
-            "gpus_pinning_would_mend": 0,
-            "gpus_need_allocation": 1,
-            "gpus_left": 0,
-            "gpus_unknown": 1,
-            "gpus": [
-                {**named(0), "fate": "allocation", "why": None},
-                {**named(1), "fate": "unknown", "why": "no NVML"},
-            ],
-            "processes": {
-                "fits": 1,
-                "drifted": {"mask": 1, "unpinned": 0, "share": 0},
-                "left": {**dict.fromkeys(REASONS, 0), "no_job": 1, "allocation": 1},
-            },
-        },
-        "totals": {
-            "pins": {"pinned": 3, "cut": 0, "refused": 0, "unsettled": 0},
-            "threads": 40,
-            "resets": 1,
-            "migrations": {"moved": 2},
-        },
-        "unreached": 1,
-        "seconds": 0.5,
+    left_alone = {**dict.fromkeys(REASONS, 0), "no_job": 1, "allocation": 1}
+    drifted_ones = {"mask": 1, "unpinned": 0, "share": 0}
+    summary = {
+        "gpus_mismatched": 1,
+        "gpus_pinning_would_mend": 0,
+        "gpus_need_allocation": 1,
+        "gpus_left": 0,
+        "gpus_unknown": 1,
+        "gpus": [
+            {**named(0), "fate": "allocation", "why": None},
+            {**named(1), "fate": "unknown", "why": "no NVML"},
+        ],
+        "processes": {"fits": 1, "drifted": drifted_ones, "left": left_alone},
     }
+    assert document(FOUND, None) == {**json.loads(HEAD), "summary": summary}
 
 
 def test_what_is_in_the_policy_is_told_to_those_who_see_all() -> None:
@@ -98,40 +89,24 @@ def test_what_is_in_the_policy_is_told_to_those_who_see_all() -> None:
     assert document(enforced(), None)["policy"]["error"] is None
 
 
+PROCESS_2 = """
+{"pid": 2, "name": "python", "uid": 1001, "vendor": "nvidia", "gpu": 0, "gpus_beside": [],
+"placement": "remote", "verdict": "drifted", "cause": "mask", "reason": null, "why": null,
+"observed": false, "masks": "0", "cpulist": "0-3", "cpuset": null, "mode": "node",
+"share": "auto", "scope": "node", "rule": 3, "threads_drifted": 2, "threads_on_purpose": 0,
+"pins": 2, "resets": 1, "last_pin": "2026-09-21T14:11:45.250Z"}
+"""
+
+
 def test_a_process_is_told_with_where_it_is_to_run_and_what_was_done() -> None:
     of_job, of_none = document(FOUND, everything)["jobs"]
     assert [of_job[it] for it in ("scheduler", "id", "pod")] == ["slurm", "7", None]
     assert [of_none[it] for it in ("scheduler", "id", "pod")] == [None, None, None]
     assert [it["pid"] for it in of_job["processes"]] == [1, 2, 4]
-    assert of_job["processes"][1] == {
-        "pid": 2,
-        "name": "python",
-        "uid": 1001,
-        "vendor": "nvidia",
-        "gpu": 0,
-        "gpus_beside": [],
-        "placement": "remote",
-        "verdict": "drifted",
-        "cause": "mask",
-        "reason": None,
-        "why": None,
-        "observed": False,
-        "masks": "0",
-        "cpulist": "0-3",
-        "cpuset": None,
-        "mode": "node",
-        "share": "auto",
-        "scope": "node",
-        "rule": 3,
-        "threads_drifted": 2,
-        "threads_on_purpose": 0,
-        "pins": 2,
-        "resets": 1,
-        "last_pin": "2026-09-21T14:11:45.250Z",
-    }
+    assert of_job["processes"][1] == json.loads(PROCESS_2)
 
 
-def test_of_one_that_is_let_alone_the_reason_is_told_and_what_is_not_known_is_null() -> None:
+def test_what_is_let_alone_has_a_reason_and_what_is_not_known_is_null() -> None:
     (_, of_none) = document(FOUND, everything)["jobs"]
     (lone,) = of_none["processes"]
     assert (lone["verdict"], lone["reason"], lone["why"]) == ("left", "no_job", "so it is")
@@ -151,31 +126,28 @@ def test_other_gpus_of_a_process_are_told_beside_its_first_and_its_cpuset_as_a_l
 MEND, ALLOCATE, LEAVE = "gpus_pinning_would_mend", "gpus_need_allocation", "gpus_left"
 
 
+FAR_LEFT = left(2, "policy", cause="mask")
+FAR_OFF = left(2, "opted_out", cause="mask")
+ELSEWHERE = left(2, "policy", gpu=GPU1, cause="mask")
+
+
 @pytest.mark.parametrize(
     ("decisions", "fates"),
     [
         pytest.param([fits()], set(), id="a GPU that is well is none of them"),
         pytest.param([drifted(), drifted(2, "unpinned")], {MEND}, id="pinning mends what drifted"),
-        pytest.param(
-            [drifted(), left(2, "young", cause="mask")], {MEND}, id="and what is too young yet"
-        ),
+        pytest.param([drifted(), left(2, "young", cause="mask")], {MEND}, id="and what is young"),
         pytest.param([left(2, "waiting", cause="mask")], {MEND}, id="or waits for its turn"),
-        pytest.param(
-            [drifted(), left(2, "policy", cause="mask")], {LEAVE}, id="not what nobody may touch"
-        ),
+        pytest.param([drifted(), FAR_LEFT], {LEAVE}, id="not what may not be touched"),
         pytest.param([left(2, "given_up", cause="mask")], {LEAVE}, id="nor what is given up"),
         pytest.param(
-            [drifted(), left(2, "opted_out", cause="mask"), left(3, "allocation", cause="mask")],
+            [drifted(), FAR_OFF, left(3, "allocation", cause="mask")],
             {ALLOCATE},
-            id="one that was allocated far away needs another allocation, whatever else is there",
+            id="one that was allocated far away counts before all else",
         ),
-        pytest.param([drifted(), left(2, "no_job")], {MEND}, id="who is near does not count"),
-        pytest.param([drifted(1, "share")], set(), id="nor who is near on another rank's CPUs"),
-        pytest.param(
-            [drifted(), left(2, "policy", gpu=GPU1, cause="mask")],
-            {MEND, LEAVE},
-            id="each GPU by itself",
-        ),
+        pytest.param([drifted(), left(2, "no_job")], {MEND}, id="what is near does not count"),
+        pytest.param([drifted(1, "share")], set(), id="nor what is near on another rank's CPUs"),
+        pytest.param([drifted(), ELSEWHERE], {MEND, LEAVE}, id="each GPU by itself"),
     ],
 )
 def test_what_becomes_of_the_gpus_that_have_a_mismatch(
@@ -189,12 +161,12 @@ def test_what_becomes_of_the_gpus_that_have_a_mismatch(
 @pytest.mark.parametrize(
     ("sees", "word", "pids"),
     [
-        pytest.param(everything, "all", [1, 2, 4, 3], id="all"),
-        pytest.param(lambda it: it.facts.uid == 1001, "own", [2], id="one user's"),
-        pytest.param(lambda _it: False, "own", [], id="of a user who has none"),
+        (everything, "all", [1, 2, 4, 3]),
+        (lambda it: it.facts.uid == 1001, "own", [2]),
+        (lambda _it: False, "own", []),
     ],
 )
-def test_who_sees_less_is_told_of_fewer_processes_and_of_their_jobs_alone(
+def test_a_reader_who_sees_less_is_told_of_fewer_processes_and_of_their_jobs_alone(
     sees: Sees, word: str, pids: list[int]
 ) -> None:
     told = document(FOUND, sees)
@@ -202,10 +174,3 @@ def test_who_sees_less_is_told_of_fewer_processes_and_of_their_jobs_alone(
     assert [process["pid"] for job in told["jobs"] for process in job["processes"]] == pids
     assert all(job["processes"] for job in told["jobs"])
     assert told["summary"] == document(FOUND, None)["summary"]
-
-
-@pytest.mark.parametrize("sees", [everything, lambda it: it.facts.uid == 1001, None])
-def test_it_is_written_in_one_line_and_of_the_shape_that_is_promised(sees: Sees | None) -> None:
-    written = render(FOUND, sees)
-    assert b"\n" not in written
-    exactly(EnforceDocument, written)

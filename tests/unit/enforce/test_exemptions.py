@@ -22,7 +22,7 @@ OFF = {100: Who(switch="off")}
 
 def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
     """Everything is wrong with a process, and is mended bit by bit."""
-    told = []
+    told = list[str]()
 
     def look(site: Site, *, is_daemon: bool = False, orphan: str | None = None) -> None:
         judged = replace(site.audited(wrong), is_daemon=is_daemon, orphan=orphan)

@@ -12,95 +12,66 @@ from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES
 from affinityd.daemon.policy_document import KEYS, SETTINGS, parse
 from affinityd.enforce import backoff, memory_migration
 from affinityd.enforce.model import CAUSES, PIN_OUTCOMES, REASONS
-from affinityd.enforce.policy.identity import ProcessIdentity
+from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from affinityd.enforce.policy.model import Treatment
 from affinityd.planner.model import Options
 from tests.support.paths import REPOSITORY
 
-METRICS = [
-    *(it.name.removesuffix("_total") for it in GPU_FAMILIES),
-    *(it.name.removesuffix("_total") for it in FAMILIES),
-]
+NAMES = [*(it.name for it in GPU_FAMILIES), *(it.name for it in FAMILIES)]
+METRICS = [name.removesuffix("_total") for name in NAMES]
 PAGE = REPOSITORY.joinpath("docs/enforce.md").read_text()
 POLICY, DEGREES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
+TRAINER = "/system.slice/trainer-7.service"
+LABEL = {"LATENCY_CLASS": "critical"}
+OWN_CORES = Treatment(Options("unique_contiguous", share="node"))
+OWN_L3 = Treatment(Options("exclusive", min_physical_cores=2))
+
+
 @pytest.mark.parametrize(
-    ("about", "rule", "treatment"),
+    ("who", "rule", "treatment"),
     [
-        pytest.param(ProcessIdentity(), None, Treatment(), id="anybody"),
-        pytest.param(
-            ProcessIdentity(account="bench-9"), 1, Treatment(leave=True), id="who is left"
-        ),
-        pytest.param(
-            ProcessIdentity(account="vision", partition="train-long"),
-            2,
-            Treatment(Options("unique_contiguous", share="node")),
-            id="who has cores of its own",
-        ),
-        pytest.param(
-            ProcessIdentity(namespace="inference-a", environment={"LATENCY_CLASS": "critical"}),
-            3,
-            Treatment(Options("exclusive", min_physical_cores=2)),
-            id="a pod with a label",
-        ),
-        pytest.param(
-            ProcessIdentity(namespace="inference-a"), None, Treatment(), id="a pod without"
-        ),
-        pytest.param(
-            ProcessIdentity(uid=1005, cgroups=("/", "/system.slice/trainer-7.service")),
-            4,
-            Treatment(),
-            id="a service",
-        ),
+        (Who(), None, Treatment()),
+        (Who(account="bench-9"), 1, Treatment(leave=True)),
+        (Who(account="vision", partition="train-long"), 2, OWN_CORES),
+        (Who(namespace="inference-a", environment=LABEL), 3, OWN_L3),
+        (Who(namespace="inference-a"), None, Treatment()),
+        (Who(uid=1005, cgroups=("/", TRAINER)), 4, Treatment()),
     ],
 )
 def test_its_policy_treats_a_process_as_its_comments_say(
-    about: ProcessIdentity, rule: int | None, treatment: Treatment
+    who: Who, rule: int | None, treatment: Treatment
 ) -> None:
-    assert parse(POLICY).treatment(about) == replace(treatment, rule=rule)
+    assert parse(POLICY).treatment(who) == replace(treatment, rule=rule)
 
 
 @pytest.mark.parametrize(
-    ("about", "is_observed"),
+    ("who", "is_observed"),
     [
-        (ProcessIdentity(partition="pilot"), False),
-        (ProcessIdentity(partition="all"), True),
-        (ProcessIdentity(), True),
-        (ProcessIdentity(unread=frozenset(("partition", "environment"))), True),
+        (Who(partition="pilot"), False),
+        (Who(partition="all"), True),
+        (Who(), True),
+        (Who(unread=frozenset(("partition", "environment"))), True),
     ],
 )
 def test_by_degrees_one_partition_is_pinned_and_the_others_are_observed(
-    about: ProcessIdentity, is_observed: bool
+    who: Who, is_observed: bool
 ) -> None:
-    found = parse(DEGREES).treatment(about)
+    found = parse(DEGREES).treatment(who)
     assert (found.observe, found.unread, found.leave) == (is_observed, (), False)
 
 
 def test_a_cgroup_of_its_policy_is_a_job() -> None:
-    path = "/system.slice/trainer-7.service"
     policy = parse(POLICY)
-    assert policy.names_cgroup(ProcessIdentity(uid=1005, cgroups=("/", path))) == path
-    assert policy.names_cgroup(ProcessIdentity(uid=1006, cgroups=("/", path))) is None
+    assert policy.names_cgroup(Who(uid=1005, cgroups=("/", TRAINER))) == TRAINER
+    assert policy.names_cgroup(Who(uid=1006, cgroups=("/", TRAINER))) is None
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ENFORCE_VALUES,
-        REASONS,
-        CAUSES,
-        KEYS,
-        SETTINGS,
-        PIN_OUTCOMES,
-        memory_migration.OUTCOMES,
-        METRICS,
-    ],
-    ids=["ways", "reasons", "causes", "keys", "settings", "pins", "moves", "metrics"],
-)
-def test_it_explains_every_word(words: list[str]) -> None:
+def test_it_explains_every_word() -> None:
+    words = {*ENFORCE_VALUES, *REASONS, *CAUSES, *KEYS, *SETTINGS, *PIN_OUTCOMES, *METRICS}
     said = {word.removesuffix("_total") for word in re.findall(r"`(\w+)`", PAGE)}
-    assert set(words) <= said
+    assert words | {*memory_migration.OUTCOMES} <= said
 
 
 def test_its_seconds_are_those_that_count() -> None:
