@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,20 +29,6 @@ from tests.support.machines.nvlinks import (
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.nvml.shared_object import environment
 
-DGX_A100 = """\
-# In this order Slurm's gpu numbers are CUDA's: keep it.
-# Cores= of NUMA nodes need SlurmdParameters=numa_node_as_socket in slurm.conf. Else Slurm
-# takes a whole package's cores, and drains the node from 24.11 on; or print --scope socket.
-NodeName=gpu07 Name=gpu File=/dev/nvidia2 Cores=48-63
-NodeName=gpu07 Name=gpu File=/dev/nvidia3 Cores=48-63
-NodeName=gpu07 Name=gpu File=/dev/nvidia0 Cores=16-31
-NodeName=gpu07 Name=gpu File=/dev/nvidia1 Cores=16-31
-NodeName=gpu07 Name=gpu File=/dev/nvidia6 Cores=112-127
-NodeName=gpu07 Name=gpu File=/dev/nvidia7 Cores=112-127
-NodeName=gpu07 Name=gpu File=/dev/nvidia4 Cores=80-95
-NodeName=gpu07 Name=gpu File=/dev/nvidia5 Cores=80-95
-"""
-
 MI250X = """\
 # In this order Slurm's gpu numbers are ROCm's: keep it.
 # Cores= of NUMA nodes need SlurmdParameters=numa_node_as_socket in slurm.conf. Else Slurm
@@ -56,7 +42,6 @@ Name=gpu File=/dev/dri/renderD133 Cores=0-15
 Name=gpu File=/dev/dri/renderD134 Cores=32-47
 Name=gpu File=/dev/dri/renderD135 Cores=32-47
 """
-
 
 DGX_1V = """\
 # In this order Slurm's gpu numbers are CUDA's: keep it.
@@ -79,7 +64,7 @@ Name=gpu File=/dev/nvidia3 Cores=30-35 Links=4,4,4,-1
 """
 
 
-def with_minors(topology: Topology, minors: Sequence[int]) -> Topology:
+def with_minors(topology: Topology, minors: Iterable[int]) -> Topology:
     """Return a machine whose drivers tell the minors of its GPUs' device files."""
     gpus = (
         replace(gpu, minor=minor, render_minor=minor)
@@ -95,18 +80,20 @@ def cores_of(topology: Topology, scope: str = "node") -> list[str | None]:
     return [None if right is None else format_list(right) for right in rights]
 
 
-def of_gpus(lines: Sequence[str]) -> list[str]:
-    return [line for line in lines if not line.startswith("#")]
+def order(topology: Topology) -> list[int]:
+    """Return the lowest CPU of each core, in Slurm's order."""
+    return [core.cpus[0] for core in in_slurms_order(topology)]
 
 
-def test_a_dgx_a100_has_these_lines() -> None:
-    node = with_minors(machine("dgx-a100"), [2, 3, 0, 1, 6, 7, 4, 5])
-    assert GresConf(node).lines("gpu07") == DGX_A100.splitlines()
+def of_gpus(conf: GresConf) -> list[str]:
+    return [line for line in conf.lines() if not line.startswith("#")]
 
 
 def test_a_node_of_lumi_has_these_lines() -> None:
     node = with_minors(machine("mi250x"), range(128, 136))
     assert GresConf(node).lines() == MI250X.splitlines()
+    named = [f"NodeName=n1 {line}" for line in MI250X.splitlines() if line[0] != "#"]
+    assert GresConf(node).lines("n1")[3:] == named
 
 
 def test_a_dgx_1_has_these_lines_by_what_nvml_says_of_its_links(
@@ -119,7 +106,7 @@ def test_a_dgx_1_has_these_lines_by_what_nvml_says_of_its_links(
 
 
 def test_four_gpus_that_are_all_connected_have_these_lines() -> None:
-    assert of_gpus(GresConf(hgx_4()).lines()) == HGX_4.splitlines()
+    assert of_gpus(GresConf(hgx_4())) == HGX_4.splitlines()
 
 
 def led_by(first: Gpu) -> Topology:
@@ -133,20 +120,12 @@ FIRST = dgx_1v().gpus[0]
 @pytest.mark.parametrize(
     "node",
     [
-        led_by(replace(FIRST, nvlinks=None)),
-        led_by(replace(FIRST, minor=None)),
-        led_by(replace(FIRST, mig=(MigInstance("MIG-0"),))),
-        switched(machine("dgx-a100"), links=12),
+        led_by(replace(FIRST, nvlinks=None)),  # they are not known
+        led_by(replace(FIRST, minor=None)),  # it is none of Slurm's, as it has no line
+        led_by(replace(FIRST, mig=(MigInstance("MIG-0"),))),  # it is several, its instances
+        switched(machine("dgx-a100"), links=12),  # Slurm counts none that lead to a switch
         with_nvlinks(made({0: "0-7"}, gpus=[0, 0]), "X 0\n0 X"),
         with_nvlinks(made({0: "0-7"}), "X"),
-    ],
-    ids=[
-        "nobody knows the links of the first GPU",
-        "the first GPU is none of Slurm's, as it has no line",
-        "the first GPU is several of Slurm's, its MIG instances",
-        "all links lead to a switch, and Slurm counts none",
-        "the GPUs have no links",
-        "one GPU",
     ],
 )
 def test_no_links_are_written_where_they_would_be_wrong_or_of_no_use(node: Topology) -> None:
@@ -155,7 +134,7 @@ def test_no_links_are_written_where_they_would_be_wrong_or_of_no_use(node: Topol
 
 @given(linked_machines())
 def test_links_are_a_number_for_each_gpu_and_minus_one_at_itself(topology: Topology) -> None:
-    for place, line in enumerate(of_gpus(GresConf(topology).lines())):
+    for place, line in enumerate(of_gpus(GresConf(topology))):
         _, _, numbers = line.partition(" Links=")
         if numbers:
             counts = numbers.split(",")
@@ -163,67 +142,45 @@ def test_links_are_a_number_for_each_gpu_and_minus_one_at_itself(topology: Topol
             assert [at for at, count in enumerate(counts) if int(count) < 0] == [place]
 
 
-def test_cores_are_counted_and_not_their_cpus() -> None:
-    adjacent = made({0: "0-7", 1: "8-15"}, gpus=[1, 0], threads=2, siblings="adjacent")
-    assert cores_of(adjacent) == ["4-7", "0-3"]
-
-
-def test_cores_are_numbered_package_by_package_and_not_in_the_order_of_cpus() -> None:
+def test_cores_are_numbered_package_by_package_and_cache_by_cache_not_as_cpus_are() -> None:
     lists = {0: "0-14:2", 1: "1-15:2"}
     interleaved = made(lists, gpus=[0, 1], packages=lists)
-    assert [core.cpus[0] for core in in_slurms_order(interleaved)][:9] == [*range(0, 16, 2), 1]
+    assert order(interleaved) == [*range(0, 16, 2), *range(1, 16, 2)]
     assert cores_of(interleaved) == ["0-7", "8-15"]
+    caches = tuple(Core((cpu,), 0, 0, None, llc=cpu % 2) for cpu in range(4))
+    assert order(replace(made({0: "0-3"}), cores=caches)) == [0, 2, 1, 3]
+    crossed = made({0: "0-2,7", 1: "3-6"}, packages={0: "0-3", 1: "4-7"})
+    assert order(crossed) == list(range(8))  # a node over packages changes no number
 
 
-def test_within_a_node_cores_are_numbered_cache_by_cache() -> None:
-    caches = ((0, 0), (1, 1), (2, 0), (3, 1))
-    cores = tuple(Core((cpu,), 0, 0, None, llc) for cpu, llc in caches)
-    ordered = in_slurms_order(replace(made({0: "0-3"}), cores=cores))
-    assert [core.cpus[0] for core in ordered] == [0, 2, 1, 3]
-
-
-def test_a_node_that_crosses_packages_changes_no_number() -> None:
-    packages = {0: "0-3", 1: "4-7"}
-    crossed = made({0: "0-2,7", 1: "3-6"}, packages=packages)
-    assert [core.cpus[0] for core in in_slurms_order(crossed)] == list(range(8))
-
-
-def test_a_core_that_is_offline_has_no_number_and_one_thread_is_enough_to_have_one() -> None:
-    nodes = {0: "0-3,8-11", 1: "4-7,12-15"}
-    node = made(nodes, gpus=[0, 1], threads=2, online="0,2-15")
-    assert cores_of(node) == ["0-3", "4-7"]
-    assert cores_of(made(nodes, gpus=[0, 1], threads=2, online="0,2-8,10-15")) == ["0-2", "3-6"]
+NODES_OF_TWO = {0: "0-3,8-11", 1: "4-7,12-15"}
+BARREN = {0: "0-3", 1: "4-7", 2: ""}
 
 
 @pytest.mark.parametrize(
     ("node", "scope", "cores"),
     [
+        # Cores are counted and not their CPUs.
+        (
+            made({0: "0-7", 1: "8-15"}, gpus=[1, 0], threads=2, siblings="adjacent"),
+            *("node", ["4-7", "0-3"]),
+        ),
+        # One thread that is online is enough to have a number.
+        (made(NODES_OF_TWO, [0, 1], threads=2, online="0,2-15"), "node", ["0-3", "4-7"]),
+        (made(NODES_OF_TWO, [0, 1], threads=2, online="0,2-8,10-15"), "node", ["0-2", "3-6"]),
+        # Where all cores are in one node, every core will do.
         (made({0: "0-7"}, gpus=[0, None]), "node", [None, None]),
+        # Where the first GPU is is not known.
         (made({0: "0-3", 1: "4-7"}, gpus=[None, 1]), "node", [None, "4-7"]),
+        # The package has every core, or is of two nodes.
         (made({0: "0-3", 1: "4-7"}, gpus=[0]), "socket", [None]),
         (
             made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[1, 2], packages={0: "0-3", 1: "4-7"}),
-            "socket",
-            ["0-3", "4-7"],
+            *("socket", ["0-3", "4-7"]),
         ),
-        (
-            made({0: "0-3", 1: "4-7", 2: ""}, gpus=[2], distances=[("2", "0", 40), ("2", "1", 20)]),
-            "node",
-            ["4-7"],
-        ),
-        (
-            made({0: "0-3", 1: "4-7", 2: ""}, gpus=[2, 2], distances=[("2", "0-1", 20)]),
-            "node",
-            ["0-3", "4-7"],
-        ),
-    ],
-    ids=[
-        "where all cores are in one node, every core will do",
-        "nobody knows where the first GPU is",
-        "the package has every core",
-        "a package of two nodes",
-        "the GPU's node has no CPUs, and another is the nearest",
-        "two nodes are equally near, and get a GPU each, as in a plan",
+        # The GPU's node has no CPUs, and another is the nearest; of two a GPU each, as in a plan.
+        (made(BARREN, [2], distances=[("2", "0", 40), ("2", "1", 20)]), "node", ["4-7"]),
+        (made(BARREN, [2, 2], distances=[("2", "0-1", 20)]), "node", ["0-3", "4-7"]),
     ],
 )
 def test_the_cores_of_a_gpu(node: Topology, scope: str, cores: list[str | None]) -> None:
@@ -231,32 +188,30 @@ def test_the_cores_of_a_gpu(node: Topology, scope: str, cores: list[str | None])
 
 
 def test_nodes_are_explained_only_where_they_are_no_packages() -> None:
-    h100 = with_minors(machine("dgx-h100"), range(8))
-    assert not set(NODES) & set(GresConf(h100).lines())
     a100 = machine("dgx-a100")
-    assert not set(NODES) & set(GresConf(a100, scope="socket").lines())
     wanted = expected("s", {"sockets": "8", "corespersocket": "16"})
     assert set(NODES) <= set(GresConf(a100).lines())
-    assert not set(NODES) & set(GresConf(a100, expected=wanted).lines())
+    h100 = GresConf(with_minors(machine("dgx-h100"), range(8)))
+    for conf in h100, GresConf(a100, scope="socket"), GresConf(a100, expected=wanted):
+        assert not set(NODES) & set(conf.lines())
 
 
 def test_a_gpu_whose_device_file_is_not_known_has_a_comment_and_no_line() -> None:
     node = with_minors(machine("dgx-a100"), range(8))
     node = replace(node, gpus=(replace(node.gpus[0], minor=None), *node.gpus[1:]))
-    lines = GresConf(node).lines()
-    assert GresConf(node).unknown == [node.gpus[0]]
-    (comment,) = (line for line in lines if "0000:07:00.0" in line)
-    assert comment == (
+    conf = GresConf(node)
+    assert conf.unknown == [node.gpus[0]]
+    assert conf.lines()[3] == (
         "# gpu 0 (0000:07:00.0): its minor is not known (NVIDIA's driver would tell it): "
         "Name=gpu File=/dev/nvidia? Cores=48-63"
     )
-    assert sum(line.startswith("Name=gpu") for line in lines) == 7
+    assert len(of_gpus(conf)) == 7
 
 
 def test_of_a_vendor_whose_device_files_are_unknown_nothing_is_guessed() -> None:
-    lines = GresConf(machine("ascend-910b")).lines()
-    assert all(line.startswith("#") for line in lines)
-    assert "vendor huawei" in lines[-1]
+    conf = GresConf(machine("ascend-910b"))
+    assert of_gpus(conf) == []
+    assert "vendor huawei" in conf.lines()[-1]
 
 
 def test_two_vendors_are_not_said_to_be_numbered_as_one() -> None:
@@ -267,21 +222,21 @@ def test_two_vendors_are_not_said_to_be_numbered_as_one() -> None:
     ("kinds", "comment"),
     [
         (
-            ["a100", "a100", "v100"],
+            "a100 a100 v100",
             (
-                "# In this order, and with Gres=gpu:a100:2,gpu:v100:1, Slurm's gpu numbers are "
+                "In this order, and with Gres=gpu:a100:2,gpu:v100:1, Slurm's gpu numbers are "
                 "CUDA's: keep it."
             ),
         ),
         (
-            ["a100", "v100", "a100"],
-            "# Slurm numbers GPUs type by type, so its gpu numbers cannot be CUDA's.",
+            "a100 v100 a100",
+            "Slurm numbers GPUs type by type, so its gpu numbers cannot be CUDA's.",
         ),
-        (["a100"] * 3, "# In this order Slurm's gpu numbers are CUDA's: keep it."),
+        ("a100 a100 a100", "In this order Slurm's gpu numbers are CUDA's: keep it."),
     ],
 )
 def test_several_types_are_numbered_as_cuda_does_only_in_its_order(
-    kinds: list[str], comment: str
+    kinds: str, comment: str
 ) -> None:
     gpus = with_minors(made({0: "0-7"}, gpus=[0, 0, 0]), range(3))
-    assert GresConf(gpus, said=tuple(kinds)).lines()[0] == comment
+    assert GresConf(gpus, said=tuple(kinds.split())).lines()[0] == f"# {comment}"
