@@ -21,7 +21,7 @@ from tests.support.paths import REPOSITORY
 
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "SECURITY.md")),
-    *sorted(REPOSITORY.glob("*/README.md")),
+    *(it for it in sorted(REPOSITORY.glob("*/README.md")) if it.parent.name != "mutants"),
     *sorted(REPOSITORY.glob("deploy/*/*/README.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
