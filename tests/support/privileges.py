@@ -1,122 +1,51 @@
-"""What the daemon needs for each thing that it does: measured, by `test_privileges_*.py`.
+"""What the daemon needs for each thing that it does: the table of docs/privileges.md.
 
-The unit, the chart and docs/privileges.md are held to this table.
+Measured by the suite `privileges`; the unit and the chart are held to it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-PID = "PID"  #: in a path of /proc: each process that is looked at
+from tests.support.paths import REPOSITORY
+
+PAGE = REPOSITORY / "docs/privileges.md"
 
 
 @dataclass(frozen=True)
 class Feature:
     """One thing that the daemon does, and what that takes besides what it builds on."""
 
-    on: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()  #: without CAP_
-    calls: tuple[str, ...] = ()  #: system calls that @system-service lacks, or the unit leaves out
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    namespaces: tuple[str, ...] = ()  #: of the node's, by the name of their file in /proc/PID/ns
-    without: str = ""  #: what it says, and where, when any of it is missing
+    on: tuple[str, ...]
+    capabilities: tuple[str, ...]  #: without CAP_
+    calls: tuple[str, ...]  #: system calls that @system-service lacks, or the unit leaves out
+    reads: tuple[str, ...]  #: in a path of /proc, PID is each process that is looked at
+    writes: tuple[str, ...]
+    namespaces: tuple[str, ...]  #: of the node's, by the name of their file in /proc/PID/ns
 
 
-FEATURES = {
-    "a socket": Feature(writes=("/run/affinityd",), without="it ends with one line"),
-    "TCP": Feature(on=("a socket",)),
-    "metrics": Feature(on=("a socket",)),
-    "CPUs": Feature(
-        on=("a socket",),
-        reads=("/sys/devices/system/cpu",),
-        without="503 until it can read them; the log says why",
-    ),
-    "GPUs": Feature(
-        on=("CPUs",),
-        reads=("/sys/bus/pci/devices",),
-        without="those alone that NVML names",
-    ),
-    "plans": Feature(
-        on=("GPUs",),
-        reads=("/sys/devices/system/node",),
-        without="one node that has all CPUs",
-    ),
-    "who asks": Feature(
-        on=("GPUs",),
-        reads=("/proc/PID/cgroup", "/proc/self/mountinfo", "/sys/fs/cgroup"),
-        namespaces=("pid",),
-        without=(
-            "a plan for the whole node, `allowed.source` node, and a warning in the log; where its "
-            "cgroup alone is not seen, by its mask; `affinityd doctor caller`"
-        ),
-    ),
-    "node.json": Feature(on=("CPUs",)),
-    "what NVML says": Feature(
-        on=("CPUs",),
-        reads=("/proc/driver/nvidia", "/dev/nvidiactl"),
-        without="sysfs alone; one line in the log; `affinityd doctor nvml`",
-    ),
-    "the audit of NVIDIA's": Feature(
-        on=("what NVML says",),
-        reads=("/proc/PID/stat", "/proc/PID/task"),
-        namespaces=("pid",),
-        without="`unknown` of the GPU at /audit; affinityd_gpu_audited is 0",
-    ),
-    "the audit of AMD's": Feature(
-        on=("GPUs",),
-        reads=("/sys/class/kfd", "/proc/PID/stat", "/proc/PID/task"),
-        namespaces=("pid",),
-        without="`unknown` of the GPU at /audit; affinityd_gpu_audited is 0",
-    ),
-    "the audit of device files": Feature(
-        on=("GPUs",),
-        capabilities=("SYS_PTRACE", "DAC_READ_SEARCH"),
-        reads=("/dev/davinci0", "/proc/PID/fd", "/proc/PID/stat", "/proc/PID/task"),
-        namespaces=("pid",),
-        without="`unknown` of the GPU at /audit; affinityd_gpu_audited is 0",
-    ),
-    "jobs": Feature(
-        on=("the audit of NVIDIA's",),
-        reads=("/proc/PID/cgroup",),
-        without="a process of no job at /audit",
-    ),
-    "enforce observe": Feature(
-        on=("jobs",),
-        reads=("/proc/self/mountinfo", "/sys/fs/cgroup", "/sys/devices/system/node"),
-        without="`unknown_cpuset`, `no_job` at /enforce: it is let alone",
-    ),
-    "rules by pod": Feature(
-        on=("jobs",),
-        reads=("/var/log/pods",),
-        without="a rule that meets nobody",
-    ),
-    "rules by user": Feature(
-        on=("jobs",),
-        reads=("/etc/passwd", "/proc/PID/status"),
-        without="a rule that meets nobody",
-    ),
-    "environments": Feature(
-        on=("jobs",),
-        capabilities=("SYS_PTRACE", "DAC_READ_SEARCH"),
-        reads=("/proc/PID/environ",),
-        without="a notice at /enforce, and a warning in the log",
-    ),
-    "enforce pin": Feature(
-        on=("enforce observe",),
-        capabilities=("SYS_NICE",),
-        calls=("sched_setaffinity",),
-        without="it observes, and says why in its log, at /enforce and by doctor",
-    ),
-    "memory that follows": Feature(
-        on=("enforce pin",),
-        capabilities=("SYS_PTRACE",),
-        reads=("/proc/PID/status",),
-        calls=("migrate_pages", "capset"),
-        without="a notice at /enforce; outcome refused in the metrics",
-    ),
-}
+def _feature(on: str, powers: str, files: str) -> Feature:
+    """Read a row's cells."""
+    powers_, files_ = re.findall(r"`(.+?)`", powers), re.findall(r"`(.+?)`", files)
+    written = " (to be written)"
+    return Feature(
+        on=tuple(filter(None, on.split(", "))),
+        capabilities=tuple(it.removeprefix("CAP_") for it in powers_ if it.startswith("CAP_")),
+        calls=tuple(it for it in powers_ if not it.startswith("CAP_")),
+        reads=tuple(it for it in files_ if not it.endswith(written)),
+        writes=tuple(it.removesuffix(written) for it in files_ if it.endswith(written)),
+        namespaces=tuple(re.findall(r"the node's (\w+) namespace", files)),
+    )
+
+
+ROWS = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in PAGE.read_text().partition("| what |")[2].splitlines()[2:]
+    if line.startswith("| ")
+]
+FEATURES = {name: _feature(*cells) for name, *cells, _ in ROWS}
 
 
 def whole(name: str) -> Iterator[Feature]:
@@ -177,19 +106,3 @@ GROUPS = (
     "@sync",
 )
 UNUSED_GROUPS = ("@aio", "@keyring")
-
-
-def row(name: str) -> str:
-    """Return a feature as docs/privileges.md has it."""
-    feature = FEATURES[name]
-    powers = (*(f"CAP_{it}" for it in feature.capabilities), *feature.calls)
-    files = (*feature.reads, *(f"{it} (to be written)" for it in feature.writes))
-    spaces = (f"the node's {it} namespace" for it in feature.namespaces)
-    cells = (
-        name,
-        ", ".join(feature.on),
-        ", ".join(f"`{it}`" for it in powers),
-        ", ".join((*(f"`{it}`" for it in files), *spaces)),
-        feature.without,
-    )
-    return f"| {' | '.join(cells)} |"

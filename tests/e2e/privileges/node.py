@@ -74,10 +74,6 @@ def _places(folder: Path, dev: Path) -> Mapping[str, Path]:
     }
 
 
-#: The links of /sys/bus/pci/devices lead there.
-BESIDE = {"/sys/bus/pci/devices": "/sys/devices"}
-
-
 @contextmanager
 def confined(actors: Actors, kind: str = "", lacks: str = "", only: str = "") -> Iterator[Node]:
     """Run a daemon that has all of the table but one item of a kind; or what one feature needs."""

@@ -1,4 +1,4 @@
-"""The unit and its page give the daemon what the table says, and nothing else."""
+"""The unit gives the daemon what the table says, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.support import privileges
 from tests.support.daemons import Daemon, eventually
 
 ENFORCE = UNIT.parent / f"{UNIT.name}.d/enforce.conf"
-PAGE = UNIT.parents[2] / "docs/privileges.md"
 
 GIVEN = 4.0  #: seconds in which a daemon that lacks a group of system calls may show that it works
 
@@ -35,18 +34,18 @@ def capabilities(name: str) -> set[str]:
     return {f"CAP_{it}" for it in privileges.needs(name, "capabilities")}
 
 
-def test_the_unit_alone_has_no_capability_and_one_folder_to_write_to() -> None:
+def test_the_unit_has_one_folder_to_write_to_and_offers_what_device_files_take() -> None:
     unit = UNIT.read_text()
     assert values(unit, "CapabilityBoundingSet") == [set()]
     (folder,) = values(unit, "RuntimeDirectory")
     assert {f"/run/{it}" for it in folder} == set(privileges.items("writes"))
     assert values(unit, "ReadWritePaths") == []
     assert values(unit, "ProtectSystem") == [{"strict"}]
-
-
-def test_the_unit_offers_what_device_files_take() -> None:
-    (offered,) = values(UNIT.read_text(), "CapabilityBoundingSet", mark="#   ")
+    (offered,) = values(unit, "CapabilityBoundingSet", mark="#   ")
     assert offered == capabilities("the audit of device files")
+    allowed, left_out = values(unit, "SystemCallFilter")
+    assert allowed == {"@system-service"}
+    assert left_out == {"~@privileged", "@resources", *privileges.UNUSED_GROUPS}
 
 
 def test_the_drop_in_has_what_pinning_takes_and_offers_what_else_enforcing_may() -> None:
@@ -58,17 +57,6 @@ def test_the_drop_in_has_what_pinning_takes_and_offers_what_else_enforcing_may()
     assert offered == own
     (calls,) = values(text, "SystemCallFilter", mark="#")
     assert calls == set(privileges.FEATURES["memory that follows"].calls)
-
-
-def test_the_unit_leaves_out_the_groups_of_calls_that_nobody_uses() -> None:
-    allowed, left_out = values(UNIT.read_text(), "SystemCallFilter")
-    assert allowed == {"@system-service"}
-    assert left_out == {"~@privileged", "@resources", *privileges.UNUSED_GROUPS}
-
-
-def test_the_page_has_the_table() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    assert rows[-len(privileges.FEATURES) :] == [privileges.row(it) for it in privileges.FEATURES]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""With just what one feature needs a daemon has it; without a privilege it loses what needs it."""
+"""With just what one feature needs a daemon has it; what is taken loses what needs it, no more."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from tests.e2e.privileges.features import WORKS
 from tests.e2e.privileges.node import confined
 from tests.support import privileges
 from tests.support.cpusets import needs_cpuset
-from tests.support.daemons import eventually
+from tests.support.daemons import PATIENCE, eventually
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and becomes other users"),
     needs_cpuset,
 ]
 
-
-NPU = 7  #: /dev/full's
+CPUS = "/sys/devices/system/cpu"
+EVERY = [
+    (kind, item)
+    for kind in ("capabilities", "calls", "namespaces", "reads")
+    for item in privileges.items(kind)
+]
 
 
 @pytest.fixture(scope="module")
 def actors() -> Iterator[Actors]:
-    with playing(NPU) as actors:
+    with playing() as actors:
         yield actors
 
 
 def test_every_feature_is_looked_at_and_every_loss_is_told_or_known_to_be_silent() -> None:
     assert set(WORKS) == set(privileges.FEATURES)
-    kinds = ("capabilities", "calls", "reads", "namespaces")
-    every = {item for kind in kinds for item in privileges.items(kind)}
-    assert set(privileges.SAID) | privileges.SILENT == every
+    assert set(privileges.SAID) | privileges.SILENT == {item for _, item in EVERY}
     assert not set(privileges.SAID) & privileges.SILENT
 
 
@@ -43,17 +45,23 @@ def test_with_what_it_needs_and_no_more_it_has(actors: Actors, feature: str) -> 
         eventually(lambda: feature in node.working(), f"it has {feature}")
 
 
-@pytest.mark.parametrize(
-    ("kind", "item"),
-    [
-        (kind, item)
-        for kind in ("capabilities", "calls", "namespaces")
-        for item in privileges.items(kind)
-    ],
-)
-def test_without_a_privilege_it_loses_what_needs_it_and_nothing_else(
+@pytest.mark.parametrize(("kind", "item"), [it for it in EVERY if it[1] != CPUS])
+def test_without_something_it_loses_what_needs_it_and_nothing_else(
     actors: Actors, kind: str, item: str
 ) -> None:
     with confined(actors, kind, item) as node:
         node.settle()
         node.must_lose(privileges.lost_without(kind, item), item)
+
+
+def test_without_cpus_it_answers_that_it_cannot_plan(actors: Actors) -> None:
+    with confined(actors, "reads", CPUS) as node:
+        node.must_lose(privileges.lost_without("reads", CPUS), CPUS)
+        assert node.daemon.get("/plan?gpus=0").status == 503
+
+
+def test_without_its_folder_it_ends_with_one_line(actors: Actors) -> None:
+    with confined(actors, "writes", "/run/affinityd") as node:
+        assert node.daemon.process.wait(PATIENCE) == 1
+        (said,) = node.daemon.complaints
+        assert "/run/affinityd" in said
