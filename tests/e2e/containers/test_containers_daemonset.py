@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.chart.as_pod import as_pod
 from tests.e2e.chart.rendering import Object, with_values
 from tests.e2e.containers import images
+from tests.e2e.containers.as_pod import as_pod, played
 from tests.e2e.containers.podman import attempt, podman
 from tests.support.daemons import Reply, UnixConnection, eventually
 from tests.support.tiny import Ended
@@ -35,10 +35,6 @@ class Pod:
     folder: Path  #: of its socket, on the node
     daemon_set: Object
 
-    @property
-    def container(self) -> str:
-        return f"{self.name}-affinityd"
-
     def ask(self, path: str) -> Reply:
         """Ask by the socket's folder, as a pod with a hostPath."""
         with closing(UnixConnection(self.folder / "affinityd.sock")) as connection:
@@ -50,21 +46,12 @@ class Pod:
     def ask_port(self, port: int, path: str) -> Ended:
         """Ask over TCP, from a container that shares the network and no file with it."""
         url = f"http://127.0.0.1:{port}{path}"
-        return attempt(
-            *("run", "--rm", "--pull=never", f"--pod={self.name}"),
-            *(images.client("debian"), "curl", "--silent", "--fail-with-body", url),
-        )
-
-    def exec(self, *command: str) -> Ended:
-        return attempt("exec", self.container, *command)
-
-    @property
-    def log(self) -> str:
-        return podman("logs", self.container)
+        apart = ("--rm", "--pull=never", f"--pod={self.name}", images.client("debian"))
+        return attempt("run", *apart, "curl", "--silent", "--fail-with-body", url)
 
 
 @contextmanager
-def played(folder: Path, values: Mapping[str, Any]) -> Iterator[Pod]:
+def running(folder: Path, values: Mapping[str, Any]) -> Iterator[Pod]:
     """Run the pod of the chart's DaemonSet with these values, until the block ends."""
     name, sockets = f"affinityd-test-{os.getpid()}-pod{next(_numbers)}", folder / "affinityd"
     images.client("debian")  # made now, and not while the daemon is waited for
@@ -75,21 +62,16 @@ def played(folder: Path, values: Mapping[str, Any]) -> Iterator[Pod]:
         "socket": {"hostPath": str(sockets), **values.get("socket", {})},
     }
     daemon_set = with_values({**values, **own})[f"DaemonSet/{name}"]
-    manifest = folder / "pod.json"
-    manifest.write_text(json.dumps(as_pod(daemon_set, node=NODE)))
     pod = Pod(name, sockets, daemon_set)
-    try:
-        podman("play", "kube", "--network=none", manifest)
+    with played(as_pod(daemon_set, node=NODE), folder, "none"):
         eventually(lambda: pod.ask_port(9465, "/readyz").status == 0, "the daemon is ready")
         yield pod
-    finally:
-        attempt("pod", "rm", "--force", "--time=0", name)
 
 
 @pytest.fixture(scope="module")
 def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     folder = tmp_path_factory.mktemp("daemonset")
-    with played(folder, {"extraArgs": ["--machine=dgx-a100"]}) as pod:
+    with running(folder, {"extraArgs": ["--machine=dgx-a100"]}) as pod:
         yield pod
 
 
@@ -97,13 +79,12 @@ PLAN = "/plan?gpus=0,1&mode=unique_contiguous&format=cpulist"
 CPUS = "48-55,176-183\n56-63,184-191\n"
 
 
-def test_a_plan_is_the_same_by_the_folder_and_over_both_ports(pod: Pod) -> None:
+def test_a_plan_is_the_same_by_the_folder_and_over_both_ports_and_one_has_nothing_else(
+    pod: Pod,
+) -> None:
     assert pod.ask(PLAN).text == CPUS
-    assert pod.ask_port(9465, PLAN).stdout == CPUS
-    assert pod.ask_port(9466, PLAN).stdout == CPUS
-
-
-def test_the_service_answers_plans_and_nothing_else(pod: Pod) -> None:
+    for port in (9465, 9466):
+        assert pod.ask_port(port, PLAN).stdout == CPUS
     for path in ("/metrics", "/topology", "/readyz"):
         refused = pod.ask_port(9466, path)
         assert refused.status != 0
@@ -119,26 +100,22 @@ def test_the_probes_ask_what_the_daemon_answers(pod: Pod) -> None:
         assert pod.ask_port(ports[probe["port"]], probe["path"]).status == 0
 
 
-def test_the_init_step_gives_the_folder_to_the_daemon(pod: Pod) -> None:
+def test_the_init_step_gives_the_folder_to_the_daemon_which_has_no_privilege(pod: Pod) -> None:
     state = pod.folder.stat()
     assert (state.st_uid, state.st_gid, stat.S_IMODE(state.st_mode)) == (USER, USER, 0o755)
     assert stat.S_IMODE((pod.folder / "affinityd.sock").stat().st_mode) == 0o666
     assert json.loads((pod.folder / "node.json").read_text())["generation"] == 1
-
-
-def test_the_daemon_has_no_privilege_and_nothing_to_write_on(pod: Pod) -> None:
-    status = pod.exec("cat", "/proc/1/status").stdout.splitlines()
+    container = f"{pod.name}-affinityd"
+    status = podman("exec", container, "cat", "/proc/1/status").splitlines()
     fields = dict(line.split(":\t", 1) for line in status if ":\t" in line)
     assert fields["Uid"].split() == [str(USER)] * 4
     for capabilities in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         assert int(fields[capabilities], 16) == 0
     assert fields["NoNewPrivs"] == "1"
-    written = pod.exec("touch", "/var/tmp/a", "/opt/affinityd/a", "/a")  # noqa: S108
-    assert written.stderr.count("Read-only file system") == 3
-
-
-def test_every_line_of_the_log_is_json(pod: Pod) -> None:
-    messages = [json.loads(line)["message"] for line in pod.log.splitlines()]
+    places = ("/var/tmp/a", "/opt/affinityd/a", "/a")  # noqa: S108
+    written = attempt("exec", container, "touch", *places)
+    assert written.stderr.count("Read-only file system") == len(places)
+    messages = [json.loads(line)["message"] for line in podman("logs", container).splitlines()]
     assert any("0.0.0.0:9466" in message for message in messages)
 
 
@@ -149,7 +126,7 @@ def test_what_an_earlier_daemon_has_left_is_no_obstacle(tmp_path: Path) -> None:
     node_file = folder / "node.json"
     node_file.write_text("{}")
     os.chown(folder, 12345, 12345)
-    with played(tmp_path, {}) as pod:
+    with running(tmp_path, {}) as pod:
         assert json.loads(node_file.read_text())["generation"] == 1
         assert node_file.stat().st_uid == USER
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
@@ -158,6 +135,6 @@ def test_what_an_earlier_daemon_has_left_is_no_obstacle(tmp_path: Path) -> None:
 
 def test_without_the_folder_the_service_alone_is_there(tmp_path: Path) -> None:
     values = {"socket": {"enabled": False}, "extraArgs": ["--machine=dgx-a100"]}
-    with played(tmp_path, values) as pod:
+    with running(tmp_path, values) as pod:
         assert pod.ask_port(9466, PLAN).stdout == CPUS
         assert not pod.folder.exists()

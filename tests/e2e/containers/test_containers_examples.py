@@ -8,9 +8,7 @@ names them, in the app's NVIDIA_VISIBLE_DEVICES.
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,12 @@ import pytest
 import yaml
 
 from tests.e2e.containers import images, rig
+from tests.e2e.containers.as_pod import played
 from tests.e2e.containers.podman import attempt, podman
 from tests.e2e.containers.rig import Container
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import CPUS, tiny_tree
+from tests.support.ports import free_port
+from tests.support.tiny import FAR, NEAR, tiny_tree
 
 EXAMPLES = REPOSITORY / "deploy" / "examples"
 
@@ -41,11 +41,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     folder = tmp_path_factory.mktemp("node")
     tree = tiny_tree(folder / "machine")
     (folder / "torchrun").write_text(TORCHRUN)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    listen = ["--listen=none", f"--listen-plan=127.0.0.1:{port}"]
+    address = f"127.0.0.1:{free_port()}"
+    (folder / "url").write_text(f"http://{address}")
+    listen = ["--listen=none", f"--listen-plan={address}"]
     with rig.daemon(folder, *listen, root=tree, options=["--network=host"]) as daemon:
-        (folder / "url").write_text(f"http://127.0.0.1:{port}")
         yield daemon
 
 
@@ -74,52 +73,34 @@ def fitted(pod: dict[str, Any], node: Container, gpus: str) -> dict[str, Any]:
     return pod
 
 
-@contextmanager
-def played(pod: dict[str, Any], folder: Path) -> Iterator[str]:
-    """Run a pod to its end; yield the name of its app's container."""
-    manifest = folder / "pod.yaml"
-    manifest.write_text(yaml.safe_dump(pod))
-    name = pod["metadata"]["name"]
-    try:
-        podman("play", "kube", "--network=host", manifest)
-        yield f"{name}-{pod['spec']['containers'][0]['name']}"
-    finally:
-        attempt("pod", "rm", "--force", "--ignore", "--time=0", name)
+#: Example, the GPUs of each of its pods, what each of these prints.
+RUN = (
+    ("one-gpu", ("1",), ([f"CPUs {FAR}"],)),
+    ("burstable-shared-pool", ("0",), ([f"CPUs {NEAR}"],)),
+    ("restricted", ("1",), ([f"CPUs {FAR}"],)),
+    ("pytorchjob-pair", ("0", "1"), ([f"0 CPUs {NEAR}"], [f"1 CPUs {FAR}"])),
+    ("torchrun-8gpu", ("0,1",), ([f"0 CPUs {NEAR}", f"1 CPUs {FAR}"],)),
+)
 
 
-def pods_of(example: str) -> list[dict[str, Any]]:
+@pytest.mark.parametrize(("example", "gpus", "lines"), RUN, ids=[name for name, *_ in RUN])
+def test_an_example_runs_beside_its_gpus(
+    node: Container,
+    tmp_path: Path,
+    example: str,
+    gpus: Sequence[str],
+    lines: Sequence[Sequence[str]],
+) -> None:
     objects = yaml.safe_load_all((EXAMPLES / f"{example}.yaml").read_text())
-    return [it for it in objects if it["kind"] == "Pod"]
+    pods = [it for it in objects if it["kind"] == "Pod"]
+    for each, its, printed in zip(pods, gpus, lines, strict=True):
+        pod = fitted(each, node, its)
+        app = f"{pod['metadata']['name']}-{pod['spec']['containers'][0]['name']}"
+        with played(pod, tmp_path, "host"):
+            podman("wait", app)
+            logs = attempt("logs", app)
+            assert (logs.stdout.splitlines(), logs.stderr) == (printed, "")
 
 
 def test_there_is_no_example_that_is_not_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {
-        *("one-gpu", "torchrun-8gpu", "pytorchjob-pair", "burstable-shared-pool", "restricted")
-    }
-
-
-@pytest.mark.parametrize(
-    ("example", "gpus", "lines"),
-    [
-        pytest.param(("one-gpu", 0), "1", [f"CPUs {CPUS[1]}"], id="one GPU"),
-        pytest.param(("burstable-shared-pool", 0), "0", [f"CPUs {CPUS[0]}"], id="shared pool"),
-        pytest.param(("restricted", 0), "1", [f"CPUs {CPUS[1]}"], id="restricted"),
-        pytest.param(("pytorchjob-pair", 0), "0", [f"0 CPUs {CPUS[0]}"], id="master"),
-        pytest.param(("pytorchjob-pair", 1), "1", [f"1 CPUs {CPUS[1]}"], id="worker"),
-        pytest.param(
-            ("torchrun-8gpu", 0),
-            "0,1",
-            [f"0 CPUs {CPUS[0]}", f"1 CPUs {CPUS[1]}"],
-            id="torchrun's ranks",
-        ),
-    ],
-)
-def test_an_example_runs_beside_its_gpus(
-    node: Container, tmp_path: Path, example: tuple[str, int], gpus: str, lines: list[str]
-) -> None:
-    name, place = example
-    pod = fitted(pods_of(name)[place], node, gpus)
-    with played(pod, tmp_path) as app:
-        podman("wait", app)
-        logs = attempt("logs", app)
-        assert (logs.stdout.splitlines(), logs.stderr) == (lines, "")
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {name for name, *_ in RUN}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,6 +26,17 @@ from tests.support.tiny import BOTH, FAR, LOOK, NEAR, Ended, tiny_tree
 FIRST_ID = 100000
 NOBODY = 65534  #: what an id looks like that a user namespace has no number for
 USER_NAMESPACE = (f"--uidmap=0:{FIRST_ID}:65536", f"--gidmap=0:{FIRST_ID}:65536")
+CLIENTS = {
+    "root": (),
+    "uid 1000": ("--user=1000:1000",),
+    "root of a user namespace": USER_NAMESPACE,
+    "uid 1000 of a user namespace": ("--user=1000:1000", *USER_NAMESPACE),
+}
+EACH_CLIENT = pytest.mark.parametrize("options", CLIENTS.values(), ids=CLIENTS)
+
+#: What the chart gives its daemon: a pod's cgroup, and to see the node's.
+POD = ("--cgroupns=private", "--cgroup-parent=/kubepods/burstable/podA")
+CGROUPS = "--volume=/sys/fs/cgroup:/host/cgroup:ro"
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +44,58 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_tree(tmp_path_factory.mktemp("machine") / "tree")
 
 
-@pytest.fixture
-def node(tree: Path, tmp_path: Path) -> Iterator[Container]:
+@pytest.fixture(scope="module")
+def node(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     """Run a daemon on a node with two GPUs that are its own kernel's."""
-    with daemon(tmp_path / "node", options=machine(tree)) as started:
+    options = [*machine(tree), *POD, CGROUPS]
+    with daemon(tmp_path_factory.mktemp("node"), options=options) as started:
         yield started
 
 
-CLIENTS = {
-    "root": (),
-    "uid 1000": ("--user=1000:1000",),
-    "root of a user namespace": USER_NAMESPACE,
-    "uid 1000 of a user namespace": ("--user=1000:1000", *USER_NAMESPACE),
-}
+def asked(node: Container, *options: str) -> tuple[str, str, str | None]:
+    """Return the CPUs that curl in a container is told that it may use: which, whose and within."""
+    url = "http://localhost/plan?mode=node&gpus=0&format=json"
+    command = ["curl", "-s", "--unix-socket", f"{SOCKETS}/affinityd.sock", url]
+    said = container(images.client("debian"), *command, options=[*mount(node), *options])
+    assert said.status == 0, said.stderr
+    allowed = json.loads(said.stdout)["allowed"]
+    return allowed["cpulist"], allowed["source"], allowed["within"]
 
 
-def curl(query: str) -> list[str]:
-    url = f"http://localhost/plan?{query}"
-    return ["curl", "-s", "--unix-socket", f"{SOCKETS}/affinityd.sock", url]
+def exec_in_image(node: Container, *options: str) -> Ended:
+    """Run `affinityd exec` of the image."""
+    words = ["exec", "--gpus=1", "--timeout=10", "--", *LOOK]
+    return container(images.affinityd(), *words, options=[*mount(node), *options])
+
+
+@EACH_CLIENT
+def test_whoever_asks_sends_no_cpuset_and_gets_its_container_s_cpus(
+    node: Container, options: Sequence[str]
+) -> None:
+    assert asked(node, *options, f"--cpuset-cpus={FAR}") == (FAR, "caller", FAR)
+
+
+@EACH_CLIENT
+def test_the_image_s_clients_believe_the_image_s_daemon(
+    node: Container, options: Sequence[str]
+) -> None:
+    said = exec_in_image(node, *options)
+    assert (said.cpus, said.stderr) == (FAR, "")
+
+
+def test_others_believe_it_where_it_is_named_or_has_no_number(node: Container) -> None:
+    nobody = "--env=AFFINITYD_DAEMON_UID=1000"
+    for user in ((), ("--user=1000:1000",)):
+        said = exec_in_image(node, nobody, *user)
+        assert f"{SOCKETS}/affinityd.sock is not trusted: uid {USER} listens," in said.stderr
+    said = exec_in_image(node, nobody, *USER_NAMESPACE)
+    assert (said.cpus, said.stderr) == (FAR, "")
+    look = ["sh", "-c", f"stat -c '%u %a %n' {SOCKETS}/*"]
+    said = container(images.client("debian"), *look, options=[*mount(node), *USER_NAMESPACE])
+    assert said.stdout.splitlines() == [
+        f"{NOBODY} 666 {SOCKETS}/affinityd.sock",
+        f"{NOBODY} 644 {SOCKETS}/node.json",
+    ]
 
 
 def test_with_the_node_s_pids_it_verifies_a_process_of_another_container(
@@ -73,78 +117,18 @@ from affinityd.linux.cgroup import cpuset_of
 print(cpuset_of(int(sys.argv[1])))
 """
 
-#: The chart's: what its daemon sees of the node's cgroups.
-CGROUPS = "--volume=/sys/fs/cgroup:/host/cgroup:ro"
 
-
-@pytest.mark.parametrize(("options", "known"), [((CGROUPS,), True), ((), False)])
 def test_the_cpuset_of_another_container_is_known_where_the_node_s_cgroups_are_mounted(
-    tree: Path, tmp_path: Path, options: Sequence[str], *, known: bool
+    node: Container, tree: Path, tmp_path: Path
 ) -> None:
-    its = [*machine(tree), "--cgroupns=private", "--cgroup-parent=/kubepods/burstable/podA"]
     job = [f"--cpuset-cpus={FAR}", "--cgroup-parent=/kubepods/burstable/podB"]
     with (
-        daemon(tmp_path / "node", options=[*its, *options]) as node,
+        daemon(tmp_path / "node", options=[*machine(tree), *POD]) as without,
         running(tmp_path / "job", images.client("busybox"), "sleep", "60", options=job) as other,
     ):
-        said = node.exec("python3", "-c", CPUSET, f"{other.pid}")
-    assert (said.status, said.stdout) == (0, f"frozenset({{{FAR}}})\n" if known else "None\n")
-
-
-@pytest.mark.parametrize("options", CLIENTS.values(), ids=CLIENTS)
-def test_every_user_s_job_reaches_its_socket(node: Container, options: Sequence[str]) -> None:
-    client = images.client("debian")
-    said = container(client, *curl("gpus=0,1&format=cpulist"), options=[*mount(node), *options])
-    assert (said.status, said.stdout) == (0, f"{NEAR}\n{FAR}\n")
-
-
-def exec_in_image(node: Container, *options: str) -> Ended:
-    """Run `affinityd exec` of the image."""
-    words = ["exec", "--gpus=1", "--timeout=10", "--", *LOOK]
-    return container(images.affinityd(), *words, options=[*mount(node), *options])
-
-
-def test_the_image_s_clients_believe_the_image_s_daemon(node: Container) -> None:
-    for options in CLIENTS.values():
-        said = exec_in_image(node, *options)
-        assert (said.cpus, said.stderr) == (FAR, ""), options
-
-
-def test_others_believe_it_where_it_is_named_or_has_no_number(node: Container) -> None:
-    nobody = "--env=AFFINITYD_DAEMON_UID=1000"
-    for user in ((), ("--user=1000:1000",)):
-        said = exec_in_image(node, nobody, *user)
-        assert f"{SOCKETS}/affinityd.sock is not trusted: uid {USER} listens," in said.stderr
-    said = exec_in_image(node, nobody, *USER_NAMESPACE)
-    assert (said.cpus, said.stderr) == (FAR, "")
-
-
-def test_in_a_user_namespace_its_files_seem_nobody_s(node: Container) -> None:
-    look = ["sh", "-c", f"stat -c '%u %a %n' {SOCKETS}/*"]
-    said = container(images.client("debian"), *look, options=[*mount(node), *USER_NAMESPACE])
-    assert said.stdout.splitlines() == [
-        f"{NOBODY} 666 {SOCKETS}/affinityd.sock",
-        f"{NOBODY} 644 {SOCKETS}/node.json",
-    ]
-
-
-def test_it_serves_from_a_user_namespace(tree: Path, tmp_path: Path) -> None:
-    """A daemon with `hostUsers: false`; its clients have all ids."""
-    options = ["--pid=private", *USER_NAMESPACE]
-    with daemon(tmp_path, root=tree, user=FIRST_ID + USER, options=options) as started:
-        said = container(
-            images.client("debian"), *curl("gpus=0,1&format=cpulist"), options=mount(started)
-        )
-        assert (said.status, said.stdout) == (0, f"{NEAR}\n{FAR}\n")
-
-
-def test_what_it_leaves_behind_is_enough_for_a_plan(node: Container) -> None:
-    """node.json, which a client of another uid reads while there is no daemon."""
-    assert node.stop() == 0
-    options = [*mount(node), "--user=1000:1000", "--env=CUDA_VISIBLE_DEVICES=1"]
-    said = container(images.affinityd(), "exec", "--", *LOOK, options=options)
-    assert said.cpus == FAR
-    assert said.stderr == ""
+        for it, known in ((node, f"frozenset({{{FAR}}})\n"), (without, "None\n")):
+            said = it.exec("python3", "-c", CPUSET, f"{other.pid}")
+            assert (said.status, said.stdout) == (0, known)
 
 
 def test_a_second_one_leaves_the_first_its_socket(node: Container) -> None:
@@ -158,32 +142,19 @@ def test_a_second_one_leaves_the_first_its_socket(node: Container) -> None:
     assert node.get("/readyz").status == 200
 
 
-ALLOWED = "mode=node&gpus=0&format=json"
-
-
-def allowed(asked: Ended) -> Any:  # noqa: ANN401 - a part of a document
-    assert asked.status == 0, asked.stderr
-    return json.loads(asked.stdout)["allowed"]
-
-
-@pytest.mark.parametrize("options", CLIENTS.values(), ids=CLIENTS)
-def test_curl_in_a_container_sends_no_cpuset_and_gets_its_container_s_cpus(
-    tree: Path, tmp_path: Path, options: Sequence[str]
-) -> None:
-    with daemon(tmp_path / "node", options=[*machine(tree), CGROUPS]) as node:
-        confined = [*mount(node), *options, f"--cpuset-cpus={FAR}"]
-        asked = container(images.client("debian"), *curl(ALLOWED), options=confined)
-        assert allowed(asked) == {"cpulist": FAR, "source": "caller", "within": FAR}
-
-
-def test_a_daemon_in_a_pid_namespace_of_its_own_knows_nobody_and_says_so_once(
+def test_in_namespaces_of_its_own_it_serves_knows_nobody_and_says_so_once(
     tree: Path, tmp_path: Path
 ) -> None:
-    apart = [*machine(tree), "--pid=private"]
-    with daemon(tmp_path / "node", options=apart) as node:
+    """A daemon with `hostUsers: false` and without `hostPID`; its clients have all ids."""
+    apart = [*machine(tree), "--pid=private", *USER_NAMESPACE]
+    with daemon(tmp_path / "node", user=FIRST_ID + USER, options=apart) as node:
         for _ in ("one", "another"):
-            confined = [*mount(node), f"--cpuset-cpus={FAR}"]
-            asked = container(images.client("debian"), *curl(ALLOWED), options=confined)
-            assert allowed(asked) == {"cpulist": BOTH, "source": "node", "within": None}
+            assert asked(node, f"--cpuset-cpus={FAR}") == (BOTH, "node", None)
         (warning,) = [line for line in node.lines if "who asks is not known" in line]
         assert "hostPID: true" in warning
+        assert node.stop() == 0
+        # What it leaves behind is enough for a plan: node.json, for a client of another uid.
+        options = [*mount(node), *USER_NAMESPACE, "--user=1000:1000"]
+        options.append("--env=CUDA_VISIBLE_DEVICES=1")
+        said = container(images.affinityd(), "exec", "--", *LOOK, options=options)
+        assert (said.cpus, said.stderr) == (FAR, "")

@@ -1,0 +1,97 @@
+"""scripts/bundle: what it makes installs, and runs, where there is no network at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from affinityd import __version__
+from tests.support.daemons import COMPLAINTS, PATIENCE, Daemon, eventually, is_ready
+from tests.support.paths import REPOSITORY
+
+BUNDLE = REPOSITORY / "scripts/bundle"
+MINOR = sys.version_info.minor
+#: What INSTALL calls it: on a node python3 may be an older one.
+COMMAND = f"python3.{MINOR}"
+NO_NETWORK = ("unshare", "--net")
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = subprocess.check_output(
+        [BUNDLE, tmp_path_factory.mktemp("bundle")],
+        env={**os.environ, "PYTHON": sys.executable},
+        text=True,
+    )
+    return Path(made.rstrip("\n"))
+
+
+@pytest.fixture(scope="module")
+def unpacked(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("node")
+    subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
+    return folder / archive.stem
+
+
+def test_its_name_says_which_release_and_which_python_it_is_for(archive: Path) -> None:
+    assert archive.name == f"affinityd-{__version__}-cp3{MINOR}-{os.uname().machine}.tar"
+    with tarfile.open(archive) as tar:
+        assert {name.split("/")[0] for name in tar.getnames()} == {archive.stem}
+
+
+def test_every_file_has_its_checksum_and_ours_are_those_of_the_checkout(unpacked: Path) -> None:
+    sums = (unpacked / "SHA256SUMS").read_text().splitlines()
+    files = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
+    assert {Path(line.split()[1]) for line in sums} == files - {Path("SHA256SUMS")}
+    check = ("sha256sum", "--check", "--quiet", "SHA256SUMS")
+    assert subprocess.run(check, cwd=unpacked, check=False).returncode == 0
+    for folder in ("slurm", "deploy/systemd"):
+        for path in (it for it in (REPOSITORY / folder).rglob("*") if it.is_file()):
+            copy = unpacked / path.relative_to(REPOSITORY)
+            assert copy.read_bytes() == path.read_bytes()
+
+
+def test_what_is_installed_as_it_says_without_a_network_serves(
+    unpacked: Path, tmp_path: Path
+) -> None:
+    """INSTALL up to where systemd is needed, into another folder than /opt/affinityd."""
+    lines = [it for it in (unpacked / "INSTALL").read_text().splitlines() if it[:4] == "    "]
+    assert lines[1].split()[0] == COMMAND
+    script = "\n".join(lines[:3]).replace("/opt/affinityd", f"{tmp_path}/opt")
+    script = script.replace(f"{COMMAND} -m venv", f"{sys.executable} -m venv")
+    subprocess.run(
+        [*NO_NETWORK, "sh", "-ec", script],
+        cwd=unpacked,
+        env={"PATH": os.environ["PATH"]},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    program = tmp_path / "opt/bin/affinityd"
+    said = subprocess.check_output([*NO_NETWORK, program, "version"], text=True)
+    assert said == f"affinityd {__version__}\n"
+    path, log = tmp_path / "affinityd.sock", tmp_path / "log"
+    serve = ("serve", "--machine=mi250x", "--listen=none", f"--socket={path}")
+    with log.open("w") as out, log.with_name(COMPLAINTS).open("w") as err:
+        process = subprocess.Popen(
+            [*NO_NETWORK, program, *serve], stdout=out, stderr=err, text=True
+        )
+    daemon = Daemon(process, path, log)
+    try:
+        eventually(lambda: is_ready(daemon), "the daemon is ready")
+        assert daemon.plan("gpus=0")["node"] == "mi250x"
+        daemon.signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_folder_that_is_not_there_is_named() -> None:
+    done = subprocess.run([BUNDLE, "/nonexistent"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "/nonexistent is no folder; make it first.\n")
