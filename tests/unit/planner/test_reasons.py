@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.asking import ask, cpulists
@@ -29,6 +31,7 @@ balanced            | gpus=0,0,0          | balanced leaves 2 cores of node 0 un
 a remainder         | gpus=0,0,0 balanced=false | an equal division leaves 2 cores of node 0 unused
 blocks              | share=node          | \
 share=node: each GPU of node 0 has its own block; balanced may leave cores of it unused
+not balanced        | share=node mode=exclusive | share=node: each GPU of node 0 has its own block
 other ranks         | gpus=0,0 mode=node  | node: 8 cores of the 8 of node 0, shared by 2 ranks
 another home        | cpuset=16-31        | \
 that node has no allowed CPU; node 1 is nearest of those that do (distance 20)
@@ -64,6 +67,13 @@ def test_ranks_that_share_a_part_of_their_cores_are_counted_as_sharing() -> None
 
 
 def test_nothing_is_said_to_be_left_out_where_nothing_is() -> None:
-    (rank,) = ask(made({0: "0-3"}), share="requested").ranks
+    (rank,) = ask(made({0: "0-3"}), share="requested", max_physical_cores="4").ranks
     division = "unique_contiguous: 4 cores of the 4 of node 0"
     assert rank.reasons == ("GPU 0 is on NUMA node 0", division)
+
+
+def test_a_place_that_is_not_of_sysfs_has_its_source_and_an_only_node_is_no_choice() -> None:
+    topology = made({0: "", 1: "0-3"}, gpus=[0])
+    gpu = replace(topology.gpus[0], numa_source="NVML")
+    (rank,) = ask(replace(topology, gpus=(gpu,))).ranks
+    assert rank.reasons[:2] == ("GPU 0 is on NUMA node 0 (by NVML)", "only node 1 has CPUs")

@@ -89,11 +89,11 @@ def test_strict_refuses_a_rank_that_would_be_widened() -> None:
 those of no GPU's node         | cpuset=2-7 cpus=2 | 4 allowed CPUs (4-7)
 less those that came in        | cpuset=2-7 cpus=3 | 3 allowed CPUs (5-7)
 not where nothing was asked for | cpuset=2-7       |
-nor near ones                  | cpuset=0-3 cpus=2 |
+nor near ones                  | cpuset=0-3 cpus=1 mode=single |
 """),
 )
 def test_allowed_cpus_that_stay_idle_for_being_far_are_counted(asked: str, idle: str) -> None:
-    warnings = ask(PAIR, mode="node", **words(asked)).warnings
+    warnings = ask(PAIR, **words(f"mode=node {asked}")).warnings
     assert [it.message for it in warnings if it.code == "idle_cpus"] == (
         [f"{idle} will stay idle, near none of these GPUs"] if idle else []
     )
@@ -103,6 +103,7 @@ def test_a_gpu_s_block_that_is_too_small_is_left_unless_ranks_plan_by_themselves
     dgx = machine("dgx-a100")
     enough = ask(dgx, gpus="0", cpus="16")
     assert (cpulists(enough), enough.plan.share) == (["48-55,176-183"], "node")
+    assert "parameter_ignored" not in codes(enough)
     apart = ask(dgx, gpus="0", cpus="40", share="node")
     assert (cpulists(apart), apart.plan.share) == (["48-55,176-183"], "node")
     (said,) = (it.message for it in apart.warnings if it.code == "parameter_ignored")

@@ -98,10 +98,7 @@ def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s(
     rows(f"""
 no launcher: all that are visible | AFFINITYD_MODE=node | |
 torchrun      | LOCAL_RANK=08 LOCAL_WORLD_SIZE=09 | | ranks=9 rank=8
-a rank of an unknown number | FLUX_TASK_LOCAL_ID=3 | | rank=3 ; rank=3 ranks=4
 a GPU of its own each | LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 {ONE} | | visible=1 share=node
-a container's only GPU | LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 CUDA_VISIBLE_DEVICES=0 | granted=minor:0 \
-| visible=0 ranks=2 rank=1 granted=minor:0
 a mode that divides by numbers | LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 {ONE} AFFINITYD_MODE=core-complex \
 | | visible=1 ranks=2 rank=1 mode=core-complex
 its part of the CPU request | AFFINITYD_JOB_CPUS=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 | | \

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from itertools import takewhile
-
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.request.devices import ComputeDevice, VisibleDevices
@@ -126,37 +123,6 @@ def test_an_index_that_a_lost_gpu_has_left_ends_the_list() -> None:
     gap = VisibleDevices({0: GPUS[0], 2: GPUS[2]}, EVERYTHING, by_name=False)
     assert list(read_visible("2,0", gap).by_index.values()) == [GPUS[2], GPUS[0]]
     assert list(read_visible("0,1,2", gap).by_index.values()) == [GPUS[0]]
-
-
-def by_hand(value: str) -> list[int]:
-    """Read a list as the rules are told, entry by entry."""
-    kind, entries = value[:4], value.split(",")
-    if kind not in {"GPU-", "MIG-"}:
-        read = (re.match(r"[ \t\n\v\f\r]*(?:\+|(-))?([0-9]+)", entry) for entry in entries)
-        found = list(takewhile(lambda it: it and not (it[1] and int(it[2])), read))
-        numbers = [int(it[2]) for it in found if it]
-        are_new = len(set(numbers)) == len(numbers)
-        return list(takewhile(lambda it: it < len(GPUS), numbers)) if are_new else []
-    names = list(takewhile(lambda entry: entry[:4] == kind, entries))
-    uuids = [device.uuid or "" for device in EVERYTHING]
-    matches = [[at for at, uuid in enumerate(uuids) if uuid[: len(it)] == it] for it in names]
-    places = [its[0] for its in takewhile(lambda its: len(its) == 1, matches)]
-    is_new = len(set(names)) == len(names) and len(set(places)) == len(places)
-    return places if is_new else []
-
-
-entries = (
-    st.integers(-2, 6).map(str)
-    | st.from_regex(r"\A[ \t]?[+-]?[0-9]{0,2}[a-z ]?\Z")
-    | st.sampled_from(["GPU-aa01", "GPU-aa", "GPU-bb", "GPU-bb03", "MIG-cc04", "GPU-", "GPU-bb "])
-    | st.text("GPUMI-0123 abc+", max_size=5)
-)
-
-
-@given(st.lists(entries, min_size=1, max_size=6).map(",".join))
-@example("0,1,GPU-bb")
-def test_any_list_is_read_as_the_rules_are_told(value: str) -> None:
-    assert seen(value) == by_hand(value)
 
 
 @given(st.text())

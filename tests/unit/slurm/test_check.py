@@ -157,15 +157,8 @@ instances of one GPU @ two
 < Name=gpu Count=1 File=/dev/nvidia0,{CAPS}[30-31] Cores=0-3
 < Name=gpu Count=1 File=/dev/nvidia1 Cores=12-15
 
-types agree @ two gpu:a100:2
-{TYPED}
-
 as scontrol shows it @ two gpu:2(S:0-1),shard:8
 {TWO}
-
-a type that is no model @ two gpu:a100:1,gpu:debug:1
-< {BIG}
-< {ONE.replace(" ", " Type=debug ", 1)}
 
 another case @ two gpu:a100:2
 {TYPED.replace("a100", "A100", 1)}
