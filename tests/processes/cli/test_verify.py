@@ -160,15 +160,6 @@ def test_gpus_near_the_same_cpus_need_no_telling_apart_and_of_an_unknown_place_n
     assert all(f": note: {note}\n" in capsys.readouterr().out for note in notes)
 
 
-def test_what_pin_mends_is_no_mismatch_any_more(capsys: Capture) -> None:
-    with sleeping(env={"CUDA_VISIBLE_DEVICES": "0"}) as child:
-        assert main(["verify", str(child.pid)]) == 1
-        said = capsys.readouterr().out.splitlines()
-        assert said[-1].endswith(f"affinityd pin {child.pid} mends that")
-        assert main(["pin", str(child.pid)]) == 0
-        assert main(["verify", str(child.pid)]) == 0
-
-
 def test_each_thread_is_told_and_those_that_are_alike_share_a_row(capsys: Capture) -> None:
     with program(THREADS) as child:
         pid = child.pid
@@ -193,50 +184,39 @@ def test_each_thread_is_told_and_those_that_are_alike_share_a_row(capsys: Captur
     )
 
 
-@pytest.mark.parametrize(("cpus", "mismatches"), [(("1", "0"), [0, 0]), (("0", "0"), [1, 0])])
-def test_each_rank_of_a_launcher_is_judged_by_its_own_gpu(
-    capsys: Capture, cpus: tuple[str, str], mismatches: list[int]
-) -> None:
-    with program(LAUNCHER, *cpus) as child:
+def test_each_rank_of_a_launcher_is_judged_by_its_own_gpu(capsys: Capture) -> None:
+    with program(LAUNCHER, "0", "0") as child:
         _, processes = verified(capsys, child.pid)
     assert gpus(processes) == [[0, 1], [0], [1]]
-    assert [len(rank["mismatches"]) for rank in processes[1:]] == mismatches
+    assert [len(it["mismatches"]) for it in processes] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
-    ("cpus", "options"),
+    ("ranks", "options", "words"),
     [
-        (("0,1", "0,1"), "--tree"),  # they run where their launcher may
-        (("0", "0,1"), "--tree --force"),  # one of them was pinned to less
+        (("0,1", "0,1"), "--tree", "mixed"),  # they run where their launcher may
+        (("0", "0,1"), "--tree --force", "mixed, remote"),  # one of them was pinned to less
+        (("0", "0"), "--tree --gpus 0", "remote"),  # their launcher is as far
     ],
 )
-def test_one_command_mends_all_workers_of_a_launcher(
-    capsys: Capture, cpus: tuple[str, str], options: str
+def test_one_command_mends_a_launcher_with_all_of_its_workers(
+    capsys: Capture, ranks: Sequence[str], options: str, words: str
 ) -> None:
-    with program(LAUNCHER, *cpus) as child:
+    gpus = ["--gpus", "0"] if "--gpus" in options else []
+    with program(LAUNCHER, *ranks) as child:
+        os.sched_setaffinity(child.pid, FAR if gpus else ALL)
         name = Path(f"/proc/{child.pid}/comm").read_text().strip()
-        words = "mixed, remote" if "0" in cpus else "mixed"
+        first = f"process {child.pid} ({name})"
+        who = f"2 descendants of {first}" if not gpus else f"{first} and 2 descendants"
         remedy = f"affinityd pin {options} {child.pid} mends that"
-        assert main(["verify", str(child.pid)]) == 1
+        asked = ["verify", str(child.pid), *gpus]
+        assert main(asked) == 1
         said = [line for line in capsys.readouterr().out.splitlines() if ": mismatch: " in line]
-        who = f"2 descendants of process {child.pid} ({name})"
         assert said == [f"{who}: mismatch: may run far from their GPUs ({words}); {remedy}"]
-        _, (_, *ranks) = verified(capsys, child.pid)
-        assert all(
-            mismatch.endswith(f"; {remedy}") for it in ranks for mismatch in it["mismatches"]
-        )
+        _, processes = verified(capsys, child.pid, *gpus)
+        assert all(text.endswith(f"; {remedy}") for it in processes for text in it["mismatches"])
         assert main(["pin", *options.split(), str(child.pid)]) == 0
-        assert main(["verify", str(child.pid)]) == 0
-
-
-def test_a_launcher_that_is_far_is_named_with_its_workers(capsys: Capture) -> None:
-    with program(LAUNCHER, "0", "0") as child:
-        os.sched_setaffinity(child.pid, FAR)
-        assert main(["verify", str(child.pid), "--gpus", "0"]) == 1
-    *_, said = capsys.readouterr().out.splitlines()
-    assert said.startswith(f"process {child.pid} (")
-    assert "and 2 descendants: mismatch: may run far from their GPUs (remote)" in said
-    assert said.endswith(f"; affinityd pin --tree --gpus 0 {child.pid} mends that")
+        assert main(asked) == 0
 
 
 def test_a_descendant_without_a_gpu_is_judged_by_its_process_s(capsys: Capture) -> None:
