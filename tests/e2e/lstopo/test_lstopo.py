@@ -1,7 +1,7 @@
 """affinityd's machine is hwloc's and util-linux's: on captured trees, on written ones, and here.
 
 hwloc (Debian: hwloc-nox) is asked for every CPU that is online, those included that a cgroup of the
-captured machine forbids.
+captured machine forbids. Slurm's numbers of cores are its logical ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 
 from affinityd.cpuset import CpuSet, parse_mask
 from affinityd.discovery import discover, open_tree
+from affinityd.slurm.cores import in_slurms_order
 from affinityd.topology.model import Topology
 from bench.discovery import LSTOPO, lstopo_environment, measure
 from tests.support.machines.facts import ALL_NAMES, machine
@@ -33,6 +34,10 @@ NODES_THAT_LSTOPO_LACKS = {
     # memory that can be bound to by their numbers: affinityd keeps them, as nodes without CPUs.
     "8em64t-2s2ca2c-buggynuma": {1, 2, 3, 4, 5, 6, 7},
 }
+
+#: What slurmd has hwloc leave out: xcpuinfo.c (xcpuinfo_hwloc_topo_load).
+LEFT_OUT = ("l1cache", "l2cache", "l4cache", "l5cache", "misc")
+SLURMD = [word for kind in LEFT_OUT for word in ("--filter", f"{kind}:none")]
 
 
 @dataclass(frozen=True)
@@ -61,10 +66,7 @@ def by_affinityd(topology: Topology) -> Machine:
 
 def by_lstopo(environment: dict[str, str]) -> Machine:
     # Without the variable, hwloc hides the nodes that are the memory of NVIDIA's GPUs.
-    environment = {**environment, "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1"}
-    command = [LSTOPO, "--of", "xml", "--no-io", "--disallowed"]
-    xml = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    root = ET.fromstring(xml.stdout)  # noqa: S314 - lstopo's own output
+    root = lstopo({**environment, "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1"})
     nodes = _owned({int(n.attrib["os_index"]): _cpus(n) for n in _objects(root, "NUMANode")})
     astray = _cpus(next(_objects(root, "Machine"))).difference(*nodes.values())
     parts = [*nodes.values(), astray]
@@ -75,6 +77,12 @@ def by_lstopo(environment: dict[str, str]) -> Machine:
         nodes=nodes,
         llc_groups=frozenset(cache & part for cache in caches for part in parts if cache & part),
     )
+
+
+def lstopo(environment: dict[str, str], *filters: str) -> ET.Element:
+    command = [LSTOPO, "--of", "xml", "--no-io", "--disallowed", *filters]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return ET.fromstring(done.stdout)  # noqa: S314 - lstopo's own output
 
 
 def unpacked(archive: Path, folder: Path) -> tuple[Path, Path]:
@@ -96,7 +104,7 @@ TREES = [
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_a_machine_is_what_lstopo_sees(
+def test_a_machine_is_what_lstopo_sees_and_its_cores_have_slurms_numbers(
     tree: Callable[[Path], tuple[Path, Path]], tmp_path: Path
 ) -> None:
     root, unpacked_root = tree(tmp_path)
@@ -105,7 +113,10 @@ def test_a_machine_is_what_lstopo_sees(
     assert all(not ours.cpus_of_node(node) for node in lacking)
     seen = by_affinityd(ours)
     nodes = {number: cpus for number, cpus in seen.nodes.items() if number not in lacking}
-    assert replace(seen, nodes=nodes) == by_lstopo(lstopo_environment(unpacked_root))
+    environment = lstopo_environment(unpacked_root)
+    assert replace(seen, nodes=nodes) == by_lstopo(environment)
+    numbered = [_cpus(core) for core in _objects(lstopo(environment, *SLURMD), "Core")]
+    assert [frozenset(core.cpus) for core in in_slurms_order(ours)] == numbered
 
 
 def test_the_machine_at_hand_is_what_lstopo_sees() -> None:

@@ -178,7 +178,7 @@ def test_a_daemon_whose_queue_is_full_is_there_and_takes_no_more(folder: Path) -
     assert daemon.error == "it takes no more connections: its queue is full"
 
 
-@pytest.mark.parametrize(("shut", "bits"), [("", 0o750), ("s", 0o660)])
+@pytest.mark.parametrize(("shut", "bits"), [("", 0o750), ("s", 0o664)])
 def test_a_socket_that_not_every_user_reaches_is_a_warning(
     folder: Path, shut: str, bits: int
 ) -> None:

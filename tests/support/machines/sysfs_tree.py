@@ -93,6 +93,12 @@ def put(path: Path, text: object) -> None:
     path.write_text(f"{text}\n")
 
 
+def _put(folder: Path, **files: object) -> None:
+    """Write kernel files into a folder."""
+    for name, text in files.items():
+        put(folder / name, text)
+
+
 def kernel_mask(cpus: Iterable[int], width: int) -> str:
     """Write CPUs as the kernel's %*pb does: words of 32 bits, the highest first."""
     bits = sum(1 << cpu for cpu in cpus)
@@ -101,10 +107,10 @@ def kernel_mask(cpus: Iterable[int], width: int) -> str:
 
 
 def _write_cpus(topology: Topology, folder: Path, width: int) -> None:
-    put(folder / "online", format_list(topology.online))
-    put(folder / "present", format_list(topology.possible | topology.online))
-    put(folder / "possible", format_list(topology.possible | topology.online))
-    for cpu in topology.possible | topology.online:
+    every = topology.possible | topology.online
+    listed = format_list(every)
+    _put(folder, online=format_list(topology.online), present=listed, possible=listed)
+    for cpu in every:
         put(folder / f"cpu{cpu}/online", int(cpu in topology.online))
     in_package: dict[int | None, list[Core]] = {}
     in_llc: dict[tuple[int | None, int], list[Core]] = {}
@@ -129,51 +135,37 @@ def _write_core(folder: Path, core: Core, number: int, package: list[int], width
     for name, cpus in sets.items():
         put(folder / f"{name}_list", format_list(cpus))
         put(folder / name, kernel_mask(cpus, width))
-    put(folder / "core_id", number)
-    put(folder / "physical_package_id", -1 if core.package is None else core.package)
+    _put(folder, core_id=number, physical_package_id=-1 if core.package is None else core.package)
     if core.die is not None:
         put(folder / "die_id", core.die)
 
 
 def _write_caches(folder: Path, core: Sequence[int], llc: Sequence[int], width: int) -> None:
     caches = [
-        (1, "Data", "32K", core),
-        (1, "Instruction", "32K", core),
-        (2, "Unified", "512K", core),
-        (3, "Unified", "16384K", llc),
+        *((1, "Data", "32K", core), (1, "Instruction", "32K", core)),
+        *((2, "Unified", "512K", core), (3, "Unified", "16384K", llc)),
     ]
     for index, (level, kind, size, cpus) in enumerate(caches):
-        cache = folder / f"index{index}"
-        put(cache / "level", level)
-        put(cache / "type", kind)
-        put(cache / "size", size)
-        put(cache / "id", min(cpus))
-        put(cache / "shared_cpu_list", format_list(cpus))
-        put(cache / "shared_cpu_map", kernel_mask(cpus, width))
+        sharers = {"shared_cpu_list": format_list(cpus), "shared_cpu_map": kernel_mask(cpus, width)}
+        _put(folder / f"index{index}", level=level, type=kind, size=size, id=min(cpus), **sharers)
 
 
 def _write_nodes(topology: Topology, folder: Path, width: int) -> None:
     numbers = [node.number for node in topology.nodes if node.number is not None]
     if not numbers:
         return
-    put(folder / "online", format_list(numbers))
-    put(folder / "possible", format_list(numbers))
+    _put(folder, online=format_list(numbers), possible=format_list(numbers))
     for node in topology.nodes:
         if node.number is None:
             continue
         cpus = topology.cpus_of_node(node.number)
         home = folder / f"node{node.number}"
-        put(home / "cpulist", format_list(cpus))
-        put(home / "cpumap", kernel_mask(cpus, width))
-        put(home / "distance", " ".join(str(value) for _, value in sorted(node.distances.items())))
+        row = " ".join(str(value) for _, value in sorted(node.distances.items()))
+        _put(home, cpulist=format_list(cpus), cpumap=kernel_mask(cpus, width), distance=row)
         if node.memory_bytes is not None:
             lines = {"MemTotal": node.memory_bytes // 1024, "MemFree": 1024}
-            put(
-                home / "meminfo",
-                "\n".join(
-                    f"Node {node.number} {key}: {value:>15} kB" for key, value in lines.items()
-                ),
-            )
+            texts = (f"Node {node.number} {key}: {size:>15} kB" for key, size in lines.items())
+            put(home / "meminfo", "\n".join(texts))
 
 
 def _write_device(topology: Topology, root: Path, device: Gpu | Nic, code: str, ids: str) -> None:
@@ -193,9 +185,12 @@ def _write_device(topology: Topology, root: Path, device: Gpu | Nic, code: str, 
         put(folder / "device", f"0x{number}")
     put(folder / "numa_node", -1 if device.numa_node is None else device.numa_node)
     if device.numa_node is not None:
-        cpus = topology.cpus_of_node(device.numa_node)
-        put(folder / "local_cpulist", format_list(cpus))
-        put(folder / "local_cpus", kernel_mask(cpus, max(topology.possible | topology.online) + 1))
+        cpus, width = (
+            topology.cpus_of_node(device.numa_node),
+            max(topology.possible | topology.online),
+        )
+        mask = kernel_mask(cpus, width + 1)
+        _put(folder, local_cpulist=format_list(cpus), local_cpus=mask)
 
 
 def _link(root: Path, folder: Path) -> None:
@@ -217,10 +212,8 @@ def _write_nvidia_driver(topology: Topology, folder: Path) -> None:
             }
             if gpu.minor is not None:
                 fields["Device Minor"] = gpu.minor
-            put(
-                folder / gpu.pci_bus_id / "information",
-                "\n".join(f"{name}: \t {value}" for name, value in fields.items()),
-            )
+            text = "\n".join(f"{name}: \t {value}" for name, value in fields.items())
+            put(folder / gpu.pci_bus_id / "information", text)
 
 
 def _write_kfd(topology: Topology, root: Path) -> None:

@@ -174,7 +174,7 @@ def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused(
 
 def test_a_hostile_archive_reaches_neither_what_is_outside_nor_all_memory(tmp_path: Path) -> None:
     links = {
-        "absolute": "/etc/hostname",
+        "absolute": "/nul",
         "above": "../../../../etc/hostname",
         "round": "round",
         "ping": "pong/x",
