@@ -72,17 +72,6 @@ def hgx_4() -> Topology:
     return with_nvlinks(board, HGX_4_LINKS)
 
 
-def nvml_facts(topology: Topology) -> str:
-    """Return what the NVML of the tests is to say, in the words of nvml/libnvidia_ml.c."""
-    return "\n".join(
-        f"gpu\n pci 0000{gpu.pci_bus_id}\n minor {gpu.minor}\n"
-        + "".join(
-            f" nvlink 0000{it.pci_bus_id}\n" for it in gpu.nvlinks or () for _ in range(it.links)
-        )
-        for gpu in topology.gpus
-    )
-
-
 @st.composite
 def linked_machines(draw: st.DrawFn) -> Topology:
     """Return a random machine whose GPUs have any links: to each other, themselves, a switch."""

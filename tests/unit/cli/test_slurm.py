@@ -81,20 +81,21 @@ def typed(*kinds: str, before: str = "") -> list[str]:
     return [line.replace("Name=gpu", f"{before}Name=gpu Type={kind}") for line, kind in pairs]
 
 
-def test_the_type_is_what_slurmctld_was_configured_with(node: SlurmNode) -> None:
+def test_types_are_those_of_slurm_conf_else_of_a_valid_node_else_the_flag_s_else_slurmd_s(
+    node: SlurmNode,
+) -> None:
     node.slurm.expects("gpu:a100:2", "gpu07")
     assert node.printed() == typed("a100")
     node.slurm.expects("gpu:2", "gpu07")
     assert node.printed() == RIGHT.splitlines()
     assert not (node.slurm.folder / "asked").exists()  # slurmd, which may wait for device files
-
-
-def test_what_slurm_conf_does_not_have_slurmctld_tells_of_a_node_that_is_valid(
-    node: SlurmNode,
-) -> None:
+    node.slurm.conf.write_text("")
     for state, lines in ("IDLE", typed("x")), ("IDLE+DRAIN+INVALID_REG", RIGHT.splitlines()):
         node.slurm.shows(f"NodeName=gpu07 Gres=gpu:x:2(S:0-1) State={state}")
         assert node.printed() == lines
+    node.slurm.has("Name=gpu Type=x File=/dev/nvidia0")
+    assert node.printed() == typed("x")
+    assert node.printed("--type", "a100") == typed("a100")
 
 
 def test_a_node_may_have_another_name_than_its_host(node: SlurmNode) -> None:
@@ -105,15 +106,6 @@ def test_a_node_may_have_another_name_than_its_host(node: SlurmNode) -> None:
     assert node.check().code == 0
     asked = (node.slurm.folder / "asked").read_text()
     assert asked == f"-G -N n7 -f {node.slurm.conf}\n"
-
-
-def test_without_slurmctld_the_types_are_the_flag_s_else_those_that_slurmd_has(
-    node: SlurmNode,
-) -> None:
-    assert node.printed() == RIGHT.splitlines()
-    node.slurm.has("Name=gpu Type=x File=/dev/nvidia0")
-    assert node.printed() == typed("x")
-    assert node.printed("--type", "a100") == typed("a100")
 
 
 def test_nodes_that_are_named_are_equal(node: SlurmNode) -> None:
@@ -181,16 +173,38 @@ def test_a_node_that_slurm_does_not_have_is_named(node: SlurmNode) -> None:
     assert printed.err.endswith("if it has a type, name it with --type\n")
 
 
-def test_what_a_dgx_a100_is_shown_to_print_is_what_it_prints(node: SlurmNode) -> None:
-    shown = (REPOSITORY / "slurm/gres.conf").read_text()
-    assert node.run("gres-conf", "--machine", "dgx-a100").out == shown.splitlines()
+def test_what_a_dgx_a100_is_shown_to_print_is_what_it_prints_for_equal_nodes_too(
+    node: SlurmNode,
+) -> None:
+    shown = (REPOSITORY / "slurm/gres.conf").read_text().splitlines()
+    assert node.run("gres-conf", "--machine", "dgx-a100").out == shown
+    lines = [line for line in shown if not line.startswith("#")]
+    nodes = ("--machine", "dgx-a100", "--node-name", "gpu[001-500]")
+    assert node.printed(*nodes) == [f"NodeName=gpu[001-500] {line}" for line in lines]
 
 
-def test_every_gpu_that_is_wrong_is_named_and_summed_up(node: SlurmNode) -> None:
+PARSE = 'error: Parse error in file gres.conf line 1: " Nam=gpu"'
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            RIGHT.replace("0-3", "4-7"),
+            (
+                "1 gpu 0: Cores=4-7 is package 1, the GPU is on package 0 (node 0); "
+                "right is Cores=0-3\n2 GPUs, 1 finding"
+            ),
+        ),
+        # Where slurmd ends its words count alone.
+        (f"{PARSE}\nfatal: x", f"2 slurmd: {PARSE}\nslurmd: fatal: x\n2 GPUs, 2 errors of slurmd"),
+    ],
+)
+def test_all_that_is_wrong_is_named_and_summed_up(node: SlurmNode, lines: str, said: str) -> None:
     node.slurm.expects("gpu:2", "gpu07")
-    node.slurm.has(RIGHT.replace("0-3", "4-7"))
-    wrong = "gpu 0: Cores=4-7 is package 1, the GPU is on package 0 (node 0); right is Cores=0-3"
-    assert node.check()[:2] == (1, [wrong, "2 GPUs, 1 finding"])
+    node.slurm.has(lines)
+    code, out, _ = node.check()
+    assert f"{code} " + "\n".join(out) == said
 
 
 def test_the_scope_says_whose_cores_are_right(node: SlurmNode, tmp_path: Path) -> None:
@@ -203,14 +217,6 @@ def test_the_scope_says_whose_cores_are_right(node: SlurmNode, tmp_path: Path) -
         said = node.check("--scope", scope)
         assert said.code == 1
         assert said.out[0].endswith(f"add Cores={right}")
-
-
-def test_where_slurmd_ends_its_words_are_the_findings(node: SlurmNode) -> None:
-    node.slurm.expects("gpu:2", "gpu07")
-    words = ['error: Parse error in file gres.conf line 1: " Nam=gpu"', "fatal: error reading"]
-    node.slurm.has("\n".join(words))
-    told = [f"slurmd: {line}" for line in words]
-    assert node.check()[:2] == (2, [*told, "2 GPUs, 2 errors of slurmd"])
 
 
 def test_another_gres_conf_may_be_asked_about_beside_the_same_slurm_conf(
@@ -227,20 +233,14 @@ def test_another_gres_conf_may_be_asked_about_beside_the_same_slurm_conf(
     assert (tmp_path / "read").read_text() == f"{tmp_path}/new\n{node.slurm.conf}\n"
 
 
-@pytest.mark.parametrize(
-    ("flag", "file", "told"),
-    [
-        ("--gres-conf", "/nowhere/gres.conf", "/nowhere/gres.conf is no file; name a gres.conf"),
-        ("--gres-conf", "/dev", "/dev is no file"),
-        ("--slurm-conf", "/nowhere", "/nowhere is no file; name a slurm.conf"),
-    ],
-)
+@pytest.mark.parametrize("flag", ["--gres-conf", "--slurm-conf"])
+@pytest.mark.parametrize("file", ["/nowhere", "/dev"])
 def test_a_file_that_is_not_there_or_no_file_is_an_error(
-    node: SlurmNode, flag: str, file: str, told: str
+    node: SlurmNode, flag: str, file: str
 ) -> None:
     said = node.check(flag, file)
     assert said.code == 2
-    assert told in said.err
+    assert f"{file} is no file; name a {flag[2:].replace('-', '.')}" in said.err
 
 
 def test_without_slurm_there_is_no_check(node: SlurmNode) -> None:
@@ -262,15 +262,6 @@ def test_what_names_no_node_is_bad_usage(node: SlurmNode, command: str, name: st
     if command == "gres-conf":
         (line,) = node.capsys.readouterr().err.splitlines()
         assert "names no nodes; write it like gpu[01-04]" in line
-
-
-def test_a_login_node_prints_the_lines_of_equal_nodes_of_a_shipped_machine(
-    node: SlurmNode,
-) -> None:
-    names = ("--type", "a100", "--node-name", "gpu[001-500]")
-    lines = node.printed("--machine", "dgx-a100", *names)
-    assert len(lines) == 8
-    assert lines[0] == "NodeName=gpu[001-500] Name=gpu Type=a100 File=/dev/nvidia0 Cores=48-63"
 
 
 def test_gpus_whose_device_files_are_unknown_are_counted(node: SlurmNode) -> None:
@@ -352,13 +343,6 @@ def test_jobs_near_their_gpus_are_counted_and_those_without_a_note_passed_over(
     )
 
 
-def test_a_shipped_machine_has_no_jobs(node: SlurmNode) -> None:
-    node.slurm.has("")
-    said = node.check("--machine", "dgx-a100", "--format", "json")
-    assert said.code == 1
-    assert json.loads("".join(said.out))["jobs"] == {"judged": 0, "findings": []}
-
-
 def test_the_findings_are_there_as_json(node: SlurmNode) -> None:
     node.slurm.expects("gpu:1", "gpu07")
     node.slurm.has(RIGHT.splitlines()[0].replace("0-3", "0-x"))
@@ -370,3 +354,5 @@ def test_the_findings_are_there_as_json(node: SlurmNode) -> None:
     assert document["faults"][0].startswith("Cores='0-x' is no list")
     assert [it["gpu"] for it in document["findings"]] == [0, 1, None]
     assert document["jobs"]["judged"] == len(document["jobs"]["findings"]) == 1
+    shipped = json.loads("".join(node.check("--machine", "dgx-a100", "--format", "json").out))
+    assert shipped["jobs"] == {"judged": 0, "findings": []}

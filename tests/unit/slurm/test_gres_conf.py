@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 
 from affinityd.cpuset import format_list
-from affinityd.discovery import discover, open_tree
-from affinityd.discovery.nvml.gpus import query
 from affinityd.slurm.cores import SlurmCores, affinities, in_slurms_order
 from affinityd.slurm.expected import expected
 from affinityd.slurm.gres_conf import NODES, GresConf
@@ -22,12 +19,9 @@ from tests.support.machines.nvlinks import (
     dgx_1v,
     hgx_4,
     linked_machines,
-    nvml_facts,
     switched,
     with_nvlinks,
 )
-from tests.support.machines.sysfs_tree import write_tree
-from tests.support.nvml.shared_object import environment
 
 MI250X = """\
 # In this order Slurm's gpu numbers are ROCm's: keep it.
@@ -96,13 +90,8 @@ def test_a_node_of_lumi_has_these_lines() -> None:
     assert GresConf(node).lines("n1")[3:] == named
 
 
-def test_a_dgx_1_has_these_lines_by_what_nvml_says_of_its_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environment(nvml_facts(dgx_1v()), tmp_path).items():
-        monkeypatch.setenv(name, value)
-    tree = open_tree(str(write_tree(machine("dgx-1v"), tmp_path / "dgx-1v")))
-    assert GresConf(discover(tree, query())).lines() == DGX_1V.splitlines()
+def test_a_dgx_1_has_these_lines() -> None:
+    assert GresConf(dgx_1v()).lines() == DGX_1V.splitlines()
 
 
 def test_four_gpus_that_are_all_connected_have_these_lines() -> None:
