@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from affinityd.audit.judge import Judge
 from affinityd.audit.model import (
     AuditedProcess,
@@ -37,12 +40,7 @@ class Known:
 
 
 def thread(
-    mask: str,
-    tid: int = 100,
-    *,
-    last_cpu: int | None = None,
-    ticks: int = 0,
-    start: int = 5,
+    mask: str, tid: int = 100, *, last_cpu: int | None = None, ticks: int = 0, start: int = 5
 ) -> Thread:
     """Return a thread; it ran last on the first of its CPUs."""
     cpus = parse_list(mask)
@@ -54,50 +52,35 @@ def process(
     *masks: str,
     pid: int = 100,
     gpu: GpuKey = GPU,
-    name: str = "python",
     holds: bool = True,
-    parent: int = 50,
-    state: str = "S",
-    membership: Membership = Membership(),  # noqa: B008 - frozen
     cpuset: str | None = None,
     threads: tuple[Thread, ...] | None = None,
-    session: int | None = None,
-    service: str | None = None,
-    uid: int | None = 1000,
     holder: int | None = None,
     beside: tuple[GpuKey, ...] = (),
+    **more: Any,  # noqa: ANN401 - other fields of ProcessFacts
 ) -> ProcessFacts:
     """Return a process whose threads have these masks."""
-    made = tuple(thread(mask, pid + place) for place, mask in enumerate(masks))
-    return ProcessFacts(
+    facts = ProcessFacts(
         pid=pid,
-        name=name,
-        uid=uid,
+        name="python",
+        uid=1000,
         start=5,
-        parent=parent,
-        state=state,
+        parent=50,
+        state="S",
         gpu=gpu,
         holding=Holding(pid, gpu, 2**30, beside=beside) if holds and holder is None else None,
-        membership=membership,
         cpuset=None if cpuset is None else parse_list(cpuset),
-        threads=made if threads is None else threads,
-        session=session,
-        service=service,
+        threads=tuple(thread(mask, pid + place) for place, mask in enumerate(masks)),
         holder=holder,
         beside=beside,
     )
+    return replace(facts, **more) if threads is None else replace(facts, threads=threads, **more)
 
 
 def scan_of(topology: Topology, *processes: AuditedProcess) -> Scan:
     """Return a scan that found these, of families of their own."""
-    return Scan(
-        time=0.0,
-        seconds=0.0,
-        processes=processes,
-        near=Judge(topology).near,
-        unknown={},
-        divided=divided(processes),
-    )
+    near = Judge(topology).near
+    return Scan(0.0, 0.0, processes, near, unknown={}, divided=divided(processes))
 
 
 def audited(

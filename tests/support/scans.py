@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from affinityd.audit.model import (
-    AuditedProcess,
-    CpuTime,
-    GpuKey,
-    Holding,
-    Job,
-    Membership,
-    ProcessFacts,
-    Scan,
-)
+from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, Membership, Scan
 from affinityd.cpuset import CpuSet
 from affinityd.daemon.state.scanner import Audit
-from affinityd.linux.processes import Thread, since_boot
+from affinityd.linux.processes import since_boot
+from tests.support import audit_facts
 from tests.support.machines.by_hand import made
 
 MACHINE = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
@@ -29,57 +23,35 @@ def process(
     pid: int = 100,
     gpu: GpuKey = GPU0,
     *,
-    cause: str | None = None,
     placement: str = "local",
     job: Job | None = None,
     uid: int | None = 1000,
     threads: int = 1,
-    is_daemon: bool = False,
-    orphan: str | None = None,
+    **judged: Any,  # noqa: ANN401 - what else `audited` takes
 ) -> AuditedProcess:
     """Return the judgement of a process, all of whose threads are alike."""
-    found = tuple(Thread(pid + tid, "python", 1, frozenset({0}), 0, 5) for tid in range(threads))
-    holding = Holding(pid, gpu, 2**20)
-    facts = ProcessFacts(pid, "python", uid, 1, 1, "S", gpu, holding, Membership(job), None, found)
-    return AuditedProcess(
-        facts,
-        placement,
-        (placement,) * threads,
-        (False,) * threads,
-        cause,
-        is_daemon=is_daemon,
-        orphan=orphan,
-    )
+    masks = ["0"] * threads
+    facts = audit_facts.process(*masks, pid=pid, gpu=gpu, uid=uid, membership=Membership(job))
+    return audit_facts.audited(facts, placement, **judged)
 
 
-def scan(
-    *processes: AuditedProcess,
-    unknown: Mapping[GpuKey, str] | None = None,
-    near: Mapping[GpuKey, CpuSet | None] = NEAR,
-    job_time: Mapping[Job, CpuTime] | None = None,
-    since: Mapping[GpuKey | Job, float] | None = None,
-    notices: tuple[str, ...] = (),
-) -> Scan:
+def scan(*processes: AuditedProcess, **changes: Any) -> Scan:  # noqa: ANN401 - fields of it
     """Return a scan that found these."""
-    return Scan(
+    found = Scan(
         time=time.time(),
         boot=since_boot(),
         seconds=0.25,
         processes=processes,
-        near=near,
-        unknown=unknown or {},
+        near=NEAR,
+        unknown={},
         overlap={("slurm 7", "slurm 8"): frozenset((2, 3))},
         skipped=1,
         gpu_time={GPU0: CpuTime(8.0, 2.0), GPU1: CpuTime()},
-        job_time=job_time or {},
-        since=since or {},
         numa_balancing=1,
-        notices=notices,
     )
+    return replace(found, **{name: it for name, it in changes.items() if it is not None})
 
 
-def audit(
-    *processes: AuditedProcess, notices: tuple[str, ...] = (), **more: Mapping[GpuKey, str]
-) -> Audit:
+def audit(*processes: AuditedProcess, **changes: Any) -> Audit:  # noqa: ANN401 - fields of a Scan
     """Return a scan of MACHINE that found these."""
-    return Audit(MACHINE, scan(*processes, notices=notices, unknown=more.get("unknown")))
+    return Audit(MACHINE, scan(*processes, **changes))
