@@ -1,7 +1,8 @@
 """The daemon on a live machine that has NVIDIA's driver, as far as that can be had without one.
 
 The daemon runs on this machine's own `/`; NVML is a real shared library that answers from facts;
-`/proc/driver/nvidia` is mounted over in a mount namespace of the daemon's own.
+`/proc/driver/nvidia` is mounted over in a mount namespace of the daemon's own. An NVML that hangs,
+and a driver that goes, are among the faults and the audit's.
 """
 
 from __future__ import annotations
@@ -37,11 +38,8 @@ class Node:
         self.begun, self.go = folder / "begun", folder / "go"  #: of an NVML that waits
         self.driver.mkdir(parents=True)
         self.device.touch()
-        self.load("550.54.15")
+        (self.driver / "version").write_text("NVRM version: 550.54.15\n")
         self.says()
-
-    def load(self, version: str) -> None:
-        (self.driver / "version").write_text(f"NVRM version: {version}\n")
 
     def says(self, *of_gpu: str, starts: tuple[str, ...] = ()) -> None:
         """Have NVML answer so; `starts`: what it does first."""
@@ -96,16 +94,6 @@ def test_nvmls_gpu_is_planned_and_an_unknown_mig_instance_looked_for_once_in_a_w
         assert (refusal.status, OTHER in refusal.json["detail"]) == (404, True)
 
 
-def test_a_driver_that_goes_is_noticed_and_not_asked(node: Node) -> None:
-    with node.live() as daemon:
-        (node.driver / "version").unlink()
-        eventually(lambda: daemon.get("/plan?gpus=0").status == 404, "the GPU is gone")
-        notices = daemon.get("/topology").json["topology"]["notices"]
-        assert any("driver is not loaded" in notice for notice in notices)
-        node.load("560.28.03")
-        eventually(lambda: daemon.get("/plan?gpus=0").status == 200, "the GPU is back")
-
-
 def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(node: Node) -> None:
     information = node.driver / f"gpus/{address()}/information"
     information.parent.mkdir(parents=True)
@@ -130,6 +118,7 @@ def test_a_plan_that_is_asked_for_at_once_waits_for_the_first_reading(node: Node
         with node.starting() as daemon, ThreadPoolExecutor(8) as askers:
             plans = [askers.submit(daemon.get, "/plan?gpus=0") for _ in range(8)]
             unready = daemon.get("/readyz")
+            assert daemon.get("/healthz").status == 200
             node.go.touch()
             assert (unready.status, unready.headers["retry-after"]) == (503, "1")
             return {plan.result().status for plan in plans} == {200}
@@ -148,16 +137,6 @@ def test_nvml_is_asked_while_the_daemon_is_imported(node: Node) -> None:
         assert node.begun.read_text() == "+", "it was asked once"
 
 
-def test_while_nvml_is_silent_at_the_start_it_lives_and_is_not_ready(node: Node) -> None:
-    node.waits()
-    with node.starting() as daemon:
-        assert daemon.get("/healthz").status == 200
-        unready = daemon.get("/plan?gpus=0")
-        assert (unready.status, unready.headers["retry-after"]) == (503, "1")
-        node.go.touch()
-        eventually(lambda: is_ready(daemon), "it is ready")
-
-
 def test_a_request_that_is_under_way_at_sigterm_is_answered(node: Node) -> None:
     with node.live() as daemon, ThreadPoolExecutor(1) as asker:
         node.waits(f"mig {MIG}")
@@ -167,12 +146,3 @@ def test_a_request_that_is_under_way_at_sigterm_is_answered(node: Node) -> None:
         node.go.touch()
         assert plan.result().status == 200
         assert daemon.process.wait() == 0
-
-
-def test_an_nvml_that_hangs_holds_up_neither_answers_nor_the_end(node: Node) -> None:
-    with node.live() as daemon:
-        node.waits()
-        daemon.signal(signal.SIGHUP)
-        eventually(node.begun.exists, "NVML is asked")
-        assert daemon.get("/plan?gpus=0&mode=single").status == 200
-        assert daemon.stop() == 0
