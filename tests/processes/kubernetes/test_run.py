@@ -185,7 +185,7 @@ def test_how_many_cpus_init_was_told_counts_unless_the_program_is_told_otherwise
 ) -> None:
     """Four CPUs are near GPUs 0 and 1, whose node is one, and four others are not."""
     own = Pod(tmp_path / "pod", pod.socket, {CHOSEN: site})
-    assert (own.to / "plan.json").exists(), own.said.stderr
+    assert (own.to / "plan.json").exists()
     own.has("nvidia7", "nvidia6")
     told = own.run(cpus=parse_list("48-51,0-3"), **{JOB: "6", **job})
     assert told.cpus == parse_list(cpus), told.lines
