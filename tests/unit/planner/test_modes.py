@@ -71,7 +71,7 @@ def test_scope(asked: str, expected: str) -> None:
     ("asked", "expected"),
     rows("""
 single: the first core of each home    | gpus=0,4,5 mode=single share=requested | 0,40 20,60 20,60
-whoever shares                         | gpus=0,4,5 mode=single share=node      | 0,40 20,60 20,60
+with any share                         | gpus=0,4,5 mode=single share=node      | 0,40 20,60 20,60
 single_unique counts on each home node | gpus=0,4,1,5 mode=single_unique share=requested | \
 0,40 20,60 1,41 21,61
 ranks divide in the request's order    | gpus=1,0 share=requested | 0-9,40-49 10-19,50-59

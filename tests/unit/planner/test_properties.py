@@ -230,7 +230,7 @@ def test_jobs_of_disjoint_cpusets_are_disjoint(jobs: list[Question], data: st.Da
 
 
 @given(questions(SHARING))
-def test_a_gpu_s_block_is_the_same_whoever_asks_with_it(question: Question) -> None:
+def test_a_gpu_s_block_is_the_same_whichever_others_are_asked_for(question: Question) -> None:
     every = asked(question.but(gpus="all", share="node", balanced="false"))
     assume(every.plan.share == "node")
     for rank in every.ranks:

@@ -56,15 +56,7 @@ def test_every_default_is_the_contract_s() -> None:
         ("granted", "0, minor:3", "0,minor:3"),
         ("granted", "none", "none"),
         *(("format", name, name) for name in FORMATS),
-    ],
-)
-def test_a_value_is_read(name: str, text: str, value: object) -> None:
-    assert getattr(parse_request([(name, text)]), name) == value
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
+        # The planner's options.
         *(("mode", f"single{dash}unique", "single_unique") for dash in "-_"),
         ("scope", "socket", "socket"),
         ("multithreading", "single_logical", "single_logical"),
@@ -75,8 +67,9 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         *(("strict", text, True) for text in ("true", "True", "1", "yes", "on")),
     ],
 )
-def test_an_option_is_read(name: str, text: str, value: object) -> None:
-    assert getattr(parse_request([(name, text)]).options, name) == value
+def test_a_value_is_read(name: str, text: str, value: object) -> None:
+    request = parse_request([(name, text)])
+    assert getattr(request if hasattr(request, name) else request.options, name) == value
 
 
 @pytest.mark.parametrize(

@@ -209,53 +209,40 @@ def masks(*slices: str) -> str:
     return "cpu_bind=" + ",".join(format_mask(parse_list(it)) for it in slices)
 
 
+#: Halves of a package, and slices that are near to neither GPU 0 nor GPU 2.
+HALVES, FAR = masks("0-63", "64-127"), masks("0-7", "8-15")
+OF_TWO, OF_FOUR, ONE_OF_TWO = "job=0,1 ranks=2", "job=0,1,2,3 ranks=4", "job=0,1 visible=0"
+
+
 @pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
-        # Slurm's slices are 0-63 and 64-127 here, and both GPUs are on node 3: 48-63,176-191.
-        (
-            f"job=0,1 ranks=2 gpu_bind=gpu:per_task:1 {masks('0-63', '64-127')}",
-            {"rank=0 visible=0 cpuset=0-63": "48-55", "rank=1 visible=1 cpuset=64-127": "56-63"},
-        ),
-        # They are on nodes 0 and 1, GPUs 0 and 2 on 3 and 1: Slurm may give both tasks GPU 0.
-        (
-            f"job=0,2 ranks=2 step_gpus=2 gpu_bind=gpu:single:1 visible=0 {masks('0-7', '8-15')}",
-            {"rank=0 cpuset=0-7": "0-3", "rank=1 cpuset=8-15": "4-7"},
-        ),
-        # Two tasks on one GPU divide its share of the job's cores.
-        (
-            "job=0,1 ranks=2 gpu_bind=gpu:map_gpu:1,1 visible=1",
-            {"rank=0": "56-59,184-187", "rank=1": "60-63,188-191"},
-        ),
-        # Tasks that all see all GPUs take one each.
-        (
-            "job=0,1,2,3 ranks=4 visible=0,1,2,3",
-            {"rank=0": "48-55,176-183", "rank=1": "56-63,184-191", "rank=3": "24-31,152-159"},
-        ),
-        # A task with several GPUs has the union.
-        (
-            "job=0,1,2,3 ranks=2 gpu_bind=gpu:per_task:2",
-            {"rank=1 visible=2,3": "16-23,144-151 24-31,152-159"},
-        ),
-        # Steps on different GPUs of a job are apart.
-        ("job=0,1", {"visible=0": "48-55,176-183", "visible=1": "56-63,184-191"}),
-        # srun --exact gives a step 16 of the job's 64 CPUs, and one of its two GPUs on that node.
-        (
-            "job=0,1 cpuset=48-63",
-            {
-                "visible=0 step_gpus=1": "48-55",
-                "visible=0 step_gpus=1 job_cpus=64": "48-63",
-                "visible=0 step_gpus=1 job_cpus=16": "48-55",  # of all tasks
-                "visible=0,1 step_gpus=2 ranks=2 rank=1 job_cpus=64": "56-63",
-                # Which other GPUs the step has is not known.
-                "visible=0 step_gpus=2 ranks=2 rank=0 gpu_bind=gpu:per_task:1 job_cpus=64": "48-55",
-            },
-        ),
-    ],
+    ("asked", "expected"),
+    rows(f"""
+the step's cores, not a slice's | {OF_TWO} gpu_bind=gpu:per_task:1 {HALVES} rank=0 visible=0 \
+cpuset=0-63 | 48-55
+and its sibling  | {OF_TWO} gpu_bind=gpu:per_task:1 {HALVES} rank=1 visible=1 cpuset=64-127 | 56-63
+Slurm may give both GPU 0 | job=0,2 ranks=2 step_gpus=2 gpu_bind=gpu:single:1 visible=0 {FAR} \
+rank=0 cpuset=0-7 | 0-3
+and so its sibling finds | job=0,2 ranks=2 step_gpus=2 gpu_bind=gpu:single:1 visible=0 {FAR} \
+rank=1 cpuset=8-15 | 4-7
+two on one GPU divide its share | {OF_TWO} gpu_bind=gpu:map_gpu:1,1 visible=1 rank=0 | 56-59,184-187
+the second       | {OF_TWO} gpu_bind=gpu:map_gpu:1,1 visible=1 rank=1 | 60-63,188-191
+who sees all takes one  | {OF_FOUR} visible=0,1,2,3 rank=0             | 48-55,176-183
+the last         | {OF_FOUR} visible=0,1,2,3 rank=3                    | 24-31,152-159
+several GPUs     | job=0,1,2,3 ranks=2 gpu_bind=gpu:per_task:2 rank=1 visible=2,3 | \
+16-23,144-151 24-31,152-159
+a step           | {ONE_OF_TWO}                                        | 48-55,176-183
+another step     | job=0,1 visible=1                                   | 56-63,184-191
+of one GPU       | {ONE_OF_TWO} cpuset=48-63 step_gpus=1               | 48-55
+srun --exact, 16 of 64 CPUs | {ONE_OF_TWO} cpuset=48-63 step_gpus=1 job_cpus=64 | 48-63
+all of the job's CPUs | {ONE_OF_TWO} cpuset=48-63 step_gpus=1 job_cpus=16 | 48-55
+--exact, two tasks | {OF_TWO} visible=0,1 cpuset=48-63 step_gpus=2 rank=1 job_cpus=64 | 56-63
+its other GPUs are not known | {OF_TWO} visible=0 cpuset=48-63 step_gpus=2 rank=0 job_cpus=64 \
+gpu_bind=gpu:per_task:1 | 48-55
+"""),
 )
-def test_tasks_of_a_job_divide_its_cores(facts: str, expected: Mapping[str, str]) -> None:
-    found = {own: lists(DGX, f"mode=unique_contiguous {facts} {own}") for own in expected}
-    assert found == expected
+def test_tasks_of_a_job_divide_its_cores(asked: str, expected: str) -> None:
+    """GPUs 0 and 1 are on node 3, whose CPUs are 48-63 and 176-191."""
+    assert lists(DGX, f"mode=unique_contiguous {asked}") == expected
 
 
 def of_exec(environ: Mapping[str, str], mask: CpuSet) -> Reply:
