@@ -16,12 +16,19 @@ from pathlib import Path
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from affinityd.topology.model import Topology
-from tests.support.daemons import Daemon, running, spawn
+from tests.e2e.faults.elsewhere import plans
+from tests.support.daemons import Daemon, eventually, spawn
 from tests.support.nvml.shared_object import environment
 
 UUID = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
 MODEL = "NVIDIA Test"
 DRIVER = "550.54.15"
+
+#: Without a cpuset a caller is planned on its own CPUs, which tests may have fewer of.
+QUERIES = tuple(
+    f"{query}&cpuset={','.join(map(str, sorted(os.sched_getaffinity(0))))}"
+    for query in ("gpus=0&mode=node", "gpus=all&mode=even")
+)
 
 
 def gpu_address() -> str:
@@ -46,43 +53,41 @@ class Node:
         """Change what NVML says from now on."""
         (self.folder / "nvml.facts").write_text(self.facts(fault=fault))
 
+    def tell_driver(self, version: str = DRIVER) -> None:
+        """Have this version of the driver."""
+        (self.folder / "driver/nvidia").mkdir(parents=True, exist_ok=True)
+        (self.folder / "driver/nvidia/version").write_text(f"NVRM version: {version}\n")
+
     @property
     def topology(self) -> Topology:
         """What the daemon is to know while nothing is wrong."""
         gpu = NvmlGpu(0, UUID, gpu_address(), minor=3, model=MODEL)
         return discover(open_tree("/"), NvmlReport((gpu,), DRIVER))
 
-    def start(self, *, at_first: str = ":", fault: str = "") -> Daemon:
+    @contextmanager
+    def started(self, *arguments: str, at_first: str = ":", fault: str = "") -> Iterator[Daemon]:
         """Start the daemon, after a line of sh in its namespace; wait for nothing."""
+        self.tell_driver()
+        then = f'mount --bind "$0" /proc/driver && {at_first} && exec "$@"'
+        driver = os.fspath(self.folder / "driver")
+        before = ["unshare", "--mount", "--map-root-user", "sh", "-c", then, driver]
         env = environment(self.facts(fault=fault), self.folder)
-        return spawn(self.folder, env=env, before=self._namespace(at_first))
+        daemon = spawn(self.folder, *arguments, env=env, before=before)
+        try:
+            yield daemon
+        finally:
+            daemon.process.kill()
+            daemon.process.wait()
 
     @contextmanager
-    def running(self, *, scan_interval: str = "15") -> Iterator[Daemon]:
-        """Run the daemon."""
-        env = environment(self.facts(), self.folder) | {"AFFINITYD_SCAN_INTERVAL": scan_interval}
-        with running(self.folder, env=env, before=self._namespace(":")) as daemon:
+    def running(self, *arguments: str, at_first: str = ":") -> Iterator[Daemon]:
+        """Run the daemon from its first plan on."""
+        with self.started(*arguments, at_first=at_first) as daemon:
+            eventually(lambda: plans(daemon), "it plans")
             yield daemon
-
-    def _namespace(self, at_first: str) -> list[str]:
-        driver = self.folder / "driver"
-        (driver / "nvidia").mkdir(parents=True, exist_ok=True)
-        (driver / "nvidia/version").write_text(f"NVRM version: {DRIVER}\n")
-        then = f'mount --bind "$0" /proc/driver && {at_first} && exec "$@"'
-        return ["unshare", "--mount", "--map-root-user", "sh", "-c", then, os.fspath(driver)]
 
 
 def inside(daemon: Daemon, *command: str) -> None:
     """Run a command in a daemon's namespaces."""
     enter = ["nsenter", "--target", str(daemon.process.pid), "--user", "--mount", "--"]
     subprocess.run([*enter, *command], check=True)
-
-
-def break_file(daemon: Daemon, path: str) -> None:
-    """Have each read of a file fail with EIO: nothing is mapped at address 0, proc(5)."""
-    inside(daemon, "mount", "--bind", f"/proc/{daemon.process.pid}/mem", path)
-
-
-def uncover(daemon: Daemon, path: str) -> None:
-    """Have a file be itself again."""
-    inside(daemon, "umount", path)

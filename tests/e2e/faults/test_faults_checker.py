@@ -16,7 +16,6 @@ WRONG = right_answer(tiny(1, 0), QUERIES[0]).encode()
 
 
 def test_a_wrong_answer_behind_right_ones_is_found(tmp_path: Path) -> None:
-    assert RIGHT != WRONG
     path = tmp_path / "s"
 
     def answer_wrong_in_the_end() -> None:
@@ -36,26 +35,24 @@ def test_an_answer_that_was_true_a_moment_ago_is_wrong_after_the_change() -> Non
     with truth.becoming(tiny(1, 0)):
         pass
     changed = truth._spells[0][2]
-    assert truth.allows(QUERIES[0], RIGHT.decode(), changed - 1, changed + 1)
-    assert not truth.allows(QUERIES[0], RIGHT.decode(), changed + 1, changed + 2)
-    assert truth.allows(QUERIES[0], WRONG.decode(), changed + 1, changed + 2)
+    for body, began, allowed in ((RIGHT, -1, True), (RIGHT, 1, False), (WRONG, 1, True)):
+        told = truth.allows(QUERIES[0], body.decode(), changed + began, changed + 2)
+        assert told == allowed
 
 
 @pytest.mark.parametrize(
-    ("answer", "seen"),
+    ("answer", "cut", "refused"),
     [
-        (http("200 OK", RIGHT, "content-length: 99"), "cut"),
-        (http("503 No", b"no\n", "content-length: 3"), "503"),
-        (b"", "closed"),
-        (b"HTTP/1.1 200 OK\r\nconte", "cut"),
+        (http("200 OK", RIGHT, "content-length: 99"), 1, {}),
+        (b"HTTP/1.1 200 OK\r\nconte", 1, {}),
+        (http("503 No", b"no\n", "content-length: 3"), 0, {"503": 1}),
+        (b"", 0, {"closed": 1}),
     ],
-    ids=["a body that breaks off", "a fault", "nothing", "a head that breaks off"],
 )
 def test_what_is_no_answer_is_counted_as_what_it_is(
-    tmp_path: Path, answer: bytes, seen: str
+    tmp_path: Path, answer: bytes, cut: int, refused: dict[str, int]
 ) -> None:
     path, asked = tmp_path / "s", Asked()
     with serving(path, answering(answer)):
         asked.judge(path, QUERIES[0], Truth(tiny()))
-    assert (asked.cut, dict(asked.refused)) == ((1, {}) if seen == "cut" else (0, {seen: 1}))
-    assert (asked.answered, asked.wrong) == (0, [])
+    assert (asked.cut, asked.refused, asked.answered, asked.wrong) == (cut, refused, 0, [])

@@ -64,26 +64,25 @@ def test_a_node_file_cut_off_anywhere_is_passed_over_or_whole(tmp_path: Path) ->
             assert length == len(text) - 1  # without its line's end
 
 
-STALE: dict[str, dict[str, object]] = {
-    "another machine's": {"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"},
-    "of another form": {"version": 2},
-    "without a generation": {"generation": 0},
-    "without a topology": {"topology": None},
-    "empty": {},
-}
-
-
-@pytest.mark.parametrize("kind", STALE)
-def test_ranks_pass_over_a_node_file_that_is_not_of_here_and_now(tmp_path: Path, kind: str) -> None:
-    nodefile.write(tmp_path / nodefile.NAME, Node(tiny(1, 0)))  # its GPUs are elsewhere
-    written = json.loads((tmp_path / nodefile.NAME).read_text())
-    stale = {**written, **STALE[kind]} if STALE[kind] else {}
-    (tmp_path / nodefile.NAME).write_text(json.dumps(stale))
-    env = {
-        **environment(tmp_path / "affinityd.sock"),
-        "AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine")),
-    }
-    ranks = start_many(2, env)
+@pytest.mark.parametrize(
+    "stale",
+    [
+        {"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"},  # another machine's
+        {"version": 2},
+        {"generation": 0},
+        {"topology": None},
+        {},
+    ],
+    ids=str,
+)
+def test_ranks_pass_over_a_node_file_that_is_not_of_here_and_now(
+    tmp_path: Path, stale: dict[str, object]
+) -> None:
+    path = tmp_path / nodefile.NAME
+    nodefile.write(path, Node(tiny(1, 0)))  # its GPUs are elsewhere
+    path.write_text(json.dumps(stale and {**json.loads(path.read_text()), **stale}))
+    root = {"AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine"))}
+    ranks = start_many(2, environment(tmp_path / "affinityd.sock") | root)
     assert (ranks.pinned, ranks.wrong, ranks.said) == (2, [], [])
 
 
@@ -92,8 +91,8 @@ def test_a_node_file_that_names_cpus_which_went_since_gives_none_of_them(tmp_pat
     path = tmp_path / nodefile.NAME
     nodefile.write(path, Node(machine("dgx-a100")))
     assert find_node([str(tmp_path / "affinityd.sock")]).source == nodefile.NAME
-    for gpu in range(8):
-        done = exec_("--gpus", str(gpu), "--", *LOOK, env=environment(tmp_path / "affinityd.sock"))
+    for gpu in ("0", "7"):
+        done = exec_("--gpus", gpu, "--", *LOOK, env=environment(tmp_path / "affinityd.sock"))
         assert parse_list(done.cpus) <= os.sched_getaffinity(0)
 
 
@@ -122,30 +121,25 @@ def test_a_disk_that_fills_up_leaves_the_former_node_file_until_a_reading_finds_
         assert daemon.stop() == 0
 
 
-def test_a_log_on_a_full_device_holds_up_neither_answers_nor_the_end(tmp_path: Path) -> None:
-    to_full = ("sh", "-c", 'exec "$0" "$@" >/dev/full')
-    with running(tmp_path, "--machine", "dgx-a100", before=to_full) as daemon:
-        with asking(daemon.socket, Truth(machine("dgx-a100"))) as asked:
-            assert answered_more(asked)
-        assert daemon.stop() == 0
-        assert daemon.complaints == []
-
-
-def test_a_log_that_nobody_reads_holds_up_neither_answers_nor_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_full", [True, False], ids=["a full device", "a pipe nobody reads"])
+def test_a_log_that_takes_nothing_holds_up_neither_answers_nor_the_end(
+    tmp_path: Path, is_full: bool
+) -> None:
     """A pipe is full after 64 KiB, pipe(7): each SIGHUP is a line."""
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDWR)
+    env = {"LOG": "/dev/full" if is_full else str(fifo)}
     into = ("sh", "-c", 'exec "$0" "$@" >"$LOG"')
-    env = {"LOG": str(fifo)}
     try:
         with running(tmp_path, "--machine", "dgx-a100", env=env, before=into) as daemon:
             os.set_blocking(reader, False)
             os.write(reader, bytes(65536 - 4096))  # nearly all that there is room for
             with asking(daemon.socket, Truth(machine("dgx-a100"))) as asked:
-                for _ in range(200):
-                    daemon.signal(1)
+                for _ in range(100):
+                    daemon.signal(signal.SIGHUP)
                     assert answered_more(asked, 1)
             assert daemon.stop() == 0
+            assert daemon.complaints == []
     finally:
         os.close(reader)

@@ -1,4 +1,4 @@
-"""Somebody keeps a daemon's queue of connections full; the scripts' curl does not wait for room."""
+"""Another process keeps a daemon's queue of connections full; curl does not wait for room."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ fi
 exec {curl} "$@"
 """
 
-
 #: Connects and closes without a pause.
 CHURN = """
 import socket, sys
@@ -54,10 +53,10 @@ class Script:
     env: dict[str, str]
     silence: str  #: what it says where nothing is answered
 
-    def run(self) -> str:
-        """Return what it says."""
+    def run(self) -> tuple[str, int]:
+        """Return what it says, and how often it has asked."""
         done = subprocess.run(
-            [*self.command],
+            self.command,
             env={**self.env, "AFFINITYD_DAEMON_UID": f"{os.geteuid()}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -65,20 +64,13 @@ class Script:
             timeout=PATIENCE,
             check=True,
         )
-        return done.stdout
-
-    @property
-    def tries(self) -> int:
-        return (self.folder / "tries").read_text().count("\n")
-
-    def give_room(self, *, after: Callable[[], object]) -> None:
-        """Have the third try find what is done here."""
-        eventually((self.folder / "third").exists, "it tries a third time")
-        after()
-        (self.folder / "room").touch()
+        tries = self.folder / "tries"
+        number = tries.read_text().count("\n") if tries.exists() else 0
+        tries.unlink(missing_ok=True)
+        return done.stdout, number
 
 
-def put(folder: Path, script: str, **places: str) -> Path:
+def put(folder: Path, script: str, **places: str) -> str:
     """Copy a script and pinning.sh into a folder; it looks for things in other places."""
     path = folder / Path(script).name
     text = (REPOSITORY / script).read_text()
@@ -88,24 +80,23 @@ def put(folder: Path, script: str, **places: str) -> Path:
     path.write_text(text)
     path.chmod(0o755)
     shutil.copy(REPOSITORY / "slurm/pinning.sh", folder)
-    return path
+    return str(path)
 
 
 def task_prolog(folder: Path) -> Script:
     path = put(folder, "slurm/task_prolog.sh", curl=f"{folder}/curl", settings="/nonexistent")
     task = {"SLURM_TASK_PID": f"{os.getpid()}", "SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "0"}
     env = {**task, "AFFINITYD_SOCKET": f"{folder}/s"}
-    return Script(folder, (str(path),), env, f"export AFFINITYD_UNPINNED=no plan from {folder}/s\n")
+    return Script(folder, (path,), env, f"export AFFINITYD_UNPINNED=no plan from {folder}/s\n")
 
 
 def prolog(folder: Path) -> Script:
-    (folder / "settings").write_text(
-        f"AFFINITYD_SOCKET={folder}/s\nAFFINITYD_DAEMON_UID={os.geteuid()}\n"
-    )
+    settings = f"AFFINITYD_SOCKET={folder}/s\nAFFINITYD_DAEMON_UID={os.geteuid()}\n"
+    (folder / "settings").write_text(settings)
     places = {"run": f"{folder}/run", "settings": f"{folder}/settings"}
     path = put(folder, "slurm/prolog.sh", PATH=f"{folder}:/usr/bin:/bin", **places)
     env = {"SLURM_JOB_ID": "1", "SLURM_JOB_GPUS": "0"}
-    return Script(folder, (str(path),), env, f"affinityd: no daemon is ready at {folder}/s: ")
+    return Script(folder, (path,), env, f"affinityd: no daemon is ready at {folder}/s: ")
 
 
 def run(folder: Path) -> Script:
@@ -114,7 +105,7 @@ def run(folder: Path) -> Script:
     path = put(folder, "affinityd/kubernetes/files/run.sh", dev=f"{folder}/dev")
     env = {"PATH": f"{folder}:/usr/bin:/bin", "AFFINITYD_SOCKET": f"{folder}/s"}
     silence = f"affinityd run: no answer from {folder}/s, and in {folder}/gpu is no GPU"
-    return Script(folder, (str(path), "true"), env, silence)
+    return Script(folder, (path, "true"), env, silence)
 
 
 @pytest.fixture(params=[task_prolog, prolog, run], ids=lambda made: made.__name__)
@@ -146,7 +137,15 @@ def answer(listener: socket.socket) -> None:
         )
 
 
-def test_whoever_finds_room_is_answered_while_somebody_connects_without_a_pause(
+@contextmanager
+def meanwhile(work: Callable[[], object]) -> Iterator[None]:
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    thread.join()
+
+
+def test_a_client_that_finds_room_is_answered_while_another_connects_without_a_pause(
     tmp_path: Path,
 ) -> None:
     with (
@@ -155,8 +154,7 @@ def test_whoever_finds_room_is_answered_while_somebody_connects_without_a_pause(
     ):
         churn = subprocess.Popen([sys.executable, "-c", CHURN, str(daemon.socket)])
         try:
-            for _ in range(3):
-                assert answered_more(asked)
+            assert all(answered_more(asked) for _ in range(3))
             assert churn.poll() is None
         finally:
             churn.kill()
@@ -165,47 +163,32 @@ def test_whoever_finds_room_is_answered_while_somebody_connects_without_a_pause(
     assert asked.refused.keys() <= {"BlockingIOError"}  # there was no room for it, for the moment
 
 
-def test_a_script_asks_again_where_there_was_no_room_for_it(script: Script) -> None:
-    def make_room() -> None:
-        listener.accept()[0].close()
-
+def test_a_script_asks_again_where_there_was_no_room_for_it_and_else_once(script: Script) -> None:
     def serve() -> None:
-        script.give_room(after=make_room)
+        eventually((script.folder / "third").exists, "it tries a third time")
+        listener.accept()[0].close()
+        (script.folder / "room").touch()
+        answer(listener)
         answer(listener)
 
-    with full(script.folder / "s") as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        said = script.run()
-        thread.join()
-    assert script.silence not in said
-    assert REFUSAL in said or said == ""
-    assert script.tries == 3
+    with full(script.folder / "s") as listener, meanwhile(serve):
+        for tries in (3, 1):
+            said, number = script.run()
+            assert script.silence not in said
+            assert REFUSAL in said or said == ""
+            assert number == tries
 
 
-def test_it_gives_up_where_there_never_is_any(script: Script) -> None:
+def test_it_gives_up_where_there_never_is_any_and_asks_no_socket_that_is_not_trusted(
+    script: Script,
+) -> None:
     (script.folder / "room").touch()
     with full(script.folder / "s"):
-        assert script.silence in script.run()
-    assert script.tries == TRIES
-
-
-def test_a_daemon_that_answers_is_asked_once(script: Script) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(script.folder / "s"))
-        listener.listen()
-        thread = threading.Thread(target=answer, args=(listener,))
-        thread.start()
-        assert script.silence not in script.run()
-        thread.join()
-    assert script.tries == 1
-
-
-def test_a_socket_of_somebody_who_is_not_trusted_is_not_asked_at_all(script: Script) -> None:
-    with full(script.folder / "s"):
+        said, tries = script.run()
+        assert script.silence in said
+        assert tries == TRIES
         script.folder.chmod(0o777)
-        script.run()
-    assert not (script.folder / "tries").exists()
+        assert script.run()[1] == 0
 
 
 @pytest.mark.parametrize("script", [run], indirect=True)
@@ -213,5 +196,6 @@ def test_a_tcp_address_is_asked_once(script: Script) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     script.env["AFFINITYD_URL"] = url
-    assert f"no answer from {url}" in script.run()
-    assert script.tries == 1
+    said, tries = script.run()
+    assert f"no answer from {url}" in said
+    assert tries == 1
