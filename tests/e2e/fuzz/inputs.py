@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 #: What is slow is told as it was found: to make it smaller takes longer than to find it.
 AS_FOUND = [Phase.explicit, Phase.reuse, Phase.generate]
 
-#: Of what takes no time, of what takes some, and of what starts daemons: a round of all is short.
-#: Where much time is given there are many.
-MANY = settings(max_examples=80)
-SOME = settings(max_examples=25, phases=AS_FOUND, suppress_health_check=list(HealthCheck))
-FEW = settings(SOME, max_examples=2)
+#: How often more is tried where much time is given: HYPOTHESIS_PROFILE=long.
+TIMES = 20 if settings().max_examples > 100 else 1
+
+#: Of what takes no time, of what takes some, and of what starts daemons.
+MANY = settings(max_examples=30 * TIMES)
+SOME = settings(max_examples=10 * TIMES, phases=AS_FOUND, suppress_health_check=list(HealthCheck))
+FEW = settings(SOME, max_examples=8 * TIMES)
 
 #: Seconds in which any input is read, on a busy machine too; what is not bounded takes minutes.
 SOON = 3.0
@@ -36,6 +38,11 @@ def texts(*tokens: str) -> st.SearchStrategy[str]:
     return st.lists(words, max_size=12).map("".join) | st.lists(st.sampled_from(tokens)).map(
         "".join
     )
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return tokens that have no blanks in them."""
+    return tuple(text.split())
 
 
 def long_texts(*tokens: str) -> st.SearchStrategy[str]:

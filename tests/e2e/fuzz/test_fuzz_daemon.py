@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import urlencode
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.discovery import discover, open_tree
@@ -26,7 +27,7 @@ from affinityd.topology import node_file
 from affinityd.topology.document import to_document
 from affinityd.topology.model import Gpu, Node, Topology
 from tests.e2e.fuzz.inputs import FEW
-from tests.support.daemons import Daemon, Reply, eventually, is_ready, spawn
+from tests.support.daemons import PATIENCE, Reply, eventually, is_ready, spawn
 from tests.support.documents import in_json
 from tests.support.machines.by_hand import made
 from tests.support.machines.strategies import UNIQUE, options
@@ -55,25 +56,23 @@ parameters = st.builds(
 )
 
 
-class LivingDaemon(RuleBasedStateMachine):
-    """What the daemon has read, and the files that it will read next."""
+class Known:
+    """A daemon, what it has read, and the files that it will read next."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="affinityd-fuzz."))
-        self.root = write_tree(TREE, self.folder / "root")
-        self.daemon = self.started()
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = write_tree(TREE, folder / "root")
+        self.start()
 
-    def started(self) -> Daemon:
-        self.read = self.now()
-        self.seen = (self.root / ONLINE).read_text()
-        self.generation = 1
-        daemon = spawn(
-            *(self.folder, "--root", os.fspath(self.root), "--log-format", "json"),
-            *("--reserved-cpus", RESERVED),
-        )
-        eventually(lambda: is_ready(daemon), "the daemon is ready")
-        return daemon
+    def start(self) -> None:
+        self.read, self.seen, self.generation = self.now(), self.online, 1
+        arguments = ("--root", os.fspath(self.root), "--reserved-cpus", RESERVED)
+        self.daemon = spawn(self.folder, *arguments, "--log-format", "json")
+        eventually(lambda: is_ready(self.daemon), "the daemon is ready")
+
+    @property
+    def online(self) -> str:
+        return (self.root / ONLINE).read_text()
 
     def now(self) -> Topology:
         """Return the machine as its files have it at this moment."""
@@ -83,19 +82,42 @@ class LivingDaemon(RuleBasedStateMachine):
         """Do as the daemon does when it reads the files."""
         found = self.now()
         self.generation += found != self.read
-        self.read, self.seen = found, (self.root / ONLINE).read_text()
+        self.read, self.seen = found, self.online
 
     def refreshed(self) -> None:
         """Do as the daemon does when it is asked."""
-        if (self.root / ONLINE).read_text() != self.seen:
+        if self.online != self.seen:
             self.read_anew()
+
+    def put(self, gpu: Gpu, node: str) -> None:
+        """Have a GPU on a node."""
+        (self.root / f"sys/bus/pci/devices/{gpu.pci_bus_id}/numa_node").write_text(f"{node}\n")
+
+    def readings(self) -> int:
+        """Return how many readings the log tells of."""
+        told = ("read anew", "(generation ")
+        return sum(any(it in line for it in told) for line in self.daemon.lines)
+
+
+class LivingDaemon(RuleBasedStateMachine):
+    """What may happen to it. It lives on from one story to the next, and ends once in each."""
+
+    it: ClassVar[Known]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_ended = False
+        (self.it.root / ONLINE).write_text(format_list(TREE.online))
+        for gpu in TREE.gpus:
+            self.it.put(gpu, str(gpu.numa_node))
 
     @rule(asked=parameters)
     def plan(self, asked: dict[str, str]) -> None:
-        if is_well_formed(asked):  # else it is refused, and nothing is read for that
-            self.refreshed()
-        node = Node(self.read, parse_list(RESERVED), self.generation, replayed=True)
-        reply = self.daemon.get(f"/plan?{urlencode(asked)}")
+        with suppress(AffinityError):  # a malformed one is refused, and nothing is read for that
+            parse_request(asked.items())
+            self.it.refreshed()
+        node = Node(self.it.read, parse_list(RESERVED), self.it.generation, replayed=True)
+        reply = self.it.daemon.get(f"/plan?{urlencode(asked)}")
         expected, form = planned(node, asked)
         if isinstance(expected, AffinityError):
             assert (reply.status, detail(reply)) == (expected.status, str(expected))
@@ -103,72 +125,64 @@ class LivingDaemon(RuleBasedStateMachine):
         assert (reply.status, reply.text) == (200, render(expected, form))
         given = [cpu for rank in expected.ranks for cpu in rank.cpus]
         assert asked["mode"] not in UNIQUE or len(given) == len(set(given))
-        assert set(given) <= self.read.online - parse_list(RESERVED)
+        assert set(given) <= self.it.read.online - parse_list(RESERVED)
 
     @rule()
     def topology(self) -> None:
-        self.refreshed()
-        told = self.daemon.get("/topology").json
-        assert told["generation"] == self.generation
-        assert told["topology"] == in_json(to_document(self.read))
+        self.it.refreshed()
+        told = self.it.daemon.get("/topology").json
+        assert told["generation"] == self.it.generation
+        assert told["topology"] == in_json(to_document(self.it.read))
 
     @rule(cpus=cpulists)
     def cpus_go_and_come(self, cpus: str) -> None:
-        (self.root / ONLINE).write_text(f"{cpus}\n")
+        (self.it.root / ONLINE).write_text(f"{cpus}\n")
 
     @rule(gpu=st.sampled_from(TREE.gpus), node=st.sampled_from(["-1", "0", "1", "7", "x"]))
     def a_gpu_is_elsewhere(self, gpu: Gpu, node: str) -> None:
-        (self.root / f"sys/bus/pci/devices/{gpu.pci_bus_id}/numa_node").write_text(f"{node}\n")
+        self.it.put(gpu, node)
 
     @rule()
     def sighup(self) -> None:
-        before = self.readings()
-        self.read_anew()
-        self.daemon.signal(signal.SIGHUP)
-        eventually(lambda: self.readings() > before, "it is read anew")
+        before = self.it.readings()
+        self.it.read_anew()
+        self.it.daemon.signal(signal.SIGHUP)
+        eventually(lambda: self.it.readings() > before, "it is read anew")
 
-    def readings(self) -> int:
-        """Return how many readings the log tells of."""
-        told = ("read anew", "(generation ")
-        return sum(any(it in line for it in told) for line in self.daemon.lines)
-
-    @rule(number=st.sampled_from([signal.SIGKILL, signal.SIGTERM]))
-    def ends_and_starts_again(self, number: signal.Signals) -> None:
-        self.daemon.signal(number)
-        assert self.daemon.process.wait(15) == (0 if number == signal.SIGTERM else -number)
+    @precondition(lambda self: not self.has_ended)
+    @rule(number=st.sampled_from([signal.SIGKILL, signal.SIGTERM, None]))
+    def ends_and_starts_again(self, number: signal.Signals | None) -> None:
+        """By a signal, or as its socket is deleted."""
+        self.has_ended = True
+        if number is None:
+            self.it.daemon.socket.unlink()
+        else:
+            self.it.daemon.signal(number)
+        status = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 0, None: 1}[number]
+        assert self.it.daemon.process.wait(PATIENCE) == status
         self.whole_node_file()
-        self.daemon = self.started()
-
-    @rule()
-    def its_socket_is_deleted(self) -> None:
-        self.daemon.socket.unlink()
-        assert self.daemon.process.wait(15) == 1
-        self.daemon = self.started()
+        self.it.start()
 
     @invariant()
     def whole_node_file(self) -> None:
         with suppress(FileNotFoundError):
-            assert node_file.read(self.folder / node_file.NAME).topology.name == self.read.name
+            written = node_file.read(self.it.folder / node_file.NAME)
+            assert written.topology.name == self.it.read.name
 
     @invariant()
     def a_record_is_a_line(self) -> None:
-        for line in self.daemon.lines:
+        for line in self.it.daemon.lines:
             assert "Traceback" not in line
             assert {"level", "message"} <= json.loads(line).keys()
-        assert self.daemon.complaints == []
-
-    def teardown(self) -> None:
-        self.daemon.process.kill()
-        self.daemon.process.wait()
-        shutil.rmtree(self.folder)
+        assert self.it.daemon.complaints == []
 
 
-def is_well_formed(asked: dict[str, str]) -> bool:
-    try:
-        parse_request(asked.items())
-    except AffinityError:
-        return False
-    return True
+@pytest.fixture(scope="module", autouse=True)
+def _living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    it = LivingDaemon.it = Known(tmp_path_factory.mktemp("living"))
+    yield
+    it.daemon.process.kill()
+    it.daemon.process.wait()
 
 
 def planned(node: Node, asked: dict[str, str]) -> tuple[Planned | AffinityError, str]:

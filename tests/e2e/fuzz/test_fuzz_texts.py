@@ -28,7 +28,7 @@ from affinityd.request.slurm_binding import cpus_of_step, gpu_slot
 from affinityd.request.visible_devices import read_visible
 from affinityd.slurm import slurmd
 from affinityd.slurm.expected import gres_of, has_host, node_lines
-from tests.e2e.fuzz.inputs import AS_FOUND, LONG, MANY, long_texts, read_or_refused, texts
+from tests.e2e.fuzz.inputs import LONG, MANY, SOME, TIMES, long_texts, read_or_refused, texts, words
 from tests.support.asking import ask
 from tests.support.machines.facts import machine
 
@@ -56,6 +56,10 @@ def a_policy(text: str) -> object:
     policy = parse(text)
     assert isinstance(policy, Policy)
     return [rule.matches(ProcessIdentity(user=text[:300], pod="x")) for rule in policy.rules]
+
+
+def a_hostlist(text: str) -> object:
+    return has_host(text, "gpu01")
 
 
 def a_slurm_conf(text: str) -> object:
@@ -100,34 +104,20 @@ def asking(name: str) -> Callable[[str], object]:
     return read
 
 
-CPULIST = (
-    "0",
-    "1",
-    "3",
-    "255",
-    "65535",
-    "65536",
-    "4294967295",
-    "-",
-    ",",
-    ":",
-    "/",
-    "0-65535:65535,",
-)
+CPULIST = words("0 1 3 255 65535 65536 4294967295 - , : / 0-65535:65535,")
 DEVICES = (
-    *("0", "1", "7", ",", "-1", "GPU-", "MIG-", "none", "all", "void", "minor:0", "drm:128", "/"),
-    *("0000:07:00.0", "00000000:07:00.0", "ROCR_VISIBLE_DEVICES=", "HIP_VISIBLE_DEVICES=", ";"),
-    DGX.gpus[0].uuid or "GPU-0",
+    *words("0 1 7 , -1 GPU- MIG- none all void minor:0 drm:128 / ; 0000:07:00.0 00000000:07:00.0"),
+    *("ROCR_VISIBLE_DEVICES=", "HIP_VISIBLE_DEVICES=", DGX.gpus[0].uuid or "GPU-0"),
 )
-BINDING = (
-    *("gpu:", "gres/", "single:", "map_gpu:", "mask_gpu:", "per_task:", "closest", "none", "+"),
-    *("verbose,", "0", "1", "2", "-", "*", ",", "0x", "f", "256", "99999999"),
+BINDING = words(
+    "gpu: gres/ single: map_gpu: mask_gpu: per_task: closest none + verbose, 0 1 2 - * , 0x f 256 "
+    "99999999"
 )
 CGROUPS = (
-    *("0::", "5:cpuset:", "1:name=systemd:", "/", "\n", "..", "kubepods", "kubepods.slice", ":"),
-    *("slurm", "uid_1", "job_7", "step_0", "system.slice", "slurmstepd.scope", "user.slice"),
-    *(f"kubepods-pod{'0' * 8}_{'0' * 4}_{'0' * 4}_{'0' * 4}_{'0' * 12}.slice", "cri-containerd-"),
-    *("f" * 64, ".scope", "a.service", " (deleted)", f"pod{'0' * 32}", "a/" * 50),
+    *words("0:: 5:cpuset: 1:name=systemd: / .. kubepods kubepods.slice : slurm uid_1 job_7"),
+    *words("step_0 system.slice slurmstepd.scope user.slice cri-containerd- .scope a.service"),
+    f"kubepods-pod{'0' * 8}_{'0' * 4}_{'0' * 4}_{'0' * 4}_{'0' * 12}.slice",
+    *("f" * 64, " (deleted)", f"pod{'0' * 32}", "a/" * 50, "\n"),
 )
 SLURMD = (
     *("slurmd: ", "[2026-11-22T14:20:04.519] ", "Gres Name=", "gpu", " Type=", "a100", "(null)"),
@@ -135,30 +125,8 @@ SLURMD = (
     *("error: ", "warning: ", "fatal: ", "[0-99999]", "=", ",", "9" * 5000),
 )
 SLURM_CONF = (
-    *(
-        "NodeName=",
-        "DEFAULT",
-        "gpu[01-04]",
-        "gpu01",
-        "Gres=",
-        "gpu:",
-        "a100",
-        ":2",
-    ),
-    *(
-        "CPUs=",
-        "0",
-        " ",
-        "\n",
-        "Include slurm.conf",
-        "PartitionName=",
-        ",",
-        '"',
-        "#",
-        "\\",
-        "1" * 9,
-    ),
-    *("[0-99999]", "[0-9]" * 40),
+    *words('NodeName= DEFAULT gpu[01-04] gpu01 Gres= gpu: a100 :2 CPUs= 0 PartitionName= , # " \\'),
+    *(" ", "\n", "Include slurm.conf", "1" * 9, "[0-99999]", "[0-9]" * 40),
 )
 TOML = (
     *("mode", "=", '"node"', "'", '"', "\n", "[[rule]]", "[", "]", "{", "}", ",", ".", "leave"),
@@ -170,15 +138,14 @@ HTTP = (
     *("Malformed request: ", "\ud800", "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n"),
 )
 STAT = ("1", " ", "(", ")", "(a)", "S", "-1", "0 ", "1 (a) S 0 1 1 0 -1 0 ", "0 " * 40, "9" * 5000)
+OF_PARAMETERS = {"cpuset": CPULIST, "rank": CPULIST, "gpu_bind": BINDING}
 
 READERS = {
     "a cpulist": Reader(parse_list, CPULIST, (ValueError,)),
     "a mask": Reader(parse_mask, ("f", "0x", "00000000", ",", "ffffffff", "g"), (ValueError,)),
     "a visible-device list": Reader(a_visible_list, DEVICES),
     "a PCI address": Reader(a_pci_address, ("0000:", "07:", "00", ".0", "f", ":", ".", "g")),
-    "a hostlist": Reader(
-        lambda text: has_host(text, "gpu01"), ("gpu", "[", "]", "01-04", ",", "-", "1", "[0-99]")
-    ),
+    "a hostlist": Reader(a_hostlist, ("gpu", "[", "]", "01-04", ",", "-", "1", "[0-99]")),
     "slurm.conf": Reader(a_slurm_conf, SLURM_CONF),
     "what slurmd prints": Reader(slurmd.parse, SLURMD),
     "a binding of GPUs": Reader(a_seat, BINDING),
@@ -192,9 +159,7 @@ READERS = {
     "what launchers say": Reader(a_launchers_environment, ("0", "1", "4", "(x2)", ",", "-1")),
     **{
         f"parameter {name}": Reader(
-            asking(name),
-            {"cpuset": CPULIST, "rank": CPULIST, "gpu_bind": BINDING}.get(name, DEVICES),
-            (AffinityError,),
+            asking(name), OF_PARAMETERS.get(name, DEVICES), (AffinityError,)
         )
         for name in PARAMETERS
     },
@@ -213,7 +178,7 @@ def test_any_text_is_read_or_refused_in_one_line(name: str, data: st.DataObject)
 
 @by_reader
 @given(data=st.data())
-@settings(max_examples=10, phases=AS_FOUND)
+@settings(SOME, max_examples=4 * TIMES)
 def test_a_long_text_is_read_as_soon(name: str, data: st.DataObject) -> None:
     reader = READERS[name]
     text = data.draw(long_texts(*reader.tokens))

@@ -16,7 +16,7 @@ from affinityd.discovery import discover, open_tree
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.snapshot import snapshot_nvml, write_snapshot
 from affinityd.errors import TreeError
-from tests.e2e.fuzz.inputs import SOME, damaged, read_or_refused
+from tests.e2e.fuzz.inputs import SOME, damaged, read_or_refused, words
 from tests.e2e.fuzz.test_fuzz_documents import use
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import nvml_report, write_tree
@@ -32,18 +32,9 @@ TEXTS = (
 
 #: Names that a folder may have more of than a kernel gives it.
 NAMES = (
-    *(
-        "cpu7",
-        "cpu65536",
-        "cpu99999999999999999999",
-        "cpu²",
-        "cpux",
-        "node9",
-        "node65536",
-        "online",
-    ),
-    *("node99999999999999999999", "0000:ff:1f.7", "99999:00:00.0", "0000:00:00.0", "index9"),
-    *("a\nb", "\x1b[2J", "mlx5_0", "eth\x7f", "numa_node", "class", "vendor", "renderD129", "..."),
+    *words("cpu7 cpu65536 cpu99999999999999999999 cpu² cpux node9 node65536 online index9 vendor"),
+    *words("node99999999999999999999 0000:ff:1f.7 99999:00:00.0 0000:00:00.0 numa_node class ..."),
+    *("a\nb", "\x1b[2J", "mlx5_0", "eth\x7f", "renderD129"),
 )
 
 
@@ -94,11 +85,11 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 #: What much hangs on: a random file is one of hundreds of caches.
 PLACES = (
-    *("sys/devices/system/cpu", "sys/devices/system/cpu/*", "sys/devices/system/cpu/cpu*/topology"),
-    *("sys/devices/system/node", "sys/devices/system/node/*", "sys/devices/system/node/node*/*"),
-    *("sys/bus/pci/devices", "sys/bus/pci/devices/*", "sys/bus/pci/devices/*/*", "sys", "sys/*"),
-    *("sys/class/kfd/kfd/topology/nodes/*", "sys/class/kfd/kfd/topology/nodes/*/*", "proc/*"),
-    *("proc/driver/nvidia/gpus/*", "proc/driver/nvidia/gpus/*/*", "**/cache/*/*", "**/*_list"),
+    *(f"sys/devices/system/{it}" for it in words("cpu cpu/* cpu/cpu*/topology node node/*")),
+    *words("sys/devices/system/node/node*/* sys/bus/pci/devices sys/bus/pci/devices/* sys sys/*"),
+    *words("sys/bus/pci/devices/*/* sys/class/kfd/kfd/topology/nodes/* **/cache/*/* **/*_list"),
+    *words("sys/class/kfd/kfd/topology/nodes/*/* proc/* proc/driver/nvidia/gpus/*"),
+    "proc/driver/nvidia/gpus/*/*",
 )
 
 
