@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.e2e.faults.checker import QUERIES, Truth, answered_more, asking, exchange
+from tests.e2e.faults.checker import QUERIES, Truth, answered_more, asking
 from tests.e2e.faults.ranks import environment, start_many, started_more, starting
 from tests.support.daemons import (
     PATIENCE,
@@ -88,20 +88,13 @@ def test_signals_of_all_kinds_at_once_are_one_end(tmp_path: Path) -> None:
         assert not [line for line in daemon.lines if "bug" in line]
 
 
-def test_a_storm_of_sighup_changes_no_answer_and_one_that_is_stopped_costs_ranks_their_time_alone(
-    tmp_path: Path,
-) -> None:
-    """SIGSTOP: its queue takes connections, and nobody answers them."""
-    with running(tmp_path, "--root", str(tiny_tree(tmp_path / "machine"))) as daemon:
-        with asking(daemon.socket, Truth(tiny())) as asked:
-            for _ in range(500):
-                daemon.signal(signal.SIGHUP)
-            assert answered_more(asked, 200)
-            assert not asked.refused
-            assert daemon.plan("gpus=0")["generation"] == 1
-        daemon.signal(signal.SIGSTOP)
-        ranks = start_many(2, environment(daemon.socket, timeout=4))
-        assert (ranks.pinned, ranks.wrong) == (2, [])
-        assert all("did not answer in time" in line for line in ranks.said)
-        daemon.signal(signal.SIGCONT)
-        assert exchange(daemon.socket, "/plan?gpus=0&format=cpulist").startswith(b"HTTP/1.1 200")
+def test_a_storm_of_sighup_changes_no_answer_and_no_generation(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, "--root", str(tiny_tree(tmp_path / "machine"))) as daemon,
+        asking(daemon.socket, Truth(tiny())) as asked,
+    ):
+        for _ in range(500):
+            daemon.signal(signal.SIGHUP)
+        assert answered_more(asked, 200)
+        assert not asked.refused
+        assert daemon.plan("gpus=0")["generation"] == 1

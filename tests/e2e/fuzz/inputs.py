@@ -12,6 +12,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+from tests.support.daemons import PATIENCE
+
 #: What is slow is told as it was found: to make it smaller takes longer than to find it.
 AS_FOUND = [Phase.explicit, Phase.reuse, Phase.generate]
 
@@ -23,7 +25,7 @@ MANY = settings(max_examples=30 * TIMES)
 SOME = settings(max_examples=10 * TIMES, phases=AS_FOUND, suppress_health_check=list(HealthCheck))
 FEW = settings(SOME, max_examples=8 * TIMES)
 
-#: Seconds in which any input is read, on a busy machine too; what is not bounded takes minutes.
+#: Seconds of a CPU in which any input is read; what is not bounded takes minutes.
 SOON = 3.0
 
 LONG = 100_000  #: characters
@@ -134,12 +136,18 @@ def soon() -> Iterator[None]:
     """End what takes longer than SOON: in the main thread alone."""
 
     def ring(_number: int, _frame: object) -> None:
-        raise TooSlowError(f"not within {SOON} s")
+        raise TooSlowError(f"not within {SOON} s of a CPU, or {PATIENCE} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, SOON)
+    timers = (
+        (signal.SIGPROF, signal.ITIMER_PROF, SOON),
+        (signal.SIGALRM, signal.ITIMER_REAL, PATIENCE),  # it waits for what never comes
+    )
+    before = {number: signal.signal(number, ring) for number, _, _ in timers}
+    for _, timer, seconds in timers:
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, timer, _ in timers:
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])

@@ -44,13 +44,13 @@ WELL = dict.fromkeys(CHECKS, "")
 
 
 @contextmanager
-def blinded(directive: str) -> Iterator[Daemon]:
-    """Run the unit with one more line."""
+def blinded(directives: str) -> Iterator[Daemon]:
+    """Run the unit with a few more lines."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        line = directive.replace("FOLDER", name)
-        asked = f"[Service]\nEnvironment=AFFINITYD_LISTEN=none\n{line}\n"
+        lines = directives.replace("FOLDER", name)
+        asked = f"[Service]\nEnvironment=AFFINITYD_LISTEN=none\n{lines}\n"
         with started(folder, "-m affinityd serve", {"asked.conf": asked}, MOUNTS) as daemon:
             eventually(lambda: is_ready(daemon), "the daemon is ready")
             yield daemon
@@ -74,29 +74,26 @@ def found(daemon: Daemon, uid: int) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("directive", "expected"),
+    ("directives", "expected"),
     [
-        pytest.param("", {}, id="as it is"),
-        pytest.param("ProtectProc=invisible", {}, id="root's group sees through hidepid=invisible"),
-        pytest.param(
-            "ProtectProc=ptraceable",
-            {"caller": "hidepid=ptraceable", "hidepid": "take ProtectProc= from its unit"},
-            id="hidepid",
+        ("ProtectProc=invisible", {}),  # root's group sees through that
+        (
+            "ProtectProc=ptraceable\nPrivateDevices=yes",
+            {
+                "caller": "hidepid=ptraceable",
+                "hidepid": "take ProtectProc= from its unit",
+                "sandbox": "take PrivateDevices=",
+            },
         ),
-        pytest.param("ProcSubset=pid", {"hidepid": "take ProcSubset=pid"}, id="the rest of /proc"),
-        pytest.param("PrivateDevices=yes", {"sandbox": "take PrivateDevices="}, id="devices"),
-        pytest.param("PrivateUsers=yes", {"sandbox": "take PrivateUsers="}, id="users"),
-        pytest.param(
-            "InaccessiblePaths=/sys/fs/cgroup FOLDER/cpuset",
-            {"caller": "and no cpuset"},
-            id="cgroups",
-        ),
+        ("ProcSubset=pid", {"hidepid": "take ProcSubset=pid"}),
+        ("PrivateUsers=yes", {"sandbox": "take PrivateUsers="}),
+        ("InaccessiblePaths=/sys/fs/cgroup FOLDER/cpuset", {"caller": "and no cpuset"}),
     ],
 )
 def test_what_blinds_the_daemon_is_named_with_its_remedy(
-    directive: str, expected: Mapping[str, str]
+    directives: str, expected: Mapping[str, str]
 ) -> None:
-    with blinded(directive) as daemon:
+    with blinded(directives) as daemon:
         for uid in (ROOT, ANY_USER):
             told = found(daemon, uid)
             assert {name for name, text in told.items() if text} == set(expected), told

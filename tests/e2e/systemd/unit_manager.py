@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,8 +98,7 @@ def started(
 def _cgroup() -> Iterator[Path]:
     """Make a cgroup, and remove it with all that a manager has left in it."""
     top = next(it for it in HIERARCHIES if (it / "cgroup.controllers").exists())
-    folder = top / f"affinityd-test-{os.getpid()}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="affinityd-test-", dir=top))
     try:
         yield folder
     finally:
