@@ -1,65 +1,59 @@
-"""What `GET /enforce` answers, and to whom; who sees what is /audit's to test."""
+"""A daemon that does not enforce: what it answers at /enforce, and what is said of it elsewhere."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.api.documents import Documents, Viewer
-from affinityd.enforce.describe import render
+from affinityd.cli import main
+from affinityd.doctor.daemon_probe import probe
 from affinityd.enforce.model import CAUSES, DRIFTED, FITS, LEFT, PIN_OUTCOMES, REASONS
-from affinityd.errors import NotEnforcedError
-from tests.support.daemons import running
-from tests.support.enforce_reports import enforced, fits
+from tests.support.daemons import Daemon, running
+from tests.support.doctor_facts import check, facts_of, n_a
 from tests.support.paths import REPOSITORY
 
-
-def test_a_user_sees_his_own_processes_and_nobody_else_any() -> None:
-    documents = Documents(render, NotEnforcedError, "")
-    documents.update(enforced(fits(1, uid=7), fits(2, uid=8)))
-
-    def pids(viewer: Viewer) -> list[int] | None:
-        told = json.loads(asyncio.run(documents.document(viewer)))
-        return (
-            None
-            if "jobs" not in told
-            else [it["pid"] for job in told["jobs"] for it in job["processes"]]
-        )
-
-    assert pids(Viewer(is_admin=True)) == [1, 2]
-    assert pids(Viewer(uid=7)) == [1]
-    assert pids(Viewer(uid=9)) == []
-    assert pids(Viewer()) is None
+HOW = "this daemon does not enforce: start it with --enforce observe or pin"
 
 
-def test_over_http_it_is_refused_where_nothing_is_enforced_and_takes_no_parameters(
-    tmp_path: Path,
-) -> None:
-    with running(tmp_path, "--machine", "dgx-a100") as daemon:
-        reply = daemon.get("/enforce", accept="text/plain")
-        assert (reply.status, reply.text) == (
-            503,
-            (
-                "Not enforced: this daemon does not enforce: start it with --enforce observe or "
-                "pin, and without AFFINITYD=off\n"
-            ),
-        )
-        reply = daemon.get("/enforce?mode=node", accept="text/plain")
-        assert (reply.status, reply.text) == (
-            422,
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("run"), "--machine", "dgx-a100") as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "text"),
+    [
+        ("/enforce", 503, f"Not enforced: {HOW}, and without AFFINITYD=off\n"),
+        (
+            *("/enforce?mode=node", 422),
             "Malformed request: /enforce takes no parameters, and was given 'mode=node'\n",
-        )
+        ),
+    ],
+)
+def test_it_refuses_and_takes_no_parameters(
+    daemon: Daemon, target: str, status: int, text: str
+) -> None:
+    reply = daemon.get(target, accept="text/plain")
+    assert (reply.status, reply.text) == (status, text)
 
 
-def test_its_description_names_every_cause_reason_and_outcome(tmp_path: Path) -> None:
-    with running(tmp_path, "--machine", "dgx-a100") as daemon:
-        described = daemon.get("/openapi.json").json["components"]["schemas"]
+def test_the_command_and_the_doctor_say_how_it_would(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["enforce", "--socket", str(daemon.socket)]) == 2
+    assert capsys.readouterr().err == f"affinityd enforce: {HOW}, and without AFFINITYD=off\n"
+    found = replace(facts_of(tmp_path / "node"), daemon=probe(str(daemon.socket)))
+    check("enforce", found, n_a(HOW.removesuffix(" or pin")))
+
+
+def test_the_answers_description_names_every_cause_reason_and_outcome(daemon: Daemon) -> None:
+    described = daemon.get("/openapi.json").json["components"]["schemas"]
     verdicts = described["VerdictsDocument"]["properties"]
     assert verdicts["drifted"]["propertyNames"]["enum"] == [*CAUSES]
     assert verdicts["left"]["propertyNames"]["enum"] == [*REASONS]
@@ -67,10 +61,10 @@ def test_its_description_names_every_cause_reason_and_outcome(tmp_path: Path) ->
     assert totals["pins"]["propertyNames"]["enum"] == [*PIN_OUTCOMES]
 
 
-@pytest.mark.parametrize("words", [CAUSES, REASONS, PIN_OUTCOMES, (FITS, DRIFTED, LEFT)])
-def test_every_word_of_it_is_explained(words: Iterable[str]) -> None:
+def test_every_word_of_it_is_explained() -> None:
     page = REPOSITORY / "docs/api.md"
     section = page.read_text().partition("## GET /enforce")[2]
+    words = (*CAUSES, *REASONS, *PIN_OUTCOMES, FITS, DRIFTED, LEFT)
     assert [word for word in words if f"`{word}`" not in section] == []
 
 
@@ -81,7 +75,7 @@ DESCRIPTION = {
 }
 
 
-def test_a_daemon_that_does_not_enforce_imports_nothing_that_does() -> None:
+def test_it_imports_nothing_that_enforces() -> None:
     code = "import sys, affinityd.cli.commands.serve, affinityd.daemon.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "affinityd.daemon.main" in done.stdout.split()

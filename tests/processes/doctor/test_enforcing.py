@@ -15,7 +15,6 @@ from affinityd.enforce.document import EnforceDocument
 from affinityd.enforce.enforcer import Enforced
 from affinityd.enforce.policy.model import PolicyState
 from affinityd.json_codec import loads
-from tests.support.daemons import running
 from tests.support.doctor_facts import Expected, check, facts_of, n_a, well
 from tests.support.enforce_reports import drifted, enforced
 from tests.support.servers import Behaviour, answering, http, serving
@@ -49,8 +48,8 @@ def facts(root: Path, found: Enforced) -> NodeFacts:
         pytest.param(
             enforced(notices=("no environment can be read", "NVML says nothing")),
             [
-                Expected("warn", "no environment can be read", "affinityd enforce"),
-                Expected("warn", "NVML says nothing", "affinityd enforce"),
+                Expected("warn", it, "affinityd enforce")
+                for it in ("no environment can be read", "NVML says nothing")
             ],
             id="it is blind in two ways",
         ),
@@ -66,29 +65,16 @@ def test_a_machine_that_is_replayed_has_no_daemon(tmp_path: Path) -> None:
     check("enforce", facts_of(tmp_path), n_a("the machine is replayed"))
 
 
-def test_a_daemon_that_does_not_enforce_is_no_fault(tmp_path: Path) -> None:
-    with running(tmp_path / "run", "--machine", "dgx-a100") as daemon:
-        found = replace(facts_of(tmp_path / "node"), daemon=probe(str(daemon.socket)))
-    check("enforce", found, n_a("this daemon does not enforce: start it with --enforce observe"))
-
-
 @pytest.mark.parametrize(
     ("behave", "why"),
     [
         (answering(http("200 OK", b"ready\n")), "enforce is 'ready\\n', not JSON"),
         (answering(http("404 Not Found", b"no")), "answered 404: 'no'"),
         (answering(b"220 mail\r\n"), "no daemon answers"),
-        (None, "no daemon answers"),
     ],
-    ids=["another document", "an older daemon", "another server", "nobody"],
+    ids=["another document", "an older daemon", "another server"],
 )
-def test_who_says_nothing_of_it_is_not_judged(
-    tmp_path: Path, behave: Behaviour | None, why: str
-) -> None:
-    path = tmp_path / "s"
-    if behave is None:
+def test_what_says_nothing_of_it_is_not_judged(tmp_path: Path, behave: Behaviour, why: str) -> None:
+    with serving(tmp_path / "s", behave) as path:
         daemon = probe(str(path))
-    else:
-        with serving(path, behave):
-            daemon = probe(str(path))
     check("enforce", replace(facts_of(tmp_path / "node"), daemon=daemon), n_a(why))
