@@ -1,4 +1,4 @@
-"""Ranks of a made-up GPU job, with workers and threads, which set their masks as they are told."""
+"""Ranks of a made-up GPU job, with workers and threads, which unpin themselves as they are told."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.job_cgroups import cgroup
 ALL = frozenset(os.sched_getaffinity(0))
 
 #: argv: workers, threads of each process besides the main one. SIGUSR1 has each of them run
-#: wherever it may; a worker ends with its rank, a rank with its stdin, whose lines it executes.
+#: wherever it may; a worker ends with its rank, a rank with its stdin.
 RANK = """
 import os, signal, sys, threading
 workers, threads = map(int, sys.argv[1:])
@@ -33,14 +33,6 @@ def unpin(*_):
 signal.signal(signal.SIGUSR1, unpin)
 def wait():
     os.read(ended, 1)
-def thread(cpus=anywhere):
-    told = threading.Event()
-    def work():
-        os.sched_setaffinity(0, cpus)
-        told.set()
-        wait()
-    threading.Thread(target=work, daemon=True).start()
-    told.wait()
 ended, alive = os.pipe()
 threading.stack_size(65536)
 is_rank = True
@@ -50,14 +42,12 @@ for _ in range(workers):
         os.close(alive)
         break
 for _ in range(threads):
-    thread()
+    threading.Thread(target=wait, daemon=True).start()
 if not is_rank:
     wait()
     os._exit(0)
 print('ready', flush=True)
-for line in sys.stdin:
-    exec(line)
-    print('done', flush=True)
+sys.stdin.read()
 """
 
 #: Seconds after which a process is no longer let alone as it has just started.
@@ -87,14 +77,6 @@ class Puppet:
     def masks(self) -> set[CpuSet]:
         """Those of all its threads, and its workers'."""
         return set[CpuSet]().union(*map(masks, self.everybody))
-
-    def do(self, code: str) -> None:
-        """Have its main thread execute a line."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{code}\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "done\n"
 
     def enter(self, folder: Path) -> None:
         """Have all of it in a cgroup."""

@@ -39,7 +39,7 @@ CROWD = 500
 
 @pytest.fixture(scope="module", autouse=True)
 def troupe() -> Iterator[Troupe]:
-    troupe = Troupe(20)
+    troupe = Troupe(13)
     yield troupe
     troupe.dismiss()
 
@@ -50,13 +50,6 @@ def crowd() -> Iterator[Puppet]:
     crowd = start(CROWD - 1, 0)
     yield crowd
     crowd.end()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def off() -> Iterator[Puppet]:
-    off = start(AFFINITYD="off")
-    yield off
-    off.end()
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +67,8 @@ def node(policy: Path) -> Iterator[EnforcingNode]:
 
 
 @pytest.fixture(autouse=True)
-def nobody(request: pytest.FixtureRequest) -> None:
-    """Begin with GPUs that nobody uses."""
+def unused(request: pytest.FixtureRequest) -> None:
+    """Begin with GPUs that no process uses."""
     if "node" in request.fixturenames:
         request.getfixturevalue("node").say({})
 
@@ -100,33 +93,6 @@ def fits(rank: Puppet, gpu: int = 0) -> bool:
     return rank.masks == {(NEAR_CPU, NEAR_CPU, FAR_CPU, FAR_CPU)[gpu]}
 
 
-def test_where_the_node_only_observes_nothing_is_pinned() -> None:
-    """The daemon was to pin."""
-    rank = start()
-    with (
-        enforcing("pin", before=("env", "AFFINITYD=observe")) as node,
-        playing([rank], *pod(9), cpus=BOTH),
-    ):
-        node.say({0: [rank.pid]})
-        node.wait_until("drifted", *rank.everybody)
-        node.wait_for_scans(1)
-        assert rank.masks == {ALL}
-        report = node.enforce()
-        assert (report["enforce"], report["does"], node.pins()) == ("observe", "observe", 0)
-
-
-def test_what_has_just_started_is_let_alone_for_its_first_seconds(node: EnforcingNode) -> None:
-    child = start()
-    born = child.born
-    child.born = 0.0  # it plays although it has not grown up
-    with playing([child], *pod(1), cpus=BOTH):
-        node.say({0: [child.pid]})
-        node.wait_until("young", *child.everybody)
-        assert child.masks == {ALL}
-        eventually(lambda: fits(child), "it has grown up, and is pinned")
-        assert time.monotonic() - born > 9
-
-
 def test_without_cap_sys_nice_it_says_so_at_the_start_and_observes(troupe: Troupe) -> None:
     (rank,) = troupe.take()
     without = ("setpriv", "--bounding-set=-sys_nice")
@@ -147,16 +113,20 @@ def test_without_cap_sys_nice_it_says_so_at_the_start_and_observes(troupe: Troup
         assert rank.masks == {ALL}
 
 
-def test_who_observes_changes_no_mask(troupe: Troupe) -> None:
+def test_where_the_node_only_observes_no_mask_changes(troupe: Troupe) -> None:
+    """The daemon was to pin."""
     ranks = troupe.take(2)
+    users, observe = {0: [ranks[0].pid], 2: [ranks[1].pid]}, ("env", "AFFINITYD=observe")
     with playing(ranks, *pod(1), cpus=BOTH):
         before = every_mask()
-        with enforcing("observe", users={0: [ranks[0].pid], 2: [ranks[1].pid]}) as node:
+        with enforcing("pin", users=users, before=observe) as node:
             node.wait_until("drifted", *ranks[0].everybody, *ranks[1].everybody)
-            node.wait_for_scans(3)
+            node.wait_for_scans(2)
             assert node.samples("enforce_would_pin_processes", "cause")["unpinned"] == 6
-            summary = node.enforce()["summary"]
-            assert summary["gpus_mismatched"] == summary["gpus_pinning_would_mend"] == 2
+            told = node.enforce()
+            assert (told["enforce"], told["does"], node.pins()) == ("observe", "observe", 0)
+            assert told["summary"]["gpus_mismatched"] == 2
+            assert told["summary"]["gpus_pinning_would_mend"] == 2
             after = every_mask()
             theirs = {tid for rank in ranks for pid in rank.everybody for tid in thread_ids(pid)}
     assert before.keys() & after.keys() >= theirs
@@ -199,24 +169,7 @@ def stepd(job: int, folder: Path) -> Iterator[None]:
         process.kill()
 
 
-def test_a_cpuset_that_is_rewritten_under_a_job_has_its_mask_back_within_two_scans(
-    node: EnforcingNode, troupe: Troupe
-) -> None:
-    (rank,) = troupe.take()
-    with playing([rank], *pod(1), cpus=BOTH) as folder:
-        pin(node, rank)
-        (folder / "cpuset.cpus").write_text(FAR)
-        eventually(lambda: rank.masks == {FAR_CPU}, "the kernel has moved it")
-        node.wait_until("allocation", *rank.everybody)
-        (folder / "cpuset.cpus").write_text(BOTH)
-        for pid in rank.everybody:  # as kernels before 6.2 leave them
-            subprocess.run(
-                ["taskset", "-apc", BOTH, str(pid)], check=True, stdout=subprocess.DEVNULL
-            )
-        assert node.scans_until(lambda: fits(rank), "its mask is back") <= 2
-
-
-def test_a_job_that_is_given_near_cpus_at_last_is_pinned_within_two_scans(
+def test_a_cpuset_that_is_rewritten_under_a_job_is_followed_within_two_scans(
     node: EnforcingNode, troupe: Troupe
 ) -> None:
     (rank,) = troupe.take()
@@ -230,33 +183,13 @@ def test_a_job_that_is_given_near_cpus_at_last_is_pinned_within_two_scans(
         assert rank.masks == {FAR_CPU}
         (folder / "cpuset.cpus").write_text(BOTH)
         assert node.scans_until(lambda: fits(rank), "it is pinned") <= 2
-
-
-def test_a_thread_that_somebody_pinned_on_purpose_stays_where_it_is(
-    node: EnforcingNode, troupe: Troupe
-) -> None:
-    before, after = troupe.take(2)
-    with playing([before, after], *pod(1), cpus=BOTH):
-        before.do(f"thread({{{FAR}}})")
-        node.say({0: [before.pid], 1: [after.pid]})
-        node.wait_until("fits", *after.everybody, *before.everybody)
-        after.do(f"thread({{{FAR}}})")
-        node.wait_for_scans(2)
-        for rank in (before, after):
-            masks_of_main = [mask_of(tid) for tid in thread_ids(rank.pid)]
-            assert masks_of_main == [NEAR_CPU, NEAR_CPU, FAR_CPU]
-            assert node.processes()[rank.pid]["threads_on_purpose"] == 1
-
-
-def test_a_process_in_no_job_is_never_touched(node: EnforcingNode, troupe: Troupe) -> None:
-    (rank,) = troupe.take()
-    rank.grow_up()
-    node.say({0: [rank.pid]})
-    node.wait_until("no_job", *rank.everybody)
-    node.wait_for_scans(2)
-    assert rank.masks == {ALL}
-    assert node.enforce()["jobs"][0]["id"] is None
-    rank.end()
+        (folder / "cpuset.cpus").write_text(FAR)
+        eventually(lambda: rank.masks == {FAR_CPU}, "the kernel has moved it")
+        node.wait_until("allocation", *rank.everybody)
+        (folder / "cpuset.cpus").write_text(BOTH)
+        for pid in rank.everybody:  # as kernels before 6.2 leave them
+            subprocess.run(["taskset", "-apc", BOTH, str(pid)], check=True, capture_output=True)
+        assert node.scans_until(lambda: fits(rank), "its mask is back") <= 2
 
 
 def test_a_process_that_has_left_its_jobs_cgroup_is_not_touched(
@@ -272,28 +205,13 @@ def test_a_process_that_has_left_its_jobs_cgroup_is_not_touched(
         assert masks(left) == {ALL}
 
 
-def test_a_job_that_opted_out_is_left_whole(
-    node: EnforcingNode, troupe: Troupe, off: Puppet
-) -> None:
-    (other,) = troupe.take()
+def test_a_job_that_opted_out_is_left_whole(node: EnforcingNode, troupe: Troupe) -> None:
+    off, other = start(AFFINITYD="off"), *troupe.take()
+    off.born = 0.0  # it need not have grown up: that it opted out is said first
     with playing([off, other], *pod(1), cpus=BOTH):
         node.say({0: [off.pid], 1: [other.pid]})
         node.wait_until("opted_out", *off.everybody, *other.everybody)
         assert off.masks == other.masks == {ALL}
-
-
-def test_a_job_that_says_so_is_only_observed(node: EnforcingNode, troupe: Troupe) -> None:
-    """The other rank of its job, too; and all of it is counted."""
-    ranks = [start(AFFINITYD="observe"), *troupe.take()]
-    everybody = [pid for rank in ranks for pid in rank.everybody]
-    with playing(ranks, *pod(1), cpus=BOTH):
-        node.say({gpu: [rank.pid] for gpu, rank in enumerate(ranks)})
-        node.wait_until("drifted", *everybody)
-        node.wait_for_scans(2)
-        told = node.processes()
-        assert {told[pid]["observed"] for pid in everybody} == {True}
-        assert "AFFINITYD=observe is in the environment of process" in told[everybody[0]]["why"]
-        assert [rank.masks for rank in ranks] == [{ALL}, {ALL}]
 
 
 def test_another_process_under_the_number_of_one_that_has_ended_is_not_touched(
@@ -337,9 +255,8 @@ def test_a_policy_that_changes_counts_from_the_second_scan_on_and_a_broken_one_d
         policy.write_text('[[rule]]\nuid = 0\nmode = "nod"\n')
         eventually(lambda: node.enforce()["policy"]["error"], "it is broken")
         told = node.enforce()["policy"]
-        assert (told["rules"], "rule 1" in told["error"], "did you mean" in told["error"]) == (
-            *(1, True, True),
-        )
+        assert told["rules"] == 1
+        assert "rule 1" in told["error"]
         assert node.samples("enforce_policy_error") == {"": 1}
         assert node.become(*rank.everybody) == {"policy"}
         policy.write_text("")
@@ -347,19 +264,6 @@ def test_a_policy_that_changes_counts_from_the_second_scan_on_and_a_broken_one_d
         eventually(lambda: node.enforce()["policy"]["error"] is None, "and that is told")
         (broken,) = lines(node, "does not count as it is")
         assert told["error"] in broken
-
-
-def test_a_restart_repins_nothing_that_fits(troupe: Troupe) -> None:
-    (rank,) = troupe.take()
-    users = {0: [rank.pid]}
-    with playing([rank], *pod(1), cpus=BOTH):
-        with enforcing("pin", users=users) as node:
-            eventually(lambda: fits(rank), "it is pinned")
-        with enforcing("pin", users=users) as node:
-            node.wait_until("fits", *rank.everybody)
-            node.wait_for_scans(2)
-            assert node.pins() == 0
-            assert node.enforce()["totals"]["threads"] == 0
 
 
 def test_of_two_daemons_one_pins_and_the_other_takes_over_when_it_is_killed(
@@ -390,7 +294,7 @@ def test_of_two_daemons_one_pins_and_the_other_takes_over_when_it_is_killed(
         assert len(lines(second, "pins from now on")) == 1
 
 
-def test_500_processes_of_a_job_fit_after_two_scans_and_those_that_end_meanwhile_harm_nobody(
+def test_500_processes_of_a_job_fit_after_two_scans_and_some_may_end_meanwhile(
     node: EnforcingNode, crowd: Puppet
 ) -> None:
     with playing([crowd], *pod(1), cpus=BOTH):
@@ -409,15 +313,3 @@ def test_500_processes_of_a_job_fit_after_two_scans_and_those_that_end_meanwhile
         node.wait_for_scans(1)
         node.wait_until("fits", *alive)
         assert set(node.processes()) == {crowd.pid, *alive}
-
-
-def test_a_user_is_told_what_everybody_runs_in_numbers_and_of_his_own_processes_alone(
-    node: EnforcingNode, troupe: Troupe
-) -> None:
-    (rank,) = troupe.take()
-    with playing([rank], *pod(1), cpus=BOTH):
-        pin(node, rank)
-        node.wait_until("fits", *rank.everybody)
-        told = node.ask_as(1234, target="/enforce")
-        assert (told["sees"], told["jobs"]) == ("own", [])
-        assert told["summary"]["processes"]["fits"] == 3
