@@ -16,7 +16,7 @@ import pytest
 from affinityd.audit.auditor import Auditor
 from affinityd.audit.model import ProcessFacts, Scan
 from affinityd.config.settings import OBSERVE, PIN, Settings
-from affinityd.cpuset import CpuSet, parse_list
+from affinityd.cpuset import CpuSet
 from affinityd.daemon.api.documents import Viewer
 from affinityd.daemon.enforcement import Enforcement
 from affinityd.daemon.metrics.registry import Metrics
@@ -24,7 +24,7 @@ from affinityd.daemon.policy_document import parse
 from affinityd.daemon.state.scanner import Audit
 from affinityd.enforce import enforcer as module
 from affinityd.enforce import pinner
-from affinityd.enforce.enforcer import Enforced, Enforcer, outcomes
+from affinityd.enforce.enforcer import Enforced, Enforcer
 from affinityd.enforce.memory_migration import MemoryMigrations
 from affinityd.enforce.model import PinOutcome
 from affinityd.enforce.policy import identity
@@ -44,26 +44,32 @@ pytestmark = [
 ]
 
 NODES = tiny(0, 1)
-OTHER_POD = f"{POD[:-1]}f"
 NEAR, FAR = (frozenset({cpu}) for cpu in CPUS)
 LATER = 60.0  #: seconds, by which a process is no longer young
 
 
 @pytest.fixture(scope="module")
-def job() -> Iterator[int]:
+def started() -> Iterator[int]:
     """Run a process in a pod."""
-    with cgroup(*pod_parts(POD), cpus=BOTH) as folder, sleeping() as child:
+    with cgroup(*pod_parts(POD), cpus=BOTH) as folder, sleeping({"TEAM": "vision"}) as child:
         (folder / "cgroup.procs").write_text(str(child.pid))
         yield child.pid
         child.kill()
         child.wait()
 
 
-@pytest.fixture(autouse=True)
-def far(request: pytest.FixtureRequest) -> None:
+@pytest.fixture
+def job(started: int) -> int:
     """Begin with the process far from its GPU."""
-    if "job" in request.fixturenames:
-        os.sched_setaffinity(request.getfixturevalue("job"), FAR)
+    os.sched_setaffinity(started, FAR)
+    return started
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.toml"
+    path.write_text("")
+    return path
 
 
 class Follower(MemoryMigrations):
@@ -81,7 +87,9 @@ class Follower(MemoryMigrations):
 class Look:
     """An enforcer, and what it looks at: a pid that uses GPU 0."""
 
-    def __init__(self, way: str, policy: Path, pid: int, reserved: CpuSet = frozenset()) -> None:
+    def __init__(
+        self, policy: Path, pid: int, way: str = PIN, reserved: CpuSet = frozenset()
+    ) -> None:
         self.hindrance: str | None = None
         self.follower = Follower()
         self.auditor = Auditor(Known(pid, gpu=GPU))
@@ -101,22 +109,18 @@ class Look:
         scan = self.scan()
         return self.enforcer.enforce(NODES, replace(scan, boot=scan.boot + later))
 
-
-@pytest.fixture
-def policy(tmp_path: Path) -> Path:
-    path = tmp_path / "policy.toml"
-    path.write_text("")
-    return path
+    def become(self, later: float = LATER) -> str:
+        """Look, and return what becomes of the one process."""
+        return what(self.enforce(later))
 
 
 def what(found: Enforced) -> str:
-    """Return what becomes of the one process."""
     (decision,) = found.decisions
     return decision.reason or decision.verdict
 
 
 def test_what_has_drifted_is_pinned_and_fits_from_then_on(policy: Path, job: int) -> None:
-    look = Look(PIN, policy, job)
+    look = Look(policy, job)
     first, second = look.enforce(), look.enforce()
     assert mask_of(job) == NEAR
     assert (what(first), what(second)) == ("drifted", "fits")
@@ -124,17 +128,18 @@ def test_what_has_drifted_is_pinned_and_fits_from_then_on(policy: Path, job: int
     assert (first.does, second.done) == (PIN, [])
     assert second.totals.pins["pinned"] == 1
     assert (second.totals.threads, second.records[job].pins) == (1, 1)
+    assert (what(again := Look(policy, job).enforce()), again.done) == ("fits", [])
 
 
-def test_who_observes_touches_nothing_and_says_what_it_would_do(policy: Path, job: int) -> None:
-    found = Look(OBSERVE, policy, job).enforce()
+def test_an_observer_touches_nothing_and_says_what_it_would_do(policy: Path, job: int) -> None:
+    found = Look(policy, job, OBSERVE).enforce()
     assert mask_of(job) == FAR
     assert (what(found), found.does, found.done) == ("drifted", OBSERVE, [])
 
 
 def test_a_process_that_the_policy_has_observed_is_not_pinned(policy: Path, job: int) -> None:
     policy.write_text("observe = true")
-    look = Look(PIN, policy, job)
+    look = Look(policy, job)
     found = look.enforce()
     assert (what(found), mask_of(job), found.done) == ("drifted", FAR, [])
     assert (found.does, found.unreached) == (PIN, 0)
@@ -144,43 +149,36 @@ def test_a_process_that_the_policy_has_observed_is_not_pinned(policy: Path, job:
     assert mask_of(job) == NEAR
 
 
-def test_who_is_hindered_observes_for_as_long_as_that_lasts(policy: Path, job: int) -> None:
-    look = Look(PIN, policy, job)
+def test_where_it_is_hindered_it_observes_for_as_long_as_that_lasts(policy: Path, job: int) -> None:
+    look = Look(policy, job)
     look.hindrance = "another daemon pins"
-    report = look.enforce()
-    assert (report.wanted, report.does, report.hindrance) == (PIN, OBSERVE, "another daemon pins")
-    assert (mask_of(job), report.unreached) == (FAR, 0)
+    found = look.enforce()
+    assert (found.wanted, found.does, found.hindrance) == (PIN, OBSERVE, "another daemon pins")
+    assert (mask_of(job), found.unreached) == (FAR, 0)
     look.hindrance = None
     assert look.enforce().does == PIN
     assert mask_of(job) == NEAR
 
 
-def test_another_enforcer_pins_nothing_that_fits(policy: Path, job: int) -> None:
-    Look(PIN, policy, job).enforce()
-    found = Look(PIN, policy, job).enforce()
-    assert (what(found), found.done) == ("fits", [])
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("mode = 1", "no_policy"),
-        ("leave = true", "policy"),
-        ('[[rule]]\npod = "a"\nleave = true', "policy"),
-        ('[[rule]]\npod = "a"\nmode = "single"', "drifted"),
+        pytest.param("mode = 1", "no_policy", id="nothing while there was no good one"),
+        pytest.param("leave = true", "policy", id="what it leaves"),
+        pytest.param('[[rule]]\nenvironment.TEAM = "v*"\nleave = true', "policy", id="a rule"),
+        pytest.param('[[rule]]\npod = "a"\nleave = true', "policy", id="what it may leave"),
+        pytest.param('[[rule]]\npod = "a"\nmode = "single"', "drifted", id="or not"),
     ],
-    ids=["nothing while there was no good one", "what it leaves", "what it may leave", "or not"],
 )
 def test_the_policy_says_what_is_let_alone(policy: Path, job: int, text: str, reason: str) -> None:
     policy.write_text(text)
-    found = Look(PIN, policy, job).enforce()
-    assert what(found) == reason
+    assert Look(policy, job).become() == reason
     assert (mask_of(job) == FAR) == (reason != "drifted")
 
 
 def test_a_policy_that_breaks_leaves_the_old_one_in_force(policy: Path, job: int) -> None:
     policy.write_text("leave = true")
-    look = Look(PIN, policy, job)
+    look = Look(policy, job)
     look.enforce()
     policy.write_text("leave = 1")
     look.enforce()  # a change counts when it is there at two looks
@@ -188,36 +186,48 @@ def test_a_policy_that_breaks_leaves_the_old_one_in_force(policy: Path, job: int
     assert (what(found), mask_of(job)) == ("policy", FAR)
     assert "leave" in (found.policy.error or "")
     policy.write_text("leave = false")
-    assert what(look.enforce()) == "policy"
-    assert (what(look.enforce()), mask_of(job)) == ("drifted", NEAR)
+    assert [look.become(), look.become()] == ["policy", "drifted"]
+    assert mask_of(job) == NEAR
 
 
-def test_what_has_just_started_is_let_alone(policy: Path, job: int) -> None:
-    assert what(Look(PIN, policy, job).enforce(later=-0.1)) == "young"
+def test_what_has_just_started_or_is_in_no_job_or_has_reserved_cpus_alone_is_not_touched(
+    policy: Path, job: int
+) -> None:
+    assert Look(policy, job, reserved=NEAR).become() == "no_plan"
+    assert Look(policy, job).become(later=-0.1) == "young"
     assert mask_of(job) == FAR
-
-
-def test_a_process_in_no_job_is_not_touched(policy: Path) -> None:
     with sleeping() as child:
         os.sched_setaffinity(child.pid, FAR)
-        assert what(Look(PIN, policy, child.pid).enforce()) == "no_job"
+        assert Look(policy, child.pid).become() == "no_job"
         assert mask_of(child.pid) == FAR
 
 
 def test_when_time_is_up_the_rest_is_told_and_left_to_the_next_scan(
     policy: Path, job: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = Look(PIN, policy, job)
+    look = Look(policy, job)
     with monkeypatch.context() as patched:
         patched.setattr(module, "PASS", -1.0)
-        report = look.enforce()
-    assert (report.unreached, report.done, mask_of(job)) == (1, [], FAR)
+        found = look.enforce()
+    assert (found.unreached, found.done, mask_of(job)) == (1, [], FAR)
     assert look.enforce().unreached == 0
     assert mask_of(job) == NEAR
 
 
-def test_its_memory_is_to_follow_the_first_pin_and_no_other(policy: Path, job: int) -> None:
-    look = Look(PIN, policy, job)
+def test_its_memory_is_to_follow_the_first_pin_from_far_away_and_no_other(
+    policy: Path, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Look(policy, job)
+    (drifted,) = Look(policy, job, OBSERVE).enforce().decisions
+    for cause, outcome in (
+        ("share", PinOutcome(pinned=1)),
+        ("mask", PinOutcome(refused=1, error="EPERM")),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(pinner, "pin_process", lambda *_, outcome=outcome: outcome)
+            other = Look(policy, job)
+            other.enforcer._pin_one(NODES, replace(drifted, cause=cause), time.monotonic() + 1)
+        assert other.follower.wanted == []
     look.enforce()
     os.sched_setaffinity(job, FAR | NEAR)
     found = look.enforce()
@@ -226,44 +236,13 @@ def test_its_memory_is_to_follow_the_first_pin_and_no_other(policy: Path, job: i
     assert look.follower.wanted == [(job, NEAR)]
 
 
-def test_no_reserved_cpu_is_given_out(policy: Path, job: int) -> None:
-    assert what(Look(PIN, policy, job, reserved=NEAR).enforce()) == "no_plan"
-    assert mask_of(job) == FAR
-
-
-def test_a_rule_is_asked_of_the_environment(policy: Path) -> None:
-    policy.write_text('[[rule]]\nenvironment = { TEAM = "vision" }\nleave = true\n')
-    with cgroup(*pod_parts(OTHER_POD), cpus=BOTH) as folder, sleeping({"TEAM": "vision"}) as child:
-        (folder / "cgroup.procs").write_text(str(child.pid))
-        assert what(Look(PIN, policy, child.pid).enforce()) == "policy"
-        child.kill()
-        child.wait()
-
-
-def test_no_memory_follows_who_was_near_or_was_refused(
-    policy: Path, job: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    near = Look(PIN, policy, job)
-    near.scan()
-    (drifted,) = Look(OBSERVE, policy, job).enforce().decisions
-    for decision, outcome in (
-        (replace(drifted, cause="share"), PinOutcome(pinned=1)),
-        (drifted, PinOutcome(refused=1, error="EPERM")),
-    ):
-        monkeypatch.setattr(pinner, "pin_process", lambda *_, outcome=outcome: outcome)
-        near.enforcer._pin_one(NODES, decision, time.monotonic() + 1)
-    assert near.follower.wanted == []
-    monkeypatch.setattr(pinner, "pin_process", lambda *_: PinOutcome(pinned=1))
-    near.enforcer._pin_one(NODES, drifted, time.monotonic() + 1)
-
-
 def test_what_cannot_be_read_or_seen_is_noticed(
     policy: Path, job: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = Look(OBSERVE, policy, job)
+    look = Look(policy, job, OBSERVE)
     assert not look.enforce().notices
     monkeypatch.setattr(identity, "environment", lambda *_: None)
-    look = Look(OBSERVE, policy, job)
+    look = Look(policy, job, OBSERVE)
     look.follower.refusal = "memory was not moved"
     look.auditor._holders = Known(job, gpu=GPU)
     look.auditor._holders.now = replace(look.auditor._holders.now, unknown={GPU: "no NVML"})
@@ -271,42 +250,12 @@ def test_what_cannot_be_read_or_seen_is_noticed(
     assert (first[:15], second[:10], third[-7:]) == ("the environment", "memory was", "no NVML")
 
 
-ONE = parse_list("1")
-
-
-@pytest.mark.parametrize(
-    ("outcome", "names"),
-    [
-        (PinOutcome(pinned=3), ["pinned"]),
-        (PinOutcome(pinned=3, refused=1, cut=ONE, is_settled=False), ["refused"]),
-        (PinOutcome(pinned=3, cut=ONE), ["cut"]),
-        (PinOutcome(pinned=3, is_settled=False), ["unsettled"]),
-        (PinOutcome(is_settled=False), ["unsettled"]),
-        (PinOutcome(), []),
-        (PinOutcome(is_gone=True), []),
-        (PinOutcome(is_gone=True, is_settled=False), []),
-    ],
-    ids=[
-        "all of its threads",
-        "a refusal counts before anything else",
-        "then less than was asked",
-        "then what is not done yet",
-        "although nothing was pinned",
-        "nothing to do is no pin",
-        "nor a process that has ended",
-        "or did so within the pin",
-    ],
-)
-def test_a_pin_is_counted_once(outcome: PinOutcome, names: list[str]) -> None:
-    assert outcomes(outcome) == names
-
-
 def test_what_fails_is_told_once_and_the_last_report_stands(
     policy: Path, job: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(enforce=OBSERVE, enforce_policy=str(policy))
     enforcement = Enforcement(settings, metrics := Metrics(lambda: None))
-    scan = Auditor(Known(job, gpu=GPU)).scan(NODES)
+    scan = Look(policy, job).scan()
 
     def document() -> bytes:
         return asyncio.run(enforcement.documents.document(Viewer(is_admin=True)))
