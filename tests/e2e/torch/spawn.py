@@ -12,24 +12,20 @@ import sys
 import torch.multiprocessing as mp
 
 import affinityd
-from affinityd.cpuset import format_list
 
 
 def rank(number: int, way: str, results: mp.SimpleQueue) -> None:
-    started = frozenset(os.sched_getaffinity(0))
-    if way == "by number":
-        bound = affinityd.bind(number)
-    else:
+    started = sorted(os.sched_getaffinity(0))
+    if way == "by what it sees":
         os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
-        bound = affinityd.bind()
-    said = {"started": format_list(started), "bound": format_list(bound.cpus)}
-    results.put((number, {**said, "locality": bound.locality}))
+    bound = affinityd.bind(number if way == "by number" else None)
+    results.put((number, started, sorted(bound.cpus), bound.locality))
 
 
 def main(way: str) -> None:
     results = mp.get_context("spawn").SimpleQueue()
     mp.spawn(rank, (way, results), nprocs=2)
-    print(json.dumps([said for _, said in sorted(results.get() for _ in range(2))]))  # noqa: T201
+    print(json.dumps(sorted(results.get() for _ in range(2))))  # noqa: T201
 
 
 if __name__ == "__main__":

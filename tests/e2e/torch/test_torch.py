@@ -10,7 +10,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from affinityd.cpuset import parse_list
+from affinityd.cpuset import CpuSet, parse_list
 from tests.support.children import threads
-from tests.support.daemons import BELIEVED, Daemon, running
+from tests.support.daemons import BELIEVED, PATIENCE, Daemon, eventually, running
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import BOTH, FAR, NEAR, affinityd, tiny_tree
 
@@ -28,9 +27,8 @@ CPUS = (FAR, NEAR)  #: by rank
 TRAIN, SPAWN = (str(Path(__file__).with_name(name)) for name in ("train.py", "spawn.py"))
 EXAMPLE = REPOSITORY / "examples/loader_ab.py"
 EXEC = ("affinityd", "exec", "--")
-RANK = (*EXEC, "python", TRAIN)
 TWO = ("--standalone", "--nproc_per_node", "2")
-PATIENCE = 60.0  #: seconds; to import PyTorch in several processes takes a while
+TORCHRUN = ("torchrun", *TWO, "--no-python", *EXEC, "python", TRAIN)
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +59,13 @@ def training(
     with log.open("w") as stream:
         launcher = subprocess.Popen((*command, str(folder)), stdout=stream, stderr=stream, env=env)
     answers = [folder / "0.json", folder / "1.json"]
-    end = time.monotonic() + PATIENCE
+
+    def have_answered() -> bool:
+        assert launcher.poll() is None, log.read_text()
+        return all(path.exists() for path in answers)
+
     try:
-        while not all(path.exists() for path in answers):
-            assert launcher.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.05)
+        eventually(have_answered, "both ranks have answered")
         yield launcher.pid, [json.loads(path.read_text()) for path in answers]
         (folder / "seen").touch()
         assert launcher.wait(PATIENCE) == 0, log.read_text()
@@ -75,23 +74,23 @@ def training(
         launcher.wait()
 
 
-def masks(*pids: int) -> set[frozenset[int]]:
+def masks(*pids: int) -> set[CpuSet]:
     """Return the masks that any thread of these processes has."""
     return {thread.mask for pid in pids for thread in threads(pid)}
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "launcher"),
     [
-        pytest.param(("torchrun", *TWO, "--no-python", *RANK), id="under exec"),
-        pytest.param(
-            ("python", "-m", "torch.distributed.run", *TWO, TRAIN, "bind"), id="by itself"
-        ),
-        pytest.param((*EXEC, "torchrun", *TWO, "--no-python", *RANK), id="as its launcher"),
+        (TORCHRUN, BOTH),
+        (("python", "-m", "torch.distributed.run", *TWO, TRAIN, "bind"), BOTH),
+        ((*EXEC, *TORCHRUN), BOTH),
+        (("affinityd", "exec", "--gpus=1", "--", *TORCHRUN), NEAR),
     ],
+    ids=["under exec", "by itself", "as its launcher", "as a launcher with a narrow mask"],
 )
 def test_every_thread_of_a_rank_and_of_its_workers_is_beside_its_gpu(
-    here: Mapping[str, str], tmp_path: Path, command: tuple[str, ...]
+    here: Mapping[str, str], tmp_path: Path, command: tuple[str, ...], launcher: str
 ) -> None:
     with training(command, tmp_path, here) as (pid, ranks):
         for cpu, said in zip(CPUS, ranks, strict=True):
@@ -100,7 +99,7 @@ def test_every_thread_of_a_rank_and_of_its_workers_is_beside_its_gpu(
             assert masks(said["process"], *said["workers"]) == {parse_list(cpu)}
             assert said["environ"]["AFFINITYD_CPULIST"] == cpu
             assert said["environ"]["AFFINITYD_ALLOWED"] == BOTH
-        assert masks(pid) == {parse_list(BOTH)}  # the launcher's: all GPUs'
+        assert masks(pid) == {parse_list(launcher)}
         assert affinityd("verify", str(pid), env=here).status == 0
         stray = ranks[0]["workers"][0]
         os.sched_setaffinity(stray, parse_list(NEAR))
@@ -110,34 +109,16 @@ def test_every_thread_of_a_rank_and_of_its_workers_is_beside_its_gpu(
         assert mismatch.startswith(f"process {stray} ")
 
 
-def test_a_launcher_s_narrow_mask_does_not_bind_its_ranks(
-    here: Mapping[str, str], tmp_path: Path
-) -> None:
-    launcher = ("affinityd", "exec", "--gpus=1", "--", "torchrun", *TWO, "--no-python")
-    command = (*launcher, *RANK)
-    with training(command, tmp_path, here) as (pid, ranks):
-        assert masks(pid) == {parse_list(NEAR)}
-        assert [masks(said["process"]) for said in ranks] == [{parse_list(cpu)} for cpu in CPUS]
-
-
-def test_a_rank_s_exit_status_reaches_torchrun(here: Mapping[str, str]) -> None:
-    command = ("torchrun", *TWO, "--no-python", *EXEC, "sh", "-c", "exit 7")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
-    assert done.returncode == 1
-    assert "exitcode  : 7" in done.stderr
+def printed(*command: str, env: Mapping[str, str]) -> str:
+    """Return what a command prints, which succeeds."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def python(code: str, env: Mapping[str, str]) -> Any:  # noqa: ANN401 - what it says
     """Run code that prints one JSON document."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=env,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(printed(sys.executable, "-W", "ignore", "-c", code, env=env))
 
 
 LOADERS = """
@@ -171,13 +152,10 @@ def test_processes_that_were_spawned_far_away_bind_themselves(
     here: Mapping[str, str], way: str
 ) -> None:
     """As serving engines do, and Ray: their workers start behind a launcher that knows no rank."""
-    command = ("affinityd", "exec", "--gpus=1", "--", sys.executable, SPAWN, way)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [
-        {"started": NEAR, "bound": FAR, "locality": "local"},
-        {"started": NEAR, "bound": NEAR, "locality": "local"},
-    ]
+    exec_ = ("affinityd", "exec", "--gpus=1", "--")
+    ranks = json.loads(printed(*exec_, sys.executable, SPAWN, way, env=here))
+    started = [int(NEAR)]
+    assert ranks == [[0, started, [int(FAR)], "local"], [1, started, [int(NEAR)], "local"]]
 
 
 def test_affinityd_never_imports_torch(here: Mapping[str, str]) -> None:
@@ -189,26 +167,24 @@ def test_affinityd_never_imports_torch(here: Mapping[str, str]) -> None:
     assert python(code, here) == [False, False]
 
 
+def example(here: Mapping[str, str], *words: str) -> list[str]:
+    return printed(sys.executable, str(EXAMPLE), *words, env=here).splitlines()
+
+
 def test_the_example_pins_one_arm_and_not_the_other(here: Mapping[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, "--smoke"], capture_output=True, text=True, check=False, env=here
-    )
-    assert done.returncode == 0, done.stderr
-    first, _, unpinned, pinned, verdict = done.stdout.splitlines()
+    first, _, *arms, verdict = example(here, "--smoke")
     assert first == "2 CPU ranks with 2 workers each, mode node"
-    assert unpinned.split()[:2] + unpinned.split()[3:] == ["1", "unpinned", "?", BOTH, "|", BOTH]
-    assert pinned.split()[:2] + pinned.split()[3:] == ["1", "pinned", "?", FAR, "|", NEAR]
+    unpinned, pinned = (arm.split()[:2] + arm.split()[3:] for arm in arms)
+    assert unpinned == ["1", "unpinned", "?", BOTH, "|", BOTH]
+    assert pinned == ["1", "pinned", "?", FAR, "|", NEAR]
     assert verdict == "both arms ran: it works; so short a run measures nothing"
 
 
 def test_the_example_compares_the_arms_by_their_rates(here: Mapping[str, str]) -> None:
     words = ("--workers=1", "--batch=2", "--size=32", "--steps=5", "--rounds=1")
-    command = [sys.executable, str(EXAMPLE), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
-    assert done.returncode == 0, done.stderr
-    _, _, unpinned, pinned, verdict = done.stdout.splitlines()
-    rates = [float(line.split()[2]) for line in (unpinned, pinned)]
+    _, _, unpinned, pinned, verdict = example(here, *words)
     ratio = float(verdict.partition("ratio ")[2].split()[0])
+    rates = [float(line.split()[2]) for line in (unpinned, pinned)]
     assert ratio == pytest.approx(rates[1] / rates[0], abs=0.01)
     assert verdict.endswith("no difference that so few rounds can show")
 
