@@ -151,7 +151,6 @@ OLDER = "Malformed request: unknown parameter 'task_cpus'; did you mean job_cpus
 @pytest.mark.parametrize(
     ("body", "status", "told"),
     [
-        ("", "500 Oh", "answered 500: ''"),
         ("no topology", "503 Oh", "answered 503: 'no topology'"),
         ("nonsense", "200 OK", "answered a plan without 'AFFINITYD_CPULIST'"),
         ("AFFINITYD_CPULIST=x\nAFFINITYD_ALLOWED=0\n", "200 OK", "answered 'x' is not a CPU"),

@@ -26,8 +26,8 @@ NOBODY = 65534  #: the overflow uid, which is a user like any other where all ha
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another's files")
 
-#: What is done to a folder with `run/s` in it, PART=MODE or PART:UID, and the part that is then not
-#: trusted; None: all is.
+#: What is done to a folder with `run/s` in it, PART=MODE, PART:UID or LINK->TARGET, and the part
+#: that is then not trusted; None: all is.
 CASES = [
     ("", None),
     ("run=0775", "run"),
@@ -41,6 +41,17 @@ CASES = [
     (f"run/s:{NOBODY}", "run/s"),
     ("run=1777 run/s:1234", "run/s"),
     ("run=1777 .=1777 run:1234", "run"),
+]
+#: The same of ways to it by links, as the kernel follows them; {} is the folder.
+WAYS = [
+    ("l->run", "{}/l/s", None),
+    ("l->run/s m->{}/l", "{}/m", None),
+    (".=1777 l->run l:1234", "{}/l/s", "l"),
+    ("o=0777 o/l->../run", "{}/o/l/s", "o"),
+    ("o=0777 l->{}/o/../run", "{}/l/s", "o"),
+    ("o=0777 o/m->../run l->{}/o/m", "{}/l/../run/s", "o"),
+    ("o=0777", "{}/o/../run/s", "o"),
+    ("", "/../..{}/run/s", None),
 ]
 
 
@@ -76,15 +87,17 @@ def listener(path: Path) -> Path:
 def spoil(folder: Path, what: str) -> Path:
     """Leave a socket, do to its folder what a case says, and return its path."""
     path = listener(folder / "run/s")
-    for word in what.split():
-        part, is_mode, mode = word.partition("=")
-        if is_mode:
-            (folder / part).chmod(int(mode, 8))
-            continue
-        if os.geteuid() != 0:
+    for word in what.format(folder).split():
+        part, sign, value = re.split("(=|:|->)", word)
+        if sign == "->":
+            (folder / part).symlink_to(value)
+        elif sign == "=":
+            (folder / part).mkdir(exist_ok=True)
+            (folder / part).chmod(int(value, 8))
+        elif os.geteuid() != 0:
             pytest.skip("only root makes another's files")
-        part, _, uid = word.partition(":")
-        os.chown(folder / part, int(uid), int(uid))
+        else:
+            os.chown(folder / part, int(value), int(value), follow_symlinks=False)
     return path
 
 
@@ -99,15 +112,18 @@ def distrust(path: Path | str) -> str:
 # The way to a socket.
 
 
-@pytest.mark.parametrize(("what", "part"), CASES)
+@pytest.mark.parametrize(
+    ("what", "way", "part"), [*((what, "{}/run/s", part) for what, part in CASES), *WAYS]
+)
 def test_a_path_is_trusted_that_no_other_user_could_have_changed(
-    folder: Path, what: str, part: str | None
+    folder: Path, what: str, way: str, part: str | None
 ) -> None:
-    path = spoil(folder, what)
+    socket_, path = spoil(folder, what), Path(way.format(folder))
+    assert path.samefile(socket_)
     if part is None:
         trust.check_path(str(path))
         return
-    wrong = (folder / part).resolve()
+    wrong = os.path.normpath(folder / part)
     whose = f"{wrong} belongs to uid {what.rpartition(':')[2]}, and neither to root nor to whom "
     assert distrust(path) in {
         f"others may write to {wrong}; chmod go-w {wrong} keeps them off",
@@ -153,66 +169,16 @@ def test_outside_of_a_container_a_user_does_not_believe_a_folder_of_his_own(
     assert f"belongs to uid {SOMEBODY}" in done.stderr
 
 
-# Links, as the kernel follows them.
-
-
-def link(path: Path, target: str) -> Path:
-    path.symlink_to(target)
-    return path
-
-
-def opened(folder: Path) -> Path:
-    """Make a folder to which others may write."""
-    folder.mkdir()
-    folder.chmod(0o777)
-    return folder
-
-
-#: Ways to `run/s`, and the folder on it to which others may write; None: there is none.
-WAYS: dict[str, tuple[Callable[[Path], Path], str | None]] = {
-    "to the folder": (lambda it: link(it / "l", "run") / "s", None),
-    "to a link to the socket": (lambda it: link(it / "m", str(link(it / "l", "run/s"))), None),
-    "in it": (lambda it: link(opened(it / "o") / "l", "../run") / "s", "o"),
-    "through it": (lambda it: link(it / "l", f"{opened(it / 'o')}/../run") / "s", "o"),
-    "up from where a link leads": (
-        lambda it: link(it / "l", f"{link(opened(it / 'o') / 'm', '../run')}") / "../run/s",
-        "o",
-    ),
-    "up beyond the root": (lambda it: Path(f"/../..{it}/run/s"), None),
-    "through it, by name": (lambda it: opened(it / "o") / "../run/s", "o"),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_link_is_trusted_as_what_it_goes_through(folder: Path, way: str) -> None:
-    listener(folder / "run/s")
-    make, wrong = WAYS[way]
-    path = make(folder)
-    assert path.samefile(folder / "run/s")
-    if wrong is None:
-        trust.check_path(str(path))
-    else:
-        assert distrust(path).startswith(f"others may write to {folder / wrong};")
-
-
-@as_root
-def test_a_link_that_another_user_made_is_not_trusted(folder: Path) -> None:
-    spoil(folder, ".=1777")
-    os.chown(link(folder / "l", "run"), SOMEBODY, SOMEBODY, follow_symlinks=False)
-    assert distrust(folder / "l/s").startswith(f"{folder}/l belongs to uid {SOMEBODY},")
-
-
 def test_as_many_links_are_followed_as_the_kernel_follows(folder: Path) -> None:
     listener(folder / "0")
     for number in range(1, 42):
-        link(folder / str(number), str(number - 1))
-    assert (folder / "40").stat()
-    trust.check_path(str(folder / "40"))
-    too_many = [folder / "41", link(folder / "circle", "circle")]
+        (folder / str(number)).symlink_to(str(number - 1))
+    (folder / "circle").symlink_to("circle")
     for follow in (os.stat, trust.check_path):
-        for path in too_many:
+        follow(str(folder / "40"))
+        for too_many in ("41", "circle"):
             with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
-                follow(str(path))
+                follow(str(folder / too_many))
 
 
 def test_a_relative_path_goes_from_the_current_folder(
