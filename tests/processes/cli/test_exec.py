@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.discovery import open_tree
-from affinityd.discovery.snapshot import write_snapshot
-from affinityd.text import quote
 from affinityd.topology import node_file
 from affinityd.topology.model import Node
 from tests.support.child_python import SECCOMP
@@ -96,17 +93,12 @@ def test_without_a_command_there_is_nothing_to_run() -> None:
     assert exec_("--help", env={}).status == 0
 
 
-def test_a_machine_that_a_variable_left_behind_is_told(tmp_path: Path) -> None:
-    archive = tmp_path / "gpu07.tar.xz"
-    write_snapshot(open_tree(str(tiny_tree(tmp_path / "gpu07"))), None, archive)
-    env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_ROOT": str(archive)}
-    line = (
-        f"AFFINITYD_ROOT is {quote(str(archive))}: planned on a replayed machine, not on this one"
-    )
-    assert exec_("--rank=0", "--", "true", env=env).stderr == f"affinityd exec: {line}\n"
+def test_a_machine_that_a_variable_left_behind_is_told() -> None:
     env = {"AFFINITYD_SOCKET": "/nonexistent", "AFFINITYD_MACHINE": "dgx-a100"}
-    (refused,) = exec_("--gpus=9", "--", "true", env=env).lines
-    assert "AFFINITYD_MACHINE is 'dgx-a100': planned on a replayed machine, not on" in refused
+    replayed = "AFFINITYD_MACHINE is 'dgx-a100': planned on a replayed machine, not on this one"
+    for words in (["--rank=0"], ["--gpus=9"]):
+        done = exec_(*words, "--", "true", env=env)
+        assert replayed in done.lines[0]
 
 
 def test_of_a_file_that_is_not_there_it_says_nothing(tmp_path: Path) -> None:
@@ -203,14 +195,6 @@ def test_the_command_learns_where_it_is_and_how_many_threads_it_may_have_where_t
     assert [said.get(name) for name in names] == [FAR, "local", BOTH, after]
 
 
-def test_a_second_pin_plans_as_the_first_did_though_a_program_set_the_same_mask_again(
-    here: Mapping[str, str],
-) -> None:
-    again = [sys.executable, "-m", "affinityd", "exec", "--rank=1", "--"]
-    confined = exec_("--rank=0", "--", "taskset", "-c", NEAR, *again, *LOOK, env=here)
-    assert confined.cpus == FAR
-
-
 def test_memory_is_held_where_it_was_asked_for_and_what_cannot_be_had_is_no_end(
     here: Mapping[str, str],
 ) -> None:
@@ -239,35 +223,27 @@ PLAN = (
 )
 
 
+LATE = "finding a place took too long; the daemon at {} did not answer in time; the command runs un"
+
+
 @pytest.mark.parametrize(
-    "behave",
+    ("behave", "timeout", "cpus", "told"),
     [
-        lambda _connection, _over: None,
-        answering(b"\x80garbage\r\n\r\n" * 9),
-        answering(http("200 OK", PLAN.format(4000).encode())),
-        answering(http("200 OK", b"x" * 10**7)),
+        (lambda _connection, _over: None, "60", FAR, "planned from sysfs"),
+        (answering(http("200 OK", PLAN.format(4000).encode())), "60", FAR, "planned from sysfs"),
+        (answering(http("200 OK", b"x" * 10**7)), "60", FAR, "planned from sysfs"),
+        (hanging, "0.01", BOTH, LATE),
     ],
-    ids=["closes", "answers garbage", "answers another job's CPUs", "answers ten megabytes"],
+    ids=["closes", "answers another job's CPUs", "answers ten megabytes", "hangs"],
 )
-def test_whatever_the_daemon_does_the_command_runs_near_its_gpu(
-    tmp_path: Path, behave: Behaviour
+def test_whatever_the_daemon_does_the_command_runs(
+    tmp_path: Path, behave: Behaviour, timeout: str, cpus: str, told: str
 ) -> None:
-    env = {"AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine"))}
+    env = {"AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine")), "AFFINITYD_TIMEOUT": timeout}
     with serving(tmp_path / "s", behave) as path:
         done = exec_("--gpus=1", "--", *LOOK, env={**env, "AFFINITYD_SOCKET": str(path)})
-    assert done.cpus == FAR
-    (said,) = done.lines
-    assert said.endswith("; planned from sysfs")
-
-
-def test_when_there_is_no_time_the_command_runs_unpinned(tmp_path: Path) -> None:
-    env = {"AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine"))}
-    with serving(tmp_path / "s", hanging) as path:
-        env["AFFINITYD_SOCKET"] = str(path)
-        done = exec_("--gpus=1", "--timeout=0.01", "--", *LOOK, env=env)
-    assert done.cpus == BOTH
-    late = f"finding a place took too long; the daemon at {path} did not answer in time"
-    assert done.lines == [f"affinityd exec: {late}; the command runs unpinned"]
+    assert (done.cpus, len(done.lines)) == (cpus, 1)
+    assert told.format(path) in done.stderr
 
 
 SILENT_KERNEL = (

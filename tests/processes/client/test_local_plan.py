@@ -10,10 +10,12 @@ import pytest
 from affinityd.client import local_plan
 from affinityd.config import file
 from affinityd.discovery import discover, open_tree
+from affinityd.discovery.snapshot import write_snapshot
 from affinityd.errors import AffinityError, InvalidRequestError, TreeError
 from affinityd.topology import node_file
 from affinityd.topology.model import Node
 from tests.support.machines.facts import machine
+from tests.support.machines.sysfs_tree import write_tree
 
 NODE = Node(machine("dgx-a100"), frozenset({0, 128}), generation=3)
 
@@ -81,7 +83,20 @@ def test_settings_say_which_machine_this_is(socket: str, monkeypatch: pytest.Mon
     monkeypatch.setenv("AFFINITYD_RESERVED_CPUS", "0,8")
     known = local_plan.find_node([socket])
     assert (known.node.topology, known.node.reserved) == (machine("mi250x"), frozenset({0, 8}))
-    assert known.source == "sysfs"
+    replayed = "AFFINITYD_MACHINE is 'mi250x': planned on a replayed machine, not on this one"
+    assert (known.source, known.replayed) == ("sysfs", replayed)
+
+
+def test_a_snapshot_is_another_machine_and_a_folder_may_be_this_one(
+    socket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = write_tree(machine("mi250x"), tmp_path / "tree")
+    write_snapshot(open_tree(str(tree)), None, tmp_path / "node.tar")
+    for root, told in ((tree, False), (tmp_path / "node.tar", True)):
+        monkeypatch.setenv("AFFINITYD_ROOT", str(root))
+        known = local_plan.find_node([socket])
+        assert known.node.topology.online == machine("mi250x").online
+        assert str(known.replayed).startswith("AFFINITYD_ROOT is '") == told
 
 
 @pytest.mark.parametrize(
