@@ -40,57 +40,32 @@ def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | N
     return [None if it is None else str(it) for it in map(known.of, judged)]
 
 
-def of_slurm(place: str, cores: str) -> str:
-    return (
-        f"{place}, and its job was given no CPU there: have {cores} of gres.conf (affinityd slurm "
-        "gres-conf writes it), and submit with --gres-flags=enforce-binding"
-    )
-
-
-def of_kubelet(place: str, policy: str) -> str:
-    return (
-        f"{place}, and its pod was given no CPU there: set the kubelet's topologyManagerPolicy: "
-        f"{policy} and cpuManagerPolicy: static, and give the pod whole CPUs in the Guaranteed QoS "
-        "class"
-    )
-
-
+GRES = "have {cores} of gres.conf (affinityd slurm gres-conf writes it), and submit with"
+KUBELET = "set the kubelet's topologyManagerPolicy: {policy} and cpuManagerPolicy: static, and give"
 CHOOSE = "has no CPU there: whoever set that is to choose near ones"
-CORES = "Cores=4-7 and Cores=8-11 in the GPUs' lines"
 
 
 @pytest.mark.parametrize(
-    ("membership", "of_one", "of_two"),
+    ("membership", "said"),
     [
-        (
-            SLURM_JOB,
-            of_slurm(PLACE, "Cores=4-7 in the GPU's line"),
-            of_slurm(BOTH, CORES),
-        ),
+        (SLURM_JOB, f"job was given no CPU there: {GRES} --gres-flags=enforce-binding"),
         (
             KUBERNETES_POD,
-            of_kubelet(PLACE, "single-numa-node (or best-effort)"),
-            of_kubelet(BOTH, "best-effort"),
+            f"pod was given no CPU there: {KUBELET} the pod whole CPUs in the Guaranteed QoS class",
         ),
-        (
-            LONE_CONTAINER,
-            f"{PLACE}, and its cpuset, 0-3 (container cd34cd34cd34), {CHOOSE}",
-            f"{BOTH}, and its cpuset, 0-3 (container cd34cd34cd34), {CHOOSE}",
-        ),
-        (
-            Membership(),
-            f"{PLACE}, and its cpuset, 0-3, {CHOOSE}",
-            f"{BOTH}, and its cpuset, 0-3, {CHOOSE}",
-        ),
+        (LONE_CONTAINER, f"cpuset, 0-3 (container cd34cd34cd34), {CHOOSE}"),
+        (Membership(), f"cpuset, 0-3, {CHOOSE}"),
     ],
 )
-def test_an_allocation_is_mended_by_what_made_it(
-    membership: Membership, of_one: str, of_two: str
-) -> None:
+def test_an_allocation_is_mended_by_what_made_it(membership: Membership, said: str) -> None:
+    of_one = said.format(
+        cores="Cores=4-7 in the GPU's line", policy="single-numa-node (or best-effort)"
+    )
+    of_two = said.format(cores="Cores=4-7 and Cores=8-11 in the GPUs' lines", policy="best-effort")
     far = process("0-3", cpuset="0-3", membership=membership)
     beside = process("0-3", cpuset="0-3", membership=membership, beside=(OTHER,))
-    assert remedies(far) == [of_one]
-    assert remedies(beside, topology=APART) == [of_two]
+    assert remedies(far) == [f"{PLACE}, and its {of_one}"]
+    assert remedies(beside, topology=APART) == [f"{BOTH}, and its {of_two}"]
 
 
 def test_the_cores_are_those_that_gres_conf_is_written_with() -> None:

@@ -17,10 +17,11 @@ from affinityd.topology.model import Gpu, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import put
 
-NVIDIAS = tuple(
+FIVE = tuple(
     Gpu(index, "nvidia", f"0000:0{index}:00.0", numa_node=0, uuid=f"GPU-{index}")
-    for index in range(3)
+    for index in range(5)
 )
+NVIDIAS = FIVE[:3]
 FIRST, SECOND, THIRD = (gpu.key for gpu in NVIDIAS)
 AMDS = ("amd", 0)
 MIB, GIB = 2**20, 2**30
@@ -41,61 +42,42 @@ def of(pid: int, memory: int | None, mig: str | None = None, kind: str = "comput
     return NvmlProcess(pid, kind, memory, mig)
 
 
-@pytest.mark.parametrize(
-    ("said", "holdings"),
-    [
-        (report(), ()),
-        (report((of(7, 1),), (of(8, 2),)), (Holding(7, FIRST, 1), Holding(8, SECOND, 2))),
-        # In two lists with the same memory, or one of which knows it.
-        (report((of(7, 100), of(7, 100, kind="graphics"))), (Holding(7, FIRST, 100),)),
-        (report((of(7, None, kind="mps"), of(7, 100))), (Holding(7, FIRST, 100),)),
-        (report((of(7, None),)), (Holding(7, FIRST),)),
-        # On two MIG devices, and one on each.
-        (report((of(7, 1, "MIG-0"), of(7, 3, "MIG-1"))), (Holding(7, FIRST, 4, "MIG-1"),)),
+def test_nvml_names_what_uses_which_gpu() -> None:
+    """In two lists, of which one may know the memory; of unknown memory; on MIG devices."""
+    first = (
+        *(of(1, 100), of(1, 100, kind="graphics"), of(2, None, kind="mps"), of(2, 100)),
+        *(of(3, None), of(4, 1, "MIG-0"), of(4, 3, "MIG-1"), of(5, None, "MIG-1")),
+    )
+    assert processes_of(report(first, (of(1, 2),)), NVIDIAS) == GpuHolders(
         (
-            report((of(7, 1, "MIG-0"), of(8, None, "MIG-1"))),
-            (Holding(7, FIRST, 1, "MIG-0"), Holding(8, FIRST, None, "MIG-1")),
-        ),
-        # A GPU that tells nothing of itself is known by its index.
-        (
-            replace(report(), gpus=(GpuProcesses(0, processes=(of(7, 1),)), listed(1), listed(2))),
-            (Holding(7, FIRST, 1),),
-        ),
-    ],
-)
-def test_nvml_names_what_uses_which_gpu(said: ProcessReport, holdings: tuple[Holding, ...]) -> None:
-    assert processes_of(said, NVIDIAS) == GpuHolders(holdings)
+            *(Holding(1, FIRST, 100), Holding(2, FIRST, 100), Holding(3, FIRST)),
+            *(Holding(4, FIRST, 4, "MIG-1"), Holding(5, FIRST, None, "MIG-1")),
+            Holding(1, SECOND, 2),
+        )
+    )
+    assert processes_of(report(), NVIDIAS) == GpuHolders()
 
 
 IN_USE = of(7, 100)
-ANEW = "read the machine anew"
 
 
-@pytest.mark.parametrize(
-    ("gpus", "key", "why"),
-    [
-        (
-            (listed(0, IN_USE, error="GPU is lost"), listed(1), listed(2)),
-            FIRST,
-            "NVML: GPU is lost",
-        ),
-        ((listed(0), listed(1)), THIRD, "NVML does not list a GPU 2"),
-        (
-            (replace(listed(0, IN_USE), uuid="GPU-9"), listed(1), listed(2)),
-            FIRST,
-            f"NVML's GPU 0 is GPU-9 now, and was GPU-0: {ANEW}",
-        ),
-        (
-            (GpuProcesses(0, None, "0000:09:00.0", (IN_USE,)), listed(1), listed(2)),
-            FIRST,
-            f"NVML's GPU 0 is 0000:09:00.0 now, and was 0000:00:00.0: {ANEW}",
-        ),
-    ],
-)
-def test_a_doubtful_gpu_costs_its_own_answer_alone(
-    gpus: tuple[GpuProcesses, ...], key: tuple[str, int], why: str
-) -> None:
-    assert processes_of(ProcessReport(gpus), NVIDIAS) == GpuHolders(unknown={key: why})
+def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
+    said = (
+        listed(0, IN_USE, error="GPU is lost"),
+        replace(listed(1, IN_USE), uuid="GPU-9"),
+        GpuProcesses(2, None, "0000:09:00.0", (IN_USE,)),
+        GpuProcesses(4, processes=(IN_USE,)),  # known by its index alone
+    )
+    moved = "NVML's GPU {} now, and was {}: read the machine anew"
+    assert processes_of(ProcessReport(said), FIVE) == GpuHolders(
+        (Holding(7, FIVE[4].key, 100),),
+        {
+            FIRST: "NVML: GPU is lost",
+            SECOND: moved.format("1 is GPU-9", "GPU-1"),
+            THIRD: moved.format("2 is 0000:09:00.0", "0000:02:00.0"),
+            FIVE[3].key: "NVML does not list a GPU 3",
+        },
+    )
 
 
 def test_while_nvml_is_silent_nothing_is_known() -> None:
