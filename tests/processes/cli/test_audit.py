@@ -160,7 +160,7 @@ def test_what_cannot_be_asked_for_is_an_error_of_one_line(
 
 @pytest.mark.parametrize("seconds", ["0", "x", "4000", "nan"])
 def test_a_pause_that_is_none_is_bad_usage(capsys: Capture, seconds: str) -> None:
-    with pytest.raises(SystemExit, match="^2$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(["audit", f"--watch={seconds}"])
     assert "is no time from 0.1 to 3600 seconds" in capsys.readouterr().err
 

@@ -70,7 +70,7 @@ def test_a_command_of_roots_that_changes_driver_or_gpu_is_one(
     [
         *("modprobe nfs", "driver-manager preflight_check", "dkms build nvidia/570"),
         *("nvidia-smi dmon -s pucm", "nvidia-smi mig -lgi", "nvidia-driver init"),
-        *("nvidia-mig-manager", "nvidia-persistenced", "[nvidia-modeset/]"),
+        *("nvidia-mig-manager", "nvidia-persistenced"),
     ],
 )
 def test_a_command_that_changes_nothing_keeps_nvml_from_nothing(
