@@ -126,7 +126,7 @@ def test_a_job_of_slurms_lives_as_long_as_a_slurmstepd_of_it(
 def test_where_roots_processes_are_hidden_neither_session_nor_job_has_ended(
     tmp_path: Path, task: ProcessFacts
 ) -> None:
-    assert why(task, owners(tmp_path, SHELL, "100 python 1 1000 0")) is None
+    assert why(task, owners(tmp_path, "100 python 1 1000 0")) is None
 
 
 @pytest.mark.parametrize(
