@@ -56,11 +56,12 @@ def suite_of(path: Path) -> str:
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist ships no types
-    """Gives a worker a file, and one of them all files of vm, which share a machine."""
+    """Gives a worker a file, or all files of vm, which share a machine, or of images, likewise."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
-        return os.path.dirname(file) if "/vm/" in file else file  # noqa: PTH120 - no path
+        share = "/vm/" in file or "/test_containers_" in file
+        return os.path.dirname(file) if share else file  # noqa: PTH120 - no path
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -22,14 +22,10 @@ from tests.e2e.containers.podman import attempt, environment, locked, podman
 from tests.support.paths import REPOSITORY
 
 SUITE = "bookworm"
-#: What is Debian's, and what an Ubuntu without anything is too: an sh and taskset.
-UBUNTU_LIKE = ("dash", "util-linux")
-#: Images by the Debian packages in them. `base` stands for python:3.12-slim.
-DEBIAN = {
-    "base": (*UBUNTU_LIKE, "ca-certificates", "python3", "python3-venv"),
-    "debian": (*UBUNTU_LIKE, "curl", "python3"),
-    "ubuntu-like": UBUNTU_LIKE,
-}
+#: What `debian` has of Debian.
+PACKAGES = ("dash", "util-linux", "curl", "ca-certificates", "python3", "python3-venv")
+#: Images that are `debian` without some programs. `base` stands for python:3.12-slim.
+WITHOUT = {"base": "curl", "ubuntu-like": "curl python3 python3.*"}
 UNREAD = ("doc", "info", "locale", "man")  #: folders of /usr/share
 
 CERTIFICATES = "/etc/ssl/certs"
@@ -44,7 +40,7 @@ def client(name: str) -> str:
     debian has python3, curl and taskset; ubuntu-like has taskset, and neither python3 nor curl;
     busybox has its own sh, taskset and wget, and nothing else.
     """
-    return _busybox() if name == "busybox" else _debian(name)
+    return _busybox() if name == "busybox" else _debian() if name == "debian" else _without(name)
 
 
 @cache
@@ -60,7 +56,7 @@ def build(
     *arguments: str, checkout: Path = REPOSITORY, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a checkout's scripts/image, upon this machine's base and through its network."""
-    base = _debian("base")
+    base = _without("base")
     with locked():
         # What a build leaves untagged is the cache of the next one.
         attempt("image", "prune", "--force", "--filter=until=24h")
@@ -82,18 +78,36 @@ def _network() -> list[str]:
     return ["--network=host", f"--volume={CERTIFICATES}:{CERTIFICATES}:ro", *arguments]
 
 
-def _debian(name: str) -> str:
+@cache
+def _debian() -> str:
     excluded = (f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in UNREAD)
-    include = f"--include={','.join(DEBIAN[name])}"
+    include = f"--include={','.join(PACKAGES)}"
     command = ["mmdebstrap", "--quiet", "--variant=essential", include, *excluded, SUITE]
 
-    def write(archive: Path) -> None:
-        done = subprocess.run(
-            [*command, archive], capture_output=True, text=True, check=False, timeout=300
-        )
-        assert done.returncode == 0, done.stderr
+    def make(tag: str) -> None:
+        def write(archive: Path) -> None:
+            done = subprocess.run(
+                [*command, archive], capture_output=True, text=True, check=False, timeout=600
+            )
+            assert done.returncode == 0, done.stderr
 
-    return _made(name, write, recipe=command)
+        _import(tag, write)
+
+    return _made("debian", make, recipe=command)
+
+
+@cache
+def _without(name: str) -> str:
+    whole = _debian()
+    script = f"cd /usr/bin && rm {WITHOUT[name]}"
+
+    def make(tag: str) -> None:
+        container = f"making-{name}"
+        podman("run", f"--name={container}", "--network=none", whole, "sh", "-c", script)
+        podman("commit", "--quiet", container, tag)
+        podman("rm", container)
+
+    return _made(name, make, recipe=(whole, script))
 
 
 def _busybox() -> str:
@@ -109,7 +123,8 @@ def _busybox() -> str:
             for folder in ("dev", "etc", "proc", "run", "sys", "tmp"):
                 tar.addfile(_folder(folder))
 
-    return _made("busybox", write, recipe=(applets, program.stat().st_mtime_ns))
+    recipe = (applets, program.stat().st_mtime_ns)
+    return _made("busybox", lambda tag: _import(tag, write), recipe)
 
 
 def _link(name: str, target: str) -> tarfile.TarInfo:
@@ -124,15 +139,20 @@ def _folder(name: str) -> tarfile.TarInfo:
     return folder
 
 
-def _made(name: str, write: Callable[[Path], None], recipe: object) -> str:
-    """Return the tag of an image; where there is none yet, `write` writes its files."""
+def _import(tag: str, write: Callable[[Path], None]) -> None:
+    """Make an image of the files that `write` writes into an archive."""
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder, "image.tar")
+        write(archive)
+        podman("import", "--quiet", archive, tag)
+
+
+def _made(name: str, make: Callable[[str], None], recipe: object) -> str:
+    """Return the tag of an image, which is made where there is none yet."""
     key = hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]
     tag = f"localhost/test-{name}:{key}"
     environment()
     with locked():
         if attempt("image", "exists", tag).status != 0:
-            with tempfile.TemporaryDirectory() as folder:
-                archive = Path(folder, "image.tar")
-                write(archive)
-                podman("import", "--quiet", archive, tag)
+            make(tag)
     return tag
