@@ -54,8 +54,9 @@ def container(image: str, *command: str, options: Sequence[str] = ()) -> Ended:
     name = _name()
     try:
         return attempt(*_run(name, options), image, *command)
-    finally:
+    except subprocess.TimeoutExpired:
         _remove(name)
+        raise
 
 
 @contextmanager
@@ -127,6 +128,18 @@ def network(asked: Container) -> list[str]:
     return [f"--network=container:{asked.name}"]
 
 
+def curl(pid: int, url: str) -> Ended:
+    """Ask over TCP, in the network namespace of a process."""
+    network = f"--net=/proc/{pid}/ns/net"
+    done = subprocess.run(
+        ["nsenter", network, "curl", "--silent", "--fail-with-body", "--max-time", "60", url],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
 def devices(*minors: int, major: int = NVIDIA) -> list[str]:
     """Return the options by which a container has the device files of GPUs that are not there."""
     folder = CACHE / f"dev-{major}"
@@ -165,10 +178,14 @@ def _remove(name: str) -> None:
 
 
 def _has_started(started: Container) -> bool:
+    """Whether its first process is no longer runc; podman itself takes much longer to say so."""
     if started.process.poll() is not None:
         return True  # and ended: that is for the block to judge
-    state = attempt("inspect", "--format={{.State.Status}}", started.name)
-    return state.stdout.strip() == "running"
+    try:
+        words = Path(f"/proc/{started.pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):  # the file of its pid is not there, or empty
+        return False
+    return words[0] != b"" and b"runc" not in words[0]
 
 
 def _is_ready(started: Container) -> bool:

@@ -15,8 +15,8 @@ from tests.e2e.containers.rig import (
     USER,
     Container,
     container,
+    curl,
     daemon,
-    network,
     running,
     starting,
 )
@@ -67,14 +67,8 @@ def test_it_logs_one_json_object_a_line_and_reads_the_machine_anew_when_told(
 def test_without_a_folder_for_its_socket_it_serves_all_the_same(tmp_path: Path) -> None:
     """`podman run IMAGE`, to try it: the folder is the image's own."""
     with running(tmp_path, images.affinityd(), "serve", "--machine=dgx-a100") as started:
-        asked = ["wget", "-qO-", "http://127.0.0.1:9465/plan?gpus=0&format=cpulist"]
-        client = images.client("busybox")
-
-        def answers() -> bool:
-            said = container(client, *asked, options=network(started))
-            return said.stdout == "48-55,176-183\n"
-
-        eventually(answers, "it answers over TCP")
+        url = "http://127.0.0.1:9465/plan?gpus=0&format=cpulist"
+        eventually(lambda: curl(started.pid, url).stdout == "48-55,176-183\n", "it answers")
 
 
 def test_its_own_sysfs_shows_it_the_node_without_a_host_path() -> None:

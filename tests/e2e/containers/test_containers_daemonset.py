@@ -18,6 +18,7 @@ from tests.e2e.chart.rendering import Object, with_values
 from tests.e2e.containers import images
 from tests.e2e.containers.as_pod import as_pod, played
 from tests.e2e.containers.podman import attempt, podman
+from tests.e2e.containers.rig import curl
 from tests.support.daemons import Reply, UnixConnection, eventually
 from tests.support.tiny import Ended
 
@@ -34,6 +35,7 @@ class Pod:
     name: str
     folder: Path  #: of its socket, on the node
     daemon_set: Object
+    pid: int  #: the daemon's
 
     def ask(self, path: str) -> Reply:
         """Ask by the socket's folder, as a pod with a hostPath."""
@@ -44,17 +46,14 @@ class Pod:
             return Reply(response.status, headers, response.read())
 
     def ask_port(self, port: int, path: str) -> Ended:
-        """Ask over TCP, from a container that shares the network and no file with it."""
-        url = f"http://127.0.0.1:{port}{path}"
-        apart = ("--rm", "--pull=never", f"--pod={self.name}", images.client("debian"))
-        return attempt("run", *apart, "curl", "--silent", "--fail-with-body", url)
+        """Ask over TCP, as what shares the network and no file with it."""
+        return curl(self.pid, f"http://127.0.0.1:{port}{path}")
 
 
 @contextmanager
 def running(folder: Path, values: Mapping[str, Any]) -> Iterator[Pod]:
     """Run the pod of the chart's DaemonSet with these values, until the block ends."""
     name, sockets = f"affinityd-test-{os.getpid()}-pod{next(_numbers)}", folder / "affinityd"
-    images.client("debian")  # made now, and not while the daemon is waited for
     repository, _, tag = images.affinityd().rpartition(":")
     own = {
         "fullnameOverride": name,
@@ -62,8 +61,9 @@ def running(folder: Path, values: Mapping[str, Any]) -> Iterator[Pod]:
         "socket": {"hostPath": str(sockets), **values.get("socket", {})},
     }
     daemon_set = with_values({**values, **own})[f"DaemonSet/{name}"]
-    pod = Pod(name, sockets, daemon_set)
     with played(as_pod(daemon_set, node=NODE), folder, "none"):
+        pid = podman("inspect", "--format={{.State.Pid}}", f"{name}-affinityd")
+        pod = Pod(name, sockets, daemon_set, int(pid))
         eventually(lambda: pod.ask_port(9465, "/readyz").status == 0, "the daemon is ready")
         yield pod
 

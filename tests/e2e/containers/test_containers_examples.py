@@ -97,7 +97,7 @@ def test_an_example_runs_beside_its_gpus(
         pod = fitted(each, node, its)
         app = f"{pod['metadata']['name']}-{pod['spec']['containers'][0]['name']}"
         with played(pod, tmp_path, "host"):
-            podman("wait", app)
+            podman("wait", "--interval=50ms", app)
             logs = attempt("logs", app)
             assert (logs.stdout.splitlines(), logs.stderr) == (printed, "")
 

@@ -66,6 +66,15 @@ def pods(node: Container, tmp_path: Path) -> dict[str, Pod]:
     return {way: Pod(node, tmp_path / way, way) for way in (SOCKET, SERVICE)}
 
 
+@pytest.fixture(scope="module")
+def prepared(node: Container, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pod]:
+    """Return pods whose init container has run."""
+    folder = tmp_path_factory.mktemp("prepared")
+    made = {way: Pod(node, folder / way, way) for way in (SOCKET, SERVICE)}
+    assert [pod.init().stderr for pod in made.values()] == ["", ""]
+    return made
+
+
 @pytest.mark.parametrize(
     ("image", "way", "told"),
     [
@@ -77,10 +86,9 @@ def pods(node: Container, tmp_path: Path) -> dict[str, Pod]:
     ],
 )
 def test_an_app_runs_beside_the_gpu_that_its_container_has(
-    pods: dict[str, Pod], image: str, way: str, told: str
+    prepared: dict[str, Pod], image: str, way: str, told: str
 ) -> None:
-    pod = pods[way]
-    assert pod.init().stderr == ""
+    pod = prepared[way]
     for gpu, cpu in ((0, NEAR), (1, FAR)):
         done = pod.app(image, RUN, *LOOK, options=rig.devices(gpu))
         assert (done.cpus, bool(done.stderr)) == (cpu, bool(told))
@@ -136,12 +144,12 @@ def test_seccomp_s_default_profile_takes_the_memory_policy_and_no_cpu(
 
 @pytest.mark.parametrize("image", ["debian", "busybox"])
 def test_a_container_that_may_have_no_second_process_or_has_no_gpu_runs_as_it_is(
-    pods: dict[str, Pod], image: str
+    prepared: dict[str, Pod], image: str
 ) -> None:
+    pod = prepared[SOCKET]
     alone = ["--user=54321", "--ulimit=nproc=1:1", "--ulimit=nofile=1024:1024", *rig.devices(1)]
-    pods[SOCKET].init()
-    assert pods[SOCKET].app(image, RUN, *LOOK, options=alone).cpus == BOTH
-    done = pods[SOCKET].app(image, RUN, *LOOK, options=["--env=NVIDIA_VISIBLE_DEVICES=all"])
+    assert pod.app(image, RUN, *LOOK, options=alone).cpus == BOTH
+    done = pod.app(image, RUN, *LOOK, options=["--env=NVIDIA_VISIBLE_DEVICES=all"])
     none = "affinityd run: no device file of a GPU is here; the command runs unpinned"
     assert (done.cpus, done.lines) == (BOTH, [none])
 
