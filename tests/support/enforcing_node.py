@@ -11,9 +11,10 @@ from typing import Any
 
 from affinityd.enforce.document import EnforceDocument
 from tests.support.asked_node import AskedNode
-from tests.support.daemons import eventually
+from tests.support.daemons import eventually, with_constants
 from tests.support.documents import exactly
 from tests.support.made_nodes import DRIVER, running_on
+from tests.support.puppets import GRACE
 from tests.support.tiny import FAR, NEAR, tiny
 
 GPUS = (NEAR, NEAR, FAR, FAR)  #: GPU → the CPU that is near it
@@ -73,7 +74,7 @@ def enforcing(
     run: Path | None = None,
     before: Sequence[str] = (),
 ) -> Iterator[EnforcingNode]:
-    """Run a daemon that scans every second.
+    """Run a daemon that scans every second, and lets what starts alone for one.
 
     `run`: the folder that another one has as /run, else it has its own; `before`: what runs it.
     """
@@ -83,6 +84,7 @@ def enforcing(
         if run is not None:
             (folder / "run").symlink_to(run)
         settings = ("--scan-interval", "1", "--enforce", way, *arguments)
+        before = (*before, *with_constants(enforce__backoff__GRACE=GRACE))
         with running_on(tiny(), folder, facts(users or {}), *settings, before=before) as daemon:
             eventually(lambda: daemon.get("/enforce").status == 200, "it has enforced")
             yield EnforcingNode(daemon, folder)

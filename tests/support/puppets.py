@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from affinityd.cpuset import CpuSet
-from affinityd.enforce.backoff import GRACE
 from affinityd.linux.processes import mask_of, stat_of, thread_ids
 from tests.support.children import children_of
 from tests.support.daemons import eventually
@@ -50,7 +49,9 @@ print('ready', flush=True)
 sys.stdin.read()
 """
 
-#: Seconds after which a process is no longer let alone as it has just started.
+#: Seconds after which the daemons of `enforcing` no longer let a process alone as it has just
+#: started; others take ten times as long.
+GRACE = 1.0
 GROWN_UP = GRACE + 0.5
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from affinityd.enforce.backoff import GRACE
 from tests.support.children import program
 from tests.support.job_cgroups import cgroup, pod_parts, step_parts
-from tests.support.puppets import GROWN_UP
 from tests.support.tiny import BOTH, CPUS
 
 USER = 1234
@@ -103,7 +103,7 @@ def playing() -> Iterator[Actors]:
         shutil.copy(shutil.which("sleep") or "", stepd)
         for folder in (step, other):
             stack.enter_context(_running(stepd, folder))
-        time.sleep(max(0.0, began + GROWN_UP - time.monotonic()))
+        time.sleep(max(0.0, began + GRACE + 0.5 - time.monotonic()))
         yield Actors(job, in_pod, off, of_amd, of_npu, asker, dev)
 
 
