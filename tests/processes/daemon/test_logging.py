@@ -10,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,14 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.logging import (
-    END_SECONDS,
-    MOST_LINES,
-    JsonFormatter,
-    LineWriter,
-    TextFormatter,
-)
-from tests.support.daemons import PATIENCE
+from affinityd.daemon import logging as daemon_logging
+from affinityd.daemon.logging import MOST_LINES, JsonFormatter, LineWriter, TextFormatter
+from tests.support.daemons import PATIENCE, eventually
 
 NASTY = "asked for \x1b[31m\r\n'\x00' \x7f \u2028 \ud800"
 
@@ -39,64 +35,49 @@ def record(message: str, *, failed: bool = False) -> logging.LogRecord:
     return logging.LogRecord("affinityd.test", logging.WARNING, "f", 1, "%s", (message,), cause)
 
 
-@pytest.mark.parametrize("failed", [False, True], ids=["a message", "a traceback"])
-def test_text_is_one_line_without_control_characters(failed: bool) -> None:
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_record_is_one_line_without_control_characters(failed: bool) -> None:
     line = TextFormatter().format(record(NASTY, failed=failed))
     assert line.startswith("warning: asked for \\x1b[31m\\r\\n'\\x00' \\x7f \\u2028 \\ud800")
     assert line.isprintable()
     assert ("ValueError: invalid literal" in line) == failed
-
-
-@pytest.mark.parametrize("failed", [False, True], ids=["a message", "a traceback"])
-def test_json_is_one_object_a_line_and_a_traceback_a_field_of_it(failed: bool) -> None:
     line = JsonFormatter().format(record(NASTY, failed=failed))
     assert line.isprintable()
     told = json.loads(line)
-    assert (told["level"], told["logger"]) == ("warning", "affinityd.test")
-    assert told["message"] == NASTY
+    assert (told["level"], told["logger"], told["message"]) == ("warning", "affinityd.test", NASTY)
     trace = told.get("exception", "").splitlines()
     assert trace[:1] == (["Traceback (most recent call last):"] if failed else [])
     assert ("ValueError: invalid literal" in "".join(trace)) == failed
 
 
-#: What writes lines in a process, and what the line says.
-SOURCES = {
-    "a record": ("logging.getLogger('x').info('told')", "told"),
-    "a warning of Python's": ("warnings.warn('told')", "UserWarning: told"),
-    "a thread that fails": (
-        "t = threading.Thread(target=int, args=('told',)); t.start(); t.join()",
-        "this is a bug",
-    ),
-    "an object that cannot end": (
-        "type('T', (), {'__del__': lambda self: int('told')})()",
-        "this is a bug",
-    ),
-}
+CODE = """
+import logging, threading, warnings
+from affinityd.daemon.logging import log_on_stdout
+with log_on_stdout({form!r}):
+    {statement}
+"""
+FAILS_IN_A_THREAD = "t = threading.Thread(target=int, args=('told',)); t.start(); t.join()"
+FAILS_AT_ITS_END = "type('T', (), {'__del__': lambda self: int('told')})()"
 
 
-def run(form: str, statement: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a statement in a process whose logs are written as the daemon's."""
-    code = (
-        "import logging, threading, warnings\n"
-        f"from affinityd.daemon.logging import log_on_stdout\nwith log_on_stdout({form!r}):"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", f"{code}\n    {statement}"],
-        stdout=subprocess.PIPE if stdout is None else stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize(("statement", "message"), SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("logging.getLogger('x').info('told')", "told"),
+        ("warnings.warn('told')", "UserWarning: told"),
+        (FAILS_IN_A_THREAD, "this is a bug"),
+        (FAILS_AT_ITS_END, "this is a bug"),
+    ],
+)
 def test_everything_is_one_line_on_stdout(statement: str, message: str) -> None:
-    as_text, as_json = (run(form, statement) for form in ("text", "json"))
-    for done in (as_text, as_json):
+    for form in ("text", "json"):
+        code = CODE.format(form=form, statement=statement)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
         assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
         assert "told" in done.stdout
-    assert message in as_text.stdout
-    assert message in json.loads(as_json.stdout)["message"]
+        assert message in (json.loads(done.stdout)["message"] if form == "json" else done.stdout)
 
 
 LONG = "x" * 1000  #: of such lines a pipe holds fewer than are queued: pipe(7)
@@ -126,10 +107,12 @@ def read_lines(file: int, until: str) -> list[str]:
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
+    others = {*threading.enumerate()}
     reader, writer = os.pipe()
     yield reader, writer
     os.close(reader)  # lines fail now, and the thread goes on to its end
-    time.sleep(0.1)  # the number that it writes to will be another file's
+    for thread in {*threading.enumerate()} - others:
+        thread.join(PATIENCE)  # the number that it writes to will be another file's
     os.close(writer)
 
 
@@ -144,68 +127,50 @@ def test_all_that_is_told_is_written_in_its_order_before_the_end(pipe: tuple[int
 def test_a_reader_that_stops_holds_up_no_line_and_gets_the_number_that_it_missed(
     pipe: tuple[int, int],
 ) -> None:
+    """Once, and in the form of the log."""
     reader, writer = pipe
     told = 5 * MOST_LINES
-    with writing(writer) as tell:
-        began = time.monotonic()
+    with writing(writer, JsonFormatter()) as tell:
         for number in range(told):
             tell(f"line {number} {LONG}")
-        assert time.monotonic() - began < PATIENCE
-        *lines, notice = read_lines(reader, "are missing above")
-    numbers = [int(line.split()[2]) for line in lines]
-    assert numbers == sorted(set(numbers))
-    assert MOST_LINES <= len(lines) < MOST_LINES + 100
-    missing = told - len(lines)
-    assert notice == f"warning: {missing} lines are missing above: the log took no more"
-
-
-def test_what_is_missing_is_told_once_and_in_the_form_of_the_log(pipe: tuple[int, int]) -> None:
-    reader, writer = pipe
-    with writing(writer, JsonFormatter()) as tell:
-        for _ in range(2 * MOST_LINES):
-            tell(LONG)
-        assert '"level": "warning"' in read_lines(reader, "are missing above")[-1]
+        lines = [json.loads(line) for line in read_lines(reader, "are missing above")]
         tell("afterwards")
         assert len(read_lines(reader, "afterwards")) == 1
+    notice = lines.pop()
+    numbers = [int(line["message"].split()[1]) for line in lines]
+    assert numbers == sorted(set(numbers))
+    assert MOST_LINES <= len(lines) < MOST_LINES + 100
+    missing = f"{told - len(lines)} lines are missing above: the log took no more"
+    assert (notice["level"], notice["message"]) == ("warning", missing)
 
 
-def test_a_reader_that_stops_does_not_hold_up_the_end(pipe: tuple[int, int]) -> None:
-    _, writer = pipe
-    with writing(writer) as tell:
+def test_a_reader_that_stops_does_not_hold_up_the_end(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_logging, "END_SECONDS", 0.1)
+    with writing(pipe[1]) as tell:
         for _ in range(MOST_LINES):
             tell(LONG)
-        began = time.monotonic()
-    assert END_SECONDS / 2 < time.monotonic() - began < PATIENCE
 
 
-@pytest.mark.parametrize("file", ["a device that is full", "a pipe without a reader"])
-def test_lines_that_cannot_be_written_are_no_failure(file: str) -> None:
-    if file == "a device that is full":
-        writer = os.open("/dev/full", os.O_WRONLY)
-    else:
-        reader, writer = os.pipe()
-        os.close(reader)
-    with writing(writer) as tell:
-        for _ in range(10):
-            tell("told")
-    os.close(writer)
-
-
-def test_a_disk_that_has_room_again_gets_lines_and_how_many_are_missing(
-    tmp_path: Path,
+@pytest.mark.parametrize("is_full", [True, False], ids=["a full device", "a pipe without a reader"])
+def test_a_log_that_cannot_be_written_is_no_failure_and_tells_how_many_are_missing_once_it_can(
+    tmp_path: Path, is_full: bool
 ) -> None:
     path = tmp_path / "log"
-    full = os.open("/dev/full", os.O_WRONLY)
-    with writing(full) as tell:
+    reader, log = os.pipe()
+    os.close(reader)
+    disk, full = os.open(path, os.O_WRONLY | os.O_CREAT), os.open("/dev/full", os.O_WRONLY)
+    if is_full:
+        os.dup2(full, log)
+    with writing(log) as tell:
         tell("lost")
         tell("lost too")
         time.sleep(0.5)  # until both have been tried
-        disk = os.open(path, os.O_WRONLY | os.O_CREAT)
-        os.dup2(disk, full)
+        os.dup2(disk, log)
         tell("after")
-        while "missing" not in path.read_text():
-            time.sleep(0.01)
-    for number in (full, disk):
+        eventually(lambda: "missing" in path.read_text(), "it is told")
+    for number in (full, disk, log):
         os.close(number)
     assert path.read_text().splitlines() == [
         "info: after",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -43,13 +42,6 @@ def test_a_head_of_64_kib_is_taken_and_one_byte_more_is_not() -> None:
     for pieces in arrivals(head_of(MAX_HEAD + 1)):
         assert sent(*pieces).outcome == ([431], True, {"head_size": 1})
         assert sent(REQUEST, *pieces).outcome == ([200, 431], True, {"head_size": 1})
-
-
-@pytest.mark.parametrize("lead", [b"GET /plan HTTP/1.1\r\nhost: ", b"GET /", b""])
-def test_what_never_ends_is_refused_at_64_kib(lead: bytes) -> None:
-    story = sent(lead, *[b"x" * 4096] * 17)
-    assert story.statuses in ([431], [400])
-    assert story.transport.closed
 
 
 @pytest.mark.parametrize(("lines", "status"), [(MAX_LINES, 200), (MAX_LINES + 1, 431)])
@@ -156,18 +148,6 @@ def test_what_comes_before_an_answer_is_not_read_and_ends_the_connection(
 )
 def test_a_connection_goes_on_only_where_it_is_clear_what_comes(head: bytes, closes: bool) -> None:
     assert sent(head).outcome == ([200], closes, {})
-
-
-@pytest.mark.parametrize("before", [(), (REQUEST,)])
-def test_what_comes_of_a_head_gives_it_no_more_time(before: tuple[bytes, ...]) -> None:
-    async def drip(story: Story) -> None:
-        await story.send(*before, b"G")
-        deadline = story.protocol.deadline
-        await asyncio.sleep(0.01)
-        await story.send(b"E", b"T")
-        assert story.protocol.deadline == deadline
-
-    tell(drip)
 
 
 @pytest.mark.parametrize(
