@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,9 @@ import pytest
 from affinityd.cpuset import parse_list
 from tests.support.daemons import Daemon
 from tests.support.pods import GPU_2, ONLINE, SHELLS, Pod, only, unreachable
+
+EACH_SHELL = pytest.mark.parametrize("shell", SHELLS, ids=str)
+TWO_GPUS = "16-23,80-87,144-151,208-215"
 
 
 def test_without_anything_to_ask_by_the_files_tell(
@@ -21,104 +23,78 @@ def test_without_anything_to_ask_by_the_files_tell(
     assert told.lines == [f"affinityd run: {cause}; planned from {pod.to}/gpu"]
 
 
-@pytest.mark.parametrize(
-    ("devices", "said", "cpus"),
-    [
-        pytest.param(["nvidia5", "nvidia1"], {}, "16-23,80-87,144-151,208-215", id="two GPUs"),
-        pytest.param(
-            ["nvidia5", "nvidia1"],
-            {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "1"},
-            "16-23,80-87,144-151,208-215",
-            id="whichever of them a rank has",
-        ),
-        pytest.param([], {"NVIDIA_VISIBLE_DEVICES": "GPU-2"}, GPU_2, id="one by name"),
-        pytest.param(["nvidia5"], {"NVIDIA_VISIBLE_DEVICES": "0"}, GPU_2, id="device files first"),
-        pytest.param(["nvidia5", "nvidia77"], {}, GPU_2, id="one that is not known"),
-        pytest.param(["nvidia77"], {}, None, id="none that is known"),
-        pytest.param([], {}, None, id="none at all"),
-    ],
-)
-@pytest.mark.parametrize("shell", SHELLS, ids=str)
-def test_the_cpus_are_those_near_any_of_the_container_s_gpus(
-    pod: Pod, shell: list[str], devices: list[str], said: dict[str, str], cpus: str | None
-) -> None:
-    pod.has(*devices)
-    uuid = (pod.to / "gpu/5.cpulist").read_text()
-    (pod.to / "gpu/GPU-2.cpulist").write_text(uuid)
+RANK = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "1"}
+
+
+@EACH_SHELL
+def test_the_cpus_are_those_near_any_of_the_container_s_gpus(pod: Pod, shell: list[str]) -> None:
+    (pod.to / "gpu/GPU-2.cpulist").write_text((pod.to / "gpu/5.cpulist").read_text())
     (pod.to / "gpu/GPU-2.locality").write_text("local\n")
-    told = pod.run(cpus=ONLINE, shell=shell, **said, **unreachable(pod))
-    assert told.cpus == (None if cpus is None else parse_list(cpus)), told.lines
-    assert len(told.lines) == 1
+    for devices, said, cpus in (
+        (["nvidia5", "nvidia1"], {}, TWO_GPUS),
+        (["nvidia5", "nvidia1"], RANK, TWO_GPUS),  # whichever of them a rank has
+        ([], {"NVIDIA_VISIBLE_DEVICES": "GPU-2"}, GPU_2),
+        (["nvidia5"], {"NVIDIA_VISIBLE_DEVICES": "0"}, GPU_2),  # device files first
+        (["nvidia5", "nvidia77"], {}, GPU_2),  # one that is not known
+        (["nvidia77"], {}, None),
+        ([], {}, None),
+    ):
+        pod.has(*devices)
+        told = pod.run(cpus=ONLINE, shell=shell, **said, **unreachable(pod))
+        assert told.cpus == (None if cpus is None else parse_list(cpus)), told.lines
+        assert len(told.lines) == 1
 
 
 def test_they_are_cut_to_the_cpus_that_the_container_has(pod: Pod) -> None:
     told = pod.run(cpus=frozenset({*range(10, 18), 150, 151, 152}), **unreachable(pod))
     assert told.environment["AFFINITYD_CPULIST"] == "16-17,150-151"
     assert told.environment["AFFINITYD_ALLOWED"] == "10-17,150-152"
-
-
-def test_without_a_near_cpu_the_command_stays_where_it_is(pod: Pod) -> None:
-    told = pod.run(cpus=frozenset({0, 1, 2}), **unreachable(pod))
-    assert told.cpus is None
+    none = pod.run(cpus=frozenset({0, 1, 2}), **unreachable(pod))
     trouble = "no affinityd is here to be asked"
     reason = f"{trouble}, and in {pod.to}/gpu none of the CPUs 0-2 is near"
-    assert told.lines == [f"affinityd run: {reason}; the command runs unpinned"]
+    assert none.lines == [f"affinityd run: {reason}; the command runs unpinned"]
+    assert none.cpus is None
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "locality"),
-    [
+def test_the_worst_locality_of_any_gpu_is_told_and_strict_forbids_the_far(pod: Pod) -> None:
+    pod.has("nvidia5", "nvidia6")
+    for one, other, locality in (
         ("local", "local", "local"),
         ("local", "remote", "remote"),
         ("unknown", "local", "unknown"),
         ("remote", "unknown", "remote"),
-    ],
-)
-def test_the_worst_locality_of_any_gpu_is_told(
-    pod: Pod, one: str, other: str, locality: str
-) -> None:
-    pod.has("nvidia5", "nvidia6")
-    (pod.to / "gpu/5.locality").write_text(f"{one}\n")
-    (pod.to / "gpu/6.locality").write_text(f"{other}\n")
-    told = pod.run(cpus=ONLINE, **unreachable(pod))
-    assert told.environment["AFFINITYD_LOCALITY"] == locality
-    assert len(told.lines) == 1 + (locality == "remote")
-
-
-def test_strict_holds_for_the_files_too(pod: Pod) -> None:
-    (pod.to / "gpu/5.locality").write_text("remote\n")
-    told = pod.run(cpus=ONLINE, AFFINITYD_STRICT="true", **unreachable(pod))
-    assert told.cpus is None
-    assert f"CPUs {GPU_2} are far, which AFFINITYD_STRICT forbids" in told.lines[0]
-
-
-def spoil(name: str, text: str | None) -> Callable[[Path], object]:
-    return lambda to: (to / name).unlink() if text is None else (to / name).write_text(text)
+    ):
+        (pod.to / "gpu/5.locality").write_text(f"{one}\n")
+        (pod.to / "gpu/6.locality").write_text(f"{other}\n")
+        told = pod.run(cpus=ONLINE, **unreachable(pod))
+        assert told.environment["AFFINITYD_LOCALITY"] == locality
+        assert len(told.lines) == 1 + (locality == "remote")
+    strict = pod.run(cpus=ONLINE, AFFINITYD_STRICT="true", **unreachable(pod))
+    assert strict.cpus is None
+    assert "are far, which AFFINITYD_STRICT forbids" in strict.lines[0]
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    ("name", "text"),
     [
-        pytest.param(spoil("gpu/5.cpulist", None), id="gone"),
-        pytest.param(spoil("gpu/5.cpulist", ""), id="empty"),
-        pytest.param(spoil("gpu/5.cpulist", "0-x\n"), id="wrong"),
-        pytest.param(spoil("gpu/5.cpulist", "\0\x01\n"), id="noise"),
-        pytest.param(spoil("gpu/5.locality", None), id="without a locality"),
-        pytest.param(spoil("pinning.sh", None), id="without what it sources"),
-        pytest.param(spoil("pinning.sh", "if\n"), id="which breaks the shell"),
-        pytest.param(spoil("settings", None), id="without settings"),
+        ("gpu/5.cpulist", None),
+        ("gpu/5.cpulist", ""),
+        ("gpu/5.cpulist", "0-x\n"),
+        ("gpu/5.cpulist", "\0\x01\n"),
+        ("gpu/5.locality", None),
+        ("pinning.sh", None),
+        ("pinning.sh", "if\n"),  # which breaks the shell
+        ("settings", None),
     ],
 )
-@pytest.mark.parametrize("shell", SHELLS, ids=str)
-def test_a_folder_that_is_spoilt_is_no_end_of_a_job(
-    pod: Pod, shell: list[str], spoil: Callable[[Path], object]
-) -> None:
-    spoil(pod.to)
-    told = pod.run(cpus=ONLINE, shell=shell, **unreachable(pod))
-    assert told.status == 0
-    assert "PATH" in told.environment
-    if told.cpus is None:
-        assert told.lines[-1].endswith("; the command runs unpinned")
+def test_a_folder_that_is_spoilt_is_no_end_of_a_job(pod: Pod, name: str, text: str | None) -> None:
+    (pod.to / name).unlink() if text is None else (pod.to / name).write_text(text)
+    for shell in SHELLS:
+        told = pod.run(cpus=ONLINE, shell=shell, **unreachable(pod))
+        assert told.status == 0
+        assert "PATH" in told.environment
+        if told.cpus is None:
+            assert told.lines[-1].endswith("; the command runs unpinned")
 
 
 def test_a_settings_file_that_breaks_the_shell_is_told(pod: Pod) -> None:
