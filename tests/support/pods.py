@@ -66,7 +66,8 @@ class Pod:
         self.folder = folder
         self.socket = socket
         self.to = folder / "affinity"
-        shutil.copytree(_prepared(socket, frozenset((said or {}).items())), self.to)
+        key = frozenset((said or {}).items())
+        shutil.copytree(_prepared(socket, socket.stat().st_mtime_ns, key), self.to)
         for place in ("dev/dri", "sys", "proc", "bin"):
             (folder / place).mkdir(parents=True)
         program = folder / "bin/taskset"
@@ -113,8 +114,8 @@ class Pod:
 
 
 @cache
-def _prepared(socket: Path, said: frozenset[tuple[str, str]]) -> Path:
-    """Return what an init container leaves: several pods of a node have the same."""
+def _prepared(socket: Path, _since: int, said: frozenset[tuple[str, str]]) -> Path:
+    """Return what an init container leaves: the pods of one daemon have the same."""
     folder = Path(tempfile.mkdtemp(prefix="affinity-"))
     atexit.register(shutil.rmtree, folder)
     done = affinityd("init", "--to", str(folder / "to"), "--socket", str(socket), env=dict(said))
