@@ -283,9 +283,9 @@ def test_storms_of_processes_are_survived_and_leave_nothing_that_is_torn(far: in
 
 def _is_whole(process: AuditedProcess) -> bool:
     facts = process.facts
-    lengths = {len(facts.threads), len(process.placements), len(process.pinned_itself)}
-    is_ghost = facts.state == "X"
-    return len(lengths) == 1 and (is_ghost or facts.threads[0].tid == facts.pid)
+    tids = [thread.tid for thread in facts.threads]
+    lengths = {len(set(tids)), len(tids), len(process.placements), len(process.pinned_itself)}
+    return len(lengths) == 1 and (facts.state == "X" or tids[0] == facts.pid)
 
 
 def test_a_proc_that_changes_into_nonsense_meanwhile_is_survived(tmp_path: Path) -> None:

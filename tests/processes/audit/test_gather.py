@@ -20,7 +20,7 @@ from affinityd.linux import processes
 from affinityd.linux.process_table import ProcessTable
 from affinityd.linux.processes import stat_of, thread_ids
 from tests.support.audit_facts import GPU
-from tests.support.children import CHURN, HEADLESS, ZOMBIE, children_of, program, sleeping
+from tests.support.children import HEADLESS, ZOMBIE, children_of, program, sleeping
 from tests.support.cpusets import HIERARCHY, cpuset, needs_cpuset
 from tests.support.daemons import eventually
 from tests.support.paths import REPOSITORY
@@ -209,19 +209,6 @@ def test_whether_slurm_confines_its_job(hierarchy: Path, is_confined: bool) -> N
     assert first.membership.job == Job("slurm", "7")
     assert first.cpuset == second.cpuset
     assert (first.is_confined, second.is_confined) == (is_confined, True)
-
-
-def test_processes_that_end_start_others_and_change_are_no_error() -> None:
-    with program(CHURN) as churning:
-        seen = [gathered(churning.pid) for _ in range(100)]
-        churning.kill()
-        seen += [gathered(churning.pid) for _ in range(100)]
-        churning.wait()
-        assert gathered(churning.pid) == []
-    assert max(len(facts.threads) for found in seen for facts in found) >= 2
-    for facts in (facts for found in seen for facts in found):
-        assert facts.threads[0].tid == facts.pid
-        assert len({thread.tid for thread in facts.threads}) == len(facts.threads)
 
 
 def copied(root: Path, *pids: int) -> Path:

@@ -67,15 +67,15 @@ if os.fork() == 0:
 sys.stdin.read()
 """
 
-HOLD = "held = bytearray(64 * 2**20); held[::4096] = b'x' * len(held[::4096]); "
-LARGE = f"{HOLD}print('ready', flush=True); input()"
+HOLD = "held = bytearray(64 * 2**20); held[::4096] = b'x' * len(held[::4096])"
 
-#: Its memory is bound to node 0.
+#: Its memory is bound to node 0, where 64 MiB of it are.
 BOUND = f"""
 import sys
 sys.path.insert(0, {os.fspath(REPOSITORY)!r})
 from affinityd.linux.memory_policy import set_policy
 assert not set_policy('bind', frozenset({{0}})).refusals
+{HOLD}
 print('ready', flush=True)
 input()
 """
@@ -238,32 +238,29 @@ def test_where_the_cpuset_has_no_near_cpu_that_is_the_cause(capsys: Capture) -> 
     )
 
 
-def test_memory_that_is_bound_away_from_the_gpu_is_a_mismatch(capsys: Capture) -> None:
+def test_memory_away_from_the_gpu_is_a_mismatch_and_where_it_lies_is_told_on_demand(
+    capsys: Capture,
+) -> None:
+    bound = "its memory policy is bind on node 0"
     with program(BOUND) as child:
-        os.sched_setaffinity(child.pid, NEAR)
-        far_code, (far,) = verified(capsys, child.pid, "--gpus", "0")
         os.sched_setaffinity(child.pid, FAR)
-        near_code, (near,) = verified(capsys, child.pid, "--gpus", "1")
-    assert (far_code, near_code, near["mismatches"]) == (1, 0, [])
-    assert far["memory"] == {"policy": "bind", "nodes": [0]}
-    assert far["mismatches"][0].startswith("its memory policy is bind on node 0")
-
-
-def test_resident_memory_is_judged_when_it_is_asked_for(capsys: Capture) -> None:
-    with program(LARGE) as child:
+        code, (process,) = verified(capsys, child.pid, "--gpus", "1")
+        assert (code, process["mismatches"], process["resident"]) == (0, [], None)
         os.sched_setaffinity(child.pid, NEAR)
         code, (process,) = verified(capsys, child.pid, "--gpus", "0")
-        assert (code, process["resident"]) == (0, None)
+        assert (code, [it.partition(",")[0] for it in process["mismatches"]]) == (1, [bound])
         code, (process,) = verified(capsys, child.pid, "--gpus", "0", "--resident")
         assert (code, main(["verify", str(child.pid), "--gpus", "0", "--resident"])) == (1, 1)
+    assert process["memory"] == {"policy": "bind", "nodes": [0]}
     assert process["resident"]["0"] >= 64 * 2**20
-    assert process["mismatches"][0].startswith("100% of its resident memory is on node 0")
+    said = [it.partition(",")[0] for it in process["mismatches"]]
+    assert said == [bound, "100% of its resident memory is on node 0"]
     assert ": resident memory: node 0 " in capsys.readouterr().out
 
 
 def test_without_a_pid_the_caller_itself_is_judged_and_no_command_moves_what_has_ended() -> None:
     code = (
-        f"{HOLD}import os, sys; from affinityd.cli import main;"
+        f"{HOLD}; import os, sys; from affinityd.cli import main;"
         "os.sched_setaffinity(0, {int(sys.argv[1])}); sys.exit(main(['verify', *sys.argv[2:]]))"
     )
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "0"}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,28 +120,9 @@ def test_processes_are_in_order_and_pid_0_is_none() -> None:
     assert one_a_process(holdings, "/none") == (Holding(7, THIRD, 5), Holding(8, FIRST, 1))
 
 
-class Thread(threading.Thread):
-    """A thread that waits until the end of a block."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._end = threading.Event()
-
-    def run(self) -> None:
-        self._end.wait()
-
-    def __enter__(self) -> int:
-        self.start()
-        assert self.native_id is not None
-        return self.native_id
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self.join()
-
-
 def test_a_driver_that_names_a_thread_means_its_process() -> None:
-    with Thread() as tid:
+    with ThreadPoolExecutor(1) as other:
+        tid = other.submit(threading.get_native_id).result()
         own, thread = Holding(os.getpid(), FIRST, 2), Holding(tid, FIRST, 1)
         for named, memory in (((own, thread), 2), ((thread, own), 2), ((thread,), 1)):
             assert one_a_process(named, "/proc") == (Holding(os.getpid(), FIRST, memory),)
@@ -208,12 +190,13 @@ def test_each_vendors_source_is_asked_and_what_started_after_that_began_is_anoth
 def test_the_asking_is_timed_by_the_clock_that_starts_are_counted_in() -> None:
     """By a thread that started before, and one that started after it."""
     ticks = os.sysconf("SC_CLK_TCK")
-    with Thread() as before:
+    with ThreadPoolExecutor(1) as before, ThreadPoolExecutor(1) as after:
+        tids = [before.submit(threading.get_native_id).result()]
         time.sleep(2 / ticks)
         held = HolderSources(Asked()).held(machine())
         time.sleep(2 / ticks)
-        with Thread() as after:
-            started = [thread_stat(os.getpid(), tid) for tid in (before, after)]
+        tids.append(after.submit(threading.get_native_id).result())
+        started = [thread_stat(os.getpid(), tid) for tid in tids]
     early, late = (stat.start / ticks for stat in started if stat is not None)
     assert early < held.asked < late
 
