@@ -23,9 +23,14 @@ from tests.support.tables import rows
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1], threads=2, siblings="adjacent")
 THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 2, 1])
-ONE = made({0: "0-7"}, gpus=[0])
-LOST = made({0: "0-3", 1: "4-7"}, gpus=[None])
-FOUR = machine("mi250x")  # GPU 0 is on node 3, CPUs 48-63 and 112-127: core 48 is 48 and 112
+MACHINES = {
+    "two": TWO,
+    "four": machine("mi250x"),  # GPU 0 is on node 3: core 48 is CPUs 48 and 112
+    "one": made({0: "0-7"}, gpus=[0]),
+    "all": made({0: "0-3", 1: "4-7"}, gpus=[0, 1]),
+    "lost": made({0: "0-3", 1: "4-7"}, gpus=[None]),
+    "half": made({0: "0-3", 1: "4-7"}, gpus=[1, None]),
+}
 SECOND = ("nvidia", 1)
 
 
@@ -34,69 +39,66 @@ def judged(topology: Topology, facts: ProcessFacts) -> tuple[str, str]:
     return found.placement, found.cause or ""
 
 
-@pytest.mark.parametrize(
-    ("masks", "expected", "itself"),
-    rows("""
-    all near | 4-7 4-7 | local |
-    all far | 0-3 0-3 | remote |
-    each on both sides | 3-4 3-4 | mixed |
-    none is pinned | 0-7 0-7 | unpinned |
-    taskset without -a: one is pinned | 4-7 0-7 | unpinned |
-    a thread far, by a mask of its own | 4-7 0-3 | mixed |
-    far and mixed | 0-3 2-5 | mixed |
-    a library took a part, near | 4-7 5-6 | local | 1
-    and far, where nothing is pinned | 0-7 0-3 | unpinned | 1
-    NCCL took a core elsewhere | 4-7 2-3 | local | 1
-    or a CPU | 4-7 1 | local | 1
-    OpenMP has a core for each thread | 4 5 6-7 | local | 1 2
-    and the threads from before it are judged | 4 6 0-7 | unpinned | 1
-    two CPUs of two cores are no library's | 4-7 1-2 | mixed |
-    """),
-)
+#: Machine, masks of threads, cpuset: placement and cause; which threads a library has pinned.
+CASES = """
+    all near | two | 4-7 4-7 |  | local |
+    all far | two | 0-3 0-3 |  | remote mask |
+    each on both sides | two | 3-4 3-4 |  | mixed mask |
+    none is pinned | two | 0-7 0-7 |  | unpinned unpinned |
+    taskset without -a: one is pinned | two | 4-7 0-7 |  | unpinned unpinned |
+    a thread far, by a mask of its own | two | 4-7 0-3 |  | mixed mask |
+    far and mixed | two | 0-3 2-5 |  | mixed mask |
+    a library took a part, near | two | 4-7 5-6 |  | local | 1
+    and far, where nothing is pinned | two | 0-7 0-3 |  | unpinned unpinned | 1
+    NCCL took a core elsewhere | two | 4-7 2-3 |  | local | 1
+    or a CPU | two | 4-7 1 |  | local | 1
+    OpenMP has a core for each thread | two | 4 5 6-7 |  | local | 1 2
+    and the threads from before it are judged | two | 4 6 0-7 |  | unpinned unpinned | 1
+    two CPUs of two cores are no library's | two | 4-7 1-2 |  | mixed mask |
+    none: it is near | two | 4-7 | 0-7 | local |
+    its cpuset has no near CPU | two | 0-3 | 0-3 | remote allocation |
+    whatever part of that its mask is | two | 0 | 0-3 | remote allocation |
+    its cpuset has one, and its mask has none | two | 0-3 | 0-4 | remote mask |
+    its mask is all that it may use, on both sides | two | 0-4 | 0-4 | mixed mask |
+    its cpuset is not known | two | 0-3 |  | remote mask |
+    it may run everywhere | two | 0-7 | 0-7 | unpinned unpinned |
+    everywhere, and its cpuset is not known | two | 0-7 |  | unpinned unpinned |
+    the GPU's node, both threads of each core | four | 48-63,112-127 |  | local |
+    one core of it | four | 48,112 |  | local |
+    all of it but a CPU | four | 48-63,112-126 |  | local |
+    its own node and the next | four | 32-63,96-127 |  | mixed mask |
+    the three other nodes | four | 0-47,64-111 |  | remote mask |
+    the machine | four | 0-127 |  | unpinned unpinned |
+    the machine but a CPU | four | 0-126 |  | mixed mask |
+    one node | one | 0 | 0-7 | local |
+    one node, any CPU | one | 0-7 | 0-7 | local |
+    GPUs on all nodes | all | 0 | 0-7 | local |
+    GPUs on all nodes, any CPU | all | 0-7 | 0-7 | local |
+    a GPU of unknown place: 4-7 | lost | 4-7 | 0-3 | unknown |
+    a GPU of unknown place: 0-3 4 2-5 | lost | 0-3 4 2-5 | 0-3 | unknown | 1
+    one whose other GPU is known: 4-7 | half | 4-7 | 0-3 | unknown |
+    one whose other GPU is known: 0-3 4 2-5 | half | 0-3 4 2-5 | 0-3 | unknown | 1
+"""
+
+
+@pytest.mark.parametrize(("on", "masks", "cpuset", "expected", "itself"), rows(CASES))
 def test_a_process_is_where_those_of_its_threads_are_that_no_library_pinned(
-    masks: str, expected: str, itself: str
+    on: str, masks: str, cpuset: str, expected: str, itself: str
 ) -> None:
-    judged = Judge(TWO).judge(process(*masks.split()))
-    assert judged.placement == expected
-    assert [f"{at}" for at, own in enumerate(judged.pinned_itself) if own] == itself.split()
+    topology = MACHINES[on]
+    first, *_ = topology.gpus
+    beside = (SECOND,) if on in {"all", "half"} else ()
+    facts = process(*masks.split(), gpu=first.key, cpuset=cpuset or None, beside=beside)
+    judge = Judge(topology)
+    found = judge.judge(facts)
+    assert " ".join(filter(None, (found.placement, found.cause))) == expected
+    assert [f"{at}" for at, own in enumerate(found.pinned_itself) if own] == itself.split()
+    assert (found.near is None) == (judge.near[first.key] is None or on == "half")
 
 
 def test_every_thread_has_the_placement_of_its_own_mask() -> None:
-    judged = Judge(TWO).judge(process("4-7", "0", "0-7", "3-4"))
-    assert judged.placements == ("local", "remote", "unpinned", "mixed")
-
-
-@pytest.mark.parametrize(
-    ("mask", "expected"),
-    rows("""
-    the GPU's node, both threads of each core | 48-63,112-127 | local
-    one core of it | 48,112 | local
-    all of it but a CPU | 48-63,112-126 | local
-    its own node and the next | 32-63,96-127 | mixed
-    the three other nodes | 0-47,64-111 | remote
-    the machine | 0-127 | unpinned
-    the machine but a CPU | 0-126 | mixed
-    """),
-)
-def test_on_a_machine_of_four_nodes_near_is_one_of_them(mask: str, expected: str) -> None:
-    assert Judge(FOUR).judge(process(mask, gpu=("amd", 0))).placement == expected
-
-
-@pytest.mark.parametrize(
-    ("mask", "cpuset", "cause"),
-    rows("""
-    none: it is near | 4-7 | 0-7 |
-    its cpuset has no near CPU | 0-3 | 0-3 | allocation
-    whatever part of that its mask is | 0 | 0-3 | allocation
-    its cpuset has one, and its mask has none | 0-3 | 0-4 | mask
-    its mask is all that it may use, on both sides | 0-4 | 0-4 | mask
-    its cpuset is not known | 0-3 |  | mask
-    it may run everywhere | 0-7 | 0-7 | unpinned
-    everywhere, and its cpuset is not known | 0-7 |  | unpinned
-    """),
-)
-def test_the_cause_is_what_keeps_it_from_its_gpu(mask: str, cpuset: str, cause: str) -> None:
-    assert judged(TWO, process(mask, cpuset=cpuset or None))[1] == cause
+    found = Judge(TWO).judge(process("4-7", "0", "0-7", "3-4"))
+    assert found.placements == ("local", "remote", "unpinned", "mixed")
 
 
 @pytest.mark.parametrize(
@@ -127,25 +129,6 @@ def test_near_several_gpus_is_what_is_near_any_of_them(
     facts = replace(facts, threads=process(mask).threads, cpuset=parse_list(cpuset))
     assert judged(THREE, facts) == (expected, cause)
     assert Judge(THREE).judge(facts).near == parse_list("4-11")
-
-
-@pytest.mark.parametrize("masks", [["0"], ["0-7"], ["0-3", "4", "2-5"]])
-def test_on_one_node_and_with_gpus_on_all_nodes_all_is_local(masks: list[str]) -> None:
-    assert judged(ONE, process(*masks, cpuset="0-7")) == ("local", "")
-    both = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
-    assert judged(both, process(*masks, beside=(SECOND,))) == ("local", "")
-
-
-@pytest.mark.parametrize("masks", [["0"], ["4-7"], ["0-7"], ["0-3", "4", "2-5"]])
-def test_of_a_gpu_whose_place_is_not_known_nothing_is_known_and_its_others_do_not_tell(
-    masks: list[str],
-) -> None:
-    half_known = made({0: "0-3", 1: "4-7"}, gpus=[1, None])
-    for topology, beside in ((LOST, ()), (half_known, (SECOND,))):
-        facts = process(*masks, cpuset="0-3", beside=beside)
-        assert judged(topology, facts) == ("unknown", "")
-        assert Judge(topology).judge(facts).near is None
-    assert Judge(LOST).near == {GPU: None}
 
 
 def test_what_has_ended_is_not_judged_and_threads_that_go_on_are() -> None:
