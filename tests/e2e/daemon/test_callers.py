@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +81,6 @@ def allowed(cpulist: str, within: str | None, source: str = "caller") -> Any:  #
 NODE = allowed(BOTH, None, "node")  #: of a caller that is not known
 
 
-def curl(daemon: Daemon, query: str, *before: str) -> Reply:
-    command = [*before, "curl", "-s", "--unix-socket", str(daemon.socket), "-w", "%{http_code}"]
-    done = subprocess.run(
-        [*command, f"http://localhost/plan?{query}"], capture_output=True, text=True, check=True
-    )
-    return Reply(int(done.stdout[-3:]), done.stdout[:-3])
-
-
 def warnings(daemon: Daemon) -> list[str]:
     return [line for line in daemon.lines if "who asks" in line]
 
@@ -110,17 +102,12 @@ def test_a_caller_that_says_nothing_is_planned_on_its_own_cpus(
         assert [asker.ask(PLAIN).allowed for _ in ("planned", "remembered")] == [expected] * 2
 
 
-def test_curl_need_send_no_cpuset(daemon: Daemon) -> None:
-    for cpu in (NEAR, FAR):
-        told = curl(daemon, f"{PLAIN}&format=cpulist", "taskset", "-c", cpu)
-        assert told == Reply(200, f"{cpu}\n")
-
-
 def test_a_cpuset_that_is_stated_may_be_wider_than_the_mask_and_not_than_the_cpuset(
     daemon: Daemon, far: Path
 ) -> None:
     wide = f"{PLAIN}&cpuset={BOTH}"
-    assert curl(daemon, wide, *ON_NEAR).allowed == allowed(BOTH, BOTH, "request")
+    with asking(daemon.socket, before=ON_NEAR) as asker:
+        assert asker.ask(wide).allowed == allowed(BOTH, BOTH, "request")
     with asking(daemon.socket, within=far) as asker:
         assert asker.ask(wide).allowed == allowed(FAR, FAR, "request")
         refused = asker.ask(f"{PLAIN}&cpuset={NEAR}&format=cpulist")
@@ -155,20 +142,6 @@ def test_what_counts_is_where_the_caller_is_at_each_request_of_a_connection(
             assert asker.ask(PLAIN).allowed["within"] == BOTH
         finally:
             (far / "cpuset.cpus").write_text(FAR)
-
-
-def test_remembered_answers_are_for_those_alone_who_may_run_on_the_same_cpus(
-    daemon: Daemon, far: Path
-) -> None:
-    ways: list[tuple[Path | None, Command]] = [(None, ()), (far, ()), (None, ON_NEAR)]
-    with ExitStack() as stack:
-        askers = [
-            stack.enter_context(asking(daemon.socket, within=within, before=before))
-            for within, before in ways
-        ]
-        for _ in ("planned", "remembered", "again"):
-            told = [asker.ask("mode=single&gpus=0").allowed["cpulist"] for asker in askers]
-            assert told == [BOTH, FAR, NEAR]
 
 
 #: Another process, in another cpuset, has the connection, and asks when `fate` has been met.

@@ -17,14 +17,8 @@ from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.cli.render.enforcement import lines
 from affinityd.cli.render.topology import draw
 from affinityd.config import file, settings
-from affinityd.discovery.nvml.report import (
-    GpuProcesses,
-    NvmlGpu,
-    NvmlProcess,
-    NvmlReport,
-    ProcessReport,
-    read_report,
-)
+from affinityd.discovery.nvml import report as nvml
+from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport, ProcessReport
 from affinityd.enforce.describe import document
 from affinityd.enforce.document import EnforceDocument
 from affinityd.enforce.policy.environ import environment
@@ -37,7 +31,7 @@ from affinityd.request.parameters import FORMATS
 from affinityd.topology import node_file
 from affinityd.topology.document import TopologyDocument, from_document, to_document
 from affinityd.topology.model import Node, Topology
-from tests.e2e.fuzz.inputs import MANY, SOME, damaged, mutants, read_or_refused, texts
+from tests.e2e.fuzz.inputs import MANY, SOME, damaged, mutants, read_or_refused, texts, words
 from tests.support.asking import ask
 from tests.support.documents import in_json
 from tests.support.enforce_reports import drifted, enforced, fits, left
@@ -55,8 +49,10 @@ NVML = NvmlReport(
 )
 PROCESSES = ProcessReport(
     gpus=(
-        GpuProcesses(0, "GPU-0", "0000:07:00.0", (NvmlProcess(7, "compute", 2**30, "MIG-0"),)),
-        GpuProcesses(1, error="GPU is lost"),
+        nvml.GpuProcesses(
+            0, "GPU-0", "0000:07:00.0", (nvml.NvmlProcess(7, "compute", 2**30, "MIG-0"),)
+        ),
+        nvml.GpuProcesses(1, error="GPU is lost"),
     ),
     changing="nvidia-smi",
 )
@@ -69,8 +65,8 @@ def an_enforce_document(text: str) -> object:
 
 
 DOCUMENTS: dict[str, tuple[object, Callable[[str], object]]] = {
-    "NVML's report": (json.loads(dumps(NVML)), partial(read_report, NvmlReport)),
-    "NVML's processes": (json.loads(dumps(PROCESSES)), partial(read_report, ProcessReport)),
+    "NVML's report": (json.loads(dumps(NVML)), partial(nvml.read_report, NvmlReport)),
+    "NVML's processes": (json.loads(dumps(PROCESSES)), partial(nvml.read_report, ProcessReport)),
     "what is enforced": (in_json(document(ENFORCED, everything)), an_enforce_document),
 }
 
@@ -124,28 +120,24 @@ def test_a_node_file_with_anything_in_it_is_a_machine_or_none(
 
 CONFIGURED = (
     *(f"AFFINITYD_{name.upper()}=" for name in settings.NAMES),
-    *("0-3", "off", "pin", "127.0.0.1:9465", "[::1]:0", "none", "#", ";", "'", '"', "\\", "\n"),
-    *("=", "on", "root", "4294967295", "a b", "export "),
+    *words("0-3 off pin 127.0.0.1:9465 [::1]:0 none # ; ' \" \\ = on root 4294967295"),
+    *("\n", "a b", "export "),
 )
+CONTENT = texts(*CONFIGURED).map(lambda text: text.encode(errors="surrogatepass")) | st.binary()
 
 
-@given(texts(*CONFIGURED).map(lambda text: text.encode(errors="surrogatepass")) | st.binary())
+@given(CONTENT, st.dictionaries(st.sampled_from(settings.NAMES), texts(*CONFIGURED)))
 @MANY
-def test_any_settings_file_is_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
+def test_any_settings_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, values: dict[str, str]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "affinityd.conf"
     path.write_bytes(content)
-    environ = {"AFFINITYD_CONFIG": os.fspath(path)}
-    read_or_refused(lambda: file.variables(environ), InvalidRequestError)
-    read_or_refused(lambda: settings.load({}, environ), InvalidRequestError)
-
-
-@given(st.dictionaries(st.sampled_from(settings.NAMES), texts(*CONFIGURED)))
-@MANY
-def test_any_setting_is_read_or_refused(values: dict[str, str]) -> None:
+    in_file = {"AFFINITYD_CONFIG": os.fspath(path)}
     environ = {f"AFFINITYD_{name.upper()}": text for name, text in values.items()}
-    environ["AFFINITYD_CONFIG"] = "/nonexistent"
+    read_or_refused(lambda: file.variables(in_file), InvalidRequestError)
+    environ["AFFINITYD_CONFIG"] = "/none"
+    read_or_refused(lambda: settings.load({}, in_file), InvalidRequestError)
     read_or_refused(lambda: settings.load({}, environ), InvalidRequestError)
     read_or_refused(lambda: settings.load(values, {}), InvalidRequestError)
 
@@ -158,8 +150,6 @@ MOUNTINFO = (
 )
 STAT = b"7 (a) b) S 1 7 7 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 3 0 99 0 0 " + b"0 " * 30 + b"\n"
 ENVIRON = b"SLURM_JOB_ID=7\0TEAM=vision\0HOME=/\0"
-
-
 FILES = {
     "7/status": STATUS,
     "7/cgroup": CGROUP,
@@ -167,19 +157,7 @@ FILES = {
     "7/environ": ENVIRON,
     "self/mountinfo": MOUNTINFO,
 }
-FOUND = ProcessFacts(
-    pid=7,
-    name="a",
-    uid=1,
-    start=0,
-    parent=1,
-    state="S",
-    gpu=("nvidia", 0),
-    holding=None,
-    membership=Membership(),
-    cpuset=None,
-    threads=(),
-)
+FOUND = ProcessFacts(7, "a", 1, 0, 1, "S", ("nvidia", 0), None, Membership(), None, ())
 
 
 @given(st.fixed_dictionaries({name: damaged(content) for name, content in FILES.items()}))

@@ -306,21 +306,6 @@ def test_the_cpus_of_a_requests_caller_are_read_once(caller: Called) -> None:
     asyncio.run(ask())
 
 
-@needs_cpuset
-def test_a_cpuset_is_read_once_in_a_turn_of_the_loop(caller: Called) -> None:
-    callers, connection = Callers(), caller.connection
-    with caller.in_cpuset() as folder:
-
-        async def ask() -> None:
-            assert callers.of_connection(connection) == known(BOTH, BOTH)
-            (folder / "cpuset.cpus").write_text(FAR)
-            assert callers.of_connection(connection) == known(FAR, BOTH)
-            await asyncio.sleep(0)
-            assert callers.of_connection(connection) == known(FAR, FAR)
-
-        asyncio.run(ask())
-
-
 @pytest.mark.parametrize(
     ("cpuset", "mask", "within"),
     [
