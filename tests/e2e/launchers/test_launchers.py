@@ -38,35 +38,33 @@ def masks(printed: str) -> list[str]:
     ]
 
 
-def test_each_task_of_srun_has_its_gpu(
-    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("srun", "words", "cpus"),
+    [
+        (["-n2", "--gres=gpu:2"], [], [NEAR, FAR]),
+        (["-n2", "--gpus-per-task=1"], ["--mode=unique-contiguous"], [NEAR, FAR]),
+        (["-n1", "-c2", "--gres=gpu:2"], [], [BOTH]),
+    ],
+    ids=["all see all", "each sees one: they share no core", "a lone task is a launcher"],
+)
+def test_each_task_of_srun_is_near_its_gpus(
+    cluster: Slurm,
+    here: Mapping[str, str],
+    entry: tuple[str, ...],
+    *,
+    srun: list[str],
+    words: list[str],
+    cpus: list[str],
 ) -> None:
-    printed = cluster.srun("-n2", "--gres=gpu:2", *entry, "--", *LOOK, env=here)
-    assert masks(printed) == [NEAR, FAR]
+    assert masks(cluster.srun(*srun, *entry, *words, "--", *LOOK, env=here)) == cpus
 
 
-def test_tasks_that_see_one_gpu_each_share_no_core(
-    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
-) -> None:
-    words = ["-n2", "--gpus-per-task=1", *entry, "--mode=unique-contiguous", "--", *LOOK]
-    assert masks(cluster.srun(*words, env=here)) == [NEAR, FAR]
-
-
-def test_a_lone_task_is_a_launcher_and_has_all_of_its_gpus(
+def test_a_rank_below_a_lone_task_has_its_gpu_and_a_batch_script_is_no_rank(
     cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
 ) -> None:
     again = [*entry, "--rank=1", "--", *LOOK]
-    assert masks(cluster.srun("-n1", "-c2", "--gres=gpu:2", *entry, "--", *LOOK, env=here)) == [
-        BOTH
-    ]
-    assert masks(cluster.srun("-n1", "-c2", "--gres=gpu:2", *entry, "--", *again, env=here)) == [
-        FAR
-    ]
-
-
-def test_a_batch_script_is_no_rank(
-    cluster: Slurm, here: Mapping[str, str], entry: tuple[str, ...]
-) -> None:
+    printed = cluster.srun("-n1", "-c2", "--gres=gpu:2", *entry, "--", *again, env=here)
+    assert masks(printed) == [FAR]
     script = " ".join([*entry, "--", *LOOK])
     printed = cluster.sbatch(script, "--ntasks=2", "--gres=gpu:2", env=here)
     assert masks(printed) == [BOTH]

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,58 +77,48 @@ class Actors:
 def playing() -> Iterator[Actors]:
     """Start them; they are grown up. The NPU's device file has the numbers of /dev/full, mem(4)."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        dev = Path(name)
+        enter, dev = stack.enter_context, Path(name)
         dev.chmod(0o755)
         os.mknod(dev / "davinci0", stat.S_IFCHR | 0o666, os.makedev(1, 7))
         os.mknod(dev / "nvidiactl", stat.S_IFCHR | 0o666, os.makedev(1, 3))
         (dev / "nothing").touch()
         for file in dev.iterdir():
             file.chmod(0o666)
-        step, other = (
-            stack.enter_context(cgroup(*step_parts(number), cpus=BOTH)) for number in (JOB, JOB + 1)
-        )
-        pod = stack.enter_context(cgroup(*pod_parts(POD), cpus=BOTH))
+        step, other = (enter(cgroup(*step_parts(it), cpus=BOTH)) for it in (JOB, JOB + 1))
+        pod = enter(cgroup(*pod_parts(POD), cpus=BOTH))
         began = time.monotonic()
-        job, of_amd, of_npu, off, in_pod = (
-            stack.enter_context(
-                _sleeping(dev / "davinci0" if place == 2 else dev / "nothing", folder, env)
-            )
-            for place, (folder, env) in enumerate(
-                ((step, {}), (step, {}), (step, {}), (other, {"AFFINITYD": "off"}), (pod, {}))
-            )
-        )
-        asker = stack.enter_context(program(ASKS))
+        job, of_amd = (enter(_sleeping(dev / "nothing", step)) for _ in range(2))
+        of_npu = enter(_sleeping(dev / "davinci0", step))
+        off = enter(_sleeping(dev / "nothing", other, AFFINITYD="off"))
+        in_pod = enter(_sleeping(dev / "nothing", pod))
+        asker = enter(program(ASKS))
         (step / "cgroup.procs").write_text(str(asker.pid))
-        stepd = dev / "slurmstepd"
-        shutil.copy(shutil.which("sleep") or "", stepd)
+        # What is called as Slurm's own in a step: the job has not ended.
+        shutil.copy(shutil.which("sleep") or "", dev / "slurmstepd")
         for folder in (step, other):
-            stack.enter_context(_running(stepd, folder))
+            enter(_running([os.fspath(dev / "slurmstepd"), "600"], folder))
         time.sleep(max(0.0, began + GRACE + 0.5 - time.monotonic()))
         yield Actors(job, in_pod, off, of_amd, of_npu, asker, dev)
 
 
 @contextmanager
-def _running(stepd: Path, step: Path) -> Iterator[None]:
-    """Run what is called as Slurm's own in a step: the job has not ended."""
-    with subprocess.Popen([stepd, "600"]) as process:
-        (step / "cgroup.procs").write_text(str(process.pid))
+def _running(command: Sequence[str], group: Path, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program in a cgroup."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}
+    ) as process:
+        (group / "cgroup.procs").write_text(str(process.pid))
         try:
-            yield
+            yield process
         finally:
             process.kill()
 
 
 @contextmanager
-def _sleeping(file: Path, folder: Path, env: Mapping[str, str]) -> Iterator[int]:
+def _sleeping(file: Path, group: Path, **env: str) -> Iterator[int]:
     """Run a user's process in a cgroup, which has a file open; yield its pid."""
     command = [*AS_USER, "sh", "-c", 'echo ready && exec sleep 600 <"$0"', os.fspath(file)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}
-    ) as process:
-        (folder / "cgroup.procs").write_text(str(process.pid))
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process.pid
-        finally:
-            process.kill()
+    with _running(command, group, **env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process.pid

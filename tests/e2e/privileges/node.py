@@ -118,13 +118,9 @@ def _confinement(
     if "/sys/bus/pci/devices" in shown:
         for entry in (folder / "machine/sys/devices").glob("*:*"):
             shown[f"/sys/devices/{entry.name}"] = entry
-    shown |= {
-        "/etc/affinityd-policy.toml": folder / "etc/affinityd-policy.toml",
-        os.fspath(folder / "nvml.facts"): folder / "nvml.facts",
-        environment(_facts(actors), folder)["LD_LIBRARY_PATH"]: Path(
-            environment(_facts(actors), folder)["LD_LIBRARY_PATH"]
-        ),
-    }
+    shown["/etc/affinityd-policy.toml"] = folder / "etc/affinityd-policy.toml"
+    nvml = Path(environment(_facts(actors), folder)["LD_LIBRARY_PATH"])
+    shown |= {os.fspath(it): it for it in (nvml, folder / "nvml.facts")}
     writes = {"/run/affinityd"} & set(given("writes"))
     written = dict.fromkeys(writes, folder / "run/affinityd")
     missing = [path for path in privileges.items("reads") if path.startswith("/proc/")]
