@@ -11,8 +11,8 @@ from tests.e2e.vm.holders import PODS as ALL_PODS
 JOB = f"{SLURM}/job_7"  #: whose cpuset is rewritten
 WIDE = "0-15,20"  #: what it is at first
 
-#: The cpuset that the job gets one after the other: less, other CPUs, and all there are.
-CPUSETS = ("4-5,12-13,20", "6-7,14-15,20", "0-31")
+#: The cpuset that the job gets one after the other: less, and all there are.
+CPUSETS = ("4-5,12-13,20", "0-31")
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,6 @@ PODS = tuple(
     for uid in (POD.replace("-", "_"), POD.replace("-", "_").replace("0d6f", "1d6f"))
 )
 
-#: A policy that divides the cores between the ranks of a job.
-UNIQUE = """
-[[rule]]
-partition = "debug"
-cgroup = "*/job_7/*"
-mode = "unique_contiguous"
-"""
-BROKEN = UNIQUE.replace("unique_contiguous", "unique_contigous")
-
 #: The first job was given 17 CPUs for four GPUs: five for each rank, ten for the two on each
 #: node, which has four. The nearest others are the package's, then CPU 20 of the other one.
 _GIVEN = {
@@ -60,7 +51,6 @@ _GIVEN = {
     "rank 3": "4-7,10-11,20",
 }
 _NEAR = {"rank 0": "12-15", "rank 1": "12-15", "rank 2": "4-7", "rank 3": "4-7"}
-_PARTS = {"rank 0": "12-13", "rank 1": "14-15", "rank 2": "4-5", "rank 3": "6-7"}
 
 
 def targets(cpuset: str) -> dict[str, str]:
@@ -72,11 +62,6 @@ def targets(cpuset: str) -> dict[str, str]:
 def given() -> dict[str, str]:
     """Return the same in the cpuset WIDE, with as many CPUs as the job was given."""
     return _with_workers(_GIVEN)
-
-
-def parted() -> dict[str, str]:
-    """Return the same by the policy UNIQUE, in the last cpuset."""
-    return _with_workers(_PARTS)
 
 
 def _with_workers(cpulists: dict[str, str]) -> dict[str, str]:

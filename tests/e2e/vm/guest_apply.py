@@ -14,12 +14,13 @@ from typing import Any
 from tests.e2e.vm import mending
 from tests.e2e.vm.callers import callers
 from tests.e2e.vm.hardware import GPU_NODES
-from tests.e2e.vm.inside import AFFINITYD, PCI_FOLDER, Ended, bring, cgroup, ran, serving, stage
+from tests.e2e.vm.inside import AFFINITYD, PCI_FOLDER, Ended, bring, cgroup, ran, stage
 from tests.e2e.vm.mending import FILL, FIRST_GPU
-from tests.e2e.vm.warm import HASTELESS, affinityd
+from tests.e2e.vm.reading import filled, place, plans
+from tests.e2e.vm.warm import HASTELESS, affinityd, serving
 
 RANKS = range(len(GPU_NODES))
-IN_PODS = (0, 3, 6)  #: some of them: an emulated CPU is slow
+IN_POD = 3  #: one of them
 POD = Path("/tmp/pod")  # noqa: S108 - nobody else is here
 ALL_GPUS = f"NVIDIA_VISIBLE_DEVICES={','.join(map(str, RANKS))}"  #: device files there are none
 NOBODY = ("AFFINITYD_SOCKET=/nobody",)
@@ -34,9 +35,7 @@ SHOW_AND_FILL = ("sh", "-c", 'numactl --show && exec "$0" "$@"', *FILL)
 #: Ranks that fill memory: the options of `affinityd exec`.
 FILLERS = {
     "no policy": FIRST_GPU,
-    "local": (*FIRST_GPU, "--memory", "local"),
-    "preferred": (*FIRST_GPU, "--memory", "preferred"),
-    "bind": (*FIRST_GPU, "--memory", "bind"),
+    **{it: (*FIRST_GPU, "--memory", it) for it in ("local", "preferred", "bind")},
     "preferred on several": ("--gpus", "0,2,4", "--memory", "preferred"),
     "interleave": ("--gpus", "0,2,4", "--memory", "interleave"),
     "no policy, no memory near": ("--gpus", "6"),
@@ -55,9 +54,9 @@ json.dump({
     "cpus": sorted(bound.cpus),
     "locality": bound.locality,
     "memory": str(bound.memory),
+    "policy": [line for line in os.popen("numactl --show") if line.startswith("membind")],
     "source": bound.source,
     "warnings": bound.warnings,
-    "numactl": os.popen("numactl --show").read(),
 }, sys.stdout)
 """
 
@@ -68,31 +67,27 @@ def main() -> None:
     bring("31", online=True)
     stage("ranks, by sysfs")
     report["ranks"] = {"sysfs": ranks()}
-    report["too late"] = too_late()
     stage("the daemon starts")
     daemon = serving()
     stage("ranks, by the daemon")
-    before = daemon.get("/metrics").text
+    before = plans(daemon.get("/metrics").text)
     report["ranks"]["daemon"] = ranks()
-    report["metrics"] = [before, daemon.get("/metrics").text]
-    report["own GPUs"] = [own_gpu(rank) for rank in RANKS]
-    report["nested"] = nested()
+    report["asked"] = plans(daemon.get("/metrics").text) - before
+    inner = (*given(torchrun(4)), *AFFINITYD, "exec", "--", *LOOK)
+    report["nested"] = place(exec_((), inner, env=torchrun(0)))
     stage("callers")
     report["callers"] = callers()
     stage("pods")
     report["pods"] = pods()
     report["script"] = ran([sys.executable, "-c", SCRIPT])
     stage("memory")
-    report["memory"] = {name: exec_(options, SHOW_AND_FILL) for name, options in FILLERS.items()}
-    report["memory"]["bind, outside Mems_allowed"] = exec_(
-        (*FIRST_GPU, "--memory", "bind"), SHOW_AND_FILL, group=cgroup("mems", mems="2")
-    )
+    report["memory"] = {name: filling(options) for name, options in FILLERS.items()}
+    strict = (*FIRST_GPU, "--memory", "bind")
+    report["memory"]["bind, outside Mems_allowed"] = filling(strict, cgroup("mems", mems="2"))
     stage("cpusets")
     report["cpusets"] = cpusets()
     stage("mending")
-    report["lost"] = mending.lost(torchrun(0))
     report["far memory"] = mending.memory()
-    report["itself"] = itself()
     stage("ranks, by node.json")
     daemon.stop()
     unplug_last_gpu()
@@ -105,70 +100,50 @@ def main() -> None:
 def ranks() -> dict[str, Any]:
     """Return where the ranks of a torchrun are, and one whose Python was started for it."""
     seen: dict[str, Any] = {
-        mode: [exec_(("--mode", mode), LOOK, env=torchrun(rank)) for rank in RANKS]
+        mode: [place(exec_(("--mode", mode), LOOK, env=torchrun(rank))) for rank in RANKS]
         for mode in MODES
     }
-    seen["started"] = ran([*given(torchrun(RANKS[-1])), *AFFINITYD, "exec", "--", *LOOK])
-    return seen
-
-
-def own_gpu(rank: int) -> Ended:
-    """Return where a rank is that sees its own GPU alone."""
-    env = {**torchrun(rank), "ROCR_VISIBLE_DEVICES": f"{rank}"}
-    return exec_(("--mode", "unique_contiguous"), LOOK, env=env)
+    started = ran([*given(torchrun(RANKS[-1])), *AFFINITYD, "exec", "--", *LOOK])
+    return {**seen, "started": place(started)}
 
 
 def pods() -> dict[str, Any]:
-    """Return where ranks are that `run` starts, which `affinityd init` has left: of two ways."""
+    """Return where a rank is that `run` starts, which `affinityd init` has left: of two ways."""
     affinityd("init", "--to", str(POD), env={"AFFINITYD_MODE": "unique_contiguous"})
     narrow = cgroup("pod", cpus="5-9")
     addresses = sorted(path.stem for path in (POD / "gpu").glob("*:*.cpulist"))
     from_files = (*NOBODY, f"NVIDIA_VISIBLE_DEVICES={','.join(addresses)}")  # an index is no name
     return {
-        "asked": [run_(rank) for rank in IN_PODS],
-        "files": [run_(rank, *from_files) for rank in IN_PODS],
-        "narrow, asked": run_(3, "AFFINITYD_MODE=node", group=narrow),
-        "narrow, files": run_(3, *from_files, group=narrow),
+        "asked": run_(),
+        "files": run_(*from_files),
+        "narrow, asked": run_("AFFINITYD_MODE=node", group=narrow),
+        "narrow, files": run_(*from_files, group=narrow),
     }
 
 
-def run_(rank: int, *said: str, group: Path | None = None) -> Ended:
+def run_(*said: str, group: Path | None = None) -> dict[str, str]:
     """Return where a rank of a container with all GPUs is."""
-    words = [f"{name}={text}" for name, text in torchrun(rank).items()]
+    words = [f"{name}={text}" for name, text in torchrun(IN_POD).items()]
     env = ("env", *words, ALL_GPUS, *said)
     into = f"echo 0 >{group}/cgroup.procs; " if group else ""
-    return ran(["sh", "-c", f'{into}exec "$@"', "sh", *env, str(POD / "run"), *LOOK])
+    return place(ran(["sh", "-c", f'{into}exec "$@"', "sh", *env, str(POD / "run"), *LOOK]))
 
 
-def nested() -> Ended:
-    """Return where a rank is that was started by a rank of another GPU."""
-    inner = (*given(torchrun(4)), *AFFINITYD, "exec", "--", *LOOK)
-    return exec_((), inner, env=torchrun(0))
-
-
-def too_late() -> Ended:
-    """Return what became of a command for which there was no time to plan."""
-    return exec_(("--timeout", "0.001"), LOOK, env=torchrun(0))
+def filling(options: Sequence[str], group: Path | None = None) -> dict[str, Any]:
+    """Return what the kernel says of the memory that a rank has filled."""
+    return filled(exec_(options, SHOW_AND_FILL, group=group))
 
 
 def cpusets() -> dict[str, Any]:
     """Return where commands are in cgroups that let them use less than the machine."""
     cgroup("site", cpus="8-15")
+    far, below = cgroup("far", cpus="16-19"), cgroup("site/job")
     return {
-        "on another node": exec_(FIRST_GPU, LOOK, group=cgroup("far", cpus="16-19")),
-        "on another node, strict": exec_((*FIRST_GPU, "--strict"), LOOK, group=cgroup("far")),
-        "empty, below one that is not": exec_(FIRST_GPU, LOOK, group=cgroup("site/job")),
+        "far": place(exec_(FIRST_GPU, LOOK, group=far)),
+        "strict": place(exec_((*FIRST_GPU, "--strict"), LOOK, group=far)),
+        "below": place(exec_(FIRST_GPU, LOOK, group=below)),
         "shrinking": mending.shrinking(),
         "confined too far": mending.below_a_cpuset(),
-    }
-
-
-def itself() -> dict[str, Ended]:
-    """Return what a rank is told that asks where it is itself."""
-    verify = ("verify", "--format", "json")
-    return {
-        "unpinned": affinityd(*verify, env=torchrun(0)),
-        "pinned": exec_((), (*AFFINITYD, *verify), env=torchrun(0)),
     }
 
 
@@ -194,7 +169,3 @@ def exec_(
     group: Path | None = None,
 ) -> Ended:
     return affinityd("exec", *options, "--", *command, env=env, group=group)
-
-
-if __name__ == "__main__":
-    main()

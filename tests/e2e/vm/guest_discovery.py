@@ -18,43 +18,25 @@ from tests.e2e.vm.inside import (
     AFFINITYD,
     PCI_FOLDER,
     SOCKET,
-    Ended,
     bring,
-    cgroup,
     output,
-    ran,
-    serving,
     stage,
 )
 from tests.e2e.vm.troubles import clock, storm
+from tests.e2e.vm.warm import serving
 from tests.support.daemons import Daemon, eventually
 
 SNAPSHOT = Path("/tmp/node.tar.xz")  # noqa: S108 - nobody else is here
 
 #: What the daemon is asked: mode by mode, on CPUs that are all online.
 QUERIES = (
-    "mode=node",
-    "gpus=0,1",
-    "gpus=0,1&mode=unique_contiguous&share=requested&format=cpulist",
-    "gpus=0&mode=all&scope=socket",
-    "gpus=0,1&scope=socket&share=requested",
-    "gpus=all&mode=even",
-    "gpus=0,1,2&mode=core_complex",
-    "gpus=0&cpuset=16-19",
-    "gpus=0&cpuset=16-19&strict=true",
+    *("mode=node", "gpus=0,1", "gpus=0&mode=all&scope=socket"),
+    *("gpus=0,1&scope=socket&share=requested", "gpus=all&mode=even"),
+    *("gpus=0,1,2&mode=core_complex", "gpus=0&cpuset=16-19"),
 )
 
 #: What is asked before and after CPUs come and go: of GPU 0 and 1 (node 3), of GPU 4 (node 7).
 HOTPLUG_QUERIES = ("gpus=0,1&mode=node", "gpus=4&mode=node")
-
-#: Jobs: the cpuset of their cgroup, the mask that taskset gives them in it, what they ask for.
-JOBS = {
-    "a mask on the other package": (None, "16-19", ("--gpus", "0")),
-    "a mask on the other package, strict": (None, "16-19", ("--gpus", "0", "--strict")),
-    "a cpuset on the GPU's node": ("12-13", None, ("--gpus", "0")),
-    "a cpuset near and far": ("0-3,28-31", None, ("--gpus", "0")),
-    "a mask in a cpuset": ("8-15", "10-13", ("--gpus", "0", "--mode", "node")),
-}
 
 #: Plans that are made here, and again from the snapshot.
 REPLAYED = (("--mode", "node"), ("--gpus", "0,1"), ("--gpus", "all", "--mode", "even"))
@@ -75,13 +57,10 @@ def main() -> None:
     report["storm"] = storm(daemon)
     stage("the clock jumps")
     report["clock"] = clock(daemon)
-    stage("jobs")
-    report["jobs"] = {name: run_job(*job) for name, job in JOBS.items()}
     stage("a snapshot")
     report["snapshot"] = snapshot()
     stage("signals")
     report["signals"] = signals(daemon)
-    report["log"] = daemon.lines
     stage("done")
     json.dump(report, sys.stdout)
 
@@ -119,16 +98,6 @@ def moment(daemon: Daemon) -> dict[str, Any]:
     generation = daemon.get("/topology").json["generation"]
     eventually(lambda: daemon.node_file["generation"] == generation, "the reading is published")
     return {"answers": answers, "node file": daemon.node_file}
-
-
-def run_job(cpuset: str | None, mask: str | None, arguments: Sequence[str]) -> Ended:
-    """Run `affinityd plan` where a job would: in a cgroup, under a mask, without the daemon."""
-    enter: tuple[str, ...] = ()
-    if cpuset is not None:
-        group = cgroup("job", cpus=cpuset)
-        enter = ("sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', os.fspath(group))
-    confine = ("taskset", "-c", mask) if mask is not None else ()
-    return ran([*enter, *confine, *AFFINITYD, "plan", *arguments, "--format", "json"])
 
 
 def snapshot() -> dict[str, Any]:
@@ -173,7 +142,3 @@ def topology() -> dict[str, Any]:
 
 def plan(arguments: Sequence[str]) -> dict[str, Any]:
     return dict(json.loads(output(*AFFINITYD, "plan", *arguments, "--format", "json")))
-
-
-if __name__ == "__main__":
-    main()

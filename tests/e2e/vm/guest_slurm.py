@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
-from tests.e2e.vm.inside import AFFINITYD, GROUPS, PCI_FOLDER, bring, output, stage
+from tests.e2e.vm.driver import hold_gpus
+from tests.e2e.vm.inside import AFFINITYD, GROUPS, bring, output, stage
 from tests.e2e.vm.jobs import ASKING, JOBS, MINORS, NODE, OPEN_JOBS, UNIQUE, Asking, Job
 from tests.support.daemons import eventually, running
 
@@ -105,7 +106,7 @@ def furnish() -> None:
         # Slurm 22.05 overlooks the last of a cgroup's controllers, which pids is then.
         (folder / "cgroup.subtree_control").write_text("+cpuset +pids")
     have_patience()
-    hold_gpus()
+    hold_gpus(MINORS)
 
 
 def have_patience() -> None:
@@ -114,18 +115,6 @@ def have_patience() -> None:
     curl.rename("/usr/bin/curl.debian")
     curl.write_text('#!/bin/sh\nexec /usr/bin/curl.debian "$@" --max-time 60\n')
     curl.chmod(0o755)
-
-
-def hold_gpus() -> None:
-    """Have NVIDIA's driver hold the GPUs: they are its then, whoever made them."""
-    output("mount", "-t", "tmpfs", "tmpfs", "/proc/driver")
-    addresses = (
-        folder.name for folder in PCI_FOLDER.iterdir() if _file(folder / "class") == "0x030000"
-    )
-    for address, minor in zip(sorted(addresses), MINORS, strict=True):
-        folder = Path("/proc/driver/nvidia/gpus", address)
-        folder.mkdir(parents=True)
-        (folder / "information").write_text(f"Device Minor: \t {minor}\n")
 
 
 @contextmanager
@@ -180,11 +169,3 @@ def together(it: Slurm) -> list[str]:
 def mode(name: str) -> dict[str, str]:
     """Return the environment of a job that has near CPUs alone, however few."""
     return {"AFFINITYD_MODE": name, "AFFINITYD_CPUS": "none"}
-
-
-def _file(path: Path) -> str:
-    return path.read_text(encoding="ascii").strip()
-
-
-if __name__ == "__main__":
-    main()

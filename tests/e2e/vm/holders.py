@@ -23,7 +23,6 @@ class Rank:
     program: str = "train"
     has_child: bool = False
     keeper: bool = False  #: a slurmstepd is with its step
-    gpu_mib: int = 1024
 
 
 #: By what is to be found of each.

@@ -1,4 +1,4 @@
-"""What the guests' scripts do alike: they say how far they are, start the daemon, run programs."""
+"""What the guests' scripts do alike: they say how far they are, make cgroups, run programs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import daemons
-from tests.support.daemons import Daemon, eventually, is_ready
 
-daemons.PATIENCE = 100.0  # seconds; an emulated CPU is slow
+daemons.PATIENCE = 600.0  # seconds; an emulated CPU is slow
 
 AFFINITYD = (sys.executable, "-m", "affinityd")
 SOCKET = Path("/run/affinityd/affinityd.sock")  # the default; the daemon is told nothing
@@ -26,16 +25,6 @@ Ended = dict[str, Any]  #: a process that has ended: its status, its stdout, its
 def stage(name: str) -> None:
     """Tell the console how far it came."""
     sys.stderr.write(f"{time.monotonic():6.1f} s: {name}\n")
-
-
-def serving(*arguments: str) -> Daemon:
-    """Start the daemon, and wait until it plans."""
-    with Path("/tmp/log").open("w") as log:  # noqa: S108 - nobody else is here
-        command = [*AFFINITYD, "serve", *arguments]
-        process = subprocess.Popen(command, stdout=log, stderr=log, text=True)
-    daemon = Daemon(process, SOCKET, Path(log.name))
-    eventually(lambda: is_ready(daemon), "the daemon is ready")
-    return daemon
 
 
 def bring(*cpus: str, online: bool) -> None:
@@ -52,6 +41,14 @@ def cgroup(name: str, **files: str) -> Path:
     for file, text in files.items():
         (folder / f"cpuset.{file}").write_text(text)
     return folder
+
+
+def nested(path: str, cpuset: str | None) -> Path:
+    """Make a cgroup and those above it; the last has the cpuset."""
+    parts = path.split("/")
+    for depth in range(1, len(parts)):
+        cgroup("/".join(parts[:depth]))
+    return cgroup(path, **({"cpus": cpuset} if cpuset else {}))
 
 
 def ran(command: Sequence[str]) -> Ended:

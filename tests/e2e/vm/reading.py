@@ -19,25 +19,6 @@ def plan(reply: Document) -> Document:
     return dict(json.loads(reply["text"]))
 
 
-def own_plan(ended: Document) -> Document:
-    """Return the plan that a command printed; it must have ended well."""
-    assert ended["status"] == 0, ended["stderr"]
-    return dict(json.loads(ended["stdout"]))
-
-
-def mask(ended: Document) -> str:
-    """Return where a command may run, by its /proc/self/status; it must have ended well."""
-    assert ended["status"] == 0, ended["stderr"]
-    return str(re.findall(r"^Cpus_allowed_list:\t(.*)$", ended["stdout"], re.MULTILINE)[0])
-
-
-def told(ended: Document) -> dict[str, str]:
-    """Return what a command was told by its environment, which it printed last."""
-    entries = ended["stdout"].rpartition("\n")[2].split("\0")
-    pairs = (entry.partition("=")[::2] for entry in entries)
-    return {name: text for name, text in pairs if name.startswith("AFFINITYD_")}
-
-
 def of_ranks(planned: Document, key: str) -> list[Any]:
     """Return what a plan says under one key, rank by rank."""
     return [rank[key] for rank in planned["ranks"]]
@@ -87,23 +68,37 @@ def numactl_distances(text: str) -> dict[int, list[int]]:
     return {int(node): [int(value) for value in values.split()] for node, values in rows}
 
 
-def numactl_policy(text: str) -> tuple[str, str]:
-    """Return the memory policy of `numactl --show`, and its nodes."""
-    rows = dict(re.findall(r"^(policy|preferred):(.*)$", text, re.MULTILINE))
-    return rows["policy"].strip(), rows["preferred"].strip()
+# What guests' scripts say of what they ran.
+
+#: What they gave a command, and were not told by it.
+GIVEN = ("TIMEOUT", "SOCKET", "MODE")
 
 
-def mapped(text: str) -> tuple[str, dict[int, int]]:
-    """Return a mapping's memory policy, and its pages by node, as the last line of a text has it.
+def place(ended: Document) -> dict[str, str]:
+    """Return where a command was, what it was told, without the prefix, and what was said.
 
-    The line is one of /proc/PID/numa_maps, numa(7).
+    It printed its /proc/self/status, and its environment last.
     """
-    line = text.splitlines()[-1]
-    policy, _, rest = line.partition(" ")[2].partition(" anon=")
-    return policy, {int(node): int(count) for node, count in re.findall(r" N(\d+)=(\d+)", rest)}
+    status, _, environ = ended["stdout"].rpartition("\n")
+    mask = re.findall(r"^Cpus_allowed_list:\t(.*)$", status, re.MULTILINE)
+    told = dict(re.findall(r"(?:^|\0)AFFINITYD_(\w+)=([^\0]*)", environ))
+    told = {name: text for name, text in told.items() if name not in GIVEN}
+    return {"mask": "".join(mask), **told, "said": ended["stderr"]}
 
 
-def threads(verified: Document) -> list[tuple[str, str]]:
-    """Return the placement and the mask of each thread of a document of `affinityd verify`."""
-    processes = json.loads(verified["stdout"])["processes"]
-    return [(it["placement"], it["cpulist"]) for each in processes for it in each["threads"]]
+def filled(ended: Document) -> dict[str, Any]:
+    """Return the memory policy of a command by numactl and by numa_maps, and its pages by node.
+
+    It printed `numactl --show`, and last the line of its largest mapping: numa(7).
+    """
+    shown, _, line = ended["stdout"].rstrip("\n").rpartition("\n")
+    by_numactl = dict(re.findall(r"^(policy|preferred): ?(.*?) *$", shown, re.MULTILINE))
+    policy, _, pages = line.partition(" ")[2].partition(" anon=")
+    found = {node: int(count) for node, count in re.findall(r" N(\d+)=(\d+)", pages)}
+    said = ended["stderr"].splitlines()
+    return {**by_numactl, "maps": policy, "pages": found, "said": said, "status": ended["status"]}
+
+
+def plans(metrics: str) -> float:
+    """Return how many plans a daemon has made."""
+    return sum(map(float, re.findall(r"^affinityd_plans_total\{.*\} (.*)$", metrics, re.MULTILINE)))

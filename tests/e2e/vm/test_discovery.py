@@ -11,20 +11,13 @@ import re
 import subprocess
 import sys
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from affinityd.cpuset import parse_list
-from tests.e2e.vm.hardware import (
-    BARE_NODE,
-    CPUS,
-    GPU_NODES,
-    MEMORY_NODE,
-    NODES,
-    cpus_of,
-    distance,
-)
+from tests.e2e.vm.hardware import BARE_NODE, CPUS, GPU_NODES, MEMORY_NODE, NODES, cpus_of, distance
 from tests.e2e.vm.reading import (
     Document,
     codes,
@@ -35,7 +28,6 @@ from tests.e2e.vm.reading import (
     lstopo_sets,
     numactl_distances,
     of_ranks,
-    own_plan,
     plan,
     sets,
 )
@@ -49,60 +41,47 @@ FIFTH = "gpus=4&mode=node"  #: a GPU of node 7, whose last CPU is offline at fir
 
 @pytest.fixture(params=LOOKS)
 def look(request: pytest.FixtureRequest, seen: Document) -> Document:
-    return dict(seen[request.param])
+    return {**seen[request.param], "CPUs": LOOKS[request.param]}
 
 
 # The machine, as affinityd and others see it.
 
 
-@pytest.mark.parametrize("name", LOOKS)
-def test_the_machine_is_the_one_that_was_built(seen: Document, name: str) -> None:
-    topology = seen[name]["affinityd"]
-    assert len(parse_list(topology["online"])) == LOOKS[name]
+def test_the_machine_is_the_one_that_was_built(look: Document) -> None:
+    topology = look["affinityd"]
+    assert len(parse_list(topology["online"])) == look["CPUs"]
     assert topology["possible"] == f"0-{CPUS - 1}"
-    assert tuple(gpu["numa_node"] for gpu in topology["gpus"]) == GPU_NODES
-    assert {gpu["vendor"] for gpu in topology["gpus"]} == {"amd"}
+    found = [(gpu["vendor"], gpu["numa_node"]) for gpu in topology["gpus"]]
+    assert found == [("amd", node) for node in GPU_NODES]
 
 
-def test_cores_packages_and_nodes_are_lscpus(look: Document) -> None:
-    topology, rows = look["affinityd"], lscpu_rows(look["lscpu"])
-    assert sets(topology["cores"]) == grouped((core, int(cpu)) for cpu, core, _, _ in rows)
-    assert sets(topology["packages"]) == grouped((place, int(cpu)) for cpu, _, place, _ in rows)
-    with_cpus = [node for node in topology["nodes"] if node["cpulist"]]
-    assert sets(with_cpus) == grouped((node, int(cpu)) for cpu, _, _, node in rows)
-
-
-def test_cores_packages_and_caches_are_lstopos(look: Document) -> None:
-    topology, lstopo = look["affinityd"], look["lstopo"]
-    assert sets(topology["cores"]) == lstopo_sets(lstopo["core"])
-    assert sets(topology["packages"]) == lstopo_sets(lstopo["package"])
+def test_cores_packages_caches_and_nodes_are_lscpus_and_lstopos(look: Document) -> None:
+    topology, rows, lstopo = look["affinityd"], lscpu_rows(look["lscpu"]), look["lstopo"]
+    by_core, by_package, by_node = (
+        grouped((row[column], int(row[0])) for row in rows) for column in (1, 2, 3)
+    )
+    assert sets(topology["cores"]) == by_core == lstopo_sets(lstopo["core"])
+    assert sets(topology["packages"]) == by_package == lstopo_sets(lstopo["package"])
+    assert sets(node for node in topology["nodes"] if node["cpulist"]) == by_node
     cpus = [(core["llc"], cpu) for core in topology["cores"] for cpu in parse_list(core["cpulist"])]
     assert grouped(cpus) == lstopo_sets(lstopo["l3"])
-
-
-def test_numa_nodes_are_lstopos(look: Document) -> None:
-    theirs = lstopo_nodes(look["lstopo"]["numanode"])
+    theirs = lstopo_nodes(lstopo["numanode"])
     # hwloc shows memory without CPUs as that of the CPUs which are nearest: all of a package.
     assert theirs.pop(MEMORY_NODE) == parse_list("0-15")
-    nodes = {node["number"]: parse_list(node["cpulist"]) for node in look["affinityd"]["nodes"]}
+    nodes = {node["number"]: parse_list(node["cpulist"]) for node in topology["nodes"]}
     # It shows no node without memory.
     assert nodes == {**theirs, MEMORY_NODE: frozenset(), BARE_NODE: parse_list(cpus_of(BARE_NODE))}
 
 
-def test_a_node_without_memory_is_numactls(look: Document) -> None:
-    sizes = {node["number"]: node["memory_bytes"] for node in look["affinityd"]["nodes"]}
-    theirs = dict(re.findall(r"^node (\d+) size: (\d+) MB$", look["numactl"], re.MULTILINE))
-    assert {number: size >> 20 for number, size in sizes.items()} == {
-        int(number): int(size) for number, size in theirs.items()
-    }
-    assert [number for number, size in sizes.items() if size == 0] == [BARE_NODE]
-
-
-def test_distances_are_numactls_and_the_firmwares(look: Document) -> None:
-    ours = {node["number"]: list(node["distances"].values()) for node in look["affinityd"]["nodes"]}
-    everywhere = range(NODES + 1)
-    assert ours == numactl_distances(look["numactl"])
-    assert ours == {one: [distance(one, other) for other in everywhere] for one in everywhere}
+def test_memory_and_distances_are_numactls_and_the_firmwares(look: Document) -> None:
+    nodes = look["affinityd"]["nodes"]
+    sizes = {str(node["number"]): str(node["memory_bytes"] >> 20) for node in nodes}
+    assert sizes == dict(re.findall(r"^node (\d+) size: (\d+) MB$", look["numactl"], re.MULTILINE))
+    assert [number for number, size in sizes.items() if size == "0"] == [str(BARE_NODE)]
+    rows = {node["number"]: list(node["distances"].values()) for node in nodes}
+    every = range(NODES + 1)
+    assert rows == numactl_distances(look["numactl"])
+    assert rows == {one: [distance(one, other) for other in every] for one in every}
 
 
 def test_the_network_adapter_beside_a_gpu_is_nearest_to_it(look: Document) -> None:
@@ -122,124 +101,67 @@ def test_the_daemons_socket_is_for_everybody(seen: Document) -> None:
     assert seen["socket"] == ["0o666", "0o755"]
 
 
-def test_each_gpu_is_given_the_cpus_of_its_own_node(seen: Document) -> None:
+#: What is asked → where the ranks are to run.
+PLANS = {
+    "mode=node": [cpus_of(node) for node in GPU_NODES],
+    "gpus=0,1": ["12-13", "14-15"],
+    "gpus=0&mode=all&scope=socket": ["0-15"],
+    "gpus=0,1&scope=socket&share=requested": ["0-1,4-5,8-9,12-13", "2-3,6-7,10-11,14-15"],
+    "gpus=all&mode=even": [cpus_of(node) for node in range(NODES)],
+    "gpus=0,1,2&mode=core_complex": [cpus_of(3), cpus_of(3), cpus_of(1)],
+    "gpus=0&cpuset=16-19": ["16-19"],
+}
+
+
+def test_ranks_are_planned_as_each_mode_says(seen: Document) -> None:
+    assert {query: cpulists(plan(seen["plans"][query])) for query in PLANS} == PLANS
+    even = plan(seen["plans"]["gpus=all&mode=even"])
+    far = ["remote" if node != home else "local" for home, node in enumerate(GPU_NODES)]
+    assert of_ranks(even, "locality") == far
+
+
+def test_a_gpu_s_home_is_its_node_and_its_memory_a_nearest_one_s(seen: Document) -> None:
     planned = plan(seen["plans"]["mode=node"])
-    assert cpulists(planned) == [cpus_of(node) for node in GPU_NODES]
     assert of_ranks(planned, "home_node") == list(GPU_NODES)
     assert set(of_ranks(planned, "locality")) == {"local"}
     assert codes(planned) == []
-
-
-def test_the_memory_of_a_gpu_whose_node_has_none_is_a_nearest_ones(seen: Document) -> None:
-    planned = plan(seen["plans"]["mode=node"])
     memory = dict(zip(GPU_NODES, of_ranks(planned, "memory_node"), strict=True))
     assert distance(BARE_NODE, memory.pop(BARE_NODE)) == 12
     assert all(node == own for own, node in memory.items())
 
 
-def test_two_gpus_of_a_node_divide_its_cores(seen: Document) -> None:
-    query = "gpus=0,1&mode=unique_contiguous&share=requested&format=cpulist"
-    assert seen["plans"][query]["text"] == "12-13\n14-15\n"
-    assert cpulists(plan(seen["plans"]["gpus=0,1"])) == ["12-13", "14-15"]
-
-
-def test_a_socket_is_the_nodes_of_a_package(seen: Document) -> None:
-    assert cpulists(plan(seen["plans"]["gpus=0&mode=all&scope=socket"])) == ["0-15"]
-
-
-def test_the_other_cores_of_a_socket_are_dealt_to_its_near_ones(seen: Document) -> None:
-    planned = plan(seen["plans"]["gpus=0,1&scope=socket&share=requested"])
-    assert cpulists(planned) == ["0-1,4-5,8-9,12-13", "2-3,6-7,10-11,14-15"]
-
-
-def test_even_cuts_the_machine_wherever_the_gpus_are(seen: Document) -> None:
-    planned = plan(seen["plans"]["gpus=all&mode=even"])
-    assert cpulists(planned) == [cpus_of(node) for node in range(NODES)]
-    far = ["remote" if node != home else "local" for home, node in enumerate(GPU_NODES)]
-    assert of_ranks(planned, "locality") == far
-
-
-def test_core_complex_gives_the_cache_of_the_gpus_node(seen: Document) -> None:
-    planned = plan(seen["plans"]["gpus=0,1,2&mode=core_complex"])
-    assert cpulists(planned) == [cpus_of(3), cpus_of(3), cpus_of(1)]
-
-
 # CPUs that come and go. The daemon asks for no event: it looks before each answer.
 
-#: After which change → the CPUs of GPU 0 and 1, of GPU 4, and all that are online.
+#: After which change → the CPUs of GPU 0 and 1, of GPU 4, all that are online, the generation.
 MOMENTS = {
-    "one offline since boot": (["12-15", "12-15"], ["28-30"], "0-30"),
-    "all online": (["12-15", "12-15"], ["28-31"], "0-31"),
-    "one taken offline": (["13-15", "13-15"], ["28-31"], "0-11,13-31"),
-    "a node taken offline": (["0-3", "4-7"], ["28-31"], "0-11,16-31"),
-    "all back online": (["12-15", "12-15"], ["28-31"], "0-31"),
+    "one offline since boot": (["12-15", "12-15"], ["28-30"], "0-30", 1),
+    "all online": (["12-15", "12-15"], ["28-31"], "0-31", 2),
+    "all online, remembered": (["12-15", "12-15"], ["28-31"], "0-31", 2),
+    "one taken offline": (["13-15", "13-15"], ["28-31"], "0-11,13-31", 3),
+    "a node taken offline": (["0-3", "4-7"], ["28-31"], "0-11,16-31", 4),
+    "all back online": (["12-15", "12-15"], ["28-31"], "0-31", 5),
 }
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_next_answer_has_just_the_cpus_that_are_online(seen: Document, moment: str) -> None:
-    first_two, fifth, online = MOMENTS[moment]
-    answers = seen["hotplug"][moment]["answers"]
-    assert cpulists(plan(answers[FIRST_TWO])) == first_two
-    assert cpulists(plan(answers[FIFTH])) == fifth
-    assert plan(answers[FIRST_TWO])["allowed"]["cpulist"] == online
-    assert seen["hotplug"][moment]["node file"]["topology"]["online"] == online
-
-
-def test_every_change_is_one_generation_and_the_same_question_none(seen: Document) -> None:
-    generations = [1, 2, 2, 3, 4, 5]
-    moments = seen["hotplug"].values()
-    for query in (FIRST_TWO, FIFTH):
-        answered = [plan(moment["answers"][query])["generation"] for moment in moments]
-        assert answered == generations
-    assert [moment["node file"]["generation"] for moment in moments] == generations
+    """Every change is one generation, and the same question none."""
+    first_two, fifth, online, generation = MOMENTS[moment]
+    then = seen["hotplug"][moment]
+    plans = [plan(then["answers"][query]) for query in (FIRST_TWO, FIFTH)]
+    assert [cpulists(it) for it in plans] == [first_two, fifth]
+    assert plans[0]["allowed"]["cpulist"] == then["node file"]["topology"]["online"] == online
+    generations = {it["generation"] for it in (*plans, then["node file"])}
+    assert generations == {generation}
 
 
 def test_a_node_whose_cpus_are_all_offline_keeps_its_gpus_and_the_nearest_are_home(
     seen: Document,
 ) -> None:
     planned = plan(seen["hotplug"]["a node taken offline"]["answers"][FIRST_TWO])
-    assert of_ranks(planned, "numa_node") == [3, 3]
-    assert of_ranks(planned, "home_node") == [0, 1]
-    assert of_ranks(planned, "locality") == ["remote", "remote"]
+    ranks = [(it["numa_node"], it["home_node"], it["locality"]) for it in planned["ranks"]]
+    assert ranks == [(3, 0, "remote"), (3, 1, "remote")]
     assert codes(planned) == ["remote_home", "remote_home"]
-
-
-# Jobs, which plan for themselves.
-
-#: Which job → the CPUs that it may use, those that it is given for GPU 0, and where they are.
-JOBS = {
-    "a mask on the other package": ("16-19", "16-19", 4, "remote"),
-    "a cpuset on the GPU's node": ("12-13", "12-13", 3, "local"),
-    "a cpuset near and far": ("0-3,28-31", "0-3", 0, "remote"),
-    "a mask in a cpuset": ("10-13", "12-13", 3, "local"),
-}
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_a_job_is_planned_on_what_it_may_use(seen: Document, job: str) -> None:
-    allowed, cpulist, home, locality = JOBS[job]
-    planned = own_plan(seen["jobs"][job])
-    assert (planned["allowed"]["cpulist"], planned["allowed"]["source"]) == (allowed, "caller")
-    assert cpulists(planned) == [cpulist]
-    assert of_ranks(planned, "home_node") == [home]
-    assert of_ranks(planned, "locality") == [locality]
-    assert codes(planned) == ["remote_home"] * (locality == "remote")
-
-
-def test_a_job_far_from_its_gpu_is_refused_in_one_line_if_it_is_strict(seen: Document) -> None:
-    ended = seen["jobs"]["a mask on the other package, strict"]
-    assert ended["status"] == 1
-    assert ended["stdout"] == ""
-    assert re.fullmatch(r"affinityd plan: strict: .*node 3.*node 4.*\n", ended["stderr"])
-
-
-def test_a_jobs_own_plan_is_the_daemons_for_its_cpus(seen: Document) -> None:
-    own = own_plan(seen["jobs"]["a mask on the other package"])
-    assert own["ranks"] == plan(seen["plans"]["gpus=0&cpuset=16-19"])["ranks"]
-    refused = json.loads(seen["plans"]["gpus=0&cpuset=16-19&strict=true"]["text"])
-    assert refused["status"] == 409
-    assert refused["detail"] in seen["jobs"]["a mask on the other package, strict"]["stderr"]
 
 
 # A snapshot, which leaves the machine.
@@ -254,19 +176,13 @@ def archive(seen: Document, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def replayed(archive: Path, command: str, *arguments: str) -> Document:
     program = (sys.executable, "-m", "affinityd", command, "--root", str(archive))
-    ended = subprocess.run(
-        [*program, *arguments, "--format", "json"], check=True, stdout=subprocess.PIPE, text=True
-    )
+    words = (*program, *arguments, "--format", "json")
+    ended = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
     return dict(json.loads(ended.stdout))
 
 
-def test_a_snapshot_is_the_machine_it_was_taken_of(seen: Document, archive: Path) -> None:
-    topology = replayed(archive, "topology")
-    assert topology["name"] == "node"
-    assert topology == {**seen["snapshot"]["topology"], "name": "node"}
-
-
-def test_plans_on_a_snapshot_are_those_of_its_machine(seen: Document, archive: Path) -> None:
+def test_a_snapshot_and_its_plans_are_those_of_its_machine(seen: Document, archive: Path) -> None:
+    assert replayed(archive, "topology") == {**seen["snapshot"]["topology"], "name": "node"}
     for arguments, there in seen["snapshot"]["plans"]:
         here = replayed(archive, "plan", *arguments)
         assert there["allowed"] == {"cpulist": "0-31", "source": "caller", "within": "0-31"}
@@ -291,23 +207,18 @@ def test_a_snapshot_has_no_network_address(seen: Document, archive: Path) -> Non
 # Signals.
 
 
-def test_sighup_has_the_machine_read_anew(seen: Document) -> None:
-    before, after = plan(seen["signals"]["before"]), plan(seen["signals"]["after SIGHUP"])
-    assert len(before["ranks"]) == len(GPU_NODES)
-    assert len(after["ranks"]) == len(GPU_NODES) - 1
+def test_sighup_has_the_machine_read_anew_and_sigterm_leaves_no_socket(seen: Document) -> None:
+    signals = seen["signals"]
+    before, after = plan(signals["before"]), plan(signals["after SIGHUP"])
     assert after["generation"] == before["generation"] + 1
-
-
-def test_a_gpu_whose_node_the_kernel_does_not_know_is_where_its_bridge_is(seen: Document) -> None:
-    last = plan(seen["signals"]["after SIGHUP"])["ranks"][-1]
+    assert [len(it["ranks"]) for it in (before, after)] == [len(GPU_NODES), len(GPU_NODES) - 1]
+    # The kernel does not know the last one's node any more, which is its bridge's.
+    last = after["ranks"][-1]
     assert last["numa_node"] == GPU_NODES[-1]
     assert "bridge" in last["reasons"][0]
-
-
-def test_sigterm_is_a_good_end_that_leaves_no_socket(seen: Document) -> None:
-    assert seen["signals"]["status"] == 0
-    assert "affinityd.sock" not in seen["signals"]["left"]
-    assert "node.json" in seen["signals"]["left"]
+    assert signals["status"] == 0
+    assert "affinityd.sock" not in signals["left"]
+    assert "node.json" in signals["left"]
 
 
 # Troubles.
@@ -316,18 +227,17 @@ def test_sigterm_is_a_good_end_that_leaves_no_socket(seen: Document) -> None:
 def test_a_cpu_that_comes_and_goes_in_a_storm_is_in_answers_only_while_it_is_there(
     seen: Document,
 ) -> None:
-    changes = seen["storm"]["changes"]
+    changes, answers = seen["storm"]["changes"], seen["storm"]["answers"]
+    ahead, beyond = (0.0, 0.0, True), (float("inf"), float("inf"), True)
     #: Since when a state may be seen, until when, and whether the CPU is online then.
-    spells = [(0.0, changes[0][1], True)] + [
-        (began, after[1], online)
-        for (began, _, online), after in zip(
-            changes, [*changes[1:], (0, float("inf"))], strict=True
-        )
+    spells = [
+        (began, until, online)
+        for (began, _, online), (_, until, _) in pairwise([ahead, *changes, beyond])
     ]
     right = {True: "12-15\n12-15\n", False: "13-15\n13-15\n"}
     wrong = [
         answer
-        for answer in seen["storm"]["answers"]
+        for answer in answers
         if not any(
             answer[2:] == [200, right[online]]
             for since, until, online in spells
@@ -335,15 +245,14 @@ def test_a_cpu_that_comes_and_goes_in_a_storm_is_in_answers_only_while_it_is_the
         )
     ]
     assert wrong == []
-    assert {text for *_, text in seen["storm"]["answers"]} == set(right.values())
+    assert {text for *_, text in answers} == set(right.values())
     assert len(changes) >= 4
     assert seen["storm"]["after"] == right[True]
 
 
 def test_a_clock_that_jumps_changes_no_plan_and_no_scans_age(seen: Document) -> None:
     assert len(seen["clock"]) == 4
-    before = seen["clock"]["before"]
     for look in seen["clock"].values():
-        assert (look["plan"], look["ready"]) == (before["plan"], 200)
+        assert (look["plan"], look["ready"]) == (seen["clock"]["before"]["plan"], 200)
         (age,) = look["ages"]
         assert 0 <= age < 100

@@ -105,43 +105,39 @@ def are_disjoint(tasks: Sequence[Task]) -> bool:
     return all(one.mask.isdisjoint(other.mask) for one, other in combinations(tasks, 2))
 
 
-@pytest.mark.parametrize("name", [name for name, (_, _, mode) in RUNS.items() if mode == NODE])
-def test_a_task_has_all_cpus_near_its_gpus_that_its_job_has(seen: Document, name: str) -> None:
-    for task in run(seen, name):
-        assert task.mask in places(task)
-
-
-@pytest.mark.parametrize("name", [name for name in PLANNED if RUNS[name][2] == UNIQUE])
-def test_tasks_divide_the_cpus_near_their_gpus(seen: Document, name: str) -> None:
-    tasks = run(seen, name)
+def check(tasks: Sequence[Task]) -> None:
+    """Hold that tasks divide CPUs near their GPUs, and are told which."""
     assert are_disjoint(tasks)
     for task in tasks:
         assert task.mask
         assert any(task.mask <= place for place in places(task))
+        assert parse_list(task.told["CPULIST"]) == task.mask
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_tasks_are_on_the_cpus_of_their_job_near_the_gpus_that_slurm_bound_them_to(
+    seen: Document, name: str
+) -> None:
+    """All of them have all, or they divide them; each is told where it is."""
+    _, job, mode = RUNS[name]
+    tasks = run(seen, name)
+    if mode == UNIQUE:
+        check(tasks)
+    for task in tasks:
+        assert mode == UNIQUE or task.mask in places(task)
+        is_local = all(task.mask & parse_list(cpus_of(GPU_NODES[gpu])) for gpu in task.drives)
+        told = [parse_list(task.told["CPULIST"]), parse_list(task.told["ALLOWED"])]
+        assert told == [task.mask, task.cpuset]
+        assert task.told["LOCALITY"] == ("local" if is_local else "remote")
+    gpus = sorted({gpu for task in tasks for gpu in task.sees})
+    bound = tuple(tuple(gpus.index(gpu) for gpu in task.sees) for task in tasks)
+    assert bound == BOUND.get(job, bound)
 
 
 def test_tasks_without_cores_of_their_own_stay_where_slurm_put_them(seen: Document) -> None:
     tasks = run(seen, CROWDED)
     assert are_disjoint(tasks)
     assert all("fewer than 1" in task.told["UNPINNED"] for task in tasks)
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_a_task_is_told_where_it_is(seen: Document, name: str) -> None:
-    for task in run(seen, name):
-        is_local = all(task.mask & parse_list(cpus_of(GPU_NODES[gpu])) for gpu in task.drives)
-        assert parse_list(task.told["CPULIST"]) == task.mask
-        assert parse_list(task.told["ALLOWED"]) == task.cpuset
-        assert task.told["LOCALITY"] == ("local" if is_local else "remote")
-
-
-@pytest.mark.parametrize("name", [name for name, (_, job, _) in RUNS.items() if job in BOUND])
-def test_a_task_sees_the_gpus_that_slurm_bound_it_to(seen: Document, name: str) -> None:
-    tasks = run(seen, name)
-    gpus = sorted({gpu for task in tasks for gpu in task.sees})
-    assert BOUND[RUNS[name][1]] == tuple(
-        tuple(gpus.index(gpu) for gpu in task.sees) for task in tasks
-    )
 
 
 def test_jobs_are_on_both_packages_and_short_of_near_cpus(seen: Document) -> None:
@@ -171,22 +167,15 @@ def test_a_batch_script_is_near_all_gpus_of_its_job_and_its_tasks_near_their_own
     seen: Document,
 ) -> None:
     of_script, of_step = seen["batch"].split("and its step\n")
-    (script,), tasks = tasks_of(of_script, 1), tasks_of(of_step, 2)
-    assert are_disjoint(tasks)
-    for task in (script, *tasks):
-        assert parse_list(task.told["CPULIST"]) == task.mask
-        assert any(task.mask <= place for place in places(task))
+    check(tasks_of(of_script, 1))
+    check(tasks_of(of_step, 2))
 
 
 def test_two_jobs_at_once_are_disjoint(seen: Document) -> None:
     one, other = (tasks_of(printed, 2) for printed in seen["together"])
-    assert are_disjoint([*one, *other])
-    assert not {gpu for task in one for gpu in task.sees} & {
-        gpu for task in other for gpu in task.sees
-    }
-    for task in (*one, *other):
-        assert parse_list(task.told["CPULIST"]) == task.mask
-        assert any(task.mask <= place for place in places(task))
+    check([*one, *other])
+    first, second = ({gpu for task in job for gpu in task.sees} for job in (one, other))
+    assert first.isdisjoint(second)
 
 
 # Tasks that keep as many CPUs as they asked for: all others here have AFFINITYD_CPUS=none.
@@ -205,9 +194,10 @@ def nearest_first(gpu: int, cpuset: CpuSet) -> list[int]:
 
 
 @pytest.mark.parametrize(("name", "mode"), ASKED)
-def test_a_task_keeps_as_many_cpus_as_it_asked_for_and_is_told(
+def test_tasks_keep_as_many_cpus_as_they_asked_for_the_nearest_and_are_told(
     seen: Document, name: str, mode: str
 ) -> None:
+    """`verify` names an allocation to them, and no pin."""
     job = ASKING[name]
     tasks = tasks_of(seen["asking"][name][mode], job.tasks)
     assert are_disjoint(tasks) or mode == NODE
@@ -217,26 +207,11 @@ def test_a_task_keeps_as_many_cpus_as_it_asked_for_and_is_told(
         assert parse_list(task.told["CPULIST"]) == task.mask
         assert task.told["LOCALITY"] == "mixed"
         assert "widened" in task.told["WARNINGS"].split(",")
-
-
-@pytest.mark.parametrize(("name", "mode"), ASKED)
-def test_the_cpus_that_tasks_keep_are_the_nearest_of_their_job(
-    seen: Document, name: str, mode: str
-) -> None:
-    job = ASKING[name]
-    tasks = tasks_of(seen["asking"][name][mode], job.tasks)
-    (home,) = {GPU_NODES[gpu] for task in tasks for gpu in task.drives}
-    expected = nearest_first(tasks[0].drives[0], tasks[0].cpuset)[: job.asked * job.tasks]
-    assert frozenset().union(*(task.mask for task in tasks)) == {*expected}
-    assert parse_list(cpus_of(home)) <= {*expected}
-
-
-@pytest.mark.parametrize(("name", "mode"), ASKED)
-def test_verify_names_an_allocation_and_no_pin_to_a_task_that_keeps_them(
-    seen: Document, name: str, mode: str
-) -> None:
-    for task in tasks_of(seen["asking"][name][mode], ASKING[name].tasks):
         assert task.rest.endswith("verify 1")
         (mismatch,) = re.findall(r"^.*: mismatch: .*$", task.rest, re.MULTILINE)
         assert "has only 4 CPUs there: no pin mends that, but an allocation" in mismatch
         assert "affinityd exec" not in task.rest
+    (home,) = {GPU_NODES[gpu] for task in tasks for gpu in task.drives}
+    expected = nearest_first(tasks[0].drives[0], tasks[0].cpuset)[: job.asked * job.tasks]
+    assert frozenset().union(*(task.mask for task in tasks)) == {*expected}
+    assert parse_list(cpus_of(home)) <= {*expected}

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from affinityd.linux.processes import thread_ids
+from tests.e2e.vm.driver import tell
 from tests.e2e.vm.enforced import TRAININGS, Training
-from tests.e2e.vm.guest_audit import FACTS, addresses, nested, program, running
 from tests.e2e.vm.holders import SLURM
+from tests.e2e.vm.inside import nested
 from tests.e2e.vm.mending import children, filled, thread_masks
+from tests.e2e.vm.stand_ins import program, running
 
-TRAINING = (sys.executable, "-I", "-S", os.fspath(Path(__file__).with_name("training.py")))
 FAR_MEMORY = ("taskset", "-c", "8-11")
+WORKERS = 2  #: of each rank
 
 
 @dataclass(frozen=True)
@@ -43,23 +45,39 @@ class Running:
 @contextmanager
 def trained() -> Iterator[Running]:
     """Run the trainings; give who is who."""
-    groups = [os.fspath(_group(it)) for it in TRAININGS.values()]
-    environ = {**os.environ, "SLURM_JOB_PARTITION": "debug"}
     with ExitStack() as stack:
         for job in ("job_7", "job_8", "job_9"):  # what Slurm has beside each step's tasks
             keeper = nested(f"{SLURM}/{job}/step_0/slurm", None)
             stack.enter_context(running(program("slurmstepd"), group=keeper))
-        process = stack.enter_context(
-            subprocess.Popen(
-                [*TRAINING, *groups], stdout=subprocess.PIPE, env=environ, start_new_session=True
-            )
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline(), "the ranks ended before they were ready"
+        told, tell = os.pipe()
+        ranks = [_rank(_group(it), tell) for it in TRAININGS.values()]
+        for _ in range(len(ranks) * (1 + WORKERS)):
+            os.read(told, 1)
+        jobs = _who_is_who(ranks)
         try:
-            yield _who_is_who(children(process.pid))
+            yield jobs
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            for pid in jobs.pids.values():
+                os.kill(pid, signal.SIGKILL)
+
+
+def _rank(group: Path, tell: int) -> int:
+    """Run a rank in a cgroup: a fork of this process, with a thread and workers; give its pid."""
+    pid = os.fork()
+    if pid == 0:
+        (group / "cgroup.procs").write_text("0")  # whoever writes it
+        for _ in range(WORKERS):
+            if os.fork() == 0:
+                _idle(tell)
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        _idle(tell)
+    return pid
+
+
+def _idle(tell: int) -> NoReturn:
+    os.write(tell, b".")
+    while True:
+        signal.pause()
 
 
 @contextmanager
@@ -72,14 +90,7 @@ def pod(name: str, gpu: int, path: str) -> Iterator[Running]:
 
 def say(*those: Running) -> None:
     """Have NVML say which process uses which GPUs."""
-    lines = ["driver 550.54.15"]
-    for index, address in enumerate(addresses()):
-        lines += ["gpu", f"uuid GPU-{index:08d}", f"pci 0000{address}", f"minor {index}"]
-        users = [pid for it in those for pid, gpus in it.gpus.items() if index in gpus]
-        lines += [f"process compute {pid} {2**30}" for pid in users]
-    new = FACTS.with_suffix(".new")
-    new.write_text("\n".join((*lines, "")))
-    new.rename(FACTS)
+    tell({pid: gpus for it in those for pid, gpus in it.gpus.items()})
 
 
 def _who_is_who(ranks: Sequence[int]) -> Running:

@@ -1,7 +1,7 @@
-"""affinityd's commands as processes of their own, without Python's start: that takes a second here.
+"""The guests' scripts, and affinityd's commands, without Python's start: that takes seconds here.
 
-Each is a fork of this process, which has imported what they need. From there on all is real: a pid,
-a mask, a cgroup, an environment, execve(2).
+Each is a fork of a process that has imported what they need, the daemon's packages above all. From
+there on all is real: a pid, a mask, a cgroup, an environment, execve(2).
 """
 
 from __future__ import annotations
@@ -15,20 +15,68 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import IO, NoReturn
+from subprocess import Popen
+from typing import IO, NoReturn, cast
 
 from affinityd.cli import entry
-from tests.e2e.vm.inside import Ended
-from tests.support.daemons import eventually
+from tests.e2e.vm.inside import SOCKET, Ended
+from tests.support.daemons import Daemon, eventually, is_ready
 
 #: What the commands import when they need it.
 for _module in (
     *("client.forked", "client.local_plan", "linux.memory_policy", "request.formats"),
-    *("cli.commands.exec", "cli.commands.pin", "cli.commands.verify"),
+    *("cli.commands.exec", "cli.commands.pin", "cli.commands.verify", "cli.commands.audit"),
+    *("cli.commands.serve", "daemon.main"),
 ):
     import_module(f"affinityd.{_module}")
 
+LOG = Path("/tmp/log")  # noqa: S108 - nobody else is here
 HASTELESS = {"AFFINITYD_TIMEOUT": "60"}  #: seconds; an emulated CPU is slow
+
+
+def main() -> None:
+    """Run the scripts that are named, one after another; each prints its report, a line."""
+    for name in sys.argv[1:]:
+        if Forked(_script(name)).wait() != 0:
+            break
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+class Forked:
+    """A fork of this process, with what of Popen a daemon of the tests is asked for."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return its status; None: it runs."""
+        return self._waited(os.WNOHANG)
+
+    def wait(self, _timeout: float = 0) -> int:
+        """Return its status when it has ended; the machine's own end is the limit."""
+        status = self._waited(0)
+        assert status is not None
+        return status
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def _waited(self, how: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, how)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+def serving(*arguments: str) -> Daemon:
+    """Start the daemon, and wait until it plans."""
+    with LOG.open("wb") as log:
+        process = Forked(_fork(("serve", *arguments), {}, None, (log, log)))
+    daemon = Daemon(cast("Popen[str]", process), SOCKET, LOG)
+    eventually(lambda: is_ready(daemon), "the daemon is ready")
+    return daemon
 
 
 def affinityd(
@@ -37,9 +85,8 @@ def affinityd(
     """Return how a command ended. `env` adds to the environment, `group` is a cgroup to be in."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         pid = _fork(words, {**HASTELESS, **(env or {})}, group, (stdout, stderr))
-        _, status = os.waitpid(pid, 0)
-        texts = {name: _text(file) for name, file in (("stdout", stdout), ("stderr", stderr))}
-    return {"status": os.waitstatus_to_exitcode(status), **texts}
+        status = Forked(pid).wait()
+        return {"status": status, "stdout": _text(stdout), "stderr": _text(stderr)}
 
 
 @contextmanager
@@ -52,6 +99,21 @@ def executing(*options: str, program: str, group: Path | None = None) -> Iterato
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _script(name: str) -> int:
+    """Run a guest's script in a fork; return its pid."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            import_module(f"tests.e2e.vm.guest_{name}").main()
+            sys.stdout.flush()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - nothing may get back into the parent's code
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return pid
 
 
 def _fork(
@@ -90,3 +152,7 @@ def _name(pid: int) -> str:
 def _text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""NVIDIA's driver in the guest: a folder, and a library that answers from facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.e2e.vm.inside import PCI_FOLDER, output
+
+FACTS = Path("/tmp/nvml.facts")  # noqa: S108 - nobody else is here
+LIBRARY = "/built"  #: the folder of the library
+
+
+def addresses() -> list[str]:
+    """Return where the GPUs are."""
+    is_gpu = (it.name for it in PCI_FOLDER.iterdir() if (it / "class").read_text() == "0x030000\n")
+    return sorted(is_gpu)
+
+
+def hold_gpus(minors: Sequence[int] = range(8)) -> None:
+    """Have NVIDIA's driver hold the GPUs: they are its then, whoever made them."""
+    output("mount", "-t", "tmpfs", "tmpfs", "/proc/driver")
+    for address, minor in zip(addresses(), minors, strict=True):
+        folder = Path("/proc/driver/nvidia/gpus", address)
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Device Minor: \t {minor}\n")
+    Path("/proc/driver/nvidia/version").write_text("NVRM version: 550.54.15\n")
+
+
+def tell(users: Mapping[int, Sequence[int]]) -> None:
+    """Have NVML say which process uses which GPUs, a GiB of each."""
+    lines = ["driver 550.54.15"]
+    for index, address in enumerate(addresses()):
+        lines += ["gpu", f"uuid GPU-{index:08d}", f"pci 0000{address}", f"minor {index}"]
+        lines += [f"process compute {pid} {2**30}" for pid in users if index in users[pid]]
+    new = FACTS.with_suffix(".new")
+    new.write_text("\n".join((*lines, "")))
+    new.rename(FACTS)
