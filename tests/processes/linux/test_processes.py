@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from affinityd.linux import processes
+from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.process_table import ProcessTable, ancestors, descendants
 from tests.support.children import CHURN, HEADLESS, ZOMBIE, children_of, program, sleeping, threads
+from tests.support.cpusets import cpuset, needs_cpuset
 
 #: One thread more, of a name that looks like the end of one; both stay on the first CPU.
 THREAD = """
@@ -157,3 +159,16 @@ def test_the_kernels_own_threads_are_known() -> None:
     kernel = [stat for stat in processes.everyone() if stat.is_kernel_thread]
     assert 2 in {stat.number for stat in kernel}
     assert {stat.takes_mask for stat in kernel} == {True, False}
+
+
+@needs_cpuset
+def test_the_kernels_own_cpuset_is_read_and_followed() -> None:
+    online = os.sched_getaffinity(0)
+    with cpuset() as folder, sleeping() as child:
+        before = cpuset_of(child.pid)
+        (folder / "cgroup.procs").write_text(str(child.pid))
+        (folder / "cpuset.cpus").write_text(str(min(online)))
+        after = cpuset_of(child.pid)
+    assert before is not None
+    assert before >= online
+    assert after == frozenset({min(online)})
