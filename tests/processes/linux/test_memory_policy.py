@@ -96,18 +96,15 @@ tell(*of_threads, own_policy())
 """) == [["default"], ["bind on node 0"]]
 
 
-def test_local_undoes_what_was_inherited() -> None:
-    assert child('set_policy("bind", ON_0); tell(set_policy("local", ON_1))') == [["local"]]
-
-
 def test_a_process_that_asked_for_nothing_holds_the_default() -> None:
     assert child("tell(own_policy(), policy_of(os.getpid()))") == [["default"]] * 2
     assert memory_policy.own_policy() == MemoryPolicy("default", frozenset())  # the tests' own
 
 
-def test_flags_that_came_with_a_mode_are_passed_over() -> None:
+def test_local_undoes_what_was_set_and_flags_that_came_with_a_mode_are_passed_over() -> None:
     code = "from affinityd.linux.syscalls import set_mempolicy; set_mempolicy(2 | 1 << 15, ON_0)"
-    assert child(f"{code}\ntell(own_policy())") == [["bind on node 0"]]
+    told = child(f"{code}\ntell(own_policy(), set_policy('local', ON_1))")
+    assert told == [["bind on node 0"], ["local"]]
 
 
 # What does not.
@@ -120,10 +117,9 @@ def test_flags_that_came_with_a_mode_are_passed_over() -> None:
         ("preferred", {1}, "default", [f"preferred on node 1 {NO}; default"]),
         ("preferred", {1, 2}, "local", [f"preferred_many on nodes 1-2 {NO_OR_OLD}; local"]),
         ("interleave", {1}, "default", [f"interleave on node 1 {NO}; default"]),
-        # The last node that a kernel can have, one that none can have, and no node's number.
+        # The last node that a kernel can have, and one that none can have.
         ("preferred", {1023}, "default", [f"preferred on node 1023 {NO}; default"]),
         ("preferred", {1024}, "default", [f"preferred on node 1024 {NO}; default"]),
-        ("preferred", {-1}, "default", [f"preferred on node -1 {NO}; default"]),
         ("bind", set(), "default", ["bind needs a node and was given none; default"]),
     ],
 )

@@ -29,8 +29,6 @@ from tests.support.child_python import said
 from tests.support.children import (
     CHURN,
     HEADLESS,
-    ZOMBIE,
-    children_of,
     compute,
     program,
     sleeping,
@@ -262,9 +260,10 @@ def test_a_process_that_ends_meanwhile_is_gone_and_no_error(milliseconds: int) -
             while (stat := stat_of(child.pid)) and not stat.is_zombie:
                 pinned = pin(child.pid, FIRST, tree=True)
                 assert {thread.outcome for thread in pinned.threads} <= {PINNED}
-        child.wait()
-        gone = Target(child.pid, 0, FIRST)
-        assert pin_threads(lambda: [gone]) == PinResult((), is_settled=True)
+        ended = target_of(child.pid, FIRST)
+        for _ in range(2):  # as a zombie, and when it is gone
+            assert pin_threads(lambda: [ended]) == PinResult((), is_settled=True)
+            child.wait()
 
 
 def test_a_worker_of_the_kernel_is_left_alone_with_the_reason() -> None:
@@ -288,27 +287,10 @@ def test_another_process_or_its_thread_that_has_the_number_by_now_is_not_touched
         assert pin_threads(lambda: [now]).is_complete
 
 
-def test_a_thread_that_ends_meanwhile_is_in_no_result() -> None:
-    with sleeping() as child:
-        passes = pinning._Passes(None, dry_run=False)
-        target = target_of(child.pid, FIRST)
-        assert passes.pin_all([target])
-        child.kill()
-        child.wait()
-        assert not passes.pin_all([target])
-        assert passes.results == []
-
-
 def test_a_main_thread_that_has_ended_is_passed_over_and_the_others_are_pinned() -> None:
     with program(HEADLESS) as child:
         assert outcomes(pin(child.pid, FIRST)) == [(PINNED, FIRST)]
         assert masks(child.pid) == [ALL, FIRST]
-
-
-def test_a_zombie_is_gone() -> None:
-    with program(ZOMBIE) as child:
-        (zombie,) = children_of(child.pid)
-        assert pin(zombie, FIRST).threads == ()
 
 
 def test_what_was_set_before_the_time_was_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
