@@ -23,7 +23,7 @@ from affinityd.enforce.model import (
     TargetCpus,
 )
 from affinityd.enforce.policy.model import PolicyState, Treatment
-from tests.support.scans import GPU0, MACHINE, process, scan
+from tests.support.scans import MACHINE, process, scan
 
 TIME = 1_790_000_000.25  #: of the scan; it is 100 s since boot then
 
@@ -40,22 +40,14 @@ def drifted(
     pid: int = 100,
     cause: str = "mask",
     *,
-    gpu: GpuKey = GPU0,
-    uid: int = 1000,
     rule: int | None = None,
+    **more: Any,  # noqa: ANN401
 ) -> Decision:
     """Return that a process does not; with the cause `share` it is near its GPU."""
     placement, found = ("local", None) if cause == "share" else ("remote", cause)
-    its = process(pid, gpu, uid=uid, cause=found, placement=placement)
-    return Decision(
-        its,
-        DRIFTED,
-        JOB,
-        treatment=Treatment(rule=rule),
-        target=STANDARD,
-        cause=cause,
-        drifted=2,
-    )
+    its = process(pid, cause=found, placement=placement, **more)
+    of = Treatment(rule=rule)
+    return Decision(its, DRIFTED, JOB, treatment=of, target=STANDARD, cause=cause, drifted=2)
 
 
 def left(
@@ -63,14 +55,12 @@ def left(
     reason: str = "no_job",
     *,
     job: Job | None = JOB,
-    gpu: GpuKey = GPU0,
     cause: str | None = None,
     would: str | None = None,
-    is_daemon: bool = False,
+    **more: Any,  # noqa: ANN401 - what `process` takes
 ) -> Decision:
     """Return that it is let alone: `cause` is the audit's, `would` why it would be pinned."""
-    placement = "remote" if cause else "local"
-    its = process(pid, gpu, cause=cause, placement=placement, is_daemon=is_daemon)
+    its = process(pid, cause=cause, placement="remote" if cause else "local", **more)
     return Decision(its, LEFT, job, cause=would, reason=reason, why="so it is")
 
 

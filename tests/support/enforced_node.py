@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from affinityd.audit.allocations import with_allocations
 from affinityd.audit.auditor import FirstMasks, with_first_mask
@@ -13,7 +14,7 @@ from affinityd.cpuset import CpuSet, format_list, parse_list
 from affinityd.daemon.policy_document import parse
 from affinityd.enforce.backoff import Backoff
 from affinityd.enforce.decide import decide
-from affinityd.enforce.model import DRIFTED, Decision, PinAttempt, PinOutcome, TargetCpus
+from affinityd.enforce.model import DRIFTED, Decision, PinAttempt, PinOutcome
 from affinityd.enforce.placement import JobHistory
 from affinityd.enforce.policy.identity import ProcessIdentity, paths
 from affinityd.recent import Recent
@@ -97,46 +98,25 @@ NEAR_ALONE = 'cpus = "none"'
 def rank(
     *masks: str,
     gpu: int | GpuKey = 0,
-    pid: int | None = None,
     cpuset: str | None = "0-7",
     membership: Membership = SLURM_JOB,
-    parent: int = 50,
-    state: str = "S",
-    beside: tuple[GpuKey, ...] = (),
     cgroups: str = "",
+    **more: Any,  # noqa: ANN401 - what `process` takes
 ) -> ProcessFacts:
     """Return a process that holds a GPU: of pid 100 where that is the first, of 200 the second."""
     key = ("nvidia", gpu) if isinstance(gpu, int) else gpu
-    facts = process(
-        *masks,
-        gpu=key,
-        pid=100 * (key[1] + 1) if pid is None else pid,
-        cpuset=cpuset,
-        membership=membership,
-        parent=parent,
-        state=state,
-        beside=beside,
-    )
+    its = {"pid": 100 * (key[1] + 1), **more}
+    facts = process(*masks, gpu=key, cpuset=cpuset, membership=membership, **its)
     return replace(facts, cgroups=cgroups)
 
 
 def worker(
-    *masks: str,
-    of: ProcessFacts,
-    pid: int = 900,
-    parent: int | None = None,
-    cpuset: str | None = None,
-    membership: Membership | None = None,
+    *masks: str, of: ProcessFacts, pid: int = 900, cpuset: str | None = None
 ) -> ProcessFacts:
-    """Return a process that works for another, and is in all else as that."""
-    facts = process(*masks, pid=pid, gpu=of.gpu, holder=of.pid, parent=parent or of.pid)
-    return replace(
-        facts,
-        cpuset=of.cpuset if cpuset is None else parse_list(cpuset),
-        membership=of.membership if membership is None else membership,
-        beside=of.beside,
-        cgroups=of.cgroups,
-    )
+    """Return a process that works for another, which started it, and is in all else as that."""
+    facts = process(*masks, pid=pid, gpu=of.gpu, holder=of.pid, parent=of.pid, beside=of.beside)
+    cpus = of.cpuset if cpuset is None else parse_list(cpuset)
+    return replace(facts, cpuset=cpus, membership=of.membership, cgroups=of.cgroups)
 
 
 def moved(facts: ProcessFacts, *masks: str) -> ProcessFacts:
@@ -151,16 +131,9 @@ def mended(decision: Decision) -> ProcessFacts:
     facts, target = decision.process.facts, decision.target
     if decision.verdict != DRIFTED or target is None:
         return facts
-    alive = {thread.tid for thread in facts.running}
-    return replace(
-        facts,
-        threads=tuple(
-            replace(it, mask=target.cpus)
-            if it.tid in alive and target.of(it.mask) == DRIFTED
-            else it
-            for it in facts.threads
-        ),
-    )
+    drifted = {it.tid for it, verdict in target.verdicts(facts) if verdict == DRIFTED}
+    threads = (replace(it, mask=target.cpus) if it.tid in drifted else it for it in facts.threads)
+    return replace(facts, threads=tuple(threads))
 
 
 def said(*decisions: Decision) -> list[str]:
@@ -170,12 +143,7 @@ def said(*decisions: Decision) -> list[str]:
 
 def places(decisions: Iterable[Decision]) -> list[str | None]:
     """Return where each is to run; None: there is no place for it."""
-    return [None if it.target is None else cpulist(it.target) for it in decisions]
-
-
-def cpulist(target: TargetCpus) -> str:
-    """Return where that is."""
-    return format_list(target.cpus)
+    return [None if it.target is None else format_list(it.target.cpus) for it in decisions]
 
 
 def masks(facts: ProcessFacts) -> list[str]:
