@@ -116,11 +116,11 @@ def test_a_plan_that_is_asked_for_at_once_waits_for_the_first_reading(node: Node
     def are_answered() -> bool:
         node.go.unlink(missing_ok=True)
         with node.starting() as daemon, ThreadPoolExecutor(8) as askers:
-            plans = [askers.submit(daemon.get, "/plan?gpus=0") for _ in range(8)]
-            unready = daemon.get("/readyz")
             assert daemon.get("/healthz").status == 200
+            unready = [daemon.get(path) for path in ("/readyz", "/plan?gpus=0")]
+            assert [(it.status, it.headers["retry-after"]) for it in unready] == [(503, "1")] * 2
+            plans = [askers.submit(daemon.get, "/plan?gpus=0") for _ in range(8)]
             node.go.touch()
-            assert (unready.status, unready.headers["retry-after"]) == (503, "1")
             return {plan.result().status for plan in plans} == {200}
 
     # A machine that is busy enough may take longer to read than a plan waits.
