@@ -102,7 +102,7 @@ def test_an_nvml_that_fails_leaves_a_daemon_that_says_why(node: Node) -> None:
     with node.live(scan="15") as daemon:
         gpu = daemon.plan("granted=minor:5")["ranks"][0]["gpu"]
         assert (gpu["uuid"], gpu["model"]) == (UUID, "NVIDIA Test")
-        assert any("version mismatch" in line.lower() for line in daemon.lines)
+        eventually(lambda: "version mismatch" in daemon.log.read_text().lower(), "it says why")
         eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
         scraped = daemon.get("/metrics").text.splitlines()
         assert 'affinityd_nvml_failures_total{question="topology"} 1.0' in scraped
