@@ -87,6 +87,12 @@ def files_of(folder: str, text: str) -> dict[str, object]:
     return {f"{folder}/{path}": content for path, _, content in pairs}
 
 
+def pci_devices(code: str, vendor: str, *addresses: str) -> dict[str, object]:
+    """Return the files of PCI devices of a class and a vendor."""
+    texts = (f"{it}/class={code}; {it}/vendor={vendor};" for it in addresses)
+    return files_of("sys/bus/pci/devices", "".join(texts))
+
+
 def put(path: Path, text: object) -> None:
     """Write a kernel file, and the folders on the way to it."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which devices are GPUs and adapters, and what the bus, their drivers and NVML tell of them."""
+"""The numbers of GPUs, and what their drivers and NVML tell of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from affinityd.discovery import discover
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from affinityd.topology.model import Gpu, MigInstance, NvLinks, Topology
-from tests.support.machines.sysfs_tree import files_of, tree_of
+from tests.support.machines.sysfs_tree import pci_devices, tree_of
 
 PCI = "sys/bus/pci/devices"
 PROC = "proc/driver/nvidia/gpus"
@@ -20,13 +20,8 @@ Files = dict[str, object]
 A, B, C = "0000:07:00.0", "0000:47:00.0", "0001:01:00.0"
 
 
-def devices(code: str, vendor: str, *addresses: str) -> Files:
-    texts = (f"{it}/class={code}; {it}/vendor={vendor};" for it in addresses)
-    return files_of(PCI, "".join(texts))
-
-
 def nvidia(*addresses: str) -> Files:
-    return devices("0x030200", "0x10de", *addresses)
+    return pci_devices("0x030200", "0x10de", *addresses)
 
 
 def information(address: str, **lines: object) -> Files:
@@ -34,66 +29,19 @@ def information(address: str, **lines: object) -> Files:
     return {f"{PROC}/{address}/information": text}
 
 
-def read(
-    tmp_path: Path,
-    files: Files,
-    nvml: NvmlReport | None = None,
-    links: dict[str, str] | None = None,
-) -> Topology:
-    machine = {"sys/devices/system/cpu/online": "0", **files}
-    return discover(tree_of(tmp_path, machine, links), nvml)
+def read(tmp_path: Path, files: Files, nvml: NvmlReport | None = None) -> Topology:
+    return discover(tree_of(tmp_path, {"sys/devices/system/cpu/online": "0", **files}), nvml)
 
 
 def places(topology: Topology) -> list[tuple[int, str]]:
     return [(gpu.index, gpu.pci_bus_id) for gpu in topology.gpus]
 
 
-@pytest.mark.parametrize(
-    ("code", "vendor", "expected"),
-    [
-        pytest.param("0x030000", "0x10de", "nvidia", id="NVIDIA's display"),
-        pytest.param("0x030200", "0x10de", "nvidia", id="NVIDIA's 3D controller"),
-        pytest.param("0x030000", "0x1002", "amd", id="AMD's APU"),
-        pytest.param("0x120000", "0x1002", "amd", id="AMD's accelerator"),
-        pytest.param("0x120000", "0x19e5", "huawei", id="Huawei's Ascend"),
-        pytest.param("0x120000", "0x1ED5", "1ed5", id="anybody's accelerator, by its digits"),
-        pytest.param("0x030000", "0x1a03", None, id="ASPEED's display is a BMC's"),
-        pytest.param("0x030000", "0x8086", None, id="Intel's display"),
-        pytest.param("0x068000", "0x10de", None, id="NVIDIA's NVSwitch is a bridge"),
-        pytest.param("0x040300", "0x10de", None, id="NVIDIA's audio function"),
-        pytest.param("0x0b4000", "0x1bcf", None, id="a co-processor"),
-        pytest.param("?", "0x10de", None, id="a device whose class cannot be read"),
-    ],
-)
-def test_which_devices_are_gpus(
-    tmp_path: Path, code: str, vendor: str, expected: str | None
-) -> None:
-    gpus = read(tmp_path, devices(code, vendor, A)).gpus
-    assert [gpu.vendor for gpu in gpus] == ([expected] if expected else [])
-
-
-@pytest.mark.parametrize("text", ["0x10d", "0x10de0", "0x10dg", "a\nb", "\x1b[2J", "１２３４"])
-def test_what_is_no_vendors_number_is_nobody_s(tmp_path: Path, text: str) -> None:
-    (gpu,) = read(tmp_path, devices("0x120000", text, A)).gpus
-    assert (gpu.vendor, gpu.pci_id) == ("unknown", None)
-
-
-@pytest.mark.parametrize(
-    ("driver", "is_gpu"),
-    [("vfio-pci", False), ("nvgrace_gpu_vfio_pci", False), ("nvidia", True), ("nouveau", True)],
-)
-def test_a_device_that_a_virtual_machine_may_have_is_no_gpu(
-    tmp_path: Path, driver: str, is_gpu: bool
-) -> None:
-    links = {f"{PCI}/{A}/driver": f"../../../../bus/pci/drivers/{driver}"}
-    assert bool(read(tmp_path, nvidia(A), links=links).gpus) == is_gpu
-
-
 def test_gpus_come_by_vendor_and_each_vendors_are_counted_alone(tmp_path: Path) -> None:
     files = {
-        **devices("0x120000", "0x1ed5", "0000:01:00.0"),
-        **devices("0x120000", "0x19e5", "0000:02:00.0", "0000:04:00.0"),
-        **devices("0x038000", "0x1002", "0000:03:00.0"),
+        **pci_devices("0x120000", "0x1ed5", "0000:01:00.0"),
+        **pci_devices("0x120000", "0x19e5", "0000:02:00.0", "0000:04:00.0"),
+        **pci_devices("0x038000", "0x1002", "0000:03:00.0"),
         **nvidia("10000:01:00.0", "0000:81:00.0", "0000:0a:00.0"),
     }
     assert [(gpu.vendor, gpu.index, gpu.pci_bus_id) for gpu in read(tmp_path, files).gpus] == [
@@ -217,7 +165,7 @@ NO_KFD = f"AMD's KFD lists no GPU (is amdgpu loaded?): {A} are numbered in PCI b
         (nvidia(A), SILENT, f"NVML did not start; {IN_ORDER}"),
         (nvidia(A), None, f"NVML was not asked; {IN_ORDER}"),
         (nvidia(A), None, NO_DRIVER),
-        (devices("0x038000", "0x1002", A), None, NO_KFD),
+        (pci_devices("0x038000", "0x1002", A), None, NO_KFD),
     ],
 )
 def test_what_is_missing_is_said(
@@ -241,8 +189,8 @@ def kfd(node: int, location: int, **properties: int) -> Files:
 def test_amds_gpus_are_numbered_by_kfds_nodes_and_the_others_after_them(tmp_path: Path) -> None:
     """Each partition of one counts."""
     files = {
-        **devices("0x038000", "0x1002", "0000:03:00.0", "0000:c1:00.0", "0000:c6:00.1"),
-        **devices("0x038000", "0x1002", "0001:05:1f.0"),
+        **pci_devices("0x038000", "0x1002", "0000:03:00.0", "0000:c1:00.0", "0000:c6:00.1"),
+        **pci_devices("0x038000", "0x1002", "0001:05:1f.0"),
         **kfd(0, 0, simd_count=0),
         **kfd(10, 0xC100, unique_id=0xAB, drm_render_minor=128),
         **kfd(11, 0x1000_C100, unique_id=2, drm_render_minor=129),
@@ -265,38 +213,3 @@ def test_amds_gpus_are_numbered_by_kfds_nodes_and_the_others_after_them(tmp_path
     )
     unlisted = "AMD's KFD does not list 0000:03:00.0: numbered last, in PCI bus order"
     assert unlisted in topology.notices
-
-
-def test_adapters_have_a_kind_names_and_a_place(tmp_path: Path) -> None:
-    virtual = "0000:1a:00.0/virtio3/net/eth0/x"
-    files = {
-        **devices("0x020700", "0x15b3", "0000:18:00.0"),
-        **devices("0x020000", "0x15b3", "0000:19:00.0"),
-        **devices("0x028000", "0x8086", "0000:1a:00.0"),
-        **files_of(PCI, f"0000:18:00.0/net/ib0/x=; 0000:18:00.0/infiniband/mlx5_0/x=; {virtual}="),
-        f"{PCI}/0000:19:00.0/net/enx001122334455/address": "00:11:22:33:44:55",
-        f"{PCI}/0000:19:00.0/net/enp25s0f0np0/address": "00:11:22:33:44:55",
-    }
-    nics = read(tmp_path, files).nics
-    assert [(nic.pci_bus_id, nic.kind, nic.names) for nic in nics] == [
-        ("0000:18:00.0", "infiniband", ("mlx5_0", "ib0")),
-        ("0000:19:00.0", "ethernet", ("enp25s0f0np0",)),
-        ("0000:1a:00.0", "network", ("eth0",)),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("folder", "path"),
-    [
-        ("pci0000:17/0000:17:00.0", ("pci0000:17", "0000:17:00.0", A)),
-        ("platform/10000000.pcie/pci0000:00", ("pci0000:00", A)),
-        ("odd", ()),
-    ],
-)
-def test_the_pci_path_begins_at_the_host_bridge(
-    tmp_path: Path, folder: str, path: tuple[str, ...]
-) -> None:
-    files = files_of(f"sys/devices/{folder}/{A}", "class=0x030200; vendor=0x10de")
-    links = {f"{PCI}/{A}": f"../../../devices/{folder}/{A}"}
-    (gpu,) = read(tmp_path, files, links=links).gpus
-    assert gpu.pci_path == path
