@@ -24,8 +24,8 @@ A message is one line that quotes what was wrong and says what would be right.
 from __future__ import annotations
 
 #: How a missing package is had: from a checkout, as this project publishes on no index.
-DAEMON_EXTRA = "affinityd's extra daemon brings it: pip install '.[daemon]' in a checkout"
-NVML_EXTRA = "affinityd's extra nvml brings it: pip install '.[nvml]' in a checkout"
+DAEMON_EXTRA = "affinityd's extra daemon installs it: pip install '.[daemon]' in a checkout"
+NVML_EXTRA = "affinityd's extra nvml installs it: pip install '.[nvml]' in a checkout"
 
 
 class AffinityError(Exception):

@@ -22,7 +22,7 @@ say() {
 
 case ${SLURM_JOB_ID-} in
 '' | *[!0-9]*)
-    say "SLURM_JOB_ID=${SLURM_JOB_ID-} is no job; Prolog= of slurm.conf runs this"
+    say "SLURM_JOB_ID=${SLURM_JOB_ID-} is not a job; Prolog= of slurm.conf runs this"
     exit 0
     ;;
 esac

@@ -87,7 +87,7 @@ done
 
 # A user's daemon could send the task anywhere.
 socket=${AFFINITYD_SOCKET:-$run/affinityd.sock}
-case $socket in /*) ;; *) leave "AFFINITYD_SOCKET=$socket is no path from /" ;; esac
+case $socket in /*) ;; *) leave "AFFINITYD_SOCKET=$socket is not an absolute path" ;; esac
 [ -S "$socket" ] || leave "no plan from $socket"
 found=$(trusted_socket "$socket" "$AFFINITYD_DAEMON_UID") || leave "$found"
 socket=$found
@@ -106,7 +106,7 @@ understand || leave "${reason:-no plan from $socket}"
 case ${SLURM_GTIDS-},,$job_gpus,$warnings, in
 *,*,,,*share_unavailable,*) leave 'no note of the job, and fewer cores than GPUs' ;;
 esac
-[ "$switch" != off ] || leave "AFFINITYD=off, as the daemon at $socket has it"
+[ "$switch" != off ] || leave "AFFINITYD=off, from the daemon at $socket"
 apply "$SLURM_TASK_PID"
 [ -z "$job_shared" ] || warnings=${warnings:+$warnings,}shared_gpu
 printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \

@@ -25,8 +25,8 @@ from affinityd.topology.model import Topology
 
 READING = 5.0  #: seconds that a scan may read /proc, whatever runs
 
-LATE = "{number} of them were not looked at, as time was up"
-HIDDEN = "not all of them can be seen here: run this as root (/proc is mounted with hidepid)"
+LATE = "{number} of them were not scanned: the time limit was reached"
+HIDDEN = "some are hidden here: run this as root (/proc is mounted with hidepid)"
 
 #: The main thread's mask of each process at first sight, by pid and start.
 FirstMasks = Recent[tuple[int, int], CpuSet]

@@ -16,10 +16,10 @@ from affinityd.topology.nearness import UNKNOWN
 
 GONE = "X"  #: state of a process that is dead, proc_pid_stat(5)
 
-HAS_ENDED = "it has ended, and whoever started it (process {parent}) has not noticed"
-HEADLESS = "its main thread has ended, and others have not"
-OF_ENDED_JOB = "Slurm's job {job} has ended: it has no slurmstepd any more"
-NOT_THERE = "the driver names it, and there is no such process"
+HAS_ENDED = "it has ended, and its parent (process {parent}) has not waited for it"
+HEADLESS = "its main thread has ended, and other threads still run"
+OF_ENDED_JOB = "Slurm job {job} has ended: it has no slurmstepd any more"
+NOT_THERE = "the driver lists it, and there is no such process"
 
 
 def why(facts: ProcessFacts, owners: ProcessOwners) -> str | None:

@@ -25,12 +25,12 @@ SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
 STEPD = "slurmstepd"  #: what runs each step of a job, as root, from its beginning to its end
 
 NO_SESSION = (
-    "the process that started it has ended, its owner (uid {uid}) has no session left, and it "
-    "belongs to no job, container or service"
+    "its parent has ended, its user (uid {uid}) has no session, and it is in no "
+    "job, container or service"
 )
 NO_JOB = (
-    "the process that started it has ended, and its owner (uid {uid}) has no job here, though "
-    "Slurm runs this node's jobs; it belongs to no container or service"
+    "its parent has ended, its user (uid {uid}) has no Slurm job on this node, and "
+    "it is in no container or service"
 )
 
 

@@ -22,17 +22,17 @@ from affinityd.topology.nearness import ALLOCATION, MASK, UNPINNED, Vicinity
 #: Sources: gres.conf(5), srun(1); Kubernetes' "Control Topology Management Policies on a Node".
 ALLOCATED = {
     SLURM: (
-        "{near}, and its job was given {given} there: have {cores} in {lines} of gres.conf "
-        "(affinityd slurm gres-conf writes it), and submit with --gres-flags=enforce-binding"
+        "{near}, and its job was given {given} there: put {cores} in {lines} of "
+        "gres.conf (affinityd slurm gres-conf prints it), and submit with "
+        "--gres-flags=enforce-binding"
     ),
     KUBERNETES: (
-        "{near}, and its pod was given {given} there: set the kubelet's topologyManagerPolicy: "
-        "{policy} and cpuManagerPolicy: static, and give the pod whole CPUs in the Guaranteed QoS "
-        "class"
+        "{near}, and its pod was given {given} there: set kubelet's "
+        "topologyManagerPolicy: {policy} and cpuManagerPolicy: static, and give the "
+        "pod whole CPUs in the Guaranteed QoS class"
     ),
     None: (
-        "{near}, and its cpuset, {cpuset}{owner}, has {given} there: whoever set that is to choose "
-        "near ones"
+        "{near}, and its cpuset, {cpuset}{owner}, has {given} there: set a cpuset with near CPUs"
     ),
 }
 #: Cause → why a pin is the remedy.
@@ -44,8 +44,8 @@ PINNED = {
 #: Seconds without CPU time after which a process is taken to compute no more.
 IDLE = 60.0
 COMPUTES = (
-    "it may still compute: ask its owner; affinityd audit --watch tells once it has used no CPU "
-    f"time for {IDLE:g} s"
+    "it may still compute: ask its user; affinityd audit --watch says when it has "
+    f"used no CPU time for {IDLE:g} s"
 )
 
 
@@ -58,7 +58,7 @@ class Remedy:
 
     def __str__(self) -> str:
         """Say it in a sentence."""
-        return self.why if self.command is None else f"{self.why}; {self.command} mends it now"
+        return self.why if self.command is None else f"{self.why}; {self.command} fixes it now"
 
 
 class Remedies:
@@ -98,15 +98,15 @@ class Remedies:
         if process.orphan is None:
             return None
         if facts.state == GONE:
-            return Remedy("reset the GPU once nobody else uses it")
+            return Remedy("reset the GPU when no other process uses it")
         if has_ended(facts):
             # Its parent may be a job that lives, and notices in a moment: no line is to kill that.
-            parent = f"look at process {facts.parent}, which has to wait(2) for it or to end"
+            parent = f"check process {facts.parent}, which must wait(2) for it or end"
             return Remedy(parent) if facts.parent > INIT else None
         idle = self._idle.get(facts.pid, 0.0)
         if idle < IDLE:
             return Remedy(COMPUTES)
-        what = f"look what it is, then end it: kill {facts.pid}"
+        what = f"check what it is, then end it: kill {facts.pid}"
         return Remedy(f"it has used no CPU time for {idle:.0f} s: {what}")
 
     def _target(self, process: AuditedProcess) -> AuditedProcess:

@@ -96,9 +96,9 @@ class Verification:
         cpuset = self.process.facts.cpuset
         few, cpus = near_part(cpuset, self.near), format_list(cpuset or ())
         return (
-            f"{self.near}, and its cpuset, {cpus}, has {few} there: no pin mends "
-            "that, but an allocation that follows the GPU (Slurm: --gres-flags=enforce-binding; "
-            "Kubernetes: the kubelet's Topology Manager)"
+            f"{self.near}, and its cpuset, {cpus}, has {few} there: no pin fixes that; an "
+            "allocation near the GPU does (Slurm: --gres-flags=enforce-binding; "
+            "Kubernetes: kubelet's Topology Manager)"
         )
 
     def _policy(self) -> Iterator[str]:
@@ -144,7 +144,7 @@ def with_remedy(found: Sequence[Verification], options: str) -> Sequence[Verific
     # As `affinityd pin` sees it: what is confined to less than the first may be so on purpose.
     is_forced = any(it.is_uneven or not it.main >= first.main for it in far)
     pin = pin_command(first.process.facts.pid, options, tree=is_tree, force=is_forced)
-    remedy = f"{pin} mends that"
+    remedy = f"{pin} fixes that"
     if first.is_self:
-        remedy = f"what is started here is to be started with affinityd exec {options}-- COMMAND"
+        remedy = f"start commands here with affinityd exec {options}-- COMMAND"
     return [replace(it, remedy=remedy) for it in found]

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": "answer /plan on a unix socket and on TCP",
     "plan": "print a cpulist for each rank, without a daemon",
-    "exec": "take the CPUs near this process's GPU, then become a command",
-    "init": "give a pod, in an init container, what its containers pin by",
+    "exec": "run a command on the CPUs near its GPU",
+    "init": "prepare a pod's containers to pin, in an init container",
     "pin": "pin a running process near its GPU, thread by thread",
-    "verify": "prove where a process may run, seen from its GPU",
+    "verify": "check whether a process runs near its GPU",
     "audit": "show the processes of each GPU, and which run far from it",
-    "enforce": "show what a daemon pins from outside, what it leaves, and why",
-    "doctor": "look for what keeps ranks from their place on this node",
-    "topology": "draw the node: packages, NUMA nodes, GPUs, NICs",
+    "enforce": "show what the daemon pins, what it leaves alone, and why",
+    "doctor": "check this node for what keeps ranks from their CPUs",
+    "topology": "show the node as a tree: packages, NUMA nodes, GPUs, NICs",
     "slurm": "print this node's lines of gres.conf, or check them",
     "snapshot": "capture this node into an archive that --root replays",
     "version": "print the version",
@@ -97,8 +97,10 @@ def _command(argv: Sequence[str]) -> str:
     parser = Parser(
         prog="affinityd",
         usage="affinityd COMMAND [OPTION …]",
-        description="Knows the machine and says on which CPUs each GPU rank belongs.",
-        epilog="affinityd COMMAND --help says what a command takes.",
+        description=(
+            "Runs each GPU's process on the CPUs near that GPU, and checks that it stays there."
+        ),
+        epilog="affinityd COMMAND --help shows the options of a command.",
     )
     parser.add_argument(*VERSION, action="store_true", help=COMMANDS["version"])
     commands = parser.add_argument_group("commands")

@@ -20,12 +20,12 @@ PARAMETERS = (
 CLIENT_OPTIONS = {
     "memory": (
         "local|preferred|bind|interleave",
-        "also set the memory policy (default: the kernel's, near)",
+        "also set a memory policy (default: none; the kernel takes near memory)",
     ),
-    "timeout": ("SECONDS", "the most that finding a place may take (default: 1)"),
+    "timeout": ("SECONDS", "how long a plan may take (default: 1)"),
     "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
-    "fail_closed": (None, "rather fail than run the command unpinned"),
-    "verbose": (None, "say in a line on stderr which rank, GPU, node and CPUs it is"),
+    "fail_closed": (None, "fail if the command cannot be pinned"),
+    "verbose": (None, "print the rank, GPU, node and CPUs on stderr"),
 }
 FLAGS = frozenset(name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None)
 #: What a person chooses, the first in the help; launchers and schedulers say the rest.
@@ -121,14 +121,14 @@ def print_help() -> None:
     parser = Parser(
         prog="affinityd exec",
         usage="affinityd exec [OPTION …] -- CMD …",
-        description="Take the CPUs near this process's GPU, then become CMD.",
+        description="Run CMD on the CPUs near this process's GPU.",
         epilog=(
-            "AFFINITYD_MODE and so on say the same; AFFINITYD=off runs CMD as it is, and "
-            "AFFINITYD=observe tells it in AFFINITYD_UNPINNED where it would run."
+            "AFFINITYD_MODE and so on do the same. AFFINITYD=off runs CMD as it is; so "
+            "does AFFINITYD=observe, and says in AFFINITYD_UNPINNED where it would run."
         ),
         add_help=False,
     )
-    others = parser.add_argument_group("more of the plan, most of which launchers say")
+    others = parser.add_argument_group("of the plan; launchers set most of them")
     for name in (*COMMON, *(name for name in OPTIONS.values() if name not in COMMON)):
         group = parser if name in COMMON else others
         metavar, text = CLIENT_OPTIONS.get(name, (None, ""))
@@ -147,4 +147,4 @@ def _unknown(word: str) -> str:
 
     near = difflib.get_close_matches(word[:64].partition("=")[0], OPTIONS, n=1)
     known = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
-    return f"{quote(word)} is no option; {known}"
+    return f"{quote(word)} is not an option; {known}"

@@ -68,7 +68,7 @@ def _any(values: list[object]) -> str:
 def _done(settings: Table) -> str:
     """Return what becomes of a process."""
     if settings.get("leave"):
-        return "let alone"
+        return "left alone"
     mode = settings.get("mode")
     others = [name for name in SETTINGS if name in settings and name not in OF_THEIR_OWN]
     said = [f"{name} {settings[name]}" for name in others]

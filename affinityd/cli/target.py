@@ -27,7 +27,7 @@ def process_id(text: str) -> int:
     """Read a PID; for argparse, which makes it bad usage."""
     is_number = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
     if not is_number or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{quote(text)} is no PID; it is a number from 1")
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a PID; a PID is a number from 1")
     return int(text)
 
 
@@ -40,9 +40,11 @@ def living(pid: int) -> Stat:
     if process not in (pid, None):
         raise TargetError(f"{pid} is a thread of process {process}; name that")
     if stat.is_kernel_thread:
-        raise TargetError(f"{shown(stat)} is a thread of the kernel, which drives no GPU")
+        raise TargetError(f"{shown(stat)} is a thread of the kernel, which uses no GPU")
     if stat.is_zombie:
-        raise TargetError(f"{shown(stat)} has ended; its parent, {stat.parent}, has not noticed")
+        raise TargetError(
+            f"{shown(stat)} has ended; its parent, {stat.parent}, has not waited for it"
+        )
     return stat
 
 
@@ -91,8 +93,8 @@ class ProcessPlanner:
         process, cpus = self.context(stat), self.cpuset(stat)
         if process.environ is None and "gpus" not in self.chosen:
             raise TargetError(
-                f"the environment of {shown(stat)} cannot be read: it is another user's, or "
-                "gone; name --gpus, or run this as root"
+                f"the environment of {shown(stat)} cannot be read: it is another user's, or has "
+                "ended; give --gpus, or run this as root"
             )
         questions = process.questions(self._given(process.environ or {}), cpus)
         return local_plan.plan_on_node(self.node, questions, Caller(mask=cpus, cpuset=cpus))
@@ -120,8 +122,8 @@ class ProcessPlanner:
         if not job or "granted" in self.chosen or not is_part or not is_elsewhere or has_dev:
             return None
         return (
-            f"{shown(stat)} may count its GPUs otherwise, if Slurm constrains devices: run this "
-            f"within its job (srun --overlap --jobid {job}), or name --granted"
+            f"{shown(stat)} may number its GPUs differently, if Slurm constrains devices: "
+            f"run this within its job (srun --overlap --jobid {job}), or give --granted"
         )
 
     def _given(self, environ: Mapping[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 1.0  #: seconds that a plan may take, unless a setting says another number
 UNKNOWN_PARAMETER = "unknown parameter"  #: begins what an older daemon says to a newer client
-TOO_LATE = "finding a place took too long"
+TOO_LATE = "finding a plan took too long"
 DAEMON_SHARE = 0.75  #: of the time that a plan may take; the rest is left to plan without it
 
 
@@ -161,7 +161,7 @@ def _ask_daemon(path: str, question: Question, deadline: float) -> ProcessPlan:
         text = client.ask_plan(path, question, deadline)
     except InvalidRequestError as error:
         if str(error).startswith(UNKNOWN_PARAMETER):
-            raise DaemonError(f"the daemon at {path} is of another release: {error}") from None
+            raise DaemonError(f"the daemon at {path} is another release: {error}") from None
         raise
     try:
         place = ProcessPlan(_assignments(text), "daemon")
@@ -170,7 +170,7 @@ def _ask_daemon(path: str, question: Question, deadline: float) -> ProcessPlan:
         raise DaemonError(f"the daemon at {path} answered {error}") from None
     if beyond:
         raise DaemonError(
-            f"the daemon at {path} answered CPUs that were not asked for: {format_list(beyond)}"
+            f"the daemon at {path} gave CPUs that are not allowed: {format_list(beyond)}"
         )
     return place
 

@@ -50,7 +50,7 @@ def run_forked(function: Callable[[], T], deadline: float) -> T:
         answers.close()
         pipe.close()
     if not answer:
-        raise errors.AffinityError("the process that plans ended without a word")
+        raise errors.AffinityError("the planning process ended without an answer")
     failure, result = marshal.loads(answer)  # noqa: S302 - a child of ours wrote it
     if failure is None:
         found: T = result

@@ -76,7 +76,9 @@ def fetch(
     except OSError as error:
         if error.errno in ABSENT:
             raise NoDaemonError(f"no daemon at {address}: {error.strerror or error}") from None
-        raise DaemonError(f"the daemon at {address} broke off: {error.strerror}") from None
+        raise DaemonError(
+            f"the daemon at {address} closed the connection: {error.strerror}"
+        ) from None
     status, text = _parsed(answer, address)
     title, _, detail = text.strip().partition(": ")
     for refusal in refusals:
@@ -122,10 +124,12 @@ def _parsed(answer: bytes, address: str) -> tuple[int, str]:
         if body is not None:
             return status, body.decode()
     except UnicodeDecodeError:
-        raise DaemonError(f"the daemon at {address} answered what is no text") from None
+        raise DaemonError(
+            f"the daemon at {address} answered with something other than text"
+        ) from None
     except ValueError:
         pass
-    raise DaemonError(f"what listens at {address} is no affinityd: {quote(repr(answer[:60]))}")
+    raise DaemonError(f"the server at {address} is not affinityd: {quote(repr(answer[:60]))}")
 
 
 def connect(address: str, deadline: float) -> _socket.socket:

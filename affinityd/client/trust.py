@@ -40,8 +40,8 @@ def check_daemon(address: str, connection: _socket.socket) -> None:
     uid = credentials(connection).uid
     if not _is_trusted(uid):
         raise UntrustedError(
-            f"the daemon at {address} is not trusted: uid {uid} listens, and neither root nor whom "
-            f"{VARIABLE} names"
+            f"the daemon at {address} is not trusted: uid {uid} listens there, which is "
+            f"neither root nor in {VARIABLE}"
         )
     check_path(address)
 
@@ -89,14 +89,15 @@ def _check_part(path: str, part: str, *, is_above: bool) -> int:
     is_own = is_above and uid == os.geteuid()
     if not (_is_trusted(uid) or (is_own and _overflow_uid() is not None)):
         raise UntrustedError(
-            f"{path} is not trusted: {part} belongs to uid {uid}, and neither to root nor to whom "
-            f"{VARIABLE} names"
+            f"{path} is not trusted: {part} belongs to uid {uid}, which is neither root nor "
+            f"in {VARIABLE}"
         )
     is_open = mode & (stat.S_IWGRP | stat.S_IWOTH)
     is_sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
     if is_open and not (stat.S_ISLNK(mode) or stat.S_ISSOCK(mode) or is_sticky):
         raise UntrustedError(
-            f"{path} is not trusted: others may write to {part}; chmod go-w {part} keeps them off"
+            f"{path} is not trusted: other users may write to {part}; chmod go-w {part} "
+            "prevents that"
         )
     return mode
 

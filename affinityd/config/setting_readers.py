@@ -57,7 +57,7 @@ def node_name(text: str) -> str:
     """Read what a node is called."""
     if not text.isprintable() or len(text) > MAX_NAME:
         raise ValueError(
-            f"{quote(text)} is no node's name; give a line of {MAX_NAME} characters at most"
+            f"{quote(text)} is not a node's name; give a line of {MAX_NAME} characters at most"
         )
     return text
 

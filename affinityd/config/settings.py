@@ -38,10 +38,8 @@ SETTINGS: Mapping[str, Setting] = {
     "root": Setting(
         "DIR|ARCHIVE", "the machine's files: a captured folder or archive (default: /)"
     ),
-    "machine": Setting("NAME", "a shipped machine instead: {machines}"),
-    "node_name": Setting(
-        "NAME", "what this machine is called (default: its host name)", read.node_name
-    ),
+    "machine": Setting("NAME", "a built-in machine instead: {machines}"),
+    "node_name": Setting("NAME", "the name of this node (default: its host name)", read.node_name),
     "socket": Setting("PATH", "the unix socket (default, as root: /run/affinityd/affinityd.sock)"),
     "listen": Setting(
         "HOST:PORT|none",
@@ -50,13 +48,13 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "listen_plan": Setting(
         "HOST:PORT|none",
-        "a TCP address that answers GET /plan alone (default: none)",
+        "a TCP address that answers only GET /plan (default: none)",
         read.unless("none", read.host_and_port),
     ),
-    "reserved_cpus": Setting("LIST", "CPUs that are never given to a rank, like 0,64", parse_list),
+    "reserved_cpus": Setting("LIST", "CPUs that no plan uses, like 0,64", parse_list),
     "scan_interval": Setting(
         "SECONDS|off",
-        "how often the GPUs' processes are looked at (default: 15)",
+        "how often the GPUs' processes are scanned (default: 15)",
         read.unless(OFF, read.whole_number(range(1, MAX_INTERVAL + 1), " seconds, or off")),
     ),
     "job_series": Setting(
@@ -66,25 +64,28 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "admin_group": Setting(
         "NAME|GID",
-        "who sees every user's processes, as root does (default: nobody)",
+        "the group that sees all users' processes, as root does (default: none)",
         read.group,
     ),
     "enforce": Setting(
         "off|observe|pin",
-        "pin GPU jobs that run far from their GPUs, or only say what that would do (default: off)",
+        (
+            "pin GPU jobs that run far from their GPUs, or only report what that would "
+            "work (default: off)"
+        ),
         read.one_of(*ENFORCE_VALUES),
     ),
     "enforce_policy": Setting(
         "FILE",
-        "which jobs, and how (default: /etc/affinityd-policy.toml, if it is there)",
+        "which jobs, and how (default: /etc/affinityd-policy.toml, if it exists)",
     ),
     "migrate_memory": Setting(
         "on|off",
-        "move the memory of what is pinned near its GPU, too (default: off)",
+        "also move the memory of pinned processes near their GPU (default: off)",
         read.on_or_off,
     ),
     "log_format": Setting(
-        "text|json", "how log lines are written (default: text)", read.one_of("text", "json")
+        "text|json", "the format of log lines (default: text)", read.one_of("text", "json")
     ),
 }
 NAMES = tuple(SETTINGS)
@@ -165,12 +166,12 @@ def _check_enforce(settings: Settings, chosen: Mapping[str, SettingText]) -> Non
     if settings.replays:
         other, why = chosen.get("machine") or chosen["root"], "replays another machine"
     elif settings.scan_interval is None:
-        other, why = chosen["scan_interval"], "has nobody look at processes"
+        other, why = chosen["scan_interval"], "turns scans off"
     else:
         return
     raise InvalidRequestError(
-        f"{enforce.name}: {quote(enforce.text)} takes this machine's processes, and {other.name} "
-        f"{why}; give --enforce off, or leave {other.name} out"
+        f"{enforce.name}: {quote(enforce.text)} needs this machine's processes, and "
+        f"{other.name} {why}; give --enforce off, or leave {other.name} out"
     )
 
 

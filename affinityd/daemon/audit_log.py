@@ -37,7 +37,7 @@ class AuditLog:
             if causes and name not in before:
                 log.warning("%s", _appeared(name, causes))
             elif name in before and not causes:
-                log.info("%s: its processes are near it again, or gone", name)
+                log.info("%s: its processes are near it again, or have ended", name)
 
 
 def _appeared(name: str, causes: Counter[str]) -> str:

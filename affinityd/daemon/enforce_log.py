@@ -18,11 +18,11 @@ from affinityd.text import count, one_line
 log = logging.getLogger(__name__)
 
 AT_START: Mapping[str, str] = {
-    OBSERVE: "touches no process, and says at /enforce what it would pin",
-    PIN: "pins processes of GPU jobs that do not run where they are to",
+    OBSERVE: "changes no process, and reports at /enforce what it would pin",
+    PIN: "pins processes of GPU jobs that run in the wrong place",
 }
 NOTHING_COUNTS = "nothing is pinned until it does"
-OLD_COUNTS = "what was read before stands"
+OLD_COUNTS = "the last good one applies"
 
 KINDS = (PINNED, REFUSED, GIVEN_UP)  #: of news about a job
 
@@ -61,7 +61,7 @@ class EnforceLog:
         if hindrance not in {None, self._hindrance}:
             log.warning("observes instead of pinning: %s", hindrance)
         elif self._hindrance is not None and hindrance is None:
-            log.info("pins from now on: nothing keeps it from that any more")
+            log.info("pins from now on: nothing prevents it any more")
         self._hindrance = hindrance
 
     def _tell_of_pins(self, job: Job | None, its: Sequence[PinAttempt]) -> None:
@@ -86,12 +86,12 @@ def _of_policy(before: PolicyState, now: PolicyState) -> Iterator[tuple[int, str
         stands = NOTHING_COUNTS if now.read is None else OLD_COUNTS
         yield (
             logging.WARNING,
-            f"the policy {now.file} does not count as it is: {now.error}; {stands}",
+            f"the policy {now.file} has an error: {now.error}; {stands}",
         )
     elif now.error is None and before.file is not None and now.file is None:
-        yield logging.INFO, f"the policy {before.file} is gone: the defaults count"
+        yield logging.INFO, f"the policy {before.file} was removed: the defaults apply"
     elif now.error is None and now.file is not None and now != before:
-        yield logging.INFO, f"the policy {now.file} counts, with {count(now.rules, 'rule')}"
+        yield logging.INFO, f"the policy {now.file} applies, with {count(now.rules, 'rule')}"
 
 
 def _pinned(done: Sequence[PinAttempt]) -> str:

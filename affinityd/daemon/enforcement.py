@@ -53,7 +53,7 @@ class Enforcement:
             migrations=MemoryMigrations(enabled=settings.migrate_memory),
         )
         self._metrics = metrics
-        self._failures = FailureLog("enforcing failed; what was found before stands")
+        self._failures = FailureLog("enforcement failed; its last result stays")
         self.documents: Documents[Enforced] = Documents(
             render, NotEnforcedError, "nothing has been enforced yet; try again in a moment"
         )

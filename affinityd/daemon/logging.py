@@ -89,7 +89,7 @@ class LineWriter(logging.Handler):
             if not self._write(line):
                 failed += 1
             elif self._lines.empty() and (lost := self._dropped + failed - reported):
-                text = "%d lines are missing above: the log took no more"
+                text = "%d lines are missing above: the log could not be written"
                 notice = logging.LogRecord(log.name, logging.WARNING, "", 0, text, (lost,), None)
                 reported += lost if self._write(self.format(notice)) else 0
 

@@ -66,7 +66,7 @@ def run(
             with listening(settings) as listeners:
                 uvloop.run(_serve(settings, machine, scan, listeners, nvml_failures))
         except FatalError as error:
-            log.critical("%s: the daemon ends, to be started again", error)
+            log.critical("%s: the daemon exits, to be restarted", error)
             sys.exit(error.exit_code)
         except AffinityError:
             raise
@@ -165,10 +165,10 @@ def _enforcement(settings: Settings, metrics: Metrics) -> Enforcement | None:
 
 def _why_no_audit(settings: Settings) -> str:
     if settings.replays:
-        return "a replayed machine has no processes to look at"
+        return "a replayed machine has no processes to scan"
     if settings.scan_interval is None:
-        return "this daemon looks at no processes: its scan interval is off"
-    return "the processes have not been looked at yet; try again in a moment"
+        return "this daemon scans no processes: its scan interval is off"
+    return "the processes have not been scanned yet; try again in a moment"
 
 
 def _take_signals(stop: Callable[[], None], read_anew: Callable[[], None]) -> None:

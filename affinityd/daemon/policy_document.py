@@ -34,7 +34,7 @@ RIGHT = {
     "int_type": "it should be a whole number",
     "bool_type": "it should be true or false",
     "dict_type": "it should be a table of variables, like { TEAM = 'vision*' }",
-    "too_short": "it is empty, which matches no process; take the key away",
+    "too_short": "it is empty, which matches no process; remove the key",
     "string_too_short": "it is empty; write a name, or a glob like '*'",
 }
 
@@ -47,7 +47,7 @@ def _listed(value: object) -> object:
 def _mode(value: object) -> object:
     name = value.replace("-", "_") if isinstance(value, str) else ""
     if name not in MODES:
-        raise ValueError(f"it is no mode; {_suggestion(str(value), MODES)}")
+        raise ValueError(f"it is not a mode; {_suggestion(str(value), MODES)}")
     return name
 
 
@@ -61,13 +61,13 @@ def _cpus(value: object) -> object:
 
 def _cgroup(path: str) -> str:
     if path[0] not in "/*?[":
-        raise ValueError("it is no path of a cgroup; begin it with / or *")
+        raise ValueError("it is not a path of a cgroup; begin it with / or *")
     return path
 
 
 def _variable(name: str) -> str:
     if "=" in name:
-        raise ValueError("no variable's name has a = in it")
+        raise ValueError("a variable's name has no = in it")
     return name
 
 
@@ -137,9 +137,9 @@ def document(text: str) -> PolicyTable:
     except ValidationError as errors:
         raise PolicyError(one_line(_line(errors.errors()[0], tables))) from None
     except ValueError as error:
-        raise PolicyError(f"it is no TOML: {one_line(str(error))}") from None
+        raise PolicyError(f"it is not TOML: {one_line(str(error))}") from None
     except RecursionError:
-        raise PolicyError("it is nested too deeply for TOML to be read") from None
+        raise PolicyError("it is nested too deeply") from None
 
 
 def _treatment(settings: PolicySettings, before: Treatment) -> Treatment:
@@ -155,11 +155,11 @@ def _rule(number: int, table: RuleTable, defaults: Treatment) -> Rule:
     treatment = replace(_treatment(table, defaults), rule=number)
     said = table.model_dump(exclude_none=True)
     if said.keys().isdisjoint(KEYS):
-        raise PolicyError(f"rule {number}: it asks nothing; give it one of {', '.join(KEYS)}")
+        raise PolicyError(f"rule {number}: it selects nothing; give it one of {', '.join(KEYS)}")
     unused = [name for name in SETTINGS if name in said and name != "leave"]
     if treatment.leave and unused:
         where, name = f"rule {number}{_first_key(said)}", unused[0]
-        why = "is of no use where leave is true; write leave = false with it"
+        why = "has no effect with leave = true; write leave = false with it"
         raise PolicyError(one_line(f"{where}: {name} {why}"))
     asked: dict[str, Container[Any]] = {k: NamePatterns(said[k]) for k in NAMED if k in said}
     if table.uid is not None:
@@ -182,11 +182,11 @@ def _line(error: ErrorDetails, tables: Mapping[str, Any]) -> str:
     name = ".".join(part for part in place if isinstance(part, str) and part != "[key]")
     if name == "rule":
         return (
-            f"{shown(tables['rule'])} is no list of rules; write [[rule]], in two brackets, above "
-            "each"
+            f"{shown(tables['rule'])} is not a list of rules; write [[rule]], in two "
+            "brackets, above each"
         )
     if error["type"] == "extra_forbidden" and name in KEYS:
-        return f"{name} asks which process it is; write it below a line [[rule]]"
+        return f"{name} selects processes; write it below a line [[rule]]"
     if error["type"] == "extra_forbidden":
         return f"{rule}unknown {quote(name)}; {_suggestion(name, known)}"
     told = error.get("ctx", {}).get("error") or error["msg"].replace("Input", "it", 1)

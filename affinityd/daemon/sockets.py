@@ -60,7 +60,7 @@ class Listeners:
     def __str__(self) -> str:
         """Return where they listen."""
         tcp = "".join(", {}:{}".format(*it.getsockname()) for it in self.tcp)
-        plan = "".join(", plans alone on {}:{}".format(*it.getsockname()) for it in self.plan)
+        plan = "".join(", only plans on {}:{}".format(*it.getsockname()) for it in self.plan)
         return f"on {self.unix.path}{tcp}{plan}"
 
 
@@ -96,8 +96,8 @@ def _listen_tcp(
     except UnicodeError:  # from a name that can be no host's
         raise ListenError(f"{setting}: {host}:{port}: not a host name; {remedy}") from None
     if any(it.getsockname()[1] == port for it in everything):
-        raise ListenError(f"{setting}: {host}:{port} is where everything is answered; {remedy}")
-    log.warning("%s; it is tried again at the next start, and all else is served", line)
+        raise ListenError(f"{setting}: {host}:{port} is the address of the whole API; {remedy}")
+    log.warning("%s; it is tried again at the next start; everything else is served", line)
     return []
 
 
@@ -144,7 +144,9 @@ def _take(path: Path) -> None:
     """Remove a socket that no process listens on. Raises ListenError for anything else; OSError."""
     with suppress(FileNotFoundError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ListenError(f"socket: {path} is there and is no socket; give another by --socket")
+            raise ListenError(
+                f"socket: {path} exists and is not a socket; give another by --socket"
+            )
         probe.settimeout(0)
         try:
             probe.connect(os.fspath(path))
@@ -152,8 +154,8 @@ def _take(path: Path) -> None:
             path.unlink()
             return
         except BlockingIOError:  # unix(7): its queue is full
-            holder = "a process that takes no connection"
+            holder = "a process that accepts no connection"
         else:
             pid = credentials(probe).pid
-            holder = f"process {pid}" if pid > 0 else "a process that is not seen from here"
+            holder = f"process {pid}" if pid > 0 else "a process that is not visible here"
         raise ListenError(f"socket: {path}: {holder} listens there already; stop it first")

@@ -117,9 +117,11 @@ def _placed(
 def _node_notices(nodes: Sequence[NumaNode], cores: Sequence[Core]) -> Iterator[str]:
     unlisted = [cpu for core in cores if core.node is None for cpu in core.cpus]
     if not nodes:
-        yield "The kernel shows no NUMA nodes: all CPUs are taken as one"
+        yield "The kernel shows no NUMA nodes: all CPUs are treated as one"
     elif unlisted:
-        yield f"CPUs {format_list(unlisted)} are in no NUMA node: taken as one, farthest from all"
+        yield (
+            f"CPUs {format_list(unlisted)} are in no NUMA node: treated as one, farthest from all"
+        )
 
 
 def _place_notices(gpus: Sequence[Gpu], nvml: NvmlReport | None) -> Iterator[str]:

@@ -76,7 +76,7 @@ class Machine:
     def tree(self) -> Tree:
         """Its files. Raises TreeError for a shipped machine, which has none."""
         if self._tree is None:
-            raise TreeError("a shipped machine has no files; name a --root")
+            raise TreeError("a built-in machine has no files; name a --root")
         return self._tree
 
     @property
@@ -148,7 +148,7 @@ class Machine:
     def _of_nvml(self) -> Iterator[str]:
         report = self._report
         if report is not None and report.gpus is not None and report.error:
-            yield f"{report.said}; what it said before is used"
+            yield f"{report.said}; its last answer is used"
 
     def online(self) -> bytes | None:
         """Return the kernel's list of online CPUs, as it is: one small read."""

@@ -116,7 +116,7 @@ def _notices_of_nvml(listed: Sequence[NvmlGpu], found: Mapping[int, PciDevice]) 
     for gpu in listed:
         name, error = f"NVIDIA GPU {gpu.index}", gpu.error or "NVML does not say where it is"
         if gpu.index not in found:
-            yield f"{name}: {error}; left out: which PCI device it is is not known"
+            yield f"{name}: {error}; left out: its PCI device is not known"
         elif gpu.pci_bus_id is None:
             address = found[gpu.index].address
             yield f"{name}: {error}; taken to be {address}, which NVML does not name"

@@ -24,7 +24,7 @@ from affinityd.topology import node_file
 from affinityd.topology.model import Node
 
 READY = "/readyz"
-NO_ROOM = "it takes no more connections: its queue is full"
+NO_ROOM = "it accepts no more connections: its queue is full"
 PLAN = "/plan?mode=all&format=json"  #: of the cheapest mode; it says where this process may run
 TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
 
@@ -93,7 +93,7 @@ def _distrust(path: str, connection: _socket.socket) -> str | None:
     except AffinityError as error:
         return str(error)
     except OSError as error:
-        return f"a part of {path} is not to be seen: {error.strerror}"
+        return f"a part of {path} cannot be seen: {error.strerror}"
     return None
 
 

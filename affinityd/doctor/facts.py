@@ -81,13 +81,13 @@ class NodeFacts:
     def own_daemon(self) -> DaemonFacts:
         """Return this machine's daemon, or its absence. Raises NotApplicableError for a replay."""
         if self.daemon is None:
-            raise NotApplicableError("the machine is replayed, and no daemon is its own")
+            raise NotApplicableError("the machine is replayed, and has no daemon")
         return self.daemon
 
     def daemon_pid(self) -> int:
         """Return the daemon's process. Raises NotApplicableError where it is not seen."""
         if (pid := self.own_daemon().pid) is None:
-            raise NotApplicableError("no daemon's process is seen")
+            raise NotApplicableError("the daemon's process is not visible")
         return pid
 
     def mounts(self, pid: int | str) -> Mapping[str, Mount]:

@@ -26,14 +26,14 @@ from affinityd.text import count
 
 MOST_GIVEN = 16  #: masks of ours that are remembered of a process, the latest
 
-SO_FAR = "it started {age:.0f} s ago, and is let alone for its first {grace:.0f} s"
-RESET = "something in it, or its scheduler, set its masks anew after a pin, {times} in a row: "
+SO_FAR = "it started {age:.0f} s ago, and is left alone for its first {grace:.0f} s"
+RESET = "its masks were reset after a pin, by itself or by its scheduler, {times} in a row: "
 AGAIN = "its pin was refused, {times} in a row ({refusal}): "
 LATER = "the next pin is in {rest:.0f} s"
-END = "it is pinned no more until its cpuset changes"
+END = "it is not pinned again until its cpuset changes"
 ENOUGH = END + (
-    "; see what it sets (OMP_PROC_BIND, GOMP_CPU_AFFINITY, KMP_AFFINITY, numactl in its script), "
-    "or leave it by a rule of the policy"
+    "; check what it sets (OMP_PROC_BIND, GOMP_CPU_AFFINITY, KMP_AFFINITY, numactl "
+    "in its script), or leave it alone by a rule of the policy"
 )
 
 GRACE = 10.0  #: seconds from a process's start: it may yet pin itself

@@ -38,7 +38,7 @@ from affinityd.grouping import grouped
 from affinityd.json_codec import dumps
 from affinityd.topology.model import Gpu
 
-NOT_YOURS = "the file as it is now does not count; who sees all processes is told why"
+NOT_YOURS = "the file has an error; callers who see all processes are told which"
 
 
 def document(enforced: Enforced, sees: Sees | None) -> EnforceDocument:

@@ -41,12 +41,12 @@ from affinityd.topology.model import Topology
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
 
 NO_ENVIRONMENTS = (
-    "the environment of processes in jobs cannot be read: AFFINITYD=off is not seen there, nor "
-    "what rules ask of partition, account and environment; that takes CAP_SYS_PTRACE and "
-    "CAP_DAC_READ_SEARCH (affinityd.service.d/enforce.conf for systemd, enforce.readEnvironments "
-    "in the chart)"
+    "environments of processes in jobs cannot be read, so AFFINITYD=off and rules "
+    "by partition, account or environment have no effect: that needs "
+    "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (affinityd.service.d/enforce.conf for "
+    "systemd, enforce.readEnvironments in the chart)"
 )
-NOT_SEEN = "nothing is known of the processes of {gpus}: {why}"
+NOT_SEEN = "the processes of {gpus} are not known: {why}"
 
 
 @dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core

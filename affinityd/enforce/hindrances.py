@@ -25,12 +25,14 @@ NOT_ALL_PIDS = (
     "podman run --pid=host"
 )
 NOT_ALL_USERS = (
-    "it is in a user namespace of its own, whose CAP_SYS_NICE counts for no process outside: "
-    "hostUsers: true in its pod, podman run as the node's root and without --userns"
+    "it is in a user namespace of its own, whose CAP_SYS_NICE has no effect on "
+    "processes outside: hostUsers: true in its pod, podman run as the node's root "
+    "and without --userns"
 )
 NO_SYS_NICE = (
-    "it has no CAP_SYS_NICE, which other users' processes take: affinityd.service.d/enforce.conf "
-    "for systemd, enforce.mode: pin in the chart, podman run --cap-add=SYS_NICE"
+    "it has no CAP_SYS_NICE, which other users' processes need: "
+    "affinityd.service.d/enforce.conf for systemd, enforce.mode: pin in the chart, "
+    "podman run --cap-add=SYS_NICE"
 )
 REFUSED = (
     "sched_setaffinity(2) is refused here ({error}): affinityd.service.d/enforce.conf for systemd "
@@ -46,7 +48,7 @@ TAKEN = (
     "another daemon pins on this node (fuser {path} names it): this one observes, and pins when "
     "that one has ended"
 )
-NO_LOCK = "the lock of the one daemon that pins on a node cannot be had: {path}: {why}"
+NO_LOCK = "the lock of the one daemon that pins on a node cannot be taken: {path}: {why}"
 
 
 def lacking(proc: str = PROC) -> str | None:

@@ -36,8 +36,8 @@ WAITING = 4096  #: processes that may wait for their turn
 
 REASONS = {
     errno.EPERM: (
-        "another user's memory takes CAP_SYS_PTRACE, and a seccomp filter has to allow capset and "
-        "migrate_pages: affinityd.service.d/enforce.conf for systemd"
+        "another user's memory needs CAP_SYS_PTRACE, and a seccomp filter must allow "
+        "capset and migrate_pages: affinityd.service.d/enforce.conf for systemd"
     ),
     errno.EINVAL: "the daemon itself may use no memory there, or the main thread has ended",
 }

@@ -27,32 +27,32 @@ from affinityd.topology.nearness import MASK, UNPINNED
 
 #: Of those reasons that are found out before there is a place for it.
 WHY: Mapping[str, str] = {
-    DAEMON: "it is known to run on every node",
+    DAEMON: "it is a known system daemon",
     NO_JOB: (
-        "it is in no job, or has left that of the process it works for (its cgroups are "
-        "{cgroups}): start it by Slurm or in a container, or name its cgroup in a rule of the "
-        "policy"
+        "it is in no job, or has left its parent's (its cgroups are {cgroups}): start "
+        "it by Slurm or in a container, or name its cgroup in a rule of the policy"
     ),
-    NO_POLICY: "no policy could be read since the start: mend its file, and it counts",
-    POLICY: "{which} of the policy leaves it",
+    NO_POLICY: "no policy could be read since the start: correct its file",
+    POLICY: "{which} of the policy leaves it alone alone",
     OPTED_OUT: "AFFINITYD=off is in the environment of process {pid} of its job",
-    UNKNOWN_PLACE: "nobody knows on which node {gpus} is: affinityd doctor says what would tell",
+    UNKNOWN_PLACE: "the NUMA node of {gpus} is not known: affinityd doctor says what would help",
     UNKNOWN_CPUSET: (
-        "the cpuset of process {pid} cannot be read here: have the node's cgroups mounted where "
-        "the daemon runs"
+        "the cpuset of process {pid} cannot be read here: mount the node's cgroups "
+        "where the daemon runs"
     ),
 }
 
 #: Of those for which one that has drifted is not to be pinned.
 BY_MASKS = (
-    "Slurm confines its tasks by masks alone here (task/affinity without task/cgroup's "
-    "ConstrainCores=yes), so which CPUs are its job's and which another's is not known; set that "
+    "Slurm confines its tasks by masks alone here (task/affinity without "
+    "task/cgroup's ConstrainCores=yes), so its job's CPUs are not known; set that "
     "in cgroup.conf, or pin with the TaskProlog"
 )
 MAY_LEAVE = (
-    "rule {rule} of the policy may leave or observe it, and asks for what cannot be read here "
-    "({unread}): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, "
-    "/var/log/pods for namespaces and pods; or ask for something else"
+    "rule {rule} of the policy may leave it alone or observe it, and depends on "
+    "what cannot be read here ({unread}): give the daemon CAP_SYS_PTRACE and "
+    "CAP_DAC_READ_SEARCH for environments, /var/log/pods for namespaces and pods; "
+    "or use other keys"
 )
 GIVEN = (
     "it asked for more CPUs than are near its GPUs, and was given CPUs {cpus}: an allocation with "
@@ -60,18 +60,16 @@ GIVEN = (
 )
 
 #: Of those that fit otherwise.
-CONFINED = (
-    "somebody pinned it to {mask} on purpose; taskset -apc {cpuset} {pid} gives it back to its job"
-)
+CONFINED = "it was pinned to {mask} on purpose; taskset -apc {cpuset} {pid} resets it"
 THREADS = (
-    "{threads} of it (first {first}) may run on CPUs {cpus}: somebody chose them; affinityd pin "
-    "--force moves them"
+    "{threads} of it (first {first}) may run on CPUs {cpus}: they were pinned on "
+    "purpose; affinityd pin --force moves them"
 )
 
 #: How it has drifted, and why it is only observed then.
-ELSEWHERE = "it may run on CPUs {masks}, and is to run on {cpus}"
+ELSEWHERE = "it may run on CPUs {masks}, and should run on {cpus}"
 BY_JOB = "AFFINITYD=observe is in the environment of process {pid} of its job"
-BY_POLICY = "{which} of the policy has it observed"
+BY_POLICY = "{which} of the policy says observe"
 
 
 class ExemptError(Exception):

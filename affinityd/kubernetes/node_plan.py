@@ -103,7 +103,7 @@ def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> Nod
         plan = loads(PlanDocument, text, "its plan")
         _check_names(plan)
     except ValueError as error:
-        raise DaemonError(f"what listens at {address} is no affinityd: {error}") from None
+        raise DaemonError(f"the server at {address} is not affinityd: {error}") from None
     return NodePlan(text, plan, f"the daemon at {address}", {name: address})
 
 
@@ -111,7 +111,7 @@ def _check_names(plan: PlanDocument) -> None:
     """Raise ValueError for a GPU without names, or with one that no file is to have."""
     for gpu in (rank.gpu for rank in plan.ranks):
         if not gpu.names or not "".join(gpu.names).isprintable():
-            raise ValueError(f"GPU {gpu.index} has no names that files could have")
+            raise ValueError(f"GPU {gpu.index} has no name that a file could have")
 
 
 def numeric(address: str, deadline: float) -> str:

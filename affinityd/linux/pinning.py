@@ -42,9 +42,9 @@ MAX_PASSES = 100
 #: Why a mask is refused: sched_setaffinity(2), kernel kernel/sched/syscalls.c.
 REASONS = {
     errno.EPERM: "it is another user's; only root (CAP_SYS_NICE) may pin it",
-    errno.EACCES: "a security module, as SELinux, forbids it",
+    errno.EACCES: "a security module, such as SELinux, forbids it",
     errno.EINVAL: "its cpuset has none of these CPUs",
-    errno.EBUSY: "it runs by deadlines (SCHED_DEADLINE), which takes every CPU of its cpuset",
+    errno.EBUSY: "it is SCHED_DEADLINE, which needs every CPU of its cpuset",
 }
 
 #: What becomes of a thread, by its mask and the masks that were given so far: CHANGE, LEFT_ALONE,
@@ -217,7 +217,7 @@ def _refused(wish: ThreadResult, error: OSError) -> ThreadResult | None:
         return None
     if error.errno == errno.EINVAL and not stat.takes_mask:
         # Before Linux 6.3 io_uring's workers are such, in the middle of their process.
-        reason = "a worker of the kernel, which sets its mask"
+        reason = "a kernel worker, whose mask the kernel sets"
         return replace(wish, outcome=LEFT_ALONE, reason=reason)
     name = errno.errorcode.get(error.errno or 0, "")
     why = REASONS.get(error.errno or 0, error.strerror)

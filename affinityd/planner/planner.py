@@ -55,7 +55,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
     # Of a rank that is both, the last one counts.
     far = {it.rank: it.message for it in said if it.code in {"remote_home", "widened"}}
     if demand.options.strict and far:
-        raise UnsatisfiableError(f"strict: {next(iter(far.values()))}; strict=false would allow it")
+        raise UnsatisfiableError(f"strict: {next(iter(far.values()))}; strict=false allows it")
     return Plan(ranks, division.share, said)
 
 

@@ -128,7 +128,7 @@ def too_few_cores(demand: Demand, rank: int, cores_of: RankCores, least: int) ->
     """Return the line for a rank that has fewer cores than it must, and what could be had."""
     smallest = min(len(cores) for cores in cores_of.values())
     could = (
-        f"min_physical_cores={smallest} would do"
+        f"min_physical_cores={smallest} would work"
         if smallest
         else "ask for fewer ranks, a wider cpuset, or a mode whose ranks share cores, like node"
     )

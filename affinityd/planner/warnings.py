@@ -21,9 +21,11 @@ def warnings(
     if share != "node" and shares_node(demand, mode):
         yield PlanWarning(
             "share_unavailable",
-            "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than were asked "
-            "for: the cores were divided among the requested GPUs alone, and jobs on other GPUs "
-            "may be given the same ones",
+            (
+                "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than "
+                "were asked for: the cores were divided among the requested GPUs only, and "
+                "jobs on other GPUs may get the same ones"
+            ),
         )
     entries = Counter(gpu.key for gpu in demand.gpus)
     for rank in ranks:

@@ -140,7 +140,10 @@ _DEFAULTS = Options()
 PARAMETERS = {
     "gpus": Parameter(
         parsers.gpus,
-        "one entry a rank, in local-rank order: index, UUID, UUID prefix, PCI bus id, or all alone",
+        (
+            "one entry for each rank, in local-rank order: index, UUID, UUID prefix, PCI "
+            "bus id, or all alone"
+        ),
         {"type": "string", "default": "all"},
     ),
     "rank": Parameter(parsers.ranks, "answer only for these ranks of the request"),
@@ -151,8 +154,10 @@ PARAMETERS = {
     ),
     "job": Parameter(
         parsers.entries,
-        "all GPUs of the caller's job, in node numbering: they divide the cores, and gpus says "
-        "which of them to answer for",
+        (
+            "all GPUs of the caller's job, in node numbering: they divide the cores, and "
+            "the answer is for gpus"
+        ),
     ),
     "gpu_bind": Parameter(str, "how Slurm gave the ranks their GPUs, as in SLURMD_TRES_BIND"),
     "cpu_bind": Parameter(
@@ -180,14 +185,12 @@ PARAMETERS = {
     "min_physical_cores": _number(
         "fewer cores for any rank is an error", default=_DEFAULTS.min_physical_cores
     ),
-    "max_physical_cores": _number("a rank has at most so many"),
+    "max_physical_cores": _number("the most cores of any rank"),
     "cpus": _number(
-        "how many CPUs each rank asked for: where fewer are near, the nearest others are added"
+        "how many CPUs each rank asked for: if fewer are near, the nearest others are added"
     ),
     "cpuset": Parameter(parse_list, "the CPUs to plan on, as a list like 0-3,8"),
-    "whose": _choice(
-        "plan on the CPUs of who asks, where that is known, or on the node's", "caller", "node"
-    ),
+    "whose": _choice("plan on the caller's CPUs, if known, or on the node's", "caller", "node"),
     "visible": Parameter(
         parsers.visible,
         "the caller's CUDA_VISIBLE_DEVICES (or ROCR/HIP, ASCEND_RT); empty: none",
@@ -200,8 +203,10 @@ PARAMETERS = {
     ),
     "nvidia_visible": Parameter(
         parsers.listed,
-        "the caller's NVIDIA_VISIBLE_DEVICES, what its container was to be given: believed where "
-        "it lists devices that are all granted",
+        (
+            "the caller's NVIDIA_VISIBLE_DEVICES, what its container was to get: used if "
+            "all of its devices are granted"
+        ),
     ),
     "observe": Parameter(parse_list, "only count: the caller keeps these CPUs"),
     "share": _choice(

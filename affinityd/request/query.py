@@ -66,7 +66,7 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or name not in PASSED:
             known = ", ".join(sorted(PASSED))
-            raise InvalidRequestError(f"env: {quote(text)} is no NAME=VALUE; names are {known}")
+            raise InvalidRequestError(f"env: {quote(text)} is not NAME=VALUE; names are {known}")
         if name in environ:
             raise InvalidRequestError(f"env: {name} is given twice; give it once")
         try:

@@ -134,7 +134,8 @@ class GresCheck:
     def _strangers(self) -> Iterator[str]:
         for file, entry in self.devices if self.is_judged else ():
             if file not in self.gpus and not (entry.is_slice and MIG_FILES in file):
-                yield f"{file} is no GPU of this node; there are {', '.join(self.gpus) or 'none'}"
+                there = ", ".join(self.gpus) or "none"
+                yield f"{file} is not a GPU of this node; there are {there}"
 
     def _order(self) -> Iterator[str]:
         """Yield the GPUs whose number to Slurm is not their own among those of their type."""

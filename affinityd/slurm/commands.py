@@ -72,7 +72,7 @@ class LocalSlurm:
             yield self
             return
         if not file.is_file():
-            raise InvalidRequestError(f"{file} is no file; name a gres.conf")
+            raise InvalidRequestError(f"{file} is not a file; name a gres.conf")
         with TemporaryDirectory(prefix="affinityd-") as name:
             folder = Path(name)
             for beside in self.conf.absolute().parent.iterdir():
@@ -90,7 +90,7 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
     """
     path = named or (os.environ.get("SLURM_CONF") if is_live else None)
     if path is not None and not Path(path).is_file():
-        raise InvalidRequestError(f"{path} is no file; name a slurm.conf")
+        raise InvalidRequestError(f"{path} is not a file; name a slurm.conf")
     usual = [f"{folder}/slurm.conf" for folder in FOLDERS] if is_live else []
     found = path or next(filter(os.path.isfile, usual), None)
     return LocalSlurm(Path(found)) if found else None

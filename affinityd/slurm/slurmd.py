@@ -103,7 +103,7 @@ def _entry(values: Mapping[str, str], faults: list[str]) -> GresEntry:
     cores, links = _numbers(values.get("Cores", "")), _LINKS.fullmatch(values.get("Links", ""))
     if "Cores" in values and cores is None:
         text = quote(values["Cores"])
-        faults.append(f"Cores={text} is no list of core numbers; write it like 0-3,8,10-11")
+        faults.append(f"Cores={text} is not a list of core numbers; write it like 0-3,8,10-11")
     files = _files(values.get("File", ""))
     return GresEntry(
         name=values["Name"],

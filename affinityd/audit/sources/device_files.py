@@ -28,9 +28,11 @@ EVERY = 8
 #: Seconds that a scan may take; new processes and holders that were not reached come next time.
 LIMIT = 2.0
 
-ROOT_ONLY = "the open files of other users' processes cannot be read; ask as root (CAP_SYS_PTRACE)"
-TOO_MANY = f"not all processes' open files were looked at within {LIMIT:g} s; the next scan goes on"
-NO_FILE = "no device file is known to be its; is its driver loaded?"
+ROOT_ONLY = (
+    "the open files of other users' processes cannot be read; run this as root (CAP_SYS_PTRACE)"
+)
+TOO_MANY = f"not all processes' open files were read within {LIMIT:g} s; the next scan continues"
+NO_FILE = "its device file is not known; is its driver loaded?"
 
 #: Files of a GPU's that are opened to look after it, not to compute: /dev/accel/accel_controlD0,
 #: /dev/hl_controlD0, /dev/i2c-3, /dev/ptp0.

@@ -59,14 +59,14 @@ class DriverMaintenance:
         state = text(f"{self._sys}/module/nvidia/initstate")
         if state in {"", "live"}:  # none: it is not loaded, or a part of the kernel
             return None
-        return f"NVIDIA's driver is {state}: it is being exchanged"
+        return f"NVIDIA's driver is {state}: it is being replaced"
 
     def _held_off(self) -> str | None:
         if not os.path.lexists(self._hold):
             return None
         name = text(self._hold).partition("\n")[0].strip()
         by = f" by {quote(name)}" if name else ""
-        return f"NVML is held off{by}, until {self._hold} is removed"
+        return f"NVML is not asked{by}, until {self._hold} is removed"
 
     def _worker(self, proc: str) -> str | None:
         """Return which program works on the driver.

@@ -26,8 +26,8 @@ NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor of those whose driver names its hol
 LEAST = 0.25
 
 NOT_ALL_PIDS = (
-    "it cannot be seen who uses it from a pid namespace of one's own; share the host's "
-    "(Kubernetes: hostPID: true; Podman and Docker: --pid=host)"
+    "its processes are not visible from a pid namespace of its own; share the "
+    "host's (Kubernetes: hostPID: true; Podman and Docker: --pid=host)"
 )
 
 

@@ -21,7 +21,7 @@ from affinityd.topology.model import Gpu
 
 KFD = "class/kfd/kfd"
 
-NO_KFD = "AMD's KFD tells of no processes; load amdgpu, or take a newer Linux"
+NO_KFD = "AMD's KFD lists no processes; load amdgpu, or use a newer Linux"
 NOT_LISTED = "AMD's KFD does not list it"
 
 

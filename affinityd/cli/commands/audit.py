@@ -43,25 +43,28 @@ def add_arguments(parser: Parser) -> None:
         type=_seconds,
         nargs="?",
         const=EVERY,
-        help=f"look again and again (default: every {EVERY:g} s)",
+        help=f"scan again and again (default: every {EVERY:g} s)",
     )
-    add_format(parser, "table", "a JSON document, one line a look")
+    add_format(parser, "table", "a JSON document, one line for each scan")
     parser.add_argument(
         "--memory",
         action="store_true",
-        help="also where their memory lies; each waits while the kernel walks its pages",
+        help=(
+            "also the NUMA nodes of their memory; each process pauses while the kernel "
+            "walks its pages"
+        ),
     )
     parser.add_argument(
-        "--all", action="store_true", help="a row a process, however many workers are alike"
+        "--all", action="store_true", help="a row for each process, even if workers are alike"
     )
-    parser.add_argument("--gpus", metavar="LIST", help="these alone, by index, UUID or PCI bus id")
+    parser.add_argument("--gpus", metavar="LIST", help="only these, by index, UUID or PCI bus id")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print who uses the GPUs; 0: none of them is remote, 1: one is, 2: it cannot be told."""
     if arguments.memory and arguments.watch is not None:
         raise InvalidRequestError(
-            "--memory has each process wait, and --watch would do so again and again; give one"
+            "--memory pauses each process, and --watch would do so again and again; use one of them"
         )
     topology = _this_machine()
     keys = _chosen(topology, arguments.gpus)
@@ -86,7 +89,7 @@ def _seconds(text: str) -> float:
         seconds = 0.0
     if not SHORTEST <= seconds <= LONGEST:
         raise argparse.ArgumentTypeError(
-            f"{quote(text)} is no time from {SHORTEST:g} to {LONGEST:g} seconds"
+            f"{quote(text)} is not a number of seconds from {SHORTEST:g} to {LONGEST:g}"
         )
     return seconds
 
@@ -96,8 +99,8 @@ def _this_machine() -> Topology:
     node = known_node()
     if node.replayed:
         raise InvalidRequestError(
-            f"{quote(node.topology.name)} is a replayed machine, and runs no processes: take away "
-            "the AFFINITYD_ROOT, AFFINITYD_MACHINE or AFFINITYD_SOCKET that names it"
+            f"{quote(node.topology.name)} is a replayed machine, which has no processes: "
+            "unset the AFFINITYD_ROOT, AFFINITYD_MACHINE or AFFINITYD_SOCKET that names it"
         )
     return node.topology
 

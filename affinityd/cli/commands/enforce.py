@@ -28,13 +28,17 @@ TIMEOUT = 5.0  #: seconds: somebody waits
 
 def add_arguments(parser: Parser) -> None:
     """Add what the command takes."""
-    add_format(parser, "table", "the daemon's document, as it comes")
+    add_format(parser, "table", "the daemon's document, unchanged")
     alone = parser.add_mutually_exclusive_group()
     alone.add_argument(
-        "--all", action="store_true", help="also what runs where it is to, and known daemons"
+        "--all",
+        action="store_true",
+        help="also processes in the right place, and known system daemons",
     )
     alone.add_argument(
-        "--check", metavar="FILE", help="say what a policy does, or what is wrong; asks no daemon"
+        "--check",
+        metavar="FILE",
+        help="say what a policy file does, or what is wrong in it; asks no daemon",
     )
     add_settings(parser, ("socket",))
 
@@ -43,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print it; 0: all fits, 1: something does not run where it is to, 2: it cannot be told."""
     if arguments.format == "json" and (arguments.all or arguments.check is not None):
         raise InvalidRequestError(
-            "--all and --check print lines; leave out --json, which has all of it"
+            "--all and --check print text; leave out --json, which has all of it"
         )
     return _check(arguments.check) if arguments.check is not None else _enforce(arguments)
 
@@ -53,7 +57,7 @@ def _check(path: str) -> int:
         from affinityd.cli.policy_check import check  # noqa: PLC0415 - wants pydantic
     except ModuleNotFoundError as error:
         raise InvalidRequestError(
-            f"{error.name} is not installed, which reads policies; {DAEMON_EXTRA}"
+            f"{error.name} is needed to read policies, and is not installed; {DAEMON_EXTRA}"
         ) from None
     print("\n".join(map(one_line, check(path))))
     return 0

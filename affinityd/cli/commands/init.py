@@ -32,8 +32,9 @@ SOCKET, URL = f"{file.PREFIX}SOCKET", f"{file.PREFIX}URL"
 def add_arguments(parser: Parser) -> None:
     """Add what the command takes."""
     parser.epilog = (
-        "Then start the program by FOLDER/run. AFFINITYD_SOCKET and AFFINITYD_URL say where the "
-        "daemon is, too; AFFINITYD_MODE, AFFINITYD_SHARE and so on choose for the whole pod."
+        "Then start the program with FOLDER/run. AFFINITYD_SOCKET and AFFINITYD_URL "
+        "also say where the daemon is; AFFINITYD_MODE, AFFINITYD_SHARE and so on apply "
+        "to the whole pod."
     )
     parser.add_argument(
         "--to", metavar="FOLDER", required=True, help="a volume that the pod's containers share"
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         _tell(f"{error}; no plan was left in {folder}: programs ask when they start")
     else:
         gpus = count(len(plan.document.ranks), "GPU")
-        print(f"{NAME}: {folder} has the places of {gpus}, as {plan.source} says")
+        print(f"{NAME}: {folder} has the CPUs near {gpus}, from {plan.source}")
     return 0
 
 

@@ -26,7 +26,7 @@ from affinityd.text import count, one_line
 MOST_LINES = 10  #: of what went wrong
 MOST_THREADS = 5  #: that a line names
 UNASKED = {"shared_gpu", "parameter_ignored"}  #: warnings of what we asked for ourselves
-ON_PURPOSE = "pinned on purpose, as it seems; --force pins it, too"
+ON_PURPOSE = "probably pinned on purpose; --force pins it too"
 
 #: Threads of one process that fared alike: the first of them, and how many.
 Group = list[ThreadResult]
@@ -38,11 +38,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--cpus", metavar="LIST", dest="listed", help="pin to these CPUs, without a plan"
     )
-    parser.add_argument("--tree", action="store_true", help="its descendants, too")
+    parser.add_argument("--tree", action="store_true", help="also its descendants")
     parser.add_argument(
-        "--force", action="store_true", help="also what somebody pinned on purpose, elsewhere"
+        "--force", action="store_true", help="also threads that were pinned elsewhere on purpose"
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, only")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
     names = [name for name in plan_options.NAMES if name not in {"whose", "cpus"}]  # it has its own
     plan_options.add_options(parser, "the plan", names)
 
@@ -130,7 +130,9 @@ def _failures(pinned: PinResult, process: Stat) -> Iterator[str]:
         held, asked = format_list(group[0].held), format_list(group[0].asked)
         yield f"{_label(group)} got CPUs {held} of {asked}: the cpuset, or the node, has no more"
     if not pinned.is_settled:
-        yield f"{target.shown(process)} starts threads faster than they are pinned; do it again"
+        yield (
+            f"{target.shown(process)} starts threads faster than they are pinned; run this again"
+        )
 
 
 def _label(group: Group) -> str:

@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--format", metavar="|".join(FORMS), action="append", help=text)
     text = "the same as --format json"
     parser.add_argument("--json", dest="format", action="append_const", const="json", help=text)
-    parser.add_argument("--explain", action="store_true", help="say why, below each rank")
+    parser.add_argument("--explain", action="store_true", help="print the reasons below each rank")
     add_settings(parser, ("root", "machine", "reserved_cpus"))
 
 

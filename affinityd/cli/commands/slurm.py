@@ -32,7 +32,7 @@ from affinityd.text import count, one_line, quote
 
 COMMANDS = {
     "gres-conf": "print this node's lines of gres.conf",
-    "check": "ask slurmd what is wrong about gres.conf, and say which jobs are far from their GPUs",
+    "check": ("ask slurmd what is wrong in gres.conf, and list jobs that are far from their GPUs"),
 }
 
 NO_NODES = set(" \t\n\"'#=\\")  #: what no node's name has
@@ -59,21 +59,23 @@ def add_arguments(parser: Parser) -> None:
         metavar="TYPE[,TYPE...]",
         type=_types,
         default=(),
-        help="the Type= of all GPUs, or of each in the order of the lines, where neither scontrol "
-        "nor slurmd tells it",
+        help=(
+            "the Type= of all GPUs, or of each in the order of the lines, if neither "
+            "scontrol nor slurmd knows it"
+        ),
     )
     check.add_argument(
         "--node-name",
         metavar="NAME",
         dest="node",
-        type=partial(_name, NO_NODE, "is no node's name"),
-        help="whose lines count, as slurm.conf names the node (default: this host)",
+        type=partial(_name, NO_NODE, "is not a node's name"),
+        help="the node's name in slurm.conf (default: this host)",
     )
     check.add_argument(
         "--gres-conf",
         metavar="FILE",
         type=Path,
-        help="a file that slurmd is to read instead of its own gres.conf",
+        help="a file for slurmd to read instead of its gres.conf",
     )
     add_format(check, "text")
     for command in (gres_conf, check):
@@ -87,7 +89,7 @@ def add_arguments(parser: Parser) -> None:
             "--scope",
             choices=SCOPES,
             default="node",
-            help="whose cores a GPU gets: its NUMA node's (default), or its package's",
+            help="the cores of a GPU: its NUMA node's (default), or its package's",
         )
         add_settings(command, ("root", "machine"))
 
@@ -106,7 +108,7 @@ def _name(strange: set[str], fault: str, text: str) -> str:
 def _types(text: str) -> tuple[str, ...]:
     kinds = tuple(text.split(","))
     if not all(kinds) or NO_TYPE & set("".join(kinds)):
-        raise argparse.ArgumentTypeError(f"{quote(text)} is no type; write it like a100")
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a type; write it like a100")
     return kinds
 
 
@@ -182,7 +184,7 @@ def _check(arguments: argparse.Namespace) -> int:
             f"here ({why}); --slurm-conf and --node-name name others"
         )
     if passed := len(running) - len(judged):
-        notes.append(f"{count(passed, 'job')} passed over: {root / NOTES} does not tell the GPUs")
+        notes.append(f"{count(passed, 'job')} skipped: {root / NOTES} does not list the GPUs")
     report = CheckReport(
         node=node,
         gpus=len(topology.gpus),

@@ -28,7 +28,7 @@ from affinityd.text import one_line
 TROUBLE = 2  #: exit code of every error: 1 is an answer
 #: A process may use fewer GPUs than it is judged by.
 NOT_NAMED = (
-    "its environment names none of {gpus}, and near is what is near any of them: "
+    "its environment names none of {gpus}, so CPUs near any of them count as near: "
     "affinityd audit asks the driver which one it uses; or name it, --gpus N"
 )
 
@@ -41,7 +41,9 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--resident",
         action="store_true",
-        help="also where its memory lies; the process waits while the kernel walks its pages",
+        help=(
+            "also the NUMA nodes of its memory; the process pauses while the kernel walks its pages"
+        ),
     )
     add_format(parser, "table")
     plan_options.add_options(parser, "the GPUs", plan_options.DEVICES)

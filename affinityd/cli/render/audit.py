@@ -58,9 +58,9 @@ def _said(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
         if key in scan.unknown:
             yield f"GPU {names[key]}: its processes are not known: {scan.unknown[key]}"
         if near is None:
-            yield f"GPU {names[key]}: its NUMA node is not known: nothing can be judged"
+            yield f"GPU {names[key]}: its NUMA node is not known: its processes cannot be judged"
     if scan.skipped:
-        yield f"not looked at, as time was up: {scan.skipped} processes or more"
+        yield f"not scanned, as the time limit was reached: {scan.skipped} processes or more"
     yield from scan.notices
 
 
@@ -77,7 +77,7 @@ def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:
         (first, remedy), *others = those
         more = f" and {len(others)} more" if others else ""
         commands = list(dict.fromkeys(it.command for _, it in those if it.command is not None))
-        what = "; what mends it now:" if commands else ""
+        what = "; to fix it now:" if commands else ""
         yield f"{process_name(first.facts)}{more}: {first.cause}: {remedy.why}{what}"
         yield from (f"  {command}" for command in commands[:MOST_COMMANDS])
         if len(commands) > MOST_COMMANDS:

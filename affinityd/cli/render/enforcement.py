@@ -20,22 +20,22 @@ from affinityd.enforce.model import ALLOCATION, CONTAINER, DAEMON, DRIFTED, FITS
 from affinityd.grouping import grouped
 from affinityd.text import count
 
-COLUMNS = ("job", "gpu", "pid", "name", "mode", "may run on", "is to run on", "verdict")
+COLUMNS = ("job", "gpu", "pid", "name", "mode", "may run on", "should run on", "verdict")
 NONE = "-"
 
 MOST_PIDS = 6  #: in a cell; a range is one
 MOST_NAMES = 3  #: of programs in a cell
 
 DOES = {
-    PIN: "pins what does not run where it is to",
-    OBSERVE: "observes: it touches nothing, and says what it would pin",
+    PIN: "pins processes that run in the wrong place",
+    OBSERVE: "observes: it changes nothing, and reports what it would pin",
 }
 
 #: What becomes of the GPUs that are used from far away, of one and of several.
 FATES = {
-    BY_PIN: ("a pin mends {}", "a pin mends {}"),
+    BY_PIN: ("a pin fixes {}", "a pin fixes {}"),
     ALLOCATION: ("{} needs another allocation", "{} need another allocation"),
-    LEFT: ("{} is left as it is", "{} are left as they are"),
+    LEFT: ("{} is left alone", "{} are left alone"),
 }
 
 Alike = list[EnforceProcessDocument]
@@ -45,7 +45,7 @@ def lines(document: EnforceDocument, *, fitting: bool) -> Iterator[str]:
     """Yield them; `fitting`: also for what runs where it is to, and for known daemons."""
     yield f"{document.node} {DOES.get(document.does, document.does)}"
     if document.hindrance is not None:
-        yield f"it is to pin, and observes: {document.hindrance}"
+        yield f"it was told to pin, and can only observe: {document.hindrance}"
     yield _policy(document.policy)
     yield from (f"note: {notice}" for notice in document.notices)
     yield _far(document)
@@ -53,17 +53,19 @@ def lines(document: EnforceDocument, *, fitting: bool) -> Iterator[str]:
     drifted, left = (sum(its.values()) for its in (counted.drifted, counted.left))
     yield f"processes: {counted.fits} fit, {drifted} drifted, {left} left"
     if document.unreached:
-        yield f"not reached by the last pass, as time was up: {document.unreached}"
+        yield f"not reached by the last pass within its time limit: {document.unreached}"
     if document.sees != "all":
-        yield "other users' processes are not shown: root sees them, and who is in --admin-group"
+        yield "other users' processes are not shown: root and --admin-group see them"
     yield from _table(document, lambda it: fitting or (it.verdict != FITS and it.reason != DAEMON))
 
 
 def _policy(policy: PolicyDocument) -> str:
     counts = f"{count(policy.rules, 'rule')}, read {policy.read}"
     if policy.error is not None:
-        stands = "nothing is pinned" if policy.read is None else f"what stands is {counts}"
-        return f"policy {policy.file} does not count: {policy.error}; {stands}"
+        stands = (
+            "nothing is pinned" if policy.read is None else f"the last good one applies: {counts}"
+        )
+        return f"policy {policy.file} has an error: {policy.error}; {stands}"
     if policy.file is None:
         return "no policy file: every job has the site's mode"
     return f"policy {policy.file}: {counts}"
@@ -73,7 +75,7 @@ def _far(document: EnforceDocument) -> str:
     """Return which GPUs are used from far away, by what becomes of them."""
     by_fate = grouped(document.summary.gpus, lambda gpu: gpu.fate)
     unknown = by_fate.get(UNKNOWN)
-    end = f"; who uses {_gpus(it.key for it in unknown)} is not known" if unknown else ""
+    end = f"; the processes of {_gpus(it.key for it in unknown)} are not known" if unknown else ""
     far = [(by_fate[fate], *words) for fate, words in FATES.items() if fate in by_fate]
     number = sum(len(gpus) for gpus, *_ in far)
     if not number:

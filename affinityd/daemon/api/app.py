@@ -51,7 +51,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         },
     }
     for status, text in (
-        (404, "No such GPU, or none visible; says which there are."),
+        (404, "No such GPU, or none visible; says which exist."),
         (409, "Cannot be satisfied; says what could be."),
         (422, "A parameter is unknown, repeated, empty or malformed."),
         (503, "The machine has not been read yet."),
@@ -77,7 +77,7 @@ def create_app(
     app = FastAPI(
         title="affinityd",
         version=__version__,
-        description="On which CPUs, and which memory, each GPU rank belongs.",
+        description="The CPUs and the memory node for each GPU rank.",
         # Their pages would load scripts from elsewhere, which a compute node cannot reach.
         docs_url=None,
         redoc_url=None,
@@ -93,10 +93,10 @@ def create_app(
 
 
 def _add_list(app: FastAPI) -> None:
-    @app.get("/", summary="What is served: this list", response_class=PlainTextResponse)
+    @app.get("/", summary="This list", response_class=PlainTextResponse)
     async def served() -> Response:
         paths = {path: its["get"]["summary"] for path, its in app.openapi()["paths"].items()}
-        rows = {**paths, "/openapi.json": "All of it, with parameters and shapes, for programs"}
+        rows = {**paths, "/openapi.json": "This API, with parameters and schemas, for programs"}
         width = max(map(len, rows))
         lines = (f"GET {path:<{width}}  {summary}" for path, summary in rows.items())
         return PlainTextResponse("\n".join((f"affinityd {__version__} answers", "", *lines, "")))
@@ -111,7 +111,7 @@ def _add_plan(
 ) -> None:
     @app.get(
         "/plan",
-        summary="A cpulist for each rank",
+        summary="The CPUs of each rank",
         responses={**_ERRORS, 200: {"model": PlanDocument, "content": _TEXT}},
         openapi_extra={"parameters": _PARAMETERS},
     )

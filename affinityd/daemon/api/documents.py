@@ -30,7 +30,7 @@ T = TypeVar("T")
 DOCUMENTS: dict[str, tuple[str, type]] = {
     "/audit": ("The processes that use GPUs, and where they may run", AuditDocument),
     "/enforce": (
-        "Which processes of GPU jobs are pinned from outside, and which are left, and why",
+        "Which processes of GPU jobs are pinned, which are left alone, and why",
         EnforceDocument,
     ),
 }

@@ -10,9 +10,9 @@ from affinityd.daemon.api.problems import problem
 from affinityd.text import quote
 
 LISTED = """\
-affinityd answers plans alone at this address.
+affinityd answers only plans at this address.
 
-GET /plan  A cpulist for each rank, as in /plan?gpus=0,1&mode=node
+GET /plan  The CPUs of each rank, as in /plan?gpus=0,1&mode=node
 """
 
 
@@ -32,6 +32,6 @@ class PlanOnly:
             await PlainTextResponse(LISTED)(scope, receive, send)
             return
         asked = quote(scope["path"])
-        detail = f"{scope['method']} {asked} is not answered at this address, but GET /plan alone"
+        detail = f"{scope['method']} {asked} is not answered at this address; only GET /plan is"
         answer = problem(Request(scope), 404, "Not Found", detail)
         await answer(scope, receive, send)

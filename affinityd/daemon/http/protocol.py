@@ -113,7 +113,7 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request. Raises HttpParserError, which ends the parser, for a second one."""
         if self._has_begun:
-            raise HttpParserError("a request came in one piece with the one before")
+            raise HttpParserError("a request came before the answer to the one before it")
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:

@@ -33,16 +33,16 @@ class Refusal(Enum):
     Without a status the client is told nothing: nothing was asked, or an answer is under way.
     """
 
-    CALLER = 503, "this caller has as many connections open as one may have; close some"
-    FILES = 503, "the daemon has no room for one more connection; try again later"
-    BYTES = None, f"this caller has not taken more than {MOST_UNTAKEN} bytes of its answers"
+    CALLER = 503, "this caller has the largest allowed number of connections open; close some"
+    FILES = 503, "the daemon has its largest number of connections open; try again later"
+    BYTES = None, f"this caller has more than {MOST_UNTAKEN} bytes of answers that it has not read"
     HEAD_SIZE = 431, f"the request line and headers are more than {LARGEST_HEAD}; send less"
     HEAD_TIME = 408, f"the request took more than {REQUEST_SECONDS} s; send it at once"
-    SILENT = None, f"nothing was asked for {REQUEST_SECONDS} s"
+    SILENT = None, f"no request came for {REQUEST_SECONDS} s"
     BODY_SIZE = 413, "the request has a body; send none: it is not read"
-    MALFORMED = 400, "this is no HTTP/1.1 request; send one like GET /plan?gpus=0 HTTP/1.1"
+    MALFORMED = 400, "this is not an HTTP/1.1 request; send one like GET /plan?gpus=0 HTTP/1.1"
     BUG = 500, "the daemon has failed; its log says how"
-    ANSWER_TIME = None, f"no answer was given, and taken, within {ANSWER_SECONDS} s"
+    ANSWER_TIME = None, f"no answer was given and read within {ANSWER_SECONDS} s"
 
     def __init__(self, status: int | None, line: str) -> None:
         self.reason = self.name.lower()
@@ -84,5 +84,5 @@ class RefusalLog:
             "a connection of %s was closed: %s%s",
             "a TCP client" if caller == TCP else f"uid {caller}",
             refusal.line,
-            f" ({others} others, too, since this was last said)" if others else "",
+            f" ({others} others since the last such line)" if others else "",
         )

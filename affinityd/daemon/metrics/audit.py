@@ -28,13 +28,15 @@ class GpuRow:
 GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     MetricFamily(
         "affinityd_gpu_audited",
-        "1 if the processes that use the GPU are known, 0 if nobody says which they are.",
+        "1 if the processes that use the GPU are known, else 0.",
         lambda row: row.gpu.audited,
     ),
     MetricFamily(
         "affinityd_gpu_numa_mismatch",
-        "1 if a process of the GPU may run on CPUs that are not near it, by cause; no sample where "
-        "its processes or its place are not known.",
+        (
+            "1 if a process of the GPU may run on CPUs that are not near it, by cause; no "
+            "sample if its processes or its NUMA node are not known."
+        ),
         lambda row: (
             {cause: number > 0 for cause, number in row.gpu.mismatch.items()}
             if row.gpu.mismatch is not None and row.gpu.near is not None
@@ -61,7 +63,7 @@ GPU_FAMILIES: tuple[MetricFamily[GpuRow], ...] = (
     ),
     MetricFamily(
         "affinityd_gpu_orphan_processes",
-        "Orphans: processes that hold the GPU, and that nothing owns any more.",
+        ("Orphans: processes that hold the GPU, and belong to no job or session any more."),
         lambda row: row.gpu.orphans,
     ),
     MetricFamily(
@@ -105,7 +107,7 @@ JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
 SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
     MetricFamily(
         "affinityd_pin_overlap_cpus",
-        "CPUs that more than one job has pinned processes to for itself.",
+        "CPUs that more than one job has pinned for its own use.",
         lambda scan: sum(map(len, scan.overlap.values())),
     ),
     MetricFamily(
@@ -115,7 +117,7 @@ SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
     ),
     MetricFamily(
         "affinityd_scan_skipped_processes",
-        "Processes that the last scan did not look at, as its time was up.",
+        "Processes that the last scan did not reach within its time limit.",
         lambda scan: scan.skipped,
     ),
     MetricFamily(

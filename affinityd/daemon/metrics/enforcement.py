@@ -40,15 +40,19 @@ class GpuDrift:
 GPU_FAMILIES: tuple[MetricFamily[GpuDrift], ...] = (
     MetricFamily(
         "affinityd_enforce_would_pin_processes",
-        "Processes of the GPU's jobs that do not run where they are to, and that a pin mends, by "
-        "cause; no sample where its processes are not known.",
+        (
+            "Processes of the GPU's jobs that run in the wrong place, and that a pin "
+            "fixes, by cause; no sample if its processes are not known."
+        ),
         lambda gpu: each(CAUSES, gpu.would_pin),
         "cause",
     ),
     MetricFamily(
         "affinityd_enforce_left_processes",
-        "Processes of the GPU that do not run where they are to, or may run far from it, and are "
-        "let alone, by the reason for that.",
+        (
+            "Processes of the GPU that run in the wrong place, or may run far from it, and "
+            "are left alone, by reason."
+        ),
         lambda gpu: each(REASONS, gpu.left),
         "reason",
     ),
@@ -63,12 +67,12 @@ FAMILIES: tuple[MetricFamily[Enforced], ...] = (
     ),
     MetricFamily(
         "affinityd_enforce_hindered",
-        "1 if the daemon was to pin and observes, as it cannot; its log and /enforce say why.",
+        ("1 if the daemon was told to pin and can only observe; its log and /enforce say why."),
         lambda enforced: enforced.hindrance is not None,
     ),
     MetricFamily(
         "affinityd_enforce_pins_total",
-        "Processes pinned from outside, each time, by what came of it.",
+        "Pins of processes, by outcome.",
         lambda enforced: each(PIN_OUTCOMES, enforced.totals.pins),
         "outcome",
     ),
@@ -84,27 +88,36 @@ FAMILIES: tuple[MetricFamily[Enforced], ...] = (
     ),
     MetricFamily(
         "affinityd_enforce_notices",
-        "What the daemon cannot see or do, and so does not enforce: /enforce and its log say what.",
+        (
+            "How many things the daemon cannot see or do, and so does not enforce: "
+            "/enforce and its log list them."
+        ),
         lambda enforced: len(enforced.notices),
     ),
     MetricFamily(
         "affinityd_enforce_scan_timestamp_seconds",
-        "Of which scan all this is, since the epoch: it stands still where enforcing fails.",
+        (
+            "The time of the scan that these metrics are about, since the epoch: it stays "
+            "if enforcement fails."
+        ),
         lambda enforced: enforced.scan.time,
     ),
     MetricFamily(
         "affinityd_enforce_policy_error",
-        "1 if the policy file does not count as it is now: what was read before stands.",
+        "1 if the policy file has an error: the last good one applies.",
         lambda enforced: enforced.policy.error is not None,
     ),
     MetricFamily(
         "affinityd_enforce_policy_read_timestamp_seconds",
-        "When the policy that counts was read, since the epoch; no sample where there is none.",
+        ("When the policy that applies was read, since the epoch; no sample if there is none."),
         lambda enforced: enforced.policy.read,
     ),
     MetricFamily(
         "affinityd_enforce_unreached_processes",
-        "Processes that were to be pinned after the last scan and not reached, as time was up.",
+        (
+            "Processes that should have been pinned after the last scan and were not "
+            "reached within its time limit."
+        ),
         lambda enforced: enforced.unreached,
     ),
     MetricFamily(
@@ -114,7 +127,7 @@ FAMILIES: tuple[MetricFamily[Enforced], ...] = (
     ),
     MetricFamily(
         "affinityd_enforce_migrations_total",
-        "Processes whose memory was to follow their first pin, by what came of it.",
+        "Moves of memory after a process's first pin, by outcome.",
         lambda enforced: enforced.totals.migrations,
         "outcome",
     ),

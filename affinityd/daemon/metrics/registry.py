@@ -49,7 +49,7 @@ NODE_FAMILIES: tuple[MetricFamily[Node], ...] = (
     ),
     MetricFamily(
         "affinityd_topology_generation",
-        "Grows by one each time the topology was read anew and differed.",
+        "Grows by one each time the topology was read again and differed.",
         lambda node: node.generation,
     ),
 )
@@ -66,13 +66,13 @@ GPU_FAMILIES: tuple[MetricFamily[Gpu], ...] = (
 DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
     MetricFamily(
         "affinityd_nvml_failures_total",
-        "Questions that NVML did not answer, by what it was asked for: topology or processes.",
+        ("Queries that NVML did not answer, by what was asked for: topology or processes."),
         lambda metrics: metrics.nvml_failures,
         "question",
     ),
     MetricFamily(
         "affinityd_scan_interval_seconds",
-        "How often the processes are looked at.",
+        "How often the processes are scanned.",
         lambda metrics: metrics.scan_interval,
     ),
     MetricFamily(
@@ -131,7 +131,7 @@ class Metrics:
         )
         self._refused_connections = Counter(
             "affinityd_refused_connections",
-            "Connections that were closed without an answer to what they asked, by reason.",
+            "Connections that were closed without an answer, by reason.",
             ("reason",),
             registry=registry,
         )
@@ -139,7 +139,7 @@ class Metrics:
             self._refused_connections.labels(refusal.reason)  # from 0 on
         self._failed_scans = Counter(
             "affinityd_scan_failures",
-            "Scans of the processes that failed; the one before stands, and its age grows.",
+            ("Scans of the processes that failed; the last good one stays, and its age grows."),
             registry=None if scan_interval is None else registry,
         )
         Info("affinityd_build", "The daemon's version.", registry=registry).info(

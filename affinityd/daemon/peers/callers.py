@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 CALLER = "caller"  #: where a request's scope has the caller's CPUs, among its `state`
 
-UNKNOWN = "who asks is not known, and without a cpuset is planned on all of the node"
+UNKNOWN = "the caller is unidentified, and without a cpuset is planned on the whole node"
 OTHER_PIDS = (
     f"{UNKNOWN}: a caller is in a pid namespace that this daemon does not see; run it in the "
     "node's: hostPID: true, --pid=host"
@@ -74,7 +74,7 @@ class Callers:
                 return found
         except OSError as error:
             raise BusyError(
-                f"who asks cannot be found out now: {error.strerror}; try again in a moment"
+                f"the caller cannot be identified now: {error.strerror}; try again in a moment"
             ) from None
         if exists(pid) and not os.path.exists(f"/proc/{pid}/cgroup"):  # noqa: PTH110
             self._say_once(HIDDEN)

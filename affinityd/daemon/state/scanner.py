@@ -51,7 +51,9 @@ async def scan_regularly(
         for consume in consumers:
             consume(audit)
 
-    failures = FailureLog("a scan of the processes failed; the last one stands", count=on_failure)
+    failures = FailureLog(
+        "a scan of the processes failed; the last good one stays", count=on_failure
+    )
     await service.has_read.wait()
     while True:
         began = time.monotonic()

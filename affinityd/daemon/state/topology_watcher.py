@@ -145,4 +145,4 @@ class TopologyWatcher:
             generation = known.generation + 1
             self._service.swap(replace(known, topology=topology, generation=generation))
         else:
-            log.info("read anew: nothing has changed")
+            log.info("read again: nothing has changed")

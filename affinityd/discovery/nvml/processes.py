@@ -22,7 +22,9 @@ LISTS = {
     for kind, name in {"compute": "Compute", "graphics": "Graphics", "mps": "MPSCompute"}.items()
 }
 
-NO_LIST = "NVML lists no processes here: a driver older than R470, or a GPU that cannot tell them"
+NO_LIST = (
+    "NVML lists no processes here: the driver is older than R470, or the GPU cannot report them"
+)
 
 
 def query(timeout: float) -> ProcessReport:
@@ -50,7 +52,7 @@ def _change(index: int, gpu: NvmlDevice) -> str | None:
     is_on, is_to_be = gpu.mig_modes()
     if is_on == is_to_be:
         return None
-    return f"GPU {index}'s MIG mode is to be {'enabled' if is_to_be else 'disabled'}"
+    return f"GPU {index}'s MIG mode will be {'enabled' if is_to_be else 'disabled'}"
 
 
 def _gpu(index: int, gpu: NvmlDevice) -> GpuProcesses:

@@ -38,7 +38,7 @@ def output(module: str, function: str, timeout: float) -> str:
     """
     for earlier in tuple(_stuck):
         if earlier.poll() is None:
-            raise ChildError(f"still hangs at an earlier question, in process {earlier.pid}")
+            raise ChildError(f"still hangs in an earlier query, in process {earlier.pid}")
         _stuck.discard(earlier)
     child = _start(module, function, timeout)
     try:

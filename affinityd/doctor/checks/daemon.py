@@ -31,7 +31,7 @@ READY = 200  #: HTTP's status of /readyz once it can plan
 UNREADY = 503
 KNOWN = "caller"  #: `allowed.source` of a plan for a caller that is identified
 UNKNOWN = (
-    "the daemon does not know who asks: jobs that state no cpuset are planned on all of the node"
+    "the daemon cannot identify callers: jobs that state no cpuset are planned on the whole node"
 )
 
 
@@ -46,13 +46,15 @@ def socket(facts: NodeFacts) -> CheckResults:
     yield from _silence(daemon)
     if daemon.distrust:
         yield fail(
-            f"clients pass over it, and plan by themselves: {daemon.distrust}",
-            "run it as root, in folders that root alone may write to (RuntimeDirectory= of the "
-            "unit), or set AFFINITYD_DAEMON_UID in /etc/affinityd.conf and in jobs",
+            f"clients skip it, and plan by themselves: {daemon.distrust}",
+            (
+                "run it as root, in folders that only root may write to (RuntimeDirectory= of "
+                "the unit), or set AFFINITYD_DAEMON_UID in /etc/affinityd.conf and in jobs"
+            ),
         )
     if daemon.closed:
         yield warn(
-            f"not every user's job reaches {daemon.path}: {', '.join(daemon.closed)}",
+            f"not all users' jobs reach {daemon.path}: {', '.join(daemon.closed)}",
             "chmod 755 the folders and 666 the socket; in the unit RuntimeDirectoryMode=0755",
         )
     yield from _node_file(daemon, facts.topology)
@@ -78,9 +80,11 @@ def _silence(daemon: DaemonFacts) -> CheckResults:
         )
     elif daemon.status != READY:
         yield fail(
-            f"what listens at {daemon.path} (process {daemon.pid or 'unknown'}) is no ready "
-            f"daemon: {daemon.error or f'it answered {daemon.status}'}",
-            "systemctl restart affinityd, or end what listens there",
+            (
+                f"the server at {daemon.path} (process {daemon.pid or 'unknown'}) is not a "
+                f"ready daemon: {daemon.error or f'it answered {daemon.status}'}"
+            ),
+            "systemctl restart affinityd, or end the process that listens there",
         )
 
 
@@ -97,7 +101,7 @@ def _node_file(daemon: DaemonFacts, topology: Topology) -> CheckResults:
             )
     elif daemon.listens:
         yield warn(
-            f"{file}: {node}: ranks cannot plan from it while the daemon is away",
+            f"{file}: {node}: ranks cannot plan from it while the daemon does not run",
             "let the daemon write to its folder, then systemctl reload affinityd",
         )
 
@@ -127,7 +131,7 @@ def caller(facts: NodeFacts) -> CheckResults:
     if allowed.source != KNOWN:
         if isinstance(published, Node) and published.replayed:
             name = published.topology.name
-            raise NotApplicableError(f"the daemon replays {name}, of which nobody's CPUs are known")
+            raise NotApplicableError(f"the daemon replays {name}, where no caller's CPUs are known")
         causes = [it for it in concluded(hidepid(facts)) if it.status == WARN]
         yield from (replace(it, found=f"{UNKNOWN}: {it.found}") for it in causes)
         if not causes:
@@ -135,16 +139,18 @@ def caller(facts: NodeFacts) -> CheckResults:
     elif allowed.within is None and daemon.own_cpuset is not None:
         mounts = facts.mounts(daemon.pid) if daemon.pid else {}
         has_none = mounts and not any(map(_has_cpusets, mounts.values()))
-        why = "no cgroups are mounted where it runs" if has_none else "it does not see its cgroup"
+        why = "no cgroups are mounted where it runs" if has_none else "it cannot see its cgroup"
         yield warn(
-            f"the daemon knows the mask of who asks, and no cpuset: {why}; this process has CPUs "
-            f"{format_list(daemon.own_cpuset)}",
+            (
+                f"the daemon knows the caller's mask, and not its cpuset: {why}; this process "
+                f"has CPUs {format_list(daemon.own_cpuset)}"
+            ),
             "mount the node's /sys/fs/cgroup where it runs, as hostPID: true of the chart does; in "
             "a unit leave out InaccessiblePaths=/sys and the like",
         )
     else:
         within = f" within its cpuset, CPUs {allowed.within}" if allowed.within else ""
-        yield ok(f"the daemon knows who asks: this process is planned{within}")
+        yield ok(f"the daemon identifies callers: this process is planned{within}")
 
 
 def _has_cpusets(mount: Mount) -> bool:
@@ -158,15 +164,15 @@ def enforce(facts: NodeFacts) -> CheckResults:
         raise NotApplicableError(report)
     if report.hindrance is not None:
         yield warn(
-            f"the daemon is to pin, and observes: {report.hindrance}",
+            f"the daemon was told to pin, and can only observe: {report.hindrance}",
             "affinityd.service.d/enforce.conf for systemd, enforce.mode of the chart; or let it "
             "observe: AFFINITYD_ENFORCE=observe",
         )
     if report.policy.error is not None:
         yield warn(
-            f"the policy {report.policy.file} does not count as it is: {report.policy.error}",
-            "mend it: affinityd enforce --check FILE says whether it is one",
+            f"the policy {report.policy.file} has an error: {report.policy.error}",
+            "correct it, and check it with affinityd enforce --check FILE",
         )
     for notice in report.notices:
-        yield warn(notice, "affinityd enforce says who is let alone meanwhile")
+        yield warn(notice, "affinityd enforce says which processes are left alone meanwhile")
     yield ok(f"the daemon {'pins' if report.does == PIN else 'observes what it would pin'}")

@@ -23,21 +23,23 @@ def daemon_cpuset(facts: NodeFacts) -> CheckResults:
     """Judge whether the daemon itself is kept from CPUs."""
     pid, cpuset = facts.daemon_pid(), facts.own_daemon().cpuset
     mask = mask_of(pid)
-    unit = "take CPUAffinity= from its unit, or from /etc/systemd/system.conf"
+    unit = "remove CPUAffinity= from its unit, or from /etc/systemd/system.conf"
     slices = (
-        "take AllowedCPUs= from its unit and the slices above it; in Kubernetes the CPU manager "
-        "takes CPUs from its pod: let firmware name the GPUs' nodes"
+        "remove AllowedCPUs= from its unit and the slices above it; in Kubernetes the "
+        "CPU manager takes CPUs from its pod: use firmware that names the GPUs' nodes"
     )
     for what, cpus, remedy in (("cpuset", cpuset, slices), ("mask", mask, unit)):
         if cpus is not None and (missing := facts.topology.online - cpus):
             yield warn(
-                f"the {what} of the daemon (process {pid}) lacks {several('CPU', missing)}: what "
-                "NVML says of CPUs cannot be trusted there, and sysfs alone places the GPUs",
+                (
+                    f"the {what} of the daemon (process {pid}) lacks {several('CPU', missing)}: "
+                    "NVML's CPUs cannot be trusted there, and only sysfs says where the GPUs are"
+                ),
                 remedy,
             )
             return
     if mask is None:
-        raise NotApplicableError(f"process {pid} does not tell its mask")
+        raise NotApplicableError(f"process {pid} does not show its mask")
     yield ok(f"the daemon (process {pid}) may use every CPU that is online")
 
 
@@ -54,9 +56,11 @@ def hidepid(facts: NodeFacts) -> CheckResults:
     namespace = facts.tree.link(f"proc/{pid}/ns/pid")  # only root sees the link of another's
     if len(numbers) > 1 or namespace not in {None, INITIAL_PIDS}:
         yield warn(
-            f"{process} is in a pid namespace of its own: it sees no process outside, and what "
-            "NVML calls a process is another there",
-            "hostPID: true in its pod; podman run --pid=host; take PrivatePIDs= from its unit",
+            (
+                f"{process} is in a pid namespace of its own: it sees no process outside, and "
+                "NVML's pids are other processes there"
+            ),
+            ("hostPID: true in its pod; podman run --pid=host; remove PrivatePIDs= from its unit"),
         )
     options = {name: value for name, _, value in (it.partition("=") for it in proc.options)}
     hidden = options.get("hidepid", "off")
@@ -67,14 +71,17 @@ def hidepid(facts: NodeFacts) -> CheckResults:
         yield warn(
             f"/proc is mounted with hidepid={hidden}: {process} does not see other users' "
             "processes, neither their cpusets nor their masks",
-            "take ProtectProc= from its unit; where the machine's /proc is so: mount -o "
-            "remount,hidepid=off /proc, or CapabilityBoundingSet=CAP_SYS_PTRACE in its unit",
+            (
+                "remove ProtectProc= from its unit; if the machine's /proc is mounted so: "
+                "mount -o remount,hidepid=off /proc, or CapabilityBoundingSet=CAP_SYS_PTRACE "
+                "in its unit"
+            ),
         )
     if subset := options.get("subset"):
         yield warn(
             f"/proc is mounted with subset={subset}: {process} sees neither NVIDIA's driver nor "
             "kernel.numa_balancing",
-            "take ProcSubset=pid from its unit",
+            "remove ProcSubset=pid from its unit",
         )
     yield ok(f"/proc shows {process} every process (hidepid={hidden})")
 
@@ -91,16 +98,25 @@ def sandbox(facts: NodeFacts) -> CheckResults:
     is_private = devices is not None and devices.kind == PRIVATE
     if is_private and devices != ours.get("/dev") and not is_container:
         yield warn(
-            f"the daemon (process {pid}) has a /dev of its own, without the files of GPUs: NVML "
-            "does not answer it, and who holds such a file is not found",
-            "take PrivateDevices= from its unit; DevicePolicy= and DeviceAllow= are there for that",
+            (
+                f"the daemon (process {pid}) has a /dev of its own, without the files of GPUs: "
+                "NVML does not answer it, and processes that hold such a file are not found"
+            ),
+            (
+                "remove PrivateDevices= from its unit; DevicePolicy= and DeviceAllow= are "
+                "there for that"
+            ),
         )
     users, own_users = (facts.tree.read(f"proc/{it}/uid_map") for it in (pid, "self"))
     if users is not None and users.split() != (own_users or "").split():
         yield warn(
-            f"the daemon (process {pid}) is in a user namespace of its own: users that it does not "
-            "map look like nobody, and /audit tells them counts alone",
-            "take PrivateUsers= from its unit; hostUsers: true in its pod, podman run without "
-            "--userns",
+            (
+                f"the daemon (process {pid}) is in a user namespace of its own: users that it "
+                "does not map have no uid there, and /audit shows them only counts"
+            ),
+            (
+                "remove PrivateUsers= from its unit; hostUsers: true in its pod, podman run "
+                "without --userns"
+            ),
         )
     yield ok(f"the daemon (process {pid}) has the users and devices of this machine")

@@ -29,14 +29,16 @@ def nvml(facts: NodeFacts) -> CheckResults:
         if facts.hold_seconds is None or facts.hold_seconds < FORGOTTEN:
             raise NotApplicableError(f"NVML was not asked: {facts.maintenance}")
         yield warn(
-            f"{facts.maintenance}, for {facts.hold_seconds / 3600:.0f} hours by now: the audit "
-            "does not see who uses the GPUs",
-            f"rm {HOLD}, where nobody works on the driver any more",
+            (
+                f"{facts.maintenance}, for {facts.hold_seconds / 3600:.0f} hours: the audit "
+                "does not know which processes use the GPUs"
+            ),
+            f"rm {HOLD}, if no work on the driver is under way",
             _nvidia(facts),
         )
         return
     if report is None:
-        raise NotApplicableError("nobody asked NVML: the machine is replayed without its answers")
+        raise NotApplicableError("NVML was not asked: the machine is replayed without its answers")
     if report.gpus is None:
         yield warn(
             f"{report.error}: plans are made from sysfs, without MIG instances",
@@ -59,14 +61,18 @@ def persistence(facts: NodeFacts) -> CheckResults:
     modes = [(gpu, it.persistence) for gpu, it in _reports(facts) if it.persistence is not None]
     if not modes:
         raise NotApplicableError(
-            "NVML says nothing of persistence mode" if _nvidia(facts) else NO_NVIDIA
+            "NVML does not report persistence mode" if _nvidia(facts) else NO_NVIDIA
         )
     if off := [gpu for gpu, is_on in modes if not is_on]:
         yield warn(
-            f"persistence mode of {named(off)} is off: whoever asks NVML, as the audit's every "
-            "scan, or starts a job, waits until the driver has initialised each idle GPU anew",
-            "systemctl enable --now nvidia-persistenced (where there is none: nvidia-smi -pm 1); "
-            "else let the audit ask less often: --scan-interval 300",
+            (
+                f"persistence mode of {named(off)} is off: each scan of the audit, and each "
+                "start of a job, waits until the driver has initialized each idle GPU again"
+            ),
+            (
+                "systemctl enable --now nvidia-persistenced (if there is none: nvidia-smi -pm "
+                "1); else scan less often: --scan-interval 300"
+            ),
             off,
         )
     yield ok(f"persistence mode of {named(gpu for gpu, _ in modes)} is on")

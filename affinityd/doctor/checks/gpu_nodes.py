@@ -58,8 +58,10 @@ def gpu_node_cpus(facts: NodeFacts) -> CheckResults:
             f"node {node} of {named(gpus)} has no CPU online: its ranks go to {where}",
             f"its {several('CPU', offline)} are there and offline: {ONLINE}"
             if offline
-            else "nothing where the hardware is so; else firmware that gives each package a node "
-            "with its memory and its devices",
+            else (
+                "nothing, if the hardware is built so; else firmware that gives each package a "
+                "node with its memory and its devices"
+            ),
             gpus,
         )
     yield ok("the node of every GPU has CPUs")
@@ -86,9 +88,11 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
         yield ok(f"{found}, as smt/control is {control}")
     else:
         yield warn(
-            f"{found}, which no rank can have",
-            f"{ONLINE}; look for maxcpus= and nr_cpus= on the kernel's command line, and for who "
-            "takes them offline",
+            f"{found}, which no rank can use",
+            (
+                f"{ONLINE}; look for maxcpus= and nr_cpus= on the kernel's command line, and "
+                "for a program that takes them offline"
+            ),
             losers,
         )
 

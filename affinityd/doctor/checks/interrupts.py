@@ -39,8 +39,7 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
                 f"{format_list(near)} are near",
                 "systemctl enable --now irqbalance, or set smp_affinity_list in /proc/irq"
                 if pid is None
-                else "let irqbalance have CPUs there, or set smp_affinity_list in /proc/irq "
-                "yourself",
+                else "let irqbalance use CPUs there, or set smp_affinity_list in /proc/irq",
                 gpus,
             )
     if pid is None:
@@ -48,7 +47,7 @@ def irqbalance(facts: NodeFacts) -> CheckResults:
         return
     banned = _banned(facts.tree, pid)
     yield from _cpus_of_irqbalance(facts, banned)
-    kept = f", and keeps off {several('CPU', banned)}" if banned else ""
+    kept = f", and does not use {several('CPU', banned)}" if banned else ""
     yield ok(f"irqbalance runs (process {pid}){kept}")
 
 
@@ -60,8 +59,10 @@ def _cpus_of_irqbalance(facts: NodeFacts, banned: CpuSet) -> CheckResults:
     gpus = [gpu for gpu in facts.topology.gpus if (near := facts.near(gpu).cpus) and near <= banned]
     if gpus:
         yield warn(
-            f"irqbalance keeps off {several('CPU', banned)}, all that are near {named(gpus)}: "
-            "their interrupts go to another node",
+            (
+                f"irqbalance does not use {several('CPU', banned)}, all that are near "
+                f"{named(gpus)}: their interrupts go to another node"
+            ),
             f"leave it a core of each node: {LIST}= in {IN_FILES}",
             gpus,
         )

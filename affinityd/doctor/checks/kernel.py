@@ -24,8 +24,10 @@ def numa_balancing(facts: NodeFacts) -> CheckResults:
         if not facts.topology.gpus:
             raise NotApplicableError(f"kernel.numa_balancing is {value}, and there is no GPU")
         yield warn(
-            f"kernel.numa_balancing is {value}: the kernel takes pages from running ranks to see "
-            "who uses them, which stalls them for milliseconds",
+            (
+                f"kernel.numa_balancing is {value}: the kernel unmaps pages of running ranks to "
+                "see which CPUs use them, which stalls the ranks for milliseconds"
+            ),
             "sysctl -w kernel.numa_balancing=0, and the same line in /etc/sysctl.d",
         )
     yield ok(f"kernel.numa_balancing is {value}")
@@ -41,18 +43,25 @@ def isolcpus(facts: NodeFacts) -> CheckResults:
     gpus, taken = facts.used_by_ranks(isolated or frozenset())
     if gpus:
         yield fail(
-            f"isolcpus= takes {several('CPU', taken)} near {named(gpus)} from the scheduler: it "
-            "balances nothing there, and all threads of a rank stay on the CPU where they began",
-            "take them out of isolcpus= on the kernel's command line, or give them to no rank: "
-            f"--reserved-cpus {format_list(taken)}",
+            (
+                f"isolcpus= takes {several('CPU', taken)} near {named(gpus)} out of load "
+                "balancing: all threads of a rank stay on the CPU where they began"
+            ),
+            (
+                "remove them from isolcpus= on the kernel's command line, or reserve them: "
+                f"--reserved-cpus {format_list(taken)}"
+            ),
             gpus,
         )
     gpus, taken = facts.used_by_ranks(without_tick or frozenset())
     if gpus:
         yield warn(
-            f"nohz_full= has {several('CPU', taken)} near {named(gpus)}: every system call costs "
-            "more there, and nothing is won where a CPU has more than one thread to run",
-            "take them out of nohz_full= on the kernel's command line",
+            (
+                f"nohz_full= has {several('CPU', taken)} near {named(gpus)}: every system call "
+                "costs more there, and nothing is gained if a CPU has more than one thread to "
+                "run"
+            ),
+            "remove them from nohz_full= on the kernel's command line",
             gpus,
         )
     yield ok("ranks are given no CPU of isolcpus= or nohz_full=")

@@ -65,8 +65,8 @@ def _narrow(link: PcieLink, gpus: list[Gpu]) -> CheckResult:
     else:
         cause = ""
         remedy = (
-            "look again while the GPU works; then seat card, riser and cable anew, and look at the "
-            "slot's bifurcation in the firmware"
+            "check again while the GPU works; then reseat card, riser and cable, and check "
+            "the slot's bifurcation in the firmware"
         )
     return warn(f"{name}: link of {link.lanes} lanes of {link.max_lanes}{cause}", remedy, gpus)
 

@@ -42,26 +42,28 @@ CHECKS: Mapping[str, Check] = {
     ),
     "daemon-cpuset": Check(daemon_process.daemon_cpuset, "the daemon itself may use every CPU"),
     "hidepid": Check(daemon_process.hidepid, "the daemon sees every user's processes"),
-    "caller": Check(daemon.caller, "the daemon knows who asks"),
+    "caller": Check(daemon.caller, "the daemon identifies callers"),
     "sandbox": Check(
         daemon_process.sandbox, "the daemon has the devices and users of this machine"
     ),
-    "enforce": Check(daemon.enforce, "a daemon that is to pin does, and sees what it must"),
+    "enforce": Check(
+        daemon.enforce, "a daemon that was told to pin can pin, and sees what it needs"
+    ),
     "gpu-numa-node": Check(
         gpu_nodes.gpu_numa_node, "the NUMA node of each GPU is known", asks_nvml=True
     ),
     "gpu-node-cpus": Check(gpu_nodes.gpu_node_cpus, "that node has CPUs", asks_nvml=True),
     "offline-cpus": Check(gpu_nodes.offline_cpus, "no CPU near a GPU is offline"),
     "isolcpus": Check(kernel.isolcpus, "isolcpus= and nohz_full= name no CPU of ranks"),
-    "numa-balancing": Check(kernel.numa_balancing, "the kernel moves no pages by itself"),
+    "numa-balancing": Check(kernel.numa_balancing, "automatic NUMA balancing is off"),
     "irqbalance": Check(interrupts.irqbalance, "interrupts go to near CPUs, and not to ranks'"),
     "pcie-link": Check(pcie_links.pcie_link, "the links to the GPUs have all their lanes"),
     "nvml": Check(drivers.nvml, "NVML answers, for every GPU", asks_nvml=True),
     "persistence": Check(
-        drivers.persistence, "the driver keeps idle GPUs initialised", asks_nvml=True
+        drivers.persistence, "the driver keeps idle GPUs initialized", asks_nvml=True
     ),
     "gres-conf": Check(schedulers.gres_conf, "Slurm's gres.conf fits the node", asks_nvml=True),
-    "cgroup": Check(schedulers.cgroup, "cgroups can keep jobs on their CPUs"),
+    "cgroup": Check(schedulers.cgroup, "cgroups can confine jobs to their CPUs"),
 }
 
 
@@ -78,5 +80,5 @@ def run_checks(facts: NodeFacts, names: Sequence[str] = ()) -> list[CheckResult]
 def check_name(name: str) -> str:
     """Return the name of a check. Raises InvalidRequestError, which lists them, for another."""
     if name not in CHECKS:
-        raise InvalidRequestError(f"{quote(name)} is no check; there are {', '.join(CHECKS)}")
+        raise InvalidRequestError(f"{quote(name)} is not a check; there are {', '.join(CHECKS)}")
     return name

@@ -28,7 +28,7 @@ JOBS = ("slurmstepd.scope", "kubepods.slice", "kubepods")
 def gres_conf(facts: NodeFacts) -> CheckResults:
     """Judge whether the GPUs that slurmd has fit the node."""
     if not facts.tree.live:
-        raise NotApplicableError("a captured or shipped machine has no slurmd")
+        raise NotApplicableError("a captured or built-in machine has no slurmd")
     if facts.maintenance is not None:  # AutoDetect= has slurmd ask the driver
         raise NotApplicableError(f"slurmd was not asked: {facts.maintenance}")
     slurm = find_slurm(None, is_live=True)
@@ -39,9 +39,9 @@ def gres_conf(facts: NodeFacts) -> CheckResults:
     if expected is not None:
         yield from _of_gpus(facts, name, slurmd.ask(slurm, name), expected)
     elif facts.topology.gpus:
-        yield warn(why, f"this node was looked for as {name}; {CHECK} --node-name NAME")
+        yield warn(why, f"the name {name} was used for this node; {CHECK} --node-name NAME")
     else:
-        raise NotApplicableError(f"no node of Slurm: {why}")
+        raise NotApplicableError(f"not a node of Slurm: {why}")
 
 
 def _of_gpus(
@@ -51,11 +51,11 @@ def _of_gpus(
     found = [GresCheck(gres, facts.topology, scope, expected).findings() for scope in SCOPES]
     misfits = min(found, key=len)
     if gres.faults:
-        yield fail(_listed(gres.faults), f"write it as gres.conf(5) has it; {CHECK} names all")
+        yield fail(_listed(gres.faults), f"write it as in gres.conf(5); {CHECK} lists everything")
     if misfits:
         yield warn(
             _listed(list(map(str, misfits))),
-            f"affinityd slurm gres-conf prints right lines for {name}; {CHECK} names all",
+            (f"affinityd slurm gres-conf prints right lines for {name}; {CHECK} lists everything"),
         )
     yield ok("gres.conf fits the node")
 
@@ -69,7 +69,7 @@ def cgroup(facts: NodeFacts) -> CheckResults:
     """Tell the version of cgroups, and judge whether it can keep jobs on their CPUs."""
     mounts = [it for it in facts.mounts("self").values() if it.kind.startswith("cgroup")]
     if not mounts:
-        raise NotApplicableError("no cgroup is mounted, as far as /proc/self/mountinfo says")
+        raise NotApplicableError("no cgroup is mounted, by /proc/self/mountinfo")
     v2 = next((it for it in mounts if it.kind == "cgroup2"), None)
     v1 = [it for it in mounts if it.kind == "cgroup"]
     version = "hybrid" if v1 and v2 else "v2" if v2 else "v1"
@@ -78,8 +78,10 @@ def cgroup(facts: NodeFacts) -> CheckResults:
         yield ok(f"cgroup {version}: the cpuset controller is v1's, at {with_cpusets.point}")
     elif v2 is None or "cpuset" not in _controllers(facts.tree, v2.point):
         yield warn(
-            f"cgroup {version}: no cpuset controller; no scheduler can keep jobs on their CPUs, "
-            "and the daemon does not see what it may use",
+            (
+                f"cgroup {version}: no cpuset controller; no scheduler can confine jobs to "
+                "CPUs, and the daemon cannot read cpusets"
+            ),
             "boot without cgroup_disable=cpuset; under v1 mount it: mount -t cgroup -o cpuset",
         )
     else:
@@ -93,11 +95,15 @@ def _second(facts: NodeFacts, v2: Mount) -> CheckResults:
         if "cpuset" not in _controllers(facts.tree, scope):
             above = scope.rpartition("/")[0]
             yield warn(
-                f"cgroup v2: {scope}/cgroup.controllers has no cpuset: jobs are not kept on their "
-                "CPUs",
-                f"echo +cpuset > {above}/cgroup.subtree_control; for good, Slurm: Delegate=yes in "
-                "slurmd's unit and ConstrainCores=yes in cgroup.conf, Kubernetes: restart the "
-                "kubelet, which enables it",
+                (
+                    f"cgroup v2: {scope}/cgroup.controllers has no cpuset: jobs are not confined "
+                    "to their CPUs"
+                ),
+                (
+                    f"echo +cpuset > {above}/cgroup.subtree_control; permanently, Slurm: "
+                    "Delegate=yes in slurmd's unit and ConstrainCores=yes in cgroup.conf, "
+                    "Kubernetes: restart kubelet, which enables it"
+                ),
                 facts.topology.gpus,
             )
     known = ", ".join(scopes) or "no job of Slurm or Kubernetes"

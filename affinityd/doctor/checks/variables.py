@@ -45,8 +45,11 @@ def variables(facts: NodeFacts) -> CheckResults:
     for variable in facts.variables:
         if (near := _meant(variable)) is not None:
             yield warn(
-                f"{variable.name} in {variable.where} is no setting of affinityd and is ignored",
-                f"did you mean {near}?" if near else "leave it out; docs/operating.md lists them",
+                (
+                    f"{variable.name} in {variable.where} is not a setting of affinityd, and is "
+                    "ignored"
+                ),
+                f"did you mean {near}?" if near else "leave it out; docs/settings.md lists them",
             )
     ours = sum(variable.name in NAMES for variable in facts.variables)
     yield ok(f"every AFFINITYD_* variable, and key of {file.path()}, is one ({ours})")

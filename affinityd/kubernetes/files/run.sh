@@ -103,7 +103,7 @@ plan_from_files() { # cpulist, locality, allowed: near all of the container's GP
         case $locality,$nearness in local,* | *,remote) locality=$nearness ;; esac
     done
     trouble="$trouble, and in $here/gpu" wanted=${AFFINITYD_CPUS:-$AFFINITYD_JOB_CPUS}
-    [ -n "$near" ] || leave "$trouble is no GPU of this container"
+    [ -n "$near" ] || leave "$trouble is not a GPU of this container"
     cut_to_allowed "$allowed" && most=$size
     cut_to_allowed "$near"
     unset IFS
