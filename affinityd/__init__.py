@@ -1,4 +1,4 @@
-"""affinityd: on which CPUs, and which memory, each GPU rank belongs.
+"""affinityd: the CPUs and memory near each GPU rank.
 
 In a training script: `affinityd.bind()`, or `affinityd.set_affinity(gpu_id, nproc_per_node)`.
 """

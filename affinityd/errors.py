@@ -1,4 +1,4 @@
-"""What can go wrong between a request and its answer.
+"""The errors between a request and its answer.
 
 AffinityError
 ├── InvalidRequestError   the request is malformed                       422, exit 2

@@ -1,4 +1,4 @@
-"""Things that are alike, together."""
+"""Groups equal items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered from scan to scan: a scan may see less than the one before for a while."""
+"""Values kept from scan to scan, since a scan may see less than the one before for a while."""
 
 from __future__ import annotations
 

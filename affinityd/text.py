@@ -1,4 +1,4 @@
-"""How values and things are written in what people read."""
+"""How values and objects are written in messages."""
 
 from __future__ import annotations
 

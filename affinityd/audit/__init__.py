@@ -1,1 +1,1 @@
-"""Running processes against their GPUs: who holds one, where it may run, and what that costs."""
+"""The audit: which processes use GPUs, where they may run, and the CPU time they spend there."""

@@ -1,4 +1,4 @@
-"""What the GPUs of a job divide: its CPUs, as many of them as it asked for. Pure.
+"""The CPUs that the GPUs of a job divide: as many as the job asked for. Pure.
 
 What delivers a plan adds far CPUs to those that are near, so that a job keeps what it asked for.
 Where fewer are near, no mask of the job's is a mistake: a pin to the near ones would take CPUs

@@ -1,4 +1,4 @@
-"""One scan: the holders of GPUs, their facts, how they are judged, what they cost."""
+"""One scan: find the holders of GPUs, gather facts, judge them, measure their CPU time."""
 
 from __future__ import annotations
 

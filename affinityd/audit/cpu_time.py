@@ -1,4 +1,4 @@
-"""CPU time between scans, near GPUs and far from them, and since when there has been a mismatch.
+"""CPU time between scans, near GPUs and far from them, and the start of each mismatch.
 
 A thread's time goes to the CPU that it ran on last, so a sum of many threads and scans is right
 where a single number is not. Pure: the clocks are handed in.

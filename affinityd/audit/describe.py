@@ -1,4 +1,4 @@
-"""Describes a scan in the document that its reader may see."""
+"""Turns a scan into the document that its reader may see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `GET /audit` answers and `affinityd audit --json` prints: a scan, as its caller sees it."""
+"""The document of `GET /audit` and `affinityd audit --json`: a scan, as its caller may see it."""
 
 from __future__ import annotations
 

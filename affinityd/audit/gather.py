@@ -1,4 +1,4 @@
-"""What the processes that use GPUs are, and those that they have started: all of it from /proc.
+"""Gathers the facts of the processes that use GPUs, and of their descendants, from /proc.
 
 A DataLoader's workers hold no GPU, and are where its samples are made. Any process may vanish, and
 its number be another's, at any moment.

@@ -1,4 +1,4 @@
-"""Is a process where its GPUs are? Pure: what was found of it goes in, the judgement comes out.
+"""Judges where a process may run, seen from its GPUs. Pure: facts in, judgment out.
 
 Near is what is near any of them: a process that works on several has threads for each.
 

@@ -1,4 +1,4 @@
-"""What a scan finds, frozen: the holders of GPUs, their facts, and how they are judged."""
+"""The results of a scan, frozen: holders of GPUs, their facts, their judgments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that hold a GPU and belong to no living job: what people look for with `fuser -v`.
+"""Orphans: processes that hold a GPU and belong to no job or session any more.
 
 Source: proc_pid_stat(5).
 """

@@ -1,4 +1,4 @@
-"""CPUs that two jobs have each pinned processes to, as if for themselves."""
+"""CPUs that more than one job has pinned for its own use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What owns the processes of a machine: Slurm's jobs, and its users' sessions. By /proc alone.
+"""The owners of a machine's processes: Slurm jobs and users' sessions, by /proc.
 
 A session lasts as long as what let its user in: sshd, login, su, cron and a notebook server run as
 another user, and stay the parent of the user's first process. A process with a terminal is of a

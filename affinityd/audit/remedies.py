@@ -1,4 +1,4 @@
-"""The remedy of a mismatch, by its cause and by what chose the CPUs; and what ends an orphan.
+"""The remedy of a mismatch, by its cause and by what chose the CPUs; the end of an orphan.
 
 No remedy ends a process that still computes.
 """

@@ -1,4 +1,4 @@
-"""Where the memory of processes lies, by NUMA node: within limits, as each of them is stalled."""
+"""Resident memory by NUMA node, within time limits, since reading it stalls the process."""
 
 from __future__ import annotations
 

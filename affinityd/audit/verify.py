@@ -1,4 +1,4 @@
-"""`affinityd verify`: what the audit's judge says of processes, against their plans. Pure.
+"""`affinityd verify`: the audit's judgment of processes, with their plans. Pure.
 
 Every thread counts, whatever pinned it.
 """

@@ -1,4 +1,4 @@
-"""The command line: one file a command, which is imported when it is asked for."""
+"""The command line: one file for each command, imported when the command runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print in one way: names of options, tables, and remarks on stderr."""
+"""Printing that commands share: names of options, tables, and remarks on stderr."""
 
 from __future__ import annotations
 

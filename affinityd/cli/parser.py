@@ -1,4 +1,4 @@
-"""What all commands share of their command lines."""
+"""The parts of a command line that all commands share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `affinityd pin` pins: a process and its descendants, but for threads pinned on purpose."""
+"""The targets of `affinityd pin`: a process and its descendants, less threads pinned on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy's file, checked before a daemon reads it: what each rule matches, and does."""
+"""Checks a policy file before a daemon reads it: what each rule matches and does."""
 
 from __future__ import annotations
 

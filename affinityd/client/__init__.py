@@ -1,1 +1,1 @@
-"""What a rank runs: find a plan, believe it, apply it."""
+"""The client: find a plan, check its source, apply it."""

@@ -1,4 +1,4 @@
-"""This process: what it asks for, and how a plan is applied to it."""
+"""Applies a plan to this process: its questions, its mask and memory policy, its environment."""
 
 from __future__ import annotations
 

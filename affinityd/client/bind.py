@@ -1,4 +1,4 @@
-"""`affinityd.bind`: a running Python process applies its plan, and knows what came of it."""
+"""`affinityd.bind`: a running Python process applies its plan, and reports the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a process: a daemon's, else one that is made here from what a daemon published."""
+"""The plan of a process: from a daemon, else made here from its node.json or from sysfs."""
 
 from __future__ import annotations
 

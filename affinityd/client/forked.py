@@ -1,4 +1,4 @@
-"""A function with a deadline: a forked child runs it, and is killed where it takes longer.
+"""A function with a deadline: a forked child runs it, and is killed if it takes longer.
 
 It takes no signal and no timer of the process, which may become another program. For processes of
 one thread alone: in a child, locks of other threads stay closed for ever; and to fork a training

@@ -1,4 +1,4 @@
-"""The call of NVIDIA's gpu_affinity package, with its names and its answers.
+"""The interface of NVIDIA's gpu_affinity package, with its names and results.
 
     import affinityd as gpu_affinity
 

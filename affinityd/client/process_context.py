@@ -1,4 +1,4 @@
-"""What is known of a process that a plan is for: of this one, or of another one by its pid.
+"""The facts about a process for its plan: this process, or another one by its pid.
 
 `affinityd exec` imports this: no dataclasses, nothing that only other processes take.
 """

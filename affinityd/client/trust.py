@@ -1,4 +1,4 @@
-"""Which daemons a client trusts: root's, and those of the users that AFFINITYD_DAEMON_UID names.
+"""Which daemons a client trusts: root's, and those of the users in AFFINITYD_DAEMON_UID.
 
 Every user of a node may listen somewhere. So a client asks for the uid of the process that listens,
 unix(7) SO_PEERCRED, and looks at each folder on the way: a user that may write to one can put

@@ -1,4 +1,4 @@
-"""How the text of a setting is read. Readers raise ValueError, one line that quotes the text."""
+"""Readers of settings' text. They raise ValueError, one line that quotes the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scan finds that the one before did not, as log lines: one a GPU, whatever runs on it."""
+"""Log lines about scans: one when a GPU's processes come to run far from it, one when they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What enforcement does that is news, as log lines: of a job each kind once, whatever it runs."""
+"""Log lines about enforcement: one for each kind of news of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines: one a record, as text for people and the journal or as JSON, no control characters.
+"""Log lines: one for each record, as text or as JSON, without control characters.
 
 A thread writes them to stdout: a pipe whose reader has stopped, or a full disk, costs lines and
 holds up no answer.

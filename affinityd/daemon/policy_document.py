@@ -1,4 +1,4 @@
-"""A policy's file as a document: what it may say, and what is wrong with one that says else."""
+"""A policy's file as a document: its keys and values, and the errors in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon's servers: uvicorn's, for everything and for plans alone."""
+"""The daemon's servers: uvicorn's, for the whole API and for plans only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that come while the daemon is imported.
+"""Signals that arrive while the daemon is imported.
 
 The kernel drops a signal that pid 1, as of a container, has no handler for: pid_namespaces(7).
 """

@@ -1,4 +1,4 @@
-"""The daemon's sockets: bound before the server starts, so that what is wrong is said at once.
+"""The daemon's sockets: bound before the server starts, so that errors are reported at once.
 
 Another process at the unix socket ends the start. One at a TCP address does not, as it may be any
 user's: jobs use the unix socket.

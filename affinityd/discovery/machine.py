@@ -1,4 +1,4 @@
-"""The machine that the settings name, as it can be read again and again."""
+"""The machine that the settings name, which can be read again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs: what its driver shows in /proc, and the numbers that NVML gives them.
+"""NVIDIA's GPUs: its driver's files in /proc, and the numbers that NVML gives them.
 
 Where NVML answers, its list is the list; else it is the bus's, in bus order, which is NVML's too.
 Source: the NVIDIA driver's README, "The /proc Interface".

@@ -1,4 +1,4 @@
-"""PCI devices: /sys/bus/pci/devices, only those that a plan asks about.
+"""PCI devices: /sys/bus/pci/devices, only those that a plan needs.
 
 Source: kernel `Documentation/ABI/testing/sysfs-bus-pci`; classes from the PCI Code and ID
 Assignment Specification.

@@ -1,4 +1,4 @@
-"""A snapshot: just the files that a discovery reads, and NVML's answers, to replay a node anywhere.
+"""A snapshot: the files that discovery reads, and NVML's answers, to replay a node anywhere.
 
 No file enters it but those that discovery asks for, and of files of many lines only the lines that
 it asks for: no serial numbers, no hardware addresses, nothing of processes.

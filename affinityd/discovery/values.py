@@ -1,4 +1,4 @@
-"""What stands in a kernel file: a number, CPUs, named fields, numbered folders.
+"""Values of kernel files: numbers, CPUs, named fields, numbered folders.
 
 Missing and malformed are the same to a reader: None. A kernel's -1 is its way to say the same.
 """

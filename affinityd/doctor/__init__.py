@@ -1,1 +1,1 @@
-"""What keeps ranks from their place on a node: named checks, each with what mends it."""
+"""The doctor: named checks of a node, each with its remedy."""

@@ -1,4 +1,4 @@
-"""Looks at the daemon from outside: its socket, its process, what it published."""
+"""Looks at the daemon from outside: its socket, its process, its node.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks judge, gathered before: the machine, its files, its drivers, its daemon."""
+"""The facts that the checks judge: the machine, its files, its drivers, its daemon."""
 
 from __future__ import annotations
 

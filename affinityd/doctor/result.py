@@ -1,4 +1,4 @@
-"""What a check finds, and how good that is."""
+"""The result of a check, and its status."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pinning from outside: drift of GPU jobs found and, where an operator says so, mended."""
+"""Enforcement: drifted processes of GPU jobs are found and, if an operator says so, pinned."""

@@ -1,4 +1,4 @@
-"""Exponential backoff per process: after resets wait ever longer before pinning again, then stop.
+"""Exponential backoff per process: after repeated resets wait longer before pinning, then give up.
 
 What a library does to masks may be meant so: a pin is repeated, and no fight. The clock is handed
 in, seconds since boot.

@@ -1,4 +1,4 @@
-"""What is to become of every process that uses a GPU. Pure: by what a scan found and a policy says.
+"""Decides about every process that uses a GPU, by a scan and a policy. Pure.
 
 Each goes one way: is it in a job, may it be pinned, where is it to run, and are its threads there?
 Where it comes to a stop it is let alone, for a reason.

@@ -1,4 +1,4 @@
-"""Describes what enforcement found and did in the document that its reader may see."""
+"""Turns the result of enforcement into the document that its reader may see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `GET /enforce` answers and `affinityd enforce` prints: what is pinned, and what is left."""
+"""The document of `GET /enforce`, which `affinityd enforce` prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts enforcement together: after a scan, what is to become of each process, and its pins.
+"""Enforcement after a scan: a decision about each process, then its pins.
 
 One look after the other, in one thread. What comes of a look is frozen, and read by others.
 """

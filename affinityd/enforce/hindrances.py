@@ -1,4 +1,4 @@
-"""What keeps a daemon from pinning: a privilege that it lacks, or another daemon that pins.
+"""What hinders a daemon from pinning: a missing privilege, or another daemon that pins.
 
 Two that pin by different settings would take a job's threads from each other for ever: one has the
 lock of a file, flock(2), and the others observe.

@@ -1,4 +1,4 @@
-"""Memory that follows a pinned process to where it runs: migrate_pages(2), one process at a time.
+"""Moves the memory of a pinned process to its node: migrate_pages(2), one process at a time.
 
 What it costs is in docs/enforce.md; kernel mm/mempolicy.c `do_migrate_pages`, mm/migrate.c,
 mm/swap.c `lru_cache_disable`. The call cannot be interrupted: the daemon's end waits for the one

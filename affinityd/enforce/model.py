@@ -1,4 +1,4 @@
-"""What enforcement decides and does, frozen."""
+"""The decisions and results of enforcement, frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinning one process that has drifted: those threads that are not where it is to run."""
+"""Pins the threads of one drifted process that are not where they should run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each process of a scan is to run, and so by what its masks are judged. Pure.
+"""Where each process of a scan should run, by which its masks are judged. Pure.
 
 A job's GPUs are its ranks, and a plan divides its CPUs. Processes on one GPU share what its rank
 has. Cpusets that overlap are planned together, and each process has what of that is in its own.

@@ -1,4 +1,4 @@
-"""The verdict on a process: it fits, or has drifted, or why it is let alone, in sentences. Pure."""
+"""The verdict on a process: it fits, has drifted, or is left alone, with a sentence. Pure."""
 
 from __future__ import annotations
 

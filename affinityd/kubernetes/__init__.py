@@ -1,1 +1,1 @@
-"""What a pod is given, so that its containers find their place by themselves."""
+"""What a pod is given, so that its containers can pin themselves."""

@@ -1,4 +1,4 @@
-"""The files that `affinityd init` leaves in a pod: scripts that pin, and what they know of GPUs."""
+"""The files that `affinityd init` writes for a pod: scripts that pin, and facts about its GPUs."""
 
 from __future__ import annotations
 

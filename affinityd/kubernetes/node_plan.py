@@ -1,4 +1,4 @@
-"""The plan of a whole node, for a pod: asked of the node's daemon, else made here."""
+"""The plan of a whole node, for a pod: from the node's daemon, else made here."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the kernel tells and takes: /proc, /sys, cgroups, affinity, memory policies."""
+"""The kernel's interfaces: /proc, /sys, cgroups, affinity, memory policies."""

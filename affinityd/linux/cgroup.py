@@ -1,4 +1,4 @@
-"""The cpuset of a process: the CPUs that its cgroup lets it use.
+"""The cpuset of a process: the CPUs that its cgroup allows.
 
 Sources: cgroups(7), cpuset(7), kernel Documentation/admin-guide/cgroup-v1/cpusets.rst and
 cgroup-v2.rst.

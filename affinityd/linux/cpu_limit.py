@@ -1,4 +1,4 @@
-"""The CPU limit of a process: how much CPU time its cgroup lets it use, as a number of CPUs.
+"""The CPU limit of a process: the CPU time that its cgroup allows, as a number of CPUs.
 
 Sources: kernel Documentation/scheduler/sched-bwc.rst (v1) and admin-guide/cgroup-v2.rst, cpu.max.
 """

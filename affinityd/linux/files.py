@@ -1,4 +1,4 @@
-"""Files of /proc and /sys, thousands at once, and those that others read or write meanwhile.
+"""Files of /proc and /sys, read by the thousand, and files that others read or write meanwhile.
 
 What is in /proc and /sys may vanish, or refuse to be read, at any moment: that is no error.
 `affinityd exec` imports this: pathlib costs more to import than Python to start.

@@ -1,4 +1,4 @@
-"""Where a thread's memory comes from: what is asked of the kernel, and what then holds.
+"""Memory policies of threads: what is asked of the kernel, and what then applies.
 
 A policy belongs to one thread. A program that it execs, and threads and children that it starts
 afterwards, inherit it: set_mempolicy(2). Another process's is in /proc/PID/numa_maps, numa(7).

@@ -1,4 +1,4 @@
-"""What a process sees mounted: /proc/PID/mountinfo. Source: proc(5)."""
+"""The mounts that a process sees: /proc/PID/mountinfo. Source: proc(5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket: what the kernel noted when it connected or listened.
+"""The process at the other end of a unix socket, as the kernel noted it: SO_PEERCRED.
 
 Source: unix(7), SO_PEERCRED; struct ucred of kernel include/linux/socket.h. Clients import this:
 neither `socket` nor `struct` nor `typing`.

@@ -1,4 +1,4 @@
-"""Pinning the threads of running processes, again and again until none has missed it.
+"""Pins the threads of running processes, repeatedly until no thread was missed.
 
 A thread starts with the mask of the one that starts it, clone(2). So only those that are not pinned
 start others that are not: a pass over all threads that finds every one pinned is the last, whatever

@@ -1,4 +1,4 @@
-"""All processes of one moment. Each may have ended since, and its number may be another's."""
+"""All processes at one moment. Each may have ended since, and its pid may be reused."""
 
 from __future__ import annotations
 

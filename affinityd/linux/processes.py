@@ -1,4 +1,4 @@
-"""What /proc tells of running processes and their threads.
+"""Facts of /proc about running processes and their threads.
 
 Anything may vanish, or refuse to be read, at any moment: that is None, or missing in a list, and
 never an error. Sources: proc(5), sched_getaffinity(2), kernel fs/proc/array.c `do_task_stat`.

@@ -1,4 +1,4 @@
-"""Machines that ship with the package as compact facts: a real plan without a GPU at hand.
+"""Built-in machines as compact facts: real plans without a GPU at hand.
 
 One JSON file a machine:
 

@@ -1,4 +1,4 @@
-"""Home nodes and their domains: which cores the ranks of one node may be given, in order.
+"""Home nodes and their domains: the cores that the ranks of a node may get, in order.
 
 A domain is a sequence of bundles. A bundle is dealt as one: a near core, and after it its
 partners (cores of the same package that are near to no planned rank).

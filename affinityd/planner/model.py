@@ -1,4 +1,4 @@
-"""What the planner is asked and what it answers."""
+"""The planner's input and output."""
 
 from __future__ import annotations
 

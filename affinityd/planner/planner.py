@@ -1,4 +1,4 @@
-"""The planner: which CPUs each rank is to have. Pure: no files, no clock."""
+"""The planner: the CPUs of each rank. Pure: no files, no clock."""
 
 from __future__ import annotations
 

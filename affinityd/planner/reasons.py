@@ -1,4 +1,4 @@
-"""Why a rank is where it is, in short sentences."""
+"""The reasons for a rank's place, in short sentences."""
 
 from __future__ import annotations
 

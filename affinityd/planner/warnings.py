@@ -1,4 +1,4 @@
-"""What a caller should know before it uses a plan."""
+"""Warnings for the caller of a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Never fewer CPUs than were asked for: where near cores are too few, the nearest others join."""
+"""Never fewer CPUs than were asked for: if near cores are too few, the nearest others are added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU is meant by a name: from what a process sees to the node's own numbering.
+"""Names of GPUs: from what a process sees to the node's own numbering.
 
 Two renumberings lie between a process's index and the node's: what a container runtime or device
 cgroup granted, and what the vendor's variable makes visible (visible_devices.py). Sources: CUDA C++

@@ -1,4 +1,4 @@
-"""What `GET /plan` answers in JSON: a plan, or a problem."""
+"""The document of `GET /plan`: a plan, or a problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process's environment says of its GPUs and CPUs, as the plan requests that follow. Pure.
+"""The plan requests that follow from a process's environment: its GPUs and CPUs. Pure.
 
 Sources: CUDA C++ Programming Guide "CUDA Environment Variables"; ROCm "GPU isolation techniques";
 srun(1), sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; slurm.conf(5), "TaskProlog".

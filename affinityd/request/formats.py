@@ -1,4 +1,4 @@
-"""A plan as it is answered: a JSON document, or lines for shells and tools."""
+"""The formats of a plan: a JSON document, or lines for shells and tools."""
 
 from __future__ import annotations
 

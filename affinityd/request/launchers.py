@@ -1,4 +1,4 @@
-"""What launchers and schedulers say of a process: its local rank, and the CPUs it asked for. Pure.
+"""Variables of launchers and schedulers: the local rank, and the CPUs that were asked for. Pure.
 
 Sources: PyTorch "torchrun: Environment Variables"; mpirun(1) of Open MPI; Intel MPI and MPICH
 Hydra; Cray PALS; flux-run(1); srun(1) and sbatch(1) "OUTPUT ENVIRONMENT VARIABLES".

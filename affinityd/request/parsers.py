@@ -1,4 +1,4 @@
-"""How the text of a parameter is read. Readers raise ValueError, one line that quotes the text."""
+"""Parsers of parameters' text. They raise ValueError, one line that quotes the text."""
 
 from __future__ import annotations
 

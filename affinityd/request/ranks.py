@@ -1,4 +1,4 @@
-"""Which GPU each rank of a request drives, and which of the ranks are asked for."""
+"""Which GPU each rank of a request drives, and which ranks the answer is for."""
 
 from __future__ import annotations
 

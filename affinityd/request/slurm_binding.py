@@ -1,4 +1,4 @@
-"""How Slurm bound the tasks of a step: which of them have the same GPUs, and whose CPUs are whose.
+"""How Slurm bound the tasks of a step: which tasks have the same GPUs, and each task's CPUs.
 
 Sources: srun(1), --gpu-bind, --gpus-per-task, --ntasks-per-gpu and --cpu-bind; what slurmstepd then
 tells each task, in SLURMD_TRES_BIND and SLURM_CPU_BIND_LIST.

@@ -1,4 +1,4 @@
-"""What a caller sees: what a scheduler or container runtime gave it, less what its variable hides.
+"""The devices that a caller sees: those it was given, without those that its variable hides.
 
 Visible-device lists are read as the drivers read them. CUDA_VISIBLE_DEVICES and
 ASCEND_RT_VISIBLE_DEVICES are one list; ROCm's ROCR_VISIBLE_DEVICES filters and HIP_VISIBLE_DEVICES

@@ -1,4 +1,4 @@
-"""Do the GPUs that slurmd has fit the node? Pure: entries and topology in, what is wrong out."""
+"""Checks slurmd's GPUs against the node. Pure: entries and topology in, findings out."""
 
 from __future__ import annotations
 

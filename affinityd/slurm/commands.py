@@ -1,4 +1,4 @@
-"""Slurm's own commands on this machine, which read its slurm.conf and gres.conf for us.
+"""Slurm's commands on this machine, which read its slurm.conf and gres.conf.
 
 Source: scontrol(1).
 """

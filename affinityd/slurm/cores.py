@@ -1,4 +1,4 @@
-"""Which cores are near each GPU of a node, in Slurm's numbers: what `Cores=` should be.
+"""The cores near each GPU of a node, in Slurm's numbers: the right `Cores=`.
 
 Slurm takes hwloc's logical numbers, `Core L#` of `lstopo -l`: it goes down from packages to cores,
 and at each step first to what has the lowest CPU. Threads do not count; nor does a core that is

@@ -1,4 +1,4 @@
-"""A node's GPUs as Slurm tells them apart, `File=`, and as they are linked, `Links=`.
+"""A node's GPUs as Slurm names them, `File=`, and as they are linked, `Links=`.
 
 Links are counted as Slurm's gpu/nvml counts them: NVLinks that are up, GPU to GPU; those to a
 switch lead to no GPU. For with AutoDetect=, Slurm ignores a GPU whose line says otherwise than its

@@ -1,4 +1,4 @@
-"""What slurmctld was configured with for a node: its Gres= and its cores.
+"""slurmctld's configuration of a node: its Gres= and its cores.
 
 slurmctld drains a node that registers with fewer GPUs of a type than that (State=…+INVALID_REG).
 scontrol then shows what registered, and slurm.conf alone has its Gres=: seen with 22.05 and 26.05.

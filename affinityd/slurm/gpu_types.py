@@ -1,4 +1,4 @@
-"""Which type each GPU of a node has: what `Type=` of its line should be.
+"""The type of each GPU of a node: the right `Type=`.
 
 slurmctld's configuration says which types there are. Which GPU is of which follows from the GPUs'
 names as in Slurm's AutoDetect: a type is a part of the name, whatever the case, with _ for blanks.

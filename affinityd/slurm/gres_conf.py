@@ -1,4 +1,4 @@
-"""What is right for a node: its lines of gres.conf."""
+"""The right lines of gres.conf for a node."""
 
 from __future__ import annotations
 

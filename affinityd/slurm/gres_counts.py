@@ -1,4 +1,4 @@
-"""Does slurmd have as many GPUs as Gres= says, and Gres= as many as the node has? Pure.
+"""Checks the number of GPUs: slurmd's against Gres=, and that against the node. Pure.
 
 Source: Slurm's src/interfaces/gres.c (_merge_gres2, _node_config_validate); each fault was seen
 with Slurm 22.05, 24.11 and 26.05.

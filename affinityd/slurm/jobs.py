@@ -1,4 +1,4 @@
-"""The jobs that run on this node: the CPUs that Slurm's cgroups let each use, and its GPUs.
+"""The jobs that run on this node: their GPUs, and the CPUs that Slurm's cgroups allow.
 
 Sources: Slurm's src/plugins/cgroup/v1 and v2, cgroup.conf(5) "CgroupJobIdPaths". The note of a
 job's GPUs is what affinityd's Prolog leaves.

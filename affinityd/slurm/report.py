@@ -1,4 +1,4 @@
-"""What `affinityd slurm check` found, as lines for a person or as a JSON document."""
+"""The result of `affinityd slurm check`, as lines or as a JSON document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What slurmd makes of gres.conf for a node: `slurmd -G`, as of Slurm 22.05, 24.11 and 26.05.
+"""slurmd's reading of gres.conf for a node: `slurmd -G`, as of Slurm 22.05, 24.11 and 26.05.
 
 It merges gres.conf with Gres= of slurm.conf, or with what AutoDetect= finds, in the order of
 Slurm's GPU numbers. It leaves out what does not fit Gres=, and says so on stderr, where it prints

@@ -1,1 +1,1 @@
-"""The machine as it is planned on."""
+"""The machine as the planner sees it."""

@@ -1,4 +1,4 @@
-"""A topology in JSON, as /topology, `affinityd topology --json` and node.json have it, and back.
+"""A topology in JSON, for /topology, `affinityd topology --json` and node.json, and back.
 
 What follows from the rest (online, packages, a node's cpulist, a NIC's nearness) is there for
 readers: `from_document` does not look at it.

@@ -1,4 +1,4 @@
-"""What a machine is made of, frozen, and the questions that a plan asks of it.
+"""The parts of a machine, frozen, and the questions of the planner.
 
 Nothing here reads a file: discovery makes a Topology, the other folders ask it.
 """

@@ -1,4 +1,4 @@
-"""What is near to GPUs, where masks lie, seen from there, and why some are far. Pure."""
+"""Which CPUs and memory are near GPUs, where masks lie, and why some are far. Pure."""
 
 from __future__ import annotations
 

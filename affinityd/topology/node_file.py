@@ -1,4 +1,4 @@
-"""node.json: what the daemon knows, published beside its socket for clients that outlive it."""
+"""node.json: the topology, published beside the daemon's socket for clients that outlive it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which processes hold a GPU: by drivers, by device files."""
+"""Sources of holders: drivers and device files."""

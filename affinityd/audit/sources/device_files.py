@@ -1,4 +1,4 @@
-"""The holders of GPUs' device files, where a driver names no processes: Ascend's, and others'.
+"""Holders by open device files, for drivers that list no processes: Ascend's, and others'.
 
 A file's place in sysfs tells its GPU: /sys/dev/char/MAJ:MIN, kernel
 Documentation/ABI/testing/sysfs-dev. Ascend's driver gives its files no place (it calls

@@ -1,4 +1,4 @@
-"""Whether NVIDIA's driver is being worked on: NVML is not asked then, as asking uses the driver.
+"""Work on NVIDIA's driver: NVML is not asked meanwhile, since that uses the driver.
 
 A module in use is not unloaded, and a GPU in use is neither reset nor given another MIG mode.
 Read for what they do: NVIDIA/mig-parted deployments/systemd/{hooks.sh,service.sh,README.md} and

@@ -1,1 +1,1 @@
-"""A file a command."""
+"""The commands, one file each."""

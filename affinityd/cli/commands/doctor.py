@@ -1,4 +1,4 @@
-"""`affinityd doctor`: what keeps ranks from their place on this node, and what mends it."""
+"""`affinityd doctor`: checks this node for what keeps ranks from their CPUs, with remedies."""
 
 from __future__ import annotations
 

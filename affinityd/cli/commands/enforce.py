@@ -1,4 +1,4 @@
-"""`affinityd enforce`: what a daemon pins from outside, what it leaves, and why."""
+"""`affinityd enforce`: which processes the daemon pins, which it leaves alone, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`affinityd exec`: takes its place, then becomes the command.
+"""`affinityd exec`: pins itself to the CPUs near its GPU, then becomes the command.
 
 What is imported here counts in every rank's start: no argparse, re, json, dataclasses or socket on
 the way to execve(2).

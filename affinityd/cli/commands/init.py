@@ -1,4 +1,4 @@
-"""`affinityd init`: in a pod's init container, leaves what its containers pin themselves with."""
+"""`affinityd init`: in a pod's init container, writes the files by which its containers pin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`affinityd pin`: every thread of a running process, to the CPUs near its GPU."""
+"""`affinityd pin`: pins every thread of a running process near its GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`affinityd plan`: what the daemon would answer, without one."""
+"""`affinityd plan`: the daemon's answer, computed without a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`affinityd slurm`: a node's gres.conf, written or checked."""
+"""`affinityd slurm`: prints a node's lines of gres.conf, or checks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`affinityd snapshot`: the files that a plan needs, to replay this node anywhere."""
+"""`affinityd snapshot`: captures the files that a plan needs, to replay this node anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`affinityd topology`: the node, drawn for a person or as JSON."""
+"""`affinityd topology`: the node as a tree or as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`affinityd verify`: whether a process is where its GPUs are."""
+"""`affinityd verify`: checks whether a process runs near its GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scan as a table for a person: its rows, then what is to be said of them."""
+"""A scan as a table: its rows, then notes and remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of the audit's table: each holder of a GPU, and below it those that work for it."""
+"""The rows of the audit's table: each holder of a GPU, with its helper processes below it."""
 
 from __future__ import annotations
 

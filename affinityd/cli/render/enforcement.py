@@ -1,4 +1,4 @@
-"""What a daemon answers at /enforce, for a person: job by job what does not fit, and why."""
+"""The daemon's answer at /enforce as a table: the processes in the wrong place, by job, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node drawn for a person: packages, NUMA nodes, LLC groups, and the devices where they are."""
+"""A node as a tree: packages, NUMA nodes, LLC groups, and the devices where they are."""
 
 from __future__ import annotations
 

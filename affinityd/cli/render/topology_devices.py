@@ -1,4 +1,4 @@
-"""The GPUs and NICs of a NUMA node, drawn for a person."""
+"""The GPUs and NICs of a NUMA node, as rows of the tree."""
 
 from __future__ import annotations
 

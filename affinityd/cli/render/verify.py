@@ -1,4 +1,4 @@
-"""What was verified, as a table for a person or as a JSON document."""
+"""The result of verify, as a table or as a JSON document."""
 
 from __future__ import annotations
 

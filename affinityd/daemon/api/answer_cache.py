@@ -1,4 +1,4 @@
-"""Plan answers that were given before, found before anything is routed."""
+"""The cache of plan answers, which is asked before a request is routed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The FastAPI app: what is served where."""
+"""The FastAPI app: its paths and their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`GET /audit` and `GET /enforce`: what is found of processes, as each caller may see it."""
+"""`GET /audit` and `GET /enforce`: processes, as each caller may see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listener for plans alone: it answers /plan, and says at / that it serves nothing else."""
+"""The address for plans only: it answers /plan, and / says so."""
 
 from __future__ import annotations
 

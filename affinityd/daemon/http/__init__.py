@@ -1,1 +1,1 @@
-"""What uvicorn lacks: bounds of connections, heads and bodies, and remembered answers."""
+"""What uvicorn lacks: limits of connections, heads and bodies, and cached answers."""

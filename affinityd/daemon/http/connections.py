@@ -1,4 +1,4 @@
-"""Which connections there are, of which caller: how many, how long, and how much lies there."""
+"""The open connections by caller: how many, for how long, and how many bytes wait there."""
 
 from __future__ import annotations
 

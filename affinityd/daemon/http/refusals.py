@@ -1,4 +1,4 @@
-"""Connections that are closed without an answer to what they ask: why, counted and logged."""
+"""Refusals: connections closed without an answer, by reason, counted and logged."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What Prometheus scrapes."""
+"""The metrics for Prometheus."""

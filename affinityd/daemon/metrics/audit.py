@@ -1,4 +1,4 @@
-"""What a scan found, as Prometheus metrics: GPUs by their labels, jobs by theirs, never a pid."""
+"""Metrics of a scan: GPUs by their labels, jobs by theirs, never a pid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is enforced, as Prometheus metrics: GPUs by their labels, never a job or a pid."""
+"""Metrics of enforcement: GPUs by their labels, never a job or a pid."""
 
 from __future__ import annotations
 

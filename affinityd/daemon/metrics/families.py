@@ -1,4 +1,4 @@
-"""Prometheus metrics as rows of a table: what each says of one thing of many."""
+"""Prometheus metrics as rows of a table: each row is one value of many objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs that have metrics of their own: so many, those seen first; the others share a row.
+"""The jobs with metrics of their own: a fixed number, those seen first; the others share a row.
 
 A row's counters only ever grow, the shared one's too, although jobs come and go in it.
 """

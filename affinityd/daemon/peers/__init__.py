@@ -1,1 +1,1 @@
-"""Who is at the other end of a connection."""
+"""The other end of a connection."""

@@ -1,4 +1,4 @@
-"""The CPUs that a caller over a unix socket may use, as the kernel has them while it asks.
+"""The CPUs that a caller on a unix socket may use, as the kernel has them at the request.
 
 Its mask is that of its process's main thread, its cpuset that of its cgroup. Sources: unix(7),
 sched_getaffinity(2), cgroups(7) for /proc/PID/cgroup, pid_namespaces(7).

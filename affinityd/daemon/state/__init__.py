@@ -1,1 +1,1 @@
-"""What the daemon knows of its node, and keeps up to date."""
+"""The daemon's knowledge of its node, kept current."""

@@ -1,4 +1,4 @@
-"""Work off the event loop, which does not hold up the end; and one log line where it fails."""
+"""Work outside the event loop, which does not delay the end; a failure is one log line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A memory that stays small: of so many bytes, the least recently used forgotten first."""
+"""A cache limited in bytes: the least recently used entry goes first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request from its parts to its answer, and the plans that other ranks of its job share."""
+"""Answers one request, from its parts to its plan; ranks of a job share plans."""
 
 from __future__ import annotations
 

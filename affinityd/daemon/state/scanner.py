@@ -1,4 +1,4 @@
-"""Scans the processes that use GPUs again and again, off the event loop.
+"""Scans the processes that use GPUs at an interval, outside the event loop.
 
 A scan is swapped in whole. One that fails leaves the last one, whose age grows; one whose thread
 hangs ends the daemon. What is done about a scan is done behind that: no request waits for it.

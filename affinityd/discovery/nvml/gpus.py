@@ -1,4 +1,4 @@
-"""What NVML knows of NVIDIA's GPUs, asked by a short-lived child."""
+"""NVML's facts about GPUs, read by a short-lived child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes use NVIDIA's GPUs: NVML, asked by a short-lived child, as for `gpus.query`.
+"""The processes that use NVIDIA's GPUs: NVML, read by a short-lived child, as for `gpus.query`.
 
 Sources: nvml.h on nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses and
 nvmlDeviceGetMPSComputeRunningProcesses (who may ask, MIG handles), nvidia-ml-py's calls of them.

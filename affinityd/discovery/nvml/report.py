@@ -1,4 +1,4 @@
-"""NVML's answers as data, and as JSON: what its child prints and a snapshot keeps."""
+"""NVML's answers as data, and as JSON: its child prints it, and a snapshot keeps it."""
 
 from __future__ import annotations
 

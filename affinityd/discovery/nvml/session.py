@@ -1,4 +1,4 @@
-"""NVML in a child process: started, asked, shut down again.
+"""NVML in a child process: initialized, asked, shut down.
 
 A process that holds NVML open blocks GPU resets, MIG changes and driver upgrades, and a faulty
 driver hangs or crashes its caller. So a short-lived child starts NVML, reads, shuts it down, prints

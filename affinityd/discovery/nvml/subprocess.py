@@ -1,4 +1,4 @@
-"""A function run in a child process that may hang or crash without harm to its parent."""
+"""Runs a function in a child process that may hang or crash without harm to its parent."""
 
 from __future__ import annotations
 

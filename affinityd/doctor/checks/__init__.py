@@ -1,1 +1,1 @@
-"""What the doctor looks for: a file a family of checks."""
+"""The checks, one file for each family."""

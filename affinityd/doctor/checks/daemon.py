@@ -1,4 +1,4 @@
-"""Whether every user's jobs reach the daemon, and what it answers: plans, and what it enforces.
+"""Whether all users' jobs reach the daemon, and its answers: plans, and enforcement.
 
 It plans within the cpuset of a caller that states none, and is asked here as any job asks; what its
 process is kept from seeing is the cause where it does not know. Sources: unix(7), for connect(2)

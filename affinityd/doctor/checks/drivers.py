@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says, and whether it stays loaded.
+"""NVIDIA's driver: its answers, and whether it stays loaded.
 
 Sources: NVML's API reference (nvmlDeviceGetPersistenceMode), NVIDIA's "Driver Persistence".
 """

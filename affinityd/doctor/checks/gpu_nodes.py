@@ -1,4 +1,4 @@
-"""Where the GPUs are, and whether their CPUs are there.
+"""Where the GPUs are, and whether their CPUs are online.
 
 Sources: kernel Documentation/ABI/testing/sysfs-bus-pci (numa_node), stable/sysfs-devices-node,
 testing/sysfs-devices-system-cpu (present, smt/control, cpuX/nodeY).

@@ -1,4 +1,4 @@
-"""Where the interrupts of GPUs and of the network adapters beside them are handled.
+"""Which CPUs handle the interrupts of GPUs and of the NICs near them.
 
 Sources: kernel Documentation/core-api/irq/irq-affinity.rst, ABI/testing/sysfs-bus-pci (msi_irqs);
 irqbalance(1), whose IRQBALANCE_BANNED_CPULIST counts before IRQBALANCE_BANNED_CPUS, and where

@@ -1,4 +1,4 @@
-"""Whether the PCIe links to the GPUs have all the lanes that they could have.
+"""Whether the PCIe links to the GPUs have all their lanes.
 
 A GPU that idles lowers its link's speed, and NVIDIA says that of the width too (nvidia-smi(1),
 "pcie.link.gen.gpucurrent", "pcie.link.width.current": "may be reduced when the GPU is not in use").

@@ -1,4 +1,4 @@
-"""The checks by their names, and how they are run."""
+"""The checks by name, and how they are run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the schedulers say of the GPUs, and what they confine jobs with.
+"""What the schedulers know of the GPUs, and how they confine jobs.
 
 Sources: gres.conf(5); kernel Documentation/admin-guide/cgroup-v2.rst (cgroup.controllers);
 https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.

@@ -1,4 +1,4 @@
-"""Whether AFFINITYD_* variables, and keys of the settings file, are names that affinityd knows.
+"""Whether AFFINITYD_* variables, and keys of the settings file, are known names.
 
 Commands ignore other names silently: a job inherits many variables, and the file may have lines for
 other programs.

@@ -1,1 +1,1 @@
-"""The policy of enforcement: which processes it names, and how it treats them."""
+"""The policy of enforcement: which processes it selects, and how they are treated."""

@@ -1,4 +1,4 @@
-"""What was set in a process's environment when it was started, as far as that can still be read.
+"""The environment with which a process was started, as far as it can be read.
 
 To read it the kernel takes the lock of the process's memory, which its user can have held for ever:
 by a file system of their own (FUSE), or one that does not answer (NFS). So it is read in a thread.

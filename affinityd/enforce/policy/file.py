@@ -1,4 +1,4 @@
-"""The policy's file, which may change while the daemon runs: what could be read last counts."""
+"""The policy file, which may change while the daemon runs: the last good one applies."""
 
 from __future__ import annotations
 

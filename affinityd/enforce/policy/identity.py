@@ -1,4 +1,4 @@
-"""The identity of a process, as far as a policy may ask."""
+"""The properties of a process by which a policy selects it."""
 
 from __future__ import annotations
 

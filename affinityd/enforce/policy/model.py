@@ -1,4 +1,4 @@
-"""What a policy says of a process, and which policy counts."""
+"""The treatment of a process by a policy, and the policy that applies."""
 
 from __future__ import annotations
 
