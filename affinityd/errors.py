@@ -14,7 +14,7 @@ AffinityError
 ├── ApplyError            a plan that could not be applied                    exit 1
 ├── DaemonError           a daemon in trouble; plan without it                exit 1
 │   ├── NoDaemonError     there is none
-│   └── UntrustedError    somebody else may be in its place
+│   └── UntrustedError    another user may be in its place
 ├── ListenError           an address that cannot be listened on               exit 1
 └── FatalError            what the daemon does not survive                    exit 1
 
@@ -115,7 +115,7 @@ class NoDaemonError(DaemonError):
 
 
 class UntrustedError(DaemonError):
-    """Who listens, or may, is neither root nor whom the settings name."""
+    """The user that listens, or could, is neither root nor named by the settings."""
 
 
 class ListenError(AffinityError):

@@ -96,7 +96,7 @@ class Auditor:
         )
 
     def _judge(self, topology: Topology) -> Judge:
-        """Return the judge for a topology, which is another object when it was read anew."""
+        """Return the judge for a topology, which is another object when it was read again."""
         if self._judged_by is None or self._judged_by.topology is not topology:
             before = self._judged_by.topology.gpus if self._judged_by else ()
             there = {(gpu.key, gpu.pci_bus_id) for gpu in topology.gpus}

@@ -99,7 +99,7 @@ class CpuTimeCounters:
         return since
 
     def forget(self, gpu: GpuKey) -> None:
-        """Begin anew with a GPU: another one has its number now."""
+        """Start again with a GPU: another one has its number now."""
         self._gpus.pop(gpu, None)
         self._since.pop(gpu, None)
 

@@ -1,6 +1,6 @@
 """The job and container of a process, by the paths of its cgroups. Pure: it reads no file.
 
-Only what root names is believed: below a `user.slice` anybody may call a cgroup as they like, and
+Only root's names are trusted: below a `user.slice` any user may name a cgroup, and
 elsewhere a job's number counts in Slurm's own folders alone.
 
 Sources: cgroups(7); Slurm's src/plugins/cgroup/v1 and v2, cgroup.conf(5) "CgroupSlice" and

@@ -61,7 +61,7 @@ class GpuHolders:
     unknown: Mapping[GpuKey, str] = field(default_factory=dict)
     #: Seconds since boot; a pid that started later is another's. inf: within this scan.
     asked: float = float("inf")
-    skipped: int = 0  #: processes whose files were not looked at, as time was up
+    skipped: int = 0  #: processes whose files were not read within the time limit
     notices: tuple[str, ...] = ()  #: what is to be said of the answers, for people
 
     @classmethod
@@ -166,7 +166,7 @@ class Scan:
     unknown: Mapping[GpuKey, str]  #: GPUs whose processes are not known → why
     #: Names of two jobs or more → the CPUs that are in the unique pins of all of them
     overlap: Mapping[tuple[str, ...], CpuSet] = field(default_factory=dict)
-    skipped: int = 0  #: processes that were not looked at, as time was up
+    skipped: int = 0  #: processes that were not read within the time limit
     divided: frozenset[int] = frozenset()  #: pids: one below them holds another GPU
     late: Mapping[GpuKey, int] = field(default_factory=dict)  #: those that are known to be a GPU's
     gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU

@@ -42,7 +42,7 @@ class Verification:
 
     @cached_property
     def far(self) -> Mapping[str, Sequence[Thread]]:
-        """The threads that may run far away, by placement; none where no pin mends that."""
+        """The threads that may run far away, by placement; none where no pin fixes that."""
         found: dict[str, list[Thread]] = {word: [] for word in FAR}
         if self.process.cause != ALLOCATION:
             for thread, word, _ in self.process.placed:

@@ -41,7 +41,7 @@ def _said(path: str, document: Table) -> Iterator[str]:
     for number, rule in enumerate(rules, start=1):
         matched = " and ".join(_matched(key, rule[key]) for key in KEYS if key in rule)
         yield f"rule {number}: {matched}: {_done({**document, **rule})}"
-    yield f"{'all others' if rules else 'everybody'}: {_done(document)}"
+    yield f"{'all others' if rules else 'all jobs'}: {_done(document)}"
     asking = [
         number
         for number, rule in enumerate(rules, start=1)

@@ -171,7 +171,7 @@ class Machine:
 
 
 def _keep_open(tree: Tree | None) -> int | None:
-    """Open the list of online CPUs for good: to read it then costs a third of opening it anew."""
+    """Open the list of online CPUs for good: to read it then costs a third of opening it again."""
     if not isinstance(tree, FolderTree):
         return None
     try:

@@ -79,7 +79,7 @@ class Backoff:
         return frozenset(self.record(facts).given)
 
     def after_waiting(self, decision: Decision) -> Decision:
-        """Return the decision; what is to be pinned, but not now, is let alone."""
+        """Return the decision; a process to be pinned later is left alone for now."""
         facts, record = decision.process.facts, self.record(decision.process.facts)
         if decision.verdict == FITS and record.is_reset:  # what it does next is another reset
             self._set(facts, replace(record, is_reset=False, refusal=None))

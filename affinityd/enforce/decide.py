@@ -1,7 +1,7 @@
 """Decides about every process that uses a GPU, by a scan and a policy. Pure.
 
 Each goes one way: is it in a job, may it be pinned, where is it to run, and are its threads there?
-Where it comes to a stop it is let alone, for a reason.
+Where a step fails, the process is left alone, for a reason.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ from affinityd.topology.nearness import MASK, UNPINNED
 CONTAINER, CGROUP = "container", "cgroup"
 
 SHARE = "share"  #: near its GPU, on CPUs that are another rank's by its mode, or reserved
-CAUSES = (MASK, UNPINNED, SHARE)  #: why a process is to be pinned
+CAUSES = (MASK, UNPINNED, SHARE)  #: why a process should be pinned
 
 FITS = "fits"  #: it runs where it is to
 DRIFTED = "drifted"  #: it does not, and a pin would change that
-LEFT = "left"  #: it is let alone, wherever it runs
+LEFT = "left"  #: it is left alone, wherever it runs
 
-#: Why a process is let alone; of each, `Decision.why` says more.
+#: Why a process is left alone; of each, `Decision.why` says more.
 NO_POLICY = "no_policy"  #: none has been readable yet
 NO_JOB = "no_job"  #: it is in no scheduler's, no container, no cgroup that a rule names
 DAEMON = "daemon"  #: it is known to run on every node
@@ -53,7 +53,7 @@ PIN_OUTCOMES = (PINNED, CUT, REFUSED, UNSETTLED)
 class TargetCpus:
     """By what the masks of one process's threads are judged."""
 
-    cpus: CpuSet  #: where it is to run
+    cpus: CpuSet  #: where it should run
     cpuset: CpuSet  #: everything that its cgroup lets it use, and is online
     #: Masks that were chosen for no single thread: the process's own, and those that we gave.
     usual: frozenset[CpuSet]
@@ -88,11 +88,11 @@ class Decision:
     job: Job | None = None
     pod: str | None = None  #: NAMESPACE/NAME of the job, where it is a pod and they are known
     treatment: Treatment | None = None  #: None: the policy was not asked
-    target: TargetCpus | None = None  #: None: where it is to run is not known
+    target: TargetCpus | None = None  #: None: where it should run is not known
     #: Of CAUSES: why it is to be pinned; ALLOCATION of the audit's, where no pin helps; None: it
     #: runs where it is to, or that was not judged.
     cause: str | None = None
-    reason: str | None = None  #: of REASONS, where it is let alone
+    reason: str | None = None  #: of REASONS, if it is left alone
     why: str | None = None  #: that, or how it has drifted, in a sentence with what would change it
     drifted: int = 0  #: its threads that a pin would move
     on_purpose: int = 0  #: its threads that were pinned on purpose, elsewhere

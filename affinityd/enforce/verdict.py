@@ -73,7 +73,7 @@ BY_POLICY = "{which} of the policy says observe"
 
 
 class ExemptError(Exception):
-    """A process is let alone."""
+    """A process is left alone."""
 
     def __init__(self, reason: str, why: str | None = None, **said: object) -> None:
         """Take which of REASONS it is, and a sentence, or what the sentence of WHY has to name."""

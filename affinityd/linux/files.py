@@ -26,7 +26,7 @@ MOST = 4 * 1024 * 1024
 #: What there is too little of, where a file cannot be read that is there all the same.
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
-READABLE, EXECUTABLE = 0o644, 0o755  #: by everybody, whatever the umask is
+READABLE, EXECUTABLE = 0o644, 0o755  #: by all users, whatever the umask is
 
 
 def read(path: str, most: int) -> bytes:
@@ -58,7 +58,7 @@ def text(path: str) -> str:
 def present(path: str) -> bytes | None:
     """Return a file; None where there is none for us.
 
-    Raises OSError where nobody can say: PermissionError, and where there is too little of something
+    Raises OSError where that cannot be known: PermissionError, and if something is too scarce
     (SCARCE) to read it.
     """
     try:
@@ -73,7 +73,7 @@ def read_regular(path: str, most: int) -> bytes:
     """Return what a regular file holds, without waiting for it.
 
     Raises OSError: EINVAL for what is no regular file, EFBIG for one of more than `most` bytes,
-    EAGAIN for one of the kernel's that has somebody wait, as /proc/kmsg.
+    EAGAIN for one of the kernel's that makes a reader wait, as /proc/kmsg.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):  # first: to open a device may do something
         raise OSError(errno.EINVAL, "not a regular file")

@@ -14,7 +14,7 @@ from affinityd.linux.processes import INIT, PROC, Stat, everyone
 def descendants(pid: int, proc: str = PROC) -> list[Stat]:
     """Return a process's children, theirs, and so on, parents before children; no zombies.
 
-    The process that asks is not among them, nor is one whose parent has ended: it is somebody
+    The process that asks is not among them, nor is one whose parent has ended: it is another
     else's now.
     """
     living = (it for it in everyone(proc) if not it.is_zombie and it.number != os.getpid())

@@ -62,12 +62,12 @@ class Stat:
 
     @property
     def takes_mask(self) -> bool:
-        """Whether the kernel lets anybody set its mask: not that of per-CPU threads."""
+        """Whether the kernel allows its mask to be set: not that of per-CPU threads."""
         return not self.flags & PF_NO_SETAFFINITY
 
     @property
     def is_zombie(self) -> bool:
-        """Whether it has ended and nobody has asked how; a main thread may end before the rest."""
+        """Whether it has ended, unwaited for; a main thread may end before the rest."""
         return self.state == ZOMBIE and self.threads <= 1
 
 
@@ -138,7 +138,7 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
 
 def mask_of(tid: int) -> CpuSet | None:
     """Return a thread's affinity mask; a pid stands for its main thread. None where it is gone."""
-    if tid <= 0:  # to the kernel 0 is whoever asks
+    if tid <= 0:  # to the kernel 0 is the caller
         return None
     try:
         return frozenset(os.sched_getaffinity(tid))

@@ -51,7 +51,7 @@ def _cut(domain: Domain, pieces: int) -> list[Domain]:
 def _allowed(cut: list[Domain], domain: Domain, allowed: CpuSet, keep: int | None) -> list[Domain]:
     """Return what a node's GPUs may use of their blocks, each block's first `keep` cores.
 
-    If one may use none of its block, the node is cut anew; with too few cores for that, nothing.
+    If one may use none of its block, the node is divided again; with too few cores, nothing.
     That must not depend on `keep`: jobs that differ in `balanced` are to find the same blocks.
     """
     if all(restrict(block, allowed) for block in cut):

@@ -71,7 +71,7 @@ def select_devices(
 def is_ambiguous(seen: VisibleDevices, entries: Sequence[str] | None) -> bool:
     """Return whether an index depends on CUDA_DEVICE_ORDER.
 
-    CUDA's default order is FASTEST_FIRST, not PCI_BUS_ID: on mixed models nobody else knows it.
+    CUDA's default order is FASTEST_FIRST, not PCI_BUS_ID: on mixed models only CUDA knows it.
     """
     by_index = entries is None or any(_INDEX.fullmatch(entry) for entry in entries)
     numbered = {device.gpu.vendor for device in seen.by_index.values()}

@@ -150,7 +150,7 @@ def _task_of_slurm(rank: Rank, environ: Environment, own: str | None) -> dict[st
     """Return what Slurm says of one of several tasks: how each was given GPUs and CPUs.
 
     `own` are its visible devices where they are not all of the step's. Where Slurm does not say
-    whose the others are, they are the next tasks', or neighbours share one (--ntasks-per-gpu).
+    whose the others are, they are the next tasks', or neighbors share one (--ntasks-per-gpu).
     """
     facts = {"ranks": f"{rank.size}", "rank": f"{rank.number}", **_of_slurm(environ)}
     if bind := environ.get("SLURMD_TRES_BIND"):

@@ -34,7 +34,7 @@ class Reply:
     source: str  #: of the allowed CPUs: "request", "caller" or "node"
     within: CpuSet | None  #: the caller's cpuset, which bounds them; None: it is not known
     plan: Plan
-    switch: str = ON  #: of the node and of who asks, together
+    switch: str = ON  #: of the node and of the caller, together
 
     @property
     def ranks(self) -> tuple[RankPlan, ...]:

@@ -38,7 +38,7 @@ class Request:
     granted: str | None = None
     nvidia_visible: str | None = None  #: what NVIDIA's container runtime was told to give
     observe: CpuSet | None = None  #: where the caller runs, and stays; None: it takes its plan
-    whose: str = "caller"  #: "node": plan as for somebody who is not known
+    whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
     options: Options = field(default_factory=Options)
 

@@ -83,7 +83,7 @@ def _kind(bind: str) -> tuple[str, str]:
 def _slot(groups: Sequence[int], task: int) -> Slot:
     """Return a task's slot, by a number for each task that is equal for those that have the same.
 
-    As many slots for everybody as the largest group has: each task finds the same ones.
+    Every group has as many slots as the largest group has: each task finds the same ones.
     """
     most = max(map(groups.count, set(groups)))
     return groups[:task].count(groups[task]), most

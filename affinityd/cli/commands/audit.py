@@ -106,7 +106,7 @@ def _this_machine() -> Topology:
 
 
 def _chosen(topology: Topology, listed: str | None) -> AbstractSet[GpuKey]:
-    """Return the GPUs that are to be looked at. Raises AffinityError for none."""
+    """Return the GPUs to be scanned. Raises AffinityError for none."""
     if not topology.gpus:
         raise NoSuchGpuError("this node has no GPU")
     if listed in {None, "all"}:

@@ -106,7 +106,7 @@ def _variables() -> Iterator[NamedVariable]:
 
 
 def _table(node: str, results: Sequence[CheckResult]) -> Iterator[str]:
-    """Yield the lines: each result, below it what mends it, and the sum."""
+    """Yield the lines: each result, below it its remedy, and the sum."""
     rows = [row for it in results for row in _rows(it)]
     yield from aligned(COLUMNS, rows, ())
     statuses = [it.status for it in results]

@@ -23,7 +23,7 @@ from affinityd.json_codec import loads
 from affinityd.text import one_line
 
 TROUBLE = 2  #: exit code of every error: 1 is an answer
-TIMEOUT = 5.0  #: seconds: somebody waits
+TIMEOUT = 5.0  #: seconds: a person waits
 
 
 def add_arguments(parser: Parser) -> None:

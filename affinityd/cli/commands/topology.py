@@ -26,13 +26,13 @@ def run(arguments: argparse.Namespace) -> int:
         document = to_document(topology)
         print(dumps(document, indent=1, ensure_ascii=False))
     else:
-        for line in drawing.draw(topology, colour=wants_colour()):
+        for line in drawing.draw(topology, color=wants_color()):
             print(line)
     return 0
 
 
-def wants_colour() -> bool:
-    """Whether stdout is a terminal that takes colours, and nobody asked for none (no-color.org)."""
+def wants_color() -> bool:
+    """Whether stdout is a terminal that takes colors, unless NO_COLOR is set (no-color.org)."""
     return (
         sys.stdout.isatty()
         and not os.environ.get("NO_COLOR")

@@ -65,7 +65,7 @@ def _said(scan: Scan, names: Mapping[GpuKey, str]) -> Iterator[str]:
 
 
 def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:
-    """Yield what mends the processes of each GPU, job and cause: why, then the commands."""
+    """Yield the remedies for the processes of each GPU, job and cause: why, then the commands."""
     alike: dict[object, list[tuple[AuditedProcess, Remedy]]] = {}
     for process in scan.processes:
         remedy = remedies.of(process)

@@ -20,13 +20,13 @@ SHARE, BARE, UNPLACED = Kind("share"), Kind("bare"), Kind("unplaced")
 LITTLE = 10
 
 
-def draw(topology: Topology, *, colour: bool) -> Iterator[str]:
-    """Yield the lines of a drawing, in 100 columns where that can be; colours are ANSI's."""
-    yield f"{paint(topology.name, BOLD, colour=colour)}: {', '.join(_totals(topology))}"
+def draw(topology: Topology, *, color: bool) -> Iterator[str]:
+    """Yield the lines of a drawing, in 100 columns where that can be; colors are ANSI's."""
+    yield f"{paint(topology.name, BOLD, color=color)}: {', '.join(_totals(topology))}"
     branches = (*_places(topology), *_nodes_without_cpus(topology), *_unplaced(topology))
-    yield from render(branches, colour=colour)
+    yield from render(branches, color=color)
     yield from _distances(topology)
-    yield from _notes(topology, colour=colour)
+    yield from _notes(topology, color=color)
 
 
 def _totals(topology: Topology) -> Iterator[str]:
@@ -122,13 +122,13 @@ def _row(node: NumaNode, numbers: Iterable[int]) -> Iterator[str]:
     return (str(node.distances.get(number, "?")) for number in numbers)
 
 
-def _notes(topology: Topology, *, colour: bool) -> Iterator[str]:
+def _notes(topology: Topology, *, color: bool) -> Iterator[str]:
     offline = topology.possible - topology.online
     notes = (*([f"not online: {several('CPU', offline)}"] if offline else ()), *topology.notices)
     if notes:
         yield ""
     for note in notes:
-        yield f"{paint('note:', YELLOW, colour=colour)} {note}"
+        yield f"{paint('note:', YELLOW, color=color)} {note}"
 
 
 def _packages(cores: Iterable[Core]) -> set[int | None]:

@@ -16,7 +16,7 @@ NEAR = (PIX, PXB, PHB)
 
 
 def draw_devices(topology: Topology, number: int | None) -> Iterator[Branch]:
-    """Yield the devices of a node; of None those whose node is not known, or not there."""
+    """Yield the devices of a node; of None those whose node is not known, or does not exist."""
     for gpu in topology.gpus:
         if _home(topology, gpu) == number:
             name = f"{_gpu_word(topology, gpu)} {gpu.index}"

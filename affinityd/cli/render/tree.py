@@ -28,7 +28,7 @@ class Branch:
 
     kind: Kind
     cells: tuple[str, ...]
-    colour: str = ""  #: of the first cell
+    color: str = ""  #: of the first cell
     below: tuple[Branch, ...] = ()
 
 
@@ -39,12 +39,12 @@ class _Row:
     rest: str  #: what stands below the stem, where the line wraps
 
 
-def paint(text: str, style: str, *, colour: bool) -> str:
+def paint(text: str, style: str, *, color: bool) -> str:
     """Return the text in a style, or as it is."""
-    return f"\x1b[{style}m{text}\x1b[0m" if colour and style and text else text
+    return f"\x1b[{style}m{text}\x1b[0m" if color and style and text else text
 
 
-def render(branches: Sequence[Branch], *, colour: bool) -> Iterator[str]:
+def render(branches: Sequence[Branch], *, color: bool) -> Iterator[str]:
     """Yield the lines of a tree; the stem counts as part of a line's first cell."""
     rows = list(_rows(branches, ""))
     heads = {
@@ -55,7 +55,7 @@ def render(branches: Sequence[Branch], *, colour: bool) -> Iterator[str]:
         for kind, its in grouped(rows, lambda row: row.branch.kind).items()
     }
     for row in rows:
-        yield from _lines(row, f"{next(heads[row.branch.kind])}{GAP}", colour=colour)
+        yield from _lines(row, f"{next(heads[row.branch.kind])}{GAP}", color=color)
 
 
 def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
@@ -66,12 +66,12 @@ def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
         yield from _rows(branch.below, indent + rest)
 
 
-def _lines(row: _Row, head: str, *, colour: bool) -> Iterator[str]:
+def _lines(row: _Row, head: str, *, color: bool) -> Iterator[str]:
     """Yield a row's lines; `head` is what stands before its last cell."""
     name = row.branch.cells[0]
     last, *wrapped = _wrap(row.branch.cells[-1], WIDTH - len(head))
-    stem, rest = (paint(text, DIM, colour=colour) for text in (row.stem, row.rest))
-    painted = paint(name, row.branch.colour, colour=colour)
+    stem, rest = (paint(text, DIM, color=color) for text in (row.stem, row.rest))
+    painted = paint(name, row.branch.color, color=color)
     yield f"{stem}{painted}{head[len(row.stem + name) :]}{last}".rstrip()
     for line in wrapped:
         yield rest + " " * (len(head) - len(row.rest)) + line

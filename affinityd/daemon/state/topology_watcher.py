@@ -88,19 +88,19 @@ class TopologyWatcher:
             await pause(self._service.has_read, FIRST_SECONDS)
 
     async def refresh(self) -> None:
-        """Read the CPUs anew if they have changed; this waits for no driver."""
+        """Read the CPUs again if they have changed; this waits for no driver."""
         if self._service.known is not None and not self._is_current():
             await self._read(unless=self._is_current)
 
     async def seek_mig(self) -> None:
-        """Read everything anew for an unknown MIG instance, unless that was done lately."""
+        """Read everything again for an unknown MIG instance, unless that was done recently."""
         async with self._asking:
             if time.monotonic() - self._sought_mig >= MIG_REREAD_SECONDS:
                 await self._ask_and_read()
                 self._sought_mig = time.monotonic()
 
     def want_reading(self) -> None:
-        """Have everything read anew, soon: a signal handler's way to say so."""
+        """Have everything read again, soon: for a signal handler."""
         self._wanted.set()
 
     async def watch(self) -> None:

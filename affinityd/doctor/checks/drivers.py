@@ -57,7 +57,7 @@ def nvml(facts: NodeFacts) -> CheckResults:
 
 
 def persistence(facts: NodeFacts) -> CheckResults:
-    """Judge whether each GPU is kept initialised while nobody uses it."""
+    """Judge whether each GPU is kept initialized while it is idle."""
     modes = [(gpu, it.persistence) for gpu, it in _reports(facts) if it.persistence is not None]
     if not modes:
         raise NotApplicableError(

@@ -1,7 +1,7 @@
 """Which CPUs handle the interrupts of GPUs and of the NICs near them.
 
 Sources: kernel Documentation/core-api/irq/irq-affinity.rst, ABI/testing/sysfs-bus-pci (msi_irqs);
-irqbalance(1), whose IRQBALANCE_BANNED_CPULIST counts before IRQBALANCE_BANNED_CPUS, and where
+irqbalance(1), whose IRQBALANCE_BANNED_CPULIST overrides IRQBALANCE_BANNED_CPUS, and where
 neither is set it keeps off isolcpus= and nohz_full= (cputree.c).
 """
 
@@ -99,7 +99,7 @@ def _interrupt_cpus(tree: Tree, address: str) -> CpuSet:
 
 
 def _irqbalance_pid(tree: Tree) -> int | None:
-    """Return the process of irqbalance, all four of whose uids are root's: anybody may call one so.
+    """Return the process of irqbalance with root's uids: any user may name a process so.
 
     None where there is none. Source: proc(5).
     """

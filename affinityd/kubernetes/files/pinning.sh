@@ -10,7 +10,7 @@ plan_variables='AFFINITYD_MODE AFFINITYD_SCOPE AFFINITYD_SHARE AFFINITYD_MULTITH
 AFFINITYD_STRICT AFFINITYD_MIN_PHYSICAL_CORES AFFINITYD_MAX_PHYSICAL_CORES AFFINITYD_CPUS'
 cpuset='' observe='' granted='' job='' nvidia_visible='' # what is asked besides, where it is known
 
-# A socket is trusted if it is root's, or of a user whom AFFINITYD_DAEMON_UID names. Who can write to a
+# A socket is trusted if it is root's, or of a user that AFFINITYD_DAEMON_UID names. Who can write to a
 # folder above it could listen there, too. In a user namespace the node's users have one number, the
 # overflow uid, which counts as root's; folders further up may belong to who made the container.
 trusted_socket() ( # SOCKET UIDS: prints its path without links, or else why it is not trusted
@@ -24,14 +24,14 @@ trusted_socket() ( # SOCKET UIDS: prints its path without links, or else why it 
     done
     read -r first second third <"$proc/self/uid_map"
     if [ "$first,$second,$third" != 0,0,4294967295 ] && read_status Uid: self; then
-        own=$value trusted=$trusted,65534 # unless somebody changed /proc/sys/kernel/overflowuid
+        own=$value trusted=$trusted,65534 # unless it was changed in /proc/sys/kernel/overflowuid
     fi
     set -- "$plain"
     while [ "$above" ]; do
         set -- "$above" "$@"
         above=${above%/} && above=${above%"${above##*/}"}
     done
-    listed=$("$ls" -ldn -- "$@") || refuse "whose $plain is cannot be seen"
+    listed=$("$ls" -ldn -- "$@") || refuse "the owner of $plain cannot be seen"
     while read -r bits _ uid _ && [ $# -gt 0 ]; do
         case ,$trusted, in
         *,"$uid",*) ;;
@@ -47,7 +47,7 @@ trusted_socket() ( # SOCKET UIDS: prints its path without links, or else why it 
     done <<END
 $listed
 END
-    [ $# = 0 ] || refuse "whose $plain is cannot be seen"
+    [ $# = 0 ] || refuse "the owner of $plain cannot be seen"
     printf %s "$plain"
 )
 refuse() { printf %s "$1"; exit 1; }

@@ -3,7 +3,7 @@
 #
 # `affinityd init` puts it into a pod. It asks the node's affinityd, else takes what the files beside
 # itself say of the container's GPUs. Of the image it needs sh, and taskset or python3; it asks by curl,
-# python3 or, over TCP, wget, and sees by ls whose a socket is. Whatever is wrong, the command starts all
+# python3 or, over TCP, wget, and checks a socket's owner by ls. Whatever is wrong, the command starts all
 # the same, and a line on stderr says why.
 # shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
@@ -13,7 +13,7 @@ find_place() { # prints what the command is told, nothing if off, or what kept i
     dev=/dev sys=/sys proc=/proc ls=ls id=id curl=curl taskset=taskset python=python3 clean=''
     set +e +f +u # of a job's SHELLOPTS
     LC_ALL=C
-    trap '' PIPE # of a stderr that nobody reads
+    trap '' PIPE # of a stderr that is not read
     case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
     switch=on
     # shellcheck source=affinityd/kubernetes/files/pinning.sh
@@ -160,7 +160,7 @@ if affinityd_place=$(
     'unpinned '*) export AFFINITYD_UNPINNED="${affinityd_place#* }" ;;
     *)
         unset AFFINITYD_UNPINNED
-        # shellcheck disable=SC2086,SC2163 # NAME=value thrice
+        # shellcheck disable=SC2086,SC2163 # NAME=value three times
         export $affinityd_place
         ;;
     esac
