@@ -1,6 +1,6 @@
 """Builds the site: python -m docs.site FOLDER.
 
-The pages lie where their readers find them in a checkout: some are not in docs/. They are copied with
+Some pages are not in docs/: they lie where readers look for them in a checkout. All are copied with
 their paths, so that links between them work in both places. A link to any other file of the
 repository leads to that file on the web.
 """
