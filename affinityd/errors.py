@@ -107,11 +107,11 @@ class ApplyError(AffinityError):
 
 
 class DaemonError(AffinityError):
-    """A daemon that hangs, breaks off, has no topology, or answers what cannot be."""
+    """A daemon that hangs, closes the connection, has no topology, or gives an impossible answer."""
 
 
 class NoDaemonError(DaemonError):
-    """Nobody listens where a daemon would."""
+    """No process listens where a daemon would."""
 
 
 class UntrustedError(DaemonError):

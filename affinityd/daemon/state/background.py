@@ -41,7 +41,7 @@ async def in_background(work: Callable[[], T]) -> T:
 async def pause(event: asyncio.Event, seconds: float) -> None:
     """Return when an event comes, or after so many seconds.
 
-    Unlike asyncio.wait_for, which before Python 3.12 returns rather than end where it is cancelled
+    Unlike asyncio.wait_for, which before Python 3.12 returns rather than end where it is canceled
     just as the event comes.
     """
     coming = asyncio.ensure_future(event.wait())

@@ -1,0 +1,51 @@
+"""The pages of the documentation, and the checks of their links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
+    *sorted(ROOT.glob("*/README.md")),
+    *sorted(ROOT.glob("deploy/*/*/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+BLOCK = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+MOST_LINES = 250
+
+
+def prose(page: Path) -> str:
+    """Return a page without its blocks of code, line by line where it was."""
+    return BLOCK.sub(lambda block: "\n" * block[0].count("\n"), page.read_text())
+
+
+def anchors(page: Path) -> frozenset[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    plain = (LINK.sub(r"\1", heading).replace("`", "").lower() for heading in headings)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain)
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    """Yield the links of a page that lead nowhere in this repository."""
+    for _, target in LINK.findall(prose(page)):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists():
+            yield f"{target} does not exist"
+        elif anchor and there.suffix == ".md" and anchor not in anchors(there):
+            yield f"{target}: that page has no such heading"
+
+
+def too_long(page: Path) -> Iterator[str]:
+    """Yield the length of a page that is too long to be read at once."""
+    lines = page.read_text().count("\n")
+    if lines > MOST_LINES:
+        yield f"{lines} lines are too many; the most is {MOST_LINES}: split the page"
