@@ -107,7 +107,7 @@ class ApplyError(AffinityError):
 
 
 class DaemonError(AffinityError):
-    """A daemon that hangs, closes the connection, has no topology, or gives an impossible answer."""
+    """A daemon that hangs, closes the connection, has no topology, or answers nonsense."""
 
 
 class NoDaemonError(DaemonError):

@@ -111,7 +111,7 @@ class Policy:
         return None if rule is None or rule.treatment.leave else rule.path(identity.cgroups)
 
     def may_name(self, cgroups: Collection[str]) -> bool:
-        """Whether a rule names one of these cgroups, of any process; else `names_cgroup` is None."""
+        """Whether a rule names one of these cgroups at all; else `names_cgroup` is None."""
         return any(rule.path(cgroups) is not None for rule in self.rules)
 
     @cached_property
