@@ -73,7 +73,7 @@ def lost_without(kind: str, item: str) -> frozenset[str]:
 
 #: What the daemon says where one of these is missing: in its log, at /audit, /enforce or /readyz.
 SAID = {
-    "DAC_READ_SEARCH": "the environment of processes in jobs cannot be read",
+    "DAC_READ_SEARCH": "environments of processes in jobs cannot be read",
     "SYS_NICE": "observes instead of pinning: it has no CAP_SYS_NICE",
     "SYS_PTRACE": "another user's memory takes CAP_SYS_PTRACE",
     "sched_setaffinity": "observes instead of pinning: sched_setaffinity(2) is refused here",
@@ -83,7 +83,7 @@ SAID = {
     "/dev/davinci0": "no device file is known to be its",
     "/dev/nvidiactl": "a user who may open /dev/nvidiactl",
     "/proc/PID/cgroup": "it is in no job",
-    "/proc/PID/environ": "the environment of processes in jobs cannot be read",
+    "/proc/PID/environ": "environments of processes in jobs cannot be read",
     "/proc/PID/stat": "not all of them can be seen here",
     "/proc/driver/nvidia": "NVIDIA's driver is not loaded",
     "/proc/self/mountinfo": "have the node's cgroups mounted where the daemon runs",

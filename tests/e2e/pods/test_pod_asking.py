@@ -167,7 +167,7 @@ def test_where_others_could_listen_nothing_is_asked(
     with serving(folder / "s", behave) as path:
         told = pod.run(cpus=ONLINE, shell=shell, AFFINITYD_SOCKET=str(path))
     assert told.environment["AFFINITYD_CPULIST"] == GPU_2
-    trouble = f"others may write to {folder}/, which is not trusted"
+    trouble = f"other users may write to {folder}/, which is not trusted"
     assert told.lines == [f"affinityd run: {trouble}; planned from {pod.to}/gpu"]
     assert asked == []
 

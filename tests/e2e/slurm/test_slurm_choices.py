@@ -183,7 +183,7 @@ def test_a_note_that_is_no_note_is_passed_over(it: Node, daemon: Daemon, text: s
 
 
 def test_where_others_could_listen_nothing_is_asked(it: Node, daemon: Daemon) -> None:
-    why = "others may write to /run/affinityd/, which is not trusted"
+    why = "other users may write to /run/affinityd/, which is not trusted"
     daemon.socket.parent.chmod(0o777)
     try:
         assert said(it, GPU) == left(why)

@@ -82,7 +82,7 @@ def test_a_job_with_nohup_is_no_orphan_before_its_owner_has_left(
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["in session"]["orphan"] is None
-    assert "its owner (uid 54321) has no session left" in told["left behind"]["orphan"]
+    assert "its user (uid 54321) has no session" in told["left behind"]["orphan"]
     for moment in ("in session", "left behind", "later"):
         assert told[moment]["pin"].startswith("affinityd pin --gpus ")
     assert told["left behind"]["end"].startswith("it may still compute: ask its owner")

@@ -66,7 +66,7 @@ def test_the_command_runs_beside_its_gpu(
 @pytest.mark.parametrize(
     ("words", "env", "line"),
     [
-        (["--mdoe=node"], {}, "'--mdoe=node' is no option"),
+        (["--mdoe=node"], {}, "'--mdoe=node' is not an option"),
         (["--gpus=9"], {}, "no GPU 9; visible are 0 (0000:10:00.0), 1 (0000:11:00.0)"),
         (["--memory=near"], {}, "memory: 'near' is not one of local, preferred"),
         (["--strict", f"--cpuset={FAR}", "--gpus=0"], {}, "strict: "),

@@ -49,7 +49,7 @@ def test_what_others_could_have_put_there_is_not_believed(socket: str, published
     published.parent.chmod(0o777)
     for sockets in ([socket], [socket, "/nonexistent/s"]):
         known = local_plan.find_node(sockets)
-        doubt = f"{published} is not trusted: others may write to {published.parent};"
+        doubt = f"{published} is not trusted: other users may write to {published.parent};"
         assert (known.source, str(known.doubt)[: len(doubt)]) == ("sysfs", doubt)
 
 

@@ -81,7 +81,7 @@ def test_while_a_child_hangs_that_cannot_be_killed_no_other_is_started(
         run(f"{hang}('freezer.state', 'FROZEN'))]", timeout=1)
     (stuck,) = (freezer / "cgroup.procs").read_text().split()
     for _ in range(2):
-        with pytest.raises(ChildError, match=f"^still hangs at .* question, in process {stuck}$"):
+        with pytest.raises(ChildError, match=f"^still hangs in .* query, in process {stuck}$"):
             run("print('done')")
     (freezer / "freezer.state").write_text("THAWED")
     eventually(lambda: Path(f"/proc/{stuck}/stat").read_text().split()[2] == "Z", "it has ended")

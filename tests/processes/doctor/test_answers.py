@@ -39,7 +39,9 @@ ENDLESS = refusal(f"Cannot be satisfied: {CLEARS * 20_000}")
         pytest.param(plan(source=["caller"]), "n/a: source is", id="a source that is a list"),
         pytest.param(refusal("no such GPU"), "n/a: 409: 'no such GPU'", id="another refusal"),
         pytest.param(refusal("Cannot be satisfied: too few"), "n/a: too few", id="a refusal"),
-        pytest.param(http("409 Conflict", b"\xff"), "n/a: no text", id="a refusal without text"),
+        pytest.param(
+            http("409 Conflict", b"\xff"), "n/a: other than text", id="a refusal without text"
+        ),
         pytest.param(ENDLESS, f"n/a: {CLEARS * 100!r}".replace("'", ""), id="without an end"),
     ],
 )

@@ -74,8 +74,8 @@ NO_CGROUPS = mounting("umount -l /sys/fs/cgroup")
     ("before", "expected"),
     [
         ((), "ok: has the users and devices of this machine"),
-        (OWN_DEV, "warn: a /dev of its own, without the files of GPUs → take PrivateDevices="),
-        (OWN_USERS, "warn: is in a user namespace of its own → take PrivateUsers="),
+        (OWN_DEV, "warn: a /dev of its own, without the files of GPUs → remove PrivateDevices="),
+        (OWN_USERS, "warn: is in a user namespace of its own → remove PrivateUsers="),
     ],
 )
 def test_surroundings(before: Sequence[str], expected: str) -> None:
@@ -100,7 +100,7 @@ def hides(how: str, remedy: str) -> str:
         ("hidepid=2,gid=4711", POWERLESS, hides("invisible", "remount,hidepid=off /proc")),
         ("hidepid=4", POWERLESS, hides("ptraceable", "CAP_SYS_PTRACE")),  # from every group
         ("hidepid=4", (), "ok: (hidepid=ptraceable)"),
-        ("subset=pid", (), "warn: subset=pid: the daemon → take ProcSubset=pid"),
+        ("subset=pid", (), "warn: subset=pid: the daemon → remove ProcSubset=pid"),
     ],
 )
 def test_a_proc_that_hides_processes(options: str, before: Sequence[str], expected: str) -> None:
@@ -122,8 +122,8 @@ BY_ITS_MASK = AllowedCpus("0-3", "caller", None)
     ("name", "answer", "before", "expected"),
     [
         ("hidepid", NO_ANSWER, OWN_PIDS, "warn: in a pid namespace of its own → hostPID: true"),
-        ("caller", UNKNOWN, OWN_PIDS, "warn: in a pid namespace of its own → take PrivatePIDs="),
-        ("caller", UNKNOWN, HIDDEN, "warn: with hidepid=ptraceable → take ProtectProc="),
+        ("caller", UNKNOWN, OWN_PIDS, "warn: in a pid namespace of its own → remove PrivatePIDs="),
+        ("caller", UNKNOWN, HIDDEN, "warn: with hidepid=ptraceable → remove ProtectProc="),
         ("caller", BY_ITS_MASK, NO_CGROUPS, "warn: no cgroups are mounted → /sys/fs/cgroup"),
     ],
 )
@@ -143,7 +143,7 @@ def cpus_of(pid: int, expected: str) -> None:
 @needs_two_cpus
 def test_a_daemon_with_a_mask_is_a_warning() -> None:
     with waiting("taskset", "-c", str(CPUS[0])) as pid:
-        cpus_of(pid, f"warn: the mask of the daemon (process {pid}) → take CPUAffinity=")
+        cpus_of(pid, f"warn: the mask of the daemon (process {pid}) → remove CPUAffinity=")
 
 
 @needs_cpuset
@@ -153,4 +153,4 @@ def test_a_daemon_in_a_cpuset_is_a_warning() -> None:
         (group / "cpuset.cpus").write_text(str(CPUS[0]))
         enter = 'echo $$ > "$0/tasks" && exec "$@"'
         with waiting("sh", "-c", enter, os.fspath(group)) as pid:
-            cpus_of(pid, "warn: the cpuset of the daemon → take AllowedCPUs= from its")
+            cpus_of(pid, "warn: the cpuset of the daemon → remove AllowedCPUs= from its")

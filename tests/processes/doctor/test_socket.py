@@ -112,7 +112,7 @@ def test_a_user_who_names_no_socket_is_told_of_roots_daemon(
 def test_a_daemon_that_clients_do_not_believe_fails(daemon: Daemon) -> None:
     folder = daemon.socket.parent
     with mode(folder, 0o777):
-        others = f"fail: others may write to {folder} → set AFFINITYD_DAEMON_UID"
+        others = f"fail: other users may write to {folder} → set AFFINITYD_DAEMON_UID"
         check("socket", here(daemon.socket), others)
 
 
@@ -148,9 +148,17 @@ def test_where_nobody_listens_it_says_how_to_start_a_daemon(folder: Path) -> Non
     ("behave", "timeout", "expected"),
     [
         (hanging, 0.2, "fail: ready daemon: no answer within 0.2 s → systemctl restart"),
-        (answering(b"220 mail\r\n"), 90.0, "fail: it does not speak HTTP → end what listens"),
-        (answering(b""), 90.0, "fail: it does not speak HTTP → end what listens"),
-        (answering(http("404 No", b"")), 90.0, "fail: it answered 404 → end what listens"),
+        (
+            answering(b"220 mail\r\n"),
+            90.0,
+            "fail: it does not speak HTTP → end the process that listens",
+        ),
+        (answering(b""), 90.0, "fail: it does not speak HTTP → end the process that listens"),
+        (
+            answering(http("404 No", b"")),
+            90.0,
+            "fail: it answered 404 → end the process that listens",
+        ),
         (answering(http("503 No", b"")), 90.0, "fail: has not read the machine yet → journalctl"),
     ],
     ids=["silent", "a mail server", "nothing", "another web server", "not ready"],

@@ -247,7 +247,7 @@ def test_what_cannot_be_read_or_seen_is_noticed(
     look.auditor._holders = Known(job, gpu=GPU)
     look.auditor._holders.now = replace(look.auditor._holders.now, unknown={GPU: "no NVML"})
     first, second, third = look.enforce().notices
-    assert (first[:15], second[:10], third[-7:]) == ("the environment", "memory was", "no NVML")
+    assert (first[:15], second[:10], third[-7:]) == ("environments of", "memory was", "no NVML")
 
 
 def test_what_fails_is_told_once_and_the_last_report_stands(
