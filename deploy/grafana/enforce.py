@@ -1,4 +1,4 @@
-"""The rows about pinning from outside, the same on both views: what it does, and what it would."""
+"""The rows about enforcement, the same on both dashboards: what it does, and what it would do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deploy.grafana.panels import graph_of, stat_of, words_of
 from deploy.grafana.queries import Query, Selector, or_none
 from deploy.grafana.remedies import LEFT_ALONE
 
-#: Recorded by rules/affinityd.yaml: GPUs that run far, by what mends it.
+#: Recorded by rules/affinityd.yaml: GPUs that run far, by their remedy.
 REMEDIED = "node_gpu_remedy:affinityd_gpu_numa_mismatch:max"
 PIN, ALLOCATION, NEITHER = "pin", "allocation", "neither"
 
@@ -51,9 +51,9 @@ def pinning(of: Selector) -> Sequence[Builder[Any]]:
             "when it had run for ten seconds. Each is counted once, in one of the next three.",
         ),
         stat_of(
-            "… and a pin mends it",
+            "… and a pin fixes it",
             number(gpus(PIN), ALLOCATION, NEITHER),
-            about="All of their processes had near CPUs. A daemon that observes would mend them; "
+            about="All of their processes had near CPUs. A daemon that observes would fix them; "
             "one that pins does so before most of them are seen here: look at its pins below.",
             levels=looks.NONE_IS_BETTER,
         ),
@@ -61,7 +61,7 @@ def pinning(of: Selector) -> Sequence[Builder[Any]]:
             "… that need another allocation",
             number(gpus(ALLOCATION)),
             about="A job of theirs was given no CPU near its GPU, at least once. No pin helps: it "
-            "is the scheduler's to mend, and affinityd enforce on the node has the line that does.",
+            "is the scheduler's to fix, and affinityd enforce on the node has the line that does.",
             levels=looks.NONE_IS_GOOD,
         ),
         stat_of(
@@ -75,13 +75,13 @@ def pinning(of: Selector) -> Sequence[Builder[Any]]:
             Query(or_none(f"sum({of('affinityd_enforce_hindered')})"), "hindered"),
             Query(or_none(f"sum({of('affinityd_enforce_policy_error')})"), "policy broken"),
             Query(or_none(f"count({of('affinityd_enforce_notices')} > 0)"), "half blind"),
-            about="Daemons that were to pin and observe, those whose policy file does not count as "
-            "it is now, and those that do not see all that they go by: environments, or who uses "
+            about="Daemons that were to pin and observe, those whose policy file has an error, "
+            "and those that cannot see all that they need: environments, or the processes of "
             "a GPU. affinityd enforce on the node, and its log, say why.",
             levels=looks.NONE_IS_GOOD,
         ),
         graph_of(
-            "Which processes does a pin mend?",
+            "Which processes does a pin fix?",
             Query(f"sum by (cause) ({of('affinityd_enforce_would_pin_processes')})", "{{cause}}"),
             about="Processes that do not run where they are to. Mask: held to far CPUs. Unpinned: "
             "held nowhere. Share: near, on CPUs that are another rank's by its mode. A daemon that "
@@ -91,7 +91,7 @@ def pinning(of: Selector) -> Sequence[Builder[Any]]:
             colors=DRIFT_COLORS,
         ),
         graph_of(
-            "Which are let alone, and why?",
+            "Which are left alone, and why?",
             Query(f"sum by (reason) ({of('affinityd_enforce_left_processes')}) > 0", "{{reason}}"),
             about="Processes that do not run where they are to, or may run far away, and are not "
             "pinned. Below is what each reason means.",
@@ -102,7 +102,7 @@ def pinning(of: Selector) -> Sequence[Builder[Any]]:
         graph_of(
             "What came of the pins?",
             Query(_grown(of, "pins_total", "outcome"), "{{outcome}}"),
-            Query(_grown(of, "resets_total"), "reset by somebody"),
+            Query(_grown(of, "resets_total"), "reset by something else"),
             Query(_grown(of, "migrations_total", "outcome"), "memory {{outcome}}"),
             about="Processes, each time. Cut: its cpuset has become smaller meanwhile. Unsettled: "
             "it starts threads faster than they can be pinned, and the next look goes on. Many "

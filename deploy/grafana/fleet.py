@@ -58,9 +58,9 @@ NOW = [
         levels=looks.NONE_IS_GOOD,
     ),
     stat_of(
-        "GPUs that nobody sees into",
+        "GPUs whose processes are not known",
         Query(or_none(f"count({of('affinityd_gpu_audited')} == 0)")),
-        about="Their processes are not known: somebody works on the driver, NVML is missing, or "
+        about="The driver is being worked on, NVML is missing, or "
         "the daemon lacks the right. The table below has the nodes.",
         levels=looks.NONE_IS_BETTER,
     ),
@@ -89,7 +89,7 @@ WHY = [
         "What did jobs get that asked for a plan?",
         Query(f"sum by (locality) ({rate(PLANNED)})", "{{locality}}"),
         about="The worst locality of any rank. Remote: the job's cpuset had no CPU near its GPU, "
-        "which is the scheduler's to mend.",
+        "which is the scheduler's to fix.",
         unit=looks.REQUESTS_PER_SECOND,
         stacked=True,
         colors={"local": looks.GREEN, "remote": looks.RED, "unknown": looks.GREY},
@@ -146,7 +146,7 @@ def fleet() -> Dashboard:
             "How bad is it?": NOW,
             "Where, and since when?": [NODES, JOBS, NODES_OF_JOBS],
             "Why?": WHY,
-            "Pinning from outside": [*pinning(of), HINDERED],
+            "Enforcement": [*pinning(of), HINDERED],
             "Can all nodes be seen?": SIGHT,
             "Plans": PLANS,
         },

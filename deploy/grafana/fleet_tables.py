@@ -1,4 +1,4 @@
-"""The tables of the fleet view: nodes and jobs, costliest first, and nodes that nobody sees."""
+"""The tables of the fleet view: nodes and jobs, costliest first, and nodes that are not seen."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ UNSEEN = table_of(
             looks.SECONDS,
         ),
     ],
-    about="No audit: --scan-interval=off, as in a pod without hostPID. Not seen into: somebody "
-    "works on the driver or on MIG modes, or holds NVML off by /run/affinityd/hold; no NVML "
+    about="No audit: --scan-interval=off, as in a pod without hostPID. Not known: the "
+    "driver or MIG modes are being changed, or /run/affinityd/hold stops NVML; no NVML "
     "(runtimeClassName: nvidia); no right to read /proc. `affinityd audit` there says which.",
     sort="GPUs not seen into",
     links={"Node": TO_NODE},

@@ -43,7 +43,7 @@ NOW = [
     stat_of(
         "Automatic NUMA balancing",
         Query(f"max({of('affinityd_numa_balancing')})"),
-        about="On: the kernel unmaps pages to see who uses them, which stalls GPU programs. "
+        about="On: the kernel unmaps pages to see which CPUs use them, which stalls GPU programs. "
         "`sysctl kernel.numa_balancing=0`, and a file in /etc/sysctl.d.",
         mapping=looks.BALANCING,
         levels=looks.NONE_IS_GOOD,
@@ -114,7 +114,7 @@ def node() -> Dashboard:
             "How is it?": NOW,
             "GPUs": GPUS,
             "What it costs": COST,
-            "Pinning from outside": pinning(of),
+            "Enforcement": pinning(of),
             "The daemon": DAEMON,
         },
         [nodes_of(several=False)],

@@ -15,7 +15,7 @@ GPUS = [
         Query(worst_placement(of), NAMED),
         mapping=looks.WORST,
         about="The worst of its processes. Local: near its GPU alone. Mixed: near and far. Remote: "
-        "far alone. Unpinned: on the whole machine. A gap: nobody could see.",
+        "far alone. Unpinned: on the whole machine. A gap: not known.",
         height=10,
     ),
     timeline_of(
@@ -23,12 +23,12 @@ GPUS = [
         Query(f"max by ({GPU}, cause) ({MISMATCH}) == 1", f"{NAMED}: {{{{cause}}}}"),
         mapping=looks.words({1: ("far", looks.ORANGE)}),
         about="Empty is good. Allocation: the scheduler gave the job no near CPU. Mask: it has "
-        "near CPUs and is held to others. Unpinned: nobody pinned it. The fleet view says what "
+        "near CPUs and is held to others. Unpinned: there is no pin. The fleet view says what "
         "to do.",
         height=10,
     ),
     table_of(
-        "GPUs, and who uses them",
+        "GPUs, and their processes",
         {"gpu": "GPU", "pci_bus_id": "PCI bus id", "uuid": "UUID"},
         [
             Column("NUMA node", f"max by ({GPU}) ({of('affinityd_gpu_numa_node')})"),

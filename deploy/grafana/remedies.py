@@ -1,8 +1,8 @@
-"""What causes and reasons mean, for whoever sees a dashboard and nothing else."""
+"""What causes and reasons mean, for a reader who has only the dashboard."""
 
 from __future__ import annotations
 
-#: cause → what it says of the process, and what mends it; CAUSES of affinityd.audit.model
+#: cause → what it says of the process, and its remedy; CAUSES of affinityd.audit.model
 REMEDIES = {
     "allocation": (
         "was given no CPU near its GPU; no pin can help",
@@ -25,7 +25,7 @@ REMEDIES = {
     ),
 }
 
-#: Why a process is not pinned from outside → what to do; REASONS of affinityd.enforce.model
+#: Why enforcement leaves a process alone → what to do; REASONS of affinityd.enforce.model
 REASONS = {
     "allocation": (
         "its job was given no CPU near its GPU",
@@ -35,14 +35,14 @@ REASONS = {
         "it was reset again and again",
         "find who binds it: `KMP_AFFINITY`, `OMP_PROC_BIND`, its launcher; or a rule to leave it",
     ),
-    "on_purpose": ("somebody pinned it on purpose", "nothing, if that is so"),
+    "on_purpose": ("it was pinned on purpose", "nothing, if that is so"),
     "no_plan": ("there is no plan for it", "`affinityd enforce` says why; other settings"),
     "no_job": ("it is in no job", "a rule with its `cgroup`, if it is one"),
-    "no_policy": ("the policy has never been readable", "mend the file: the log says where"),
+    "no_policy": ("the policy has never been readable", "correct the file: the log says where"),
     "policy": ("a rule leaves it", "nothing, if that is so"),
     "opted_out": ("its environment has `AFFINITYD=off`", "nothing, if that is so"),
     "orphan": ("its job is over", "end it: the next job finds the GPU's memory taken"),
-    "unknown_place": ("nobody says where its GPU is", "`affinityd doctor` on the node"),
+    "unknown_place": ("its GPU's NUMA node is not known", "`affinityd doctor` on the node"),
     "unknown_cpuset": ("its cgroup cannot be read", "in a pod: `hostPID`, which brings cgroups"),
     "young": ("it has just started", "nothing: it is looked at again"),
     "waiting": ("it was reset lately", "nothing: it is pinned again later"),
@@ -61,7 +61,7 @@ LEFT_ALONE = "\n".join(
 
 MARKDOWN = "\n".join(
     [
-        "| cause | the process | what mends it |",
+        "| cause | the process | remedy |",
         "| --- | --- | --- |",
         *_ROWS,
         "",

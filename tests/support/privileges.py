@@ -42,7 +42,7 @@ def _feature(on: str, powers: str, files: str) -> Feature:
 
 ROWS = [
     [cell.strip() for cell in line.split("|")[1:-1]]
-    for line in PAGE.read_text().partition("| what |")[2].splitlines()[2:]
+    for line in PAGE.read_text().partition("| feature |")[2].splitlines()[2:]
     if line.startswith("| ")
 ]
 FEATURES = {name: _feature(*cells) for name, *cells, _ in ROWS}
@@ -75,22 +75,22 @@ def lost_without(kind: str, item: str) -> frozenset[str]:
 SAID = {
     "DAC_READ_SEARCH": "environments of processes in jobs cannot be read",
     "SYS_NICE": "observes instead of pinning: it has no CAP_SYS_NICE",
-    "SYS_PTRACE": "another user's memory takes CAP_SYS_PTRACE",
+    "SYS_PTRACE": "another user's memory needs CAP_SYS_PTRACE",
     "sched_setaffinity": "observes instead of pinning: sched_setaffinity(2) is refused here",
-    "capset": "a seccomp filter has to allow capset",
-    "migrate_pages": "a seccomp filter has to allow capset and migrate_pages",
+    "capset": "a seccomp filter must allow capset",
+    "migrate_pages": "a seccomp filter must allow capset and migrate_pages",
     "pid": "hostPID: true, --pid=host",
-    "/dev/davinci0": "no device file is known to be its",
+    "/dev/davinci0": "its device file is not known",
     "/dev/nvidiactl": "a user who may open /dev/nvidiactl",
     "/proc/PID/cgroup": "it is in no job",
     "/proc/PID/environ": "environments of processes in jobs cannot be read",
-    "/proc/PID/stat": "not all of them can be seen here",
+    "/proc/PID/stat": "some are hidden here",
     "/proc/driver/nvidia": "NVIDIA's driver is not loaded",
-    "/proc/self/mountinfo": "have the node's cgroups mounted where the daemon runs",
-    "/sys/class/kfd": "AMD's KFD tells of no processes",
+    "/proc/self/mountinfo": "mount the node's cgroups where the daemon runs",
+    "/sys/class/kfd": "AMD's KFD lists no processes",
     "/sys/devices/system/cpu": "has no online CPU in sys/devices/system/cpu",
     "/sys/devices/system/node": "The kernel shows no NUMA nodes",
-    "/sys/fs/cgroup": "have the node's cgroups mounted where the daemon runs",
+    "/sys/fs/cgroup": "mount the node's cgroups where the daemon runs",
 }
 
 #: What cannot be told from what is not there: a machine without them, or a process that has ended.

@@ -105,7 +105,7 @@ def features(option: str) -> set[str]:
     named |= {"--migrate-memory": "memory that follows"}
     found = {"TCP", "metrics"} | {named[it] for it in arguments & named.keys()}
     if "--scan-interval=off" not in arguments:
-        found |= {"who asks", "the audit of NVIDIA's", "the audit of AMD's"}
+        found |= {"callers", "the audit of NVIDIA's", "the audit of AMD's"}
     reads = "readEnvironments: true" in OPTIONS[option].read_text()
     return found | ({"environments"} if reads else set())
 

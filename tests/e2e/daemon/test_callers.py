@@ -82,7 +82,7 @@ NODE = allowed(BOTH, None, "node")  #: of a caller that is not known
 
 
 def warnings(daemon: Daemon) -> list[str]:
-    return [line for line in daemon.lines if "who asks" in line]
+    return [line for line in daemon.lines if "the caller" in line]
 
 
 @pytest.mark.parametrize(

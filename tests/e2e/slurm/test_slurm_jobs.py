@@ -241,7 +241,7 @@ def test_a_node_whose_site_wants_a_daemon_is_drained_without(it: Node, conf: Pat
 # Switched on by degrees: what slurm/README.md says.
 
 PAGE = (SCRIPTS / "README.md").read_text()
-(SECTION,) = re.findall(r"^## Switch it on by degrees\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
+(SECTION,) = re.findall(r"^## Switch it on in steps\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
 OBSERVE, TASK, COUNTS, ON, OFF = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)
 OBSERVED = "affinityd_observed_plans_total"
 
