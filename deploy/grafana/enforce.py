@@ -65,7 +65,7 @@ def pinning(of: Selector) -> Sequence[Builder[Any]]:
             levels=looks.NONE_IS_GOOD,
         ),
         stat_of(
-            "… that are left as they are",
+            "… that are left alone",
             number(gpus(NEITHER), ALLOCATION),
             about="By the policy, by the job's own wish, or because they are no job's; below is "
             "why.",
