@@ -124,6 +124,11 @@ def node(whole: Node) -> Node:
 
 
 def test_a_process_that_is_repinned_between_scans_turns_metric_and_log(node: Node) -> None:
+    gpu, before = f"nvidia GPU 0 ({address()})", len(node.daemon.lines)
+
+    def logged() -> list[str]:
+        return [line for line in node.daemon.lines[before:] if gpu in line]
+
     with sleeping() as child:
         subprocess.run(["taskset", "-cp", FAR, str(child.pid)], check=True, capture_output=True)
         node.say(child.pid)
@@ -137,8 +142,8 @@ def test_a_process_that_is_repinned_between_scans_turns_metric_and_log(node: Nod
         node.wait_for("")
         assert node.of_gpu("numa_mismatch_start_timestamp_seconds") is None
         assert node.samples("gpu_processes", "placement")["local"] == 1
-    gpu = f"nvidia GPU 0 ({address()})"
-    first, second, *_ = (line for line in node.daemon.lines if gpu in line)
+    eventually(lambda: len(logged()) == 2, "it is logged")
+    first, second = logged()
     assert f"warning: {gpu}: 1 of its processes may run far from it" in first
     assert second == f"info: {gpu}: its processes are near it again, or gone"
 
