@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.e2e.chart.alert_cases import BUILD, CASES, GENERATION, OTHER_UP, UNTENDED
 from tests.e2e.chart.promtool import (
     ALERTS,
     RECORDS,
@@ -30,111 +31,12 @@ from tests.e2e.chart.series import (
     labels,
     left,
     mismatch,
-    of_gpu,
     series,
     would_pin,
 )
 
-Case = tuple[str, Series, int, bool]  #: alert without `Affinityd`, samples, minutes, fires
-
-BUILD, GENERATION = series("affinityd_build_info"), series("affinityd_topology_generation")
-ELSEWHERE = 'affinityd_topology_generation{job="affinityd",instance="b"}'
-GPUS, NO_GPU = series("affinityd_gpus", vendor="amd"), series("affinityd_cpus", state="online")
-LOCAL, REMOTE, REFUSED = (
-    series("affinityd_plans_total", mode="node", result=result, locality=locality)
-    for result, locality in (("ok", "local"), ("ok", "remote"), ("404", ""))
-)
-OTHER_UP = 'up{job="node",instance="a"}'
 OTHERS = {"job": "pods", "instance": "a", "node": "gpu07"}  #: a scrape job of many kinds of pods
 POD_BUILD, POD_UP = (f"{name}{labels(OTHERS)}" for name in ("affinityd_build_info", "up"))
-
-#: What the daemon says of itself and of its plans.
-DAEMON: tuple[Case, ...] = (
-    ("Down", {series("up"): "0x20"}, 6, True),
-    ("Down", {series("up"): "0x20"}, 4, False),
-    ("Down", {series("up"): "1x20"}, 6, False),
-    ("Down", {OTHER_UP: "0x20"}, 6, False),
-    ("Down", {OTHER_UP: "0x20", BUILD: "1x20"}, 6, False),
-    ("NotReady", {BUILD: "1x20"}, 6, True),
-    ("NotReady", {BUILD: "1x20", GENERATION: "1x20", ELSEWHERE: "1x20"}, 6, False),
-    ("SeesNoGpu", {GENERATION: "1x30"}, 16, True),
-    ("SeesNoGpu", {GENERATION: "1x30", GPUS: "8x30"}, 16, False),
-    ("PlansAreRemote", {LOCAL: "0+6x90", REMOTE: "0+1x90"}, 80, True),
-    ("PlansAreRemote", {LOCAL: "0+20x90", REMOTE: "0+1x90"}, 80, False),
-    ("PlansAreRemote", {LOCAL: "5x90", REMOTE: "5x90"}, 80, False),
-    ("RefusesPlans", {LOCAL: "0+1x90", REFUSED: "0+3x90"}, 80, True),
-    ("RefusesPlans", {LOCAL: "0+3x90", REFUSED: "0+1x90"}, 80, False),
-    ("TopologyKeepsChanging", {GENERATION: "1+1x20"}, 20, True),
-    ("TopologyKeepsChanging", {GENERATION: "1x20 2x20"}, 40, False),
-)
-
-ORPHANS = of_gpu("affinityd_gpu_orphan_processes")
-OVERLAP, AGE = series("affinityd_pin_overlap_cpus"), series("affinityd_scan_age_seconds")
-BALANCING = series("affinityd_numa_balancing")
-EVERY = series("affinityd_scan_interval_seconds")
-AUDITED = of_gpu("affinityd_gpu_audited")
-HINDERED = series("affinityd_enforce_hindered")
-POLICY_ERROR = series("affinityd_enforce_policy_error")
-NOTICES = series("affinityd_enforce_notices")
-
-BY_CAUSE = {"allocation": "AllocationIsRemote", "mask": "MaskIsRemote", "unpinned": "Unpinned"}
-#: A node on its first day: nothing is pinned, and the kernel is as the distribution has it.
-UNTENDED = {mismatch("unpinned"): "1x90", BALANCING: "1x90", GPUS: "8x90"}
-
-#: What the audit says of processes. 1200 and 90: CPU seconds a minute are CPUs times 60.
-AUDIT: tuple[Case, ...] = (
-    *((alert, {mismatch(cause): "1x40"}, 16, True) for cause, alert in BY_CAUSE.items()),
-    *((alert, {mismatch(cause): "1x40"}, 14, False) for cause, alert in BY_CAUSE.items()),
-    ("Unpinned", {mismatch("unpinned"): "0x9 1x40"}, 41, True),
-    ("Unpinned", {mismatch("unpinned"): "0x9 1x40"}, 38, False),
-    ("Unpinned", {mismatch("unpinned"): "1x9 0 1x9 0 1x9 0 1x9"}, 38, False),
-    *((alert, {mismatch(cause): "0x40"}, 16, False) for cause, alert in BY_CAUSE.items()),
-    *((alert, {mismatch("other"): "1x40"}, 16, False) for alert in BY_CAUSE.values()),
-    ("AllocationIsRemote", {mismatch("allocation"): "1x9 0 1x30"}, 16, False),
-    ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90"}, 70, True),
-    ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+240x90"}, 70, False),
-    ("RemoteCpuTimeIsHigh", {**UNTENDED, TOTAL: "0+1200x90", FAR: "0+600x90"}, 70, True),
-    ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x90", UNPLACED: "0+9000x90"}, 70, True),
-    ("RemoteCpuTimeIsHigh", {TOTAL: "0+90x90", FAR: "0+50x90"}, 70, False),
-    ("RemoteCpuTimeIsHigh", {TOTAL: "7x90", FAR: "7x90"}, 70, False),
-    ("RemoteCpuTimeIsHigh", {TOTAL: "0+1200x90", FAR: "0+600x20 12000x70"}, 70, False),
-    ("OrphansHoldGpu", {ORPHANS: "2x20"}, 16, True),
-    ("OrphansHoldGpu", {ORPHANS: "2x9 0 1x10"}, 16, False),
-    ("OrphansHoldGpu", {ORPHANS: "0x20"}, 16, False),
-    ("PinsOverlap", {OVERLAP: "8x20"}, 16, True),
-    ("PinsOverlap", {OVERLAP: "0x20"}, 16, False),
-    ("CannotSeeIntoGpus", {AUDITED: "0x20"}, 16, True),
-    ("CannotSeeIntoGpus", {AUDITED: "1x20"}, 16, False),
-    ("ScanIsOld", {AGE: "0+60x20", EVERY: "15x20"}, 4, True),
-    ("ScanIsOld", {AGE: "0+60x20", EVERY: "300x20"}, 20, False),
-    ("ScanIsOld", {AGE: "0+60x7 3x20", EVERY: "15x20"}, 15, False),
-    ("ScanIsOld", {AGE: "0+60x20", EVERY: "1x20"}, 4, True),
-    ("ScanIsOld", {AGE: "36x20", EVERY: "1x20"}, 15, False),
-    ("ScanIsOld", {EVERY: "15x20"}, 15, False),
-    ("HasNotScanned", {EVERY: "15x20"}, 3, True),
-    ("HasNotScanned", {EVERY: "15x20", AGE: "_ 20x20"}, 5, False),
-    ("HasNotScanned", {AGE: "15x20"}, 3, False),
-    ("NumaBalancingIsOn", {BALANCING: "1x90", GPUS: "8x90"}, 61, True),
-    ("NumaBalancingIsOn", {BALANCING: "0x90", GPUS: "8x90"}, 61, False),
-    ("NumaBalancingIsOn", {BALANCING: "1x90", NO_GPU: "8x90"}, 61, False),
-)
-
-#: What pinning from outside says of itself.
-ENFORCE: tuple[Case, ...] = (
-    ("CannotPin", {HINDERED: "1x20"}, 11, True),
-    ("CannotPin", {HINDERED: "1x20"}, 9, False),
-    ("CannotPin", {HINDERED: "0x20"}, 11, False),
-    ("PolicyIsBroken", {POLICY_ERROR: "1x20"}, 11, True),
-    ("PolicyIsBroken", {POLICY_ERROR: "1x8 0x20"}, 11, False),
-    ("EnforcesBlind", {NOTICES: "2x20"}, 16, True),
-    ("EnforcesBlind", {NOTICES: "2x20"}, 14, False),
-    ("EnforcesBlind", {NOTICES: "0x20"}, 16, False),
-    ("GaveUpPinning", {left("given_up"): "0x20", left("given_up", 1): "2x20"}, 16, True),
-    ("GaveUpPinning", {left("given_up"): "1x20"}, 14, False),
-    ("GaveUpPinning", {left("given_up"): "0x20"}, 16, False),
-    ("GaveUpPinning", {left("waiting"): "1x20"}, 16, False),
-)
-CASES: tuple[Case, ...] = (*DAEMON, *AUDIT, *ENFORCE)
 
 
 def firing(alert: str, played: Series, minutes: int, *where: Mapping[str, str]) -> Played:

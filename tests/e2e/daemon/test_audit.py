@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -124,6 +125,12 @@ def node(whole: Node) -> Node:
 
 
 def test_a_process_that_is_repinned_between_scans_turns_metric_and_log(node: Node) -> None:
+    gpu = f"nvidia GPU 0 ({address()})"
+
+    def logged() -> str:
+        return " ".join(line for line in node.daemon.lines if gpu in line)
+
+    before = len(logged())
     with sleeping() as child:
         subprocess.run(["taskset", "-cp", FAR, str(child.pid)], check=True, capture_output=True)
         node.say(child.pid)
@@ -137,10 +144,10 @@ def test_a_process_that_is_repinned_between_scans_turns_metric_and_log(node: Nod
         node.wait_for("")
         assert node.of_gpu("numa_mismatch_start_timestamp_seconds") is None
         assert node.samples("gpu_processes", "placement")["local"] == 1
-    gpu = f"nvidia GPU 0 ({address()})"
-    first, second, *_ = (line for line in node.daemon.lines if gpu in line)
-    assert f"warning: {gpu}: 1 of its processes may run far from it" in first
-    assert second == f"info: {gpu}: its processes are near it again, or gone"
+    far = re.escape(f"warning: {gpu}: 1 of its processes may run far from it")
+    near = re.escape(f"info: {gpu}: its processes are near it again, or gone")
+    both = re.compile(f"{far}.*{near}")
+    eventually(lambda: both.search(logged(), before), "both are logged")
 
 
 def test_a_process_that_was_killed_and_that_the_driver_still_names_is_an_orphan(

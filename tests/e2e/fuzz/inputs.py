@@ -18,7 +18,7 @@ from tests.support.daemons import PATIENCE
 AS_FOUND = [Phase.explicit, Phase.reuse, Phase.generate]
 
 #: How often more is tried where much time is given: HYPOTHESIS_PROFILE=long.
-TIMES = 20 if settings().max_examples > 100 else 1
+TIMES = 5 if settings().max_examples > 100 else 1
 
 #: Of what takes no time, of what takes some, and of what starts daemons.
 MANY = settings(max_examples=30 * TIMES)

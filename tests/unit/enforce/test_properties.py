@@ -121,25 +121,22 @@ def decided(scene: Scene) -> list[Decision]:
 
 
 @given(scenes())
-def test_a_place_is_a_jobs_and_in_its_cpuset_and_online_and_not_reserved(scene: Scene) -> None:
-    for decision in decided(scene):
-        assert (decision.job is None) == (decision.reason == NO_JOB)
-        if decision.target is not None:
-            assert decision.job is not None
-            assert decision.target.cpus
-            assert decision.target.cpus <= (decision.process.facts.cpuset or set()) & scene.whole
-
-
-@given(scenes())
-def test_an_allocation_is_to_blame_where_a_cpuset_has_no_near_cpu(scene: Scene) -> None:
+def test_a_place_is_a_jobs_in_its_cpuset_online_and_not_reserved_and_there_where_one_is_near(
+    scene: Scene,
+) -> None:
     near = scene.site().near
     for decision in decided(scene):
-        if decision.reason == ALLOCATION or decision.target is not None:
-            facts = decision.process.facts
+        facts, target = decision.process.facts, decision.target
+        assert (decision.job is None) == (decision.reason == NO_JOB)
+        if target is not None:
+            assert decision.job is not None
+            assert target.cpus
+            assert target.cpus <= (facts.cpuset or set()) & scene.whole
+        if decision.reason == ALLOCATION or target is not None:
             its = [near[gpu] or scene.topology.online for gpu in scene.gpus(facts)]
             is_far = all(cpus.isdisjoint(facts.cpuset or ()) for cpus in its)
             # One that has a place may be left for the same reason: it has what it asked for.
-            assert is_far == (decision.target is None)
+            assert is_far == (target is None)
 
 
 @given(scenes(UNIQUE))

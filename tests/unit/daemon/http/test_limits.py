@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -169,6 +170,18 @@ def test_a_client_that_sends_too_slowly_is_ended_in_time_and_not_before(
         assert story.ends_after(seconds)
 
     assert tell(send).outcome == (statuses, True, {reason: 1} if reason else {})
+
+
+@pytest.mark.parametrize("before", [(), (REQUEST,)])
+def test_what_comes_of_a_head_gives_it_no_more_time(before: tuple[bytes, ...]) -> None:
+    async def drip(story: Story) -> None:
+        await story.send(*before, b"G")
+        deadline = story.protocol.deadline
+        await asyncio.sleep(0.01)
+        await story.send(b"E", b"T")
+        assert story.protocol.deadline == deadline
+
+    tell(drip)
 
 
 def test_an_answer_has_a_minute_to_be_given() -> None:

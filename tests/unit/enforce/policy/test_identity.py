@@ -20,7 +20,7 @@ SLURMS = {"SLURM_JOB_PARTITION": "gpu", "SLURM_JOB_ACCOUNT": "bio", "SLURM_JOB_U
 SLURM = (*SLURMS,)
 JOB = {**SLURMS, "TEAM": "vision", "SECRET": "of no rule"}
 ENVIRON = "".join(f"{name}={text}\0" for name, text in JOB.items())
-STAT = f"7 (python) S 1 {'0 ' * 17}5 {'0 ' * 30}"
+STAT = f"{{}} (python) S 1 {'0 ' * 17}5 {'0 ' * 30}"
 RETITLED = "\0\0\0"
 
 
@@ -28,7 +28,7 @@ def facts(root: Path, environ: str | bytes | None = ENVIRON, pid: int = 7) -> Pr
     """Write what /proc has of a process: its environment; None: it cannot be read."""
     folder = root / "proc" / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "stat").write_text(STAT)
+    (folder / "stat").write_text(STAT.format(pid))
     if environ is not None:
         (folder / "environ").write_bytes(
             environ if isinstance(environ, bytes) else environ.encode()
