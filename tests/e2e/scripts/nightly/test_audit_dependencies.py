@@ -16,16 +16,13 @@ from tests.support.paths import REPOSITORY
 SCRIPT = REPOSITORY / "scripts/audit-dependencies"
 
 #: As https://google.github.io/osv.dev/post-v1-query/ has it.
+RANGE = {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "999"}]}
+PACKAGE = {"ecosystem": "PyPI", "name": "uvicorn"}
 ADVISORY = {
     "id": "PYSEC-2099-1",
     "modified": "2099-01-01T00:00:00Z",
     "summary": "Made up.",
-    "affected": [
-        {
-            "package": {"ecosystem": "PyPI", "name": "uvicorn"},
-            "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "999"}]}],
-        }
-    ],
+    "affected": [{"package": PACKAGE, "ranges": [RANGE]}],
 }
 
 
@@ -53,36 +50,32 @@ def osv(advisories: dict[str, list[Any]], asked: list[str]) -> Iterator[str]:
         server.shutdown()
 
 
-def audit(url: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SCRIPT],
-        env={**os.environ, "OSV_URL": url, "NO_PROXY": "127.0.0.1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def audit(url: str) -> tuple[int, str]:
+    """Return the exit status, and what is said on stderr."""
+    env = {**os.environ, "OSV_URL": url, "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run([SCRIPT], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+    return done.returncode, done.stderr
 
 
 def test_where_nothing_is_known_every_package_was_asked_about() -> None:
     asked: list[str] = []
     with osv({}, asked) as url:
-        done = audit(url)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.splitlines()[-1] == "No known vulnerability in deploy/image/*.txt."
+        status, said = audit(url)
+    last = "No known vulnerability in deploy/image/*.txt."
+    assert (status, said.splitlines()[-1]) == (0, last)
     assert {"uvicorn", "fastapi", "hatchling"} <= set(asked)
 
 
 def test_what_is_vulnerable_is_named() -> None:
     with osv({"uvicorn": [ADVISORY]}, []) as url:
-        done = audit(url)
-    assert done.returncode == 1
-    assert "PYSEC-2099-1" in done.stderr
-    assert "uvicorn" in done.stderr
+        status, said = audit(url)
+    assert (status, "PYSEC-2099-1" in said, "uvicorn" in said) == (1, True, True)
 
 
 def test_what_could_not_be_asked_is_not_called_clean() -> None:
     with osv({}, []) as url:
         pass
-    done = audit(url)
-    assert done.returncode == 3
-    assert done.stderr.splitlines()[-1].startswith("deploy/image/*.txt was NOT AUDITED: ")
+    status, said = audit(url)
+    assert status == 3
+    assert said.splitlines()[-1].startswith("deploy/image/*.txt was NOT AUDITED: ")
