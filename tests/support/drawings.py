@@ -37,7 +37,7 @@ def path(name: str) -> Path:
 
 def drawing(name: str) -> str:
     """Return a machine's drawing, without colour."""
-    return "".join(f"{line}\n" for line in draw(machine(name), colour=False))
+    return "".join(f"{line}\n" for line in draw(machine(name), color=False))
 
 
 if __name__ == "__main__":

@@ -111,9 +111,9 @@ def test_a_gpu_that_ran_far_is_counted_once_by_what_mends_it(tmp_path: Path, pat
     }
     counts = {
         "GPUs that ran far": 5,
-        "… and a pin mends it": 1,
+        "… and a pin fixes it": 1,
         "… that need another allocation": 2,
-        "… that are left as they are": 2,
+        "… that are left alone": 2,
     }
     targets = {panel["title"]: panel["targets"] for panel in panels(path) if "targets" in panel}
     queries = [filled_in(targets[it][0]["expr"], CHOSEN) for it in counts]

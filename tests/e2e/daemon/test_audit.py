@@ -145,7 +145,7 @@ def test_a_process_that_is_repinned_between_scans_turns_metric_and_log(node: Nod
         assert node.of_gpu("numa_mismatch_start_timestamp_seconds") is None
         assert node.samples("gpu_processes", "placement")["local"] == 1
     far = re.escape(f"warning: {gpu}: 1 of its processes may run far from it")
-    near = re.escape(f"info: {gpu}: its processes are near it again, or gone")
+    near = re.escape(f"info: {gpu}: its processes are near it again, or have ended")
     both = re.compile(f"{far}.*{near}")
     eventually(lambda: both.search(logged(), before), "both are logged")
 
@@ -233,5 +233,5 @@ def test_a_user_that_is_not_mapped_here_sees_counts() -> None:
 def test_a_daemon_that_is_told_not_to_look_says_so(tmp_path: Path) -> None:
     with running(tmp_path, "--scan-interval", "off") as daemon:
         reply = daemon.get("/audit", accept="text/plain")
-    said = "No scan: this daemon looks at no processes: its scan interval is off\n"
+    said = "No scan: this daemon scans no processes: its scan interval is off\n"
     assert (reply.status, reply.text) == (503, said)

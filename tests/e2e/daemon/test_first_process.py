@@ -105,7 +105,7 @@ def hang(topology):
 
 daemon.run(settings.load({"listen": "none", "log_format": "json"}), {machine}(), hang)
 """
-HUNG = "a scan of the processes has hung for 0.5 s: the daemon ends, to be started again"
+HUNG = "a scan of the processes has hung for 0.5 s: the daemon exits, to be restarted"
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_nothing_else_is_answered_and_it_says_so(node: Node, method: str, target
     assert (reply.status, reply.headers["content-type"]) == (404, "application/problem+json")
     detail = exactly(ProblemDocument, reply.body).detail
     assert detail.startswith(method)
-    assert detail.endswith("is not answered at this address, but GET /plan alone")
+    assert detail.endswith("is not answered at this address; only GET /plan is")
     assert node.ask(target, method, accept="text/plain").text == f"Not Found: {detail}\n"
 
 
@@ -99,7 +99,7 @@ def test_on_every_address_of_the_machine_it_is_the_listener_that_counts(tmp_path
             assert node.ask("/metrics", host=host, Host="localhost:9465").status == 404
         assert daemon.get("/metrics").status == 200
         (line,) = (line for line in daemon.lines if "answers on" in line)
-        assert line.endswith(f"answers on {daemon.socket}, plans alone on 0.0.0.0:{port}")
+        assert line.endswith(f"answers on {daemon.socket}, only plans on 0.0.0.0:{port}")
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def test_an_address_in_use_is_told_once_and_served_from_the_next_start_on(
             assert (status(free, "/plan?gpus=0"), status(free, "/metrics")) == (200, its_metrics)
             (line,) = says(daemon, IN_USE)
             assert line.endswith(
-                f"{setting}: {at}: {IN_USE}; give another by --{setting} HOST:PORT, or none; "
-                "it is tried again at the next start, and all else is served"
+                f"{setting}: {at}: {IN_USE}; give another by --{setting} HOST:PORT, or none; it "
+                "is tried again at the next start; everything else is served"
             )
             (first,) = says(daemon, "answers on")
             assert at not in first

@@ -35,7 +35,7 @@ def test_what_nvml_said_before_stands_while_its_driver_is_the_same(tmp_path: Pat
             node.tell_nvml(fault=fault)
             daemon.signal(signal.SIGHUP)
             eventually(partial(is_of, 2 * number + 2), "it is noticed")
-            eventually(partial(says, daemon, "what it said before is used"), "it is told")
+            eventually(partial(says, daemon, "its last answer is used"), "it is told")
             daemon.log.write_text("")
             assert daemon.plan("gpus=0")["ranks"] == before
             assert daemon.plan("granted=minor:3")["ranks"] == before

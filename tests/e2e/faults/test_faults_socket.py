@@ -42,7 +42,7 @@ def test_a_daemon_that_no_client_reaches_answers_those_it_has_and_ends_with_one_
             connection.close()
             assert daemon.process.wait(PATIENCE) == 1
         assert asked.cut == 0
-        gone = f"{path} is gone, or another process's: the daemon ends, to be started again"
+        gone = f"{path} is gone, or another process's: the daemon exits, to be restarted"
         assert says(daemon, "critical") == [f"critical: {gone}"]
         assert daemon.complaints == []
 

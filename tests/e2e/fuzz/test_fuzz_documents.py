@@ -85,7 +85,7 @@ def use(topology: Topology) -> None:
     """Do with a topology what commands and daemons do: all of it ends in an answer or one line."""
     text = dumps(to_document(topology))
     assert from_document(loads(TopologyDocument, text, "topology")) == topology
-    for line in draw(topology, colour=False):
+    for line in draw(topology, color=False):
         assert line.isprintable(), line
     for gpus in ("all", "0", topology.gpus[0].pci_bus_id if topology.gpus else "GPU-0"):
         for mode in ("node", "socket", "unique_contiguous", "even"):

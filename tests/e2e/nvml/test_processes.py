@@ -78,7 +78,7 @@ def test_the_processes_of_every_gpu_are_named_and_one_that_refuses_costs_its_own
 )
 def test_a_mig_mode_that_waits_for_a_reset_is_told(facts: Facts, gpu: str, change: str) -> None:
     facts(f"gpu\ngpu\n {gpu}")
-    assert query(10).changing == f"GPU 1's MIG mode is to be {change}"
+    assert query(10).changing == f"GPU 1's MIG mode will be {change}"
 
 
 def test_an_nvml_that_does_not_start_is_one_line_that_says_what_would_be_right(

@@ -169,7 +169,7 @@ def test_without_a_daemon_sysfs_tells_or_what_one_that_has_stopped_has_left(
     env, to = {"AFFINITYD_ROOT": str(tree)}, tmp_path / "to"
     done = init(to, "--timeout=0.3", socket=tmp_path / "no", env=env)
     assert done.lines == [f"affinityd init: no daemon at {tmp_path}/no: No such file or directory"]
-    told = f"affinityd init: {to} has the places of 8 GPUs, as sysfs says\n"
+    told = f"affinityd init: {to} has the CPUs near 8 GPUs, from sysfs\n"
     assert (done.status, done.stdout) == (0, told)
     assert (to / TABLE).read_text() == WHOLE
     with running(tmp_path / "run", "--root", str(tree), "--reserved-cpus", "48-55") as daemon:
@@ -196,9 +196,9 @@ def test_what_answers_no_plan_is_told_and_not_waited_for(tree: Path, tmp_path: P
         (answering(http("503 x", b"No topology yet\n")), "answered 503"),
         # One of another release refuses what is planned here.
         (answering(http("422 Malformed", refusal)), "mode: 'node' is not one of all"),
-        (answering(http("200 OK", plan_with(["a\0b"]))), "is no affinityd"),
-        (answering(http("200 OK", plan_with(["minor:0"], cpulist="x"))), "is no affinityd"),
-        (answering(http("200 OK", b"[" * 70_000)), "is no affinityd"),
+        (answering(http("200 OK", plan_with(["a\0b"]))), "is not affinityd"),
+        (answering(http("200 OK", plan_with(["minor:0"], cpulist="x"))), "is not affinityd"),
+        (answering(http("200 OK", b"[" * 70_000)), "is not affinityd"),
     )
     env = {"AFFINITYD_ROOT": str(tree)}
     for number, (behavior, line) in enumerate(behaviors):

@@ -267,8 +267,8 @@ def test_the_worst_process_of_a_gpu_is_what_is_shown_of_it(server: Prometheus) -
 
 
 def test_each_gpu_that_ran_far_is_counted_by_what_mends_it(server: Prometheus) -> None:
-    counts = {"GPUs that ran far": 3, "… and a pin mends it": 1}
-    counts |= {"… that need another allocation": 1, "… that are left as they are": 1}
+    counts = {"GPUs that ran far": 3, "… and a pin fixes it": 1}
+    counts |= {"… that need another allocation": 1, "… that are left alone": 1}
     asked = {it.panel: it for it in QUERIES if it.dashboard == "node" and it.panel in counts}
 
     def counted() -> Mapping[str, float]:

@@ -80,8 +80,8 @@ NO_WORD = "is none of on, observe and off"
         ({"SCOPE": "x" * 5000}, "Malformed request: scope: 'xxxxx"),
         ({"MIN_PHYSICAL_CORES": "2"}, "Cannot be satisfied: "),
         ({"SOCKET": "/nonexistent"}, left("no plan from /nonexistent")),
-        ({"SOCKET": "--help"}, left("AFFINITYD_SOCKET=--help is no path from /")),
-        ({"SOCKET": "run/s"}, left("AFFINITYD_SOCKET=run/s is no path from /")),
+        ({"SOCKET": "--help"}, left("AFFINITYD_SOCKET=--help is not an absolute path")),
+        ({"SOCKET": "run/s"}, left("AFFINITYD_SOCKET=run/s is not an absolute path")),
         ({"DAEMON_UID": "1234"}, NEAR_IT),
         ({"DAEMON_UID": "$(id)"}, NEAR_IT),
     ],
@@ -143,7 +143,7 @@ def test_what_the_daemon_s_own_settings_say_counts_too(
         found = said(node, {**GPU, "AFFINITYD": "on"})
         metrics = daemon.get("/metrics").text
     assert found == (
-        WOULD if word == "observe" else left(f"AFFINITYD=off, as the daemon at {SOCKET} has it")
+        WOULD if word == "observe" else left(f"AFFINITYD=off, from the daemon at {SOCKET}")
     )
     assert ('affinityd_observed_plans_total{after="' in metrics) == (word == "observe")
     assert f"AFFINITYD={word}: nothing is pinned on this node" in "\n".join(daemon.lines)
@@ -236,5 +236,5 @@ def test_a_prolog_without_a_job_touches_nothing(job: str) -> None:
     with beside(None) as folder:
         done = Node(run=folder).run_script("prolog.sh", {"SLURM_JOB_ID": job, **GPU})
         assert [*folder.iterdir()] == []
-    line = f"affinityd: SLURM_JOB_ID={job} is no job; Prolog= of slurm.conf runs this"
+    line = f"affinityd: SLURM_JOB_ID={job} is not a job; Prolog= of slurm.conf runs this"
     assert (done.status, done.lines) == (0, [line])

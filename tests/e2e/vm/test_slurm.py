@@ -209,7 +209,7 @@ def test_tasks_keep_as_many_cpus_as_they_asked_for_the_nearest_and_are_told(
         assert "widened" in task.told["WARNINGS"].split(",")
         assert task.rest.endswith("verify 1")
         (mismatch,) = re.findall(r"^.*: mismatch: .*$", task.rest, re.MULTILINE)
-        assert "has only 4 CPUs there: no pin mends that, but an allocation" in mismatch
+        assert "has only 4 CPUs there: no pin fixes that; an allocation an allocation" in mismatch
         assert "affinityd exec" not in task.rest
     (home,) = {GPU_NODES[gpu] for task in tasks for gpu in task.drives}
     expected = nearest_first(tasks[0].drives[0], tasks[0].cpuset)[: job.asked * job.tasks]

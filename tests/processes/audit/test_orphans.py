@@ -85,5 +85,5 @@ def test_a_job_with_nohup_is_no_orphan_before_its_owner_has_left(
     assert "its user (uid 54321) has no session" in told["left behind"]["orphan"]
     for moment in ("in session", "left behind", "later"):
         assert told[moment]["pin"].startswith("affinityd pin --gpus ")
-    assert told["left behind"]["end"].startswith("it may still compute: ask its owner")
+    assert told["left behind"]["end"].startswith("it may still compute: ask its user")
     assert told["later"]["end"].endswith(f"end it: kill {told['pid']}") is is_idle

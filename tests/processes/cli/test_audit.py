@@ -146,7 +146,7 @@ def test_some_gpus_alone_are_looked_at_and_what_uses_several_is_shown_for_each(
         (("--gpus", "7"), "no GPU 7; visible are 0 (0000:10:00.0)"),
         (("--gpus", "x"), "gpus: 'x' is not an index"),
         (("--gpus", ""), "gpus: '' is not an index"),
-        (("--memory", "--watch"), "--memory has each process wait"),
+        (("--memory", "--watch"), "--memory pauses each process"),
     ],
 )
 def test_what_cannot_be_asked_for_is_an_error_of_one_line(
@@ -162,7 +162,7 @@ def test_what_cannot_be_asked_for_is_an_error_of_one_line(
 def test_a_pause_that_is_none_is_bad_usage(capsys: Capture, seconds: str) -> None:
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["audit", f"--watch={seconds}"])
-    assert "is no time from 0.1 to 3600 seconds" in capsys.readouterr().err
+    assert "is not a number of seconds from 0.1 to 3600 seconds" in capsys.readouterr().err
 
 
 def test_a_node_without_a_gpu_or_with_one_whose_place_is_not_known_cannot_be_judged(
@@ -177,7 +177,7 @@ def test_a_node_without_a_gpu_or_with_one_whose_place_is_not_known_cannot_be_jud
 
 
 REPLAYED = (
-    "is a replayed machine, and runs no processes: take away the AFFINITYD_ROOT, "
+    "is a replayed machine, which has no processes: unset the AFFINITYD_ROOT, "
     "AFFINITYD_MACHINE or AFFINITYD_SOCKET that names it\n"
 )
 
@@ -224,7 +224,7 @@ def test_memory_is_read_where_it_is_asked_for(
         assert re.search(r"\): resident memory: node 0 \d+ MiB", capsys.readouterr().out)
         for name, limit, said in (
             ("LARGEST", 2**20, "GiB are resident, more than 0"),
-            ("LONGEST", -1.0, "the -1 s for all of them were over"),
+            ("LONGEST", -1.0, "the -1 s for all of them have passed"),
         ):
             monkeypatch.setattr(resident_memory, name, limit)
             _, told = document(capsys, "--memory")

@@ -33,7 +33,7 @@ from tests.support.servers import Behaviour, answering, hanging, http, serving
 
 Capture = pytest.CaptureFixture[str]
 
-ELSEWHERE = "it may run on CPUs 4-7, and is to run on 0-3"
+ELSEWHERE = "it may run on CPUs 4-7, and should run on 0-3"
 OF_RULE_2 = Treatment(Options("exclusive"), rule=2)
 OURS = replace(drifted(104, "share"), treatment=OF_RULE_2, why=ELSEWHERE)
 LONE = replace(left(7, job=None, cause="unpinned"), why="it is in no job: name its cgroup")
@@ -66,14 +66,14 @@ def shown(*decisions: Decision, fitting: bool = False, **more: Any) -> list[str]
 # What a person reads.
 
 ALLOCATE = "1 (nvidia 1) needs another allocation"
-FATES = f"{ALLOCATE}, 1 (nvidia 0) is left as it is"
+FATES = f"{ALLOCATE}, 1 (nvidia 0) is left alone"
 
 
 def test_it_says_what_is_done_then_job_by_job_what_does_not_fit_and_each_why_once() -> None:
     workers = [called(OURS, pid, "loader") for pid in (105, 106, 108)]
     told = shown(fits(100), DAEMON, OURS, *workers, LONE, FAR)
     assert [re.split("  +", line) for line in told] == [
-        ["made pins what does not run where it is to"],
+        ["made pins processes that run in the wrong place"],
         ["no policy file: every job has the site's mode"],
         [f"2 GPUs are used from far away: {FATES}"],
         ["processes: 1 fit, 4 drifted, 3 left"],
@@ -136,11 +136,11 @@ OTHER = replace(LONE, process=drifted(8, gpu=GPU1).process)
     ("decisions", "unknown", "line"),
     [
         ([], {}, "no GPU is used from far away"),
-        ([], {GPU0: "x"}, "no GPU is used from far away; who uses nvidia 0 is not known"),
-        ([drifted()], {}, "1 GPU is used from far away: a pin mends 1 (nvidia 0)"),
-        ([drifted(), drifted(1, gpu=GPU1)], {}, "2 GPUs are used: a pin mends 2 (nvidia 0-1)"),
-        ([drifted(), FAR], {}, f"2 GPUs are used: a pin mends 1 (nvidia 0), {ALLOCATE}"),
-        ([LONE, OTHER], {}, "2 GPUs are used: 2 (nvidia 0-1) are left as they are"),
+        ([], {GPU0: "x"}, "no GPU is used from far away; the processes of nvidia 0 are not known"),
+        ([drifted()], {}, "1 GPU is used from far away: a pin fixes 1 (nvidia 0)"),
+        ([drifted(), drifted(1, gpu=GPU1)], {}, "2 GPUs are used: a pin fixes 2 (nvidia 0-1)"),
+        ([drifted(), FAR], {}, f"2 GPUs are used: a pin fixes 1 (nvidia 0), {ALLOCATE}"),
+        ([LONE, OTHER], {}, "2 GPUs are used: 2 (nvidia 0-1) are left alone"),
     ],
 )
 def test_the_gpus_are_summed_up_and_named(
@@ -160,11 +160,11 @@ SAID = "read 2026-09-21T14:13:20.000Z"
         (PolicyState("/p", READ, 3), f"policy /p: 3 rules, {SAID}"),
         (
             PolicyState("/p", READ, 1, error="no TOML"),
-            f"policy /p does not count: no TOML; what stands is 1 rule, {SAID}",
+            f"policy /p has an error: no TOML; the last good one applies: 1 rule, {SAID}",
         ),
         (
             PolicyState("/p", error="no such file"),
-            "policy /p does not count: no such file; nothing is pinned",
+            "policy /p has an error: no such file; nothing is pinned",
         ),
     ],
 )
@@ -174,9 +174,9 @@ def test_it_says_which_policy_counts(policy: PolicyState, line: str) -> None:
 
 def test_what_is_in_its_way_comes_first() -> None:
     first, second, _, third, *_ = shown(does="observe", hindrance="no right", notices=("blind",))
-    assert first == "made observes: it touches nothing, and says what it would pin"
-    assert (second, third) == ("it is to pin, and observes: no right", "note: blind")
-    assert "not reached by the last pass, as time was up: 3" in shown(unreached=3)
+    assert first == "made observes: it changes nothing, and reports what it would pin"
+    assert (second, third) == ("it was told to pin, and can only observe: no right", "note: blind")
+    assert "not reached by the last pass within its time limit: 3" in shown(unreached=3)
 
 
 def test_a_reader_who_does_not_see_all_is_told_so() -> None:
@@ -245,7 +245,7 @@ def test_a_long_document_is_read_and_prints_nothing_that_a_terminal_obeys(
     [
         (answering(http("200 OK", b"{}")), "the daemon's /enforce response: enforce has no 'node'"),
         (answering(http("404 Not Found", b"Not Found: no")), "answered 404: 'Not Found: no'"),
-        (answering(b"220 mail\r\n"), "is no affinityd"),
+        (answering(b"220 mail\r\n"), "is not affinityd"),
         (hanging, "did not answer in time"),
     ],
     ids=["another document", "an older daemon", "another server", "slow"],
@@ -288,7 +288,7 @@ min_physical_cores = 2
 
 SAID_OF_IT = """
 2 rules
-rule 1: account 'debug' or 'bench-*': let alone
+rule 1: account 'debug' or 'bench-*': left alone
 rule 2: uid 1005 and environment TEAM 'v*' and environment CLASS 'a': mode exclusive, \
 scope socket, min_physical_cores 2
 all others: the site's mode, scope socket
@@ -304,11 +304,11 @@ OBSERVED = "all others: the site's mode, only observed"
     ("content", "printed"),
     [
         (POLICY, SAID_OF_IT.strip()),
-        ("", "0 rules\neverybody: the site's mode"),
-        ("leave = true", "0 rules\neverybody: let alone"),
+        ("", "0 rules\nall jobs: the site's mode"),
+        ("leave = true", "0 rules\nall jobs: left alone"),
         (
             f"leave = true\n{EVE}leave = false\nmode = 'node'",
-            "1 rule\nrule 1: user 'eve': mode node\nall others: let alone",
+            "1 rule\nrule 1: user 'eve': mode node\nall others: left alone",
         ),
         (
             f"observe = true\n{EVE}observe = false\nshare = 'node'",
@@ -340,7 +340,7 @@ def test_the_page_shows_what_is_said_of_its_policy(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"mode = 'nod'", "mode: 'nod': it is no mode; did you mean node?"),
+        (b"mode = 'nod'", "mode: 'nod': it is not a mode; did you mean node?"),
         (b"\xff", "is not UTF-8"),
         (b"#" * (MAX_FILE + 1), f"is longer than {MAX_FILE} bytes"),
         (None, "cannot be read: No such file or directory"),
@@ -372,4 +372,4 @@ def test_a_check_takes_nothing_of_a_daemon_and_lines_are_no_json(capsys: Capture
     assert "not allowed with argument --check" in capsys.readouterr().err
     for words in (["--check", "/p", "--json"], ["--all", "--format", "json"]):
         assert main(["enforce", *words]) == 2
-        assert "--all and --check print lines; leave out --json" in capsys.readouterr().err
+        assert "--all and --check print text; leave out --json" in capsys.readouterr().err

@@ -223,7 +223,7 @@ PLAN = (
 )
 
 
-LATE = "finding a place took too long; the daemon at {} did not answer in time; the command runs un"
+LATE = "finding a plan took too long; the daemon at {} did not answer in time; the command runs un"
 
 
 @pytest.mark.parametrize(

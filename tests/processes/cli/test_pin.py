@@ -179,8 +179,8 @@ def test_of_another_users_process_the_gpus_must_be_named(monkeypatch: pytest.Mon
         name = target.shown(target.living(child.pid))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"affinityd pin: the environment of {name} cannot be read: it is another user's, or gone; "
-        "name --gpus, or run this as root\n"
+        f"affinityd pin: the environment of {name} cannot be read: it is another "
+        "user's, or has ended; give --gpus, or run this as root\n"
     )
     would = f"{name}: 1 thread would be pinned to CPUs 1\n"
     assert (named.returncode, named.stdout, named.stderr) == (0, would, "")
@@ -200,7 +200,7 @@ def refused(capsys: Capture, arguments: list[str]) -> str:
 @pytest.mark.parametrize("command", ["pin", "verify"])
 def test_what_is_no_process_is_one_line(capsys: Capture, command: str) -> None:
     for text in ("abc", "0", "-1", "1_0", "²"):
-        said = f"affinityd {command}: argument PID: '{text}' is no PID; it is a number from 1"
+        said = f"affinityd {command}: argument PID: '{text}' is not a PID; a PID is a number from 1"
         assert refused(capsys, [command, text]).startswith(said)
     assert "argument PID: '9999" in refused(capsys, [command, "9" * 5000])
     said = f"affinityd {command}: there is no process 999999999\n"

@@ -81,10 +81,10 @@ input()
 """
 
 DOUBT = (
-    "its environment names none of GPUs 0-1, and near is what is near any of them: affinityd audit "
-    "asks the driver which one it uses; or name it, --gpus N"
+    "its environment names none of GPUs 0-1, so CPUs near any of them count as "
+    "near: affinityd audit asks the driver which one it uses; or name it, --gpus N"
 )
-STARTED_HERE = "what is started here is to be started with affinityd exec -- COMMAND"
+STARTED_HERE = "start commands here with affinityd exec -- COMMAND"
 
 Capture = pytest.CaptureFixture[str]
 
@@ -179,7 +179,7 @@ def test_each_thread_is_told_and_those_that_are_alike_share_a_row(capsys: Captur
     ]
     assert re.fullmatch(
         rf"process {pid} \({name}\): mismatch: 1 thread \(first \d+, far one\) may run on CPUs 0 "
-        rf"\(remote\), and GPU 0 is on node 1; affinityd pin --force --gpus 0 {pid} mends that",
+        rf"\(remote\), and GPU 0 is on node 1; affinityd pin --force --gpus 0 {pid} fixes that",
         mismatch,
     )
 
@@ -208,7 +208,7 @@ def test_one_command_mends_a_launcher_with_all_of_its_workers(
         name = Path(f"/proc/{child.pid}/comm").read_text().strip()
         first = f"process {child.pid} ({name})"
         who = f"2 descendants of {first}" if not gpus else f"{first} and 2 descendants"
-        remedy = f"affinityd pin {options} {child.pid} mends that"
+        remedy = f"affinityd pin {options} {child.pid} fixes that"
         asked = ["verify", str(child.pid), *gpus]
         assert main(asked) == 1
         said = [line for line in capsys.readouterr().out.splitlines() if ": mismatch: " in line]

@@ -141,11 +141,11 @@ OLDER = "Malformed request: unknown parameter 'task_cpus'; did you mean job_cpus
         ("no topology", "503 Oh", "answered 503: 'no topology'"),
         ("nonsense", "200 OK", "answered a plan without 'AFFINITYD_CPULIST'"),
         ("AFFINITYD_CPULIST=x\nAFFINITYD_ALLOWED=0\n", "200 OK", "answered 'x' is not a CPU"),
-        (OLDER, "422 No", "is of another release: unknown parameter 'task_cpus'"),
+        (OLDER, "422 No", "is another release: unknown parameter 'task_cpus'"),
         (
             "".join(f"{name}={text}\n" for name, text in LINES.items()),
             "200 OK",
-            "answered CPUs that were not asked for: 6-7",
+            "gave CPUs that are not allowed: 6-7",
         ),
     ],
 )
@@ -175,7 +175,7 @@ def test_what_is_not_trusted_is_passed_over_and_named(daemon: Daemon, tmp_path: 
     with answering(tmp_path / "open/s", "AFFINITYD_CPULIST=0") as path:
         assert find({"gpus": "0"}, path, daemon.socket).source == "daemon"
         alone = find({"gpus": "0"}, path)
-        trouble = f"{path} is not trusted: others may write to {tmp_path}/open;"
+        trouble = f"{path} is not trusted: other users may write to {tmp_path}/open;"
         with pytest.raises(AffinityError, match=f"^no GPU 9; .*{trouble}"):
             find({"gpus": "9"}, path)
     assert (alone.source, str(alone.trouble)[: len(trouble)]) == ("sysfs", trouble)

@@ -60,9 +60,9 @@ def test_what_is_in_time_is_returned(result: object) -> None:
     [
         (refuse, NoSuchGpuError, "no GPU 9"),
         (lambda: os.environ["NOWHERE"], AffinityError, "KeyError: 'NOWHERE'"),
-        (lambda: os._exit(0), AffinityError, "the process that plans ended without a word"),
-        (lambda: os.kill(os.getpid(), 9), AffinityError, "ended without a word"),
-        (sys.exit, AffinityError, "ended without a word"),
+        (lambda: os._exit(0), AffinityError, "the planning process ended without an answer"),
+        (lambda: os.kill(os.getpid(), 9), AffinityError, "ended without an answer"),
+        (sys.exit, AffinityError, "ended without an answer"),
     ],
 )
 def test_what_it_raises_is_raised_and_an_end_without_a_result_is_an_error(

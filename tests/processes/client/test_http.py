@@ -175,8 +175,8 @@ NO_DAEMON = [
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        *((it, "is no affinityd: ") for it in [*NO_DAEMON, endless]),
-        (http("200 OK", b"\xff"), "answered what is no text"),
+        *((it, "is not affinityd: ") for it in [*NO_DAEMON, endless]),
+        (http("200 OK", b"\xff"), "answered with something other than text"),
         (http("500 Oh", b"a\nb\x1b[2J"), "answered 500: 'a\\nb\\x1b[2J'"),
         (http("503 Oh", b"x" * 999), "answered 503: 'xxx"),
         (http("404 Oh", b"<html>none\n"), "answered 404: '<html>none'"),
@@ -214,7 +214,7 @@ except client.DaemonError as error: print(error)
         command = [sys.executable, "-c", code, str(path)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode != -signal.SIGPIPE
-    assert "broke off" in done.stdout
+    assert "closed the connection" in done.stdout
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)

@@ -126,7 +126,7 @@ def test_a_path_is_trusted_that_no_other_user_could_have_changed(
     wrong = os.path.normpath(folder / part)
     whose = f"{wrong} belongs to uid {what.rpartition(':')[2]}, and neither to root nor to whom "
     assert distrust(path) in {
-        f"others may write to {wrong}; chmod go-w {wrong} keeps them off",
+        f"other users may write to {wrong}; chmod go-w {wrong} prevents that",
         f"{whose}AFFINITYD_DAEMON_UID names",
     }
 
@@ -137,7 +137,7 @@ def test_a_file_is_trusted_that_others_may_not_write_to(folder: Path) -> None:
     trust.check_path(str(path))
     for mode in (0o666, 0o1666):
         path.chmod(mode)
-        assert distrust(path).startswith(f"others may write to {path};")
+        assert distrust(path).startswith(f"other users may write to {path};")
 
 
 @as_root
@@ -187,7 +187,7 @@ def test_a_relative_path_goes_from_the_current_folder(
     monkeypatch.chdir(spoil(folder, "").parent)
     trust.check_path("../run/.//s")
     folder.chmod(0o777)
-    assert distrust("s").startswith(f"others may write to {folder};")
+    assert distrust("s").startswith(f"other users may write to {folder};")
 
 
 @pytest.mark.parametrize(
@@ -253,8 +253,8 @@ def test_nothing_is_sent_to_a_user_s_process_unless_that_user_is_named(
 ) -> None:
     path = folder / "run/s"
     told = (
-        f"the daemon at {path} is not trusted: uid {SOMEBODY} listens, "
-        "and neither root nor whom AFFINITYD_DAEMON_UID names"
+        f"the daemon at {path} is not trusted: uid {SOMEBODY} listens there, which is "
+        "neither root nor in AFFINITYD_DAEMON_UID"
     )
     with listening(path, SOMEBODY) as sent:
         with pytest.raises(UntrustedError, match=f"^{told}$"):

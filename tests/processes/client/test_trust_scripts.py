@@ -52,7 +52,7 @@ def test_a_script_judges_as_a_command_does(folder: Path, what: str, part: str | 
     told = (
         f"{shown} belongs to uid {uid}, and"
         if uid != what
-        else f"others may write to {shown}, which"
+        else f"other users may write to {shown}, which"
     )
     assert judged(path) == (False, f"{told} is not trusted")
 

@@ -140,7 +140,7 @@ def test_a_reader_that_stops_holds_up_no_line_and_gets_the_number_that_it_missed
     numbers = [int(line["message"].split()[1]) for line in lines]
     assert numbers == sorted(set(numbers))
     assert MOST_LINES <= len(lines) < MOST_LINES + 100
-    missing = f"{told - len(lines)} lines are missing above: the log took no more"
+    missing = f"{told - len(lines)} lines are missing above: the log could not be written"
     assert (notice["level"], notice["message"]) == ("warning", missing)
 
 
@@ -174,5 +174,5 @@ def test_a_log_that_cannot_be_written_is_no_failure_and_tells_how_many_are_missi
         os.close(number)
     assert path.read_text().splitlines() == [
         "info: after",
-        "warning: 2 lines are missing above: the log took no more",
+        "warning: 2 lines are missing above: the log could not be written",
     ]

@@ -42,7 +42,7 @@ def facts(root: Path, found: Enforced) -> NodeFacts:
         ),
         pytest.param(
             enforced(policy=PolicyState("/p.toml", error="rule 1: unknown 'mod'")),
-            [Expected("warn", "/p.toml does not count as it is: rule 1: unknown 'mod'", "--check")],
+            [Expected("warn", "/p.toml has an error:  rule 1: unknown 'mod'", "--check")],
             id="its policy is broken",
         ),
         pytest.param(

@@ -183,7 +183,7 @@ def test_a_daemon_whose_queue_is_full_is_there_and_takes_no_more(folder: Path) -
         stack.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
         daemon = probe(path, timeout=0.1)
     assert (daemon.listens, daemon.status) == (True, None)
-    assert daemon.error == "it takes no more connections: its queue is full"
+    assert daemon.error == "it accepts no more connections: its queue is full"
 
 
 @pytest.mark.parametrize(("shut", "bits"), [("", 0o750), ("s", 0o664)])
@@ -196,7 +196,7 @@ def test_a_socket_that_not_every_user_reaches_is_a_warning(
         (folder / shut).chmod(bits)
         facts = seen(path)
     closed = f"{folder / shut} is {bits:04o}"
-    check("socket", facts, f"warn: not every user's job reaches {path}: {closed} → chmod 755")
+    check("socket", facts, f"warn: not all users' jobs reach {path}: {closed} → chmod 755")
 
 
 def test_a_node_file_that_is_none_is_a_warning(folder: Path) -> None:

@@ -272,4 +272,4 @@ def test_what_fails_is_told_once_and_the_last_report_stands(
         enforcement.scanned(broken)
     assert document() == stands
     (record,) = caplog.records
-    assert record.message == "enforcing failed; what was found before stands"
+    assert record.message == "enforcement failed; its last result stays"

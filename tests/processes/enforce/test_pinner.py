@@ -78,7 +78,7 @@ def test_a_thread_that_runs_by_deadlines_is_refused_with_the_reason() -> None:
         if subprocess.run(by_deadline, check=False).returncode != 0:
             pytest.skip("no SCHED_DEADLINE here")
         outcome = pin(facts_of(child.pid))
-    why = "it runs by deadlines (SCHED_DEADLINE), which takes every CPU of its cpuset"
+    why = "it is SCHED_DEADLINE, which needs every CPU of its cpuset"
     assert outcome == PinOutcome(refused=1, error=f"EBUSY: {why}")
 
 

@@ -273,7 +273,7 @@ def test_a_worker_of_the_kernel_is_left_alone_with_the_reason() -> None:
         pytest.skip("no kernel threads in this pid namespace")
     pinned = pin(found[0], ALL)
     assert outcomes(pinned) == [(LEFT_ALONE, frozenset({0}))]
-    assert pinned.threads[0].reason == "a worker of the kernel, which sets its mask"
+    assert pinned.threads[0].reason == "a kernel worker, whose mask the kernel sets"
 
 
 def test_another_process_or_its_thread_that_has_the_number_by_now_is_not_touched() -> None:

@@ -106,7 +106,7 @@ def test_the_remedy_is_another_allocation_and_says_how_many_cpus_are_near() -> N
     remedy = Remedies(LONE, scan_of(LONE, found)).of(found)
     assert remedy is not None
     assert remedy.command is None
-    assert "its job was given only 2 CPUs there: have Cores=" in remedy.why
+    assert "its job was given only 2 CPUs there: put Cores=" in remedy.why
     (left,) = Site(LONE).look(facts)
     assert "only 2 CPUs" in (left.why or "")
 

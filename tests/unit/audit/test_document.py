@@ -62,7 +62,7 @@ RANK = """
  "job": {"scheduler": "slurm", "id": "7", "step": "0"}, "container": null, "cpuset": "0-7",
  "placement": "remote", "cause": "mask",
  "remedy": "GPU 0 is on node 1, near CPUs 4-7, and its cpuset has CPUs there; \
-affinityd pin --gpus 0000:10:00.0 100 mends it now",
+affinityd pin --gpus 0000:10:00.0 100 fixes it now",
  "daemon": false, "orphan": null, "threads": [
   {"tid": 100, "name": "worker", "cpulist": "0-3", "last_cpu": 0, "placement": "remote",
    "pinned_itself": false},

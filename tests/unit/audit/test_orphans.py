@@ -20,16 +20,16 @@ ABSENT = 10**7  #: above any kernel's pid_max
 INIT = "1 init 0 0 0"
 
 NO_SESSION = (
-    "the process that started it has ended, its owner (uid 1000) has no session left, and it "
-    "belongs to no job, container or service"
+    "its parent has ended, its user (uid 1000) has no session, and it is in no "
+    "job, container or service"
 )
 NO_JOB = (
-    "the process that started it has ended, and its owner (uid 1000) has no job here, though "
-    "Slurm runs this node's jobs; it belongs to no container or service"
+    "its parent has ended, its user (uid 1000) has no Slurm job on this node, and "
+    "it is in no container or service"
 )
-NOT_NOTICED = "it has ended, and whoever started it (process {}) has not noticed"
-HEADLESS = "its main thread has ended, and others have not"
-ENDED = "Slurm's job 7 has ended: it has no slurmstepd any more"
+NOT_NOTICED = "it has ended, and its parent (process {}) has not waited for it"
+HEADLESS = "its main thread has ended, and other threads still run"
+ENDED = "Slurm job 7 has ended: it has no slurmstepd any more"
 
 
 def owners(proc: Path, *processes: str, says: str = "") -> ProcessOwners:
@@ -180,4 +180,4 @@ def test_a_missing_process_is_told_as_what_it_is() -> None:
     told = missing_process(Holding(ABSENT, GPU, memory_bytes=7))
     assert (told.facts.pid, told.facts.threads, told.placement) == (ABSENT, (), "unknown")
     assert told.facts.membership == Membership()
-    assert told.orphan == "the driver names it, and there is no such process"
+    assert told.orphan == "the driver lists it, and there is no such process"

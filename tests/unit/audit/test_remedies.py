@@ -42,7 +42,7 @@ def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | N
 
 GRES = "have {cores} of gres.conf (affinityd slurm gres-conf writes it), and submit with"
 KUBELET = "set the kubelet's topologyManagerPolicy: {policy} and cpuManagerPolicy: static, and give"
-CHOOSE = "has no CPU there: whoever set that is to choose near ones"
+CHOOSE = "has no CPU there: set a cpuset with near CPUs"
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_a_mask_is_mended_by_a_pin_to_a_gpu_by_what_means_the_same_in_every_cont
     topology = replace(TWO, gpus=(replace(TWO.gpus[0], uuid=uuid),))
     pin = f"affinityd pin {options}--gpus {uuid or PCI} 100"
     said = remedies(process(*masks, cpuset="0-7"), topology=topology)
-    assert said == [f"{why}; {pin} mends it now"]
+    assert said == [f"{why}; {pin} fixes it now"]
 
 
 def test_a_pin_names_all_of_its_gpus() -> None:
     facts = process("0-3", gpu=OTHER, beside=(GPU,), cpuset="0-11")
     pin = f"affinityd pin --gpus {PCI},{OTHER_PCI} 100"
-    assert remedies(facts, topology=APART) == [f"{BOTH}, {IN_CPUSET}; {pin} mends it now"]
+    assert remedies(facts, topology=APART) == [f"{BOTH}, {IN_CPUSET}; {pin} fixes it now"]
 
 
 RANK = process("0-3")
@@ -144,17 +144,17 @@ def test_a_family_is_mended_as_one(
     processes: list[ProcessFacts], expected: list[str | None]
 ) -> None:
     said = (it or "" for it in remedies(*processes, topology=THREE))
-    found = (re.search("affinityd pin (.*) mends it now", it) for it in said)
+    found = (re.search("affinityd pin (.*) fixes it now", it) for it in said)
     pins = [it and it[1].replace(PCI, "0").replace(OTHER_PCI, "1") for it in found]
     assert [it and it.replace("--gpus ", "") for it in pins] == expected
 
 
 COMPUTES = (
-    "it may still compute: ask its owner; affinityd audit --watch tells once it has used no CPU "
-    "time for 60 s"
+    "it may still compute: ask its user; affinityd audit --watch says when it has "
+    "used no CPU time for 60 s"
 )
-IDLE = "it has used no CPU time for 61 s: look what it is, then end it: kill 100"
-WAIT = "look at process 50, which has to wait(2) for it or to end"
+IDLE = "it has used no CPU time for 61 s: check what it is, then end it: kill 100"
+WAIT = "check process 50, which must wait(2) for it or end"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ WAIT = "look at process 50, which has to wait(2) for it or to end"
         (process("0-3", "0-3", state="Z"), {100: 0.0}, COMPUTES),  # only its main thread has ended
         (process("0-3", state="Z"), {100: 61.0}, WAIT),
         (process("0-3", state="Z", parent=1), {100: 0.0}, None),  # init is to notice
-        (process("0-3", state="X"), {100: 0.0}, "reset the GPU once nobody else uses it"),
+        (process("0-3", state="X"), {100: 0.0}, "reset the GPU when no other process uses it"),
     ],
 )
 def test_no_remedy_ends_an_orphan_that_still_computes(

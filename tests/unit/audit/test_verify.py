@@ -83,7 +83,7 @@ def test_on_every_shipped_machine_a_plan_is_local_and_no_plan_is_not(name: str) 
 def test_a_thread_that_may_run_far_is_a_mismatch(
     masks: list[str], far: list[str], pin: str
 ) -> None:
-    said = [f"{it}, and {IS_ON}; affinityd {pin} 100 mends that" for it in far]
+    said = [f"{it}, and {IS_ON}; affinityd {pin} 100 fixes that" for it in far]
     assert list(judged(TWO, *masks).mismatches) == said
 
 
@@ -100,9 +100,11 @@ def test_the_allocation_is_the_cause_where_no_pin_mends_it(
     masks: list[str], cpuset: str, asked: str | None, few: str | None
 ) -> None:
     (sentence,) = judged(TWO, *masks, allowed=cpuset, asked=asked).mismatches
-    of_allocation = f"{IS_ON}, and its cpuset, {cpuset}, has {few} there: no pin mends that, but "
+    of_allocation = (
+        f"{IS_ON}, and its cpuset, {cpuset}, has {few} there: no pin fixes that; an allocation "
+    )
     assert sentence.startswith(of_allocation) is (few is not None)
-    assert ("affinityd pin 100 mends that" in sentence) is (few is None)
+    assert ("affinityd pin 100 fixes that" in sentence) is (few is None)
 
 
 def test_an_unknown_place_is_noted_and_no_mismatch() -> None:

@@ -83,8 +83,8 @@ def test_workers_that_are_alike_and_have_started_none_share_a_row_below_their_ra
         2,
     ]
     assert why == (
-        "process 200 (python) and 6 more: mask: GPU 0 is on node 1, near CPUs 4-7, and its cpuset "
-        "has CPUs there; what mends it now:"
+        "process 200 (python) and 6 more: mask: GPU 0 is on node 1, near CPUs 4-7, and "
+        "its cpuset has CPUs there; to fix it now:"
     )
     assert command == "  affinityd pin --tree --force --gpus 0000:10:00.0 100"
     pids = [it.facts.pid for it in FAMILIES.processes]
@@ -152,14 +152,14 @@ def test_what_else_was_found_is_said_line_by_line(capsys: pytest.CaptureFixture[
     _, row, *lines = shown(found)
     assert rows([row])[0].split(" | ")[3:5] == ["4000000000", f"kubernetes {POD}"]
     name = "process 100 (a\x1b[2Jb)"
-    end = "look at process 50, which has to wait(2) for it or to end"
+    end = "check process 50, which must wait(2) for it or end"
     assert lines == [
         f"{name}: orphan, holds 1024 MiB of GPU 0: nothing has noticed; {end}",
         "CPUs 4-5: in the unique pins of session 9, slurm 7",
         "CPU 6: in the unique pins of slurm 7, slurm 8",
         "GPU 1: its processes are not known: NVML is silent",
-        "GPU 1: its NUMA node is not known: nothing can be judged",
-        "not looked at, as time was up: 3 processes or more",
+        "GPU 1: its NUMA node is not known: its processes cannot be judged",
+        "not scanned, as the time limit was reached: 3 processes or more",
         "look",
     ]
     audit._show([one_line(line) for line in lines], is_first=True, again=False)
@@ -177,8 +177,8 @@ def test_where_no_gpu_is_used_that_is_said_if_it_is_known() -> None:
 @pytest.mark.parametrize(
     ("idle", "end"),
     [
-        (0.0, "it may still compute: ask its owner"),
-        (75.0, "it has used no CPU time for 75 s: look"),
+        (0.0, "it may still compute: ask its user"),
+        (75.0, "it has used no CPU time for 75 s: check"),
     ],
 )
 def test_an_orphan_has_the_remedy_of_its_placement_too(idle: float, end: str) -> None:

@@ -111,7 +111,7 @@ def test_nvml_is_asked_for_the_checks_that_want_it_and_while_nothing_works_on_it
     assert (facts.nvml is None, facts.maintenance, facts.hold_seconds) == (False, None, None)
     hold.write_text("an upgrade")
     facts = gather(here, hold=str(hold))
-    held = f"NVML is held off by 'an upgrade', until {hold} is removed"
+    held = f"NVML is not asked by 'an upgrade', until {hold} is removed"
     assert (facts.nvml, facts.maintenance, facts.hold_seconds is None) == (None, held, False)
 
 
@@ -123,7 +123,7 @@ def test_this_machine_without_a_daemon_fails(doctor: Doctor, tmp_path: Path) -> 
 def test_a_check_that_there_is_not_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "cpus"]) == 2
     out, err = capsys.readouterr()
-    line = "affinityd doctor: 'cpus' is no check; there are socket, variables, "
+    line = "affinityd doctor: 'cpus' is not a check; there are socket, variables, "
     assert (out, err[: len(line)], err.count("\n")) == ("", line, 1)
 
 

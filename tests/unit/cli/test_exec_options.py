@@ -37,11 +37,11 @@ def test_options_are_read(words: str, options: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--mdoe node", "'--mdoe' is no option; did you mean --mode?"),
-        ("--fail_closed", "'--fail_closed' is no option; did you mean --fail-closed?"),
-        ("-x", "'-x' is no option; known are --gpus, --rank,"),
+        ("--mdoe node", "'--mdoe' is not an option; did you mean --mode?"),
+        ("--fail_closed", "'--fail_closed' is not an option; did you mean --fail-closed?"),
+        ("-x", "'-x' is not an option; known are --gpus, --rank,"),
         ("--mode", "--mode has no value; write it like --mode=VALUE"),
-        ("--omp true", "'true' is no option"),
+        ("--omp true", "'true' is not an option"),
         ("--omp=false", "'--omp=false': --omp takes no value"),
         ("--gpus 0 --gpus 1", "--gpus is given twice; give it once"),
     ],

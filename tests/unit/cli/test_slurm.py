@@ -240,7 +240,7 @@ def test_a_file_that_is_not_there_or_no_file_is_an_error(
 ) -> None:
     said = node.check(flag, file)
     assert said.code == 2
-    assert f"{file} is no file; name a {flag[2:].replace('-', '.')}" in said.err
+    assert f"{file} is not a file; name a {flag[2:].replace('-', '.')}" in said.err
 
 
 def test_without_slurm_there_is_no_check(node: SlurmNode) -> None:
@@ -333,11 +333,11 @@ def test_jobs_near_their_gpus_are_counted_and_those_without_a_note_passed_over(
     unknown = [("0", gpus) for gpus in (None, "all", "²", "٣", "9" * 5000)]
     for number, (cpus, gpus) in enumerate([*near, *unknown], start=1):
         node.write(job(number, cpus, gpus))
-    told = f"{node.root / 'run/affinityd/jobs'} does not tell the GPUs"
+    told = f"{node.root / 'run/affinityd/jobs'} does not list the GPUs"
     assert node.check()[:2] == (
         0,
         [
-            f"note: 5 jobs passed over: {told}",
+            f"note: 5 jobs skipped: {told}",
             "gres.conf fits this node; 2 running jobs near the GPUs",
         ],
     )
@@ -351,7 +351,7 @@ def test_the_findings_are_there_as_json(node: SlurmNode) -> None:
     assert said.code == 2
     document = json.loads("".join(said.out))
     assert (document["node"], document["fits"]) == ("gpu07", False)
-    assert document["faults"][0].startswith("Cores='0-x' is no list")
+    assert document["faults"][0].startswith("Cores='0-x' is not a list")
     assert [it["gpu"] for it in document["findings"]] == [0, 1, None]
     assert document["jobs"]["judged"] == len(document["jobs"]["findings"]) == 1
     shipped = json.loads("".join(node.check("--machine", "dgx-a100", "--format", "json").out))

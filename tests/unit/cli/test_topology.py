@@ -18,7 +18,7 @@ COLOUR = re.compile(r"\x1b\[\d+m")
 
 
 def lines(topology: Topology) -> list[str]:
-    return list(draw(topology, colour=False))
+    return list(draw(topology, color=False))
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -36,7 +36,7 @@ def test_every_device_and_every_node_is_drawn_once_in_lines_that_fit_in_colour_t
     name: str,
 ) -> None:
     topology = machine(name)
-    drawn, coloured = lines(topology), list(draw(topology, colour=True))
+    drawn, coloured = lines(topology), list(draw(topology, color=True))
     assert coloured != drawn
     assert [COLOUR.sub("", line) for line in coloured] == drawn
     assert max(map(len, drawn[1:])) <= 100

@@ -45,13 +45,13 @@ def counted(*cells: str) -> Branch:
     ],
 )
 def test_lines_are_aligned(branches: tuple[Branch, ...], drawn: list[str]) -> None:
-    assert list(render(branches, colour=False)) == drawn
+    assert list(render(branches, color=False)) == drawn
     assert len(drawn[0]) <= WIDTH or " " not in drawn[0][6:]
 
 
 def test_a_cpulist_without_blanks_is_broken_after_a_comma() -> None:
     cpulist = ",".join(str(cpu) for cpu in range(0, 200, 2))
-    first, *rest = render((named("a", cpulist),), colour=False)
+    first, *rest = render((named("a", cpulist),), color=False)
     assert all(line.endswith(",") for line in (first, *rest[:-1]))
     assert "".join([first.removeprefix("└─ a  "), *map(str.strip, rest)]) == cpulist
 
@@ -59,10 +59,10 @@ def test_a_cpulist_without_blanks_is_broken_after_a_comma() -> None:
 def test_colour_changes_no_column_and_paints_no_empty_text() -> None:
     below = (Branch(NAMED, ("bb", "two")),)
     branches = (Branch(NAMED, ("a", "one"), BOLD, below), Branch(NAMED, ("ccc", "three"), BOLD))
-    plain, coloured = (list(render(branches, colour=colour)) for colour in (False, True))
+    plain, coloured = (list(render(branches, color=colour)) for colour in (False, True))
     assert coloured != plain
     assert [re.sub(r"\x1b\[[012]m", "", line) for line in coloured] == plain
-    painted = [paint(text, BOLD, colour=colour) for text in ("", "a") for colour in (True, False)]
+    painted = [paint(text, BOLD, color=colour) for text in ("", "a") for colour in (True, False)]
     assert painted == ["", "", "\x1b[1ma\x1b[0m", "a"]
 
 

@@ -106,13 +106,13 @@ def test_a_setting_is_read(sources: Sources, name: str, text: str, value: object
     [
         ({"machine": "mi250x"}, {}, "--machine replays another machine"),
         ({}, {"AFFINITYD_ROOT": "/x"}, "AFFINITYD_ROOT replays another machine"),
-        ({"scan_interval": "off"}, {}, "--scan-interval has nobody look at processes"),
+        ({"scan_interval": "off"}, {}, "--scan-interval turns scans off"),
     ],
 )
 def test_where_no_processes_are_looked_at_none_can_be_pinned(
     sources: Sources, way: str, flags: dict[str, str], env: dict[str, str], told: str
 ) -> None:
-    begin = f"--enforce: '{way}' takes this machine's processes, and {told}; give --enforce off"
+    begin = f"--enforce: '{way}' needs this machine's processes, and {told}; give --enforce off"
     assert sources.refusal({**flags, "enforce": way}, env).startswith(begin)
     assert sources.load({**flags, "enforce": "off"}, env).enforce == "off"
 
@@ -144,7 +144,7 @@ def test_help_names_the_file_that_counts_where_none_is_named() -> None:
 ADDRESS = "is not HOST:PORT; write it like 127.0.0.1:9465, or none"
 INTERVAL = "is not a whole number from 1 to 3600 seconds, or off"
 JOBS = "is not a whole number from 0 to 1000 jobs"
-NAME = "is no node's name; give a line of 253 characters at most"
+NAME = "is not a node's name; give a line of 253 characters at most"
 
 
 @pytest.mark.parametrize(

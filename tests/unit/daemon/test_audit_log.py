@@ -24,7 +24,7 @@ ANOTHER_GPU = Audit(replace(FAR.topology, gpus=gpus), FAR.scan)
 
 SEE = "of its processes may run far from it ({}); see affinityd audit"
 APPEARED = f"WARNING: nvidia GPU 0 (0000:10:00.0): 1 {SEE.format('mask: 1')}"
-GONE = "INFO: nvidia GPU 0 (0000:10:00.0): its processes are near it again, or gone"
+GONE = "INFO: nvidia GPU 0 (0000:10:00.0): its processes are near it again, or have ended"
 TWO_FAR = f"WARNING: nvidia GPU 0 (0000:10:00.0): 2 {SEE.format('allocation: 1, mask: 1')}"
 OTHER_FAR = f"WARNING: nvidia GPU 1 (0000:11:00.0): 1 {SEE.format('unpinned: 1')}"
 

@@ -53,7 +53,7 @@ SAID_BLIND = "WARNING: it cannot be read\\n"
 
 FREE, TAKEN = enforced(), enforced(does=OBSERVE, hindrance="another daemon pins")
 OBSERVES = "WARNING: observes instead of pinning: another daemon pins"
-PINS = "INFO: pins from now on: nothing keeps it from that any more"
+PINS = "INFO: pins from now on: nothing prevents it any more"
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ BROKEN = PolicyState(FILE, 5.0, 3, "rule 1: so")
 WORSE = replace(BROKEN, error="rule 2: so")
 NEVER = PolicyState(FILE, None, 0, "there is no such file")
 
-COUNTS = f"INFO: the policy {FILE} counts, with 3 rules"
-COUNTS_AGAIN = f"INFO: the policy {FILE} counts, with 1 rule"
+COUNTS = f"INFO: the policy {FILE} applies, with 3 rules"
+COUNTS_AGAIN = f"INFO: the policy {FILE} applies, with 1 rule"
 BAD = f"WARNING: the policy {FILE} does not count as it is"
-STANDS = "what was read before stands"
+STANDS = "the last good one applies"
 BAD_1, BAD_2 = f"{BAD}: rule 1: so; {STANDS}", f"{BAD}: rule 2: so; {STANDS}"
-REMOVED = f"INFO: the policy {FILE} is gone: the defaults count"
+REMOVED = f"INFO: the policy {FILE} was removed: the defaults apply"
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_of_the_policy_the_log_says(
 @pytest.mark.parametrize(
     ("wanted", "why", "lines"),
     [
-        (PIN, None, ["pins processes of GPU jobs that do not run where they are to"]),
-        (OBSERVE, None, ["touches no process, and says at /enforce what it would pin"]),
-        (PIN, "another daemon pins", ["pins processes of GPU jobs that do not run", OBSERVES]),
+        (PIN, None, ["pins processes of GPU jobs that run in the wrong place"]),
+        (OBSERVE, None, ["changes no process, and reports at /enforce what it would pin"]),
+        (PIN, "another daemon pins", ["pins processes of GPU jobs that run", OBSERVES]),
     ],
 )
 def test_at_the_start_the_log_says_what_is_wanted(

@@ -113,7 +113,7 @@ def lost(index: int) -> NvmlGpu:
 
 
 ALL = [(0, A), (1, B), (2, C)]
-UNKNOWN = "left out: which PCI device it is is not known"
+UNKNOWN = "left out: its PCI device is not known"
 
 
 @pytest.mark.parametrize(

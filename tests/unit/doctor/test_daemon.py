@@ -26,7 +26,7 @@ def test_a_replayed_machine_has_no_daemon_to_judge(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize("name", ["daemon-cpuset", "sandbox"])
 def test_a_daemon_whose_process_is_not_seen_is_not_judged(tmp_path: Path, name: str) -> None:
     facts = replace(facts_of(tmp_path), daemon=DaemonFacts("/s", listens=True))
-    check(name, facts, "n/a: no daemon's process is seen")
+    check(name, facts, "n/a: the daemon's process is not visible")
 
 
 RENAMED = Node(replace(TWO, name="gpu08"))
@@ -55,15 +55,15 @@ def test_a_node_file_is_of_this_machine(
     check("socket", replace(facts_of(tmp_path), daemon=daemon), expected)
 
 
-UNKNOWN = "the daemon does not know who asks"
-NO_CPUSET = "and no cpuset: it does not see its cgroup; this process has CPUs 0-1"
+UNKNOWN = "the daemon cannot identify callers"
+NO_CPUSET = "and not its cpuset: it cannot see its cgroup; this process has CPUs 0-1"
 
 
 @pytest.mark.parametrize(
     ("answer", "cpuset", "expected"),
     [
         (AllowedCpus("0-3", "caller", "0-3"), {0, 1}, "ok: within its cpuset, CPUs 0-3"),
-        (AllowedCpus("0-3", "caller", None), None, "ok: the daemon knows who asks"),
+        (AllowedCpus("0-3", "caller", None), None, "ok: the daemon identifies callers"),
         (AllowedCpus("0-3", "caller", None), {0, 1}, f"warn: {NO_CPUSET} → mount the node's /sys"),
         (AllowedCpus("0-3", "node", None), {0, 1}, f"warn: {UNKNOWN} → its log says why"),
         ("this node has no GPU", {0, 1}, "n/a: this node has no GPU"),

@@ -62,7 +62,7 @@ NARROW_SWITCH = link(GPU_0, 16, 16) | link(GPU_1, 16, 16) | link(UP, 4, 16) | li
         (SLOW_SLOT, ALL_LANES),
         (
             link(GPU_0, 8, 16) | link(DOWN_0, 16, 16),
-            f"warn 0: GPU 0 ({GPU_0}): link of 8 lanes of 16 → look again",
+            f"warn 0: GPU 0 ({GPU_0}): link of 8 lanes of 16 → check again",
         ),
         (SHORT_SLOT, f"warn 1: all that the port above it, {DOWN_1}, has → a slot with 16"),
         (NARROW_SWITCH, f"warn 0-1: switch {UP} above GPUs 0-1: link of 4 lanes → bifurc"),
@@ -79,7 +79,7 @@ LOST = replace(SAID, gpus=(replace(FIRST, error="GPU is lost"), SECOND))
 ON = replace(SAID, gpus=(replace(FIRST, persistence=True), replace(SECOND, persistence=True)))
 OFF = replace(SAID, gpus=(replace(FIRST, persistence=False), replace(SECOND, persistence=False)))
 FIRST_OFF = replace(SAID, gpus=(replace(FIRST, persistence=False), SECOND))
-UNKNOWN_MODE = "n/a: NVML says nothing of persistence mode"
+UNKNOWN_MODE = "n/a: NVML does not report persistence mode"
 
 
 def silent(error: str, remedy: str | None = None) -> NvmlReport:
@@ -90,7 +90,7 @@ def silent(error: str, remedy: str | None = None) -> NvmlReport:
     ("name", "said", "expected"),
     [
         ("nvml", SAID, "ok: NVML answers; driver 570.00"),
-        ("nvml", None, "n/a: nobody asked NVML"),
+        ("nvml", None, "n/a: NVML was not asked"),
         (
             "nvml",
             silent("NVML did not start: Driver/library version mismatch"),
@@ -118,7 +118,7 @@ def test_the_driver(tmp_path: Path, name: str, said: NvmlReport | None, expected
     check(name, facts_of(tmp_path, TWO, nvml=said), expected)
 
 
-HELD = "NVML is held off, until /run/affinityd/hold is removed"
+HELD = "NVML is not asked, until /run/affinityd/hold is removed"
 NOT_ASKED = f"n/a: NVML was not asked: {HELD}"
 
 

@@ -44,7 +44,7 @@ def running(*variables: str) -> dict[str, object]:
 ISOLATED = {f"{CPU}/isolated": "1-3", f"{CPU}/nohz_full": "5-7"}
 SETTINGS = {"etc/sysconfig/irqbalance": f'#x=1\n{LIST}="1-3,5-7"'}
 RUNS = "ok: irqbalance runs (process 77)"
-KEEPS_OFF = f"{RUNS}, and keeps off CPUs 1-3,5-7"
+KEEPS_OFF = f"{RUNS}, and does not use CPUs 1-3,5-7"
 USES_RANKS = (
     "warn 1: may use CPUs 5-7, which ranks of GPU 1 are given, though CPUs 0,4 are reserved"
 )
@@ -79,7 +79,7 @@ HANDLED = "its interrupts are handled on"
         (
             {**running(), **irq(NIC, 40, "", "0-1"), **irq(NIC, 41, "2")},
             "",
-            f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let irqbalance have CPUs there",
+            (f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let irqbalance use CPUs there"),
         ),
         ({**running(), **irq(NIC, 40, "0"), **irq(NIC, 41, "4")}, "", RUNS),
     ],

@@ -53,7 +53,7 @@ def balancing(value: int) -> Files:
             "gpu-node-cpus",
             BARE,
             {},
-            "warn 0,2: GPUs 0,2 has no CPU online: its ranks go to node 1 → nothing where the hard",
+            "warn 0,2: GPUs 0,2 has no CPU online: its ranks go to node 1 → nothing, if the hard",
         ),
         (
             "gpu-node-cpus",
@@ -82,7 +82,7 @@ def balancing(value: int) -> Files:
             "isolcpus",
             TWO,
             {f"{CPU}/isolated": "2-3"},
-            "fail 0: takes CPUs 2-3 near GPU 0 from → --reserved-cpus 2-3",
+            "fail 0: takes CPUs 2-3 near GPU 0 out of → --reserved-cpus 2-3",
         ),
         (
             "isolcpus",
@@ -99,7 +99,7 @@ def test_places(tmp_path: Path, name: str, topology: Topology, files: Files, exp
 @pytest.mark.parametrize(
     ("reserved", "expected"),
     [
-        ("2-3", "fail 1: takes CPU 4 near GPU 1 from → --reserved-cpus 4"),
+        ("2-3", "fail 1: takes CPU 4 near GPU 1 out of → --reserved-cpus 4"),
         ("2-4", NONE_ISOLATED),
     ],
 )

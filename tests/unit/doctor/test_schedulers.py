@@ -63,7 +63,7 @@ MISTYPED = TYPED.replace("a100", "A100", 1)
         (HALVES, RIGHT.replace("0-3", "0-1"), FITS),
         (NODE, CROSSED, "warn: gpu 0: Cores=4-7 is → affinityd slurm gres-conf prints"),
         (NODE, GARBAGE, 'fail: gres.conf line 3: "foo" → gres.conf(5)'),
-        (NODE, MISSING, "warn: ; and 6 more → affinityd slurm check names all"),
+        (NODE, MISSING, "warn: ; and 6 more → affinityd slurm check lists everything"),
         (NODE, MISTYPED, "warn: (INVALID_REG); right is Type=a100 → for gpu07"),
     ],
 )
@@ -84,10 +84,10 @@ def test_a_node_that_slurm_does_not_have_is_named(
     facts = facts_with("gpu:2", RIGHT, NODE, tmp_path, monkeypatch)
     for name in ("slurm.conf", "nodes"):
         (tmp_path / "slurm" / name).write_text("")
-    looked_for = "this node was looked for as gpu07; affinityd slurm check --node-name NAME"
+    looked_for = "the name gpu07 was used for this node; affinityd slurm check --node-name NAME"
     check("gres-conf", facts, f"warn: scontrol show node gpu07:  → {looked_for}")
     no_gpu = replace(facts, topology=NO_GPU)
-    check("gres-conf", no_gpu, "n/a: no node of Slurm: scontrol show node gpu07: ")
+    check("gres-conf", no_gpu, "n/a: not a node of Slurm: scontrol show node gpu07: ")
 
 
 def test_where_there_is_no_slurm_or_its_slurmd_may_not_ask_the_driver_nothing_is_judged(
@@ -97,9 +97,9 @@ def test_where_there_is_no_slurm_or_its_slurmd_may_not_ask_the_driver_nothing_is
     replayed, here = facts_of(tmp_path), live(facts_of(tmp_path))
     shipped = NodeFacts(TWO, FolderTree(NO_ROOT, "shipped"))
     for facts in (replayed, shipped):
-        check("gres-conf", facts, "n/a: a captured or shipped machine has no slurmd")
-    held = replace(here, maintenance="NVML is held off")
-    check("gres-conf", held, "n/a: slurmd was not asked: NVML is held off")
+        check("gres-conf", facts, "n/a: a captured or built-in machine has no slurmd")
+    held = replace(here, maintenance="NVML is not asked")
+    check("gres-conf", held, "n/a: slurmd was not asked: NVML is not asked")
     check("gres-conf", here, "n/a: no Slurm: there is no slurm.conf in /etc/slurm, ")
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone"))
     check("gres-conf", here, "n/a: gone is no file")

@@ -53,7 +53,7 @@ def test_a_name_that_counts_for_nothing_is_found(
     variables = (NamedVariable(name, place),)
     facts = replace(facts_of(tmp_path), variables=variables, daemon=DaemonFacts("/none"))
     remedy = "leave it out" if meant == "-" else f"did you mean {meant}?"
-    found = f"warn: {name} in {place} is no setting of affinityd → {remedy}"
+    found = f"warn: {name} in {place} is not a setting of affinityd → {remedy}"
     check("variables", facts, found if meant else "ok: every AFFINITYD_* variable")
 
 

@@ -28,7 +28,7 @@ from tests.support.machines.by_hand import made
 RANK = rank("0-7", "0-7")
 IN_PLACE = moved(RANK, "0-3")
 GIVEN_UP, DRIFTED, FITS = ["left given_up"], ["drifted unpinned"], ["fits"]
-ANEW = "something in it, or its scheduler, set its masks anew after a pin, "
+ANEW = "its masks were reset after a pin, by itself or by its scheduler, "
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_process_that_has_just_started_may_yet_pin_itself(age: float, verdict:
     assert said(decision) == verdict
     assert (decision.cause, decision.drifted) == ("unpinned", 2)
     if age == 0:
-        why = "it started 0 s ago, and is let alone for its first 10 s"
+        why = "it started 0 s ago, and is left alone for its first 10 s"
         assert decision.why == why
     assert said(*Site(TWO).look(replace(rank("0-3"), start=start))) == FITS
 
@@ -83,7 +83,7 @@ def test_what_waits_or_was_given_up_keeps_its_cause_and_says_what_happened() -> 
     site, boot = reset(5)
     (given_up,) = site.look(RANK, boot=boot + 1000)
     assert said(given_up) == GIVEN_UP
-    why = f"{ANEW}6 times in a row: it is pinned no more until its cpuset changes; "
+    why = f"{ANEW}6 times in a row: it is not pinned again until its cpuset changes; "
     assert (given_up.why or "").startswith(why)
     for seconds in range(1000, 20_000, 500):  # however long it takes
         assert said(*site.look(RANK, boot=boot + seconds)) == GIVEN_UP
@@ -159,7 +159,7 @@ def test_a_process_that_is_refused_is_tried_ever_later_and_then_no_more() -> Non
     assert [later - one for one, later in pairwise(tries)] == [15, 30, 60, 120, 240]
     times = "its pin was refused, {} times in a row (EPERM: it is another's): {}"
     assert why[30] == times.format(2, "the next pin is in 15 s")
-    assert why[1185] == times.format(6, "it is pinned no more until its cpuset changes")
+    assert why[1185] == times.format(6, "it is not pinned again until its cpuset changes")
     assert (site.backoff.resets, site.backoff.record(RANK).pins) == (0, 0)
 
 

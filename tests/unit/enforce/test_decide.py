@@ -99,9 +99,7 @@ def test_a_worker_that_was_confined_is_left_and_one_that_inherited_is_not() -> N
     started = [worker(mask, of=launcher, pid=pid) for pid, mask in masks_of.items()]
     decisions = site.look(launcher, *started)
     assert said(*decisions) == [*["drifted unpinned"] * 2, "left on_purpose", "fits"]
-    assert decisions[2].why == (
-        "somebody pinned it to 6 on purpose; taskset -apc 0-7 902 gives it back to its job"
-    )
+    assert decisions[2].why == ("it was pinned to 6 on purpose; taskset -apc 0-7 902 resets it")
     later = site.pin(launcher, *started)
     assert said(*site.look(*later)) == ["fits", "fits", "left on_purpose", "fits"]
 
@@ -158,11 +156,11 @@ def test_a_launcher_far_from_its_own_gpu_is_not_said_to_be_near() -> None:
 
 def test_it_is_told_from_where_to_where_and_which_threads_are_far_on_purpose() -> None:
     (decision,) = Site(TWO).look(rank("4-6", "0-7"))
-    assert decision.why == "it may run on CPUs 0-7, and is to run on 0-3"
+    assert decision.why == "it may run on CPUs 0-7, and should run on 0-3"
     (decision,) = Site(TWO).look(rank("0-3", "4-7", "4-7", "2"))
     assert decision.why == (
-        "2 threads of it (first 101) may run on CPUs 4-7: somebody chose them; affinityd pin "
-        "--force moves them"
+        "2 threads of it (first 101) may run on CPUs 4-7: they were pinned on purpose; "
+        "affinityd pin --force moves them"
     )
 
 

@@ -16,7 +16,7 @@ from tests.support.machines.by_hand import made
 
 LOST = made({0: "0-3", 1: "4-7"}, gpus=[0, None])
 RANK, FAR = rank("0-3"), rank("4-7")
-OVER = "Slurm's job 7 has ended: it has no slurmstepd any more"
+OVER = "Slurm job 7 has ended: it has no slurmstepd any more"
 OFF = {100: Who(switch="off")}
 
 
@@ -53,8 +53,8 @@ def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
 
 LONE = rank("0-7", membership=NO_JOB)
 NO_JOB_WHY = (
-    "it is in no job, or has left that of the process it works for (its cgroups are {}): start it "
-    "by Slurm or in a container, or name its cgroup in a rule of the policy"
+    "it is in no job, or has left its parent's (its cgroups are {}): start it by "
+    "Slurm or in a container, or name its cgroup in a rule of the policy"
 )
 FAR_FROM_0 = "GPU 0 is on node 0, near CPUs 0-3, and"
 IS_RESERVED = "all CPUs near GPU 0 that its cgroup lets it use, 2"
@@ -66,24 +66,24 @@ RULE_2 = "[[rule]]\nuid = 0\n[[rule]]\nuid = 1000\nleave = true"
     [
         (Site(TWO), replace(LONE, cgroups="3:cpuset:/\n0::/a\n"), NO_JOB_WHY.format("'/a'")),
         (Site(TWO), LONE, NO_JOB_WHY.format("roots of their hierarchies")),
-        (Site(TWO, None), RANK, "no policy could be read since the start: mend its file, and it"),
-        (Site(TWO, "leave = true"), RANK, "the top level of the policy leaves it"),
-        (Site(TWO, RULE_2), RANK, "rule 2 of the policy leaves it"),
+        (Site(TWO, None), RANK, "no policy could be read since the start: correct its file"),
+        (Site(TWO, "leave = true"), RANK, "the top level of the policy leaves it alone"),
+        (Site(TWO, RULE_2), RANK, "rule 2 of the policy leaves it alone"),
         (Site(TWO, identities=OFF), RANK, "AFFINITYD=off is in the environment of process 100 of"),
-        (Site(LOST), rank("0-7", beside=(("nvidia", 1),)), "nobody knows on which node GPU 1 is: "),
+        (Site(LOST), rank("0-7", beside=(("nvidia", 1),)), "the NUMA node of GPU 1 is not known: "),
         (
             Site(TWO),
             rank("0-7", cpuset=None),
-            "the cpuset of process 100 cannot be read here: have",
+            "the cpuset of process 100 cannot be read here: mount",
         ),
         (
             Site(TWO),
             rank("4-7", cpuset="4-7"),
-            f"{FAR_FROM_0} its job was given no CPU there: have",
+            f"{FAR_FROM_0} its job was given no CPU there: put",
         ),
         (
             *(Site(TWO), rank("4-7", cpuset="4-7", membership=LONE_CONTAINER)),
-            f"{FAR_FROM_0} its cpuset, 4-7 (container cd34cd34cd34), has no CPU there: whoever set",
+            f"{FAR_FROM_0} its cpuset, 4-7 (container cd34cd34cd34), has no CPU there: set a cpuset",
         ),
         (Site(TWO, reserved="0-2"), rank("2-7", cpuset="2,4-7"), f"{IS_RESERVED}, are reserved: "),
         (Site(TWO, "min_physical_cores = 5"), RANK, "mode node: rank 0 (GPU 0) would have 4 phys"),
@@ -105,9 +105,10 @@ def test_what_a_rule_may_leave_for_all_that_is_known_is_left() -> None:
     (decision,) = site.look(rank("0-7"))
     assert (said(decision), decision.cause) == (["left policy"], "unpinned")
     assert decision.why == (
-        "rule 1 of the policy may leave or observe it, and asks for what cannot be read here "
-        "(partition): give the daemon CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH for environments, "
-        "/var/log/pods for namespaces and pods; or ask for something else"
+        "rule 1 of the policy may leave it alone or observe it, and depends on what "
+        "cannot be read here (partition): give the daemon CAP_SYS_PTRACE and "
+        "CAP_DAC_READ_SEARCH for environments, /var/log/pods for namespaces and pods; "
+        "or use other keys"
     )
 
 
@@ -152,8 +153,8 @@ PILOT = 'observe = true\n[[rule]]\npartition = "pilot"\nobserve = false'
 TRIAL = '[[rule]]\npartition = "trial"\nobserve = true'
 UNREAD = Who(unread=frozenset(("partition", "account", "user", "environment")))
 BY_JOB = "AFFINITYD=observe is in the environment of process 100 of its job"
-BY_TOP = "the top level of the policy has it observed"
-BY_RULE = "rule 1 of the policy has it observed"
+BY_TOP = "the top level of the policy says observe"
+BY_RULE = "rule 1 of the policy says observe"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ BY_RULE = "rule 1 of the policy has it observed"
 def test_what_has_drifted_is_not_pinned_where_it_is_observed(
     policy: str, who: Who, because: str | None
 ) -> None:
-    where = "it may run on CPUs 4-7, and is to run on 0-3"
+    where = "it may run on CPUs 4-7, and should run on 0-3"
     decisions = Site(TWO, policy, identities={100: who}).look(FAR, worker("4-7", of=FAR))
     assert said(*decisions) == ["drifted mask"] * 2
     assert {it.is_observed for it in decisions} == {because is not None}

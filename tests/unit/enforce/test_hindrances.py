@@ -123,7 +123,7 @@ def test_a_lock_that_is_replaced_while_it_is_taken_is_not_had(
         assert first.acquire() == taken(lock)
 
 
-NO_LOCK = "the lock of the one daemon that pins on a node cannot be had"
+NO_LOCK = "the lock of the one daemon that pins on a node cannot be taken"
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ def test_what_cannot_be_seen_is_said() -> None:
     assert [*notices(unknown, is_blind=True, refusal="memory was not moved")] == [
         NO_ENVIRONMENTS,
         "memory was not moved",
-        "nothing is known of the processes of amd GPU 0: no KFD",
-        "nothing is known of the processes of nvidia GPUs 0-1: no NVML",
+        "the processes of amd GPU 0 are not known: no KFD",
+        "the processes of nvidia GPUs 0-1 are not known: no NVML",
     ]
 
 

@@ -126,11 +126,11 @@ NONE = "no CPU is allowed: the cpuset holds none of the CPUs that this machine c
     ("name", "asked", "message"),
     rows(f"""
 fewer than the minimum | dgx-1v | gpus=0,1,2,3 min_physical_cores=6 | rank 0 (GPU 0) would have \
-5 physical cores, fewer than 6: 4 ranks, 80 allowed CPUs; min_physical_cores=5 would do
+5 physical cores, fewer than 6: 4 ranks, 80 allowed CPUs; min_physical_cores=5 would work
 with partners | three | scope=socket share=requested min_physical_cores=4 | rank 0 (GPU 0) would \
-have 3 physical cores, fewer than 4: 2 ranks, 9 allowed CPUs; min_physical_cores=3 would do
+have 3 physical cores, fewer than 4: 2 ranks, 9 allowed CPUs; min_physical_cores=3 would work
 any one rank | dgx-1v | mode=exclusive gpus=0,0,0 min_physical_cores=2 share=node | rank 2 (GPU 0) \
-would have 1 physical core, fewer than 2: 3 ranks, 80 allowed CPUs; min_physical_cores=1 would do
+would have 1 physical core, fewer than 2: 3 ranks, 80 allowed CPUs; min_physical_cores=1 would work
 exclusive | two cores | mode=exclusive | rank 2 (GPU 2) would have 0 physical cores, fewer than 1: \
 3 ranks, 2 allowed CPUs; {FEWER}
 even | two cores | mode=even | rank 2 (GPU 2) would have 0 physical cores, fewer than 1: 3 ranks, \
@@ -139,8 +139,8 @@ single_unique | one core | mode=single_unique | rank 1 (GPU 1) would have 0 phys
 than 1: 2 ranks, 1 allowed CPU; {FEWER}
 offline CPUs | half offline | cpuset=2-3 | {NONE} (0-1)
 all reserved | half offline | reserved=0-3 | {NONE} (all are reserved)
-remote | pair | cpuset=4-7 strict=true | {AWAY} node 1; strict=false would allow it
-over two nodes | pair | mode=even strict=true | {AWAY} node 0; strict=false would allow it
+remote | pair | cpuset=4-7 strict=true | {AWAY} node 1; strict=false allows it
+over two nodes | pair | mode=even strict=true | {AWAY} node 0; strict=false allows it
 """),
 )
 def test_what_cannot_be_satisfied_is_told_with_what_could_be(

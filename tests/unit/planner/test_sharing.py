@@ -115,9 +115,9 @@ def test_auto_is_warned_where_the_machine_has_too_few_cores_and_not_where_a_cpus
     reply = ask(made({0: "0-1"}, gpus=[0, 0, 0]), gpus="0,1")
     assert (cpulists(reply), codes(reply)) == (["0", "1"], ["share_unavailable"])
     assert reply.warnings[0].message == (
-        "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than were asked "
-        "for: the cores were divided among the requested GPUs alone, and jobs on other GPUs may "
-        "be given the same ones"
+        "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than "
+        "were asked for: the cores were divided among the requested GPUs only, and "
+        "jobs on other GPUs may get the same ones"
     )
     assert codes(ask(made({0: "0-3"}, gpus=[0, 0, 0]), gpus="0", cpuset="0-1")) == []
 

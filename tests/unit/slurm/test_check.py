@@ -139,7 +139,7 @@ a GPU that Slurm has not @ two
 a device that is no GPU @ two
 {TWO}
 < Name=gpu File=/dev/nvidia7
-> /dev/nvidia7 is no GPU of this node; there are /dev/nvidia0, /dev/nvidia1
+> /dev/nvidia7 is not a GPU of this node; there are /dev/nvidia0, /dev/nvidia1
 
 a GPU twice @ two
 {TWO}

@@ -70,7 +70,7 @@ OTHERS = f"""\
 [2026-11-22T14:23:31.642] error: Cannot reset slurmd memory limits
 {NO_NVML}
 [2026-11-22T14:23:31.728] {GPUS[0].replace("gpu", "shard")}"""
-NO_CORES = "Cores='0-x' is no list of core numbers; write it like 0-3,8,10-11"
+NO_CORES = "Cores='0-x' is not a list of core numbers; write it like 0-3,8,10-11"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_module_that_comes_or_goes_is_not_asked(
     maintenance: DriverMaintenance, tmp_path: Path, state: str
 ) -> None:
     put(tmp_path / "sys/module/nvidia/initstate", state)
-    assert maintenance.reason() == f"NVIDIA's driver is {state}: it is being exchanged"
+    assert maintenance.reason() == f"NVIDIA's driver is {state}: it is being replaced"
     put(tmp_path / "sys/module/nvidia/initstate", "live")
     assert maintenance.reason() is None
 
@@ -105,7 +105,7 @@ def test_a_hold_lasts_as_long_as_its_file(
     hold = tmp_path / "hold"
     hold.write_text(text)
     os.utime(hold, (0, 0))
-    assert maintenance.reason() == f"NVML is held off{by}, until {hold} is removed"
+    assert maintenance.reason() == f"NVML is not asked{by}, until {hold} is removed"
     hold.unlink()
     assert maintenance.reason() is None
 
@@ -113,7 +113,7 @@ def test_a_hold_lasts_as_long_as_its_file(
 def test_a_hold_that_cannot_be_read_is_one(maintenance: DriverMaintenance, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     os.mkfifo(hold)
-    assert maintenance.reason() == f"NVML is held off, until {hold} is removed"
+    assert maintenance.reason() == f"NVML is not asked, until {hold} is removed"
     hold.unlink()
     hold.symlink_to(tmp_path / "nowhere")
-    assert maintenance.reason() == f"NVML is held off, until {hold} is removed"
+    assert maintenance.reason() == f"NVML is not asked, until {hold} is removed"

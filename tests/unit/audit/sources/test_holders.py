@@ -69,7 +69,7 @@ def test_a_doubtful_gpu_costs_its_own_answer_alone() -> None:
         GpuProcesses(2, None, "0000:09:00.0", (IN_USE,)),
         GpuProcesses(4, processes=(IN_USE,)),  # known by its index alone
     )
-    moved = "NVML's GPU {} now, and was {}: read the machine anew"
+    moved = "NVML's GPU {} now, and was {}: read the machine again"
     assert processes_of(ProcessReport(said), FIVE) == GpuHolders(
         (Holding(7, FIVE[4].key, 100),),
         {
@@ -217,8 +217,8 @@ def test_neither_without_its_driver_nor_without_its_gpus_nor_in_a_pid_namespace_
     assert asked.times == []
 
 
-CHANGE = "GPU 1's MIG mode is to be enabled"
-WAITS = f"{CHANGE}: NVML is asked once a minute, until a reset has done that"
+CHANGE = "GPU 1's MIG mode will be enabled"
+WAITS = f"{CHANGE}: NVML is asked once a minute, until a reset of the GPU"
 
 
 def test_while_a_mig_mode_is_to_change_nvml_is_asked_once_a_minute_and_counts_until_then(
@@ -250,7 +250,7 @@ def test_what_works_on_the_driver_is_left_alone_and_what_nvml_said_before_counts
     looking = holders(root, asked)
     assert [it.pid for it in looking.held(MACHINE).holdings] == [7]
     (root / "hold").write_text("upgrade\n")
-    why = f"NVML is held off by 'upgrade', until {root / 'hold'} is removed"
+    why = f"NVML is not asked by 'upgrade', until {root / 'hold'} is removed"
     assert replace(looking.held(MACHINE), asked=1000.0) == unknown(why)
     assert len(asked.times) == 1
     (root / "hold").unlink()

@@ -296,4 +296,4 @@ def test_the_log_has_a_line_a_minute_of_each_kind(
         register.note(Refusal.CALLER, 1000)
     first, second = (record.getMessage() for record in caplog.records)
     assert first == f"a connection of uid 1000 was closed: {Refusal.CALLER.line}"
-    assert second == f"{first} (2 others, too, since this was last said)"
+    assert second == f"{first} (2 others since the last such line)"

@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_written_is_told_once_and_written_with_a_later_rea
 def test_of_readings_that_come_while_a_disk_hangs_the_newest_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that hangs cannot be had here: the write is held up in its place."""
+    """A disk that hangs cannot be taken here: the write is held up in its place."""
     may_write, written = threading.Event(), list[int]()
 
     def write(_path: Path, node: Node) -> None:

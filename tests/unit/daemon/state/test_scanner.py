@@ -168,5 +168,5 @@ def test_scans_that_fail_are_counted_and_told_once_and_the_next_is_tried(
 
     scanning(story)
     (record,) = (it for it in caplog.records if it.levelname == "ERROR")
-    assert record.message == "a scan of the processes failed; the last one stands"
+    assert record.message == "a scan of the processes failed; the last good one stays"
     assert "RuntimeError: a bug" in caplog.text

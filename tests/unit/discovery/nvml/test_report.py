@@ -26,7 +26,7 @@ A100 = NvmlGpu(
 FULL = NvmlReport(gpus=(A100, NvmlGpu(index=1, error=LOST)), driver_version="550.54.15")
 PROCESSES = (NvmlProcess(4711, "compute", 1 << 40, "MIG-0"), NvmlProcess(4712, "mps"))
 OF_GPU = GpuProcesses(0, "GPU-0", "0000:07:00.0", PROCESSES)
-CHANGING = "GPU 1's MIG mode is to be enabled"
+CHANGING = "GPU 1's MIG mode will be enabled"
 
 
 def read(kind: type[NvmlReport | ProcessReport], text: str) -> NvmlReport | ProcessReport:

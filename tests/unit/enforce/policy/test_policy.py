@@ -228,10 +228,10 @@ TWO_RULES = '[[rule]]\nuser = "x"\n[[rule]]\npartion = "x"'
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ('mode = "nod"', "mode: 'nod': it is no mode; did you mean node?"),
-        ("mode = 7", f"mode: 7: it is no mode; known are {', '.join(MODES)}"),
+        ('mode = "nod"', "mode: 'nod': it is not a mode; did you mean node?"),
+        ("mode = 7", f"mode: 7: it is not a mode; known are {', '.join(MODES)}"),
         (f"mode = 0x{'f' * 4000}", "mode: a huge number: "),
-        (f"mode.{'.'.join('a' * 200)} = 1", f"mode: {TREE}: it is no mode"),
+        (f"mode.{'.'.join('a' * 200)} = 1", f"mode: {TREE}: it is not a mode"),
         ('share = "nodes"', "share: 'nodes': it should be 'auto', 'requested' or 'node'"),
         ('scope = "package"', "scope: 'package': it should be 'node' or 'socket'"),
         *(
@@ -242,12 +242,15 @@ TWO_RULES = '[[rule]]\nuser = "x"\n[[rule]]\npartion = "x"'
         ("leave = 1", "leave: 1: it should be true or false"),
         ('mod = "node"', "unknown 'mod'; did you mean mode?"),
         ('"a\\nb" = 1', f"unknown 'a\\nb'; known are rule, {', '.join(SETTINGS)}"),
-        ('user = "x"', "user asks which process it is; write it below a line [[rule]]"),
-        ('[rule]\nuser = "x"', "{'user': 'x'} is no list of rules; write [[rule]], in two bracket"),
-        ("[[rule]]", f"rule 1: it asks nothing; give it one of {', '.join(KEYS)}"),
+        ('user = "x"', "user selects processes; write it below a line [[rule]]"),
+        (
+            '[rule]\nuser = "x"',
+            "{'user': 'x'} is not a list of rules; write [[rule]], in two bracket",
+        ),
+        ("[[rule]]", f"rule 1: it selects nothing; give it one of {', '.join(KEYS)}"),
         (TWO_RULES, "rule 2: unknown 'partion'; did you mean partition?"),
-        ("mode = \n", "it is no TOML: Invalid value (at line 1, column 8)"),
-        (f"mode = {'[' * 4000}", "it is nested too deeply for TOML to be read"),
+        ("mode = \n", "it is not TOML: Invalid value (at line 1, column 8)"),
+        (f"mode = {'[' * 4000}", "it is nested too deeply"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place_and_what_would_be_right(text: str, line: str) -> None:
@@ -261,24 +264,32 @@ def test_what_is_wrong_is_told_with_its_place_and_what_would_be_right(text: str,
     ("text", "first", "line"),
     [
         (f'user = "{"x" * 257}"', "user = 'xxxxxxxx", ""),
-        ('mode = "nod"\npod = "d"', "pod = 'd'", "mode: 'nod': it is no mode; did you mean node?"),
+        (
+            'mode = "nod"\npod = "d"',
+            "pod = 'd'",
+            "mode: 'nod': it is not a mode; did you mean node?",
+        ),
         ("uid = [1, -3]", "uid = [1, -3]", "uid: -3: it should be greater than or equal to 0"),
         ("uid = 4294967295", "uid = 4294967295", "uid: 4294967295: it should be less than or eq"),
         ("user = 1000", "user = 1000", "user: 1000: it should be a name or a glob in quotes"),
         ('user = ["a", ["b"]]', "user = ['a', ['b']]", "user: ['b']: it should be a name"),
-        ("user = []", "user = []", "user: []: it is empty, which matches no process; take"),
+        (
+            "user = []",
+            "user = []",
+            "user: []: it is empty, which matches no process; remove the key",
+        ),
         ("user = ['']", "user = ['']", "user: '': it is empty; write a name"),
-        ('cgroup = "a/*"', "cgroup = 'a/*'", "cgroup: 'a/*': it is no path of a cgroup"),
+        ('cgroup = "a/*"', "cgroup = 'a/*'", "cgroup: 'a/*': it is not a path of a cgroup"),
         ('environment = "A"', "environment = 'A'", "environment: 'A': it should be a table of"),
         ("environment = {}", "environment = {}", "environment: {}: it is empty"),
         (
             *('environment."A=B" = "x"', "environment = {'A=B': 'x'}"),
-            "environment.A=B: 'A=B': no variable's name has",
+            "environment.A=B: 'A=B': a variable's name has",
         ),
         ("environment.A = 1", "environment = {'A': 1}", "environment.A: 1: it should be a name"),
         (
             *('user = "x"\nleave = true\nscope = "node"', "user = ['x']"),
-            "scope is of no use where leave is true; write leave = false",
+            "scope has no effect with leave = true; write leave = false",
         ),
     ],
 )
@@ -292,7 +303,7 @@ def test_what_is_wrong_in_a_rule_is_told_by_what_it_asks_first(
 
 
 def test_a_setting_of_a_rule_that_leaves_as_the_defaults_do_is_of_no_use() -> None:
-    why = r"rule 1 \(user = \['x'\]\): mode is of no use where leave is true; write leave = false"
+    why = r"rule 1 \(user = \['x'\]\): mode has no effect with leave = true; write leave = false"
     with pytest.raises(PolicyError, match=why):
         parse('leave = true\n[[rule]]\nuser = "x"\nmode = "all"')
 
