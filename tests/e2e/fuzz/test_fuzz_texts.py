@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from affinityd.audit.membership import membership, service
 from affinityd.client import http as client
-from affinityd.cpuset import format_list, format_mask, parse_list, parse_mask
+from affinityd.cpuset import parse_list, parse_mask
 from affinityd.daemon.policy_document import parse
 from affinityd.discovery.pci import bus_order, is_pci_address
 from affinityd.enforce.policy.identity import ProcessIdentity
@@ -186,24 +186,3 @@ def test_a_long_text_is_read_as_soon(name: str, data: st.DataObject) -> None:
     # A parameter is longer than any other text that strangers send.
     shorter = text[:32768] if name.startswith("parameter") else text
     read_or_refused(lambda: reader.read(shorter), *reader.refusals)
-
-
-@given(texts(*CPULIST))
-@MANY
-def test_a_cpulist_that_was_read_is_written_and_read_alike(text: str) -> None:
-    try:
-        cpus = parse_list(text)
-    except ValueError:
-        return
-    assert parse_list(format_list(cpus)) == cpus
-    assert parse_mask(format_mask(cpus)) == cpus
-    assert format_list(parse_list(format_list(cpus))) == format_list(cpus)
-
-
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.integers(1, 3))
-@MANY
-def test_a_hostlist_of_ranges_names_each_once(numbers: list[int], width: int) -> None:
-    names = tuple(f"gpu{number:0{width}d}" for number in numbers)
-    text = f"gpu[{','.join(f'{number:0{width}d}' for number in numbers)}]"
-    for name in (f"gpu{number:0{width}d}" for number in range(20)):
-        assert has_host(text, name) == has_host(",".join(names), name) == (name in names)

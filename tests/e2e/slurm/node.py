@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.e2e.slurm.rig import USER, Setup, Slurm, slurm
-from tests.support.daemons import Daemon, running
+from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import FAR, NEAR, tiny_tree
 
@@ -79,6 +82,31 @@ def _task(lines: Sequence[str]) -> Task:
     rest = [line for line in lines if not line.startswith(("Cpus_allowed_list:", "AFFINITYD_"))]
     variables = {name.removeprefix("AFFINITYD_"): value for name, _, value in assigned}
     return Task(mask, variables, rest)
+
+
+def check(made: Node) -> str:
+    """Return what `affinityd slurm check` finds, on the replayed machine with real cgroups."""
+    tree = made.folder.parent / "machine"
+    script = (
+        "mkdir -p sys/fs/cgroup run/affinityd && mount --rbind /sys/fs/cgroup sys/fs/cgroup &&"
+        f" mount --bind {made.folder} run/affinityd && exec {sys.executable} -m affinityd slurm"
+        f" check --root . --slurm-conf {made.cluster.folder}/slurm.conf"
+        f" --node-name {made.cluster.node}"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        cwd=tree,
+        env={
+            "PATH": f"{made.cluster.programs()}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{SCRIPTS.parent}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 1, done.stderr
+    return done.stdout
 
 
 def copied(folder: Path) -> Path:

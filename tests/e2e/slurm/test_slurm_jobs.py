@@ -7,7 +7,6 @@ import pty
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +18,7 @@ import pytest
 
 from affinityd.config import file
 from tests.e2e.slurm.alone import beside
-from tests.e2e.slurm.node import HOME, LOOK, SCRIPTS, Node, node, read_tasks
+from tests.e2e.slurm.node import HOME, LOOK, SCRIPTS, Node, check, node, read_tasks
 from tests.e2e.slurm.rig import Setup
 from tests.e2e.slurm.test_slurm_answers import ENVIRONMENTS, fill
 from tests.support.daemons import PATIENCE, eventually
@@ -166,31 +165,6 @@ def test_a_running_job_without_a_cpu_near_its_gpu_is_named(it: Node) -> None:
     assert re.search(far, checked, re.MULTILINE), checked
     it.tasks("-n1")  # has waited until the job has ended
     assert "job 7" not in check(it)
-
-
-def check(made: Node) -> str:
-    """Return what `affinityd slurm check` finds, on the replayed machine with real cgroups."""
-    tree = made.folder.parent / "machine"
-    script = (
-        "mkdir -p sys/fs/cgroup run/affinityd && mount --rbind /sys/fs/cgroup sys/fs/cgroup &&"
-        f" mount --bind {made.folder} run/affinityd && exec {sys.executable} -m affinityd slurm"
-        f" check --root . --slurm-conf {made.cluster.folder}/slurm.conf"
-        f" --node-name {made.cluster.node}"
-    )
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script],
-        cwd=tree,
-        env={
-            "PATH": f"{made.cluster.programs()}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{SCRIPTS.parent}",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 1, done.stderr
-    return done.stdout
 
 
 # Whatever goes wrong, the job runs.

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.e2e.slurm.node import CONF, GPU_NODES, HOME, INSTALLED, MINORS, Node, copied
+from tests.e2e.slurm.node import CONF, GPU_NODES, HOME, INSTALLED, MINORS, Node, check, copied
 from tests.e2e.slurm.rig import USER, Setup, slurm
-from tests.e2e.slurm.test_slurm_jobs import check
 from tests.support.daemons import running
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.tiny import tiny

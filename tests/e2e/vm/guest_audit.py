@@ -82,8 +82,8 @@ def started(rank: Rank) -> Iterator[int]:
 
 @contextmanager
 def turning(cpus: str) -> Iterator[int]:
-    """Run a rank that does nothing but use CPU time."""
-    code = 'trap "exit" TERM; while :; do :; done'
+    """Run a rank that does nothing but use CPU time, and leaves some: it is one CPU's in truth."""
+    code = "while :; do n=0; while [ $n -lt 5000 ]; do n=$((n + 1)); done; sleep 0.3; done"
     with subprocess.Popen(["taskset", "-c", cpus, "sh", "-c", code]) as process:
         try:
             yield process.pid

@@ -53,11 +53,11 @@ class Listener:
         self._targets.clear()
         told = pod.run(cpus=EIGHT.online, AFFINITYD_SOCKET=str(self.path), **said)
         assert told.status == 0
-        assert told.lines[0].endswith("the command runs unpinned")
-        targets = [parse_qsl(it.partition("?")[2], keep_blank_values=True) for it in self._targets]
-        if not targets:
+        if not self._targets:
+            assert "no device file of a GPU is here" in told.lines[0]
             return None
-        (pairs,) = targets
+        (target,) = self._targets
+        pairs = parse_qsl(target.partition("?")[2], keep_blank_values=True)
         assert pairs[:2] == [("format", "shell"), ("cpuset", "0-255")]
         return [pair for pair in pairs[2:] if pair != ("env", "AFFINITYD_JOB_CPUS=")]
 

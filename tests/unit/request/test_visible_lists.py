@@ -71,6 +71,7 @@ a GPU among instances               | MIG-cc04,GPU-bb | 4
 an instance among GPUs              | GPU-bb,MIG-cc04 | 2
 a prefix of all is ambiguous        | GPU-        |
 ROCR alone                          | ROCR_VISIBLE_DEVICES=2,0 | 2 0
+with an assignment for its value    | ROCR_VISIBLE_DEVICES=1=x | 1
 HIP alone                           | HIP_VISIBLE_DEVICES=2,0  | 2 0
 HIP indexes ROCR's                  | ROCR_VISIBLE_DEVICES=3,1,0;HIP_VISIBLE_DEVICES=2,0 | 0 3
 in either order, with a blank       | HIP_VISIBLE_DEVICES=2,0; ROCR_VISIBLE_DEVICES=3,1,0 | 0 3
