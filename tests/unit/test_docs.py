@@ -68,8 +68,8 @@ def test_links_lead_somewhere(page: Path) -> None:
         ("docs/planning.md", MODES),
         ("docs/api.md", PARAMETERS),
         ("docs/api.md", WARNINGS),
-        ("docs/operating.md", [f"AFFINITYD_{name.upper()}" for name in NAMES]),
-        ("docs/operating.md", [f"AFFINITYD_{name.upper()}" for name in PLAN_PARAMETERS]),
+        ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in NAMES]),
+        ("docs/settings.md", [f"AFFINITYD_{name.upper()}" for name in PLAN_PARAMETERS]),
     ],
     ids=["every mode", "every parameter", "every warning", "every setting", "every choice"],
 )

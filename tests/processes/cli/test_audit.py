@@ -162,7 +162,7 @@ def test_what_cannot_be_asked_for_is_an_error_of_one_line(
 def test_a_pause_that_is_none_is_bad_usage(capsys: Capture, seconds: str) -> None:
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["audit", f"--watch={seconds}"])
-    assert "is not a number of seconds from 0.1 to 3600 seconds" in capsys.readouterr().err
+    assert "is not a number of seconds from 0.1 to 3600" in capsys.readouterr().err
 
 
 def test_a_node_without_a_gpu_or_with_one_whose_place_is_not_known_cannot_be_judged(

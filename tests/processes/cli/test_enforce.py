@@ -328,7 +328,7 @@ def test_a_policy_is_said_rule_by_rule_and_what_is_done_with_all_others(
 def test_the_page_shows_what_is_said_of_its_policy(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = REPOSITORY.joinpath("docs/enforce.md").read_text()
+    page = REPOSITORY.joinpath("docs/enforce-policy.md").read_text()
     policy, _ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (printed,) = re.findall(r"\$ affinityd enforce --check policy.toml\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)

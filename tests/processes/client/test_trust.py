@@ -124,10 +124,10 @@ def test_a_path_is_trusted_that_no_other_user_could_have_changed(
         trust.check_path(str(path))
         return
     wrong = os.path.normpath(folder / part)
-    whose = f"{wrong} belongs to uid {what.rpartition(':')[2]}, and neither to root nor to whom "
+    neither = "which is neither root nor in AFFINITYD_DAEMON_UID"
     assert distrust(path) in {
         f"other users may write to {wrong}; chmod go-w {wrong} prevents that",
-        f"{whose}AFFINITYD_DAEMON_UID names",
+        f"{wrong} belongs to uid {what.rpartition(':')[2]}, {neither}",
     }
 
 

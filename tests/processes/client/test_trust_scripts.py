@@ -81,7 +81,7 @@ def test_a_script_asks_where_links_lead(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("{}/none", "whose {} is cannot be seen"),
+        ("{}/none", "the owner of {} cannot be seen"),
         ("{}/none/s", "{} is not there, or cannot be looked at"),
         ("{}/l", "{} is a link; name the socket itself"),
         ("{}/run", "{} is no socket"),
@@ -100,7 +100,7 @@ def test_without_ls_nothing_is_believed(folder: Path, shell: Sequence[str]) -> N
     command = [str(shutil.which(shell[0])), *shell[1:], "-c", ASK, "sh", str(path), "0"]
     env = {"PATH": str(folder)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, f"whose {path} is cannot be seen")
+    assert (done.returncode, done.stdout) == (1, f"the owner of {path} cannot be seen")
 
 
 @as_root

@@ -37,12 +37,16 @@ def facts(root: Path, found: Enforced) -> NodeFacts:
         ),
         pytest.param(
             enforced(does="observe", hindrance="CAP_SYS_NICE is missing"),
-            [Expected("warn", "to pin, and observes: CAP_SYS_NICE is missing", "enforce.conf")],
+            [
+                Expected(
+                    "warn", "to pin, and can only observe: CAP_SYS_NICE is missing", "enforce.conf"
+                )
+            ],
             id="is to pin, and may not",
         ),
         pytest.param(
             enforced(policy=PolicyState("/p.toml", error="rule 1: unknown 'mod'")),
-            [Expected("warn", "/p.toml has an error:  rule 1: unknown 'mod'", "--check")],
+            [Expected("warn", "/p.toml has an error: rule 1: unknown 'mod'", "--check")],
             id="its policy is broken",
         ),
         pytest.param(

@@ -106,7 +106,7 @@ NO_MIGRATE_PAGES = f'{SECCOMP}\nrefuse("migrate_pages")'
 def test_what_the_kernel_refuses_is_counted_and_said(before: str) -> None:
     with sleeping() as child:
         assert said(f"{before}\n{WANT}", str(child.pid)) == (
-            f"{{REFUSED: 1}} the memory of process {child.pid} was not moved: EPERM: "
+            f"{ {REFUSED: 1} } the memory of process {child.pid} was not moved: EPERM: "
             "another user's memory needs CAP_SYS_PTRACE, and a seccomp filter must allow "
             "capset and migrate_pages: affinityd.service.d/enforce.conf for systemd"
         )

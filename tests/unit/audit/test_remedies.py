@@ -40,8 +40,8 @@ def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | N
     return [None if it is None else str(it) for it in map(known.of, judged)]
 
 
-GRES = "have {cores} of gres.conf (affinityd slurm gres-conf writes it), and submit with"
-KUBELET = "set the kubelet's topologyManagerPolicy: {policy} and cpuManagerPolicy: static, and give"
+GRES = "put {cores} of gres.conf (affinityd slurm gres-conf writes it), and submit with"
+KUBELET = "set kubelet's topologyManagerPolicy: {policy} and cpuManagerPolicy: static, and give"
 CHOOSE = "has no CPU there: set a cpuset with near CPUs"
 
 
@@ -74,7 +74,7 @@ def test_the_cores_are_those_that_gres_conf_is_written_with() -> None:
     (said,) = remedies(facts, topology=topology)
     (line,) = (it for it in GresConf(topology).lines() if "gpu 0 " in it or "/dev/nvidia0 " in it)
     (field,) = (word for word in line.split() if word.startswith("Cores="))
-    assert f"have {field} in" in str(said)
+    assert f"put {field} in" in str(said)
 
 
 IN_CPUSET = "and its cpuset has CPUs there"

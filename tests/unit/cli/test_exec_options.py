@@ -97,7 +97,7 @@ def test_its_options_are_a_plan_s_and_the_help_begins_with_what_a_person_chooses
     print_help()
     printed = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in printed for name in PARAMETERS)
-    chosen, others = printed.split("\nmore of the plan")
+    chosen, others = printed.split("\noptions of the plan")
     assert "-v, --verbose" in chosen
     assert f"--memory {'|'.join(POLICIES)}" in chosen
     for text, some in ((chosen, "--gpus --rank --mode --memory --omp"), (others, "--ranks --job")):

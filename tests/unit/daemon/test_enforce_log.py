@@ -86,7 +86,7 @@ NEVER = PolicyState(FILE, None, 0, "there is no such file")
 
 COUNTS = f"INFO: the policy {FILE} applies, with 3 rules"
 COUNTS_AGAIN = f"INFO: the policy {FILE} applies, with 1 rule"
-BAD = f"WARNING: the policy {FILE} does not count as it is"
+BAD = f"WARNING: the policy {FILE} has an error"
 STANDS = "the last good one applies"
 BAD_1, BAD_2 = f"{BAD}: rule 1: so; {STANDS}", f"{BAD}: rule 2: so; {STANDS}"
 REMOVED = f"INFO: the policy {FILE} was removed: the defaults apply"
@@ -98,7 +98,7 @@ REMOVED = f"INFO: the policy {FILE} was removed: the defaults apply"
         ([NONE, NONE], []),
         ([READ, READ, AGAIN], [COUNTS, COUNTS_AGAIN]),
         ([READ, BROKEN, BROKEN, WORSE], [COUNTS, BAD_1, BAD_2]),
-        ([NEVER], [f"{BAD}: there is no such file; nothing is pinned until it does"]),
+        ([NEVER], [f"{BAD}: there is no such file; nothing is pinned until it is correct"]),
         ([READ, BROKEN, READ], [COUNTS, BAD_1, COUNTS]),
         ([READ, NONE], [COUNTS, REMOVED]),
     ],

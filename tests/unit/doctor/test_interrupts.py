@@ -69,7 +69,7 @@ HANDLED = "its interrupts are handled on"
         (
             running(f"{LIST}=lots", f"{MASK}=f"),
             "",
-            f"warn 0: keeps off CPUs 0-3, all that are near GPU 0 → a core of each node: {LIST}=",
+            f"warn 0: irqbalance does not use CPUs 0-3, all that are near GPU 0 → {LIST}=",
         ),
         (
             {**QUIET, **irq(GPU_1, 40, "0"), **irq(GPU_0, 41, "1")},

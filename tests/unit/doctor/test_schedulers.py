@@ -102,7 +102,7 @@ def test_where_there_is_no_slurm_or_its_slurmd_may_not_ask_the_driver_nothing_is
     check("gres-conf", held, "n/a: slurmd was not asked: NVML is not asked")
     check("gres-conf", here, "n/a: no Slurm: there is no slurm.conf in /etc/slurm, ")
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone"))
-    check("gres-conf", here, "n/a: gone is no file")
+    check("gres-conf", here, "n/a: gone is not a file")
 
 
 V1 = "34 31 0:31 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset"
