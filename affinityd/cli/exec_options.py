@@ -128,7 +128,7 @@ def print_help() -> None:
         ),
         add_help=False,
     )
-    others = parser.add_argument_group("of the plan; launchers set most of them")
+    others = parser.add_argument_group("options of the plan, most of which launchers set")
     for name in (*COMMON, *(name for name in OPTIONS.values() if name not in COMMON)):
         group = parser if name in COMMON else others
         metavar, text = CLIENT_OPTIONS.get(name, (None, ""))

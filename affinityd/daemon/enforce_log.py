@@ -21,7 +21,7 @@ AT_START: Mapping[str, str] = {
     OBSERVE: "changes no process, and reports at /enforce what it would pin",
     PIN: "pins processes of GPU jobs that run in the wrong place",
 }
-NOTHING_COUNTS = "nothing is pinned until it does"
+NOTHING_COUNTS = "nothing is pinned until it is correct"
 OLD_COUNTS = "the last good one applies"
 
 KINDS = (PINNED, REFUSED, GIVEN_UP)  #: of news about a job

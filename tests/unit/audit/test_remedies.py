@@ -40,7 +40,7 @@ def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | N
     return [None if it is None else str(it) for it in map(known.of, judged)]
 
 
-GRES = "put {cores} of gres.conf (affinityd slurm gres-conf writes it), and submit with"
+GRES = "put {cores} of gres.conf (affinityd slurm gres-conf prints it), and submit with"
 KUBELET = "set kubelet's topologyManagerPolicy: {policy} and cpuManagerPolicy: static, and give"
 CHOOSE = "has no CPU there: set a cpuset with near CPUs"
 
