@@ -41,7 +41,7 @@ trusted_socket() ( # SOCKET UIDS: prints its path without links, or else why it 
         1,s* | *,d????????[tT]*) ;;
         1,l*) refuse "$1 is a link; name the socket itself" ;;
         1,*) refuse "$1 is no socket" ;;
-        *,?????w* | *,????????w*) refuse "others may write to $1, which is not trusted" ;;
+        *,?????w* | *,????????w*) refuse "other users may write to $1, which is not trusted" ;;
         esac
         shift
     done <<END
