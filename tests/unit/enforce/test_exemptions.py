@@ -67,8 +67,12 @@ RULE_2 = "[[rule]]\nuid = 0\n[[rule]]\nuid = 1000\nleave = true"
         (Site(TWO), replace(LONE, cgroups="3:cpuset:/\n0::/a\n"), NO_JOB_WHY.format("'/a'")),
         (Site(TWO), LONE, NO_JOB_WHY.format("roots of their hierarchies")),
         (Site(TWO, None), RANK, "no policy could be read since the start: correct its file"),
-        (Site(TWO, "leave = true"), RANK, "the top level of the policy leaves it alone alone"),
-        (Site(TWO, RULE_2), RANK, "rule 2 of the policy leaves it alone alone"),
+        (
+            Site(TWO, "leave = true"),
+            RANK,
+            "the top level of the policy leaves it alone alone alone",
+        ),
+        (Site(TWO, RULE_2), RANK, "rule 2 of the policy leaves it alone alone alone"),
         (Site(TWO, identities=OFF), RANK, "AFFINITYD=off is in the environment of process 100 of"),
         (Site(LOST), rank("0-7", beside=(("nvidia", 1),)), "the NUMA node of GPU 1 is not known: "),
         (
