@@ -168,7 +168,9 @@ def test_what_names_no_device_at_all_is_malformed(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["GPU-\r\x1b[2J", "GPU-" + "x" * 5000, "MIG-\u2028", "9" * 5000], ids=ascii
+    "entry",
+    ["GPU-\r\x1b[2J", "GPU-" + "x" * 5000, "MIG-\u2028", "9" * 5000],
+    ids=["escapes", "long", "a line separator", "digits"],
 )
 @pytest.mark.parametrize("name", ["gpus", "granted"])
 def test_an_odd_name_is_quoted_on_one_short_line(name: str, entry: str) -> None:
