@@ -81,6 +81,13 @@ granted by UUID                         | granted=GPU-36,1             | 1 6
 a granted MIG instance                  | granted=MIG-a2 gpus=0        | 5
 an instance of a granted GPU            | granted=5 gpus=MIG-a1        | 5
 or one granted with it                  | granted=5,MIG-a1 gpus=MIG-a1 | 5
+an instance by its GPU and number       | granted=2,5:1 gpus=MIG-a2    | 5
+one that is not there: the whole GPU    | granted=5:2 gpus=MIG-a1      | 5
+a file of a GPU that was lost           | granted=minor:7,minor:99     | 0
+what a container was to be given        | nvidia_visible=4,2           | 2 4
+of the files that are open to it        | granted=2,4,6 nvidia_visible=4,2 | 2 4
+which prove more than a list of others  | granted=2,4 nvidia_visible=6 | 2 4
+or than one of none                     | granted=2,4 nvidia_visible=all | 2 4
 visible counts the granted              | granted=2,4,6 visible=2,0    | 6 2
 and indices what is left                | granted=2,4,6 visible=2,0 gpus=1 | 2
 a granted GPU, visible or not           | granted=2,4,6 visible=0 gpus=GPU-36 | 6
@@ -127,6 +134,8 @@ one that is not unique      | models | gpus=GPU-0                   | \
 2 GPUs begin with 'GPU-0'; {BOTH}
 not granted, by UUID        | models | gpus=GPU-01 granted=0        | no GPU 'GPU-01'; {FIRST}
 not granted, by PCI bus id  | models | gpus=0000:af:00.0 granted=0  | no GPU '0000:af:00.0'; {FIRST}
+another instance            | eight  | granted=5:0 gpus=MIG-a2      | \
+no GPU 'MIG-a2'; visible are 0 (MIG-a1)
 a minor that is not here    | models | granted=minor:5              | \
 granted: no GPU has minor:5; this machine has 6, 7
 no render node is known     | models | granted=drm:128              | \
@@ -168,7 +177,9 @@ def test_what_names_no_device_at_all_is_malformed(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["GPU-\r\x1b[2J", "GPU-" + "x" * 5000, "MIG-\u2028", "9" * 5000], ids=ascii
+    "entry",
+    ["GPU-\r\x1b[2J", "GPU-" + "x" * 5000, "MIG-\u2028", "9" * 5000],
+    ids=["escapes", "long", "a line separator", "digits"],
 )
 @pytest.mark.parametrize("name", ["gpus", "granted"])
 def test_an_odd_name_is_quoted_on_one_short_line(name: str, entry: str) -> None:

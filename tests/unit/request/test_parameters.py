@@ -131,7 +131,7 @@ def test_a_parameter_that_is_empty_given_twice_or_a_nul_is_refused(name: str) ->
         ("gpus\n", r"'gpus\n'; did you mean gpus?"),
         ("q" * 5000, f"'{'q' * 60}…'; known are {NAMES}"),
     ],
-    ids=ascii,
+    ids=["near", "case", "dashes", "unlike all", "empty", "a newline", "long"],
 )
 def test_an_unknown_parameter_is_refused_with_what_was_meant(name: str, said: str) -> None:
     assert refused((name, "1")) == f"unknown parameter {said}"

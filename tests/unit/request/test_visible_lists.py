@@ -98,7 +98,7 @@ def test_a_list_is_read_as_by_the_driver(value: str, expected: str) -> None:
         ("0," + "9" * 5000 + ",1" + "0" * 5000, []),  # above a long all are one number
         ("0," + "0" * 5000 + "1", [0, 1]),
     ],
-    ids=ascii,
+    ids=["unset", "blanks", "another script's", "before a UUID", "huge", "zeros"],
 )
 def test_blanks_before_indices_are_skipped_and_their_size_is_that_of_a_long(
     value: str | None, expected: list[int]
