@@ -58,7 +58,7 @@ def test_it_logs_one_json_object_a_line_and_reads_the_machine_anew_when_told(
             talking.sendall(b"no HTTP\r\n\r\n")
             talking.recv(1000)
         started.signal(signal.SIGHUP)
-        eventually(lambda: "read anew" in started.lines[-1], "it has read the machine again")
+        eventually(lambda: "read again" in started.lines[-1], "it has read the machine again")
         told = [json.loads(line) for line in started.lines]
         assert all({"time", "level", "logger", "message"} <= line.keys() for line in told)
         assert started.complaints == []

@@ -150,7 +150,7 @@ def test_in_namespaces_of_its_own_it_serves_knows_nobody_and_says_so_once(
     with daemon(tmp_path / "node", user=FIRST_ID + USER, options=apart) as node:
         for _ in ("one", "another"):
             assert asked(node, f"--cpuset-cpus={FAR}") == (BOTH, "node", None)
-        (warning,) = [line for line in node.lines if "who asks is not known" in line]
+        (warning,) = [line for line in node.lines if "the caller is unidentified" in line]
         assert "hostPID: true" in warning
         assert node.stop() == 0
         # What it leaves behind is enough for a plan: node.json, for a client of another uid.

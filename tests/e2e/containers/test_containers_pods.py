@@ -167,6 +167,6 @@ def test_without_a_daemon_the_node_s_own_files_tell(node: Container, tmp_path: P
     pod = Pod(node, tmp_path / "pod", NOBODY)
     done = pod.init(*rig.machine(node.socket.parent.parent / "machine"), timeout="0.5")
     assert (done.status, len(done.lines)) == (0, 1)
-    assert done.stdout.endswith("the places of 2 GPUs, as sysfs says\n")
+    assert done.stdout.endswith("the CPUs near 2 GPUs, from sysfs\n")
     plan = json.loads((tmp_path / "pod/plan.json").read_text())
     assert [rank["cpulist"] for rank in plan["ranks"]] == [NEAR, FAR]

@@ -119,7 +119,7 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
     daemon = spawn(tmp_path, "--machine", "dgx-h100", "--socket", str(path))
     assert daemon.process.wait(PATIENCE) == 1
     (line,) = daemon.complaints
-    assert "is there and is no socket" in line
+    assert "exists and is not a socket" in line
     assert path.lstat() == before
 
 

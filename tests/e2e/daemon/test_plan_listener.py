@@ -83,7 +83,7 @@ def test_nothing_else_is_answered_and_it_says_so(node: Node, method: str, target
 def test_the_first_page_says_that_plans_alone_are_answered(node: Node) -> None:
     reply = node.ask("/")
     assert (reply.status, reply.headers["content-type"]) == (200, "text/plain; charset=utf-8")
-    assert "affinityd answers plans alone at this address" in reply.text
+    assert "affinityd answers only plans at this address" in reply.text
     assert "GET /plan " in reply.text
     assert (node.ask("/", "HEAD").headers, node.ask("/", "HEAD").body) == (reply.headers, b"")
     assert node.ask("/", "POST").status == 404
@@ -112,6 +112,6 @@ def test_one_address_for_both_ends_the_start(tmp_path: Path, everything: str, pl
     daemon = spawn(tmp_path, *arguments, listen=f"{everything}:{port}")
     assert daemon.process.wait(PATIENCE) == 1
     (line,) = daemon.complaints
-    both = f"listen-plan: {plans}:{port} is where everything is answered"
+    both = f"listen-plan: {plans}:{port} is the address of the whole API"
     assert f"{both}; give another by --listen-plan" in line
     assert not daemon.socket.exists()

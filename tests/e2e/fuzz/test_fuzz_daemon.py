@@ -95,7 +95,7 @@ class Known:
 
     def readings(self) -> int:
         """Return how many readings the log tells of."""
-        told = ("read anew", "(generation ")
+        told = ("read again", "(generation ")
         return sum(any(it in line for it in told) for line in self.daemon.lines)
 
 

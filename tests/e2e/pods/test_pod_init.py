@@ -60,8 +60,8 @@ def test_a_pod_is_given_the_plan_of_the_whole_node(daemon: Daemon, tmp_path: Pat
         done = init(tmp_path / "to", socket=daemon.socket, env=env)
     finally:
         os.umask(before)
-    says = f"as the daemon at {daemon.socket} says"
-    told = f"affinityd init: {tmp_path}/to has the places of 8 GPUs, {says}\n"
+    says = f"from the daemon at {daemon.socket}"
+    told = f"affinityd init: {tmp_path}/to has the CPUs near 8 GPUs, {says}\n"
     assert (done.status, done.stdout, done.stderr) == (0, told, "")
     found = contents(tmp_path / "to")
     plan = json.loads(found["plan.json"])
@@ -123,7 +123,7 @@ def test_it_asks_by_the_service_and_leaves_no_name_to_look_up(
     url = f"http://127.0.0.1:{port}"
     env = {"AFFINITYD_URL": f"http://localhost:{port}/", "AFFINITYD_SOCKET": "/nobody"}
     done = init(tmp_path, "--timeout=5", env=env)
-    assert done.stdout.endswith(f"as the daemon at {url} says\n")
+    assert done.stdout.endswith(f"from the daemon at {url}\n")
     line = f'[ -n "${{AFFINITYD_URL-}}" ] || AFFINITYD_URL={url}\n'
     assert line in (tmp_path / "settings").read_text()
 
@@ -156,7 +156,7 @@ def test_it_waits_for_a_daemon_that_comes_late(tree: Path, tmp_path: Path) -> No
     assert waiting.poll() is None
     daemon = spawn(tmp_path, "--root", str(tree))
     try:
-        assert "as the daemon at" in waiting.communicate()[0]
+        assert "from the daemon at" in waiting.communicate()[0]
         assert waiting.returncode == 0
     finally:
         daemon.process.kill()
@@ -175,7 +175,7 @@ def test_without_a_daemon_sysfs_tells_or_what_one_that_has_stopped_has_left(
     with running(tmp_path / "run", "--root", str(tree), "--reserved-cpus", "48-55") as daemon:
         socket = daemon.socket
     done = init(to, "--timeout=0.3", socket=socket)
-    assert done.stdout.endswith("as node.json says\n")
+    assert done.stdout.endswith("from node.json\n")
     assert (to / TABLE).read_text() == "56-63,176-191\n"
 
 
@@ -192,7 +192,7 @@ def test_what_answers_no_plan_is_told_and_not_waited_for(tree: Path, tmp_path: P
     refusal = b"Malformed request: mode: 'node' is not one of all\n"
     behaviors = (
         (hanging, "did not answer in time"),
-        (answering(http("200 OK", b"hello")), "what listens"),
+        (answering(http("200 OK", b"hello")), "the server at"),
         (answering(http("503 x", b"No topology yet\n")), "answered 503"),
         # One of another release refuses what is planned here.
         (answering(http("422 Malformed", refusal)), "mode: 'node' is not one of all"),
@@ -255,7 +255,7 @@ def test_a_node_may_have_two_vendors_a_gpu_without_a_near_cpu_or_no_gpu(tmp_path
         return init(tmp_path / name, "--timeout=0.2", socket=tmp_path / "nobody", env=env)
 
     vendors = write_tree(machine("two-vendors"), tmp_path / "vendors")
-    assert "the places of 1 GPU," in planned("a", ROOT=str(vendors)).stdout
+    assert "the CPUs near 1 GPU," in planned("a", ROOT=str(vendors)).stdout
     # GPU 0's node has no CPU: with `strict` there is no plan for it, but one for others.
     far = write_tree(made({0: "0-1", 1: "", 2: "2-3"}, gpus=[1, 0]), tmp_path / "far")
     planned("b", ROOT=str(far), STRICT="true")

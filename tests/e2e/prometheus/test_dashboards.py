@@ -146,7 +146,7 @@ SHOWN = {
     "fleet: Daemons that answer A": 1,
     "fleet: Versions A": 1,
     "node: GPUs that run far from their CPUs B": 8,
-    "node: GPUs, and who uses them A": 3,  # NUMA nodes
+    "node: GPUs, and their processes A": 3,  # NUMA nodes
     "node: CPUs A": 256,
     "node: Has the topology changed? A": 0,
 }

@@ -69,7 +69,7 @@ TOO_LITTLE = {
     "": "neither curl nor python3 is here, to ask affinityd",
     "taskset=taskset": "neither curl nor python3 is here, to ask affinityd",
     "curl=curl": "neither taskset nor python3 is here, to pin the task",
-    "python3=python3": "whose /run/affinityd/affinityd.sock is cannot be seen",
+    "python3=python3": "the owner of /run/affinityd/affinityd.sock cannot be seen",
 }
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
 

@@ -81,12 +81,12 @@ def found(daemon: Daemon, uid: int) -> Mapping[str, Any]:
             "ProtectProc=ptraceable\nPrivateDevices=yes",
             {
                 "caller": "hidepid=ptraceable",
-                "hidepid": "take ProtectProc= from its unit",
-                "sandbox": "take PrivateDevices=",
+                "hidepid": "remove ProtectProc= from its unit",
+                "sandbox": "remove PrivateDevices=",
             },
         ),
-        ("ProcSubset=pid", {"hidepid": "take ProcSubset=pid"}),
-        ("PrivateUsers=yes", {"sandbox": "take PrivateUsers="}),
+        ("ProcSubset=pid", {"hidepid": "remove ProcSubset=pid"}),
+        ("PrivateUsers=yes", {"sandbox": "remove PrivateUsers="}),
         ("InaccessiblePaths=/sys/fs/cgroup FOLDER/cpuset", {"caller": "and no cpuset"}),
     ],
 )

@@ -70,9 +70,9 @@ RULE_2 = "[[rule]]\nuid = 0\n[[rule]]\nuid = 1000\nleave = true"
         (
             Site(TWO, "leave = true"),
             RANK,
-            "the top level of the policy leaves it alone alone alone",
+            "the top level of the policy leaves it alone",
         ),
-        (Site(TWO, RULE_2), RANK, "rule 2 of the policy leaves it alone alone alone"),
+        (Site(TWO, RULE_2), RANK, "rule 2 of the policy leaves it alone"),
         (Site(TWO, identities=OFF), RANK, "AFFINITYD=off is in the environment of process 100 of"),
         (Site(LOST), rank("0-7", beside=(("nvidia", 1),)), "the NUMA node of GPU 1 is not known: "),
         (
