@@ -87,7 +87,7 @@ def test_others_believe_it_where_it_is_named_or_has_no_number(node: Container) -
     nobody = "--env=AFFINITYD_DAEMON_UID=1000"
     for user in ((), ("--user=1000:1000",)):
         said = exec_in_image(node, nobody, *user)
-        assert f"{SOCKETS}/affinityd.sock is not trusted: uid {USER} listens," in said.stderr
+        assert f"{SOCKETS}/affinityd.sock is not trusted: uid {USER} listens there," in said.stderr
     said = exec_in_image(node, nobody, *USER_NAMESPACE)
     assert (said.cpus, said.stderr) == (FAR, "")
     look = ["sh", "-c", f"stat -c '%u %a %n' {SOCKETS}/*"]

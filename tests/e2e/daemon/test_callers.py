@@ -181,7 +181,7 @@ def test_a_daemon_that_cannot_see_who_asks_says_so_once_and_goes_on(
                 assert stated == allowed(NEAR, None, "request")
         eventually(lambda: warnings(daemon), "it is said")
         (warning,) = warnings(daemon)
-        assert warning.startswith("warning: who asks is not known")
+        assert warning.startswith("warning: the caller is unidentified")
         assert cause in warning
 
 

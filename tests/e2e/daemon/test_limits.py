@@ -102,7 +102,7 @@ def test_a_user_has_1024_connections_and_costs_the_others_none(daemon: Daemon) -
         assert daemon.get(TARGET).body == ANSWER
         with being(65534), connect(daemon) as one_more:
             assert everything(one_more) == Refusal.CALLER.reply
-        (told,) = (line for line in daemon.lines if "as many connections open" in line)
+        (told,) = (line for line in daemon.lines if "number of connections open" in line)
         assert "uid 65534" in told
 
 

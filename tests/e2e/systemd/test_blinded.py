@@ -87,7 +87,7 @@ def found(daemon: Daemon, uid: int) -> Mapping[str, Any]:
         ),
         ("ProcSubset=pid", {"hidepid": "remove ProcSubset=pid"}),
         ("PrivateUsers=yes", {"sandbox": "remove PrivateUsers="}),
-        ("InaccessiblePaths=/sys/fs/cgroup FOLDER/cpuset", {"caller": "and no cpuset"}),
+        ("InaccessiblePaths=/sys/fs/cgroup FOLDER/cpuset", {"caller": "and not its cpuset"}),
     ],
 )
 def test_what_blinds_the_daemon_is_named_with_its_remedy(
