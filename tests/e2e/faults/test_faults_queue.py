@@ -104,7 +104,7 @@ def run(folder: Path) -> Script:
     (folder / "dev/nvidia0").touch()
     path = put(folder, "affinityd/kubernetes/files/run.sh", dev=f"{folder}/dev")
     env = {"PATH": f"{folder}:/usr/bin:/bin", "AFFINITYD_SOCKET": f"{folder}/s"}
-    silence = f"affinityd run: no answer from {folder}/s, and in {folder}/gpu is no GPU"
+    silence = f"affinityd run: no answer from {folder}/s, and in {folder}/gpu is not a GPU"
     return Script(folder, (path, "true"), env, silence)
 
 
