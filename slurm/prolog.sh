@@ -69,7 +69,7 @@ for note in "$notes"/[0-9]*; do
     else
         is_ours='' age=$with_others
     fi
-    if [ -n "$(find "$note" -mmin +"$age")" ] && ! runs_here "$job"; then
+    if [ -n "$(find "$note" -mmin +"$age" 2>/dev/null)" ] && ! runs_here "$job"; then
         rm -f "$note"
     elif [ -n "$is_ours" ]; then
         shared="$shared $job"
