@@ -7,14 +7,16 @@ by a file system of their own (FUSE), or one that does not answer (NFS). So it i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from queue import Empty, SimpleQueue
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Generic, TypeVar
 
 from affinityd.audit.model import ProcessFacts
 from affinityd.linux.files import environment_of
 from affinityd.linux.processes import cgroups_of, stat_of
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 ANCESTORS = 8  #: that are asked for one that has written over its own
@@ -43,22 +45,32 @@ def environment(facts: ProcessFacts, root: str = "") -> Mapping[str, str] | None
     return None
 
 
-class TimedCalls:
-    """Begins work, and does not wait for it long."""
+class TimedCalls(Generic[K, T]):
+    """Begins work, and does not wait for it long: what comes later is there for the next call."""
 
     def __init__(self) -> None:
-        self._stuck: list[threading.Thread] = []
+        self._late: dict[K, Future[T]] = {}
 
-    def result(self, work: Callable[[], T]) -> T | None:
-        """Return what `work` returns, which raises nothing; None where it takes too long."""
-        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
-        if len(self._stuck) >= MOST_STUCK:
-            return None
-        results: SimpleQueue[T] = SimpleQueue()
-        thread = threading.Thread(target=lambda: results.put(work()), daemon=True)
-        thread.start()
+    def result(self, key: K, work: Callable[[], T]) -> T:
+        """Return what `work` returns, which raises nothing; a second call asks for the same work.
+
+        Raises TimeoutError where it takes too long, or too much of it is late already.
+        """
+        future, seconds = self._late.pop(key, None), 0.0
+        if future is None:
+            if len(self._late) >= MOST_STUCK:
+                self._late = {it: late for it, late in self._late.items() if not late.done()}
+            if len(self._late) >= MOST_STUCK:
+                raise TimeoutError
+            future, seconds = _begun(work), SECONDS
         try:
-            return results.get(timeout=SECONDS)
-        except Empty:
-            self._stuck.append(thread)
-            return None
+            return future.result(seconds)
+        except FutureTimeoutError:  # Python 3.10 has one of its own
+            self._late[key] = future
+            raise TimeoutError from None
+
+
+def _begun(work: Callable[[], T]) -> Future[T]:
+    future = Future[T]()
+    threading.Thread(target=lambda: future.set_result(work()), daemon=True).start()
+    return future

@@ -67,6 +67,9 @@ def paths(cgroup_text: str) -> tuple[str, ...]:
 CPULIST, LOCALITY = "AFFINITYD_CPULIST", "AFFINITYD_LOCALITY"  #: what clients tell a job
 ALWAYS = frozenset((switch.VARIABLE, CPULIST, LOCALITY))
 
+#: A process, by pid and start, and the variables that are asked for.
+Key = tuple[int, int, frozenset[str]]
+
 
 class ProcessIdentities:
     """The identities of processes. An environment is read once: that takes a lock of its memory."""
@@ -76,11 +79,11 @@ class ProcessIdentities:
         self.is_blind = False  #: the environment of a process could not be read in this scan
         self._root = root
         self._folder = pods
-        self._timed_calls = TimedCalls()
+        self._timed_calls = TimedCalls[Key, Mapping[str, str] | None]()
         self._pods = cache(pods_of)
         self._user = cache(_name_of)  # a directory that does not answer takes seconds
         self._users_began = 0.0  # when the first of them was asked for, seconds since boot
-        self._known: Recent[tuple[int, int, frozenset[str]], Mapping[str, str] | None] = Recent()
+        self._known: Recent[Key, Mapping[str, str] | None] = Recent()
 
     def begin(self, boot: float) -> None:
         """Begin another scan; `boot`: when, seconds since boot."""
@@ -124,7 +127,10 @@ class ProcessIdentities:
     ) -> Mapping[str, str] | None:
         key = facts.pid, facts.start, variables
         if key not in self._known:
-            its = self._timed_calls.result(lambda: environment(facts, self._root))
+            try:
+                its = self._timed_calls.result(key, lambda: environment(facts, self._root))
+            except TimeoutError:
+                return None  # asked for again by the next scan: it may say AFFINITYD=off
             if its is not None:
                 its = {name: its[name] for name in variables if name in its}
             self._known[key] = its

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +11,12 @@ import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
 from affinityd.cpuset import CpuSet, parse_list
-from affinityd.enforce.policy import identity
+from affinityd.enforce.policy import environ, identity
 from affinityd.enforce.policy.identity import ProcessIdentities, ProcessIdentity, pods_of
 from affinityd.linux import files
 from affinityd.recent import REMEMBERED
 from tests.support.audit_facts import KUBERNETES_POD, POD, SLURM_JOB, process
+from tests.support.daemons import PATIENCE, eventually
 
 UNNAMED = 3_999_999_999  #: a uid without a name
 SLURMS = {"SLURM_JOB_PARTITION": "gpu", "SLURM_JOB_ACCOUNT": "bio", "SLURM_JOB_USER": "alice"}
@@ -120,6 +123,26 @@ def test_an_environment_is_read_once_unless_more_is_asked_for(tmp_path: Path) ->
     (tmp_path / "proc/7/environ").unlink()
     assert known.of(its, ("TEAM",)).environment is first.environment
     assert known.of(its, ("TEAM", "SIZE")).environment is None
+
+
+def test_an_environment_that_comes_late_is_known_to_the_next_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its, known = facts(tmp_path, "AFFINITYD=off\0"), ProcessIdentities(str(tmp_path))
+    answer, read, here = threading.Event(), threading.Event(), environ.environment
+
+    def late(facts: ProcessFacts, root: str) -> Mapping[str, str] | None:
+        answer.wait()
+        found = here(facts, root)
+        read.set()
+        return found
+
+    monkeypatch.setattr(environ, "SECONDS", 0.01)
+    monkeypatch.setattr(identity, "environment", late)
+    assert (known.of(its, ()).environment, known.of(its, ()).switch) == (None, "on")
+    answer.set()
+    assert read.wait(PATIENCE)
+    eventually(lambda: known.of(its, ()).switch == "off", "it says off")
 
 
 def test_a_process_that_was_not_asked_for_in_a_while_is_forgotten(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Work that is held up: it is not waited for long, and little of it is begun."""
+"""Work that takes long: its answer is there later, and little of it is begun."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from affinityd.enforce.policy import environ
 from affinityd.enforce.policy.environ import MOST_STUCK, TimedCalls
 
 
-def test_what_hangs_is_waited_for_so_long_and_where_much_does_no_more_is_begun_until_it_ends(
+def test_what_hangs_is_waited_for_so_long_and_answers_later_and_little_of_it_is_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls, hang = TimedCalls(), threading.Event()
-    assert calls.result(lambda: {"a": "b"}) == {"a": "b"}
+    calls, hang = TimedCalls[int, bool](), threading.Event()
+    assert calls.result(0, lambda: False) is False
     monkeypatch.setattr(environ, "SECONDS", 0.01)
-    for _ in range(MOST_STUCK):
-        assert calls.result(hang.wait) is None
-    assert calls.result(lambda: 1) is None
+    for key in (*range(MOST_STUCK), 0):  # the last is asked for again, and is none more
+        with pytest.raises(TimeoutError):
+            calls.result(key, hang.wait)
+    with pytest.raises(TimeoutError):
+        calls.result(MOST_STUCK, lambda: False)
     monkeypatch.undo()
     hang.set()
-    for thread in calls._stuck:
-        thread.join()
-    assert calls.result(lambda: 1) == 1
+    for late in calls._late.values():
+        late.result()
+    assert [calls.result(key, lambda: False) for key in (0, MOST_STUCK)] == [True, False]
