@@ -98,8 +98,16 @@ def kept(jobs: Running) -> Document:
     for name, pid in jobs.pids.items():
         output("taskset", "-acp", TRAININGS[name.partition("'")[0]].cpuset, f"{pid}")
     with enforcing() as daemon:
-        told = seen(daemon, lambda told: jobs.fits(given()) and not drifted(told))
+        told = seen(
+            daemon, lambda told: jobs.fits(given()) and has(told, jobs) and not drifted(told)
+        )
         return {"masks": jobs.masks(), "told": told, "audit": affinityd("audit")["stdout"]}
+
+
+def has(told: Document, jobs: Running) -> bool:
+    """Whether a scan reached all processes of the jobs: on a busy machine its time may be up."""
+    pids = {it["pid"] for job in told["jobs"] for it in job["processes"]}
+    return pids.issuperset(jobs.pids.values())
 
 
 def drifted(told: Document) -> bool:
