@@ -66,7 +66,11 @@ def laid(pod: Running, report: Document, name: str) -> Iterator[None]:
 
 
 def pinned(daemon: Daemon, jobs: Running, pod: Running) -> Document:
-    told = seen(daemon, lambda _: jobs.fits(targets(WIDE)) and pod.fits({"pod 0": "28-31"}))
+    def is_done(told: Document) -> bool:  # what is told may be of a scan before the last pin
+        fits = jobs.fits(targets(WIDE)) and pod.fits({"pod 0": "28-31"})
+        return fits and bool(told["totals"]["pins"]["pinned"]) and not drifted(told)
+
+    told = seen(daemon, is_done)
     masks = {**jobs.masks(), **pod.masks()}
     return {"masks": masks, "told": told, "metrics": daemon.get("/metrics").text}
 
