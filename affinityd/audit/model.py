@@ -61,7 +61,7 @@ class GpuHolders:
     unknown: Mapping[GpuKey, str] = field(default_factory=dict)
     #: Seconds since boot; a pid that started later is another's. inf: within this scan.
     asked: float = float("inf")
-    skipped: int = 0  #: processes whose files were not read within the time limit
+    skipped: int = 0  #: processes: their files were not read within the time limit
     notices: tuple[str, ...] = ()  #: what is to be said of the answers, for people
 
     @classmethod

@@ -161,7 +161,7 @@ def _ask_daemon(path: str, question: Question, deadline: float) -> ProcessPlan:
         text = client.ask_plan(path, question, deadline)
     except InvalidRequestError as error:
         if str(error).startswith(UNKNOWN_PARAMETER):
-            raise DaemonError(f"the daemon at {path} is another release: {error}") from None
+            raise DaemonError(f"the daemon at {path} runs another release: {error}") from None
         raise
     try:
         place = ProcessPlan(_assignments(text), "daemon")

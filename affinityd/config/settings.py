@@ -71,7 +71,7 @@ SETTINGS: Mapping[str, Setting] = {
         "off|observe|pin",
         (
             "pin GPU jobs that run far from their GPUs, or only report what that would "
-            "work (default: off)"
+            "do (default: off)"
         ),
         read.one_of(*ENFORCE_VALUES),
     ),

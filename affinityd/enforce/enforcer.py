@@ -41,8 +41,8 @@ from affinityd.topology.model import Topology
 PASS = 2.0  #: seconds that the pins after one scan may take together; the next begins with the rest
 
 NO_ENVIRONMENTS = (
-    "environments of processes in jobs cannot be read, so AFFINITYD=off and rules "
-    "by partition, account or environment have no effect: that needs "
+    "environments of processes in jobs cannot be read: AFFINITYD=off is not seen in them, nor what "
+    "rules by partition, account and environment ask for; that needs "
     "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (affinityd.service.d/enforce.conf for "
     "systemd, enforce.readEnvironments in the chart)"
 )

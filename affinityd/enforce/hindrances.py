@@ -25,8 +25,8 @@ NOT_ALL_PIDS = (
     "podman run --pid=host"
 )
 NOT_ALL_USERS = (
-    "it is in a user namespace of its own, whose CAP_SYS_NICE has no effect on "
-    "processes outside: hostUsers: true in its pod, podman run as the node's root "
+    "it is in a user namespace of its own, and has no CAP_SYS_NICE over processes "
+    "outside: hostUsers: true in its pod, podman run as the node's root "
     "and without --userns"
 )
 NO_SYS_NICE = (

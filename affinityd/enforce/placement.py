@@ -32,8 +32,8 @@ JobHistory = Recent[Job, HeldGpus]
 RESERVED = "all CPUs near {gpus} that its cgroup lets it use, {cpus}, are reserved: reserve fewer"
 NOT_ITS_OWN = (
     "of the CPUs {cpus} that mode {mode} gives its job on {gpus}, none is near and "
-    "in its own cpuset, {cpuset}: use a mode whose ranks share, like node, or one "
-    "cpuset for all"
+    "in its own cpuset, {cpuset}: use a mode in which ranks share CPUs, like node, "
+    "or one cpuset for all"
 )
 
 

@@ -33,7 +33,7 @@ WHY: Mapping[str, str] = {
         "it by Slurm or in a container, or name its cgroup in a rule of the policy"
     ),
     NO_POLICY: "no policy could be read since the start: correct its file",
-    POLICY: "{which} of the policy leaves it alone alone",
+    POLICY: "{which} of the policy leaves it alone",
     OPTED_OUT: "AFFINITYD=off is in the environment of process {pid} of its job",
     UNKNOWN_PLACE: "the NUMA node of {gpus} is not known: affinityd doctor says what would help",
     UNKNOWN_CPUSET: (

@@ -26,6 +26,7 @@ WORDS = {
     "cancelled": "canceled",
 }
 WORD = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
+TWICE = re.compile(r"\b([a-z]{2,}) \1\b")
 MOST_WORDS = 30
 
 #: The ends of sentences, and of items, rows and cells, which need no full stop.
@@ -34,9 +35,12 @@ CODE = re.compile(r"`[^`]*`")
 
 
 def wrong_words(text: str) -> Iterator[str]:
-    """Yield the words of a text that are not used here."""
-    for found in WORD.finditer(CODE.sub("`", text)):
+    """Yield the words of a text that are not used here, and those that are there twice."""
+    plain = CODE.sub("`", text)
+    for found in WORD.finditer(plain):
         yield f"{found[0]!r}: {WORDS[found[0].lower()]}"
+    for twice in TWICE.finditer(plain):
+        yield f"{twice[0]!r}: a word twice"
 
 
 def long_sentences(text: str) -> Iterator[str]:

@@ -181,7 +181,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if why:
         notes.append(
             f"Type= and the number of GPUs are not compared: the Gres= of node {node} is not known "
-            f"here ({why}); --slurm-conf and --node-name name others"
+            f"here ({why}); give --slurm-conf or --node-name"
         )
     if passed := len(running) - len(judged):
         notes.append(f"{count(passed, 'job')} skipped: {root / NOTES} does not list the GPUs")

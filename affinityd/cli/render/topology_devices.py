@@ -16,7 +16,7 @@ NEAR = (PIX, PXB, PHB)
 
 
 def draw_devices(topology: Topology, number: int | None) -> Iterator[Branch]:
-    """Yield the devices of a node; of None those whose node is not known, or does not exist."""
+    """Yield the devices of a node; number None: the devices without a known node."""
     for gpu in topology.gpus:
         if _home(topology, gpu) == number:
             name = f"{_gpu_word(topology, gpu)} {gpu.index}"

@@ -1,8 +1,8 @@
 """Which CPUs handle the interrupts of GPUs and of the NICs near them.
 
 Sources: kernel Documentation/core-api/irq/irq-affinity.rst, ABI/testing/sysfs-bus-pci (msi_irqs);
-irqbalance(1), whose IRQBALANCE_BANNED_CPULIST overrides IRQBALANCE_BANNED_CPUS, and where
-neither is set it keeps off isolcpus= and nohz_full= (cputree.c).
+irqbalance(1): IRQBALANCE_BANNED_CPULIST overrides IRQBALANCE_BANNED_CPUS; where neither is set,
+irqbalance keeps off isolcpus= and nohz_full= (cputree.c).
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ OLDER = "Malformed request: unknown parameter 'task_cpus'; did you mean job_cpus
         ("no topology", "503 Oh", "answered 503: 'no topology'"),
         ("nonsense", "200 OK", "answered a plan without 'AFFINITYD_CPULIST'"),
         ("AFFINITYD_CPULIST=x\nAFFINITYD_ALLOWED=0\n", "200 OK", "answered 'x' is not a CPU"),
-        (OLDER, "422 No", "is another release: unknown parameter 'task_cpus'"),
+        (OLDER, "422 No", "runs another release: unknown parameter 'task_cpus'"),
         (
             "".join(f"{name}={text}\n" for name, text in LINES.items()),
             "200 OK",

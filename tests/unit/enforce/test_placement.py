@@ -176,7 +176,7 @@ def test_a_step_that_a_plan_for_all_gives_nothing_is_told_so() -> None:
     assert said(*found) == ["drifted unpinned", "left no_plan"]
     assert found[1].why == (
         "of the CPUs 4-7 that mode unique_contiguous gives its job on GPU 1, none is "
-        "near and in its own cpuset, 0-3: use a mode whose ranks share, like node, or "
+        "near and in its own cpuset, 0-3: use a mode in which ranks share CPUs, like node, or "
         "one cpuset for all"
     )
 
