@@ -7,17 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.json_codec import dumps
 from tests.support.daemons import Daemon, running
-from tests.support.machines.sysfs_tree import write_tree
+from tests.support.machines.sysfs_tree import nvml_report, write_tree
 from tests.support.pods import Pod
 from tests.support.tiny import affinityd
 from tests.unit.request.test_devices import EIGHT
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    written = write_tree(EIGHT, tmp_path_factory.mktemp("machine"))
+    (written / "nvml.json").write_text(dumps(nvml_report(EIGHT)))
+    return written
+
+
+@pytest.fixture(scope="module")
+def daemon(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("node")
-    tree = write_tree(EIGHT, folder / "machine")
     with running(folder, "--root", str(tree), listen="127.0.0.1:0") as started:
         yield started
 
