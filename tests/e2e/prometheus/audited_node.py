@@ -116,22 +116,12 @@ def _process(command: list[str], mask: Collection[int], cgroup: Path | None) -> 
             process.kill()
 
 
-def uuid(gpu: int) -> str:
-    """Return a GPU's UUID, as NVML has it."""
-    return f"GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
-
-
-def pci_bus_id(gpu: int) -> str:
-    """Return a GPU's address, as NVML has it: of the kernel's 0000:e1:00.0."""
-    return f"00000000:{0xE1 + gpu:02X}:00.0"
-
-
 def _facts(users: Mapping[int, Collection[int] | None]) -> str:
     """Return what NVML says: GPU → the processes that use it; None: it does not say."""
     lines = [f"driver {DRIVER}"]
     for gpu, pids in users.items():
-        lines += ["gpu", f"uuid {uuid(gpu)}", f"minor {gpu}"]
-        lines += [f"pci {pci_bus_id(gpu)}", "model NVIDIA Test"]
+        lines += ["gpu", f"uuid GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001", f"minor {gpu}"]
+        lines += [f"pci 00000000:{0xE1 + gpu:02X}:00.0", "model NVIDIA Test"]
         lines += [f"node {format_list(HALVES[min(gpu, 1)])}"]
         lines += [f"process compute {pid} {2**30}" for pid in pids or ()]
         if pids is None:
