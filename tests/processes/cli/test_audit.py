@@ -18,11 +18,10 @@ from affinityd.audit import resident_memory
 from affinityd.audit.model import GpuHolders, Holding
 from affinityd.cli import main
 from affinityd.cli.commands import audit
-from affinityd.cli.render.audit import memory_lines
 from affinityd.cpuset import format_list
 from affinityd.linux.processes import mask_of
 from affinityd.topology import node_file
-from tests.support.audit_facts import GPU, Known, audited, process, scan_of
+from tests.support.audit_facts import GPU, Known
 from tests.support.children import children_of, program, sleeping
 from tests.support.machines.by_hand import made
 from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, publish, use_small_node
@@ -89,13 +88,6 @@ def test_what_is_remote_fails_and_what_it_says_mends_a_mask_does(
         assert said == f"  affinityd pin --gpus 0000:10:00.0 {child.pid}"
         assert main(said.split()[1:]) == 0
         assert main(["audit"]) == 0
-
-
-def test_a_pin_as_it_is_said_for_two_gpus_gives_the_cpus_near_both() -> None:
-    with sleeping() as child:
-        os.sched_setaffinity(child.pid, FAR)
-        assert main(["pin", "--gpus", "0000:10:00.0,0000:11:00.0", str(child.pid)]) == 0
-        assert mask_of(child.pid) == NEAR | FAR
 
 
 def test_one_command_mends_a_rank_and_its_workers_wherever_it_left_them(
@@ -231,9 +223,3 @@ def test_memory_is_read_where_it_is_asked_for(
             assert told["processes"][0]["memory"] is None
             main(["audit", "--memory"])
             assert capsys.readouterr().out.splitlines()[-1].endswith(said)
-
-
-def test_the_memory_of_one_that_has_ended_is_not_read() -> None:
-    scan = scan_of(TOPOLOGY, audited(process("0", pid=10**7)))
-    (line,) = memory_lines(scan, resident_memory.read(scan.processes))
-    assert line.endswith("(python): its memory was not read: No such file or directory")

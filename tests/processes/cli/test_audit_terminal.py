@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.cli.commands import audit
 from tests.support.children import sleeping
 from tests.support.paths import REPOSITORY
 from tests.support.small_node import FAR, TOPOLOGY, publish, use_small_node
@@ -104,15 +103,7 @@ def test_on_a_terminal_a_watch_draws_over_what_it_drew(pid: int, height: int, sh
     assert b"\x1b[K" in seen
 
 
-@pytest.mark.parametrize(
-    ("lines", "drawn"),
-    [("ab abcdefg", "ab abcdef"), ("1 2 3", "1 2 3"), ("1 2 3 4", "1 2 and 2 ")],
-)
-def test_of_what_is_drawn_again_and_again_as_much_is_shown_as_fits(lines: str, drawn: str) -> None:
-    assert " ".join(audit._cut(lines.split(), 6, 3)) == drawn
-
-
-@pytest.mark.parametrize("flags", ["", "--json", "--memory"])
+@pytest.mark.parametrize("flags", ["--json", "--memory"])
 def test_without_a_stdout_what_was_found_is_told_all_the_same(pid: int, flags: str) -> None:
     closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command(pid, *flags.split())]
     done = subprocess.run(closed, text=True, stderr=subprocess.PIPE, check=False)

@@ -79,9 +79,11 @@ GONE = "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
 @pytest.mark.parametrize(
     ("state", "command"),
     [
-        *(("pass", (*SHOW, *words)) for words in (WORDS, ODD)),
-        *(("pass", ("sh", "-c", f"exit {status}")) for status in (0, 1, 125, 255)),
-        *(("pass", ("sh", "-c", f"kill -{number} $$")) for number in (2, 9, 13)),
+        ("pass", (*SHOW, *WORDS, *ODD)),
+        *(
+            ("pass", ("sh", "-c", end))
+            for end in ("exit 1", "exit 255", "kill -2 $$", "kill -9 $$")
+        ),
         ("pass", SIGNALS),
         (f"{IGNORED}signal.signal(it, signal.SIG_IGN)", SIGNALS),
         ("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGALRM, 40])", SIGNALS),

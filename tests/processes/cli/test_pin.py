@@ -14,13 +14,11 @@ from affinityd.cli import main, plan_options, target
 from affinityd.cli.commands import pin
 from affinityd.cli.parser import Parser
 from affinityd.cpuset import CpuSet
-from affinityd.linux.pinning import PinResult
 from affinityd.linux.process_table import descendants
 from affinityd.linux.processes import mask_of, stat_of, thread_ids
 from affinityd.request.parameters import PARAMETERS
 from tests.support.children import ZOMBIE, children_of, program, sleeping
 from tests.support.cpusets import cpuset, needs_cpuset
-from tests.support.daemons import eventually
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, use_small_node
 
@@ -50,16 +48,6 @@ print('ready', flush=True)
 sys.stdin.read()
 """
 
-#: Two ranks.
-RANKS = """
-import os, sys
-for rank in range(2):
-    environ = {'LOCAL_RANK': str(rank), 'LOCAL_WORLD_SIZE': '2'}
-    if os.fork() == 0:
-        os.execve('/bin/cat', ['cat'], environ)
-print('ready', flush=True)
-sys.stdin.read()
-"""
 
 #: The command, run by another user than root; rehearsed, so that all is imported by root, who
 #: alone may be able to read it.
@@ -103,13 +91,6 @@ def test_a_process_is_pinned_near_the_gpu_that_its_environment_says(
     assert capsys.readouterr() == (f"{name}: 1 thread pinned to CPUs {min(cpus)}\n", "")
 
 
-def test_a_mask_that_is_wrong_is_no_limit_to_the_plan() -> None:
-    with sleeping() as child:
-        os.sched_setaffinity(child.pid, FAR)
-        assert main(["pin", str(child.pid), "--gpus", "0"]) == 0
-        assert mask_of(child.pid) == NEAR
-
-
 @needs_cpuset
 def test_the_cpuset_is_a_limit_to_the_plan(capsys: Capture) -> None:
     with cpuset() as folder, sleeping() as child:
@@ -120,25 +101,21 @@ def test_the_cpuset_is_a_limit_to_the_plan(capsys: Capture) -> None:
     assert capsys.readouterr().err.startswith("affinityd: remote_home: rank 0 ")
 
 
-@pytest.mark.parametrize(
-    ("flags", "masks"),
-    [
-        ([], [NEAR, FAR, ALL]),
-        (["--tree", "--force"], [NEAR, NEAR, NEAR]),
-        (["--tree", "--dry-run"], [ALL, FAR, ALL]),
-    ],
-)
-def test_flags_say_how_far_it_goes(capsys: Capture, flags: list[str], masks: list[CpuSet]) -> None:
+def test_flags_say_how_far_it_goes(capsys: Capture) -> None:
+    """The child follows, though its process went before."""
     with program(FAMILY) as child:
-        assert main(["pin", str(child.pid), "--gpus", "0", *flags]) == 0
         tids = thread_ids(child.pid)
-        assert [mask_of(tid) for tid in (*tids, *children_of(child.pid))] == masks
+        for flags, masks in (
+            (["--tree", "--dry-run"], [ALL, FAR, ALL]),
+            ([], [NEAR, FAR, ALL]),
+            (["--tree"], [NEAR, FAR, NEAR]),
+            (["--tree", "--force"], [NEAR, NEAR, NEAR]),
+        ):
+            assert main(["pin", str(child.pid), "--gpus", "0", *flags]) == 0
+            assert [mask_of(tid) for tid in (*tids, *children_of(child.pid))] == masks
     lines = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
-    if "--dry-run" in flags:
-        assert lines == [
-            *["1 thread would be pinned to CPUs 1"] * 2,
-            f"1 thread would be left alone on CPUs 0: {tids[1]}: {pin.ON_PURPOSE}",
-        ]
+    left_alone = f"1 thread would be left alone on CPUs 0: {tids[1]}: {pin.ON_PURPOSE}"
+    assert lines[:3] == [*["1 thread would be pinned to CPUs 1"] * 2, left_alone]
 
 
 def test_with_a_list_no_plan_is_needed_and_less_than_was_asked_is_no_success(
@@ -162,10 +139,7 @@ def test_of_much_that_is_refused_ten_lines_are_said() -> None:
         assert {mask_of(stat.number) for stat in descendants(child.pid)} == {ALL}
     lines = done.stderr.splitlines()
     assert (done.returncode, done.stdout, len(lines)) == (1, "", 11)
-    assert lines[0].endswith(
-        "1 thread refused, still on CPUs 0-1: EPERM: it is another user's; "
-        "only root (CAP_SYS_NICE) may pin it"
-    )
+    assert "1 thread refused, still on CPUs 0-1: EPERM: it is another user's" in lines[0]
     assert lines[-1] == "affinityd pin: and 3 more"
 
 
@@ -228,11 +202,9 @@ def test_a_thread_a_zombie_and_the_kernels_own_are_told_apart(
     ("flags", "line"),
     [
         ("--cpus 0 --min-physical-cores 2", "--cpus needs no plan; leave out --min-physical-cores"),
-        ("--cpus=", "--cpus is empty; write it like 0-3,8"),
         ("--cpus 0-", "--cpus: '0-' is not a CPU number or range; write it like 0-3,8,10-11"),
         ("--gpus 0 --gpus 1", "gpus is given twice; give it once"),
         ("--mode fast", "mode: 'fast' is not one of all,"),
-        ("--gpus=", "gpus is empty; give it a value"),
     ],
 )
 def test_options_that_cannot_be_are_bad_usage_and_nothing_is_done(
@@ -282,29 +254,6 @@ def test_names_cannot_do_anything_to_a_terminal(capsys: Capture) -> None:
     with program(code) as child:
         assert main(["pin", str(child.pid), "--gpus", "0"]) == 0
     assert capsys.readouterr().out.startswith(rf"process {child.pid} (\x1b[31m) \n): 1 thread")
-
-
-def test_children_that_were_not_pinned_follow_though_their_process_went_before() -> None:
-    with program(CROWD) as child:
-        for flags, cpus in (([], ALL), (["--tree"], NEAR)):
-            assert main(["pin", *flags, str(child.pid), "--gpus", "0"]) == 0
-            assert {mask_of(pid) for pid in children_of(child.pid)} == {cpus}
-
-
-def test_each_rank_of_a_launcher_is_pinned_near_its_own_gpu() -> None:
-    with program(RANKS) as child:
-        eventually(lambda: {it.name for it in descendants(child.pid)} == {"cat"}, "both ranks run")
-        assert main(["pin", "--tree", str(child.pid)]) == 0
-        ranks = [mask_of(rank.number) for rank in descendants(child.pid)]
-        assert (mask_of(child.pid), ranks) == (NEAR | FAR, [NEAR, FAR])
-        assert main(["verify", str(child.pid)]) == 0
-
-
-def test_a_process_that_ended_meanwhile_is_said_to_have() -> None:
-    stat = stat_of(os.getpid())
-    assert stat is not None
-    failures = pin._failures(PinResult((), is_settled=True), stat)
-    assert list(failures) == [f"{target.shown(stat)} has ended meanwhile"]
 
 
 @needs_cpuset

@@ -61,11 +61,8 @@ def test_the_answers_form(
     ("target", "status", "line"),
     [
         ("/plan?gpu=0", 422, "unknown parameter 'gpu'; did you mean gpus?"),
-        ("/plan?gpus=0&gpus=1", 422, "gpus is given twice; give it once"),
-        ("/plan?gpus=", 422, "gpus is empty; give it a value or leave it out"),
         ("/plan?mode=node&gpus", 422, "'gpus' has no value; write NAME=VALUE"),
         ("/plan?gpus=%ff", 422, "the query string cannot be read"),
-        ("/plan?gpus=%00", 422, "gpus: "),
         ("/plan?visible=" + "9" * 5000, 404, "no GPU is visible to the caller"),
         ("/plan?gpus=8", 404, "no GPU 8; visible are 0 (0000:07:00.0), 1 (0000:0f:00.0)"),
         ("/plan?gpus=0&min_physical_cores=99", 409, "min_physical_cores=8 would work"),
@@ -73,7 +70,6 @@ def test_the_answers_form(
         ("/audit?%zz", 422, "/audit takes no parameters, and was given '%zz'"),
         ("/nowhere", 404, "GET '/nowhere' is not answered here; see /openapi.json"),
         ("/plan/?gpus=0", 404, "GET '/plan/' is not answered here; see /openapi.json"),
-        ("/docs", 404, "GET '/docs' is not answered here; see /openapi.json"),
     ],
 )
 def test_a_refusal_is_one_clear_line(daemon: Daemon, target: str, status: int, line: str) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.daemon.api.documents import Viewer, viewer
 from affinityd.daemon.peers.connection import PeerConnection
 from tests.support.daemons import PATIENCE
 from tests.support.servers import Accepted
@@ -61,7 +60,6 @@ def test_a_process_is_known_by_its_pid_user_and_groups() -> None:
     with connected(os.getuid(), os.getgid(), *os.getgroups()) as (pid, peer):
         assert numbers(peer) == [pid, os.getuid(), os.getgid()]
         assert peer.groups == {os.getgid(), *os.getgroups()}
-        assert viewer(peer, None) == Viewer(is_admin=os.getuid() == 0, uid=os.getuid() or None)
 
 
 @as_root
@@ -69,8 +67,6 @@ def test_another_user_is_known_as_such_with_all_groups() -> None:
     with connected(1234, 1235, 1236, 4_000_000_000) as (pid, peer):
         assert numbers(peer) == [pid, 1234, 1235]
         assert peer.groups == {1235, 1236, 4_000_000_000}
-        assert viewer(peer, None) == Viewer(uid=1234)
-        assert viewer(peer, 1236) == Viewer(is_admin=True)
 
 
 @as_root
@@ -80,13 +76,6 @@ def test_of_more_groups_than_there_is_room_for_the_first_alone_is_known(
 ) -> None:
     with connected(1234, 1, *range(2000, 2000 + groups)) as (_, peer):
         assert (len(peer.groups), 1 in peer.groups) == (known, True)
-
-
-@as_root
-def test_a_user_that_is_not_mapped_here_sees_counts_alone() -> None:
-    unmapped = int(Path("/proc/sys/kernel/overflowuid").read_text())
-    with connected(unmapped, 1) as (_, peer):
-        assert viewer(peer, 1) == Viewer()
 
 
 def test_little_of_an_answer_that_nobody_takes_waits_in_the_kernel() -> None:

@@ -75,13 +75,8 @@ def test_workers_that_are_alike_and_have_started_none_share_a_row_below_their_ra
     *lines, why, command = shown(FAMILIES)
     assert rows(lines) == TABLE.strip().splitlines()
     column = lines[0].index("name")
-    assert [len(line[column:]) - len(line[column:].lstrip()) for line in lines[1:6]] == [
-        0,
-        2,
-        2,
-        4,
-        2,
-    ]
+    names = [line[column:] for line in lines[1:6]]
+    assert [len(name) - len(name.lstrip()) for name in names] == [0, 2, 2, 4, 2]
     assert why == (
         "process 200 (python) and 6 more: mask: GPU 0 is on node 1, near CPUs 4-7, and "
         "its cpuset has CPUs there; to fix it now:"

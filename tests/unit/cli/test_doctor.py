@@ -115,11 +115,6 @@ def test_nvml_is_asked_for_the_checks_that_want_it_and_while_nothing_works_on_it
     assert (facts.nvml, facts.maintenance, facts.hold_seconds is None) == (None, held, False)
 
 
-def test_this_machine_without_a_daemon_fails(doctor: Doctor, tmp_path: Path) -> None:
-    status, out = doctor("socket", "--socket", tmp_path / "none.sock")
-    assert (status, "no daemon at " in out) == (1, True)
-
-
 def test_a_check_that_there_is_not_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "cpus"]) == 2
     out, err = capsys.readouterr()

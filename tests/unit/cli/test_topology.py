@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.cli.render.topology import draw
+from affinityd.cli.render.tree import Branch, Kind, render
 from affinityd.machines import build
 from affinityd.topology.model import Core, Gpu, MigInstance, Nic, NumaNode, Topology
 from tests.support.drawings import DRAWN, drawing, path
@@ -48,6 +49,14 @@ def test_every_device_and_every_node_is_drawn_once_in_lines_that_fit_in_colour_t
     ]
     for it in (*(device.pci_bus_id for device in devices), *labels):
         assert text.count(it) == 1
+
+
+def test_a_text_is_broken_between_its_words_else_after_a_comma_and_else_not_at_all() -> None:
+    words, cpus, word = "word " * 30, "10," * 50, "x" * 200
+    for text, number in ((words.strip(), 2), (cpus, 2), (word, 1)):
+        first, *rest = render((Branch(Kind("kind"), ("a", text)),), color=False)
+        told = [first.removeprefix("└─ a  "), *map(str.strip, rest)]
+        assert (len(told), (" " if text in words else "").join(told)) == (number, text)
 
 
 def odd_machine(packages: Sequence[int | None], nodes: Sequence[int | None]) -> Topology:
@@ -126,10 +135,6 @@ def with_gpu(topology: Topology, **changed: object) -> Topology:
 )
 def test_an_odd_machine_is_drawn(topology: Topology, first: int, drawn: str) -> None:
     assert "\n".join(lines(topology)[first:]).startswith(drawn)
-
-
-def test_a_machine_with_cpus_in_one_node_has_no_table_of_distances() -> None:
-    assert not any(line.startswith("distance") for line in lines(LAPTOP))
 
 
 @pytest.mark.parametrize(

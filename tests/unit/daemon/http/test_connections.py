@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.daemon.http.connections import Connections
-from affinityd.daemon.http.refusals import MOST_OF_ONE, MOST_UNTAKEN, Refusal, RefusalLog
+from affinityd.daemon.http.refusals import MOST_OF_ONE, Refusal, RefusalLog
 from affinityd.daemon.peers.connection import TCP, CallerKey
 from tests.support.connection_scripts import Transport
 
@@ -48,15 +48,6 @@ def test_one_caller_has_so_many_connections_and_leaves_others_room(
     assert connections.add(Held(7)) is (None if of_one < most else Refusal.FILES)
     connections.remove(there[0])
     assert connections.add(Held(caller)) is None
-
-
-def test_of_a_caller_that_takes_no_answers_the_newest_connection_ends() -> None:
-    held = [Held(1), Held(2), Held(2)]
-    connections = counting(*held)
-    for it in held:
-        it.transport.untaken = MOST_UNTAKEN // 2 + 1
-        connections.weigh(it)
-    assert [it.transport.aborted for it in held] == [False, False, True]
 
 
 @pytest.mark.parametrize(

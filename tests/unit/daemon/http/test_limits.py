@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,8 @@ import pytest
 from affinityd.daemon.http import refusals
 from affinityd.daemon.http.refusals import ANSWER_SECONDS, IDLE_SECONDS, REQUEST_SECONDS, Refusal
 from tests.support.connection_scripts import END, REQUEST, Memory, Story, Transport, sent, tell
+
+Settings = dict[str, Any]  #: a Story's
 
 MAX_HEAD, MAX_LINES = refusals.MAX_HEAD, refusals.MAX_LINES
 #: With answers of the app, and with remembered ones.
@@ -151,6 +152,7 @@ def test_a_connection_goes_on_only_where_it_is_clear_what_comes(head: bytes, clo
     assert sent(head).outcome == ([200], closes, {})
 
 
+@of_both
 @pytest.mark.parametrize(
     ("pieces", "seconds", "statuses", "reason"),
     [
@@ -163,13 +165,13 @@ def test_a_connection_goes_on_only_where_it_is_clear_what_comes(head: bytes, clo
     ],
 )
 def test_a_client_that_sends_too_slowly_is_ended_in_time_and_not_before(
-    pieces: list[bytes], seconds: float, statuses: list[int], reason: str | None
+    pieces: list[bytes], seconds: float, statuses: list[int], reason: str | None, settings: Settings
 ) -> None:
     async def send(story: Story) -> None:
         await story.send(*pieces)
         assert story.ends_after(seconds)
 
-    assert tell(send).outcome == (statuses, True, {reason: 1} if reason else {})
+    assert tell(send, **settings).outcome == (statuses, True, {reason: 1} if reason else {})
 
 
 @pytest.mark.parametrize("before", [(), (REQUEST,)])
@@ -177,7 +179,7 @@ def test_what_comes_of_a_head_gives_it_no_more_time(before: tuple[bytes, ...]) -
     async def drip(story: Story) -> None:
         await story.send(*before, b"G")
         deadline = story.protocol.deadline
-        await asyncio.sleep(0.01)
+        await story.settle()
         await story.send(b"E", b"T")
         assert story.protocol.deadline == deadline
 
@@ -195,7 +197,7 @@ def test_an_answer_has_a_minute_to_be_given() -> None:
 
 
 @of_both
-def test_the_last_answer_of_a_connection_has_a_minute_to_be_taken(settings: Any) -> None:  # noqa: ANN401 - Story's
+def test_the_last_answer_of_a_connection_has_a_minute_to_be_taken(settings: Settings) -> None:
     async def ask(story: Story) -> None:
         story.transport.untaken = 9
         await story.send(REQUEST.replace(END, b"\r\nconnection: close" + END))

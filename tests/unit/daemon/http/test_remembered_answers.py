@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Scope
 
-from affinityd.daemon.http.refusals import IDLE_SECONDS
 from tests.support.connection_scripts import DATE, Memory, Story, cut, sent, tell
 
 
@@ -77,14 +76,7 @@ def test_whatever_is_asked_however_it_comes_the_answers_are_the_apps(
     sent_as_to_the_app(tuple(pieces), Memory())
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        (PLAN + OTHER + PLAN,),
-        (PLAN + OTHER[:9], OTHER[9:]),
-        (asking("/plan", "connection: close") + PLAN,),
-    ],
-)
+@pytest.mark.parametrize("pieces", [(PLAN + OTHER + PLAN,), (PLAN + OTHER[:9], OTHER[9:])])
 def test_what_comes_in_one_piece_with_a_request_is_not_answered_and_ends_the_connection(
     pieces: tuple[bytes, ...],
 ) -> None:
@@ -111,11 +103,3 @@ def test_after_an_answer_nothing_of_its_request_is_kept(settings: dict[str, Memo
         assert kept == (b"", [], None, None)
 
     tell(ask, **settings)
-
-
-def test_after_it_a_connection_stays_as_long_as_after_any_answer() -> None:
-    async def ask(story: Story) -> None:
-        await story.send(PLAN)
-        assert story.ends_after(IDLE_SECONDS)
-
-    assert tell(ask, find_answer=Memory()).outcome == ([200], True, {})
