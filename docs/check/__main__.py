@@ -6,17 +6,27 @@ import ast
 import sys
 from collections.abc import Iterator
 
+from docs.check import commands, coverage
+from docs.check.blocks import BLOCKS
 from docs.check.messages import docstrings, messages
 from docs.check.pages import PAGES, ROOT, broken_links, prose, too_long
 from docs.check.words import long_sentences, wrong_words
+from docs.site.__main__ import pages
 
 
 def faults() -> Iterator[str]:
     """Yield what is wrong, and where."""
+    navigation = pages()
     for page in PAGES:
         place, text = page.relative_to(ROOT), prose(page)
+        if str(place) not in navigation:
+            yield f"{place}: it is not in the navigation of docs/site/mkdocs.yml"
+        values = commands.unknown_values(page.read_text())
         for found in (broken_links(page), too_long(page), wrong_words(text), long_sentences(text)):
-            yield from (f"{place}: {fault}" for fault in found)
+            yield from (f"{place}: {fault}" for fault in (*found, *values))
+    for block in BLOCKS:
+        yield from (f"{block}: {fault}" for fault in commands.faults(block))
+    yield from coverage.faults()
     for where, text in messages():
         yield from (f"{where}: {fault}" for fault in wrong_words(text))
     for path in sorted((ROOT / "affinityd").rglob("*.py")):
@@ -30,7 +40,7 @@ def main() -> int:
     found = list(faults())
     for fault in found:
         print(fault)
-    print(f"{len(PAGES)} pages, their links, words and sentences; {len(found)} faults")
+    print(f"{len(PAGES)} pages, their links, words, sentences and commands; {len(found)} faults")
     return int(bool(found))
 
 

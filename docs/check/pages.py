@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
-    *sorted(ROOT.glob("*/README.md")),
+    *(it for it in sorted(ROOT.glob("[!.]*/README.md")) if it.parent.name != "mutants"),
     *sorted(ROOT.glob("deploy/*/*/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]

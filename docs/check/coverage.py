@@ -1,0 +1,60 @@
+"""Each block with a command is run by a test, or blocks.yaml has the reason why none runs it.
+
+tests/processes/docs runs `console` blocks, and asks a daemon the questions of `sh` blocks. The
+parser reads affinityd's own commands. blocks.yaml lists the tests of all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from docs.check.blocks import BLOCKS, Block
+from docs.check.pages import ROOT
+
+TABLE = Path(__file__).with_name("blocks.yaml")
+READ = {"affinityd", "curl", "export", "id", "mkdir"}  #: by the parser, or without effect
+QUERIES = {"promql", "toml"}  #: no commands, and yet an answer is expected
+
+Row = tuple[str, str, str]  #: test or reason, page, beginning or kind
+
+
+def rows() -> Iterator[Row]:
+    """Yield the table's rows."""
+    for section in yaml.safe_load(TABLE.read_text()).values():
+        for how, pages in section.items():
+            yield from ((how, page, start) for page, starts in pages.items() for start in starts)
+
+
+def how(block: Block) -> list[str]:
+    """Return in which ways a block is run; more than one is a fault of the table."""
+    if block.kind == "console":
+        return ["compared"]
+    listed = [row[0] for row in rows() if _is(row, block)]
+    programs = {words[0] for words in block.commands}
+    if programs and programs <= READ and not listed:
+        return ["parsed"]
+    return listed if listed or programs or block.kind in QUERIES else ["no command"]
+
+
+def faults() -> Iterator[str]:
+    """Yield blocks without a row, rows without a block, and tests that do not read the page."""
+    for block in BLOCKS:
+        if len(ways := how(block)) != 1:
+            yield f"{block}: {ways or 'no test runs it'}: it needs one row of {TABLE.name}"
+    for row in rows():
+        if not any(_is(row, block) for block in BLOCKS):
+            yield f"{TABLE.name}: {row}: there is no such block"
+    for test, pages in yaml.safe_load(TABLE.read_text())["tests"].items():
+        path = ROOT / test
+        text = path.read_text() if path.exists() else ""
+        for page in pages:
+            if Path(page).stem.partition("-")[0] not in text:
+                yield f"{TABLE.name}: {test} does not read {page}"
+
+
+def _is(row: Row, block: Block) -> bool:
+    _, page, start = row
+    return page == block.page and (block.kind == start or block.text.startswith(start))

@@ -1,0 +1,116 @@
+"""A node through install, enforcement, upgrade and removal, by the commands of the pages.
+
+They are in slurm/README.md, docs/operating.md, docs/slurm.md and docs/enforce.md. The node's
+folders are below one of the test's. Stand-ins replace systemctl and taskset, whose arguments they
+record, and venv, for which this checkout is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.check.blocks import BLOCKS
+from tests.support.paths import REPOSITORY
+
+FOLDERS = re.compile(r"(?<![\w.])/(?=opt|usr/bin|etc|run)")
+SYSTEMCTL = 'echo systemctl "$@" >>"$ROOT/asked"'
+TASKSET = 'echo taskset "$@" >>"$ROOT/asked"'
+PYTHON = f"""
+[ "$1" = -m ] || exec {sys.executable} "$@"
+mkdir -p "$3/bin"
+printf '#!/bin/sh\\ntrue\\n' >"$3/bin/pip"
+printf '#!/bin/sh\\nexec {sys.executable} -m affinityd "$@"\\n' >"$3/bin/affinityd"
+chmod +x "$3"/bin/*
+"""
+
+
+def block(page: str, start: str) -> str:
+    """Return the one block of a page that begins so."""
+    (found,) = (it.text for it in BLOCKS if it.page == page and it.text.startswith(start))
+    return found
+
+
+class Site:
+    """A node whose folders are below another; `asked`: what its stand-ins were asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for folder in ("bin", "opt", "usr/bin", "etc/systemd/system", "run"):
+            (root / folder).mkdir(parents=True)
+        for name, text in (("systemctl", SYSTEMCTL), ("taskset", TASKSET), ("python3", PYTHON)):
+            self.stand_in(name, text)
+
+    def stand_in(self, name: str, text: str) -> None:
+        path = self.root / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def run(self, script: str) -> list[str]:
+        """Run a block; return what the stand-ins were asked for."""
+        asked = self.root / "asked"
+        asked.write_text("")
+        path = f"{self.root}/bin:{self.root}/usr/bin:{os.environ['PATH']}"
+        subprocess.run(
+            ["/bin/sh", "-ec", FOLDERS.sub(f"{self.root}/", script)],
+            env={"PATH": path, "ROOT": str(self.root)},
+            cwd=REPOSITORY,
+            check=True,
+        )
+        return asked.read_text().splitlines()
+
+    def read(self, path: str) -> str:
+        return (self.root / path).read_text()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.mark.parametrize("page", ["slurm/README.md", "docs/operating.md"])
+def test_install_upgrade_and_remove(site: Site, page: str) -> None:
+    before = {*site.root.rglob("*")}
+    asked = site.run(block(page, "python3 -m venv"))
+    assert asked[-1] == "systemctl enable --now affinityd"
+    unit = "etc/systemd/system/affinityd.service"
+    assert site.read(unit) == (REPOSITORY / "deploy/systemd/affinityd.service").read_text()
+    old = (site.root / "usr/bin/affinityd").resolve()
+    assert subprocess.run([old, "version"], check=True)
+
+    upgraded = site.run(block("slurm/README.md", "venv="))
+    assert upgraded == ["systemctl daemon-reload", "systemctl restart affinityd"]
+    assert old.exists()
+    assert old != (site.root / "usr/bin/affinityd").resolve()
+
+    site.run(block("docs/slurm.md", "install -D"))
+    site.run(block("slurm/README.md", "install -D"))
+    assert len([*(site.root / "etc/slurm/affinityd").iterdir()]) == 4
+    for start in ("rm -rf /etc/slurm", "systemctl disable"):
+        removed = site.run(block("slurm/README.md", start))
+    assert removed == ["systemctl disable --now affinityd", "systemctl daemon-reload"]
+    left = {*site.root.rglob("*")} - before - {site.root / "asked"}
+    assert {str(it.relative_to(site.root)) for it in left} == {
+        *("etc/slurm", "etc/enroot", "etc/enroot/mounts.d")
+    }
+
+
+def test_enforcement_is_observed_switched_on_and_taken_back(site: Site) -> None:
+    processes = [{"pid": 11, "pins": 1}, {"pid": 12, "pins": 0}, {"pid": 13, "pins": 2}]
+    printed = json.dumps({"jobs": [{"processes": processes}]})
+    site.stand_in("affinityd", f"cat <<'END'\n{printed}\nEND")
+    page = "docs/enforce.md"
+    restart = "systemctl restart affinityd"
+    assert site.run(block(page, "echo AFFINITYD_ENFORCE")) == [restart]
+    assert site.read("etc/affinityd.conf") == "AFFINITYD_ENFORCE=observe\n"
+    assert site.run(block(page, "cp -R")) == ["systemctl daemon-reload", restart]
+    assert site.read("etc/affinityd.conf") == "AFFINITYD_ENFORCE=pin\n"
+    assert site.read("etc/systemd/system/affinityd.service.d/enforce.conf")
+    resets = [f"taskset -apc 0-1023 {pid}" for pid in (11, 13)]
+    assert site.run(block(page, "pids=")) == ["systemctl stop affinityd", *resets]

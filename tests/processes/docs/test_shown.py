@@ -1,0 +1,101 @@
+"""Tables of README.md, docs/audit.md, docs/enforce.md and docs/doctor.md that need GPUs or a node.
+
+The commands' own code prints them, for facts that are written here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from affinityd.audit.describe import everything
+from affinityd.audit.model import AuditedProcess, GpuKey, Holding, Job, Membership, ProcessFacts
+from affinityd.audit.remedies import Remedies
+from affinityd.cli import main
+from affinityd.cli.render import enforcement
+from affinityd.cli.render.audit import table
+from affinityd.enforce.describe import render
+from affinityd.enforce.document import EnforceDocument
+from affinityd.enforce.policy.model import PolicyState, Treatment
+from affinityd.enforce.verdict import ELSEWHERE
+from affinityd.json_codec import loads
+from docs.check.blocks import BLOCKS
+from tests.support import audit_facts
+from tests.support.audit_facts import POD, audited, scan_of
+from tests.support.doctor_facts import TWO
+from tests.support.enforce_reports import drifted, enforced, fits, left
+from tests.support.machines.by_hand import made
+from tests.support.machines.sysfs_tree import put, write_tree
+from tests.support.scans import GPU0, GPU1, MACHINE
+
+
+def shown(page: str, command: str) -> str:
+    """Return what a page says a command prints."""
+    examples = dict(it for block in BLOCKS if block.page == page for it in block.examples)
+    return examples[command]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/audit.md"])
+def test_the_audit_of_a_rank_on_the_wrong_node_with_its_workers(page: str) -> None:
+    node = made({0: "0", 1: "1"}, gpus=[0, 1])
+    first, second = node.gpus
+    uuid = "GPU-8a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
+    node = replace(node, gpus=(replace(first, uuid=uuid), second))
+
+    def process(pid: int, gpu: GpuKey, mib: int, holder: int | None = None) -> AuditedProcess:
+        facts = audit_facts.process("1", pid=pid, gpu=gpu, uid=0, cpuset="0-1", holder=holder)
+        held = None if holder else Holding(pid, gpu, mib * 2**20)
+        is_near = gpu == second.key
+        return audited(
+            replace(facts, holding=held),
+            "local" if is_near else "remote",
+            cause=None if is_near else "mask",
+            near="1" if is_near else "0",
+        )
+
+    workers = [process(pid, first.key, 0, holder=598) for pid in range(622, 628)]
+    found = (process(598, first.key, 43008), *workers, process(613, second.key, 40960))
+    lines = table(node, scan_of(node, *found), None)
+    assert "".join(f"{line}\n" for line in lines) == shown(page, "affinityd audit")
+
+
+def test_the_report_of_an_observing_daemon() -> None:
+    def facts(pid: int, name: str, gpu: GpuKey, masks: list[str], job: Job) -> ProcessFacts:
+        its = audit_facts.process(*masks, pid=pid, gpu=gpu, cpuset=masks[0])
+        return replace(its, name=name, membership=Membership(job))
+
+    slurm, pod = Job("slurm", "4711"), Job("kubernetes", POD)
+    rank, *workers = (
+        replace(
+            drifted(),
+            process=audited(facts(pid, name, GPU0, ["4-7"] * 9, slurm), "remote", cause="mask"),
+            job=slurm,
+            why=ELSEWHERE.format(masks="4-7", cpus="0-3"),
+            drifted=9,
+        )
+        for pid, name in ((4242, "python"), *((pid, "pt_data_worker") for pid in range(4250, 4253)))
+    )
+    far = audited(facts(5117, "vllm", GPU1, ["0-3"], pod), "remote", cause="allocation")
+    why = str(Remedies(MACHINE, scan_of(MACHINE, far)).of(far))
+    kept = left(reason="allocation", job=pod, would="allocation")
+    kept = replace(kept, process=far, pod="inference/chat-0", treatment=Treatment(), why=why)
+
+    policy = PolicyState("/etc/affinityd-policy.toml", 1_790_000_000.0, 4)
+    report = enforced(rank, *workers, fits(), kept, does="observe", policy=policy)
+    report = replace(report, topology=replace(MACHINE, name="gpu07"))
+    document = loads(EnforceDocument, render(report, everything), "enforce")
+    lines = enforcement.lines(document, fitting=False)
+    assert list(lines) == shown("docs/enforce.md", "affinityd enforce").splitlines()
+
+
+def test_the_doctor_of_a_balanced_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFFINITYD_CONFIG", str(tmp_path / "none"))
+    write_tree(TWO, tmp_path / "gpu07")
+    put(tmp_path / "gpu07/proc/sys/kernel/numa_balancing", "1")
+    command = "affinityd doctor gpu-numa-node numa-balancing"
+    assert main([*command.split()[1:], "--root", str(tmp_path / "gpu07")]) == 0
+    assert capsys.readouterr().out == shown("docs/doctor.md", command)
