@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from affinityd.linux.processes import (
     Thread,
@@ -99,6 +101,17 @@ def compute(pid: int, seconds: float = 0.3) -> None:
 def children_of(pid: int) -> list[int]:
     """Return the pids of the processes that a process has started, zombies among them."""
     return [stat.number for stat in everyone() if stat.parent == pid]
+
+
+def copied(root: Path, *pids: int) -> Path:
+    """Copy what the kernel has of processes, without their children: a kernel may not tell them."""
+    for pid in pids:
+        tasks = [f"task/{tid}" for tid in thread_ids(pid)]
+        for task in tasks:
+            (root / f"{pid}/{task}").mkdir(parents=True)
+        for name in ("stat", "status", "cgroup", *(f"{task}/stat" for task in tasks)):
+            shutil.copyfile(f"/proc/{pid}/{name}", root / f"{pid}/{name}")
+    return root
 
 
 def threads(pid: int) -> list[Thread]:

@@ -1,11 +1,8 @@
-"""What /proc tells of the processes that use GPUs: real ones, and what no kernel would write."""
+"""What /proc tells of the processes that use GPUs: real ones, and copies that a test changes."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 import time
 from itertools import count
 from pathlib import Path
@@ -18,15 +15,15 @@ from affinityd.audit.gather import TICKS, ProcessWalk
 from affinityd.audit.model import GpuHolders, GpuKey, Holding, Job, ProcessFacts
 from affinityd.linux import processes
 from affinityd.linux.process_table import ProcessTable
-from affinityd.linux.processes import stat_of, thread_ids
+from affinityd.linux.processes import stat_of
 from tests.support.audit_facts import GPU
-from tests.support.children import HEADLESS, ZOMBIE, children_of, program, sleeping
-from tests.support.cpusets import HIERARCHY, cpuset, needs_cpuset
+from tests.support.child_python import said
+from tests.support.children import HEADLESS, ZOMBIE, children_of, copied, program, sleeping
+from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.daemons import eventually
-from tests.support.paths import REPOSITORY
+from tests.support.machines.sysfs_tree import put
 
 LATER = 60.0
-FREEZER = HIERARCHY.with_name("freezer")
 OTHER = ("nvidia", 1)
 ABSENT = 10**7  #: above any kernel's pid_max
 
@@ -101,9 +98,9 @@ def test_descendants_come_with_their_holder_parents_first_and_work_for_all_of_it
         first, second = children_of(child.pid)
         more = gathered(child.pid, other.pid)
     assert [len(facts.threads) for facts in found] == [3, 1, 1, 1, 1]
-    assert [facts.holding is not None for facts in found] == [True, False, False, False, False]
     assert [facts.parent for facts in found[1:]] == [child.pid, first, child.pid, second]
     assert [facts.holder for facts in found] == [None, *[child.pid] * 4]
+    assert [facts.holding is None for facts in found] == [False, *[True] * 4]
     assert {facts.gpus for facts in found} == {(OTHER, GPU)}
     # There are thousands of threads and few masks: what is equal is one object.
     assert len({id(thread.mask) for facts in more for thread in facts.threads}) == 1
@@ -184,42 +181,20 @@ def test_the_cpuset_is_that_of_its_own_cgroup_of_a_living_thread() -> None:
     assert other.cpuset > {cpu}
 
 
-@needs_cpuset
-@pytest.mark.parametrize(
-    ("hierarchy", "is_confined"),
-    [
-        (HIERARCHY, True),  # all of the machine's CPUs were chosen for it
-        (FREEZER, False),  # its tasks have masks alone
-    ],
-)
-def test_whether_slurm_confines_its_job(hierarchy: Path, is_confined: bool) -> None:
-    slurms = hierarchy / f"slurm_test-{os.getpid()}"
-    job = slurms / "uid_0" / "job_7"
-    job.mkdir(parents=True)
-    try:
-        for folder in (slurms, job.parent, job) if hierarchy == HIERARCHY else ():
-            for file in ("cpuset.mems", "cpuset.cpus"):
-                (folder / file).write_text((HIERARCHY / file).read_text())
-        with sleeping() as task, sleeping() as other:
-            (job / "cgroup.procs").write_text(str(task.pid))
-            first, second = gathered(task.pid, other.pid)
-    finally:
-        for folder in (job, job.parent, slurms):
-            folder.rmdir()
-    assert first.membership.job == Job("slurm", "7")
-    assert first.cpuset == second.cpuset
-    assert (first.is_confined, second.is_confined) == (is_confined, True)
+JOB = "/slurm/uid_0/job_7"
 
 
-def copied(root: Path, *pids: int) -> Path:
-    """Copy what the kernel has of processes, without their children: a kernel may not tell them."""
-    for pid in pids:
-        for tid in thread_ids(pid):
-            (root / f"{pid}/task/{tid}").mkdir(parents=True)
-            shutil.copyfile(f"/proc/{pid}/task/{tid}/stat", root / f"{pid}/task/{tid}/stat")
-        for name in ("stat", "status", "cgroup"):
-            shutil.copyfile(f"/proc/{pid}/{name}", root / f"{pid}/{name}")
-    return root
+@pytest.mark.parametrize("cpuset", [JOB, ""], ids=["confined", "its tasks have masks alone"])
+def test_whether_slurm_confines_its_job(tmp_path: Path, cpuset: str) -> None:
+    with sleeping() as task:
+        proc = copied(tmp_path / "proc", task.pid)
+        mounts = "34 31 0:31 / /cpuset rw - cgroup cgroup rw,cpuset"
+        put(proc / "self/mountinfo", mounts)
+        put(proc / f"{task.pid}/cgroup", f"5:freezer:{JOB}\n3:cpuset:{cpuset or '/'}")
+        put(tmp_path / f"cpuset{cpuset}/cpuset.cpus", "0-7")  # all of the machine's
+        (facts,) = gathered(task.pid, proc=str(proc))
+    assert (facts.membership.job, facts.cpuset) == (Job("slurm", "7"), frozenset(range(8)))
+    assert facts.is_confined is bool(cpuset)
 
 
 def test_where_the_kernel_names_no_children_every_process_is_asked_for_its_parent(
@@ -262,32 +237,6 @@ def test_a_process_that_ends_while_it_is_read_and_whose_number_another_gets_is_n
         assert gathered(child.pid, proc=str(proc)) == []
 
 
-#: None: a folder; a text: a link.
-NONSENSE = (
-    *(b"", b"\0\xff" * 100, b"1 (a) S", b"x (a) S " + b"x " * 50, b"\n" * 2**16, b")" * 2**20),
-    *(b"0::/" + b"../" * 1000 + b"\n", b"Uid:\nTgid:\n:::\n0::\n1:cpuset\n", None, "itself"),
-)
-
-
-@pytest.mark.parametrize("file", ["stat", "status", "cgroup", "task/{pid}/stat", "task"])
-def test_what_no_kernel_writes_is_no_error(tmp_path: Path, file: str) -> None:
-    with sleeping() as child, sleeping() as other:
-        for number, content in enumerate(NONSENSE):
-            proc = copied(tmp_path / f"{number}", child.pid, other.pid)
-            broken = proc / str(child.pid) / file.format(pid=child.pid)
-            shutil.rmtree(broken) if broken.is_dir() else broken.unlink()
-            match content:
-                case None:
-                    broken.mkdir()
-                case str():
-                    broken.symlink_to(broken.name)
-                case bytes():
-                    broken.write_bytes(content)
-            found = pids(gathered(child.pid, other.pid, proc=str(proc)))
-            is_needed = file not in {"status", "cgroup"}
-            assert found == ([other.pid] if is_needed else [child.pid, other.pid])
-
-
 AS_NOBODY = """
 import os, sys
 from tests.processes.audit.test_gather import gathered
@@ -299,6 +248,4 @@ print([(it.pid, it.uid, len(it.threads)) for it in gathered(int(sys.argv[1]))])
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_than_root_sees_the_processes_of_others_too() -> None:
     with sleeping() as child:
-        command = [sys.executable, "-c", AS_NOBODY, str(child.pid)]
-        found = subprocess.check_output(command, text=True, cwd=REPOSITORY)
-    assert found == f"{[(child.pid, 0, 1)]}\n"
+        assert said(AS_NOBODY, str(child.pid)) == str([(child.pid, 0, 1)])

@@ -18,7 +18,7 @@ from tests.support.children import program
 from tests.support.paths import REPOSITORY
 
 PRELUDE = f"""
-import json, os, subprocess, sys, threading
+import json, os, sys, threading
 sys.path.insert(0, {os.fspath(REPOSITORY)!r})
 from affinityd.linux.memory_policy import own_policy, policy_of, resident_bytes, set_policy
 
@@ -36,12 +36,13 @@ NO = f"was refused (EINVAL: {NODE})"
 NO_OR_OLD = f"was refused (EINVAL: {NODE}; or the kernel is too old for it)"
 FORBIDDEN = "was refused (EPERM: Operation not permitted)"
 UNREAD = "what holds cannot be read"
-LACKS = "without memory, or outside Mems_allowed"
+ACCEPTED = "was accepted, but "
 
 
-def child(code: str) -> object:
+def child(code: str) -> list[object]:
     """Run code, and return what it told: of each policy its name, and its refusals."""
-    return json.loads(said(PRELUDE + SECCOMP + code))
+    told: list[object] = json.loads(said(PRELUDE + SECCOMP + code))
+    return told
 
 
 # What holds.
@@ -67,35 +68,6 @@ def test_a_policy_is_held_and_seen_from_outside(
     assert seen == MemoryPolicy(policy, frozenset(nodes))
 
 
-@pytest.mark.parametrize("heir", ["a thread", "a child", "a program"])
-def test_a_policy_is_inherited(heir: str) -> None:
-    assert child(f"""
-set_policy("bind", ON_0)
-command = [sys.executable, "-c", {PRELUDE + "tell(own_policy())"!r}]
-match {heir!r}:
-    case "a thread":
-        thread = threading.Thread(target=lambda: tell(own_policy()))
-        thread.start()
-        thread.join()
-    case "a child":
-        subprocess.run(command, check=True)
-    case "a program":
-        os.execv(sys.executable, command)
-""") == [["bind on node 0"]]
-
-
-def test_a_thread_that_was_there_before_keeps_its_own_policy() -> None:
-    assert child("""
-go, of_threads = threading.Event(), []
-thread = threading.Thread(target=lambda: (go.wait(), of_threads.append(own_policy())))
-thread.start()
-set_policy("bind", ON_0)
-go.set()
-thread.join()
-tell(*of_threads, own_policy())
-""") == [["default"], ["bind on node 0"]]
-
-
 def test_a_process_that_asked_for_nothing_holds_the_default() -> None:
     assert child("tell(own_policy(), policy_of(os.getpid()))") == [["default"]] * 2
     assert memory_policy.own_policy() == MemoryPolicy("default", frozenset())  # the tests' own
@@ -114,7 +86,6 @@ def test_local_undoes_what_was_set_and_flags_that_came_with_a_mode_are_passed_ov
     ("policy", "nodes", "held", "refusals"),
     [
         ("bind", {1}, "default", [f"bind on node 1 {NO}", f"preferred on node 1 {NO}; default"]),
-        ("preferred", {1}, "default", [f"preferred on node 1 {NO}; default"]),
         ("preferred", {1, 2}, "local", [f"preferred_many on nodes 1-2 {NO_OR_OLD}; local"]),
         ("interleave", {1}, "default", [f"interleave on node 1 {NO}; default"]),
         # The last node that a kernel can have, and one that none can have.
@@ -130,77 +101,56 @@ def test_what_is_refused_degrades_and_says_so(
     assert told == [[held, *refusals[:-1], f"{refusals[-1]} holds"]]
 
 
-def test_of_some_nodes_those_that_are_left_out_are_said() -> None:
-    assert child("tell(set_policy('bind', {0, 1, 1023}), set_policy('preferred', {0, 1}))") == [
-        ["bind on node 0", f"bind on nodes 0-1,1023 left out nodes 1,1023: {LACKS}"],
-        ["preferred_many on node 0", f"preferred_many on nodes 0-1 left out node 1: {LACKS}"],
-    ]
-
-
-def test_a_refusal_leaves_what_held_before() -> None:
-    told = child('set_policy("interleave", ON_0); tell(set_policy("bind", ON_1))')
-    held = "interleave on node 0"
-    assert told == [[held, f"bind on node 1 {NO}", f"preferred on node 1 {NO}; {held} holds"]]
+def test_of_some_nodes_those_that_are_left_out_are_said_and_a_refusal_leaves_what_held() -> None:
+    bound, preferred, kept = child(
+        "tell(set_policy('bind', {0, 1, 1023}), set_policy('preferred', {0, 1}),"
+        "set_policy('interleave', {1}))"
+    )
+    lacks = "without memory, or outside Mems_allowed"
+    assert bound == ["bind on node 0", f"bind on nodes 0-1,1023 left out nodes 1,1023: {lacks}"]
+    held = "preferred_many on node 0"
+    assert preferred == [held, f"preferred_many on nodes 0-1 left out node 1: {lacks}"]
+    assert kept == [held, f"interleave on node 1 {NO}; {held} holds"]
 
 
 ON_0_NOT = f"bind on node 0 {FORBIDDEN}"
-PREFERRED = "preferred_many on nodes 0-1"
+INSTEAD_NOT = f"preferred on node 0 {FORBIDDEN}; default holds"
+MANY_NOT = f"preferred_many on nodes 0-1 {NO_OR_OLD}; local holds"
+BIND, HOLDS = 'set_policy("bind", ON_0)', "bind on node 0"
+IN_A_THREAD = f"""
+thread = threading.Thread(target=lambda: ({BIND}, tell(own_policy())))
+thread.start(); thread.join()"""
+IN_NO_FILE = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+tell({BIND}, own_policy())"""
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("refused", "code", "told"),
     [
-        pytest.param(
-            'refuse("set_mempolicy"); tell(set_policy("bind", ON_0), set_policy("local", ON_0))',
-            [
-                ["default", ON_0_NOT, f"preferred on node 0 {FORBIDDEN}; default holds"],
-                ["default", f"local {FORBIDDEN}; default holds"],
-            ],
-            id="all policies: the process goes on",
-        ),
-        pytest.param(
-            'refuse("set_mempolicy", first=2); tell(set_policy("bind", ON_0))',
+        ('"set_mempolicy"', f"tell({BIND})", [["default", ON_0_NOT, INSTEAD_NOT]]),
+        (
+            '"set_mempolicy", first=2',  # bind alone
+            f"tell({BIND})",
             [["preferred on node 0", f"{ON_0_NOT}; preferred on node 0 holds"]],
-            id="bind alone",
         ),
-        pytest.param(
-            'refuse("set_mempolicy", 0); tell(set_policy("bind", ON_0))',
-            [["default", "bind on node 0 was accepted, but default holds"]],
-            id="accepted, and it does not hold",
+        # Accepted, and it does not hold.
+        ('"set_mempolicy", 0', f"tell({BIND})", [["default", f"{HOLDS} {ACCEPTED}default holds"]]),
+        # A kernel without preferred_many holds local instead.
+        (
+            '"set_mempolicy", errno.EINVAL, 5',
+            'tell(set_policy("preferred", {0, 1}))',
+            [["local", MANY_NOT]],
         ),
-        pytest.param(
-            'refuse("set_mempolicy", errno.EINVAL, 5); tell(set_policy("preferred", {0, 1}))',
-            [["local", f"{PREFERRED} {NO_OR_OLD}; local holds"]],
-            id="a kernel without preferred_many holds local instead",
-        ),
-        pytest.param(
-            'refuse("get_mempolicy"); tell(set_policy("bind", ON_0), own_policy())',
-            [["bind on node 0"]] * 2,
-            id="the reading: numa_maps tells",
-        ),
-        pytest.param(
-            'refuse("get_mempolicy")\n'
-            'work = lambda: (set_policy("bind", ON_0), tell(own_policy()))\n'
-            "thread = threading.Thread(target=work); thread.start(); thread.join()",
-            [["bind on node 0"]],
-            id="that of the thread, not the first one's",
-        ),
-        pytest.param(
-            "import resource\n"
-            'refuse("get_mempolicy"); resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))\n'
-            'accepted, none = set_policy("bind", ON_0), own_policy()\n'
-            'refuse("set_mempolicy"); tell(accepted, none, set_policy("interleave", ON_0))',
-            [
-                ["unknown", f"bind on node 0 was accepted, but {UNREAD}"],
-                None,
-                ["unknown", f"interleave on node 0 {FORBIDDEN}; {UNREAD}"],
-            ],
-            id="neither to be set nor to be read",
-        ),
+        # The reading: numa_maps tells, of the thread and not of the first one; or nothing does.
+        ('"get_mempolicy"', f"tell({BIND}, own_policy())", [[HOLDS]] * 2),
+        ('"get_mempolicy"', IN_A_THREAD, [[HOLDS]]),
+        ('"get_mempolicy"', IN_NO_FILE, [["unknown", f"{HOLDS} {ACCEPTED}{UNREAD}"], None]),
     ],
 )
-def test_what_a_seccomp_filter_refuses(code: str, told: object) -> None:
-    assert child(code) == told
+def test_what_a_seccomp_filter_refuses(refused: str, code: str, told: object) -> None:
+    assert child(f"refuse({refused})\n{code}") == told
 
 
 def test_a_machine_whose_system_calls_are_not_known_is_refused() -> None:
@@ -209,7 +159,6 @@ LINUX32 = 8  # personality(2): uname then tells the 32-bit machine
 ctypes.CDLL(None).personality(LINUX32)
 print(json.dumps([os.uname().machine, *told(set_policy("preferred", ON_0))]))
 """)
-    assert isinstance(told, list)
     assert told[0] not in syscalls.NUMBERS
     known = f"is known on {told[0]}, only on 64-bit x86_64, aarch64, ppc64le"
     why = f"ENOSYS: no number of set_mempolicy {known}"

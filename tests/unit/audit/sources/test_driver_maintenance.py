@@ -29,33 +29,29 @@ def process(root: Path, pid: int, command: str, uid: int = 0) -> str:
 def test_a_program_that_works_on_the_driver_keeps_nvml_from_being_asked_until_it_ends(
     maintenance: DriverMaintenance, tmp_path: Path
 ) -> None:
-    process(tmp_path, 7, "sleep 1000")
-    assert maintenance.reason() is None
-    told = process(tmp_path, 8, "nvidia-mig-parted apply")
-    assert [maintenance.reason() for _ in range(3)] == [told] * 3
-    shutil.rmtree(tmp_path / "proc/8")
-    assert maintenance.reason() is None
-
-
-def test_what_becomes_such_a_program_after_it_was_first_seen_is_one(
-    maintenance: DriverMaintenance, tmp_path: Path
-) -> None:
     process(tmp_path, 7, "sh -c")
     assert maintenance.reason() is None
-    told = process(tmp_path, 7, "modprobe -r nvidia")
-    assert maintenance.reason() == told
+    told = process(tmp_path, 7, "modprobe -r nvidia")  # it has become one
+    assert [maintenance.reason() for _ in range(3)] == [told] * 3
+    shutil.rmtree(tmp_path / "proc/7")
+    assert maintenance.reason() is None
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("nvidia-mig-parted apply", "./nvidia-installer", "nvidia-uninstall"),
-        *("modprobe -r nvidia_uvm", "rmmod nvidia", "insmod /lib/modules/6.1/nvidia.ko"),
-        "driver-manager uninstall_driver",
-        *("nvidia-smi --gpu-reset -i 0", "nvidia-smi -i 0 -r", "nvidia-smi -mig 1"),
-        *("nvidia-smi --multi-instance-gpu=0", "nvidia-smi mig -cgi 9 -C", "nvidia-smi mig -dci"),
-    ],
+CHANGES = (
+    *("nvidia-mig-parted apply", "./nvidia-installer", "nvidia-uninstall"),
+    *("modprobe -r nvidia_uvm", "rmmod nvidia", "insmod /lib/modules/6.1/nvidia.ko"),
+    *("driver-manager uninstall_driver", "nvidia-smi --gpu-reset -i 0", "nvidia-smi -i 0 -r"),
+    *("nvidia-smi -mig 1", "nvidia-smi --multi-instance-gpu=0", "nvidia-smi mig -cgi 9 -C"),
+    "nvidia-smi mig -dci",
 )
+CHANGES_NOTHING = (
+    *("modprobe nfs", "driver-manager preflight_check", "dkms build nvidia/570"),
+    *("nvidia-smi dmon -s pucm", "nvidia-smi mig -lgi", "nvidia-driver init"),
+    *("nvidia-mig-manager", "nvidia-persistenced"),
+)
+
+
+@pytest.mark.parametrize("command", CHANGES)
 def test_a_command_of_roots_that_changes_driver_or_gpu_is_one(
     maintenance: DriverMaintenance, tmp_path: Path, command: str
 ) -> None:
@@ -65,14 +61,7 @@ def test_a_command_of_roots_that_changes_driver_or_gpu_is_one(
     assert maintenance.reason() is None
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("modprobe nfs", "driver-manager preflight_check", "dkms build nvidia/570"),
-        *("nvidia-smi dmon -s pucm", "nvidia-smi mig -lgi", "nvidia-driver init"),
-        *("nvidia-mig-manager", "nvidia-persistenced"),
-    ],
-)
+@pytest.mark.parametrize("command", CHANGES_NOTHING)
 def test_a_command_that_changes_nothing_keeps_nvml_from_nothing(
     maintenance: DriverMaintenance, tmp_path: Path, command: str
 ) -> None:
@@ -80,40 +69,30 @@ def test_a_command_that_changes_nothing_keeps_nvml_from_nothing(
     assert maintenance.reason() is None
 
 
-@pytest.mark.parametrize("state", ["coming", "going"])
 def test_a_module_that_comes_or_goes_is_not_asked(
-    maintenance: DriverMaintenance, tmp_path: Path, state: str
+    maintenance: DriverMaintenance, tmp_path: Path
 ) -> None:
-    put(tmp_path / "sys/module/nvidia/initstate", state)
-    assert maintenance.reason() == f"NVIDIA's driver is {state}: it is being replaced"
-    put(tmp_path / "sys/module/nvidia/initstate", "live")
-    assert maintenance.reason() is None
+    for state, why in (("going", "NVIDIA's driver is going: it is being replaced"), ("live", None)):
+        put(tmp_path / "sys/module/nvidia/initstate", state)
+        assert maintenance.reason() == why
 
 
-@pytest.mark.parametrize(
-    ("text", "by"),
-    [
+def test_a_hold_lasts_as_long_as_its_file_and_one_that_cannot_be_read_is_one(
+    maintenance: DriverMaintenance, tmp_path: Path
+) -> None:
+    hold = tmp_path / "hold"
+    for text, by in (
         ("", ""),
         ("driver-upgrade.sh\nsince 12:00\n", " by 'driver-upgrade.sh'"),
         ("\x1b[2J\n", r" by '\x1b[2J'"),
         ("x" * 9999, f" by '{'x' * 60}…'"),
-    ],
-)
-def test_a_hold_lasts_as_long_as_its_file(
-    maintenance: DriverMaintenance, tmp_path: Path, text: str, by: str
-) -> None:
-    hold = tmp_path / "hold"
-    hold.write_text(text)
-    os.utime(hold, (0, 0))
-    assert maintenance.reason() == f"NVML is not asked{by}, until {hold} is removed"
+    ):
+        hold.write_text(text)
+        os.utime(hold, (0, 0))
+        assert maintenance.reason() == f"NVML is not asked{by}, until {hold} is removed"
     hold.unlink()
     assert maintenance.reason() is None
-
-
-def test_a_hold_that_cannot_be_read_is_one(maintenance: DriverMaintenance, tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    os.mkfifo(hold)
-    assert maintenance.reason() == f"NVML is not asked, until {hold} is removed"
-    hold.unlink()
     hold.symlink_to(tmp_path / "nowhere")
+    assert maintenance.reason() == f"NVML is not asked, until {hold} is removed"
+    os.mkfifo(tmp_path / "nowhere")
     assert maintenance.reason() == f"NVML is not asked, until {hold} is removed"

@@ -43,7 +43,6 @@ def process(sys: Path, pid: str, *memory: int | str, queues: tuple[int, ...] = (
     (folder / "queues").mkdir()
     for number, size in zip(IDS, memory, strict=True):
         put(folder / f"vram_{number}", size)
-        put(folder / f"stats_{number}/evicted_ms", 0)
         put(folder / f"sdma_{number}", 7)
     for queue, gpu in enumerate(queues):
         put(folder / f"queues/{queue}/gpuid", IDS[gpu])
@@ -64,8 +63,8 @@ def test_a_process_uses_the_gpus_in_which_it_has_memory_or_a_queue(
     process(sys, "4711", *memory, queues=queues)
     (sys / KFD / "proc/4712").mkdir()  # its files are gone, and its folder is not yet
     found = kfd.found(GPUS, str(sys))
-    assert {it.gpu: it.memory_bytes for it in found.holdings if it.pid == 4711} == holdings
-    assert (len(found.holdings), found.unknown) == (len(holdings), {})
+    assert set(found.holdings) == {Holding(4711, *it) for it in holdings.items()}
+    assert found.unknown == {}
     # Partitions of one device are told apart by their render devices.
     parts = tuple(replace(gpu, pci_bus_id="0000:01:00.0") for gpu in GPUS)
     assert kfd.found(parts, str(sys)) == found
@@ -74,8 +73,7 @@ def test_a_process_uses_the_gpus_in_which_it_has_memory_or_a_queue(
 def test_what_a_process_holds_through_further_contexts_is_added(sys: Path) -> None:
     process(sys, "4711", 0, 4096, 0)
     process(sys, "4711/context_1", 8192, 1024, 0, queues=(2,))
-    found = kfd.found(GPUS, str(sys))
-    memory = {it.gpu: it.memory_bytes for it in found.holdings}
+    memory = {it.gpu: it.memory_bytes for it in kfd.found(GPUS, str(sys)).holdings}
     assert memory == {FIRST: 8192, SECOND: 5120, THIRD: 0}
 
 
@@ -86,13 +84,12 @@ def test_what_costs_the_process_time_to_answer_is_not_read(
     read: list[str] = []
 
     def noted(path: str) -> str:
-        read.append(path)
+        read.append(path.rpartition("/")[2].partition("_")[0])
         return text(path)
 
     monkeypatch.setattr(kfd, "text", noted)
     assert kfd.found(GPUS, str(sys)).holdings
-    assert any("/vram_" in path for path in read)
-    assert not any("/sdma_" in path for path in read)
+    assert {*read} == {"gpu", "properties", "vram"}
 
 
 def test_of_a_gpu_that_kfd_does_not_list_and_without_its_processes_nothing_is_known(
