@@ -29,14 +29,18 @@ ASK = (
     "import json, sys; from affinityd.client.apply import own_questions;"
     "print(json.dumps(own_questions(json.loads(sys.argv[1]))))"
 )
-#: Sets its mask once it is in its cgroup, and prints what came of it.
+#: Sets the mask of a thread of its, once it is in its cgroup, and prints what came of it.
 PIN = """
-import os, sys
+import os, sys, threading
 from affinityd.client import apply
 from affinityd.cpuset import parse_list
 sys.stdin.readline()
-try: print(sorted(apply.set_own_mask(parse_list(sys.argv[1]))), flush=True)
-except apply.ApplyError as error: print(error, flush=True)
+def pin():
+    try: print(sorted(apply.set_own_mask(parse_list(sys.argv[1]))), flush=True)
+    except apply.ApplyError as error: print(error, flush=True)
+    print(sorted(os.sched_getaffinity(0)), flush=True)
+thread = threading.Thread(target=pin)
+thread.start(); thread.join()
 print(sorted(os.sched_getaffinity(0)))
 """
 
@@ -55,11 +59,15 @@ def asked(env: Mapping[str, str], before: Sequence[str] = (), **given: str) -> A
     return json.loads(run(ASK, json.dumps(given), env, before))
 
 
+def pinned(cpus: str, before: Sequence[str] = ()) -> list[str]:
+    """Return what came of a mask: what is said of it, the thread's, the process's."""
+    return run(PIN, cpus, {}, before).splitlines()
+
+
 #: What is asked by every process here that nothing else is known of.
 HERE = {"mode": "node", "cpuset": ALL, **({"granted": it} if (it := granted_gpus()) else {})}
 RANK = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 RANKS = {"ranks": "4", "rank": "1"}
-ONE = {"CUDA_VISIBLE_DEVICES": "2"}
 OWN = {"visible": "2", "mode": "exclusive"}
 ON_FIRST = ("taskset", "-c", FIRST)
 #: A shell whose own environment has what its child inherits, and one that has not.
@@ -72,17 +80,11 @@ CHOSEN = {"mode": "even", "cpuset": "5", "visible": "", "granted": "1"}
 @pytest.mark.parametrize(
     ("before", "env", "given", "expected"),
     [
-        ((), {}, {}, {}),
-        (ON_FIRST, {}, {}, {"cpuset": FIRST}),
-        (ON_FIRST, PINNED, {}, {"cpuset": ALL}),
-        ((), {**RANK, "CUDA_VISIBLE_DEVICES": "0,1"}, {}, {"visible": "0,1", **RANKS}),
-        ((), RANK, CHOSEN, {**CHOSEN, **RANKS}),
-        (SHELL, {**RANK, **ONE}, {"mode": "exclusive"}, {**OWN, **RANKS}),
+        pytest.param(ON_FIRST, {}, {}, {"cpuset": FIRST}, id="its mask"),
+        pytest.param(ON_FIRST, PINNED, {}, {"cpuset": ALL}, id="which an earlier pin set"),
+        pytest.param((), RANK, CHOSEN, {**CHOSEN, **RANKS}, id="what is chosen"),
+        (SHELL, {**RANK, "CUDA_VISIBLE_DEVICES": "2"}, {"mode": "exclusive"}, {**OWN, **RANKS}),
         (WRAPPER, RANK, {"mode": "exclusive"}, {**OWN, "share": "node"}),
-    ],
-    ids=[
-        *("nothing is known", "its mask", "which an earlier pin set", "its rank and devices"),
-        *("what is chosen", "devices that its siblings have, too", "devices of its own"),
     ],
 )
 def test_a_process_asks_by_what_it_knows_of_itself(
@@ -108,19 +110,12 @@ def test_the_devices_that_it_may_open_are_in_each_request(tmp_path: Path) -> Non
 
 
 def test_the_mask_of_the_calling_thread_alone_is_set_and_read_back() -> None:
-    assert run(PIN, FIRST, {}) == f"[{FIRST}]\n[{FIRST}]\n"
-    code = f"""
-import os, threading
-from affinityd.client import apply
-thread = threading.Thread(target=lambda: print(sorted(apply.set_own_mask(frozenset({{{FIRST}}})))))
-thread.start(); thread.join()
-print(sorted(os.sched_getaffinity(0)))"""
-    assert run(code, "", {}) == f"[{FIRST}]\n{CPUS}\n"
+    assert pinned(FIRST) == [f"[{FIRST}]", f"[{FIRST}]", str(CPUS)]
 
 
 @pytest.mark.parametrize("cpus", ["8191", "65535"])
 def test_a_cpu_that_no_machine_has_is_refused(cpus: str) -> None:
-    assert run(PIN, cpus, {}).splitlines() == [f"CPUs {cpus} {REFUSED}", str(CPUS)]
+    assert pinned(cpus) == [f"CPUs {cpus} {REFUSED}", str(CPUS), str(CPUS)]
 
 
 @needs_cpuset
@@ -128,9 +123,8 @@ def test_what_the_cpuset_does_not_allow_is_cut_off_and_where_all_would_be_it_is_
     with cpuset() as group:
         (group / "cpuset.cpus").write_text(FIRST)
         enter = ("sh", "-c", f'echo $$ >{group}/cgroup.procs; exec "$@"', "sh")
-        assert run(PIN, ALL, {}, enter).splitlines() == [f"[{FIRST}]"] * 2
-        told = f"CPUs {CPUS[1]} {REFUSED}"
-        assert run(PIN, str(CPUS[1]), {}, enter).splitlines() == [told, f"[{FIRST}]"]
+        assert pinned(ALL, enter) == [f"[{FIRST}]"] * 3
+        assert pinned(str(CPUS[1]), enter)[0] == f"CPUs {CPUS[1]} {REFUSED}"
 
 
 # Applying a plan.
@@ -139,7 +133,6 @@ def test_what_the_cpuset_does_not_allow_is_cut_off_and_where_all_would_be_it_is_
 @pytest.mark.parametrize(
     ("line", "cpus", "order", "trouble", "remarks"),
     [
-        ("", "4-7", "", None, []),
         ("", "4-5", "", None, ["CPUs 4-7 were cut down to 4-5: the cpuset has no more"]),
         ("LOCALITY=remote", "4-7", "", None, ["CPUs 4-7 are not near the GPU; allowed are 0-9"]),
         ("WARNINGS=unknown_locality,shared_gpu", "4-7", "", None, []),
@@ -160,9 +153,8 @@ def test_children_are_told_where_they_are_and_what_is_not_as_it_should_be_is_rem
 ) -> None:
     lines = {"CPULIST": "4-7", "ALLOWED": "0-9", "LOCALITY": "local", "MEMORY_NODES": ""}
     lines |= {"THREADS": "4", **dict([line.split("=")] if line else [])}
-    for name in ("CPULIST", "ALLOWED", "LOCALITY"):
+    for name in ("CPULIST", "ALLOWED", "LOCALITY", "UNPINNED"):
         monkeypatch.setenv(f"AFFINITYD_{name}", "of an earlier pin")
-    monkeypatch.setenv("AFFINITYD_UNPINNED", "an earlier reason")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
     monkeypatch.setattr(apply, "set_own_mask", lambda _cpus: parse_list(cpus))
     plan = ProcessPlan({f"AFFINITYD_{it}": text for it, text in lines.items()}, "sysfs", trouble)

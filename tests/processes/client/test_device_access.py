@@ -23,13 +23,15 @@ needs_cgroup = pytest.mark.skipif(
     not os.access(DEVICES, os.W_OK), reason="no cgroup v1 devices to write to"
 )
 
+#: Looks as another user, where that is said.
 LOOK = """
 import os, sys
 from affinityd.client.process_context import granted_gpus
-{become}
+if user := int(sys.argv[1]):
+    os.setgroups([]), os.setgid(user), os.setuid(user)
 print(granted_gpus("dev", "sys"))
 """
-NOBODY = "os.setgroups([]), os.setgid(65534), os.setuid(65534)"
+NOBODY = 65534
 
 
 class Machine:
@@ -59,10 +61,10 @@ class Machine:
     def granted(self) -> str | None:
         return granted_gpus(str(self.dev), str(self.sys))
 
-    def granted_to(self, become: str = "", before: Sequence[str] = ()) -> str:
-        """Return what another process is granted, as another user or started by a command."""
+    def granted_to(self, user: int = 0, before: Sequence[str] = ()) -> str:
+        """Return what another process is granted, as a user or started by a command."""
         return subprocess.check_output(
-            [*before, sys.executable, "-c", LOOK.format(become=become)],
+            [*before, sys.executable, "-c", LOOK, str(user)],
             cwd=self.folder,  # others may not go through the folders above it
             env={"PYTHONPATH": os.pathsep.join(sys.path)},
             text=True,
@@ -87,20 +89,17 @@ def device_cgroup(*denied: int) -> Iterator[Sequence[str]]:
         folder.rmdir()
 
 
-def test_nvidia_s_minors_are_told_in_order_of_their_numbers(machine: Machine) -> None:
+def test_nvidia_s_minors_are_told_in_order_and_before_the_render_nodes_of_amd_s_vendor(
+    machine: Machine,
+) -> None:
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-caps", "nvidia", "nvidia0x", "nvidia\u0661"):
         (machine.dev / name).touch()
     assert machine.granted is None
-    machine.nvidia(10, 2, 0)
-    assert machine.granted == "minor:0,minor:2,minor:10"
-
-
-def test_amd_s_render_nodes_are_told_by_their_vendor(machine: Machine) -> None:
     for minor, vendor in ((129, AMD), (128, ASPEED), (130, AMD), (131, None)):
         machine.render(minor, vendor)
     assert machine.granted == "drm:129,drm:130"
-    machine.nvidia(1)
-    assert machine.granted == "minor:1"
+    machine.nvidia(10, 2, 0)
+    assert machine.granted == "minor:0,minor:2,minor:10"
 
 
 def test_a_file_that_may_only_be_read_is_not_granted(machine: Machine) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from affinityd.errors import REFUSALS, AffinityError, ApplyError, DaemonError, N
 from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.servers import answering as always
 from tests.support.servers import hanging, http, serving
+from tests.support.tables import words
 
 ALL = "0-255"  #: a DGX A100's CPUs
 RESERVED = "48,176"
@@ -62,27 +63,22 @@ def answering(path: Path, body: str | None, status: str = "200 OK") -> Iterator[
 
 
 def find(
-    question: Mapping[str, str],
     *sockets: str | Path,
+    asked: str = "gpus=0",
     timeout: float = PATIENCE,
     bounded: bool = False,
 ) -> ProcessPlan:
-    asked = [{"cpuset": ALL, **question}]
-    paths = [str(path) for path in sockets]
-    return find_plan.find_plan(asked, paths, time.monotonic(), timeout, bounded=bounded)
+    paths, questions = [str(path) for path in sockets], [{"cpuset": ALL, **words(asked)}]
+    return find_plan.find_plan(questions, paths, time.monotonic(), timeout, bounded=bounded)
 
 
 def facts(found: ProcessPlan) -> list[object]:
     return [getattr(found, it) for it in ("cpus", "allowed", "locality", "memory_nodes", "threads")]
 
 
-# The lines of a plan.
-
-
 def test_a_plan_is_read_from_its_lines() -> None:
     found = ProcessPlan({**LINES, "AFFINITYD_RANK_0_CPULIST": "4-7", "LATER": "?"}, "daemon")
     assert facts(found) == [parse_list("4-7"), parse_list("0-7"), "local", frozenset({1}), 4]
-    assert (found.source, found.trouble) == ("daemon", None)
     nowhere = ProcessPlan({**LINES, "AFFINITYD_MEMORY_NODES": ""}, "daemon")
     assert nowhere.memory_nodes == frozenset()
 
@@ -92,7 +88,7 @@ def test_a_plan_is_read_from_its_lines() -> None:
     [
         *LINES,
         *("AFFINITYD_CPULIST=", "AFFINITYD_CPULIST=4-7,8", "AFFINITYD_CPULIST=four"),
-        *("AFFINITYD_ALLOWED=", "AFFINITYD_LOCALITY=near", "AFFINITYD_MEMORY_NODES=x\n"),
+        *("AFFINITYD_LOCALITY=near", "AFFINITYD_MEMORY_NODES=x\n", "AFFINITYD=maybe"),
         *("AFFINITYD_THREADS=", "AFFINITYD_THREADS=0", "AFFINITYD_THREADS=" + "9" * 5000),
     ],
     ids=lambda line: line[:40],
@@ -100,23 +96,21 @@ def test_a_plan_is_read_from_its_lines() -> None:
 def test_what_is_no_plan_is_a_value_error_of_one_line(line: str) -> None:
     name, is_there, text = line.partition("=")
     lines = {**LINES, name: text} if is_there else {it: LINES[it] for it in LINES if it != name}
-    with pytest.raises(ValueError, match=r"^.+$") as caught:
+    with pytest.raises(ValueError, match=r"^.{1,299}$") as caught:
         ProcessPlan(lines, "daemon")
     assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 300
 
 
 # What says it.
 
 
 @pytest.mark.parametrize(
-    "question",
-    [{}, {"mode": "unique_interleaved", "ranks": "16", "rank": "9", "cpuset": "32-63,160-191"}],
+    "asked", ["", "mode=unique_interleaved ranks=16 rank=9 cpuset=32-63,160-191"]
 )
 def test_the_plan_is_the_same_when_the_daemon_has_stopped(
-    daemon: Daemon, stopped: Path, question: Mapping[str, str]
+    daemon: Daemon, stopped: Path, asked: str
 ) -> None:
-    of_daemon, of_file = find(question, daemon.socket), find(question, stopped)
+    of_daemon, of_file = (find(it, asked=asked) for it in (daemon.socket, stopped))
     assert facts(of_daemon) == facts(of_file)
     assert (of_daemon.source, of_daemon.trouble) == ("daemon", None)
     assert (of_file.source, of_file.trouble) == ("node.json", None)
@@ -126,12 +120,20 @@ def test_the_plan_is_the_same_when_the_daemon_has_stopped(
 def test_the_first_daemon_that_answers_is_believed(daemon: Daemon, tmp_path: Path) -> None:
     with answering(tmp_path / "s", "", "500 Oh") as bad:
         for sockets in ((NOWHERE, daemon.socket), (bad, daemon.socket), (daemon.socket, bad)):
-            found = find({"gpus": "0"}, *sockets)
+            found = find(*sockets)
             assert (found.source, found.trouble) == ("daemon", None)
+
+
+def test_the_next_question_is_asked_where_it_may_know_better(daemon: Daemon, stopped: Path) -> None:
+    asked = [{"cpuset": ALL, "rank": "9"}, {"cpuset": ALL, "gpus": "1", "mode": "node"}]
+    for path in (daemon.socket, stopped):
+        found = find_plan.find_plan(asked, [str(path)], time.monotonic(), PATIENCE, bounded=False)
+        assert found.cpus == parse_list("48-63,176-191") - parse_list(RESERVED)
 
 
 # Trouble.
 
+BEYOND = "".join(f"{name}={text}\n" for name, text in LINES.items())
 OLDER = "Malformed request: unknown parameter 'task_cpus'; did you mean job_cpus?"
 
 
@@ -140,20 +142,15 @@ OLDER = "Malformed request: unknown parameter 'task_cpus'; did you mean job_cpus
     [
         ("no topology", "503 Oh", "answered 503: 'no topology'"),
         ("nonsense", "200 OK", "answered a plan without 'AFFINITYD_CPULIST'"),
-        ("AFFINITYD_CPULIST=x\nAFFINITYD_ALLOWED=0\n", "200 OK", "answered 'x' is not a CPU"),
         (OLDER, "422 No", "runs another release: unknown parameter 'task_cpus'"),
-        (
-            "".join(f"{name}={text}\n" for name, text in LINES.items()),
-            "200 OK",
-            "gave CPUs that are not allowed: 6-7",
-        ),
+        (BEYOND, "200 OK", "gave CPUs that are not allowed: 6-7"),
     ],
 )
 def test_a_daemon_in_trouble_is_told_beside_the_plan_that_was_made_without_it(
     stopped: Path, body: str, status: str, told: str
 ) -> None:
     with answering(stopped, body, status) as path:
-        found = find({"cpuset": "0-5", "gpus": "0"}, path)
+        found = find(path, asked="gpus=0 cpuset=0-5")
     assert found.source == "node.json"
     assert str(found.trouble).startswith(f"the daemon at {path} {told}")
     assert found.cpus <= parse_list("0-5")
@@ -164,7 +161,7 @@ def test_a_daemon_that_hangs_leaves_time_to_plan_without_it_and_is_the_one_that_
 ) -> None:
     monkeypatch.setattr(find_plan, "DAEMON_SHARE", 0.2 / PATIENCE)
     with answering(stopped, None) as path:
-        found = find({"gpus": "0"}, path, stopped.with_name("another"), bounded=True)
+        found = find(path, stopped.with_name("another"), bounded=True)
     trouble = f"the daemon at {path} did not answer in time"
     assert (found.source, found.trouble) == ("node.json", trouble)
 
@@ -173,11 +170,11 @@ def test_what_is_not_trusted_is_passed_over_and_named(daemon: Daemon, tmp_path: 
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with answering(tmp_path / "open/s", "AFFINITYD_CPULIST=0") as path:
-        assert find({"gpus": "0"}, path, daemon.socket).source == "daemon"
-        alone = find({"gpus": "0"}, path)
+        assert find(path, daemon.socket).source == "daemon"
+        alone = find(path)
         trouble = f"{path} is not trusted: other users may write to {tmp_path}/open;"
         with pytest.raises(AffinityError, match=f"^no GPU 9; .*{trouble}"):
-            find({"gpus": "9"}, path)
+            find(path, asked="gpus=9")
     assert (alone.source, str(alone.trouble)[: len(trouble)]) == ("sysfs", trouble)
 
 
@@ -186,18 +183,14 @@ def test_trouble_counts_more_than_that_there_is_no_daemon(tmp_path: Path) -> Non
         find_plan.ask_daemons([{}], ["/nonexistent/1", "/nonexistent/2"], time.monotonic() + 1)
     with answering(tmp_path / "s", "", "500 Oh") as path:
         for sockets in ([path, NOWHERE], [NOWHERE, path]):
-            with pytest.raises(DaemonError, match="500") as caught:
+            with pytest.raises(DaemonError, match="500"):
                 find_plan.ask_daemons([{}], sockets, time.monotonic() + PATIENCE)
-            assert not isinstance(caught.value, NoDaemonError)
 
 
 def test_what_takes_too_long_is_cut_where_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_plan, "find_node", lambda _sockets: time.sleep(1000))
     with pytest.raises(ApplyError, match="took too long"):
-        find({"gpus": "0"}, NOWHERE, timeout=0.3, bounded=True)
-
-
-# Refusals.
+        find(NOWHERE, timeout=0.3, bounded=True)
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
@@ -206,11 +199,4 @@ def test_a_refusal_holds_though_it_could_be_planned_without_the_daemon(
 ) -> None:
     body = f"{refusal.title}: no"
     with answering(stopped, body, f"{refusal.status} No") as path, pytest.raises(refusal):
-        find({"gpus": "0"}, path)
-
-
-def test_the_next_question_is_asked_where_it_may_know_better(daemon: Daemon, stopped: Path) -> None:
-    asked = [{"cpuset": ALL, "rank": "9"}, {"cpuset": ALL, "gpus": "1", "mode": "node"}]
-    for path in (daemon.socket, stopped):
-        found = find_plan.find_plan(asked, [str(path)], time.monotonic(), PATIENCE, bounded=False)
-        assert found.cpus == parse_list("48-63,176-191") - parse_list(RESERVED)
+        find(path)

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from affinityd import machines
@@ -30,6 +30,7 @@ from affinityd.errors import (
 )
 from affinityd.request.formats import render
 from affinityd.topology.model import Node
+from tests.support.asking import is_one_short_line
 from tests.support.daemons import BELIEVED, PATIENCE, Daemon, running
 from tests.support.servers import Behaviour, answering, hanging, http, serving
 
@@ -46,12 +47,8 @@ def refused(path: Path | str, timeout: float = PATIENCE, **parameters: str) -> D
     """Return why there was no answer, which is told on one line."""
     with pytest.raises(DaemonError) as caught:
         ask(path, timeout, **parameters)
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 300
+    assert is_one_short_line(caught.value)
     return caught.value
-
-
-# Where nothing listens.
 
 
 def leave_a_socket(path: Path) -> None:
@@ -59,17 +56,16 @@ def leave_a_socket(path: Path) -> None:
         left.bind(str(path))
 
 
-GONE, REFUSED = "No such file or directory", "Connection refused"
-
-
 @pytest.mark.parametrize(
     ("make", "path", "reason"),
     [
-        (None, "{}/s", GONE),
-        *((make, "{}/s", REFUSED) for make in (leave_a_socket, Path.touch, Path.mkdir)),
-        *((None, "/etc/passwd/s", "Not a directory"), (None, "/" + "x" * 200, "path too long")),
+        (None, "{}/s", "No such file or directory"),
+        (leave_a_socket, "{}/s", "Connection refused"),
+        (Path.touch, "{}/s", "Connection refused"),
+        (None, "/etc/passwd/s", "Not a directory"),
+        (None, "/" + "x" * 200, "path too long"),
     ],
-    ids=["nothing", "a socket left behind", "a file", "a folder", "in a file", "a path too long"],
+    ids=["nothing", "a socket left behind", "a file", "in a file", "a path too long"],
 )
 def test_where_nothing_listens_there_is_no_daemon(
     tmp_path: Path, make: Callable[[Path], None] | None, path: str, reason: str
@@ -99,39 +95,26 @@ def never_close(connection: socket.socket, over: threading.Event) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behave", "asked"),
-    [(hanging, ""), (trickle, ""), (never_close, ""), (hanging, "0," * 10**6)],
-    ids=["hangs", "byte by byte", "never closes", "reads nothing of a long request"],
+    ("behave", "timeout", "asked"),
+    [
+        pytest.param(hanging, TIMEOUT, "", id="hangs"),
+        pytest.param(trickle, TIMEOUT, "", id="byte by byte"),
+        pytest.param(never_close, TIMEOUT, "", id="never closes"),
+        pytest.param(hanging, TIMEOUT, "0," * 10**6, id="reads nothing of a long request"),
+        pytest.param(answering(http("200 OK", PLAN)), 0, "", id="the time was over before"),
+    ],
 )
-def test_what_is_too_slow_is_left_in_time(tmp_path: Path, behave: Behaviour, asked: str) -> None:
+def test_what_is_too_slow_is_left_in_time(
+    tmp_path: Path, behave: Behaviour, timeout: float, asked: str
+) -> None:
     with serving(tmp_path / "s", behave) as path:
-        told = str(refused(path, TIMEOUT, visible=asked))
+        told = str(refused(path, timeout, visible=asked))
     assert told == f"the daemon at {path} did not answer in time"
 
 
-def test_a_deadline_that_is_over_is_heeded_before_anything_is_sent(tmp_path: Path) -> None:
-    with serving(tmp_path / "s", answering(http("200 OK", PLAN))) as path:
-        assert str(refused(path, 0)).endswith("in time")
-
-
-@contextmanager
-def queue_full(path: Path) -> Iterator[socket.socket]:
-    """Listen, with as many connections waiting as the kernel takes."""
-    waiting = []
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(0)
-        with suppress(BlockingIOError):
-            while True:
-                waiting.append(socket.socket(socket.AF_UNIX))
-                waiting[-1].settimeout(0)
-                waiting[-1].connect(str(path))
-        yield listener
-        for connection in waiting:
-            connection.close()
-
-
 def test_a_full_queue_is_waited_for_until_it_is_shorter_or_time_is_over(tmp_path: Path) -> None:
+    path, waiting = tmp_path / "s", []
+
     def serve() -> None:
         with suppress(OSError):
             while True:
@@ -141,13 +124,22 @@ def test_a_full_queue_is_waited_for_until_it_is_shorter_or_time_is_over(tmp_path
                     connection.recv(65536)
                     connection.sendall(http("200 OK", PLAN))
 
-    with queue_full(tmp_path / "s") as listener:
-        assert str(refused(tmp_path / "s", TIMEOUT)).endswith("did not answer in time")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(0)
+        with suppress(BlockingIOError):  # as many wait as the kernel takes
+            while True:
+                waiting.append(socket.socket(socket.AF_UNIX))
+                waiting[-1].settimeout(0)
+                waiting[-1].connect(str(path))
+        assert str(refused(path, TIMEOUT)).endswith("did not answer in time")
         late = threading.Timer(TIMEOUT / 3, serve)
         late.start()
-        assert ask(tmp_path / "s") == PLAN.decode()
+        assert ask(path) == PLAN.decode()
         listener.shutdown(socket.SHUT_RDWR)
         late.join()
+    for connection in waiting:
+        connection.close()
 
 
 # What is no daemon.
@@ -162,12 +154,11 @@ def endless(connection: socket.socket, over: threading.Event) -> None:
 
 #: What is no answer of a daemon's.
 NO_DAEMON = [
-    *(b"", b"\xff\0" * 999, b"220 mail ESMTP\r\n", b"\r\n\r\n", b"HTTP/1.1 \r\n\r\n"),
+    *(b"", b"\xff\0" * 999, b"220 mail ESMTP\r\n", b"HTTP/1.1 \r\n\r\n"),
     *(b"HTTP/1.1 2\xb20 OK\r\n\r\n", b"HTTP/1.1 2000 OK\r\ncontent-length: 0\r\n\r\n"),
     b"HTTP/2 200\r\ncontent-length: 0\r\n\r\n",
     *(http("200 OK", PLAN, length=len(PLAN) + more) for more in (1, -1)),
-    *(http("200 OK", PLAN, f"content-length: {it}") for it in ("-1", "9" * 9999)),
-    *(http("200 OK", PLAN, "a: b"), http("200 OK", b"\n" * 10**7)),
+    *(http("200 OK", PLAN, "content-length: -1"), http("200 OK", b"\n" * 10**7)),
     http("200 OK", b"14\r\n" + PLAN, "transfer-encoding: chunked"),
 ]
 
@@ -179,8 +170,7 @@ NO_DAEMON = [
         (http("200 OK", b"\xff"), "answered with something other than text"),
         (http("500 Oh", b"a\nb\x1b[2J"), "answered 500: 'a\\nb\\x1b[2J'"),
         (http("503 Oh", b"x" * 999), "answered 503: 'xxx"),
-        (http("404 Oh", b"<html>none\n"), "answered 404: '<html>none'"),
-        (http("422 Oh", b""), "answered 422: ''"),
+        (http("422 Oh", b""), "answered 422: ''"),  # a refusal's status without its words
         (lambda _connection, _over: None, ""),  # closes at once
     ],
     ids=lambda it: ascii(it[:40]) if isinstance(it, bytes) else "",
@@ -226,7 +216,6 @@ def test_a_refusal_does_nothing_to_a_terminal(tmp_path: Path, refusal: type[Affi
     ):
         ask(path)
     assert str(caught.value).startswith("\\x1b[2Ja\\nb\\x9b\\u202exxx")
-    assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1100
 
 
@@ -245,31 +234,11 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-Outcome = str | tuple[type[AffinityError], str]
-
-
-def outcome(answer: Callable[[], str]) -> Outcome:
+def outcome(answer: Callable[[], str]) -> str | tuple[type[AffinityError], str]:
     try:
         return answer()
     except AffinityError as error:
         return type(error), str(error)
-
-
-def answered_alike(daemon: Daemon, question: Mapping[str, str]) -> Outcome:
-    """Return what the daemon says, which is what the planner says in this process."""
-    node = Node(machines.load("dgx-a100"))
-    told = outcome(lambda: ask(daemon.socket, PATIENCE, **question))
-    assert told == outcome(lambda: render(plan_on_node(node, [question]), "shell"))
-    return told
-
-
-@pytest.mark.parametrize(
-    "question", [{"min_physical_cores": "99"}, {"color": "blue"}, {"cpuset": "0\0"}]
-)
-def test_the_daemon_refuses_as_the_planner_does(
-    daemon: Daemon, question: Mapping[str, str]
-) -> None:
-    assert isinstance(answered_alike(daemon, question), tuple)
 
 
 @pytest.mark.parametrize("text", ["0,\udce9", pytest.param("\ud800", id="half a surrogate pair")])
@@ -284,12 +253,13 @@ ODD = (" 1, 2", "+1", "1%2C2", "%31", "1&gpus=0", "1#2", "1;2", "1=2", "é,1", "
     st.sampled_from(["visible", "gpus", "mode"]),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(ODD),
 )
-def test_whatever_the_text_the_daemon_reads_it_as_the_planner_does(
+@example("min_physical_cores", "99")
+@example("color", "blue")
+@example("cpuset", format_list(range(0, 8192, 2)))  # of the largest machine, in one request
+def test_whatever_is_asked_the_daemon_answers_as_the_planner_does(
     daemon: Daemon, name: str, text: str
 ) -> None:
-    answered_alike(daemon, {name: text})
-
-
-def test_a_plan_on_the_largest_machine_is_asked_for_in_one_request(daemon: Daemon) -> None:
-    question = {"cpuset": format_list(range(0, 8192, 2)), "gpus": "0", "mode": "node"}
-    assert isinstance(answered_alike(daemon, question), str)
+    """The planner in this process."""
+    node, question = Node(machines.load("dgx-a100")), {name: text}
+    told = outcome(lambda: ask(daemon.socket, PATIENCE, **question))
+    assert told == outcome(lambda: render(plan_on_node(node, [question]), "shell"))

@@ -38,22 +38,21 @@ def published(socket: str) -> Path:
     return path
 
 
-def test_the_node_is_the_one_that_a_daemon_published(socket: str, published: Path) -> None:
+@pytest.mark.usefixtures("published")
+def test_the_node_is_the_one_that_a_daemon_published(socket: str) -> None:
     known = local_plan.find_node(["/nowhere/affinityd.sock", socket])
-    assert published.exists()
     assert (known.source, known.doubt) == ("node.json", None)
     assert (known.node.topology, known.node.reserved) == (NODE.topology, NODE.reserved)
 
 
 def test_what_others_could_have_put_there_is_not_believed(socket: str, published: Path) -> None:
     published.parent.chmod(0o777)
-    for sockets in ([socket], [socket, "/nonexistent/s"]):
-        known = local_plan.find_node(sockets)
-        doubt = f"{published} is not trusted: other users may write to {published.parent};"
-        assert (known.source, str(known.doubt)[: len(doubt)]) == ("sysfs", doubt)
+    known = local_plan.find_node([socket, "/nonexistent/s"])
+    doubt = f"{published} is not trusted: other users may write to {published.parent};"
+    assert (known.source, str(known.doubt)[: len(doubt)]) == ("sysfs", doubt)
 
 
-@pytest.mark.parametrize("content", [None, b"", b'{"version": 2}', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [None, b'{"version": 2}', b"\xff\xfe"])
 def test_a_file_that_is_no_node_is_passed_over(
     socket: str, published: Path, content: bytes | None
 ) -> None:
@@ -67,15 +66,22 @@ def test_a_file_that_is_no_node_is_passed_over(
     assert known.node.topology == discover(open_tree("/"), None)
 
 
+@pytest.mark.parametrize(
+    ("is_default", "replayed", "source"),
+    [(True, True, "sysfs"), (True, False, "node.json"), (False, True, "node.json")],
+)
 def test_what_was_replayed_beside_the_default_socket_is_no_other_s_node(
-    socket: str, published: Path, monkeypatch: pytest.MonkeyPatch
+    socket: str,
+    published: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_default: bool,
+    replayed: bool,
+    source: str,
 ) -> None:
-    for default, replayed, source in (
-        *((socket, True, "sysfs"), (socket, False, "node.json"), ("/other", True, "node.json")),
-    ):
-        monkeypatch.setattr(file, "SYSTEM_SOCKET", default)
-        node_file.write(published, replace(NODE, replayed=replayed))
-        assert local_plan.find_node([socket]).source == source
+    monkeypatch.setattr(file, "SYSTEM_SOCKET", socket if is_default else "/other")
+    node_file.write(published, replace(NODE, replayed=replayed))
+    assert local_plan.find_node([socket]).source == source
 
 
 def test_settings_say_which_machine_this_is(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,15 +29,11 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another'
 #: What is done to a folder with `run/s` in it, PART=MODE, PART:UID or LINK->TARGET, and the part
 #: that is then not trusted; None: all is.
 CASES = [
-    ("", None),
     ("run=0775", "run"),
-    ("run=0757", "run"),
-    (".=0722", "."),
+    (".=0757", "."),
     ("run=1777 .=1777", None),  # others may add to it, and not take away what is there
-    ("run=1770", None),
     (".:1234", "."),
     ("run:1234", "run"),
-    ("run/s:1234", "run/s"),
     (f"run/s:{NOBODY}", "run/s"),
     ("run=1777 run/s:1234", "run/s"),
     ("run=1777 .=1777 run:1234", "run"),
@@ -157,11 +153,8 @@ def test_users_are_trusted_whom_variables_or_the_settings_file_name(
 
 
 @as_root
-@pytest.mark.parametrize("what", [".:1234", "run:1234"])
-def test_outside_of_a_container_a_user_does_not_believe_a_folder_of_his_own(
-    folder: Path, what: str
-) -> None:
-    path = spoil(folder, what)
+def test_outside_of_a_container_a_user_does_not_believe_a_folder_of_his_own(folder: Path) -> None:
+    path = spoil(folder, f".:{SOMEBODY}")
     check = "import sys; from affinityd.client import trust; trust.check_path(sys.argv[1])"
     user = ("setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups")
     command = [*user, sys.executable, "-c", check, str(path)]
@@ -193,20 +186,17 @@ def test_a_relative_path_goes_from_the_current_folder(
 @pytest.mark.parametrize(
     ("text", "uids"),
     [
-        *(("", set()), (" 1 , 65532,", {1, 65532}), ("4294967294", {2**32 - 2})),
-        *(("root,7", {0, 7}), ("4294967295", None), ("-1", None), ("no such user", None)),
-        *(("٣", None), ("1;2", None), ("a\0b", None), ("9" * 5000, None)),
+        *(("", set()), (" 1 , 65532,", {1, 65532}), ("root,4294967294", {0, 2**32 - 2})),
+        *(("4294967295", None), ("no such user", None), ("a\0b", None)),
     ],
-    ids=lambda it: ascii(it)[:30],
 )
 def test_users_are_named_by_name_or_number(text: str, uids: set[int] | None) -> None:
     if uids is not None:
         assert trust.trusted_uids({"AFFINITYD_DAEMON_UID": text}) == uids
         return
-    told = r"AFFINITYD_DAEMON_UID: there is no user '.{1,61}' here; give a user's name or number"
-    with pytest.raises(InvalidRequestError) as caught:
+    told = r"^AFFINITYD_DAEMON_UID: there is no user '.*' here; give a user's name or number$"
+    with pytest.raises(InvalidRequestError, match=told):
         trust.trusted_uids({"AFFINITYD_DAEMON_UID": text})
-    assert re.fullmatch(told, str(caught.value))
 
 
 # What listens.
@@ -252,12 +242,9 @@ def test_nothing_is_sent_to_a_user_s_process_unless_that_user_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = folder / "run/s"
-    told = (
-        f"the daemon at {path} is not trusted: uid {SOMEBODY} listens there, which is "
-        "neither root nor in AFFINITYD_DAEMON_UID"
-    )
+    told = f"^the daemon at {path} is not trusted: uid {SOMEBODY} listens there, which is neither"
     with listening(path, SOMEBODY) as sent:
-        with pytest.raises(UntrustedError, match=f"^{told}$"):
+        with pytest.raises(UntrustedError, match=told):
             ask(path)
         assert sent() == "b''\n"
         trust_alone(monkeypatch, SOMEBODY)
@@ -287,21 +274,21 @@ except client.DaemonError as error: print(error)
 """
 
 
-def asked_inside(path: Path) -> str:
-    command = ["unshare", "--user", f"--map-user={SOMEBODY}", sys.executable, "-c", INSIDE]
-    env = {"PYTHONPATH": os.pathsep.join(sys.path), "AFFINITYD_CONFIG": "/nonexistent"}
-    return subprocess.check_output([*command, str(path)], env=env, text=True).strip()
-
-
 @as_root
 def test_in_a_user_namespace_those_are_trusted_who_have_no_number_there(folder: Path) -> None:
     """The folders above are one's own there, as those of a container that a user made."""
     path = folder / "run/s"
+    command = ["unshare", "--user", f"--map-user={SOMEBODY}", sys.executable, "-c", INSIDE]
+    env = {"PYTHONPATH": os.pathsep.join(sys.path), "AFFINITYD_CONFIG": "/nonexistent"}
+
+    def asked_inside() -> str:
+        return subprocess.check_output([*command, str(path)], env=env, text=True).strip()
+
     with listening(path, ANOTHER):
         for part in (folder / "run", path):
-            assert f"{part} belongs to uid {SOMEBODY}," in asked_inside(path)
+            assert f"{part} belongs to uid {SOMEBODY}," in asked_inside()
             os.chown(part, ANOTHER, ANOTHER)
-        assert asked_inside(path) == "me"
+        assert asked_inside() == "me"
     path.unlink()
     with listening(path, 0):
-        assert f"uid {SOMEBODY} listens" in asked_inside(path)
+        assert f"uid {SOMEBODY} listens" in asked_inside()

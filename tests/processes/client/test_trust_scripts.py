@@ -49,26 +49,19 @@ def test_a_script_judges_as_a_command_does(folder: Path, what: str, part: str | 
         return
     shown = str(path) if part == "run/s" else f"{(folder / part).resolve()}/"
     uid = what.rpartition(":")[2]
-    told = (
-        f"{shown} belongs to uid {uid}, and"
-        if uid != what
-        else f"other users may write to {shown}, which"
-    )
+    is_open = f"other users may write to {shown}, which"
+    told = is_open if uid == what else f"{shown} belongs to uid {uid}, and"
     assert judged(path) == (False, f"{told} is not trusted")
 
 
 @as_root
-@pytest.mark.parametrize(
-    ("uids", "is_believed"),
-    [
-        *((str(ANOTHER), False), ("nobody,*", False)),
-        *((f"{ANOTHER},{SOMEBODY}", True), (f"root,{SOMEBODY},", True)),
-    ],
-)
-def test_a_script_believes_those_who_are_named(folder: Path, uids: str, is_believed: bool) -> None:
+def test_a_script_believes_those_who_are_named(folder: Path) -> None:
     path = spoil(folder, "run:1234 run/s:1234")
     told = f"{folder}/run/ belongs to uid {SOMEBODY}, and is not trusted"
-    assert judged(path, uids) == (is_believed, str(path) if is_believed else told)
+    for uids in (str(ANOTHER), "nobody,*"):
+        assert judged(path, uids) == (False, told)
+    for uids in (f"{ANOTHER},{SOMEBODY}", f"root,{SOMEBODY},"):
+        assert judged(path, uids) == (True, str(path))
 
 
 def test_a_script_asks_where_links_lead(folder: Path) -> None:
@@ -94,10 +87,9 @@ def test_what_is_no_socket_is_not_believed(folder: Path, path: str, told: str) -
     assert judged(Path(path)) == (False, told.format(path))
 
 
-@pytest.mark.parametrize("shell", SHELLS[:2], ids=str)
-def test_without_ls_nothing_is_believed(folder: Path, shell: Sequence[str]) -> None:
+def test_without_ls_nothing_is_believed(folder: Path) -> None:
     path = listener(folder / "run/s")
-    command = [str(shutil.which(shell[0])), *shell[1:], "-c", ASK, "sh", str(path), "0"]
+    command = [str(shutil.which("bash")), "--posix", "-c", ASK, "sh", str(path), "0"]
     env = {"PATH": str(folder)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, f"the owner of {path} cannot be seen")
