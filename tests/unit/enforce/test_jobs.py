@@ -34,7 +34,7 @@ def test_no_process_takes_part_in_anothers_container_by_its_id() -> None:
     inside = replace(MATE, pid=300, membership=own, cgroups=f"0::{its}/init.scope\n")
     decisions = Site(TWO, identities=OFF).look(victim, other, inside)
     assert said(*decisions) == ["drifted unpinned", "left opted_out", "drifted unpinned"]
-    assert [it.job and it.job.id for it in decisions] == [its, spoof, its]
+    assert [it.job for it in decisions] == [Job("container", path) for path in (its, spoof, its)]
 
 
 def test_no_process_takes_part_in_a_job_of_slurm_from_within_a_container() -> None:
@@ -63,29 +63,29 @@ def test_what_works_for_a_process_is_treated_as_that() -> None:
 NAMED = '[[rule]]\ncgroup = "/batch/*"'
 RENDER = replace(WIDE, membership=NO_JOB, cgroups="0::/batch/render\n")
 UNNAMED = replace(RENDER, cgroups="0::/user.slice\n")
+IN_POD, ALONE = (rank("0-7", membership=it) for it in (KUBERNETES_POD, LONE_CONTAINER))
 
 
 @pytest.mark.parametrize(
     ("policy", "facts", "job"),
     [
-        pytest.param("", WIDE, Job("slurm", "7"), id="Slurm's"),
-        pytest.param("", rank("0-7", membership=KUBERNETES_POD), KUBERNETES_POD.job, id="a pod"),
-        pytest.param(
-            *("", rank("0-7", membership=LONE_CONTAINER), Job("container", "cd34" * 16)),
-            id="a container that none of them started",
-        ),
-        pytest.param(NAMED, RENDER, Job("cgroup", "/batch/render"), id="a cgroup that is named"),
-        pytest.param(NAMED, UNNAMED, None, id="a cgroup that is not named"),
-        pytest.param("mode = 'socket'", RENDER, None, id="the policy's own words name none"),
-        pytest.param(f"{NAMED}\nleave = true", RENDER, None, id="a rule that leaves makes no job"),
+        ("", WIDE, Job("slurm", "7")),
+        ("", IN_POD, KUBERNETES_POD.job),
+        ("", ALONE, Job("container", "cd34" * 16)),  # which no scheduler started
+        (NAMED, RENDER, Job("cgroup", "/batch/render")),
+        (NAMED, UNNAMED, None),
+        ("mode = 'socket'", RENDER, None),
+        (f"{NAMED}\nleave = true", RENDER, None),  # a rule that leaves makes no job
     ],
 )
 def test_the_job_of_a_process_is_what_its_cgroups_or_the_policy_say(
     policy: str, facts: ProcessFacts, job: Job | None
 ) -> None:
-    site = Site(TWO, policy)
+    who = Who(namespace="ml", pod="train-0", cgroups=("/batch/render",))
+    site = Site(TWO, policy, identities={100: who})
     (decision,) = site.look(facts)
     assert decision.job == job
+    assert decision.pod == ("ml/train-0" if facts is IN_POD else None)
     assert said(decision) == ["left no_job" if job is None else "drifted unpinned"]
     if facts is UNNAMED:  # which user's it is was not even asked
         assert site.asked == []
@@ -94,9 +94,9 @@ def test_the_job_of_a_process_is_what_its_cgroups_or_the_policy_say(
 @pytest.mark.parametrize(
     ("of", "left"),
     [
-        pytest.param(RANK, {"membership": NO_JOB}, id="no job"),
-        pytest.param(RANK, {"membership": Membership(Job("slurm", "8"))}, id="another job"),
-        pytest.param(RENDER, {"cgroups": "0::/batch/other\n"}, id="another cgroup"),
+        (RANK, {"membership": NO_JOB}),
+        (RANK, {"membership": Membership(Job("slurm", "8"))}),
+        (RENDER, {"cgroups": "0::/batch/other\n"}),
     ],
 )
 def test_a_process_that_has_left_the_job_of_its_holder_is_let_alone(
@@ -109,9 +109,3 @@ def test_a_process_that_has_left_the_job_of_its_holder_is_let_alone(
 
 def test_a_worker_whose_holder_was_not_found_is_decided_by_itself() -> None:
     assert said(*Site(TWO).look(worker("0-7", of=RANK))) == ["drifted unpinned"]
-
-
-def test_a_pod_is_called_by_its_name() -> None:
-    pod = rank("0-7", membership=KUBERNETES_POD)
-    (decision,) = Site(TWO, identities={100: Who(namespace="ml", pod="train-0")}).look(pod)
-    assert decision.pod == "ml/train-0"

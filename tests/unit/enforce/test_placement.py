@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from affinityd.audit.model import Job, Membership, ProcessFacts
-from affinityd.cpuset import parse_list
 from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.topology.model import Topology
 from tests.support.asking import ask, cpulists
@@ -23,43 +23,37 @@ FOUR = made({0: "0-7", 1: "8-15"}, gpus=[0, 0, 1, 1])  # a core has one CPU
 EVERY = "0-15"
 
 
-def ranks(*gpus: int, cpuset: str = EVERY, mask: str | None = None) -> list[ProcessFacts]:
+def ranks(*gpus: int, cpuset: str = EVERY) -> list[ProcessFacts]:
     """Return a job's processes, one a GPU."""
-    return [rank(mask or cpuset, gpu=gpu, cpuset=cpuset) for gpu in gpus]
+    return [rank(cpuset, gpu=gpu, cpuset=cpuset) for gpu in gpus]
 
 
 @pytest.mark.parametrize("mode", [*UNIQUE, "node", "socket", "single"])
 @pytest.mark.parametrize(
-    ("gpus", "cpuset"),
+    ("gpus", "cpuset", "asked"),
     [
-        pytest.param([0, 1, 2, 3], "0-255", id="half of the GPUs, and the whole machine"),
-        pytest.param([0, 2, 4, 7], "0-255", id="some of each node"),
-        pytest.param([0, 1, 2, 3], "16-31,48-63", id="a cpuset with a thread of each core"),
-        pytest.param([6], "80-95", id="one GPU"),
+        ((0, 1, 2, 3), "0-255", 16),  # of a whole machine no more than a GPU's part
+        ((0, 2, 4, 7), "0-255", 16),
+        ((0, 1, 2, 3), "16-31,48-63", 8),  # a thread of each core
+        ((6,), "81-95", 15),
     ],
 )
 @pytest.mark.parametrize("reserved", ["", "16,48,80,112"])
 def test_ranks_have_what_plan_answers_for_their_gpus_and_cpuset(
-    gpus: list[int], cpuset: str, mode: str, reserved: str
+    gpus: Sequence[int], cpuset: str, asked: int, mode: str, reserved: str
 ) -> None:
-    found = places(
-        Site(DGX, f'mode = "{mode}"', reserved=reserved).look(*ranks(*gpus, cpuset=cpuset))
-    )
-    wanted = ",".join(map(str, gpus))
-    may_use = parse_list(cpuset) - parse_list(reserved)
-    part = -(-len(may_use) // len(gpus))  # and of a whole machine no more than a GPU's
-    asked = min(part, 16) if cpuset == "0-255" else part
-    reply = ask(DGX, gpus=wanted, cpuset=cpuset, mode=mode, reserved=reserved, cpus=str(asked))
-    assert found == cpulists(reply)
+    site = Site(DGX, f'mode = "{mode}"', reserved=reserved)
+    found = places(site.look(*ranks(*gpus, cpuset=cpuset)))
+    named, parameters = ",".join(map(str, gpus)), {"cpuset": cpuset, "reserved": reserved}
+    assert found == cpulists(ask(DGX, gpus=named, mode=mode, cpus=str(asked), **parameters))
 
 
-@pytest.mark.parametrize("said", ["share = 'node'", "share = 'requested'"])
-def test_the_share_is_the_policys(said: str) -> None:
-    policy = f"mode = 'unique_contiguous'\n{said}\nscope = 'socket'\nmin_physical_cores = 2"
+@pytest.mark.parametrize("share", ["node", "requested"])
+def test_the_share_is_the_policys(share: str) -> None:
+    how = {"mode": "unique_contiguous", "share": share, "scope": "socket"}
+    policy = "\n".join(f"{name} = '{it}'" for name, it in how.items())
     found = places(Site(DGX, policy).look(*ranks(0, 2, cpuset="0-255")))
-    parameter = {"share": said.split("'")[1]}
-    reply = ask(DGX, gpus="0,2", mode="unique_contiguous", scope="socket", **parameter)
-    assert found == cpulists(reply)
+    assert found == cpulists(ask(DGX, gpus="0,2", **how))
 
 
 UNIQUELY = 'mode = "unique_contiguous"\nshare = "requested"'
@@ -77,48 +71,34 @@ POD = [
 CIRCLE = [rank(EVERY, gpu=gpu, cpuset=EVERY, parent=200 - 100 * gpu) for gpu in (0, 1)]
 
 
-def holding(gpus: list[int], cpuset: str) -> ProcessFacts:
-    """Return a process that holds GPU 0, and these."""
-    return rank(cpuset, cpuset=cpuset, beside=tuple(("nvidia", gpu) for gpu in gpus))
+def holding(gpu: int, cpuset: str) -> ProcessFacts:
+    """Return a process that holds GPU 0 and another."""
+    return rank(cpuset, cpuset=cpuset, beside=(("nvidia", gpu),))
+
+
+MATE = rank(EVERY, pid=300, cpuset=EVERY)
+WORKERS = [worker(EVERY, of=it, pid=it.pid + 1) for it in (FIRST, SECOND)]
+OVERLAPPING = [rank(EVERY, cpuset=EVERY), rank("4-11", gpu=1, cpuset="4-11")]
+CHAINED = [rank(its, gpu=gpu, cpuset=its) for gpu, its in enumerate(["0-4", "4-8", "8-11"])]
 
 
 @pytest.mark.parametrize(
     ("topology", "processes", "expected"),
     [
-        pytest.param(
-            *(FOUR, [FIRST, rank(EVERY, pid=300, cpuset=EVERY), SECOND], "0-3 0-3 4-7"),
-            id="processes on one GPU share its CPUs",
-        ),
-        pytest.param(FOUR, [FIRST, ALONE], "0-7 0-7", id="ranks are counted by job"),
-        pytest.param(
-            *(
-                FOUR,
-                [FIRST, SECOND, *(worker(EVERY, of=it, pid=it.pid + 1) for it in (FIRST, SECOND))],
-            ),
-            "0-3 4-7 0-3 4-7",
-            id="a worker runs where its rank does",
-        ),
-        pytest.param(
-            *(FOUR, [rank(EVERY, cpuset=EVERY), rank("4-11", gpu=1, cpuset="4-11")], "0-3 4-7"),
-            id="steps whose cpusets overlap are planned together",
-        ),
-        pytest.param(
-            ONE_NODE,
-            [rank(its, gpu=gpu, cpuset=its) for gpu, its in enumerate(["0-4", "4-8", "8-11"])],
-            "0-3 4-7 8-11",
-            id="and those that others hold together",
-        ),
-        pytest.param(FOUR, POD, "0-1 2-3 8-11", id="containers with cpusets of their own: each"),
-        pytest.param(FOUR, CIRCLE, "0-7 0-7", id="parents that seem a circle"),
-        pytest.param(FOUR, [holding([1], EVERY)], "0-7", id="two GPUs on one node"),
-        pytest.param(FOUR, [holding([3], EVERY)], "0-15", id="on two"),
-        pytest.param(FOUR, [holding([3], "6-9")], "6-9", id="on two, some CPUs of each"),
-        pytest.param(FOUR, [holding([3], "4-7")], "4-7", id="on two, CPUs of one alone"),
-        pytest.param(THREE, [holding([1], "0-3,8-11")], "0-3", id="it is not sent far for one"),
-        pytest.param(
-            FOUR, [holding([2], EVERY), SECOND], "0-3,8-11 4-7", id="two GPUs are two ranks"
-        ),
-        pytest.param(NO_CPUS, [rank("0-7")], "0-3", id="a GPU without CPUs has the nearest"),
+        (FOUR, [FIRST, MATE, SECOND], "0-3 0-3 4-7"),  # processes on one GPU share its CPUs
+        (FOUR, [FIRST, ALONE], "0-7 0-7"),  # ranks are counted by job
+        (FOUR, [FIRST, SECOND, *WORKERS], "0-3 4-7 0-3 4-7"),  # a worker runs where its rank does
+        (FOUR, OVERLAPPING, "0-3 4-7"),  # steps whose cpusets overlap are planned together
+        (ONE_NODE, CHAINED, "0-3 4-7 8-11"),  # and those that others hold together
+        (FOUR, POD, "0-1 2-3 8-11"),  # containers with cpusets of their own: each
+        (FOUR, CIRCLE, "0-7 0-7"),  # parents that seem a circle
+        (FOUR, [holding(1, EVERY)], "0-7"),  # two GPUs on one node
+        (FOUR, [holding(3, EVERY)], "0-15"),  # on two
+        (FOUR, [holding(3, "6-9")], "6-9"),  # some CPUs of each
+        (FOUR, [holding(3, "4-7")], "4-7"),  # CPUs of one alone
+        (THREE, [holding(1, "0-3,8-11")], "0-3"),  # it is not sent far for one
+        (FOUR, [holding(2, EVERY), SECOND], "0-3,8-11 4-7"),  # two GPUs are two ranks
+        (NO_CPUS, [rank("0-7")], "0-3"),  # a GPU's node without CPUs: the nearest
     ],
 )
 def test_what_a_jobs_processes_share_and_divide(
@@ -194,11 +174,7 @@ def test_a_process_that_started_ranks_on_other_gpus_runs_where_all_of_them_do() 
 
 @pytest.mark.parametrize(
     ("reserved", "mode", "place"),
-    [
-        pytest.param("0-3", "node", "4-7", id="some near CPUs are reserved"),
-        pytest.param("0-7", "node", None, id="all are"),
-        pytest.param("0-7", "even", "8-15", id="which a mode for everywhere does not mind"),
-    ],
+    [("0-3", "node", "4-7"), ("0-7", "node", None), ("0-7", "even", "8-15")],
 )
 def test_no_reserved_cpu_is_given_out(reserved: str, mode: str, place: str | None) -> None:
     assert places(Site(FOUR, f'mode = "{mode}"', reserved=reserved).look(FIRST)) == [place]
