@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,12 @@ def addresses() -> list[str]:
     """Return where the GPUs are."""
     is_gpu = (it.name for it in PCI_FOLDER.iterdir() if (it / "class").read_text() == "0x030000\n")
     return sorted(is_gpu)
+
+
+def have_driver() -> None:
+    """Have NVIDIA's driver hold the GPUs, and its library answer to what is started from here."""
+    hold_gpus()
+    os.environ.update(LD_LIBRARY_PATH=LIBRARY, NVML_FACTS=str(FACTS))
 
 
 def hold_gpus(minors: Sequence[int] = range(8)) -> None:

@@ -11,19 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from affinityd.daemon.peers.connection import has_peer_pidfd
 from tests.e2e.vm import mending
-from tests.e2e.vm.callers import callers
+from tests.e2e.vm.driver import addresses
 from tests.e2e.vm.hardware import GPU_NODES
-from tests.e2e.vm.inside import AFFINITYD, PCI_FOLDER, Ended, bring, cgroup, ran, stage
+from tests.e2e.vm.inside import AFFINITYD, PCI_FOLDER, SOCKET, Ended, bring, cgroup, ran, stage
 from tests.e2e.vm.mending import FILL, FIRST_GPU
-from tests.e2e.vm.reading import filled, place, plans
+from tests.e2e.vm.reading import filled, place
 from tests.e2e.vm.warm import HASTELESS, affinityd, serving
 
 RANKS = range(len(GPU_NODES))
-IN_POD = 3  #: one of them
-POD = Path("/tmp/pod")  # noqa: S108 - nobody else is here
-ALL_GPUS = f"NVIDIA_VISIBLE_DEVICES={','.join(map(str, RANKS))}"  #: device files there are none
-NOBODY = ("AFFINITYD_SOCKET=/nobody",)
 MODES = ("node", "unique_contiguous")
 
 #: A command that says where it is: its mask, and the environment that it was started with.
@@ -43,24 +40,6 @@ FILLERS = {
 }
 
 
-#: A script with a thread, which asks for its place by itself.
-SCRIPT = """
-import json, os, sys, threading, time
-threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-import affinityd
-bound = affinityd.bind(rank=1, gpus="0,1", memory="bind", timeout=60)
-json.dump({
-    "masks": [sorted(os.sched_getaffinity(int(tid))) for tid in os.listdir("/proc/self/task")],
-    "cpus": sorted(bound.cpus),
-    "locality": bound.locality,
-    "memory": str(bound.memory),
-    "policy": [line for line in os.popen("numactl --show") if line.startswith("membind")],
-    "source": bound.source,
-    "warnings": bound.warnings,
-}, sys.stdout)
-"""
-
-
 def main() -> None:
     """Apply plans, in the order in which the machine is changed."""
     report: dict[str, Any] = {}
@@ -70,27 +49,26 @@ def main() -> None:
     stage("the daemon starts")
     daemon = serving()
     stage("ranks, by the daemon")
-    before = plans(daemon.get("/metrics").text)
     report["ranks"]["daemon"] = ranks()
-    report["asked"] = plans(daemon.get("/metrics").text) - before
-    inner = (*given(torchrun(4)), *AFFINITYD, "exec", "--", *LOOK)
+    given = (f"{name}={text}" for name, text in {**HASTELESS, **torchrun(4)}.items())
+    inner = ("env", *given, *AFFINITYD, "exec", "--", *LOOK)
     report["nested"] = place(exec_((), inner, env=torchrun(0)))
     stage("callers")
     report["callers"] = callers()
-    stage("pods")
-    report["pods"] = pods()
-    report["script"] = ran([sys.executable, "-c", SCRIPT])
     stage("memory")
     report["memory"] = {name: filling(options) for name, options in FILLERS.items()}
     strict = (*FIRST_GPU, "--memory", "bind")
     report["memory"]["bind, outside Mems_allowed"] = filling(strict, cgroup("mems", mems="2"))
     stage("cpusets")
-    report["cpusets"] = cpusets()
+    cgroup("site", cpus="8-15")
+    for name, group in {"far": cgroup("far", cpus="16-19"), "below": cgroup("site/job")}.items():
+        report[name] = place(exec_(FIRST_GPU, LOOK, group=group))
+    report["shrinking"] = mending.shrinking()
     stage("mending")
     report["far memory"] = mending.memory()
     stage("ranks, by node.json")
     daemon.stop()
-    unplug_last_gpu()
+    (PCI_FOLDER / addresses()[-1] / "remove").write_text("1")  # of which node.json goes on to tell
     report["ranks"]["node.json"] = ranks()
     Path("/sys/bus/pci/rescan").write_text("1")  # the machine is as it was, for the next script
     stage("done")
@@ -98,64 +76,35 @@ def main() -> None:
 
 
 def ranks() -> dict[str, Any]:
-    """Return where the ranks of a torchrun are, and one whose Python was started for it."""
-    seen: dict[str, Any] = {
+    """Return where the ranks of a torchrun are."""
+    return {
         mode: [place(exec_(("--mode", mode), LOOK, env=torchrun(rank))) for rank in RANKS]
         for mode in MODES
     }
-    started = ran([*given(torchrun(RANKS[-1])), *AFFINITYD, "exec", "--", *LOOK])
-    return {**seen, "started": place(started)}
 
 
-def pods() -> dict[str, Any]:
-    """Return where a rank is that `run` starts, which `affinityd init` has left: of two ways."""
-    affinityd("init", "--to", str(POD), env={"AFFINITYD_MODE": "unique_contiguous"})
-    narrow = cgroup("pod", cpus="5-9")
-    addresses = sorted(path.stem for path in (POD / "gpu").glob("*:*.cpulist"))
-    from_files = (*NOBODY, f"NVIDIA_VISIBLE_DEVICES={','.join(addresses)}")  # an index is no name
+def callers() -> dict[str, Any]:
+    """Return what the daemon allows processes in cgroups of version 2, by what it knows of them."""
+    own = cgroup("caller", cpus="5-9")
+    below = own / "step"
+    below.mkdir(exist_ok=True)  # without the controller, it has no cpuset of its own
     return {
-        "asked": run_(),
-        "files": run_(*from_files),
-        "narrow, asked": run_("AFFINITYD_MODE=node", group=narrow),
-        "narrow, files": run_(*from_files, group=narrow),
+        "has handles": has_peer_pidfd(),
+        "in a cpuset, for more": allowed(own, "cpuset=0-31"),
+        "below it, with a mask": allowed(below, "whose=caller", "taskset", "-c", "6-7"),
     }
 
 
-def run_(*said: str, group: Path | None = None) -> dict[str, str]:
-    """Return where a rank of a container with all GPUs is."""
-    words = [f"{name}={text}" for name, text in torchrun(IN_POD).items()]
-    env = ("env", *words, ALL_GPUS, *said)
-    into = f"echo 0 >{group}/cgroup.procs; " if group else ""
-    return place(ran(["sh", "-c", f'{into}exec "$@"', "sh", *env, str(POD / "run"), *LOOK]))
+def allowed(group: Path, query: str, *before: str) -> Any:  # noqa: ANN401 - of a document
+    url = f"http://localhost/plan?mode=node&gpus=0&{query}"
+    into = f'echo 0 >{group}/cgroup.procs; exec "$@"'
+    asked = ran(["sh", "-c", into, "sh", *before, "curl", "-s", "--unix-socket", f"{SOCKET}", url])
+    return json.loads(asked["stdout"])["allowed"] if asked["stdout"] else asked
 
 
 def filling(options: Sequence[str], group: Path | None = None) -> dict[str, Any]:
     """Return what the kernel says of the memory that a rank has filled."""
     return filled(exec_(options, SHOW_AND_FILL, group=group))
-
-
-def cpusets() -> dict[str, Any]:
-    """Return where commands are in cgroups that let them use less than the machine."""
-    cgroup("site", cpus="8-15")
-    far, below = cgroup("far", cpus="16-19"), cgroup("site/job")
-    return {
-        "far": place(exec_(FIRST_GPU, LOOK, group=far)),
-        "strict": place(exec_((*FIRST_GPU, "--strict"), LOOK, group=far)),
-        "below": place(exec_(FIRST_GPU, LOOK, group=below)),
-        "shrinking": mending.shrinking(),
-        "confined too far": mending.below_a_cpuset(),
-    }
-
-
-def unplug_last_gpu() -> None:
-    """Take a GPU out of the machine, of which node.json goes on to tell."""
-    gpus = [path for path in PCI_FOLDER.iterdir() if (path / "class").read_text()[:6] == "0x0300"]
-    (max(gpus) / "remove").write_text("1")
-
-
-def given(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what starts a command with more in its environment, env(1)."""
-    return ("env", *(f"{name}={text}" for name, text in {**HASTELESS, **env}.items()))
 
 
 def torchrun(rank: int) -> dict[str, str]:

@@ -9,7 +9,8 @@ CONTAINER = "3f1a" * 16
 
 SLURM = "system.slice/slurmstepd.scope"
 PODS = "kubepods.slice/kubepods-burstable.slice"
-POD_SLICE = f"kubepods-burstable-pod{POD.replace('-', '_')}.slice"
+POD_SLICE = f"{PODS}/kubepods-burstable-pod{POD.replace('-', '_')}.slice"
+TASK = "user/task_0"
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,11 @@ class Rank:
 
 #: By what is to be found of each.
 RANKS = {
-    "near": Rank(0, f"{SLURM}/job_7/step_0/user/task_0", cpus="12-13", has_child=True, keeper=True),
-    "left over": Rank(1, f"{SLURM}/job_8/step_batch/user/task_0", cpus="12-15"),
-    "masked": Rank(
-        2,
-        f"{PODS}/{POD_SLICE}/cri-containerd-{CONTAINER}.scope",
-        cpus="0-3",
-        cpuset="0-7",
-    ),
+    "near": Rank(0, f"{SLURM}/job_7/step_0/{TASK}", cpus="12-13", has_child=True, keeper=True),
+    "left over": Rank(1, f"{SLURM}/job_8/step_batch/{TASK}", cpus="12-15"),
+    "masked": Rank(2, f"{POD_SLICE}/cri-containerd-{CONTAINER}.scope", cpus="0-3", cpuset="0-7"),
     "a known daemon": Rank(3, "system.slice/dcgm.service", program="nv-hostengine"),
-    "allocated far away": Rank(4, f"{SLURM}/job_9/step_0/user/task_0", cpuset="16-19", keeper=True),
-    "given too few near": Rank(
-        5, f"{SLURM}/job_11/step_0/user/task_0", cpuset="24-31", keeper=True
-    ),
-    "unpinned": Rank(6, f"{SLURM}/job_10/step_0/user/task_0", keeper=True),
+    "allocated far away": Rank(4, f"{SLURM}/job_9/step_0/{TASK}", cpuset="16-19", keeper=True),
+    "given too few near": Rank(5, f"{SLURM}/job_11/step_0/{TASK}", cpuset="24-31", keeper=True),
+    "unpinned": Rank(6, f"{SLURM}/job_10/step_0/{TASK}", keeper=True),
 }

@@ -1,4 +1,4 @@
-"""Jobs in the virtual machine, for a daemon to keep in place: trainings, and pods.
+"""Jobs in the virtual machine, for a daemon to keep in place: a training, and pods.
 
 NVIDIA's library says from facts who uses which GPU; processes, cgroups and memory are real.
 """
@@ -9,21 +9,18 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from affinityd.linux.processes import thread_ids
 from tests.e2e.vm.driver import tell
-from tests.e2e.vm.enforced import TRAININGS, Training
-from tests.e2e.vm.holders import SLURM
+from tests.e2e.vm.enforced import FAMILY, JOB, RANKS, WIDE
 from tests.e2e.vm.inside import nested
 from tests.e2e.vm.mending import children, filled, thread_masks
 from tests.e2e.vm.stand_ins import program, running
 
 FAR_MEMORY = ("taskset", "-c", "8-11")
-WORKERS = 2  #: of each rank
 
 
 @dataclass(frozen=True)
@@ -44,20 +41,23 @@ class Running:
 
 @contextmanager
 def trained() -> Iterator[Running]:
-    """Run the trainings; give who is who."""
-    with ExitStack() as stack:
-        for job in ("job_7", "job_8", "job_9"):  # what Slurm has beside each step's tasks
-            keeper = nested(f"{SLURM}/{job}/step_0/slurm", None)
-            stack.enter_context(running(program("slurmstepd"), group=keeper))
+    """Run a job of Slurm's, whose cpuset is the limit of all of its tasks; give who is who."""
+    nested(JOB, WIDE)
+    with running(program("slurmstepd"), group=nested(f"{JOB}/step_0/slurm", None)):
         told, tell = os.pipe()
-        ranks = [_rank(_group(it), tell) for it in TRAININGS.values()]
-        for _ in range(len(ranks) * (1 + WORKERS)):
+        groups = (nested(f"{JOB}/step_0/user/task_{rank}", None) for rank in range(RANKS))
+        ranks = [_rank(group, tell) for group in groups]
+        for _ in range(RANKS * len(FAMILY)):
             os.read(told, 1)
-        jobs = _who_is_who(ranks)
+        pids = {
+            f"rank {rank}{whose}": its
+            for rank, pid in enumerate(ranks)
+            for whose, its in zip(FAMILY, (pid, *children(pid)), strict=True)
+        }
         try:
-            yield jobs
+            yield Running(pids, {pid: [gpu] for gpu, pid in enumerate(ranks)})
         finally:
-            for pid in jobs.pids.values():
+            for pid in pids.values():
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -66,7 +66,7 @@ def _rank(group: Path, tell: int) -> int:
     pid = os.fork()
     if pid == 0:
         (group / "cgroup.procs").write_text("0")  # whoever writes it
-        for _ in range(WORKERS):
+        for _ in FAMILY[1:]:
             if os.fork() == 0:
                 _idle(tell)
         threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -81,34 +81,13 @@ def _idle(tell: int) -> NoReturn:
 
 
 @contextmanager
-def pod(name: str, gpu: int, path: str) -> Iterator[Running]:
+def pod(gpu: int, path: str) -> Iterator[Running]:
     """Run a pod's process that has filled memory far away."""
     with filled(*FAR_MEMORY) as pid:
         (nested(path, "8-11,28-31") / "cgroup.procs").write_text(pid)
-        yield Running({name: int(pid)}, {int(pid): [gpu]})
+        yield Running({"pod": int(pid)}, {int(pid): [gpu]})
 
 
 def say(*those: Running) -> None:
     """Have NVML say which process uses which GPUs."""
     tell({pid: gpus for it in those for pid, gpus in it.gpus.items()})
-
-
-def _who_is_who(ranks: Sequence[int]) -> Running:
-    """Return that, with a thread pinned on purpose where one is to be."""
-    pids = dict(zip(TRAININGS, ranks, strict=True))
-    workers = {
-        f"{name}'s worker {at}": worker
-        for name, pid in pids.items()
-        for at, worker in enumerate(children(pid))
-    }
-    for name, it in TRAININGS.items():
-        if it.on_purpose is not None:
-            _, thread = sorted(thread_ids(pids[name]))
-            os.sched_setaffinity(thread, {it.on_purpose})
-    return Running({**pids, **workers}, {pids[name]: it.gpus for name, it in TRAININGS.items()})
-
-
-def _group(training: Training) -> Path:
-    """Make the cgroups of a rank: the cpuset is its job's, as Slurm has it."""
-    nested(training.job, training.cpuset)
-    return nested(f"{training.job}/step_0/user/task_{training.task}", None)
