@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,37 +61,31 @@ NEAR_IT, ALL = pinned(FAR, "JOB_GPUS=1", IDLE), pinned(BOTH, "JOB_GPUS=1")
 APART = pinned(FAR, "JOB_GPUS=1", f"{IDLE},share_unavailable")
 OFF, WOULD = left("AFFINITYD=off"), left(f"observe: would run on CPUs {FAR} (local)")
 NO_WORD = "is none of on, observe and off"
+OF_SITE = "AFFINITYD=off in /etc/affinityd.conf"
+MALFORMED = "Malformed request:"
 
 
 @pytest.mark.parametrize(
-    ("env", "expected"),
+    ("name", "text", "expected"),
     [
-        ({"AFFINITYD": "off"}, OFF),
-        ({"AFFINITYD": "No"}, OFF),
-        ({"AFFINITYD": "0"}, OFF),
-        ({"AFFINITYD": "on"}, NEAR_IT),
-        ({"MODE": "unique-interleaved"}, APART),
-        ({"MODE": "all", "SCOPE": "socket"}, ALL),
-        ({"MODE": ""}, NEAR_IT),
-        ({"MODE": "fast"}, "Malformed request: mode: 'fast' is not one of all"),
-        ({"MODE": "all&scope=socket"}, "Malformed request: mode: 'all&scope=socket' is not"),
-        ({"MODE": "$(id)"}, "Malformed request: mode: '$(id)' is not one of"),
-        ({"SCOPE": "a b"}, "Malformed request: scope: 'a b' is not one of"),
-        ({"SCOPE": "x" * 5000}, "Malformed request: scope: 'xxxxx"),
-        ({"MIN_PHYSICAL_CORES": "2"}, "Cannot be satisfied: "),
-        ({"SOCKET": "/nonexistent"}, left("no plan from /nonexistent")),
-        ({"SOCKET": "--help"}, left("AFFINITYD_SOCKET=--help is not an absolute path")),
-        ({"SOCKET": "run/s"}, left("AFFINITYD_SOCKET=run/s is not an absolute path")),
-        ({"DAEMON_UID": "1234"}, NEAR_IT),
-        ({"DAEMON_UID": "$(id)"}, NEAR_IT),
+        ("", "No", OFF),
+        ("", "on", NEAR_IT),
+        ("", "obsreve", left(f"AFFINITYD {NO_WORD}")),
+        ("_MODE", "unique-interleaved", APART),
+        ("_MODE", "", NEAR_IT),
+        ("_MODE", "all&scope=socket", f"{MALFORMED} mode: 'all&scope=socket' is not one of all"),
+        ("_MODE", "$(id)", f"{MALFORMED} mode: '$(id)' is not one of"),
+        ("_SCOPE", "x" * 5000, f"{MALFORMED} scope: 'xxxxx"),
+        ("_MIN_PHYSICAL_CORES", "2", "Cannot be satisfied: "),
+        ("_SOCKET", "/nonexistent", left("no plan from /nonexistent")),
+        ("_SOCKET", "--help", left("AFFINITYD_SOCKET=--help is not an absolute path")),
+        ("_DAEMON_UID", "$(id)", NEAR_IT),
     ],
-    ids=str,
 )
 def test_a_user_chooses_by_the_job_s_environment(
-    it: Node, env: Mapping[str, str], expected: str | tuple[str, str]
+    it: Node, name: str, text: str, expected: str | tuple[str, str]
 ) -> None:
-    names = {key if key == "AFFINITYD" else f"AFFINITYD_{key}": env[key] for key in env}
-    found = said(it, {**GPU, **names})
+    found = said(it, {**GPU, f"AFFINITYD{name}": text})
     if isinstance(expected, str):  # a refusal begins so
         assert (found[0].startswith(left(expected)[0][:-1]), found[1]) == (True, BOTH), found
     else:
@@ -102,17 +96,11 @@ def test_a_user_chooses_by_the_job_s_environment(
     ("site", "job", "expected"),
     [
         ("", "observe", WOULD),
-        ("AFFINITYD=on", "observe", WOULD),
-        ("AFFINITYD=observe", None, WOULD),
-        ("AFFINITYD=observe", "on", WOULD),
-        ("AFFINITYD='Observe'", "", WOULD),
+        ("AFFINITYD='Observe'", "on", WOULD),
         ("AFFINITYD=observe", "off", OFF),
-        ("AFFINITYD=off", "on", left("AFFINITYD=off in /etc/affinityd.conf")),
-        ("AFFINITYD=off", "observe", left("AFFINITYD=off in /etc/affinityd.conf")),
+        ("AFFINITYD=off", "observe", left(OF_SITE)),
         ("AFFINITYD=off\nAFFINITYD=on", None, NEAR_IT),
-        ("AFFINITYD=on", "yes", NEAR_IT),
         ("AFFINITYD=obs reve", None, left(f"AFFINITYD in /etc/affinityd.conf {NO_WORD}")),
-        ("", "obsreve", left(f"AFFINITYD {NO_WORD}")),
     ],
 )
 def test_a_job_says_no_more_than_its_site(
@@ -120,11 +108,6 @@ def test_a_job_says_no_more_than_its_site(
 ) -> None:
     env = {} if job is None else {"AFFINITYD": job}
     assert said(replace(it, settings=site), {**GPU, **env}) == expected
-
-
-@pytest.mark.parametrize("word", ["off", "observe"])
-def test_a_task_without_gpus_is_told_nothing(it: Node, word: str) -> None:
-    assert said(replace(it, settings=f"AFFINITYD={word}"), {}) == ("", BOTH)
 
 
 def test_a_site_chooses_for_all_jobs_and_a_job_otherwise(it: Node) -> None:
@@ -149,18 +132,6 @@ def test_what_the_daemon_s_own_settings_say_counts_too(
     assert f"AFFINITYD={word}: nothing is pinned on this node" in "\n".join(daemon.lines)
 
 
-def test_where_the_site_is_off_no_daemon_is_asked(it: Node, daemon: Daemon) -> None:
-    def plans() -> list[str]:
-        lines = daemon.get("/metrics").text.splitlines()
-        return [line for line in lines if line.startswith("affinityd_plans_total")]
-
-    before = plans()
-    said(replace(it, settings="AFFINITYD=off"), {**GPU, "AFFINITYD": "observe"})
-    assert plans() == before
-    said(it, GPU)
-    assert plans() != before
-
-
 # A job's note.
 
 
@@ -170,7 +141,7 @@ def test_gpus_of_a_note_that_are_not_the_task_s_do_not_count(it: Node, daemon: D
     assert said(it, GPU) == pinned(FAR, IDLE)
 
 
-@pytest.mark.parametrize("text", ["gpus=2;id", "gpus=$(id)", "x" * 100_000, ""], ids=len)
+@pytest.mark.parametrize("text", ["gpus=$(id)", "x" * 100_000], ids=len)
 def test_a_note_that_is_no_note_is_passed_over(it: Node, daemon: Daemon, text: str) -> None:
     """But in a unique mode nothing else keeps tasks apart where cores are fewer than GPUs."""
     note(daemon, text)
@@ -197,7 +168,6 @@ def test_where_others_could_listen_nothing_is_asked(it: Node, daemon: Daemon) ->
 def test_another_user_s_daemon_is_asked_where_its_user_is_named(it: Node, daemon: Daemon) -> None:
     os.chown(daemon.socket.parent, 1234, 1234)
     try:
-        assert said(it, GPU) == left("/run/affinityd/ belongs to uid 1234, and is not trusted")
         assert said(it, {**GPU, "AFFINITYD_DAEMON_UID": "7,1234"}) == NEAR_IT
     finally:
         os.chown(daemon.socket.parent, 0, 0)
@@ -210,9 +180,7 @@ def test_another_user_s_daemon_is_asked_where_its_user_is_named(it: Node, daemon
     ("settings", "status", "tells"),
     [
         ("", 0, True),
-        ("AFFINITYD_DRAIN=no", 0, True),
         ('AFFINITYD_DRAIN="yes"', 1, True),
-        ("AFFINITYD=off\nAFFINITYD_DRAIN=yes", 0, False),
         ("AFFINITYD=observe\nAFFINITYD_DRAIN=yes", 0, False),
     ],
 )
@@ -231,7 +199,7 @@ def test_a_node_without_a_daemon_is_drained_only_where_the_site_says_so(
             assert line in syslog.recv(4096).decode()
 
 
-@pytest.mark.parametrize("job", ["", "../../etc/passwd", "1 2", "12x"])
+@pytest.mark.parametrize("job", ["", "../../etc/passwd", "12x"])
 def test_a_prolog_without_a_job_touches_nothing(job: str) -> None:
     with beside(None) as folder:
         done = Node(run=folder).run_script("prolog.sh", {"SLURM_JOB_ID": job, **GPU})

@@ -61,24 +61,21 @@ def test_a_node_whose_gres_has_a_type_is_drained_until_it_has_the_lines_that_are
         assert told("check", cluster, tree).stdout == FITS
 
 
+PAIR = ("0", "1")
+OTHER_CASE = f"gpu 0: Type=A100 is not in Gres=gpu:a100:2 (@): {DRAINED}"
+TOO_MUCH = "GRES gpu:a100 has 1 more configured than expected in slurm.conf. Ignoring extra GRES."
+TOO_FEW = f"Gres=gpu:2 has 2 GPUs, and slurmd 1: {DRAINED}"
+
+
 @pytest.mark.parametrize(
     ("gpus", "lines", "finding"),
     [
-        (
-            A100,
-            TYPED.replace("a100", "A100"),
-            f"gpu 0: Type=A100 is not in Gres=gpu:a100:2 (@): {DRAINED}",
-        ),
-        (("0", "1"), UNTYPED.splitlines()[0], f"Gres=gpu:2 has 2 GPUs, and slurmd 1: {DRAINED}"),
-        (("0", "1"), UNTYPED.replace("gpu", "GPU"), f"Name='GPU' is not gpu: {DRAINED}"),
-        (
-            ("0", "1"),
-            TYPED,
-            "GRES gpu:a100 has 1 more configured than expected in slurm.conf. Ignoring extra GRES.",
-        ),
-        (("0", "1"), UNTYPED.replace("=0\n", "=1\n"), "gpu 0: Cores=1 is node 1, the GPU is on"),
+        pytest.param(A100, TYPED.replace("a100", "A100"), OTHER_CASE, id="another case"),
+        pytest.param(PAIR, UNTYPED.splitlines()[0], TOO_FEW, id="too few"),
+        (PAIR, UNTYPED.replace("gpu", "GPU"), f"Name='GPU' is not gpu: {DRAINED}"),
+        pytest.param(PAIR, TYPED, TOO_MUCH, id="a type too much"),
+        (PAIR, UNTYPED.replace("=0\n", "=1\n"), "gpu 0: Cores=1 is node 1, the GPU is on"),
     ],
-    ids=["another case", "too few", "another case of gpu", "a type too much", "cores of another"],
 )
 def test_a_node_is_drained_by_the_lines_that_the_check_says_so_of(
     tree: Path, gpus: tuple[str, ...], lines: str, finding: str, release: str
@@ -103,51 +100,60 @@ def test_a_job_has_another_gpu_than_cudas_where_the_types_are_not_in_the_order_o
         assert told("check", cluster, tree).stdout == FITS
 
 
+@pytest.fixture(scope="module")
+def typed(release: str) -> Iterator[Slurm]:
+    """Run a node whose lines are right."""
+    with slurm(Setup(gpus=A100, gres_conf=TYPED, release=release)) as cluster:
+        yield cluster
+
+
 def test_what_slurmd_does_not_take_is_said_in_its_words_before_the_file_is_its_own(
-    tree: Path, tmp_path: Path, release: str
+    typed: Slurm, tree: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "new.conf"
-    with slurm(Setup(gpus=A100, gres_conf=TYPED, release=release)) as cluster:
-        file.write_text(TYPED.replace("Cores=0", "Coress=0"))
-        malformed = told("check", cluster, tree, "--gres-conf", f"{file}")
-        file.write_text(TYPED.replace("a100", "A100"))
-        other = told("check", cluster, tree, "--gres-conf", f"{file}")
-        assert told("check", cluster, tree).stdout == FITS
+    file.write_text(TYPED.replace("Cores=0", "Coress=0"))
+    malformed = told("check", typed, tree, "--gres-conf", f"{file}")
+    file.write_text(TYPED.replace("a100", "A100"))
+    other = told("check", typed, tree, "--gres-conf", f"{file}")
+    assert told("check", typed, tree).stdout == FITS
     assert malformed.status == 2
     assert "unrecognized key: Coress" in malformed.stdout
     assert f'Parse error in file {file} line 1: " Coress=0"' in malformed.stdout
     assert other.stdout.count("Type=A100 is not in Gres=gpu:a100:2") == 2
 
 
-INFORMATION = "Model: NVIDIA A100-SXM4-40GB\nGPU UUID: GPU-{number}\nDevice Minor: {number}\n"
+def test_slurmctld_tells_what_it_expects_of_a_node_that_slurm_conf_does_not_have(
+    typed: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{typed.programs()}:{os.environ['PATH']}")
+    conf, other = typed.folder / "slurm.conf", typed.folder / "other.conf"
+    other.write_text(re.sub("^NodeName=.*", "", conf.read_text(), flags=re.MULTILINE))
+    for file, source in ((conf, f"{conf}"), (other, f"scontrol show node {typed.node}")):
+        node, _ = expected_node(LocalSlurm(file), typed.node)
+        assert node is not None
+        assert (node.counts, node.cores, node.source) == ({"a100": 2}, 2, source)
+    unknown = "scontrol show node tux: Node tux not found"
+    assert expected_node(LocalSlurm(conf), "tux") == (None, unknown)
+
+
+INFORMATION = "Model: NVIDIA A100-SXM4-40GB\nGPU UUID: GPU-{0}\nDevice Minor: {0}\n"
+CROSSED = """\
+gpu 0: Cores=1 is node 1, the GPU is on package 0 (node 0); right is Cores=0
+gpu 1: Cores=0 is node 0, the GPU is on package 0 (node 1); right is Cores=1
+2 GPUs, 2 findings
+"""
 
 
 def driver_files(folder: Path, *cpus: int) -> dict[Path, str]:
     """Write NVIDIA's driver of GPUs near these CPUs, and return where its files are to be seen."""
     for number, cpu in enumerate(cpus):
         address = f"0000:0{number + 1}:00.0"
-        put(
-            folder / "proc/nvidia/gpus" / address / "information", INFORMATION.format(number=number)
-        )
-        put(folder / "drivers/nvidia" / address / "local_cpulist", f"{cpu}")
+        put(folder / f"proc/nvidia/gpus/{address}/information", INFORMATION.format(number))
+        put(folder / f"drivers/nvidia/{address}/local_cpulist", f"{cpu}")
     return {folder / "proc": "/proc/driver", folder / "drivers": "/sys/bus/pci/drivers"}
 
 
-@pytest.mark.parametrize(
-    ("cpus", "said"),
-    [
-        ((0, 1), FITS),
-        (
-            (1, 0),
-            (
-                "gpu 0: Cores=1 is node 1, the GPU is on package 0 (node 0); right is Cores=0\n"
-                "gpu 1: Cores=0 is node 0, the GPU is on package 0 (node 1); right is Cores=1\n"
-                "2 GPUs, 2 findings\n"
-            ),
-        ),
-    ],
-    ids=["near", "crossed"],
-)
+@pytest.mark.parametrize(("cpus", "said"), [((0, 1), FITS), ((1, 0), CROSSED)])
 def test_what_slurm_detects_is_judged_as_lines_are(
     tree: Path, tmp_path: Path, cpus: tuple[int, ...], said: str, release: str
 ) -> None:
@@ -157,17 +163,3 @@ def test_what_slurm_detects_is_judged_as_lines_are(
     detect = "AutoDetect=nvidia\n"
     with slurm(Setup(gpus=A100, gres_conf=detect, binds=binds, release=release)) as cluster:
         assert told("check", cluster, tree).stdout == said
-
-
-def test_slurmctld_tells_what_it_expects() -> None:
-    with slurm(Setup(gpus=A100, gres_conf=TYPED)) as cluster:
-        node = cluster.run("sinfo", "--noheader", "--format=%N").strip()
-        conf, other = cluster.folder / "slurm.conf", cluster.folder / "other.conf"
-        # As on a node that slurm.conf does not have: one that was made since.
-        other.write_text(re.sub("^NodeName=.*", "", conf.read_text(), flags=re.MULTILINE))
-        by_conf, by_scontrol = (expected_node(LocalSlurm(it), node) for it in (conf, other))
-        strange = expected_node(LocalSlurm(conf), "tux")
-    for (told, _), source in ((by_conf, f"{conf}"), (by_scontrol, f"scontrol show node {node}")):
-        assert told is not None
-        assert (told.counts, told.cores, told.source) == ({"a100": 2}, 2, source)
-    assert strange == (None, "scontrol show node tux: Node tux not found")

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from affinityd.config import file
-from tests.e2e.slurm.alone import beside
 from tests.e2e.slurm.node import HOME, LOOK, SCRIPTS, Node, check, node, read_tasks
 from tests.e2e.slurm.rig import Setup
-from tests.e2e.slurm.test_slurm_answers import ENVIRONMENTS, fill
-from tests.support.daemons import PATIENCE, eventually
+from tests.support.daemons import eventually
 from tests.support.tiny import BOTH, FAR, NEAR
 
 TWO = ("--ntasks=2", "--gres=gpu:small:2")
 THEIRS = [HOME[2], HOME[3]]
-SLICES = [NEAR, FAR]  #: where Slurm puts the two: each far from its GPU
 SHOW = f"{' '.join(LOOK[:2])} '{LOOK[2]}'"
 
 
@@ -109,28 +102,10 @@ def test_an_overlapping_step_has_what_its_gpus_have(it: Node) -> None:
 
 def test_an_interactive_step_has_all_of_its_job_s(it: Node) -> None:
     """salloc with use_interactive_step, which wants a terminal."""
-    main, terminal = pty.openpty()
-    variables = {"SLURM_CONF": f"{it.cluster.folder}/slurm.conf", "SHELL": "/bin/sh"}
-    process = subprocess.Popen(
-        it.cluster.command("setsid", "--ctty", "--wait", "salloc", *TWO),
-        env={"PATH": os.environ["PATH"], **variables},
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        cwd="/",
-    )
-    os.close(terminal)
-    try:
-        os.write(main, b"grep Cpus_allowed_list /proc/self/status; env | grep AFFINITYD_; exit\n")
-        printed = b""
-        with suppress(OSError):  # EIO: every other process has closed the terminal
-            while part := os.read(main, 4096):
-                printed += part
-        process.wait(PATIENCE)
-    finally:
-        process.kill()
-        os.close(main)
-    text = printed.decode()
+    look = "grep Cpus_allowed_list /proc/self/status; env | grep AFFINITYD_; exit"
+    terminal = "/usr/bin/python3 -c 'import pty, sys; pty.spawn(sys.argv[1:])'"
+    typed = f"echo '{look}' | {terminal} salloc {' '.join(TWO)}"
+    text = it.cluster.run("sh", "-c", typed, env={"SHELL": "/bin/sh"})
     assert re.search(rf"Cpus_allowed_list:\s+{BOTH}\r?$", text, re.MULTILINE), text
     assert re.search(rf"AFFINITYD_CPULIST={BOTH}\r?$", text, re.MULTILINE), text
 
@@ -167,74 +142,11 @@ def test_a_running_job_without_a_cpu_near_its_gpu_is_named(it: Node) -> None:
     assert "job 7" not in check(it)
 
 
-# Whatever goes wrong, the job runs.
-
-
-def test_a_daemon_that_stopped_is_not_waited_for(it: Node) -> None:
-    it.daemon.signal(signal.SIGSTOP)
-    try:
-        tasks = it.tasks(*TWO)
-    finally:
-        it.daemon.signal(signal.SIGCONT)
-    assert [task.cpus for task in tasks] == SLICES
-    assert [task.unpinned for task in tasks] == ["no plan from /run/affinityd/affinityd.sock"] * 2
-    eventually(lambda: [task.cpus for task in it.tasks(*TWO)] == THEIRS, "tasks are pinned again")
-
-
-def test_a_user_s_environment_does_not_get_into_the_way(it: Node) -> None:
-    """All at once; one by one in test_slurm_answers."""
-    with beside(None) as folder:
-        fill(folder)
-        env = {name: text for of in ENVIRONMENTS.values() for name, text in of(folder).items()}
-        printed = it.cluster.run(
-            *("/usr/bin/srun", "--label", *TWO, "--export", ",".join(env)),
-            # A line each: srun writes a longer one in parts, each with a label.
-            *("/usr/bin/sed", r"s/\x00/\n/g", "/proc/self/status", "/proc/self/environ"),
-            env=env,
-        )
-    masks = re.findall(r"^\d: Cpus_allowed_list:\s+(\S+)", printed, re.MULTILINE)
-    pinned = re.findall(r"^\d: AFFINITYD_CPULIST=(.*)", printed, re.MULTILINE)
-    assert sorted(masks) == sorted(pinned) == sorted(THEIRS), printed
-    assert not re.search(r"^\d: (STOLEN|AFFINITYD_UNPINNED)=", printed, re.MULTILINE)
-
-
-def test_a_node_whose_site_wants_a_daemon_is_drained_without(it: Node, conf: Path) -> None:
-    conf.write_text("AFFINITYD_SOCKET=/run/affinityd/nobody.sock\nAFFINITYD_DRAIN=yes\n")
-    administrator = replace(it.cluster, user=None)
-    it.cluster.run("sbatch", "--gres=gpu:1", "--wrap=true", "--output=/dev/null")
-
-    def state() -> str:
-        return it.cluster.run("sinfo", "-h", "-o", "%T %E")
-
-    eventually(lambda: state() == "drained Prolog error\n", "it is drained")
-    administrator.run("scancel", "--user=games")
-    administrator.run("scontrol", "update", f"NodeName={it.cluster.node}", "State=RESUME")
-    eventually(lambda: state() == "idle none\n", "it is idle")
-
-
 # Switched on by degrees: what slurm/README.md says.
 
 PAGE = (SCRIPTS / "README.md").read_text()
 (SECTION,) = re.findall(r"^## Switch it on in steps\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
 OBSERVE, TASK, COUNTS, ON, OFF = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)
-OBSERVED = "affinityd_observed_plans_total"
-
-
-def observed(made: Node, before: str, after: str) -> float:
-    lines = made.daemon.get("/metrics").text.splitlines()
-    name = f'{OBSERVED}{{after="{after}",before="{before}"}} '
-    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
-
-
-def test_the_daemon_counts_what_a_pin_would_have_changed(it: Node, conf: Path) -> None:
-    """Each task, though its question is another's before."""
-    conf.write_text("AFFINITYD=observe\n")
-    before = observed(it, "remote", "local")
-    for _ in range(2):
-        assert [task.cpus for task in it.tasks(*TWO)] == SLICES
-    assert observed(it, "remote", "local") == before + 4
-    it.tasks("--ntasks=1", "--gres=gpu:small:1", "--cpus-per-task=2")
-    assert observed(it, "unpinned", "mixed") == 1
 
 
 def test_the_page_s_commands_do_what_it_says(it: Node, conf: Path) -> None:
@@ -253,7 +165,7 @@ def test_the_page_s_commands_do_what_it_says(it: Node, conf: Path) -> None:
     printed = it.cluster.run("sh", "-c", TASK.replace("--gres=gpu:1", "--gres=gpu:small:1"))
     assert re.search(r"^Cpus_allowed_list:\t", printed, re.MULTILINE)
     assert re.search(r"^AFFINITYD_UNPINNED=observe: would run on CPUs \d", printed, re.MULTILINE)
-    assert f"{OBSERVED}{{after=" in done(COUNTS)
+    assert "affinityd_observed_plans_total{after=" in done(COUNTS)
     ours = ("AFFINITYD_MODE=node", "AFFINITYD_ENFORCE=observe")
     for commands, word in ((ON, "on"), (OFF, "off"), (ON, "on")):
         done(commands)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tests.e2e.vm.hardware import GPU_NODES
@@ -18,11 +19,17 @@ class Job:
 
     words: str  #: srun's options
     modes: tuple[str, ...] = (NODE, UNIQUE)  #: AFFINITYD_MODE: it runs once in each
+    cpus: str = "none"  #: AFFINITYD_CPUS: near ones alone, however few; "": Slurm says it
+    asked: int = 0  #: CPUs that each task keeps, more than are near
 
     @property
     def tasks(self) -> int:
         """How many there are, by -n."""
         return int(self.words.partition(" ")[0].removeprefix("-n"))
+
+    def env(self, mode: str) -> Mapping[str, str]:
+        """Return the environment of the job in a mode."""
+        return {"AFFINITYD_MODE": mode} | ({"AFFINITYD_CPUS": self.cpus} if self.cpus else {})
 
 
 #: A NUMA node has two cores, and two GPUs: hence so many CPUs for so few tasks.
@@ -36,25 +43,12 @@ JOBS = {
     "a map": Job("-n2 --gres=gpu:2 --gpu-bind=map_gpu:1,0 -c8 --cpu-bind=cores"),
     "a map of one GPU": Job("-n2 --gres=gpu:2 --gpu-bind=map_gpu:0,0 -c12", (UNIQUE,)),
     "a lone task": Job("-n1 --gres=gpu:2 -c16"),
+    "all that its job has": Job("-n2 --gres=gpu:2 -c8", cpus="", asked=8),
+    "a part of what its job has": Job("-n1 --gres=gpu:1 -c16", cpus="6", asked=6),
 }
 
 #: Without the device cgroup, where CUDA_VISIBLE_DEVICES alone says which GPUs are a task's.
 OPEN_JOBS = {
     name: replace(JOBS[name], modes=(UNIQUE,))
     for name in ("tasks that deal out GPUs of two packages", "a GPU for each task", "a map")
-}
-
-
-@dataclass(frozen=True)
-class Asking(Job):
-    """A job whose tasks keep as many CPUs as they asked for."""
-
-    asked: int = 0  #: CPUs for each task
-    said: str = ""  #: AFFINITYD_CPUS, where Slurm is not to say it
-
-
-#: A GPU has four CPUs on its node: each task asks for more.
-ASKING = {
-    "all that its job has": Asking("-n2 --gres=gpu:2 -c8", asked=8),
-    "a part of what its job has": Asking("-n1 --gres=gpu:1 -c16", asked=6, said="6"),
 }

@@ -128,7 +128,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize(("generation", "moment"), enumerate(MOMENTS, start=1))
+@pytest.mark.parametrize(("generation", "moment"), [*enumerate(MOMENTS, start=1)])
 def test_the_next_answer_has_just_the_cpus_that_are_online(
     seen: Document, generation: int, moment: str
 ) -> None:
