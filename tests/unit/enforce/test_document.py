@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from affinityd.audit.describe import Sees, everything
+from affinityd.audit.model import GpuKey
 from affinityd.config.settings import OBSERVE
 from affinityd.cpuset import parse_list
 from affinityd.enforce import describe
@@ -21,10 +22,12 @@ from affinityd.enforce.model import REASONS, Decision
 from affinityd.enforce.policy.model import PolicyState
 from tests.support.documents import exactly, in_json
 from tests.support.enforce_reports import drifted, enforced, fits, left, totals
-from tests.support.scans import GPU1, MACHINE
+from tests.support.scans import GPU0, GPU1, MACHINE
 
+FIRST = fits(1)
+FACTS = replace(FIRST.process.facts, beside=(GPU1,), cpuset=parse_list("0-5"))
 FOUND = enforced(
-    fits(1),
+    replace(FIRST, process=replace(FIRST.process, facts=FACTS)),
     drifted(2, "mask", rule=3, uid=1001),
     left(3, "no_job", job=None),
     left(4, "allocation", cause="allocation"),
@@ -54,6 +57,7 @@ def named(index: int) -> dict[str, object]:
     return {"vendor": gpu.vendor, "gpu": gpu.index, **ids}
 
 
+MEND, ALLOCATE, LEAVE = "gpus_pinning_would_mend", "gpus_need_allocation", "gpus_left"
 HEAD = """
 {"node": "made", "time": "2026-09-21T14:13:20.250Z", "sees": "counts", "enforce": "pin",
 "does": "observe", "hindrance": "another daemon pins", "notices": ["environments"],
@@ -66,20 +70,17 @@ HEAD = """
 
 
 def test_the_head_tells_what_it_does_by_which_policy_and_what_came_of_it() -> None:
-    left_alone = {**dict.fromkeys(REASONS, 0), "no_job": 1, "allocation": 1}
-    drifted_ones = {"mask": 1, "unpinned": 0, "share": 0}
-    summary = {
-        "gpus_mismatched": 1,
-        "gpus_pinning_would_mend": 0,
-        "gpus_need_allocation": 1,
-        "gpus_left": 0,
-        "gpus_unknown": 1,
-        "gpus": [
-            {**named(0), "fate": "allocation", "why": None},
-            {**named(1), "fate": "unknown", "why": "no NVML"},
-        ],
-        "processes": {"fits": 1, "drifted": drifted_ones, "left": left_alone},
+    gpus = [
+        {**named(0), "fate": "allocation", "why": None},
+        {**named(1), "fate": "unknown", "why": "no NVML"},
+    ]
+    processes = {
+        "fits": 1,
+        "drifted": {"mask": 1, "unpinned": 0, "share": 0},
+        "left": {**dict.fromkeys(REASONS, 0), "no_job": 1, "allocation": 1},
     }
+    counts = {"gpus_mismatched": 1, MEND: 0, ALLOCATE: 1, LEAVE: 0, "gpus_unknown": 1}
+    summary = {**counts, "gpus": gpus, "processes": processes}
     assert document(FOUND, None) == {**json.loads(HEAD), "summary": summary}
 
 
@@ -98,37 +99,21 @@ PROCESS_2 = """
 """
 
 
-def test_a_process_is_told_with_where_it_is_to_run_and_what_was_done() -> None:
-    of_job, of_none = document(FOUND, everything)["jobs"]
-    assert [of_job[it] for it in ("scheduler", "id", "pod")] == ["slurm", "7", None]
-    assert [of_none[it] for it in ("scheduler", "id", "pod")] == [None, None, None]
-    assert [it["pid"] for it in of_job["processes"]] == [1, 2, 4]
-    assert of_job["processes"][1] == json.loads(PROCESS_2)
-
-
-def test_what_is_let_alone_has_a_reason_and_what_is_not_known_is_null() -> None:
-    (_, of_none) = document(FOUND, everything)["jobs"]
-    (lone,) = of_none["processes"]
-    assert (lone["verdict"], lone["reason"], lone["why"]) == ("left", "no_job", "so it is")
+def test_a_process_is_told_by_its_job_with_where_it_is_to_run_and_what_was_done() -> None:
+    jobs = document(FOUND, everything)["jobs"]
+    named = [[job[it] for it in ("scheduler", "id", "pod")] for job in jobs]
+    assert named == [["slurm", "7", None], [None, None, None]]
+    (first, second, last), (lone,) = (job["processes"] for job in jobs)
+    assert second == json.loads(PROCESS_2)
+    assert [it["pid"] for it in (first, last)] == [1, 4]
+    assert (first["gpus_beside"], first["cpuset"]) == ([{"vendor": "nvidia", "gpu": 1}], "0-5")
+    assert [lone[it] for it in ("verdict", "reason", "why")] == ["left", "no_job", "so it is"]
     unknown = ("cause", "cpulist", "cpuset", "mode", "share", "scope", "rule", "last_pin")
     assert {lone[name] for name in unknown} == {None}
 
 
-def test_other_gpus_of_a_process_are_told_beside_its_first_and_its_cpuset_as_a_list() -> None:
-    its = fits(1)
-    facts = replace(its.process.facts, beside=(GPU1,), cpuset=parse_list("0-5"))
-    found = enforced(replace(its, process=replace(its.process, facts=facts)))
-    ((process,),) = (job["processes"] for job in document(found, everything)["jobs"])
-    assert process["gpus_beside"] == [{"vendor": "nvidia", "gpu": 1}]
-    assert process["cpuset"] == "0-5"
-
-
-MEND, ALLOCATE, LEAVE = "gpus_pinning_would_mend", "gpus_need_allocation", "gpus_left"
-
-
-FAR_LEFT = left(2, "policy", cause="mask")
-FAR_OFF = left(2, "opted_out", cause="mask")
-ELSEWHERE = left(2, "policy", gpu=GPU1, cause="mask")
+def far(reason: str, pid: int = 2, gpu: GpuKey = GPU0) -> Decision:
+    return left(pid, reason, gpu=gpu, cause="mask")
 
 
 @pytest.mark.parametrize(
@@ -136,18 +121,13 @@ ELSEWHERE = left(2, "policy", gpu=GPU1, cause="mask")
     [
         pytest.param([fits()], set(), id="a GPU that is well is none of them"),
         pytest.param([drifted(), drifted(2, "unpinned")], {MEND}, id="pinning mends what drifted"),
-        pytest.param([drifted(), left(2, "young", cause="mask")], {MEND}, id="and what is young"),
-        pytest.param([left(2, "waiting", cause="mask")], {MEND}, id="or waits for its turn"),
-        pytest.param([drifted(), FAR_LEFT], {LEAVE}, id="not what may not be touched"),
-        pytest.param([left(2, "given_up", cause="mask")], {LEAVE}, id="nor what is given up"),
-        pytest.param(
-            [drifted(), FAR_OFF, left(3, "allocation", cause="mask")],
-            {ALLOCATE},
-            id="one that was allocated far away counts before all else",
-        ),
+        pytest.param([drifted(), far("young"), far("waiting", 3)], {MEND}, id="and what waits"),
+        pytest.param([drifted(), far("policy")], {LEAVE}, id="not what may not be touched"),
+        pytest.param([far("given_up")], {LEAVE}, id="nor what is given up"),
+        pytest.param([far("opted_out"), far("allocation", 3)], {ALLOCATE}, id="first of all"),
         pytest.param([drifted(), left(2, "no_job")], {MEND}, id="what is near does not count"),
         pytest.param([drifted(1, "share")], set(), id="nor what is near on another rank's CPUs"),
-        pytest.param([drifted(), ELSEWHERE], {MEND, LEAVE}, id="each GPU by itself"),
+        pytest.param([drifted(), far("policy", gpu=GPU1)], {MEND, LEAVE}, id="each by itself"),
     ],
 )
 def test_what_becomes_of_the_gpus_that_have_a_mismatch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,20 +21,19 @@ from affinityd.enforce.hindrances import (
 from affinityd.linux.processes import INITIAL_PIDS
 
 ALL = "CapEff:\t000001ffffffffff\n"
-OTHER_PIDS, OTHER_USERS = "pid:[4026532000]", "user:[4026532000]"
+PIDS, USERS = INITIAL_PIDS, INITIAL_USERS
 
 
 @pytest.mark.parametrize(
     ("pids", "users", "status", "expected"),
     [
-        (INITIAL_PIDS, INITIAL_USERS, ALL, None),
-        (INITIAL_PIDS, INITIAL_USERS, "CapPrm:\t0\nCapEff:\t0000000000800000\nX:\n", None),
+        (PIDS, USERS, ALL, None),
+        (PIDS, USERS, "CapPrm:\t0\nCapEff:\t0000000000800000\nX:\n", None),
         (None, None, ALL, None),  # a kernel without namespaces
-        (OTHER_PIDS, INITIAL_USERS, ALL, NOT_ALL_PIDS),
-        (INITIAL_PIDS, OTHER_USERS, ALL, NOT_ALL_USERS),
-        (INITIAL_PIDS, INITIAL_USERS, "CapPrm:\t000001ffffffffff\nCapEff:\t0\n", NO_SYS_NICE),
-        (INITIAL_PIDS, INITIAL_USERS, "CapEff:\t000001ffff7fffff\n", NO_SYS_NICE),
-        (INITIAL_PIDS, INITIAL_USERS, "", NO_SYS_NICE),
+        ("pid:[4026532000]", USERS, ALL, NOT_ALL_PIDS),
+        (PIDS, "user:[4026532000]", ALL, NOT_ALL_USERS),
+        (PIDS, USERS, "CapPrm:\t000001ffffffffff\nCapEff:\t000001ffff7fffff\n", NO_SYS_NICE),
+        (PIDS, USERS, "", NO_SYS_NICE),
     ],
 )
 def test_what_is_missing_is_said(
@@ -76,18 +75,13 @@ def taken(lock: Path) -> str:
 
 
 def test_the_second_observes_until_the_first_has_ended(lock: Path) -> None:
+    lock.write_bytes(b"\xff4711\n")  # of one that was killed
     with daemon(lock) as second:
         with daemon(lock) as first:
             assert [first.acquire(), second.acquire(), first.acquire()] == [None, taken(lock), None]
         assert second.acquire() is None
         with daemon(lock) as third:
             assert third.acquire() == taken(lock)
-
-
-def test_a_file_that_a_dead_daemon_left_is_taken_over(lock: Path) -> None:
-    lock.write_bytes(b"\xff4711\n")
-    with daemon(lock) as node_lock:
-        assert node_lock.acquire() is None
 
 
 def test_the_file_is_for_its_user_alone_and_its_new_folder_for_all(tmp_path: Path) -> None:
@@ -123,30 +117,19 @@ def test_a_lock_that_is_replaced_while_it_is_taken_is_not_had(
         assert first.acquire() == taken(lock)
 
 
-NO_LOCK = "the lock of the one daemon that pins on a node cannot be taken"
-
-
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("path", "why"),
     [
-        (lambda lock: lock.symlink_to(lock.parent / "elsewhere"), "Too many levels of symbolic li"),
-        (lambda lock: lock.mkdir(), "Is a directory"),
-    ],
-)
-def test_what_is_no_file_is_no_lock(lock: Path, make: Callable[[Path], None], why: str) -> None:
-    make(lock)
-    with daemon(lock) as node_lock:
-        assert (node_lock.acquire() or "").startswith(f"{NO_LOCK}: {lock}: {why}")
-    assert not lock.with_name("elsewhere").exists()
-
-
-@pytest.mark.parametrize(
-    ("lock", "why"),
-    [
+        ("link", "Too many levels of symbolic links"),
+        ("folder", "Is a directory"),
         ("/proc/self/lock", "No such file or directory"),  # a folder that takes no file
         ("/proc/self/new/lock", "No such file or directory"),  # one that cannot be made
-        ("/dev/null/lock", "Not a directory"),
     ],
 )
-def test_where_no_file_can_be_it_is_said(lock: str, why: str) -> None:
-    assert NodeLock(lock).acquire() == f"{NO_LOCK}: {lock}: {why}"
+def test_where_no_file_can_be_it_is_said(tmp_path: Path, path: str, why: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "folder").mkdir()
+    with daemon(lock := tmp_path / path) as node_lock:
+        told = "the lock of the one daemon that pins on a node cannot be taken"
+        assert node_lock.acquire() == f"{told}: {lock}: {why}"
+    assert not (tmp_path / "elsewhere").exists()

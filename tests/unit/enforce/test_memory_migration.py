@@ -26,19 +26,20 @@ FOUR_NODES = made({0: "0", 1: "1", 2: "2", 3: "3"})
 SLIT = (("0", "1", 20), ("0", "2", 12), ("1", "2", 30))
 OF_A_GPU = made({0: "0-3", 1: "4-7", 2: ""})  #: its node 2
 CXL = made({0: "0-3", 1: "4-7", 2: ""}, memoryless=[0], distances=SLIT)
+NO_MEMORY = made({0: "0", 1: "1"}, memoryless=[0, 1])
 
 
 @pytest.mark.parametrize(
     ("topology", "cpus", "moves"),
     [
-        pytest.param(TWO_NODES, {5}, ({0}, {1}), id="from the other node to its own"),
-        pytest.param(FOUR_NODES, {1, 2}, ({0, 3}, {1, 2}), id="of two nodes to two nodes"),
-        pytest.param(OF_A_GPU, {0}, ({1}, {0}), id="a node without CPUs is let alone"),
-        pytest.param(CXL, {0}, ({1}, {2}), id="a node without memory has that of the nearest"),
-        pytest.param(made({0: "0-7"}), {0}, None, id="a machine of one node"),
-        pytest.param(TWO_NODES, {0, 4}, None, id="it runs on every node"),
-        pytest.param(TWO_NODES, {99}, None, id="it runs on CPUs that are not there"),
-        pytest.param(made({0: "0", 1: "1"}, memoryless=[0, 1]), {0}, None, id="no memory"),
+        (TWO_NODES, {5}, ({0}, {1})),
+        (FOUR_NODES, {1, 2}, ({0, 3}, {1, 2})),
+        (OF_A_GPU, {0}, ({1}, {0})),  # a node without CPUs is no source
+        (CXL, {0}, ({1}, {2})),  # a node without memory has that of the nearest
+        (made({0: "0-7"}), {0}, None),
+        (TWO_NODES, {0, 4}, None),  # it runs on every node
+        (TWO_NODES, {99}, None),
+        (NO_MEMORY, {0}, None),
     ],
 )
 def test_where_from_and_where_to(

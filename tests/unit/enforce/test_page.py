@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-
-import pytest
 
 from affinityd.config.settings import ENFORCE_VALUES
 from affinityd.daemon.metrics.enforcement import FAMILIES, GPU_FAMILIES
@@ -25,49 +22,19 @@ TEXT = " ".join(PAGE.split())
 POLICY, DEGREES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
-TRAINER = "/system.slice/trainer-7.service"
-LABEL = {"LATENCY_CLASS": "critical"}
-OWN_CORES = Treatment(Options("unique_contiguous", share="node"))
-OWN_L3 = Treatment(Options("exclusive", min_physical_cores=2))
-
-
-@pytest.mark.parametrize(
-    ("who", "rule", "treatment"),
-    [
-        (Who(), None, Treatment()),
-        (Who(account="bench-9"), 1, Treatment(leave=True)),
-        (Who(account="vision", partition="train-long"), 2, OWN_CORES),
-        (Who(namespace="inference-a", environment=LABEL), 3, OWN_L3),
-        (Who(namespace="inference-a"), None, Treatment()),
-        (Who(uid=1005, cgroups=("/", TRAINER)), 4, Treatment()),
-    ],
-)
-def test_its_policy_treats_a_process_as_its_comments_say(
-    who: Who, rule: int | None, treatment: Treatment
-) -> None:
-    assert parse(POLICY).treatment(who) == replace(treatment, rule=rule)
-
-
-@pytest.mark.parametrize(
-    ("who", "is_observed"),
-    [
-        (Who(partition="pilot"), False),
-        (Who(partition="all"), True),
-        (Who(), True),
-        (Who(unread=frozenset(("partition", "environment"))), True),
-    ],
-)
-def test_by_degrees_one_partition_is_pinned_and_the_others_are_observed(
-    who: Who, is_observed: bool
-) -> None:
-    found = parse(DEGREES).treatment(who)
-    assert (found.observe, found.unread, found.leave) == (is_observed, (), False)
-
-
-def test_a_cgroup_of_its_policy_is_a_job() -> None:
-    policy = parse(POLICY)
-    assert policy.names_cgroup(Who(uid=1005, cgroups=("/", TRAINER))) == TRAINER
-    assert policy.names_cgroup(Who(uid=1006, cgroups=("/", TRAINER))) is None
+def test_its_policies_do_what_the_page_says() -> None:
+    """What `affinityd enforce --check` says of the first is on the page, too."""
+    trainer, policy = "/system.slice/trainer-7.service", parse(POLICY)
+    cgroups = [policy.names_cgroup(Who(uid, cgroups=("/", trainer))) for uid in (1005, 1006)]
+    assert cgroups == [trainer, None]
+    label = {"LATENCY_CLASS": "critical"}
+    found = policy.treatment(Who(namespace="inference-a", environment=label))
+    assert found == Treatment(Options("exclusive", min_physical_cores=2), rule=3)
+    degrees = parse(DEGREES)
+    assert [degrees.treatment(Who(partition=it)).observe for it in ("pilot", "all")] == [
+        False,
+        True,
+    ]
 
 
 def test_it_explains_every_word() -> None:
