@@ -92,7 +92,8 @@ class Look:
     ) -> None:
         self.hindrance: str | None = None
         self.follower = Follower()
-        self.auditor = Auditor(Known(pid, gpu=GPU))
+        self.known = Known(pid, gpu=GPU)
+        self.auditor = Auditor(self.known)
         self.enforcer = Enforcer(
             way,
             PolicyFile(str(policy), parse=parse, is_optional=False),
@@ -108,10 +109,6 @@ class Look:
         """Look, so many seconds later than now."""
         scan = self.scan()
         return self.enforcer.enforce(NODES, replace(scan, boot=scan.boot + later))
-
-    def become(self, later: float = LATER) -> str:
-        """Look, and return what becomes of the one process."""
-        return what(self.enforce(later))
 
 
 def what(found: Enforced) -> str:
@@ -131,18 +128,14 @@ def test_what_has_drifted_is_pinned_and_fits_from_then_on(policy: Path, job: int
     assert (what(again := Look(policy, job).enforce()), again.done) == ("fits", [])
 
 
-def test_an_observer_touches_nothing_and_says_what_it_would_do(policy: Path, job: int) -> None:
+def test_what_is_observed_is_not_touched(policy: Path, job: int) -> None:
     found = Look(policy, job, OBSERVE).enforce()
-    assert mask_of(job) == FAR
     assert (what(found), found.does, found.done) == ("drifted", OBSERVE, [])
-
-
-def test_a_process_that_the_policy_has_observed_is_not_pinned(policy: Path, job: int) -> None:
     policy.write_text("observe = true")
     look = Look(policy, job)
     found = look.enforce()
-    assert (what(found), mask_of(job), found.done) == ("drifted", FAR, [])
-    assert (found.does, found.unreached) == (PIN, 0)
+    assert (what(found), found.does, found.done, found.unreached) == ("drifted", PIN, [], 0)
+    assert mask_of(job) == FAR
     policy.write_text("")
     look.enforce()  # a change counts when it is there at two looks
     look.enforce()
@@ -160,46 +153,20 @@ def test_where_it_is_hindered_it_observes_for_as_long_as_that_lasts(policy: Path
     assert mask_of(job) == NEAR
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        pytest.param("mode = 1", "no_policy", id="nothing while there was no good one"),
-        pytest.param("leave = true", "policy", id="what it leaves"),
-        pytest.param('[[rule]]\nenvironment.TEAM = "v*"\nleave = true', "policy", id="a rule"),
-        pytest.param('[[rule]]\npod = "a"\nleave = true', "policy", id="what it may leave"),
-        pytest.param('[[rule]]\npod = "a"\nmode = "single"', "drifted", id="or not"),
-    ],
-)
-def test_the_policy_says_what_is_let_alone(policy: Path, job: int, text: str, reason: str) -> None:
-    policy.write_text(text)
-    assert Look(policy, job).become() == reason
-    assert (mask_of(job) == FAR) == (reason != "drifted")
-
-
-def test_a_policy_that_breaks_leaves_the_old_one_in_force(policy: Path, job: int) -> None:
-    policy.write_text("leave = true")
-    look = Look(policy, job)
-    look.enforce()
-    policy.write_text("leave = 1")
-    look.enforce()  # a change counts when it is there at two looks
-    found = look.enforce()
-    assert (what(found), mask_of(job)) == ("policy", FAR)
-    assert "leave" in (found.policy.error or "")
-    policy.write_text("leave = false")
-    assert [look.become(), look.become()] == ["policy", "drifted"]
-    assert mask_of(job) == NEAR
-
-
-def test_what_has_just_started_or_is_in_no_job_or_has_reserved_cpus_alone_is_not_touched(
-    policy: Path, job: int
-) -> None:
-    assert Look(policy, job, reserved=NEAR).become() == "no_plan"
-    assert Look(policy, job).become(later=-0.1) == "young"
+def test_what_is_left_alone_is_not_touched(policy: Path, job: int) -> None:
+    """By the policy, which asks for the environment; reserved CPUs; and as it has just started."""
+    assert what(Look(policy, job, reserved=NEAR).enforce()) == "no_plan"
+    assert what(Look(policy, job).enforce(later=-0.1)) == "young"
+    for text, reason in (
+        ('[[rule]]\nenvironment.TEAM = "v*"\nleave = true', "policy"),
+        ('[[rule]]\npod = "a"\nleave = true', "policy"),  # which may mean it
+        ("mode = 1", "no_policy"),
+    ):
+        policy.write_text(text)
+        found = Look(policy, job).enforce()
+        assert what(found) == reason
+    assert "mode: 1: it is not a mode" in (found.policy.error or "")
     assert mask_of(job) == FAR
-    with sleeping() as child:
-        os.sched_setaffinity(child.pid, FAR)
-        assert Look(policy, child.pid).become() == "no_job"
-        assert mask_of(child.pid) == FAR
 
 
 def test_when_time_is_up_the_rest_is_told_and_left_to_the_next_scan(
@@ -219,10 +186,7 @@ def test_its_memory_is_to_follow_the_first_pin_from_far_away_and_no_other(
 ) -> None:
     look = Look(policy, job)
     (drifted,) = Look(policy, job, OBSERVE).enforce().decisions
-    for cause, outcome in (
-        ("share", PinOutcome(pinned=1)),
-        ("mask", PinOutcome(refused=1, error="EPERM")),
-    ):
+    for cause, outcome in ("share", PinOutcome(pinned=1)), ("mask", PinOutcome(refused=1)):
         with monkeypatch.context() as patched:
             patched.setattr(pinner, "pin_process", lambda *_, outcome=outcome: outcome)
             other = Look(policy, job)
@@ -230,9 +194,8 @@ def test_its_memory_is_to_follow_the_first_pin_from_far_away_and_no_other(
         assert other.follower.wanted == []
     look.enforce()
     os.sched_setaffinity(job, FAR | NEAR)
-    found = look.enforce()
-    assert (mask_of(job), found.totals.resets) == (NEAR, 1)
-    assert found.totals.pins["pinned"] == 2
+    totals = look.enforce().totals
+    assert (mask_of(job), totals.resets, totals.pins["pinned"]) == (NEAR, 1, 2)
     assert look.follower.wanted == [(job, NEAR)]
 
 
@@ -244,8 +207,7 @@ def test_what_cannot_be_read_or_seen_is_noticed(
     monkeypatch.setattr(identity, "environment", lambda *_: None)
     look = Look(policy, job, OBSERVE)
     look.follower.refusal = "memory was not moved"
-    look.auditor._holders = Known(job, gpu=GPU)
-    look.auditor._holders.now = replace(look.auditor._holders.now, unknown={GPU: "no NVML"})
+    look.known.now = replace(look.known.now, unknown={GPU: "no NVML"})
     first, second, third = look.enforce().notices
     assert (first[:15], second[:10], third[-7:]) == ("environments of", "memory was", "no NVML")
 

@@ -17,10 +17,9 @@ from affinityd.enforce.memory_migration import (
     REFUSED,
     MemoryMigrations,
     Nodes,
-    PendingMigration,
 )
 from affinityd.linux import syscalls
-from affinityd.linux.processes import stat_of
+from affinityd.linux.processes import stat_of, status_of
 from affinityd.linux.syscalls import SYS_NICE
 from tests.support.audit_facts import process
 from tests.support.child_python import SECCOMP, said
@@ -51,6 +50,11 @@ def counts(migrations: MemoryMigrations, number: int) -> Mapping[str, int]:
     return {outcome: count for outcome, count in migrations.totals.items() if count}
 
 
+def effective(thread: str) -> int:
+    """Return the capabilities of a thread."""
+    return int(status_of(thread, "CapEff") or "0", 16)
+
+
 @only_node_0
 def test_processes_are_moved_one_after_the_other_and_those_that_are_there_are_counted() -> None:
     """Not one that has ended, nor one that has its number by now; the thread has no SYS_NICE."""
@@ -65,23 +69,9 @@ def test_processes_are_moved_one_after_the_other_and_those_that_are_there_are_co
         assert counts(migrations, 2) == {MOVED: 1, LEFT: 1}
     assert migrations.refusal is None
     assert migrations._thread is not None
-    status = Path(f"/proc/self/task/{migrations._thread.native_id}/status").read_text()
-    (effective,) = (line[7:] for line in status.splitlines() if line.startswith("CapEff:"))
-    assert not int(effective, 16) >> SYS_NICE & 1
-
-
-def test_the_memory_of_another_process_by_the_same_number_is_not_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = list[int]()
-    monkeypatch.setattr(syscalls, "migrate_pages", lambda pid, *_: asked.append(pid))
-    monkeypatch.setattr(syscalls, "lay_down", lambda _: None)  # this thread is the tests' own
-    with sleeping() as child:
-        start = facts_of(child.pid).start
-        for began in (start - 1, start):
-            wish = PendingMigration(child.pid, began, far=frozenset({1}), home=HERE)
-            MemoryMigrations(enabled=True)._outcome(wish)
-        assert asked == [child.pid]
+    ours = effective("self")
+    assert effective(f"self/task/{migrations._thread.native_id}") == ours & ~(1 << SYS_NICE)
+    assert effective("self") == ours
 
 
 #: Wants the memory of the process in argv moved, and tells what came of it.
@@ -100,30 +90,34 @@ AS_A_USER = "import ctypes, os, tests.processes.enforce.test_memory_migration; o
 NO_MIGRATE_PAGES = f'{SECCOMP}\nrefuse("migrate_pages")'
 
 
-@only_node_0
-@needs_root
-@pytest.mark.parametrize("before", [AS_A_USER, NO_MIGRATE_PAGES], ids=["user", "filter"])
-def test_what_the_kernel_refuses_is_counted_and_said(before: str) -> None:
-    with sleeping() as child:
-        assert said(f"{before}\n{WANT}", str(child.pid)) == (
-            f"{ {REFUSED: 1} } the memory of process {child.pid} was not moved: EPERM: "
-            "another user's memory needs CAP_SYS_PTRACE, and a seccomp filter must allow "
-            "capset and migrate_pages: affinityd.service.d/enforce.conf for systemd"
-        )
+def confined(powers: str) -> tuple[str, ...]:
+    return ("setpriv", f"--bounding-set=-all,{powers}", "--inh-caps=-all")
 
 
 @only_node_0
 @needs_root
 @pytest.mark.parametrize(
-    ("powers", "outcome"), [("+sys_nice", REFUSED), ("+sys_nice,+sys_ptrace", MOVED)]
+    ("before", "within", "outcome"),
+    [
+        (AS_A_USER, (), REFUSED),
+        (NO_MIGRATE_PAGES, (), REFUSED),
+        # Of a process that may do more it takes one capability.
+        ("", confined("+sys_nice"), REFUSED),
+        ("", confined("+sys_nice,+sys_ptrace"), MOVED),
+    ],
+    ids=["user", "filter", "less", "one"],
 )
-def test_the_memory_of_a_process_that_may_do_more_takes_one_capability(
-    powers: str, outcome: str
+def test_what_the_kernel_refuses_is_counted_and_said(
+    before: str, within: tuple[str, ...], outcome: str
 ) -> None:
-    confined = ("setpriv", f"--bounding-set=-all,{powers}", "--inh-caps=-all")
     with sleeping() as child:
-        told = said(WANT, str(child.pid), within=confined)
-    assert told.startswith(f"{ {outcome: 1} } ")
+        told = said(f"{before}\n{WANT}", str(child.pid), within=within)
+    why = (
+        f"the memory of process {child.pid} was not moved: EPERM: "
+        "another user's memory needs CAP_SYS_PTRACE, and a seccomp filter must allow "
+        "capset and migrate_pages: affinityd.service.d/enforce.conf for systemd"
+    )
+    assert told == f"{ {outcome: 1} } {why if outcome == REFUSED else None}"
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from affinityd.enforce.hindrances import (
     REFUSED,
     lacking,
 )
-from affinityd.linux.syscalls import SYS_NICE
 from tests.support.child_python import SECCOMP, said
 
+EPERM = "EPERM: Operation not permitted"
 ASK = "from affinityd.enforce.hindrances import lacking; print(lacking())"
 
 needs_freedom = pytest.mark.skipif(
@@ -26,27 +26,24 @@ needs_freedom = pytest.mark.skipif(
 
 @needs_freedom
 @pytest.mark.parametrize(
-    ("within", "expected"),
+    ("before", "within", "expected"),
     [
-        ((), "None"),
-        (("setpriv", "--bounding-set=-all,+sys_nice"), "None"),
-        (("setpriv", "--bounding-set=-sys_nice"), NO_SYS_NICE),
-        (("setpriv", "--reuid=65534"), NO_SYS_NICE),
-        (("unshare", "--pid", "--fork", "--mount-proc"), NOT_ALL_PIDS),
-        (("unshare", "--user", "--map-root-user"), NOT_ALL_USERS),
+        ("", (), "None"),
+        ("", ("setpriv", "--bounding-set=-all,+sys_nice"), "None"),
+        ("", ("setpriv", "--bounding-set=-sys_nice"), NO_SYS_NICE),
+        ("", ("setpriv", "--reuid=65534"), NO_SYS_NICE),
+        ("", ("unshare", "--pid", "--fork", "--mount-proc"), NOT_ALL_PIDS),
+        ("", ("unshare", "--user", "--map-root-user"), NOT_ALL_USERS),
+        (f'{SECCOMP}\nrefuse("sched_setaffinity")', (), REFUSED.format(error=EPERM)),
     ],
-    ids=["root", "one capability", "all but that", "another user", "own pids", "own users"],
+    ids=["root", "one capability", "all but that", "user", "own pids", "own users", "filter"],
 )
-def test_a_process_that_is_really_confined_says_so(within: tuple[str, ...], expected: str) -> None:
+def test_a_process_that_is_really_confined_says_so(
+    before: str, within: tuple[str, ...], expected: str
+) -> None:
     if within and subprocess.run([*within, "true"], check=False).returncode != 0:
         pytest.skip(f"{within[0]} is refused here")
-    assert said(ASK, within=within) == expected
-
-
-@needs_freedom
-def test_where_seccomp_refuses_the_call_it_says_so() -> None:
-    expected = REFUSED.format(error="EPERM: Operation not permitted")
-    assert said(f'{SECCOMP}\nrefuse("sched_setaffinity")\n{ASK}') == expected
+    assert said(f"{before}\n{ASK}", within=within) == expected
 
 
 @needs_freedom
@@ -54,25 +51,3 @@ def test_to_ask_changes_no_mask_of_our_own() -> None:
     before = os.sched_getaffinity(0)
     assert lacking() is None
     assert os.sched_getaffinity(0) == before
-
-
-@needs_freedom
-def test_a_thread_that_lays_a_capability_down_lays_down_its_own_alone() -> None:
-    code = """
-import threading
-from affinityd.linux.syscalls import SYS_NICE, lay_down
-def effective(thread):
-    return next(it for it in open(f"/proc/{thread}/status") if it.startswith("CapEff"))[7:].strip()
-def work():
-    lay_down(SYS_NICE)
-    lay_down(SYS_NICE)
-    seen.append(effective("thread-self"))
-seen = [effective("self")]
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
-print(*seen, effective("self"))
-"""
-    before, of_thread, after = said(code).split()
-    assert before == after
-    assert int(before, 16) - int(of_thread, 16) == 1 << SYS_NICE

@@ -91,7 +91,7 @@ def scenes(draw: st.DrawFn, modes: tuple[str, ...] = tuple(MODES)) -> Scene:
             beside=tuple(others),
         )
         holders = [it for it in found if it.holding is not None]
-        if holders and draw(st.booleans()):  # it works for another, and may be in another job
+        if draw(st.booleans()) and holders:  # it works for another, and may be in another job
             of = draw(st.sampled_from(holders))
             facts = replace(facts, holding=None, holder=of.pid, parent=of.pid)
             facts = replace(facts, gpu=of.gpu, beside=of.beside)
