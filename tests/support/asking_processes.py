@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,12 +80,12 @@ class Asker:
 
 
 @contextmanager
-def asking(socket: Path, *, within: Path | None = None, before: Command = ()) -> Iterator[Asker]:
+def asking(path: Path, *, within: Path | None = None, before: Command = ()) -> Iterator[Asker]:
     """Run such a process, in a cgroup, by way of a command `before` its own."""
     enter = ("sh", "-c", 'echo $$ >"$0"/cgroup.procs; exec "$@"', str(within))
     command = [*(enter if within else ()), *before, sys.executable, "-I", "-S", "-c", ASKER]
     with subprocess.Popen(
-        [*command, str(socket)],
+        [*command, str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -94,3 +96,16 @@ def asking(socket: Path, *, within: Path | None = None, before: Command = ()) ->
             yield Asker(process)
         finally:
             process.kill()
+
+
+@contextmanager
+def connected(before: Command = ()) -> Iterator[tuple[Asker, socket.socket]]:
+    """Yield such a process, and its connection as who listens has it."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = Path(folder, "s")
+        listener.bind(str(path))
+        listener.listen()
+        for it in (path.parent, path):
+            it.chmod(0o777)
+        with asking(path, before=before) as asker, listener.accept()[0] as accepted:
+            yield asker, accepted

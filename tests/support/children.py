@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -55,6 +56,21 @@ threading.Thread(target=other).start()
 ctypes.CDLL(None).pthread_exit(None)
 """
 
+#: Starts a child of each environment that it is told.
+PARENT = """
+import json, os, sys
+hears, says = os.pipe()
+os.set_inheritable(says, True)
+code = f"import os; os.write({says}, b'x'); os.read(0, 1)"
+for env in map(json.loads, sys.argv[1:]):
+    if os.fork() == 0:
+        os.execve(sys.executable, [sys.executable, '-I', '-S', '-c', code], env)
+for _ in sys.argv[1:]:
+    os.read(hears, 1)
+print('ready', flush=True)
+os.read(0, 1)
+"""
+
 
 @contextmanager
 def program(
@@ -84,6 +100,15 @@ def sleeping(env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[
     """Run a program with one thread that does nothing."""
     with program("print('ready', flush=True); input()", env=env) as child:
         yield child
+
+
+@contextmanager
+def parent_of(
+    *children: Mapping[str, str], env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a program with children of these environments."""
+    with program(PARENT, *map(json.dumps, children), env=env) as parent:
+        yield parent
 
 
 def compute(pid: int, seconds: float = 0.3) -> None:

@@ -90,18 +90,6 @@ def test_it_says_what_is_done_then_job_by_job_what_does_not_fit_and_each_why_onc
     ]
 
 
-def test_processes_of_one_sentence_have_a_row_for_each_place_and_the_sentence_below() -> None:
-    young = [
-        replace(drifted(pid, gpu=gpu, rule=rule), verdict="left", reason="young", why="so young")
-        for pid, gpu, rule in ((100, GPU0, 1), (101, GPU0, 2), (102, GPU1, 1))
-    ]
-    *_, head, first, second, why = shown(*young)
-    assert head.startswith("job")
-    assert first.split()[2:6] == ["nvidia", "0-1", "100,102", "python"]
-    assert second.split()[2:6] == ["nvidia", "0", "101", "python"]
-    assert why == "  so young"
-
-
 def test_what_fits_and_what_is_known_on_every_node_is_shown_on_demand() -> None:
     on_purpose = replace(fits(100), on_purpose=1)
     assert shown(on_purpose, DAEMON)[-1] == "processes: 1 fit, 0 drifted, 1 left"

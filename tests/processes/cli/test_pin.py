@@ -17,7 +17,7 @@ from affinityd.cpuset import CpuSet
 from affinityd.linux.process_table import descendants
 from affinityd.linux.processes import mask_of, stat_of, thread_ids
 from affinityd.request.parameters import PARAMETERS
-from tests.support.children import ZOMBIE, children_of, program, sleeping
+from tests.support.children import ZOMBIE, children_of, parent_of, program, sleeping
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, use_small_node
@@ -35,17 +35,6 @@ if os.fork() == 0:
     sys.stdin.read()
     os._exit(0)
 threading.Thread(target=work).start()
-"""
-
-#: Twelve children.
-CROWD = """
-import os, sys
-for _ in range(12):
-    if os.fork() == 0:
-        sys.stdin.read()
-        os._exit(0)
-print('ready', flush=True)
-sys.stdin.read()
 """
 
 
@@ -134,7 +123,7 @@ def test_with_a_list_no_plan_is_needed_and_less_than_was_asked_is_no_success(
 
 @only_root
 def test_of_much_that_is_refused_ten_lines_are_said() -> None:
-    with program(CROWD) as child:
+    with parent_of(*[{}] * 12) as child:
         done = as_another("pin", str(child.pid), "--cpus", "0", "--tree")
         assert {mask_of(stat.number) for stat in descendants(child.pid)} == {ALL}
     lines = done.stderr.splitlines()

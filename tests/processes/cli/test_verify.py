@@ -15,8 +15,9 @@ import pytest
 
 from affinityd.cli import main
 from affinityd.cli.render import verify
+from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import thread_ids
-from tests.support.children import program, sleeping
+from tests.support.children import children_of, parent_of, program, sleeping
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY
@@ -38,32 +39,6 @@ barrier.wait()
 print('ready', flush=True)
 """
 
-#: A launcher of two ranks, each on the CPUs in argv.
-LAUNCHER = """
-import os, sys
-hears, says = os.pipe()
-os.set_inheritable(says, True)
-code = "import os; os.sched_setaffinity(0, {%s}); os.write(%d, b'x'); os.read(0, 1)"
-for rank, cpu in enumerate(sys.argv[1:]):
-    environ = {'LOCAL_RANK': str(rank), 'LOCAL_WORLD_SIZE': '2'}
-    if os.fork() == 0:
-        arguments = [sys.executable, '-I', '-S', '-c', code % (cpu, says)]
-        os.execve(sys.executable, arguments, environ)
-for _ in sys.argv[1:]:
-    os.read(hears, 1)
-print('ready', flush=True)
-sys.stdin.read()
-"""
-
-#: Its child's environment has no GPU.
-WITH_CHILD = """
-import os, sys
-if os.fork() == 0:
-    code = "import sys; print('ready', flush=True); sys.stdin.read()"
-    command = [sys.executable, '-I', '-S', '-c', code]
-    os.execve(command[0], command, {'CUDA_VISIBLE_DEVICES': ''})
-sys.stdin.read()
-"""
 
 HOLD = "held = bytearray(64 * 2**20); held[::4096] = b'x' * len(held[::4096])"
 
@@ -178,17 +153,20 @@ def test_each_thread_is_told_and_those_that_are_alike_share_a_row(capsys: Captur
 @pytest.mark.parametrize(
     ("ranks", "options", "words"),
     [
-        (("0,1", "0,1"), "--tree", "mixed"),  # they run where their launcher may
-        (("0", "0,1"), "--tree --force", "mixed, remote"),  # one of them was pinned to less
-        (("0", "0"), "--tree --gpus 0", "remote"),  # their launcher is as far
+        ((ALL, ALL), "--tree", "mixed"),  # they run where their launcher may
+        ((FAR, ALL), "--tree --force", "mixed, remote"),  # one of them was pinned to less
+        ((FAR, FAR), "--tree --gpus 0", "remote"),  # their launcher is as far
     ],
 )
 def test_one_command_mends_a_launcher_with_all_of_its_workers(
-    capsys: Capture, ranks: Sequence[str], options: str, words: str
+    capsys: Capture, ranks: Sequence[CpuSet], options: str, words: str
 ) -> None:
     gpus = ["--gpus", "0"] if "--gpus" in options else []
-    with program(LAUNCHER, *ranks) as child:
-        os.sched_setaffinity(child.pid, FAR if gpus else ALL)
+    launched = ({"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} for rank in "01")
+    with parent_of(*launched) as child:
+        masks = (FAR if gpus else ALL, *ranks)
+        for pid, mask in zip((child.pid, *children_of(child.pid)), masks, strict=True):
+            os.sched_setaffinity(pid, mask)
         name = Path(f"/proc/{child.pid}/comm").read_text().strip()
         first = f"process {child.pid} ({name})"
         who = f"2 descendants of {first}" if not gpus else f"{first} and 2 descendants"
@@ -205,7 +183,7 @@ def test_one_command_mends_a_launcher_with_all_of_its_workers(
 
 
 def test_a_descendant_without_a_gpu_is_judged_by_its_process_s(capsys: Capture) -> None:
-    with program(WITH_CHILD, env={"CUDA_VISIBLE_DEVICES": "1"}) as child:
+    with parent_of({"CUDA_VISIBLE_DEVICES": ""}, env={"CUDA_VISIBLE_DEVICES": "1"}) as child:
         _, processes = verified(capsys, child.pid)
     assert used(processes) == [[1], [1]]
 

@@ -6,9 +6,6 @@ import asyncio
 import os
 import resource
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,52 +22,27 @@ from affinityd.daemon.peers.cpuset_cache import CpusetFiles
 from affinityd.daemon.state.plan_service import Answer
 from affinityd.errors import BusyError
 from affinityd.request.resolve import Caller
-from tests.support.children import program
+from tests.support.asking_processes import Asker, connected
+from tests.support.child_python import said
 from tests.support.cpusets import HIERARCHY, cpuset, needs_cpuset
-from tests.support.paths import REPOSITORY
 from tests.support.servers import Accepted
 from tests.support.tiny import BOTH, FAR, NEAR
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do so to processes")
 has_handles = pytest.mark.skipif(not has_peer_pidfd(), reason="a kernel before 6.5")
 
-#: Connects, and executes what it is told.
-CALLER = """
-import os, socket, sys
-connection = socket.socket(socket.AF_UNIX)
-connection.connect(sys.argv[1])
-print('connected', flush=True)
-for line in sys.stdin:
-    exec(line)
-    print('done', flush=True)
-"""
-
 
 class Called:
     """A connection, and the process that made it."""
 
-    def __init__(self, process: subprocess.Popen[str], accepted: socket.socket) -> None:
-        self.process = process
+    def __init__(self, asker: Asker, accepted: socket.socket) -> None:
+        self.asker = asker
+        self.process = asker.process
         self.accepted = accepted
         self.connection = PeerConnection(Accepted(accepted))
 
     def do(self, code: str) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"exec({code!r})\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "done\n"
-
-    @contextmanager
-    def in_cpuset(self) -> Iterator[Path]:
-        """Have it in a cgroup with every CPU; it ends with the block."""
-        with cpuset() as folder:
-            (folder / "cgroup.procs").write_text(str(self.process.pid))
-            try:
-                yield folder
-            finally:
-                self.process.kill()
-                self.process.wait()
+        assert self.asker.do(f"{code}; print('done', flush=True)") == "done"
 
 
 @pytest.fixture(params=[pytest.param(True, id="by handle", marks=has_handles), False])
@@ -83,12 +55,8 @@ def by_pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def caller(by_pidfd: bool) -> Iterator[Called]:  # noqa: ARG001 - it has an effect
     """Yield a process that has connected."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
-        path = f"{folder}/s"
-        listener.bind(path)
-        listener.listen()
-        with program(CALLER, path) as process, listener.accept()[0] as accepted:
-            yield Called(process, accepted)
+    with connected() as (asker, accepted):
+        yield Called(asker, accepted)
 
 
 def told(connection: PeerConnection | None, callers: Callers | None = None) -> Caller | None:
@@ -130,9 +98,12 @@ def test_a_living_caller_is_known_by_the_mask_and_the_cpuset_that_it_has_now(
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
     assert told(caller.connection) == known(NEAR, BOTH)
-    with caller.in_cpuset() as folder:
+    with cpuset() as folder:
+        caller.asker.enter(folder)
         (folder / "cpuset.cpus").write_text(FAR)
         assert told(caller.connection) == known(FAR, FAR)
+        caller.process.kill()  # no cgroup goes that has a process
+        caller.process.wait()
 
 
 @pytest.mark.parametrize("is_reaped", [False, True])
@@ -207,27 +178,13 @@ print(told(), told())
 """
 
 
-def said(code: str, *arguments: str, before: tuple[str, ...]) -> str:
-    """Run code of this checkout by way of a command; return what it prints."""
-    done = subprocess.run(
-        [*before, sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @as_root
 def test_a_process_with_the_pid_of_one_that_has_ended_is_not_taken_for_it(
     tmp_path: Path, by_pidfd: bool
 ) -> None:
     apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     arguments = (str(tmp_path / "s"), str(by_pidfd))
-    assert said(REUSED, *arguments, before=apart) == "True True None True\n"
+    assert said(REUSED, *arguments, within=apart) == "True True None True"
 
 
 @as_root
@@ -239,15 +196,14 @@ def test_a_caller_whose_cgroups_folder_is_shut_is_bound_by_its_mask_and_by_nothi
         user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
         enter = 'echo $$ >"$0/cgroup.procs" && exec "$@"'
         before = ("sh", "-c", enter, str(folder), *user)
-        assert said(SHUT, before=before) == f"{known(FAR, FAR)}\n"
+        assert said(SHUT, within=before) == f"{known(FAR, FAR)}"
 
 
 @as_root
 @needs_cpuset
 def test_where_cgroups_are_mounted_is_looked_up_anew_when_that_changes(tmp_path: Path) -> None:
-    before = ("unshare", "--mount")
-    told = said(REMOUNTED, str(HIERARCHY), str(tmp_path), before=before)
-    assert told == "True True\nTrue True\nFalse False\n"
+    told = said(REMOUNTED, str(HIERARCHY), str(tmp_path), within=("unshare", "--mount"))
+    assert told.splitlines() == ["True True", "True True", "False False"]
 
 
 def test_over_tcp_on_a_replayed_machine_and_without_a_connection_no_caller_is_known(
@@ -307,26 +263,11 @@ def test_the_cpus_of_a_requests_caller_are_read_once(caller: Called) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpuset", "mask", "within"),
-    [
-        (b"0-65535", BOTH, "0-65535"),
-        (f"{NEAR},999".encode(), NEAR, f"{NEAR},999"),  # it was changed meanwhile
-        (b"999", "999", "999"),
-        (None, BOTH, None),
-    ],
+    ("within", "mask"), [("0-65535", BOTH), (f"{NEAR},999", NEAR), ("999", "999"), (None, BOTH)]
 )
 def test_a_mask_is_within_the_cpuset_that_was_read_after_it(
-    caller: Called,
-    monkeypatch: pytest.MonkeyPatch,
-    cpuset: bytes | None,
-    mask: str,
-    within: str | None,
+    caller: Called, monkeypatch: pytest.MonkeyPatch, within: str | None, mask: str
 ) -> None:
-    monkeypatch.setattr(CpusetFiles, "cpuset", lambda *_: cpuset)
+    monkeypatch.setattr(CpusetFiles, "cpuset", lambda *_: within and within.encode())
     cpus = None if within is None else parse_list(within)
     assert told(caller.connection) == Caller(parse_list(mask), cpus)
-
-
-def test_of_what_is_no_cgroup_nothing_is_known() -> None:
-    files = CpusetFiles()
-    assert (files.cpuset(b""), files.cpuset(b"no path\n")) == (None, None)

@@ -151,12 +151,3 @@ def test_modes_that_take_nothing_away_put_a_rank_near_its_gpu(name: str, mode: s
         reply = it.plan(mode=mode)
         assert reply.cpus >= topology.cpus_of_node(topology.gpus[number].numa_node)
         assert reply.locality == "local"
-
-
-@pytest.mark.parametrize("mode", ["node", "exclusive"])
-def test_a_task_with_two_gpus_of_its_own_is_near_both(mode: str) -> None:
-    topology = machine("dgx-a100")
-    first, _ = ranks(topology, "srun, bound", 2, (1, 2, 5, 6))
-    reply = first.plan(mode=mode)
-    assert [rank.gpu.index for rank in reply.ranks] == [1, 2]
-    assert all(reply.cpus & topology.cpus_of_node(node) for node in (3, 1))
