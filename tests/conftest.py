@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from tests.support.daemons import BELIEVED, Daemon, running
+from tests.support.daemons import BELIEVED, PATIENCE, Daemon, running
 from tests.support.paths import REPOSITORY
 
 #: What public planners answer, where it lies beside the checkout; no test needs it.
@@ -47,6 +49,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let suites of both tiers know which of them is run."""
     parser.addoption("--nightly", action="store_true", help="what a change does not need")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    asyncio.run(asyncio.wait_for(test, PATIENCE))
+    return True
 
 
 def suite_of(path: Path) -> str:

@@ -11,7 +11,8 @@ import random
 import re
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -27,8 +28,6 @@ from tests.support.servers import sweep
 REQUEST = b"GET /plan HTTP/1.1\r\nhost: x\r\n\r\n"
 END = b"\r\n\r\n"
 DATE = (b"date", b"Mon, 01 Jan 2024 00:00:00 GMT")
-
-SECONDS = 10.0  #: in which any story is told, on a busy machine too
 
 
 class Address:
@@ -168,23 +167,25 @@ class Story:
         return self.statuses, self.transport.closed, dict(self.reasons)
 
 
-def tell(story: Callable[[Story], Awaitable[None]], **settings: Any) -> Story:  # noqa: ANN401 - Story's
-    """Run a story on a new connection. Raises TimeoutError where it waits for what never comes."""
-
-    async def run() -> Story:
-        told = Story(**settings)
-        try:
-            await story(told)
-        finally:
-            told.protocol.flow.resume_writing()  # uvicorn waits for that though it is cancelled
-        return told
-
-    return asyncio.run(asyncio.wait_for(run(), SECONDS))
+@asynccontextmanager
+async def telling(**settings: Any) -> AsyncIterator[Story]:  # noqa: ANN401 - Story's
+    """Yield a story on a new connection."""
+    story = Story(**settings)
+    try:
+        yield story
+    finally:
+        story.protocol.flow.resume_writing()  # uvicorn waits for that though it is cancelled
 
 
 def sent(*pieces: bytes, **settings: Any) -> Story:  # noqa: ANN401 - Story's
     """Send these pieces, one after the other."""
-    return tell(lambda story: story.send(*pieces), **settings)
+
+    async def run() -> Story:
+        async with telling(**settings) as story:
+            await story.send(*pieces)
+        return story
+
+    return asyncio.run(run())
 
 
 def cut(data: bytes, seed: int) -> list[bytes]:

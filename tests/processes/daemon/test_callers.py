@@ -221,7 +221,7 @@ def test_over_tcp_on_a_replayed_machine_and_without_a_connection_no_caller_is_kn
     assert told(None) is None
 
 
-def test_where_no_more_files_can_be_opened_there_is_no_answer_rather_than_a_wrong_one(
+async def test_where_no_more_files_can_be_opened_there_is_no_answer_rather_than_a_wrong_one(
     caller: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def not_counted(_answer: Answer) -> Callable[[], None]:
@@ -232,34 +232,28 @@ def test_where_no_more_files_can_be_opened_there_is_no_answer_rather_than_a_wron
     unknown = {"query_string": b"gpus=0", "headers": [], "state": {}}
     answers.remember(unknown, Answer(b"{}", "application/json", "node", "local"))
 
-    async def ask() -> None:
-        assert callers.of_connection(caller.connection) is not None
-        assert answers.find(b"gpus=0", unknown) is not None
-        with no_more_files():
-            with pytest.raises(BusyError, match="Too many open files; try again in a moment"):
-                callers.of_connection(caller.connection)
-            of_caller = {**unknown, "state": {KEY: caller.connection}}
-            assert answers.find(b"gpus=0", of_caller) is None
-        assert callers.of_connection(caller.connection) is not None
-
-    asyncio.run(ask())
+    assert callers.of_connection(caller.connection) is not None
+    assert answers.find(b"gpus=0", unknown) is not None
+    with no_more_files():
+        with pytest.raises(BusyError, match="Too many open files; try again in a moment"):
+            callers.of_connection(caller.connection)
+        of_caller = {**unknown, "state": {KEY: caller.connection}}
+        assert answers.find(b"gpus=0", of_caller) is None
+    assert callers.of_connection(caller.connection) is not None
     monkeypatch.setattr(connections, "has_peer_pidfd", lambda: False)
     with no_more_files(), pytest.raises(OSError, match="Too many open files"):
         PeerConnection(Accepted(caller.accepted))
 
 
-def test_the_cpus_of_a_requests_caller_are_read_once(caller: Called) -> None:
+async def test_the_cpus_of_a_requests_caller_are_read_once(caller: Called) -> None:
     scope: Scope = {"state": {KEY: caller.connection}}
     callers = Callers()
 
-    async def ask() -> None:
-        before = callers.of_request(scope)
-        assert before is not None
-        caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
-        assert callers.of_request(scope) is before
-        assert callers.of_connection(caller.connection) != before
-
-    asyncio.run(ask())
+    before = callers.of_request(scope)
+    assert before is not None
+    caller.do(f"os.sched_setaffinity(0, {{{NEAR}}})")
+    assert callers.of_request(scope) is before
+    assert callers.of_connection(caller.connection) != before
 
 
 @pytest.mark.parametrize(

@@ -69,27 +69,24 @@ def pids(body: bytes) -> list[int] | None:
         (COUNTS, "counts", None),
     ],
 )
-def test_the_document_shows_those_processes_and_counts_all(
+async def test_the_document_shows_those_processes_and_counts_all(
     who: Viewer, sees: str, shown: list[int] | None
 ) -> None:
-    body = asyncio.run(seen(FOUND).document(who))
+    body = await seen(FOUND).document(who)
     answer = exactly(AuditDocument, body)
     assert (answer.sees, pids(body)) == (sees, shown)
     assert (answer.gpus[0].processes or {})["local"] == 3
 
 
-def test_before_the_first_scan_it_is_said_why_there_is_none() -> None:
+async def test_before_the_first_scan_it_is_said_why_there_is_none() -> None:
     with pytest.raises(NotScannedError, match="none yet"):
-        asyncio.run(audit_documents("none yet").document(ALL))
+        await audit_documents("none yet").document(ALL)
 
 
-def test_a_document_is_of_the_scan_before_which_it_was_asked_for_and_the_next_of_the_next() -> None:
-    async def story() -> None:
-        documents = seen(FOUND)
-        before = asyncio.create_task(documents.document(OWN))
-        await asyncio.sleep(0)  # it is being written
-        documents.update(audit(process(4, uid=7)))
-        await documents.document(COUNTS)
-        assert (pids(await before), pids(await documents.document(OWN))) == ([1], [4])
-
-    asyncio.run(story())
+async def test_a_document_is_of_the_scan_that_there_was_when_it_was_asked_for() -> None:
+    documents = seen(FOUND)
+    before = asyncio.create_task(documents.document(OWN))
+    await asyncio.sleep(0)  # it is being written
+    documents.update(audit(process(4, uid=7)))
+    await documents.document(COUNTS)
+    assert (pids(await before), pids(await documents.document(OWN))) == ([1], [4])

@@ -89,7 +89,7 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[bool, int]]) -> None
         assert connections._shares.keys() == {it.caller for it in there}
 
 
-def test_each_caller_has_every_second_turn_of_the_loop_in_the_order_of_its_requests() -> None:
+async def test_each_caller_has_every_second_turn_of_the_loop_in_the_order_of_its_requests() -> None:
     order: list[tuple[CallerKey, int]] = []
     there = [Held(caller) for caller in (1, 1, 1, 1, 2, 2, TCP)]
     connections = counting(*there)
@@ -98,28 +98,21 @@ def test_each_caller_has_every_second_turn_of_the_loop_in_the_order_of_its_reque
         await connections.turn(it)
         order.append((it.caller, number))
 
-    async def run() -> None:
-        waiting = [asyncio.ensure_future(ask(*it)) for it in enumerate(there)]
-        seen = []
-        while len(order) < len(there):
-            seen.append(len(order))
-            await asyncio.sleep(0)
-        assert {after - before for before, after in pairwise(seen)} <= {0, 1, 2, 3}
-        await asyncio.gather(*waiting)
-
-    asyncio.run(run())
+    waiting = [asyncio.ensure_future(ask(*it)) for it in enumerate(there)]
+    seen = []
+    while len(order) < len(there):
+        seen.append(len(order))
+        await asyncio.sleep(0)
+    assert {after - before for before, after in pairwise(seen)} <= {0, 1, 2, 3}
+    await asyncio.gather(*waiting)
     assert order == [(1, 0), (2, 4), (TCP, 6), (1, 1), (2, 5), (1, 2), (1, 3)]
 
 
-def test_a_request_that_is_cancelled_while_it_waits_keeps_no_other_waiting() -> None:
+async def test_a_request_that_is_cancelled_while_it_waits_keeps_no_other_waiting() -> None:
     there = [Held(1) for _ in range(3)]
     connections = counting(*there)
-
-    async def run() -> None:
-        tasks = [asyncio.ensure_future(connections.turn(it)) for it in there]
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-        tasks[1].cancel()
-        await asyncio.wait_for(tasks[2], 5)
-
-    asyncio.run(run())
+    tasks = [asyncio.ensure_future(connections.turn(it)) for it in there]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    tasks[1].cancel()
+    await tasks[2]

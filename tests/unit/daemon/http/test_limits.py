@@ -10,7 +10,7 @@ import pytest
 
 from affinityd.daemon.http import refusals
 from affinityd.daemon.http.refusals import ANSWER_SECONDS, IDLE_SECONDS, REQUEST_SECONDS, Refusal
-from tests.support.connection_scripts import END, REQUEST, Memory, Story, Transport, sent, tell
+from tests.support.connection_scripts import END, REQUEST, Memory, Transport, sent, telling
 
 Settings = dict[str, Any]  #: a Story's
 
@@ -124,17 +124,15 @@ def test_a_bug_is_told_as_one_and_the_log_says_where_it_is(
         [REQUEST + b"nothing"],
     ],
 )
-def test_what_comes_before_an_answer_is_not_read_and_ends_the_connection(
+async def test_what_comes_before_an_answer_is_not_read_and_ends_the_connection(
     pieces: list[bytes],
 ) -> None:
-    async def ask(story: Story) -> None:
+    async with telling() as story:
         story.may_answer.clear()
         await story.send(*pieces)
         assert not story.transport.closed
         story.may_answer.set()
         await story.settle()
-
-    story = tell(ask)
     assert (story.outcome, story.asked) == (([200], True, {}), [b"/plan"])
     assert b"connection: close\r\n" in story.transport.written
 
@@ -164,89 +162,81 @@ def test_a_connection_goes_on_only_where_it_is_clear_what_comes(head: bytes, clo
         ([REQUEST], IDLE_SECONDS, [200], None),
     ],
 )
-def test_a_client_that_sends_too_slowly_is_ended_in_time_and_not_before(
+async def test_a_client_that_sends_too_slowly_is_ended_in_time_and_not_before(
     pieces: list[bytes], seconds: float, statuses: list[int], reason: str | None, settings: Settings
 ) -> None:
-    async def send(story: Story) -> None:
+    async with telling(**settings) as story:
         await story.send(*pieces)
         assert story.ends_after(seconds)
-
-    assert tell(send, **settings).outcome == (statuses, True, {reason: 1} if reason else {})
+    assert story.outcome == (statuses, True, {reason: 1} if reason else {})
 
 
 @pytest.mark.parametrize("before", [(), (REQUEST,)])
-def test_what_comes_of_a_head_gives_it_no_more_time(before: tuple[bytes, ...]) -> None:
-    async def drip(story: Story) -> None:
+async def test_what_comes_of_a_head_gives_it_no_more_time(before: tuple[bytes, ...]) -> None:
+    async with telling() as story:
         await story.send(*before, b"G")
         deadline = story.protocol.deadline
         await story.settle()
         await story.send(b"E", b"T")
         assert story.protocol.deadline == deadline
 
-    tell(drip)
 
-
-def test_an_answer_has_a_minute_to_be_given() -> None:
-    async def ask(story: Story) -> None:
+async def test_an_answer_has_a_minute_to_be_given() -> None:
+    async with telling() as story:
         story.may_answer.clear()
         await story.send(REQUEST)
         assert story.ends_after(ANSWER_SECONDS)
         assert story.transport.aborted
-
-    assert tell(ask).outcome == ([], True, {"answer_time": 1})
+    assert story.outcome == ([], True, {"answer_time": 1})
 
 
 @of_both
-def test_the_last_answer_of_a_connection_has_a_minute_to_be_taken(settings: Settings) -> None:
-    async def ask(story: Story) -> None:
+async def test_the_last_answer_of_a_connection_has_a_minute_to_be_taken(settings: Settings) -> None:
+    async with telling(**settings) as story:
         story.transport.untaken = 9
         await story.send(REQUEST.replace(END, b"\r\nconnection: close" + END))
         assert story.ends_after(ANSWER_SECONDS)
         assert story.transport.aborted
+    assert story.outcome == ([200], True, {"answer_time": 1})
 
-    assert tell(ask, **settings).outcome == ([200], True, {"answer_time": 1})
 
-
-def test_an_answer_that_is_being_taken_when_its_connection_ends_has_a_minute_too() -> None:
-    async def take(story: Story) -> None:
+async def test_an_answer_that_is_being_taken_when_its_connection_ends_has_a_minute_too() -> None:
+    async with telling() as story:
         await story.send(REQUEST)
         story.transport.untaken = 9
         story.after(IDLE_SECONDS + 0.1)
         assert (story.transport.closed, story.transport.aborted) == (True, False)
         assert story.ends_after(ANSWER_SECONDS)
         assert story.transport.aborted
+    assert story.reasons == {"answer_time": 1}
 
-    assert tell(take).reasons == {"answer_time": 1}
 
-
-def test_while_an_answer_is_not_taken_the_app_is_asked_and_waits() -> None:
-    async def ask(story: Story) -> None:
+async def test_while_an_answer_is_not_taken_the_app_is_asked_and_waits() -> None:
+    memory = Memory()
+    async with telling(find_answer=memory) as story:
         await story.send(REQUEST)
         story.protocol.pause_writing()
         await story.send(REQUEST)
         assert (story.statuses, story.asked) == ([200], [b"/plan"])  # it was remembered
         story.protocol.resume_writing()
         await story.settle()
-
-    memory = Memory()
-    assert tell(ask, find_answer=memory).outcome == ([200, 200], False, {})
+    assert story.outcome == ([200, 200], False, {})
     assert memory.asked == 1
 
 
-def test_a_caller_that_takes_no_answers_loses_connections_once_they_are_too_many_bytes() -> None:
-    async def ask(story: Story) -> None:
+async def test_a_caller_that_takes_no_answers_loses_connections_once_their_bytes_are_many() -> None:
+    async with telling() as story:
         others = [Transport() for _ in range(3)]
         for protocol, transport in [(story.connect(it), it) for it in others]:
             transport.untaken = refusals.MOST_UNTAKEN // 2
             protocol.data_received(REQUEST)
             await story.settle()
         assert [it.aborted for it in (*others, story.transport)] == [False, False, True, False]
+    assert story.reasons == {"bytes": 1}
 
-    assert tell(ask).reasons == {"bytes": 1}
 
-
-def test_connections_that_are_too_many_are_refused_until_another_ends() -> None:
-    async def connect(story: Story) -> None:
+async def test_connections_that_are_too_many_are_refused_until_another_ends() -> None:
+    async with telling(most=10) as story:
         there = [story.connect(Transport()) for _ in range(4)]
         refused, last = Transport(), Transport()
         story.connect(refused)
@@ -254,12 +244,11 @@ def test_connections_that_are_too_many_are_refused_until_another_ends() -> None:
         there[0].connection_lost(None)
         story.connect(last)
         assert not last.closed
+    assert story.reasons == {"caller": 1}
 
-    assert tell(connect, most=10).reasons == {"caller": 1}
 
-
-def test_a_request_whose_client_has_gone_is_not_asked_and_counts_until_its_turn() -> None:
-    async def leave(story: Story) -> None:
+async def test_a_request_whose_client_has_gone_is_not_asked_and_counts_until_its_turn() -> None:
+    async with telling() as story:
         protocols = [story.connect(Transport()) for _ in range(4)]
         for it in protocols:
             it.data_received(REQUEST)
@@ -270,22 +259,20 @@ def test_a_request_whose_client_has_gone_is_not_asked_and_counts_until_its_turn(
             await story.settle()
         assert len(story.connections) == 1
         assert not story.server.server_state.tasks
+    assert story.asked == []
 
-    assert tell(leave).asked == []
 
-
-def test_a_request_that_waits_when_the_server_ends_is_cut_off_without_a_line_of_the_log(
+async def test_a_request_that_waits_when_the_server_ends_is_cut_off_without_a_line_of_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def end(story: Story) -> None:
+    async with telling() as story:
         story.may_answer.clear()
         await story.send(REQUEST)
         for task in story.server.server_state.tasks:
             task.cancel()
         await story.settle()
         assert story.transport.aborted
-
-    assert tell(end).statuses == []
+    assert story.statuses == []
     assert caplog.records == []
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,50 +41,44 @@ class Published:
         await until(lambda: node_file.read(self.file).generation == generation)
 
 
-def publish(folder: Path, story: Callable[[Published], Awaitable[None]]) -> None:
-    async def run() -> None:
-        published = Published(folder)
-        running = asyncio.create_task(published.publisher.run())
-        await story(published)
-        running.cancel()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def publishing(folder: Path) -> AsyncIterator[Published]:
+    published = Published(folder)
+    running = asyncio.create_task(published.publisher.run())
+    yield published
+    running.cancel()
 
 
-def test_every_reading_is_published_and_what_was_left_half_written_is_removed(
+async def test_every_reading_is_published_and_what_was_left_half_written_is_removed(
     tmp_path: Path,
 ) -> None:
     left = tmp_path / ".node.json.a1b2c3d4"
     left.write_text("{")
 
-    async def story(published: Published) -> None:
+    async with publishing(tmp_path) as published:
         await until(lambda: not left.exists())
         await published.read(1)
         await published.read(2)
         published.file.unlink()
         await published.read(2)  # which is no news
 
-    publish(tmp_path, story)
 
-
-def test_a_file_that_cannot_be_written_is_told_once_and_written_with_a_later_reading(
+async def test_a_file_that_cannot_be_written_is_told_once_and_written_with_a_later_reading(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"
 
-    async def story(published: Published) -> None:
+    async with publishing(folder) as published:
         for _ in range(2):
             published.begin(1)
             await asyncio.sleep(0.1)
         folder.mkdir()
         await published.read(1)
-
-    publish(folder, story)
     told = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert told == [f"{folder / node_file.NAME} could not be written: No such file or directory"]
 
 
-def test_of_readings_that_come_while_a_disk_hangs_the_newest_is_published(
+async def test_of_readings_that_come_while_a_disk_hangs_the_newest_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that hangs cannot be taken here: the write is held up in its place."""
@@ -95,11 +90,9 @@ def test_of_readings_that_come_while_a_disk_hangs_the_newest_is_published(
 
     monkeypatch.setattr(node_file, "write", write)
 
-    async def story(published: Published) -> None:
+    async with publishing(tmp_path) as published:
         for generation in range(1, 4):
             published.begin(generation)
             await asyncio.sleep(0.05)
         may_write.set()
         await until(lambda: written == [1, 3])
-
-    publish(tmp_path, story)

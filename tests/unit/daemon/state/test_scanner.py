@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -62,27 +63,22 @@ class Scans:
         self.may_act.wait(SOON)
 
 
-def scanning(
-    story: Callable[[Scans], Awaitable[None]], *, every: float = EVERY, begins: bool = True
-) -> None:
-    """Run a story beside a scanner, which begins at once."""
-
-    async def run() -> None:
-        scans = Scans(every)
-        if begins:
-            scans.service.swap(Node(MACHINE))
-        try:
-            await story(scans)
-        finally:
-            scans.may_end.set()
-            scans.may_act.set()
-            scans.running.cancel()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def scanning(*, every: float = EVERY, begins: bool = True) -> AsyncIterator[Scans]:
+    """Yield a scanner, which begins at once."""
+    scans = Scans(every)
+    if begins:
+        scans.service.swap(Node(MACHINE))
+    try:
+        yield scans
+    finally:
+        scans.may_end.set()
+        scans.may_act.set()
+        scans.running.cancel()
 
 
-def test_it_scans_again_and_again_from_the_first_reading_on() -> None:
-    async def story(scans: Scans) -> None:
+async def test_it_scans_again_and_again_from_the_first_reading_on() -> None:
+    async with scanning(begins=False) as scans:
         await asyncio.sleep(3 * EVERY)
         assert (scans.begun, scans.latest) == ([], None)
         scans.service.swap(Node(MACHINE))
@@ -90,10 +86,8 @@ def test_it_scans_again_and_again_from_the_first_reading_on() -> None:
         assert scans.latest in scans.acted
         assert scans.acted[0].topology is MACHINE
 
-    scanning(story, begins=False)
 
-
-def test_the_interval_is_from_start_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_interval_is_from_start_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     slept, really_sleep = [0.0], asyncio.sleep
 
     async def sleep(seconds: float) -> None:
@@ -102,7 +96,7 @@ def test_the_interval_is_from_start_to_start(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
 
-    async def story(scans: Scans) -> None:
+    async with scanning(every=100) as scans:
         scans.may_end.clear()
         await until(lambda: len(scans.begun) == 1)
         await asyncio.sleep(0.2)  # how long the scan takes
@@ -110,11 +104,9 @@ def test_the_interval_is_from_start_to_start(monkeypatch: pytest.MonkeyPatch) ->
         await until(lambda: max(slept) > 1)
         assert max(slept) <= 100 - 0.2
 
-    scanning(story, every=100)
 
-
-def test_a_scan_that_takes_long_leaves_the_last_one_and_no_other_begins_beside_it() -> None:
-    async def story(scans: Scans) -> None:
+async def test_a_scan_that_takes_long_leaves_the_last_one_and_no_other_begins_beside_it() -> None:
+    async with scanning() as scans:
         await until(lambda: len(scans.acted) == 1)
         scans.may_end.clear()
         await until(lambda: scans.under_way == 1)
@@ -125,23 +117,19 @@ def test_a_scan_that_takes_long_leaves_the_last_one_and_no_other_begins_beside_i
         await until(lambda: scans.latest is not last)
         assert scans.most_under_way == 1
 
-    scanning(story)
-
 
 @pytest.mark.parametrize("what", ["may_end", "may_act"])
-def test_a_thread_that_hangs_is_the_end(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+async def test_a_thread_that_hangs_is_the_end(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(scanner_module, "HUNG_SECONDS", 0.1)
 
-    async def story(scans: Scans) -> None:
+    async with scanning() as scans:
         getattr(scans, what).clear()
         with pytest.raises(FatalError, match=r"^a scan of the processes has hung for 0\.1 s$"):
             await asyncio.wait_for(scans.running, SOON)
 
-    scanning(story)
 
-
-def test_what_is_done_about_a_scan_holds_up_the_next_scan_alone() -> None:
-    async def story(scans: Scans) -> None:
+async def test_what_is_done_about_a_scan_holds_up_the_next_scan_alone() -> None:
+    async with scanning() as scans:
         scans.may_act.clear()
         await until(lambda: len(scans.acted) == 1)
         assert scans.latest is scans.acted[0]
@@ -150,13 +138,11 @@ def test_what_is_done_about_a_scan_holds_up_the_next_scan_alone() -> None:
         scans.may_act.set()
         await until(lambda: len(scans.acted) == 3)
 
-    scanning(story)
 
-
-def test_scans_that_fail_are_counted_and_told_once_and_the_next_is_tried(
+async def test_scans_that_fail_are_counted_and_told_once_and_the_next_is_tried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(scans: Scans) -> None:
+    async with scanning() as scans:
         await until(lambda: len(scans.acted) == 1)
         scans.fault = RuntimeError("a bug")
         await until(lambda: len(scans.failures) == 3)
@@ -165,8 +151,6 @@ def test_scans_that_fail_are_counted_and_told_once_and_the_next_is_tried(
         scans.fault = None
         await until(lambda: scans.latest is not last)
         assert len(scans.failures) <= 4
-
-    scanning(story)
     (record,) = (it for it in caplog.records if it.levelname == "ERROR")
     assert record.message == "a scan of the processes failed; the last good one stays"
     assert "RuntimeError: a bug" in caplog.text

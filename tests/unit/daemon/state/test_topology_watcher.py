@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -67,27 +68,18 @@ class Watched(StandIn):
         )
 
 
-def watch(
-    story: Callable[[Watched], Awaitable[None]],
-    *,
-    prepare: Callable[[Watched], object] | None = None,
-) -> None:
-    """Run a story from the first reading on; or at once, of a machine that was prepared."""
-
-    async def run() -> None:
-        watched = Watched()
-        if prepare is not None:
-            prepare(watched)
-        watching = asyncio.create_task(watched.watcher.watch())
-        try:
-            if prepare is None:
-                await until(lambda: len(watched.readings) == 1)
-            await story(watched)
-        finally:
-            watched.may_answer.set()
-            watching.cancel()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def watching(prepared: Watched | None = None) -> AsyncIterator[Watched]:
+    """Yield what is watched, from the first reading on; one that was prepared: at once."""
+    watched = prepared or Watched()
+    task = asyncio.create_task(watched.watcher.watch())
+    try:
+        if prepared is None:
+            await until(lambda: len(watched.readings) == 1)
+        yield watched
+    finally:
+        watched.may_answer.set()
+        task.cancel()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -103,8 +95,8 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topology_watcher, "DRIVER_CHECK_SECONDS", 0.02)
 
 
-def test_a_reading_has_the_drivers_answers_and_a_difference_is_a_generation() -> None:
-    async def story(watched: Watched) -> None:
+async def test_a_reading_has_the_drivers_answers_and_a_difference_is_a_generation() -> None:
+    async with watching() as watched:
         assert (watched.asked, watched.readings) == (1, [1])
         assert watched.service.node.reserved == frozenset({0})
         watched.watcher.want_reading()
@@ -114,11 +106,9 @@ def test_a_reading_has_the_drivers_answers_and_a_difference_is_a_generation() ->
         watched.watcher.want_reading()
         await until(lambda: watched.readings == [1, 1, 2])
 
-    watch(story)
 
-
-def test_a_cpu_that_goes_is_read_once_and_does_not_wait_for_a_driver_that_hangs() -> None:
-    async def story(watched: Watched) -> None:
+async def test_a_cpu_that_goes_is_read_once_and_does_not_wait_for_a_driver_that_hangs() -> None:
+    async with watching() as watched:
         watched.may_answer.clear()
         watched.watcher.want_reading()
         await until(lambda: watched.asked == 2)
@@ -127,13 +117,11 @@ def test_a_cpu_that_goes_is_read_once_and_does_not_wait_for_a_driver_that_hangs(
         await asyncio.wait_for(refreshing, SOON / 2)
         assert (watched.readings, watched.watcher.generation()) == ([1, 2], 2)
 
-    watch(story)
 
-
-def test_a_machine_that_cannot_be_read_keeps_its_last_reading_and_is_told_once_a_time(
+async def test_a_machine_that_cannot_be_read_keeps_its_last_reading_and_is_told_once_a_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story(watched: Watched) -> None:
+    async with watching() as watched:
         for online, found in (("1-223", FEWER), ("0-223", WHOLE)):
             last = watched.service.node.topology
             watched.topology, watched.seen_online = None, online
@@ -144,29 +132,28 @@ def test_a_machine_that_cannot_be_read_keeps_its_last_reading_and_is_told_once_a
             watched.topology = found
             await watched.watcher.refresh()
             assert watched.service.node.topology is found
-
-    watch(story)
     lines = [record.message for record in caplog.records if "could not be read" in record.message]
     assert lines == ["the machine could not be read: no machine today"] * 2
 
 
-def test_a_first_reading_that_fails_is_tried_again() -> None:
-    async def story(watched: Watched) -> None:
+async def test_a_first_reading_that_fails_is_tried_again() -> None:
+    watched = Watched()
+    watched.topology = None
+    async with watching(watched):
         await until(lambda: watched.asked >= 2)
         assert watched.service.known is None
         watched.topology = WHOLE
         await until(lambda: watched.service.known is not None)
 
-    watch(story, prepare=lambda watched: setattr(watched, "topology", None))
-
 
 @pytest.mark.parametrize(("most", "is_read"), [(SOON, True), (0.05, False)])
-def test_a_plan_waits_for_the_first_reading_and_not_for_long(
+async def test_a_plan_waits_for_the_first_reading_and_not_for_long(
     monkeypatch: pytest.MonkeyPatch, most: float, is_read: bool
 ) -> None:
     monkeypatch.setattr(topology_watcher, "FIRST_SECONDS", most)
-
-    async def story(watched: Watched) -> None:
+    watched = Watched()
+    watched.may_answer.clear()
+    async with watching(watched):
         waiting = [asyncio.create_task(watched.watcher.first_reading()) for _ in range(100)]
         await until(lambda: watched.asked == 1)
         if is_read:
@@ -178,13 +165,11 @@ def test_a_plan_waits_for_the_first_reading_and_not_for_long(
         await until(lambda: watched.service.known is not None)
         await asyncio.wait_for(watched.watcher.first_reading(), SOON / 2)
 
-    watch(story, prepare=lambda watched: watched.may_answer.clear())
 
-
-def test_a_driver_that_changes_is_asked_and_one_that_is_silent_again_after_a_while(
+async def test_a_driver_that_changes_is_asked_and_one_that_is_silent_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def story(watched: Watched) -> None:
+    async with watching() as watched:
         watched.seen_drivers = "560"
         await until(lambda: watched.asked == 2)
         for silent, seconds in ((True, 30.0), (False, 0.05)):
@@ -195,12 +180,8 @@ def test_a_driver_that_changes_is_asked_and_one_that_is_silent_again_after_a_whi
         watched.silent = True
         await until(lambda: watched.asked > 2)
 
-    watch(story)
 
-
-def test_unknown_mig_instances_make_one_reading_in_a_while() -> None:
-    async def story(watched: Watched) -> None:
+async def test_unknown_mig_instances_make_one_reading_in_a_while() -> None:
+    async with watching() as watched:
         await asyncio.gather(*(watched.watcher.seek_mig() for _ in range(10)))
         assert watched.asked == 2
-
-    watch(story)
