@@ -17,20 +17,12 @@ from affinityd.topology.model import Topology
 from affinityd.topology.nearness import PLACEMENTS, placement, vicinity
 from tests.support.audit_facts import GPU, KUBERNETES_POD, SLURM_JOB, process, scan_of
 from tests.support.machines.by_hand import made
-from tests.support.machines.facts import ALL_NAMES, machine
 from tests.support.machines.strategies import machines
 from tests.support.tables import rows
 
 TWO = made({0: "0-3", 1: "4-7"}, gpus=[1], threads=2, siblings="adjacent")
+LOST = made({0: "0-3", 1: "4-7"}, gpus=[None])
 THREE = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 2, 1])
-MACHINES = {
-    "two": TWO,
-    "four": machine("mi250x"),  # GPU 0 is on node 3: core 48 is CPUs 48 and 112
-    "one": made({0: "0-7"}, gpus=[0]),
-    "all": made({0: "0-3", 1: "4-7"}, gpus=[0, 1]),
-    "lost": made({0: "0-3", 1: "4-7"}, gpus=[None]),
-    "half": made({0: "0-3", 1: "4-7"}, gpus=[1, None]),
-}
 SECOND = ("nvidia", 1)
 
 
@@ -39,61 +31,39 @@ def judged(topology: Topology, facts: ProcessFacts) -> tuple[str, str]:
     return found.placement, found.cause or ""
 
 
-#: Machine, masks of threads, cpuset: placement and cause; which threads a library has pinned.
+#: Masks of threads, cpuset: placement and cause; which threads a library has pinned.
 CASES = """
-    all near | two | 4-7 4-7 |  | local |
-    all far | two | 0-3 0-3 |  | remote mask |
-    each on both sides | two | 3-4 3-4 |  | mixed mask |
-    none is pinned | two | 0-7 0-7 |  | unpinned unpinned |
-    taskset without -a: one is pinned | two | 4-7 0-7 |  | unpinned unpinned |
-    a thread far, by a mask of its own | two | 4-7 0-3 |  | mixed mask |
-    far and mixed | two | 0-3 2-5 |  | mixed mask |
-    a library took a part, near | two | 4-7 5-6 |  | local | 1
-    and far, where nothing is pinned | two | 0-7 0-3 |  | unpinned unpinned | 1
-    NCCL took a core elsewhere | two | 4-7 2-3 |  | local | 1
-    or a CPU | two | 4-7 1 |  | local | 1
-    OpenMP has a core for each thread | two | 4 5 6-7 |  | local | 1 2
-    and the threads from before it are judged | two | 4 6 0-7 |  | unpinned unpinned | 1
-    two CPUs of two cores are no library's | two | 4-7 1-2 |  | mixed mask |
-    none: it is near | two | 4-7 | 0-7 | local |
-    its cpuset has no near CPU | two | 0-3 | 0-3 | remote allocation |
-    whatever part of that its mask is | two | 0 | 0-3 | remote allocation |
-    its cpuset has one, and its mask has none | two | 0-3 | 0-4 | remote mask |
-    its mask is all that it may use, on both sides | two | 0-4 | 0-4 | mixed mask |
-    its cpuset is not known | two | 0-3 |  | remote mask |
-    it may run everywhere | two | 0-7 | 0-7 | unpinned unpinned |
-    everywhere, and its cpuset is not known | two | 0-7 |  | unpinned unpinned |
-    the GPU's node, both threads of each core | four | 48-63,112-127 |  | local |
-    one core of it | four | 48,112 |  | local |
-    all of it but a CPU | four | 48-63,112-126 |  | local |
-    its own node and the next | four | 32-63,96-127 |  | mixed mask |
-    the three other nodes | four | 0-47,64-111 |  | remote mask |
-    the machine | four | 0-127 |  | unpinned unpinned |
-    the machine but a CPU | four | 0-126 |  | mixed mask |
-    one node | one | 0 | 0-7 | local |
-    one node, any CPU | one | 0-7 | 0-7 | local |
-    GPUs on all nodes | all | 0 | 0-7 | local |
-    GPUs on all nodes, any CPU | all | 0-7 | 0-7 | local |
-    a GPU of unknown place: 4-7 | lost | 4-7 | 0-3 | unknown |
-    a GPU of unknown place: 0-3 4 2-5 | lost | 0-3 4 2-5 | 0-3 | unknown | 1
-    one whose other GPU is known: 4-7 | half | 4-7 | 0-3 | unknown |
-    one whose other GPU is known: 0-3 4 2-5 | half | 0-3 4 2-5 | 0-3 | unknown | 1
+    all near | 4-7 4-7 |  | local |
+    all far | 0-3 0-3 |  | remote mask |
+    each on both sides | 3-4 3-4 |  | mixed mask |
+    none is pinned | 0-7 0-7 |  | unpinned unpinned |
+    taskset without -a: one is pinned | 4-7 0-7 |  | unpinned unpinned |
+    a thread far, by a mask of its own | 4-7 0-3 |  | mixed mask |
+    far and mixed | 0-3 2-5 |  | mixed mask |
+    a library took a part, near | 4-7 5-6 |  | local | 1
+    and far, where nothing is pinned | 0-7 0-3 |  | unpinned unpinned | 1
+    NCCL took a core elsewhere | 4-7 2-3 |  | local | 1
+    or a CPU | 4-7 1 |  | local | 1
+    OpenMP has a core for each thread | 4 5 6-7 |  | local | 1 2
+    and the threads from before it are judged | 4 6 0-7 |  | unpinned unpinned | 1
+    two CPUs of two cores are no library's | 4-7 1-2 |  | mixed mask |
+    its cpuset has no near CPU, whatever part its mask is | 0 | 0-3 | remote allocation |
+    its cpuset has one, and its mask has none | 0-3 | 0-4 | remote mask |
+    its mask is all that it may use, on both sides | 0-4 | 0-4 | mixed mask |
 """
 
 
-@pytest.mark.parametrize(("on", "masks", "cpuset", "expected", "itself"), rows(CASES))
+@pytest.mark.parametrize(("masks", "cpuset", "expected", "itself"), rows(CASES))
 def test_a_process_is_where_those_of_its_threads_are_that_no_library_pinned(
-    on: str, masks: str, cpuset: str, expected: str, itself: str
+    masks: str, cpuset: str, expected: str, itself: str
 ) -> None:
-    topology = MACHINES[on]
-    first, *_ = topology.gpus
-    beside = (SECOND,) if on in {"all", "half"} else ()
-    facts = process(*masks.split(), gpu=first.key, cpuset=cpuset or None, beside=beside)
-    judge = Judge(topology)
-    found = judge.judge(facts)
+    facts = process(*masks.split(), cpuset=cpuset or None)
+    found = Judge(TWO).judge(facts)
     assert " ".join(filter(None, (found.placement, found.cause))) == expected
     assert [f"{at}" for at, own in enumerate(found.pinned_itself) if own] == itself.split()
-    assert (found.near is None) == (judge.near[first.key] is None or on == "half")
+    assert found.near == Judge(TWO).near[GPU] == parse_list("4-7")
+    lost = Judge(LOST).judge(facts)
+    assert (lost.placement, lost.cause, lost.near) == ("unknown", None, None)
 
 
 def test_every_thread_has_the_placement_of_its_own_mask() -> None:
@@ -104,12 +74,9 @@ def test_every_thread_has_the_placement_of_its_own_mask() -> None:
 @pytest.mark.parametrize(
     ("mask", "cpuset", "expected", "cause"),
     rows("""
-    both nodes | 4-11 | 0-11 | local |
-    one of the two | 4-7 | 0-11 | local |
     a CPU of the other | 8 | 0-11 | local |
     some of each | 6-9 | 0-11 | local |
-    far from both | 0-3 | 0-11 | remote | mask
-    though its cpuset is near one of them | 0-3 | 0-8 | remote | mask
+    far from both, though its cpuset is near one | 0-3 | 0-8 | remote | mask
     and its cpuset far from both | 0-3 | 0-3 | remote | allocation
     near one, and far from both | 0-7 | 0-11 | mixed | mask
     unpinned | 0-11 | 0-11 | unpinned | unpinned
@@ -210,11 +177,3 @@ def test_a_thread_that_a_library_pinned_changes_nothing(
     worker = replace(facts.threads[0], tid=9999, mask=frozenset({cpu}))
     more = replace(facts, threads=(*facts.threads, worker))
     assert judged(topology, more) == judged(topology, facts)
-
-
-@pytest.mark.parametrize("name", ALL_NAMES)
-def test_on_every_machine_a_process_on_the_near_cpus_is_local(name: str) -> None:
-    topology = machine(name)
-    for key, near in Judge(topology).near.items():
-        place, _ = judged(topology, process(format_list(near or topology.online), gpu=key))
-        assert place == ("unknown" if near is None else "local")

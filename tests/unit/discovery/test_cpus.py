@@ -11,6 +11,7 @@ from affinityd.discovery import discover
 from affinityd.errors import TreeError
 from affinityd.topology.model import Topology
 from tests.support.machines.sysfs_tree import files_of, tree_of
+from tests.support.tables import rows
 
 SYSTEM = "sys/devices/system"
 
@@ -26,33 +27,21 @@ def cpus(text: str) -> str:
 
 
 T = "topology/thread_siblings"
-CORES = {
-    "CPUs of no topology are cores": ("online=0-2", "0 1 2"),
-    "CPUs that share thread_siblings_list are a core": (
-        f"online=0-3; cpu0/{T}_list=0,2; cpu1/{T}_list=1,3",
-        "0,2 1,3",
-    ),
-    "a core with a thread offline keeps the other": (
-        f"online=0-1,3; cpu0/{T}_list=0,2; cpu1/{T}_list=1,3",
-        "0 1,3",
-    ),
-    "an old kernel has the siblings as a mask only": (
-        f"online=0-1,32; cpu0/{T}=00000001,00000001",
-        "0,32 1",
-    ),
-    "siblings that cannot be read leave the CPU alone": (f"online=0-1; cpu0/{T}_list=what?", "0 1"),
-    "a CPU that two cores claim is the first one's": (
-        f"online=0-2; cpu0/{T}_list=0-1; cpu2/{T}_list=1-2",
-        "0-1 2",
-    ),
-    "without cpu/online, CPUs with a topology that are not off are online": (
-        f"cpu0/{T}=1; cpu1/{T}=2; cpu2/{T}=4; cpu0/online=1; cpu1/online=0; cpu3/online=1",
-        "0 2",
-    ),
-}
 
 
-@pytest.mark.parametrize(("files", "expected"), CORES.values(), ids=CORES)
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    rows(f"""
+    CPUs of no topology are cores | online=0-2 | 0 1 2
+    CPUs that share it | online=0-3; cpu0/{T}_list=0,2; cpu1/{T}_list=1,3 | 0,2 1,3
+    with a thread offline | online=0-1,3; cpu0/{T}_list=0,2; cpu1/{T}_list=1,3 | 0 1,3
+    an old kernel has a mask only | online=0-1,32; cpu0/{T}=00000001,00000001 | 0,32 1
+    what cannot be read leaves the CPU alone | online=0-1; cpu0/{T}_list=what? | 0 1
+    two claim a CPU: the first | online=0-2; cpu0/{T}_list=0-1; cpu2/{T}_list=1-2 | 0-1 2
+    no cpu/online: those of a topology | cpu0/{T}=1; cpu2/{T}=4; cpu0/online=1; cpu3/online=1 | 0 2
+    and that are not off | cpu0/{T}=1; cpu1/{T}=2; cpu1/online=0 | 0
+    """),
+)
 def test_cores(tmp_path: Path, files: str, expected: str) -> None:
     found = [format_list(core.cpus) for core in read(tmp_path, cpus(files)).cores]
     assert found == expected.split()
@@ -82,56 +71,48 @@ def test_a_package_and_a_die_are_numbers_of_64_bits_and_minus_one_is_none(
     assert (core.package, core.die) == (number, number)
 
 
-def cache(cpu: int, index: int, level: int, kind: str, shared: str) -> str:
-    folder = f"cpu/cpu{cpu}/cache/index{index}"
-    sharers = shared if "=" in shared else f"list={shared}"
-    return f"{folder}/level={level}; {folder}/type={kind}; {folder}/shared_cpu_{sharers};"
-
-
 P = "topology/physical_package_id"
-ALL_L3 = cache(0, 3, 3, "Unified", "0-3")
-INSTRUCTIONS = cache(0, 1, 1, "Instruction", "0-3") + cache(2, 1, 1, "Instruction", "0-3")
-LLCS = {
-    "CPUs that share the cache are a group": (
-        cache(0, 2, 2, "Unified", "0-1") + cache(2, 2, 2, "Unified", "2-3"),
-        [0, 0, 2, 2],
-    ),
-    "the highest level counts, wherever it stands": (
-        ALL_L3 + cache(0, 0, 1, "Data", "0") + cache(0, 10, 2, "Unified", "0-1"),
-        [0, 0, 0, 0],
-    ),
-    "an Instruction cache does not count": (
-        cache(0, 0, 1, "Data", "0-1") + cache(2, 0, 1, "Data", "2-3") + INSTRUCTIONS,
-        [0, 0, 2, 2],
-    ),
-    "an old kernel has the sharers as a mask only": (
-        cache(0, 0, 2, "Unified", "map=3") + cache(2, 0, 2, "Unified", "map=c"),
-        [0, 0, 2, 2],
-    ),
-    "a cache that is wider than a NUMA node makes a group in each": (
-        f"{ALL_L3} node/node0/cpulist=0,2; node/node1/cpulist=1,3",
-        [0, 1, 0, 1],
-    ),
-    "without caches, a node's CPUs of one package are a group": (
-        cpus(f"cpu0/{P}=0; cpu1/{P}=0; cpu2/{P}=1; cpu3/{P}=1"),
-        [0, 0, 2, 2],
-    ),
-    "without caches and packages, a node's CPUs are a group": (
-        "node/node0/cpulist=0,3; node/node1/cpulist=1-2",
-        [0, 1, 1, 0],
-    ),
-    "a group goes by its lowest CPU that is online": (f"{ALL_L3} cpu/online=1-3", [1, 1, 1]),
-    "cores without the highest level have their own highest": (
-        cache(0, 0, 3, "Unified", "0-1") + cache(2, 0, 2, "Unified", "2"),
-        [0, 0, 2, 3],
-    ),
+
+#: Below cpuN/cache/indexN, each cache as LEVEL KIND SHARERS, a list or a mask.
+CACHES = {
+    "D01": "0/0 1 Data 0-1",
+    "D23": "2/0 1 Data 2-3",
+    "I": "0/1 1 Instruction 0-3",
+    "L01": "0/2 2 Unified 0-1",
+    "L23": "2/2 2 Unified 2-3",
+    "L2": "2/10 2 Unified 2",
+    "LLC": "0/3 3 Unified 0-3",
+    "LLC01": "0/3 3 Unified 0-1",
+    "M01": "0/0 2 Unified map=3",
+    "M23": "2/0 2 Unified map=c",
 }
 
 
-@pytest.mark.parametrize(("files", "llc"), LLCS.values(), ids=LLCS)
-def test_llc_groups(tmp_path: Path, files: str, llc: list[int]) -> None:
-    topology = read(tmp_path, f"cpu/online=0-3; {files}")
-    assert [core.llc for core in topology.cores] == llc
+def cache(place: str, level: str, kind: str, sharers: str) -> str:
+    cpu, index = place.split("/")
+    folder = f"cpu/cpu{cpu}/cache/index{index}"
+    shared = sharers if "=" in sharers else f"list={sharers}"
+    return f"{folder}/level={level}; {folder}/type={kind}; {folder}/shared_cpu_{shared}"
+
+
+@pytest.mark.parametrize(
+    ("caches", "files", "llc"),
+    rows(f"""
+    CPUs that share the cache are a group | L01 L23 | | 0 0 2 2
+    the highest level counts, wherever it stands | D01 LLC L2 | | 0 0 0 0
+    an Instruction cache does not count | D01 D23 I | | 0 0 2 2
+    an old kernel has the sharers as a mask only | M01 M23 | | 0 0 2 2
+    wider than a node: one in each | LLC | node/node0/cpulist=0,2; node/node1/cpulist=1,3 | 0 1 0 1
+    without caches, of a package | | cpu/cpu0/{P}=0; cpu/cpu1/{P}=0; cpu/cpu2/{P}=1 | 0 0 2 3
+    without packages, of a node | | node/node0/cpulist=0,3; node/node1/cpulist=1-2 | 0 1 1 0
+    a group goes by its lowest CPU that is online | LLC | cpu/online=1-3 | 1 1 1
+    cores without the highest level have their own highest | LLC01 L2 | | 0 0 2 3
+    """),
+)
+def test_llc_groups(tmp_path: Path, caches: str, files: str, llc: str) -> None:
+    its = (cache(*CACHES[name].split()) for name in caches.split())
+    topology = read(tmp_path, "; ".join(("cpu/online=0-3", *its, files)))
+    assert [core.llc for core in topology.cores] == [*map(int, llc.split())]
 
 
 def test_a_machine_without_an_online_cpu_is_an_error_of_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,8 @@ def read(tmp_path: Path, files: Files, nvml: NvmlReport | None = None) -> Topolo
     return discover(tree_of(tmp_path, {"sys/devices/system/cpu/online": "0", **files}), nvml)
 
 
-def places(topology: Topology) -> list[tuple[int, str]]:
-    return [(gpu.index, gpu.pci_bus_id) for gpu in topology.gpus]
+def places(topology: Topology) -> list[tuple[str, int, str]]:
+    return [(gpu.vendor, gpu.index, gpu.pci_bus_id) for gpu in topology.gpus]
 
 
 def test_gpus_come_by_vendor_and_each_vendors_are_counted_alone(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_gpus_come_by_vendor_and_each_vendors_are_counted_alone(tmp_path: Path) 
         **pci_devices("0x038000", "0x1002", "0000:03:00.0"),
         **nvidia("10000:01:00.0", "0000:81:00.0", "0000:0a:00.0"),
     }
-    assert [(gpu.vendor, gpu.index, gpu.pci_bus_id) for gpu in read(tmp_path, files).gpus] == [
+    assert places(read(tmp_path, files)) == [
         ("nvidia", 0, "0000:0a:00.0"),
         ("nvidia", 1, "0000:81:00.0"),
         ("nvidia", 2, "10000:01:00.0"),
@@ -55,35 +56,29 @@ def test_gpus_come_by_vendor_and_each_vendors_are_counted_alone(tmp_path: Path) 
     ]
 
 
+GPU = Gpu(0, "nvidia", A, None)
+HIDDEN_UUID = "GPU-????????-????-????-????-????????????"
+TOLD = {"Model": "A100", "GPU_UUID": "GPU-1a", "Device_Minor": 3}
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
         # No vendor file, and a class that other vendors' displays have, too.
-        (
-            {f"{PCI}/{A}/class": "0x030000", f"{PROC}/{A}/numa_status": ""},
-            [Gpu(0, "nvidia", A, None)],
-        ),
+        ({f"{PCI}/{A}/class": "0x030000", f"{PROC}/{A}/numa_status": ""}, GPU),
         # The bus does not show it.
-        (information(A, Model="A100"), [Gpu(0, "nvidia", A, None, model="A100")]),
-        (
-            nvidia(A) | information(A, Model="A100", GPU_UUID="GPU-1a", Device_Minor=3),
-            [Gpu(0, "nvidia", A, None, uuid="GPU-1a", minor=3, model="A100")],
-        ),
-        (
-            nvidia(A) | information(A, GPU_UUID="GPU-????????-????-????-????-????????????"),
-            [Gpu(0, "nvidia", A, None)],
-        ),
+        (information(A, Model="A100"), replace(GPU, model="A100")),
+        (nvidia(A) | information(A, **TOLD), replace(GPU, uuid="GPU-1a", minor=3, model="A100")),
+        (nvidia(A) | information(A, GPU_UUID=HIDDEN_UUID), GPU),
         # It is excluded, and has no number.
-        (
-            nvidia(A, B) | information(A, GPU_Excluded="Yes") | information(B, GPU_Excluded="No"),
-            [Gpu(0, "nvidia", B, None)],
-        ),
+        (nvidia(A, B) | information(B, GPU_Excluded="Yes"), GPU),
+        (nvidia(A) | information(A, GPU_Excluded="No"), GPU),
     ],
 )
 def test_without_nvml_what_nvidias_driver_holds_is_a_gpu_of_which_it_tells(
-    tmp_path: Path, files: Files, expected: list[Gpu]
+    tmp_path: Path, files: Files, expected: Gpu
 ) -> None:
-    assert list(read(tmp_path, files, NvmlReport(gpus=None, error="no")).gpus) == expected
+    assert read(tmp_path, files, NvmlReport(gpus=None, error="no")).gpus == (expected,)
 
 
 def test_nvmls_list_is_the_list_and_its_answers_come_first(tmp_path: Path) -> None:
@@ -112,37 +107,29 @@ def lost(index: int) -> NvmlGpu:
     return NvmlGpu(index, error="GPU is lost")
 
 
-ALL = [(0, A), (1, B), (2, C)]
+def known(index: int) -> NvmlGpu:
+    return NvmlGpu(index, pci_bus_id=(A, B, C)[index])
+
+
+LOST = "NVIDIA GPU {}: GPU is lost; "
+TAKEN = LOST + "taken to be {}, which NVML does not name"
 UNKNOWN = "left out: its PCI device is not known"
 
 
 @pytest.mark.parametrize(
-    ("listed", "expected", "notice"),
+    ("listed", "found", "notice"),
     [
-        (
-            [NvmlGpu(0, pci_bus_id=A), lost(1), NvmlGpu(2, pci_bus_id=C)],
-            ALL,
-            f"NVIDIA GPU 1: GPU is lost; taken to be {B}, which NVML does not name",
-        ),
-        (
-            [lost(0), NvmlGpu(1, pci_bus_id=B), lost(2)],
-            ALL,
-            f"NVIDIA GPU 2: GPU is lost; taken to be {C}, which NVML does not name",
-        ),
-        # Two devices are left.
-        (
-            [NvmlGpu(0, pci_bus_id=A), lost(1)],
-            [(0, A)],
-            f"NVIDIA GPU 1: GPU is lost; {UNKNOWN}",
-        ),
-        ([], [], f"NVML does not list NVIDIA's {A}, {B}, {C}: left out"),
+        ([known(0), lost(1), known(2)], 3, TAKEN.format(1, B)),
+        ([lost(0), known(1), lost(2)], 3, TAKEN.format(2, C)),
+        ([known(0), lost(1)], 1, LOST.format(1) + UNKNOWN),  # two devices are left
+        ([], 0, f"NVML does not list NVIDIA's {A}, {B}, {C}: left out"),
     ],
 )
 def test_a_gpu_that_is_lost_is_the_device_that_is_left(
-    tmp_path: Path, listed: list[NvmlGpu], expected: list[tuple[int, str]], notice: str
+    tmp_path: Path, listed: list[NvmlGpu], found: int, notice: str
 ) -> None:
     topology = read(tmp_path, nvidia(A, B, C), NvmlReport(gpus=tuple(listed)))
-    assert places(topology) == expected
+    assert places(topology) == [("nvidia", 0, A), ("nvidia", 1, B), ("nvidia", 2, C)][:found]
     assert notice in topology.notices
 
 

@@ -10,6 +10,7 @@ from affinityd.cpuset import format_list
 from affinityd.discovery import discover
 from affinityd.topology.model import Topology
 from tests.support.machines.sysfs_tree import files_of, tree_of
+from tests.support.tables import rows
 
 SYSTEM = "sys/devices/system"
 
@@ -20,32 +21,23 @@ def read(tmp_path: Path, files: str, siblings: str = "0") -> Topology:
     return discover(tree_of(tmp_path, {**cpu, **files_of(f"{SYSTEM}/node", files)}), None)
 
 
-NODES = {
-    "no node folder: one node without a number": ("", {None: "0-3"}),
-    "sparse numbers": ("node0/cpulist=0-1; node8/cpulist=2-3", {0: "0-1", 8: "2-3"}),
-    "offline CPUs do not count": ("node0/cpulist=0-87; node1/cpulist=88-175", {0: "0-3", 1: ""}),
-    "the lowest that lists a CPU": ("node0/cpulist=0-3; node1/cpulist=0-3", {0: "0-3", 1: ""}),
-    "CPUs that no node lists come last": ("node1/cpulist=1,3", {1: "1,3", None: "0,2"}),
-    "a list with a NUL, and an empty one": (
-        "node0/cpulist=0-3\0; node1/cpulist=; online=0-1\0",
-        {0: "0-3", 1: ""},
-    ),
-    "an old kernel has the CPUs as a mask only": (
-        "node0/cpumap=00000000,00000003; node1/cpumap=c",
-        {0: "0-1", 1: "2-3"},
-    ),
-    "nodes are ordered as numbers": (
-        "node10/cpulist=0-1; node9/cpulist=2-3; power/x=",
-        {9: "2-3", 10: "0-1"},
-    ),
-}
-
-
-@pytest.mark.parametrize(("files", "expected"), NODES.values(), ids=NODES)
-def test_nodes_and_their_cpus(tmp_path: Path, files: str, expected: dict[int | None, str]) -> None:
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    rows("""
+    no node folder: one without a number | | None:0-3
+    sparse numbers | node0/cpulist=0-1; node8/cpulist=2-3 | 0:0-1 8:2-3
+    offline CPUs do not count | node0/cpulist=0-87; node1/cpulist=88-175 | 0:0-3 1:
+    the lowest that lists a CPU | node0/cpulist=0-3; node1/cpulist=0-3 | 0:0-3 1:
+    CPUs that no node lists come last | node1/cpulist=1,3 | 1:1,3 None:0,2
+    NULs, and an empty list | node0/cpulist=0-3\0; node1/cpulist=; online=0-1\0 | 0:0-3 1:
+    an old kernel has masks | node0/cpumap=00000000,00000003; node1/cpumap=c | 0:0-1 1:2-3
+    ordered as numbers | node10/cpulist=0-1; node9/cpulist=2-3; power/x= | 9:2-3 10:0-1
+    """),
+)
+def test_nodes_and_their_cpus(tmp_path: Path, files: str, expected: str) -> None:
     topology = read(tmp_path, files)
-    found = [(it.number, format_list(topology.cpus_of_node(it.number))) for it in topology.nodes]
-    assert found == list(expected.items())
+    cpus = (f"{it.number}:{format_list(topology.cpus_of_node(it.number))}" for it in topology.nodes)
+    assert [*cpus] == expected.split()
 
 
 def test_a_core_is_on_its_first_cpu_s_node_whole(tmp_path: Path) -> None:
@@ -53,28 +45,21 @@ def test_a_core_is_on_its_first_cpu_s_node_whole(tmp_path: Path) -> None:
     assert [format_list(topology.cpus_of_node(node)) for node in (0, 1)] == ["0-1,3", "2"]
 
 
-DISTANCES = {
-    "without node/online, the columns are the nodes that exist": (
-        "node0/distance=10 21; node8/distance=21 10",
-        {0: {0: 10, 8: 21}, 8: {0: 21, 8: 10}},
-    ),
-    "the columns are those of node/online, ascending": (
-        "online=8,0-1; node8/distance=21 31 10",
-        {8: {0: 21, 1: 31, 8: 10}},
-    ),
-    "a row may be too short, or missing": (
-        "node0/distance=10; node1/cpulist=",
-        {0: {0: 10}, 1: {}},
-    ),
-    "a row may be too long": ("online=1; node1/distance=21 10", {1: {1: 21}}),
-    "what is no number is missing": (
-        "online=?; node0/distance=x 20; node1/cpulist=",
-        {0: {1: 20}, 1: {}},
-    ),
-}
+NO_MORE = "node1/cpulist="
 
 
-@pytest.mark.parametrize(("files", "expected"), DISTANCES.values(), ids=DISTANCES)
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        # Without node/online, the columns are the nodes that exist; else those of it, ascending.
+        ("node0/distance=10 21; node8/distance=21 10", {0: {0: 10, 8: 21}, 8: {0: 21, 8: 10}}),
+        ("online=8,0-1; node8/distance=21 31 10", {8: {0: 21, 1: 31, 8: 10}}),
+        # A row may be too short, or missing, or too long; what is no number is missing.
+        (f"node0/distance=10; {NO_MORE}", {0: {0: 10}, 1: {}}),
+        ("online=1; node1/distance=21 10", {1: {1: 21}}),
+        (f"online=?; node0/distance=x 20; {NO_MORE}", {0: {1: 20}, 1: {}}),
+    ],
+)
 def test_distances(tmp_path: Path, files: str, expected: dict[int, dict[int, int]]) -> None:
     nodes = read(tmp_path, files).nodes
     assert {it.number: it.distances for it in nodes if it.number is not None} == expected

@@ -16,6 +16,7 @@ from affinityd.discovery.snapshot import COMPRESSIONS
 from affinityd.discovery.tree import Tree
 from affinityd.errors import TreeError
 from tests.support.machines.sysfs_tree import put
+from tests.support.tables import rows
 
 CPUS = "sys/devices/system/cpu"
 DEVICE = "sys/devices/pci0000:00/0000:00:01.0"
@@ -60,8 +61,7 @@ def as_archive(suffix: str, prefix: str = "") -> Callable[[Path], Path]:
 FORMS = {
     "a folder": as_folder,
     "a folder with the machine two below": as_wrapped_folder,
-    "a plain archive": as_archive(".tar"),
-    "an archive with dots before its names": as_archive(".tar", "."),
+    "a plain archive with dots before its names": as_archive(".tar", "."),
     "a gzip archive": as_archive(".tar.gz"),
     "a bzip2 archive": as_archive(".tar.bz2"),
     "an xz archive with the machine two below": as_archive(".tar.xz", "linux/node1"),
@@ -71,10 +71,6 @@ FORMS = {
 @pytest.fixture(scope="module", params=list(FORMS.values()), ids=list(FORMS))
 def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return open_tree(str(request.param(tmp_path_factory.mktemp("tree"))))
-
-
-def test_a_replayed_machine_is_called_as_its_folder_or_archive(tree: Tree) -> None:
-    assert (tree.name, tree.live) == ("node1", False)
 
 
 def test_the_root_folder_is_the_machine_at_hand_by_its_host_name_or_a_given_one(
@@ -87,26 +83,20 @@ def test_the_root_folder_is_the_machine_at_hand_by_its_host_name_or_a_given_one(
     assert open_tree(str(as_folder(tmp_path)), "gpu07").name == "node1"
 
 
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [
-        pytest.param(f"{CPUS}/online", "0", id="a kernel attribute, without its line's end"),
-        pytest.param("nul", "0-7", id="a file that ends in a NUL"),
-        pytest.param("long", "x" * 10_000, id="a file longer than a page"),
-        pytest.param(f"{LINK}/class", "0x030200", id="a file beyond a link"),
-        pytest.param(f"{CPUS}/possible", None, id="a file that is missing"),
-        pytest.param(CPUS, None, id="a folder is no file"),
-        pytest.param("binary", None, id="a file that is no text"),
-        pytest.param(f"{CPUS}/online/deeper", None, id="a file taken for a folder"),
-    ],
-)
-def test_reading(tree: Tree, path: str, text: str | None) -> None:
-    assert tree.read(path) == text
-
-
-def test_lines_names_and_links_are_told(tree: Tree) -> None:
+def test_files_are_read_as_text(tree: Tree) -> None:
+    assert (tree.name, tree.live) == ("node1", False)
+    assert tree.read(f"{CPUS}/online") == "0"  # without its line's end
+    assert tree.read("nul") == "0-7"
+    assert tree.read("long") == "x" * 10_000  # longer than a page
+    assert tree.read(f"{LINK}/class") == "0x030200"
     assert tree.read("fields", "Model:", "UUID") == "Model: A\nUUID: B"
     assert tree.read("fields", "IRQ") == ""
+    # What is missing, a folder, no text, beyond a file.
+    for path in (f"{CPUS}/possible", CPUS, "binary", f"{CPUS}/online/deeper"):
+        assert tree.read(path) is None
+
+
+def test_names_and_links_are_told(tree: Tree) -> None:
     assert tree.list(CPUS) == ("cpu0", "online")
     assert tree.list(CPUS, lambda name: name != "online") == ("cpu0",)
     assert tree.list(LINK) == ("class",)
@@ -141,26 +131,30 @@ def test_a_machine_that_holds_other_machines_is_itself_the_machine(tmp_path: Pat
         assert open_tree(str(root)).list("copies") == ("node2",)
 
 
-def test_a_root_that_is_no_machine_is_an_error_of_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    rows("""
+    it is not there | nowhere | No such file
+    nothing is in it | empty | holds no machine
+    two are in it | two | several machines; name one:
+    a compressed archive's beginning | garbage.tar.xz | cannot be read
+    no archive | notes.txt | cannot be read
+    an archive without its end | torn.tar.gz | cannot be read
+    an empty archive | none.tar | holds no machine
+    """),
+)
+def test_a_root_that_is_no_machine_is_an_error_of_one_line(
+    tmp_path: Path, name: str, complaint: str
+) -> None:
     small_machine(tmp_path / "two/a")
     small_machine(tmp_path / "two/b")
     (tmp_path / "empty").mkdir()
     (tmp_path / "garbage.tar.xz").write_bytes(b"\xfd7zXZ\0 and no more of it")
     put(tmp_path / "notes.txt", "This is no archive.\n" * 100)
-    whole = as_archive(".tar.gz")(tmp_path).read_bytes()
-    (tmp_path / "torn.tar.gz").write_bytes(whole[:-200])
-    tarfile.open(tmp_path / "none.tar", "w").close()
-    for name, complaint in {
-        "nowhere": "No such file",
-        "empty": "holds no machine",
-        "two": "several machines; name one: ",
-        "garbage.tar.xz": "cannot be read",
-        "notes.txt": "cannot be read",
-        "torn.tar.gz": "cannot be read",
-        "none.tar": "holds no machine",
-    }.items():
-        with pytest.raises(TreeError, match=rf"\A.*{name}.*{complaint}.*\Z"):
-            open_tree(str(tmp_path / name))
+    (tmp_path / "torn.tar.gz").write_bytes(as_archive(".tar.gz")(tmp_path).read_bytes()[:-200])
+    archive_of(tmp_path / "none.tar")
+    with pytest.raises(TreeError, match=rf"\A.*{name}.*{complaint}.*\Z"):
+        open_tree(str(tmp_path / name))
 
 
 def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused(
@@ -173,13 +167,8 @@ def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused(
 
 
 def test_a_hostile_archive_reaches_neither_what_is_outside_nor_all_memory(tmp_path: Path) -> None:
-    links = {
-        "absolute": "/nul",
-        "above": "../../../../etc/hostname",
-        "round": "round",
-        "ping": "pong/x",
-        "pong": "ping/x",
-    }
+    links = {"absolute": "/nul", "above": "../../../../etc/hostname", "round": "round"}
+    links |= {"ping": "pong/x", "pong": "ping/x"}
     with tarfile.open(tmp_path / "node1.tar", "w") as archive:
         archive.add(small_machine(tmp_path / "made"), "node1")
         for name, target in links.items():
