@@ -21,9 +21,10 @@ def faults() -> Iterator[str]:
         place, text = page.relative_to(ROOT), prose(page)
         if str(place) not in navigation:
             yield f"{place}: it is not in the navigation of docs/site/mkdocs.yml"
+        of_prose = (wrong_words(text), long_sentences(text), commands.unknown_options(text))
         values = commands.unknown_values(page.read_text())
-        for found in (broken_links(page), too_long(page), wrong_words(text), long_sentences(text)):
-            yield from (f"{place}: {fault}" for fault in (*found, *values))
+        for found in (broken_links(page), too_long(page), *of_prose, values):
+            yield from (f"{place}: {fault}" for fault in found)
     for block in BLOCKS:
         yield from (f"{block}: {fault}" for fault in commands.faults(block))
     yield from coverage.faults()

@@ -24,6 +24,8 @@ from docs.check.pages import ROOT
 NAMESPACE = {"-n", "--namespace"}
 OURS = re.compile(r"(?:scripts|deploy|examples|slurm|docs)/[\w.*/-]+")
 SET = re.compile(r"--set(?:-file)? ([\w.]+)=")
+INLINE = re.compile(r"`affinityd ([a-z][^`:…]*)`")
+UNKNOWN = re.compile("unrecognized|invalid choice|no such command|is not an option")
 SETTING = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
 SCHEMA = json.loads((ROOT / "deploy/helm/affinityd/values.schema.json").read_text())
 SUITES = re.findall(r"^([a-z]+) ", (ROOT / "tests/suites").read_text(), re.MULTILINE)
@@ -36,6 +38,14 @@ def faults(block: Block) -> Iterator[str]:
         yield from _missing_paths(words)
         ours = _affinityd(words)
         if ours is not None and (refusal := _refusal(ours)):
+            yield refusal
+
+
+def unknown_options(text: str) -> Iterator[str]:
+    """Yield the refusals of commands in sentences, which need not be complete."""
+    for command in INLINE.findall(text):
+        refusal = _refusal(command.split())
+        if refusal and UNKNOWN.search(refusal):
             yield refusal
 
 
