@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from affinityd.client.gpu_affinity import Mode, Multithreading, Scope, set_affinity
     from affinityd.errors import AffinityError, GPUAffinityError
 
-#: Where each name is: imported when it is asked for, as `affinityd exec` needs none of them.
+#: The module of each name: imported on first use, as `affinityd exec` needs none of them.
 _HOMES = {
     "client.bind": ("Binding", "bind", "worker_init_fn"),
     "client.gpu_affinity": ("Mode", "Multithreading", "Scope", "set_affinity"),

@@ -16,7 +16,7 @@ CpuSet = frozenset[int]
 #: Above any kernel's NR_CPUS; keeps `0-4294967295` from becoming a set.
 MAX_CPUS = 65536
 
-#: What surrounds a value in a kernel file; some kernels leave a NUL in it.
+#: Characters around a value in a kernel file; some kernels leave a NUL in it.
 PADDING = "\0 \t\n"
 
 EXAMPLE = "write it like 0-3,8,10-11"

@@ -18,7 +18,7 @@ AffinityError
 ├── ListenError           an address that cannot be listened on               exit 1
 └── FatalError            what the daemon does not survive                    exit 1
 
-A message is one line that quotes what was wrong and says what would be right.
+A message is one line that quotes the wrong value and says what would be right.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NVML_EXTRA = "affinityd's extra nvml installs it: pip install '.[nvml]' in a che
 
 
 class AffinityError(Exception):
-    """Base of all that a caller can be told; `status` is HTTP's, `title` its short name."""
+    """Base of all errors for a caller; `status` is HTTP's, `title` its short name."""
 
     status = 500
     title = "Internal error"
@@ -55,7 +55,7 @@ class NoSuchGpuError(AffinityError):
 
 
 class UnsatisfiableError(AffinityError):
-    """The machine, or what the caller may use of it, is too small for the request."""
+    """The machine, or the caller's part of it, is too small for the request."""
 
     status = 409
     title = "Cannot be satisfied"
@@ -123,8 +123,8 @@ class ListenError(AffinityError):
 
 
 class FatalError(AffinityError):
-    """The daemon ends, to be started again by what supervises it."""
+    """The daemon ends; its supervisor starts it again."""
 
 
-#: What a request is refused with, wherever it is planned.
+#: The errors that refuse a request, wherever it is planned.
 REFUSALS = (InvalidRequestError, NoSuchGpuError, UnsatisfiableError)

@@ -1,7 +1,7 @@
 """Documents in JSON: a dataclass is written as its fields, and read with each of them checked.
 
 A document is described once, by a dataclass whose fields are the JSON object's, in their order.
-What is read may come from another release: a field that is not known is ignored; one that may be
+A document may come from another release: a field that is not known is ignored; one that may be
 None, or has a default, may be missing.
 """
 
@@ -77,7 +77,7 @@ def _jsonable(value: Any) -> object:  # noqa: ANN401 - as json.JSONEncoder.defau
 
 @cache
 def _writer(kind: type) -> Callable[[Any], object]:
-    """Return what JSON has of a document, or of a set of CPUs."""
+    """Return the JSON form of a document, or of a set of CPUs."""
     if kind is frozenset:
         return format_list
     absent = {it.name for it in fields(kind) if _LEFT_OUT in it.metadata}
@@ -94,7 +94,7 @@ def loads(kind: type[T], text: str | bytes, where: str) -> T:
 
 
 def parsed(text: str | bytes, where: str) -> object:
-    """Return what JSON says. Raises ValueError, one line."""
+    """Return the value of a JSON text. Raises ValueError, one line."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -104,7 +104,7 @@ def parsed(text: str | bytes, where: str) -> object:
 
 
 def decode(kind: type[T], value: object, where: str) -> T:
-    """Return a value as a dataclass, or as what else a field of one may be.
+    """Return a value as a dataclass, or as another type that a field may have.
 
     Raises ValueError, one line with the path and the value: `where.gpus[0].index is 'x', not …`.
     """
@@ -123,7 +123,7 @@ def _reader(kind: Any) -> Reader:  # noqa: ANN401 - a type
     return make(*get_args(kind)) if make else _object(kind)
 
 
-def _plain(kind: type, value: Any) -> Any:  # noqa: ANN401 - what JSON has, by its exact type
+def _plain(kind: type, value: Any) -> Any:  # noqa: ANN401 - a JSON value, by its exact type
     is_kind = type(value) is kind or (kind is float and type(value) is int)
     if not is_kind:
         raise _not(value, _PLAIN[kind])
@@ -133,7 +133,7 @@ def _plain(kind: type, value: Any) -> Any:  # noqa: ANN401 - what JSON has, by i
 
 
 def _at(place: str, read: Callable[[Any], T], value: object) -> T:
-    """Read what is at a place; the ValueError that it raises begins there."""
+    """Read the value at a place; a ValueError begins with the place."""
     try:
         return read(value)
     except ValueError as error:
@@ -196,7 +196,7 @@ def _not(value: object, expected: str) -> ValueError:
     return ValueError(f" is {repr(value)[:SHOWN]}, not {expected}")
 
 
-#: A type's origin → what makes a reader of its arguments; else it is a dataclass.
+#: A type's origin → the maker of its reader, from its arguments; else it is a dataclass.
 _MAKERS: dict[Any, Callable[..., Reader]] = {
     Annotated: lambda kind, *notes: _cpulist if _CPULIST in notes else _reader(kind),
     Union: _optional,

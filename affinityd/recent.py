@@ -7,18 +7,18 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-REMEMBERED = 600.0  #: seconds for which a value is kept that is neither set nor asked for
+REMEMBERED = 600.0  #: seconds for which an unused value is kept
 
 
 class Recent(Generic[K, V]):
-    """Values by key; those that were neither set nor asked for in a while are forgotten."""
+    """Values by key; a value that was neither set nor read for a while is removed."""
 
     def __init__(self) -> None:
         self._now = 0.0
         self._values: dict[K, tuple[V, float]] = {}  # with when it was used last
 
     def begin(self, now: float) -> None:
-        """Begin another scan: forget what no scan up to the last one had used for long."""
+        """Begin another scan: remove values that no scan has used for long."""
         since, self._now = self._now - REMEMBERED, now
         self._values = {key: it for key, it in self._values.items() if it[1] >= since}
 

@@ -17,12 +17,12 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a name as it can be shown anywhere: what is no printable character is a `?`."""
+    """Return a name that can be shown anywhere: unprintable characters become `?`."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def whole_number(text: str | None, most: int) -> int | None:
-    """Return what a text of digits says; None for any other text, and for more than `most`."""
+    """Return the number of a text of digits; None for other texts, and above `most`."""
     if not text or not text.isascii() or not text.isdigit() or len(text) > len(str(most)):
         return None
     number = int(text)

@@ -1,8 +1,8 @@
 """The CPUs that the GPUs of a job divide: as many as the job asked for. Pure.
 
-What delivers a plan adds far CPUs to those that are near, so that a job keeps what it asked for.
-Where fewer are near, no mask of the job's is a mistake: a pin to the near ones would take CPUs
-away; another allocation is what helps.
+A plan's delivery adds far CPUs to the near ones, so that a job keeps what it asked for.
+Where fewer are near, no mask of the job is wrong: a pin to the near ones would take CPUs away.
+Another allocation helps.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Share:
 
 
 class Shares:
-    """What jobs divide on one machine, and the plans for that; each is made once."""
+    """The CPUs that jobs divide on one machine, and the plans for them; each is made once."""
 
     def __init__(self, topology: Topology, reserved: CpuSet) -> None:
-        """Take the machine, and those of its CPUs that no plan gives."""
+        """Take the machine, and its CPUs that no plan gives."""
         self.topology = topology
         self.whole = topology.online - reserved
         self._gpus = {gpu.key: gpu for gpu in topology.gpus}
@@ -48,9 +48,9 @@ class Shares:
     def of(
         self, cpuset: CpuSet, holders: Collection[ProcessFacts], held: HeldGpus = frozenset()
     ) -> Share:
-        """Return what a process with this cpuset divides with the holders of its job's GPUs.
+        """Return the CPUs a process with this cpuset divides with the holders of its job's GPUs.
 
-        `held`: GPUs that count besides those of the holders.
+        `held`: more GPUs that count.
         """
         cpus = _together(
             cpuset & self.whole, {it.cpuset & self.whole for it in holders if it.cpuset}
@@ -85,7 +85,7 @@ class Shares:
         return replace(process, cause=cause, is_given=given is not None)
 
     def _given(self, process: AuditedProcess, share: Share) -> CpuSet | None:
-        """Return the CPUs of a process if a plan gives these to one that asks for as many.
+        """Return the CPUs of a process if a plan for as many CPUs gives exactly these.
 
         It may have asked for more than its cgroups tell; all of its cpuset may be no plan's.
         """
@@ -99,7 +99,7 @@ class Shares:
         return mask if any(self._widened(process, share, it) == mask for it in asks) else None
 
     def _widened(self, process: AuditedProcess, share: Share, asked: int | None) -> CpuSet | None:
-        """Return the CPUs of a process's GPUs by a plan in which each asks for so many.
+        """Return the CPUs of a process's GPUs by a plan for so many CPUs each.
 
         None where none of them has more than near ones.
         """
@@ -113,7 +113,7 @@ class Shares:
 def with_allocations(
     topology: Topology, reserved: CpuSet, found: Sequence[AuditedProcess]
 ) -> list[AuditedProcess]:
-    """Return what was found; ALLOCATION is the cause where fewer CPUs are near than were asked for.
+    """Return the judgement; its cause is ALLOCATION if fewer CPUs are near than were asked for.
 
     `reserved` are the CPUs that no plan gives.
     """
@@ -130,9 +130,9 @@ def with_allocations(
 
 
 def _granted(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
-    """Return how many of the CPUs that a job's processes may use it asked for; None: not known.
+    """Return how many CPUs a job asked for, of those its processes may use; None: unknown.
 
-    Slurm confines a job to what it asked for. A container may use CPUs that it shares with others:
+    Slurm confines a job to its allocation. A container may use CPUs that it shares with others:
     it asked for no more than its CPU limit.
     """
     limits: dict[str, int] = {}
@@ -147,6 +147,6 @@ def _granted(processes: Iterable[ProcessFacts], cpus: CpuSet) -> int | None:
 
 
 def _together(cpus: CpuSet, cpusets: Collection[CpuSet]) -> CpuSet:
-    """Return CPUs with all cpusets that they overlap, and that those overlap."""
+    """Return CPUs with all cpusets that overlap them, directly or through others."""
     wider = cpus.union(*(cpuset for cpuset in cpusets if not cpuset.isdisjoint(cpus)))
     return cpus if wider == cpus else _together(wider, cpusets)

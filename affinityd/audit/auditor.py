@@ -23,29 +23,29 @@ from affinityd.linux.processes import PROC, exists, since_boot
 from affinityd.recent import Recent
 from affinityd.topology.model import Topology
 
-READING = 5.0  #: seconds that a scan may read /proc, whatever runs
+READING = 5.0  #: seconds that a scan may read /proc
 
 LATE = "{number} of them were not scanned: the time limit was reached"
 HIDDEN = "some are hidden here: run this as root (/proc is mounted with hidepid)"
 
-#: The main thread's mask of each process at first sight, by pid and start.
+#: The main thread's mask of each process when first seen, by pid and start.
 FirstMasks = Recent[tuple[int, int], CpuSet]
 
 
 class HolderSource(Protocol):
-    """What knows the processes that use GPUs."""
+    """A source of the processes that use GPUs."""
 
     def held(self, topology: Topology) -> GpuHolders:
         """Return which processes use the GPUs now, and of which GPUs that is unknown."""
 
 
 class Auditor:
-    """Looks at the processes again and again, and remembers what it needs from look to look."""
+    """Scans the processes repeatedly, and keeps some facts from scan to scan."""
 
     def __init__(
         self, holders: HolderSource, proc: str = PROC, *, reserved: CpuSet = frozenset()
     ) -> None:
-        """Take what knows the holders, where the processes are, and the CPUs that no plan gives."""
+        """Take the source of holders, the path of /proc, and the CPUs that no plan gives."""
         self._holders = holders
         self._proc = proc
         self._cpu_time = CpuTimeCounters(TICKS)
@@ -68,7 +68,7 @@ class Auditor:
         held = self._holders.held(topology)
         walk = ProcessWalk(held, time.monotonic() + READING, processes)
         judged = [*self._audited(judge, walk, ProcessOwners(processes))]
-        # What the walk has not seen is known now that it is over.
+        # The walk is over: the processes it has not seen are known.
         judged += map(orphans.missing_process, self._missing.found(walk.unseen, held.asked))
         found = with_allocations(topology, self._reserved, judged)
         # Stable, so that descendants stay with those that have started them.
@@ -109,7 +109,7 @@ class Auditor:
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners
     ) -> Iterator[AuditedProcess]:
-        """Yield the judgement of every process; what a known daemon starts is a part of it."""
+        """Yield the judgement of every process; children of a known daemon belong to it."""
         daemons: set[int] = set()
         for facts in walk:
             of_daemon = facts.holding is None and facts.parent in daemons
@@ -127,7 +127,7 @@ def _missed(walk: ProcessWalk) -> dict[GpuKey, str]:
 
 
 def with_first_mask(facts: ProcessFacts, known: FirstMasks) -> ProcessFacts:
-    """Return what a process is, with the mask that its main thread had at first."""
+    """Return a process's facts, with the first mask of its main thread."""
     key = facts.pid, facts.start
     known[key] = first = known.get(key) or facts.threads[0].mask
     return replace(facts, first_mask=first)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from affinityd.audit.model import AuditedProcess, CpuTime, GpuKey, Job, ProcessFacts
 from affinityd.cpuset import CpuSet
 
-REMEMBERED = 300.0  #: seconds for which a job that is gone keeps its counters, to be scraped
+REMEMBERED = 300.0  #: seconds for which an ended job keeps its counters, to be scraped
 
 ThreadName = tuple[int, int]  #: tid and start: one thread for good
 
@@ -57,9 +57,9 @@ class CpuTimeCounters:
     def book(
         self, processes: Sequence[AuditedProcess], gpus: Iterable[GpuKey], boot: float
     ) -> None:
-        """Add what was spent since the scan before; `boot`: when this one began, since boot, s.
+        """Add the time spent since the last scan; `boot`: when this one began, in s since boot.
 
-        What a process spent for several GPUs counts for its first.
+        The time of a process with several GPUs counts for its first.
         """
         self._gpus = {**dict.fromkeys(gpus, CpuTime()), **self._gpus}
         for process in processes:

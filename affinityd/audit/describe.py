@@ -44,7 +44,7 @@ def everything(_process: AuditedProcess) -> bool:
 
 
 def counts(scan: Scan) -> dict[GpuKey, Counts]:
-    """Return what is counted of every GPU; a process that uses several counts for its first."""
+    """Return the counts of every GPU; a process that uses several counts for its first."""
     found = {key: Counts() for key in scan.near}
     for process in scan.processes:
         if not process.is_daemon and process.facts.gpu in found:
@@ -57,7 +57,7 @@ def counts(scan: Scan) -> dict[GpuKey, Counts]:
 
 
 def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
-    """Return the document for a reader who sees these processes; None: counts alone."""
+    """Return the document for a reader that sees these processes; None: only counts."""
     processes = None if sees is None else list(_processes(topology, scan, sees))
     return replace(_without_processes(topology, scan, sees), processes=processes)
 
@@ -72,7 +72,7 @@ def render(topology: Topology, scan: Scan, sees: Sees | None) -> bytes:
 
 
 def _without_processes(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument:
-    """Return the document; the owners of overlapping pins are for readers who see all processes."""
+    """Return the document; owners of overlapping pins are for readers that see all processes."""
     counted, by_owners = counts(scan), scan.overlap.items()
     overlaps = [AuditOverlapDocument(format_list(cpus), owners) for owners, cpus in by_owners]
     return AuditDocument(
@@ -90,7 +90,7 @@ def _without_processes(topology: Topology, scan: Scan, sees: Sees | None) -> Aud
 
 
 def seen(sees: Sees | None) -> str:
-    """Return which processes a document has, as it says it."""
+    """Return the document's word for the processes it has."""
     return "counts" if sees is None else "all" if sees is everything else "own"
 
 
@@ -101,7 +101,7 @@ def rfc3339(seconds: float) -> str:
 
 
 def beside(gpus: Sequence[GpuKey]) -> list[GpuBesideDocument]:
-    """Return the GPUs besides a process's first."""
+    """Return a process's GPUs after the first."""
     return [GpuBesideDocument(vendor, index) for vendor, index in gpus]
 
 

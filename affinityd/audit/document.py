@@ -41,7 +41,7 @@ class AuditGpuDocument:
 
 @dataclass(frozen=True)
 class AuditJobDocument:
-    """What a scheduler started a process for."""
+    """The job or pod of a process."""
 
     scheduler: Annotated[str, OneOf((SLURM, KUBERNETES))]
     id: str
@@ -106,7 +106,8 @@ class AuditOverlapDocument:
 class AuditDocument:
     """The answer to `GET /audit`.
 
-    Without `processes` where the caller sees counts alone, without `pin_overlaps` where not all.
+A caller that sees only counts gets no `processes`, and only one that sees all gets
+    `pin_overlaps`.
     """
 
     node: str

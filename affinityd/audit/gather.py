@@ -37,7 +37,7 @@ TICKS = os.sysconf("SC_CLK_TCK")  #: of the kernel's clock in a second
 
 
 class ProcessWalk:
-    """One walk over the processes; what it did not reach is known when it is over."""
+    """One walk over the processes; at its end it knows which it did not reach."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class ProcessWalk:
         descendants may take.
         """
         self.late: Counter[GpuKey] = Counter()  #: processes not looked at, as time was up
-        self.unseen: list[Holding] = []  #: those whose process is not there
+        self.unseen: list[Holding] = []  #: holders without a process
         self._held = held
         self._end = self._deadline = deadline
         self._processes = processes
         self._proc = processes.proc
-        # By cgroups, which a job's processes share: what makes the facts of one of them.
+        # By cgroups, which a job's processes share: makes the facts of one of them.
         self._groups: dict[str, Callable[..., ProcessFacts]] = {}
         # Threads have few masks between them: a set a thread would be what the collector goes
         # through, with every plan waiting for it.
@@ -75,7 +75,7 @@ class ProcessWalk:
             yield from self._family(holding)
 
     def _family(self, holding: Holding) -> Iterator[ProcessFacts]:
-        """Yield a holder, and those descendants that hold no GPU and have no nearer holder."""
+        """Yield a holder, and its descendants that hold no GPU and have no nearer holder."""
         waiting: list[tuple[int, Stat | None]] = [(holding.pid, None)]  # each with its parent
         while waiting:
             pid, parent = waiting.pop()
@@ -92,7 +92,7 @@ class ProcessWalk:
                     waiting += [(child, stat) for child in reversed(self._new_children(facts))]
 
     def _facts(self, stat: Stat, holding: Holding, *, holds: bool) -> ProcessFacts | None:
-        """Return what a process is; None where it is gone, or time was up within it.
+        """Return a process's facts; None if it has ended, or the time is over.
 
         `holds`: it is the holder itself, and not one that works for it.
         """

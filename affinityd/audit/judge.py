@@ -1,6 +1,6 @@
 """Judges where a process may run, seen from its GPUs. Pure: facts in, judgment out.
 
-Near is what is near any of them: a process that works on several has threads for each.
+CPUs near any of them are near: a process that works on several has threads for each.
 
 Libraries pin threads of their own (NCCL near its NIC, OpenMP one a core): those are shown, and make
 no mismatch. Where a thread ran last is not judged: one that sleeps was there long ago.
@@ -25,7 +25,7 @@ from affinityd.topology.nearness import (
     vicinity,
 )
 
-#: What runs on every GPU node and may hold its GPUs, by as much of its name as the kernel keeps,
+#: Daemons of GPU nodes that may hold GPUs, by as much of the name as the kernel keeps,
 #: 15 characters. A user's process, or a Slurm job's, is none of them, however it is called.
 DAEMONS = frozenset(
     name[:15]
@@ -37,7 +37,7 @@ DAEMONS = frozenset(
     )
 )
 
-MOST_KEPT = 1024  #: sets of GPUs whose vicinity is kept: a user may make up as many as there are
+MOST_KEPT = 1024  #: sets of GPUs whose vicinity is kept; users may form very many sets
 
 FIRST_USER = 1000  #: the uids below are the system's, login.defs(5): UID_MIN
 
@@ -85,7 +85,7 @@ class Judge:
     def _is_its_own(self, mask: CpuSet, mains: Collection[CpuSet]) -> bool:
         """Whether a thread's mask is one that a library chose: narrower than the main thread's.
 
-        Or than that was before the process was pinned, and this thread left alone.
+        Or than that was before the process was pinned without this thread.
         """
         if mask in mains:
             return False

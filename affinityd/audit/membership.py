@@ -1,6 +1,6 @@
 """The job and container of a process, by the paths of its cgroups. Pure: it reads no file.
 
-Only root's names are trusted: below a `user.slice` any user may name a cgroup, and
+Only names by root count: below a `user.slice` any user may name a cgroup, and
 elsewhere a job's number counts in Slurm's own folders alone.
 
 Sources: cgroups(7); Slurm's src/plugins/cgroup/v1 and v2, cgroup.conf(5) "CgroupSlice" and
@@ -20,9 +20,9 @@ _HEX = "[0-9a-f]"
 _UID = rf"{_HEX}{{8}}(?:[-_]{_HEX}{{4}}){{3}}[-_]{_HEX}{{12}}|{_HEX}{{32}}"
 _ID = rf"{_HEX}{{64}}"
 
-# Of paths that end with a slash: what begins with one is a folder's whole name.
+# For paths that end with a slash: a part that begins with one is a folder's full name.
 
-#: To a reader in a cgroup namespace, what is beside it begins with `..` up to what they share.
+#: To a reader in a cgroup namespace, paths outside of it begin with `..`.
 _beside = re.compile(r"(?:/\.\.)+(?=/)").match
 _users = re.compile(r"/(?:user(?:-\d+)?\.slice|user@\d+\.service)(?=/)").search
 #: A job of Slurm 26.05 may go by its SLUID.
@@ -83,7 +83,7 @@ def _of_path(path: str) -> Membership:
             outside=_container(of_root[: slurm.start() + 1]),
         )
     for pod in _pods(of_root):
-        # Of what is beside the reader the folders above, kubepods among them, may be left out.
+        # Paths outside of the reader's namespace may lack upper folders, such as kubepods.
         if pod["slice"] or beside or "/kubepods/" in of_root[: pod.start() + 1]:
             return Membership(
                 Job(KUBERNETES, (pod["slice"] or pod["folder"]).replace("_", "-")),
@@ -93,6 +93,6 @@ def _of_path(path: str) -> Membership:
 
 
 def _container(path: str) -> str | None:
-    """Return the outermost container's id: those inside of it do not count."""
+    """Return the outermost container's id; containers inside it do not count."""
     found = _container_folder(path)
     return found["id"] if found else None

@@ -17,7 +17,7 @@ SLURM, KUBERNETES = "slurm", "kubernetes"
 
 @dataclass(frozen=True, order=True)
 class Job:
-    """What a scheduler started a process for, by its cgroup's path."""
+    """The job or pod of a process, by its cgroup's path."""
 
     scheduler: str  #: SLURM or KUBERNETES
     id: str  #: Slurm's job number, or the pod's uid with its dashes
@@ -57,12 +57,12 @@ class GpuHolders:
 
     #: One a process; of one source, one for each of its GPUs.
     holdings: tuple[Holding, ...] = ()
-    #: GPUs whose processes are not known → why, and what would tell
+    #: GPUs with unknown processes → why, and the remedy
     unknown: Mapping[GpuKey, str] = field(default_factory=dict)
     #: Seconds since boot; a pid that started later is another's. inf: within this scan.
     asked: float = float("inf")
     skipped: int = 0  #: processes: their files were not read within the time limit
-    notices: tuple[str, ...] = ()  #: what is to be said of the answers, for people
+    notices: tuple[str, ...] = ()  #: remarks for people
 
     @classmethod
     def unknown_of(cls, gpus: Iterable[Gpu], why: str) -> GpuHolders:
@@ -83,8 +83,8 @@ class ProcessFacts:
     gpu: GpuKey  #: its own, or that of the nearest ancestor that holds one
     holding: Holding | None  #: None: a descendant that holds no GPU itself
     membership: Membership = field(default_factory=Membership)
-    cpuset: CpuSet | None = None  #: what its cgroup lets it use; None: not known
-    threads: tuple[Thread, ...] = ()  #: the main one first; (): it is gone, and still named
+    cpuset: CpuSet | None = None  #: the CPUs that its cgroup allows; None: unknown
+    threads: tuple[Thread, ...] = ()  #: the main one first; (): it has ended
     session: int | None = None  #: pid of the process that began its session
     service: str | None = None  #: systemd's unit of it, by its cgroup's path
     holder: int | None = None  #: pid of the process that it works for; None: it holds a GPU itself
@@ -93,7 +93,7 @@ class ProcessFacts:
     #: The cpuset was chosen for its job; else a Slurm job may have been given less, by masks alone.
     is_confined: bool = True
     cpu_limit: int | None = None  #: CPUs' worth of time that its cgroup may use; None: not limited
-    first_mask: CpuSet | None = None  #: its main thread's at first sight; None: not known
+    first_mask: CpuSet | None = None  #: its main thread's when first seen; None: unknown
 
     @property
     def gpus(self) -> tuple[GpuKey, ...]:
@@ -122,7 +122,7 @@ class AuditedProcess:
 
     @property
     def is_mismatch(self) -> bool:
-        """Whether it may run far from its GPU, and is to be counted."""
+        """Whether it may run far from its GPU, and counts."""
         return self.cause is not None and not self.is_daemon
 
     @property
@@ -163,17 +163,17 @@ class Scan:
     #: By GPU: each holder by pid, followed by its descendants, parents first; known daemons, too.
     processes: tuple[AuditedProcess, ...]
     near: Mapping[GpuKey, CpuSet | None]  #: of every GPU: its near CPUs; None: not known
-    unknown: Mapping[GpuKey, str]  #: GPUs whose processes are not known → why
+    unknown: Mapping[GpuKey, str]  #: GPUs with unknown processes → why
     #: Names of two jobs or more → the CPUs that are in the unique pins of all of them
     overlap: Mapping[tuple[str, ...], CpuSet] = field(default_factory=dict)
     skipped: int = 0  #: processes that were not read within the time limit
     divided: frozenset[int] = frozenset()  #: pids: one below them holds another GPU
-    late: Mapping[GpuKey, int] = field(default_factory=dict)  #: those that are known to be a GPU's
+    late: Mapping[GpuKey, int] = field(default_factory=dict)  #: processes known to use a GPU
     gpu_time: Mapping[GpuKey, CpuTime] = field(default_factory=dict)  #: of every GPU
     job_time: Mapping[Job, CpuTime] = field(default_factory=dict)  #: of jobs seen lately
     #: GPUs and jobs with a mismatch → since when, seconds since the epoch
     since: Mapping[GpuKey | Job, float] = field(default_factory=dict)
     numa_balancing: int | None = None  #: /proc/sys/kernel/numa_balancing; None: there is none
     idle: Mapping[int, float] = field(default_factory=dict)  #: pid of an orphan → seconds
-    notices: tuple[str, ...] = ()  #: what else is to be said, for people
+    notices: tuple[str, ...] = ()  #: more remarks, for people
     boot: float = float("inf")  #: when it began, seconds since boot

@@ -45,13 +45,13 @@ class MissingProcesses:
 
     def __init__(self) -> None:
         self._asked: float | None = None
-        self._gone: Collection[Holding] = ()  # those that were not there then
+        self._gone: Collection[Holding] = ()  # the ones that did not exist then
         self._missing: Collection[Holding] = ()
 
     def found(self, unseen: Collection[Holding], asked: float) -> Collection[Holding]:
-        """Return those of a scan's unseen ones that the driver named before as well.
+        """Return a scan's unseen processes that the driver named before as well.
 
-        `asked`: when it was; what it said once, and counts for several scans, is said once.
+        `asked`: when the driver answered; several scans may use one answer, which counts once.
         """
         if asked != self._asked:
             gone = [it for it in unseen if not exists(it.pid)]
@@ -62,26 +62,26 @@ class MissingProcesses:
 
 
 def missing_process(holding: Holding) -> AuditedProcess:
-    """Return what can be said of a process that is not there."""
+    """Return the facts of a process that is not in /proc."""
     pid, gpu = holding.pid, holding.gpu  # neither its name, owner, start nor parent is known
     facts = ProcessFacts(pid, "?", None, 0, 0, GONE, gpu, holding, beside=holding.beside)
     return AuditedProcess(facts, UNKNOWN, placements=(), pinned_itself=(), orphan=NOT_THERE)
 
 
 class IdleTimes:
-    """For how long orphans have computed nothing: only what computes no more may be ended.
+    """How long orphans have been idle: only an idle orphan may be ended.
 
-    Idle is a process whose threads, and those of all that works for it, use no CPU time while the
-    GPU memory that it holds stays the same.
+A process is idle if it, and all processes that work for it, use no CPU time while the GPU
+    memory that it holds stays the same.
     """
 
     def __init__(self) -> None:
-        #: By pid and start: the process's GPU memory, its threads and those of all that works for
-        #: it with the CPU time of each; and since when these are so.
+        #: By pid and start: the process's GPU memory, its threads and those of processes that
+        #: work for it, with the CPU time of each; and since when these are so.
         self._since: dict[tuple[int, int], tuple[object, float]] = {}
 
     def seconds(self, processes: Iterable[AuditedProcess], now: float) -> dict[int, float]:
-        """Return pid → seconds that each orphan has been idle, 0 at first sight.
+        """Return pid → seconds that each orphan has been idle; 0 when first seen.
 
         `now`: when the processes were read, seconds since boot.
         """

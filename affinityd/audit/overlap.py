@@ -13,7 +13,7 @@ PinOwners = tuple[str, ...]  #: whose pins: `slurm 7`, `container cd34cd34cd34`,
 
 
 def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
-    """Return owners of unique pins → the CPUs that are in those of all of them: of two or more.
+    """Return owners of unique pins, two or more → the CPUs that all these pins share.
 
     A pin is unique where it is a part of what the process could have near its GPUs: a process that
     takes all of that shares it. Threads that a library pinned count as little as known daemons.
@@ -37,7 +37,7 @@ def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
 def divided(processes: Iterable[AuditedProcess]) -> frozenset[int]:
     """Return the pids of the processes below which another one holds other GPUs.
 
-    What is right for such a process is not for all below it.
+    A pin of such a process does not suit all its descendants.
     """
     facts_of = {process.facts.pid: process.facts for process in processes}
     parents = {pid: facts.parent for pid, facts in facts_of.items()}

@@ -1,10 +1,10 @@
 """The owners of a machine's processes: Slurm jobs and users' sessions, by /proc.
 
-A session lasts as long as what let its user in: sshd, login, su, cron and a notebook server run as
-another user, and stay the parent of the user's first process. A process with a terminal is of a
-session, too, be it a detached tmux: the kernel takes a terminal from all processes of a session
-that has ended. Neither logind nor utmp is asked: many machines have neither, and to logind a
-session goes on, as `closing`, for as long as it has a process: the very one in question.
+A session lasts as long as the program of its login: sshd, login, su, cron or a notebook server.
+That runs as another user, and stays the parent of the user's first process. A process with a
+terminal, even a detached tmux, is in a session too: the kernel takes the terminal from all
+processes of an ended session. Neither logind nor utmp is read: many machines have neither, and for
+logind a session stays, as `closing`, as long as it has a process: the very one in question.
 
 Sources: proc_pid_stat(5), tty_nr; sd-login(3); kernel drivers/tty/tty_jobctrl.c
 `disassociate_ctty`; Slurm's src/slurmd/slurmstepd/slurmstepd_job.c for slurmstepd's title.
@@ -22,7 +22,7 @@ from affinityd.linux.process_table import ProcessTable, ancestors
 from affinityd.linux.processes import INIT, ROOT, cgroups_of, title_of, uid_of
 
 SLURMD = "slurmd"  #: Slurm's daemon of a node that runs jobs
-STEPD = "slurmstepd"  #: what runs each step of a job, as root, from its beginning to its end
+STEPD = "slurmstepd"  #: runs each step of a job, as root, from its beginning to its end
 
 NO_SESSION = (
     "its parent has ended, its user (uid {uid}) has no session, and it is in no "
@@ -35,7 +35,7 @@ NO_JOB = (
 
 
 class ProcessOwners:
-    """Says of one scan's processes what owns them."""
+    """Finds the owners of one scan's processes."""
 
     def __init__(self, processes: ProcessTable) -> None:
         self._processes = processes
@@ -48,7 +48,7 @@ class ProcessOwners:
         )
 
     def why_not(self, uid: int | None) -> str | None:
-        """Return why a user no longer owns what runs in no job, container or service; None: does.
+        """Return why a process of a user has no owner; None: it has one.
 
         Accounts of the system need no session, and where /proc hides other users' processes
         (hidepid) sessions cannot be seen.
@@ -67,7 +67,7 @@ class ProcessOwners:
 
     @cached_property
     def _jobs(self) -> frozenset[Job]:
-        """The jobs that a slurmstepd's cgroup says, or its title: `slurmstepd: [7.batch]`."""
+        """The jobs in a slurmstepd's cgroup path or title: `slurmstepd: [7.batch]`."""
         proc = self._processes.proc
         cgroups = (membership(cgroups_of(pid, proc)).job for pid in self._stepds)
         titles = (title_of(pid, proc).rpartition("[")[2] for pid in self._stepds)

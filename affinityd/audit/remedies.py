@@ -1,4 +1,4 @@
-"""The remedy of a mismatch, by its cause and by what chose the CPUs; the end of an orphan.
+"""The remedy of a mismatch, by its cause and by the source of its CPUs; the end of an orphan.
 
 No remedy ends a process that still computes.
 """
@@ -51,13 +51,13 @@ COMPUTES = (
 
 @dataclass(frozen=True)
 class Remedy:
-    """What is to be done."""
+    """The remedy of a mismatch or an orphan."""
 
     why: str
     command: str | None = None  #: that does it; None: no command does
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Return it as a sentence."""
         return self.why if self.command is None else f"{self.why}; {self.command} fixes it now"
 
 
@@ -93,14 +93,14 @@ class Remedies:
         return Remedy(PINNED[process.cause].format(near=place), self._pin(process, near.gpus))
 
     def end(self, process: AuditedProcess) -> Remedy | None:
-        """Return what ends an orphan, or has to come before; None: nothing is to be done."""
+        """Return the command that ends an orphan, or the step before it; None: no remedy."""
         facts = process.facts
         if process.orphan is None:
             return None
         if facts.state == GONE:
             return Remedy("reset the GPU when no other process uses it")
         if has_ended(facts):
-            # Its parent may be a job that lives, and notices in a moment: no line is to kill that.
+            # Its parent may be a running job that notices soon: no remedy may kill that.
             parent = f"check process {facts.parent}, which must wait(2) for it or end"
             return Remedy(parent) if facts.parent > INIT else None
         idle = self._idle.get(facts.pid, 0.0)
@@ -110,7 +110,7 @@ class Remedies:
         return Remedy(f"it has used no CPU time for {idle:.0f} s: {what}")
 
     def _target(self, process: AuditedProcess) -> AuditedProcess:
-        """Return the process that a pin is to name: its holder, or itself."""
+        """Return the process that a pin should name: its holder, or itself."""
         holder = self._holders.get(process.facts.holder or process.facts.pid)
         return process if holder is None or holder.facts.pid in self._divided else holder
 
@@ -141,7 +141,7 @@ class Remedies:
 
 
 def pin_command(pid: int, gpus: str, *, tree: bool, force: bool) -> str:
-    """Return what pins a process, or all of its tree; `gpus`: options that name its GPUs."""
+    """Return the command that pins a process or its tree; `gpus`: options that name its GPUs."""
     return f"affinityd pin {'--tree ' if tree else ''}{'--force ' if force else ''}{gpus}{pid}"
 
 

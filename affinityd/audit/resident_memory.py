@@ -20,7 +20,7 @@ ByNode = Mapping[int, int]  #: NUMA node → bytes
 def read(processes: Iterable[AuditedProcess]) -> Mapping[int, ByNode | str]:
     """Return pid → its memory, or why it was not read: numa_maps, proc(5), one after the other.
 
-    Known daemons are left alone.
+    Known daemons are skipped.
     """
     pids = [it.facts.pid for it in processes if not it.is_daemon and it.facts.threads]
     deadline = time.monotonic() + LONGEST

@@ -1,6 +1,6 @@
 """`affinityd verify`: the audit's judgment of processes, with their plans. Pure.
 
-Every thread counts, whatever pinned it.
+Every thread counts, also one that a library pinned.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Verification:
     process: AuditedProcess
     near: Vicinity
     policy: MemoryPolicy | None = None  #: its main thread's memory policy; None: it cannot be read
-    resident: Mapping[int, int] | None = None  #: NUMA node → bytes; None: not asked for
+    resident: Mapping[int, int] | None = None  #: NUMA node → bytes; None: not requested
     is_self: bool = False  #: the command itself, which ends with its answer: no pin helps it
     doubts: tuple[str, ...] = ()  #: why it may have been judged by other GPUs than it uses
     remedy: str = ""  #: of the threads that may run far away
@@ -51,12 +51,12 @@ class Verification:
 
     @property
     def main(self) -> CpuSet:
-        """The mask of its main thread, which a pin takes for what was meant."""
+        """The mask of its main thread, which a pin takes as the intended one."""
         return self.process.facts.threads[0].mask
 
     @property
     def is_uneven(self) -> bool:
-        """Whether a pin would leave alone some of the threads that may run far away."""
+        """Whether a pin would skip some of the threads that may run far away."""
         return any(thread.mask != self.main for those in self.far.values() for thread in those)
 
     @property
@@ -76,7 +76,7 @@ class Verification:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences of what is no mismatch, and worth a look."""
+        """Remarks that are no mismatch, but worth a look."""
         return (
             *([] if self.near.nodes else [f"{self.near}: it cannot be judged"]),
             *(text for part, text in self._resident() if part < MOST),
@@ -119,7 +119,7 @@ class Verification:
 
 
 def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Verification:
-    """Judge one process, whose GPUs and cpuset are those of its plan.
+    """Judge one process by the GPUs and the cpuset of its plan.
 
     It is a mismatch if any thread may run far from them. Far CPUs that its job asked for are the
     allocation's fault.
@@ -133,7 +133,7 @@ def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Ver
 
 
 def with_remedy(found: Sequence[Verification], options: str) -> Sequence[Verification]:
-    """Return what was found of a process and its descendants, with one remedy for all of them.
+    """Return the findings about a process and its descendants, with one remedy for all.
 
     One pin of the whole tree moves all threads that may run far away. `options` are those with
     which a pin finds the same GPUs.
@@ -141,7 +141,7 @@ def with_remedy(found: Sequence[Verification], options: str) -> Sequence[Verific
     far = [it for it in found if it.far]
     is_tree = len(far) > 1
     first = found[0] if is_tree or not far else far[0]
-    # As `affinityd pin` sees it: what is confined to less than the first may be so on purpose.
+    # As for `affinityd pin`: a thread with a smaller mask than the first may have it on purpose.
     is_forced = any(it.is_uneven or not it.main >= first.main for it in far)
     pin = pin_command(first.process.facts.pid, options, tree=is_tree, force=is_forced)
     remedy = f"{pin} fixes that"

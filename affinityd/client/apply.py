@@ -41,7 +41,7 @@ def apply_plan(
 ) -> tuple[CpuSet, MemoryPolicy | None, list[str]]:
     """Apply a plan to the calling thread, and tell children by the environment.
 
-    Returns what holds, as read back: its mask, its memory policy, None where none was asked for,
+    Returns the result, as read back: its mask, its memory policy (None: none was requested),
     and what is not as it should be, a line each. Raises ApplyError where the kernel refuses all of
     its CPUs.
     """
@@ -71,7 +71,7 @@ def export_observed(plan: ProcessPlan) -> None:
 
 
 def own_questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[Question]:
-    """Return the plan requests for this process; `given` parameters count more than what it knows.
+    """Return the plan requests for this process; `given` parameters override its own.
 
     `chosen` is the switch, so far as it is known here.
     """
@@ -83,7 +83,7 @@ def own_questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[Que
 
 
 def set_own_mask(cpus: CpuSet) -> CpuSet:
-    """Set the mask of the calling thread, and return what holds.
+    """Set the mask of the calling thread, and return it as read back.
 
     That is what a program inherits that it executes. The kernel silently takes away what the cpuset
     does not allow, sched_setaffinity(2). Raises ApplyError where nothing would be left.
@@ -101,7 +101,7 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
 def gpus_far_apart(plan: ProcessPlan, given: Mapping[str, str]) -> Iterator[str]:
     """Yield that a process without siblings has the CPUs near GPUs of several nodes.
 
-    A process that named its GPUs knows them; several ranks would each repeat it.
+    A process that named its GPUs knows them, and each rank would repeat it.
     """
     rank = local_rank(os.environ)
     is_alone = rank is None or rank.size == 1
@@ -114,7 +114,7 @@ def gpus_far_apart(plan: ProcessPlan, given: Mapping[str, str]) -> Iterator[str]
 
 
 def summary(plan: ProcessPlan, cpus: CpuSet, given: Mapping[str, str]) -> str:
-    """Say where this process is: its rank, its GPUs, their nodes, its CPUs."""
+    """Print the place of this process: its rank, its GPUs, their nodes, its CPUs."""
     rank = local_rank(os.environ)
     if "rank" in given:
         task = f"rank {given['rank']}"

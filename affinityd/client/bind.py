@@ -19,29 +19,29 @@ from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_poli
 from affinityd.linux.processes import mask_of, stat_of
 
 NOT_OF_PLAN = frozenset(("memory", "timeout", "fail_closed"))  #: arguments of bind()
-TASK_PARAMETERS = frozenset(("rank", "ranks", "gpus"))  #: parameters that say which process it is
+TASK_PARAMETERS = frozenset(("rank", "ranks", "gpus"))  #: parameters that identify the process
 
 logger = logging.getLogger("affinityd")
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What holds for this process, as read back from the kernel."""
+    """The binding of this process, as read back from the kernel."""
 
     cpus: CpuSet  #: the calling thread's mask
     locality: str | None  #: "local", "mixed", "remote", "unknown"; None: there was no plan
     memory: MemoryPolicy | None  #: the calling thread's policy; None: it cannot be read
     source: str | None  #: of the plan: "daemon", "node.json", "sysfs"; None: there was no plan
-    warnings: tuple[str, ...] = ()  #: what is not as it was asked for, a line each
+    warnings: tuple[str, ...] = ()  #: deviations from the request, a line each
     plan_of_exec: Callable[[], CpuSet | None] = field(
         default=lambda: None, repr=False, compare=False
     )
 
     @cached_property
     def exec_cpus(self) -> CpuSet | None:
-        """What `affinityd exec` would give this process; None: the same, or it is not known.
+        """The CPUs `affinityd exec` would give this process; None: the same, or unknown.
 
-        It is planned when it is first asked for.
+        It is planned on first use.
         """
         return self.plan_of_exec()
 
@@ -69,7 +69,7 @@ def bind(
     timeout: float = TIMEOUT,
     fail_closed: bool = False,
 ) -> Binding:
-    """Pin every thread of this process to the CPUs near its GPU, and return what then holds.
+    """Pin every thread of this process to the CPUs near its GPU; return the binding, read back.
 
     `rank` is the local rank of so many `ranks`; None: as the launcher says. `gpus` are those of the
     ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
@@ -85,7 +85,7 @@ def bind(
     chosen = {name: value for name, value in arguments.items() if name not in NOT_OF_PLAN}
     try:
         binding = bind_process(texts(chosen), memory, timeout)
-    except Exception as error:  # a bug of ours must not be the end of a job either
+    except Exception as error:  # nor may a bug here end a job
         if fail_closed:
             raise
         reason = str(error) if isinstance(error, AffinityError) else repr(error)
@@ -143,7 +143,7 @@ def _own_plan(given: Mapping[str, str], chosen: str, timeout: float) -> ProcessP
 def _cpus_of_exec(
     plan: ProcessPlan, given: Mapping[str, str], chosen: str, timeout: float
 ) -> CpuSet | None:
-    """Return the CPUs that `exec` would give, whose mode is chosen by variables; None: the same."""
+    """Return the CPUs of `exec`, whose mode variables choose; None: the same."""
     of_task = {name: given[name] for name in TASK_PARAMETERS & given.keys()}
     try:
         given = {**file.plan_parameters(file.variables()), **of_task}
@@ -154,12 +154,12 @@ def _cpus_of_exec(
 
 
 def _unbound(*warnings: str) -> Binding:
-    """Return what holds for a process that stays as it is."""
+    """Return the binding of a process that stays as it is."""
     return Binding(frozenset(os.sched_getaffinity(0)), None, own_policy(), None, warnings)
 
 
 def _pin_threads(cpus: CpuSet) -> Iterator[str]:
-    """Pin every thread of this process; yield what was refused."""
+    """Pin every thread of this process; yield the refusals."""
     stat = stat_of(os.getpid())
     targets = [] if stat is None else [pinning.Target(stat.number, stat.start, cpus)]
     pinned = pinning.pin_threads(lambda: targets)
@@ -172,7 +172,7 @@ def _pin_threads(cpus: CpuSet) -> Iterator[str]:
 def worker_init_fn(_worker_id: int) -> None:
     """Give a worker of PyTorch's DataLoader the CPUs of its training process.
 
-    Workers inherit them; what OpenMP runtimes do after a fork takes them away. Does nothing where
+    Workers inherit them, but OpenMP runtimes change them after a fork. Does nothing where
     the process was not bound: a variable alone may come from another job's shell.
     """
     try:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from affinityd.request.environment import Question
 
-    #: The lines of the `shell` format; what else a ProcessPlan takes: source, trouble, replayed.
+    #: Lines of the `shell` format; the other fields of a ProcessPlan: source, trouble, replayed.
     LocalPlan = tuple[Mapping[str, str], str, str | None, str | None]
 
 TIMEOUT = 1.0  #: seconds that a plan may take, unless a setting says another number
-UNKNOWN_PARAMETER = "unknown parameter"  #: begins what an older daemon says to a newer client
+UNKNOWN_PARAMETER = "unknown parameter"  #: begins an older daemon's refusal of a newer client
 TOO_LATE = "finding a plan took too long"
 DAEMON_SHARE = 0.75  #: of the time that a plan may take; the rest is left to plan without it
 
@@ -115,7 +115,7 @@ def find_plan(
 def ask_daemons(
     questions: Sequence[Question], sockets: Sequence[str], deadline: float
 ) -> ProcessPlan:
-    """Return what the first daemon that answers says; `deadline` is of time.monotonic.
+    """Return the answer of the first daemon that answers; `deadline` is of time.monotonic.
 
     Raises DaemonError where none does, NoDaemonError where there is none, and what the request is
     refused with.
@@ -135,7 +135,7 @@ def ask_daemons(
 def plan_locally(
     questions: Sequence[Question], sockets: Sequence[str], trouble: str | None = None
 ) -> LocalPlan:
-    """Return what a daemon would say, from what it published, else from this machine's files.
+    """Return a daemon's answer, computed from its node.json, else from this machine's files.
 
     Raises AffinityError: why there is no plan, and what trouble there was before.
     """

@@ -28,7 +28,7 @@ PAUSE = 0.0002  #: seconds between two looks whether it has ended
 
 
 def run_forked(function: Callable[[], T], deadline: float) -> T:
-    """Return what a function returns: None, numbers, text, and tuples, lists and dicts of them.
+    """Return a function's result: None, numbers, text, and tuples, lists and dicts of them.
 
     `deadline` is of time.monotonic. Raises TimeoutError; the AffinityError that the function
     raises, and of another exception of its, an AffinityError that names it; OSError where there may
@@ -51,7 +51,7 @@ def run_forked(function: Callable[[], T], deadline: float) -> T:
         pipe.close()
     if not answer:
         raise errors.AffinityError("the planning process ended without an answer")
-    failure, result = marshal.loads(answer)  # noqa: S302 - a child of ours wrote it
+    failure, result = marshal.loads(answer)  # noqa: S302 - this process's child wrote it
     if failure is None:
         found: T = result
         return found
@@ -73,13 +73,13 @@ def _let_go(pipe: int, deadline: float) -> None:
 
 
 def _run(function: Callable[[], object], pipe: _socket.socket, deadline: float) -> NoReturn:
-    """Write what a function returns, or what it raises, and end."""
+    """Write a function's result, or its exception, and end."""
     answer: Any
     try:
         try:
             _let_go(pipe.fileno(), deadline)
             answer = None, function()
-        except Exception as error:  # noqa: BLE001 - what it raises is the parent's
+        except Exception as error:  # noqa: BLE001 - the parent raises it
             answer = type(error).__name__, str(error)
         pipe.sendall(marshal.dumps(answer))
     finally:

@@ -49,7 +49,7 @@ def ask_plan(
 ) -> str:
     """Return a plan, in a format of the request's.
 
-    `deadline` is of time.monotonic. Raises what `fetch` does.
+    `deadline` is of time.monotonic. Raises the exceptions of `fetch`.
     """
     query = "&".join(f"{name}={_percent_encoded(text)}" for name, text in parameters.items())
     return fetch(address, f"/plan?{query}&format={form}", deadline)
@@ -63,10 +63,10 @@ def fetch(
     refusals: Sequence[type[AffinityError]] = REFUSALS,
     most: int = MAX_ANSWER,
 ) -> str:
-    """Return what a trusted daemon answers at a path, `most` bytes of it.
+    """Return a trusted daemon's answer at a path, `most` bytes of it.
 
     Raises NoDaemonError where no process listens, UntrustedError where another user's does,
-    DaemonError where what listens is too slow, in trouble or no affinityd, and that of `refusals`
+    DaemonError if the server is too slow, fails or is no affinityd, and that of `refusals`
     with which the daemon refuses the request.
     """
     try:
@@ -102,7 +102,7 @@ def _ask_trusted(address: str, target: str, deadline: float, most: int) -> bytes
 def parse(answer: bytes) -> tuple[int, bytes | None]:
     """Return a status, and the body, None where it is not as long as the head says.
 
-    Raises ValueError for what is no HTTP.
+    Raises ValueError if it is not HTTP.
     """
     head, separator, body = answer.partition(b"\r\n\r\n")
     first, *fields = head.lower().split(b"\r\n")
@@ -133,7 +133,7 @@ def _parsed(answer: bytes, address: str) -> tuple[int, str]:
 
 
 def connect(address: str, deadline: float) -> _socket.socket:
-    """Return a connection, once there is room in the queue of what listens there, trusted or not.
+    """Return a connection, once the server's queue has room; the server may not be trusted.
 
     Raises OSError, TimeoutError among them.
     """
@@ -177,7 +177,7 @@ def get(connection: _socket.socket, target: str, deadline: float, most: int = MA
 def received(
     connection: _socket.socket, deadline: float, most: int = MAX_ANSWER
 ) -> Iterator[bytes]:
-    """Yield what comes until the other side closes, little more than `most` bytes of it."""
+    """Yield the data until the other side closes, little more than `most` bytes of it."""
     size = 0
     while size <= most:
         connection.settimeout(_left(deadline))
@@ -199,6 +199,6 @@ def _percent_encoded(text: str) -> str:
     """Return a value as a query has it, RFC 3986."""
     try:
         data = text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # it is no text, as the daemon will say
+    except UnicodeEncodeError:  # it is not text, as the daemon will say
         data = text.encode(errors="surrogatepass")
     return "".join(chr(byte) if byte in PLAIN else f"%{byte:02X}" for byte in data)

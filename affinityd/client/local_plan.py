@@ -1,6 +1,6 @@
 """Planning without a daemon: on the node that it published, else on this machine's files.
 
-NVML is never asked here: it would be asked by every rank at once.
+NVML is never called here: every rank would call it at once.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class SourcedNode:
 
     node: Node
     source: str  #: "node.json" or "sysfs"
-    doubt: str | None = None  #: why what lies beside a socket was not believed
+    doubt: str | None = None  #: why the file beside a socket was not trusted
     replayed: str | None = None  #: that settings name another machine than this one
 
 
 def find_node(sockets: Sequence[str]) -> SourcedNode:
-    """Return the node that a daemon published beside its socket, else as this machine's files say.
+    """Return the node in a daemon's node.json beside its socket, else by this machine's files.
 
     A replayed machine that was published beside the default socket is passed over.
 

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from affinityd.request.environment import Question
 
 
-#: What each vendor's driver makes.
+#: A file that each vendor's driver makes.
 DRIVERS = {"nvidia": "/dev/nvidiactl", "amd": "/dev/kfd", "huawei": "/dev/davinci_manager"}
 AMD = "0x1002"  #: the PCI vendor, in /sys/class/drm/renderDN/device/vendor
 
 
 class ProcessContext:
-    """A process, by what it was started with and what it may use; read once, all but the CPUs.
+    """A process: its environment, and the devices and CPUs it may use; all but the CPUs read once.
 
-    `environ` is None where it cannot be read, as another user's; `parent_environ` likewise.
+    `environ` is None if it cannot be read, as of another user; so is `parent_environ`.
     `devices` are the GPUs whose files it may open, as the request's `granted`: None where there
     are no such files.
     """
@@ -50,15 +50,15 @@ class ProcessContext:
 
     @classmethod
     def of_self(cls) -> ProcessContext:
-        """Return what this process knows of itself."""
+        """Return the context of this process."""
         environ = _with_cpu_limit(os.environ)
         return cls(os.getpid(), environ, environment_of(os.getppid()), granted_gpus())
 
     @classmethod
     def of(cls, process: Stat) -> ProcessContext:
-        """Return what is known of a process; of another one its own /dev tells the devices.
+        """Return the context of a process; the devices of another one are those in its /dev.
 
-        A container has those alone that it was given.
+        A container has only the devices that it was given.
         """
         pid, parent = process.number, process.parent
         if pid == os.getpid():
@@ -68,7 +68,7 @@ class ProcessContext:
 
     @property
     def mask(self) -> CpuSet:
-        """The CPUs on which its main thread may run. Raises OSError where it is gone."""
+        """The CPUs on which its main thread may run. Raises OSError if it has ended."""
         return frozenset(os.sched_getaffinity(self.pid))
 
     @property
@@ -93,7 +93,7 @@ class ProcessContext:
 
 
 def _with_cpu_limit(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return an environment, and how many CPUs its container may use where nothing says that."""
+    """Return an environment, with its container's number of CPUs if no variable has that."""
     if {"SLURM_JOB_ID", JOB_CPUS} & environ.keys():
         return environ
     limit = own_cpu_limit()
@@ -101,7 +101,7 @@ def _with_cpu_limit(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _vendors() -> list[str]:
-    """Return the vendors whose drivers are here."""
+    """Return the vendors with a loaded driver."""
     return [vendor for vendor, path in DRIVERS.items() if os.path.exists(path)]  # noqa: PTH110
 
 

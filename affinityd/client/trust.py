@@ -1,7 +1,7 @@
-"""Which daemons a client trusts: root's, and those of the users in AFFINITYD_DAEMON_UID.
+"""The daemons that a client trusts: those of root and of the users in AFFINITYD_DAEMON_UID.
 
-Every user of a node may listen somewhere. So a client asks for the uid of the process that listens,
-unix(7) SO_PEERCRED, and looks at each folder on the way: a user that may write to one can put
+Any user of a node may run a server. So a client asks the kernel for the server's uid, unix(7)
+SO_PEERCRED, and looks at each folder on the way: a user that may write to one can put
 another socket there. In a user namespace, user_namespaces(7), the node's users have one number, the
 overflow uid, which counts as root's; and the folders above may belong to the user that made the
 container.
@@ -123,6 +123,6 @@ def trusted_uids(variables: Mapping[str, str]) -> frozenset[int]:
 
 
 def _overflow_uid() -> int | None:
-    """Return what uids look like that have no number here; None where every uid has one."""
+    """Return the uid that stands for all unmapped uids here; None if every uid is mapped."""
     uids = text(UID_MAP).split()  # none without /proc
     return overflow_uid() if uids and uids != IDENTITY_MAP else None

@@ -22,12 +22,12 @@ DEFAULT_PATH = "/etc/affinityd.conf"
 PREFIX = "AFFINITYD_"
 SYSTEM_SOCKET = "/run/affinityd/affinityd.sock"
 RUNTIME_FOLDERS = "/run/user"  #: pam_systemd(8)
-#: The parameters of a plan that a site or user may also say as AFFINITYD_*.
+#: The parameters of a plan that a site or user may also set as AFFINITYD_*.
 PLAN_PARAMETERS = (
     *("mode", "scope", "multithreading", "balanced", "min_physical_cores", "max_physical_cores"),
     *("share", "strict"),
 )
-#: Their variables; the number of CPUs that a task asked for has a shorter name.
+#: Their variables; that of a task's number of CPUs has a shorter name.
 PARAMETER_VARIABLES = {
     **{name: f"{PREFIX}{name.upper()}" for name in PLAN_PARAMETERS},
     "task_cpus": f"{PREFIX}CPUS",
@@ -75,12 +75,12 @@ def plan_parameters(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:
-    """Return what AFFINITYD says here: the least of the environment's word and the file's.
+    """Return the AFFINITYD that counts here: the least of the environment's and the file's.
 
     Raises InvalidRequestError for another word, or a file that cannot be read.
     """
     own = switch.read(environ.get(switch.VARIABLE, ""))
-    if own == switch.OFF:  # whatever the file is like
+    if own == switch.OFF:  # for any kind of file
         return own
     name = path(environ)
     site = read(name).get(switch.VARIABLE, "")
@@ -122,7 +122,7 @@ def read(name: str) -> dict[str, str]:
 
 def _assignment(line: str, place: str) -> tuple[str, str]:
     name, equals, value = (part.strip() for part in line.partition("="))
-    shown = quote(name if equals else name.split()[0])  # what is behind may be a secret
+    shown = quote(name if equals else name.split()[0])  # the rest may be a secret
     if not equals or not name.isidentifier():
         raise InvalidRequestError(f"{place}: {shown} is not written as NAME=value")
     try:

@@ -49,12 +49,12 @@ def whole_number(within: range, unit: str) -> Reader:
 
 
 def unless(word: str, reader: Reader) -> Reader:
-    """Return a reader of what another one reads, and of a word that means None."""
+    """Return a reader that also takes a word that means None."""
     return lambda text: None if text == word else reader(text)
 
 
 def node_name(text: str) -> str:
-    """Read what a node is called."""
+    """Read the name of a node."""
     if not text.isprintable() or len(text) > MAX_NAME:
         raise ValueError(
             f"{quote(text)} is not a node's name; give a line of {MAX_NAME} characters at most"
@@ -87,7 +87,7 @@ def user(text: str) -> int:
 def _account(text: str, kind: str, look_up: Callable[[], int]) -> int:
     try:
         return int(text) if _is_number(text, MAX_ID) else look_up()
-    except (KeyError, ValueError):  # the latter for what can be no name
+    except (KeyError, ValueError):  # the latter if it cannot be a name
         raise ValueError(
             f"there is no {kind} {quote(text)} here; give a {kind}'s name or number"
         ) from None

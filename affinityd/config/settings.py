@@ -17,7 +17,7 @@ from affinityd.text import quote
 DEFAULT_LISTEN = ("127.0.0.1", 9465)
 EXCLUSIVE = {"root", "machine"}  #: settings that exclude each other
 OFF = "off"
-#: What `enforce` may be: it is off, or says what it would pin, or pins.
+#: The values of `enforce`: it is off, or reports what it would pin, or pins.
 OBSERVE, PIN = "observe", "pin"
 ENFORCE_VALUES = (OFF, OBSERVE, PIN)
 MAX_INTERVAL = 3600  #: seconds
@@ -26,7 +26,7 @@ MAX_JOB_SERIES = 1000
 
 @dataclass(frozen=True)
 class Setting:
-    """How a setting is read, and what the help says of it."""
+    """How a setting is read, and its help."""
 
     metavar: str
     help: str
@@ -89,7 +89,7 @@ SETTINGS: Mapping[str, Setting] = {
     ),
 }
 NAMES = tuple(SETTINGS)
-#: What counts for the daemon alone, whatever a client finds in variables and file.
+#: Settings of the daemon only; clients ignore them in variables and file.
 DAEMON_ONLY = frozenset(("enforce", "enforce_policy", "migrate_memory"))
 
 
@@ -99,19 +99,19 @@ class Settings:
 
     root: str = "/"
     machine: str | None = None  #: a shipped machine, instead of `root`
-    node_name: str | None = None  #: of the machine that we run on; None: what uname(2) calls it
+    node_name: str | None = None  #: this machine's name; None: that of uname(2)
     socket: str = "affinityd.sock"
     listen: tuple[str, int] | None = None  #: host and port; None: no TCP
-    listen_plan: tuple[str, int] | None = None  #: where GET /plan alone is answered
+    listen_plan: tuple[str, int] | None = None  #: the address that answers only GET /plan
     reserved_cpus: CpuSet = frozenset()
     scan_interval: int | None = 15  #: seconds; None: processes are not looked at
     job_series: int = 0  #: how many jobs have metrics of their own
-    admin_group: int | None = None  #: gid of those who see every user's processes; None: root alone
+    admin_group: int | None = None  #: gid of users that see every process; None: only root does
     enforce: str = "off"  #: of WAYS
     enforce_policy: str | None = None  #: a file that has to be there; None: the usual one, if it is
-    migrate_memory: bool = False  #: whether the pages of what is pinned are moved near, too
+    migrate_memory: bool = False  #: whether the pages of a pinned process are moved near, too
     log_format: str = "text"
-    switch: str = ON  #: AFFINITYD, of the daemon alone: what clients are told
+    switch: str = ON  #: AFFINITYD, of the daemon only: its word to clients
 
     @property
     def replays(self) -> bool:
@@ -132,7 +132,7 @@ def load(
     environ: Mapping[str, str] = os.environ,
     names: Collection[str] = NAMES,
 ) -> Settings:
-    """Return the settings. `flags` are the command line's; only those of `names` are looked at.
+    """Return the settings. `flags` are the command line's; only those in `names` count.
 
     Raises InvalidRequestError with one line that names the value and where it comes from.
     """

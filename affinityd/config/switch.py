@@ -24,7 +24,7 @@ _WORDS = {
 
 
 def read(text: str, name: str = VARIABLE) -> str:
-    """Return what a value means; an empty one is on. Raises InvalidRequestError."""
+    """Return the meaning of a value; an empty one is on. Raises InvalidRequestError."""
     try:
         return _WORDS[text.lower()]
     except KeyError:
@@ -32,7 +32,7 @@ def read(text: str, name: str = VARIABLE) -> str:
 
 
 def read_or_off(text: str) -> str:
-    """Return what another process's value means; an unknown word counts as off."""
+    """Return the meaning of another process's value; an unknown word counts as off."""
     try:
         return read(text)
     except InvalidRequestError:

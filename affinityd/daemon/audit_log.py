@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 
 class AuditLog:
-    """Says once what has come, and once that it is gone."""
+    """Logs each finding once, and once more when it is over."""
 
     def __init__(self) -> None:
-        # By GPU, named by its place too: its index may be another's when one is gone.
+        # By GPU, also by its address: when one is gone, its index may be another GPU's.
         self._mismatched: dict[str, Counter[str]] = {}  # how many processes, by cause
         self._notices: tuple[str, ...] = ()
 
@@ -30,7 +30,7 @@ class AuditLog:
         counted = counts(audit.scan)
         for gpu in audit.topology.gpus:
             name, causes = _name(gpu), counted[gpu.key].causes
-            if gpu.key in audit.scan.unknown:  # what cannot be seen is as it was
+            if gpu.key in audit.scan.unknown:  # unseen processes stay as they were
                 causes = before.get(name, Counter())
             if causes:
                 self._mismatched[name] = causes

@@ -28,10 +28,10 @@ KINDS = (PINNED, REFUSED, GIVEN_UP)  #: of news about a job
 
 
 class EnforceLog:
-    """Says once what has come, and once that it is gone."""
+    """Logs each finding once, and once more when it is over."""
 
     def __init__(self, wanted: str, hindrance: str | None) -> None:
-        """Say what is wanted, and why nothing can be pinned, if so."""
+        """Log the wanted mode, and why nothing can be pinned, if so."""
         self._hindrance: str | None = None
         self._policy = PolicyState()
         self._told: Recent[tuple[Job | None, str], None] = Recent()  # notices, kinds of a job's

@@ -38,7 +38,7 @@ class Enforcement:
     """Enforces by one scan after the other, and keeps the result of the last."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        """Log what the daemon is to do, and why it cannot, if so."""
+        """Log the daemon's mode, and why it cannot pin, if so."""
         why_not_pin = _why_not_pin(settings)
         self._log = EnforceLog(settings.enforce, why_not_pin())
         self._enforcer = Enforcer(
@@ -59,7 +59,7 @@ class Enforcement:
         )
 
     def scanned(self, audit: Audit) -> None:
-        """Enforce by a new scan. Raises nothing: whatever fails here, the next scan comes."""
+        """Enforce by a new scan. Raises nothing: after any failure the next scan comes."""
         with self._failures.logged():
             enforced = self._enforcer.enforce(audit.topology, audit.scan)
             self.documents.update(enforced)
@@ -68,9 +68,9 @@ class Enforcement:
 
 
 def site(said: Mapping[str, str]) -> Treatment:
-    """Return what counts where a policy says nothing, by a site's AFFINITYD_* variables.
+    """Return the defaults of a policy, by a site's AFFINITYD_* variables.
 
-    They are those of `affinityd exec` and the TaskProlog: what both pin is then the same. Raises
+    They are those of `affinityd exec` and the TaskProlog: both then pin to the same CPUs. Raises
     InvalidRequestError.
     """
     given = {name: said[text] for name in SITE if (text := PREFIX + name.upper()) in said}
@@ -82,7 +82,7 @@ def site(said: Mapping[str, str]) -> Treatment:
 
 
 def _why_not_pin(settings: Settings) -> Callable[[], str | None]:
-    """Return what tells why this daemon cannot pin now; privileges neither come nor go."""
+    """Return a function that tells why this daemon cannot pin now; its privileges stay the same."""
     if settings.enforce != PIN:
         return lambda: None
     lacks = lacking()

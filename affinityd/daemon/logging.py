@@ -18,8 +18,8 @@ from queue import SimpleQueue
 
 from affinityd.text import one_line
 
-MOST_LINES = 1000  #: that wait; what is logged beyond them is lost, and counted
-END_SECONDS = 1.0  #: that the end of the process waits for what is not written yet
+MOST_LINES = 1000  #: lines that may wait; lines beyond them are lost, and counted
+END_SECONDS = 1.0  #: that the end of the process waits for unwritten lines
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; what was raised is its `exception`."""
+    """One JSON object a line, with an `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineWriter(logging.Handler):
-    """Writes lines to a file from a thread: of those that wait, at most MOST_LINES.
+    """Writes lines to a file from a thread; at most MOST_LINES wait.
 
     Once the file takes lines again, it says how many are missing.
     """
@@ -79,7 +79,7 @@ class LineWriter(logging.Handler):
             self.handleError(record)
 
     def end(self) -> None:
-        """Wait for what is not written yet, END_SECONDS at most."""
+        """Wait for the unwritten lines, END_SECONDS at most."""
         self._lines.put(None)
         self._thread.join(END_SECONDS)
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SWITCH_SECONDS = 0.0002  #: a thread that works lets another go on after so long
+SWITCH_SECONDS = 0.0002  #: after so long a running thread yields to another
 
 
 def run(

@@ -28,7 +28,7 @@ T = TypeVar("T")
 MAX_UID = 2**32 - 2  #: the last number means no user, chown(2)
 MAX_NAME = 256  #: characters: a glob of many stars takes its time
 
-#: Kind of an error → what would be right, in words of TOML rather than of Python.
+#: Kind of an error → the right value, in words of TOML rather than of Python.
 RIGHT = {
     "string_type": "it should be a name or a glob in quotes",
     "int_type": "it should be a whole number",
@@ -40,7 +40,7 @@ RIGHT = {
 
 
 def _listed(value: object) -> object:
-    """Return a list of what may be written without its brackets."""
+    """Return a list that may be written without its brackets."""
     return value if isinstance(value, list) else [value]
 
 
@@ -94,7 +94,7 @@ class PolicySettings(BaseModel):
 
 
 class RuleTable(PolicySettings):
-    """Which processes, and how they are treated; None: whatever it is."""
+    """Conditions on processes, and their treatment; None: any value."""
 
     partition: OneOrMore[Name] | None = None
     account: OneOrMore[Name] | None = None
@@ -118,7 +118,7 @@ KEYS = tuple(name for name in RuleTable.model_fields if name not in SETTINGS)
 
 
 def parse(text: str, site: Treatment = NODE) -> Policy:
-    """Read a policy's file; what it says nothing of is as `site` has it. Raises PolicyError."""
+    """Read a policy's file; `site` has the defaults. Raises PolicyError."""
     found = document(text)
     defaults = _treatment(found, site)
     return Policy(
@@ -127,7 +127,7 @@ def parse(text: str, site: Treatment = NODE) -> Policy:
 
 
 def document(text: str) -> PolicyTable:
-    """Return what a policy's file says.
+    """Return the content of a policy's file.
 
     Raises PolicyError, one line: the rule, its key and value, or TOML's line and column.
     """
@@ -143,7 +143,7 @@ def document(text: str) -> PolicyTable:
 
 
 def _treatment(settings: PolicySettings, before: Treatment) -> Treatment:
-    """Return a treatment with what was said; the mode `node` is one node, whatever the scope."""
+    """Return a treatment with these fields; the mode `node` is one node, for any scope."""
     said = settings.model_dump(include={*SETTINGS}, exclude_none=True)
     planned = {name: said.pop(name) for name in PLANNED if name in said}
     if "scope" in planned and "mode" not in planned and before.options.mode == NODE.options.mode:
@@ -173,7 +173,7 @@ def _rule(number: int, table: RuleTable, defaults: Treatment) -> Rule:
 
 
 def _line(error: ErrorDetails, tables: Mapping[str, Any]) -> str:
-    """Return where the file is wrong, by which value, and what would be right."""
+    """Return the place of an error, the wrong value, and the remedy."""
     place, rule, known = list(error["loc"]), "", ("rule", *SETTINGS)
     match place:
         case ["rule", int(index), *in_rule] if in_rule:
@@ -194,7 +194,7 @@ def _line(error: ErrorDetails, tables: Mapping[str, Any]) -> str:
 
 
 def _first_key(table: Mapping[str, object]) -> str:
-    """Return what a rule asks first, by which it is found in the file."""
+    """Return a rule's first condition, by which it is found in the file."""
     return next((f" ({key} = {shown(it)})" for key, it in table.items() if key in KEYS), "")
 
 

@@ -23,7 +23,7 @@ DRAIN_SECONDS = 5  #: how long requests that are under way at SIGTERM may take
 SPARE_FILES = 96  #: files that the daemon needs besides connections
 
 #: How many connections are taken in a turn of the loop. libuv takes one a socket, and before the
-#: next one answers whatever has asked: the last ones of many would wait for all the others.
+#: next one answers every request: the last ones of many would wait for all the others.
 TAKEN_AT_ONCE = 8
 
 
@@ -31,7 +31,7 @@ class Server(uvicorn.Server):
     """uvicorn's, with the daemon's own signals: it ends with 0, and SIGHUP is no end."""
 
     def __init__(self, app: ASGIApp, connections: Connections, find_answer: FindAnswer) -> None:
-        """Take what is served, the callers' limits, and what finds earlier answers."""
+        """Take the app, the callers' limits, and the lookup of earlier answers."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -67,7 +67,7 @@ class Servers:
         connections: Connections,
         find_answer: FindAnswer,
     ) -> None:
-        """Take what answers everything, what plans alone, where, and what both servers share."""
+        """Take the app, the app for plans only, the sockets, and the servers' common part."""
         self._unix = listeners.unix
         self._connections = connections
         self._sockets = {
@@ -76,7 +76,7 @@ class Servers:
         }
 
     async def run(self) -> None:
-        """Serve; returns when all has ended that was under way. Raises what a server raises."""
+        """Serve; return when every request has ended. Raises the errors of a server."""
         await asyncio.gather(
             *(
                 server.serve([copy for it in sockets for copy in _copies(it)])
@@ -85,7 +85,7 @@ class Servers:
         )
 
     def stop(self) -> None:
-        """Answer what has been asked and end; when called twice, end at once."""
+        """Answer the pending requests and end; when called twice, end at once."""
         for server in self._sockets:
             server.force_exit = server.should_exit
             server.should_exit = True
@@ -111,7 +111,7 @@ def _copies(listener: socket.socket) -> Iterator[socket.socket]:
 def raise_file_limit() -> None:
     """Have as many files as the kernel allows, getrlimit(2)."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # not ours to raise: what there is will have to do
+    with suppress(OSError, ValueError):  # it may not be raised: the limit stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import signal
 
-#: What the daemon answers, once it can.
+#: The signals that the daemon handles, once it can.
 HELD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 def hold() -> None:
-    """Let signals wait, for pid 1's too are kept then."""
+    """Block signals: then the kernel keeps those for pid 1 too."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
 
 
 def release() -> None:
-    """Take the signals that waited, and those to come."""
+    """Handle the blocked signals, and later ones."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)

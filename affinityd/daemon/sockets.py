@@ -51,7 +51,7 @@ class UnixListener:
 
 @dataclass(frozen=True)
 class Listeners:
-    """The sockets on which everything is answered, and those on which plans alone are."""
+    """The sockets of the whole API, and those for plans only."""
 
     unix: UnixListener
     tcp: Sequence[socket.socket]
@@ -66,7 +66,7 @@ class Listeners:
 
 @contextmanager
 def listening(settings: Settings) -> Iterator[Listeners]:
-    """Listen wherever the settings say. Raises ListenError, before anything is served.
+    """Listen on the addresses of the settings. Raises ListenError, before anything is served.
 
     At a TCP address where another process listens there is no socket, and a line in the log.
     """
@@ -127,7 +127,7 @@ def listen_unix(path: Path) -> UnixListener:
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # another daemon may make it, too
-            path.parent.chmod(0o755)  # whatever the umask is
+            path.parent.chmod(0o755)  # independent of the umask
         _take(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(os.fspath(path))

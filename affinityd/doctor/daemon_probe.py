@@ -25,7 +25,7 @@ from affinityd.topology.model import Node
 
 READY = "/readyz"
 NO_ROOM = "it accepts no more connections: its queue is full"
-PLAN = "/plan?mode=all&format=json"  #: of the cheapest mode; it says where this process may run
+PLAN = "/plan?mode=all&format=json"  #: of the cheapest mode; it has this process's CPUs
 TIMEOUT = 1.0  #: seconds, as any client of the daemon waits
 
 T = TypeVar("T")
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanPart:
-    """What is read of a plan: a daemon of another release may have other fields."""
+    """The fields read of a plan: a daemon of another release may have others."""
 
     allowed: AllowedCpus
 
 
 def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
-    """Return what is to be seen of the daemon whose socket is at a path; it is asked if ready."""
+    """Return the facts of the daemon whose socket is at a path; it is queried if ready."""
     daemon = _listener(path, timeout)
     if daemon.status:
         plan = _answer(PlanPart, path, PLAN, timeout)
@@ -62,7 +62,7 @@ def probe(path: str, timeout: float = TIMEOUT) -> DaemonFacts:
 
 
 def _listener(path: str, timeout: float) -> DaemonFacts:
-    """Return what listens, and whether it is ready."""
+    """Return the listening process, and whether it is ready."""
     found = DaemonFacts(path)
     deadline = time.monotonic() + timeout
     try:
@@ -98,7 +98,7 @@ def _distrust(path: str, connection: _socket.socket) -> str | None:
 
 
 def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | str:
-    """Return what a trusted daemon answers, or why it says nothing of that."""
+    """Return a trusted daemon's answer, or why there is none."""
     name = target[1:].partition("?")[0]
     refusals = (*REFUSALS, NotEnforcedError)
     try:
@@ -112,7 +112,7 @@ def _answer(kind: type[T], path: str, target: str, timeout: float) -> T | str:
 
 
 def _closed(path: Path) -> Iterator[str]:
-    """Yield what keeps other users from the socket.
+    """Yield the folders that keep other users from the socket.
 
     A user's runtime folder is for that user alone: XDG Base Directory Specification, mode 0700.
     """

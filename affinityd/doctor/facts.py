@@ -17,29 +17,29 @@ from affinityd.request.document import AllowedCpus
 from affinityd.topology.model import Gpu, Node, Topology
 from affinityd.topology.nearness import Vicinity, vicinity
 
-#: What a machine without files is read from, a shipped one: nothing is below a device.
+#: The root of a machine without files, as of a built-in one: nothing is below a device.
 NO_ROOT = f"{os.devnull}/"
 NO_ANSWER = "no daemon answers"
 
 
 @dataclass(frozen=True)
 class DaemonFacts:
-    """What is to be seen of the daemon, or of its absence, where its socket should be."""
+    """The facts of the daemon, or of its absence, where its socket should be."""
 
     path: str  #: of the socket
     absent: tuple[str, ...] = ()  #: the default sockets, if no other is named and none is there
     listens: bool = False
     is_denied: bool = False  #: we may not connect: whether a process listens is not known
-    status: int | None = None  #: HTTP's, of /readyz; None: none came, `error` says why
+    status: int | None = None  #: HTTP's, of /readyz; None: no answer, `error` has the reason
     error: str | None = None
     pid: int | None = None  #: SO_PEERCRED; None: no process listens, or it is not seen from here
-    cpuset: CpuSet | None = None  #: what its cgroup lets it use; None: not known
-    closed: tuple[str, ...] = ()  #: what is in the way of other users: paths and their modes
+    cpuset: CpuSet | None = None  #: the CPUs that its cgroup allows; None: unknown
+    closed: tuple[str, ...] = ()  #: paths that bar other users, with their modes
     distrust: str | None = None  #: why clients do not trust it; None: they do
     published: Node | str = "there is none"  #: node.json, or why it is not to be read
     enforcement: EnforceDocument | str = NO_ANSWER  #: /enforce, or why it is not known
-    allowed: AllowedCpus | str = NO_ANSWER  #: what /plan says of this process, or why nothing
-    own_cpuset: CpuSet | None = None  #: this process's, as it sees it itself
+    allowed: AllowedCpus | str = NO_ANSWER  #: this process in /plan, or why it is not there
+    own_cpuset: CpuSet | None = None  #: this process's, as read by itself
 
 
 ENVIRONMENT = "the environment"
@@ -47,7 +47,7 @@ ENVIRONMENT = "the environment"
 
 @dataclass(frozen=True)
 class NamedVariable:
-    """A variable by its name, and where it was said."""
+    """A variable by its name, and where it was set."""
 
     name: str
     where: str  #: ENVIRONMENT, or the settings file's path
@@ -60,9 +60,9 @@ class NodeFacts:
     topology: Topology
     tree: Tree  #: its files
     reserved: CpuSet = frozenset()  #: CPUs that no rank is given
-    nvml: NvmlReport | None = None  #: NVML's report; None: it was not asked
+    nvml: NvmlReport | None = None  #: NVML's report; None: it was not called
     daemon: DaemonFacts | None = None  #: None: the machine is not this one
-    maintenance: str | None = None  #: why NVML was not asked: its driver is worked on
+    maintenance: str | None = None  #: why NVML was not called: maintenance of its driver
     hold_seconds: float | None = None  #: age of the file that holds NVML off; None: none
     #: Variables of this process, and keys of the settings file.
     variables: tuple[NamedVariable, ...] = ()
@@ -91,7 +91,7 @@ class NodeFacts:
         return pid
 
     def mounts(self, pid: int | str) -> Mapping[str, Mount]:
-        """Return what a process, or `self`, sees mounted, by where; empty if it cannot be read.
+        """Return the mounts that a process, or `self`, sees, by path; empty if they cannot be read.
 
         Of two mounts at one point the later hides the earlier.
         """
@@ -99,7 +99,7 @@ class NodeFacts:
         return {it.point: it for it in parse_mounts(text)}
 
     def near(self, *gpus: Gpu) -> Vicinity:
-        """Return what is near to GPUs."""
+        """Return the vicinity of GPUs."""
         return vicinity(self.topology, gpus)
 
     def used_by_ranks(self, cpus: CpuSet) -> tuple[list[Gpu], CpuSet]:

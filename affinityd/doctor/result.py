@@ -19,17 +19,17 @@ STATUSES = (NOT_APPLICABLE, OK, WARN, FAIL)
 
 
 class NotApplicableError(Exception):
-    """There is nothing to judge; says why. A check raises it before it yields anything."""
+    """There is nothing to judge, with the reason. A check raises it before it yields anything."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that a check has to say: an entry of the document in JSON."""
+    """One result of a check: an entry of the document in JSON."""
 
     name: str = field(default="", kw_only=True)  #: the check's, where it ran by that
     status: str  #: of STATUSES
-    found: str  #: a sentence, which has the name of what was looked at and its value
-    remedy: str | None = None  #: what to do about it; None: nothing
+    found: str  #: a sentence, with the name of the setting and its value
+    remedy: str | None = None  #: the remedy; None: none is needed
     gpus: tuple[int, ...] = ()  #: indices of the GPUs that it is about
 
 
@@ -37,24 +37,24 @@ CheckResults = Iterator[CheckResult]
 
 
 def ok(found: str) -> CheckResult:
-    """Return that all is well, which counts where nothing else was found."""
+    """Return that all is well, which counts if nothing else was found."""
     return CheckResult(OK, found)
 
 
 def warn(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
-    """Return what may slow ranks down."""
+    """Return a finding that may slow ranks down."""
     return CheckResult(WARN, found, remedy, tuple(gpu.index for gpu in gpus))
 
 
 def fail(found: str, remedy: str, gpus: Iterable[Gpu] = ()) -> CheckResult:
-    """Return what does not work."""
+    """Return a finding that does not work."""
     return CheckResult(FAIL, found, remedy, tuple(gpu.index for gpu in gpus))
 
 
 def concluded(results: CheckResults) -> list[CheckResult]:
-    """Return what is left of what a check yields: what is wrong, else that all is well.
+    """Return the results of a check: its findings, else that all is well.
 
-    A program that cannot be asked, as Slurm's, is no fault.
+    A program that cannot be run, as Slurm's, is no fault.
     """
     try:
         found = list(results)

@@ -24,7 +24,7 @@ from affinityd.enforce.model import (
 from affinityd.recent import Recent
 from affinityd.text import count
 
-MOST_GIVEN = 16  #: masks of ours that are remembered of a process, the latest
+MOST_GIVEN = 16  #: latest masks of affinityd's that are kept for each process
 
 SO_FAR = "it started {age:.0f} s ago, and is left alone for its first {grace:.0f} s"
 RESET = "its masks were reset after a pin, by itself or by its scheduler, {times} in a row: "
@@ -43,10 +43,10 @@ REST = 3600.0  #: seconds without a reset, and the next is the first in a row
 
 @dataclass(frozen=True)
 class PinRecord:
-    """What is remembered of one process."""
+    """The history of one process."""
 
     given: tuple[CpuSet, ...] = ()  #: the masks that we gave it, or that the kernel made of them
-    asked: CpuSet | None = None  #: what was asked for it last
+    asked: CpuSet | None = None  #: its last requested mask
     pins: int = 0
     last_pin: float | None = None  #: or the last try, which was refused
     refusal: str | None = None  #: why the last try was refused, of some threads at least
@@ -58,7 +58,7 @@ class PinRecord:
 
 
 class Backoff:
-    """Remembers what was done to each process, and when it is to be pinned next."""
+    """Records each process's pins, and when it may be pinned next."""
 
     def __init__(self) -> None:
         self.resets = 0  #: of all processes
@@ -71,7 +71,7 @@ class Backoff:
         self._records.begin(boot)
 
     def record(self, facts: ProcessFacts) -> PinRecord:
-        """Return what is remembered of a process."""
+        """Return the history of a process."""
         return self._records.get((facts.pid, facts.start)) or PinRecord()
 
     def given(self, facts: ProcessFacts) -> frozenset[CpuSet]:
@@ -79,9 +79,9 @@ class Backoff:
         return frozenset(self.record(facts).given)
 
     def after_waiting(self, decision: Decision) -> Decision:
-        """Return the decision; a process to be pinned later is left alone for now."""
+        """Return the decision; a process whose wait is not over is left alone for now."""
         facts, record = decision.process.facts, self.record(decision.process.facts)
-        if decision.verdict == FITS and record.is_reset:  # what it does next is another reset
+        if decision.verdict == FITS and record.is_reset:  # its next change is another reset
             self._set(facts, replace(record, is_reset=False, refusal=None))
         if decision.verdict != DRIFTED:
             return decision
@@ -105,7 +105,7 @@ class Backoff:
         return _waiting(decision, record, since_pin)
 
     def note(self, attempt: PinAttempt) -> None:
-        """Note what came of a pin."""
+        """Record the outcome of a pin."""
         decision, outcome = attempt.decision, attempt.outcome
         facts, target = decision.process.facts, decision.target
         if target is None or not (outcome.pinned or outcome.refused):
@@ -143,7 +143,7 @@ def _waiting(decision: Decision, record: PinRecord, since_pin: float) -> Decisio
 
 
 def _is_ours(decision: Decision, record: PinRecord) -> bool:
-    """Whether what has drifted is where we put it: its plan has changed since."""
+    """Whether a drifted process is where it was pinned: its plan has changed since."""
     facts, target = decision.process.facts, decision.target
     if target is None or target.cpus == record.asked:
         return False

@@ -59,9 +59,9 @@ def decide(
     given: Given,
     history: JobHistory,
 ) -> list[Decision]:
-    """Return what is to become of the processes of a scan, in its order.
+    """Return the decisions about the processes of a scan, in its order.
 
-    `policy` None: none could be read yet. `identify` is asked of holders alone, and only of those
+    `policy` None: none could be read yet. `identify` is called only for holders, and only for those
     in a job, or whose cgroup a rule may name. `history` remembers the jobs from scan to scan.
     """
     jobs, remedies = ScanJobs(scan.processes, policy, identify), Remedies(topology, scan)
@@ -92,7 +92,7 @@ class _Deciding:
         self._switch = cache(self._switch_of)
 
     def decision(self, process: AuditedProcess) -> Decision:
-        """Return what is to become of a process."""
+        """Return the decision about a process."""
         found = Decision(process, LEFT)
         try:
             job = self._job(process)
@@ -129,7 +129,7 @@ class _Deciding:
         return job
 
     def _treatment(self, holder: ProcessFacts) -> Treatment:
-        """Return what the policy says of a holder, and of what works for it.
+        """Return the policy's treatment of a holder and of its descendants.
 
         Raises ExemptError where there is no policy.
         """
@@ -142,7 +142,7 @@ class _Deciding:
     def _check_judged(
         self, found: Decision, target: TargetCpus, treatment: Treatment, holder: ProcessFacts
     ) -> None:
-        """Raise ExemptError where a process is elsewhere on purpose, or as it was asked for.
+        """Raise ExemptError if a process is elsewhere on purpose, or by request.
 
         Or where one that has drifted is not to be pinned.
         """
@@ -164,14 +164,14 @@ class _Deciding:
             raise ExemptError(ALLOCATION, GIVEN.format(cpus=format_list(cpus)))
 
     def _pod(self, job: Job) -> str | None:
-        """Return what Kubernetes calls a job, `NAMESPACE/POD`; None where that is not known."""
+        """Return Kubernetes' name of a job, `NAMESPACE/POD`; None: unknown."""
         if job.scheduler != KUBERNETES:
             return None
         identities = (self._identify(facts) for facts in self._jobs.holders.get(job, ()))
         return next((f"{it.namespace}/{it.pod}" for it in identities if it.pod is not None), None)
 
     def _switch_of(self, job: Job, uid: int | None) -> tuple[str, int | None]:
-        """Return the least that AFFINITYD says in a holder of a job, and that holder's pid.
+        """Return the least AFFINITYD among a job's holders, and the pid of that holder.
 
         In a cgroup that a rule names there may be several users: each one's own processes count.
         """

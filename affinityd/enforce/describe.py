@@ -42,7 +42,7 @@ NOT_YOURS = "the file has an error; callers who see all processes are told which
 
 
 def document(enforced: Enforced, sees: Sees | None) -> EnforceDocument:
-    """Return the document for a reader who sees these processes; None: counts alone."""
+    """Return the document for a reader that sees these processes; None: only counts."""
     return EnforceDocument(
         node=enforced.topology.name,
         time=rfc3339(enforced.scan.time),
@@ -66,7 +66,7 @@ def render(enforced: Enforced, sees: Sees | None) -> bytes:
 
 
 def summary(enforced: Enforced) -> SummaryDocument:
-    """Return what is counted: GPUs with a mismatch by what would help, and all processes."""
+    """Return the counts: GPUs with a mismatch by remedy, and all processes."""
     decisions, unknown = enforced.decisions, enforced.scan.unknown
     far = grouped(
         (it for it in decisions if it.process.is_mismatch), lambda it: it.process.facts.gpu
@@ -105,7 +105,7 @@ def _gpu(
 
 
 def _fate(mismatches: Sequence[Decision]) -> str:
-    """Return what becomes of a GPU, by its processes that may run far from it."""
+    """Return the fate of a GPU, by its processes that may run far from it."""
     if any(it.reason == ALLOCATION for it in mismatches):
         return ALLOCATION
     if all(it.verdict == DRIFTED or it.reason in {YOUNG, WAITING} for it in mismatches):
@@ -114,7 +114,7 @@ def _fate(mismatches: Sequence[Decision]) -> str:
 
 
 def _policy(state: PolicyState, sees: Sees | None) -> PolicyDocument:
-    """Return the policy's state; what is in the file is for readers who see all processes."""
+    """Return the policy's state; the file's content is for readers that see all processes."""
     is_secret = state.error is not None and sees is not everything
     error = NOT_YOURS if is_secret else state.error
     read = None if state.read is None else rfc3339(state.read)
@@ -122,7 +122,7 @@ def _policy(state: PolicyState, sees: Sees | None) -> PolicyDocument:
 
 
 def _jobs(enforced: Enforced, sees: Sees) -> Iterator[EnforceJobDocument]:
-    """Yield the jobs that have a process which is seen, and those processes."""
+    """Yield the jobs that have a visible process, and these processes."""
     seen_ones = (it for it in enforced.decisions if sees(it.process))
     cpulist = cache(format_list)  # there are many processes and few masks
     for job, decisions in grouped(seen_ones, lambda it: it.job).items():

@@ -23,7 +23,7 @@ from affinityd.json_codec import CpuList, OneOf, left_out
 PATH = "/enforce"
 MAX_BYTES = 64 * 1024 * 1024  #: a process takes about 700
 
-#: What becomes of a GPU: none of its processes runs far away; all that do are helped by a pin; one
+#: The fate of a GPU: none of its processes runs far away; all that do are helped by a pin; one
 #: needs another allocation (ALLOCATION); one is left for another reason (LEFT); it is not known.
 OK, BY_PIN, UNKNOWN = "ok", "pin", "unknown"
 FATES = (OK, BY_PIN, ALLOCATION, LEFT, UNKNOWN)
@@ -44,7 +44,7 @@ class PolicyDocument:
 
 @dataclass(frozen=True)
 class EnforceGpuDocument:
-    """What becomes of a GPU, by those of its processes that may run far from it."""
+    """The fate of a GPU, by its processes that may run far from it."""
 
     vendor: str
     gpu: int
@@ -61,7 +61,7 @@ class EnforceGpuDocument:
 
 @dataclass(frozen=True)
 class VerdictsDocument:
-    """All processes that use GPUs, and their descendants, by what becomes of them."""
+    """All processes that use GPUs, and their descendants, by verdict."""
 
     fits: int
     drifted: Mapping[Annotated[str, OneOf(CAUSES)], int]
@@ -70,7 +70,7 @@ class VerdictsDocument:
 
 @dataclass(frozen=True)
 class SummaryDocument:
-    """All users' processes, counted: of the GPUs, those with a mismatch by what would help."""
+    """All users' processes, counted; and the GPUs with a mismatch, by remedy."""
 
     gpus_mismatched: int
     gpus_pinning_would_mend: int
@@ -83,7 +83,7 @@ class SummaryDocument:
 
 @dataclass(frozen=True)
 class TotalsDocument:
-    """What was done since the daemon's start."""
+    """The totals since the daemon's start."""
 
     pins: Mapping[Annotated[str, OneOf(PIN_OUTCOMES)], int]
     threads: int
@@ -93,7 +93,7 @@ class TotalsDocument:
 
 @dataclass(frozen=True)
 class EnforceProcessDocument:
-    """What is to become of one process."""
+    """The verdict on one process."""
 
     pid: int
     name: str
@@ -108,7 +108,7 @@ class EnforceProcessDocument:
     why: str | None
     observed: bool
     masks: CpuList  #: where its threads may run now
-    cpulist: CpuList | None  #: where they are to run
+    cpulist: CpuList | None  #: where they should run
     cpuset: CpuList | None
     mode: str | None
     share: str | None
@@ -129,7 +129,7 @@ class EnforceProcessDocument:
 
 @dataclass(frozen=True)
 class EnforceJobDocument:
-    """A job's processes; those of no job have one without a scheduler and an id."""
+    """A job's processes; processes in no job are in one without a scheduler and an id."""
 
     scheduler: str | None
     id: str | None
@@ -139,7 +139,7 @@ class EnforceJobDocument:
 
 @dataclass(frozen=True)
 class EnforceDocument:
-    """The answer to `GET /enforce`; without `jobs` where the caller sees counts alone."""
+    """The answer to `GET /enforce`; without `jobs` if the caller sees only counts."""
 
     node: str
     time: str
@@ -157,7 +157,7 @@ class EnforceDocument:
 
     @property
     def has_mismatch(self) -> bool:
-        """Whether a process does not run where it is to, or may run far from its GPU."""
+        """Whether a process does not run where it should, or may run far from its GPU."""
         processes = (it for job in self.jobs or () for it in job.processes)
         return (
             any(self.summary.processes.drifted.values())

@@ -1,6 +1,6 @@
 """Enforcement after a scan: a decision about each process, then its pins.
 
-One look after the other, in one thread. What comes of a look is frozen, and read by others.
+One look after the other, in one thread. The result of a look is frozen, and other threads read it.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ NOT_SEEN = "the processes of {gpus} are not known: {why}"
 
 @dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
 class Enforced:
-    """One look at all processes that use GPUs, after a scan, with what it is about."""
+    """One look at all processes that use GPUs, after a scan, with its inputs."""
 
     topology: Topology
     scan: Scan
     wanted: str  #: of WAYS: as it was set
-    does: str  #: of WAYS: what it does
+    does: str  #: of WAYS: its actual mode
     hindrance: str | None  #: why it observes where it was to pin
     policy: PolicyState
     decisions: Sequence[Decision]  #: in the scan's order
-    records: Mapping[int, PinRecord]  #: what is remembered of the processes, by pid
+    records: Mapping[int, PinRecord]  #: the history of the processes, by pid
     totals: TotalsDocument
     done: Sequence[PinAttempt] = ()
-    notices: Sequence[str] = ()  #: what cannot be seen or done, for people
+    notices: Sequence[str] = ()  #: its limits, for people
     unreached: int = 0  #: processes that were to be pinned, and not reached, as time was up
-    seconds: float = 0.0  #: how long it took, beside the scan
+    seconds: float = 0.0  #: how long it took, without the scan
 
 
 class Enforcer:
-    """Looks at one scan after the other, and pins what has drifted where it is to."""
+    """Looks at one scan after the other, and pins drifted processes if it should."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class Enforcer:
         reserved: CpuSet = frozenset(),
         migrations: MemoryMigrations,
     ) -> None:
-        """Take what is wanted, of WAYS, and by which policy.
+        """Take the wanted mode, of WAYS, and the policy.
 
-        `why_not_pin`: tells what keeps us from pinning now; `migrations`: moves the memory of a
+        `why_not_pin`: tells why the daemon cannot pin now; `migrations`: moves the memory of a
         process behind its first pin.
         """
         self._wanted = wanted
@@ -144,7 +144,7 @@ class Enforcer:
         return [*map(self._backoff.after_waiting, decisions)]
 
     def _pin(self, topology: Topology, drifted: Iterable[Decision]) -> list[PinAttempt]:
-        """Pin what has drifted, until time is up."""
+        """Pin the drifted processes, until the deadline."""
         end = time.monotonic() + PASS
         done = []
         for decision in drifted:
@@ -154,9 +154,9 @@ class Enforcer:
         return done
 
     def _pin_one(self, topology: Topology, decision: Decision, end: float) -> PinAttempt:
-        """Pin a process; behind its first pin its memory is to follow."""
+        """Pin a process; after its first pin its memory follows."""
         facts, target = decision.process.facts, decision.target
-        assert target is not None  # noqa: S101 - what has drifted has a place
+        assert target is not None  # noqa: S101 - a drifted process has a place
         is_first = self._backoff.record(facts).pins == 0
         done = PinAttempt(decision, pinner.pin_process(facts, target, end))
         self._threads += done.outcome.pinned
@@ -179,9 +179,9 @@ def outcomes(outcome: PinOutcome) -> Sequence[str]:
 
 
 def notices(unknown: Mapping[GpuKey, str], *, is_blind: bool, refusal: str | None) -> Iterator[str]:
-    """Yield what cannot be seen or done, for people.
+    """Yield the limits of this look, for people.
 
-    `unknown`: GPUs whose processes are not known → why; `is_blind`: an environment could not be
+    `unknown`: GPUs with unknown processes → why; `is_blind`: an environment could not be
     read; `refusal`: why memory could not be moved.
     """
     if is_blind:

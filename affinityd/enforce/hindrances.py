@@ -1,4 +1,4 @@
-"""What hinders a daemon from pinning: a missing privilege, or another daemon that pins.
+"""The hindrances of a pin: a missing privilege, or another daemon that pins.
 
 Two that pin by different settings would take a job's threads from each other for ever: one has the
 lock of a file, flock(2), and the others observe.
@@ -14,7 +14,7 @@ from pathlib import Path
 from affinityd.linux.processes import INITIAL_PIDS, PROC, status_of
 from affinityd.linux.syscalls import SYS_NICE
 
-#: /proc/self/ns/user of those whose capabilities count for every process: PROC_USER_INIT_INO,
+#: /proc/self/ns/user if capabilities count for every process: PROC_USER_INIT_INO,
 #: kernel include/linux/proc_ns.h.
 INITIAL_USERS = "user:[4026531837]"
 
@@ -52,7 +52,7 @@ NO_LOCK = "the lock of the one daemon that pins on a node cannot be taken: {path
 
 
 def lacking(proc: str = PROC) -> str | None:
-    """Return why this process cannot pin those of jobs, with the remedy; None: it can."""
+    """Return why this process cannot pin processes of jobs, with the remedy; None: it can."""
     if _is_apart(f"{proc}/self/ns/pid", INITIAL_PIDS):
         return NOT_ALL_PIDS
     if _is_apart(f"{proc}/self/ns/user", INITIAL_USERS):
@@ -113,19 +113,19 @@ class NodeLock:
         folder = self._path.parent
         if not folder.exists():
             folder.mkdir()
-            folder.chmod(0o755)  # whatever the umask is: sockets are there, too
+            folder.chmod(0o755)  # independent of the umask: sockets are there, too
         file = os.open(self._path, FLAGS, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not self._is_there(file):
-                raise BlockingIOError  # replaced meanwhile, by one that pins
+                raise BlockingIOError  # another daemon that pins has replaced it
         except OSError:
             os.close(file)
             raise
         return file
 
     def _is_there(self, file: int) -> bool:
-        """Whether a file that we opened is still what the path leads to."""
+        """Whether a path still leads to the open file."""
         try:
             return os.path.samestat(os.fstat(file), self._path.lstat())
         except OSError:

@@ -55,12 +55,12 @@ class ScanJobs:
         return found
 
     def gpus(self, facts: ProcessFacts) -> tuple[GpuKey, ...]:
-        """Return the GPUs of a process, its own first, and of those that it has started."""
+        """Return the GPUs of a process, its own first, and of its descendants."""
         return (*facts.gpus, *sorted(self._below[facts.pid].difference(facts.gpus)))
 
     @cached_property
     def _below(self) -> Mapping[int, set[GpuKey]]:
-        """The GPUs of each process and of those below it, by its pid."""
+        """The GPUs of each process and of its descendants, by its pid."""
         gpus = {pid: {*process.facts.gpus} for pid, process in self._processes.items()}
         for pid in self._of_holder:
             facts = self._processes[pid].facts

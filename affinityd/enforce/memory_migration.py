@@ -24,7 +24,7 @@ from affinityd.topology.model import Topology
 
 Nodes = frozenset[int]
 
-#: What came of a process's memory; one that has ended is not counted.
+#: The outcomes of a migration; a process that has ended is not counted.
 MOVED = "moved"  #: all that may be moved is at home
 PARTLY = "partly"  #: some pages stayed: a device uses them, or there was no room
 LEFT = "left"  #: it may have no memory at home, or has chosen other nodes, set_mempolicy(2)
@@ -45,16 +45,16 @@ REASONS = {
 
 @dataclass(frozen=True)
 class PendingMigration:
-    """A process whose memory is to follow it."""
+    """A process whose memory follows it."""
 
     pid: int
     start: int  #: clock ticks since boot
     far: Nodes  #: where pages are taken from
-    home: Nodes  #: where they are to be
+    home: Nodes  #: where they should be
 
 
 def migration_of(topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> PendingMigration | None:
-    """Return what is to be moved for a process that runs on these CPUs; None: nothing.
+    """Return the migration for a process that runs on these CPUs; None: nothing to move.
 
     Home is where such a process allocates. Nodes without CPUs are no source: what lies in a GPU's
     memory, or in CXL's, was put there.
@@ -79,7 +79,7 @@ class MemoryMigrations:
     """Moves memory in a thread of its own: enforcement does not wait for it."""
 
     def __init__(self, *, enabled: bool) -> None:
-        """Take whether anything is to be moved at all."""
+        """Take whether memory is moved at all."""
         self.refusal: str | None = None  #: why the last one was refused, in a sentence
         self._enabled = enabled
         self._pending: Queue[PendingMigration] = Queue(WAITING)
@@ -88,7 +88,7 @@ class MemoryMigrations:
 
     @property
     def totals(self) -> Mapping[str, int]:
-        """How many processes had which outcome, by OUTCOMES; {} where nothing is to be moved."""
+        """How many processes had which outcome, by OUTCOMES; {} if no memory is moved."""
         return dict(self._totals)
 
     def add(self, topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
@@ -110,10 +110,10 @@ class MemoryMigrations:
                 self._totals[outcome] += 1
 
     def _outcome(self, pending: PendingMigration) -> str | None:
-        """Move a process's memory; return what came of it, None where it has ended."""
+        """Move a process's memory; return the outcome, None if it has ended."""
         pid = pending.pid
         nodes = destination(pending.home, mems_allowed(pid), policy_of(pid))
-        if not is_running(pid, pending.start):  # asked last: what was read may be another's
+        if not is_running(pid, pending.start):  # last: the facts may be of another process
             return None
         if not nodes:
             return LEFT
@@ -132,5 +132,5 @@ class MemoryMigrations:
 
 
 def mems_allowed(pid: int) -> Nodes:
-    """Return the nodes whose memory a process may use, proc_pid_status(5)."""
+    """Return the memory nodes of a process, proc_pid_status(5)."""
     return parse_list(status_of(pid, "Mems_allowed_list"))

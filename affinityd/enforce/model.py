@@ -17,9 +17,9 @@ CONTAINER, CGROUP = "container", "cgroup"
 SHARE = "share"  #: near its GPU, on CPUs that are another rank's by its mode, or reserved
 CAUSES = (MASK, UNPINNED, SHARE)  #: why a process should be pinned
 
-FITS = "fits"  #: it runs where it is to
+FITS = "fits"  #: it runs where it should
 DRIFTED = "drifted"  #: it does not, and a pin would change that
-LEFT = "left"  #: it is left alone, wherever it runs
+LEFT = "left"  #: it is left alone
 
 #: Why a process is left alone; of each, `Decision.why` says more.
 NO_POLICY = "no_policy"  #: none has been readable yet
@@ -41,8 +41,8 @@ REASONS = (
     *(ALLOCATION, NO_PLAN, ON_PURPOSE, YOUNG, WAITING, GIVEN_UP),
 )
 
-#: What comes of pinning a process.
-PINNED = "pinned"  #: all of its threads that had drifted run where they are to
+#: The outcomes of a pin.
+PINNED = "pinned"  #: all of its drifted threads run where they should
 CUT = "cut"  #: a thread got less than was asked: its cpuset has become smaller
 REFUSED = "refused"  #: the kernel refused a thread
 UNSETTLED = "unsettled"  #: it starts threads faster than they can be pinned: the next scan goes on
@@ -51,13 +51,13 @@ PIN_OUTCOMES = (PINNED, CUT, REFUSED, UNSETTLED)
 
 @dataclass(frozen=True)
 class TargetCpus:
-    """By what the masks of one process's threads are judged."""
+    """The standard by which the masks of one process's threads are judged."""
 
     cpus: CpuSet  #: where it should run
-    cpuset: CpuSet  #: everything that its cgroup lets it use, and is online
-    #: Masks that were chosen for no single thread: the process's own, and those that we gave.
+    cpuset: CpuSet  #: the online CPUs that its cgroup allows
+    #: Masks chosen for the whole process: its own, and affinityd's.
     usual: frozenset[CpuSet]
-    given: frozenset[CpuSet] = frozenset()  #: those that we gave, by this plan or an earlier one
+    given: frozenset[CpuSet] = frozenset()  #: affinityd's masks, by this plan or an earlier one
 
     def of(self, mask: CpuSet) -> str:
         """Return FITS, DRIFTED, or ON_PURPOSE for a mask that was chosen for this thread.
@@ -81,13 +81,13 @@ class TargetCpus:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to become of one process."""
+    """The decision about one process."""
 
     process: AuditedProcess
     verdict: str  #: FITS, DRIFTED or LEFT
     job: Job | None = None
     pod: str | None = None  #: NAMESPACE/NAME of the job, where it is a pod and they are known
-    treatment: Treatment | None = None  #: None: the policy was not asked
+    treatment: Treatment | None = None  #: None: the policy was not applied
     target: TargetCpus | None = None  #: None: where it should run is not known
     #: Of CAUSES: why it is to be pinned; ALLOCATION of the audit's, where no pin helps; None: it
     #: runs where it is to, or that was not judged.
@@ -101,11 +101,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class PinOutcome:
-    """What came of pinning one process; what ended meanwhile is in no number."""
+    """The outcome of pinning one process; no number counts ended threads."""
 
     pinned: int = 0  #: threads whose mask was set
     refused: int = 0  #: threads whose mask could not be set
-    cut: CpuSet | None = None  #: what a thread holds that got less than was asked; None: none did
+    cut: CpuSet | None = None  #: the CPUs of a thread that got fewer than requested; None: none did
     error: str | None = None  #: why it was refused, in a sentence
     is_gone: bool = False  #: the process has ended, or its number is another's by now
     is_settled: bool = True  #: the last pass over its threads found nothing more to do
@@ -114,7 +114,7 @@ class PinOutcome:
 
 @dataclass(frozen=True)
 class PinAttempt:
-    """A process that was to be pinned, and what came of it."""
+    """A process to be pinned, and the outcome."""
 
     decision: Decision
     outcome: PinOutcome

@@ -22,10 +22,10 @@ RULES = {FITS: PINNED, DRIFTED: CHANGE, ON_PURPOSE: LEFT_ALONE}
 
 
 def pin_process(facts: ProcessFacts, to: TargetCpus, deadline: float) -> PinOutcome:
-    """Give every thread of a process that has drifted the CPUs where it is to run; read them back.
+    """Give every thread of a drifted process its target CPUs; read them back.
 
-    `deadline`: when to stop, time.monotonic(). A process that has ended is left alone, and so is
-    another one that has its number by now. Never raises for what processes do.
+    `deadline`: when to stop, time.monotonic(). An ended process is left alone, and so is
+    another one with its pid. Never raises because of processes.
     """
 
     def rule(mask: CpuSet, _given: Collection[CpuSet]) -> str:

@@ -47,7 +47,7 @@ def note(history: JobHistory, jobs: ScanJobs, boot: float) -> None:
 
 
 class Places:
-    """Where the processes of one scan are to run."""
+    """The target CPUs of the processes of one scan."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Places:
         history: JobHistory,
         given: Given,
     ) -> None:
-        """Take what was found; `history` has the jobs of this scan already."""
+        """Take the results of a scan; `history` has its jobs already."""
         self._scan = scan
         self._shares = shares
         self._jobs = jobs
@@ -116,7 +116,7 @@ class Places:
         return {rank.gpu.key: rank.cpus for rank in ranks}
 
     def _near(self, gpus: tuple[GpuKey, ...]) -> CpuSet:
-        """Return what is near any of the GPUs. Raises ExemptError where one may be anywhere."""
+        """Return the CPUs near any of the GPUs. Raises ExemptError if a node is unknown."""
         near = {gpu: self._scan.near.get(gpu) for gpu in gpus}
         known = [cpus for cpus in near.values() if cpus is not None]
         if len(known) < len(near):
@@ -132,14 +132,14 @@ class Places:
 def _main_masks(holder: ProcessFacts) -> frozenset[CpuSet]:
     """Return the masks of a holder's main thread, now and at first: its descendants inherit them.
 
-    A descendant's main thread may have been given a mask of its own.
+    A descendant's main thread may have a mask of its own.
     """
     masks = (holder.first_mask, *(thread.mask for thread in holder.threads[:1]))
     return frozenset(mask for mask in masks if mask is not None)
 
 
 def _cpuset(facts: ProcessFacts) -> CpuSet:
-    """Return what a process may use. Raises ExemptError where that is not known."""
+    """Return the CPUs a process may use. Raises ExemptError if they are unknown."""
     if facts.cpuset is None:
         raise ExemptError(UNKNOWN_CPUSET, pid=facts.pid)
     return facts.cpuset

@@ -25,7 +25,7 @@ from affinityd.enforce.model import (
 from affinityd.text import count
 from affinityd.topology.nearness import MASK, UNPINNED
 
-#: Of those reasons that are found out before there is a place for it.
+#: For reasons that are found before its place.
 WHY: Mapping[str, str] = {
     DAEMON: "it is a known system daemon",
     NO_JOB: (
@@ -42,7 +42,7 @@ WHY: Mapping[str, str] = {
     ),
 }
 
-#: Of those for which one that has drifted is not to be pinned.
+#: For reasons not to pin a drifted process.
 BY_MASKS = (
     "Slurm confines its tasks by masks alone here (task/affinity without "
     "task/cgroup's ConstrainCores=yes), so its job's CPUs are not known; set that "
@@ -59,7 +59,7 @@ GIVEN = (
     "more near ones would help"
 )
 
-#: Of those that fit otherwise.
+#: For processes that fit otherwise.
 CONFINED = "it was pinned to {mask} on purpose; taskset -apc {cpuset} {pid} resets it"
 THREADS = (
     "{threads} of it (first {first}) may run on CPUs {cpus}: they were pinned on "
@@ -76,7 +76,7 @@ class ExemptError(Exception):
     """A process is left alone."""
 
     def __init__(self, reason: str, why: str | None = None, **said: object) -> None:
-        """Take which of REASONS it is, and a sentence, or what the sentence of WHY has to name."""
+        """Take one of REASONS, and a sentence, or the values for its sentence of WHY."""
         super().__init__(WHY[reason].format(**said) if why is None else why)
         self.reason = reason
 

@@ -8,7 +8,7 @@ LOCALITIES = ("local", "unknown", "mixed", "remote")
 #: Modes that divide the cores by the ranks' numbers and give no GPU a block of its own.
 BY_RANK = frozenset(("even", "core_complex"))
 
-#: What a plan may warn of.
+#: The warnings of plans.
 WARNINGS = (
     *("remote_home", "unknown_locality", "share_unavailable", "shared_gpu"),
     *("ambiguous_index", "parameter_ignored", "widened", "idle_cpus"),

@@ -141,7 +141,7 @@ def best_first(bundles: Iterable[Bundle]) -> tuple[Core, ...]:
 
 
 def restrict(domain: Domain, allowed: CpuSet) -> Domain:
-    """Return what a narrower cpuset leaves of a domain; the partners it leaves are dealt again."""
+    """Return the part of a domain in a narrower cpuset; its remaining partners are dealt again."""
     near_cores = usable((bundle[0] for bundle in domain), allowed)
     partners = usable(best_first(bundle[1:] for bundle in domain), allowed)
     return deal(near_cores, partners)

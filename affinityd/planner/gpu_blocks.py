@@ -16,7 +16,7 @@ from affinityd.topology.model import Topology
 
 
 def shares_node(demand: Demand, mode: PlanMode) -> bool:
-    """Return whether a plan is to keep to the blocks."""
+    """Return whether a plan must keep to the blocks."""
     share, is_unconfined = demand.options.share, demand.allowed == demand.unreserved
     return mode.shares_node and (share == "node" or (share == "auto" and is_unconfined))
 
@@ -49,10 +49,10 @@ def _cut(domain: Domain, pieces: int) -> list[Domain]:
 
 
 def _allowed(cut: list[Domain], domain: Domain, allowed: CpuSet, keep: int | None) -> list[Domain]:
-    """Return what a node's GPUs may use of their blocks, each block's first `keep` cores.
+    """Return the cores that a node's GPUs may use: each block's first `keep` cores.
 
     If one may use none of its block, the node is divided again; with too few cores, nothing.
-    That must not depend on `keep`: jobs that differ in `balanced` are to find the same blocks.
+    The blocks must not depend on `keep`: jobs that differ in `balanced` must find the same ones.
     """
     if all(restrict(block, allowed) for block in cut):
         return [restrict(b[:keep], allowed) or restrict(b, allowed)[:keep] for b in cut]

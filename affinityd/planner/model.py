@@ -21,12 +21,12 @@ class Options:
     max_physical_cores: int | None = None
     share: str = "auto"
     strict: bool = False
-    cpus: int | None = None  #: logical CPUs that each rank asked for; None: not said
+    cpus: int | None = None  #: logical CPUs that each rank asked for; None: unknown
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What is to be planned: rank i drives `gpus[i]`."""
+    """The input of a plan: rank i drives `gpus[i]`."""
 
     gpus: tuple[Gpu, ...]
     allowed: CpuSet  #: online ∩ cpuset − reserved
@@ -45,9 +45,9 @@ class PlanWarning:
 
 @dataclass(frozen=True)
 class Widening:
-    """Why a rank has CPUs that are not near: its home node had too few for the ranks that asked."""
+    """Why a rank has far CPUs: its home node had too few for its ranks' requests."""
 
-    cpus: CpuSet  #: those that are not near
+    cpus: CpuSet  #: the far ones of them
     near: int  #: allowed logical CPUs that are, for all ranks of this home node
     asked: int  #: logical CPUs that these ranks asked for together
 

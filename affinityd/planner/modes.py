@@ -10,7 +10,7 @@ from affinityd.planner.domains import Bundle, Domain
 
 @dataclass(frozen=True)
 class Position:
-    """Which part of a domain is asked for."""
+    """Which part of a domain is requested."""
 
     index: int  #: of the rank among those that divide the domain, from 0
     ranks: int  #: how many divide it
@@ -55,7 +55,7 @@ def blocks(domain: Domain, position: Position) -> Domain:
 
 
 def complexes(domain: Domain, position: Position) -> Domain:
-    """Each rank has one LLC group: those with most CPUs first, then by their lowest CPU."""
+    """Each rank has one LLC group: groups with most CPUs first, then by lowest CPU."""
     groups: dict[int, list[Bundle]] = {}
     for bundle in domain:
         groups.setdefault(bundle[0].llc, []).append(bundle)
@@ -70,7 +70,7 @@ class PlanMode:
     """A row of the table."""
 
     split: Split
-    scope: str | None = None  #: the scope that it has, whatever the request says
+    scope: str | None = None  #: its scope; the request's does not count
     everywhere: bool = False  #: its domain is every allowed core, not the home node's
     unique: bool = False  #: ranks never overlap
     balances: bool = False  #: uses `balanced`
@@ -84,7 +84,7 @@ class PlanMode:
 
     @property
     def shares(self) -> bool:
-        """Whether ranks share what is near: how many there are then changes nothing."""
+        """Whether ranks share the near CPUs: then their number changes nothing."""
         return self.split in {all_cores, first_core}
 
 

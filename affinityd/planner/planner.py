@@ -61,7 +61,7 @@ def plan(topology: Topology, demand: Demand) -> Plan:
 
 def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
     options = demand.options
-    # A mode that does not count cores gives each rank one; more were not asked for in it.
+    # A mode that does not count cores gives each rank one: the request names no more.
     asked = 0 if options.cpus is None or not mode.widens else options.cpus if mode.counts else 1
     if shares_node(demand, mode) and (blocks := _by_gpu(topology, demand, mode)):
         in_blocks = dict(_split(blocks, options, mode))
@@ -89,7 +89,7 @@ def _by_gpu(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGro
 
 
 def _by_home(topology: Topology, demand: Demand, mode: PlanMode) -> tuple[RankGroup, ...]:
-    """Group ranks by home node, each group on the domain that mode and scope say."""
+    """Group ranks by home node, each group on the domain of mode and scope."""
     allowed = demand.allowed
     if mode.everywhere:
         domain = single_bundles(usable(topology.cores, allowed))
@@ -148,7 +148,7 @@ def _rank_plans(
 
 
 def _widening(group: RankGroup, cores: Iterable[Core], options: Options) -> Widening | None:
-    """Return what a rank has that is not near; None where all of it is."""
+    """Return a group's far CPUs, and its request; None: all are near."""
     if options.cpus is None:
         return None
     own = {core.cpus[0] for core in chain(*group.domain)}

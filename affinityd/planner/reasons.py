@@ -18,7 +18,7 @@ from affinityd.topology.model import Core, Gpu, Topology
 
 @dataclass(frozen=True)
 class Reasons:
-    """Says why the ranks of one plan are where they are; what concerns them all is found once."""
+    """Explains the places of one plan's ranks; common reasons are found once."""
 
     topology: Topology
     demand: Demand
@@ -33,7 +33,7 @@ class Reasons:
         return Counter(core.cpus[0] for cores in self.cores_of.values() for core in cores)
 
     def of(self, rank: int, home: int | None, widening: Widening | None) -> Iterator[str]:
-        """Yield why a rank has its CPUs, and what was left out for which cause."""
+        """Yield why a rank has its CPUs, and why others were left out."""
         gpu, cores = self.demand.gpus[rank], self.cores_of[rank]
         yield _gpu_place(gpu)
         if home != gpu.numa_node:
@@ -96,7 +96,7 @@ class Reasons:
             yield f"CPUs {format_list(outside)} of {place} are outside the cpuset or mask"
 
     def _reach(self, home: int | None) -> tuple[str, CpuSet]:
-        """Return what the mode takes cores from, by name, and its CPUs."""
+        """Return the name of the mode's domain, and its CPUs."""
         topology = self.topology
         if self.mode.everywhere:
             return "the machine", topology.online
@@ -125,7 +125,7 @@ def _gpu_place(gpu: Gpu) -> str:
 
 
 def too_few_cores(demand: Demand, rank: int, cores_of: RankCores, least: int) -> str:
-    """Return the line for a rank that has fewer cores than it must, and what could be had."""
+    """Return the line for a rank with fewer cores than it must have, and the possible number."""
     smallest = min(len(cores) for cores in cores_of.values())
     could = (
         f"min_physical_cores={smallest} would work"

@@ -25,9 +25,9 @@ def widened(
 ) -> tuple[RankGroup, ...]:
     """Return the groups, whose domains hold the CPUs that their ranks asked for, `asked` each.
 
-    What a domain lacks are the nearest allowed cores that are in no other group's domain, behind
+    A domain is filled with the nearest allowed cores that are in no other group's domain, behind
     its own, until it holds enough or none are left. Where ranks divide a domain that has a core for
-    each, it stays as it is: what is added behind its end would leave the last ranks no near core.
+    each, it stays as it is: cores added behind its end would leave the last ranks no near core.
     """
     free = _free_cores(topology, demand, (core for it in groups for core in chain(*it.domain)))
     wider = []

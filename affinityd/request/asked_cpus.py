@@ -1,4 +1,4 @@
-"""How many CPUs each rank of a plan asked for, by what its task asked for. Pure.
+"""The number of CPUs that each rank of a plan asked for, by its task's request. Pure.
 
 A task is a process that a launcher started. It may drive several GPUs, a rank of the plan each,
 and several tasks may share a GPU.
@@ -18,9 +18,9 @@ TOLERATED = 8  #: one core in so many may be kept from a job that has a machine 
 def asked_cpus(
     topology: Topology, request: Request, ranks: Ranks, allowed: CpuSet, usable_cpus: CpuSet
 ) -> int | None:
-    """Return how many logical CPUs each rank asked for; None where that was not said.
+    """Return how many logical CPUs each rank asked for; None: no number was given.
 
-    `allowed` is what the tasks may use together, `usable_cpus` what all of the machine could give.
+    The tasks together may use `allowed`; the whole machine could give `usable_cpus`.
     """
     asked = request.task_cpus
     if asked is None:
@@ -35,7 +35,7 @@ def asked_cpus(
 
 
 def _tasks(request: Request, allowed: CpuSet) -> int:
-    """Return how many tasks divide the allowed CPUs: of a slice, those that have the same one."""
+    """Return how many tasks divide the allowed CPUs: of a slice, the tasks with the same one."""
     tasks = (request.task_cpus and request.task_cpus.tasks) or request.ranks or 1
     masks = request.cpu_bind
     own = masks[request.rank[0] % len(masks)] if masks and request.rank else None
@@ -47,9 +47,9 @@ def _tasks(request: Request, allowed: CpuSet) -> int:
 def asked_each(
     topology: Topology, granted: int, ranks: int, cpus: CpuSet, usable_cpus: CpuSet
 ) -> int:
-    """Return how many CPUs each rank of a job asked for, that was granted so many for all of them.
+    """Return how many CPUs each rank of a job asked for, by the number granted to the job.
 
-    `cpus` is what the job may use.
+    The job may use `cpus`.
     """
     return _of_whole_node(topology, -(-granted // ranks), granted, cpus, usable_cpus)
 

@@ -1,6 +1,6 @@
-"""Names of GPUs: from what a process sees to the node's own numbering.
+"""Names of GPUs: from the numbers a process sees to the node's own.
 
-Two renumberings lie between a process's index and the node's: what a container runtime or device
+Two renumberings separate a process's index from the node's: the GPUs a container runtime or device
 cgroup granted, and what the vendor's variable makes visible (visible_devices.py). Sources: CUDA C++
 Programming Guide "CUDA Environment Variables"; ROCm documentation "GPU isolation techniques".
 """
@@ -23,7 +23,7 @@ _UUID = re.compile(r"(?:GPU|MIG)-.+")
 
 @dataclass(frozen=True)
 class ComputeDevice:
-    """What a process can drive: a GPU, or a MIG instance of one."""
+    """A device that a process can drive: a GPU, or a MIG instance of one."""
 
     gpu: Gpu
     mig: str | None = None  #: the instance's UUID
@@ -36,7 +36,7 @@ class ComputeDevice:
 
 @dataclass(frozen=True)
 class VisibleDevices:
-    """What a caller sees."""
+    """The devices that a caller sees."""
 
     by_index: Mapping[int, ComputeDevice]  #: ascending
     nameable: tuple[ComputeDevice, ...]  #: by UUID or PCI bus id
@@ -44,7 +44,7 @@ class VisibleDevices:
 
 
 def all_devices(topology: Topology) -> VisibleDevices:
-    """Return what a caller sees that was given everything: the node's own numbering.
+    """Return the view of a caller that may use every GPU: the node's own numbering.
 
     A GPU that is lost leaves a gap in it.
     """
@@ -59,7 +59,7 @@ def select_devices(
     """Return the device of each entry of a request's `gpus`, in rank order; None means all.
 
     Raises InvalidRequestError for an entry that is no index, UUID or PCI bus id, NoSuchGpuError
-    for one that names nothing the caller sees.
+    for a name of no GPU that the caller sees.
     """
     if entries is not None:
         return tuple(device_named(seen, entry) for entry in entries)

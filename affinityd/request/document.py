@@ -21,7 +21,7 @@ class PlannedGpu:
     pci_bus_id: str
     vendor: str
     model: str | None
-    #: By which containers know it: device files, UUIDs, PCI bus id. With whose=node.
+    #: Its names in containers: device files, UUIDs, PCI bus id. With whose=node.
     names: Sequence[str] | None = left_out()
 
 
@@ -61,7 +61,7 @@ class UnderstoodRequest:
 
 @dataclass(frozen=True)
 class AllowedCpus:
-    """The CPUs that were planned on, what gave them, and the caller's cpuset, where it is known."""
+    """The CPUs that were planned on, their source, and the caller's cpuset, if known."""
 
     cpulist: CpuList
     source: Annotated[str, OneOf(("request", "caller", "node"))]
@@ -87,7 +87,7 @@ class PlanDocument:
     cpulist: CpuList
     ranks: Sequence[PlannedRank]
     warnings: Sequence[WarningDocument]
-    #: What AFFINITYD says for the node. With whose=node.
+    #: The node's AFFINITYD. With whose=node.
     switch: Annotated[str, OneOf(SWITCHES)] | None = left_out()
 
 

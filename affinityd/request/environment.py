@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # typing takes as long to import as Python to start
 CUDA, ASCEND = "CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"
 ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
-#: Each vendor's visible-device variables. ROCR's filters first, HIP's indexes what is left.
+#: Each vendor's visible-device variables. ROCR's filters first; HIP's indexes the rest.
 VISIBLE = {"nvidia": (CUDA,), "amd": (ROCR, HIP), "huawei": (ASCEND,)}
 BY_VALUE = {CUDA, ASCEND}  #: given by their values alone
 CHOSEN_RANK = "--rank"  #: where a rank comes from that no launcher gave
@@ -51,9 +51,9 @@ def process_questions(
 ) -> Iterator[Question]:
     """Yield the plan requests of a process: the next one where the one before is refused.
 
-    `given` are parameters that were chosen, or that a prolog noted; `cpus` is what to plan on,
+    `given` are parameters that were chosen, or that a prolog noted; `cpus` are the CPUs to plan on,
     None: as the caller's own are; `parent` is the environment of the process's parent, None where
-    it cannot be read; `vendors` are those whose drivers are here. `leaves_slice`: a task of Slurm
+    it cannot be read; `vendors` have a driver here. `leaves_slice`: a task of Slurm
     may be planned on the CPUs of all tasks of its step.
     """
     facts = {} if cpus is None else {"cpuset": format_list(cpus)}
@@ -76,7 +76,7 @@ def default_mode(given: Mapping[str, str]) -> str:
 def first_answer(questions: Iterable[A_Request], ask: Callable[[A_Request], A]) -> A:
     """Return the answer to the first question, or to the next where that may know better.
 
-    Raises what `ask` does.
+    Raises the exceptions of `ask`.
     """
     refusal: AffinityError = NoSuchGpuError("nothing was asked for")
     for question in questions:
@@ -90,7 +90,7 @@ def first_answer(questions: Iterable[A_Request], ask: Callable[[A_Request], A]) 
 
 
 def visible(environ: Environment, vendors: Collection[str] = ()) -> str | None:
-    """Return the request's `visible`: what the variables of these vendors say; (): of any.
+    """Return the request's `visible`: the values of these vendors' variables; (): of any.
 
     HIP reads CUDA's variable, too; Slurm gives both vendors' the same value, which counts once.
     """
@@ -115,7 +115,7 @@ def _ways(
     *,
     leaves_slice: bool,
 ) -> Iterator[dict[str, str]]:
-    """Yield the ways to say which GPUs are the process's, and which ranks are its siblings.
+    """Yield the ways to name the process's GPUs and the ranks that are its siblings.
 
     `inherited` are the visible devices of its parent; `job` are the GPUs that a prolog noted.
     """
@@ -147,7 +147,7 @@ def _ways(
 
 
 def _task_of_slurm(rank: Rank, environ: Environment, own: str | None) -> dict[str, str]:
-    """Return what Slurm says of one of several tasks: how each was given GPUs and CPUs.
+    """Return Slurm's variables of one of several tasks: how each was given GPUs and CPUs.
 
     `own` are its visible devices where they are not all of the step's. Where Slurm does not say
     whose the others are, they are the next tasks', or neighbors share one (--ntasks-per-gpu).
@@ -162,13 +162,13 @@ def _task_of_slurm(rank: Rank, environ: Environment, own: str | None) -> dict[st
         is_enough = seen * tasks <= gpus
         facts["gpu_bind"] = f"gpu:per_task:{seen}" if is_enough else f"gpu:single:{neighbours}"
     masks = environ.get("SLURM_CPU_BIND_LIST", "")
-    if masks.startswith("0x"):  # those that a user chose have none
+    if masks.startswith("0x"):  # GPUs that a user chose have none
         facts["cpu_bind"] = masks
     return facts
 
 
 def _of_slurm(environ: Environment) -> dict[str, str]:
-    """Return how many GPUs the step has on this node, and how many CPUs the job, where it says."""
+    """Return how many GPUs the step has on this node, and how many CPUs the job, if known."""
     numbers = {
         "step_gpus": number(environ.get("SLURM_GPUS_ON_NODE")),
         "job_cpus": cpus_of_job(environ),
@@ -177,7 +177,7 @@ def _of_slurm(environ: Environment) -> dict[str, str]:
 
 
 def _devices_of_job(way: Question, question: Question) -> dict[str, str]:
-    """Return the GPUs of the job as those that a task was given which may open more than its own.
+    """Return the job's GPUs as those of a task that may open more than its own.
 
     That is one which is not bound, where nothing keeps it from the node's other devices.
     """

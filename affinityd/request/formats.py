@@ -29,7 +29,7 @@ class Reply:
     generation: int
     request: Request
     entries: tuple[str, ...]  #: each rank's GPU, as the request names it, or would have
-    asked_ranks: frozenset[int]  #: the ranks that were asked for
+    asked_ranks: frozenset[int]  #: the requested ranks
     allowed: CpuSet
     source: str  #: of the allowed CPUs: "request", "caller" or "node"
     within: CpuSet | None  #: the caller's cpuset, which bounds them; None: it is not known
@@ -38,7 +38,7 @@ class Reply:
 
     @property
     def ranks(self) -> tuple[RankPlan, ...]:
-        """The ranks that were asked for."""
+        """The requested ranks."""
         return tuple(rank for rank in self.plan.ranks if rank.rank in self.asked_ranks)
 
     @property

@@ -1,4 +1,4 @@
-"""Variables of launchers and schedulers: the local rank, and the CPUs that were asked for. Pure.
+"""Variables of launchers and schedulers: the local rank, and the requested CPUs. Pure.
 
 Sources: PyTorch "torchrun: Environment Variables"; mpirun(1) of Open MPI; Intel MPI and MPICH
 Hydra; Cray PALS; flux-run(1); srun(1) and sbatch(1) "OUTPUT ENVIRONMENT VARIABLES".
@@ -19,8 +19,8 @@ MOST = 2**32 - 1  #: that Slurm and launchers write
 SLURM_TASK, FLUX_TASK = "SLURM_LOCALID", "FLUX_TASK_LOCAL_ID"
 FLUX_NODES = "FLUX_JOB_NNODES"
 
-#: Launchers: the variable of the local rank, and those that say how many there are. The nearest to
-#: the process comes first: torchrun runs under srun, and mpirun's ranks inherit what srun told it.
+#: Launchers: the variable of the local rank, and those of their number. The nearest to
+#: the process comes first: torchrun runs under srun, and mpirun's ranks inherit srun's variables.
 LAUNCHERS = {
     "LOCAL_RANK": ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),  # torchrun and accelerate; deepspeed
     "OMPI_COMM_WORLD_LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
@@ -35,13 +35,13 @@ VARIABLES = (*LAUNCHERS, *(name for names in LAUNCHERS.values() for name in name
 #: Slurm's steps from here on are no tasks of srun: interactive, batch, extern (slurm.h).
 SLURM_SPECIAL_STEP = 0xFFFFFFFA
 
-JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: how many CPUs a container asked for, or may use
-#: Parameters that say what holds without them.
+JOB_CPUS = "AFFINITYD_JOB_CPUS"  #: the CPUs of a container: its request, or its limit
+#: Parameters that are the same as their default.
 DEFAULTS = {("share", "auto"), ("task_cpus", "none")}
 
 
 class Rank:
-    """A local rank: its number, how many there are (None: not known), and who said so."""
+    """A local rank: its number, how many there are (None: unknown), and the source."""
 
     __slots__ = ("number", "size", "variable")
 
@@ -54,7 +54,7 @@ class Rank:
 def local_rank(environ: Environment) -> Rank | None:
     """Return the local rank that the nearest launcher gave; None where there is none.
 
-    Where that one does not say how many there are, a farther one with the same rank is taken: a
+    If that one does not know how many there are, a farther one with the same rank counts: a
     script under srun exports LOCAL_RANK=$SLURM_LOCALID for its framework. A lone one tells nothing:
     what it started may have many.
     """
@@ -67,7 +67,7 @@ def local_rank(environ: Environment) -> Rank | None:
 
 
 def number(text: str | None) -> int | None:
-    """Return what a variable of digits says; None for anything else."""
+    """Return the number in a variable; None for any other text."""
     return whole_number(text, MOST)
 
 
@@ -96,7 +96,7 @@ def _is_script(environ: Environment) -> bool:
 
 
 def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
-    """Return the CPUs to plan a process on: its mask, or what an earlier pin was planned on.
+    """Return the CPUs to plan a process on: its mask, or the CPUs an earlier pin was planned on.
 
     A mask that affinityd set is no limit: to divide it again would shrink it at every pin.
     """
@@ -109,16 +109,16 @@ def cpus_to_plan_on(environ: Environment, mask: CpuSet) -> CpuSet:
 
 
 def with_asked_cpus(given: Mapping[str, str], environ: Environment) -> dict[str, str]:
-    """Return given parameters, and the CPUs that were asked for, where they say none."""
+    """Return given parameters, with the CPUs of the task's request if they have none."""
     is_said = {"cpus", "task_cpus"} & given.keys()
     asked = {} if is_said else asked_cpus(environ, number(given.get("ranks")))
     return {**asked, **{name: it for name, it in given.items() if (name, it) not in DEFAULTS}}
 
 
 def asked_cpus(environ: Environment, ranks: int | None = None) -> dict[str, str]:
-    """Return how many CPUs a process's task asked for, as parameters of a plan; {}: not known.
+    """Return how many CPUs a process's task asked for, as parameters of a plan; {}: unknown.
 
-    `ranks` is how many divide its CPUs; None: as many as its launcher says.
+    `ranks` divide its CPUs; None: as many as its launcher started.
 
     Under Slurm that is SLURM_CPUS_PER_TASK, which is set where -c was given; a batch script asked
     for that of all its tasks. Else it is its part of what its tasks may use. In a pod

@@ -29,14 +29,14 @@ class Request:
     ranks: int | None = None  #: None: as many as `gpus`
     job: tuple[str, ...] | None = None  #: None: `gpus` are all that count
     gpu_bind: str = ""  #: how Slurm gave the ranks their GPUs
-    cpu_bind: tuple[CpuSet, ...] = ()  #: what CPUs Slurm gave each of the ranks
+    cpu_bind: tuple[CpuSet, ...] = ()  #: the CPUs that Slurm gave each of the ranks
     step_gpus: int | None = None  #: how many the ranks have together; None: not known
     job_cpus: int | None = None  #: how many the job has on this node; None: not known
-    task_cpus: parsers.TaskCpus | None = None  #: what each task asked for; None: not said
+    task_cpus: parsers.TaskCpus | None = None  #: each task's request; None: unknown
     cpuset: CpuSet | None = None
     visible: str | None = None
     granted: str | None = None
-    nvidia_visible: str | None = None  #: what NVIDIA's container runtime was told to give
+    nvidia_visible: str | None = None  #: the variable of NVIDIA's container runtime
     observe: CpuSet | None = None  #: where the caller runs, and stays; None: it takes its plan
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: how its text is read, and what people are told about it."""
+    """One parameter: how its text is read, and its help."""
 
     read: Callable[[str], Any]
     help: str
@@ -90,7 +90,7 @@ def parse_request(pairs: Iterable[tuple[str, str]]) -> Request:
 
 
 def _check_task(request: Request, given: frozenset[str]) -> None:
-    """Raise InvalidRequestError for what is about one task of several, and does not say which."""
+    """Raise InvalidRequestError for a parameter of one task without the task's rank."""
     bound = sorted(given & {"gpu_bind", "cpu_bind"})
     if request.ranks is None and (bound or (given and request.rank is not None)):
         raise InvalidRequestError(

@@ -53,7 +53,7 @@ def positive(text: str) -> int:
 
 @dataclass(frozen=True)
 class TaskCpus:
-    """What each task asked for: so many CPUs, or an equal part of what so many tasks may use."""
+    """A task's request: a number of CPUs, or an equal part of those that so many tasks may use."""
 
     cpus: int | None = None
     tasks: int | None = None

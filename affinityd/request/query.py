@@ -20,8 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from affinityd.request.environment import Question
 
-SLURM = "SLURM_JOB_ID"  #: is there where TaskProlog= asks
-#: What may be passed on.
+SLURM = "SLURM_JOB_ID"  #: is set where TaskProlog= runs
+#: Variables that may be passed on.
 PASSED = frozenset(
     (
         *(name for names in VISIBLE.values() for name in names),
@@ -33,8 +33,8 @@ PASSED = frozenset(
         "SLURMD_TRES_BIND",
     )
 )
-OTHERS = frozenset(VARIABLES) - {SLURM_TASK}  #: do not count where TaskProlog= asks
-#: Whose GPUs were granted, by how these are named; of others any vendor's variables count.
+OTHERS = frozenset(VARIABLES) - {SLURM_TASK}  #: do not count where TaskProlog= runs
+#: The vendor of granted GPUs, by their names; of others any vendor's variables count.
 VENDORS = {"minor:": "nvidia", "drm:": "amd"}
 ENV = "env"
 VARIABLE = Parameter(
@@ -77,7 +77,7 @@ def _environment(assignments: Iterable[str]) -> dict[str, str]:
 
 
 def _questions(stated: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[Question]:
-    """Yield the questions of an environment; what was stated besides counts more."""
+    """Yield the requests of an environment; stated parameters override it."""
     said = {name: text for name, text in environ.items() if text}
     given = {**plan_parameters(said), **stated}
     mask = given.pop("cpuset", None)

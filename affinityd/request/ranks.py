@@ -31,7 +31,7 @@ class Ranks:
     """The ranks that divide the cores."""
 
     entries: tuple[Entry, ...]  #: rank i drives the i-th
-    asked: frozenset[int]  #: the ranks that are asked for
+    asked: frozenset[int]  #: the requested ranks
     ambiguous: bool  #: an index depends on CUDA_DEVICE_ORDER
     gpus_per_task: int  #: how many ranks of the plan one task is
     tasks_per_gpu: int  #: how many tasks one rank of the plan stands for
@@ -40,7 +40,7 @@ class Ranks:
 def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -> Ranks:
     """Return the ranks of a request, from a caller that runs on `mask`, to be planned on `cpus`.
 
-    They are its `gpus`, dealt again from the first where there are more `ranks` than those. Or,
+    They are its `gpus`, dealt again from the first if there are more `ranks` than GPUs. Or,
     for a task of a job: the job's GPUs, each as often as tasks share one. Raises
     InvalidRequestError for a rank that is not there, NoSuchGpuError for a device that is not here,
     or not the job's.
@@ -88,7 +88,7 @@ def _bound_slot(
     of_step = job if job and len(job) == request.step_gpus else ()
     ways = zip(*(_cores_in_gres_conf(topology, device.gpu) for _, device in of_step), strict=True)
     slot = gpu_slot(request, mask, task=task, tasks=tasks, seen=seen, cores=[*ways])
-    # The GPUs that one names divide all cores: those of its siblings, which are not known, too.
+    # The GPUs it names divide all cores, also those of its siblings, which are unknown.
     is_alone = slot is not None and job is None and request.options.share == "requested"
     return (task, tasks) if is_alone else slot
 

@@ -28,10 +28,10 @@ AMBIGUOUS = PlanWarning(
 
 @dataclass(frozen=True)
 class Caller:
-    """The process that asks for a plan, as far as it is known."""
+    """The process that requests a plan, as far as it is known."""
 
     mask: CpuSet  #: its affinity mask
-    #: What its cgroup lets it use, never narrower than the mask; None: that is not known.
+    #: The CPUs that its cgroup allows, never narrower than the mask; None: unknown.
     cpuset: CpuSet | None = None
 
 
@@ -75,7 +75,7 @@ def answer(
 
 
 def _cpuset(request: Request, caller: Caller | None, topology: Topology) -> tuple[CpuSet, str]:
-    """Return what to plan on, never wider than the caller's cpuset, and who said so.
+    """Return the CPUs to plan on, never wider than the caller's cpuset, and their source.
 
     Raises UnsatisfiableError where the request names no CPU of that.
     """

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from affinityd.cpuset import CpuSet
 from affinityd.request.parameters import Request
 
-#: A task's place among those that have the same GPUs: which one, of how many.
+#: A task's place among the tasks with the same GPUs: its number, and theirs.
 Slot = tuple[int, int]
 #: For each GPU of a step the CPUs that a gres.conf has for it.
 GpuCores = Sequence[CpuSet]
@@ -33,8 +33,8 @@ def gpu_slot(
 ) -> Slot | None:
     """Return the slot of a local task on its GPUs; None where every task sees the same ones.
 
-    It runs on `mask` and sees so many GPUs: more than a binding gives it, and there is none.
-    `cores` are those of the step's GPUs, once for each way in which a gres.conf may have them.
+    It runs on `mask` and sees so many GPUs; if more than a binding gives it, there is none.
+    `cores` are those of the step's GPUs, for each form that a gres.conf may have.
     Where it is not known which tasks have GPUs in common, all of them might.
     """
     kind, argument = _kind(request.gpu_bind)
@@ -49,7 +49,7 @@ def gpu_slot(
         groups, given = _bound(
             kind, argument, task, tasks, ways or [[range(request.step_gpus or 0)]]
         )
-    except (ValueError, ZeroDivisionError):  # what Slurm would not take
+    except (ValueError, ZeroDivisionError):  # Slurm would refuse it
         return task, tasks
     if seen > given:
         return None
@@ -57,9 +57,9 @@ def gpu_slot(
 
 
 def cpus_of_step(request: Request, mask: CpuSet) -> CpuSet:
-    """Return what to plan a task on: the slices of all tasks of its step, if it may leave its own.
+    """Return the CPUs to plan a task on: all slices of its step, if it may leave its own.
 
-    It stays where its GPUs were chosen to be near its slice, and where `mask`, what it runs on now,
+    It stays where its GPUs were chosen to be near its slice, and where `mask`, its current CPUs,
     is not in that: then the masks are those of another step, from which it inherited them. With
     fewer masks than tasks, they count again from the first.
     """
@@ -73,7 +73,7 @@ def _is_slice(request: Request, mask: CpuSet) -> bool:
 
 
 def _kind(bind: str) -> tuple[str, str]:
-    """Read `gpu:verbose,single:2`, or what newer releases write: `gres/gpu:single:2+gres/nic:…`."""
+    """Read `gpu:verbose,single:2`, or the newer releases' `gres/gpu:single:2+gres/nic:…`."""
     names = (part.removeprefix("gres/").partition(":") for part in bind.split("+"))
     ours = next((rest for name, _, rest in names if name == "gpu"), bind or "none")
     kind, _, argument = ours.removeprefix("verbose,").removeprefix("v,").partition(":")
@@ -81,7 +81,7 @@ def _kind(bind: str) -> tuple[str, str]:
 
 
 def _slot(groups: Sequence[int], task: int) -> Slot:
-    """Return a task's slot, by a number for each task that is equal for those that have the same.
+    """Return a task's slot, by a number for each task; tasks with the same GPUs have the same.
 
     Every group has as many slots as the largest group has: each task finds the same ones.
     """
@@ -94,7 +94,7 @@ def _bound(
 ) -> tuple[Sequence[int] | None, int]:
     """Return for each task a number that stands for its GPUs, and how many GPUs `task` is given.
 
-    None where it is not known who has the same. Raises ValueError or ZeroDivisionError.
+    None if it is unknown which have the same. Raises ValueError or ZeroDivisionError.
     """
     if kind == "per_task":
         return range(tasks), int(argument.rpartition(":")[2])  # TYPE:1 or 1

@@ -1,8 +1,8 @@
-"""The devices that a caller sees: those it was given, without those that its variable hides.
+"""The devices that a caller sees: its granted devices, without those its variable hides.
 
 Visible-device lists are read as the drivers read them. CUDA_VISIBLE_DEVICES and
 ASCEND_RT_VISIBLE_DEVICES are one list; ROCm's ROCR_VISIBLE_DEVICES filters and HIP_VISIBLE_DEVICES
-indexes what is left, written `ROCR_VISIBLE_DEVICES=…;HIP_VISIBLE_DEVICES=…`. Sources: NVIDIA
+indexes the rest, written `ROCR_VISIBLE_DEVICES=…;HIP_VISIBLE_DEVICES=…`. Sources: NVIDIA
 Container Toolkit, "NVIDIA_VISIBLE_DEVICES"; and as devices.py has them.
 """
 
@@ -38,7 +38,7 @@ _STRTOUL = re.compile(r"\s*([+-]?)([0-9]+)", re.ASCII)
 
 
 def visible_devices(topology: Topology, request: Request) -> VisibleDevices:
-    """Return what a caller sees, by what it was granted and by its visible-device variable.
+    """Return the devices a caller sees, by those granted and by its visible-device variable.
 
     Raises InvalidRequestError for a malformed grant, NoSuchGpuError for one of a device that is not
     here.
@@ -91,7 +91,7 @@ def _listed(
 
 
 def _in_order(everything: VisibleDevices, wanted: set[ComputeDevice]) -> tuple[ComputeDevice, ...]:
-    """Return devices in the node's order, in which those who were given them count them."""
+    """Return devices in the node's order, by which a process with these devices counts them."""
     return tuple(device for device in everything.nameable if device in wanted)
 
 
@@ -124,7 +124,7 @@ def _granted(
 
 
 def read_visible(value: str | None, given: VisibleDevices) -> VisibleDevices:
-    """Return what a variable's value leaves visible; None: unset, so all that were given.
+    """Return the devices a variable's value leaves visible; None: unset, so all granted ones.
 
     Indices count in `by_index`, UUIDs name any that is `nameable`.
     """

@@ -1,6 +1,6 @@
 """A topology in JSON, for /topology, `affinityd topology --json` and node.json, and back.
 
-What follows from the rest (online, packages, a node's cpulist, a NIC's nearness) is there for
+Values that follow from others (online, packages, a node's cpulist, a NIC's nearness) are there for
 readers: `from_document` does not look at it.
 """
 
@@ -62,7 +62,7 @@ class TopologyDocument:
     cores: Sequence[CoreDocument]
     gpus: Sequence[Gpu]
     nics: Sequence[NicDocument]
-    notices: Sequence[str]  #: what could not be read, for people
+    notices: Sequence[str]  #: parts that could not be read, for people
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class NumaNode:
     """A NUMA node; number None is the one that holds the CPUs that no node lists."""
 
     number: int | None
-    memory_bytes: int | None = None  #: MemTotal; None where the machine does not say
+    memory_bytes: int | None = None  #: MemTotal; None: unknown
     distances: Mapping[int, int] = field(default_factory=dict)  #: node number → SLIT distance
 
     @property
@@ -64,8 +64,8 @@ class Gpu:
     index: int  #: per vendor: NVML's, KFD's, else PCI bus order
     vendor: str  #: "nvidia", "amd", "huawei", else the PCI vendor's four hex digits
     pci_bus_id: str  #: 0000:07:00.0, lower case
-    numa_node: int | None  #: None: the machine does not say
-    numa_source: str | None = None  #: what said so, for a plan's reasons
+    numa_node: int | None  #: None: unknown
+    numa_source: str | None = None  #: its source, for a plan's reasons
     uuid: str | None = None
     minor: int | None = None  #: of /dev/nvidiaN
     render_minor: int | None = None  #: of /dev/dri/renderDN
@@ -73,7 +73,7 @@ class Gpu:
     pci_id: str | None = None  #: vendor:device, 10de:20b0
     pci_path: tuple[str, ...] = ()  #: host bridge first, the device's parents, itself last
     mig: tuple[MigInstance, ...] = ()
-    #: None: the driver does not say
+    #: None: unknown to the driver
     nvlinks: tuple[NvLinks, ...] | None = field(default=None, hash=False)
 
     @property
@@ -103,7 +103,7 @@ class Topology:
     gpus: tuple[Gpu, ...] = ()
     nics: tuple[Nic, ...] = ()
     possible: CpuSet = frozenset()
-    notices: tuple[str, ...] = ()  #: what could not be read, for people
+    notices: tuple[str, ...] = ()  #: parts that could not be read, for people
 
     @cached_property
     def online(self) -> CpuSet:
@@ -137,7 +137,7 @@ class Topology:
 
     @cached_property
     def vendor(self) -> str | None:
-        """Whose GPUs an index means on this machine: the first GPU's vendor; None without GPUs."""
+        """The vendor whose GPUs an index means: the first GPU's; None without GPUs."""
         return self.gpus[0].vendor if self.gpus else None
 
     def cpus_of_node(self, number: int | None) -> CpuSet:
@@ -153,7 +153,7 @@ class Topology:
     def nearest(
         self, start: int | None, candidates: Collection[int | None]
     ) -> tuple[int | None, ...]:
-        """Return those candidates that are nearest to a node: itself alone, if it is among them.
+        """Return the candidates nearest to a node: only itself, if it is among them.
 
         Several are tied; from an unknown start (None) all of them are.
         """
@@ -172,7 +172,7 @@ class Topology:
         return self.memory_nodes(home)[0]
 
     def nearness(self, gpu: Gpu, nic: Nic) -> str:
-        """Return how near a NIC is to a GPU, as `nvidia-smi topo -m` says it."""
+        """Return how near a NIC is to a GPU, in the words of `nvidia-smi topo -m`."""
         pairs = zip(gpu.pci_path, nic.pci_path, strict=False)
         shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         below = max(len(gpu.pci_path), len(nic.pci_path)) - shared
@@ -192,4 +192,4 @@ class Node:
     reserved: CpuSet = frozenset()
     generation: int = 1
     replayed: bool = False  #: it is not the machine that it was read on
-    switch: str = ON  #: what AFFINITYD says for the node
+    switch: str = ON  #: the node's AFFINITYD

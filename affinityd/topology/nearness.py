@@ -1,4 +1,4 @@
-"""Which CPUs and memory are near GPUs, where masks lie, and why some are far. Pure."""
+"""The CPUs and memory near GPUs, the placement of masks, and why some are far. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from affinityd.cpuset import CpuSet, several
 from affinityd.topology.model import Gpu, Topology
 
-LOCAL = "local"  #: may run near its GPUs alone
+LOCAL = "local"  #: may run only near its GPUs
 MIXED = "mixed"  #: near and far
-REMOTE = "remote"  #: far alone
+REMOTE = "remote"  #: only far from them
 UNPINNED = "unpinned"  #: on every online CPU, and some of them are far
-UNKNOWN = "unknown"  #: the machine does not say where its GPUs are
+UNKNOWN = "unknown"  #: the NUMA nodes of its GPUs are unknown
 PLACEMENTS = (LOCAL, MIXED, REMOTE, UNPINNED, UNKNOWN)
-FAR = (MIXED, REMOTE, UNPINNED)  #: those of a thread that may run far from its GPUs
+FAR = (MIXED, REMOTE, UNPINNED)  #: placements of a thread that may run far from its GPUs
 
 #: Why a process may run far from its GPUs, besides UNPINNED.
 ALLOCATION = "allocation"  #: its cpuset has no near CPU, or fewer than its job asked for
@@ -24,7 +24,7 @@ CAUSES = (ALLOCATION, MASK, UNPINNED)
 
 @dataclass(frozen=True)
 class Vicinity:
-    """What is near to GPUs: to any of them, as if they were one."""
+    """The CPUs and memory near GPUs: near any of them."""
 
     gpus: tuple[Gpu, ...]
     nodes: tuple[int | None, ...]  #: the NUMA nodes of the near CPUs; (): unknown
@@ -33,7 +33,7 @@ class Vicinity:
     far_memory: frozenset[int]  #: those whose memory is near to other CPUs
 
     def __str__(self) -> str:
-        """Say it in a few words: `GPU 0 is on node 3`."""
+        """Return it in a few words: `GPU 0 is on node 3`."""
         unknown = tuple(gpu for gpu in self.gpus if gpu.numa_node is None)
         gpus = unknown or self.gpus
         names, verb = several("GPU", (gpu.index for gpu in gpus)), "is" if len(gpus) == 1 else "are"
@@ -44,7 +44,7 @@ class Vicinity:
 def vicinity(
     topology: Topology, gpus: Sequence[Gpu], memory_nodes: Iterable[int | None] = ()
 ) -> Vicinity:
-    """Return what is near to GPUs; memory of `memory_nodes` counts as near, whatever else is.
+    """Return the vicinity of GPUs; memory of `memory_nodes` counts as near too.
 
     Near is the GPU's own node, or the nearest ones that have CPUs, whatever a process may use of
     them. Where one of the GPUs may be anywhere nothing is known, unless all CPUs are in one node.
@@ -81,7 +81,7 @@ def cause_of(
 ) -> str | None:
     """Return why masks are where they are, the first of CAUSES that fits; None: none is far.
 
-    `cpuset` is what the process may use, `widened` the CPUs, near and far, that it was given as it
+    The process may use `cpuset`; `widened` are the CPUs, near and far, that it was given as it
     asked for more than are near; None: not known, or it was not.
     """
     far = [mask for mask, word in placements.items() if word in FAR]

@@ -22,7 +22,7 @@ MAX_BYTES = 64 * 1024 * 1024  #: 65,536 CPUs take 10
 
 @dataclass(frozen=True)
 class NodeFileHead:
-    """What says whether to read the rest."""
+    """The fields that decide whether to read the rest."""
 
     version: int
     boot_id: str | None  #: of the machine, as long as it runs; None: a sandbox hides it
@@ -60,7 +60,7 @@ def write(path: Path, node: Node) -> None:
 
 
 def read(path: Path) -> Node:
-    """Read a node back. Raises OSError; ValueError, one line, for what is no node."""
+    """Read a node back. Raises OSError; ValueError, one line, if it is no node."""
     data = parsed(read_regular(os.fspath(path), MAX_BYTES), path.name)
     head, here = decode(NodeFileHead, data, path.name), text(BOOT_ID)
     if head.version != VERSION:

@@ -38,10 +38,10 @@ NO_FILE = "its device file is not known; is its driver loaded?"
 #: /dev/hl_controlD0, /dev/i2c-3, /dev/ptp0.
 _is_control = re.compile(r"(?:accel_control|hl_control|i2c-|ptp)").match
 
-#: Vendor → what its device files are called, before a number, where sysfs does not tell their GPU.
+#: Vendor → names of its device files, before a number, where sysfs does not tell their GPU.
 NAMES = {"huawei": "davinci"}
 
-#: Where every device's file is, by default; and what most processes have open there.
+#: The folder of device files, by default; and the files there that most processes have open.
 DEV = "/dev/"
 COMMON = ("/dev/null", "/dev/pts/", "/dev/shm/", "/dev/tty", "/dev/urandom")  # noqa: S108 - names
 
@@ -51,7 +51,7 @@ class GpuDeviceFiles:
     """The device files of GPUs."""
 
     gpu_of: Mapping[int, GpuKey]  #: st_rdev → GPU
-    names: frozenset[str]  #: what they are called in /dev
+    names: frozenset[str]  #: their names in /dev
 
     def is_one(self, target: str) -> bool:
         """Whether an open file, by its path, may be one of them.
@@ -151,7 +151,7 @@ def _by_place(gpus: Sequence[Gpu], sys: str) -> Iterator[tuple[int, str, GpuKey]
 
 
 def _sees_all(proc: str) -> bool:
-    """Whether other users' open files can be read, those of root's first process as well."""
+    """Whether open files of other users, and of root's first process, can be read."""
     try:
         os.listdir(f"{proc}/{INIT}/fd")
     except OSError:  # without the capabilities; or hidepid= of proc(5)
@@ -162,7 +162,7 @@ def _sees_all(proc: str) -> bool:
 def _target(link: str) -> str:
     try:
         return os.readlink(link)
-    except OSError:  # it was closed, or is gone
+    except OSError:  # it was closed, or the process has ended
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Work on NVIDIA's driver: NVML is not asked meanwhile, since that uses the driver.
+"""Maintenance of NVIDIA's driver: NVML is not called meanwhile, since it uses the driver.
 
 A module in use is not unloaded, and a GPU in use is neither reset nor given another MIG mode.
 Read for what they do: NVIDIA/mig-parted deployments/systemd/{hooks.sh,service.sh,README.md} and
@@ -17,8 +17,8 @@ from affinityd.linux.files import content, listed, text
 from affinityd.linux.processes import PROC, ROOT, uid_of
 from affinityd.text import quote
 
-#: What an operator's hook makes before it works on the driver, and removes afterwards; its first
-#: line names the hook.
+#: A file that an operator's hook makes before it changes the driver, and removes afterwards.
+#: Its first line names the hook.
 HOLD = "/run/affinityd/hold"
 
 _any = re.compile(b"").search
@@ -28,7 +28,7 @@ _changes = re.compile(
     rb"\0(?:-r|--gpu-reset|-mig|--multi-instance-gpu|-[cd][gc]i|drain)(?:[\0=]|$)"
 ).search
 
-#: The first 15 bytes of a program's name → what in its command line tells that it changes a driver
+#: The first 15 bytes of a program's name → words of its command line that change a driver
 #: or a GPU. Not nvidia-mig-manager, nvidia-driver nor nvidia-persistenced: they run always.
 WORKERS = {
     b"nvidia-mig-part": _any,
@@ -52,7 +52,7 @@ class DriverMaintenance:
         self._working: set[str] = set()
 
     def reason(self) -> str | None:
-        """Return why NVML is not to be asked now, and what ends that; None: it may be."""
+        """Return why NVML must not be called now, and what ends that; None: it may be."""
         return self._module() or self._held_off() or self._worker(self._proc)
 
     def _module(self) -> str | None:
@@ -72,7 +72,7 @@ class DriverMaintenance:
         """Return which program works on the driver.
 
         A process is read when it is new, and once more, as it may have been about to execve(2): to
-        read all of them costs a scan more than all else. A process that becomes such a program
+        read all of them costs most of a scan. A process that becomes such a program
         later, without fork(2), is missed.
         """
         there = {name for name in listed(proc) if name.isdigit()}
@@ -88,7 +88,7 @@ class DriverMaintenance:
 
 
 def _works(pid: str, proc: str) -> bool:
-    """Whether root's process changes a driver; other users may give theirs any name."""
+    """Whether root's process changes a driver; other users choose names freely."""
     changes = WORKERS.get((content(f"{proc}/{pid}/comm") or b"").rstrip(b"\n"))
     if changes is None or not changes(content(f"{proc}/{pid}/cmdline") or b""):
         return False

@@ -1,6 +1,6 @@
 """The holders of the machine's GPUs, by each vendor's own source: each process once.
 
-NVIDIA: NVML, asked in a child. AMD: KFD. All others: the holders of the device files.
+NVIDIA: NVML, called in a child. AMD: KFD. All others: the holders of the device files.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from affinityd.discovery.nvml.report import ProcessReport
 from affinityd.linux.processes import INITIAL_PIDS, process_of, since_boot
 from affinityd.topology.model import Topology
 
-NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor of those whose driver names its holders
+NVIDIA, AMD = "nvidia", "amd"  #: Gpu.vendor, if its driver names the holders
 
-#: A process works on a GPU in which it holds this part of what it holds in its first.
+#: A process works on a GPU if it holds this part there of its memory in its first GPU.
 LEAST = 0.25
 
 NOT_ALL_PIDS = (
@@ -32,7 +32,7 @@ NOT_ALL_PIDS = (
 
 
 class HolderSources:
-    """Asks for the holders of the GPUs, again and again."""
+    """Finds the holders of the GPUs, at each scan."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class HolderSources:
         hold: str = HOLD,
         clock: Callable[[], float] = since_boot,
     ) -> None:
-        """Take what asks NVML, within so many seconds, and where the machine's files are.
+        """Take the function that calls NVML, its time limit, and the root of the machine's files.
 
-        `hold`: the file that keeps NVML from being asked while it is there.
+        `hold`: while this file exists, NVML is not called.
         """
         self._proc, self._sys, self._clock = proc, sys, clock
         self._nvml = NvmlSource(ask_nvml, DriverMaintenance(sys, hold, proc), driver, clock)
@@ -88,7 +88,7 @@ def _sees_all_pids(proc: str) -> bool:
 def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]:
     """Return each process with the GPUs that it works on, by ascending pid.
 
-    A driver may name a thread beside its process, or for it.
+    A driver may name a thread with its process, or instead of it.
 
     First is the GPU in which it holds most memory, and of several such, or where that is not known,
     the one with the lowest index. Beside it are those in which it holds a quarter of that, or more:

@@ -1,8 +1,8 @@
-"""The holders of NVIDIA's GPUs, by NVML, and when it is asked: asking uses the driver.
+"""The holders of NVIDIA's GPUs, by NVML, and when to call it: a call uses the driver.
 
-While the driver is being worked on NVML is not asked. A MIG mode that is to change waits for a
-reset, often for days, which users of the GPU keep from happening: meanwhile NVML is asked less
-often, and its last report counts.
+During maintenance of the driver NVML is not called. A pending change of MIG mode waits for a
+reset, often for days, while the GPU has users: meanwhile NVML is called less often, and its last
+report counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from affinityd.topology.model import Gpu
 
 NVML_SECONDS = 10.0  #: that NVML may take to answer
 
-#: How often NVML is asked while a GPU waits for its MIG mode to be changed.
+#: How often NVML is called while a change of MIG mode is pending.
 CHANGING_SECONDS = 60.0
 
 NO_DRIVER = "NVIDIA's driver is not loaded"
@@ -27,7 +27,7 @@ WAITS = "{change}: NVML is asked once a minute, until a reset of the GPU"
 
 
 class NvmlSource:
-    """Asks NVML again and again, unless the driver is being worked on."""
+    """Calls NVML at each scan, except during maintenance of the driver."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class NvmlSource:
         driver: str,
         clock: Callable[[], float],
     ) -> None:
-        """Take what asks, within so many seconds, and where the driver says that it is loaded."""
+        """Take the function that calls NVML, its time limit, and the driver's folder in sysfs."""
         self._ask, self._maintenance, self._clock = ask, maintenance, clock
         self._version = f"{driver}/version"
-        self._last: tuple[float, ProcessReport] | None = None  # with when it was asked
+        self._last: tuple[float, ProcessReport] | None = None  # with the time of the call
 
     def found(self, gpus: Sequence[Gpu]) -> GpuHolders:
         """Return the holders of the GPUs, or why they are not known."""
@@ -91,7 +91,7 @@ def _doubt(gpu: Gpu, listed: GpuProcesses | None) -> str | None:
 def _holdings(gpu: Gpu, processes: Sequence[NvmlProcess]) -> Iterator[Holding]:
     """Yield the processes, each once: with its memory in all MIG devices, and the one with most.
 
-    A list repeats what another says of the same memory.
+    Several lists may name the same memory.
     """
     parts: dict[int, dict[str | None, int | None]] = defaultdict(dict)
     for process in processes:

@@ -1,4 +1,4 @@
-"""The cache of plan answers, which is asked before a request is routed."""
+"""The cache of plan answers, which is read before a request is routed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from affinityd.request.resolve import Caller
 #: Accept header, and its caller.
 Key = tuple[int, bytes, bytes, Caller | None]
 
-#: Its own headers, a line each, an empty line and its body; and what counts it once more.
+#: Its own headers, a line each, an empty line and its body; and its counter.
 Remembered = tuple[bytes, Callable[[], None]]
 
 MAX_BYTES = 16 * 1024 * 1024  #: of answers and their questions
-ENTRY_BYTES = 1024  #: what an entry weighs besides, about
+ENTRY_BYTES = 1024  #: the rest of an entry, about
 
 
 class AnswerCache:
@@ -33,7 +33,7 @@ class AnswerCache:
         generation: Callable[[], int | None],
         counter: Callable[[Answer], Callable[[], None]],
     ) -> None:
-        """Take what knows callers and the node's generation, and what counts answers.
+        """Take the sources of callers and of the node's generation, and the counter of answers.
 
         The generation is None while the node is not as it was read.
         """

@@ -81,7 +81,7 @@ def create_app(
         # Their pages would load scripts from elsewhere, which a compute node cannot reach.
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would name whatever host the request did
+        redirect_slashes=False,  # a redirect would name the request's host, which may be any
     )
     problems.install(app)
     _add_list(app)
@@ -177,7 +177,7 @@ async def _bring_up_to_date(
 
 
 def _pairs(query: bytes) -> list[tuple[str, str]]:
-    """Read a query string. Raises InvalidRequestError for what is no UTF-8, percent-encoded."""
+    """Read a query string. Raises InvalidRequestError if it is not percent-encoded UTF-8."""
     if not query:
         return []
     try:

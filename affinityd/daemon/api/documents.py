@@ -26,7 +26,7 @@ from affinityd.text import quote
 
 T = TypeVar("T")
 
-#: Path → what it answers, in a line and as a dataclass.
+#: Path → its answer, in a line and as a dataclass.
 DOCUMENTS: dict[str, tuple[str, type]] = {
     "/audit": ("The processes that use GPUs, and where they may run", AuditDocument),
     "/enforce": (
@@ -44,21 +44,21 @@ NOT_ENFORCING = (
 
 @dataclass(frozen=True)
 class Viewer:
-    """Which processes a caller may see; with neither field, counts alone."""
+    """The processes that a caller may see; with neither field, only counts."""
 
     is_admin: bool = False  #: all users'
     uid: int | None = None  #: of this user
 
     @property
     def sees(self) -> Sees | None:
-        """Which processes are shown; None: counts alone."""
+        """The processes that are shown; None: only counts."""
         if self.is_admin:
             return everything
         return None if self.uid is None else lambda process: process.facts.uid == self.uid
 
 
 def viewer(connection: PeerConnection | None, admin_group: int | None) -> Viewer:
-    """Return what a caller may see: over TCP, or from other namespaces, counts alone."""
+    """Return the view of a caller: over TCP, or from other namespaces, only counts."""
     credentials = None if connection is None else connection.credentials
     if (
         connection is None
@@ -73,7 +73,7 @@ def viewer(connection: PeerConnection | None, admin_group: int | None) -> Viewer
 
 
 class Documents(Generic[T]):
-    """The documents of what was found last, one of which is written at a time."""
+    """The documents of the last result; one of them is written at a time."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Documents(Generic[T]):
         error: type[NotReadyError],
         why_none: str,
     ) -> None:
-        """Take what writes a document, and what is raised while nothing has been found."""
+        """Take the writer of a document, and the error to raise before the first result."""
         self._write: SingleFlight[tuple[T, Viewer], bytes] = SingleFlight(
             lambda asked: render(asked[0], asked[1].sees) + b"\n"
         )
@@ -94,7 +94,7 @@ class Documents(Generic[T]):
         self.found = found
 
     async def document(self, reader: Viewer) -> bytes:
-        """Return what a viewer may see, as JSON. Raises NotReadyError where there is none yet."""
+        """Return a viewer's document, as JSON. Raises NotReadyError if there is none yet."""
         if self.found is None:
             raise self._error(self._why_none)
         return await self._write((self.found, reader))

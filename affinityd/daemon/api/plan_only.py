@@ -1,4 +1,4 @@
-"""The address for plans only: it answers /plan, and / says so."""
+"""The address for plans only: it answers /plan, and / names it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GET /plan  The CPUs of each rank, as in /plan?gpus=0,1&mode=node
 
 
 class PlanOnly:
-    """Passes on to the app what is asked of /plan, and nothing else."""
+    """Passes only requests for /plan on to the app."""
 
     def __init__(self, app: ASGIApp) -> None:
         """Take the app."""

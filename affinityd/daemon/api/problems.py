@@ -48,7 +48,7 @@ def install(app: FastAPI) -> None:
         detail = f"{request.method} {path} is not answered here; see /openapi.json"
         answer = problem(request, error.status_code, HTTPStatus(error.status_code).phrase, detail)
         answer.headers.update(error.headers or {})
-        if "allow" in answer.headers:  # whatever has a GET
+        if "allow" in answer.headers:  # every path with a GET
             answer.headers["allow"] = "GET, HEAD"
         return answer
 

@@ -1,1 +1,1 @@
-"""What uvicorn lacks: limits of connections, heads and bodies, and cached answers."""
+"""Additions to uvicorn: limits of connections, heads and bodies, and cached answers."""

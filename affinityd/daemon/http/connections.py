@@ -23,14 +23,14 @@ class LimitedConnection(Protocol):
 
 @dataclass
 class CallerShare:
-    """What one caller has: its connections, and the lock that its requests take in turn."""
+    """One caller's connections, and the lock that its requests take in turn."""
 
     connections: set[LimitedConnection] = field(default_factory=set)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Connections:
-    """The connections of a daemon. No caller has more than half of those that there may be."""
+    """The connections of a daemon. No caller has more than half of the maximum."""
 
     def __init__(self, refusals: RefusalLog, *, most: int) -> None:
         self.refusals = refusals
@@ -78,9 +78,9 @@ class Connections:
             connection.transport.abort()
 
     def sweep(self, now: float) -> None:
-        """End those whose time was over at the last sweep, and that have done nothing since.
+        """End the connections that were past their deadline at the last sweep, and idle since.
 
-        Where the loop was kept busy for longer than that, what they sent lies there unread.
+        If the loop was busy for longer than that, their requests are still unread.
         """
         there = (it for share in self._shares.values() for it in share.connections)
         late = {it: it.deadline for it in there if it.deadline <= now}

@@ -26,7 +26,7 @@ from affinityd.daemon.peers.connection import KEY, TCP, CallerKey, PeerConnectio
 
 log = logging.getLogger(__name__)
 
-#: Returns what was answered before to the plan request of a query and, but for that, a scope: the
+#: Returns an earlier answer to the plan request of a query and, without one, a scope: the
 #: answer's own headers, a line each, an empty line, and its body. It will be sent.
 FindAnswer = Callable[[bytes, Scope], bytes | None]
 
@@ -41,10 +41,10 @@ class Protocol(HttpToolsProtocol):
     """
 
     caller: CallerKey = TCP
-    deadline = 0.0  #: of what is awaited: a request, or that an answer has been taken
+    deadline = 0.0  #: of the awaited event: a request, or that an answer has been taken
     _received = 0  #: bytes of a request that has not ended
     _lines = 0  #: and its lines
-    _has_begun = False  #: a request was whole in what was received last
+    _has_begun = False  #: the last received data completed a request
     _is_new = True  #: no request has been answered yet
 
     def __init__(
@@ -87,7 +87,7 @@ class Protocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come of a request."""
+        """Parse the received part of a request."""
         if self._is_under_way:
             self._end_after_answer()
             return
@@ -101,7 +101,7 @@ class Protocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade:
-            self._end_after_answer()  # what follows is of a protocol that is not spoken here
+            self._end_after_answer()  # the rest is of another protocol
         except HttpParserError:
             if self._has_begun:
                 self._end_after_answer()
@@ -124,7 +124,7 @@ class Protocol(HttpToolsProtocol):
         self._refuse(Refusal.BODY_SIZE)
 
     def on_message_complete(self) -> None:
-        """Answer a request that has come whole."""
+        """Answer a complete request."""
         self._has_begun = True
         self._received = self._lines = 0
         if self.transport.is_closing():
@@ -147,9 +147,9 @@ class Protocol(HttpToolsProtocol):
             self._refuse(Refusal.MALFORMED)
 
     def _is_answered_from_cache(self) -> bool:
-        """Send what was answered to the same plan request before.
+        """Send an earlier answer to the same plan request.
 
-        That spares a task, and all that an app does to find out what it is asked.
+        That saves a task, and the app's parsing and routing.
         """
         path, _, query = self.url.partition(b"?")
         if path != b"/plan" or b"#" in query or self.parser.should_upgrade():
@@ -178,7 +178,7 @@ class Protocol(HttpToolsProtocol):
             return False
 
     async def _ask_in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ask the app in the caller's turn, unless the client has gone; HEAD as GET.
+        """Call the app in the caller's turn, unless the client has gone; HEAD as GET.
 
         Of an answer to HEAD uvicorn leaves out the body.
         """
@@ -199,7 +199,7 @@ class Protocol(HttpToolsProtocol):
         """Wait for the next request, without uvicorn's timer, which costs as much as the rest."""
         self.server_state.total_requests += 1
         self._is_new = False
-        # uvicorn keeps what was asked until more is, and types none of it as absent.
+        # uvicorn keeps a request until the next one, and its types know no absence.
         self.url, self.headers = b"", []
         self.scope = self.cycle = None  # type: ignore[assignment]
         self._await(ANSWER_SECONDS if self.transport.is_closing() else IDLE_SECONDS)
@@ -219,7 +219,7 @@ class Protocol(HttpToolsProtocol):
             self._close()
 
     def _end_after_answer(self) -> None:
-        """Close the connection behind the answer: what comes now is not read."""
+        """Close the connection after the answer: later data is not read."""
         if self._is_under_way:
             self.cycle.keep_alive = False
             self.flow.pause_reading()

@@ -30,7 +30,7 @@ QUIET_SECONDS = 60  #: between two lines of the log about the same kind of refus
 class Refusal(Enum):
     """Why a connection is closed, by the limit that metrics name, too: its status, and the line.
 
-    Without a status the client is told nothing: nothing was asked, or an answer is under way.
+    Without a status the client gets no answer: it requested nothing, or an answer is under way.
     """
 
     CALLER = 503, "this caller has the largest allowed number of connections open; close some"
@@ -66,7 +66,7 @@ class RefusalLog:
     """Counts refusals, and logs whose connection it was: a line a minute of each kind."""
 
     def __init__(self, count: Callable[[str], None]) -> None:
-        """Take what counts one more, by its reason."""
+        """Take the counter, by reason."""
         self._count = count
         self._told: dict[str, float] = {}
         self._untold: Counter[str] = Counter()

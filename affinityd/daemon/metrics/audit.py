@@ -18,7 +18,7 @@ from affinityd.text import one_line
 
 @dataclass(frozen=True)
 class GpuRow:
-    """What is counted of a GPU."""
+    """The counts of a GPU."""
 
     gpu: AuditGpuDocument
     time: CpuTime | None  #: None: its processes were never known; else it stays

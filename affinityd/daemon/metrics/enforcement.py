@@ -31,7 +31,7 @@ from affinityd.enforce.model import (
 
 @dataclass
 class GpuDrift:
-    """One GPU's processes that do not run where they are to, or may run far away."""
+    """One GPU's processes that do not run where they should, or may run far away."""
 
     would_pin: Counter[str] = field(default_factory=Counter)  #: by cause
     left: Counter[str] = field(default_factory=Counter)  #: by reason
@@ -135,7 +135,7 @@ FAMILIES: tuple[MetricFamily[Enforced], ...] = (
 
 
 def metrics(enforced: Enforced) -> Iterator[Metric]:
-    """Yield every metric of what was enforced."""
+    """Yield every metric of enforcement."""
     drifts = drifts_of(enforced.decisions)
     gpus = [
         (gpu_labels(gpu), drifts.get(gpu.key, GpuDrift()))
@@ -147,7 +147,7 @@ def metrics(enforced: Enforced) -> Iterator[Metric]:
 
 
 def drifts_of(decisions: Iterable[Decision]) -> dict[GpuKey, GpuDrift]:
-    """Return what is counted of each GPU; a process that uses several counts for its first."""
+    """Return the counts of each GPU; a process that uses several counts for its first."""
     found: dict[GpuKey, GpuDrift] = {}
     for decision in decisions:
         its = found.setdefault(decision.process.facts.gpu, GpuDrift())

@@ -30,7 +30,7 @@ class MetricFamily(Generic[T]):
 
 
 def each(names: Iterable[str], counted: Mapping[str, float]) -> dict[str, float]:
-    """Return a sample for each name, 0 of what was not counted."""
+    """Return a sample for each name, 0 if it was not counted."""
     return {name: counted.get(name, 0) for name in names}
 
 
@@ -61,5 +61,5 @@ def filled(
 
 
 def whole(families: Iterable[MetricFamily[T]], thing: T) -> Iterator[Metric]:
-    """Yield metrics of one thing alone, which needs no labels to be told from others."""
+    """Yield metrics without labels."""
     return filled(families, [((), thing)])

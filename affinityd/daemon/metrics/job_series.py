@@ -1,4 +1,4 @@
-"""The jobs with metrics of their own: a fixed number, those seen first; the others share a row.
+"""The jobs with metrics of their own: a fixed number, the first ones; the others share a row.
 
 A row's counters only ever grow, the shared one's too, although jobs come and go in it.
 """
@@ -15,7 +15,7 @@ OTHERS = Job("", "other")  #: how the shared row is called
 
 @dataclass(frozen=True)
 class JobRow:
-    """What is counted of a job, or of the others together."""
+    """The counts of a job, or of the others together."""
 
     job: Job
     gpus: int  #: that its processes use
@@ -49,7 +49,7 @@ class JobSeries:
         )
 
     def _admit(self, scan: Scan) -> None:
-        """Forget jobs that are gone, take in new ones, and add up what the sharing ones used."""
+        """Remove ended jobs, add new ones, and sum up the CPU time of jobs that share a row."""
         known = {*self._own, *self._sharing}
         self._own = [job for job in self._own if job in scan.job_time]
         before = {job: time for job, time in self._sharing.items() if job in scan.job_time}

@@ -62,7 +62,7 @@ GPU_FAMILIES: tuple[MetricFamily[Gpu], ...] = (
     ),
 )
 
-#: Of the daemon itself. Of a scan that hangs, its age is all that there is to see.
+#: Of the daemon itself. A scan that hangs shows only by its age.
 DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
     MetricFamily(
         "affinityd_nvml_failures_total",
@@ -82,12 +82,12 @@ DAEMON_FAMILIES: tuple[MetricFamily[Metrics], ...] = (
     ),
 )
 
-#: When each series began is of no use here, and doubles what a scrape carries.
+#: The start of each series is of no use here, and would double a scrape.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """What the daemon counts, and the node and the processes that it describes."""
+    """The daemon's counters, and its metrics of the node and the processes."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Metrics:
         scan_interval: float | None = None,
         nvml_failures: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Take where the node comes from: it is asked at each scrape; and the cap on job labels.
+        """Take the source of the node, read at each scrape, and the cap on job labels.
 
         `scan_interval`: seconds between two scans; None: there are none. `nvml_failures`: how often
         NVML did not answer so far, by question.
@@ -168,7 +168,7 @@ class Metrics:
         self._found = {**self._found, name: collect}
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is not counted but described, at each scrape."""
+        """Yield the metrics that are computed at each scrape."""
         if node := self._node():
             yield from whole(NODE_FAMILIES, node)
             gpus = [(gpu_labels(gpu), gpu) for gpu in node.topology.gpus]
@@ -202,7 +202,7 @@ class Metrics:
         self._refused_connections.labels(reason).inc()
 
     def counter(self, answer: Answer) -> Callable[[], None]:
-        """Return what counts one more request with this answer, for as little as it can cost."""
+        """Return a cheap function that counts one more request with this answer."""
         count = self._plans.labels(answer.mode, "ok", answer.locality).inc
         if answer.observed is None:
             return count

@@ -115,7 +115,7 @@ class Callers:
 
     @cached_property
     def _sees_own_pids(self) -> bool:
-        """Whether the numbers in /proc are those that a socket says."""
+        """Whether the pids in /proc are those of a socket's peers."""
         try:
             return os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115
         except OSError:

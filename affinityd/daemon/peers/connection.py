@@ -17,7 +17,7 @@ from affinityd.linux.processes import parse_stat
 
 KEY = "connection"  #: where a request's scope has it, among its `state`
 
-#: By what connections are counted: a uid, or TCP for all that come over TCP.
+#: The key by which connections are counted: a uid, or TCP for all over TCP.
 CallerKey = int | str
 TCP = "TCP"
 
@@ -33,7 +33,7 @@ class PeerConnection:
     """A connection, and the process that made it."""
 
     def __init__(self, transport: asyncio.BaseTransport) -> None:
-        """Take what it goes over. Raises OSError where no file is left to look at the process."""
+        """Take its socket. Raises OSError if no file descriptor is left for the process."""
         self._socket = transport.get_extra_info("socket")
         #: Which process connected, and of which user; None over TCP.
         self.credentials = _accept(self._socket)
@@ -50,7 +50,7 @@ class PeerConnection:
     def is_same_process(self) -> bool:
         """Whether the pid still is that of the process that connected. Raises OSError as above.
 
-        What was read of the pid before this was asked is then true of that process.
+        Facts read of the pid before this call are then of that process.
         """
         if self.credentials is None:
             return False
@@ -72,7 +72,7 @@ class PeerConnection:
 
 @cache
 def has_peer_pidfd() -> bool:
-    """Return whether this kernel has a handle of who connected. Raises OSError without files."""
+    """Return whether this kernel has a handle of the peer. Raises OSError without descriptors."""
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
         try:
@@ -85,7 +85,7 @@ def has_peer_pidfd() -> bool:
 
 
 def connection_of(scope: Scope) -> PeerConnection | None:
-    """Return what a request came over; None where it was no connection of ours."""
+    """Return the connection of a request; None if it is not one of this daemon."""
     connection: PeerConnection | None = scope.get("state", {}).get(KEY)
     return connection
 
@@ -93,7 +93,7 @@ def connection_of(scope: Scope) -> PeerConnection | None:
 def _accept(accepted: Any) -> Credentials | None:  # noqa: ANN401 - a socket, or uvloop's view of one
     """Return which process connected over a unix socket, and have the kernel buffer little for it.
 
-    None where the kernel does not say, as over TCP.
+    None if the kernel does not know, as over TCP.
     """
     if accepted.family != socket.AF_UNIX:
         return None

@@ -9,8 +9,8 @@ from affinityd.daemon.state.cache import Cache
 from affinityd.linux.cgroup import Cgroups
 from affinityd.linux.files import present
 
-MAX_BYTES = 1024 * 1024  #: of the cgroups whose files are remembered, and of the files' paths
-ENTRY_BYTES = 512  #: what one weighs besides, about
+MAX_BYTES = 1024 * 1024  #: of the cgroups with cached files, and of the files' paths
+ENTRY_BYTES = 512  #: the rest of one, about
 
 
 class CpusetFiles:
@@ -24,17 +24,17 @@ class CpusetFiles:
         self._found: Cache[bytes, tuple[str, ...]] = Cache(MAX_BYTES)
 
     def cpuset(self, membership: bytes) -> bytes | None:
-        """Return the cpulist that a cgroup lets its processes use; None where it cannot be seen.
+        """Return the cpulist that a cgroup allows its processes; None if it cannot be seen.
 
-        `membership` is what their /proc/PID/cgroup says. Raises OSError where that cannot be told,
-        as `present` does: what is above a folder that is shut may be more than what is in it.
+        `membership` is their /proc/PID/cgroup. Raises OSError if that cannot be read,
+        as `present` does: a parent of an unreadable folder may allow more than the folder.
         """
         if self._changes.poll(0):
             self._found = Cache(MAX_BYTES)
         known = self._found.get(membership)
         files = known or tuple(Cgroups(os.fsdecode(membership)).cpuset_files())
         cpus = next((cpus for file in files if (cpus := (present(file) or b"").strip())), None)
-        # What was not found may come: a cgroup that is looked for by its name, from beside it.
+        # A missing file may appear: a sibling cgroup that is looked up by its name.
         if known is None and cpus is not None:
             weight = len(membership) + sum(map(len, files)) + ENTRY_BYTES
             self._found.put(membership, files, weight)

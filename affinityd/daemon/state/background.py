@@ -20,10 +20,10 @@ K = TypeVar("K", bound=Hashable)
 
 
 async def in_background(work: Callable[[], T]) -> T:
-    """Return what `work` returns, or raise what it raises, from a thread of its own.
+    """Return the result of `work`, or raise its exception, from a thread of its own.
 
     Unlike asyncio.to_thread's, the thread does not hold up the process's end: a driver may hang
-    whatever asks it for longer than a stop may take.
+    the caller for longer than a stop may take.
     """
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # a caller that leaves does not end the thread
@@ -52,16 +52,16 @@ async def pause(event: asyncio.Event, seconds: float) -> None:
 
 
 class SingleFlight(Generic[K, T]):
-    """Work in the background, one piece at a time; equal questions meanwhile share one answer."""
+    """Work in the background, one piece at a time; equal requests meanwhile share one answer."""
 
     def __init__(self, work: Callable[[K], T]) -> None:
-        """Take what answers a question."""
+        """Take the function that answers a request."""
         self._work = work
         self._turn = asyncio.Lock()
         self._under_way: dict[K, asyncio.Task[T]] = {}
 
     async def __call__(self, question: K) -> T:
-        """Return the answer, or raise what `work` raises; a caller that leaves stops no other."""
+        """Return the answer, or raise the error of `work`; a caller that leaves stops no other."""
         answer = self._under_way.get(question)
         if answer is None:
             answer = asyncio.get_running_loop().create_task(self._answer(question))
@@ -75,7 +75,7 @@ class SingleFlight(Generic[K, T]):
 
 
 class FailureLog:
-    """Logs what fails, of one kind of work, once as long as it fails in the same way."""
+    """Logs the failures of one kind of work; equal failures in a row are logged once."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class FailureLog:
         expected: tuple[type[Exception], ...] = (),
         count: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take the log's line, the errors that are no bugs, and what counts one more failure."""
+        """Take the log's line, the errors that are no bugs, and the counter of failures."""
         self._message = message
         self._expected = expected
         self._count = count
@@ -92,7 +92,7 @@ class FailureLog:
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Log what the block raises, and go on behind it. Raises FatalError alone.
+        """Log the block's exception, and go on after it. Raises only FatalError.
 
         Of an expected error the log has the reason, of another one the traceback.
         """

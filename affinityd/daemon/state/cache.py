@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class Cache(Generic[K, V]):
-    """Remembers values, as long as what they weigh together stays below a limit, in bytes."""
+    """Keeps values, as long as their total size stays below a limit, in bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

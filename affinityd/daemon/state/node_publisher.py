@@ -23,7 +23,7 @@ class NodePublisher:
     """Publishes the node after each reading, off the event loop: no plan waits for a disk."""
 
     def __init__(self, service: PlanService, node_file: Path, *, replayed: bool = False) -> None:
-        """Take what has the node, where node.json is to be, and whether it is another machine's."""
+        """Take the source of the node, the path of node.json, and whether it is replayed."""
         self._service = service
         self._node_file = node_file
         self._replayed = replayed
@@ -32,7 +32,7 @@ class NodePublisher:
         self._failures = FailureLog(f"{node_file} could not be written", expected=(OSError,))
 
     async def run(self) -> None:
-        """Publish for ever: of readings that come meanwhile, the newest alone."""
+        """Publish for ever; of readings meanwhile only the newest."""
         await in_background(lambda: sweep(self._node_file))
         while True:
             await self.has_been_read.wait()

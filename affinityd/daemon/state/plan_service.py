@@ -17,14 +17,14 @@ from affinityd.topology.model import Node, Topology
 from affinityd.topology.nearness import UNKNOWN, placement, vicinity
 
 PLANNED_BYTES = 4 * 1024 * 1024  #: of plans, for the other ranks of a job
-RANK_BYTES = 2048  #: what a rank's plan weighs besides its CPUs, about
-CPU_BYTES = 128  #: what one of a set takes, about
+RANK_BYTES = 2048  #: a rank's plan without its CPUs, about
+CPU_BYTES = 128  #: an element of a set, about
 MEDIA_TYPES = {"json": "application/json"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to a plan request, and what metrics say of it."""
+    """An answer to a plan request, and its labels in metrics."""
 
     body: bytes
     media_type: str
@@ -57,7 +57,7 @@ class PlanService:
     def answer(self, request: Request, format_name: str, caller: Caller | None = None) -> Answer:
         """Return the answer to a request; `caller` is None where it is not known.
 
-        Raises AffinityError, whose kind says why there is none.
+        Raises AffinityError; its kind is the reason.
         """
         node = self.node
         reply = answer(node, request, caller, planner=self._planned)
@@ -70,7 +70,7 @@ class PlanService:
         )
 
     def _planned(self, topology: Topology, demand: Demand) -> Plan:
-        """Return a plan, made once for all the ranks of a job, each of which asks for its own."""
+        """Return a plan, made once for all the ranks of a job, each of which requests it."""
         question = self.node.generation, demand
         made = self._plans.get(question)
         if made is None:
@@ -85,7 +85,7 @@ def _observed(
 ) -> str | None:
     """Return where a caller is that stays there, seen from the GPUs of its plan; None: it moves.
 
-    Clients that would apply a plan say where they run, or ask for the format `shell`.
+    Clients that would apply a plan state their CPUs, or request the format `shell`.
     """
     mask = reply.request.observe
     is_told = mask is not None or (format_name == "shell" and reply.request.whose == "caller")

@@ -1,7 +1,7 @@
 """Scans the processes that use GPUs at an interval, outside the event loop.
 
 A scan is swapped in whole. One that fails leaves the last one, whose age grows; one whose thread
-hangs ends the daemon. What is done about a scan is done behind that: no request waits for it.
+hangs ends the daemon. The work on a scan's result comes after that: no request waits for it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from affinityd.daemon.state.plan_service import PlanService
 from affinityd.errors import FatalError
 from affinityd.topology.model import Topology
 
-ScanProcesses = Callable[[Topology], Scan]  #: finds what the processes do now, which takes a while
+ScanProcesses = Callable[[Topology], Scan]  #: scans the processes, which takes a while
 
-#: A scan takes at most 20 s, and what is done about it a few: a thread that takes longer hangs.
+#: A scan takes at most 20 s, and the work on it a few: a thread that takes longer hangs.
 HUNG_SECONDS = 120.0
 
 

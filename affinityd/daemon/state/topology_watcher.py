@@ -22,7 +22,7 @@ from affinityd.topology.model import Node, Topology
 log = logging.getLogger(__name__)
 
 DRIVER_CHECK_SECONDS = 2.0  #: how often a driver is looked for that came or went
-DRIVER_RETRY_SECONDS = 30.0  #: how often a driver is asked again that is there and said nothing
+DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver is queried again that gave no answer
 FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait for 0.7 s and more
 MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so often
 
@@ -34,20 +34,20 @@ class TopologySource(Protocol):
         """Ask its GPU drivers, which may take long; their answers are remembered."""
 
     def read(self) -> Topology:
-        """Read its files, and join them with what its drivers said. Raises AffinityError."""
+        """Read its files, and join them with its drivers' answers. Raises AffinityError."""
 
     def online(self) -> object:
-        """Return what differs when a CPU comes or goes: one small read."""
+        """Return a value that changes when a CPU comes or goes: one small read."""
 
     def drivers(self) -> object:
-        """Return what differs when a driver comes or goes."""
+        """Return a value that changes when a driver comes or goes."""
 
     def lacks_nvml(self) -> bool:
         """Whether a driver is there that did not answer."""
 
 
 class TopologyWatcher:
-    """Reads the node at the start, when asked to, and when something differs."""
+    """Reads the node at the start, on request, and when something has changed."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TopologyWatcher:
         switch: str = ON,
         on_read: Callable[[], None],
     ) -> None:
-        """Take what plans on the readings, and what is called after each of them."""
+        """Take the user of the readings, and the function called after each of them."""
         self._service = service
         self._machine = machine
         self._reserved = reserved
@@ -128,7 +128,7 @@ class TopologyWatcher:
 
     async def _read(self, *, unless: Callable[[], bool]) -> None:
         async with self._reading:
-            if unless():  # another request has had it read meanwhile
+            if unless():  # another request has read it meanwhile
                 return
             online = self._machine.online()
             with self._failures.logged():

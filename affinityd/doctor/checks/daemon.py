@@ -107,7 +107,7 @@ def _node_file(daemon: DaemonFacts, topology: Topology) -> CheckResults:
 
 
 def _difference(published: Topology, here: Topology) -> str:
-    """Return a difference of a published node from this one, in what plans hang on; "" for none."""
+    """Return a difference of a published node from this one that changes plans; "" for none."""
     its, ours = (
         {
             "name": it.name,
@@ -123,7 +123,7 @@ def _difference(published: Topology, here: Topology) -> str:
 
 
 def caller(facts: NodeFacts) -> CheckResults:
-    """Judge whether a daemon knows this process, which asks it for a plan."""
+    """Judge whether a daemon identifies this process by its request."""
     daemon = facts.own_daemon()
     allowed, published = daemon.allowed, daemon.published
     if isinstance(allowed, str):
@@ -158,7 +158,7 @@ def _has_cpusets(mount: Mount) -> bool:
 
 
 def enforce(facts: NodeFacts) -> CheckResults:
-    """Judge what the daemon says of itself at /enforce."""
+    """Judge the daemon's answer at /enforce."""
     report = facts.own_daemon().enforcement
     if isinstance(report, str):
         raise NotApplicableError(report)

@@ -15,8 +15,8 @@ from affinityd.linux.processes import INITIAL_PIDS, mask_of
 
 SYS_PTRACE = 1 << 19  #: kernel include/uapi/linux/capability.h
 OFF = ("0", "off")  #: hidepid=: nothing is hidden
-NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from every user, whatever gid= says
-PRIVATE = "tmpfs"  #: what systemd mounts at /dev, and what a container has there
+NO_EXEMPTION = ("4", "ptraceable")  #: hidepid=: from every user, for any gid=
+PRIVATE = "tmpfs"  #: the mounts of systemd and of a container at /dev
 
 
 def daemon_cpuset(facts: NodeFacts) -> CheckResults:

@@ -21,7 +21,7 @@ LOAD = (
 
 
 def nvml(facts: NodeFacts) -> CheckResults:
-    """Judge whether NVML answers, for every GPU, and may be asked at all."""
+    """Judge whether NVML answers, for every GPU, and may be called at all."""
     report = facts.nvml
     if not _nvidia(facts) and not (report and report.gpus):
         raise NotApplicableError(NO_NVIDIA)
@@ -83,7 +83,7 @@ def _nvidia(facts: NodeFacts) -> list[Gpu]:
 
 
 def _reports(facts: NodeFacts) -> list[tuple[Gpu, NvmlGpu]]:
-    """Return the GPUs with what NVML reported of each."""
+    """Return the GPUs with NVML's report of each."""
     reports = (facts.nvml.gpus if facts.nvml else None) or ()
     by_index = {it.index: it for it in reports}
     return [(gpu, by_index[gpu.index]) for gpu in _nvidia(facts) if gpu.index in by_index]

@@ -25,7 +25,7 @@ ONLINE = "echo 1 > /sys/devices/system/cpu/cpuN/online for each"
 
 
 def gpu_numa_node(facts: NodeFacts) -> CheckResults:
-    """Judge whether the machine says on which node each GPU is."""
+    """Judge whether the NUMA node of each GPU is known."""
     gpus = facts.some_gpus()
     if not facts.has_several_nodes:
         yield ok("all CPUs are in one NUMA node")
@@ -98,7 +98,7 @@ def offline_cpus(facts: NodeFacts) -> CheckResults:
 
 
 def _offline(facts: NodeFacts) -> Mapping[int, int | None]:
-    """Return each CPU that is there and offline → its node; None: the machine does not say."""
+    """Return each present CPU that is offline → its node; None: unknown."""
     present = read_cpus(facts.tree, f"{CPUS}/present") or frozenset()
     return {cpu: _node(facts, cpu) for cpu in sorted(present - facts.topology.online)}
 

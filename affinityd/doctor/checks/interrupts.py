@@ -113,7 +113,7 @@ def _irqbalance_pid(tree: Tree) -> int | None:
 
 def _banned(tree: Tree, pid: int) -> CpuSet:
     """Return the CPUs that irqbalance keeps off: by its environment, else by the files of it."""
-    text = tree.read(f"proc/{pid}/environ")  # root alone reads another user's
+    text = tree.read(f"proc/{pid}/environ")  # only root reads another user's
     text = text or next((it for file in FILES if (it := tree.read(file))), "")
     lines = (line.partition("=") for line in text.replace("\0", "\n").split("\n"))
     settings = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}

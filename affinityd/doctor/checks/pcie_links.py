@@ -21,13 +21,13 @@ from affinityd.doctor.result import CheckResult, CheckResults, NotApplicableErro
 from affinityd.grouping import grouped
 from affinityd.topology.model import Gpu
 
-#: What the kernel says where a link has no width: it is down, or the device is on no link.
+#: The kernel's width of a missing link: it is down, or the device is on no link.
 NO_WIDTH = {0, 255}
 
 
 @dataclass(frozen=True)
 class PcieLink:
-    """A link, seen from the device at its lower end; None: the machine does not say."""
+    """A link, seen from the device at its lower end; None: unknown."""
 
     device: str
     port: str | None  #: the device at its upper end

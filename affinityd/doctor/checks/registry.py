@@ -24,11 +24,11 @@ from affinityd.text import quote
 
 @dataclass(frozen=True)
 class Check:
-    """A check; it has something to say of any machine."""
+    """A check; it has a result for any machine."""
 
     run: Callable[[NodeFacts], CheckResults]
     looks_at: str
-    asks_nvml: bool = False  #: what NVML says counts for it
+    asks_nvml: bool = False  #: it needs NVML's report
 
 
 CHECKS: Mapping[str, Check] = {

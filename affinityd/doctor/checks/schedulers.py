@@ -1,4 +1,4 @@
-"""What the schedulers know of the GPUs, and how they confine jobs.
+"""The schedulers' configuration of GPUs, and how they confine jobs.
 
 Sources: gres.conf(5); kernel Documentation/admin-guide/cgroup-v2.rst (cgroup.controllers);
 https://slurm.schedmd.com/cgroup_v2.html; proc(5) for mounts.
@@ -21,7 +21,7 @@ from affinityd.slurm.expected import ExpectedNode
 CHECK = "affinityd slurm check"
 SHOWN = 3  #: findings; more are counted
 
-#: Where jobs' cgroups are made, below the root: names, and how deep they lie.
+#: The places of jobs' cgroups, below the root: names, and depths.
 JOBS = ("slurmstepd.scope", "kubepods.slice", "kubepods")
 
 
@@ -89,7 +89,7 @@ def cgroup(facts: NodeFacts) -> CheckResults:
 
 
 def _second(facts: NodeFacts, v2: Mount) -> CheckResults:
-    """Yield what is to be said of version 2."""
+    """Yield the results for version 2."""
     scopes = list(_scopes(facts.tree, v2.point))
     for scope in scopes:
         if "cpuset" not in _controllers(facts.tree, scope):
@@ -115,7 +115,7 @@ def _controllers(tree: Tree, folder: str) -> list[str]:
 
 
 def _scopes(tree: Tree, point: str) -> Iterator[str]:
-    """Yield where jobs' cgroups lie: at the top, or in a slice as system.slice."""
+    """Yield the places of jobs' cgroups: at the top, or in a slice as system.slice."""
     names = tree.list(point.lstrip("/"))
     for folder in (point, *(f"{point}/{name}" for name in names if name.endswith(".slice"))):
         for name in tree.list(folder.lstrip("/")):

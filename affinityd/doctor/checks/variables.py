@@ -13,9 +13,9 @@ from affinityd.config import file, settings
 from affinityd.doctor.facts import ENVIRONMENT, NamedVariable, NodeFacts
 from affinityd.doctor.result import CheckResults, ok, warn
 
-#: What commands, prologs and pods read besides the settings.
+#: Variables that commands, prologs and pods read, besides the settings.
 READ = ("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "TIMEOUT", "URL")
-#: What affinityd writes for jobs.
+#: Variables that affinityd sets for jobs.
 WRITTEN = (
     *("ALLOWED", "CPULIST", "GPUS", "LOCALITY", "MEMORY_NODES", "NODES", "THREADS", "UNPINNED"),
     "WARNINGS",
@@ -30,7 +30,7 @@ NAMES = (
 )
 RANKS = f"{file.PREFIX}RANK_"  #: of the `shell` format: AFFINITYD_RANK_0_CPULIST
 
-#: The names by what comes after the prefix, which makes all of them look alike.
+#: The names by the part after the prefix, which makes all of them similar.
 SHORT = {name.removeprefix(file.PREFIX): name for name in NAMES}
 
 #: Words in variables that Kubernetes gives pods for a Service, as …_SERVICE_HOST and …_PORT.
@@ -56,7 +56,7 @@ def variables(facts: NodeFacts) -> CheckResults:
 
 
 def _meant(variable: NamedVariable) -> str | None:
-    """Return the name that was meant, "" if none is near; None: the name is known, or not ours."""
+    """Return the likely name, "" if none is near; None: it is known, or another program's."""
     name = variable.name.upper()
     if variable.name in NAMES or variable.name.startswith(RANKS):
         return None

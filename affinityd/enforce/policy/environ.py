@@ -19,7 +19,7 @@ from affinityd.linux.processes import cgroups_of, stat_of
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
-ANCESTORS = 8  #: that are asked for one that has written over its own
+ANCESTORS = 8  #: tried for a process that has overwritten its own
 
 SECONDS = 0.5  #: for which an answer is waited for
 MOST_STUCK = 8  #: threads that may wait; while there are as many, no more work is begun
@@ -46,13 +46,13 @@ def environment(facts: ProcessFacts, root: str = "") -> Mapping[str, str] | None
 
 
 class TimedCalls(Generic[K, T]):
-    """Begins work, and does not wait for it long: what comes later is there for the next call."""
+    """Starts work, and waits for it only briefly: a late result is there for the next call."""
 
     def __init__(self) -> None:
         self._late: dict[K, Future[T]] = {}
 
     def result(self, key: K, work: Callable[[], T]) -> T:
-        """Return what `work` returns, which raises nothing; a second call asks for the same work.
+        """Return the result of `work`, which raises nothing; a second call is for the same work.
 
         Raises TimeoutError where it takes too long, or too much of it is late already.
         """

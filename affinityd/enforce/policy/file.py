@@ -26,7 +26,7 @@ class PolicyFile:
     def __init__(
         self, path: str = FILE, *, parse: Callable[[str], Policy], is_optional: bool
     ) -> None:
-        """Take its path, what reads its text, and whether it need not be there."""
+        """Take its path, its parser, and whether it may be missing."""
         self._path = path
         self._parse = parse
         self._is_optional = is_optional

@@ -24,7 +24,7 @@ NO_POD: Mapping[str, None] = {"namespace": None, "pod": None}
 
 _beside = re.compile(r"^(?:/\.\.)+(?=/|$)")
 
-#: Field of `ProcessIdentity` → the variable in which Slurm says it.
+#: Field of `ProcessIdentity` → Slurm's variable for it.
 SLURMS: Mapping[str, str] = {
     "partition": "SLURM_JOB_PARTITION",
     "account": "SLURM_JOB_ACCOUNT",
@@ -34,7 +34,7 @@ SLURMS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process; what is None it has not, or that is not known: then the field is in `unread`."""
+    """A process; None: it has no such value, or, if the field is in `unread`, it is unknown."""
 
     uid: int | None = None  #: real user id
     user: str | None = None
@@ -43,10 +43,10 @@ class ProcessIdentity:
     namespace: str | None = None  #: Kubernetes'
     pod: str | None = None  #: its name
     cgroups: tuple[str, ...] = ()  #: its paths, in the order of /proc/PID/cgroup
-    #: Its variables, as far as a rule asks for them; None: its environment cannot be read.
+    #: Its variables that a rule names; None: its environment cannot be read.
     environment: Mapping[str, str] | None = None
     switch: str = ON  #: AFFINITYD, as that has it
-    #: CPUs, near and far, that it was given as it had asked for so many; None: not known.
+    #: CPUs, near and far, given because it asked for so many; None: unknown.
     given: CpuSet | None = None
     unread: frozenset[str] = frozenset()  #: fields that cannot be read here
 
@@ -63,11 +63,11 @@ def paths(cgroup_text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in told if path))
 
 
-#: Variables that count besides those that rules ask for.
-CPULIST, LOCALITY = "AFFINITYD_CPULIST", "AFFINITYD_LOCALITY"  #: what clients tell a job
+#: Variables that count, besides those that rules name.
+CPULIST, LOCALITY = "AFFINITYD_CPULIST", "AFFINITYD_LOCALITY"  #: the variable of clients for a job
 ALWAYS = frozenset((switch.VARIABLE, CPULIST, LOCALITY))
 
-#: A process, by pid and start, and the variables that are asked for.
+#: A process, by pid and start, and the requested variables.
 Key = tuple[int, int, frozenset[str]]
 
 
@@ -82,7 +82,7 @@ class ProcessIdentities:
         self._timed_calls = TimedCalls[Key, Mapping[str, str] | None]()
         self._pods = cache(pods_of)
         self._user = cache(_name_of)  # a directory that does not answer takes seconds
-        self._users_began = 0.0  # when the first of them was asked for, seconds since boot
+        self._users_began = 0.0  # when the first of them was requested, seconds since boot
         self._known: Recent[Key, Mapping[str, str] | None] = Recent()
 
     def begin(self, boot: float) -> None:
@@ -96,7 +96,7 @@ class ProcessIdentities:
     def of(self, facts: ProcessFacts, variables: Collection[str]) -> ProcessIdentity:
         """Return the identity of a process, with these variables of its environment.
 
-        Its user is told where SLURM_JOB_USER is among them: a directory may take seconds to answer.
+        Its user is looked up if SLURM_JOB_USER is among them: a directory may take seconds.
         """
         environ = self._environment(facts, ALWAYS | frozenset(variables))
         if environ is None and is_running(facts.pid, facts.start):
@@ -130,7 +130,7 @@ class ProcessIdentities:
             try:
                 its = self._timed_calls.result(key, lambda: environment(facts, self._root))
             except TimeoutError:
-                return None  # asked for again by the next scan: it may say AFFINITYD=off
+                return None  # read again by the next scan: it may have AFFINITYD=off
             if its is not None:
                 its = {name: its[name] for name in variables if name in its}
             self._known[key] = its
@@ -138,7 +138,7 @@ class ProcessIdentities:
 
 
 def pods_of(folder: str) -> Mapping[str, Mapping[str, str | None]]:
-    """Return what Kubernetes calls the pods of this node, by uid, as the kubelet keeps their logs.
+    """Return the names of this node's pods, by uid, from the kubelet's folders of logs.
 
     Their folders are called NAMESPACE_NAME_UID: kubelet pkg/kubelet/kuberuntime/helpers.go
     `BuildPodLogsDirectory`. Neither a namespace nor a pod's name has a `_` in it (RFC 1123), and

@@ -21,7 +21,7 @@ NAMED = ("partition", "account", "user", "namespace", "pod")
 
 
 class PolicyError(InvalidRequestError):
-    """A policy that is none: where it is wrong, and what would be right."""
+    """An invalid policy: the place of the error, and the remedy."""
 
 
 class NamePatterns:
@@ -38,7 +38,7 @@ class NamePatterns:
 
 @dataclass(frozen=True)
 class Rule:
-    """What is to be so of a process, and how it is treated then."""
+    """Conditions on a process, and its treatment if they are met."""
 
     treatment: Treatment
     #: By field of `ProcessIdentity`: which values it may have.
@@ -47,11 +47,11 @@ class Rule:
     environment: Mapping[str, NamePatterns] = field(default_factory=dict)  #: by variable
 
     def matches(self, identity: ProcessIdentity) -> bool:
-        """Whether all of it is so; what cannot be read is not."""
+        """Whether all conditions are met; one on an unreadable field is not."""
         return not self._unknown(identity) and self._may_match(identity)
 
     def may_leave(self, identity: ProcessIdentity) -> frozenset[str]:
-        """Return what cannot be read, and keeps us from saying whether this rule bars a pin.
+        """Return the unreadable fields without which it is unknown whether this rule bars a pin.
 
         Nothing where the rule pins, or that is known.
         """
@@ -102,7 +102,7 @@ class Policy:
         return self.defaults
 
     def names_cgroup(self, identity: ProcessIdentity) -> str | None:
-        """Return the cgroup that is the process's job, by the first rule that names one of its own.
+        """Return the cgroup that is the process's job, by the first rule that names one of them.
 
         None where none does, or that one leaves it.
         """
