@@ -106,7 +106,7 @@ class AuditOverlapDocument:
 class AuditDocument:
     """The answer to `GET /audit`.
 
-A caller that sees only counts gets no `processes`, and only one that sees all gets
+    A caller that sees only counts gets no `processes`, and only one that sees all gets
     `pin_overlaps`.
     """
 

@@ -71,7 +71,7 @@ def missing_process(holding: Holding) -> AuditedProcess:
 class IdleTimes:
     """How long orphans have been idle: only an idle orphan may be ended.
 
-A process is idle if it, and all processes that work for it, use no CPU time while the GPU
+    A process is idle if it, and all processes that work for it, use no CPU time while the GPU
     memory that it holds stays the same.
     """
 
