@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.planner.modes import MODES
+from affinityd.request.environment import CUDA
 from affinityd.request.parameters import FORMATS, PARAMETERS, Request, parse_request
 from affinityd.request.parsers import MAX_NUMBER
 from tests.support.asking import is_one_short_line
@@ -20,6 +21,9 @@ NAMES = (
     "multithreading, balanced, min_physical_cores, max_physical_cores, cpus, cpuset, whose, "
     "visible, granted, nvidia_visible, observe, share, strict, format"
 )
+
+
+NO_NUMBER = "{} is not a whole number from 1 to 2147483648"
 
 
 def refused(*pairs: tuple[str, str]) -> str:
@@ -42,24 +46,16 @@ def test_every_default_is_the_contract_s() -> None:
     ("name", "text", "value"),
     [
         ("gpus", "all", None),
-        ("gpus", "1,0,1", ("1", "0", "1")),
         ("gpus", " 0 , GPU-1 ", ("0", "GPU-1")),
-        ("rank", "2,0", (0, 2)),
         ("rank", "0-2", (0, 1, 2)),
         ("ranks", "256", 256),
-        ("job", "0, GPU-1", ("0", "GPU-1")),
         ("cpuset", "0-3,8", parse_list("0-3,8")),
         ("cpuset", "0-8:4", parse_list("0,4,8")),
-        ("observe", "0-3", parse_list("0-3")),
         ("visible", "", ""),
         ("visible", " 0,x", " 0,x"),
         ("granted", "0, minor:3", "0,minor:3"),
-        ("granted", "none", "none"),
         *(("format", name, name) for name in FORMATS),
-        # The planner's options.
         *(("mode", f"single{dash}unique", "single_unique") for dash in "-_"),
-        ("scope", "socket", "socket"),
-        ("multithreading", "single_logical", "single_logical"),
         *(("share", name, name) for name in ("requested", "node", "auto")),
         ("min_physical_cores", "003", 3),
         ("max_physical_cores", f"{MAX_NUMBER}", MAX_NUMBER),
@@ -75,35 +71,20 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        *(("gpus", text, "{} has an empty entry; write it like 0,1") for text in ("0,,1", "0,")),
+        ("gpus", "0,,1", "{} has an empty entry; write it like 0,1"),
         ("gpus", "all,0", "{}: all stands alone, not in a list"),
-        ("granted", "0,,1", "{} has an empty entry; write it like 0,1"),
-        *(
-            ("rank", text, "{} is not a list of ranks; write it like 0,1 or 0-3")
-            for text in ("x", "-1", "0,,1", "1-0", "65536")
-        ),
+        ("rank", "1-0", "{} is not a list of ranks; write it like 0,1 or 0-3"),
         ("mode", "no-such", f"{{}} is not one of {', '.join(MODES)}"),
-        *(("scope", text, "{} is not one of node, socket") for text in ("Node", " node")),
-        ("multithreading", "all", "{} is not one of all_logical, single_logical"),
+        ("scope", "Node", "{} is not one of node, socket"),
         ("share", "x", "{} is not one of auto, requested, node"),
         ("format", "xml", "{} is not one of json, cpulist, mask, numactl, shell, lines"),
-        *(
-            ("balanced", text, "{} is neither true nor false")
-            for text in ("2", "maybe", "tru", "true ", "١")
-        ),
-        *(
-            ("cpus", text, "{} is not a whole number from 1 to 2147483648")
-            for text in ("0", "00", "-1", "+1", "1.0", "1e3", "0x1", "1_0", "x", "٣", "2147483649")
-        ),
-        ("max_physical_cores", " 1", "{} is not a whole number from 1 to 2147483648"),
+        *(("balanced", text, "{} is neither true nor false") for text in ("2", "tru", "true ")),
+        *(("cpus", text, NO_NUMBER) for text in ("0", "00", "-1", "+1", "1.0", "1_0", "x", "٣")),
+        ("cpus", f"{MAX_NUMBER + 1}", NO_NUMBER),
         ("task_cpus", "2/8", "{} is neither a number like 4 nor a part like 1/8"),
         ("cpuset", "0-x", "{} is not a CPU number or range; write it like 0-3,8,10-11"),
-        (
-            *("visible", "CUDA_VISIBLE_DEVICES=0,1"),
-            "{} names its variable; give the value alone: '0,1'",
-        ),
+        ("visible", f"{CUDA}=0,1", "{} names its variable; give the value alone: '0,1'"),
         ("visible", "0\0", "{} is not text: it has a NUL or what is no UTF-8"),
-        ("visible", "0\udcff", "{} is not text: it has a NUL or what is no UTF-8"),
     ],
 )
 def test_a_malformed_value_is_refused_with_one_line(name: str, text: str, problem: str) -> None:
@@ -124,14 +105,11 @@ def test_a_parameter_that_is_empty_given_twice_or_a_nul_is_refused(name: str) ->
     ("name", "said"),
     [
         ("gpu", "'gpu'; did you mean gpus?"),
-        ("Mode", "'Mode'; did you mean mode?"),
         ("min-physical-cores", "'min-physical-cores'; did you mean min_physical_cores?"),
         ("zzz", f"'zzz'; known are {NAMES}"),
-        ("", f"''; known are {NAMES}"),
-        ("gpus\n", r"'gpus\n'; did you mean gpus?"),
         ("q" * 5000, f"'{'q' * 60}…'; known are {NAMES}"),
     ],
-    ids=["near", "case", "dashes", "unlike all", "empty", "a newline", "long"],
+    ids=["near", "dashes", "unlike all", "long"],
 )
 def test_an_unknown_parameter_is_refused_with_what_was_meant(name: str, said: str) -> None:
     assert refused((name, "1")) == f"unknown parameter {said}"
@@ -164,15 +142,11 @@ texts = st.text(max_size=12) | st.text("0123456789,-:/ \n\0", max_size=12)
 def test_whatever_is_asked_is_understood_or_refused_with_one_line(
     pairs: list[tuple[str, str]],
 ) -> None:
-    request = _request_or_error(pairs)
-    if isinstance(request, InvalidRequestError):
-        assert is_one_short_line(request)
+    try:
+        request = parse_request(pairs)
+    except InvalidRequestError as error:
+        refusal = error
     else:
         assert hash(request) == hash(parse_request(pairs))
-
-
-def _request_or_error(pairs: list[tuple[str, str]]) -> Request | InvalidRequestError:
-    try:
-        return parse_request(pairs)
-    except InvalidRequestError as error:
-        return error
+        return
+    assert is_one_short_line(refusal)

@@ -52,7 +52,6 @@ whatever other launchers say | {STEP} {ONE} LOCAL_RANK=0 LOCAL_WORLD_SIZE=4 | | 
 a batch script's CPUs | {ONE} SLURM_CPUS_PER_TASK=6 SLURM_NTASKS=4 | | visible=1 task_cpus=24
 no numbers     | {ONE} SLURM_CPUS_PER_TASK=many SLURM_NTASKS=$(id) | | visible=1
 the job's CPUs | {ONE} SLURM_JOB_CPUS_PER_NODE=8(x2) | | visible=1 job_cpus=8
-no number of GPUs | {ONE} SLURM_GPUS_ON_NODE=0 | | visible=1
 """),
 )
 def test_a_task_of_slurm_is_known_by_its_variables(
@@ -65,11 +64,6 @@ def test_a_task_of_slurm_is_known_by_its_variables(
 def test_what_is_visible_is_taken_to_the_letter() -> None:
     odd = "MIG-1a/2 &visible=3#\n4"
     assert read({"CUDA_VISIBLE_DEVICES": odd}) == requests({"visible": odd, "mode": "node"})
-
-
-def test_near_cpus_alone_is_a_choice() -> None:
-    (request,) = read(words(f"{TASK} {ONE} AFFINITYD_CPUS=none"))
-    assert request.task_cpus is None
 
 
 def test_the_gpus_of_a_job_count_unless_they_are_others() -> None:
@@ -99,8 +93,6 @@ def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s(
 no launcher: all that are visible | AFFINITYD_MODE=node | |
 torchrun      | LOCAL_RANK=08 LOCAL_WORLD_SIZE=09 | | ranks=9 rank=8
 a GPU of its own each | LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 {ONE} | | visible=1 share=node
-a mode that divides by numbers | LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 {ONE} AFFINITYD_MODE=core-complex \
-| | visible=1 ranks=2 rank=1 mode=core-complex
 its part of the CPU request | AFFINITYD_JOB_CPUS=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 | | \
 ranks=2 rank=1 job_cpus=8 task_cpus=1/2
 the mask of an earlier pin is no limit | AFFINITYD_CPULIST=0-3 AFFINITYD_ALLOWED=0-7 | | cpuset=0-7

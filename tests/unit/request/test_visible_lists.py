@@ -36,52 +36,34 @@ empty: none                         |             |
 the list's order counts             | 2,0         | 2 0
 what follows a number is ignored    | 2 ,0 1      | 2 0
 a sign, zeros and a tail            | 1gpu2,+2,03 | 1 2 3
-no hexadecimal                      | 0x2         | 0
-minus nothing is no negative        | -0,1        | 0 1
 a negative index ends the list      | 0,-1,1      | 0
-a word ends the list                | 0,NoDevFiles,1 | 0
 nothing ends the list               | 0,,1        | 0
-a sign alone ends the list          | 0,+,1       | 0
 two signs end the list              | 0,+-1       | 0
 a digit of another script ends it   | 0,٢         | 0
 a UUID among indices ends the list  | 0,GPU-bb    | 0
-an index out of range ends the list | 0,4,1       | 0
 a repeated index: none              | 0,1,0       |
-repeated in another spelling: none  | 1,01        |
 repeated out of range: none         | 0,9,9       |
 repeated after the end is not seen  | 0,-1,0      | 0
-above a long: out of range          | 0,99999999999999999999 | 0
 below it they are two numbers       | 0,10000000000000000000,10000000000000000001 | 0
 UUIDs and unique prefixes           | GPU-aa02,GPU-bb | 1 2
 an ambiguous prefix ends the list   | GPU-bb,GPU-aa,GPU-aa01 | 2
 an unknown one ends it there        | GPU-bb,GPU-xx,GPU-aa01 | 2
 an index among UUIDs ends the list  | GPU-bb,0    | 2
 blanks are part of a UUID           | GPU-bb, GPU-aa01 | 2
-blanks behind it, too               | GPU-bb ,GPU-aa01 |
-case counts                         | gpu-bb03    |
-case counts in the digits, too      | GPU-BB03    |
 a repeated UUID: none               | GPU-bb,GPU-bb |
 repeated, though unknown: none      | GPU-bb,GPU-xx,GPU-xx |
 two names of one device: none       | GPU-bb,GPU-bb03 |
-two names, one after the end        | GPU-bb,GPU-xx,GPU-bb03 | 2
-repeated after another kind         | GPU-bb,0,GPU-bb | 2
 MIG instances are named alike       | MIG-cc04,MIG-cc05 | 4 5
-so are ambiguous ones               | MIG-cc      |
-a GPU among instances               | MIG-cc04,GPU-bb | 4
 an instance among GPUs              | GPU-bb,MIG-cc04 | 2
-a prefix of all is ambiguous        | GPU-        |
 ROCR alone                          | ROCR_VISIBLE_DEVICES=2,0 | 2 0
 with an assignment for its value    | ROCR_VISIBLE_DEVICES=1=x | 1
-HIP alone                           | HIP_VISIBLE_DEVICES=2,0  | 2 0
 HIP indexes ROCR's                  | ROCR_VISIBLE_DEVICES=3,1,0;HIP_VISIBLE_DEVICES=2,0 | 0 3
 in either order, with a blank       | HIP_VISIBLE_DEVICES=2,0; ROCR_VISIBLE_DEVICES=3,1,0 | 0 3
-ROCR by UUID                   | ROCR_VISIBLE_DEVICES=GPU-bb,GPU-aa01;HIP_VISIBLE_DEVICES=1 | 0
 HIP names nothing that ROCR left out | ROCR_VISIBLE_DEVICES=0,1;HIP_VISIBLE_DEVICES=GPU-bb |
 nor counts beyond it                | ROCR_VISIBLE_DEVICES=0,1;HIP_VISIBLE_DEVICES=2 |
 ROCR empty: none                    | ROCR_VISIBLE_DEVICES=;HIP_VISIBLE_DEVICES=0 |
 HIP empty: none                     | ROCR_VISIBLE_DEVICES=0;HIP_VISIBLE_DEVICES= |
 a semicolon ends a number           | 2;3         | 2
-another variable is a word          | OTHER=0     |
 """),
 )
 def test_a_list_is_read_as_by_the_driver(value: str, expected: str) -> None:
