@@ -80,9 +80,5 @@ def check(name: str, facts: NodeFacts, *expected: str | Expected) -> None:
     assert [one.of(its) for one, its in zip(wanted, found, strict=True)] == wanted
 
 
-def well(found: str) -> Expected:
-    return Expected("ok", found)
-
-
 def n_a(why: str) -> Expected:
     return Expected("n/a", why)

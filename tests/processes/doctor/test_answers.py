@@ -27,25 +27,30 @@ def refusal(text: str) -> bytes:
 
 CLEARS = "\x1b[2J\n"  #: a screen, where it reaches one
 ENDLESS = refusal(f"Cannot be satisfied: {CLEARS * 20_000}")
+SHOWN = repr(CLEARS * 100).replace("'", "")
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("name", "answer", "expected"),
     [
-        pytest.param(plan(), "ok: CPUs 0-3", id="a plan"),
-        pytest.param(http("200 OK", b"[" * 200_000), "n/a: nested too deeply", id="too deep"),
-        pytest.param(http("200 OK", b"[]"), "n/a: plan is [], not an object", id="a list"),
-        pytest.param(plan(within=CLEARS), "n/a: plan.allowed.within: ", id="a cpuset that is none"),
-        pytest.param(plan(source=["caller"]), "n/a: source is", id="a source that is a list"),
-        pytest.param(refusal("no such GPU"), "n/a: 409: 'no such GPU'", id="another refusal"),
-        pytest.param(refusal("Cannot be satisfied: too few"), "n/a: too few", id="a refusal"),
-        pytest.param(
-            http("409 Conflict", b"\xff"), "n/a: other than text", id="a refusal without text"
-        ),
-        pytest.param(ENDLESS, f"n/a: {CLEARS * 100!r}".replace("'", ""), id="without an end"),
+        ("caller", plan(), "ok: CPUs 0-3"),
+        ("caller", http("200 OK", b"[" * 200_000), "n/a: nested too deeply"),
+        ("caller", http("200 OK", b"[]"), "n/a: plan is [], not an object"),
+        ("caller", plan(within=CLEARS), "n/a: plan.allowed.within: "),
+        ("caller", plan(source=["caller"]), "n/a: source is"),
+        ("caller", refusal("no such GPU"), "n/a: 409: 'no such GPU'"),
+        ("caller", refusal("Cannot be satisfied: too few"), "n/a: too few"),
+        ("caller", http("409 Conflict", b"\xff"), "n/a: other than text"),
+        ("caller", ENDLESS, f"n/a: {SHOWN}"),
+        ("enforce", http("200 OK", b"ready\n"), "n/a: enforce is 'ready\\n', not JSON"),
+        ("enforce", http("404 Not Found", b"no"), "n/a: answered 404: 'no'"),  # an older daemon
+        ("enforce", b"220 mail\r\n", "n/a: no daemon answers"),
     ],
+    ids=lambda it: ascii(it[:40]) if isinstance(it, bytes) else it[:20],
 )
 def test_what_a_daemon_answers_is_told_in_lines_that_do_no_harm(
+    *,
+    name: str,
     answer: bytes,
     expected: str,
     tmp_path: Path,
@@ -56,7 +61,7 @@ def test_what_a_daemon_answers_is_told_in_lines_that_do_no_harm(
     with serving(tmp_path / "s", answering(answer)) as path:
         daemon = probe(os.fspath(path))
         main(["doctor", "socket", "caller", "enforce", "--socket", os.fspath(path)])
-    check("caller", NodeFacts(TWO, open_tree("/"), daemon=daemon), expected)
+    check(name, NodeFacts(TWO, open_tree("/"), daemon=daemon), expected)
     printed = capsys.readouterr()
     assert printed.err == ""
     assert all(line.isprintable() and len(line) < 5000 for line in printed.out.splitlines())

@@ -26,7 +26,7 @@ from affinityd.linux.cgroup import cpuset_of
 from affinityd.linux.processes import INITIAL_PIDS
 from affinityd.topology import node_file
 from affinityd.topology.model import Node
-from tests.support.daemons import Daemon, running
+from tests.support.daemons import PATIENCE, Daemon, running
 from tests.support.doctor_facts import TWO, check
 from tests.support.paths import REPOSITORY
 from tests.support.servers import Behaviour, answering, hanging, http, serving
@@ -73,7 +73,7 @@ def here(path: Path) -> NodeFacts:
     return gather(Settings(socket=os.fspath(path)))
 
 
-def seen(path: Path, timeout: float = 90.0) -> NodeFacts:
+def seen(path: Path, timeout: float = PATIENCE) -> NodeFacts:
     """Return the facts of the node that is published beside a socket."""
     return NodeFacts(TWO, open_tree("/"), daemon=probe(os.fspath(path), timeout))
 
@@ -127,41 +127,28 @@ def test_a_user_s_runtime_folder_is_that_user_s_alone(
         check("socket", here(daemon.socket), "ok: answers")
 
 
-def test_where_nobody_listens_it_says_how_to_start_a_daemon(folder: Path) -> None:
-    (folder / "file").touch()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(folder / "left"))
-    for name in ("left", "file"):
-        (folder / name).chmod(0o666)
-    for name, found in (
-        ("none", "No such file or directory"),
-        ("left", "Connection refused"),
-        ("file", "Connection refused"),
-        ("x" * 120, "AF_UNIX path too long"),
-        ("x" * 6000, ""),
-    ):
-        path = folder / name
-        check("socket", here(path), f"fail: no daemon at {path}: {found} → {MISSING}")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("none", "No such file or directory"), ("x" * 120, "AF_UNIX path too long"), ("x" * 6000, "")],
+)
+def test_where_nothing_listens_it_says_how_to_start_a_daemon(
+    folder: Path, name: str, why: str
+) -> None:
+    check("socket", here(folder / name), f"fail: {folder / name}: {why} → {MISSING}")
+
+
+END_IT = "fail: {} → end the process that listens"
 
 
 @pytest.mark.parametrize(
     ("behave", "timeout", "expected"),
     [
         (hanging, 0.2, "fail: ready daemon: no answer within 0.2 s → systemctl restart"),
-        (
-            answering(b"220 mail\r\n"),
-            90.0,
-            "fail: it does not speak HTTP → end the process that listens",
-        ),
-        (answering(b""), 90.0, "fail: it does not speak HTTP → end the process that listens"),
-        (
-            answering(http("404 No", b"")),
-            90.0,
-            "fail: it answered 404 → end the process that listens",
-        ),
-        (answering(http("503 No", b"")), 90.0, "fail: has not read the machine yet → journalctl"),
+        (answering(b"220 mail\r\n"), PATIENCE, END_IT.format("it does not speak HTTP")),
+        (answering(http("404 No", b"")), PATIENCE, END_IT.format("it answered 404")),
+        (answering(http("503 No", b"")), PATIENCE, "fail: not read the machine yet → journalctl"),
     ],
-    ids=["silent", "a mail server", "nothing", "another web server", "not ready"],
+    ids=["silent", "a mail server", "a web server", "not ready"],
 )
 def test_what_listens_and_does_not_answer_well_fails(
     folder: Path, behave: Behaviour, timeout: float, expected: str
@@ -233,18 +220,17 @@ def test_a_user_without_a_daemon_has_nothing_that_fails(folder: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize(("shut", "bits"), [("", 0o700), ("s", 0o600)])
 def test_of_a_socket_that_refuses_this_user_it_is_not_said_that_no_daemon_is_there(
-    folder: Path, shut: str, bits: int
+    folder: Path,
 ) -> None:
     """Others' checks are made all the same: what is in the way is a finding, and no error."""
     with serving(folder / "s", READY) as path:
-        (folder / shut).chmod(bits)
+        folder.chmod(0o700)
         status, said, complaints = doctor_as_nobody("--socket", path)
     assert (status, complaints) == (1, "")
     refused = f"^socket +fail +this user may not connect to {path}: Permission denied"
     assert re.search(refused, said, re.MULTILINE)
     assert re.search("^cgroup ", said, re.MULTILINE)
-    assert f"{folder / shut} is {bits:04o}" in said
+    assert f"{folder} is 0700" in said
     assert "no daemon" not in said
     assert "systemctl" not in said

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.audit.describe import everything
 from affinityd.doctor.facts import DaemonFacts
+from affinityd.enforce.describe import render
+from affinityd.enforce.document import EnforceDocument
+from affinityd.enforce.enforcer import Enforced
+from affinityd.enforce.policy.model import PolicyState
+from affinityd.json_codec import loads
 from affinityd.request.document import AllowedCpus
 from affinityd.topology.model import Node
 from tests.support.doctor_facts import TWO, check, facts_of
+from tests.support.enforce_reports import drifted, enforced
 from tests.support.machines.by_hand import made
 
 NODES = {0: "0-3", 1: "4-7"}
@@ -43,7 +50,6 @@ A_FOLDER = "run a replaying daemon on a socket in a folder of its own"
         (RENAMED, f"warn: out of date: its name: gpu08, here: made → {RELOAD}"),
         (OTHER_CPUS, f"warn: its online CPUs: 0-6, here: 0-7 → {RELOAD}"),
         (Node(OTHER_GPUS), f"warn: its GPUs: 0000:10:00.0, here: 0000:10:00.0, 0000:11 → {RELOAD}"),
-        (Node(OTHER_GPUS, replayed=True), f"warn: its GPUs:  → {A_FOLDER}"),
         (Node(TWO, replayed=True), f"warn: /run/node.json is of another machine → {A_FOLDER}"),
         ("there is none", "warn: /run/node.json: there is none → let the daemon write to its fol"),
     ],
@@ -55,29 +61,63 @@ def test_a_node_file_is_of_this_machine(
     check("socket", replace(facts_of(tmp_path), daemon=daemon), expected)
 
 
+REPLAYED = Node(TWO, replayed=True)
+OF_CALLER, OF_NODE = AllowedCpus("0-3", "caller", None), AllowedCpus("0-3", "node", None)
+WITHIN = AllowedCpus("0-3", "caller", "0-3")
 UNKNOWN = "the daemon cannot identify callers"
 NO_CPUSET = "and not its cpuset: it cannot see its cgroup; this process has CPUs 0-1"
 
 
 @pytest.mark.parametrize(
-    ("answer", "cpuset", "expected"),
+    ("answer", "cpuset", "published", "expected"),
     [
-        (AllowedCpus("0-3", "caller", "0-3"), {0, 1}, "ok: within its cpuset, CPUs 0-3"),
-        (AllowedCpus("0-3", "caller", None), None, "ok: the daemon identifies callers"),
-        (AllowedCpus("0-3", "caller", None), {0, 1}, f"warn: {NO_CPUSET} → mount the node's /sys"),
-        (AllowedCpus("0-3", "node", None), {0, 1}, f"warn: {UNKNOWN} → its log says why"),
-        ("this node has no GPU", {0, 1}, "n/a: this node has no GPU"),
+        (WITHIN, {0, 1}, "", "ok: within its cpuset, CPUs 0-3"),
+        (OF_CALLER, None, "", "ok: the daemon identifies callers"),
+        (OF_CALLER, {0, 1}, "", f"warn: {NO_CPUSET} → mount the node's /sys"),
+        (OF_NODE, {0, 1}, "", f"warn: {UNKNOWN} → its log says why"),
+        (OF_NODE, None, REPLAYED, "n/a: the daemon replays made"),
+        ("this node has no GPU", {0, 1}, "", "n/a: this node has no GPU"),
     ],
 )
 def test_what_the_daemon_says_of_who_asks(
-    tmp_path: Path, answer: AllowedCpus | str, cpuset: set[int] | None, expected: str
+    tmp_path: Path,
+    answer: AllowedCpus | str,
+    cpuset: set[int] | None,
+    published: Node | str,
+    expected: str,
 ) -> None:
     own = None if cpuset is None else frozenset(cpuset)
     daemon = DaemonFacts("/s", listens=True, pid=7, allowed=answer, own_cpuset=own)
-    check("caller", replace(facts_of(tmp_path), daemon=daemon), expected)
+    facts = replace(facts_of(tmp_path), daemon=replace(daemon, published=published))
+    check("caller", facts, expected)
 
 
-def test_a_daemon_that_replays_knows_nobody_s_cpus(tmp_path: Path) -> None:
-    replay, allowed = Node(TWO, replayed=True), AllowedCpus("0-3", "node", None)
-    daemon = DaemonFacts("/s", listens=True, allowed=allowed, published=replay)
-    check("caller", replace(facts_of(tmp_path), daemon=daemon), "n/a: the daemon replays made")
+OBSERVES = enforced(wanted="observe", does="observe")
+HINDERED = enforced(does="observe", hindrance="CAP_SYS_NICE is missing")
+BROKEN = enforced(policy=PolicyState("/p.toml", error="rule 1: unknown 'mod'"))
+BLIND = enforced(notices=("no environment can be read", "NVML says nothing"))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (enforced(drifted()), ["ok: the daemon pins"]),
+        (OBSERVES, ["ok: the daemon observes what it would pin"]),
+        (HINDERED, ["warn: pin, and can only observe: CAP_SYS_NICE is missing → enforce.conf"]),
+        (BROKEN, ["warn: /p.toml has an error: rule 1: unknown 'mod' → --check"]),
+        (BLIND, [f"warn: {it} → affinityd enforce" for it in BLIND.notices]),
+    ],
+    ids=[
+        "pins",
+        "is to observe, and does",
+        "is to pin, and may not",
+        "policy",
+        "blind in two ways",
+    ],
+)
+def test_what_keeps_the_daemon_from_pinning_is_found(
+    tmp_path: Path, found: Enforced, expected: list[str]
+) -> None:
+    report = loads(EnforceDocument, render(found, everything), "enforce")
+    daemon = DaemonFacts("/s", listens=True, enforcement=report)
+    check("enforce", replace(facts_of(tmp_path), daemon=daemon), *expected)

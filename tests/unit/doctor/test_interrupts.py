@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from affinityd.topology.model import Nic
-from tests.support.doctor_facts import CPU, NO_GPU, ONE, PCI, TWO, check, facts_of
+from tests.support.doctor_facts import CPU, ONE, PCI, TWO, check, facts_of
 
 GPU_0, GPU_1 = (gpu.pci_bus_id for gpu in TWO.gpus)
 NIC = "0000:20:00.0"
@@ -46,9 +46,13 @@ SETTINGS = {"etc/sysconfig/irqbalance": f'#x=1\n{LIST}="1-3,5-7"'}
 RUNS = "ok: irqbalance runs (process 77)"
 KEEPS_OFF = f"{RUNS}, and does not use CPUs 1-3,5-7"
 USES_RANKS = (
-    "warn 1: may use CPUs 5-7, which ranks of GPU 1 are given, though CPUs 0,4 are reserved"
+    "warn 1: may use CPUs 5-7, which ranks of GPU 1 are given, though CPUs 0,4 are reserved → "
+    f"{LIST}=1-3,5-7 in /etc/default/irqbalance"
 )
+NOT_NEAR = f"warn 0: irqbalance does not use CPUs 0-3, all that are near GPU 0 → {LIST}="
 HANDLED = "its interrupts are handled on"
+FAR_FROM_GPU = f"warn 1: GPU 1 ({GPU_1}): {HANDLED} CPU 0, and CPUs 4-7 are near → enable --now irq"
+FAR_FROM_NIC = f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let irqbalance use CPUs there"
 
 
 @pytest.mark.parametrize(
@@ -61,26 +65,10 @@ HANDLED = "its interrupts are handled on"
         (running(f"{MASK}=ee"), "0,4", KEEPS_OFF),
         ({**running(), **ISOLATED}, "0,4", KEEPS_OFF),
         ({**UNREADABLE, **SETTINGS}, "0,4", KEEPS_OFF),
-        (
-            running(f"{LIST}=1-3"),
-            "0,4",
-            f"{USES_RANKS} → {LIST}=1-3,5-7 in /etc/default/irqbalance",
-        ),
-        (
-            running(f"{LIST}=lots", f"{MASK}=f"),
-            "",
-            f"warn 0: irqbalance does not use CPUs 0-3, all that are near GPU 0 → {LIST}=",
-        ),
-        (
-            {**QUIET, **irq(GPU_1, 40, "0"), **irq(GPU_0, 41, "1")},
-            "",
-            f"warn 1: GPU 1 ({GPU_1}): {HANDLED} CPU 0, and CPUs 4-7 are near → enable --now irq",
-        ),
-        (
-            {**running(), **irq(NIC, 40, "", "0-1"), **irq(NIC, 41, "2")},
-            "",
-            (f"warn 1: adapter mlx5_0 ({NIC}): {HANDLED} CPUs 0-2 → let irqbalance use CPUs there"),
-        ),
+        (running(f"{LIST}=1-3"), "0,4", USES_RANKS),
+        (running(f"{LIST}=lots", f"{MASK}=f"), "", NOT_NEAR),
+        ({**QUIET, **irq(GPU_1, 40, "0"), **irq(GPU_0, 41, "1")}, "", FAR_FROM_GPU),
+        ({**running(), **irq(NIC, 40, "", "0-1"), **irq(NIC, 41, "2")}, "", FAR_FROM_NIC),
         ({**running(), **irq(NIC, 40, "0"), **irq(NIC, 41, "4")}, "", RUNS),
     ],
 )
@@ -91,7 +79,3 @@ def test_interrupts(tmp_path: Path, files: dict[str, object], reserved: str, exp
 def test_on_one_node_no_interrupt_is_far(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, ONE, {**QUIET, **irq(GPU_0, 40, "0")})
     check("irqbalance", facts, "ok: irqbalance does not run")
-
-
-def test_without_a_gpu_interrupts_are_of_no_interest(tmp_path: Path) -> None:
-    check("irqbalance", facts_of(tmp_path, NO_GPU, QUIET), "n/a: there is no GPU")
