@@ -14,6 +14,7 @@ from typing import Any
 from affinityd.audit.document import AuditDocument
 from tests.support.daemons import Daemon, eventually
 from tests.support.documents import exactly
+from tests.support.nvml.shared_object import environment
 
 #: Asks for a path as another user.
 ASK = """
@@ -42,9 +43,7 @@ class AskedNode:
 
     def tell(self, facts: str) -> None:
         """Have NVML answer by these facts, from the next scan on."""
-        new = self.folder / "facts.new"
-        new.write_text(facts)
-        new.rename(self.folder / "nvml.facts")
+        environment(facts, self.folder)
 
     def audit(self) -> Any:  # noqa: ANN401 - a document
         reply = self.daemon.get("/audit")

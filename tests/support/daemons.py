@@ -87,6 +87,10 @@ class Daemon:
     def lines(self) -> list[str]:
         return self.log.read_text().splitlines()
 
+    def says(self, words: str) -> list[str]:
+        """Return the lines of its log that have these words."""
+        return [line for line in self.lines if words in line]
+
     @property
     def complaints(self) -> list[str]:
         return self.log.with_name(COMPLAINTS).read_text().splitlines()
@@ -107,19 +111,14 @@ def spawn(
     before: Sequence[str] = (),
 ) -> Daemon:
     """Start a daemon, by way of a command `before` its own, without waiting for it."""
-    path, log, complaints = (folder / name for name in ("affinityd.sock", "log", COMPLAINTS))
+    log, complaints = folder / "log", folder / COMPLAINTS
     command = [*before, sys.executable, "-m", "affinityd", "serve", *arguments]
     environment = {key: value for key, value in os.environ.items() if "AFFINITYD" not in key}
-    settings = {"AFFINITYD_SOCKET": os.fspath(path), "AFFINITYD_LISTEN": listen}
+    settings = {"AFFINITYD_SOCKET": f"{folder}/affinityd.sock", "AFFINITYD_LISTEN": listen}
+    environment |= {**settings, **(env or {})}
     with log.open("a") as out, complaints.open("a") as err:
-        process = subprocess.Popen(
-            command,
-            stdout=out,
-            stderr=err,
-            text=True,
-            env={**environment, **settings, **(env or {})},
-        )
-    return Daemon(process, path, log)
+        process = subprocess.Popen(command, stdout=out, stderr=err, text=True, env=environment)
+    return Daemon(process, Path(environment["AFFINITYD_SOCKET"]), log)
 
 
 #: Sets constants of modules, MODULE.NAME=NUMBER each, and is what `python -m affinityd` would be.
@@ -144,6 +143,24 @@ def with_constants(**numbers: float) -> tuple[str, ...]:
 
 
 @contextmanager
+def started(
+    folder: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    listen: str = "none",
+    before: Sequence[str] = (),
+) -> Iterator[Daemon]:
+    """Start a daemon without waiting for it; it ends with the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    daemon = spawn(folder, *arguments, env=env, listen=listen, before=before)
+    try:
+        yield daemon
+    finally:
+        daemon.process.kill()
+        daemon.process.wait()
+
+
+@contextmanager
 def running(
     folder: Path,
     *arguments: str,
@@ -152,15 +169,10 @@ def running(
     before: Sequence[str] = (),
 ) -> Iterator[Daemon]:
     """Run a daemon from its first plan on."""
-    folder.mkdir(parents=True, exist_ok=True)
-    daemon = spawn(folder, *arguments, env=env, listen=listen, before=before)
-    try:
+    with started(folder, *arguments, env=env, listen=listen, before=before) as daemon:
         eventually(lambda: is_ready(daemon), "the daemon is ready")
         eventually(daemon.socket.with_name("node.json").exists, "the node file is there")
         yield daemon
-    finally:
-        daemon.process.kill()
-        daemon.process.wait()
 
 
 def is_ready(daemon: Daemon) -> bool:

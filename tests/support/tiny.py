@@ -56,8 +56,13 @@ class Ended:
         return self.stderr.splitlines()
 
 
-def affinityd(*words: str, env: Mapping[str, str] | None = None) -> Ended:
-    """Run the command line, in an environment that says nothing of tasks and settings but `env`."""
+def affinityd(
+    *words: str, env: Mapping[str, str] | None = None, checkout: Path | None = None
+) -> Ended:
+    """Run the command line, in an environment that says nothing of tasks and settings but `env`.
+
+    `checkout`: the one whose it is, where that is another.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "affinityd", *words],
         capture_output=True,
@@ -70,6 +75,7 @@ def affinityd(*words: str, env: Mapping[str, str] | None = None) -> Ended:
             **BELIEVED,
             **(env or {}),
         },
+        cwd=checkout,  # Python imports from where it starts
         timeout=PATIENCE,
     )
     return Ended(done.returncode, done.stdout, done.stderr)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.faults.checker import Truth, answered_more, asking
-from tests.e2e.faults.live import Node
-from tests.e2e.faults.ranks import environment, start_many
+from tests.e2e.faults.checker import asking
+from tests.e2e.faults.ranks import start_ranks
 from tests.support.daemons import Daemon, running
+from tests.support.live_node import LiveNode
 from tests.support.tiny import tiny, tiny_tree
 
 YEARS = 60 * 365 * 86400
@@ -26,17 +26,16 @@ def test_a_daemon_in_another_time_plans_as_everywhere(tmp_path: Path) -> None:
     tree = str(tiny_tree(tmp_path / "machine"))
     with (
         running(tmp_path, "--root", tree, before=AHEAD) as daemon,
-        asking(daemon.socket, Truth(tiny())) as asked,
+        asking(daemon.socket, tiny()) as asked,
     ):
         assert is_in_another_time(daemon)
-        assert answered_more(asked)
-        ranks = start_many(4, environment(daemon.socket))
-        assert (ranks.pinned, ranks.wrong, ranks.said) == (4, [], [])
+        asked.more()
+        assert start_ranks(4, daemon.socket) == set()
         assert not asked.refused
 
 
 def test_a_live_daemon_in_another_time_knows_who_asks(tmp_path: Path) -> None:
     """When a process started is told in the reader's time, proc(5)."""
-    with Node(tmp_path).running(at_first=f'exec {" ".join(AHEAD)} "$@"') as daemon:
+    with LiveNode(tmp_path).running(at_first=f'exec {" ".join(AHEAD)} "$@"') as daemon:
         assert is_in_another_time(daemon)
         assert daemon.plan("gpus=0")["allowed"]["source"] == "caller"

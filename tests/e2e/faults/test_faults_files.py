@@ -1,4 +1,4 @@
-"""node.json torn or stale, a disk that is full, a log that takes nothing. Real file systems."""
+"""node.json that is stale, a disk that is full, a log that takes nothing. Real file systems."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.client.local_plan import find_node
 from affinityd.cpuset import parse_list
-from affinityd.text import quote
-from affinityd.topology import node_file as nodefile
+from affinityd.topology import node_file
 from affinityd.topology.model import Node
-from tests.e2e.faults.checker import Truth, answered_more, asking
-from tests.e2e.faults.elsewhere import listening_at, says
-from tests.e2e.faults.ranks import environment, start_many
+from tests.e2e.faults.checker import asking
+from tests.e2e.faults.ranks import start_ranks
 from tests.support.daemons import eventually, running
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.tiny import LOOK, exec_, tiny, tiny_tree
 
 ONLINE = "sys/devices/system/cpu/online"
-SMALL = 256  #: KiB that the small disk has
 
 
 @pytest.fixture
@@ -34,8 +30,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Return a file system with room for little."""
     path = tmp_path / "small"
     path.mkdir()
-    size = f"size={SMALL}k,mode=0755"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", path], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=0755", "tmpfs", path], check=True)
     yield path
     subprocess.run(["umount", "--lazy", path], check=True)
 
@@ -49,75 +44,45 @@ def fill(disk: Path) -> Path:
     return path
 
 
-def test_a_node_file_cut_off_anywhere_is_passed_over_or_whole(tmp_path: Path) -> None:
-    path = tmp_path / nodefile.NAME
-    nodefile.write(path, Node(tiny()))
-    text = path.read_text()
-    for length in range(len(text)):
-        path.write_text(text[:length])
-        try:
-            node = nodefile.read(path)
-        except ValueError as error:
-            assert str(error).isprintable(), quote(text[length:])  # noqa: PT017 - of hundreds
-        else:
-            assert node.topology == tiny()
-            assert length == len(text) - 1  # without its line's end
-
-
-@pytest.mark.parametrize(
-    "stale",
-    [
-        {"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"},  # another machine's
-        {"version": 2},
-        {"generation": 0},
-        {"topology": None},
-        {},
-    ],
-    ids=str,
-)
-def test_ranks_pass_over_a_node_file_that_is_not_of_here_and_now(
-    tmp_path: Path, stale: dict[str, object]
-) -> None:
-    path = tmp_path / nodefile.NAME
-    nodefile.write(path, Node(tiny(1, 0)))  # its GPUs are elsewhere
-    path.write_text(json.dumps(stale and {**json.loads(path.read_text()), **stale}))
-    root = {"AFFINITYD_ROOT": str(tiny_tree(tmp_path / "machine"))}
-    ranks = start_many(2, environment(tmp_path / "affinityd.sock") | root)
-    assert (ranks.pinned, ranks.wrong, ranks.said) == (2, [], [])
+def test_ranks_pass_over_a_node_file_from_before_a_reboot(tmp_path: Path) -> None:
+    path = tmp_path / node_file.NAME
+    node_file.write(path, Node(tiny(1, 0)))  # its GPUs are elsewhere
+    stale = {"boot_id": "2b1f9a7e-0000-4000-8000-000000000000"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | stale))
+    root = tiny_tree(tmp_path / "machine")
+    assert start_ranks(2, tmp_path / "affinityd.sock", root=root) == set()
 
 
 def test_a_node_file_that_names_cpus_which_went_since_gives_none_of_them(tmp_path: Path) -> None:
     """A rank's own mask is asked of the kernel, which never names what is offline."""
-    path = tmp_path / nodefile.NAME
-    nodefile.write(path, Node(machine("dgx-a100")))
-    assert find_node([str(tmp_path / "affinityd.sock")]).source == nodefile.NAME
-    for gpu in ("0", "7"):
-        done = exec_("--gpus", gpu, "--", *LOOK, env=environment(tmp_path / "affinityd.sock"))
-        assert parse_list(done.cpus) <= os.sched_getaffinity(0)
+    node_file.write(tmp_path / node_file.NAME, Node(machine("dgx-a100")))
+    env = {"AFFINITYD_SOCKET": f"{tmp_path}/affinityd.sock"}
+    done = exec_("--gpus", "7", "--verbose", "--", *LOOK, env=env)
+    assert parse_list(done.cpus) <= os.sched_getaffinity(0)
 
 
 def test_a_disk_that_fills_up_leaves_the_former_node_file_until_a_reading_finds_room(
     tmp_path: Path, small_disk: Path
 ) -> None:
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
-    path, node_file = small_disk / "s", small_disk / nodefile.NAME
-    with listening_at(path, tmp_path, "--root", str(tree)) as daemon:
-        eventually(node_file.exists, "the node file is there")
+    socket, published = small_disk / "s", small_disk / node_file.NAME
+    env = {"AFFINITYD_SOCKET": str(socket)}
+    with running(tmp_path, "--root", str(tree), env=env) as daemon:
         filler = fill(small_disk)
         (tree / ONLINE).write_text("0-47,50-255\n")
         for _ in range(2):
             assert daemon.plan("gpus=0&mode=node")["cpulist"] == "50-63,176-191"
             daemon.signal(signal.SIGHUP)
         told = "node.json could not be written: No space left on device"
-        eventually(lambda: says(daemon, told), "it is told")
-        assert nodefile.read(node_file).topology.online == machine("dgx-a100").online
+        eventually(lambda: daemon.says(told), "it is told")
+        assert node_file.read(published).topology.online == machine("dgx-a100").online
         assert sorted(file.name for file in small_disk.iterdir()) == ["full", "node.json", "s"]
         filler.unlink()
-        node_file.unlink()
+        published.unlink()
         daemon.signal(signal.SIGHUP)
-        eventually(node_file.exists, "it is written again, as after it was deleted")
-        assert nodefile.read(node_file).generation == 2
-        assert len(says(daemon, told)) == 1
+        eventually(published.exists, "it is written again, as after it was deleted")
+        assert node_file.read(published).generation == 2
+        assert len(daemon.says(told)) == 1
         assert daemon.stop() == 0
 
 
@@ -135,10 +100,10 @@ def test_a_log_that_takes_nothing_holds_up_neither_answers_nor_the_end(
         with running(tmp_path, "--machine", "dgx-a100", env=env, before=into) as daemon:
             os.set_blocking(reader, False)
             os.write(reader, bytes(65536 - 4096))  # nearly all that there is room for
-            with asking(daemon.socket, Truth(machine("dgx-a100"))) as asked:
+            with asking(daemon.socket, machine("dgx-a100")) as asked:
                 for _ in range(100):
                     daemon.signal(signal.SIGHUP)
-                    assert answered_more(asked, 1)
+                    asked.more(1)
             assert daemon.stop() == 0
             assert daemon.complaints == []
     finally:

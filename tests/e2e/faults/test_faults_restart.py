@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.e2e.faults.checker import QUERIES, Truth, answered_more, asking
-from tests.e2e.faults.ranks import environment, start_many, started_more, starting
+from tests.e2e.faults.checker import QUERIES, asking
+from tests.e2e.faults.ranks import start_ranks, start_ranks_during
 from tests.support.daemons import (
     PATIENCE,
     Daemon,
@@ -40,31 +39,28 @@ def test_killed_and_started_again_under_load_it_answers_right_or_not_at_all(
     tmp_path: Path,
 ) -> None:
     """And it ends well, as `systemctl restart` ends it: ranks are where they belong in any case."""
-    tree = tiny_tree(tmp_path / "machine")
-    with running(tmp_path, "--root", str(tree)) as daemon:
+    root = str(tiny_tree(tmp_path / "machine"))
+    with running(tmp_path, "--root", root) as daemon:
         before = answers(daemon)
-        with (
-            asking(daemon.socket, Truth(tiny()), clients=3) as asked,
-            starting(environment(daemon.socket)) as ranks,
-        ):
+        with asking(daemon.socket, tiny(), clients=3) as asked:
 
-            def restart(end: Callable[[], object]) -> None:
-                assert answered_more(asked)
-                end()
+            def restart(number: signal.Signals) -> None:
+                asked.more()
+                daemon.signal(number)
                 daemon.process.wait(PATIENCE)
-                assert started_more(ranks)
-                daemon.process = spawn(tmp_path, "--root", str(tree)).process
+                assert start_ranks(4, daemon.socket) == set()
+                daemon.process = spawn(tmp_path, "--root", root).process
                 eventually(lambda: is_ready(daemon), "it is there again")
 
-            restart(daemon.process.kill)
+            said = start_ranks_during(lambda: restart(signal.SIGKILL), daemon.socket)
             cut = asked.cut
-            restart(daemon.process.terminate)
+            said |= start_ranks_during(lambda: restart(signal.SIGTERM), daemon.socket)
             assert asked.cut == cut
-            assert answered_more(asked)
+            assert all(line.endswith("from node.json") for line in said)
+            asked.more()
         assert asked.refused
         assert answers(daemon) == before
-        assert set(ranks.said) <= {line for line in ranks.said if line.endswith("from node.json")}
-        assert start_many(4, environment(daemon.socket)).wrong == []
+        assert start_ranks(4, daemon.socket) == set()
 
 
 def test_sigterm_cuts_no_answer_in_half_and_ends_well_whoever_says_nothing(tmp_path: Path) -> None:
@@ -73,8 +69,8 @@ def test_sigterm_cuts_no_answer_in_half_and_ends_well_whoever_says_nothing(tmp_p
             connection = idle.enter_context(socket.socket(socket.AF_UNIX))
             connection.connect(os.fspath(daemon.socket))
         connection.sendall(b"GET /plan?gpus=0 HTT")
-        with asking(daemon.socket, Truth(machine(MACHINE)), clients=8) as asked:
-            assert answered_more(asked, 100)
+        with asking(daemon.socket, machine(MACHINE), clients=8) as asked:
+            asked.more(100)
             assert daemon.stop() == 0
         assert asked.cut == 0
 
@@ -85,16 +81,16 @@ def test_signals_of_all_kinds_at_once_are_one_end(tmp_path: Path) -> None:
             daemon.signal(number)
         assert daemon.process.wait(PATIENCE) == 0
         assert not daemon.socket.exists()
-        assert not [line for line in daemon.lines if "bug" in line]
+        assert not daemon.says("bug")
 
 
 def test_a_storm_of_sighup_changes_no_answer_and_no_generation(tmp_path: Path) -> None:
     with (
         running(tmp_path, "--root", str(tiny_tree(tmp_path / "machine"))) as daemon,
-        asking(daemon.socket, Truth(tiny())) as asked,
+        asking(daemon.socket, tiny()) as asked,
     ):
         for _ in range(500):
             daemon.signal(signal.SIGHUP)
-        assert answered_more(asked, 200)
+        asked.more(200)
         assert not asked.refused
         assert daemon.plan("gpus=0")["generation"] == 1

@@ -12,9 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.faults.checker import Truth, answered_more, asking
-from tests.e2e.faults.elsewhere import listening_at, plans, says
-from tests.support.daemons import PATIENCE, Daemon, UnixConnection, eventually, running, spawn
+from tests.e2e.faults.checker import asking
+from tests.support.daemons import (
+    PATIENCE,
+    Daemon,
+    UnixConnection,
+    eventually,
+    is_ready,
+    running,
+    spawn,
+)
 from tests.support.machines.facts import machine
 from tests.support.servers import hanging, serving
 
@@ -31,9 +38,10 @@ def test_a_daemon_that_no_client_reaches_answers_those_it_has_and_ends_with_one_
     tmp_path: Path, fault: Callable[[Path], object]
 ) -> None:
     path = tmp_path / "run/affinityd.sock"
-    with listening_at(path, tmp_path, "--machine", MACHINE) as daemon:
-        with asking(path, Truth(machine(MACHINE))) as asked:
-            assert answered_more(asked)
+    env = {"AFFINITYD_SOCKET": str(path)}
+    with running(tmp_path, "--machine", MACHINE, env=env) as daemon:
+        with asking(path, machine(MACHINE)) as asked:
+            asked.more()
             connection = UnixConnection(path)
             connection.connect()
             fault(path)
@@ -43,7 +51,7 @@ def test_a_daemon_that_no_client_reaches_answers_those_it_has_and_ends_with_one_
             assert daemon.process.wait(PATIENCE) == 1
         assert asked.cut == 0
         gone = f"{path} is gone, or another process's: the daemon exits, to be restarted"
-        assert says(daemon, "critical") == [f"critical: {gone}"]
+        assert daemon.says("critical") == [f"critical: {gone}"]
         assert daemon.complaints == []
 
 
@@ -71,7 +79,9 @@ def test_of_daemons_that_start_at_once_where_one_was_killed_one_stays(tmp_path: 
         assert killed.socket.exists()
     daemons = [spawn(tmp_path, "--machine", MACHINE) for _ in range(4)]
     try:
-        eventually(lambda: len(living(daemons)) == 1 and plans(daemons[0]), "one stays")
+        eventually(lambda: len(living(daemons)) == 1, "one stays")
+        (one,) = living(daemons)
+        eventually(lambda: is_ready(one), "and answers")
     finally:
         statuses = [daemon.process.poll() for daemon in daemons]
         for daemon in living(daemons):

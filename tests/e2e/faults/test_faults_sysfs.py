@@ -6,15 +6,15 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
 from affinityd.discovery import discover, open_tree
-from tests.e2e.faults.checker import Truth, answered_more, asking
-from tests.e2e.faults.elsewhere import plans, says
-from tests.e2e.faults.live import QUERIES, Node, inside
-from tests.support.daemons import eventually, running
+from tests.e2e.faults.checker import LIVE_QUERIES, QUERIES, asking, right_answer
+from tests.support.daemons import Daemon, eventually, is_ready, running
+from tests.support.live_node import LiveNode
 from tests.support.machines.facts import machine
 from tests.support.machines.sysfs_tree import write_tree
 
@@ -29,71 +29,89 @@ FAULTS = {
 }
 
 
+def inside(daemon: Daemon, *command: str) -> None:
+    """Run a command in a daemon's namespaces."""
+    enter = ["nsenter", "--target", str(daemon.process.pid), "--user", "--mount", "--"]
+    subprocess.run([*enter, *command], check=True)
+
+
+def answers(daemon: Daemon, node: LiveNode) -> None:
+    """Hold that it answers for the whole machine."""
+    with asking(daemon.socket, node.topology, queries=LIVE_QUERIES) as asked:
+        asked.more()
+
+
 def test_what_fails_leaves_the_last_topology_and_is_named_until_it_is_mended(
     tmp_path: Path,
 ) -> None:
-    node = Node(tmp_path)
+    node = LiveNode(tmp_path)
     with (
         node.running() as daemon,
-        asking(daemon.socket, Truth(node.topology), queries=QUERIES) as asked,
+        asking(daemon.socket, node.topology, queries=LIVE_QUERIES) as asked,
     ):
         for path, (fault, told) in FAULTS.items():
             inside(daemon, *(it.format(pid=daemon.process.pid) for it in fault), path)
             daemon.signal(signal.SIGHUP)
-            eventually(partial(says, daemon, told), "it is told")
+            eventually(partial(daemon.says, told), "it is told")
             assert daemon.plan("gpus=0")["generation"] == 1
-            assert answered_more(asked)
+            asked.more()
             daemon.signal(signal.SIGHUP)
             inside(daemon, "umount", path)
             daemon.signal(signal.SIGHUP)
-            eventually(partial(says, daemon, "nothing has changed"), "it is read again")
-            assert len(says(daemon, told)) == 1
+            eventually(partial(daemon.says, "nothing has changed"), "it is read again")
+            assert len(daemon.says(told)) == 1
             daemon.log.write_text("")
         assert not asked.refused
 
 
 def test_a_file_that_fails_from_the_start_is_named_and_the_rest_is_used(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = LiveNode(tmp_path)
     with node.running(at_first=f"mount --bind /proc/$$/mem {NODE_CPUS}") as daemon:
         notices = daemon.get("/topology").json["topology"]["notices"]
         assert f"{NODE_CPUS} could not be read: Input/output error" in notices
         inside(daemon, "umount", NODE_CPUS)
         daemon.signal(signal.SIGHUP)
         eventually(lambda: daemon.plan("gpus=0")["generation"] == 2, "it is read again")
-        with asking(daemon.socket, Truth(node.topology), queries=QUERIES) as asked:
-            assert answered_more(asked)
+        answers(daemon, node)
 
 
 def test_without_sysfs_it_refuses_until_that_is_mounted(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+    node = LiveNode(tmp_path)
     with node.started(at_first="mount -t tmpfs tmpfs /sys") as daemon:
-        eventually(lambda: says(daemon, "has no online CPU"), "it is told")
+        eventually(lambda: daemon.says("has no online CPU"), "it is told")
         statuses = [daemon.get(path).status for path in ("/plan", "/readyz", "/healthz")]
         assert statuses == [503, 503, 200]
         inside(daemon, "umount", "/sys")
-        eventually(lambda: plans(daemon), "it plans")
-        with asking(daemon.socket, Truth(node.topology), queries=QUERIES) as asked:
-            assert answered_more(asked)
+        eventually(lambda: is_ready(daemon), "it plans")
+        answers(daemon, node)
 
 
 def test_cpus_that_come_and_go_in_a_storm_are_in_answers_only_while_they_are_there(
     tmp_path: Path,
 ) -> None:
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
-    online = tree / CPUS[1:]
-    all_of_them = discover(open_tree(str(tree)), None)
-    online.write_text("0-47,50-255\n")
-    fewer = discover(open_tree(str(tree)), None)
-    assert fewer.online == all_of_them.online - {48, 49}
-    truth = Truth(fewer)
+    texts = ("0-47,50-255\n", "0-255\n")
+
+    def has(text: str) -> None:
+        (tree / CPUS[1:]).write_text(text)
+
+    def asked_for(query: str) -> str:
+        return daemon.get(f"/plan?{query}&format=cpulist").text
+
+    machines = []
+    for text in texts:
+        has(text)
+        machines.append(discover(open_tree(str(tree)), None))
+    assert machines[1].online - machines[0].online == {48, 49}
     with (
         running(tmp_path, "--root", str(tree)) as daemon,
-        asking(daemon.socket, truth, clients=8) as asked,
+        asking(daemon.socket, *machines, clients=8) as asked,
     ):
-        for topology, text in [(all_of_them, "0-255\n"), (fewer, "0-47,50-255\n")] * 6:
-            with truth.becoming(topology):
-                online.write_text(text)
-            assert answered_more(asked, 20)
+        for text, topology in [*zip(texts, machines, strict=True)] * 6:
+            has(text)
+            for query in QUERIES:
+                assert asked_for(query) == right_answer(topology, query)
+            asked.more(20)
         assert not asked.refused
 
 
@@ -102,7 +120,7 @@ def test_when_no_more_files_can_be_opened_the_last_topology_stands_and_all_is_we
 ) -> None:
     """The limit is lowered while it runs, below what it has open already."""
     tree = write_tree(machine("mi250x"), tmp_path / "root")
-    truth = Truth(discover(open_tree(str(tree)), None))
+    topology = discover(open_tree(str(tree)), None)
     with running(tmp_path, "--root", str(tree)) as daemon, ExitStack() as idle:
         pid = daemon.process.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -113,12 +131,12 @@ def test_when_no_more_files_can_be_opened_the_last_topology_stands_and_all_is_we
             with suppress(OSError):
                 connection.connect(os.fspath(daemon.socket))
         daemon.signal(signal.SIGHUP)
-        eventually(lambda: says(daemon, "Too many open files"), "it is told")
+        eventually(lambda: daemon.says("Too many open files"), "it is told")
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
         idle.close()
-        with asking(daemon.socket, truth) as asked:
-            assert answered_more(asked)
+        with asking(daemon.socket, topology) as asked:
+            asked.more()
         assert daemon.plan("gpus=0")["generation"] == 1
         daemon.signal(signal.SIGHUP)
-        eventually(lambda: says(daemon, "nothing has changed"), "it is read again")
-        assert len(says(daemon, "Too many open files")) <= 2
+        eventually(lambda: daemon.says("nothing has changed"), "it is read again")
+        assert len(daemon.says("Too many open files")) <= 2

@@ -8,13 +8,13 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.faults.checker import Truth, answered_more, asking
-from tests.e2e.faults.elsewhere import plans, says
-from tests.e2e.faults.ranks import environment, started_more, starting
+from tests.e2e.faults.checker import asking
+from tests.e2e.faults.ranks import start_ranks_during
 from tests.e2e.systemd.unit_manager import needs_manager, started
 from tests.support.daemons import Daemon, eventually, is_ready
 from tests.support.tiny import tiny, tiny_tree
@@ -52,22 +52,20 @@ def main_pid(daemon: Daemon) -> int | None:
 def test_it_is_started_again_when_its_socket_goes_and_every_rank_is_where_it_belongs(
     folder: Path, daemon: Daemon
 ) -> None:
-    # Without node.json they read the machine themselves.
-    env = {**environment(daemon.socket), "AFFINITYD_ROOT": str(folder / "machine")}
-    with (
-        asking(daemon.socket, Truth(tiny()), clients=1) as asked,
-        starting(env, at_once=1) as ranks,
-    ):
-        for number in (1, 2):
-            assert answered_more(asked)
-            assert started_more(ranks)
-            daemon.socket.unlink() if number == 1 else shutil.rmtree(daemon.socket.parent)
-            eventually(lambda: not plans(daemon), "it ends")
-            eventually(lambda: plans(daemon), "it is started again")
-            line = says(daemon, "critical")[number - 1]
+    with asking(daemon.socket, tiny(), clients=1) as asked:
+
+        def take(path: Path, number: int) -> None:
+            asked.more()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            eventually(lambda: len(daemon.says("critical")) == number, "it ends")
+            eventually(lambda: is_ready(daemon), "it is started again")
+            line = daemon.says("critical")[-1]
             assert line.startswith("critical: /run/affinityd/affinityd.sock is gone")
-        assert answered_more(asked)
-        assert started_more(ranks)
+
+        for number, path in enumerate((daemon.socket, daemon.socket.parent), 1):
+            # Without node.json they read the machine themselves.
+            start_ranks_during(partial(take, path, number), daemon.socket, root=folder / "machine")
+        asked.more()
 
 
 def test_however_often_it_ends_it_is_started_again(daemon: Daemon) -> None:
@@ -77,7 +75,7 @@ def test_however_often_it_ends_it_is_started_again(daemon: Daemon) -> None:
         eventually(lambda: main_pid(daemon) not in {None, *killed}, "it runs")
         killed.add(pid := main_pid(daemon) or 0)
         os.kill(pid, signal.SIGKILL)
-    eventually(lambda: plans(daemon), "it is started again")
+    eventually(lambda: is_ready(daemon), "it is started again")
 
 
 def test_a_wrong_setting_is_not_tried_again(tmp_path: Path) -> None:

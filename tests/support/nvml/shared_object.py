@@ -15,11 +15,12 @@ SOURCE = Path(__file__).with_name("libnvidia_ml.c")
 def environment(facts: str, folder: Path) -> dict[str, str]:
     r"""Return the variables with which a program's NVML answers from these facts.
 
-    The facts are written into `folder`, and may be rewritten there (`nvml.facts`) while it runs. A
-    character from \udc80 on stands for a byte that is no UTF-8.
+    They are written into `folder`, and may be written anew, by this, while it runs. A character
+    from \udc80 on stands for a byte that is no UTF-8.
     """
-    path = folder / "nvml.facts"
-    path.write_text(facts, errors="surrogateescape")
+    path, new = folder / "nvml.facts", folder / "nvml.facts.new"
+    new.write_text(facts, errors="surrogateescape")
+    new.rename(path)
     return {"LD_LIBRARY_PATH": str(_built()), "NVML_FACTS": str(path)}
 
 
