@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.support.children import program
+from tests.support.daemons import Reply
 
 #: Executes the lines that it is told; `kept` is its connection.
 ASKER = """
@@ -33,37 +34,12 @@ for line in sys.stdin:
     exec(line)
 """
 
-Command = Sequence[str]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What was answered."""
-
-    status: int
-    text: str
-
-    @property
-    def allowed(self) -> Any:  # noqa: ANN401 - a part of a document
-        assert self.status == 200, self.text
-        return json.loads(self.text)["allowed"]
-
-
-def reply(line: str) -> Reply:
-    """Read what `ask` returned."""
-    status, _, text = line.partition(" ")
-    return Reply(int(status), text)
-
 
 @dataclass(frozen=True)
 class Asker:
     """A process with a connection."""
 
     process: subprocess.Popen[str]
-
-    def ask(self, query: str = "", *, connection: str = "kept", path: str = "/plan") -> Reply:
-        target = f"{path}?{query}" if query else path
-        return reply(self.do(f"print(ask({connection}, {target!r}), flush=True)"))
 
     def do(self, code: str) -> str:
         """Have it execute some code that prints a line; return that."""
@@ -74,32 +50,41 @@ class Asker:
         stdin.flush()
         return stdout.readline().rstrip("\n")
 
+    def ask(self, target: str) -> Reply:
+        return reply(self.do(f"print(ask(kept, {target!r}), flush=True)"))
+
     def enter(self, folder: Path) -> None:
         """Have it in a cgroup, with all that it may use there."""
         (folder / "cgroup.procs").write_text(str(self.process.pid))
 
+    def allowed(self, query: str) -> Any:  # noqa: ANN401 - a part of a document
+        """Return on which CPUs it is planned."""
+        return allowed(self.ask(f"/plan?{query}"))
+
+
+def reply(line: str) -> Reply:
+    """Read what `ask` returned."""
+    status, _, text = line.partition(" ")
+    return Reply(int(status), {}, text.encode())
+
+
+def allowed(reply: Reply) -> Any:  # noqa: ANN401 - a part of a document
+    assert reply.status == 200, reply.text
+    return reply.json["allowed"]
+
 
 @contextmanager
-def asking(path: Path, *, within: Path | None = None, before: Command = ()) -> Iterator[Asker]:
+def asking(
+    path: Path, *, within: Path | None = None, before: Sequence[str] = ()
+) -> Iterator[Asker]:
     """Run such a process, in a cgroup, by way of a command `before` its own."""
-    enter = ("sh", "-c", 'echo $$ >"$0"/cgroup.procs; exec "$@"', str(within))
-    command = [*(enter if within else ()), *before, sys.executable, "-I", "-S", "-c", ASKER]
-    with subprocess.Popen(
-        [*command, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield Asker(process)
-        finally:
-            process.kill()
+    enter = ("sh", "-c", 'echo $$ >"$0"/cgroup.procs; exec "$@"', str(within)) if within else ()
+    with program(ASKER, str(path), before=(*enter, *before)) as process:
+        yield Asker(process)
 
 
 @contextmanager
-def connected(before: Command = ()) -> Iterator[tuple[Asker, socket.socket]]:
+def connected(before: Sequence[str] = ()) -> Iterator[tuple[Asker, socket.socket]]:
     """Yield such a process, and its connection as who listens has it."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = Path(folder, "s")
@@ -109,3 +94,9 @@ def connected(before: Command = ()) -> Iterator[tuple[Asker, socket.socket]]:
             it.chmod(0o777)
         with asking(path, before=before) as asker, listener.accept()[0] as accepted:
             yield asker, accepted
+
+
+def as_user(uid: int, *groups: int) -> tuple[str, ...]:
+    """Return the command that runs another one as a user of these groups."""
+    its = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
+    return ("setpriv", f"--reuid={uid}", f"--regid={uid}", its)

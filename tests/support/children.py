@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -74,14 +74,18 @@ os.read(0, 1)
 
 @contextmanager
 def program(
-    code: str, *arguments: str, env: Mapping[str, str] | None = None
+    code: str,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    before: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[str]]:
     """Run Python code until the end of the block, once it has printed its first line.
 
-    The code ends when its stdin does, so that nothing is left over from a test that fails.
+    The code ends when its stdin does, so that nothing is left over from a test that fails. It is
+    run by way of a command `before` its own.
     """
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", code, *arguments],
+        [*before, sys.executable, "-I", "-S", "-c", code, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -96,9 +100,11 @@ def program(
 
 
 @contextmanager
-def sleeping(env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+def sleeping(
+    env: Mapping[str, str] | None = None, before: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
     """Run a program with one thread that does nothing."""
-    with program("print('ready', flush=True); input()", env=env) as child:
+    with program("print('ready', flush=True); input()", env=env, before=before) as child:
         yield child
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.daemon.conftest import open_folder
-from tests.support.asking_processes import Command, Reply, asking, reply
+from tests.support import asking_processes
+from tests.support.asking_processes import as_user, asking, reply
 from tests.support.children import children_of
 from tests.support.cpusets import HIERARCHY, needs_cpuset
 from tests.support.daemons import Daemon, eventually
@@ -31,9 +32,10 @@ pytestmark = [
 
 PLAIN = "mode=node&gpus=0"
 
-ANOTHER_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+ANOTHER_USER = as_user(65534)
 ON_NEAR = ("taskset", "-c", NEAR)
-PIDS = ("--pid", "--fork", "--mount-proc", "--kill-child")
+NESTED = ("--pid", "--fork", "--kill-child")  #: a pid namespace, with the /proc of the one above
+PIDS = (*NESTED, "--mount-proc")
 
 #: Mounts a /proc that shows no other user's processes, but for the driver that the node has.
 HIDE = (
@@ -63,7 +65,7 @@ def node(*namespaces: str, is_blind: bool = False) -> Iterator[Daemon]:
 def daemon() -> Iterator[Daemon]:
     with node() as daemon:
         yield daemon
-        assert warnings(daemon) == []
+        assert daemon.says("the caller") == []
 
 
 @pytest.fixture(scope="module")
@@ -81,25 +83,20 @@ def allowed(cpulist: str, within: str | None, source: str = "caller") -> Any:  #
 NODE = allowed(BOTH, None, "node")  #: of a caller that is not known
 
 
-def warnings(daemon: Daemon) -> list[str]:
-    return [line for line in daemon.lines if "the caller" in line]
-
-
 @pytest.mark.parametrize(
     ("before", "in_far", "expected"),
     [
         ((), False, allowed(BOTH, BOTH)),
-        (ON_NEAR, False, allowed(NEAR, BOTH)),
         (ANOTHER_USER, True, allowed(FAR, FAR)),
         ((*ON_NEAR, *ANOTHER_USER), False, allowed(NEAR, BOTH)),
         (("unshare", *PIDS), True, allowed(FAR, FAR)),  # a pid namespace below the daemon's
     ],
 )
 def test_a_caller_that_says_nothing_is_planned_on_its_own_cpus(
-    daemon: Daemon, far: Path, before: Command, in_far: bool, expected: dict[str, str]
+    daemon: Daemon, far: Path, before: Sequence[str], in_far: bool, expected: dict[str, str]
 ) -> None:
     with asking(daemon.socket, within=far if in_far else None, before=before) as asker:
-        assert [asker.ask(PLAIN).allowed for _ in ("planned", "remembered")] == [expected] * 2
+        assert [asker.allowed(PLAIN) for _ in ("planned", "remembered")] == [expected] * 2
 
 
 def test_a_cpuset_that_is_stated_may_be_wider_than_the_mask_and_not_than_the_cpuset(
@@ -107,41 +104,33 @@ def test_a_cpuset_that_is_stated_may_be_wider_than_the_mask_and_not_than_the_cpu
 ) -> None:
     wide = f"{PLAIN}&cpuset={BOTH}"
     with asking(daemon.socket, before=ON_NEAR) as asker:
-        assert asker.ask(wide).allowed == allowed(BOTH, BOTH, "request")
+        assert asker.allowed(wide) == allowed(BOTH, BOTH, "request")
     with asking(daemon.socket, within=far) as asker:
-        assert asker.ask(wide).allowed == allowed(FAR, FAR, "request")
-        refused = asker.ask(f"{PLAIN}&cpuset={NEAR}&format=cpulist")
-    assert refused == Reply(
-        409,
-        f"Cannot be satisfied: cpuset: none of '{NEAR}' is in the caller's own cpuset, '{FAR}'; "
-        "name CPUs of that, or leave cpuset out",
-    )
+        assert asker.allowed(wide) == allowed(FAR, FAR, "request")
+        refused = asker.ask(f"/plan?{PLAIN}&cpuset={NEAR}&format=cpulist")
+    none = f"cpuset: none of '{NEAR}' is in the caller's own cpuset, '{FAR}'"
+    told = f"Cannot be satisfied: {none}; name CPUs of that, or leave cpuset out"
+    assert (refused.status, refused.text) == (409, told)
 
 
 def test_a_caller_that_asks_for_the_node_is_bounded_by_nothing(daemon: Daemon, far: Path) -> None:
     with asking(daemon.socket, within=far) as asker:
         for _ in ("planned", "remembered"):
-            assert asker.ask(f"{PLAIN}&whose=node").allowed == NODE
-            assert asker.ask(f"{PLAIN}&whose=caller").allowed == allowed(FAR, FAR)
-        refusal = asker.ask(f"{PLAIN}&whose=node&cpuset={NEAR}")
-        assert refusal.status == 422
-        assert "give one of them" in refusal.text
+            assert asker.allowed(f"{PLAIN}&whose=node") == NODE
+            assert asker.allowed(f"{PLAIN}&whose=caller") == allowed(FAR, FAR)
+        refusal = asker.ask(f"/plan?{PLAIN}&whose=node&cpuset={NEAR}")
+        assert (refusal.status, "give one of them" in refusal.text) == (422, True)
 
 
 def test_what_counts_is_where_the_caller_is_at_each_request_of_a_connection(
     daemon: Daemon, far: Path
 ) -> None:
     with asking(daemon.socket) as asker:
-        assert asker.ask(PLAIN).allowed == allowed(BOTH, BOTH)
+        assert asker.allowed(PLAIN) == allowed(BOTH, BOTH)
         asker.do(f"os.sched_setaffinity(0, {{{NEAR}}}); print(flush=True)")
-        assert asker.ask(PLAIN).allowed == allowed(NEAR, BOTH)
+        assert asker.allowed(PLAIN) == allowed(NEAR, BOTH)
         asker.enter(far)
-        assert asker.ask(PLAIN).allowed == allowed(FAR, FAR)
-        (far / "cpuset.cpus").write_text(BOTH)
-        try:
-            assert asker.ask(PLAIN).allowed["within"] == BOTH
-        finally:
-            (far / "cpuset.cpus").write_text(FAR)
+        assert asker.allowed(PLAIN) == allowed(FAR, FAR)
 
 
 #: Another process, in another cpuset, has the connection, and asks when `fate` has been met.
@@ -163,38 +152,34 @@ def test_the_process_that_connected_counts_whichever_has_the_connection_now(
 ) -> None:
     passed_on = PASSED_ON.format(procs=str(far / "cgroup.procs"), query=PLAIN)
     with asking(daemon.socket) as asker:
-        assert reply(asker.do(passed_on + fate)).allowed == expected
+        assert asking_processes.allowed(reply(asker.do(passed_on + fate))) == expected
 
 
 @pytest.mark.parametrize(
-    ("namespaces", "is_blind", "cause"), [(PIDS, False, "hostPID: true"), ((), True, "hidepid=")]
+    ("namespaces", "is_blind", "cause"),
+    [
+        (PIDS, False, "hostPID: true"),
+        ((), True, "hidepid="),
+        (NESTED, False, "/proc is of another pid namespace"),
+    ],
 )
 def test_a_daemon_that_cannot_see_who_asks_says_so_once_and_goes_on(
-    namespaces: Command, is_blind: bool, cause: str, far: Path
+    namespaces: Sequence[str], is_blind: bool, cause: str, far: Path
 ) -> None:
     with node(*namespaces, is_blind=is_blind) as daemon:
-        assert warnings(daemon) == []
-        for before in ((), ANOTHER_USER):
-            with asking(daemon.socket, within=far, before=before) as asker:
-                assert asker.ask(PLAIN).allowed == NODE
-                stated = asker.ask(f"{PLAIN}&cpuset={NEAR}").allowed
-                assert stated == allowed(NEAR, None, "request")
-        eventually(lambda: warnings(daemon), "it is said")
-        (warning,) = warnings(daemon)
+        assert daemon.says("the caller") == []
+        inside: tuple[str, ...] = ()
+        if namespaces == NESTED:  # who asks from within has a number of that namespace
+            (first,) = children_of(daemon.process.pid)
+            inside = ("nsenter", f"--pid=/proc/{first}/ns/pid")
+        for user in ((), ANOTHER_USER):
+            with asking(daemon.socket, within=far, before=(*inside, *user)) as asker:
+                assert asker.allowed(PLAIN) == NODE
+                assert asker.allowed(f"{PLAIN}&cpuset={NEAR}") == allowed(NEAR, None, "request")
+        eventually(lambda: daemon.says("the caller"), "it is said")
+        (warning,) = daemon.says("the caller")
         assert warning.startswith("warning: the caller is unidentified")
         assert cause in warning
-
-
-def test_a_number_of_its_own_namespace_is_none_in_the_proc_of_another(far: Path) -> None:
-    """A daemon in a pid namespace with the /proc of the one above, asked from within."""
-    with node("--pid", "--fork", "--kill-child") as daemon:
-        (first,) = children_of(daemon.process.pid)
-        inside = ("nsenter", f"--pid=/proc/{first}/ns/pid")
-        with asking(daemon.socket, within=far, before=inside) as asker:
-            assert asker.ask(PLAIN).allowed == NODE
-        eventually(lambda: warnings(daemon), "it is said")
-        (warning,) = warnings(daemon)
-        assert "/proc is of another pid namespace" in warning
 
 
 def test_of_a_daemon_that_sees_no_cgroups_the_mask_counts_and_is_no_bound(far: Path) -> None:
@@ -202,6 +187,6 @@ def test_of_a_daemon_that_sees_no_cgroups_the_mask_counts_and_is_no_bound(far: P
         leave = ("nsenter", f"--mount=/proc/{daemon.process.pid}/ns/mnt", "umount", HIERARCHY)
         subprocess.run(leave, check=True)
         with asking(daemon.socket, within=far) as asker:
-            assert asker.ask(PLAIN).allowed == allowed(FAR, None)
-            assert asker.ask(f"{PLAIN}&cpuset={BOTH}").allowed["cpulist"] == BOTH
-        assert warnings(daemon) == []
+            assert asker.allowed(PLAIN) == allowed(FAR, None)
+            assert asker.allowed(f"{PLAIN}&cpuset={BOTH}")["cpulist"] == BOTH
+        assert daemon.says("the caller") == []

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemons import PATIENCE, Daemon, eventually, is_ready, spawn
+from tests.support.children import children_of
+from tests.support.daemons import PATIENCE, Daemon, eventually, is_ready, started
 
 #: Makes the daemon pid 1 of a pid namespace of its own; without privileges, in a user namespace.
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -21,27 +22,18 @@ FIRST = ALONE if os.geteuid() == 0 else (*ALONE, "--map-root-user")
 MAY_BE_FIRST = subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode == 0
 
 needs_namespaces = pytest.mark.skipif(not MAY_BE_FIRST, reason="no pid namespaces here")
-started = pytest.mark.parametrize("before", [(), pytest.param(FIRST, marks=needs_namespaces)])
-
-
-def children(pid: int) -> list[int]:
-    """Return the children of a process with one thread, proc_pid_task(5)."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+in_both_ways = pytest.mark.parametrize("before", [(), pytest.param(FIRST, marks=needs_namespaces)])
 
 
 @contextmanager
 def starting(folder: Path, before: Sequence[str]) -> Iterator[tuple[Daemon, int]]:
     """Start a daemon until Python has; its pid is another one's where something went before."""
-    daemon = spawn(folder, "--machine", "mi250x", before=before)
-    try:
+    with started(folder, "--machine", "mi250x", before=before) as daemon:
         if before:
-            eventually(lambda: children(daemon.process.pid), "it has started")
-        pid = children(daemon.process.pid)[0] if before else daemon.process.pid
+            eventually(lambda: children_of(daemon.process.pid), "it has started")
+        pid = children_of(daemon.process.pid)[0] if before else daemon.process.pid
         eventually(lambda: holds_signals(pid), "Python has started")
         yield daemon, pid
-    finally:
-        daemon.process.kill()
-        daemon.process.wait()
 
 
 def holds_signals(pid: int) -> bool:
@@ -51,7 +43,7 @@ def holds_signals(pid: int) -> bool:
     return bool(blocked >> (signal.SIGHUP - 1) & 1)
 
 
-@started
+@in_both_ways
 @pytest.mark.parametrize(("number", "listens"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_a_signal_that_comes_early_ends_it_well(
     tmp_path: Path, before: Sequence[str], number: int, listens: bool
@@ -64,7 +56,7 @@ def test_a_signal_that_comes_early_ends_it_well(
         assert daemon.complaints == []
 
 
-@started
+@in_both_ways
 def test_a_hangup_is_no_end_however_early_and_however_late_it_comes(
     tmp_path: Path, before: Sequence[str]
 ) -> None:

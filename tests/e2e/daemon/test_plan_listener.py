@@ -43,32 +43,30 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield Node(daemon, port)
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
-@pytest.mark.parametrize("target", ["/plan?gpus=0,5&mode=exclusive", "/plan?gpus=99", "/plan?gpu"])
-def test_plan_is_answered_as_elsewhere(node: Node, method: str, target: str) -> None:
-    answers = [node.ask(target, method, host=host) for host in (PLANS, EVERYTHING, PLANS)]
-    assert answers == answers[:1] * 3
-    if method == "GET":
-        assert answers[0].body == node.daemon.get(target).body
-
-
-def test_an_answer_that_was_given_on_one_address_is_remembered_on_the_other(node: Node) -> None:
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+@pytest.mark.parametrize("target", ["/plan?gpus=0,5&mode=exclusive", "/plan?gpus=99"])
+def test_plan_is_answered_as_elsewhere_and_remembered_for_both(
+    node: Node, method: str, target: str
+) -> None:
     def planned() -> list[str]:
         lines = node.ask("/metrics", host=EVERYTHING).text.splitlines()
         return [it for it in lines if it.startswith("affinityd_plan_duration_seconds_count")]
 
-    node.ask("/plan?gpus=0,6&mode=exclusive", host=EVERYTHING)
+    answers = [node.ask(target, method, host=EVERYTHING)]
     before = planned()
-    node.ask("/plan?gpus=0,6&mode=exclusive")
-    assert planned() == before
+    answers += [node.ask(target, method, host=host) for host in (PLANS, EVERYTHING, PLANS)]
+    assert answers == answers[:1] * 4
+    if method == "GET":
+        assert answers[0].body == node.daemon.get(target).body
+        assert planned() == before
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize(
     "target",
     [
-        *("/openapi.json", "/metrics", "/topology", "/audit", "/healthz", "/nowhere", "/plan/"),
-        *("//plan", "/PLAN", "/plan/../metrics", "/metrics?x=/plan", "/metrics%3f/plan"),
+        *("/openapi.json", "/metrics", "/audit", "/plan/", "//plan", "/PLAN", "/plan/../metrics"),
+        *("/metrics?x=/plan", "/metrics%3f/plan"),
     ],
 )
 def test_nothing_else_is_answered_and_it_says_so(node: Node, method: str, target: str) -> None:
@@ -98,7 +96,7 @@ def test_on_every_address_of_the_machine_it_is_the_listener_that_counts(tmp_path
             assert node.ask("/plan?gpus=0", host=host).status == 200
             assert node.ask("/metrics", host=host, Host="localhost:9465").status == 404
         assert daemon.get("/metrics").status == 200
-        (line,) = (line for line in daemon.lines if "answers on" in line)
+        (line,) = daemon.says("answers on")
         assert line.endswith(f"answers on {daemon.socket}, only plans on 0.0.0.0:{port}")
 
 

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from affinityd.daemon.http.refusals import MAX_HEAD
-from tests.support.crowds import ANSWER, MACHINE, REQUEST, TARGET, as_root, being, connect, get
+from tests.e2e.daemon.crowds import (
+    ANOTHER,
+    ANSWER,
+    MACHINE,
+    REQUEST,
+    TARGET,
+    as_root,
+    connect,
+    crowd,
+    get,
+)
 from tests.support.daemons import eventually, is_ready, running
 
 #: Bytes that one user may cost: a fraction of what the unit gives the daemon (MemoryMax=512M).
 GROWTH = 256 * 2**20
 
 LONG = MAX_HEAD - 100  #: bytes of a head
+
+Flood = Callable[[int], bytes]
+FLOODS: dict[str, Flood] = {
+    "half heads": lambda _: b"GET /plan?gpus=" + b"0" * LONG,
+    "requests that wait": lambda number: get(f"/plan?gpus={number}" + "0" * LONG),
+    "pipelines": lambda _: REQUEST * 10_000,
+    "answers that are not taken": lambda _: get("/plan?ranks=256&mode=all"),
+}
 
 
 def memory(process: int, name: str = "VmHWM") -> int:
@@ -25,29 +43,20 @@ def memory(process: int, name: str = "VmHWM") -> int:
 
 
 @as_root
-@pytest.mark.parametrize(
-    "flood",
-    [
-        pytest.param(lambda _: b"GET /plan?gpus=" + b"0" * LONG, id="half heads"),
-        pytest.param(lambda n: get(f"/plan?gpus={n}" + "0" * LONG), id="requests that wait"),
-        pytest.param(lambda _: REQUEST * 10_000, id="pipelines"),
-        pytest.param(lambda _: get("/plan?ranks=256&mode=all"), id="answers that are not taken"),
-    ],
-)
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 def test_a_user_with_a_thousand_connections_does_not_fill_the_memory(
-    folder: Path, flood: Callable[[int], bytes]
+    folder: Path, flood: Flood
 ) -> None:
-    with running(folder, *MACHINE) as daemon, ExitStack() as stack:
+    with running(folder, *MACHINE) as daemon:
         before = memory(daemon.process.pid)
-        with being(65534):
-            crowd = [stack.enter_context(connect(daemon)) for _ in range(1000)]
-        for _ in range(3):
-            for number, connection in enumerate(crowd):
-                connection.settimeout(0)
-                with suppress(BlockingIOError, ConnectionError):
-                    connection.sendall(flood(number))
-            assert daemon.get(TARGET).body == ANSWER
-        assert memory(daemon.process.pid) - before < GROWTH
+        with crowd(daemon, 1000, ANOTHER) as connections:
+            for _ in range(3):
+                for number, connection in enumerate(connections):
+                    connection.settimeout(0)
+                    with suppress(BlockingIOError, ConnectionError):
+                        connection.sendall(flood(number))
+                assert daemon.get(TARGET).body == ANSWER
+            assert memory(daemon.process.pid) - before < GROWTH
 
 
 def test_those_who_ask_and_go_do_not_fill_the_memory(folder: Path) -> None:
