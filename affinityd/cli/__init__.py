@@ -66,7 +66,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
 def entry() -> None:
     """Run as a program."""
     if sys.argv[1:2] == ["serve"]:
-        from affinityd.daemon import signals  # noqa: PLC0415 - the daemon's alone
+        from affinityd.daemon import signals  # noqa: PLC0415 - only the daemon needs it
 
         signals.hold()  # until there is a handler for them
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a line shows a ?
@@ -76,7 +76,7 @@ def entry() -> None:
         code = main(sys.argv[1:])
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader, head(1) say, has seen enough
+    except BrokenPipeError:  # the reader, as head(1), has ended
         give_up_stdout()
         code = 0
     except OSError as error:

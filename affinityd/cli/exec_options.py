@@ -28,7 +28,7 @@ CLIENT_OPTIONS = {
     "verbose": (None, "print the rank, GPU, node and CPUs on stderr"),
 }
 FLAGS = frozenset(name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None)
-#: What a person chooses, the first in the help; launchers and schedulers say the rest.
+#: Options for people, the first in the help; launchers and schedulers set the rest.
 COMMON = (
     *("gpus", "rank", "mode", "memory", "omp", "verbose", "strict", "fail_closed", "timeout"),
 )
@@ -61,7 +61,7 @@ def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def parse(words: Sequence[str]) -> Options:
-    """Read our words: `--name value`, `--name=value`, or a flag alone, which is true.
+    """Read affinityd's words: `--name value`, `--name=value`, or a flag, which is true.
 
     Raises InvalidRequestError, which names the first that is wrong.
     """
@@ -82,7 +82,7 @@ def parse(words: Sequence[str]) -> Options:
 
 
 def _value(name: str, rest: list[str]) -> str:
-    """Take an option's value from the words behind it; a flag alone is true."""
+    """Take an option's value from the next words; a flag is true."""
     if name in FLAGS or (name in BOOLEANS and (not rest or rest[0].startswith("-"))):
         return "true"
     if not rest:
@@ -114,7 +114,7 @@ def seconds(text: str | None) -> float:
 
 
 def print_help() -> None:
-    """Print what the command takes."""
+    """Print the command's options."""
     from affinityd.cli.parser import Parser  # noqa: PLC0415
     from affinityd.cli.plan_options import add_option  # noqa: PLC0415
 

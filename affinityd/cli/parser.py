@@ -11,14 +11,14 @@ from affinityd.cli.console import flag
 from affinityd.config import file, settings
 from affinityd.text import one_line
 
-ALONE = {"migrate_memory": "on"}  #: what flags mean that may stand without a value
+ALONE = {"migrate_memory": "on"}  #: the values of flags without one
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, and which guesses no abbreviations."""
+    """An ArgumentParser with errors of one line, and without abbreviations."""
 
     def __init__(self, **options: object) -> None:
-        """Take what ArgumentParser takes."""
+        """Take ArgumentParser's options."""
         super().__init__(**{"allow_abbrev": False, **options})  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_format(parser: argparse.ArgumentParser, plain: str, json: str = "a JSON document") -> None:
-    """Add --format, `plain` or json, and --json, which says the latter. The last of them counts."""
+    """Add --format, `plain` or json, and --json for the latter. The last of them counts."""
     parser.add_argument(
         "--format", choices=(plain, "json"), default=plain, help=f"{plain} (default), or {json}"
     )
@@ -58,9 +58,9 @@ def add_settings(parser: Parser, names: Iterable[str]) -> None:
 
 
 def load_settings(arguments: argparse.Namespace) -> settings.Settings:
-    """Return the settings that flags, variables and file say. Raises InvalidRequestError.
+    """Return the settings of flags, variables and file. Raises InvalidRequestError.
 
-    Those of the daemon alone count for the command that has their flags.
+    Settings of the daemon count only for the command that has their flags.
     """
     flags = vars(arguments)
     others = settings.DAEMON_ONLY - flags.keys()

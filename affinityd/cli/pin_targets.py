@@ -9,16 +9,16 @@ from affinityd.linux.pinning import CHANGE, LEFT_ALONE, Rule, Target
 from affinityd.linux.process_table import descendants
 from affinityd.linux.processes import Stat, mask_of, stat_of
 
-#: The CPUs of a descendant that has a place of its own, as a launcher's ranks; None: its parent's.
+#: The CPUs of a descendant with its own place, as a launcher's ranks; None: its parent's.
 OwnCpus = Callable[[Stat], CpuSet | None]
 
 
 class PinTargets:
-    """A process and, with `own_cpus`, its descendants: what is asked for each, and by which rule.
+    """A process and, with `own_cpus`, its descendants: the CPUs of each, and its rule.
 
     A thread is pinned on purpose if its mask differs from what the process's main thread had
     before. A descendant is, with all of its threads, if its main thread was confined to other CPUs
-    than the process was. By `force` nothing is left alone.
+    than the process was. With `force` no thread is left alone.
     """
 
     def __init__(

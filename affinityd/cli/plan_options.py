@@ -13,7 +13,7 @@ from affinityd.request.parameters import PARAMETERS
 
 #: How an answer is written is a command's own business, and what a client keeps is that of `exec`.
 NAMES = tuple(name for name in PARAMETERS if name not in {"format", "observe"})
-#: Those that say which GPUs are meant.
+#: Options that choose GPUs.
 DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted", "nvidia_visible")
 
 
@@ -25,7 +25,7 @@ def add_options(parser: Parser, title: str, names: Iterable[str], mode: str = "n
 
 
 def add_option(group: argparse._ActionsContainer, name: str, mode: str = "node") -> None:
-    """Add a parameter of a plan; a flag alone means true."""
+    """Add a parameter of a plan; a flag without a value means true."""
     parameter = PARAMETERS[name]
     text = f"{parameter.help} (default: {mode})" if name == "mode" else parameter.help
     if parameter.schema["type"] == "boolean":
@@ -48,6 +48,6 @@ def given(arguments: argparse.Namespace, names: Iterable[str] = NAMES) -> dict[s
 
 
 def devices(arguments: argparse.Namespace) -> str:
-    """Return the options that say which GPUs are meant, as a shell takes them again."""
+    """Return the options that choose GPUs, quoted for a shell."""
     said = given(arguments)
     return "".join(f"{flag(name)} {shlex.quote(said[name])} " for name in DEVICES if name in said)

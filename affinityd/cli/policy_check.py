@@ -13,17 +13,17 @@ from affinityd.enforce.policy.policy import PolicyError
 from affinityd.errors import InvalidRequestError
 from affinityd.text import count
 
-#: Keys that are matched by what a process's environment says: that takes privileges to read.
+#: Keys that match a process's environment, which takes privileges to read.
 OF_ENVIRONMENTS = ("partition", "account", "environment")
 
-#: Settings that are not said by their names and values.
+#: Settings that are not printed by name and value.
 OF_THEIR_OWN = ("mode", "observe", "leave")
 
 Table = Mapping[str, Any]
 
 
 def check(path: str) -> Iterator[str]:
-    """Return lines that say what a policy does. Raises InvalidRequestError for what is none."""
+    """Return lines that describe a policy. Raises InvalidRequestError if it is invalid."""
     try:
         with Path(path).open("rb") as file:
             text = decoded(file.read(MAX_FILE + 1))
@@ -55,7 +55,7 @@ def _said(path: str, document: Table) -> Iterator[str]:
 
 
 def _matched(key: str, value: dict[str, list[object]] | list[object]) -> str:
-    """Return what a key asks for: `account 'debug' or 'bench-*'`."""
+    """Return the condition of a key: `account 'debug' or 'bench-*'`."""
     if isinstance(value, dict):
         return " and ".join(f"{key} {name} {_any(globs)}" for name, globs in value.items())
     return f"{key} {_any(value)}"
@@ -66,7 +66,7 @@ def _any(values: list[object]) -> str:
 
 
 def _done(settings: Table) -> str:
-    """Return what becomes of a process."""
+    """Return the treatment of a process."""
     if settings.get("leave"):
         return "left alone"
     mode = settings.get("mode")

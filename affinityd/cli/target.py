@@ -32,7 +32,7 @@ def process_id(text: str) -> int:
 
 
 def living(pid: int) -> Stat:
-    """Return a process that can be pinned. Raises TargetError, which says what it is instead."""
+    """Return a process that can be pinned. Raises TargetError, which explains why not."""
     stat = stat_of(pid)
     if stat is None:
         raise TargetError(f"there is no process {pid}")
@@ -54,7 +54,7 @@ def shown(stat: Stat) -> str:
 
 
 def known_node() -> Node:
-    """Return the node as commands know it, and say what they do not believe of it.
+    """Return the node as commands know it, and print why node.json was not trusted, if so.
 
     Raises AffinityError.
     """
@@ -66,7 +66,7 @@ def known_node() -> Node:
 
 @dataclass(frozen=True)
 class ProcessPlanner:
-    """Plans for running processes, by what is known of each; reads the node as it is made."""
+    """Plans for running processes, by the facts of each; reads the node when it is made."""
 
     chosen: Mapping[str, str]  #: parameters of a plan
     #: How cores are divided counts as well, as the site's settings and the process's variables say.
@@ -82,7 +82,7 @@ class ProcessPlanner:
         return self.node.topology
 
     def cpuset(self, stat: Stat) -> CpuSet:
-        """Return what a process may use at most: where that is not known, every online CPU.
+        """Return the most CPUs a process may use: if that is unknown, every online CPU.
 
         Its mask is no measure: it may be the fault.
         """
@@ -118,7 +118,7 @@ class ProcessPlanner:
         counts_from_0 = seen == [str(number) for number in range(len(seen))]
         is_part = counts_from_0 and len(seen) < len(self.topology.gpus)
         is_elsewhere = cgroups_of(process.pid) != cgroups_of(own.pid)
-        has_dev = process.devices != own.devices  # a container, whose /dev tells it
+        has_dev = process.devices != own.devices  # a container: its /dev lists them
         if not job or "granted" in self.chosen or not is_part or not is_elsewhere or has_dev:
             return None
         return (
@@ -129,7 +129,7 @@ class ProcessPlanner:
     def _given(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the chosen parameters, and those that variables choose for a process."""
         variables = {**file.variables(), **{name: it for name, it in environ.items() if it}}
-        if not self.divides:  # how many CPUs were asked for is no choice of how to divide them
+        if not self.divides:  # the number of CPUs is no choice of how to divide them
             asked = file.PARAMETER_VARIABLES["task_cpus"]
             variables = {name: it for name, it in variables.items() if name == asked}
         return exec_options.parameters(self.chosen, variables)

@@ -40,7 +40,7 @@ __all__ = ["Tree", "discover", "open_tree"]
 def open_tree(root: str, node_name: str | None = None) -> Tree:
     """Open `/`, a captured folder, or an archive of one.
 
-    `node_name` is what the machine in `/` is called, where that is not what uname(2) says: in a
+    `node_name` is the name of the machine in `/`, if it is not that of uname(2): in a
     container that is the container's. A captured machine has its own name, and may lie up to three
     folders below, as in captures that wrap it in its name. Raises TreeError where there is no
     machine, or more than one.
@@ -64,10 +64,10 @@ def open_tree(root: str, node_name: str | None = None) -> Tree:
 
 
 def discover(tree: Tree, nvml: NvmlReport | None) -> Topology:
-    """Read a machine, once. `nvml`: what NVML said; None where it was not asked.
+    """Read a machine, once. `nvml`: NVML's report; None: it was not called.
 
-    What a tree lacks is missing in the topology, and named in its notices. Raises TreeError where
-    not a single CPU can be found.
+    Parts that a tree lacks are missing in the topology, and named in its notices. Raises TreeError
+    if no CPU is found.
     """
     online = read_online(tree)
     if not online:
@@ -98,7 +98,7 @@ def _placed(
     locator: NumaLocator,
     nvml: NvmlReport | None,
 ) -> Iterator[Gpu]:
-    """Yield the GPUs with their NUMA nodes, and what said so."""
+    """Yield the GPUs with their NUMA nodes, and the sources of these."""
     at = {device.address: device for device in devices}
     nearby = nvidia.nearby(nvml)
     for gpu in gpus:

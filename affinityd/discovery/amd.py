@@ -30,7 +30,7 @@ class KfdGpu:
 def enumerate_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu], list[str]]:
     """Return AMD's devices, which come in bus order, with their numbers, and notices for people.
 
-    Those that KFD does not list come after those that it does.
+    GPUs that KFD does not list come last.
     """
     at = {device.address: device for device in devices}
     nodes = numbered(tree, KFD_NODES, "") if devices else ()
@@ -46,7 +46,7 @@ def enumerate_gpus(tree: Tree, devices: Sequence[PciDevice]) -> tuple[list[Gpu],
         )
         for index, gpu in enumerate(listed)
     ] + [device.as_gpu(VENDOR, index) for index, device in enumerate(unlisted, len(listed))]
-    # What amdgpu found on the board, often nothing.
+    # The name that amdgpu found on the board, often none.
     models = [tree.read(f"{at[gpu.pci_bus_id].folder}/product_name") or None for gpu in gpus]
     named = [replace(gpu, model=model) for gpu, model in zip(gpus, models, strict=True)]
     return named, list(_notices(listed, unlisted))

@@ -34,7 +34,7 @@ MAX_BYTES = 256 * 1024 * 1024
 #: The longest name of a member: PATH_MAX of Linux.
 MAX_NAME = 4096
 
-#: What a folder takes in memory besides its name, in bytes, about.
+#: The memory of a folder without its name, in bytes, about.
 FOLDER_BYTES = 512
 
 #: As many links as Linux follows (path_resolution(7)).
@@ -50,7 +50,7 @@ _OPENERS: dict[bytes, Callable[[str, str], Any]] = {
     b"BZh": bz2.open,
 }
 
-#: What the modules that read a damaged archive raise.
+#: The exceptions of the modules that read a damaged archive.
 _DAMAGED = (
     *(tarfile.TarError, lzma.LZMAError, zlib.error),
     *(EOFError, OSError, ValueError, OverflowError, RecursionError),
@@ -164,7 +164,7 @@ def _contents(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes | str | Non
 
 
 def _machine_folders(members: Mapping[str, object]) -> Iterator[str]:
-    """Yield what stands before `sys/devices/system/cpu` in the names, with its slash."""
+    """Yield the prefixes of `sys/devices/system/cpu` in the names, with their slash."""
     for name in members:
         prefix, mark, _ = f"/{name}/".partition(f"/{MARK}/")
         if mark and prefix.count("/") <= SEARCH_DEPTH:

@@ -46,7 +46,7 @@ def read_cores(tree: Tree, online: CpuSet, node_of_cpu: Mapping[int, int]) -> tu
     `node_of_cpu`: CPU → NUMA node.
     """
     caches = _Caches(tree, online)
-    groups: dict[tuple[object, ...], int] = {}  # what the LLC group shares → its lowest CPU
+    groups: dict[tuple[object, ...], int] = {}  # the shared cache of an LLC group → its lowest CPU
     cores: list[Core] = []
     taken: set[int] = set()
     for cpu in sorted(online):

@@ -10,10 +10,10 @@ from affinityd.discovery.pci import ACCELERATOR, DISPLAY, PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.topology.model import Gpu
 
-#: PCI vendor → what its GPUs are called, first in the topology's list; others' go by the digits.
+#: PCI vendor → the name of its GPUs, first in the topology's list; others have their digits.
 VENDORS = {"10de": nvidia.VENDOR, "1002": amd.VENDOR, "19e5": "huawei"}
 
-#: Whose displays compute; all others', a BMC's above all, only show.
+#: Vendors whose displays compute; others', such as a BMC's, only show.
 _COMPUTING_DISPLAYS = ("10de", "1002")
 
 

@@ -32,12 +32,12 @@ class _ReadOutcome:
     """Which files could not be read, and the CPUs that were online meanwhile."""
 
     online: bytes | None  #: the list of online CPUs
-    broken: Mapping[str, OSError]  #: path → the error of what could not be read
+    broken: Mapping[str, OSError]  #: path → the error of reading it
 
     def check(self, former: _ReadOutcome | None) -> None:
         """Raise TreeError where the reading is not to be used.
 
-        What cannot be read looks as if it were not there. So a reading that lacks
+        An unreadable file looks as if it were missing. So a reading that lacks
         more than the former one is refused, unless CPUs came or went.
         """
         known = former.broken if former and former.online == self.online else self.broken
@@ -46,18 +46,18 @@ class _ReadOutcome:
                 raise TreeError(f"/{path}: {error.strerror}")
 
     def notices(self) -> Iterator[str]:
-        """Yield what could not be read, for people."""
+        """Yield the unreadable files, for people."""
         for path, error in sorted(self.broken.items()):
             yield f"/{path} could not be read: {error.strerror}"
 
 
 class Machine:
-    """A live or replayed machine. What its drivers said is remembered between readings."""
+    """A live or replayed machine. Its drivers' answers are kept between readings."""
 
     def __init__(
         self, settings: Settings, query_nvml: Callable[[float], NvmlReport] = query
     ) -> None:
-        """Open the machine. `query_nvml`: what asks NVML, within so many seconds.
+        """Open the machine. `query_nvml` calls NVML, within so many seconds.
 
         Raises TreeError where there is no such root or machine.
         """
@@ -81,7 +81,7 @@ class Machine:
 
     @property
     def report(self) -> NvmlReport | None:
-        """What NVML said when it was last asked."""
+        """NVML's last report."""
         return self._report
 
     @property
@@ -95,9 +95,9 @@ class Machine:
         self._querying.start()
 
     def query_drivers(self, timeout: float = NVML_SECONDS) -> None:
-        """Query NVML, or the snapshot of what it said.
+        """Query NVML, or a snapshot of its report.
 
-        NVML is asked only where its driver is loaded: it would load the driver during its upgrade.
+        NVML is called only if its driver is loaded: it would load the driver during its upgrade.
         """
         querying, self._querying = self._querying, None
         if querying is None:
@@ -116,7 +116,7 @@ class Machine:
             self._keep(self._query_nvml(timeout), version)
 
     def _keep(self, report: NvmlReport, version: str) -> None:
-        """Keep a report; where NVML fails and the driver is the same, the error alone is new."""
+        """Keep a report; if NVML fails and the driver is the same, only the error is new."""
         if report.gpus is not None:
             self._answered_by = version
         elif self._report is not None and version == self._answered_by:
@@ -124,7 +124,7 @@ class Machine:
         self._report = report
 
     def read(self) -> Topology:
-        """Return its topology, with what the drivers said when they were last asked.
+        """Return its topology, with the last answers of the drivers.
 
         Raises TreeError for a reading that would be worse than the last one.
         """
@@ -160,7 +160,7 @@ class Machine:
             return None
 
     def drivers(self) -> tuple[str | None, ...]:
-        """Return what differs when a driver came or went."""
+        """Return a value that changes when a driver comes or goes."""
         return tuple(self._tree.read(path) for path in DRIVERS) if self._tree else ()
 
     def lacks_nvml(self) -> bool:

@@ -10,7 +10,7 @@ from affinityd.discovery.tree import Tree
 from affinityd.text import printable
 from affinityd.topology.model import Nic
 
-#: PCI class, its first two bytes → what the adapter is.
+#: PCI class, its first two bytes → the kind of adapter.
 _KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}
 
 #: A hardware address in a name, as in enx001122334455.
@@ -39,6 +39,6 @@ def _names(tree: Tree, folder: str) -> Iterator[str]:
 
 
 def is_anonymous(name: str) -> bool:
-    """Whether an interface's name carries no hardware address: a snapshot is to carry none."""
+    """Whether an interface's name has no hardware address: a snapshot must have none."""
     tail = name[-_ADDRESS_DIGITS:]
     return len(tail) < _ADDRESS_DIGITS or any(digit not in "0123456789abcdef" for digit in tail)

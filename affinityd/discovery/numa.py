@@ -56,7 +56,7 @@ def _memory_bytes(tree: Tree, node: int) -> int | None:
     return None if kilobytes is None else kilobytes * 1024
 
 
-#: A NUMA node and the source that decided it; both None: the machine does not say.
+#: A NUMA node and the source that decided it; both None: unknown.
 Place = tuple[int | None, str | None]
 
 
@@ -70,10 +70,10 @@ class NumaLocator:
     node_of_cpu: Mapping[int, int]  #: online CPU → its node
 
     def locate(self, device: PciDevice, nvml_cpus: CpuSet = frozenset()) -> Place:
-        """Return a device's node and what said so: "numa_node", "NVML", "local_cpulist".
+        """Return a device's node and its source: "numa_node", "NVML", "local_cpulist".
 
         A `numa_node` decides if that node exists, even without CPUs. Else the first source does
-        of which all CPUs lie in one node.
+        if all its CPUs are in one node.
         """
         named = read_number(self.tree, f"{device.folder}/numa_node")
         if named is not None and named in self.nodes:

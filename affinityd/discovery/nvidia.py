@@ -32,7 +32,7 @@ class DriverGpu:
 
 
 def read_driver(tree: Tree) -> Mapping[str, DriverGpu]:
-    """Return PCI address → what the driver shows of its GPU."""
+    """Return PCI address → the driver's facts of its GPU."""
     return {
         address: _driver_gpu(tree, address) for address in tree.list(DRIVER_GPUS, is_pci_address)
     }
@@ -58,7 +58,7 @@ def enumerate_gpus(
 ) -> tuple[list[Gpu], list[str]]:
     """Return NVIDIA's devices, which come in bus order, with their numbers, and notices for people.
 
-    `driver_gpus`: what `read_driver` returned. `nvml`: None where it was not asked.
+    `driver_gpus`: the result of `read_driver`. `nvml`: None: it was not called.
     """
     if nvml is not None and nvml.gpus is not None:
         return _by_nvml(nvml.gpus, devices, driver_gpus)
@@ -78,7 +78,7 @@ def enumerate_gpus(
 def _by_nvml(
     listed: Sequence[NvmlGpu], devices: Sequence[PciDevice], driver_gpus: Mapping[str, DriverGpu]
 ) -> tuple[list[Gpu], list[str]]:
-    """Join NVML's GPUs to the bus's by PCI address, and the lost ones by what is left."""
+    """Join NVML's GPUs to the bus's by PCI address, and the lost ones by elimination."""
     at = {device.address: device for device in devices}
     named = {gpu.index: at[gpu.pci_bus_id] for gpu in listed if gpu.pci_bus_id in at}
     lost = [gpu.index for gpu in listed if gpu.pci_bus_id is None]
@@ -112,7 +112,7 @@ def _gpu(gpu: NvmlGpu, device: PciDevice, driver: DriverGpu) -> Gpu:
 
 
 def _notices_of_nvml(listed: Sequence[NvmlGpu], found: Mapping[int, PciDevice]) -> Iterator[str]:
-    """Yield what NVML could not say about a GPU, and what was made of it."""
+    """Yield the facts that NVML lacks about a GPU, and their replacements."""
     for gpu in listed:
         name, error = f"NVIDIA GPU {gpu.index}", gpu.error or "NVML does not say where it is"
         if gpu.index not in found:

@@ -50,7 +50,7 @@ class PciDevice:
         return f"{self.vendor}:{self.device}" if self.vendor and self.device else None
 
     def as_gpu(self, vendor: str, index: int) -> Gpu:
-        """Return the device as a GPU, with what the bus shows of it and no more."""
+        """Return the device as a GPU, with the facts of the bus only."""
         return Gpu(
             index, vendor, self.address, numa_node=None, pci_id=self.pci_id, pci_path=self.path
         )

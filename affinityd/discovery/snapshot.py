@@ -39,7 +39,7 @@ _PERMISSIONS = {tarfile.DIRTYPE: 0o755, tarfile.REGTYPE: 0o644, tarfile.SYMTYPE:
 
 
 class RecordingTree:
-    """Passes a tree on, and remembers what was asked of it and found."""
+    """Reads from a tree, and records the files that were read and found."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -87,7 +87,7 @@ def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
 
 
 def snapshot_nvml(tree: Tree) -> NvmlReport | None:
-    """Return what NVML said when a snapshot was taken; None for other trees.
+    """Return NVML's report in a snapshot; None for other trees.
 
     Raises TreeError where that cannot be read.
     """

@@ -18,13 +18,13 @@ from affinityd.cpuset import PADDING
 from affinityd.errors import TreeError
 from affinityd.linux.files import SCARCE, read
 
-#: What every machine has, and nothing else: it distinguishes a machine from a folder around one.
+#: Only a machine's root has it: it distinguishes a machine from a folder around one.
 MARK = "sys/devices/system/cpu"
 
-#: How many folders below a root a captured machine may lie.
+#: How many folders below a root a captured machine may be.
 SEARCH_DEPTH = 3
 
-#: What an archive is called beyond its machine's name.
+#: The suffixes of an archive, after its machine's name.
 ARCHIVE_SUFFIXES = (".tar.xz", ".tar.gz", ".tar.bz2", ".txz", ".tgz", ".tar")
 
 T = TypeVar("T")
@@ -45,11 +45,11 @@ def every(_name: str) -> bool:
 
 
 class Tree(Protocol):
-    """Where discovery reads from. Nothing here raises: what cannot be read is missing."""
+    """The files of a machine, for discovery. No method raises: unreadable files are missing."""
 
     @property
     def name(self) -> str:
-        """The machine's name: its host name, or what the folder or archive is called."""
+        """The machine's name: its host name, or that of the folder or archive."""
 
     @property
     def live(self) -> bool:
@@ -62,7 +62,7 @@ class Tree(Protocol):
         """
 
     def list(self, path: str, keep: Keep = every) -> tuple[str, ...]:
-        """Return the names in a folder that are to be kept, sorted; () if there is no folder."""
+        """Return the wanted names in a folder, sorted; () if there is no folder."""
 
     def link(self, path: str) -> str | None:
         """Return where a symbolic link points; None if it is none."""
@@ -75,7 +75,7 @@ class FolderTree:
     root: str  #: ends in a slash
     name: str
     live: bool = False
-    #: Path → the error of what is there and could not be read, until it is cleared.
+    #: Path → the error of an existing file that could not be read, until it is cleared.
     broken: dict[str, OSError] = field(default_factory=dict, compare=False)
 
     def read(self, path: str, *beginnings: str) -> str | None:
@@ -94,23 +94,23 @@ class FolderTree:
     def _asked(self, path: str, ask: Callable[[str], T]) -> T | None:
         try:
             return ask(self.root + path)
-        except OSError as error:  # a folder, a device that is gone, an attribute that refuses
+        except OSError as error:  # a folder, a removed device, an attribute that refuses
             if error.errno in _BROKEN:
                 self.broken[path] = error
             return None
 
 
 def tree_name(path: str) -> str:
-    """Return what a captured folder or archive is called: its machine's name."""
+    """Return the name of a captured folder or archive: its machine's name."""
     name = os.path.basename(path)
     suffix = next((suffix for suffix in ARCHIVE_SUFFIXES if name.endswith(suffix)), "")
     return name.removesuffix(suffix)
 
 
 def the_machine(root: str, found: Iterable[str]) -> str:
-    """Return the only machine of those that a root holds, but for what lies within a machine.
+    """Return the only machine below a root; machines within a machine do not count.
 
-    Each is named by what stands before `MARK`. Raises TreeError where there is not just one.
+    Each is named by the path before `MARK`. Raises TreeError where there is not just one.
     """
     known = {*found}
     machines = sorted(it for it in known if not any(map(it.startswith, known - {it})))
@@ -126,7 +126,7 @@ def the_machine(root: str, found: Iterable[str]) -> str:
 
 
 def as_text(data: bytes, beginnings: tuple[str, ...]) -> str | None:
-    """Return a file's content as text, or those of its lines that are wanted; None if binary."""
+    """Return a file's content as text, or its wanted lines; None if binary."""
     try:
         text = data.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
 """Values of kernel files: numbers, CPUs, named fields, numbered folders.
 
-Missing and malformed are the same to a reader: None. A kernel's -1 is its way to say the same.
+Missing and malformed are the same to a reader: None. So is the kernel's -1.
 """
 
 from __future__ import annotations

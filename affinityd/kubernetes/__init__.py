@@ -1,1 +1,1 @@
-"""What a pod is given, so that its containers can pin themselves."""
+"""The files of a pod with which its containers pin themselves."""

@@ -20,7 +20,7 @@ SCRIPTS = {
 
 
 def write_scripts(folder: Path) -> None:
-    """Write `run`, and what it sources. Raises OutputError."""
+    """Write `run`, and the files it sources. Raises OutputError."""
     for name, (source, mode) in SCRIPTS.items():
         _write(folder / name, (FILES / source).read_text(encoding="utf-8"), mode)
 

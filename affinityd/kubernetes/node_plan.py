@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from affinityd.request.environment import Question
 
 PAUSE = 0.2  #: seconds between two tries
-#: What refuses a plan is for the one that fits a container, and not for all of the node.
+#: Conditions for a container's plan, which the whole node's need not meet.
 REFUSING = {"strict", "min_physical_cores", "task_cpus"}
 
-#: Where a daemon may be: a socket's path or a URL, by what says so.
+#: Addresses of a daemon: a socket's path or a URL, by source.
 Addresses = Mapping[str, str]
 
 
@@ -36,17 +36,17 @@ class NodePlan:
 
     text: str  #: in the format `json`
     document: PlanDocument
-    source: str  #: who says so
-    answered: Addresses = field(default_factory=dict)  #: who, by number and not by name
+    source: str  #: its source
+    answered: Addresses = field(default_factory=dict)  #: its source, by number and not by name
 
     @property
     def switch(self) -> str:
-        """What AFFINITYD says for the node."""
+        """The node's AFFINITYD."""
         return switch.read_or_off(self.document.switch or "")
 
 
 def node_question(chosen: Question) -> Question:
-    """Return what is asked: every GPU of the node, and where modes divide, a block for each.
+    """Return the request: every GPU of the node, and where modes divide, a block for each.
 
     That is said, since it is the default only for who may use all of the node.
     """
@@ -61,14 +61,14 @@ def node_question(chosen: Question) -> Question:
 def find(
     asked: Question, addresses: Addresses, deadline: float, tell: Callable[[str], None]
 ) -> NodePlan:
-    """Return what the first daemon that answers says, else what this node's own files do.
+    """Return the plan of the first daemon that answers, else by this node's own files.
 
     `deadline`, of time.monotonic, is how long a daemon is waited for; `tell` is told what kept it
     from answering. Raises AffinityError.
     """
     try:
         return _of_first(asked, addresses, deadline)
-    except AffinityError as error:  # what one of another release refuses may be right all the same
+    except AffinityError as error:  # another release may refuse a right request
         trouble = str(error)
     try:
         known = local_plan.find_node(list(addresses.values()))
@@ -82,7 +82,7 @@ def find(
 
 
 def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePlan:
-    """Ask again and again. Raises DaemonError when it is too late, and what refuses the request."""
+    """Ask repeatedly. Raises DaemonError after the deadline, and the refusal of a request."""
     trouble = DaemonError("there was no time to ask a daemon")
     names = cycle(addresses)
     while (left := deadline - time.monotonic()) > 0:
@@ -96,7 +96,7 @@ def _of_first(asked: Question, addresses: Addresses, deadline: float) -> NodePla
 
 
 def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> NodePlan:
-    """Ask for the node: what the container that asks may use is not what the pod's others may."""
+    """Ask for the node: this container's CPUs and GPUs are not those of the pod's others."""
     address = numeric(address, deadline)
     text = client.ask_plan(address, asked, deadline, "json")
     try:
@@ -108,7 +108,7 @@ def _of_daemon(asked: Question, name: str, address: str, deadline: float) -> Nod
 
 
 def _check_names(plan: PlanDocument) -> None:
-    """Raise ValueError for a GPU without names, or with one that no file is to have."""
+    """Raise ValueError for a GPU without names, or with one that no file may have."""
     for gpu in (rank.gpu for rank in plan.ranks):
         if not gpu.names or not "".join(gpu.names).isprintable():
             raise ValueError(f"GPU {gpu.index} has no name that a file could have")

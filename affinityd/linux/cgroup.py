@@ -38,20 +38,20 @@ VERSIONS = (
 
 CHOSEN = "cpuset.cpus"  #: of either version: the CPUs that were chosen for a cgroup
 
-#: Levels below a mount that are looked at: any user may make thousands below a cgroup of its own.
+#: Levels below a mount that are read: any user may make thousands below a cgroup of its own.
 MOST_LEVELS = 64
 
-#: What the kernel appends to the path of a cgroup that is no more.
+#: The kernel appends it to the path of a removed cgroup.
 DELETED = " (deleted)"
 
 MOST_CPUS = 8192  #: the most that an x86 kernel is built for; the kernel passes over the rest
 
 
 class Cgroups:
-    """The cgroups of a process, and where those and the ones above them are to be seen."""
+    """The cgroups of a process, and the folders of these and of their parents."""
 
     def __init__(self, membership: str, root: str = "/") -> None:
-        """Begin with what a /proc/PID/cgroup says. `root`: where the files of the machine are."""
+        """Take the text of a /proc/PID/cgroup. `root`: of the machine's files."""
         self._membership = membership
         self._base = root.rstrip("/")
         mounts = content(f"{self._base}/proc/self/mountinfo") or b""
@@ -59,14 +59,14 @@ class Cgroups:
 
     @classmethod
     def of(cls, pid: int, root: str = "/") -> Cgroups:
-        """Return those of a process; of one that is gone there are none."""
+        """Return those of a process; an ended one has none."""
         return cls(cgroups_of(pid, f"{root.rstrip('/')}/proc"), root)
 
     @property
     def cpuset(self) -> CpuSet | None:
         """The CPUs that the process may use.
 
-        None where that cannot be known: the process is gone, no hierarchy with a cpuset is mounted
+        None if unknown: the process has ended, no hierarchy with a cpuset is mounted
         here, or its cgroup lies outside of what is mounted.
         """
         # An empty list is that of a cgroup which leaves the choice to the one above it.
@@ -80,7 +80,7 @@ class Cgroups:
 
     @property
     def confining(self) -> str | None:
-        """The folder of the cgroup whose own choice of CPUs the process has; None: not known.
+        """The folder of the cgroup that sets the CPUs of the process; None: unknown.
 
         That is its own, or one above it. On v2 most have made none.
         """
@@ -88,9 +88,9 @@ class Cgroups:
         return next((folder for folder in folders if cpus_listed_in(f"{folder}/{CHOSEN}")), None)
 
     def folders(self, version: Version) -> Iterator[str]:
-        """Yield where the cgroup in a hierarchy and those above it are, the cgroup itself first.
+        """Yield the folders of the cgroup in a hierarchy and of its parents, its own first.
 
-        Of one that lies very deep, those alone that are above it: they have what it has, or more.
+        Of a very deep one, only those of its parents: they have the same CPUs, or more.
         """
         path = _path(self._membership, version.controller)
         for mount in self._mounts:
@@ -107,14 +107,14 @@ class Cgroups:
 
 
 def cpuset_of(pid: int, root: str = "/") -> CpuSet | None:
-    """Return the CPUs that a process's cgroup lets it use, as `Cgroups.cpuset`."""
+    """Return the CPUs that a process's cgroup allows, as `Cgroups.cpuset`."""
     return Cgroups.of(pid, root).cpuset
 
 
 def widest_mask() -> CpuSet:
-    """Return what the kernel lets a thread of this process widen its mask to, sched_setaffinity(2).
+    """Return the widest mask that the kernel allows a thread of this process, sched_setaffinity(2).
 
-    For where no cgroup is to be seen, as in a chroot.
+    For environments without visible cgroups, as in a chroot.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(_widened_mask).result()
@@ -145,16 +145,16 @@ def _path(membership: str, controller: str) -> str | None:
 
 
 def _below(path: str, root: str) -> str | None:
-    """Return a path as it is below a root: "" for the root itself, None for what is not in it."""
+    """Return a path relative to a root: "" for the root itself, None for a path outside it."""
     path, root = (f"{text.rstrip('/')}/" for text in (path, root))
     return _capped(path[len(root) - 1 : -1]) if path.startswith(root) else None
 
 
 def _from_above(path: str, root: str, point: str) -> str | None:
-    """Return the same of a cgroup outside of our namespace, in a mount of the whole hierarchy.
+    """Return the same for a cgroup outside of this namespace, in a mount of the whole hierarchy.
 
-    Of both the kernel says how far above our namespace's root they are, and not by which folders
-    that is reached: cgroup_namespaces(7). Where several are possible it is not known.
+    Of both the kernel tells how far above this namespace's root they are, but not the folders on
+    the way: cgroup_namespaces(7). If several are possible, the path is unknown.
     """
     ups, parts = root.count("/.."), path.split("/")[1:]
     shared = ups - parts.count("..")

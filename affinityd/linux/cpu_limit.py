@@ -18,11 +18,11 @@ MOST = 10**12 - 1  #: microseconds; more than a kernel writes here
 
 
 def cpu_limit_of(cgroups: Cgroups) -> int | None:
-    """Return the limit in CPUs, rounded up: the least of a process's cgroup and those above it.
+    """Return the limit in CPUs, rounded up: the least of a process's cgroup and its parents.
 
     None where there is none, or it cannot be read.
     """
-    # Imported here: a rank that starts asks for its own limit alone.
+    # Imported here: a starting rank needs only its own limit.
     from affinityd.linux.cgroup import Version  # noqa: PLC0415
 
     versions = Version("cgroup", "cpu", ()), Version("cgroup2", "", ())

@@ -1,6 +1,6 @@
-"""Files of /proc and /sys, read by the thousand, and files that others read or write meanwhile.
+"""Files of /proc and /sys, read by the thousand, and files that other programs use meanwhile.
 
-What is in /proc and /sys may vanish, or refuse to be read, at any moment: that is no error.
+A file of /proc or /sys may vanish, or refuse to be read, at any moment: that is no error.
 `affinityd exec` imports this: pathlib costs more to import than Python to start.
 """
 
@@ -23,10 +23,10 @@ PART = 65536  #: bytes that are read at once
 #: memory as its environment or command line, PR_SET_MM_MAP of prctl(2).
 MOST = 4 * 1024 * 1024
 
-#: What there is too little of, where a file cannot be read that is there all the same.
+#: Errors of a lack of resources, for which an existing file cannot be read.
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
-READABLE, EXECUTABLE = 0o644, 0o755  #: by all users, whatever the umask is
+READABLE, EXECUTABLE = 0o644, 0o755  #: by all users, independent of the umask
 
 
 def read(path: str, most: int) -> bytes:
@@ -70,9 +70,9 @@ def present(path: str) -> bytes | None:
 
 
 def read_regular(path: str, most: int) -> bytes:
-    """Return what a regular file holds, without waiting for it.
+    """Return the content of a regular file, without waiting for it.
 
-    Raises OSError: EINVAL for what is no regular file, EFBIG for one of more than `most` bytes,
+    Raises OSError: EINVAL if it is no regular file, EFBIG for one of more than `most` bytes,
     EAGAIN for one of the kernel's that makes a reader wait, as /proc/kmsg.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):  # first: to open a device may do something
@@ -113,7 +113,7 @@ def environment_of(pid: int, root: str = "") -> Mapping[str, str] | None:
 
 
 def write_whole(path: Path, data: bytes, mode: int | None = READABLE) -> None:
-    """Write a file beside its place and rename it: others see the old one or the new one, whole.
+    """Write a file beside its place and rename it: readers see the old one or the new one.
 
     `mode` None: as the umask has it. Raises OSError, and leaves nothing behind.
     """
@@ -132,7 +132,7 @@ def write_whole(path: Path, data: bytes, mode: int | None = READABLE) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Remove what writers of a file left beside it that were killed in the middle."""
+    """Remove the temporary files of writers that were killed."""
     for left in path.parent.glob(f".{path.name}.*"):
         try:
             left.unlink()

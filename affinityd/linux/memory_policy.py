@@ -1,4 +1,4 @@
-"""Memory policies of threads: what is asked of the kernel, and what then applies.
+"""Memory policies of threads: the request to the kernel, and the policy that then applies.
 
 A policy belongs to one thread. A program that it execs, and threads and children that it starts
 afterwards, inherit it: set_mempolicy(2). Another process's is in /proc/PID/numa_maps, numa(7).
@@ -36,15 +36,15 @@ SPELLINGS = {
 FIRST_MAPPING = 64
 
 
-#: What is asked for in place of a policy that was refused.
+#: A refused policy → its replacement.
 FALLBACKS = {"bind": "preferred", "preferred_many": "local"}
 
 
 class MemoryPolicy:
-    """A memory policy, and what of a wish for one could not be had.
+    """A memory policy, and the refused parts of the request.
 
     `policy` is one of MODES, "mode N" for what came after them, None where it cannot be read;
-    `nodes` are empty for "default" and "local"; `refusals` are short sentences: what was asked for
+    `nodes` are empty for "default" and "local"; `refusals` are short sentences: the request
     and not had, and why.
     """
 
@@ -66,27 +66,27 @@ class MemoryPolicy:
         return hash((self.policy, self.nodes, self.refusals))
 
     def __repr__(self) -> str:
-        """Say all of it."""
+        """Return all of it."""
         nodes = format_list(self.nodes)
         return f"MemoryPolicy({self.policy!r}, {nodes!r}, {self.refusals!r})"
 
     def __str__(self) -> str:
-        """Say it in a few words: `bind on node 3`, without the refusals."""
+        """Return it in a few words: `bind on node 3`, without the refusals."""
         policy = self.policy or "unknown"
         return f"{policy} on {several('node', self.nodes)}" if self.nodes else policy
 
 
 def checked_policy(text: str | None) -> str | None:
-    """Return the policy that is asked for, None for none. Raises InvalidRequestError."""
+    """Return the requested policy, None for none. Raises InvalidRequestError."""
     if text is not None and text not in POLICIES:
         raise InvalidRequestError(f"memory: {quote(text)} is not one of {', '.join(POLICIES)}")
     return text
 
 
 def set_policy(policy: str, nodes: frozenset[int]) -> MemoryPolicy:
-    """Set the calling thread's policy, one of POLICIES, and return what holds, as read back.
+    """Set the calling thread's policy, one of POLICIES, and return it, as read back.
 
-    A refusal never raises: bind gives way to preferred, that and interleave to what held before,
+    A refusal never raises: bind gives way to preferred, that and interleave to the policy before,
     and `refusals` says so. `preferred` with several nodes is the kernel's preferred_many; a kernel
     that has none (before 5.15) holds local instead. `local` ignores `nodes`.
     """
@@ -178,7 +178,7 @@ def _refusal(wish: MemoryPolicy) -> OSError | None:
 
 
 def _fallback(wish: MemoryPolicy, refusal: OSError) -> MemoryPolicy | None:
-    """Return what is asked for in place of a policy that was refused; None: nothing more."""
+    """Return the replacement of a refused policy; None: no more."""
     if wish.policy == "preferred_many" and refusal.errno != errno.EINVAL:  # as all others would be
         return None
     policy = FALLBACKS.get(wish.policy or "")
@@ -186,7 +186,7 @@ def _fallback(wish: MemoryPolicy, refusal: OSError) -> MemoryPolicy | None:
 
 
 def _difference(wish: MemoryPolicy, now: MemoryPolicy) -> str | None:
-    """Say how what holds differs from what the kernel accepted."""
+    """Return how the policy read back differs from the accepted one."""
     if now.policy != wish.policy:
         return f"{wish} was accepted, but {_outcome(now)}"
     if missing := wish.nodes - now.nodes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Mount:
     """One line."""
 
-    root: str  #: what of the file system lies at `point`: of a hierarchy of cgroups, one
+    root: str  #: the folder of the file system at `point`: of a hierarchy of cgroups, one
     point: str
     kind: str  #: of file system: proc, cgroup2
     options: tuple[str, ...]  #: of the mount, then of the file system: v1's controllers
@@ -19,7 +19,7 @@ class Mount:
 def parse_mounts(text: str) -> list[Mount]:
     """Return the lines of a mountinfo, in its order: of two at one point the later hides the other.
 
-    What is no such line is left out.
+    Malformed lines are left out.
     """
     return [mount for line in text.split("\n") if (mount := _mount(line))]
 

@@ -17,7 +17,7 @@ NUMBER = 4  #: bytes of each of the three, and of a group
 
 #: kernel include/uapi/asm-generic/socket.h; Python has no name for it.
 SO_PEERGROUPS = 59
-MAX_GROUPS = 1024  #: bytes, the most that Python asks a socket for: 256 groups
+MAX_GROUPS = 1024  #: bytes, the most that Python reads of a socket: 256 groups
 
 OVERFLOW_UID = "/proc/sys/kernel/overflowuid"
 
@@ -25,7 +25,7 @@ OVERFLOW_UID = "/proc/sys/kernel/overflowuid"
 class Credentials:
     """A process, in the numbers of our namespaces.
 
-    `pid` is 0 where it is in a pid namespace that is neither ours nor below it.
+    `pid` is 0 if it is in a pid namespace that is neither this one nor below it.
     """
 
     __slots__ = ("gid", "pid", "uid")
@@ -37,7 +37,7 @@ class Credentials:
 
 
 def credentials(connection: Any) -> Credentials:  # noqa: ANN401 - a socket, or uvloop's view of one
-    """Return who is there. Raises OSError where the kernel does not say."""
+    """Return the peer. Raises OSError if the kernel does not know it."""
     told = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 3 * NUMBER)
     return Credentials(
         int.from_bytes(told[:NUMBER], sys.byteorder, signed=True),

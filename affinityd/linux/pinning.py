@@ -1,9 +1,9 @@
 """Pins the threads of running processes, repeatedly until no thread was missed.
 
-A thread starts with the mask of the one that starts it, clone(2). So only those that are not pinned
-start others that are not: a pass over all threads that finds every one pinned is the last, whatever
-is started later. What began before, and does not show yet, is waited for where there is time; its
-mask is that of its parent as clone(2) began (kernel/fork.c `copy_process`).
+A thread starts with its parent's mask, clone(2). So only unpinned threads start unpinned ones: a
+pass that finds every thread pinned is the last, even if others start later. A thread that was being
+started, and does not show yet, is waited for if there is time; its mask is that of its parent as
+clone(2) began (kernel/fork.c `copy_process`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from affinityd.linux.processes import ENDED, mask_of, stat_of, thread_ids, threa
 
 PINNED, LEFT_ALONE, REFUSED = "pinned", "left alone", "refused"
 
-CHANGE = "change"  #: what a rule says of a mask that is to be replaced
+CHANGE = "change"  #: a rule's word for a mask to be replaced
 
 #: As many passes in a row must find nothing to do: a single listing can lack a thread that lives.
 QUIET_PASSES = 2
@@ -47,39 +47,39 @@ REASONS = {
     errno.EBUSY: "it is SCHED_DEADLINE, which needs every CPU of its cpuset",
 }
 
-#: What becomes of a thread, by its mask and the masks that were given so far: CHANGE, LEFT_ALONE,
+#: The treatment of a thread, by its mask and the masks given so far: CHANGE, LEFT_ALONE,
 #: or PINNED where the mask is right as it is.
 Rule = Callable[[CpuSet, Collection[CpuSet]], str]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A process whose threads are to be pinned."""
+    """A process with threads to pin."""
 
     pid: int
-    start: int  #: clock ticks since boot: another process may have its number by now
+    start: int  #: clock ticks since boot: another process may have its pid by now
     cpus: CpuSet
     rule: Rule = lambda _mask, _given: CHANGE
 
 
 @dataclass(frozen=True)
 class ThreadResult:
-    """What came of one thread."""
+    """The result of one thread."""
 
     pid: int
     tid: int
     outcome: str  #: PINNED, LEFT_ALONE or REFUSED
-    asked: CpuSet  #: what was asked for its process
+    asked: CpuSet  #: the requested CPUs of its process
     held: CpuSet  #: its mask, as read back at the end
-    reason: str | None = None  #: why it was refused, or left alone where its mask is not the cause
+    reason: str | None = None  #: why it was refused, or left alone if its mask is not the cause
     was_set: bool = False  #: whether its mask was replaced
 
 
 @dataclass(frozen=True)
 class PinResult:
-    """What came of all threads but those that have ended."""
+    """The results of all threads, without ended ones."""
 
-    threads: tuple[ThreadResult, ...]  #: by process, main threads before the others; (): all gone
+    threads: tuple[ThreadResult, ...]  #: by process, main threads first; (): all have ended
     is_settled: bool  #: whether the last passes found nothing more to do
     is_late: bool = False  #: the time was up before every thread was looked at
 
@@ -89,12 +89,12 @@ class PinResult:
 
     @property
     def cut(self) -> tuple[ThreadResult, ...]:
-        """The threads that were pinned to less than was asked: their cpuset has no more."""
+        """The threads pinned to fewer CPUs than requested: their cpuset has no more."""
         return tuple(thread for thread in self.having(PINNED) if thread.held != thread.asked)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all threads that are not left alone hold what was asked."""
+        """Whether all threads that are not left alone have the requested CPUs."""
         refused_or_cut = self.having(REFUSED) or self.cut
         return self.is_settled and bool(self.threads) and not refused_or_cut
 
@@ -108,12 +108,12 @@ def pin_threads(
 ) -> PinResult:
     """Set the masks of all threads that the rules of their processes do not leave alone.
 
-    `targets` is asked before each pass: processes may come and go. A thread that changes its mask
+    `targets` is called before each pass: processes may come and go. A thread that changes its mask
     after it was set is left alone. After the `deadline`, time.monotonic(), nothing is set; where
     there is one, no clone(2) is waited for that does not show yet. With `dry_run` nothing is set,
-    and the result is what would come of it if nothing were refused.
+    and the result is that of a pin without refusals.
 
-    Never raises for a thread, or a process, that is gone or refused.
+    Never raises for a thread, or a process, that has ended or was refused.
     """
     passes = _Passes(deadline, dry_run=dry_run)
     quiet = 0
@@ -139,10 +139,10 @@ class _Passes:
         self._dry_run = dry_run
         self._set: set[int] = set()  # the threads whose mask was replaced
         self._user_time: dict[int, int] = {}  # of threads, when they were first seen pinned
-        self._given: dict[CpuSet, set[CpuSet]] = {}  # as asked: that, or what became of it
+        self._given: dict[CpuSet, set[CpuSet]] = {}  # as requested: that, or its result
 
     def pin_all(self, targets: Iterable[Target]) -> bool:
-        """Pin what is there now; return whether anything was set."""
+        """Pin the present threads; return whether any mask was set."""
         earlier = {it.tid: it for it in self.results}
         self.results = []
         before = len(self._set)
@@ -150,7 +150,7 @@ class _Passes:
             for tid in _living_threads(target):
                 self.is_late = self._deadline is not None and time.monotonic() >= self._deadline
                 if self.is_late:
-                    self.results += earlier.values()  # what was set is told all the same
+                    self.results += earlier.values()  # reported all the same
                     return False
                 earlier.pop(tid, None)
                 if (result := self._pin(target, tid)) is not None:
@@ -211,7 +211,7 @@ def _living_threads(target: Target) -> list[int]:
 
 
 def _refused(wish: ThreadResult, error: OSError) -> ThreadResult | None:
-    """Return what came of a thread whose mask was refused; None: it has ended."""
+    """Return the result of a thread with a refused mask; None: it has ended."""
     stat = thread_stat(wish.pid, wish.tid)
     if stat is None:
         return None

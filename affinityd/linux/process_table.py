@@ -20,7 +20,7 @@ def descendants(pid: int, proc: str = PROC) -> list[Stat]:
     living = (it for it in everyone(proc) if not it.is_zombie and it.number != os.getpid())
     children = _by_parent(living)
     found = children.pop(pid, [])
-    for stat in found:  # which grows as it is gone through
+    for stat in found:  # which grows during the loop
         found += children.pop(stat.number, [])
     return found
 
@@ -33,7 +33,7 @@ def _by_parent(stats: Iterable[Stat]) -> defaultdict[int, list[Stat]]:
 
 
 class ProcessTable:
-    """All processes, read when they are first asked for."""
+    """All processes, read on first use."""
 
     def __init__(self, proc: str = PROC) -> None:
         self.proc = proc
@@ -49,10 +49,10 @@ class ProcessTable:
         return {pid: stat.parent for pid, stat in self.by_pid.items()}
 
     def children(self, pid: int, tids: Iterable[int]) -> list[int]:
-        """Return the pids of what the threads of a process have started, as far as they live.
+        """Return the pids of the running children of a process's threads.
 
         Kernels with CONFIG_PROC_CHILDREN list them, proc_tid_children(5): to read every process
-        costs a scan more than all else. One that ends meanwhile can hide another.
+        costs most of a scan. One that ends meanwhile can hide another.
         """
         if not self._lists_children:
             return [stat.number for stat in self._children[pid]]

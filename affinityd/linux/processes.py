@@ -16,9 +16,9 @@ from affinityd.linux.files import content, numbered
 
 PROC = "/proc"
 ROOT = 0  #: its uid
-INIT = 1  #: the first process, which becomes the parent of what lost its own
+INIT = 1  #: the first process, which becomes the parent of orphans
 
-#: /proc/self/ns/pid of those who see every process: PROC_PID_INIT_INO, kernel
+#: /proc/self/ns/pid if every process is visible: PROC_PID_INIT_INO, kernel
 #: include/linux/proc_ns.h.
 INITIAL_PIDS = "pid:[4026531836]"
 
@@ -38,7 +38,7 @@ class Stat:
     """One process or thread as its `stat` file has it."""
 
     number: int  #: pid or tid
-    name: str  #: without its parentheses; for people: what is no UTF-8 is replaced
+    name: str  #: without its parentheses; for people: invalid UTF-8 is replaced
     state: str
     parent: int  #: pid
     session: int  #: pid of the process that began its session
@@ -84,7 +84,7 @@ class Thread:
 
 
 def parse_stat(data: bytes | None) -> Stat | None:
-    """Read a `stat` file; None for what is none. A name may hold blanks and parentheses too."""
+    """Read a `stat` file; None if it is malformed. A name may have blanks and parentheses."""
     head, _, tail = (data or b"").rpartition(b")")
     number, _, name = head.partition(b" (")
     fields = [b"", b"", b"", *tail.split()]  # so that an index is proc_pid_stat(5)'s number
@@ -101,7 +101,7 @@ def stat_of(pid: int, proc: str = PROC) -> Stat | None:
 
 
 def since_boot() -> float:
-    """Return the seconds since boot, those of sleep included: what `stat` counts starts in."""
+    """Return the seconds since boot, with those of sleep, as in the start times of `stat`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -117,7 +117,7 @@ def exists(pid: int) -> bool:
 
 
 def is_running(pid: int, start: int) -> bool:
-    """Return whether a process that started then runs still: its number may be another's by now."""
+    """Return whether a process that started then still runs: another may have its pid by now."""
     stat = stat_of(pid)
     return stat is not None and stat.start == start and not stat.is_zombie
 
@@ -128,7 +128,7 @@ def thread_stat(pid: int, tid: int, proc: str = PROC) -> Stat | None:
 
 
 def thread_ids(pid: int, proc: str = PROC) -> list[int]:
-    """Return a process's threads, the main one first; none where it is gone.
+    """Return a process's threads, the main one first; none if it has ended.
 
     A listing during which a thread ends can lack another that lives on (kernel fs/proc/base.c
     `next_tid`, `first_tid`): who must have all lists again.
@@ -137,12 +137,12 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
 
 
 def mask_of(tid: int) -> CpuSet | None:
-    """Return a thread's affinity mask; a pid stands for its main thread. None where it is gone."""
+    """Return a thread's affinity mask; a pid means its main thread. None if it has ended."""
     if tid <= 0:  # to the kernel 0 is the caller
         return None
     try:
         return frozenset(os.sched_getaffinity(tid))
-    except (OSError, OverflowError):  # gone, or larger than any pid
+    except (OSError, OverflowError):  # ended, or larger than any pid
         return None
 
 
@@ -159,12 +159,12 @@ def status_of(pid: int | str, name: str, proc: str = PROC) -> str:
 
 
 def uid_of(pid: int, proc: str = PROC) -> int | None:
-    """Return a process's real user id; None where it is gone, or cannot be read."""
+    """Return a process's real user id; None if it has ended, or cannot be read."""
     return _first_number(status_of(pid, "Uid", proc))
 
 
 def process_of(tid: int, proc: str = PROC) -> int | None:
-    """Return the process that a thread belongs to, whose pid is its main thread's id."""
+    """Return a thread's process: the pid is its main thread's id."""
     return _first_number(status_of(tid, "Tgid", proc))
 
 
@@ -174,12 +174,12 @@ def _first_number(text: str) -> int | None:
 
 
 def cgroups_of(pid: int, proc: str = PROC) -> str:
-    """Return a process's cgroups as /proc/PID/cgroup has them; "" where it is gone."""
+    """Return a process's cgroups as /proc/PID/cgroup has them; "" if it has ended."""
     return os.fsdecode(content(f"{proc}/{pid}/cgroup") or b"")
 
 
 def title_of(pid: int, proc: str = PROC) -> str:
-    """Return a process's command line, its words apart by blanks; "" where it is gone."""
+    """Return a process's command line, with blanks between words; "" if it has ended."""
     return os.fsdecode((content(f"{proc}/{pid}/cmdline") or b"").replace(b"\0", b" "))
 
 

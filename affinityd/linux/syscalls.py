@@ -62,7 +62,7 @@ def get_mempolicy() -> tuple[int, frozenset[int]]:
 def migrate_pages(pid: int, old: frozenset[int], new: frozenset[int]) -> int:
     """Move a process's pages from some nodes to others; return how many could not be moved.
 
-    Waits until they are. A caller with CAP_SYS_NICE moves those, too, that other processes map.
+    Waits until they are. A caller with CAP_SYS_NICE also moves pages that other processes map.
     Raises OSError: ESRCH; EPERM (another user's takes CAP_SYS_PTRACE; seccomp); EINVAL (none of the
     new nodes is in the caller's own Mems_allowed; a zombie); ENOMEM.
     """
@@ -72,7 +72,7 @@ def migrate_pages(pid: int, old: frozenset[int], new: frozenset[int]) -> int:
 def lay_down(capability: int) -> None:
     """Take one of the lower 32 capabilities from the calling thread alone, capabilities(7).
 
-    It stays permitted, which is what counts where one process asks to look into another, ptrace(2).
+    It stays permitted, which counts when one process reads another, ptrace(2).
     Raises OSError: EPERM (seccomp).
     """
     calling_thread = CAPABILITY_VERSION_3.to_bytes(8, "little")  # with 0 for its number

@@ -2,7 +2,7 @@
 
 One JSON file a machine:
 
-    name, source    what it is, and who published the facts
+    name, source    its name, and where the facts are published
     cores, threads  how many cores, and how many CPUs each has
     siblings        "split": core c has the CPUs c, c + cores …; "adjacent": c * threads and on
     online          cpulist; absent: every CPU
@@ -114,7 +114,7 @@ def _distances(facts: Mapping[str, Any], numbers: Iterable[int]) -> dict[int, di
 
 
 def _devices(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return every device with what its group shares, in PCI bus order."""
+    """Return every device with its group's fields, in PCI bus order."""
     devices = [{**group, **device} for group in groups for device in group["devices"]]
     return sorted(devices, key=lambda device: str(device["pci"]))
 

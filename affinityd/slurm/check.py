@@ -26,27 +26,27 @@ ALTERNATING = (
     "cannot be CUDA's"
 )
 
-#: What MultipleFiles= names besides the GPU's own file.
+#: The files that MultipleFiles= names besides the GPU's own.
 MIG_FILES = "/dev/nvidia-caps/"
 
 
 @dataclass(frozen=True)
 class GresFinding:
-    """Something that is wrong about what Slurm has."""
+    """An error in Slurm's configuration."""
 
     text: str
     gpu: int | None = None  #: its index; None: it is about the node
 
     def __str__(self) -> str:
-        """Return `gpu 3: …`; about the node, the text alone."""
+        """Return `gpu 3: …`; about the node, only the text."""
         return self.text if self.gpu is None else f"gpu {self.gpu}: {self.text}"
 
 
 @dataclass(frozen=True)
 class GresCheck:
-    """What slurmd has of a node, against its topology and what slurmctld was configured with.
+    """slurmd's GPUs of a node, against its topology and slurmctld's configuration.
 
-    `scope`: whose cores are right, of `SCOPES`.
+    `scope`: the domain of the right cores, of `SCOPES`.
     """
 
     gres: SlurmdGres
@@ -66,18 +66,18 @@ class GresCheck:
 
     @cached_property
     def right(self) -> GresConf:
-        """What would be right."""
+        """The right lines."""
         return GresConf(self.topology, self.scope, self.expected, self.gres.types)
 
     @property
     def is_judged(self) -> bool:
-        """Whether the device file of each GPU is known: else Slurm's are not told apart."""
+        """Whether the device file of each GPU is known: else Slurm's cannot be matched."""
         return not self.right.unknown
 
     def findings(self) -> list[GresFinding]:
         """Return all that is wrong: GPU by GPU, then about the node."""
         if not self.gres.is_complete:
-            return []  # slurmd has no GPUs, whatever gres.conf says: its own words tell why
+            return []  # slurmd has no GPUs: its own messages have the reason
         counts = miscounts(self.expected, self.gres, self.right) if self.expected else ()
         of_node = (*self.gres.warnings, *self._strangers(), *self._order(), *counts)
         return [
@@ -90,7 +90,7 @@ class GresCheck:
         ]
 
     def notes(self) -> Iterator[str]:
-        """Yield what could not be judged, and why."""
+        """Yield the checks that were not possible, and why."""
         yield from self.gres.notes
         cores = ((entry.cores or frozenset()) & self.right.cores.all for entry in self.gres.entries)
         if not all(map(self.right.are_whole_sockets, cores)):
@@ -103,7 +103,7 @@ class GresCheck:
             yield f"the device files of {unknown} are not known: not judged"
 
     def _gpu(self, gpu: Gpu) -> Iterator[str]:
-        """Yield what is wrong about a GPU."""
+        """Yield the errors of a GPU."""
         file = device_file(gpu)
         entries = [entry for it, entry in self.devices if it == file]
         if file is not None and not entries:
@@ -138,7 +138,7 @@ class GresCheck:
                 yield f"{file} is not a GPU of this node; there are {there}"
 
     def _order(self) -> Iterator[str]:
-        """Yield the GPUs whose number to Slurm is not their own among those of their type."""
+        """Yield the GPUs with another number in Slurm than among those of their type."""
         kinds = list(dict.fromkeys(entry.kind for _, entry in self.devices))
         entry_of = dict(self.devices)
         right = [file for file in self.gpus if file in entry_of]

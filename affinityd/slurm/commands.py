@@ -20,10 +20,10 @@ from affinityd.errors import InvalidRequestError
 from affinityd.slurm.expected import ExpectedNode, expected, gres_of, node_lines
 from affinityd.text import one_line
 
-#: Where slurm.conf lies: in Slurm's own folder, Debian's old one, that of configless Slurm.
+#: Folders of slurm.conf: Slurm's own, Debian's old one, that of configless Slurm.
 FOLDERS = ("/etc/slurm", "/etc/slurm-llnl", "/run/slurm/conf")
 
-#: What a user's PATH may lack.
+#: Folders that a user's PATH may lack.
 SBIN = ("/usr/sbin", "/usr/local/sbin", "/opt/slurm/sbin")
 
 SECONDS = 5.0  #: that slurmctld may take to answer
@@ -97,16 +97,16 @@ def find_slurm(named: str | None, *, is_live: bool) -> LocalSlurm | None:
 
 
 def node_name(slurm: LocalSlurm, host: str) -> str:
-    """Return what slurm.conf calls a host: its NodeHostname= may differ, and has no domain."""
+    """Return a host's name in slurm.conf: its NodeHostname= may differ, and has no domain."""
     short = host.partition(".")[0]
     aliases = slurm.run("scontrol", "show", "aliases", short, seconds=SECONDS).stdout.split()
     return aliases[0] if aliases and short not in aliases else short
 
 
 def expected_node(slurm: LocalSlurm, names: str) -> tuple[ExpectedNode | None, str]:
-    """Return what slurmctld expects of nodes, a hostlist, or None and why it is not known.
+    """Return slurmctld's configuration of nodes, a hostlist, or None and why it is unknown.
 
-    The nodes are to be equal: raises InvalidRequestError where their Gres= differ. Gres= is
+    The nodes must be equal: raises InvalidRequestError if their Gres= differ. Gres= is
     slurm.conf's, and where that has no such node slurmctld's.
     """
     command = f"scontrol show node {names}"

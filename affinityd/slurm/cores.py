@@ -1,10 +1,9 @@
 """The cores near each GPU of a node, in Slurm's numbers: the right `Cores=`.
 
 Slurm takes hwloc's logical numbers, `Core L#` of `lstopo -l`: it goes down from packages to cores,
-and at each step first to what has the lowest CPU. Threads do not count; nor does a core that is
-offline as a whole, so that the numbers after it change when it goes. What else Slurm is
-configured to take for a socket (SlurmdParameters=l3cache_as_socket, numa_node_as_socket)
-changes no number.
+and at each step first to the object with the lowest CPU. Threads do not count, nor do cores whose
+threads are all offline: when one goes offline, the numbers after it change. Other sockets by
+configuration (SlurmdParameters=l3cache_as_socket, numa_node_as_socket) change no number.
 
 Source: Slurm's src/slurmd/common/xcpuinfo.c (xcpuinfo_hwloc_topo_get), gres.conf(5) "Cores".
 """
@@ -24,8 +23,8 @@ SCOPES = ("node", "socket")
 
 CoreNumbers = frozenset[int]  #: cores by Slurm's numbers
 
-#: What holds cores, by its name; None where the machine does not say (cores of no known package are
-#: one, as their core_siblings are). What crosses a part of an earlier level is none, as in hwloc.
+#: Objects that hold cores, by name; None: unknown (cores of no known package are one, as their
+#: core_siblings are). An object across parts of an earlier level does not count, as in hwloc.
 LEVELS: tuple[Callable[[Core], object], ...] = (
     lambda core: (core.package,),
     lambda core: None if core.die is None else (core.package, core.die),
@@ -70,12 +69,12 @@ class SlurmCores:
 
 @dataclass(frozen=True)
 class CoreAffinity:
-    """What `Cores=` of one GPU should be."""
+    """The right `Cores=` of one GPU."""
 
     gpu: Gpu
     cores: SlurmCores
     right: CoreNumbers | None  #: None: no Cores=, as every core will do, or it is not known which
-    #: The home node's, and what is as right: a tied node's, a package's; (): not known.
+    #: The home node's, and equally right ones: a tied node's, a package's; (): unknown.
     near: tuple[CoreNumbers, ...] = ()
 
     @property
@@ -84,7 +83,7 @@ class CoreAffinity:
         return None if self.right is None else f"Cores={format_list(self.right)}"
 
     def fault(self, said: CoreNumbers | None) -> str | None:
-        """Return what is wrong about a line's Cores=; None if nothing is, or it is not known."""
+        """Return the error of a line's Cores=; None: it has none, or that is unknown."""
         if said is None:
             return self.field and f"the line has no Cores=, {self._home()}; add {self.field}"
         if said in self.near:
@@ -125,7 +124,7 @@ class CoreAffinity:
 
 
 def affinities(cores: SlurmCores, scope: str) -> Mapping[tuple[str, int], CoreAffinity]:
-    """Return what `Cores=` should be for every GPU, by its key.
+    """Return the right `Cores=` of every GPU, by its key.
 
     A GPU on a node without CPUs gets the nearest node that has some; where several are equally
     near, the one that a plan for all GPUs would take. `scope`: of `SCOPES`.

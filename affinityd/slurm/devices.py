@@ -1,8 +1,8 @@
 """A node's GPUs as Slurm names them, `File=`, and as they are linked, `Links=`.
 
 Links are counted as Slurm's gpu/nvml counts them: NVLinks that are up, GPU to GPU; those to a
-switch lead to no GPU. For with AutoDetect=, Slurm ignores a GPU whose line says otherwise than its
-plugin. That is why AMD's have none: gpu/rsmi says 0, whatever XGMI there is.
+switch lead to no GPU. With AutoDetect=, Slurm ignores a GPU whose line differs from its plugin's
+numbers. So AMD's have none: gpu/rsmi always has 0, even with XGMI.
 
 Sources: Slurm's src/plugins/gpu/nvml/gpu_nvml.c (_nvml_get_nvlink_info) and gpu/rsmi, gres.conf(5)
 "Links"; kernel Documentation/admin-guide/devices.txt.
@@ -27,7 +27,7 @@ class DeviceNaming:
     prefix: str
     minor: Callable[[Gpu], int | None]
     unknown: str  #: why a minor is not known
-    runtime: str  #: what numbers the GPUs in a job, in the order of affinityd
+    runtime: str  #: the source of the GPUs' numbers in a job, in the order of affinityd
 
 
 NAMINGS: Mapping[str, DeviceNaming] = {

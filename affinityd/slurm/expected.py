@@ -32,13 +32,13 @@ TypeCounts = Mapping[str | None, int]  #: type → GPUs, in the order of Gres=; 
 
 @dataclass(frozen=True)
 class ExpectedNode:
-    """What slurmctld expects of a node."""
+    """slurmctld's configuration of a node."""
 
-    source: str  #: slurm.conf, or the command that was asked
+    source: str  #: slurm.conf, or the command
     gres: str  #: the value of Gres=; empty: there is none
     counts: TypeCounts
-    cores: int | None = None  #: the cores that slurmctld counts; None: it does not say
-    cores_per_socket: int | None = None  #: of its sockets; None: it does not say
+    cores: int | None = None  #: the cores that slurmctld counts; None: unknown
+    cores_per_socket: int | None = None  #: of its sockets; None: unknown
 
     @cached_property
     def types(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class ExpectedNode:
 
 
 def expected(source: str, values: Mapping[str, str]) -> ExpectedNode:
-    """Return what a node's values say, as scontrol shows them; all keys are in lower case."""
+    """Return the configuration in a node's values, as scontrol shows them; keys in lower case."""
     gres = values.get("gres", "")
     gres = "" if gres == "(null)" else _SOCKETS.sub("", gres)
     sockets, per_socket = (_number(values.get(key)) for key in ("sockets", "corespersocket"))

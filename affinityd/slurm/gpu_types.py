@@ -1,7 +1,7 @@
 """The type of each GPU of a node: the right `Type=`.
 
-slurmctld's configuration says which types there are. Which GPU is of which follows from the GPUs'
-names as in Slurm's AutoDetect: a type is a part of the name, whatever the case, with _ for blanks.
+slurmctld's configuration has the types. The type of each GPU follows from the GPUs'
+names as in Slurm's AutoDetect: a type is a part of the name, in any case, with _ for blanks.
 
 Source: Slurm's src/plugins/gres/gpu/gres_gpu.c (_normalize_sys_gres_types).
 """
@@ -44,7 +44,7 @@ def types(
     present: Present,
     said: Sequence[str] = (),
 ) -> GpuTypes:
-    """Return the types, as slurmctld was configured, else as said, else as slurmd has them.
+    """Return the types of slurmctld's configuration, else the given ones, else slurmd's.
 
     `said`: one type for all GPUs, or one for each in their order. Raises InvalidRequestError for a
     number of types that is neither, and for a type that slurmctld was not configured with.
@@ -113,7 +113,7 @@ def _by_name(gpus: Sequence[Gpu], counts: TypeCounts) -> Mapping[Key, str]:
 
 
 def _slurms_order(gpu: Gpu) -> tuple[int, str, int]:
-    """Return what Slurm sorts GPUs by before it gives them types: the longest name is the first."""
+    """Return the key by which Slurm sorts GPUs before it gives types: longest names first."""
     name = gpu.model or ""
     return -len(name), name, gpu.index if gpu.minor is None else gpu.minor
 

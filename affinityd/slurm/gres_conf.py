@@ -32,17 +32,17 @@ LINKS = "# Links= have {gpus} numbers: in slurm.conf, a smaller Gres=gpu: makes 
 
 @dataclass(frozen=True)
 class GresConf:
-    """The right lines, by a node's topology and what slurmctld was configured with."""
+    """The right lines, by a node's topology and slurmctld's configuration."""
 
     topology: Topology
-    scope: str = "node"  #: whose cores are right, of `SCOPES`
+    scope: str = "node"  #: the domain of the right cores, of `SCOPES`
     expected: ExpectedNode | None = None  #: None: it is not known
     present: Present = field(default_factory=dict)
     said: tuple[str, ...] = ()  #: the types, as a person names them
 
     @cached_property
     def types(self) -> GpuTypes:
-        """The `Type=` of each GPU. Raises InvalidRequestError for what cannot have been said."""
+        """The `Type=` of each GPU. Raises InvalidRequestError for impossible types."""
         return types(self.topology.gpus, self.expected, self.present, self.said)
 
     @cached_property
@@ -62,7 +62,7 @@ class GresConf:
 
     @cached_property
     def unknown(self) -> list[Gpu]:
-        """The GPUs whose device files are not known, for which there is no line."""
+        """The GPUs without a known device file, which have no line."""
         return [gpu for gpu in self.topology.gpus if device_file(gpu) is None]
 
     def lines(self, node_name: str | None = None) -> list[str]:
@@ -96,7 +96,7 @@ class GresConf:
         return links_written(self.links[gpu.key]) if is_useful else None
 
     def are_whole_sockets(self, cores: CoreNumbers) -> bool:
-        """Return whether cores are whole sockets to slurmctld: packages, where it is not known.
+        """Return whether cores are whole sockets to slurmctld: packages, if that is unknown.
 
         Source: Slurm's src/interfaces/gres.c (_check_core_range_matches_sock).
         """
@@ -106,7 +106,7 @@ class GresConf:
         return len(cores) == size * len({core // size for core in cores})
 
     def _order(self) -> Iterator[str]:
-        """Yield what makes Slurm's numbers those of a job, if anything does."""
+        """Yield the remedy that makes Slurm's numbers those of a job, if there is one."""
         gpus = self.topology.gpus
         runtimes = {naming(gpu).runtime for gpu in gpus}
         if len(runtimes) == 1:  # of two vendors, each counts from 0 and Slurm goes on

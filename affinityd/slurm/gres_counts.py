@@ -18,7 +18,7 @@ DRAINED = "slurmctld drains the node (INVALID_REG)"
 
 
 def miscounts(expected: ExpectedNode, gres: SlurmdGres, right: GresConf) -> Iterator[str]:
-    """Yield what is wrong about the node's line in slurm.conf, or is where both differ."""
+    """Yield the errors of the node's line in slurm.conf, and how it differs from gres.conf."""
     gpus = right.topology.gpus
     if expected.counts:
         yield from _too_few(expected, gres)
@@ -66,7 +66,7 @@ def _too_many(expected: ExpectedNode, right: GresConf) -> Iterator[str]:
 
 
 def _order(expected: ExpectedNode, right: GresConf) -> Iterator[str]:
-    """Yield that Slurm's numbers, which go type by type, are not those of the bus."""
+    """Yield an error if Slurm's numbers, type by type, are not those of the bus."""
     runs = right.types.runs(right.topology.gpus)
     if runs != expected.types and len(runs) == len(set(runs)) > 1:
         gres = written({kind: expected.counts[kind] for kind in runs if kind in expected.counts})

@@ -1,7 +1,7 @@
 """The jobs that run on this node: their GPUs, and the CPUs that Slurm's cgroups allow.
 
 Sources: Slurm's src/plugins/cgroup/v1 and v2, cgroup.conf(5) "CgroupJobIdPaths". The note of a
-job's GPUs is what affinityd's Prolog leaves.
+job's GPUs is the one that affinityd's Prolog writes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FOLDERS = (
     *(f"{'*/' * depth}*slurmstepd.scope/[js]*" for depth in range(4)),
 )
 
-MAX_PIDS = 64  #: of a job's processes, how many are asked for its number
+MAX_PIDS = 64  #: how many of a job's processes are read for its number
 
-#: What a user's process says of itself may be anything.
+#: A user's process may have any text here.
 _is_number = re.compile(r"\d{1,10}", re.ASCII).fullmatch
 _is_gpu = re.compile(r"\d{1,10}|(GPU|MIG)-[\w/-]{1,100}", re.ASCII).fullmatch
 
@@ -47,7 +47,7 @@ class SlurmJob:
 
 
 def jobs(root: Path) -> Iterator[SlurmJob]:
-    """Yield the jobs whose CPUs are confined, by number. `root`: where the machine's files lie."""
+    """Yield the jobs with confined CPUs, by number. `root`: of the machine's files."""
     found: dict[int, CpuSet] = {}
     for pattern in FOLDERS:
         for folder in (root / "sys/fs/cgroup").glob(pattern):
@@ -71,7 +71,7 @@ def _number(root: Path, folder: Path) -> int | None:
 
 
 def _cpus(folder: Path) -> CpuSet:
-    """Return the CPUs of a job's cgroup: where it says none, those of its steps."""
+    """Return the CPUs of a job's cgroup: if it has none, those of its steps."""
     return _list(folder) or frozenset().union(*map(_list, folder.glob("step_*")))
 
 
@@ -81,7 +81,7 @@ def _list(folder: Path) -> CpuSet:
 
 
 def _gpus(note: Path) -> tuple[str, ...] | None:
-    """Read a note's first line: None where it names no GPUs, () where it says there are none."""
+    """Read a note's first line: None if it has no list of GPUs, () if the list is empty."""
     key, equals, numbers = text(f"{note}").partition("\n")[0].strip().partition("=")
     entries = [entry for entry in numbers.split(",") if entry]
     if key != "gpus" or not equals or not all(map(_is_gpu, entries)):
@@ -90,7 +90,7 @@ def _gpus(note: Path) -> tuple[str, ...] | None:
 
 
 def far(topology: Topology, job: SlurmJob) -> Iterator[str]:
-    """Yield what is wrong about a job: each GPU that has none of the job's CPUs near it."""
+    """Yield the errors of a job: each GPU with none of the job's CPUs near it."""
     gpus = [gpu for gpu in topology.gpus if gpu.vendor == topology.vendor]
     # From 26.05 on Slurm may call a GPU by its UUID, and by those of its parts.
     named = {

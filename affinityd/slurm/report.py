@@ -12,13 +12,13 @@ from affinityd.text import count
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What is wrong about a node's GPUs in Slurm and its jobs, and what could not be judged."""
+    """The errors of a node's GPUs in Slurm and of its jobs, and the checks not possible."""
 
     node: str
     gpus: int
     faults: tuple[str, ...]  #: why slurmd does not take gres.conf
     findings: tuple[GresFinding, ...]
-    far_jobs: tuple[str, ...]  #: what is wrong about jobs
+    far_jobs: tuple[str, ...]  #: errors of jobs
     jobs: int  #: how many with GPUs were judged
     notes: tuple[str, ...]
     is_judged: bool = True  #: each GPU that slurmd has was

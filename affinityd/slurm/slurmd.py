@@ -1,8 +1,8 @@
 """slurmd's reading of gres.conf for a node: `slurmd -G`, as of Slurm 22.05, 24.11 and 26.05.
 
-It merges gres.conf with Gres= of slurm.conf, or with what AutoDetect= finds, in the order of
-Slurm's GPU numbers. It leaves out what does not fit Gres=, and says so on stderr, where it prints
-all: a line a device, and errors. From 24.11 on munged must run. It opens slurmd's log and rewrites
+It merges gres.conf with Gres= of slurm.conf, or with the GPUs AutoDetect= finds, in the order of
+Slurm's GPU numbers. It leaves out GPUs that do not fit Gres=. All its output is on stderr: a line
+a device, and errors. From 24.11 on munged must run. It opens slurmd's log and rewrites
 hwloc's file in the spool folder; 26.05 lifts the memory limit of its own cgroup, as root.
 """
 
@@ -29,10 +29,10 @@ _PAIR = re.compile(r"([A-Za-z]+)=(\S+)", re.ASCII)
 _FILE = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?(?:,|$)")
 _LINKS = re.compile(r"-?\d{1,4}(?:,-?\d{1,4}){0,1023}", re.ASCII)
 
-#: Of 22.05, which does not say why where slurm.conf does not have the node.
+#: Of 22.05, which gives no reason if slurm.conf does not have the node.
 FAILED = "slurmd -G failed; --node-name names the node as slurm.conf has it"
 
-#: What a message about GPUs has in it, and not one about slurmd's log or cgroups.
+#: Words of a message about GPUs, and not about slurmd's log or cgroups.
 _ABOUT_GPUS = re.compile(r"gres|gpu|autodetect|functionality", re.IGNORECASE)
 
 
@@ -50,23 +50,23 @@ class GresEntry:
 
 @dataclass(frozen=True)
 class SlurmdGres:
-    """The GPUs of one node, and what slurmd says about them."""
+    """The GPUs of one node, and slurmd's messages about them."""
 
     entries: tuple[GresEntry, ...]  #: in Slurm's order
     faults: tuple[str, ...] = ()  #: why slurmd does not start, or which value is no value
-    warnings: tuple[str, ...] = ()  #: what it does not take as it is written
+    warnings: tuple[str, ...] = ()  #: the lines it does not accept as written
     notes: tuple[str, ...] = ()
     is_complete: bool = True  #: slurmd read gres.conf to its end
 
     @cached_property
     def types(self) -> Mapping[str, str | None]:
-        """The type of each device file, but for those of MIG instances."""
+        """The type of each device file, without those of MIG instances."""
         whole = [entry for entry in self.entries if not entry.is_slice]
         return {file: entry.kind for entry in whole for file in entry.files}
 
 
 def ask(slurm: LocalSlurm, node: str) -> SlurmdGres:
-    """Return what slurmd says of a node. Raises InvalidRequestError where there is no slurmd."""
+    """Return slurmd's GPUs of a node. Raises InvalidRequestError if there is no slurmd."""
     told = slurm.run("slurmd", "-G", "-N", node, "-f", f"{slurm.conf}", seconds=SECONDS)
     if told.returncode == NOT_STARTED:
         raise InvalidRequestError(told.stderr)
@@ -76,7 +76,7 @@ def ask(slurm: LocalSlurm, node: str) -> SlurmdGres:
 
 
 def parse(text: str, *, is_complete: bool = True) -> SlurmdGres:
-    """Read what slurmd prints. `is_complete`: it ended with success."""
+    """Read slurmd's output. `is_complete`: it ended with success."""
     lines = [_PREFIX.sub("", line, count=1).strip() for line in text.splitlines()]
     faults: list[str] = []
     entries = [

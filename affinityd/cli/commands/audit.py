@@ -31,12 +31,12 @@ TROUBLE = 2  #: exit code of every error: 1 is an answer
 EVERY = 2.0  #: seconds between two looks
 SHORTEST, LONGEST = 0.1, 3600.0
 
-#: Control sequences of a terminal, ECMA-48: to the first line; clear what is left of one, of all.
+#: Control sequences of a terminal, ECMA-48: to the first line; clear the rest of one, of all.
 HOME, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     parser.add_argument(
         "--watch",
         metavar="SECONDS",
@@ -61,7 +61,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print who uses the GPUs; 0: none of them is remote, 1: one is, 2: it cannot be told."""
+    """Print the processes of GPUs; 0: none of them is remote, 1: one is, 2: unknown."""
     if arguments.memory and arguments.watch is not None:
         raise InvalidRequestError(
             "--memory pauses each process, and --watch would do so again and again; use one of them"
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             time.sleep(arguments.watch)
             seen, before = _only(auditor.scan(topology), keys), seen
             _print(arguments, topology, seen, before)
-    except BrokenPipeError:  # the reader has seen enough; what was found is found
+    except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
     return _exit_code(seen)
 
@@ -164,7 +164,7 @@ def _show(lines: list[str], *, is_first: bool, again: bool) -> None:
 
 
 def _cut(lines: list[str], width: int, height: int) -> list[str]:
-    """Return what of lines fits into a window: one that scrolls could not be drawn over."""
+    """Return the lines that fit into a window: a scrolling one could not be drawn over."""
     if len(lines) > height:
         left_out = len(lines) - height + 1
         lines = [*lines[: height - 1], f"and {count(left_out, 'line')} more, in a larger window"]

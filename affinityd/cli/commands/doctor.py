@@ -1,4 +1,4 @@
-"""`affinityd doctor`: checks this node for what keeps ranks from their CPUs, with remedies."""
+"""`affinityd doctor`: checks this node for obstacles between ranks and their CPUs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIDTH = 2 + max(map(len, CHECKS))  #: of a name in the help
 
 @dataclass(frozen=True)
 class DoctorDocument:
-    """What --json prints."""
+    """The document of --json."""
 
     node: str
     worst: str
@@ -39,7 +39,7 @@ class DoctorDocument:
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = (f"  {name:<{WIDTH}}{check.looks_at}" for name, check in CHECKS.items())
     parser.epilog = "\n".join(["checks:", *lines])
@@ -49,7 +49,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is found; 0: nothing fails, 1: something does."""
+    """Print the findings; 0: no check fails, 1: one does."""
     names = [check_name(name) for name in arguments.checks]
     facts = gather(load_settings(arguments), names)
     results = run_checks(facts, names)
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> NodeFacts:
     """Return the facts of the machine that the settings name, for these checks or all.
 
-    NVML is asked where a check wants it and its driver is not worked on. Raises TreeError.
+    NVML is called if a check needs it, except during maintenance of its driver. Raises TreeError.
     """
     machine = Machine(settings)
     maintenance = DriverMaintenance(hold=hold).reason() if machine.is_live else None
@@ -85,7 +85,7 @@ def gather(settings: Settings, names: Sequence[str] = (), hold: str = HOLD) -> N
 def _daemon(settings: Settings) -> DaemonFacts:
     """Look at the daemon: at the socket that is named, else at root's or at this user's own.
 
-    Where neither exists, only root is told that a daemon is missing: commands need none.
+    If neither exists, only root reads that a daemon is missing: commands need none.
     """
     own = conffile.default_socket()
     if settings.socket != own or own == conffile.SYSTEM_SOCKET:
@@ -99,7 +99,7 @@ def _daemon(settings: Settings) -> DaemonFacts:
 
 
 def _variables() -> Iterator[NamedVariable]:
-    """Yield the names of variables, and of what is in the settings file."""
+    """Yield the names of variables, and of the settings file's lines."""
     file = conffile.path()
     yield from (NamedVariable(name, ENVIRONMENT) for name in sorted(os.environ))
     yield from (NamedVariable(name, file) for name in conffile.read(file))

@@ -27,7 +27,7 @@ TIMEOUT = 5.0  #: seconds: a person waits
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     add_format(parser, "table", "the daemon's document, unchanged")
     alone = parser.add_mutually_exclusive_group()
     alone.add_argument(
@@ -44,7 +44,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it; 0: all fits, 1: something does not run where it is to, 2: it cannot be told."""
+    """Print the report; 0: all fits, 1: a process does not run where it should, 2: unknown."""
     if arguments.format == "json" and (arguments.all or arguments.check is not None):
         raise InvalidRequestError(
             "--all and --check print text; leave out --json, which has all of it"
@@ -80,7 +80,7 @@ def _enforce(arguments: argparse.Namespace) -> int:
 
 
 def _asked(sockets: list[str]) -> str:
-    """Return what the first daemon says that is there. Raises AffinityError where none does."""
+    """Return the answer of the first daemon found. Raises AffinityError if none answers."""
     deadline = time.monotonic() + TIMEOUT
     troubles = []
     for path in sockets:

@@ -1,6 +1,6 @@
 """`affinityd exec`: pins itself to the CPUs near its GPU, then becomes the command.
 
-What is imported here counts in every rank's start: no argparse, re, json, dataclasses or socket on
+Imports here delay every rank's start: no argparse, re, json, dataclasses or socket on
 the way to execve(2).
 """
 
@@ -29,7 +29,7 @@ NAME = "affinityd exec"
 #: As env(1) and timeout(1) have it; the first: the command was not tried.
 FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 
-#: What does not end the search along PATH.
+#: Errors that do not end the search along PATH.
 SEARCH_ON = frozenset(
     (
         *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG),
@@ -41,7 +41,7 @@ LC_CTYPE, COERCED = "LC_CTYPE", frozenset(("C.UTF-8", "C.utf8", "UTF-8"))  #: PE
 
 
 def main(argv: Sequence[str]) -> int:
-    """Become the command; return only where that fails: 125, 126 or 127."""
+    """Execute the command; return only if that fails: 125, 126 or 127."""
     start = time.monotonic()
     if argv and argv[0] in {"-h", "--help"}:
         exec_options.print_help()
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _trouble(words: Sequence[str], start: float) -> str | None:
-    """Take this process's place, if the switch is on; return what kept it from that."""
+    """Pin this process, if the switch is on; return why it was not pinned, if so."""
     chosen = switch.ON
     try:
         chosen = file.chosen_switch()
@@ -72,7 +72,7 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
         trouble = str(error)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - a bug of ours must not be the end of a job
+    except BaseException as error:  # noqa: BLE001 - a bug here must not end a job
         trouble = f"{type(error).__name__}: {error}"
     else:
         return None
@@ -83,7 +83,7 @@ def _trouble(words: Sequence[str], start: float) -> str | None:
 
 
 def _take_place(options: Options, start: float, chosen: str) -> None:
-    """Find this process's place, take it, and say so to the command. Raises AffinityError.
+    """Find this process's CPUs, pin it there, and tell the command. Raises AffinityError.
 
     Where only observing was `chosen`, here or by the daemon, it stays where it is.
     """
@@ -109,7 +109,7 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
 
 
 def become(command: Sequence[str]) -> int:
-    """Execute a command, execvp(3). Return 126 or 127, and say why, where that fails."""
+    """Execute a command, execvp(3). If that fails, print why, and return 126 or 127."""
     _undo_python()
     trouble = _execute(*command)
     say(f"{NAME}: {quote(command[0])} cannot be run: {os.strerror(trouble)}")
@@ -139,7 +139,7 @@ def _candidates(program: str) -> list[str]:
 
 def _try(path: str, words: list[str]) -> int:
     try:
-        os.execv(path, words)  # noqa: S606 - it is what we are for
+        os.execv(path, words)  # noqa: S606 - the purpose of this command
     except OSError as error:
         return error.errno or errno.EIO
     except ValueError:  # Python's own, for an empty word
@@ -147,7 +147,7 @@ def _try(path: str, words: list[str]) -> int:
 
 
 def _undo_python() -> None:
-    """Take back what Python's start did to what a program inherits.
+    """Undo the changes of Python's start to the state that a program inherits.
 
     It ignores two signals; like `subprocess`, we cannot know whether they were ignored before. In
     the C locale it sets LC_CTYPE.

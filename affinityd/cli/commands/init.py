@@ -30,7 +30,7 @@ SOCKET, URL = f"{file.PREFIX}SOCKET", f"{file.PREFIX}URL"
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     parser.epilog = (
         "Then start the program with FOLDER/run. AFFINITYD_SOCKET and AFFINITYD_URL "
         "also say where the daemon is; AFFINITYD_MODE, AFFINITYD_SHARE and so on apply "
@@ -55,7 +55,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the files; a daemon that is not there, or refuses, is no failure.
 
-    Raises InvalidRequestError for what the command line says, OutputError where not even the script
+    Raises InvalidRequestError for a wrong command line, OutputError where not even the script
     can be written with which programs are started.
     """
     signal.signal(signal.SIGTERM, _end)  # the kernel would not end a container's first process
@@ -76,11 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> NodePlan:
-    """Find the node's plan, and write what programs plan with. Raises AffinityError."""
+    """Find the node's plan, and write it for programs. Raises AffinityError."""
     said, here = _said()
     addresses = {**_in_variables(said), **addresses} or {SOCKET: file.SYSTEM_SOCKET}
     chosen = parameters({}, said)
-    trusted = ",".join(map(str, sorted(trust.trusted_uids(said))))  # no name of ours is the image's
+    trusted = ",".join(map(str, sorted(trust.trusted_uids(said))))  # the image has other names
     settings = {
         **addresses,
         **({trust.VARIABLE: trusted} if trusted else {}),
@@ -94,13 +94,13 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
 
 
 def _addresses(socket: str | None, url: str | None, name: str) -> dict[str, str]:
-    """Return where the daemon is said to be; `name` says the URL. Raises InvalidRequestError."""
+    """Return the daemon's addresses; `name` is the URL's source. Raises InvalidRequestError."""
     found = {SOCKET: socket, URL: url and _url(url, name)}
     return {name: text for name, text in found.items() if text}
 
 
 def _said() -> tuple[Mapping[str, str], str]:
-    """Return the variables and the switch; what cannot be read is told, and it is off then.
+    """Return the variables and the switch; an unreadable one is reported, and counts as off.
 
     For a pod must start all the same.
     """
@@ -113,7 +113,7 @@ def _said() -> tuple[Mapping[str, str], str]:
 
 
 def _in_variables(said: Mapping[str, str]) -> dict[str, str]:
-    """Return where variables say that the daemon is; what is no URL is told, and left out."""
+    """Return the daemon's addresses in variables; an invalid URL is reported, and left out."""
     socket, url = said.get(SOCKET), said.get(URL)
     try:
         return _addresses(socket, url, URL)

@@ -23,17 +23,17 @@ from affinityd.linux.pinning import (
 from affinityd.linux.processes import Stat, stat_of
 from affinityd.text import count, one_line
 
-MOST_LINES = 10  #: of what went wrong
+MOST_LINES = 10  #: of errors
 MOST_THREADS = 5  #: that a line names
-UNASKED = {"shared_gpu", "parameter_ignored"}  #: warnings of what we asked for ourselves
+UNASKED = {"shared_gpu", "parameter_ignored"}  #: warnings of options that this command sets itself
 ON_PURPOSE = "probably pinned on purpose; --force pins it too"
 
-#: Threads of one process that fared alike: the first of them, and how many.
+#: Threads of one process with the same result: the first of them, and how many.
 Group = list[ThreadResult]
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     parser.add_argument("pid", metavar="PID", type=target.process_id)
     parser.add_argument(
         "--cpus", metavar="LIST", dest="listed", help="pin to these CPUs, without a plan"
@@ -48,7 +48,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Pin the process; 0: all of it, 1: something was refused, or got less than was asked."""
+    """Pin the process; 0: all of it, 1: a thread was refused, or got fewer CPUs than requested."""
     process = target.living(arguments.pid)
     cpus, own_cpus = _asked(arguments, process)
     targets = PinTargets(process, cpus, own_cpus if arguments.tree else None, force=arguments.force)
@@ -98,10 +98,10 @@ def _listed(arguments: argparse.Namespace) -> CpuSet:
 
 
 def _groups(threads: tuple[ThreadResult, ...]) -> Iterable[Group]:
-    """Return the threads that fared alike together, in the order of their first ones."""
+    """Return the threads with the same result together, in the order of their first ones."""
 
     def fate(thread: ThreadResult) -> object:
-        # Those that were left alone may each have a mask of its own.
+        # Threads that were left alone may each have a mask of their own.
         held = None if thread.outcome == LEFT_ALONE else thread.held
         return thread.pid, thread.outcome, held, thread.reason
 

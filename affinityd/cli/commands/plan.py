@@ -29,7 +29,7 @@ COLUMNS = ("rank", "gpu", "pci bus id", "node", "home", "locality", "cores", "cp
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     plan_options.add_options(parser, "the plan", plan_options.NAMES, Options().mode)
     text = PARAMETERS["format"].help
     parser.add_argument("--format", metavar="|".join(FORMS), action="append", help=text)
@@ -87,13 +87,13 @@ def _of_exec(
     environ: Mapping[str, str],
     reply: Reply,
 ) -> str | None:
-    """Return what `affinityd exec` would give the same ranks; None: the same."""
+    """Return the CPUs `affinityd exec` would give the same ranks; None: the same."""
     given = exec_options.parameters(chosen, file.variables())
     given = {"mode": environment.default_mode(given), **given}
     given = launchers.with_asked_cpus(given, environ)
     try:
         other = answer(node, parse_request(given.items()), caller)
-    except AffinityError:  # as a variable that is none: exec would say so
+    except AffinityError:  # as by an invalid variable: exec would report it
         return None
     if [rank.cpus for rank in other.ranks] == [rank.cpus for rank in reply.ranks]:
         return None

@@ -14,11 +14,11 @@ from affinityd.discovery.machine import Machine
 from affinityd.discovery.nvml import gpus, processes
 from affinityd.discovery.nvml.report import R
 
-TOPOLOGY, PROCESSES = "topology", "processes"  #: what NVML is asked for
+TOPOLOGY, PROCESSES = "topology", "processes"  #: the purpose of a call of NVML
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     add_settings(parser, settings.NAMES)
 
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 def counting(
     failures: dict[str, int], question: str, ask: Callable[[float], R]
 ) -> Callable[[float], R]:
-    """Return what asks as `ask` does, and counts each report that says nothing."""
+    """Return a function like `ask` that counts each report without an answer."""
 
     def asking(timeout: float) -> R:
         report = ask(timeout)

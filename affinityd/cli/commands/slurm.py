@@ -35,13 +35,13 @@ COMMANDS = {
     "check": ("ask slurmd what is wrong in gres.conf, and list jobs that are far from their GPUs"),
 }
 
-NO_NODES = set(" \t\n\"'#=\\")  #: what no node's name has
+NO_NODES = set(" \t\n\"'#=\\")  #: characters that no node's name has
 NO_NODE = NO_NODES | set(",[]")
 NO_TYPE = NO_NODE | set(":()")
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     commands = parser.add_subparsers(dest="command", metavar="|".join(COMMANDS), required=True)
     gres_conf, check = (
         commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
@@ -154,13 +154,13 @@ def _lacking(right: GresConf) -> Iterator[str]:
 
 
 def _slurm(settings: Settings, slurm_conf: str | None) -> LocalSlurm | None:
-    """Return the Slurm to be asked: of another machine's topology only the one that is named."""
+    """Return the Slurm to query: for another machine's topology only a named one."""
     is_live = settings.machine is None and os.path.realpath(settings.root) == "/"
     return find_slurm(slurm_conf, is_live=is_live)
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    """Print what is wrong; 0: nothing, 1: something, 2: slurmd does not take gres.conf."""
+    """Print the errors; 0: none, 1: some, 2: slurmd does not accept gres.conf."""
     settings = load_settings(arguments)
     topology = read_once(settings)
     root = Path(settings.root)
@@ -174,7 +174,7 @@ def _check(arguments: argparse.Namespace) -> int:
     with slurm.with_gres_conf(arguments.gres_conf) as asked:
         gres = slurmd.ask(asked, node)
     check = GresCheck(gres, topology, arguments.scope, expected)
-    # A shipped machine has no jobs: those of this node are not its.
+    # A built-in machine has no jobs: this node's jobs are not its jobs.
     running = [] if settings.machine else list(jobs(root))
     judged = [job for job in running if job.gpus is not None]
     notes = list(check.notes())

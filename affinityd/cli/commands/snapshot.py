@@ -13,7 +13,7 @@ from affinityd.errors import OutputError
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="like node.tar.xz")
     add_settings(parser, ("root",))
 

@@ -14,7 +14,7 @@ from affinityd.topology.document import to_document
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     add_format(parser, "tree")
     add_settings(parser, ("root", "machine"))
 

@@ -34,7 +34,7 @@ NOT_NAMED = (
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     parser.add_argument(
         "pid", metavar="PID", type=target.process_id, nargs="?", help="default: the caller itself"
     )
@@ -52,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print where the process is; 0: near its GPUs, or not known; 1: not all; 2: not judged."""
     process = target.living(arguments.pid or os.getpid())
-    # What is near does not hang on how cores would be divided: no site's choice is asked for.
+    # Nearness does not depend on how cores would be divided: no site's choice is read.
     planner = target.ProcessPlanner(plan_options.given(arguments), divides=False)
     options = plan_options.devices(arguments)
     first, *below = _verifications(process, planner, with_resident=arguments.resident)
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps(verify.document(planner.topology, found), indent=1), flush=True)
         else:
             print("\n".join(map(one_line, verify.table(found))), flush=True)
-    except BrokenPipeError:  # the reader has seen enough; what was found is found
+    except BrokenPipeError:  # the reader has ended; the result counts all the same
         give_up_stdout()
     return 1 if any(it.mismatches for it in found) else 0
 
@@ -79,7 +79,7 @@ def _verifications(
     """Yield the judgement of the process, then of its descendants.
 
     Each is judged by its own GPU, as a launcher's ranks have them; one that has none works for
-    what has started it. Raises AffinityError where there is no plan for the process itself.
+    its parent. Raises AffinityError if there is no plan for the process itself.
     """
     plans = {process.number: planner.plan(process)}
     for child in descendants(process.number):

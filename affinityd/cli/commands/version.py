@@ -10,7 +10,7 @@ from affinityd.cli.parser import Parser, add_format
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what the command takes."""
+    """Add the command's options."""
     add_format(parser, "text")
 
 

@@ -85,7 +85,7 @@ def _mending(scan: Scan, remedies: Remedies) -> Iterator[str]:
 
 
 def memory_lines(scan: Scan, memory: Mapping[int, ByNode | str]) -> Iterator[str]:
-    """Yield a line for every process: where its memory lies."""
+    """Yield a line for every process: the nodes of its memory."""
     for facts in (process.facts for process in scan.processes):
         match memory.get(facts.pid):
             case None:

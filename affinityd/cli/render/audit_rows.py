@@ -73,7 +73,7 @@ def _levels(scan: Scan) -> Mapping[int, int]:
 
 
 def _folded(scan: Scan) -> Iterator[Alike]:
-    """Yield the processes, those of one parent that have started none and are alike together."""
+    """Yield the processes; equal children of one parent, without children, are together."""
     parents = {process.facts.parent for process in scan.processes}
     alike: dict[object, Alike] = {}
     for process in scan.processes:

@@ -31,7 +31,7 @@ DOES = {
     OBSERVE: "observes: it changes nothing, and reports what it would pin",
 }
 
-#: What becomes of the GPUs that are used from far away, of one and of several.
+#: The fates of GPUs that are used from far away, of one and of several.
 FATES = {
     BY_PIN: ("a pin fixes {}", "a pin fixes {}"),
     ALLOCATION: ("{} needs another allocation", "{} need another allocation"),
@@ -42,7 +42,7 @@ Alike = list[EnforceProcessDocument]
 
 
 def lines(document: EnforceDocument, *, fitting: bool) -> Iterator[str]:
-    """Yield them; `fitting`: also for what runs where it is to, and for known daemons."""
+    """Yield them; `fitting`: also for processes that fit, and for known daemons."""
     yield f"{document.node} {DOES.get(document.does, document.does)}"
     if document.hindrance is not None:
         yield f"it was told to pin, and can only observe: {document.hindrance}"
@@ -72,7 +72,7 @@ def _policy(policy: PolicyDocument) -> str:
 
 
 def _far(document: EnforceDocument) -> str:
-    """Return which GPUs are used from far away, by what becomes of them."""
+    """Return which GPUs are used from far away, by their fate."""
     by_fate = grouped(document.summary.gpus, lambda gpu: gpu.fate)
     unknown = by_fate.get(UNKNOWN)
     end = f"; the processes of {_gpus(it.key for it in unknown)} are not known" if unknown else ""
@@ -99,7 +99,7 @@ def _gpus(keys: Iterable[GpuKey]) -> str:
 def _table(
     document: EnforceDocument, is_shown: Callable[[EnforceProcessDocument], bool]
 ) -> Iterator[str]:
-    """Yield rows of processes that are alike, and below those of one sentence that sentence."""
+    """Yield rows of equal processes, and below the rows with one sentence this sentence."""
     rows: list[tuple[str, ...]] = []
     sentences: dict[int, str] = {}  #: by the number of the row above it
     for job in document.jobs or ():

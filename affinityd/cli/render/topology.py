@@ -45,7 +45,7 @@ def _totals(topology: Topology) -> Iterator[str]:
 
 
 def _places(topology: Topology) -> Iterator[Branch]:
-    """Yield packages with their nodes; a node that lies in several packages stands by itself."""
+    """Yield packages with their nodes; a node of several packages is on its own."""
     owners = {number: _packages(topology.node_cores[number]) for number in topology.nodes_with_cpus}
     # A core of no package belongs beneath none.
     torn = {None}.union(*(packages for packages in owners.values() if len(packages) > 1))
@@ -93,7 +93,7 @@ def _shares(label: str, cores: Sequence[Core], of: Callable[[Core], Hashable]) -
 
 
 def _nodes_without_cpus(topology: Topology) -> Iterator[Branch]:
-    """Yield the nodes of memory alone; those that differ in their number only share a line."""
+    """Yield the nodes without CPUs; nodes that differ only in their number share a line."""
     bare = [node for node in topology.nodes if not topology.node_cores[node.number]]
     devices = {node.number: tuple(draw_devices(topology, node.number)) for node in bare}
     alike = grouped(bare, lambda node: (_memory(node), devices[node.number] and node.number))

@@ -34,7 +34,7 @@ def _home(topology: Topology, device: Gpu | Nic) -> int | None:
 
 
 def _gpu_word(topology: Topology, gpu: Gpu) -> str:
-    """Return what an index counts: each vendor's are its own."""
+    """Return the key of an index: each vendor counts its own GPUs."""
     return "GPU" if _is_only_vendor(topology) else f"{gpu.vendor} GPU"
 
 
@@ -43,7 +43,7 @@ def _is_only_vendor(topology: Topology) -> bool:
 
 
 def _model(topology: Topology, gpu: Gpu) -> str:
-    """Return the model, and the vendor where neither the model nor the name says it."""
+    """Return the model, and the vendor if neither the model nor the name has it."""
     model = gpu.model or gpu.pci_id or ""
     is_said = gpu.vendor in model.lower() or not _is_only_vendor(topology)
     return model if is_said else f"{gpu.vendor} {model}".rstrip()

@@ -16,7 +16,7 @@ BOLD, DIM, GREEN, YELLOW, CYAN = "1", "2", "32", "33", "36"
 
 @dataclass(frozen=True)
 class Kind:
-    """Lines whose cells line up with each other's."""
+    """Lines with aligned cells."""
 
     name: str
     amounts: tuple[int, ...] = ()  #: the columns that stand to the right
@@ -35,8 +35,8 @@ class Branch:
 @dataclass(frozen=True)
 class _Row:
     branch: Branch
-    stem: str  #: what connects the line to the one that it hangs on
-    rest: str  #: what stands below the stem, where the line wraps
+    stem: str  #: connects the line to its parent's
+    rest: str  #: the text below the stem, where the line wraps
 
 
 def paint(text: str, style: str, *, color: bool) -> str:
@@ -67,7 +67,7 @@ def _rows(branches: Sequence[Branch], indent: str) -> Iterator[_Row]:
 
 
 def _lines(row: _Row, head: str, *, color: bool) -> Iterator[str]:
-    """Yield a row's lines; `head` is what stands before its last cell."""
+    """Yield a row's lines; `head` is the text before its last cell."""
     name = row.branch.cells[0]
     last, *wrapped = _wrap(row.branch.cells[-1], WIDTH - len(head))
     stem, rest = (paint(text, DIM, color=color) for text in (row.stem, row.rest))

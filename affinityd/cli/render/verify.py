@@ -20,7 +20,7 @@ NUMBERS = {"pid", "threads"}
 
 
 def table(found: Sequence[Verification]) -> Iterator[str]:
-    """Yield lines: the threads of every process, then what is to be said of each."""
+    """Yield lines: the threads of every process, then the remarks on each."""
     yield from aligned(COLUMNS, [row for it in found for row in _rows(it)], NUMBERS)
     far = [it for it in found if it.far]
     is_tree = len(far) > 1

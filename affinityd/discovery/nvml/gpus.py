@@ -18,7 +18,7 @@ AFFINITY_WORDS = 128
 
 
 def query(timeout: float = 20.0) -> NvmlReport:
-    """Return what NVML says now, after `timeout` seconds and a little grace at most.
+    """Return NVML's report, after `timeout` seconds and a little grace at most.
 
     Every failure is in the report; none is raised.
     """
@@ -31,10 +31,10 @@ def main() -> None:
 
 
 def _may_run_on(cpus: CpuSet) -> bool:
-    """Widen this process's mask to `cpus`, and say if the kernel allowed them all.
+    """Widen this process's mask to `cpus`; return whether the kernel allowed them all.
 
-    NVML leaves out the CPUs that its caller's cpuset does not hold: from a narrow one, what it
-    says of affinity is not to be trusted.
+    NVML leaves out the CPUs that its caller's cpuset does not hold: from a narrow one, its answer
+    about affinity is wrong.
     """
     with suppress(OSError):
         os.sched_setaffinity(0, cpus)

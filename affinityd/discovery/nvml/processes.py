@@ -16,7 +16,7 @@ from affinityd.discovery.nvml.session import NvmlDevice, ask, devices, print_rep
 from affinityd.text import printable
 
 #: Kind → nvidia-ml-py's names for its list, the newest first: a driver before R510 has no _v3. Its
-#: names without a version ask for the newest alone.
+#: names without a version mean only the newest.
 LISTS = {
     kind: tuple(f"nvmlDeviceGet{name}RunningProcesses_{version}" for version in ("v3", "v2"))
     for kind, name in {"compute": "Compute", "graphics": "Graphics", "mps": "MPSCompute"}.items()
@@ -48,7 +48,7 @@ def _report(nvml: ModuleType) -> ProcessReport:
 
 
 def _change(index: int, gpu: NvmlDevice) -> str | None:
-    """Return how a GPU's MIG mode is to change: it waits for a reset, which users of it refuse."""
+    """Return a GPU's pending change of MIG mode: it waits for a reset, which its users prevent."""
     is_on, is_to_be = gpu.mig_modes()
     if is_on == is_to_be:
         return None

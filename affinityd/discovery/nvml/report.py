@@ -12,7 +12,7 @@ from affinityd.json_codec import loads
 
 @dataclass(frozen=True)
 class NvmlGpu:
-    """A GPU as NVML sees it; what NVML would not say is None or empty."""
+    """A GPU as NVML sees it; fields without an answer are None or empty."""
 
     index: int  #: NVML's own, in PCI bus order
     uuid: str | None = None  #: nvmlDeviceGetUUID
@@ -20,7 +20,7 @@ class NvmlGpu:
     minor: int | None = None  #: nvmlDeviceGetMinorNumber, of /dev/nvidiaN
     model: str | None = None  #: nvmlDeviceGetName
     mig: tuple[str, ...] = ()  #: nvmlDeviceGetUUID of each MIG device
-    #: nvmlDeviceGetCpuAffinityWithinScope, scope node; empty: unknown, or not to be trusted
+    #: nvmlDeviceGetCpuAffinityWithinScope, scope node; empty: unknown, or not reliable
     node_cpus: CpuSet = frozenset()
     socket_cpus: CpuSet = frozenset()  #: the same, scope socket
     #: nvmlDeviceGetNvLinkState, RemotePciInfo: PCI bus id at the other end → links that are up
@@ -35,7 +35,7 @@ class NvmlProcess:
 
     pid: int  #: as the host numbers it; newer drivers: as the asker's pid namespace does
     kind: str  #: the list that has it: "compute", "graphics", "mps"
-    memory_bytes: int | None = None  #: usedGpuMemory; None: NVML does not say
+    memory_bytes: int | None = None  #: usedGpuMemory; None: unknown to NVML
     mig: str | None = None  #: UUID of the MIG device that it uses
 
 
@@ -65,7 +65,7 @@ class NvmlAnswer:
 
 @dataclass(frozen=True)
 class NvmlReport(NvmlAnswer):
-    """All that NVML said of GPUs."""
+    """NVML's report on GPUs."""
 
     gpus: tuple[NvmlGpu, ...] | None
     driver_version: str | None = None  #: nvmlSystemGetDriverVersion
@@ -73,7 +73,7 @@ class NvmlReport(NvmlAnswer):
 
 @dataclass(frozen=True)
 class ProcessReport(NvmlAnswer):
-    """All that NVML said of processes."""
+    """NVML's report on processes."""
 
     gpus: tuple[GpuProcesses, ...] | None
     changing: str | None = None  #: the MIG mode that waits for a reset to be changed

@@ -1,4 +1,4 @@
-"""NVML in a child process: initialized, asked, shut down.
+"""NVML in a child process: initialized, called, shut down.
 
 A process that holds NVML open blocks GPU resets, MIG changes and driver upgrades, and a faulty
 driver hangs or crashes its caller. So a short-lived child starts NVML, reads, shuts it down, prints
@@ -23,7 +23,7 @@ from affinityd.json_codec import dumps
 
 T = TypeVar("T")
 
-#: nvmlReturn_t of nvmlInit → what would be right.
+#: nvmlReturn_t of nvmlInit → the remedy.
 REMEDIES = {
     4: "ask as root, or as a user who may open /dev/nvidiactl",  # NO_PERMISSION
     9: "load the driver: modprobe nvidia",  # DRIVER_NOT_LOADED
@@ -38,7 +38,7 @@ LACKING = {3, 6, 13}  # NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND
 
 
 class NvmlUnavailableError(Exception):
-    """NVML does not answer; one line that says why, and the remedy, where one is known."""
+    """NVML does not answer; one line with the reason, and the remedy, if one is known."""
 
     def __init__(self, cause: str, remedy: str | None = None) -> None:
         super().__init__(cause)
@@ -47,14 +47,14 @@ class NvmlUnavailableError(Exception):
 
 @dataclass(frozen=True)
 class NvmlDevice:
-    """A GPU or MIG device to ask: a question that fails costs its own answer alone."""
+    """A GPU or MIG device to query: a query that fails costs only its own answer."""
 
     nvml: ModuleType
-    handle: object  #: None: NVML gives none, and `errors` say why
+    handle: object  #: None: NVML gives none, and `errors` have the reason
     errors: list[str]  #: those of its MIG devices, too
 
     def query(self, question: Callable[..., T], *arguments: object) -> T | None:
-        """Return the answer; None where there is none, and `errors` says why if that is a fault."""
+        """Return the answer; None: there is none; `errors` has the reason if that is a fault."""
         try:
             return question(self.handle, *arguments) if self.handle is not None else None
         except self.nvml.NVMLError as error:
@@ -78,7 +78,7 @@ class NvmlDevice:
         return self.query(lambda handle: as_sysfs(self.nvml.nvmlDeviceGetPciInfo(handle).busId))
 
     def mig_modes(self) -> tuple[bool, bool]:
-        """Return whether MIG is on, and whether it is to be on after the next reset."""
+        """Return whether MIG is on, and whether it will be on after the next reset."""
         current, pending = self.query(self.nvml.nvmlDeviceGetMigMode) or (None, None)
         enabled = self.nvml.NVML_DEVICE_MIG_ENABLE
         return current == enabled, pending == enabled
@@ -110,7 +110,7 @@ def ask(module: str, report: type[R], timeout: float) -> R:
 
 
 def print_report(report: type[R], read: Callable[[ModuleType], R]) -> None:
-    """Be the child: start NVML, print what `read` makes of it, shut it down."""
+    """Run in the child: start NVML, print the result of `read`, shut it down."""
     try:
         with _session() as nvml:
             found = read(nvml)

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from contextlib import suppress
 
-#: Seconds that a killed child gets to be gone. One that a driver holds in the kernel stays longer.
+#: Seconds for a killed child to end. One that a driver holds in the kernel stays longer.
 GRACE = 1.0
 
 #: Isolated (-I), so neither the environment nor the working folder brings code into the child; it
 #: imports from where its parent does, be that an installation or a checkout. The timer ends a child
-#: that hangs although its parent is gone. What a driver's library writes to stdout goes to stderr.
+#: that hangs although its parent has ended. A driver library's stdout goes to stderr.
 CODE = (
     "import os, signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1])); "
     "sys.stdout = open(os.dup(1), 'w', encoding='utf-8', errors='replace'); os.dup2(2, 1); "
@@ -30,7 +30,7 @@ class ChildError(Exception):
 
 
 def output(module: str, function: str, timeout: float) -> str:
-    """Call `module.function()` in a child and return what it prints.
+    """Call `module.function()` in a child and return its output.
 
     Takes `timeout` seconds and a little grace at most. Raises ChildError where the child cannot be
     started, hangs (it is killed, with all that it started), crashes, or ends with a failure; and at
@@ -66,14 +66,14 @@ def _start(module: str, function: str, timeout: float) -> subprocess.Popen[str]:
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            start_new_session=True,  # a process group, to be killed whole
+            start_new_session=True,  # a process group, to be killed as one
         )
     except OSError as error:
         raise ChildError(f"could not be asked: {error}") from error
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Kill a child that was not waited for, and what it started; wait, but not for ever."""
+    """Kill a child that was not waited for, and its children; wait, but not for ever."""
     if child.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
