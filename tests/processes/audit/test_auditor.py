@@ -29,9 +29,6 @@ ABSENT = 10**7  #: above any kernel's pid_max
 #: What uses a CPU until it is ended.
 BUSY = "print('ready', flush=True)\nwhile True: pass"
 
-#: A session of its own.
-SESSION = "import os; os.setsid(); print('ready', flush=True); os.read(0, 1)"
-
 #: A holder and its DataLoader's worker; both have the names in argv.
 WITH_WORKER = """
 import os, sys
@@ -108,14 +105,6 @@ def test_cpu_time_is_remote_while_it_is_spent_far_away_and_a_gpu_has_none_of_ano
         scan = auditor.scan(moved)  # the other GPU got the number of one that left
     assert scan.gpu_time[GPU].total < after.total
     assert scan.since == {GPU: scan.time}
-
-
-def test_pins_of_two_sessions_that_overlap_are_told() -> None:
-    with program(SESSION) as one, program(SESSION) as other:
-        for child in (one, other):
-            os.sched_setaffinity(child.pid, {0})
-        scan = Auditor(Known(one.pid, other.pid)).scan(made({0: "2-3", 1: "0-1"}, gpus=[1]))
-    assert scan.overlap == {tuple(sorted(f"session {it.pid}" for it in (one, other))): {0}}
 
 
 def test_what_the_driver_names_and_is_not_there_is_an_orphan_at_the_second_scan() -> None:
@@ -245,12 +234,3 @@ def test_a_proc_that_changes_into_nonsense_meanwhile_is_survived(tmp_path: Path)
                 assert pids == [child.pid, other.pid][is_needed:]
                 put(path, whole)
                 assert placed(auditor.scan(TOPOLOGY)) == [("mixed", "mask")] * 2
-
-
-def test_a_holder_that_is_killed_meanwhile_is_an_orphan_until_its_parent_waits_for_it() -> None:
-    with sleeping() as child:
-        auditor = Auditor(Known(child.pid))
-        assert [it.orphan for it in auditor.scan(TOPOLOGY).processes] == [None]
-        child.kill()
-        eventually(lambda: auditor.scan(TOPOLOGY).processes[0].facts.state == "Z", "it has ended")
-        assert auditor.scan(TOPOLOGY).processes[0].orphan

@@ -13,10 +13,10 @@ import pytest
 from affinityd.cli.pin_targets import PinTargets
 from affinityd.cpuset import CpuSet
 from affinityd.linux import pinning
-from affinityd.linux.pinning import COMPUTED, LEFT_ALONE, PINNED, PinResult, Target, pin_threads
+from affinityd.linux.pinning import LEFT_ALONE, PINNED, PinResult, Target, pin_threads
 from affinityd.linux.process_table import descendants
 from affinityd.linux.processes import everyone, mask_of, stat_of, thread_ids
-from tests.support.children import CHURN, HEADLESS, compute, program, sleeping
+from tests.support.children import CHURN, HEADLESS, program, sleeping
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.daemons import eventually
 
@@ -50,18 +50,6 @@ print('ready', flush=True)
 sys.stdin.readline()
 os.fork()
 sys.stdin.read()
-"""
-
-#: Two threads that never sleep.
-BUSY = """
-import os, threading
-def work():
-    while True:
-        pass
-for _ in range(2):
-    threading.Thread(target=work, daemon=True).start()
-print('ready', flush=True)
-input()
 """
 
 #: Three threads, the second of which has pinned itself to the CPU in argv; a child that has a
@@ -144,21 +132,11 @@ def test_a_child_that_is_just_being_forked_is_not_missed(milliseconds: float) ->
     assert [thread.pid for thread in pinned.threads] == [child.pid, forked.number]
 
 
-@pytest.mark.parametrize("code", [BUSY, CHURN], ids=["never sleep", "come and go for ever"])
-def test_threads_that_never_rest_do_not_keep_it_from_an_end(code: str) -> None:
-    with program(code) as child:
+def test_threads_that_come_and_go_for_ever_do_not_keep_it_from_an_end() -> None:
+    with program(CHURN) as child:
         assert pin(child.pid, FIRST).is_complete
         for _ in range(20):
             assert {mask for mask in masks(child.pid) if mask is not None} == {FIRST}
-
-
-def test_a_thread_that_has_computed_since_it_was_pinned_is_not_waited_for() -> None:
-    with program("print('ready', flush=True)\nwhile True: pass") as child:
-        passes = pinning._Passes(None, dry_run=False)
-        assert passes.pin_all([target_of(child.pid, FIRST)])
-        assert passes.may_show_more()
-        compute(child.pid, 2 * COMPUTED / os.sysconf("SC_CLK_TCK"))
-        eventually(lambda: not passes.may_show_more(), "it has left any clone(2)")
 
 
 @pytest.mark.parametrize(

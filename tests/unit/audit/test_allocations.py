@@ -95,11 +95,6 @@ def test_what_works_for_a_process_or_is_below_its_cgroup_is_judged_with_it() -> 
     assert causes(of_no_job) == ["mask"]
 
 
-def test_cpus_that_no_plan_gives_are_not_asked_for() -> None:
-    (found,) = audited(of_slurm("3-5", "0-5"), reserved="0-2")
-    assert found.cause == "allocation"
-
-
 def test_the_remedy_is_another_allocation_and_says_how_many_cpus_are_near() -> None:
     facts = of_slurm("2-5", "2-5")
     (found,) = audited(facts)
@@ -109,6 +104,8 @@ def test_the_remedy_is_another_allocation_and_says_how_many_cpus_are_near() -> N
     assert "its job was given only 2 CPUs there: put Cores=" in remedy.why
     (left,) = Site(LONE).look(facts)
     assert "only 2 CPUs" in (left.why or "")
+    (found,) = audited(of_slurm("3-5", "0-5"), reserved="0-2")  # which no plan gives
+    assert found.cause == "allocation"
 
 
 def test_enforcement_never_takes_a_cpu_that_was_asked_for() -> None:

@@ -34,15 +34,13 @@ def member(cgroups: str) -> list[str | None]:
     rows(f"""
     a task, v1 | /slurm/uid_1000/job_7/step_0/task_0 | 7 | 0 |  |
     named node, v1 | /slurm_gpu07/uid_0/job_7/step_batch | 7 | batch |  |
-    a job, v1 | /slurm/uid_1000/job_7 | 7 |  |  |
     a user's folder, v1 | /slurm/uid_1000 |  |  |  |
-    slurmd, v1 | /slurm/system |  |  |  |
+
     a job that is no user's, v1 | /slurm/job_7/step_0 |  |  |  |
     a task, v2 | {STEPS}/job_7/step_0/user/task_0 | 7 | 0 |  |
     extern | {STEPS}/job_7/step_extern/user/task_0 | 7 | extern |  |
-    a slurmstepd | {STEPS}/job_7/step_0/slurm | 7 | 0 |  |
     what keeps the scope alive | {STEPS}/system |  |  |  |
-    slurmd, v2 | /system.slice/slurmd.service |  |  |  |
+
     named node, v2 | /system.slice/gpu07_slurmstepd.scope/job_7/step_0/user | 7 | 0 |  |
     CgroupSlice | /site.slice/site-slurm.slice/slurmstepd.scope/job_7/step_0 | 7 | 0 |  |
     a slurmd in Docker | /docker/{OTHER}{STEPS}/job_7/step_0 | 7 | 0 |  | {OTHER}
@@ -64,7 +62,6 @@ def test_slurms_folders_tell_job_and_step(
     ("path", "uid", "container"),
     rows(f"""
     guaranteed, cgroupfs | /kubepods/pod{UID}/{ID} | {UID} | {ID}
-    burstable, cgroupfs | /kubepods/burstable/pod{UID}/{ID} | {UID} | {ID}
     CRI-O, cgroupfs | /kubepods/burstable/pod{UID}/crio-{ID} | {UID} | {ID}
     kind, seen from its host | /docker/{OTHER}/kubelet/kubepods/pod{UID}/{ID} | {UID} | {ID}
     guaranteed | /kubepods.slice/kubepods-pod{IN_A_SLICE}.slice/docker-{ID}.scope | {UID} | {ID}

@@ -45,25 +45,24 @@ KUBELET = "set kubelet's topologyManagerPolicy: {policy} and cpuManagerPolicy: s
 CHOOSE = "has no CPU there: set a cpuset with near CPUs"
 
 
+GUARANTEED = "the pod whole CPUs in the Guaranteed QoS class"
+
+
 @pytest.mark.parametrize(
     ("membership", "said"),
     [
         (SLURM_JOB, f"job was given no CPU there: {GRES} --gres-flags=enforce-binding"),
-        (
-            KUBERNETES_POD,
-            f"pod was given no CPU there: {KUBELET} the pod whole CPUs in the Guaranteed QoS class",
-        ),
+        (KUBERNETES_POD, f"pod was given no CPU there: {KUBELET} {GUARANTEED}"),
         (LONE_CONTAINER, f"cpuset, 0-3 (container cd34cd34cd34), {CHOOSE}"),
         (Membership(), f"cpuset, 0-3, {CHOOSE}"),
     ],
 )
 def test_an_allocation_is_mended_by_what_made_it(membership: Membership, said: str) -> None:
-    of_one = said.format(
-        cores="Cores=4-7 in the GPU's line", policy="single-numa-node (or best-effort)"
-    )
-    of_two = said.format(cores="Cores=4-7 and Cores=8-11 in the GPUs' lines", policy="best-effort")
     far = process("0-3", cpuset="0-3", membership=membership)
-    beside = process("0-3", cpuset="0-3", membership=membership, beside=(OTHER,))
+    beside = replace(far, beside=(OTHER,))
+    one = "Cores=4-7 in the GPU's line", "single-numa-node (or best-effort)"
+    two = "Cores=4-7 and Cores=8-11 in the GPUs' lines", "best-effort"
+    of_one, of_two = (said.format(cores=cores, policy=policy) for cores, policy in (one, two))
     assert remedies(far) == [f"{PLACE}, and its {of_one}"]
     assert remedies(beside, topology=APART) == [f"{BOTH}, and its {of_two}"]
 
@@ -80,24 +79,27 @@ def test_the_cores_are_those_that_gres_conf_is_written_with() -> None:
 IN_CPUSET = "and its cpuset has CPUs there"
 
 
+MASK = f"{PLACE}, {IN_CPUSET}"
+
+
 @pytest.mark.parametrize(
     ("masks", "why", "options"),
     [
-        (["0-3", "0-3"], f"{PLACE}, {IN_CPUSET}", ""),
+        (["0-3", "0-3"], MASK, ""),
         # A thread that differs from the main one would else be left alone; a library's is.
-        (["4-7", "0-2"], f"{PLACE}, {IN_CPUSET}", "--force "),
-        (["0-3", "1"], f"{PLACE}, {IN_CPUSET}", ""),
+        (["4-7", "0-2"], MASK, "--force "),
+        (["0-3", "1"], MASK, ""),
         (["0-7"], f"it may run on every CPU, and {PLACE}; start it with affinityd exec", ""),
     ],
 )
-@pytest.mark.parametrize("uuid", ["GPU-8a1f0c3e", None])
 def test_a_mask_is_mended_by_a_pin_to_a_gpu_by_what_means_the_same_in_every_container(
-    masks: list[str], why: str, options: str, uuid: str | None
+    masks: list[str], why: str, options: str
 ) -> None:
-    topology = replace(TWO, gpus=(replace(TWO.gpus[0], uuid=uuid),))
-    pin = f"affinityd pin {options}--gpus {uuid or PCI} 100"
-    said = remedies(process(*masks, cpuset="0-7"), topology=topology)
-    assert said == [f"{why}; {pin} fixes it now"]
+    facts = process(*masks, cpuset="0-7")
+    for name, uuid in (("GPU-8a1f0c3e", "GPU-8a1f0c3e"), (PCI, None)):
+        topology = replace(TWO, gpus=(replace(TWO.gpus[0], uuid=uuid),))
+        pin = f"affinityd pin {options}--gpus {name} 100"
+        assert remedies(facts, topology=topology) == [f"{why}; {pin} fixes it now"]
 
 
 def test_a_pin_names_all_of_its_gpus() -> None:
@@ -119,23 +121,22 @@ def below(pid: int, parent: int, mask: str = "0-3", gpu: tuple[str, int] = GPU) 
     return process(mask, pid=pid, parent=parent, gpu=gpu)
 
 
+WITH_WORKER = [RANK, worker("0-3")]
+
+
 @pytest.mark.parametrize(
     ("processes", "expected"),
     [
-        ([RANK, worker("0-3"), worker("0-3", 201, 200)], ["--tree 0 100"] * 3),
+        ([*WITH_WORKER, worker("0-3", 201, 200)], ["--tree 0 100"] * 3),
         ([process("4-7"), worker("0-3")], [None, "--tree --force 0 100"]),
         # Workers that are near need no force.
         ([RANK, worker("4-7"), worker("4-5", 201)], ["--tree 0 100", None, None]),
         # One below it holds another GPU, the same one, or there is another GPU below the one below.
-        ([RANK, worker("0-3"), below(300, 200, "4-7", OTHER)], ["0 100", "0 200", "1 300"]),
-        ([RANK, worker("0-3"), below(300, 200)], ["--tree 0 100", "--tree 0 100", "0 300"]),
-        (
-            [RANK, worker("0-3"), below(300, 100), below(400, 300, "4-7", OTHER)],
-            ["0 100", "0 200", "0 300", "1 400"],
-        ),
+        ([*WITH_WORKER, below(300, 200, "4-7", OTHER)], ["0 100", "0 200", "1 300"]),
+        ([*WITH_WORKER, below(300, 200)], ["--tree 0 100", "--tree 0 100", "0 300"]),
+        ([RANK, below(300, 100), below(400, 300, "4-7", OTHER)], ["0 100", "0 300", "1 400"]),
         ([worker("0-3")], ["0 200"]),  # its rank was not read
         ([RANK_OF_TWO, replace(worker("8-9"), beside=(OTHER,))], ["--tree 0,1 100"] * 2),
-        ([RANK_OF_TWO, below(300, 100, "8-9")], ["0,1 100", "0 300"]),
         # Parents that seem to go in a circle come to an end.
         ([below(100, 200), below(200, 100)], ["0 100", "0 200"]),
     ],
@@ -175,11 +176,3 @@ def test_no_remedy_ends_an_orphan_that_still_computes(
     orphan = audited(facts, "remote", cause="mask", orphan="its job has ended")
     told = Remedies(TWO, replace(scan_of(TWO, orphan), idle=idle)).end(orphan)
     assert (None if told is None else str(told)) == said
-
-
-def test_an_orphan_and_what_works_for_it_have_the_remedy_of_their_placement() -> None:
-    orphan = audited(RANK, "remote", cause="mask", orphan="its job has ended")
-    its_worker = audited(worker("0-3"), "remote", cause="mask")
-    known = Remedies(TWO, scan_of(TWO, orphan, its_worker))
-    pins = [remedy.command for it in (orphan, its_worker) if (remedy := known.of(it))]
-    assert pins == [f"affinityd pin --tree --gpus {PCI} 100"] * 2

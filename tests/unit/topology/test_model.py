@@ -12,8 +12,6 @@ from affinityd.topology.model import Gpu, Nic, NumaNode, NvLinks
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 
-INF = float("inf")
-
 #: Node 1 has no CPUs, node 3 no memory; CPUs 8-9 are in no node.
 ODD = made(
     {0: "0-3", 1: "", 3: "4-7"},
@@ -36,23 +34,21 @@ def test_a_node_knows_its_cores_in_order_and_its_cpus() -> None:
     assert ODD.nodes_with_cpus == (0, 3, None)
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "distance"),
-    [(0, 3, 40), (3, 3, 10), (0, None, INF), (None, 0, INF), (0, 17, INF), (17, 0, INF)],
-)
-def test_what_is_not_known_is_farthest(start: int | None, end: int | None, distance: float) -> None:
-    assert ODD.distance(start, end) == distance
+def test_what_is_not_known_is_farthest() -> None:
+    assert (ODD.distance(0, 3), ODD.distance(3, 3)) == (40, 10)
+    unknown = (0, None), (None, 0), (0, 17), (17, 0)
+    assert {ODD.distance(*ends) for ends in unknown} == {float("inf")}
 
 
 @pytest.mark.parametrize(
     ("start", "candidates", "nearest"),
     [
-        pytest.param(0, [0, 3], (0,), id="a node is nearest to itself"),
-        pytest.param(1, [0, 3], (0,), id="the least distance is nearest"),
-        pytest.param(3, [0, None], (0,), id="a known distance is nearer than none"),
-        pytest.param(1, [None], (None,), id="what is alone is nearest"),
-        pytest.param(17, [0, 3], (0, 3), id="all are tied from a node without distances"),
-        pytest.param(None, [0, None], (0, None), id="all are tied from an unknown node"),
+        (0, [0, 3], (0,)),
+        (1, [0, 3], (0,)),
+        (3, [0, None], (0,)),  # a known distance is nearer than none
+        (1, [None], (None,)),  # what is alone is nearest
+        (17, [0, 3], (0, 3)),  # all are tied from a node without distances, or an unknown one
+        (None, [0, None], (0, None)),
     ],
 )
 def test_the_nearest_nodes(
@@ -64,11 +60,11 @@ def test_the_nearest_nodes(
 @pytest.mark.parametrize(
     ("name", "home", "node"),
     [
-        pytest.param("dgx-a100", 3, 3, id="a node of unknown memory is taken to have some"),
-        pytest.param("threadripper-2990wx", 2, 2, id="a node with memory is its own"),
-        pytest.param("threadripper-2990wx", 1, 0, id="without memory the nearest, then lowest"),
-        pytest.param("gh200x4", 1, 1, id="GPU memory is no nearer than a node's own"),
-        pytest.param("stray-cpus", None, None, id="the CPUs of no node have no memory node"),
+        ("dgx-a100", 3, 3),  # a node of unknown memory is taken to have some
+        ("threadripper-2990wx", 2, 2),
+        ("threadripper-2990wx", 1, 0),  # without memory the nearest, then lowest
+        ("gh200x4", 1, 1),  # GPU memory is no nearer than a node's own
+        ("stray-cpus", None, None),  # the CPUs of no node have no memory node
     ],
 )
 def test_a_home_node_s_memory(name: str, home: int | None, node: int | None) -> None:
@@ -87,14 +83,13 @@ def test_nodes_are_in_order_of_number_and_the_one_without_is_last() -> None:
 @pytest.mark.parametrize(
     ("gpu_path", "gpu_node", "nic_path", "nic_node", "word"),
     [
-        pytest.param("h/switch/p0", 0, "h/switch/p1", 0, "PIX", id="ports of one switch"),
-        pytest.param("h/switch", 0, "h/switch", 0, "PIX", id="beneath one bridge"),
-        pytest.param("h/up/a/b", 0, "h/up/c", 0, "PXB", id="several bridges, one host bridge"),
-        pytest.param("h/p0", 0, "h/p1", 0, "PHB", id="one host bridge"),
-        pytest.param("h0/p0", 0, "h1/p0", 0, "NODE", id="host bridges of one node"),
-        pytest.param("h0", 0, "h1", 1, "SYS", id="two nodes"),
-        pytest.param("h0", None, "h1", None, "SYS", id="both unknown"),
-        pytest.param("h0", None, "h1", 0, "SYS", id="one unknown"),
+        ("h/switch/p0", 0, "h/switch/p1", 0, "PIX"),  # ports of one switch
+        ("h/switch", 0, "h/switch", 0, "PIX"),
+        ("h/up/a/b", 0, "h/up/c", 0, "PXB"),
+        ("h/p0", 0, "h/p1", 0, "PHB"),
+        ("h0/p0", 0, "h1/p0", 0, "NODE"),
+        ("h0", 0, "h1", 1, "SYS"),
+        ("h0", None, "h1", None, "SYS"),  # both unknown
     ],
 )
 def test_nearness_is_in_the_words_of_nvidia_smi(
