@@ -18,35 +18,24 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 TYPOS = """
 hostPid=true                       '': additional properties 'hostPid' not allowed
 hostPID=yes                        '/hostPID': got string, want null or boolean
-image.repo=example.org/a           '/image': additional properties 'repo' not allowed
 image.digest=latest                '/image/digest': 'latest' does not match
-image.pullPolicy=always            '/image/pullPolicy': value must be one of 'Always', …
 imagePullSecrets={mine}            '/imagePullSecrets/0': got string, want object
-settings.mode=node                 '/settings': additional properties 'mode' not allowed
 settings.reservedCpus=-1           '/settings/reservedCpus': minimum: got -1, want 0
-settings.logFormat=JSON            '/settings/logFormat': value must be one of 'json', …
 settings.jobSeries=1001            '/settings/jobSeries': maximum: got 1,001, want 1,000
-audit.enabled=yes                  '/audit/enabled': got string, want boolean
 audit.hostPID=true                 '/audit': additional properties 'hostPID' not allowed
 enforce.mode=on                    '/enforce/mode': value must be one of 'off', …
 enforce.policy=1                   '/enforce/policy': got number, want string
 listenAddress=127.0.0.1            '/listenAddress': value must be one of '0.0.0.0', …
 ports.http=0                       '/ports/http': minimum: got 0, want 1
-socket.hostPath=1                  '/socket/hostPath': got number, want string
 gpuNodeLabels={a:b}                '/gpuNodeLabels/0': 'a:b' does not match
 nodeSelector.gpu=true              '/nodeSelector/gpu': got boolean, want string
 tolerations[0].operator=Exist      '/tolerations/0/operator': value must be one of 'Exists', …
 affinity.nodeAfinity.a=b           '/affinity': additional properties 'nodeAfinity' not allowed
-updateStrategy.type=Recreate       '/updateStrategy/type': value must be one of 'RollingUpdate', …
 updateStrategy.rollingUpdate.maxUnavailable=ten \
  '/updateStrategy/rollingUpdate/maxUnavailable': 'ten' does not match
-resources.limit.cpu=1              '/resources': additional properties 'limit' not allowed
-networkPolicy.planFrom[0].a=b \
- '/networkPolicy/planFrom/0': additional properties 'a' not allowed
 metrics.podMonitor.interval=1x     '/metrics/podMonitor/interval': '1x' does not match
 metrics.prometheusRule.runbookUrl=https://wiki/gpu#alerts \
  '/metrics/prometheusRule/runbookUrl': 'https://wiki/gpu#alerts' does not match
-dashboards.labels.a=1              '/dashboards/labels/a': got number, want string
 fullnameOverride=1st               '/fullnameOverride': '1st' does not match
 extraArgs={--root,/node}           '/extraArgs/1': '/node' does not match
 extraVolumes[0].name=a             '/extraVolumes/0': minProperties: got 1, want 2
@@ -85,23 +74,16 @@ metrics.service.enabled=false metrics.serviceMonitor.enabled=true \
 audit.enabled=true hostPID=false → audit.enabled is true and hostPID is false: the audit needs
 audit.enabled=true settings.scanInterval=off \
  → audit.enabled is true and settings.scanInterval is off: the audit would look at no process
-audit.enabled=true settings.scanInterval=false → audit.enabled is true and settings.scanInterval is
 settings.scanInterval=30 → settings.scanInterval is 30, and audit.enabled is false; set
 settings.jobSeries=20 → settings.jobSeries is 20, and no process is looked at; set audit.enabled
-hostPID=true settings.jobSeries=20 settings.scanInterval=off → settings.jobSeries is 20, and no
 enforce.mode=pin → enforce.mode is pin, and no process is looked at; set audit.enabled: true
-hostPID=true enforce.mode=observe settings.scanInterval=off → enforce.mode is observe, and no
 image.repository=localhost:5000/a:b → image.repository is "localhost:5000/a:b": name HOST/REPOSITORY
-image.repository=example.org/HPC/a → image.repository is "example.org/HPC/a": name HOST/REPOSITORY
-image.repository=a@sha256:0 → image.repository is "a@sha256:0": name HOST/REPOSITORY alone, in lower
-image.repository=https://a.org/b → image.repository is "https://a.org/b": name HOST/REPOSITORY alone
 image.repository= → image.repository is "": name HOST/REPOSITORY alone, in lower case; the tag goes
 socket.hostPath=/ → socket.hostPath is "/": the init step gives it to the daemon's user, so name an
-socket.hostPath= → socket.hostPath is "": the init step gives it to the daemon's user, so name an
 socket.hostPath=run/affinityd → socket.hostPath is "run/affinityd": the init step
 socket.hostPath=/run/affinityd/x → socket.hostPath is "/run/affinityd/x": the init step
-socket.hostPath=/run/../affinityd → socket.hostPath is "/run/../affinityd": the init step
 socket.hostPath=/run/affinityd.sock → socket.hostPath is "/run/affinityd.sock": the init step
+socket.hostPath=/run/../affinityd → socket.hostPath is "/run/../affinityd": the init step
 extraArgs={--listen-plan=x} → extraArgs: --listen-plan is the chart's own; set listenAddress, ports
 extraArgs={--node-name=a} → extraArgs: --node-name is the chart's own: the Node's name; leave it out
 extraEnv[0].name=AFFINITYD_ENFORCE_POLICY extraEnv[0].value=x \
@@ -110,21 +92,12 @@ runtimeClassName=nvidia extraEnv[0].name=NVIDIA_VISIBLE_DEVICES extraEnv[0].valu
  → extraEnv: NVIDIA_VISIBLE_DEVICES is the chart's own; leave it out, or leave runtimeClassName and
 extraVolumes[0].name=socket extraVolumes[0].emptyDir.medium= \
  → extraVolumes: socket is the chart's own; give yours another name, or set socket.hostPath
-extraVolumes[0].name=pods extraVolumes[0].emptyDir.medium= \
- → extraVolumes: pods is the chart's own; give yours another name
 extraVolumeMounts[0].name=socket extraVolumeMounts[0].mountPath=/a \
  → extraVolumeMounts: socket, at /a, is the chart's own volume; mount one of extraVolumes
 extraVolumeMounts[0].name=mine extraVolumeMounts[0].mountPath=/run//affinityd \
  → extraVolumeMounts: /run//affinityd is the socket's folder or in it; mount mine elsewhere
-extraVolumeMounts[0].name=mine extraVolumeMounts[0].mountPath=/run/affinityd/x \
- → extraVolumeMounts: /run/affinityd/x is the socket's folder or in it; mount mine elsewhere
-commonLabels.helm\.sh/chart=a → commonLabels: helm.sh/chart is the chart's own; leave it out
 commonLabels.app\.kubernetes\.io/component=a → commonLabels: app.kubernetes.io/component is the
 podLabels.app\.kubernetes\.io/part-of=a → podLabels: app.kubernetes.io/part-of is the chart's own
-metrics.podMonitor.labels.app\.kubernetes\.io/name=a → metrics.podMonitor.labels: app.kubernetes.io
-metrics.serviceMonitor.labels.app\.kubernetes\.io/name=a → metrics.serviceMonitor.labels: app.kuber
-metrics.prometheusRule.labels.app\.kubernetes\.io/name=a → metrics.prometheusRule.labels: app.kuber
-dashboards.labels.app\.kubernetes\.io/name=a → dashboards.labels: app.kubernetes.io/name is the
 """
 
 

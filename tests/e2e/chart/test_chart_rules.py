@@ -130,9 +130,13 @@ FAR_TIME = {TOTAL: "0+120x9", FAR: "0+30x9", UNPLACED: "0+600x9"}
 #: Two GPUs run far, one by two causes.
 TWO_FAR = {mismatch("mask"): "1x9", mismatch("unpinned"): "1x9", mismatch("mask", 1): "1x9"}
 TWO_FAR |= {mismatch("mask", 2): "0x9"}
-MASK, ALLOCATION = {mismatch("mask"): "1x9"}, {mismatch("allocation"): "1x9"}
+MASK, GIVEN = {mismatch("mask"): "1x9"}, {mismatch("allocation"): "1x9"}
 FITTING = {left("allocation"): "0x9", left("young"): "0x9", would_pin("mask"): "0x9"}
-PIN = {would_pin("mask"): "1x9"}
+LEFT, PIN = {**MASK, **FITTING}, {would_pin("mask"): "1x9"}
+
+
+def by_cause(**counts: float) -> Mapping[str, float]:
+    return {labels(NODE, cause=cause): count for cause, count in counts.items()}
 
 
 def by_remedy(remedy: str) -> Mapping[str, float]:
@@ -143,28 +147,19 @@ def by_remedy(remedy: str) -> Mapping[str, float]:
 RECORDED: tuple[tuple[str, Series, Mapping[str, float]], ...] = (
     ("instance:affinityd_up:known", {series("up"): "1x9", OTHER_UP: "1x9"}, {labels(GPU07): 1}),
     ("node:affinityd_gpu_numa_mismatch:sum_max", TWO_FAR, {labels(NODE): 2}),
-    (
-        "node_cause:affinityd_gpu_numa_mismatch:sum",
-        TWO_FAR,
-        {labels(NODE, cause="mask"): 2, labels(NODE, cause="unpinned"): 1},
-    ),
+    ("node_cause:affinityd_gpu_numa_mismatch:sum", TWO_FAR, by_cause(mask=2, unpinned=1)),
     ("node:affinityd_gpu_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 2}),
     ("node:affinityd_gpu_remote_cpu_seconds:rate5m", FAR_TIME, {labels(NODE): 0.5}),
     # Near, on another's CPUs; nobody enforces; it fits by the policy.
     (REMEDY, {mismatch("mask"): "0x9", would_pin("share"): "1x9", left("young"): "0x9"}, {}),
     (REMEDY, MASK, {}),
-    (REMEDY, {**MASK, **FITTING}, by_remedy("neither")),
-    (REMEDY, {**MASK, **FITTING, **PIN}, by_remedy("pin")),
-    (REMEDY, {**MASK, **FITTING, left("waiting"): "1x9"}, by_remedy("pin")),
-    (REMEDY, {**MASK, **FITTING, left("young"): "1x9"}, {}),
-    (REMEDY, {**MASK, **FITTING, left("on_purpose"): "1x9"}, by_remedy("neither")),
-    (REMEDY, {**MASK, **FITTING, **PIN, left("policy"): "1x9"}, by_remedy("neither")),
-    (
-        REMEDY,
-        {**ALLOCATION, **MASK, **FITTING, **PIN, left("allocation"): "1x9"},
-        by_remedy("allocation"),
-    ),
-    (REMEDY, {**ALLOCATION, **FITTING, left("allocation", 1): "1x9"}, by_remedy("neither")),
+    (REMEDY, LEFT, by_remedy("neither")),
+    (REMEDY, {**LEFT, **PIN, left("waiting"): "1x9"}, by_remedy("pin")),
+    (REMEDY, {**LEFT, left("young"): "1x9"}, {}),
+    (REMEDY, {**LEFT, left("on_purpose"): "1x9"}, by_remedy("neither")),
+    (REMEDY, {**LEFT, **PIN, left("policy"): "1x9"}, by_remedy("neither")),
+    (REMEDY, {**GIVEN, **LEFT, **PIN, left("allocation"): "1x9"}, by_remedy("allocation")),
+    (REMEDY, {**GIVEN, **FITTING, left("allocation", 1): "1x9"}, by_remedy("neither")),
 )
 
 
