@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,89 +17,69 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from affinityd.enforce.model import REASONS
 from affinityd.topology.nearness import CAUSES
 from deploy.grafana.__main__ import main as write
+from tests.e2e.chart import series as made
 from tests.e2e.chart.promtool import asked, play
 from tests.e2e.chart.rendering import objects
-from tests.e2e.chart.series import (
-    FAR,
-    GPU07,
-    TOTAL,
-    UNPLACED,
-    Series,
-    far_gpu,
-    labels,
-    remedied,
-    util,
-)
-from tests.e2e.prometheus.queries import FOLDER, filled_in
+from tests.e2e.chart.series import Series, far_gpu, labels, remedied, util
+from tests.e2e.prometheus.queries import FOLDER, documents, filled_in
 
-FLEET, NODE = PATHS = sorted(FOLDER.glob("*.json"))
-EACH = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+Board = Mapping[str, Any]
+
+BOARDS: Mapping[str, Board] = dict(documents())
+FLEET, NODE = BOARDS["fleet"], BOARDS["node"]
+EACH = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 #: Of GPU07, which has no label `cluster`.
-CHOSEN = {"cluster": "", **GPU07, "__range": "8m", "__rate_interval": "5m"}
+CHOSEN = {"cluster": "", **made.GPU07, "__range": "8m", "__rate_interval": "5m"}
 
 
-def document(path: Path) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(path.read_text())
-    return found
-
-
-def panels(path: Path) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = document(path)["panels"]
-    return found
-
-
-def exprs(path: Path) -> Sequence[str]:
-    return [it["expr"] for panel in panels(path) for it in panel.get("targets", ())]
+def exprs(board: Board) -> list[str]:
+    return [it["expr"] for panel in board["panels"] for it in panel.get("targets", ())]
 
 
 def test_the_dashboards_are_those_that_are_written_now(tmp_path: Path) -> None:
     write(str(tmp_path))
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert written == {path.name: path.read_text() for path in PATHS}, "scripts/dashboards"
-    assert [path.stem for path in PATHS] == ["affinityd-fleet", "affinityd-node"]
-    made = objects("dashboards")["ConfigMap/affinityd-dashboards"]
-    assert made["data"] == written
+    kept = {path.name: path.read_text() for path in FOLDER.iterdir()}
+    assert written == kept, "scripts/dashboards writes them"
+    assert objects("dashboards")["ConfigMap/affinityd-dashboards"]["data"] == written
 
 
-def lost(before: Any, after: Any, path: str = "$") -> Iterator[str]:  # noqa: ANN401 - any JSON
-    """Yield the paths that are in the one and not, or not the same, in the other."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for name, part in before.items():
-            yield from lost(part, after.get(name), f"{path}.{name}")
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for number, (part, other) in enumerate(zip(before, after, strict=True)):
-            yield from lost(part, other, f"{path}[{number}]")
-    elif before != after:
-        yield path
+def leaves(part: object, path: str = "$") -> Iterator[tuple[str, object]]:
+    """Yield every value of a document, with its path."""
+    if isinstance(part, dict | list):
+        for name, inner in part.items() if isinstance(part, dict) else enumerate(part):
+            yield from leaves(inner, f"{path}.{name}")
+    else:
+        yield path, part
 
 
-def unknown(board: Mapping[str, Any]) -> list[str]:
-    """Return what Grafana's models do not give back: they do not know it."""
+def unknown(board: Board) -> set[str]:
+    """Return the paths of what Grafana's models do not give back: they do not know it."""
     register_default_plugins()
-    return [*lost(board, json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder)))]
+    known = json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
+    return {path for path, _ in {*leaves(board)} - {*leaves(known)}}
 
 
 @EACH
-def test_grafana_knows_every_field_of_a_dashboard(path: Path) -> None:
-    board = json.loads(path.read_text())
-    assert unknown(board) == []
-    board["panels"][1]["options"]["graphMod"] = "none"
-    board["refreshed"] = "1m"
-    assert unknown(board) == ["$.panels[1].options.graphMod", "$.refreshed"]
+def test_grafana_knows_every_field_of_a_dashboard(board: Board) -> None:
+    assert unknown(board) == set()
+    changed = {**deepcopy(board), "refreshed": "1m"}
+    changed["panels"][1]["options"]["graphMod"] = "none"
+    assert unknown(changed) == {"$.panels.1.options.graphMod", "$.refreshed"}
 
 
 def test_a_gpu_whose_place_is_not_known_is_in_no_share(tmp_path: Path) -> None:
     shares = [it for it in exprs(NODE) if "remote_cpu_seconds" in it and "/" in it]
     shares = [filled_in(it, CHOSEN) for it in shares if "DCGM" not in it]
     assert len(shares) == 3
-    samples = {TOTAL: "0+120x9", FAR: "0+30x9", UNPLACED: "0+600x9"}
+    samples = {made.TOTAL: "0+120x9", made.FAR: "0+30x9", made.UNPLACED: "0+600x9"}
     gpu = labels(gpu="0", pci_bus_id="0000:00:00.0")
     answers = [{gpu if "sum by" in it else "{}": 0.25} for it in shares]
     play(tmp_path, *(asked(it, samples, 8, its) for it, its in zip(shares, answers, strict=True)))
 
 
 @EACH
-def test_a_gpu_that_ran_far_is_counted_once_by_what_mends_it(tmp_path: Path, path: Path) -> None:
+def test_a_gpu_that_ran_far_is_counted_once_by_what_mends_it(tmp_path: Path, board: Board) -> None:
     series: Series = {
         remedied("pin", 0): "1x9",
         remedied("pin", 1): "1x4 _x9",
@@ -109,16 +90,11 @@ def test_a_gpu_that_ran_far_is_counted_once_by_what_mends_it(tmp_path: Path, pat
         remedied("allocation", 4): "1x4 _x9",
         remedied("neither", 4): "_x4 1x4",
     }
-    counts = {
-        "GPUs that ran far": 5,
-        "… and a pin fixes it": 1,
-        "… that need another allocation": 2,
-        "… that are left alone": 2,
-    }
-    targets = {panel["title"]: panel["targets"] for panel in panels(path) if "targets" in panel}
-    queries = [filled_in(targets[it][0]["expr"], CHOSEN) for it in counts]
-    counted = zip(queries, counts.values(), strict=True)
-    play(tmp_path, *(asked(it, series, 8, {"{}": count}) for it, count in counted))
+    counts = {"GPUs that ran far": 5, "… and a pin fixes it": 1}
+    counts |= {"… that need another allocation": 2, "… that are left alone": 2}
+    first = {it["title"]: it["targets"][0]["expr"] for it in board["panels"] if "targets" in it}
+    queries = {filled_in(first[title], CHOSEN): count for title, count in counts.items()}
+    play(tmp_path, *(asked(it, series, 8, {"{}": count}) for it, count in queries.items()))
 
 
 def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
@@ -126,11 +102,6 @@ def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
     own = {"namespace": "gpu-operator", "pod": "nvidia-dcgm-exporter-x7k2p"}
     renamed = {**own, "exported_namespace": "team", "exported_pod": "train-1"}
     samples = {
-        **far_gpu(0, "1x9"),
-        **far_gpu(1, "1x9"),
-        **far_gpu(2, "1x9"),
-        **far_gpu(3, "1x9"),
-        **far_gpu(4, "0x9"),
         util(0, namespace="team", pod="train-0"): "5x9",
         util(1, **renamed): "0x9",
         util(1, **renamed, GPU_I_ID="7"): "19x9",  # two MIG instances: the busier counts
@@ -139,54 +110,55 @@ def test_a_far_gpu_that_dcgm_sees_idle_has_its_pod(tmp_path: Path) -> None:
         util(4, namespace="team", pod="train-4"): "0x9",
         util(5, namespace="team", pod="train-5"): "0x9",
     }
-    (table,) = (it for it in panels(NODE) if it["title"].startswith("Which GPUs are far"))
-    both = [
-        f"sum without (pci_bus_id) ({filled_in(it['expr'], CHOSEN)})" for it in table["targets"]
-    ]
+    for gpu, is_far in enumerate((1, 1, 1, 1, 0)):
+        samples |= far_gpu(gpu, f"{is_far}x9")
+    (table,) = (it for it in NODE["panels"] if it["title"].startswith("Which GPUs are far"))
+    exprs = (filled_in(it["expr"], CHOSEN) for it in table["targets"])
     pods = [labels(gpu=it, namespace="team", pod=f"train-{it}") for it in ("0", "1")]
     pods.append(labels(gpu="2"))
     answers = (dict(zip(pods, values, strict=True)) for values in ((5, 19, 1), (0.25,) * 3))
-    play(tmp_path, *(asked(it, samples, 8, its) for it, its in zip(both, answers, strict=True)))
+    both = zip((f"sum without (pci_bus_id) ({it})" for it in exprs), answers, strict=True)
+    play(tmp_path, *(asked(it, samples, 8, its) for it, its in both))
 
 
 @EACH
 def test_each_query_is_of_the_prometheus_cluster_and_scrape_jobs_that_are_chosen(
-    path: Path,
+    board: Board,
 ) -> None:
-    for expr in exprs(path):
+    for expr in exprs(board):
         selected = re.findall(r"(?:[\w:]*affinityd[\w:]*|\bup)\b({[^}]*})?", expr)
         assert selected, expr
-        for selector in selected:
-            assert selector.startswith('{cluster="$cluster",job=~"$job",node'), expr
-    variables = {it["name"]: it for it in document(path)["templating"]["list"]}
+        assert all(it.startswith('{cluster="$cluster",job=~"$job",node') for it in selected), expr
+    variables = {it["name"]: it for it in board["templating"]["list"]}
     assert list(variables)[:4] == ["datasource", "cluster", "job", "node"]
     assert variables["cluster"]["query"]["query"] == "label_values(affinityd_build_info, cluster)"
     # Those whose targets say that they are daemons.
     jobs = 'label_values(affinityd_build_info{cluster="$cluster"}, job)'
     assert (variables["job"]["query"]["query"], variables["job"]["multi"]) == (jobs, True)
     assert "allValue" not in variables["job"]  # "up" of every job there is would match
-    asking = [target for panel in panels(path) for target in panel.get("targets", ())]
+    asking = [target for panel in board["panels"] for target in panel.get("targets", ())]
     asking += [it for it in variables.values() if it["type"] == "query"]
     prometheus = {"type": "prometheus", "uid": "${datasource}"}
     assert [it["datasource"] for it in asking] == [prometheus] * len(asking)
 
 
 @EACH
-def test_a_dashboards_panels_do_not_lie_upon_each_other(path: Path) -> None:
+def test_a_dashboards_panels_do_not_lie_upon_each_other(board: Board) -> None:
+    places = [panel["gridPos"] for panel in board["panels"]]
     covered = [
-        (x, y)
-        for place in (panel["gridPos"] for panel in panels(path))
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
+        (it["x"] + right, it["y"] + down)
+        for it in places
+        for right in range(it["w"])
+        for down in range(it["h"])
     ]
     assert len(covered) == len(set(covered))
     assert max(x for x, _ in covered) < 24
-    assert len({panel["id"] for panel in panels(path)}) == len(panels(path))
+    assert len({panel["id"] for panel in board["panels"]}) == len(places)
 
 
 @EACH
-def test_a_panel_says_what_its_numbers_are_and_what_to_do_about_them(path: Path) -> None:
-    for panel in (it for it in panels(path) if it["type"] not in {"row", "text"}):
+def test_a_panel_says_what_its_numbers_are_and_what_to_do_about_them(board: Board) -> None:
+    for panel in (it for it in board["panels"] if it["type"] not in {"row", "text"}):
         defaults = panel["fieldConfig"]["defaults"]
         looks = [it["id"] for of in panel["fieldConfig"]["overrides"] for it in of["properties"]]
         assert "unit" in {*defaults, *looks} or defaults.get("mappings"), panel["title"]
@@ -194,8 +166,8 @@ def test_a_panel_says_what_its_numbers_are_and_what_to_do_about_them(path: Path)
 
 
 @EACH
-def test_a_table_names_every_column_of_what_it_asks(path: Path) -> None:
-    for panel in (it for it in panels(path) if it["type"] == "table"):
+def test_a_table_names_every_column_of_what_it_asks(board: Board) -> None:
+    for panel in (it for it in board["panels"] if it["type"] == "table"):
         (organize,) = (it for it in panel["transformations"] if it["id"] == "organize")
         renamed = organize["options"]["renameByName"]
         values = {name for name in renamed if name.startswith("Value")}
@@ -206,23 +178,21 @@ def test_a_table_names_every_column_of_what_it_asks(path: Path) -> None:
 
 
 @EACH
-def test_links_lead_to_dashboards_that_are_there(path: Path) -> None:
-    urls = re.findall(r'"url": "([^"]*)"', path.read_text())
-    assert urls
+def test_links_lead_to_dashboards_that_are_there(board: Board) -> None:
+    urls = re.findall(r'"url": "([^"]*)"', json.dumps(board))
     chosen = "?${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}"
-    uids = {f"/d/{document(it)['uid']}" for it in PATHS}
-    for url in urls:
-        assert chosen in url
-        assert url.partition("?")[0] in uids
+    assert all(chosen in url for url in urls)
+    uids = {f"/d/{it['uid']}" for it in BOARDS.values()}
+    assert set() < {url.partition("?")[0] for url in urls} <= uids
 
 
-def bold(path: Path, title: str) -> set[str]:
+def bold(board: Board, title: str) -> set[str]:
     """Return the words that a text of a dashboard has in bold."""
-    (text,) = (it for it in panels(path) if it["type"] == "text" and it["title"] == title)
+    (text,) = (it for it in board["panels"] if it["type"] == "text" and it["title"] == title)
     return set(re.findall(r"^\| \*\*(\w+)\*\*", text["options"]["content"], re.MULTILINE))
 
 
 def test_texts_have_a_remedy_for_every_cause_and_explain_every_reason() -> None:
     assert bold(FLEET, "What to do") == set(CAUSES)
-    for path in PATHS:
-        assert bold(path, "Let alone: why, and what to do") == set(REASONS)
+    for board in BOARDS.values():
+        assert bold(board, "Let alone: why, and what to do") == set(REASONS)
