@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -115,28 +114,19 @@ def _busybox() -> str:
     applets = subprocess.check_output([program, "--list"], text=True).split()
 
     def write(archive: Path) -> None:
-        with tarfile.open(archive, "w") as tar:
-            tar.add(program, "bin/busybox")
+        with tempfile.TemporaryDirectory() as name:
+            root = Path(name)
+            root.chmod(0o755)
+            for folder in ("bin", "dev", "etc", "proc", "run", "sys", "tmp"):
+                (root / folder).mkdir()
+            shutil.copy(program, root / "bin/busybox")
             for applet in applets:
                 if applet != "busybox":
-                    tar.addfile(_link(f"bin/{applet}", "busybox"))
-            for folder in ("dev", "etc", "proc", "run", "sys", "tmp"):
-                tar.addfile(_folder(folder))
+                    (root / "bin" / applet).symlink_to("busybox")
+            subprocess.run(["tar", "-cf", archive, "-C", root, "."], check=True)
 
     recipe = (applets, program.stat().st_mtime_ns)
     return _made("busybox", lambda tag: _import(tag, write), recipe)
-
-
-def _link(name: str, target: str) -> tarfile.TarInfo:
-    link = tarfile.TarInfo(name)
-    link.type, link.linkname = tarfile.SYMTYPE, target
-    return link
-
-
-def _folder(name: str) -> tarfile.TarInfo:
-    folder = tarfile.TarInfo(name)
-    folder.type, folder.mode = tarfile.DIRTYPE, 0o755
-    return folder
 
 
 def _import(tag: str, write: Callable[[Path], None]) -> None:

@@ -24,6 +24,8 @@ UNPRIVILEGED = ("--read-only", "--cap-drop=all")  #: as the chart has it
 SOCKETS = "/run/affinityd"  #: the folder of its socket, inside
 ROOT = "/machine"  #: where it finds a captured machine
 PID = "pid"  #: the file beside its log with the number of its first process
+#: Of a pod with `hostUsers: false`: its root is nobody on the node.
+USER_NAMESPACE = ("--uidmap=0:100000:65536", "--gidmap=0:100000:65536")
 NVIDIA = 195  #: the major of /dev/nvidia*, kernel Documentation/admin-guide/devices.txt
 
 _numbers = itertools.count()
@@ -40,9 +42,9 @@ class Container(Daemon):
         """Its first process, as this machine numbers it."""
         return int(self.log.with_name(PID).read_text())
 
-    def exec(self, *command: str, options: Sequence[str] = ()) -> Ended:
+    def exec(self, *command: str) -> Ended:
         """Run a command in it."""
-        return attempt("exec", *options, self.name, *command)
+        return attempt("exec", self.name, *command)
 
     def signal(self, number: int) -> None:
         """Signal its first process, as a container runtime does."""
@@ -64,16 +66,6 @@ def running(
     folder: Path, image: str, *command: str, options: Sequence[str] = ()
 ) -> Iterator[Container]:
     """Run a container for as long as the block takes; its logs, and its socket, are in a folder."""
-    with starting(folder, image, *command, options=options) as started:
-        eventually(lambda: _has_started(started), f"{image} has started")
-        yield started
-
-
-@contextmanager
-def starting(
-    folder: Path, image: str, *command: str, options: Sequence[str] = ()
-) -> Iterator[Container]:
-    """Run a container without waiting for its start."""
     folder.mkdir(parents=True, exist_ok=True)
     name, log = _name(), folder / "log"
     pid = f"--pidfile={folder / PID}"
@@ -86,8 +78,10 @@ def starting(
             stderr=err,
             text=True,
         )
+    started = Container(process, folder / "run/affinityd.sock", log, name)
     try:
-        yield Container(process, folder / "run/affinityd.sock", log, name)
+        eventually(lambda: _has_started(started), f"{image} has started")
+        yield started
     finally:
         _remove(name)
         process.wait(PATIENCE)
@@ -140,18 +134,16 @@ def curl(pid: int, url: str) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def devices(*minors: int, major: int = NVIDIA) -> list[str]:
+def devices(*minors: int) -> list[str]:
     """Return the options by which a container has the device files of GPUs that are not there."""
-    folder = CACHE / f"dev-{major}"
+    folder = CACHE / "dev"
     folder.mkdir(parents=True, exist_ok=True)
-    options = []
-    for minor in minors:
-        node = folder / f"nvidia{minor}"
+    nodes = [folder / f"nvidia{minor}" for minor in minors]
+    for node, minor in zip(nodes, minors, strict=True):
         if not node.exists():
-            os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(major, minor))
+            os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(NVIDIA, minor))
             node.chmod(0o666)
-        options.append(f"--device={node}:/dev/nvidia{minor}")
-    return options
+    return [f"--device={node}:/dev/{node.name}" for node in nodes]
 
 
 def machine(tree: Path) -> list[str]:

@@ -31,30 +31,21 @@ PROGRAM = ("sh", "-c", "sleep 600 & wait")
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Container]:
-    """Run a container that no scheduler started."""
-    with running(tmp_path / "alone", images.client("busybox"), *PROGRAM) as container:
-        yield container
-
-
-@pytest.fixture
-def of_a_pod(tmp_path: Path) -> Iterator[Container]:
-    """Run one with the cgroup that the kubelet would give it."""
-    options = (f"--cgroup-parent=/kubepods/burstable/pod{POD}", "--user=1000:1000")
-    with running(
-        tmp_path / "pod", images.client("busybox"), *PROGRAM, options=options
-    ) as container:
-        yield container
-
-
-def everybody(container: Container) -> list[int]:
-    return [container.pid, *children_of(container.pid)]
+def containers(tmp_path: Path) -> Iterator[list[Container]]:
+    """Run a container that no scheduler started, and one with the cgroup that kubelet gives."""
+    of_a_pod = (f"--cgroup-parent=/kubepods/burstable/pod{POD}", "--user=1000:1000")
+    busybox = images.client("busybox")
+    with (
+        running(tmp_path / "alone", busybox, *PROGRAM) as one,
+        running(tmp_path / "pod", busybox, *PROGRAM, options=of_a_pod) as other,
+    ):
+        yield [one, other]
 
 
 def test_containers_are_pinned_near_their_gpus_alone_and_as_a_pods(
-    alone: Container, of_a_pod: Container
+    containers: list[Container],
 ) -> None:
-    near, far = everybody(alone), everybody(of_a_pod)
+    near, far = ([it.pid, *children_of(it.pid)] for it in containers)
     assert {mask_of(pid) for pid in (*near, *far)} == {ALL}
     assert Path(f"/proc/{near[0]}/ns/pid").readlink() != Path("/proc/self/ns/pid").readlink()
     time.sleep(GROWN_UP)

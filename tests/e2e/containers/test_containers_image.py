@@ -14,27 +14,28 @@ import pytest
 from affinityd import __version__
 from tests.e2e.containers import images
 from tests.e2e.containers.podman import podman
-from tests.e2e.containers.rig import container
+from tests.e2e.containers.rig import UNPRIVILEGED, container, curl, running
+from tests.support.daemons import eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import affinityd
 
 LABEL = "org.opencontainers.image."
 
 #: What a pod of a namespace that enforces `restricted` runs as.
-RESTRICTED = [
-    *("--read-only", "--read-only-tmpfs=false", "--cap-drop=all"),
-    "--security-opt=no-new-privileges",
-]
+RESTRICTED = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=all"]
+RESTRICTED += ["--security-opt=no-new-privileges"]
 USERS = {
-    "the image's own": (),
-    "a uid that a pod asks for": ("--user=1000:1000",),
-    "a uid that OpenShift chooses, of group 0": ("--user=1000650000:0",),
-    "root, as an init step is": ("--user=0:0",),
+    "the image's own": [],
+    "a uid that OpenShift chooses, of group 0": ["--user=1000650000:0"],
+    "root, as an init step is": ["--user=0:0"],
 }
 
 BUILD_TOOLS = ("pip", "pip3", "cc", "gcc", "ld", "make", "hatchling", "easy_install", "wheel")
-BUILD_MODULES = ("pip", "setuptools", "wheel", "pkg_resources", "hatchling", "ensurepip")
-HAS = f"import importlib.util as u; print([m for m in {BUILD_MODULES} if u.find_spec(m)])"
+#: Files and folders of what builds, of wheels to make pip from, and of the builder's pip.
+LEFT_OVERS = (
+    *("*.whl", "pip", "pip-*", "pip[0-9]*", "pip.conf", ".cache", "setuptools", "wheel"),
+    *("pkg_resources", "hatchling", "ensurepip"),
+)
 
 #: Prints what Python compiled before it could run it: python -v says from where each module came.
 COMPILED_ANEW = """\
@@ -69,13 +70,13 @@ def test_it_serves_unless_told_otherwise_is_nobody_s_and_says_what_it_is(image: 
     lines = (REPOSITORY / "pyproject.toml").read_text().splitlines()
     (description,) = (line.split('"')[1] for line in lines if line.startswith("description = "))
     ours = {"title": "affinityd", "version": __version__, "licenses": "Apache-2.0"}
-    ours["description"] = description
+    ours |= {"description": description}
     assert labels == {f"{LABEL}{name}": it for name, it in ours.items()}
 
 
 @pytest.mark.parametrize("options", USERS.values(), ids=USERS)
 def test_it_plans_from_a_read_only_root_without_a_capability(
-    image: str, options: tuple[str, ...]
+    image: str, options: list[str]
 ) -> None:
     words = ("plan", "--machine=dgx-a100", "--gpus=0,1,7", "--format=json")
     inside = container(image, *words, options=[*RESTRICTED, *options])
@@ -84,13 +85,9 @@ def test_it_plans_from_a_read_only_root_without_a_capability(
 
 
 def test_nothing_in_it_builds_or_installs_or_is_left_of_the_build(image: str) -> None:
-    """No wheel to make pip from, no cache, no source, no setting of the builder's pip."""
     assert "taskset" in sh(image, "taskset --version")
     assert sh(image, f"for tool in {' '.join(BUILD_TOOLS)}; do command -v $tool; done; :") == ""
-    for python in ("/opt/affinityd/bin/python", "/usr/bin/python3"):
-        assert sh(image, f'{python} -I -c "{HAS}"') == "[]\n"
-    names = ("*.whl", "pip", "pip-*", "pip[0-9]*", "pip.conf", ".cache")
-    wanted = " -o ".join(f"-name '{name}'" for name in names)
+    wanted = " -o ".join(f"-name '{name}'" for name in LEFT_OVERS)
     assert sh(image, rf"find / -xdev \( {wanted} \)") == ""
     assert sh(image, "ls -A /src /opt/pip /package 2>/dev/null; ls /opt; ls -A /root /tmp") == (
         "affinityd\n/root:\n.bashrc\n.profile\n\n/tmp:\n"
@@ -105,6 +102,24 @@ def test_nothing_is_compiled_when_it_starts_and_its_command_is_the_checkouts(ima
     script = sh(image, "cat /opt/affinityd/bin/affinityd").splitlines()
     assert script[0] == "#!/opt/affinityd/bin/python"
     assert script[1:] == (REPOSITORY / "bin/affinityd").read_text().splitlines()[1:]
+
+
+def test_without_a_folder_for_its_socket_it_serves_all_the_same(image: str, tmp_path: Path) -> None:
+    """`podman run IMAGE`, to try it: the folder is the image's own."""
+    with running(tmp_path, image, "serve", "--machine=dgx-a100") as started:
+        url = "http://127.0.0.1:9465/plan?gpus=0&format=cpulist"
+        eventually(lambda: curl(started.pid, url).stdout == "48-55,176-183\n", "it answers")
+
+
+def test_its_own_sysfs_shows_it_the_node_without_a_host_path(image: str) -> None:
+    """All but the names of interfaces: those are its network namespace's."""
+    show = ("topology", "--format=json")
+    inside = container(image, *show, options=["--uts=host", *UNPRIVILEGED])
+    found, here = (json.loads(said.stdout) for said in (inside, affinityd(*show)))
+    for nic in (*found["nics"], *here["nics"]):
+        nic["names"] = None
+    assert found == here
+    assert here["cores"]
 
 
 def test_a_build_that_fails_says_so_and_prints_no_name() -> None:

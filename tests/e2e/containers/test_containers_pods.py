@@ -13,15 +13,18 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.containers import images, rig
-from tests.e2e.containers.rig import Container
+from tests.e2e.containers.rig import USER_NAMESPACE, Container
 from tests.support.tiny import BOTH, FAR, LOOK, NEAR, Ended, tiny_tree
 
 RUN = "/affinity/run"
 SOCKET, SERVICE, NOBODY = "socket", "service", "nobody"  #: the ways to the daemon
-USER_NAMESPACE = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"]
 #: What the Pod Security Standard `restricted` asks for.
-RESTRICTED = ["--user=1000:1000", "--cap-drop=all", "--read-only"]
-RESTRICTED += ["--security-opt=no-new-privileges"]
+RESTRICTED = (
+    "--user=1000:1000",
+    "--cap-drop=all",
+    "--read-only",
+    "--security-opt=no-new-privileges",
+)
 
 
 @pytest.fixture(scope="module")
@@ -95,40 +98,14 @@ def test_an_app_runs_beside_the_gpu_that_its_container_has(
         assert told in done.stderr
 
 
-@pytest.mark.parametrize("way", [SOCKET, SERVICE])
 def test_a_container_has_its_own_cpus_whatever_the_init_container_had(
-    pods: dict[str, Pod], way: str
+    pods: dict[str, Pod],
 ) -> None:
-    pod = pods[way]
+    pod = pods[SERVICE]
     pod.init(f"--cpuset-cpus={NEAR}")
     far = pod.app("debian", RUN, *LOOK, options=[f"--cpuset-cpus={FAR}", *rig.devices(0)])
     line = f"affinityd run: CPUs {FAR} are not near the GPU; allowed are {FAR}"
     assert (far.cpus, far.lines) == (FAR, [line])
-
-
-def test_containers_that_share_cpus_get_different_ones_by_share_node(
-    pods: dict[str, Pod],
-) -> None:
-    """Two pods of the shared pool, whose cpusets are all of the node's CPUs."""
-    pod = pods[SERVICE]
-    pod.init("--env=AFFINITYD_MODE=exclusive", "--env=AFFINITYD_SHARE=node")
-    seen = [
-        pod.app(image, RUN, *LOOK, options=rig.devices(gpu)).cpus
-        for gpu, image in enumerate(("debian", "busybox"))
-    ]
-    assert {*seen} == {NEAR, FAR}
-
-
-@pytest.mark.parametrize("image", ["debian", "busybox"])
-def test_a_restricted_pod_is_served_by_the_service(pods: dict[str, Pod], image: str) -> None:
-    pod = pods[SERVICE]
-    assert pod.init(*RESTRICTED).stderr == ""
-    done = pod.app(image, RUN, *LOOK, options=[*RESTRICTED, *rig.devices(1)])
-    assert (done.cpus, done.stderr) == (FAR, "")
-    facts = pod.app(image, "cat", "/proc/self/status", options=RESTRICTED).stdout
-    for fact in ("Uid:\t1000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"):
-        assert fact in facts
-    assert pod.app(image, "touch", "/new", options=RESTRICTED).status != 0
 
 
 def test_seccomp_s_default_profile_takes_the_memory_policy_and_no_cpu(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tarfile
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from affinityd import __version__
-from tests.support.daemons import COMPLAINTS, PATIENCE, Daemon, eventually, is_ready
+from tests.support.daemons import running
 from tests.support.paths import REPOSITORY
 
 BUNDLE = REPOSITORY / "scripts/bundle"
@@ -75,21 +74,9 @@ def test_what_is_installed_as_it_says_without_a_network_serves(
     program = tmp_path / "opt/bin/affinityd"
     said = subprocess.check_output([*NO_NETWORK, program, "version"], text=True)
     assert said == f"affinityd {__version__}\n"
-    path, log = tmp_path / "affinityd.sock", tmp_path / "log"
-    serve = ("serve", "--machine=mi250x", "--listen=none", f"--socket={path}")
-    with log.open("w") as out, log.with_name(COMPLAINTS).open("w") as err:
-        process = subprocess.Popen(
-            [*NO_NETWORK, program, *serve], stdout=out, stderr=err, text=True
-        )
-    daemon = Daemon(process, path, log)
-    try:
-        eventually(lambda: is_ready(daemon), "the daemon is ready")
+    instead = ["sh", "-c", f'shift 3; exec {program} "$@"', "sh"]  # of python -m affinityd
+    with running(tmp_path, "--machine=mi250x", before=[*NO_NETWORK, *instead]) as daemon:
         assert daemon.plan("gpus=0")["node"] == "mi250x"
-        daemon.signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_folder_that_is_not_there_is_named() -> None:
