@@ -7,7 +7,6 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from affinityd.topology.model import NvLinks, Topology
-from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.strategies import machines
 
@@ -21,14 +20,6 @@ X 1 1 2 2 0 0 0
 0 2 0 0 1 X 2 1
 0 0 1 0 1 2 X 2
 0 0 0 1 2 1 2 X
-"""
-
-#: Four GPUs that are all connected, twelve links a GPU.
-HGX_4_LINKS = """\
-X 4 4 4
-4 X 4 4
-4 4 X 4
-4 4 4 X
 """
 
 SWITCH = "0000:c8:00.0"  #: where an NVSwitch is
@@ -63,13 +54,6 @@ def switched(topology: Topology, links: int) -> Topology:
 def dgx_1v() -> Topology:
     """Return the named machine with its links."""
     return with_nvlinks(machine("dgx-1v"), DGX_1V_LINKS)
-
-
-def hgx_4() -> Topology:
-    """Return a node with four A100 on a board without a switch: two packages, eight NUMA nodes."""
-    nodes = {node: f"{6 * node}-{6 * node + 5}" for node in range(8)}
-    board = made(nodes, gpus=[3, 1, 7, 5], packages={0: "0-23", 1: "24-47"})
-    return with_nvlinks(board, HGX_4_LINKS)
 
 
 @st.composite

@@ -244,6 +244,7 @@ def of_task_prolog(environ: Mapping[str, str], mask: CpuSet) -> Reply:
 two to a slice     | 3 1 3 1         | 0,1 2,3 0,1 2,3
 three to a slice   | 3 3 3 1         | 0,1 0,1 0,1 2,3
 all on all         | 0-7 0-7 0-7 0-7 | 0,1,2,3 0,1,2,3 0,1,2,3 0,1,2,3
+CPUs are not bound |                 | 0,1 0,1 0,1 0,1
 """),
 )
 def test_tasks_never_overlap_whose_gpus_were_chosen_by_their_slices(
@@ -259,8 +260,8 @@ def test_tasks_never_overlap_whose_gpus_were_chosen_by_their_slices(
         f"SLURMD_TRES_BIND=gpu:closest SLURM_CPU_BIND_LIST={','.join(map(format_mask, nodes))}"
     )
     replies = [
-        plan({**step, "SLURM_LOCALID": f"{task}", "CUDA_VISIBLE_DEVICES": gpus}, nodes[task])
-        for task, gpus in enumerate(sees.split())
+        plan({**step, "SLURM_LOCALID": f"{task}", "CUDA_VISIBLE_DEVICES": gpus}, mask)
+        for task, gpus, mask in zip(range(4), sees.split(), nodes or [DGX.online] * 4, strict=True)
     ]
     assert not overlap(replies)
     assert {reply.locality for reply in replies} == {"local"}

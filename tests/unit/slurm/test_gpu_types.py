@@ -32,19 +32,16 @@ def gpus(models: str) -> tuple[Gpu, ...]:
     rows("""
 one type                            | AA  | gpu:a100:2             |           | a100 a100
 one type that is no model           | -V  | gpu:big:2              |           | big big
-two models                          | AAV | gpu:a100:2,gpu:v100:1  |           | a100 a100 v100
 any case, and blanks                | VA  | gpu:A100:1,gpu:Tesla_V100:1 |      | Tesla_V100 A100
 of two types that fit, the longest  | BA  | gpu:a100:1,gpu:a100-sxm4-40gb:1 |  | a100 a100-sxm4-40gb
 more GPUs than Gres= has            | AAV | gpu:a100:1,gpu:v100:1  |           | a100 a100 v100
 what is no model is not guessed     | AA  | gpu:a100:1,gpu:debug:1 |           | a100 ?
 nor needs to be with the present lines | AA | gpu:a100:1,gpu:debug:1 | debug a100 | debug a100
 the present lines are crossed       | AV  | gpu:a100:1,gpu:v100:1  | v100 a100 | a100 v100
-no names                            | --  | gpu:a100:1,gpu:v100:1  |           | ? ?
 no names, and the present lines     | --  | gpu:a100:1,gpu:v100:1  | v100 a100 | v100 a100
 which have other numbers            | --  | gpu:a100:1,gpu:v100:1  | v100 v100 | ? ?
 types of MIG instances              | AA  | gpu:a100_3g.20gb:2,gpu:a100_1g.5gb:2 | | ? ?
 Gres= has no type                   | AA  | gpu:2                  | x x       | None None
-Gres= has no GPU                    | AA  | (null)                 |           | None None
 nothing is known                    | AA  |                        |           | None None
 the present lines alone             | AA  |                        | x         | x x
 which have no type                  | AA  |                        | None None | None None

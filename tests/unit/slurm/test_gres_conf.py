@@ -17,7 +17,6 @@ from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.machines.nvlinks import (
     dgx_1v,
-    hgx_4,
     linked_machines,
     switched,
     with_nvlinks,
@@ -48,13 +47,6 @@ Name=gpu File=/dev/nvidia4 Cores=20-39 Links=2,0,0,0,-1,1,1,2
 Name=gpu File=/dev/nvidia5 Cores=20-39 Links=0,2,0,0,1,-1,2,1
 Name=gpu File=/dev/nvidia6 Cores=20-39 Links=0,0,1,0,1,2,-1,2
 Name=gpu File=/dev/nvidia7 Cores=20-39 Links=0,0,0,1,2,1,2,-1
-"""
-
-HGX_4 = """\
-Name=gpu File=/dev/nvidia0 Cores=18-23 Links=-1,4,4,4
-Name=gpu File=/dev/nvidia1 Cores=6-11 Links=4,-1,4,4
-Name=gpu File=/dev/nvidia2 Cores=42-47 Links=4,4,-1,4
-Name=gpu File=/dev/nvidia3 Cores=30-35 Links=4,4,4,-1
 """
 
 
@@ -92,10 +84,6 @@ def test_a_node_of_lumi_has_these_lines() -> None:
 
 def test_a_dgx_1_has_these_lines() -> None:
     assert GresConf(dgx_1v()).lines() == DGX_1V.splitlines()
-
-
-def test_four_gpus_that_are_all_connected_have_these_lines() -> None:
-    assert of_gpus(GresConf(hgx_4())) == HGX_4.splitlines()
 
 
 def led_by(first: Gpu) -> Topology:
@@ -143,6 +131,8 @@ def test_cores_are_numbered_package_by_package_and_cache_by_cache_not_as_cpus_ar
 
 
 NODES_OF_TWO = {0: "0-3,8-11", 1: "4-7,12-15"}
+ADJACENT = made({0: "0-7", 1: "8-15"}, gpus=[1, 0], threads=2, siblings="adjacent")
+HALVES = {0: "0-1", 1: "2-3", 2: "4-7"}
 BARREN = {0: "0-3", 1: "4-7", 2: ""}
 
 
@@ -150,12 +140,8 @@ BARREN = {0: "0-3", 1: "4-7", 2: ""}
     ("node", "scope", "cores"),
     [
         # Cores are counted and not their CPUs.
-        (
-            made({0: "0-7", 1: "8-15"}, gpus=[1, 0], threads=2, siblings="adjacent"),
-            *("node", ["4-7", "0-3"]),
-        ),
+        (ADJACENT, "node", ["4-7", "0-3"]),
         # One thread that is online is enough to have a number.
-        (made(NODES_OF_TWO, [0, 1], threads=2, online="0,2-15"), "node", ["0-3", "4-7"]),
         (made(NODES_OF_TWO, [0, 1], threads=2, online="0,2-8,10-15"), "node", ["0-2", "3-6"]),
         # Where all cores are in one node, every core will do.
         (made({0: "0-7"}, gpus=[0, None]), "node", [None, None]),
@@ -163,10 +149,7 @@ BARREN = {0: "0-3", 1: "4-7", 2: ""}
         (made({0: "0-3", 1: "4-7"}, gpus=[None, 1]), "node", [None, "4-7"]),
         # The package has every core, or is of two nodes.
         (made({0: "0-3", 1: "4-7"}, gpus=[0]), "socket", [None]),
-        (
-            made({0: "0-1", 1: "2-3", 2: "4-7"}, gpus=[1, 2], packages={0: "0-3", 1: "4-7"}),
-            *("socket", ["0-3", "4-7"]),
-        ),
+        (made(HALVES, gpus=[1, 2], packages={0: "0-3", 1: "4-7"}), "socket", ["0-3", "4-7"]),
         # The GPU's node has no CPUs, and another is the nearest; of two a GPU each, as in a plan.
         (made(BARREN, [2], distances=[("2", "0", 40), ("2", "1", 20)]), "node", ["4-7"]),
         (made(BARREN, [2, 2], distances=[("2", "0-1", 20)]), "node", ["0-3", "4-7"]),
@@ -203,6 +186,9 @@ def test_of_a_vendor_whose_device_files_are_unknown_nothing_is_guessed() -> None
     assert "vendor huawei" in conf.lines()[-1]
 
 
+ARE_CUDA_S = "Slurm's gpu numbers are CUDA's: keep it."
+
+
 def test_two_vendors_are_not_said_to_be_numbered_as_one() -> None:
     assert not any("keep it" in line for line in GresConf(machine("two-vendors")).lines())
 
@@ -210,18 +196,9 @@ def test_two_vendors_are_not_said_to_be_numbered_as_one() -> None:
 @pytest.mark.parametrize(
     ("kinds", "comment"),
     [
-        (
-            "a100 a100 v100",
-            (
-                "In this order, and with Gres=gpu:a100:2,gpu:v100:1, Slurm's gpu numbers are "
-                "CUDA's: keep it."
-            ),
-        ),
-        (
-            "a100 v100 a100",
-            "Slurm numbers GPUs type by type, so its gpu numbers cannot be CUDA's.",
-        ),
-        ("a100 a100 a100", "In this order Slurm's gpu numbers are CUDA's: keep it."),
+        ("a100 a100 v100", f"In this order, and with Gres=gpu:a100:2,gpu:v100:1, {ARE_CUDA_S}"),
+        ("a100 v100 a100", "Slurm numbers GPUs type by type, so its gpu numbers cannot be CUDA's."),
+        ("a100 a100 a100", f"In this order {ARE_CUDA_S}"),
     ],
 )
 def test_several_types_are_numbered_as_cuda_does_only_in_its_order(
