@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Mapping
@@ -20,9 +19,6 @@ EVEN, ALL = {"AFFINITYD_MODE": "even"}, {"AFFINITYD_MODE": "all"}
 @pytest.mark.parametrize(
     ("file", "environ", "expected"),
     [
-        ("", {}, {}),
-        ("AFFINITYD_MODE=even", {}, EVEN),
-        ("", ALL, ALL),
         ("AFFINITYD_MODE=even\nAFFINITYD_SHARE=node", ALL, {**ALL, "AFFINITYD_SHARE": "node"}),
         ("AFFINITYD_MODE=even", {"AFFINITYD_MODE": ""}, EVEN),
         ("AFFINITYD_MODE=", {}, {}),
@@ -31,7 +27,6 @@ EVEN, ALL = {"AFFINITYD_MODE": "even"}, {"AFFINITYD_MODE": "all"}
         # It is a systemd EnvironmentFile.
         ("AFFINITYD_MODE=even\r\nPATH='/bin'\r\n", {}, EVEN),
         (r"AFFINITYD_VISIBLE=0\,1", {}, {"AFFINITYD_VISIBLE": "0,1"}),
-        ('AFFINITYD_MODE="even"', {}, EVEN),
         ("  AFFINITYD_MODE = 'even'  ", {}, EVEN),
         ("# AFFINITYD_MODE=even\n; AFFINITYD_MODE=even\n\n", {}, {}),
         ("\ufeffAFFINITYD_MODE=even", {}, EVEN),
@@ -85,34 +80,18 @@ def test_a_file_of_a_mebibyte_is_read(tmp_path: Path) -> None:
     assert conffile.read(str(tmp_path / "affinityd.conf")) == {}
 
 
-def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
-    """To read a FIFO that nobody writes to would take forever."""
-    os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path, tmp_path / "fifo", Path("/dev/null")):
+def test_what_is_no_file_is_not_read_and_what_has_nothing_yet_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a FIFO, or /proc/kmsg, which is a regular file by its mode, and has a reader wait."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for path in (tmp_path, fifo, Path("/dev/null")):
         assert refusal(path) == "FILE cannot be read: not a regular file"
-
-
-def test_a_file_of_the_kernel_s_that_has_nothing_yet_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As /proc/kmsg, which is a regular file by its mode, and has a reader wait."""
-    os.mkfifo(tmp_path / "fifo")
-    ends = os.open(tmp_path / "fifo", os.O_RDWR)
+    ends = os.open(fifo, os.O_RDWR)
     monkeypatch.setattr("affinityd.linux.files.stat.S_ISREG", lambda _mode: True)
-    assert re.fullmatch(
-        r"FILE cannot be read: .*temporarily unavailable", refusal(tmp_path / "fifo")
-    )
+    assert re.fullmatch(r"FILE cannot be read: .*temporarily unavailable", refusal(fifo))
     os.close(ends)
-
-
-def test_a_file_that_may_not_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> bytes:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr("affinityd.linux.files.read_regular", refused)
-    assert refusal(tmp_path) == "FILE cannot be read: Permission denied"
 
 
 # Where a daemon is looked for.

