@@ -14,14 +14,7 @@ from affinityd.cpuset import format_list, parse_list
 from affinityd.enforce.policy.identity import ProcessIdentity
 from affinityd.topology.model import Topology
 from tests.support.asking import ask
-from tests.support.audit_facts import (
-    GPU,
-    KUBERNETES_POD,
-    LONE_CONTAINER,
-    SLURM_JOB,
-    process,
-    scan_of,
-)
+from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process, scan_of
 from tests.support.enforced_node import NEAR_ALONE, Site, masks, places, said
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
@@ -29,7 +22,7 @@ from tests.support.machines.facts import machine
 PAIR = made({0: "0-3", 1: "4-7"}, gpus=[0, 1])
 LONE = made({0: "0-3", 1: "4-7"})
 DGX = machine("dgx-a100")
-SECOND = ("nvidia", 1)
+GPU, SECOND = ("nvidia", 0), ("nvidia", 1)
 
 
 def audited(*found: ProcessFacts, on: Topology = LONE, reserved: str = "") -> list[AuditedProcess]:

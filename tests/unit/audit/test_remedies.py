@@ -12,15 +12,7 @@ from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.audit.remedies import Remedies
 from affinityd.slurm.gres_conf import GresConf
 from affinityd.topology.model import Topology
-from tests.support.audit_facts import (
-    GPU,
-    KUBERNETES_POD,
-    LONE_CONTAINER,
-    SLURM_JOB,
-    audited,
-    process,
-    scan_of,
-)
+from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process, scan_of
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 
@@ -30,7 +22,7 @@ APART = made({0: "0-3", 1: "4-7", 2: "8-11"}, gpus=[1, 2])
 PLACE = "GPU 0 is on node 1, near CPUs 4-7"
 BOTH = "GPUs 0-1 are on nodes 1-2, near CPUs 4-11"
 PCI, OTHER_PCI = "0000:10:00.0", "0000:11:00.0"
-OTHER = ("nvidia", 1)
+GPU, OTHER = ("nvidia", 0), ("nvidia", 1)
 
 
 def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | None]:
@@ -43,8 +35,6 @@ def remedies(*processes: ProcessFacts, topology: Topology = TWO) -> list[str | N
 GRES = "put {cores} of gres.conf (affinityd slurm gres-conf prints it), and submit with"
 KUBELET = "set kubelet's topologyManagerPolicy: {policy} and cpuManagerPolicy: static, and give"
 CHOOSE = "has no CPU there: set a cpuset with near CPUs"
-
-
 GUARANTEED = "the pod whole CPUs in the Guaranteed QoS class"
 
 
@@ -173,6 +163,6 @@ WAIT = "check process 50, which must wait(2) for it or end"
 def test_no_remedy_ends_an_orphan_that_still_computes(
     facts: ProcessFacts, idle: dict[int, float], said: str | None
 ) -> None:
-    orphan = audited(facts, "remote", cause="mask", orphan="its job has ended")
+    orphan = replace(Judge(TWO).judge(facts), orphan="its job has ended")
     told = Remedies(TWO, replace(scan_of(TWO, orphan), idle=idle)).end(orphan)
     assert (None if told is None else str(told)) == said
