@@ -16,7 +16,7 @@ from affinityd.audit.describe import everything
 from affinityd.audit.model import Job
 from affinityd.cli import main
 from affinityd.cli.commands import enforce
-from affinityd.cli.render.enforcement import COLUMNS, lines
+from affinityd.cli.render.enforcement import lines
 from affinityd.enforce import model
 from affinityd.enforce.describe import render
 from affinityd.enforce.document import EnforceDocument
@@ -33,9 +33,11 @@ from tests.support.servers import Behaviour, answering, hanging, http, serving
 
 Capture = pytest.CaptureFixture[str]
 
-ELSEWHERE = "it may run on CPUs 4-7, and should run on 0-3"
-OF_RULE_2 = Treatment(Options("exclusive"), rule=2)
-OURS = replace(drifted(104, "share"), treatment=OF_RULE_2, why=ELSEWHERE)
+OURS = replace(
+    drifted(104, "share"),
+    treatment=Treatment(Options("exclusive"), rule=2),
+    why="it may run on CPUs 4-7, and should run on 0-3",
+)
 LONE = replace(left(7, job=None, cause="unpinned"), why="it is in no job: name its cgroup")
 FAR = replace(
     left(300, "allocation", gpu=GPU1, cause="allocation"),
@@ -66,55 +68,68 @@ def shown(*decisions: Decision, fitting: bool = False, **more: Any) -> list[str]
 # What a person reads.
 
 ALLOCATE = "1 (nvidia 1) needs another allocation"
-FATES = f"{ALLOCATE}, 1 (nvidia 0) is left alone"
+BROKEN = PolicyState("/p", 1_790_000_000.0, 1, error="no TOML")
+MADE = (
+    replace(fits(100), on_purpose=1),
+    DAEMON,
+    *(called(OURS, pid, f"r{pid}") for pid in (104, 105, *range(107, 120, 2))),
+    LONE,
+    FAR,
+    *(
+        replace(drifted(pid), job=Job(kind, name))
+        for pid, kind, name in (
+            (301, "kubernetes", "0a1b-2c3d"),
+            (302, model.CONTAINER, "0123456789abcdef"),
+            (303, model.CGROUP, "/system.slice/a.service"),
+        )
+    ),
+)
+TOLD = """
+made observes: it changes nothing, and reports what it would pin
+it was told to pin, and can only observe: no right
+policy /p has an error: no TOML; the last good one applies: 1 rule, read 2026-09-21T14:13:20.000Z
+note: blind
+2 GPUs are used from far away: 1 (nvidia 1) needs another allocation, 1 (nvidia 0) is left alone
+processes: 1 fit, 12 drifted, 3 left
+not reached by the last pass within its time limit: 3
+job|gpu|pid|name|mode|may run on|should run on|verdict
+slurm 7|nvidia 0|100|python|node|0|0-3|fits, 1 thread on purpose
+slurm 7|nvidia 0|9|python|-|0|-|left: daemon
+|so it is
+slurm 7|nvidia 0|104-105,107,109,111,113,115,…|r104,r105,r107,…|exclusive, rule 2|0|0-3|\
+drifted: share, 18 threads
+|it may run on CPUs 4-7, and should run on 0-3
+no job|nvidia 0|7|python|-|0|-|left: no_job
+|it is in no job: name its cgroup
+pod vision/train-0|nvidia 1|300|python|-|0|-|left: allocation
+|gres.conf: Cores=4-7
+kubernetes 0a1b-2c3d|nvidia 0|301|python|node|0|0-3|drifted: mask, 2 threads
+container 0123456789ab|nvidia 0|302|python|node|0|0-3|drifted: mask, 2 threads
+cgroup /system.slice/a.service|nvidia 0|303|python|node|0|0-3|drifted: mask, 2 threads
+"""
 
 
-def test_it_says_what_is_done_then_job_by_job_what_does_not_fit_and_each_why_once() -> None:
-    workers = [called(OURS, pid, "loader") for pid in (105, 106, 108)]
-    told = shown(fits(100), DAEMON, OURS, *workers, LONE, FAR)
-    assert [re.split("  +", line) for line in told] == [
-        ["made pins processes that run in the wrong place"],
-        ["no policy file: every job has the site's mode"],
-        [f"2 GPUs are used from far away: {FATES}"],
-        ["processes: 1 fit, 4 drifted, 3 left"],
-        [*COLUMNS],
-        [
-            *("slurm 7", "nvidia 0", "104-106,108", "python,loader", "exclusive, rule 2", "0"),
-            *("0-3", "drifted: share, 8 threads"),
-        ],
-        ["", ELSEWHERE],
-        ["no job", "nvidia 0", "7", "python", "-", "0", "-", "left: no_job"],
-        ["", "it is in no job: name its cgroup"],
-        ["pod vision/train-0", "nvidia 1", "300", "python", "-", "0", "-", "left: allocation"],
-        ["", "gres.conf: Cores=4-7"],
-    ]
-
-
-def test_what_fits_and_what_is_known_on_every_node_is_shown_on_demand() -> None:
-    on_purpose = replace(fits(100), on_purpose=1)
-    assert shown(on_purpose, DAEMON)[-1] == "processes: 1 fit, 0 drifted, 1 left"
-    *_, first, second, why = shown(on_purpose, DAEMON, fitting=True)
-    assert first.split("  ")[-1].strip() == "fits, 1 thread on purpose"
-    assert second.endswith("left: daemon")
-    assert why == "  so it is"
-
-
-def test_a_crowd_is_cut() -> None:
-    row = shown(*(called(OURS, pid, f"rank{pid}") for pid in range(100, 130, 2)))[-2]
-    assert "100,102,104,106,108,110,…  rank100,rank102,rank104,…" in row
-    assert row.endswith("drifted: share, 30 threads")
+def test_it_says_what_is_in_its_way_then_job_by_job_what_does_not_fit_and_each_why_once() -> None:
+    hindered = {"does": "observe", "hindrance": "no right", "policy": BROKEN, "unreached": 3}
+    lines = TOLD.strip().splitlines()
+    every = shown(*MADE, fitting=True, notices=("blind",), **hindered)
+    assert [re.sub("  +", "|", line) for line in every] == lines
+    does, policy, far, counts, *table = shown(*MADE)
+    assert does == "made pins processes that run in the wrong place"
+    assert policy == "no policy file: every job has the site's mode"
+    without_what_fits = [*lines[4:6], lines[7], *lines[11:]]
+    assert [re.sub("  +", "|", line) for line in (far, counts, *table)] == without_what_fits
 
 
 @pytest.mark.parametrize(
-    ("job", "name"),
+    ("policy", "line"),
     [
-        (Job("kubernetes", "0a1b-2c3d"), "kubernetes 0a1b-2c3d"),
-        (Job(model.CONTAINER, "0123456789abcdef"), "container 0123456789ab"),
-        (Job(model.CGROUP, "/system.slice/a.service"), "cgroup /system.slice/a.service"),
+        (PolicyState("/p", 1_790_000_000.0, 3), "/p: 3 rules, read 2026-09-21T14:13:20.000Z"),
+        (PolicyState("/p", error="no file"), "/p has an error: no file; nothing is pinned"),
     ],
 )
-def test_a_job_is_called_as_its_scheduler_calls_it(job: Job, name: str) -> None:
-    assert shown(replace(OURS, job=job))[-2].startswith(f"{name}  ")
+def test_it_says_which_policy_counts(policy: PolicyState, line: str) -> None:
+    assert shown(policy=policy)[1] == f"policy {line}"
 
 
 OTHER = replace(LONE, process=drifted(8, gpu=GPU1).process)
@@ -134,32 +149,6 @@ def test_the_gpus_are_summed_up_and_named(
 ) -> None:
     expected = line.replace("are used:", "are used from far away:")
     assert shown(*decisions, unknown=unknown)[2] == expected
-
-
-READ = 1_790_000_000.0
-SAID = "read 2026-09-21T14:13:20.000Z"
-
-
-LAST_GOOD = f"the last good one applies: 1 rule, {SAID}"
-
-
-@pytest.mark.parametrize(
-    ("policy", "line"),
-    [
-        (PolicyState("/p", READ, 3), f": 3 rules, {SAID}"),
-        (PolicyState("/p", READ, 1, error="no TOML"), f" has an error: no TOML; {LAST_GOOD}"),
-        (PolicyState("/p", error="no file"), " has an error: no file; nothing is pinned"),
-    ],
-)
-def test_it_says_which_policy_counts(policy: PolicyState, line: str) -> None:
-    assert shown(policy=policy)[1] == f"policy /p{line}"
-
-
-def test_what_is_in_its_way_comes_first() -> None:
-    first, second, _, third, *_ = shown(does="observe", hindrance="no right", notices=("blind",))
-    assert first == "made observes: it changes nothing, and reports what it would pin"
-    assert (second, third) == ("it was told to pin, and can only observe: no right", "note: blind")
-    assert "not reached by the last pass within its time limit: 3" in shown(unreached=3)
 
 
 def test_a_reader_who_does_not_see_all_is_told_so() -> None:

@@ -49,17 +49,16 @@ os.setuid(65534)
 sys.exit(main(sys.argv[1:]))
 """
 
-only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-
 
 @pytest.fixture(autouse=True)
 def _small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use_small_node(monkeypatch, tmp_path)
 
 
-def as_another(*arguments: str) -> subprocess.CompletedProcess[str]:
+def as_another(*arguments: str) -> tuple[int, str, str]:
     command = [sys.executable, "-c", AS_ANOTHER, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -121,32 +120,27 @@ def test_with_a_list_no_plan_is_needed_and_less_than_was_asked_is_no_success(
     assert said.err.endswith("got CPUs 0 of 0,4000: the cpuset, or the node, has no more\n")
 
 
-@only_root
-def test_of_much_that_is_refused_ten_lines_are_said() -> None:
-    with parent_of(*[{}] * 12) as child:
-        done = as_another("pin", str(child.pid), "--cpus", "0", "--tree")
-        assert {mask_of(stat.number) for stat in descendants(child.pid)} == {ALL}
-    lines = done.stderr.splitlines()
-    assert (done.returncode, done.stdout, len(lines)) == (1, "", 11)
-    assert "1 thread refused, still on CPUs 0-1: EPERM: it is another user's" in lines[0]
-    assert lines[-1] == "affinityd pin: and 3 more"
-
-
-@only_root
-def test_of_another_users_process_the_gpus_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory() as folder, sleeping() as child:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_of_another_users_process_the_gpus_must_be_named_and_nothing_is_pinned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of what is refused no more than ten lines are said."""
+    with tempfile.TemporaryDirectory() as folder, parent_of(*[{}] * 12) as child:
         Path(folder).chmod(0o755)  # pytest's own are for root alone
         monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(write_tree(TOPOLOGY, Path(folder, "root"))))
-        done = as_another("pin", str(child.pid))
+        unnamed = as_another("pin", str(child.pid))
         named = as_another("pin", str(child.pid), "--gpus", "0", "--dry-run")
+        refused = as_another("pin", str(child.pid), "--cpus", "0", "--tree")
+        assert {mask_of(stat.number) for stat in descendants(child.pid)} == {ALL}
         name = target.shown(target.living(child.pid))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"affinityd pin: the environment of {name} cannot be read: it is another "
-        "user's, or has ended; give --gpus, or run this as root\n"
-    )
-    would = f"{name}: 1 thread would be pinned to CPUs 1\n"
-    assert (named.returncode, named.stdout, named.stderr) == (0, would, "")
+    cause = "cannot be read: it is another user's, or has ended; give --gpus, or run this as root"
+    assert unnamed == (2, "", f"affinityd pin: the environment of {name} {cause}\n")
+    assert named == (0, f"{name}: 1 thread would be pinned to CPUs 1\n", "")
+    status, _, complaint = refused
+    first, *_, last = complaint.splitlines()
+    assert (status, complaint.count("\n")) == (1, 11)
+    assert "1 thread refused, still on CPUs 0-1: EPERM: it is another user's" in first
+    assert last == "affinityd pin: and 3 more"
 
 
 def refused(capsys: Capture, arguments: list[str]) -> str:

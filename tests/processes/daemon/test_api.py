@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from affinityd.cli import main
+from affinityd.doctor.daemon_probe import probe
+from affinityd.enforce.model import CAUSES, DRIFTED, FITS, LEFT, PIN_OUTCOMES, REASONS
 from affinityd.request.document import PlanDocument, ProblemDocument
+from tests.support.child_python import said
 from tests.support.daemons import Daemon, UnixConnection, running
+from tests.support.doctor_facts import check, facts_of, n_a
 from tests.support.documents import exactly
+from tests.support.paths import REPOSITORY
+
+HOW = "this daemon does not enforce: start it with --enforce observe or pin"
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +78,8 @@ def test_the_answers_form(
         ("/plan?gpus=0&min_physical_cores=99", 409, "min_physical_cores=8 would work"),
         ("/audit", 503, "a replayed machine has no processes to scan"),
         ("/audit?%zz", 422, "/audit takes no parameters, and was given '%zz'"),
+        ("/enforce", 503, f"{HOW}, and without AFFINITYD=off"),
+        ("/enforce?mode=node", 422, "/enforce takes no parameters, and was given 'mode=node'"),
         ("/nowhere", 404, "GET '/nowhere' is not answered here; see /openapi.json"),
         ("/plan/?gpus=0", 404, "GET '/plan/' is not answered here; see /openapi.json"),
     ],
@@ -134,6 +146,40 @@ def test_the_openapi_document_names_every_parameter_with_its_default(daemon: Dae
     for name in ("mode", "scope", "multithreading", "balanced", "min_physical_cores", "strict"):
         assert defaults[name] == understood[name]
     assert {"gpus", "rank", "cpuset", "visible", "granted", "share", "format"} <= defaults.keys()
+
+
+def test_the_description_of_enforcement_names_every_cause_reason_and_outcome(
+    daemon: Daemon,
+) -> None:
+    described = daemon.get("/openapi.json").json["components"]["schemas"]
+    verdicts = described["VerdictsDocument"]["properties"]
+    pins = described["TotalsDocument"]["properties"]["pins"]
+    enums = [it["propertyNames"]["enum"] for it in (verdicts["drifted"], verdicts["left"], pins)]
+    assert enums == [[*CAUSES], [*REASONS], [*PIN_OUTCOMES]]
+
+
+def test_the_page_explains_every_word_of_enforcement() -> None:
+    page = REPOSITORY / "docs/api.md"
+    section = page.read_text().partition("## GET /enforce")[2]
+    words = (*CAUSES, *REASONS, *PIN_OUTCOMES, FITS, DRIFTED, LEFT)
+    assert [word for word in words if f"`{word}`" not in section] == []
+
+
+def test_the_command_and_the_doctor_say_that_it_does_not_enforce(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["enforce", "--socket", str(daemon.socket)]) == 2
+    assert capsys.readouterr().err == f"affinityd enforce: {HOW}, and without AFFINITYD=off\n"
+    found = replace(facts_of(tmp_path / "node"), daemon=probe(str(daemon.socket)))
+    check("enforce", found, n_a(HOW.removesuffix(" or pin")))
+
+
+def test_a_daemon_imports_nothing_that_enforces() -> None:
+    """But what OpenAPI needs of it: the document, and its words."""
+    code = "import sys, affinityd.cli.commands.serve, affinityd.daemon.main; print(*sys.modules)"
+    ours = {name for name in said(code).split() if name.startswith("affinityd.enforce")}
+    parts = ("", ".document", ".model", ".policy", ".policy.model")
+    assert ours == {f"affinityd.enforce{part}" for part in parts}
 
 
 def test_the_topology_is_the_node_as_it_was_read(daemon: Daemon) -> None:
