@@ -154,9 +154,7 @@ def test_the_processes_of_this_machine_are_not_judged_by_another(
 @pytest.mark.skipif(
     Path("/proc/driver/nvidia/version").exists(), reason="the driver is loaded, and NVML answers"
 )
-def test_where_nothing_names_the_processes_it_says_so_and_cannot_tell(
-    capsys: Capture,
-) -> None:
+def test_where_nothing_names_the_processes_it_says_so_and_cannot_tell(capsys: Capture) -> None:
     assert main(["audit"]) == 2
     lines = capsys.readouterr().out.splitlines()
     ends = ["its processes are not known: NVIDIA's driver is not loaded"] * 2

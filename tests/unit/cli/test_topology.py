@@ -10,7 +10,6 @@ import pytest
 
 from affinityd.cli.render.topology import draw
 from affinityd.cli.render.tree import Branch, Kind, render
-from affinityd.machines import build
 from affinityd.topology.model import Core, Gpu, MigInstance, Nic, NumaNode, Topology
 from tests.support.drawings import DRAWN, drawing, path
 from tests.support.machines.facts import ALL_NAMES, machine
@@ -76,11 +75,6 @@ SPANNING = """\
 └─ packages 0-1, NUMA node 0  4 cores  0-3
    ├─ packages  2 x 2 cores  0-1  2-3
    └─ LLC       one for each core"""
-IN_PART = """\
-├─ package 0, NUMA node 0      1 core  0
-└─ packages 0-1, NUMA node 1  2 cores  1-2
-   ├─ packages  one for each core
-   └─ LLC       one for each core"""
 UNKNOWN = """\
 ├─ NUMA node 0  1 core  0
 └─ NUMA node 1  1 core  1"""
@@ -106,13 +100,6 @@ note: not online: CPUs 16-87,104-175
 note: NVML was not asked
 note: KFD is silent"""
 INSTANCES = (MigInstance("MIG-1"), MigInstance("MIG-2"))
-NODE = {"nodes": "0", "cpus": "0-4", "memory_mib": 3 * 1024}
-RAGGED = {"name": "ragged", "cores": 5, "threads": 1, "packages": {"0": "0-4"}, "nodes": [NODE]}
-RAGGED |= {"cores_per_llc": 2}
-CACHES = """\
-└─ package 0, NUMA node 0  3.0 GiB  5 cores  0-4
-   ├─ LLC  2 x 2 cores  0-1  2-3
-   └─ LLC  1 x 1 core   4"""
 
 
 def with_gpu(topology: Topology, **changed: object) -> Topology:
@@ -124,13 +111,11 @@ def with_gpu(topology: Topology, **changed: object) -> Topology:
     ("topology", "first", "drawn"),
     [
         pytest.param(odd_machine((0, 0, 1, 1, 2, 2), (0, 0, 0, 0, 1, 2)), 1, SPANNING, id="spans"),
-        pytest.param(odd_machine((0, 0, 1), (0, 1, 1)), 1, IN_PART, id="a package in two nodes"),
         pytest.param(odd_machine((None, None), (0, 1)), 1, UNKNOWN, id="unknown packages"),
         pytest.param(odd_machine((0, 1), (0, 1)), -3, NO_DISTANCE, id="unknown distances"),
         pytest.param(with_gpu(POWER9, numa_node=252), 5, ON_A_BARE_NODE, id="no CPUs there"),
         pytest.param(with_gpu(TWO_VENDORS, numa_node=7), 2, LOST, id="no such node"),
         pytest.param(replace(POWER9, notices=NOTICES), -4, NOTES, id="notices come last"),
-        pytest.param(build(RAGGED), 1, CACHES, id="caches of two sizes"),
     ],
 )
 def test_an_odd_machine_is_drawn(topology: Topology, first: int, drawn: str) -> None:

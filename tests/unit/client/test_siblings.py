@@ -30,7 +30,7 @@ class Launch:
     """How a launcher's ranks differ."""
 
     said: str  #: the variables of a rank
-    sees: str  #: all of the job's GPUs, its own by turns, or its own with neighbours sharing
+    sees: str  #: all of the job's GPUs, or its own, by turns
     parent: Mapping[str, str] | None  #: what is there of its parent's environment
     ratios: str = "1:1 2:1"  #: so many ranks on so many GPUs
 
@@ -47,13 +47,11 @@ LAUNCHES = {
     "a wrapper in a batch script": Launch(
         f"{MPI} SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_JOB_GPUS={{job}}", "turns", JOB_S
     ),
-    "srun": Launch(SRUN, "all", None),
-    "srun, bound": Launch(SRUN, "neighbours", None, "1:1 2:1 1:2"),
-    "srun, bound, and the site says the job's GPUs": Launch(
-        f"{SRUN} AFFINITYD_JOB_GPUS={{job}}", "neighbours", None, "1:1 2:1 1:2"
+    "srun, and the site says the job's GPUs": Launch(
+        f"{SRUN} AFFINITYD_JOB_GPUS={{job}}", "turns", None, "1:1"
     ),
-    "srun, bound, with LOCAL_RANK=$SLURM_LOCALID": Launch(
-        f"{SRUN} LOCAL_RANK={{n}}", "neighbours", None
+    "srun, with LOCAL_RANK=$SLURM_LOCALID": Launch(
+        f"{SRUN} LOCAL_RANK={{n}}", "turns", None, "1:1"
     ),
 }
 
@@ -70,13 +68,9 @@ class Rank:
     cpus: CpuSet
 
     @property
-    def gpus(self) -> Sequence[int]:
-        """The GPUs that it drives."""
-        count = len(self.job)
-        if self.launch.sees == "neighbours":
-            first = self.number * count // self.of
-            return self.job[first : max(first + 1, (self.number + 1) * count // self.of)]
-        return [self.job[self.number % count]]
+    def gpu(self) -> int:
+        """The GPU that it drives."""
+        return self.job[self.number % len(self.job)]
 
     def plan(self, **chosen: str) -> Reply:
         """Return the reply to its own question."""
@@ -84,7 +78,7 @@ class Rank:
         facts |= {"job": named(self.job), "tasks": named(range(self.of))}
         variable = VARIABLES[self.topology.gpus[0].vendor]
         said = dict(word.format(**facts).split("=") for word in self.launch.said.split())
-        said[variable] = named(self.job if self.launch.sees == "all" else self.gpus)
+        said[variable] = named(self.job if self.launch.sees == "all" else [self.gpu])
         parent = self.launch.parent
         if parent:
             parent = {variable: parent[variable].format(**facts)}
@@ -130,13 +124,13 @@ def test_siblings_never_overlap_in_a_unique_mode(name: str, data: st.DataObject)
     siblings = [Rank(topology, launch, n, of, job, cpus) for n in range(of)]
     replies = [sibling.plan(**chosen) for sibling in siblings]
     for sibling, reply in zip(siblings, replies, strict=True):
-        assert {rank.gpu.index for rank in reply.ranks} == {*sibling.gpus}
+        assert [rank.gpu.index for rank in reply.ranks] == [sibling.gpu]
         assert reply.cpus <= cpus
     assert none_overlap(replies)
 
 
 @pytest.mark.parametrize("mode", ["even", "core_complex"])
-@pytest.mark.parametrize("name", ["srun, bound", "a wrapper below mpirun"])
+@pytest.mark.parametrize("name", ["torchrun", "a wrapper below mpirun"])
 def test_modes_without_a_block_for_each_gpu_know_the_siblings(name: str, mode: str) -> None:
     """GPUs 0 and 1 are on one node, of several LLC groups."""
     siblings = ranks(machine("dgx-a100"), name, 2, range(2))
