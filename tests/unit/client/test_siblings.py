@@ -32,7 +32,7 @@ class Launch:
     said: str  #: the variables of a rank
     sees: str  #: all of the job's GPUs, or its own, by turns
     parent: Mapping[str, str] | None  #: what is there of its parent's environment
-    ratios: str = "1:1 2:1"  #: so many ranks on so many GPUs
+    most: int = 2  #: ranks on a GPU
 
 
 MPI = "OMPI_COMM_WORLD_LOCAL_RANK={n} OMPI_COMM_WORLD_LOCAL_SIZE={of}"
@@ -43,15 +43,15 @@ JOB_S = dict.fromkeys(VARIABLES.values(), "{job}")
 LAUNCHES = {
     "torchrun": Launch("LOCAL_RANK={n} LOCAL_WORLD_SIZE={of}", "all", JOB_S),
     "mpirun -x": Launch(MPI, "all", {}),
-    "a wrapper below mpirun": Launch(MPI, "turns", JOB_S, "1:1"),
+    "a wrapper below mpirun": Launch(MPI, "turns", JOB_S, most=1),
     "a wrapper in a batch script": Launch(
         f"{MPI} SLURM_JOB_ID=9 SLURM_LOCALID=0 SLURM_JOB_GPUS={{job}}", "turns", JOB_S
     ),
     "srun, and the site says the job's GPUs": Launch(
-        f"{SRUN} AFFINITYD_JOB_GPUS={{job}}", "turns", None, "1:1"
+        f"{SRUN} AFFINITYD_JOB_GPUS={{job}}", "turns", None, most=1
     ),
     "srun, with LOCAL_RANK=$SLURM_LOCALID": Launch(
-        f"{SRUN} LOCAL_RANK={{n}}", "turns", None, "1:1"
+        f"{SRUN} LOCAL_RANK={{n}}", "turns", None, most=1
     ),
 }
 
@@ -119,8 +119,7 @@ def test_siblings_never_overlap_in_a_unique_mode(name: str, data: st.DataObject)
         **data.draw(st.sampled_from([{}, {"share": "auto"}, {"balanced": "false"}])),
     }
     launch = LAUNCHES[name]
-    some, on = data.draw(st.sampled_from(launch.ratios.split())).split(":")
-    of = len(job) * int(some) // int(on)
+    of = len(job) * data.draw(st.integers(1, launch.most))
     siblings = [Rank(topology, launch, n, of, job, cpus) for n in range(of)]
     replies = [sibling.plan(**chosen) for sibling in siblings]
     for sibling, reply in zip(siblings, replies, strict=True):

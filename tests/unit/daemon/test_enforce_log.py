@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.model import Job
 from affinityd.config.settings import OBSERVE, PIN
 from affinityd.daemon.enforce_log import EnforceLog
 from affinityd.enforce.enforcer import Enforced
@@ -123,11 +122,3 @@ def test_at_the_start_the_log_says_what_is_wanted(
     first, *rest = told(caplog, wanted=wanted, why=why)
     assert first.startswith(f"INFO: enforce {wanted}: {lines[0]}")
     assert rest == lines[1:]
-
-
-def test_whatever_a_job_and_a_process_are_called_the_line_is_one(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    wild = left(1, "given_up", job=Job("cgroup", "/a\nb\x1b[31m"))
-    _, line = told(caplog, enforced(wild))
-    assert line.isprintable()

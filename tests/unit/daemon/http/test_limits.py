@@ -82,7 +82,6 @@ def forgetful(query: bytes, _scope: object) -> bytes:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
         b"GET /\0 HTTP/1.1\r\n\r\n",
         b"GET http://x?a=b HTTP/1.1\r\n\r\n",  # no path
-        b"GET http://:80/plan?gpus=0 HTTP/1.1\r\n\r\n",
         b"GET http://x:99999/plan HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\rhost: x\r\n\r\n",
         b"GET /plan/\xff HTTP/1.1\r\n\r\n",

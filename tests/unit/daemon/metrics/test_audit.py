@@ -85,12 +85,10 @@ SINCE = "gpu_numa_mismatch_start_timestamp_seconds"
         (UNKNOWN, "0", "gpu_audited", {"": 0}),
         (UNKNOWN, "0", "gpu_numa_mismatch", {}),
         (UNKNOWN, "0", "gpu_processes", {}),
-        (UNKNOWN, "0", "gpu_threads", {}),
         (UNKNOWN, "0", "gpu_orphan_processes", {}),
         (UNKNOWN, "0", "gpu_cpu_seconds_total", {"": 8}),
         (UNKNOWN, "0", "gpu_remote_cpu_seconds_total", {"": 2}),
         (UNKNOWN, "1", "gpu_cpu_seconds_total", {}),  # they never were
-        (UNKNOWN, "1", "gpu_remote_cpu_seconds_total", {}),
         # Its place is not known.
         (NOWHERE, "0", "gpu_audited", {"": 1}),
         (NOWHERE, "0", "gpu_numa_mismatch", {}),

@@ -20,10 +20,6 @@ def totals(rows: tuple[JobRow, ...]) -> dict[str, float]:
     return {row.job.id: row.time.total for row in rows}
 
 
-def test_without_a_number_no_job_has_a_row() -> None:
-    assert JobSeries(0).scanned(ran({ONE: 1.0})) == ()
-
-
 def test_the_jobs_that_were_seen_first_have_rows_and_the_others_share_one() -> None:
     series = JobSeries(2)
     assert totals(series.scanned(ran({ONE: 1, TWO: 2}))) == {"1": 1, "2": 2}
