@@ -98,11 +98,3 @@ SILENT = {
     *("/etc/passwd", "/proc/PID/fd", "/proc/PID/status", "/proc/PID/task"),
     *("/sys/bus/pci/devices", "/var/log/pods"),
 }
-
-#: Groups of system calls in @system-service, systemd.exec(5): those that a daemon needs for its
-#: plans, and those that none does. NVML's child sets itself a @timer, and @memlock is left to NVML.
-GROUPS = (
-    *("@basic-io", "@file-system", "@io-event", "@ipc", "@network-io", "@process", "@signal"),
-    "@sync",
-)
-UNUSED_GROUPS = ("@aio", "@keyring")
