@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,27 +160,19 @@ class Slurm:
 
     def run(self, *command: str, env: Mapping[str, str] | None = None) -> str:
         """Return what one of Slurm's commands prints; it must succeed."""
-        conf = {"SLURM_CONF": str(self.folder / "slurm.conf")}
-        done = subprocess.run(
-            self.command(*command),
-            env={"PATH": os.environ["PATH"], **conf, **(env or {})},
-            cwd="/",
-            check=False,
-            text=True,
-            capture_output=True,
-            timeout=4 * PATIENCE,
-        )
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}{self.logs()}"
-        return done.stdout + done.stderr
+        return printed(self.folder, *self.command(*command), env=env)
 
     @contextmanager
     def job(self, tasks: int, *words: str) -> Iterator[list[int]]:
         """Run a job of so many tasks until the block ends; yield their pids, by their numbers."""
         srun = ["srun", "--label", f"--ntasks={tasks}", *words]
         srun += ["/bin/sh", "-c", "echo $$; exec sleep 600"]
-        env = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.folder / "slurm.conf")}
         with subprocess.Popen(
-            self.command(*srun), env=env, cwd="/", stdout=subprocess.PIPE, text=True
+            self.command(*srun),
+            env=environment(self.folder),
+            cwd="/",
+            stdout=subprocess.PIPE,
+            text=True,
         ) as process:
             assert process.stdout is not None
             said = dict(process.stdout.readline().split(":") for _ in range(tasks))
@@ -206,10 +198,32 @@ class Slurm:
             script.chmod(0o755)
         return folder
 
-    def logs(self) -> str:
-        """Return the ends of the daemons' logs."""
-        logs = sorted(self.folder.glob("*.log"))
-        return "".join(f"\n{log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
+    def state(self) -> str:
+        """Return the states of the nodes; nothing while slurmctld does not listen."""
+        with suppress(AssertionError):
+            return self.run("sinfo", "-hN", "--format=%T")
+        return ""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of what belongs to a cluster: its folder."""
+    return {"PATH": os.environ["PATH"], "SLURM_CONF": f"{folder / 'slurm.conf'}"}
+
+
+def printed(folder: Path, *command: str, env: Mapping[str, str] | None = None) -> str:
+    """Return what a command prints that belongs to a cluster; it must succeed."""
+    env = {**environment(folder), **(env or {})}
+    done = subprocess.run(
+        command, env=env, cwd="/", check=False, text=True, capture_output=True, timeout=4 * PATIENCE
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}{logs(folder)}"
+    return done.stdout + done.stderr
+
+
+def logs(folder: Path) -> str:
+    """Return the ends of the daemons' logs."""
+    found = sorted(folder.glob("*.log"))
+    return "".join(f"\n{log.name}:\n{log.read_text(errors='replace')[-1500:]}" for log in found)
 
 
 @contextmanager
@@ -226,22 +240,26 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
         daemons: list[subprocess.Popen[bytes]] = []
         cluster = Slurm(folder, user, inside)
         try:
-            daemons.append(_munge(folder, inside))
+            daemons.append(munge(folder, inside))
             conf = str(folder / "slurm.conf")
-            daemons.append(_start(folder, *inside, "slurmctld", "-D", "-i", "-c", "-f", conf))
-            apart = [*inside, "unshare", "--mount", "--propagation=private", "sh", "-c"]
-            apart += [NAMESPACE.format(major=MAJOR), f"{folder}"]
+            daemons.append(start(folder, *inside, "slurmctld", "-D", "-i", "-c", "-f", conf))
             slurmd = ["slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
-            daemons.append(_start(folder, *apart, *slurmd))
-            eventually(lambda: setup.state in _state(cluster), f"{setup.state}{cluster.logs()}")
+            daemons.append(start(folder, *inside, *apart(folder), *slurmd))
+            eventually(lambda: setup.state in cluster.state(), f"{setup.state}{logs(folder)}")
             yield cluster
         finally:
             for daemon in reversed(daemons):
-                _stop(daemon)
+                stop(daemon)
             _remove_cgroups(_node(folder))
 
 
-def _stop(daemon: subprocess.Popen[bytes]) -> None:
+def apart(folder: Path) -> Sequence[str]:
+    """Return the words before a slurmd that give it a namespace, of what is in a folder."""
+    namespace = NAMESPACE.format(major=MAJOR)
+    return ("unshare", "--mount", "--propagation=private", "sh", "-c", namespace, f"{folder}")
+
+
+def stop(daemon: subprocess.Popen[bytes]) -> None:
     """End a daemon; slurmd 24.11 spins now and then in place of that, which is none of a test's."""
     daemon.send_signal(signal.SIGTERM)
     try:
@@ -268,61 +286,56 @@ def _configure(folder: Path, setup: Setup) -> None:
     for name in ("state", "spool"):
         (folder / name).mkdir()
     gpus = [gpu.rpartition(":") for gpu in setup.gpus]
-    counts = Counter(f"gpu:{kind}" if kind else "gpu" for kind, _, _ in gpus)
-    gres = {**counts, **setup.gres}
-    facts = {"host": socket.gethostname(), "folder": folder, "setup": setup}
-    facts |= {"node": _node(folder), "topology": setup.topology or f"CPUs={os.cpu_count()}"}
-    facts |= {"ports": _free_ports(2), "lines": "\n".join(setup.conf)}
-    facts |= {
-        "types": ",".join({"gpu": 0, **setup.gres}),
-        "gres": ",".join(f"{it}:{n}" for it, n in gres.items()),
-    }
+    gres = {**Counter(f"gpu:{kind}" if kind else "gpu" for kind, _, _ in gpus), **setup.gres}
     by_cgroup = setup.by_cgroup or "cgroup" in setup.task_plugin
-    tracking = "proctrack/cgroup" if by_cgroup else "proctrack/linuxproc"
-    (folder / "slurm.conf").write_text(SLURM_CONF.format(**facts, tracking=tracking))
-    cores, devices = (
-        "yes" if it else "no" for it in (setup.constrain_cores, setup.constrain_devices)
+    conf = SLURM_CONF.format(
+        host=socket.gethostname(),
+        folder=folder,
+        setup=setup,
+        node=_node(folder),
+        topology=setup.topology or f"CPUs={os.cpu_count()}",
+        ports=free_ports(2),
+        lines="\n".join(setup.conf),
+        types=",".join({"gpu": 0, **setup.gres}),
+        gres=",".join(f"{it}:{n}" for it, n in gres.items()),
+        tracking="proctrack/cgroup" if by_cgroup else "proctrack/linuxproc",
     )
-    (folder / "cgroup.conf").write_text(CGROUP_CONF.format(cores=cores, devices=devices))
-    typed = (f"Type={kind}" if kind else "" for kind, _, _ in gpus)
-    lines = [
-        f"Name=gpu {it} File=/dev/nvidia{gpu[2]}\n" for it, gpu in zip(typed, gpus, strict=True)
-    ]
+    constrains = {"cores": setup.constrain_cores, "devices": setup.constrain_devices}
+    words = {name: "yes" if does else "no" for name, does in constrains.items()}
+    typed = [(f"Type={kind}" if kind else "", minor) for kind, _, minor in gpus]
+    lines = [f"Name=gpu {kind} File=/dev/nvidia{minor}\n" for kind, minor in typed]
     lines += [f"Name={name} Count={count}\n" for name, count in setup.gres.items()]
-    (folder / "gres.conf").write_text(
-        "".join(lines) if setup.gres_conf is None else setup.gres_conf
-    )
-    (folder / "minors").write_text("".join(f"{minor}\n" for _, _, minor in gpus))
-    binds = (f"{source} {target}\n" for source, target in setup.binds.items())
-    (folder / "binds").write_text("".join(binds))
+    (folder / "slurm.conf").write_text(conf)
+    (folder / "cgroup.conf").write_text(CGROUP_CONF.format(**words))
+    gres_conf = "".join(lines) if setup.gres_conf is None else setup.gres_conf
+    (folder / "gres.conf").write_text(gres_conf)
+    write_lists(folder, (minor for _, _, minor in gpus), setup.binds)
 
 
-def _munge(folder: Path, inside: Sequence[str] = (NSENTER,)) -> subprocess.Popen[bytes]:
+def write_lists(folder: Path, minors: Iterable[str], binds: Mapping[Path, str]) -> None:
+    """Write what NAMESPACE reads."""
+    (folder / "minors").write_text("".join(f"{minor}\n" for minor in minors))
+    (folder / "binds").write_text("".join(f"{at} {to}\n" for at, to in binds.items()))
+
+
+def munge(folder: Path, inside: Sequence[str] = (NSENTER,)) -> subprocess.Popen[bytes]:
     key, path = folder / "munge.key", folder / "munge.socket"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o600)
     files = {"key-file": key, "socket": path, "pid-file": folder / "munge.pid"}
     files |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
     options = (f"--{name}={file}" for name, file in files.items())
-    process = _start(folder, *inside, "munged", "--foreground", "--force", *options)
+    process = start(folder, *inside, "munged", "--foreground", "--force", *options)
     eventually(path.exists, "munged listens")
     return process
 
 
-def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
     with (folder / "out.log").open("a") as log:
-        environment = {"PATH": os.environ["PATH"], "SLURM_CONF": str(folder / "slurm.conf")}
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log)
 
 
-def _state(cluster: Slurm) -> str:
-    """Return the node's state; nothing while slurmctld does not listen."""
-    with suppress(AssertionError):
-        return cluster.run("sinfo", "--noheader", "--format=%T")
-    return ""
-
-
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in sockets]
     for server in sockets:

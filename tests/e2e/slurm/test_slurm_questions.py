@@ -96,16 +96,14 @@ TELL = '#!/run/sh\necho "${0##*/}" >>/run/started\n'
 def telling() -> Iterator[Path]:
     """Make a folder of programs that say that they were started."""
     with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "tell").write_text(TELL)
+        (folder / "tell").chmod(0o755)
         for path in Path("/usr/bin").iterdir():
-            Path(name, path.name).symlink_to("/run/sh" if path.name == "sh" else "tell")
-        Path(name).chmod(0o755)
-        for program in ("env", "setpriv"):
-            Path(name, program).unlink()
-            Path(name, program).symlink_to(f"/run/{program}")
-        Path(name, "tell").unlink(missing_ok=True)
-        Path(name, "tell").write_text(TELL)
-        Path(name, "tell").chmod(0o755)
-        yield Path(name)
+            ours = path.name in {"sh", "env", "setpriv"}
+            (folder / path.name).symlink_to(f"/run/{path.name}" if ours else "tell")
+        yield folder
 
 
 def without_gpus(telling: Path, script: str, env: Mapping[str, str], more: str = "") -> str:

@@ -14,12 +14,11 @@ import pytest
 
 from tests.e2e.slurm.node import INSTALLED, SCRIPTS, Task, read_tasks
 from tests.e2e.slurm.node import LOOK as LOOK_AT_TASK
-from tests.e2e.slurm.two_nodes import CPU, GPU, Site, site
+from tests.e2e.slurm.two_nodes import CPU, GPU, NODES, Site, site
 from tests.support.daemons import PATIENCE, eventually
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import BOTH, NEAR
 
-NODES = (GPU, CPU)
 ROUNDS = 10  #: of jobs during upgrades: of those that copy into the folder, a few get in the way
 #: A job on each node, and one that has a GPU.
 JOBS = (("-w", CPU), ("-w", GPU), ("-w", GPU, "--gres=gpu:1"), ("-N2", "-n2"))
@@ -135,27 +134,29 @@ def test_no_node_is_drained_through_install_upgrade_and_removal(tmp_path: Path) 
         assert made.run(GPU, "ls /etc/slurm") == "cgroup.conf\ngres.conf\nslurm.conf\n"
 
 
-#: What a site may have done to one node, and what becomes of its next job.
-SPOILED = {
-    "the prolog is missing": ("rm prolog.sh", "drained Prolog error\n"),
-    "the epilog is missing": ("rm epilog.sh", "drained Epilog error\n"),
-    "root cannot execute the prolog": ("chmod 644 prolog.sh", "drained Prolog error\n"),
-    "the prolog names no shell": ("sed -i 1s/sh/shell/ prolog.sh", "drained Prolog error\n"),
-    "users cannot execute the task prolog": ("chmod 700 task_prolog.sh", "idle none\n"),
-    "users cannot enter the folder": ("chmod 700 .", "idle none\n"),
-    "there is none of them": ("rm *.sh", "drained Prolog error\n"),
-}
+DRAINED, IDLE = "drained Prolog error\n", "idle none\n"
 
 
-@pytest.mark.parametrize(("how", "node"), [*zip(SPOILED, NODES * 4, strict=False)])
-def test_the_check_names_the_node_on_which_a_job_would_fail(it: Site, how: str, node: str) -> None:
-    spoil, state = SPOILED[how]
+@pytest.mark.parametrize(
+    ("node", "spoil", "state"),
+    [
+        (GPU, "rm prolog.sh", DRAINED),
+        (CPU, "rm epilog.sh", "drained Epilog error\n"),
+        (CPU, "chmod 644 prolog.sh", DRAINED),
+        (GPU, "sed -i 1s/sh/shell/ prolog.sh", DRAINED),
+        (CPU, "chmod 700 task_prolog.sh", IDLE),
+        (GPU, "chmod 700 .", IDLE),
+        (CPU, "rm *.sh", DRAINED),
+    ],
+)
+def test_the_check_names_the_node_on_which_a_job_would_fail(
+    it: Site, node: str, spoil: str, state: str
+) -> None:
     assert it.sh(CHECK) == ""
     it.run(node, f"cd {INSTALLED}; {spoil}")
     try:
-        said = it.sh(CHECK).splitlines()
-        assert said[0] == f"{node} cannot execute the scripts"
-        if state == "idle none\n":
+        assert it.sh(CHECK).splitlines()[0] == f"{node} cannot execute the scripts"
+        if state == IDLE:  # its tasks die
             with pytest.raises(AssertionError, match="TaskProlog failed status=1"):
                 look(it, "-w", node)
         else:
@@ -164,13 +165,9 @@ def test_the_check_names_the_node_on_which_a_job_would_fail(it: Site, how: str, 
     finally:
         it.cluster.run("scancel", "-u", "games")
         it.run(node, f"chmod 755 {INSTALLED}; {PUT_SCRIPTS}")
-        if state.startswith("drained"):
+        if state != IDLE:
             it.resume(node)
-    run_jobs_on(it, node)
-
-
-def run_jobs_on(made: Site, node: str) -> None:
-    assert [task.cpus for task in look(made, "-w", node)] == [BOTH]
+    assert [task.cpus for task in look(it, "-w", node)] == [BOTH]
 
 
 def test_a_site_s_own_task_prolog_calls_ours(it: Site) -> None:

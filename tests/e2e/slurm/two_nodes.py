@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -18,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.e2e.slurm import rig
-from tests.e2e.slurm.rig import MAJOR, NAMESPACE, SLURM_CONF, USER, Setup, Slurm
-from tests.support.daemons import PATIENCE, eventually, running
+from tests.e2e.slurm.rig import SLURM_CONF, USER, Setup, Slurm
+from tests.support.daemons import eventually, running
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import tiny_tree
 
-GPU, CPU = "gpu1", "cpu1"
+GPU, CPU = NODES = ("gpu1", "cpu1")
 
 #: The rest of slurm.conf is the rig's, with a place for each slurmd.
 HEAD = SLURM_CONF.partition("NodeName=")[0]
@@ -33,6 +32,7 @@ NODE = (
     " State=UNKNOWN\n"
 )
 PARTITION = "PartitionName=all Nodes=ALL Default=YES State=UP\n"
+GRES_CONF = f"NodeName={GPU} Name=gpu File=/dev/nvidia[0-1]\n"
 
 #: Runs a command on a node: ssh -n NODE COMMAND...
 SSH = """\
@@ -55,57 +55,39 @@ class Site:
 
     def sh(self, script: str) -> str:
         """Return what the administrator's shell prints, on the controller: status 0 is a must."""
-        env = {
-            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
-            "SLURM_CONF": f"{self.folder / 'slurm.conf'}",
-        }
-        return _printed("sh", "-ec", script, env=env)
+        path = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
+        return rig.printed(self.folder, "sh", "-ec", script, env=path)
 
-    def run(self, node: str, script: str, checkout: Path = REPOSITORY) -> str:
+    def run(self, node: str, script: str) -> str:
         """Return what root's shell prints on a node, in a checkout: status 0 is a must."""
-        return _printed(*self.on(node, script, checkout))
+        return rig.printed(self.folder, *self.on(node, script))
 
-    def on(self, node: str, script: str, checkout: Path = REPOSITORY) -> Sequence[str]:
+    def on(self, node: str, script: str) -> Sequence[str]:
         """Return the command that has root's shell on a node run this."""
-        enter = ("nsenter", f"--mount=/proc/{self.daemons[node].pid}/ns/mnt", f"--wd={checkout}")
+        enter = ("nsenter", f"--mount=/proc/{self.daemons[node].pid}/ns/mnt", f"--wd={REPOSITORY}")
         return (*enter, "sh", "-ec", script)
 
     def configure(self, lines: str) -> None:
         """Have these lines in slurm.conf, everywhere, beside what every node is."""
         text = (self.folder / "base.conf").read_text() + lines
-        for folder in (self.folder, self.folder / GPU / "etc", self.folder / CPU / "etc"):
+        for folder in (self.folder, *(self.folder / node / "etc" for node in NODES)):
             (folder / "slurm.conf").write_text(text)
 
-    def restart(self) -> None:
-        """Restart slurmctld, then every slurmd."""
-        self._stop("slurmctld")
-        self._start_controller()
-        for node in (GPU, CPU):
-            self._stop(node)
-            self._start_node(node)
-        self._wait()
-
-    def start(self) -> None:
-        """Start a cluster that has had no job."""
-        self._start_controller("-i", "-c")
-        for node in (GPU, CPU):
-            self._start_node(node)
-        self._wait()
-
-    def _start_controller(self, *flags: str) -> None:
-        command = ("slurmctld", "-D", *flags, "-f", f"{self.folder / 'slurm.conf'}")
-        self.daemons["slurmctld"] = rig._start(self.folder, *command)
-
-    def _start_node(self, node: str) -> None:
-        apart = ("unshare", "--mount", "--propagation=private", "sh", "-c")
-        inside = (*apart, NAMESPACE.format(major=MAJOR), f"{self.folder / node}")
-        slurmd = ("slurmd", "-D", "-N", node, "-f", "/etc/slurm/slurm.conf")
-        self.daemons[node] = rig._start(self.folder, *inside, *slurmd)
-        (self.folder / node / "pid").write_text(f"{self.daemons[node].pid}")
-
-    def _wait(self) -> None:
+    def start(self, *flags: str) -> None:
+        """Start slurmctld, then every slurmd; `-c`: as if there had been no job."""
+        controller = ("slurmctld", "-D", *flags, "-f", f"{self.folder / 'slurm.conf'}")
+        self.daemons["slurmctld"] = rig.start(self.folder, *controller)
+        for node in NODES:
+            slurmd = ("slurmd", "-D", "-N", node, "-f", "/etc/slurm/slurm.conf")
+            self.daemons[node] = rig.start(self.folder, *rig.apart(self.folder / node), *slurmd)
+            (self.folder / node / "pid").write_text(f"{self.daemons[node].pid}")
         eventually(lambda: all(map(_listens, self.ports)), "every slurmd listens")
-        eventually(lambda: self.states() == {"idle"}, f"the nodes are idle{self.cluster.logs()}")
+        eventually(lambda: self.states() == {"idle"}, f"they are idle{rig.logs(self.folder)}")
+
+    def restart(self) -> None:
+        for name in ("slurmctld", *NODES):
+            rig.stop(self.daemons.pop(name))
+        self.start()
 
     def resume(self, node: str) -> None:
         """Have a node that was drained take jobs."""
@@ -113,20 +95,12 @@ class Site:
         eventually(lambda: self.state(node) == "idle none\n", f"{node} is idle")
 
     def stop(self) -> None:
-        for name in reversed([*self.daemons]):
-            self._stop(name)
-
-    def _stop(self, name: str) -> None:
-        daemon = self.daemons.pop(name)
-        daemon.send_signal(signal.SIGTERM)
-        daemon.wait(PATIENCE)
+        for daemon in reversed(self.daemons.values()):
+            rig.stop(daemon)
 
     def states(self) -> set[str]:
         """Return the states of the nodes; none where slurmctld does not answer yet."""
-        try:
-            return set(self.cluster.run("sinfo", "-hN", "--format=%T").split())
-        except AssertionError:
-            return set()
+        return set(self.cluster.state().split())
 
     def state(self, node: str) -> str:
         return self.cluster.run("sinfo", "-hN", "-n", node, "--format=%T %E")
@@ -135,14 +109,6 @@ class Site:
 def _listens(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _printed(*command: str, env: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run(
-        command, env=env, check=False, capture_output=True, text=True, timeout=4 * PATIENCE
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 @contextmanager
@@ -156,19 +122,19 @@ def site() -> Iterator[Site]:
         run = folder / "run"
         stack.enter_context(running(run, "--root", f"{tiny_tree(folder / 'machine')}"))
         ports = _write(folder, {GPU: {run: "/run/affinityd"}, CPU: {}})
-        it = Site(folder, Slurm(folder, USER), ports, {"munged": rig._munge(folder)})
+        it = Site(folder, Slurm(folder, USER), ports, {"munged": rig.munge(folder)})
         stack.callback(it.stop)
         it.configure("")
-        it.start()
+        it.start("-i", "-c")
         yield it
 
 
-def _write(folder: Path, nodes: Mapping[str, Mapping[Path, str]]) -> list[int]:
+def _write(folder: Path, seen: Mapping[str, Mapping[Path, str]]) -> list[int]:
     """Write what each machine has, but for slurm.conf. Return each slurmd's port.
 
-    `nodes`: what else each sees, and where.
+    `seen`: what each node sees besides, and where.
     """
-    controller, *ports = rig._free_ports(1 + len(nodes))
+    controller, *ports = rig.free_ports(1 + len(NODES))
     facts = {"host": socket.gethostname(), "cpus": os.cpu_count()}
     head = HEAD.format(
         **facts, folder=folder, setup=Setup(), ports=(controller, 0), types="gpu", lines="",
@@ -177,18 +143,17 @@ def _write(folder: Path, nodes: Mapping[str, Mapping[Path, str]]) -> list[int]:
     gres = {GPU: " Gres=gpu:2", CPU: ""}
     lines = [
         NODE.format(**facts, name=name, port=port, gres=gres[name])
-        for name, port in zip(nodes, ports, strict=True)
+        for name, port in zip(NODES, ports, strict=True)
     ]
     (folder / "base.conf").write_text("".join([head, *lines, PARTITION]))
-    for name, binds in nodes.items():
+    for name in NODES:
         etc = folder / name / "etc"
         etc.mkdir(parents=True)
-        (etc / "gres.conf").write_text(f"NodeName={GPU} Name=gpu File=/dev/nvidia[0-1]\n")
+        (etc / "gres.conf").write_text(GRES_CONF)
         (etc / "cgroup.conf").touch()
-        (folder / name / "minors").write_text("0\n1\n" if name == GPU else "")
-        seen = {etc: "/etc/slurm", **binds}
-        (folder / name / "binds").write_text("".join(f"{at} {to}\n" for at, to in seen.items()))
-    (folder / "gres.conf").write_text((folder / GPU / "etc/gres.conf").read_text())
+        minors = ("0", "1") if name == GPU else ()
+        rig.write_lists(folder / name, minors, {etc: "/etc/slurm", **seen[name]})
+    (folder / "gres.conf").write_text(GRES_CONF)
     (folder / "state").mkdir()
     (folder / "bin").mkdir()
     (folder / "bin/ssh").write_text(SSH.format(folder=folder))
