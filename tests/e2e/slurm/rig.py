@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +53,7 @@ ProctrackType={tracking}
 TaskPlugin={setup.task_plugin}
 GresTypes={types}
 {lines}
-NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 {topology} Gres={gres} State=UNKNOWN
+NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 {topology}{gres} State=UNKNOWN
 PartitionName=all Nodes={node} Default=YES State=UP
 """
 
@@ -187,6 +187,11 @@ class Slurm:
         """The name of its node."""
         return _node(self.folder)
 
+    def on_node(self, script: str) -> Sequence[str]:
+        """Return the command that has root's shell run this where the node's slurmd is."""
+        pid = (self.folder / "slurmd.pid").read_text().strip()
+        return ("nsenter", f"--target={pid}", "--mount", "--wdns=/", "sh", "-ec", script)
+
     def programs(self) -> Path:
         """Return a folder of programs that run where the node's slurmd does, with its devices."""
         folder = self.folder / "programs"
@@ -240,26 +245,22 @@ def slurm(setup: Setup, user: str | None = None) -> Iterator[Slurm]:
         daemons: list[subprocess.Popen[bytes]] = []
         cluster = Slurm(folder, user, inside)
         try:
-            daemons.append(munge(folder, inside))
+            daemons.append(_munge(folder, inside))
             conf = str(folder / "slurm.conf")
-            daemons.append(start(folder, *inside, "slurmctld", "-D", "-i", "-c", "-f", conf))
+            daemons.append(_start(folder, *inside, "slurmctld", "-D", "-i", "-c", "-f", conf))
+            apart = [*inside, "unshare", "--mount", "--propagation=private", "sh", "-c"]
+            apart += [NAMESPACE.format(major=MAJOR), f"{folder}"]
             slurmd = ["slurmd", "-D", "-c", "-N", _node(folder), "-f", conf]
-            daemons.append(start(folder, *inside, *apart(folder), *slurmd))
+            daemons.append(_start(folder, *apart, *slurmd))
             eventually(lambda: setup.state in cluster.state(), f"{setup.state}{logs(folder)}")
             yield cluster
         finally:
             for daemon in reversed(daemons):
-                stop(daemon)
+                _stop(daemon)
             _remove_cgroups(_node(folder))
 
 
-def apart(folder: Path) -> Sequence[str]:
-    """Return the words before a slurmd that give it a namespace, of what is in a folder."""
-    namespace = NAMESPACE.format(major=MAJOR)
-    return ("unshare", "--mount", "--propagation=private", "sh", "-c", namespace, f"{folder}")
-
-
-def stop(daemon: subprocess.Popen[bytes]) -> None:
+def _stop(daemon: subprocess.Popen[bytes]) -> None:
     """End a daemon; slurmd 24.11 spins now and then in place of that, which is none of a test's."""
     daemon.send_signal(signal.SIGTERM)
     try:
@@ -294,10 +295,10 @@ def _configure(folder: Path, setup: Setup) -> None:
         setup=setup,
         node=_node(folder),
         topology=setup.topology or f"CPUs={os.cpu_count()}",
-        ports=free_ports(2),
+        ports=_free_ports(2),
         lines="\n".join(setup.conf),
         types=",".join({"gpu": 0, **setup.gres}),
-        gres=",".join(f"{it}:{n}" for it, n in gres.items()),
+        gres=" Gres=" + ",".join(f"{it}:{n}" for it, n in gres.items()) if gres else "",
         tracking="proctrack/cgroup" if by_cgroup else "proctrack/linuxproc",
     )
     constrains = {"cores": setup.constrain_cores, "devices": setup.constrain_devices}
@@ -309,33 +310,29 @@ def _configure(folder: Path, setup: Setup) -> None:
     (folder / "cgroup.conf").write_text(CGROUP_CONF.format(**words))
     gres_conf = "".join(lines) if setup.gres_conf is None else setup.gres_conf
     (folder / "gres.conf").write_text(gres_conf)
-    write_lists(folder, (minor for _, _, minor in gpus), setup.binds)
+    (folder / "minors").write_text("".join(f"{minor}\n" for _, minor in typed))
+    binds = (f"{source} {target}\n" for source, target in setup.binds.items())
+    (folder / "binds").write_text("".join(binds))
 
 
-def write_lists(folder: Path, minors: Iterable[str], binds: Mapping[Path, str]) -> None:
-    """Write what NAMESPACE reads."""
-    (folder / "minors").write_text("".join(f"{minor}\n" for minor in minors))
-    (folder / "binds").write_text("".join(f"{at} {to}\n" for at, to in binds.items()))
-
-
-def munge(folder: Path, inside: Sequence[str] = (NSENTER,)) -> subprocess.Popen[bytes]:
+def _munge(folder: Path, inside: Sequence[str]) -> subprocess.Popen[bytes]:
     key, path = folder / "munge.key", folder / "munge.socket"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o600)
     files = {"key-file": key, "socket": path, "pid-file": folder / "munge.pid"}
     files |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
     options = (f"--{name}={file}" for name, file in files.items())
-    process = start(folder, *inside, "munged", "--foreground", "--force", *options)
+    process = _start(folder, *inside, "munged", "--foreground", "--force", *options)
     eventually(path.exists, "munged listens")
     return process
 
 
-def start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
+def _start(folder: Path, *command: str) -> subprocess.Popen[bytes]:
     with (folder / "out.log").open("a") as log:
         return subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log)
 
 
-def free_ports(count: int) -> list[int]:
+def _free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in sockets]
     for server in sockets:

@@ -1,0 +1,219 @@
+"""A node with GPUs, and one without, through install, upgrade and removal as the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.e2e.slurm.node import INSTALLED, LOOK, SCRIPTS, Task, read_tasks
+from tests.e2e.slurm.rig import USER, Setup, Slurm, logs, printed, slurm
+from tests.support.daemons import PATIENCE, Daemon, eventually
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import BOTH, NEAR
+
+ROUNDS = 10  #: of jobs during upgrades: of those that copy into the folder, a few get in the way
+
+BY_LINE = re.MULTILINE | re.DOTALL
+
+
+def block(heading: str, has: str) -> str:
+    """Return the block of a section of the page that has these words."""
+    text = (SCRIPTS / "README.md").read_text()
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    (section,) = (it for it in sections if it.startswith(f"{heading}\n"))
+    blocks = (dedent(it) for it in re.findall(r"^ *```(?:sh)?\n(.*?)^ *```", section, BY_LINE))
+    (found,) = (it for it in blocks if has in it)
+    return found
+
+
+PUT_SCRIPTS = block("Install", "install -D -m 755")
+CHECK = block("Install", "ssh ")
+LINES = block("Install", "Prolog=")
+CALL_OURS = block("Install", "if [ -x")
+SHOW = block("Remove", "scontrol show config")
+TAKE_SCRIPTS = block("Remove", f"rm -rf {INSTALLED}")
+
+#: Runs a command on the node: ssh -n NODE COMMAND...
+SSH = """\
+#!/bin/sh
+shift 2
+exec nsenter --target={pid} --mount --wdns=/ sh -c "$*" </dev/null
+"""
+
+GPU, CPU = "with GPUs", "without"
+GPUS = {GPU: ("0", "1"), CPU: ()}
+
+
+@contextmanager
+def node(kind: str, daemon: Daemon, lines: str) -> Iterator[Slurm]:
+    """Run a node whose slurm.conf has these lines, and which has no script."""
+    folder = daemon.socket.parent
+    folder.chmod(0o755)
+    binds = {folder: "/run/affinityd"} if kind == GPU else {}
+    setup = Setup(gpus=GPUS[kind], conf=lines.splitlines(), binds=binds)
+    with slurm(setup, USER) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def nodes(tiny_daemon: Daemon) -> Iterator[Mapping[str, Slurm]]:
+    """Run one of each, which slurm.conf has run the scripts, and which have them."""
+    with ExitStack() as stack:
+        made = {kind: stack.enter_context(node(kind, tiny_daemon, LINES)) for kind in GPUS}
+        for it in made.values():
+            install(it)
+        yield made
+
+
+def run(made: Slurm, script: str, folder: Path = REPOSITORY) -> str:
+    """Return what root's shell prints on the node, in a checkout; it must succeed."""
+    return printed(made.folder, *made.on_node(f"cd {folder}\n{script}"))
+
+
+def install(made: Slurm) -> None:
+    run(made, PUT_SCRIPTS)
+    assert check(made) == ""
+
+
+def check(made: Slurm) -> str:
+    """Return what the page's check prints, where the administrator's ssh leads to the node."""
+    ssh = made.folder / "bin/ssh"
+    ssh.parent.mkdir(exist_ok=True)
+    ssh.write_text(SSH.format(pid=(made.folder / "slurmd.pid").read_text().strip()))
+    ssh.chmod(0o755)
+    path = {"PATH": f"{ssh.parent}:{os.environ['PATH']}"}
+    return printed(made.folder, "sh", "-ec", CHECK, env=path)
+
+
+def look(made: Slurm, *words: str) -> list[Task]:
+    return read_tasks(made.srun(*words, *LOOK))
+
+
+def run_jobs(made: Slurm, kind: str, *, pinned: bool) -> None:
+    """Run a job without GPUs, and one with: that one has been pinned, or none."""
+    for words in [(), ("--gres=gpu:1",)] if kind == GPU else [()]:
+        (task,) = look(made, *words)
+        is_pinned = pinned and words != ()
+        assert (task.cpus, "CPULIST" in task.variables) == (NEAR if is_pinned else BOTH, is_pinned)
+        assert is_pinned or not task.variables
+    eventually(lambda: state(made) == IDLE, f"the node is well{logs(made.folder)}")
+    assert "state set to DRAIN" not in (made.folder / "slurmctld.log").read_text()
+
+
+IDLE, DRAINED = "idle none\n", "drained Prolog error\n"
+
+
+def state(made: Slurm) -> str:
+    return made.run("sinfo", "-h", "--format=%T %E")
+
+
+@contextmanager
+def upgrading(made: Slurm, new: Path) -> Iterator[None]:
+    """Upgrade the node meanwhile, and go back, again and again; in the end it is upgraded."""
+    over = new / "over"
+    upgrade, go_back = (f"cd {it}\n{PUT_SCRIPTS}" for it in (new, REPOSITORY))
+    script = f"until [ -e {over} ]; do {upgrade}{go_back}done\n{upgrade}"
+    with subprocess.Popen(made.on_node(script)) as loop:
+        try:
+            yield
+        finally:
+            over.touch()
+            assert loop.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("kind", GPUS)
+def test_a_node_is_not_drained_while_its_scripts_are_installed_and_upgraded(
+    nodes: Mapping[str, Slurm], kind: str, tmp_path: Path
+) -> None:
+    made = nodes[kind]
+    run_jobs(made, kind, pinned=True)
+    if kind == CPU:
+        run(made, "[ ! -e /run/affinityd ]")  # no note
+    assert printed(made.folder, "sh", "-ec", SHOW).count(INSTALLED) == 3
+
+    new = tmp_path / "new"
+    shutil.copytree(SCRIPTS, new / "slurm")
+    for script in (new / "slurm").glob("*.sh"):
+        script.write_text(f"{script.read_text()}# new\n")
+    with upgrading(made, new):
+        for _ in range(ROUNDS):
+            words = ["--gres=gpu:1"] if kind == GPU else []
+            (task,) = look(made, "--immediate=30", *words)
+            assert task.cpus == (NEAR if kind == GPU else BOTH)
+    assert run(made, f"tail -qn1 {INSTALLED}/*.sh; ls -A {INSTALLED}").split("\n") == [
+        *["# new"] * 4,
+        *("epilog.sh", "pinning.sh", "prolog.sh", "task_prolog.sh", ""),
+    ]
+    run_jobs(made, kind, pinned=True)
+
+
+@pytest.mark.parametrize("kind", GPUS)
+def test_scripts_that_slurm_conf_does_not_name_may_come_and_go(
+    tiny_daemon: Daemon, kind: str
+) -> None:
+    with node(kind, tiny_daemon, "") as made:
+        install(made)
+        run_jobs(made, kind, pinned=False)
+        assert printed(made.folder, "sh", "-ec", f"! {SHOW}") == ""
+        run(made, TAKE_SCRIPTS)
+        run_jobs(made, kind, pinned=False)
+        run(made, f"[ ! -e {INSTALLED} ]")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "becomes"),
+    [
+        (GPU, "rm prolog.sh", DRAINED),
+        (CPU, "rm epilog.sh", "drained Epilog error\n"),
+        (CPU, "chmod 644 prolog.sh", DRAINED),
+        (GPU, "sed -i 1s/sh/shell/ prolog.sh", DRAINED),
+        (CPU, "chmod 700 task_prolog.sh", IDLE),
+        (GPU, "chmod 700 .", IDLE),
+        (CPU, "rm *.sh", DRAINED),
+    ],
+)
+def test_the_check_names_the_node_on_which_a_job_would_fail(
+    nodes: Mapping[str, Slurm], kind: str, spoil: str, becomes: str
+) -> None:
+    made = nodes[kind]
+    assert check(made) == ""
+    run(made, f"cd {INSTALLED}; {spoil}")
+    try:
+        assert check(made).splitlines()[0] == f"{made.node} cannot execute the scripts"
+        if becomes == IDLE:  # its tasks die
+            with pytest.raises(AssertionError, match="TaskProlog failed status=1"):
+                look(made)
+        else:
+            made.run("sbatch", "-o", "/dev/null", "--wrap", "true")
+        eventually(lambda: state(made) == becomes, f"the node is {becomes}, not {state(made)}")
+    finally:
+        made.run("scancel", "-u", USER)
+        run(made, f"chmod 755 {INSTALLED}; {PUT_SCRIPTS}")
+        if becomes != IDLE:
+            administrator = replace(made, user=None)
+            administrator.run("scontrol", "update", f"NodeName={made.node}", "State=RESUME")
+    eventually(lambda: state(made) == IDLE, "it takes jobs")
+    assert [task.cpus for task in look(made)] == [BOTH]
+
+
+@pytest.mark.parametrize(("kind", "words"), [(GPU, ["--gres=gpu:1"]), (CPU, [])])
+def test_a_site_s_own_task_prolog_calls_ours(
+    tiny_daemon: Daemon, kind: str, words: Sequence[str]
+) -> None:
+    own = "#!/bin/sh\necho export SITE=before\n" + CALL_OURS + "echo export ALSO=after\n"
+    lines = re.sub("TaskProlog=.*", "TaskProlog=/etc/slurm/own.sh", LINES)
+    with node(kind, tiny_daemon, lines) as made:
+        install(made)
+        run(made, f"cat >/etc/slurm/own.sh <<'END'\n{own}END\nchmod 755 /etc/slurm/own.sh")
+        env = made.srun(*words, "env")
+    found = re.findall(r"^0: (SITE|ALSO|AFFINITYD_CPULIST)=", env, re.MULTILINE)
+    assert sorted(found) == ["AFFINITYD_CPULIST"] * (kind == GPU) + ["ALSO", "SITE"]
