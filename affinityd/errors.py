@@ -126,5 +126,5 @@ class FatalError(AffinityError):
     """The daemon ends; its supervisor starts it again."""
 
 
-#: The errors that refuse a request, wherever it is planned.
+#: The errors that refuse a request, in the daemon or in a client.
 REFUSALS = (InvalidRequestError, NoSuchGpuError, UnsatisfiableError)

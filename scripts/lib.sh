@@ -1,4 +1,4 @@
-# What the scripts beside this file share. POSIX sh, for a machine with python3 and nothing else.
+# Functions of the scripts in this folder. POSIX sh, for a machine with python3 and nothing else.
 # shellcheck shell=sh
 
 set -eu
@@ -34,7 +34,7 @@ wants_python() {
     wants "${python##*/}-venv" "$python" -c 'import ensurepip'
 }
 
-# Installs what is missing, as root; names the command that would, as anyone else.
+# As root, installs missing packages; as another user, prints the command.
 install_missing() {
     [ -n "$missing" ] || return 0
     command -v apt-get >/dev/null || die "Please install what Debian calls$missing."

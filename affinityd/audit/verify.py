@@ -135,7 +135,7 @@ def by_plan(judge: Judge, facts: ProcessFacts, ranks: Sequence[RankPlan]) -> Ver
 def with_remedy(found: Sequence[Verification], options: str) -> Sequence[Verification]:
     """Return the findings about a process and its descendants, with one remedy for all.
 
-    One pin of the whole tree moves all threads that may run far away. `options` are those with
+    One pin of the tree moves all threads that may run far away. `options` are those with
     which a pin finds the same GPUs.
     """
     far = [it for it in found if it.far]

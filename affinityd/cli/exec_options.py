@@ -47,7 +47,7 @@ def fails_closed(words: Sequence[str]) -> bool:
 
 
 def split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return our words and the command's. Raises InvalidRequestError where there is no command."""
+    """Return affinityd's words and the command's. Raises InvalidRequestError without a command."""
     if argv and not argv[0].startswith("-"):
         ours, command = argv[:0], argv
     elif "--" in argv:

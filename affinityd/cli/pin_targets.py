@@ -58,7 +58,7 @@ class PinTargets:
 
     def _rule(self, main: CpuSet | None) -> Rule:
         """Return the rule for a process, by the mask of its main thread when first seen."""
-        # One that may run wherever the first process might was not confined.
+        # One that may run on all CPUs of the first process was not confined.
         is_wide = main is not None and main >= self._before
 
         def rule(mask: CpuSet, given: Collection[CpuSet]) -> str:

@@ -106,10 +106,10 @@ def _vendors() -> list[str]:
 
 
 def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
-    """Return the request's `granted`; None where there are no device files to tell it by.
+    """Return the request's `granted`; None if no device files show it.
 
-    NVIDIA's /dev/nvidiaN, else AMD's /dev/dri/renderDN: N is the device's minor, whatever the
-    process calls the GPU. access(2) honours the device cgroup and opens nothing. With NVIDIA's
+    NVIDIA's /dev/nvidiaN, else AMD's /dev/dri/renderDN: N is the device's minor, not the
+    process's GPU number. access(2) honors the device cgroup and opens nothing. With NVIDIA's
     files there and none of them to be opened it is "none"; AMD's may also be closed to a user that
     is in no group of theirs.
     """

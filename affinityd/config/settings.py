@@ -115,7 +115,7 @@ class Settings:
 
     @property
     def replays(self) -> bool:
-        """Whether the machine is not the one that we run on."""
+        """Whether the machine is not this one."""
         return self.machine is not None or os.path.realpath(self.root) != "/"
 
 

@@ -48,7 +48,7 @@ class JsonFormatter(logging.Formatter):
         }
         if trace := _trace(record):
             line["exception"] = trace
-        # The one control character that JSON lets pass.
+        # The one control character that JSON does not escape.
         return json.dumps(line).replace("\x7f", "\\u007f")
 
 

@@ -61,7 +61,7 @@ def _notices(listed: Sequence[KfdGpu], unlisted: Sequence[PciDevice]) -> Iterato
 
 
 def _kfd_gpu(tree: Tree, path: str) -> KfdGpu | None:
-    """Read one node; None if it is one of CPUs, or one that a device cgroup hides from us."""
+    """Read one node; None if it is one of CPUs, or one that a device cgroup hides."""
     names = ("simd_count", "location_id", "domain", "unique_id", "drm_render_minor")
     values = {name: number(text) for name, text in read_fields(tree, path, *names).items()}
     location, unique_id = values.get("location_id"), values.get("unique_id")

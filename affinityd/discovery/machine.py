@@ -86,7 +86,7 @@ class Machine:
 
     @property
     def is_live(self) -> bool:
-        """Whether it is the machine that we run on."""
+        """Whether it is this machine."""
         return self._tree is not None and self._tree.live
 
     def start_query(self) -> None:

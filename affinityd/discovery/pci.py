@@ -59,7 +59,7 @@ class PciDevice:
 def read_devices(tree: Tree, known: Collection[str]) -> tuple[PciDevice, ...]:
     """Read the network adapters, displays and accelerators, in bus order.
 
-    And the `known`: the addresses of devices that a driver holds, whatever their class; those that
+    And the `known`: the addresses of devices that a driver holds, of any class; those that
     the kernel does not list have nothing but their address.
     """
     addresses = {*tree.list(DEVICES, is_pci_address), *known}

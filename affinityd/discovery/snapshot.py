@@ -72,9 +72,9 @@ class RecordingTree:
 def write_snapshot(tree: Tree, nvml: NvmlReport | None, output: Path) -> None:
     """Write an archive from which discovery makes the same topology.
 
-    The output's name says how it is compressed: .tar.xz, .tar.gz, .tar.bz2 or .tar. It appears
-    whole or not at all. Raises TreeError where the tree holds no machine or the output's name says
-    nothing, OSError where it cannot be written.
+    The output's name chooses the compression: .tar.xz, .tar.gz, .tar.bz2 or .tar. It appears
+    only when complete. Raises TreeError if the tree holds no machine or the output's name has no
+    known suffix, OSError if it cannot be written.
     """
     suffix = next((suffix for suffix in COMPRESSIONS if output.name.endswith(suffix)), None)
     if suffix is None:

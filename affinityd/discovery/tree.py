@@ -35,7 +35,7 @@ Keep = Callable[[str], bool]
 #: what has none.
 MAX_FILE = 1024 * 1024
 
-#: Errors of files that are there and fail now; others mean that there is nothing, or not for us.
+#: Errors of existing files that fail now; others mean a missing or forbidden file.
 _BROKEN = {*SCARCE, errno.EIO}
 
 
@@ -53,7 +53,7 @@ class Tree(Protocol):
 
     @property
     def live(self) -> bool:
-        """Whether this is the machine that we run on."""
+        """Whether this is the live machine."""
 
     def read(self, path: str, *beginnings: str) -> str | None:
         """Return a file's text without the blanks and NULs around it; None if there is none.

@@ -1,6 +1,6 @@
 """Exponential backoff per process: after repeated resets wait longer before pinning, then give up.
 
-What a library does to masks may be meant so: a pin is repeated, and no fight. The clock is handed
+A library may change masks on purpose: a pin is repeated, but not for ever. The clock is handed
 in, seconds since boot.
 """
 
@@ -45,7 +45,7 @@ REST = 3600.0  #: seconds without a reset, and the next is the first in a row
 class PinRecord:
     """The history of one process."""
 
-    given: tuple[CpuSet, ...] = ()  #: the masks that we gave it, or that the kernel made of them
+    given: tuple[CpuSet, ...] = ()  #: affinityd's masks, also as the kernel narrowed them
     asked: CpuSet | None = None  #: its last requested mask
     pins: int = 0
     last_pin: float | None = None  #: or the last try, which was refused
@@ -75,7 +75,7 @@ class Backoff:
         return self._records.get((facts.pid, facts.start)) or PinRecord()
 
     def given(self, facts: ProcessFacts) -> frozenset[CpuSet]:
-        """Return the masks that we gave a process, or that the kernel made of them."""
+        """Return affinityd's masks of a process, also as the kernel narrowed them."""
         return frozenset(self.record(facts).given)
 
     def after_waiting(self, decision: Decision) -> Decision:

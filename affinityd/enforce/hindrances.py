@@ -1,6 +1,6 @@
 """The hindrances of a pin: a missing privilege, or another daemon that pins.
 
-Two that pin by different settings would take a job's threads from each other for ever: one has the
+Two daemons with different settings would move a job's threads back and forth for ever: one has the
 lock of a file, flock(2), and the others observe.
 """
 
@@ -72,8 +72,8 @@ def _is_apart(namespace: str, initial: str) -> bool:
 def _refusal() -> str | None:
     """Return why the call is refused for any process; None: it reaches the kernel.
 
-    Of a thread that cannot be, the kernel says just that. Our own mask, set as it is, would be held
-    whatever our cpuset becomes: since Linux 6.2 the kernel remembers what was asked for.
+    The call is for a thread that cannot exist, which the kernel reports. The daemon's own mask, set
+    again, would persist when its cpuset changes: since Linux 6.2 the kernel keeps the request.
     """
     try:
         os.sched_setaffinity(NO_THREAD, {0})
@@ -90,7 +90,7 @@ class NodeLock:
     def __init__(self, path: str = LOCK) -> None:
         """Take where the lock is."""
         self._path = Path(path)
-        self._file: int | None = None  # locked by us
+        self._file: int | None = None  # this process has the lock
 
     def acquire(self) -> str | None:
         """Return why this daemon is not to pin; None: it has the lock. Call it before each pass.

@@ -56,8 +56,8 @@ class PendingMigration:
 def migration_of(topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> PendingMigration | None:
     """Return the migration for a process that runs on these CPUs; None: nothing to move.
 
-    Home is where such a process allocates. Nodes without CPUs are no source: what lies in a GPU's
-    memory, or in CXL's, was put there.
+    Home is the node on which such a process allocates. Nodes without CPUs are no source: pages in a
+    GPU's memory, or in CXL's, were put there on purpose.
     """
     nodes = [number for number in topology.nodes_with_cpus if topology.cpus_of_node(number) & cpus]
     near = {memory_node for number in nodes for memory_node in topology.memory_nodes(number)}

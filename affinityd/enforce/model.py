@@ -62,8 +62,8 @@ class TargetCpus:
     def of(self, mask: CpuSet) -> str:
         """Return FITS, DRIFTED, or ON_PURPOSE for a mask that was chosen for this thread.
 
-        A narrower one than it is to have fits, unless we gave it when there was less to be had:
-        the kernel keeps it when the cpuset grows (since Linux 6.2).
+        A narrower one than its target fits, unless affinityd gave it while the cpuset was
+        smaller: the kernel keeps it when the cpuset grows (since Linux 6.2).
         """
         if mask == self.cpus or (mask < self.cpus and mask not in self.given):
             return FITS
@@ -89,8 +89,8 @@ class Decision:
     pod: str | None = None  #: NAMESPACE/NAME of the job, where it is a pod and they are known
     treatment: Treatment | None = None  #: None: the policy was not applied
     target: TargetCpus | None = None  #: None: where it should run is not known
-    #: Of CAUSES: why it is to be pinned; ALLOCATION of the audit's, where no pin helps; None: it
-    #: runs where it is to, or that was not judged.
+    #: Of CAUSES: why it should be pinned; ALLOCATION of the audit's, if no pin helps; None: it
+    #: runs where it should, or was not judged.
     cause: str | None = None
     reason: str | None = None  #: of REASONS, if it is left alone
     why: str | None = None  #: that, or how it has drifted, in a sentence with what would change it

@@ -22,7 +22,7 @@ from affinityd.planner.modes import MODES
 from affinityd.recent import Recent
 from affinityd.topology import nearness
 
-#: The masks that we gave a process.
+#: affinityd's masks of a process.
 Given = Callable[[ProcessFacts], frozenset[CpuSet]]
 
 #: The GPUs of each job from scan to scan. One that was held once stays a rank: the end of one

@@ -48,7 +48,7 @@ class NodePlan:
 def node_question(chosen: Question) -> Question:
     """Return the request: every GPU of the node, and where modes divide, a block for each.
 
-    That is said, since it is the default only for who may use all of the node.
+    That is stated, since it is the default only for a process that may use all of the node.
     """
     mode = "all" if "scope" in chosen else "node"
     asked = {"mode": mode, "whose": "node"} | {

@@ -67,7 +67,7 @@ class Cgroups:
         """The CPUs that the process may use.
 
         None if unknown: the process has ended, no hierarchy with a cpuset is mounted
-        here, or its cgroup lies outside of what is mounted.
+        here, or its cgroup is outside the mount.
         """
         # An empty list is that of a cgroup which leaves the choice to the one above it.
         return next((cpus for file in self.cpuset_files() if (cpus := cpus_listed_in(file))), None)
@@ -97,7 +97,7 @@ class Cgroups:
             has_it = not version.controller or version.controller in mount.options
             if path is not None and mount.kind == version.file_system and has_it:
                 point = self._base + mount.point.rstrip("/")
-                is_outside = "/../" in f"{path}/"  # beside or above our cgroup namespace
+                is_outside = "/../" in f"{path}/"  # beside or above this cgroup namespace
                 below = (
                     _from_above(path, mount.root, point) if is_outside else _below(path, mount.root)
                 )

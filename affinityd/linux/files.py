@@ -56,10 +56,9 @@ def text(path: str) -> str:
 
 
 def present(path: str) -> bytes | None:
-    """Return a file; None where there is none for us.
+    """Return a file; None if there is none.
 
-    Raises OSError where that cannot be known: PermissionError, and if something is too scarce
-    (SCARCE) to read it.
+    Raises OSError if that is unknown: PermissionError, and if a resource is too scarce (SCARCE).
     """
     try:
         return read(path, MOST)

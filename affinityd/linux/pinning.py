@@ -36,7 +36,7 @@ AWAKE = ("R", "D")
 #: Clock ticks of user time after which a thread is not in the clone(2) that it may have been in.
 COMPUTED = 2
 
-#: Then we give up on a process that starts threads faster than they can be pinned.
+#: The most passes over a process that starts threads faster than they can be pinned.
 MAX_PASSES = 100
 
 #: Why a mask is refused: sched_setaffinity(2), kernel kernel/sched/syscalls.c.

@@ -131,7 +131,7 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     """Return a process's threads, the main one first; none if it has ended.
 
     A listing during which a thread ends can lack another that lives on (kernel fs/proc/base.c
-    `next_tid`, `first_tid`): who must have all lists again.
+    `next_tid`, `first_tid`): a caller that needs all lists again.
     """
     return sorted(numbered(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
 

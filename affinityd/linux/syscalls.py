@@ -1,7 +1,7 @@
 """System calls that Python has no function for: memory policies, pages, capabilities.
 
-Modes and nodes are as the kernel takes them. Whatever cannot be done is an OSError, on machines and
-Pythons too that cannot make the call at all.
+Modes and nodes are as the kernel takes them. A failure is an OSError, also
+on machines and Pythons that cannot make the call at all.
 """
 
 from __future__ import annotations

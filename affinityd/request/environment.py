@@ -70,7 +70,7 @@ def process_questions(
 
 def default_mode(given: Mapping[str, str]) -> str:
     """Return the mode of a process where none is given, with the other parameters that are."""
-    return "all" if "scope" in given else "node"  # node is all of the node, whatever the scope
+    return "all" if "scope" in given else "node"  # node is all of the node, for any scope
 
 
 def first_answer(questions: Iterable[A_Request], ask: Callable[[A_Request], A]) -> A:

@@ -186,7 +186,7 @@ class Topology:
 
 @dataclass(frozen=True, eq=False)  # to compare two would compare two machines, core by core
 class Node:
-    """The node that plans are made on; replaced as a whole, never changed."""
+    """The node that plans are made on; replaced, never changed."""
 
     topology: Topology
     reserved: CpuSet = frozenset()

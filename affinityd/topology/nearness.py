@@ -47,7 +47,7 @@ def vicinity(
     """Return the vicinity of GPUs; memory of `memory_nodes` counts as near too.
 
     Near is the GPU's own node, or the nearest ones that have CPUs, whatever a process may use of
-    them. Where one of the GPUs may be anywhere nothing is known, unless all CPUs are in one node.
+    them. If the node of a GPU is unknown, so is the vicinity, unless all CPUs are in one node.
     """
     nodes = _near_nodes(topology, gpus)
     homes = set(memory_nodes).union(*map(topology.memory_nodes, nodes))

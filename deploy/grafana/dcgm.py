@@ -14,7 +14,7 @@ from deploy.grafana.tables import Column, table_of
 IDLE = 20  #: per cent of the last ten minutes; a GPU that works for less is idle
 
 _EXPORTER = ".*dcgm-exporter-.*"
-#: What `label_replace` takes, one after the other: label, value, source, pattern.
+#: Arguments of `label_replace`, in order: label, value, source, pattern.
 _RELABELED = (
     ("uuid", "$1", "UUID", "(.+)"),
     # Of a GPU that no pod has, Prometheus may say that it is the exporter's.

@@ -15,7 +15,7 @@ from deploy.grafana.queries import CLUSTER, DAEMONS
 FLEET, NODE = "affinityd-fleet", "affinityd-node"  #: uids, and the names of the files
 SAME_TIME = "${__url_time_range}"  #: of an address: the time range as it is chosen
 
-#: Every daemon has this metric, and nothing else does: it says by which jobs daemons are scraped.
+#: Only daemons have this metric: it shows which jobs scrape them.
 BUILD = "affinityd_build_info"
 ANY = ".*"  #: matches a series without the label, too
 

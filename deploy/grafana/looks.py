@@ -51,7 +51,7 @@ class Levels:
 PLAIN = Levels([(None, BLUE)])
 NONE_IS_GOOD = Levels([(None, GREEN), (1, RED)])
 NONE_IS_BETTER = Levels([(None, GREEN), (1, YELLOW)])
-#: A few per cent are threads of the system's; from a fifth on it is worth a night's work.
+#: A few per cent are threads of the system; a fifth or more is worth fixing.
 SHARE_LEVELS = Levels([(None, GREEN), (0.05, YELLOW), (0.2, RED)])
 
 

@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from deploy.grafana.looks import COUNT, PLAIN, Levels
 from deploy.grafana.queries import Query
 
-#: What the dashboard's variable `datasource` names.
+#: The data source that the dashboard's variable `datasource` names.
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 

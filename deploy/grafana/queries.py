@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Daemons of one cluster, scraped by whatever job. Where nothing has a label `cluster`, the
+#: Daemons of one cluster, scraped by any job. If no metric has a label `cluster`, the
 #: variable is empty, which matches a label that is not there.
 CLUSTER = 'cluster="$cluster"'
 DAEMONS = f'{CLUSTER},job=~"$job"'

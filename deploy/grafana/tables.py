@@ -12,7 +12,7 @@ from grafana_foundation_sdk.models.dashboard import DataTransformerConfig, Dynam
 from deploy.grafana.looks import COUNT, Levels
 from deploy.grafana.panels import SOURCE, tabled
 
-#: Else each of them says what is said of a table without rows.
+#: Else each of them shows the text of a table without rows.
 EMPTY_CELL = DynamicConfigValue("noValue", "–")
 
 

@@ -19,7 +19,7 @@ LEAST_WORDS = 3
 SCRIPTS = ("affinityd/kubernetes/files/*.sh", "slurm/*.sh")
 CHART = ROOT / "deploy/helm/affinityd"
 
-#: Where a message is, and what it says; {expression} for what is filled in.
+#: The place of a message, and its text; {expression} for values.
 Message = tuple[str, str]
 
 

@@ -149,7 +149,7 @@ def _try(path: str, words: list[str]) -> int:
 def _undo_python() -> None:
     """Undo the changes of Python's start to the state that a program inherits.
 
-    It ignores two signals; like `subprocess`, we cannot know whether they were ignored before. In
+    It ignores two signals; like `subprocess`, it cannot know whether they were ignored before. In
     the C locale it sets LC_CTYPE.
     """
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):

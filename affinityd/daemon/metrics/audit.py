@@ -103,7 +103,7 @@ JOB_FAMILIES: tuple[MetricFamily[JobRow], ...] = (
     ),
 )
 
-#: Of the scan as a whole.
+#: Of the scan itself.
 SCAN_FAMILIES: tuple[MetricFamily[Scan], ...] = (
     MetricFamily(
         "affinityd_pin_overlap_cpus",

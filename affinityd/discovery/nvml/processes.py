@@ -1,7 +1,7 @@
 """The processes that use NVIDIA's GPUs: NVML, read by a short-lived child, as for `gpus.query`.
 
 Sources: nvml.h on nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses and
-nvmlDeviceGetMPSComputeRunningProcesses (who may ask, MIG handles), nvidia-ml-py's calls of them.
+nvmlDeviceGetMPSComputeRunningProcesses (privileges, MIG handles), nvidia-ml-py's calls of them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _gpu(index: int, gpu: NvmlDevice) -> GpuProcesses:
 def _parts(gpu: NvmlDevice) -> list[tuple[NvmlDevice, str | None]]:
     """Return the devices to ask, each with its MIG UUID.
 
-    Of a divided GPU as a whole only a privileged process may ask, and nothing runs outside its
+    Only a privileged process may query a divided GPU itself, and no process runs outside its
     parts.
     """
     is_divided, _ = gpu.mig_modes()

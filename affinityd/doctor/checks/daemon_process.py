@@ -44,7 +44,7 @@ def daemon_cpuset(facts: NodeFacts) -> CheckResults:
 
 
 def hidepid(facts: NodeFacts) -> CheckResults:
-    """Judge whether /proc shows the daemon, or where none is seen us, every user's processes."""
+    """Judge whether /proc shows every user's processes to the daemon, or else to this process."""
     daemon = facts.own_daemon()
     pid = str(daemon.pid or "self")
     process = f"the daemon (process {pid})" if daemon.pid else "this process"

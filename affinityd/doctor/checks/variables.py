@@ -36,7 +36,7 @@ SHORT = {name.removeprefix(file.PREFIX): name for name in NAMES}
 #: Words in variables that Kubernetes gives pods for a Service, as …_SERVICE_HOST and …_PORT.
 OF_SERVICES = frozenset(("SERVICE", "PORT"))
 
-ALIKE = 0.9  #: of difflib; another program's name is less like ours
+ALIKE = 0.9  #: of difflib; names of other programs are less similar
 
 
 def variables(facts: NodeFacts) -> CheckResults:

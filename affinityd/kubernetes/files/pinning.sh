@@ -1,14 +1,14 @@
-# Sourced by slurm/task_prolog.sh and by a pod's run: they ask affinityd, and pin by its answer. What
-# variables mean is the daemon's to know; they are passed on. prolog.sh takes trusted_socket alone.
+# Sourced by slurm/task_prolog.sh and by a pod's run: they ask affinityd, and pin by its answer.
+# They pass variables on as they are: the daemon interprets them. prolog.sh uses only trusted_socket.
 #
-# The script says where things are (proc, ls, id, curl, taskset, python; clean starts a tool), has a
-# switch, and `leave REASON`, which ends it.
+# The script sets the paths (proc, ls, id, curl, taskset, python; clean starts a tool), and has a switch
+# and `leave REASON`, which ends it.
 # shellcheck shell=sh disable=SC2034,SC2154 # variables of the scripts, and those that eval reads
 
-# What site and job may choose.
+# Parameters that site and job may choose.
 plan_variables='AFFINITYD_MODE AFFINITYD_SCOPE AFFINITYD_SHARE AFFINITYD_MULTITHREADING AFFINITYD_BALANCED
 AFFINITYD_STRICT AFFINITYD_MIN_PHYSICAL_CORES AFFINITYD_MAX_PHYSICAL_CORES AFFINITYD_CPUS'
-cpuset='' observe='' granted='' job='' nvidia_visible='' # what is asked besides, where it is known
+cpuset='' observe='' granted='' job='' nvidia_visible='' # other parameters, if known
 
 # A socket is trusted if it is root's, or of a user that AFFINITYD_DAEMON_UID names. Who can write to a
 # folder above it could listen there, too. In a user namespace the node's users have one number, the
