@@ -12,7 +12,7 @@ import pytest
 
 from affinityd.client.process_context import ProcessContext
 from affinityd.linux.processes import Stat, stat_of
-from tests.support.children import program, sleeping
+from tests.support.children import program
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root unmounts and changes its root")
 
@@ -39,15 +39,6 @@ def stat(pid: int) -> Stat:
     return found
 
 
-def test_another_process_is_known_by_its_own_environment_and_its_parent_s() -> None:
-    with sleeping(env={"LOCAL_RANK": "1"}) as child:
-        found = ProcessContext.of(stat(child.pid))
-        assert (found.pid, {*found.mask}) == (child.pid, os.sched_getaffinity(0))
-    assert found.environ == {"LOCAL_RANK": "1"}
-    assert (found.parent_environ or {})["PATH"] == os.environ["PATH"]
-    assert found.devices == ProcessContext.of_self().devices
-
-
 def test_this_process_by_its_pid_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment as it is now, and not as the process was started with it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
@@ -63,12 +54,18 @@ input()
 
 
 @as_root
-def test_a_process_in_a_container_has_the_devices_of_its_own_dev(tmp_path: Path) -> None:
+def test_another_process_is_known_by_its_own_environment_and_dev_and_its_parent_s_environment(
+    tmp_path: Path,
+) -> None:
+    """A container has a /dev of its own."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia2").touch()
     environ = {"CUDA_VISIBLE_DEVICES": "1"}
     with program(IN_A_CONTAINER, f"{tmp_path}", env=environ) as child:
         found = ProcessContext.of(stat(child.pid))
+        assert (found.pid, {*found.mask}) == (child.pid, os.sched_getaffinity(0))
+    assert found.environ == environ
+    assert (found.parent_environ or {})["PATH"] == os.environ["PATH"]
     question, *_ = found.questions({"mode": "even"}, frozenset({4}))
     assert (question["visible"], question["granted"]) == ("1", "minor:2")
 
