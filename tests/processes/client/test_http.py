@@ -219,12 +219,6 @@ def test_a_refusal_does_nothing_to_a_terminal(tmp_path: Path, refusal: type[Affi
     assert len(str(caught.value)) < 1100
 
 
-def test_names_of_fields_are_read_in_any_case(tmp_path: Path) -> None:
-    answer = http("200 OK", PLAN, "Server: x", f"CONTENT-Length:{len(PLAN)} ", "x: y")
-    with serving(tmp_path / "s", answering(answer)) as path:
-        assert ask(path) == PLAN.decode()
-
-
 # The daemon.
 
 

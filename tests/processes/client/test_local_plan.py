@@ -11,7 +11,6 @@ from affinityd.client import local_plan
 from affinityd.config import file
 from affinityd.discovery import discover, open_tree
 from affinityd.discovery.snapshot import write_snapshot
-from affinityd.errors import AffinityError, InvalidRequestError, TreeError
 from affinityd.topology import node_file
 from affinityd.topology.model import Node
 from tests.support.machines.facts import machine
@@ -103,19 +102,3 @@ def test_a_snapshot_is_another_machine_and_a_folder_may_be_this_one(
         known = local_plan.find_node([socket])
         assert known.node.topology.online == machine("mi250x").online
         assert str(known.replayed).startswith("AFFINITYD_ROOT is '") == told
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "error"),
-    [
-        ("MACHINE", "dgx", TreeError),
-        ("ROOT", "/proc/self/fdinfo", TreeError),
-        ("RESERVED_CPUS", "zero", InvalidRequestError),
-    ],
-)
-def test_settings_that_lead_nowhere_are_told(
-    socket: str, monkeypatch: pytest.MonkeyPatch, name: str, text: str, error: type[AffinityError]
-) -> None:
-    monkeypatch.setenv(f"AFFINITYD_{name}", text)
-    with pytest.raises(error):
-        local_plan.find_node([socket])

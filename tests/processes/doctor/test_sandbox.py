@@ -92,14 +92,12 @@ def hides(how: str, remedy: str) -> str:
 @pytest.mark.parametrize(
     ("options", "before", "expected"),
     [
-        ("hidepid=0", POWERLESS, "ok: (hidepid=off)"),
         ("hidepid=2", POWERLESS, "ok: (hidepid=invisible)"),  # root's group is exempt
         ("hidepid=2,gid=4711", (), "ok: (hidepid=invisible)"),  # a capability sees all
         ("hidepid=2,gid=4711", OF_GROUP, "ok: (hidepid=invisible)"),
         ("hidepid=1,gid=4711", POWERLESS, hides("noaccess", "CAP_SYS_PTRACE")),
         ("hidepid=2,gid=4711", POWERLESS, hides("invisible", "remount,hidepid=off /proc")),
         ("hidepid=4", POWERLESS, hides("ptraceable", "CAP_SYS_PTRACE")),  # from every group
-        ("hidepid=4", (), "ok: (hidepid=ptraceable)"),
         ("subset=pid", (), "warn: subset=pid: the daemon → remove ProcSubset=pid"),
     ],
 )

@@ -73,10 +73,8 @@ ONE_NODE = made({0: "0-7"}, gpus=(0,))
         (MACHINE, "gpus=0&observe=4", "remote", "local"),
         (MACHINE, "gpus=0&observe=3-4", "mixed", "local"),
         (MACHINE, "gpus=0&observe=0-7", "unpinned", "local"),
-        (MACHINE, "gpus=0&observe=4-7&cpuset=4-7", "remote", "remote"),
         (MACHINE, "gpus=0,1&observe=2-5", "local", "local"),
         (MACHINE, "gpus=0,1&rank=1&observe=0", "remote", "local"),
-        (MACHINE, "gpus=2&observe=0-3", "unknown", "unknown"),
         (MACHINE, "gpus=0,2&observe=4", "unknown", "unknown"),
         (ONE_NODE, "gpus=0&observe=0-7", "local", "local"),
     ],
@@ -97,7 +95,6 @@ def test_an_observed_plan_is_counted_by_where_its_process_is_and_would_be(
         ("on", "", None, None, None),
         ("observe", "", None, "unknown", "observe"),
         ("observe", "", "4-7", "remote", "observe"),
-        ("observe", "cpuset=0", None, "local", "observe"),
         ("observe", "whose=node", "4-7", None, "observe"),  # a pod's init
         ("observe", "format=json", "4-7", None, None),  # a client that only asks
         ("off", "observe=4-7", "4-7", None, "off"),

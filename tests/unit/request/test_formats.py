@@ -113,11 +113,6 @@ def test_a_plan_as_lines_of_a_shell() -> None:
     assert render(ask(machine("dgx-a100"), gpus="0,1", share="requested"), "shell") == SHELL
 
 
-def test_a_value_beyond_ascii_is_written_as_it_is() -> None:
-    reply = ask(made({0: "0-3"}), visible="0 ünïcode")
-    assert '"visible": "0 ünïcode"' in render(reply, "json")
-
-
 @pytest.mark.parametrize(
     ("gpu_nodes", "worst"),
     [([0, 0], "local"), ([0, None], "unknown"), ([None, 2], "remote"), ([0, 2], "remote")],
