@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.doctor.checks.registry import run_checks
 from affinityd.doctor.facts import NodeFacts
-from affinityd.doctor.result import CheckResult
 from affinityd.topology.model import Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import tree_of
@@ -42,43 +40,22 @@ def facts_of(
     )
 
 
-@dataclass(frozen=True)
-class Expected:
-    """A finding, by parts of its sentences; no remedy: it has none."""
+def check(name: str, facts: NodeFacts, *expected: str) -> None:
+    """Hold that a check finds just this, by parts of its sentences.
 
-    status: str
-    found: str
-    remedy: str | None = None
-    gpus: tuple[int, ...] = ()
-
-    def of(self, finding: CheckResult) -> Expected:
-        """Return a finding as what was expected, wherever it has those parts."""
-        has_found = self.found in finding.found
-        has_remedy = self.remedy and finding.remedy and self.remedy in finding.remedy
-        return replace(
-            self,
-            status=finding.status,
-            found=self.found if has_found else finding.found,
-            remedy=self.remedy if has_remedy else finding.remedy,
-            gpus=finding.gpus,
-        )
+    `ok: found`, or `warn 0-1: found → remedy`, where the numbers are those of GPUs.
+    """
+    findings = run_checks(facts, [name])
+    assert len(findings) == len(expected), findings
+    for finding, text in zip(findings, expected, strict=True):
+        head, _, sentences = text.partition(": ")
+        status, _, gpus = head.partition(" ")
+        found, _, remedy = sentences.partition(" → ")
+        assert (finding.status, finding.gpus) == (status, tuple(sorted(parse_list(gpus)))), finding
+        assert found in finding.found
+        assert remedy in (finding.remedy or "")
+        assert bool(finding.remedy) == bool(remedy)
 
 
-def expect(text: str) -> Expected:
-    """Read `ok: found`, or `warn 0-1: found → remedy`, where the numbers are those of GPUs."""
-    head, _, sentences = text.partition(": ")
-    status, _, gpus = head.partition(" ")
-    found, _, remedy = sentences.partition(" → ")
-    return Expected(status, found, remedy or None, tuple(sorted(parse_list(gpus))))
-
-
-def check(name: str, facts: NodeFacts, *expected: str | Expected) -> None:
-    """Hold that a check finds just this."""
-    wanted = [expect(it) if isinstance(it, str) else it for it in expected]
-    found = run_checks(facts, [name])
-    assert len(found) == len(wanted), found
-    assert [one.of(its) for one, its in zip(wanted, found, strict=True)] == wanted
-
-
-def n_a(why: str) -> Expected:
-    return Expected("n/a", why)
+def n_a(why: str) -> str:
+    return f"n/a: {why}"

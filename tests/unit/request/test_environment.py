@@ -95,17 +95,6 @@ def test_how_many_cpus_were_asked_for_can_be_said_otherwise(given: str, expected
 
 
 @pytest.mark.parametrize(
-    ("environ", "expected"), [(f"{SRUN} {TORCHRUN} {ONE}", "share=node"), (TORCHRUN, SECOND)]
-)
-def test_a_lone_granted_gpu_is_a_task_s_own_under_slurm_and_a_pod_s_ranks_share_it(
-    environ: str, expected: str
-) -> None:
-    """Under Slurm a framework's LOCAL_RANK may be there beside srun --gpus-per-task=1."""
-    (question, *_) = asked(f"{environ} {ONE}", "granted=minor:2", "")
-    assert question == in_order(words(f"granted=minor:2 {expected}"))
-
-
-@pytest.mark.parametrize(
     ("environ", "parent", "expected"),
     rows(f"""
 no launcher: all that are visible | | - |
@@ -164,9 +153,13 @@ GPUs, one a rank              | {SRUN} {ONE}  | gpus=4,5  | {SECOND} gpus=4,5
 the job's GPUs                | {TORCHRUN}    | job=0,1   | job=0,1 ; {SECOND}
 who shares                    | {SRUN} {ONE}  | share=requested | {APART} share=requested
 auto says nothing             | {SRUN} {ONE}  | share=auto | {APART}
+a task's own, that was granted | {SRUN} {TORCHRUN} {ONE} | granted=minor:2 | \
+granted=minor:2 share=node
+as it is to all ranks of a pod | {TORCHRUN} {ONE} | granted=minor:2 | granted=minor:2 {SECOND}
 """),
 )
-def test_what_was_chosen_counts(environ: str, given: str, expected: str) -> None:
+def test_what_was_chosen_or_granted_counts(environ: str, given: str, expected: str) -> None:
+    """Under Slurm a framework's LOCAL_RANK may be there beside srun --gpus-per-task=1."""
     assert asked(environ, given) == [in_order(words(it)) for it in expected.split(";")]
 
 
