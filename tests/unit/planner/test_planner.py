@@ -6,14 +6,13 @@ import pytest
 
 from affinityd.errors import UnsatisfiableError
 from affinityd.topology.model import Topology
-from tests.support.asking import ask, cpulists, lists
+from tests.support.asking import ask, lists
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.tables import rows, words
 
-PAIR = made({0: "0-3", 1: "4-7"})
 NODES = {
-    "pair": PAIR,
+    "pair": made({0: "0-3", 1: "4-7"}),
     # Three near cores, six partners: 0 brings 3 and 6, 1 brings 4 and 7, 2 brings 5 and 8.
     "three": made({0: "0-2", 1: "3-8"}, gpus=[0, 0]),
     # A package of five cores, of which two are near: 0 brings 2, 4; 1 brings 3.
@@ -32,6 +31,10 @@ NODES = {
     "two cores": made({0: "0-1"}, gpus=[0, 0, 0]),
     "one core": made({0: "0"}, gpus=[0, 0]),
     "half offline": made({0: "0-3"}, online="0-1"),
+    "unknown": made({0: "0-3", 1: "4-7"}, gpus=[None]),
+    "siblings": made({0: "0-7"}, threads=2),  # 0 and 4, 1 and 5, …
+    "no CPU 0": made({0: "0-15"}, threads=2, online="1-15"),  # CPU 8 alone names its core
+    "eight threads": made({0: "0-47"}, gpus=[0, 0], threads=8, siblings="adjacent", online="8-47"),
 }
 
 
@@ -58,6 +61,11 @@ only to allowed near cores          | ragged | cpuset=1-4 gpus=0 | 1-4
 CPU order, whatever package         | astride | | 0-3,8 4-7
 a package without a near core       | two packages | | 0-3
 partners are of a near core's package | bridge | gpus=0,0 | 0-3 4-7
+partners count                      | three | min_physical_cores=3 | 0,3,6 1,4,7
+the maximum cuts near cores first   | three | mode=exclusive max_physical_cores=1 | 0 2
+then partners, round by round       | three | mode=exclusive max_physical_cores=3 | 0-1,3 2,5,8
+of every near core in turn          | three | mode=exclusive max_physical_cores=4 | 0-1,3-4 2,5,8
+and once more                       | three | mode=exclusive max_physical_cores=5 | 0-1,3-4,6 2,5,8
 """),
 )
 def test_unique_modes_in_socket_scope(name: str, asked: str, expected: str) -> None:
@@ -82,39 +90,28 @@ def test_sharing_modes_in_socket_scope(name: str, asked: str, expected: str, mod
 
 
 @pytest.mark.parametrize(
-    ("most", "expected"),
-    [
-        *((1, "0 2"), (2, "0-1 2,5"), (3, "0-1,3 2,5,8"), (4, "0-1,3-4 2,5,8")),
-        *((5, "0-1,3-4,6 2,5,8"), (99, "0-1,3-4,6-7 2,5,8")),
-    ],
-)
-def test_the_maximum_cuts_near_cores_first_then_partners_round_by_round(
-    most: int, expected: str
-) -> None:
-    asked = f"scope=socket share=requested mode=exclusive max_physical_cores={most}"
-    assert lists(node("three"), asked) == expected
-
-
-@pytest.mark.parametrize(
     ("name", "asked", "expected"),
     rows("""
-a cut in the order of interleaving | dgx-1v | gpus=0,1 mode=unique_interleaved share=requested \
+a cut in the order of interleaving | dgx-1v | gpus=0,1 mode=unique_interleaved \
 max_physical_cores=2 | 0,2,40,42 1,3,41,43
 single has no minimum        | dgx-1v | gpus=0 mode=single min_physical_cores=2        | 0,40
 single_unique has none       | dgx-1v | gpus=0 mode=single_unique min_physical_cores=2 | 0,40
-as many as there are         | dgx-1v | gpus=0 min_physical_cores=5 max_physical_cores=5 | \
-0-4,40-44
-one CPU of a core is a core  | dgx-1v | gpus=0,1,2,3 min_physical_cores=4 cpuset=0-15  | \
-0-3 4-7 8-11 12-15
+as many as there are         | dgx-1v | gpus=0,1,2,3 min_physical_cores=5 max_physical_cores=5 \
+cpuset=0-19 | 0-4 5-9 10-14 15-19
 shared cores count           | dgx-1v | gpus=0,1 mode=node min_physical_cores=20 | \
 0-19,40-59 0-19,40-59
-partners count               | three | scope=socket share=requested min_physical_cores=3 | \
-0,3,6 1,4,7
-strict takes what is local   | pair | strict=yes mode=node | 0-3
+strict takes what is local   | pair    | strict=yes mode=node | 0-3
+and what is unknown          | unknown | strict=true mode=node | 0-3
+cores by their lowest CPU    | siblings | mode=single cpuset=1,4  | 4
+that is online               | no CPU 0 | mode=single              | 1,9
+allowed or not               | no CPU 0 | mode=single cpuset=8-15  | 9
+the first CPU of each core   | eight threads | multithreading=single_logical | 8,16 24,32
+that is allowed              | eight threads | multithreading=single_logical cpuset=10,12-30 | 10 16
+the only one of each core    | eight threads | multithreading=single_logical cpuset=9,18 | 9 18
 """),
 )
 def test_cuts_and_what_is_enough(name: str, asked: str, expected: str) -> None:
-    assert lists(node(name), asked) == expected
+    assert lists(node(name), f"share=requested {asked}") == expected
 
 
 AWAY = "strict: rank 0 has CPUs away from NUMA node 0, where its GPU 0 is; its home is"
@@ -151,27 +148,6 @@ def test_what_cannot_be_satisfied_is_told_with_what_could_be(
     assert str(caught.value) == message
 
 
-def test_strict_does_not_refuse_what_is_unknown() -> None:
-    assert lists(made({0: "0-3", 1: "4-7"}, gpus=[None]), "strict=true mode=node") == "0-3"
-
-
-@pytest.mark.parametrize(
-    ("cpuset", "expected"),
-    rows("""
-the first CPU of each core         | 0-47     | 8,16 24,32
-the first allowed CPU of each core | 10,12-30 | 10 16
-the only allowed CPU of each core  | 9,18     | 9 18
-"""),
-)
-def test_single_logical_gives_one_cpu_a_core(cpuset: str, expected: str) -> None:
-    topology = made({0: "0-47"}, gpus=[0, 0], threads=8, siblings="adjacent", online="8-47")
-    asked = {"share": "requested", "cpuset": cpuset}
-    whole, single = ask(topology, **asked), ask(topology, **asked, multithreading="single_logical")
-    assert " ".join(cpulists(single)) == expected
-    counts = [[rank.physical_cores for rank in reply.ranks] for reply in (whole, single)]
-    assert counts[0] == counts[1]
-
-
 @pytest.mark.parametrize(
     ("home", "memory_node"), [("0-3", 0), ("16-19", 0), ("8-11", 2), ("24-27", 0)]
 )
@@ -196,10 +172,3 @@ after the cut                | gpus=0,1,2 mode=node max_physical_cores=3  | 1 1 
 def test_threads_are_cores_by_the_ranks_that_share_them(asked: str, threads: str) -> None:
     reply = ask(machine("dgx-1v"), **words(f"share=requested {asked}"))
     assert " ".join(str(rank.threads) for rank in reply.ranks) == threads
-
-
-def test_cores_are_in_order_of_their_lowest_cpu_that_is_online_allowed_or_not() -> None:
-    assert lists(made({0: "0-7"}, threads=2), "mode=single cpuset=1,4") == "4"  # 0+4, 1+5, …
-    offline = made({0: "0-15"}, threads=2, online="1-15")  # CPU 8 alone names its core
-    assert lists(offline, "mode=single") == "1,9"
-    assert lists(offline, "mode=single cpuset=8-15") == "9"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, event, given, reject
 from hypothesis import strategies as st
 
-from affinityd.cpuset import CpuSet, format_list
+from affinityd.cpuset import format_list
 from affinityd.errors import AffinityError, UnsatisfiableError
 from affinityd.planner.domains import usable
 from affinityd.planner.model import RankPlan
@@ -42,6 +42,10 @@ def cores_of(rank: RankPlan, topology: Topology) -> list[Core]:
     return [core for core in topology.cores if not rank.cpus.isdisjoint(core.cpus)]
 
 
+def are_disjoint(cores: list[list[Core]]) -> bool:
+    return not any({*one} & {*other} for one, other in combinations(cores, 2))
+
+
 @given(questions())
 def test_a_rank_has_allowed_cpus_of_whole_cores_and_no_more_of_them_than_asked_for(
     question: Question,
@@ -61,25 +65,21 @@ def test_a_rank_has_allowed_cpus_of_whole_cores_and_no_more_of_them_than_asked_f
 @given(questions())
 def test_a_home_node_is_the_nearest_and_locality_what_the_nodes_say(question: Question) -> None:
     topology, reply = question.topology, asked(question)
-    mode = reply.request.options.mode
+    mode = MODES[reply.request.options.mode]
     running = {core.node for core in topology.cores}
     near = {node for node in running if reply.allowed & topology.cpus_of_node(node)}
     for rank in reply.ranks:
         own, home = rank.gpu.numa_node, rank.home_node
         assert home in near
-        if mode != "even" and own is not None:
+        if own is not None and not mode.everywhere:
             row = topology.node_of[own].distances
             far = {node: row.get(-1 if node is None else node, 256) for node in near}
             assert home == own if own in near else far[home] == min(far.values())
         if topology.node_of[home].memory_bytes != 0:
             assert rank.memory_node == home
-        nodes = {core.node for core in cores_of(rank, topology)} if mode == "even" else {home}
-        if len(running) == 1:
-            assert rank.locality == "local"
-        elif own is None:
-            assert rank.locality == "unknown"
-        else:
-            assert rank.locality == ("local" if nodes == {own} else "remote")
+        nodes = {core.node for core in cores_of(rank, topology)} if mode.everywhere else {home}
+        seen = "unknown" if own is None else "local" if nodes == {own} else "remote"
+        assert rank.locality == ("local" if len(running) == 1 else seen)
 
 
 @given(questions())
@@ -93,8 +93,7 @@ def test_a_rank_has_near_cores_and_none_beyond_what_its_mode_and_scope_say(
         near = topology.cpus_of_node(rank.home_node)
         packages = {core.package for core in topology.node_cores[rank.home_node]}
         assert rank.cpus & near
-        if (mode.scope or reply.request.options.scope) == "node":
-            assert rank.cpus <= near
+        assert rank.cpus <= near or (mode.scope or reply.request.options.scope) == "socket"
         assert {core.package for core in cores_of(rank, topology)} <= packages
 
 
@@ -104,7 +103,7 @@ def test_ranks_of_a_unique_mode_have_no_core_in_common_and_balanced_ones_as_many
 ) -> None:
     reply = asked(question, balanced="true")
     cores = [cores_of(rank, question.topology) for rank in reply.ranks]
-    assert not any({*one} & {*other} for one, other in combinations(cores, 2))
+    assert are_disjoint(cores)
     if MODES[reply.request.options.mode].balances:
         pairs = zip(reply.ranks, cores, strict=True)
         assert len({sum(it.node == rank.home_node for it in own) for rank, own in pairs}) == 1
@@ -123,11 +122,10 @@ def test_blocks_follow_each_other_and_those_that_are_never_balanced_leave_nothin
     for home, blocks in of_home.items():
         assert all(one[-1].cpus < other[0].cpus for one, other in pairwise(blocks))
         if options.mode != "unique_contiguous" and options.max_physical_cores is None:
-            sizes = [len(block) for block in blocks]
-            assert sizes == sorted(sizes, reverse=True)
-            assert sizes[0] - sizes[-1] <= 1
             every = topology.node_cores[home] if options.mode == "exclusive" else topology.cores
-            assert sum(sizes) == len(usable(every, reply.allowed))
+            size, rest = divmod(len(usable(every, reply.allowed)), len(blocks))
+            sizes = [size + (index < rest) for index in range(len(blocks))]
+            assert [len(block) for block in blocks] == sizes
 
 
 @given(questions(), st.integers(1, 4))
@@ -184,17 +182,21 @@ def test_the_same_question_has_the_same_answer_however_it_is_put(question: Quest
         assert question.ask(cpuset="0-4095").plan == online.plan
 
 
+# Jobs that do not know of each other.
+
+
 @st.composite
-def two_jobs(draw: st.DrawFn) -> list[Question]:
+def two_jobs(draw: st.DrawFn) -> tuple[Question, Question]:
     """Return two questions about GPUs of a machine; the jobs have none in common."""
     topology = draw(machines().filter(lambda it: len(it.gpus) > 1))
     reserved = draw(st.frozensets(st.sampled_from(sorted(topology.online)), max_size=3))
-    order = draw(st.permutations(range(len(topology.gpus))))
+    order = list(map(str, draw(st.permutations(range(len(topology.gpus))))))
     cut = draw(st.integers(1, len(order) - 1))
-    return [
-        Question(topology, reserved, {**draw(options(SHARING)), "gpus": ",".join(map(str, gpus))})
+    one, other = (
+        Question(topology, reserved, {**draw(options(SHARING)), "gpus": ",".join(gpus)})
         for gpus in (order[:cut], order[cut:])
-    ]
+    )
+    return one, other
 
 
 def assert_disjoint_unless_warned(one: Reply, other: Reply) -> None:
@@ -208,19 +210,21 @@ def assert_disjoint_unless_warned(one: Reply, other: Reply) -> None:
 
 @given(two_jobs(), st.data())
 def test_jobs_of_one_cpuset_or_of_all_of_the_node_are_disjoint_however_they_ask(
-    jobs: list[Question], data: st.DataObject
+    jobs: tuple[Question, Question], data: st.DataObject
 ) -> None:
     one, other = jobs
-    cpus: CpuSet = data.draw(subsets(one.whole or one.topology.online))
+    cpus = data.draw(subsets(one.whole or one.topology.online))
     within = {"share": "node", "cpuset": format_list(cpus)}
     assert_disjoint_unless_warned(asked(one, **within), asked(other, **within))
     assert_disjoint_unless_warned(asked(one, share="node"), asked(other, share="auto"))
 
 
 @given(two_jobs(), st.data())
-def test_jobs_of_disjoint_cpusets_are_disjoint(jobs: list[Question], data: st.DataObject) -> None:
+def test_jobs_of_disjoint_cpusets_are_disjoint(
+    jobs: tuple[Question, Question], data: st.DataObject
+) -> None:
     online = jobs[0].topology.online
-    cpus: CpuSet = data.draw(subsets(online))
+    cpus = data.draw(subsets(online))
     assume(cpus != online)
     halves = (format_list(cpus), format_list(online - cpus))
     replies = [job.try_to_ask(cpuset=half) for job, half in zip(jobs, halves, strict=True)]
@@ -236,3 +240,53 @@ def test_a_gpu_s_block_is_the_same_whichever_others_are_asked_for(question: Ques
     for rank in every.ranks:
         alone = question.ask(gpus=str(rank.gpu.index), share="node", balanced="false")
         assert [one.cpus for one in alone.ranks] == [rank.cpus]
+
+
+# Where ranks ask for more CPUs than are near.
+
+CPUS = st.integers(1, 9).map(str)
+
+
+@given(questions(UNIQUE), CPUS)
+def test_a_rank_of_a_unique_mode_has_its_own_cores_and_more_of_them_while_some_are_idle(
+    question: Question, cpus: str
+) -> None:
+    wide, narrow = asked(question, cpus=cpus), question.try_to_ask()
+    held = [cores_of(rank, question.topology) for rank in wide.ranks]
+    assert are_disjoint(held)
+    is_idle = len(usable(question.topology.cores, wide.allowed)) > sum(map(len, held))
+    mode, options = question.parameters["mode"], wide.request.options
+    if is_idle and mode != "single_unique" and options.max_physical_cores is None:
+        assert all(len(rank.cpus) >= int(cpus) for rank in wide.ranks)
+    if mode != "even" and isinstance(narrow, Reply) and narrow.plan.share == wide.plan.share:
+        pairs = zip(narrow.ranks, wide.ranks, strict=True)
+        assert all(before.cpus <= after.cpus for before, after in pairs)
+
+
+@given(questions(("node", "all", "socket")), CPUS)
+def test_ranks_that_share_have_all_that_they_had_and_are_widened_where_that_is_more(
+    question: Question, cpus: str
+) -> None:
+    limits = {"min_physical_cores": "1", "max_physical_cores": "999"}
+    reply, narrow = asked(question, cpus=cpus, **limits), question.ask(**limits)
+    for rank, had in zip(reply.ranks, narrow.ranks, strict=True):
+        assert had.cpus <= rank.cpus <= reply.allowed
+        assert (rank.cpus > had.cpus) == (rank.widening is not None)
+
+
+@given(questions(), CPUS)
+def test_what_is_not_near_is_mixed_and_warned_of_and_strict_refuses_it(
+    question: Question, cpus: str
+) -> None:
+    reply = asked(question, cpus=cpus)
+    warned = {it.rank for it in reply.warnings if it.code == "widened"}
+    assert warned == {rank.rank for rank in reply.ranks if rank.widening}
+    for rank in reply.ranks:
+        assert rank.locality != "mixed" or rank.widening
+        if rank.widening:
+            assert rank.locality != "local"
+            near = question.topology.cpus_of_node(rank.home_node)
+            assert rank.widening.cpus <= rank.cpus - near
+    is_far = warned or any(rank.locality == "remote" for rank in reply.ranks)
+    strict = question.try_to_ask(cpus=cpus, strict="true")
+    assert isinstance(strict, UnsatisfiableError) if is_far else isinstance(strict, Reply)

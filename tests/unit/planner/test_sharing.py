@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from affinityd.planner.model import PlanWarning
 from affinityd.topology.model import Topology
 from tests.support.asking import ask, codes, cpulists, lists
 from tests.support.machines.by_hand import made
@@ -21,9 +22,10 @@ NODES = {
     "unknown": made({0: "0-3", 1: "4-7"}, gpus=[None, 0, None]),
     "wide": made({0: "0-3", 1: "4-7"}, gpus=[0, 0]),
     "four": made({0: "0-3", 1: "4-7"}, gpus=[0, 0, 1, 1]),
+    "three": made({0: "0-3", 1: "4-7"}, gpus=[0, 0, 1]),
+    # A balanced block is one core, and that of GPU 1 is not allowed in 2 and 4.
+    "unlike": made({0: "0-4", 1: "5-6"}, gpus=[0, 0, 1, 1]),
 }
-#: Two GPUs on node 0, and one on node 1.
-THREE = made({0: "0-3", 1: "4-7"}, gpus=[0, 0, 1])
 
 
 def node(name: str) -> Topology:
@@ -83,6 +85,10 @@ even with as many cores as GPUs       | pair | cpuset=5,7 balanced=no      | 5 7
 the rest to the first, then, too      | pair | cpuset=5-7 balanced=no      | 5-6 7
 the same for one GPU alone, then, too | pair | cpuset=5-7 balanced=no gpus=1 | 7
 which is for one node only            | four | cpuset=0-1,5-7 balanced=no  | 0 1 5 6-7
+too few cores on another node         | three | cpuset=2,4-7 balanced=no gpus=2 | 4-7
+a balanced job that has lost its core | unlike | cpuset=2-4 gpus=0           | 2
+is not noticed by one that is not     | unlike | cpuset=2-4 gpus=1 balanced=no | 3-4
+nor by one that never is              | unlike | cpuset=2-4 gpus=1 mode=exclusive | 3-4
 """),
 )
 def test_blocks(name: str, asked: str, expected: str) -> None:
@@ -100,32 +106,21 @@ def test_blocks(name: str, asked: str, expected: str) -> None:
 )
 def test_with_fewer_cores_than_gpus_the_requested_divide_and_are_warned(asked: str) -> None:
     how = f"mode=unique_interleaved balanced=false {asked}"
-    reply = ask(THREE, **words(f"share=node {how}"))
+    reply = ask(NODES["three"], **words(f"share=node {how}"))
     assert reply.plan.share == "requested"
     assert "share_unavailable" in codes(reply)
-    assert " ".join(cpulists(reply)) == lists(THREE, f"share=requested {how}")
+    assert " ".join(cpulists(reply)) == lists(NODES["three"], f"share=requested {how}")
 
 
-def test_gpus_of_other_nodes_keep_their_blocks() -> None:
-    reply = ask(THREE, share="node", cpuset="2,4-7", gpus="2", balanced="false")
-    assert (reply.plan.share, cpulists(reply), codes(reply)) == ("node", ["4-7"], [])
+UNAVAILABLE = (
+    "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than "
+    "were asked for: the cores were divided among the requested GPUs only, and "
+    "jobs on other GPUs may get the same ones"
+)
 
 
 def test_auto_is_warned_where_the_machine_has_too_few_cores_and_not_where_a_cpuset_has() -> None:
     reply = ask(made({0: "0-1"}, gpus=[0, 0, 0]), gpus="0,1")
-    assert (cpulists(reply), codes(reply)) == (["0", "1"], ["share_unavailable"])
-    assert reply.warnings[0].message == (
-        "a node has fewer allowed cores than GPUs, or a GPU's block fewer CPUs than "
-        "were asked for: the cores were divided among the requested GPUs only, and "
-        "jobs on other GPUs may get the same ones"
-    )
+    assert (cpulists(reply), reply.plan.share) == (["0", "1"], "requested")
+    assert reply.warnings == (PlanWarning("share_unavailable", UNAVAILABLE),)
     assert codes(ask(made({0: "0-3"}, gpus=[0, 0, 0]), gpus="0", cpuset="0-1")) == []
-
-
-def test_jobs_that_differ_in_balanced_find_the_same_blocks() -> None:
-    """A balanced block of one core is not allowed here; the other job must not notice."""
-    topology = made({0: "0-4", 1: "5-6"}, gpus=[0, 0, 1, 1])
-    common = "share=node cpuset=2-4"
-    assert lists(topology, f"{common} gpus=0") == "2"
-    for other in ("mode=exclusive", "balanced=false"):
-        assert lists(topology, f"{common} gpus=1 {other}") == "3-4"

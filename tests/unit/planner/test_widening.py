@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from affinityd.errors import AffinityError, UnsatisfiableError
-from affinityd.planner.model import RankPlan
-from affinityd.request.formats import Reply, document
-from affinityd.topology.model import Topology
+from affinityd.request.formats import document
 from tests.support.asking import ask, codes, cpulists
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
-from tests.support.machines.strategies import UNIQUE, Question, questions
 from tests.support.tables import rows, words
 
 #: Two nodes of four CPUs, a GPU on the first.
@@ -160,71 +153,3 @@ def test_a_node_of_its_own_is_not_taken_for_what_a_task_asked_for(asked: str, ea
 def test_what_a_task_and_what_its_ranks_asked_for_are_not_given_together() -> None:
     with pytest.raises(AffinityError, match=r"^cpus=2 is what each rank asked for, task_cpus what"):
         ask(PAIR, cpus="2", task_cpus="3")
-
-
-# ------------------------------------------------------------------------ what holds for every plan
-
-ASKED = st.integers(1, 9).map(str)
-
-
-def widened(question: Question, cpus: str) -> Reply:
-    """Return a reply; where there is none, it is no example."""
-    reply = question.try_to_ask(cpus=cpus)
-    assume(isinstance(reply, Reply))
-    assert isinstance(reply, Reply)
-    return reply
-
-
-def cores(rank: RankPlan, topology: Topology) -> frozenset[int]:
-    """Return the places of the cores of which a rank has a CPU."""
-    held = enumerate(topology.cores)
-    return frozenset(place for place, core in held if not rank.cpus.isdisjoint(core.cpus))
-
-
-@given(questions(UNIQUE), ASKED)
-def test_a_rank_of_a_unique_mode_has_its_own_cores_and_more_of_them_while_some_are_idle(
-    question: Question, cpus: str
-) -> None:
-    wide, narrow = widened(question, cpus), question.try_to_ask()
-    held = [cores(rank, question.topology) for rank in wide.ranks]
-    assert not any(one & other for one, other in combinations(held, 2))
-    is_idle = any(
-        place not in frozenset().union(*held) and not wide.allowed.isdisjoint(core.cpus)
-        for place, core in enumerate(question.topology.cores)
-    )
-    mode = question.parameters["mode"]
-    if is_idle and mode != "single_unique" and "max_physical_cores" not in question.parameters:
-        assert all(len(rank.cpus) >= int(cpus) for rank in wide.ranks)
-    if mode != "even" and isinstance(narrow, Reply) and narrow.plan.share == wide.plan.share:
-        pairs = zip(narrow.ranks, wide.ranks, strict=True)
-        assert all(before.cpus <= after.cpus for before, after in pairs)
-
-
-@given(questions(("node", "all", "socket")), ASKED)
-def test_ranks_that_share_have_all_that_they_had_and_are_widened_where_that_is_more(
-    question: Question, cpus: str
-) -> None:
-    for limit in "min_physical_cores", "max_physical_cores":
-        question.parameters.pop(limit, None)
-    reply = widened(question, cpus)
-    for rank, had in zip(reply.ranks, question.ask().ranks, strict=True):
-        assert had.cpus <= rank.cpus <= reply.allowed
-        assert (rank.cpus > had.cpus) == (rank.widening is not None)
-
-
-@given(questions(), ASKED)
-def test_what_is_not_near_is_mixed_and_warned_of_and_strict_refuses_it(
-    question: Question, cpus: str
-) -> None:
-    reply = widened(question, cpus)
-    warned = {it.rank for it in reply.warnings if it.code == "widened"}
-    assert warned == {rank.rank for rank in reply.ranks if rank.widening}
-    for rank in reply.ranks:
-        assert rank.locality != "mixed" or rank.widening
-        if rank.widening:
-            assert rank.locality != "local"
-            assert rank.widening.cpus <= rank.cpus
-            assert rank.widening.cpus.isdisjoint(question.topology.cpus_of_node(rank.home_node))
-    is_far = warned or any(rank.locality == "remote" for rank in reply.ranks)
-    strict = question.try_to_ask(cpus=cpus, strict="true")
-    assert isinstance(strict, UnsatisfiableError) if is_far else isinstance(strict, Reply)
