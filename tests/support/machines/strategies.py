@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from affinityd.cpuset import CpuSet, format_list
-from affinityd.errors import AffinityError
+from affinityd.errors import AffinityError, UnsatisfiableError
 from affinityd.planner.modes import MODES
 from affinityd.request.formats import Reply
 from affinityd.topology.model import Core, Gpu, MigInstance, NumaNode, Topology
-from tests.support.asking import try_to_ask
+from tests.support.asking import is_one_short_line, try_to_ask
 
 Place = tuple[int | None, int | None]  #: NUMA node, package
 
@@ -138,6 +139,15 @@ class Question:
         """Ask it, with more parameters, and return why not where it has no answer."""
         asked = {**self.parameters, **parameters}
         return try_to_ask(self.topology, reserved=format_list(self.reserved), **asked)
+
+    def answered(self, **parameters: str) -> Reply:
+        """Ask it, with more parameters; what has no answer is one line, and is no example."""
+        reply = self.try_to_ask(**parameters)
+        if isinstance(reply, AffinityError):
+            assert isinstance(reply, UnsatisfiableError)
+            assert is_one_short_line(reply)
+            reject()
+        return reply
 
 
 def subsets(cpus: CpuSet) -> st.SearchStrategy[CpuSet]:

@@ -5,36 +5,18 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import assume, event, given, reject
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list
-from affinityd.errors import AffinityError, UnsatisfiableError
+from affinityd.errors import UnsatisfiableError
 from affinityd.planner.domains import usable
 from affinityd.planner.model import RankPlan
 from affinityd.planner.modes import MODES
 from affinityd.request.formats import Reply
 from affinityd.topology.model import Core, Topology
-from tests.support.asking import codes, is_one_short_line
-from tests.support.machines.strategies import (
-    SHARING,
-    UNIQUE,
-    Question,
-    machines,
-    options,
-    questions,
-    subsets,
-)
-
-
-def asked(question: Question, **parameters: str) -> Reply:
-    """Return a reply; what cannot be satisfied says so in one line, and is no example."""
-    reply = question.try_to_ask(**parameters)
-    if isinstance(reply, AffinityError):
-        assert isinstance(reply, UnsatisfiableError)
-        assert is_one_short_line(reply)
-        reject()
-    return reply
+from tests.support.asking import codes
+from tests.support.machines.strategies import UNIQUE, Question, questions
 
 
 def cores_of(rank: RankPlan, topology: Topology) -> list[Core]:
@@ -50,7 +32,7 @@ def are_disjoint(cores: list[list[Core]]) -> bool:
 def test_a_rank_has_allowed_cpus_of_whole_cores_and_no_more_of_them_than_asked_for(
     question: Question,
 ) -> None:
-    reply = asked(question)
+    reply = question.answered()
     options = reply.request.options
     given = slice(1) if options.multithreading == "single_logical" else slice(None)
     for rank in reply.ranks:
@@ -64,7 +46,7 @@ def test_a_rank_has_allowed_cpus_of_whole_cores_and_no_more_of_them_than_asked_f
 
 @given(questions())
 def test_a_home_node_is_the_nearest_and_locality_what_the_nodes_say(question: Question) -> None:
-    topology, reply = question.topology, asked(question)
+    topology, reply = question.topology, question.answered()
     mode = MODES[reply.request.options.mode]
     running = {core.node for core in topology.cores}
     near = {node for node in running if reply.allowed & topology.cpus_of_node(node)}
@@ -86,7 +68,7 @@ def test_a_home_node_is_the_nearest_and_locality_what_the_nodes_say(question: Qu
 def test_a_rank_has_near_cores_and_none_beyond_what_its_mode_and_scope_say(
     question: Question,
 ) -> None:
-    topology, reply = question.topology, asked(question)
+    topology, reply = question.topology, question.answered()
     mode = MODES[reply.request.options.mode]
     assume(not mode.everywhere)
     for rank in reply.ranks:
@@ -101,7 +83,7 @@ def test_a_rank_has_near_cores_and_none_beyond_what_its_mode_and_scope_say(
 def test_ranks_of_a_unique_mode_have_no_core_in_common_and_balanced_ones_as_many_near(
     question: Question,
 ) -> None:
-    reply = asked(question, balanced="true")
+    reply = question.answered(balanced="true")
     cores = [cores_of(rank, question.topology) for rank in reply.ranks]
     assert are_disjoint(cores)
     if MODES[reply.request.options.mode].balances:
@@ -113,7 +95,7 @@ def test_ranks_of_a_unique_mode_have_no_core_in_common_and_balanced_ones_as_many
 def test_blocks_follow_each_other_and_those_that_are_never_balanced_leave_nothing(
     question: Question,
 ) -> None:
-    topology, reply = question.topology, asked(question, share="requested", scope="node")
+    topology, reply = question.topology, question.answered(share="requested", scope="node")
     options = reply.request.options
     of_home: dict[int | None, list[list[Core]]] = {}
     for rank in reply.ranks:
@@ -133,7 +115,7 @@ def test_a_maximum_takes_nothing_that_a_greater_one_would_not_and_a_minimum_chan
     question: Question, most: int
 ) -> None:
     smaller, greater, plain = (
-        asked(question, min_physical_cores="1", max_physical_cores=f"{number}")
+        question.answered(min_physical_cores="1", max_physical_cores=f"{number}")
         for number in (most, most + 1, 99)
     )
     for one, other in zip(smaller.ranks, greater.ranks, strict=True):
@@ -151,7 +133,7 @@ def test_a_maximum_takes_nothing_that_a_greater_one_would_not_and_a_minimum_chan
 def test_every_odd_rank_is_warned_of_and_strict_refuses_what_is_remote_alone(
     question: Question,
 ) -> None:
-    reply = asked(question)
+    reply = question.answered()
     localities = [rank.locality for rank in reply.ranks]
     gpus = [rank.gpu.index for rank in reply.ranks]
     warned = codes(reply)
@@ -168,7 +150,7 @@ def test_every_odd_rank_is_warned_of_and_strict_refuses_what_is_remote_alone(
 
 @given(questions())
 def test_the_same_question_has_the_same_answer_however_it_is_put(question: Question) -> None:
-    reply = asked(question)
+    reply = question.answered()
     assert question.ask() == reply
     for name in "uuid", "pci_bus_id":
         names = ",".join(getattr(rank.gpu, name) for rank in reply.ranks)
@@ -182,66 +164,6 @@ def test_the_same_question_has_the_same_answer_however_it_is_put(question: Quest
         assert question.ask(cpuset="0-4095").plan == online.plan
 
 
-# Jobs that do not know of each other.
-
-
-@st.composite
-def two_jobs(draw: st.DrawFn) -> tuple[Question, Question]:
-    """Return two questions about GPUs of a machine; the jobs have none in common."""
-    topology = draw(machines().filter(lambda it: len(it.gpus) > 1))
-    reserved = draw(st.frozensets(st.sampled_from(sorted(topology.online)), max_size=3))
-    order = list(map(str, draw(st.permutations(range(len(topology.gpus))))))
-    cut = draw(st.integers(1, len(order) - 1))
-    one, other = (
-        Question(topology, reserved, {**draw(options(SHARING)), "gpus": ",".join(gpus)})
-        for gpus in (order[:cut], order[cut:])
-    )
-    return one, other
-
-
-def assert_disjoint_unless_warned(one: Reply, other: Reply) -> None:
-    """Check plans of share=node on different GPUs."""
-    if "share_unavailable" in {*codes(one), *codes(other)}:
-        event("share_unavailable")
-    else:
-        assert one.plan.share == other.plan.share == "node"
-        assert not one.cpus & other.cpus
-
-
-@given(two_jobs(), st.data())
-def test_jobs_of_one_cpuset_or_of_all_of_the_node_are_disjoint_however_they_ask(
-    jobs: tuple[Question, Question], data: st.DataObject
-) -> None:
-    one, other = jobs
-    cpus = data.draw(subsets(one.whole or one.topology.online))
-    within = {"share": "node", "cpuset": format_list(cpus)}
-    assert_disjoint_unless_warned(asked(one, **within), asked(other, **within))
-    assert_disjoint_unless_warned(asked(one, share="node"), asked(other, share="auto"))
-
-
-@given(two_jobs(), st.data())
-def test_jobs_of_disjoint_cpusets_are_disjoint(
-    jobs: tuple[Question, Question], data: st.DataObject
-) -> None:
-    online = jobs[0].topology.online
-    cpus = data.draw(subsets(online))
-    assume(cpus != online)
-    halves = (format_list(cpus), format_list(online - cpus))
-    replies = [job.try_to_ask(cpuset=half) for job, half in zip(jobs, halves, strict=True)]
-    given = [reply.cpus for reply in replies if isinstance(reply, Reply)]
-    event(f"{len(given)} of them were given CPUs")
-    assert len(frozenset().union(*given)) == sum(map(len, given))
-
-
-@given(questions(SHARING))
-def test_a_gpu_s_block_is_the_same_whichever_others_are_asked_for(question: Question) -> None:
-    every = asked(question.but(gpus="all", share="node", balanced="false"))
-    assume(every.plan.share == "node")
-    for rank in every.ranks:
-        alone = question.ask(gpus=str(rank.gpu.index), share="node", balanced="false")
-        assert [one.cpus for one in alone.ranks] == [rank.cpus]
-
-
 # Where ranks ask for more CPUs than are near.
 
 CPUS = st.integers(1, 9).map(str)
@@ -251,7 +173,7 @@ CPUS = st.integers(1, 9).map(str)
 def test_a_rank_of_a_unique_mode_has_its_own_cores_and_more_of_them_while_some_are_idle(
     question: Question, cpus: str
 ) -> None:
-    wide, narrow = asked(question, cpus=cpus), question.try_to_ask()
+    wide, narrow = question.answered(cpus=cpus), question.try_to_ask()
     held = [cores_of(rank, question.topology) for rank in wide.ranks]
     assert are_disjoint(held)
     is_idle = len(usable(question.topology.cores, wide.allowed)) > sum(map(len, held))
@@ -268,7 +190,7 @@ def test_ranks_that_share_have_all_that_they_had_and_are_widened_where_that_is_m
     question: Question, cpus: str
 ) -> None:
     limits = {"min_physical_cores": "1", "max_physical_cores": "999"}
-    reply, narrow = asked(question, cpus=cpus, **limits), question.ask(**limits)
+    reply, narrow = question.answered(cpus=cpus, **limits), question.ask(**limits)
     for rank, had in zip(reply.ranks, narrow.ranks, strict=True):
         assert had.cpus <= rank.cpus <= reply.allowed
         assert (rank.cpus > had.cpus) == (rank.widening is not None)
@@ -278,7 +200,7 @@ def test_ranks_that_share_have_all_that_they_had_and_are_widened_where_that_is_m
 def test_what_is_not_near_is_mixed_and_warned_of_and_strict_refuses_it(
     question: Question, cpus: str
 ) -> None:
-    reply = asked(question, cpus=cpus)
+    reply = question.answered(cpus=cpus)
     warned = {it.rank for it in reply.warnings if it.code == "widened"}
     assert warned == {rank.rank for rank in reply.ranks if rank.widening}
     for rank in reply.ranks:

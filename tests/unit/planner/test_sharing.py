@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import assume, event, given
+from hypothesis import strategies as st
 
+from affinityd.cpuset import format_list
 from affinityd.planner.model import PlanWarning
+from affinityd.request.formats import Reply
 from affinityd.topology.model import Topology
 from tests.support.asking import ask, codes, cpulists, lists
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
+from tests.support.machines.strategies import (
+    SHARING,
+    Question,
+    machines,
+    options,
+    questions,
+    subsets,
+)
 from tests.support.tables import rows, words
 
 NODES = {
@@ -124,3 +136,63 @@ def test_auto_is_warned_where_the_machine_has_too_few_cores_and_not_where_a_cpus
     assert (cpulists(reply), reply.plan.share) == (["0", "1"], "requested")
     assert reply.warnings == (PlanWarning("share_unavailable", UNAVAILABLE),)
     assert codes(ask(made({0: "0-3"}, gpus=[0, 0, 0]), gpus="0", cpuset="0-1")) == []
+
+
+# Jobs that do not know of each other.
+
+
+@st.composite
+def two_jobs(draw: st.DrawFn) -> tuple[Question, Question]:
+    """Return two questions about GPUs of a machine; the jobs have none in common."""
+    topology = draw(machines().filter(lambda it: len(it.gpus) > 1))
+    reserved = draw(st.frozensets(st.sampled_from(sorted(topology.online)), max_size=3))
+    order = list(map(str, draw(st.permutations(range(len(topology.gpus))))))
+    cut = draw(st.integers(1, len(order) - 1))
+    one, other = (
+        Question(topology, reserved, {**draw(options(SHARING)), "gpus": ",".join(gpus)})
+        for gpus in (order[:cut], order[cut:])
+    )
+    return one, other
+
+
+def assert_disjoint_unless_warned(one: Reply, other: Reply) -> None:
+    """Check plans of share=node on different GPUs."""
+    if "share_unavailable" in {*codes(one), *codes(other)}:
+        event("share_unavailable")
+    else:
+        assert one.plan.share == other.plan.share == "node"
+        assert not one.cpus & other.cpus
+
+
+@given(two_jobs(), st.data())
+def test_jobs_of_one_cpuset_or_of_all_of_the_node_are_disjoint_however_they_ask(
+    jobs: tuple[Question, Question], data: st.DataObject
+) -> None:
+    one, other = jobs
+    cpus = data.draw(subsets(one.whole or one.topology.online))
+    within = {"share": "node", "cpuset": format_list(cpus)}
+    assert_disjoint_unless_warned(one.answered(**within), other.answered(**within))
+    assert_disjoint_unless_warned(one.answered(share="node"), other.answered(share="auto"))
+
+
+@given(two_jobs(), st.data())
+def test_jobs_of_disjoint_cpusets_are_disjoint(
+    jobs: tuple[Question, Question], data: st.DataObject
+) -> None:
+    online = jobs[0].topology.online
+    cpus = data.draw(subsets(online))
+    assume(cpus != online)
+    halves = (format_list(cpus), format_list(online - cpus))
+    replies = [job.try_to_ask(cpuset=half) for job, half in zip(jobs, halves, strict=True)]
+    given = [reply.cpus for reply in replies if isinstance(reply, Reply)]
+    event(f"{len(given)} of them were given CPUs")
+    assert len(frozenset().union(*given)) == sum(map(len, given))
+
+
+@given(questions(SHARING))
+def test_a_gpu_s_block_is_the_same_whichever_others_are_asked_for(question: Question) -> None:
+    every = question.answered(gpus="all", share="node", balanced="false")
+    assume(every.plan.share == "node")
+    for rank in every.ranks:
+        alone = question.ask(gpus=str(rank.gpu.index), share="node", balanced="false")
+        assert [one.cpus for one in alone.ranks] == [rank.cpus]
