@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinityd.planner.domains import usable
-from affinityd.topology.model import Core, Topology
+from affinityd.topology.model import Topology
 from tests.support.asking import ask, codes, homes
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
@@ -31,6 +30,7 @@ OUTSIDE = {0: "0-7"}
         (made(BARREN, gpus=[2] * 4, distances=EVEN_ROWS), "", [0, 1, 0, 1]),
         # Ranks without a choice are placed first.
         (made(BARREN, gpus=[2, 0, 0], distances=EVEN_ROWS), "", [1, 0, 0]),
+        (made(BARREN, gpus=[2, 2], distances=EVEN_ROWS), "gpus=1,0", [0, 1]),  # in ranks' order
         (made(BARREN, gpus=[2, 2], distances=[("0", "2", 30)]), "", [0, 0]),  # missing: farthest
         (made(BARREN, gpus=[2, 2]), "", [0, 1]),  # missing distances are as far
         (made(TWO, gpus=[None] * 3), "", [0, 1, 0]),  # unknown GPUs are spread
@@ -51,12 +51,6 @@ OUTSIDE = {0: "0-7"}
 )
 def test_home_nodes(topology: Topology, asked: str, expected: list[int | None]) -> None:
     assert homes(ask(topology, **words(f"share=requested mode=node {asked}"))) == expected
-
-
-def test_homes_follow_the_order_of_ranks_not_of_gpus() -> None:
-    topology = made(BARREN, gpus=[2, 2], distances=EVEN_ROWS)
-    ranks = ask(topology, gpus="1,0", mode="node").ranks
-    assert [(rank.gpu.index, rank.home_node) for rank in ranks] == [(1, 0), (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +84,3 @@ shared  | dgx-a100 | gpus=0,0,1 rank=1              | rank 1 is one of 2 ranks o
 )
 def test_a_warning_says_which_rank_and_gpu(topology: str, asked: str, message: str) -> None:
     assert [it.message for it in ask(machine(topology), **words(asked)).warnings] == [message]
-
-
-def test_a_core_counts_if_any_of_its_cpus_is_allowed_and_gives_only_those() -> None:
-    cores = (Core((0, 4), 0, 0, None, 0), Core((1, 5), 0, 0, None, 0), Core((2, 6), 0, 0, None, 0))
-    assert [core.cpus for core in usable(cores, frozenset({4, 1, 5}))] == [(4,), (1, 5)]

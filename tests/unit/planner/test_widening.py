@@ -6,7 +6,7 @@ import pytest
 
 from affinityd.errors import AffinityError, UnsatisfiableError
 from affinityd.request.formats import document
-from tests.support.asking import ask, codes, cpulists
+from tests.support.asking import ask, cpulists
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 from tests.support.tables import rows, words
@@ -24,6 +24,7 @@ NODES = {
     ),
     "caches": made({0: "0-3", 1: "4-7"}, cores_per_llc=2),
     "socket": made({0: "0-1", 1: "2-3", 2: "4-5"}, packages={0: "0-3", 1: "4-5"}),
+    "dgx": machine("dgx-a100"),  # 128 cores of two CPUs, 8 GPUs
 }
 
 
@@ -35,6 +36,7 @@ in a unique mode each has one          | pair | gpus=0,0 cpuset=3-4 cpus=1      
 no more are added than were asked for  | pair | mode=node cpuset=3-6 cpus=2           | 3-4~
 where enough are near nothing changes  | pair | mode=node cpuset=0-7 cpus=2           | 0-3
 or as many as there are                | pair | mode=node cpus=99                     | 0-7~
+each core counts once                  | pair | mode=node cpus=7                      | 0-6~
 the nearest node's cores, whole ones   | chain | mode=node cpus=5                    | 0-1,4,6-7,10~
 CPUs that are given count | chain | mode=node cpus=4 multithreading=single_logical    | 0-1,4-5~
 ranks that share leave others' near CPUs | both | mode=node cpuset=0-1,4-7 cpus=4     | 0-1 4-7
@@ -49,6 +51,9 @@ caches do not grow | caches | gpus=0,0 mode=core_complex cpuset=2,4-7 cpus=2    
 all is far: remote, not widened        | pair | cpuset=4-7 mode=node cpus=2           | 4-7!
 a socket is widened beyond itself      | socket | mode=socket cpus=5                  | 0-4~
 what the mode has anyway is no widening | socket | mode=socket cpus=4                 | 0-3
+a GPU's block is enough                | dgx | gpus=0 cpus=16                        | 48-55,176-183
+it is left where it is too small       | dgx | gpus=0 cpus=20                        | 48-63,176-191
+but not by ranks that plan by themselves | dgx | gpus=0 cpus=40 share=node           | 48-55,176-183
 """),
 )
 def test_where_too_few_cpus_are_near_the_nearest_others_are_added(
@@ -60,12 +65,35 @@ def test_where_too_few_cpus_are_near_the_nearest_others_are_added(
     assert " ".join(f"{cpus}{marks[rank.locality]}" for cpus, rank in ranks) == expected
 
 
+@pytest.mark.parametrize(
+    ("node", "asked", "code", "message"),
+    rows("""
+all ranks of a node together | pair | gpus=0,0 rank=1 mode=node cpuset=2-5 cpus=2 | widened | \
+rank 1 has CPUs 4-5 away from node 0, its home: 2 allowed CPUs are near, and 4 were asked for
+enough        | dgx | gpus=0 cpus=16            | parameter_ignored |
+a small block | dgx | gpus=0 cpus=40 share=node | parameter_ignored | \
+rank 0: cpus=40 is more than the 16 CPUs of its GPU's block, to which share=node keeps
+no more are allowed | pair | mode=node cpus=99 | parameter_ignored |
+left          | dgx | gpus=0 cpus=20            | share_unavailable | a node has fewer allowed \
+cores than GPUs, or a GPU's block fewer CPUs than were asked for: the cores were divided among the \
+requested GPUs only, and jobs on other GPUs may get the same ones
+idle: of no GPU's node          | pair | mode=node cpuset=2-7 cpus=2 | idle_cpus | \
+4 allowed CPUs (4-7) will stay idle, near none of these GPUs
+less those that came in         | pair | mode=node cpuset=2-7 cpus=3 | idle_cpus | \
+3 allowed CPUs (5-7) will stay idle, near none of these GPUs
+not where nothing was asked for | pair | mode=node cpuset=2-7        | idle_cpus |
+nor near ones                   | pair | mode=single cpuset=0-3 cpus=1 | idle_cpus |
+"""),
+)
+def test_what_is_lacking_left_or_idle_is_warned_of(
+    node: str, asked: str, code: str, message: str
+) -> None:
+    warnings = ask(NODES[node], **words(asked)).warnings
+    assert [it.message for it in warnings if it.code == code] == ([message] if message else [])
+
+
 def test_a_rank_says_how_many_were_near_and_how_many_were_asked_for() -> None:
     reply = ask(PAIR, gpus="0,0", mode="node", cpuset="2-5", cpus="2")
-    lack = "2 allowed CPUs are near, and 4 were asked for"
-    assert [it.message for it in reply.warnings if it.code == "widened"] == [
-        f"rank {rank} has CPUs 4-5 away from node 0, its home: {lack}" for rank in (0, 1)
-    ]
     added = "2 allowed CPUs, and 4 were asked for: CPUs 4-5 of other nodes were added"
     assert all(f"node 0 has {added}" in rank.reasons for rank in reply.ranks)
     assert document(reply).request.cpus == 2
@@ -77,77 +105,36 @@ def test_strict_refuses_a_rank_that_would_be_widened() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "idle"),
+    ("node", "asked", "each"),
     rows("""
-those of no GPU's node         | cpuset=2-7 cpus=2 | 4 allowed CPUs (4-7)
-less those that came in        | cpuset=2-7 cpus=3 | 3 allowed CPUs (5-7)
-not where nothing was asked for | cpuset=2-7       |
-nor near ones                  | cpuset=0-3 cpus=1 mode=single |
+a task with one GPU              | pair | task_cpus=4 cpuset=0-7                    | 4
+a task's GPUs divide them        | pair | gpus=0,0 task_cpus=4                      | 2
+none gets less than its part     | pair | gpus=0,0 task_cpus=3                      | 2
+two tasks on a GPU               | pair | gpus=0 ranks=2 rank=1 task_cpus=2         | 2
+sharing, a rank is both tasks    | pair | job=0 ranks=2 rank=1 task_cpus=2 mode=node | 4
+else each is one                 | pair | job=0 ranks=2 rank=1 task_cpus=2          | 2
+a lone task: all it may use      | pair | task_cpus=1/1 cpuset=2-7                  | 6
+whole CPUs                       | pair | ranks=4 rank=0 task_cpus=1/4 cpuset=2-7   | 1
+no more than the job's           | pair | task_cpus=1/1 cpuset=2-7 job_cpus=3       | 3
+nor than there are               | pair | task_cpus=9 cpuset=2-7                    | 6
+a node of its own, by a number   | pair | task_cpus=8                               | 8
+by a part: the node's cores a GPU | pair | task_cpus=1/1                            | 8
+a rank of an unknown number      | pair | gpus=0,0 rank=1 task_cpus=4               | 4
+on its slice: gpu:closest        | pair | cpuset=4-7 task_cpus=1/2 gpus=0 ranks=2 rank=1 \
+gpu_bind=gpu:closest cpu_bind=0xf,0xf0 | 4
+cpus is each rank's as it stands | pair | cpus=3                                    | 3
+nothing                          | pair |                                           | None
+all of a node: its GPU's part    | dgx | task_cpus=1/1                              | 16
+all but a core that Slurm keeps  | dgx | task_cpus=1/1 cpuset=1-127,129-255         | 16
+one thread of each core          | dgx | task_cpus=1/1 cpuset=0-127                 | 16
+a number that was asked for      | dgx | task_cpus=64                               | 64
+a pod's request, among others    | dgx | task_cpus=1/1 job_cpus=64                  | 64
+a part of a node was counted out | dgx | task_cpus=1/1 cpuset=0-63                  | 64
 """),
 )
-def test_allowed_cpus_that_stay_idle_for_being_far_are_counted(asked: str, idle: str) -> None:
-    warnings = ask(PAIR, **words(f"mode=node {asked}")).warnings
-    assert [it.message for it in warnings if it.code == "idle_cpus"] == (
-        [f"{idle} will stay idle, near none of these GPUs"] if idle else []
-    )
-
-
-def test_a_gpu_s_block_that_is_too_small_is_left_unless_ranks_plan_by_themselves() -> None:
-    dgx = machine("dgx-a100")
-    enough = ask(dgx, gpus="0", cpus="16")
-    assert (cpulists(enough), enough.plan.share) == (["48-55,176-183"], "node")
-    assert "parameter_ignored" not in codes(enough)
-    apart = ask(dgx, gpus="0", cpus="40", share="node")
-    assert (cpulists(apart), apart.plan.share) == (["48-55,176-183"], "node")
-    (said,) = (it.message for it in apart.warnings if it.code == "parameter_ignored")
-    assert said.startswith("rank 0: cpus=40 is more than the 16 CPUs of its GPU's block")
-    more = ask(dgx, gpus="0", cpus="20")
-    assert (cpulists(more), more.plan.share) == (["48-63,176-191"], "requested")
-    assert "share_unavailable" in codes(more)
-
-
-@pytest.mark.parametrize(
-    ("asked", "each"),
-    rows("""
-a task with one GPU                 | task_cpus=4 cpuset=0-7                          | 4
-a task's GPUs divide them           | gpus=0,0 task_cpus=4                            | 2
-none gets less than its part        | gpus=0,0 task_cpus=3                            | 2
-two tasks on a GPU                  | gpus=0 ranks=2 rank=1 task_cpus=2               | 2
-sharing, a rank is both tasks       | job=0 ranks=2 rank=1 task_cpus=2 mode=node      | 4
-else each is one                    | job=0 ranks=2 rank=1 task_cpus=2                | 2
-a lone task: all it may use         | task_cpus=1/1 cpuset=2-7                        | 6
-whole CPUs                          | ranks=4 rank=0 task_cpus=1/4 cpuset=2-7         | 1
-no more than the job's              | task_cpus=1/1 cpuset=2-7 job_cpus=3             | 3
-nor than there are                  | task_cpus=9 cpuset=2-7                          | 6
-a node of its own, by a number      | task_cpus=8                                     | 8
-by a part: the node's cores a GPU   | task_cpus=1/1                                   | 8
-a rank of an unknown number         | gpus=0,0 rank=1 task_cpus=4                     | 4
-on its slice: gpu:closest           | cpuset=4-7 task_cpus=1/2 gpus=0 ranks=2 rank=1 \
-gpu_bind=gpu:closest cpu_bind=0xf,0xf0                                                | 4
-cpus is each rank's as it stands    | cpus=3                                          | 3
-nothing                             |                                                 | None
-"""),
-)
-def test_what_a_task_asked_for_is_told_for_each_rank(asked: str, each: str) -> None:
-    assert str(ask(PAIR, **words(asked)).request.options.cpus) == each
-
-
-@pytest.mark.parametrize(
-    ("asked", "each"),
-    rows("""
-all of it                            |                       | 16
-all but a core that Slurm keeps      | cpuset=1-127,129-255  | 16
-one thread of each core              | cpuset=0-127          | 16
-a number that was asked for          | task_cpus=64          | 64
-a pod with a request, among others   | job_cpus=64           | 64
-a part of it was counted out         | cpuset=0-63           | 64
-"""),
-)
-def test_a_node_of_its_own_is_not_taken_for_what_a_task_asked_for(asked: str, each: str) -> None:
-    dgx = machine("dgx-a100")  # 128 cores of two CPUs, 8 GPUs
-    reply = ask(dgx, **words(f"gpus=0 mode=node task_cpus=1/1 {asked}"))
-    assert reply.request.options.cpus == int(each)
-    assert (each == "16") == (reply.ranks[0].locality == "local")
+def test_what_a_task_asked_for_is_told_for_each_rank(node: str, asked: str, each: str) -> None:
+    how = words(f"gpus=0 mode=node {asked}" if node == "dgx" else asked)
+    assert str(ask(NODES[node], **how).request.options.cpus) == each
 
 
 def test_what_a_task_and_what_its_ranks_asked_for_are_not_given_together() -> None:
