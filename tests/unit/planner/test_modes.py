@@ -40,9 +40,10 @@ def test_three_ranks_on_one_node(mode: str) -> None:
     assert cpulists(reply) == THREE_RANKS[mode]
 
 
-def test_modes_whose_ranks_have_the_same_are_those_that_share() -> None:
+def test_modes_whose_ranks_have_the_same_share_and_the_others_are_unique() -> None:
     same = {name for name, given in THREE_RANKS.items() if len(set(given)) == 1}
     assert {name for name, mode in MODES.items() if mode.shares} == same - BY_RANK
+    assert {name for name, mode in MODES.items() if mode.unique} == {*MODES} - same
 
 
 NODES = {

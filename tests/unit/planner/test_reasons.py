@@ -66,9 +66,19 @@ def test_ranks_that_share_a_part_of_their_cores_are_counted_as_sharing() -> None
     assert (wide.threads, narrow.threads) == (2, 2)
 
 
-def test_nothing_is_said_to_be_left_out_where_nothing_is() -> None:
-    (rank,) = ask(made({0: "0-3"}), share="requested", max_physical_cores="4").ranks
-    division = "unique_contiguous: 4 cores of the 4 of node 0"
+@pytest.mark.parametrize(
+    ("threads", "asked", "division"),
+    [
+        (2, "max_physical_cores=4", "unique_contiguous: 4 cores of the 4 of node 0"),
+        (1, "multithreading=single_logical", "unique_contiguous: 8 cores of the 8 of node 0"),
+        (2, "mode=single", "single: 1 core of the 4 of node 0"),  # it leaves nothing to others
+    ],
+)
+def test_nothing_is_said_to_be_left_out_where_nothing_is(
+    threads: int, asked: str, division: str
+) -> None:
+    topology = made({0: "0-7"}, threads=threads)
+    (rank,) = ask(topology, **words(f"share=requested {asked}")).ranks
     assert rank.reasons == ("GPU 0 is on NUMA node 0", division)
 
 
