@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from affinityd.cli import main
 from affinityd.topology import node_file
 from affinityd.topology.model import Node, Topology
 from tests.support.machines.by_hand import made
@@ -33,3 +34,14 @@ def use_small_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def publish(tmp_path: Path, topology: Topology, *, replayed: bool = False) -> None:
     """Write what a daemon would have published beside the socket of `use_small_node`."""
     node_file.write(tmp_path / node_file.NAME, Node(topology, replayed=replayed))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str, status: int = 2) -> str:
+    """Have a command refuse with a line on stderr, and return that."""
+    try:
+        code: object = main(words)
+    except SystemExit as end:
+        code = end.code
+    said = capsys.readouterr()
+    assert (code, said.out, said.err.count("\n")) == (status, "", 1)
+    return said.err

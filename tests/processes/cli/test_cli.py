@@ -57,12 +57,9 @@ def test_a_command_that_prints_json_takes_both_ways_to_say_so(run: Run, words: s
 @pytest.mark.parametrize(
     ("mode", "flags", "line"),
     [
-        ("", "", "by mode node, would give ranks 0-1 CPUs 48-63,176-191"),
         ("", " --scope=socket", "by mode all, would give ranks 0-1 CPUs 0-63,128-191"),
         ("single", "", "by mode single, would give ranks 0-1 CPUs 48,176"),
         ("unique-contiguous", "", None),
-        ("fast", "", None),
-        ("", " --mode=even", None),
         ("", " --format=cpulist", None),
     ],
 )
@@ -92,12 +89,6 @@ def test_a_switch_may_stand_alone_or_have_a_value(run: Run) -> None:
     ):
         request = json.loads(run(f"plan {DGX} --json {flags}")[1])["request"]
         assert (request["balanced"], request["strict"]) == values
-
-
-def test_reasons_come_when_they_are_asked_for(run: Run) -> None:
-    words = f"plan {DGX} --gpus 0 --reserved-cpus 48"
-    assert "reserved" not in run(words)[1]
-    assert "CPUs 48 of node 3 are reserved" in run(f"{words} --explain")[1]
 
 
 @pytest.mark.parametrize(

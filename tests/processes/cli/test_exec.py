@@ -32,8 +32,8 @@ SPREAD = (
     "this process sees GPUs 0-1 of nodes 0-1 and has the CPUs near any of them; "
     "if it uses only one GPU, name it: --gpus N, in Python bind(gpus=N)"
 )
-TASK = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}
-TWO_TASKS = {**TASK, "SLURM_GTIDS": "0,1", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}
+TASK = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0,1"}
+TWO_TASKS = {**TASK, "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}
 MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 BY_DAEMON = "(local, planned from daemon)"
 IS_FAR = f"CPUs {FAR} are not near the GPU; allowed are {FAR}"
@@ -44,12 +44,10 @@ BY_MPI = "rank 0 of 2 (OMPI_COMM_WORLD_LOCAL_RANK)"
     ("task", "words", "cpus", "line"),
     [
         ({"LOCAL_RANK": "0"}, "", NEAR, ""),
-        ({"LOCAL_RANK": "0"}, "--rank=1 --", FAR, ""),
         ({"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1,0"}, "", FAR, ""),
         ({"AFFINITYD": "off"}, "--gpus=1 --", BOTH, ""),
         ({}, f"--cpuset {FAR} --gpus 0 --", FAR, IS_FAR),
         ({}, "", BOTH, SPREAD),
-        ({**TASK, "SLURM_GTIDS": "0"}, "", BOTH, SPREAD),
         (TWO_TASKS, "", BOTH, ""),
         (MPI, "-v --", NEAR, f"{BY_MPI}: GPU 0, node 0, CPU {NEAR} {BY_DAEMON}"),
         ({}, "-v --gpus=0,1 --", BOTH, f"no rank: GPUs 0-1, nodes 0-1, CPUs {BOTH} {BY_DAEMON}"),
@@ -67,7 +65,6 @@ def test_the_command_runs_beside_its_gpu(
     [
         (["--mdoe=node"], {}, "'--mdoe=node' is not an option"),
         (["--gpus=9"], {}, "no GPU 9; visible are 0 (0000:10:00.0), 1 (0000:11:00.0)"),
-        (["--memory=near"], {}, "memory: 'near' is not one of local, preferred"),
         (["--strict", f"--cpuset={FAR}", "--gpus=0"], {}, "strict: "),
         ([], {"AFFINITYD_TIMEOUT": "0"}, "timeout: '0' is not a number"),
         (["--gpus=1"], {"AFFINITYD": "obsreve"}, "AFFINITYD: 'obsreve' is none of on, observe"),

@@ -20,7 +20,7 @@ from affinityd.request.parameters import PARAMETERS
 from tests.support.children import ZOMBIE, children_of, parent_of, program, sleeping
 from tests.support.cpusets import cpuset, needs_cpuset
 from tests.support.machines.sysfs_tree import write_tree
-from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, use_small_node
+from tests.support.small_node import ALL, FAR, NEAR, TOPOLOGY, refused, use_small_node
 
 Capture = pytest.CaptureFixture[str]
 
@@ -36,7 +36,6 @@ if os.fork() == 0:
     os._exit(0)
 threading.Thread(target=work).start()
 """
-
 
 #: The command, run by another user than root; rehearsed, so that all is imported by root, who
 #: alone may be able to read it.
@@ -130,38 +129,26 @@ def test_of_another_users_process_the_gpus_must_be_named_and_nothing_is_pinned(
         monkeypatch.setenv("AFFINITYD_ROOT", os.fspath(write_tree(TOPOLOGY, Path(folder, "root"))))
         unnamed = as_another("pin", str(child.pid))
         named = as_another("pin", str(child.pid), "--gpus", "0", "--dry-run")
-        refused = as_another("pin", str(child.pid), "--cpus", "0", "--tree")
+        status, _, complaint = as_another("pin", str(child.pid), "--cpus", "0", "--tree")
         assert {mask_of(stat.number) for stat in descendants(child.pid)} == {ALL}
         name = target.shown(target.living(child.pid))
     cause = "cannot be read: it is another user's, or has ended; give --gpus, or run this as root"
     assert unnamed == (2, "", f"affinityd pin: the environment of {name} {cause}\n")
     assert named == (0, f"{name}: 1 thread would be pinned to CPUs 1\n", "")
-    status, _, complaint = refused
     first, *_, last = complaint.splitlines()
     assert (status, complaint.count("\n")) == (1, 11)
     assert "1 thread refused, still on CPUs 0-1: EPERM: it is another user's" in first
     assert last == "affinityd pin: and 3 more"
 
 
-def refused(capsys: Capture, arguments: list[str]) -> str:
-    """Have a command refuse with a line, and return that."""
-    try:
-        code: object = main(arguments)
-    except SystemExit as end:
-        code = end.code
-    said = capsys.readouterr()
-    assert (code, said.out, said.err.count("\n")) == (2, "", 1)
-    return said.err
-
-
 @pytest.mark.parametrize("command", ["pin", "verify"])
 def test_what_is_no_process_is_one_line(capsys: Capture, command: str) -> None:
     for text in ("abc", "0", "-1", "1_0", "²"):
         said = f"affinityd {command}: argument PID: '{text}' is not a PID; a PID is a number from 1"
-        assert refused(capsys, [command, text]).startswith(said)
-    assert "argument PID: '9999" in refused(capsys, [command, "9" * 5000])
+        assert refused(capsys, command, text).startswith(said)
+    assert "argument PID: '9999" in refused(capsys, command, "9" * 5000)
     said = f"affinityd {command}: there is no process 999999999\n"
-    assert refused(capsys, [command, "999999999"]) == said
+    assert refused(capsys, command, "999999999") == said
 
 
 @pytest.mark.parametrize("command", ["pin", "verify"])
@@ -171,14 +158,14 @@ def test_a_thread_a_zombie_and_the_kernels_own_are_told_apart(
     with program(FAMILY) as child:
         _, tid = thread_ids(child.pid)
         said = f"affinityd {command}: {tid} is a thread of process {child.pid}; name that\n"
-        assert refused(capsys, [command, str(tid)]) == said
+        assert refused(capsys, command, str(tid)) == said
     with program(ZOMBIE) as child:
         (zombie,) = children_of(child.pid)
         said = f"has ended; its parent, {child.pid}, has not"
-        assert said in refused(capsys, [command, str(zombie)])
+        assert said in refused(capsys, command, str(zombie))
     if stat_of(2) is not None:
         said = "process 2 (kthreadd) is a thread of the kernel"
-        assert said in refused(capsys, [command, "2"])
+        assert said in refused(capsys, command, "2")
 
 
 @pytest.mark.parametrize(
@@ -188,27 +175,21 @@ def test_a_thread_a_zombie_and_the_kernels_own_are_told_apart(
         ("--cpus 0-", "--cpus: '0-' is not a CPU number or range; write it like 0-3,8,10-11"),
         ("--gpus 0 --gpus 1", "gpus is given twice; give it once"),
         ("--mode fast", "mode: 'fast' is not one of all,"),
+        ("--gpus 7", "no GPU 7; visible are 0"),
     ],
 )
 def test_options_that_cannot_be_are_bad_usage_and_nothing_is_done(
     capsys: Capture, flags: str, line: str
 ) -> None:
+    status = 1 if line.startswith("no GPU") else 2
     with sleeping() as child:
-        assert line in refused(capsys, ["pin", str(child.pid), *flags.split()])
+        assert line in refused(capsys, "pin", str(child.pid), *flags.split(), status=status)
         assert mask_of(child.pid) == ALL
-
-
-def test_a_gpu_that_is_not_there_is_no_plan_and_nothing_is_done(capsys: Capture) -> None:
-    with sleeping() as child:
-        assert main(["pin", str(child.pid), "--gpus", "7"]) == 1
-        assert mask_of(child.pid) == ALL
-    assert capsys.readouterr().err.startswith("affinityd pin: no GPU 7; visible are 0")
 
 
 @pytest.mark.parametrize(
     ("site", "job", "words", "cpus"),
     [
-        ("", "", [], NEAR),
         ("even", "", [], FAR),
         ("even", "node", [], NEAR),
         ("node", "even", ["--mode", "node"], NEAR),

@@ -21,7 +21,7 @@ from tests.support.children import children_of, parent_of, program, sleeping
 from tests.support.machines.by_hand import made
 from tests.support.machines.sysfs_tree import write_tree
 from tests.support.paths import REPOSITORY
-from tests.support.small_node import ALL, FAR, NEAR, use_small_node
+from tests.support.small_node import ALL, FAR, NEAR, refused, use_small_node
 
 #: Three threads: the main one on CPU 1, others on 1 and, by their own choice, on 0.
 THREADS = """
@@ -38,7 +38,6 @@ for name, cpu in (('near (one)', 1), ('far one', 0)):
 barrier.wait()
 print('ready', flush=True)
 """
-
 
 HOLD = "held = bytearray(64 * 2**20); held[::4096] = b'x' * len(held[::4096])"
 
@@ -223,7 +222,5 @@ def test_without_a_pid_the_caller_itself_is_judged_and_no_command_moves_what_has
 
 def test_no_gpu_is_an_error_of_one_line(capsys: Capture) -> None:
     with sleeping(env={"CUDA_VISIBLE_DEVICES": "-1"}) as child:
-        assert main(["verify", str(child.pid)]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert said.err.startswith("affinityd verify: no GPU is visible")
+        said = refused(capsys, "verify", str(child.pid))
+    assert said.startswith("affinityd verify: no GPU is visible")

@@ -75,16 +75,6 @@ def test_a_finding_names_its_gpus_and_its_remedy(doctor: Doctor, tmp_path: Path)
     assert doctor("isolcpus", "--root", root, "--reserved-cpus", "1")[0] == 0
 
 
-def test_the_table_has_each_remedy_below_what_it_mends(doctor: Doctor, tmp_path: Path) -> None:
-    _, out = doctor("numa-balancing", "gpu-numa-node", "--root", node(tmp_path, BALANCED))
-    head, place, balancing, remedy, total = out.splitlines()
-    assert head.split() == ["check", "status", "found"]
-    assert place == "gpu-numa-node   ok      GPU 0 on node 0; GPU 1 on node 1"
-    assert balancing.startswith("numa-balancing  warn    kernel.numa_balancing is 1: ")
-    assert remedy.startswith(f"{' ' * 24}→ sysctl -w kernel.numa_balancing=0")
-    assert total == "gpu07: 1 warn, 1 ok"
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_wrong_about_a_shipped_machine(doctor: Doctor, name: str) -> None:
     status, document = found(doctor, "--machine", name)
