@@ -121,34 +121,24 @@ def test_it_says_what_is_in_its_way_then_job_by_job_what_does_not_fit_and_each_w
     assert [re.sub("  +", "|", line) for line in (far, counts, *table)] == without_what_fits
 
 
-@pytest.mark.parametrize(
-    ("policy", "line"),
-    [
-        (PolicyState("/p", 1_790_000_000.0, 3), "/p: 3 rules, read 2026-09-21T14:13:20.000Z"),
-        (PolicyState("/p", error="no file"), "/p has an error: no file; nothing is pinned"),
-    ],
-)
-def test_it_says_which_policy_counts(policy: PolicyState, line: str) -> None:
-    assert shown(policy=policy)[1] == f"policy {line}"
+def test_it_says_which_policy_counts() -> None:
+    good = shown(policy=PolicyState("/p", 1_790_000_000.0, 3))[1]
+    assert good == "policy /p: 3 rules, read 2026-09-21T14:13:20.000Z"
+    none = shown(policy=PolicyState("/p", error="no file"))[1]
+    assert none == "policy /p has an error: no file; nothing is pinned"
 
 
 OTHER = replace(LONE, process=drifted(8, gpu=GPU1).process)
 
 
-@pytest.mark.parametrize(
-    ("decisions", "unknown", "line"),
-    [
-        ([], {GPU0: "x"}, "no GPU is used from far away; the processes of nvidia 0 are not known"),
-        ([drifted()], {}, "1 GPU is used from far away: a pin fixes 1 (nvidia 0)"),
-        ([drifted(), FAR], {}, f"2 GPUs are used: a pin fixes 1 (nvidia 0), {ALLOCATE}"),
-        ([LONE, OTHER], {}, "2 GPUs are used: 2 (nvidia 0-1) are left alone"),
-    ],
-)
-def test_the_gpus_are_summed_up_and_named(
-    decisions: list[Decision], unknown: dict[Any, str], line: str
-) -> None:
-    expected = line.replace("are used:", "are used from far away:")
-    assert shown(*decisions, unknown=unknown)[2] == expected
+def test_the_gpus_are_summed_up_and_named() -> None:
+    for decisions, unknown, line in (
+        ([], {GPU0: "x"}, "no GPU is {}; the processes of nvidia 0 are not known"),
+        ([drifted()], {}, "1 GPU is {}: a pin fixes 1 (nvidia 0)"),
+        ([drifted(), FAR], {}, f"2 GPUs are {{}}: a pin fixes 1 (nvidia 0), {ALLOCATE}"),
+        ([LONE, OTHER], {}, "2 GPUs are {}: 2 (nvidia 0-1) are left alone"),
+    ):
+        assert shown(*decisions, unknown=unknown)[2] == line.format("used from far away")
 
 
 def test_a_reader_who_does_not_see_all_is_told_so() -> None:
@@ -232,15 +222,11 @@ def is_one_line(capsys: Capture, start: str, said: str) -> None:
     assert said in captured.err
 
 
-@pytest.mark.parametrize(
-    ("flag", "said"), [("--socket", "no daemon at {}: "), ("--check", "{} cannot be read: ")]
-)
-def test_a_file_that_is_not_there_is_named(
-    tmp_path: Path, capsys: Capture, flag: str, said: str
-) -> None:
-    assert main(["enforce", flag, f"{tmp_path}/none"]) == 2
-    error = f"affinityd enforce: {said.format(tmp_path / 'none')}No such file or directory\n"
-    assert capsys.readouterr() == ("", error)
+def test_a_file_that_is_not_there_is_named(capsys: Capture) -> None:
+    for flag, said in (("--socket", "no daemon at /x/y"), ("--check", "/x/y cannot be read")):
+        assert main(["enforce", flag, "/x/y"]) == 2
+        error = f"affinityd enforce: {said}: No such file or directory\n"
+        assert capsys.readouterr() == ("", error)
 
 
 # A policy that is checked.

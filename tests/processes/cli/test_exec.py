@@ -177,18 +177,17 @@ def test_where_its_interpreter_s_path_is_too_long_the_program_starts_all_the_sam
 
 # What it tells the command.
 
+SEVEN = {"OMP_NUM_THREADS": "7"}
 
-@pytest.mark.parametrize(
-    ("before", "words", "after"),
-    [({}, ["--omp"], "1"), ({"OMP_NUM_THREADS": "7"}, ["--omp"], "7"), ({}, [], None)],
-)
+
 def test_the_command_learns_where_it_is_and_how_many_threads_it_may_have_where_that_is_asked_for(
-    here: Mapping[str, str], before: dict[str, str], words: list[str], after: str | None
+    here: Mapping[str, str],
 ) -> None:
-    done = exec_(*words, "--gpus=1", "--", "env", env={**here, **before})
-    said = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    names = ("AFFINITYD_CPULIST", "AFFINITYD_LOCALITY", "AFFINITYD_ALLOWED", "OMP_NUM_THREADS")
-    assert [said.get(name) for name in names] == [FAR, "local", BOTH, after]
+    for before, words, threads in (({}, [], None), ({}, ["--omp"], "1"), (SEVEN, ["--omp"], "7")):
+        done = exec_(*words, "--gpus=1", "--", "env", env={**here, **before})
+        said = dict(line.split("=", 1) for line in done.stdout.splitlines())
+        names = ("AFFINITYD_CPULIST", "AFFINITYD_LOCALITY", "AFFINITYD_ALLOWED", "OMP_NUM_THREADS")
+        assert [said.get(name) for name in names] == [FAR, "local", BOTH, threads]
 
 
 def test_memory_is_held_where_it_was_asked_for_and_what_cannot_be_had_is_no_end(
@@ -227,31 +226,23 @@ def test_whatever_the_daemon_does_the_command_runs(
     assert told.format(path) in done.stderr
 
 
-SILENT_KERNEL = (
-    SECCOMP
-    + """
+SILENT_KERNEL = f"""{SECCOMP}
 refuse("sched_getaffinity")
 os.execv(sys.executable, [sys.executable, "-m", "affinityd", "exec", *sys.argv[1:]])
 """
-)
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "end"),
-    [
-        (["--", "sh", "-c", "exit 7"], 7, "the command runs unpinned"),
-        (["--fail-closed", "--", "true"], 125, "the command was not started"),
-    ],
-)
-def test_what_was_not_thought_of_is_no_end_either(
-    here: Mapping[str, str], words: list[str], status: int, end: str
-) -> None:
+def test_what_was_not_thought_of_is_no_end_either(here: Mapping[str, str]) -> None:
     """Not even the mask can be read: sched_getaffinity(2) is forbidden."""
-    command = [sys.executable, "-c", SILENT_KERNEL, *words]
-    env = {**os.environ, **here}
-    done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, check=False)
-    told = f"affinityd exec: PermissionError: [Errno 1] Operation not permitted; {end}\n"
-    assert (done.returncode, done.stderr) == (status, told)
+    for flags, status, end in (
+        ([], 7, "the command runs unpinned"),
+        (["--fail-closed"], 125, "the command was not started"),
+    ):
+        command = [sys.executable, "-c", SILENT_KERNEL, *flags, "--", "sh", "-c", "exit 7"]
+        env = {**os.environ, **here}
+        done = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, check=False)
+        told = f"affinityd exec: PermissionError: [Errno 1] Operation not permitted; {end}\n"
+        assert (done.returncode, done.stderr) == (status, told)
 
 
 @pytest.mark.parametrize("words", [["--gpus=9", "--", "sh", "-c", "exit 7"], ["--", "/none"]])

@@ -169,18 +169,11 @@ def test_where_no_gpu_is_used_that_is_said_if_it_is_known() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("idle", "end"),
-    [
-        (0.0, "it may still compute: ask its user"),
-        (75.0, "it has used no CPU time for 75 s: check"),
-    ],
-)
-def test_an_orphan_has_the_remedy_of_its_placement_too(idle: float, end: str) -> None:
+def test_an_orphan_has_the_remedy_of_its_placement_too() -> None:
     orphan = audited(process("0-3"), "remote", cause="mask", orphan="its job has ended")
-    _, _, said, why, command = shown(replace(scan_of(TWO, orphan), idle={100: idle}))
+    _, _, said, why, command = shown(replace(scan_of(TWO, orphan), idle={100: 75.0}))
     beginning = "process 100 (python): orphan, holds 1024 MiB of GPU 0: its job has ended; "
-    assert said.startswith(f"{beginning}{end}")
+    assert said.startswith(f"{beginning}it has used no CPU time for 75 s: check")
     assert why.startswith("process 100 (python): mask: GPU 0 is on node 1")
     assert command == f"{PIN} 100"
 

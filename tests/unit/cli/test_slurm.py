@@ -116,20 +116,15 @@ def test_nodes_that_are_named_are_equal(node: SlurmNode) -> None:
     assert f"gpu08 has Gres=gpu:4 ({node.slurm.conf})" in said.err
 
 
-@pytest.mark.parametrize(
-    ("gres", "kinds", "told"),
-    [
-        ("gpu:a100:2", "h100", "--type 'h100' is not in Gres=gpu:a100:2 ("),
-        ("gpu:x:2", "x,x,x", "--type names 3 types, and there are 2 GPUs"),
-    ],
-)
-def test_lines_that_would_drain_a_node_are_refused_in_one_line(
-    node: SlurmNode, gres: str, kinds: str, told: str
-) -> None:
-    node.slurm.expects(gres, "gpu07")
-    said = node.run("gres-conf", "--type", kinds)
-    assert (said.code, said.out, said.err.count("\n")) == (2, [], 1)
-    assert told in said.err
+def test_lines_that_would_drain_a_node_are_refused_in_one_line(node: SlurmNode) -> None:
+    node.slurm.expects("gpu:a100:2", "gpu07")
+    for kinds, told in (
+        ("h100", "--type 'h100' is not in Gres=gpu:a100:2 ("),
+        ("a100,a100,a100", "--type names 3 types, and there are 2 GPUs"),
+    ):
+        said = node.run("gres-conf", "--type", kinds)
+        assert (said.code, said.out, said.err.count("\n")) == (2, [], 1)
+        assert told in said.err
 
 
 def test_gpus_whose_type_nothing_tells_are_comments_until_the_flag_names_them(
@@ -168,21 +163,16 @@ def test_what_a_dgx_a100_is_shown_to_print_is_what_it_prints_for_equal_nodes_too
     assert node.printed(*nodes) == [f"NodeName=gpu[001-500] {line}" for line in lines]
 
 
-@pytest.mark.parametrize(
-    ("lines", "code", "said"),
-    [
+def test_what_is_wrong_is_summed_up_and_is_the_exit_status(node: SlurmNode) -> None:
+    node.slurm.expects("gpu:2", "gpu07")
+    for lines, code, said in (
         (RIGHT, 0, "gres.conf fits this node"),
         (RIGHT.replace("0-3", "4-7"), 1, "2 GPUs, 1 finding"),
         ("error: Parse error\nfatal: x", 2, "2 GPUs, 2 errors of slurmd"),
-    ],
-)
-def test_what_is_wrong_is_summed_up_and_is_the_exit_status(
-    node: SlurmNode, lines: str, code: int, said: str
-) -> None:
-    node.slurm.expects("gpu:2", "gpu07")
-    node.slurm.has(lines)
-    told = node.check()
-    assert (told.code, told.out[-1]) == (code, said)
+    ):
+        node.slurm.has(lines)
+        told = node.check()
+        assert (told.code, told.out[-1]) == (code, said)
 
 
 def test_the_scope_says_whose_cores_are_right(node: SlurmNode, tmp_path: Path) -> None:
@@ -209,12 +199,11 @@ def test_another_gres_conf_may_be_asked_about_beside_the_same_slurm_conf(
     assert (tmp_path / "read").read_text() == f"{tmp_path}/new\n{node.slurm.conf}\n"
 
 
-@pytest.mark.parametrize("flags", ["--gres-conf /nowhere", "--slurm-conf /dev"])
-def test_a_file_that_is_not_there_or_no_file_is_an_error(node: SlurmNode, flags: str) -> None:
-    flag, file = flags.split()
-    said = node.check(flag, file)
-    assert said.code == 2
-    assert f"{file} is not a file; name a {flag[2:].replace('-', '.')}" in said.err
+def test_a_file_that_is_not_there_or_no_file_is_an_error(node: SlurmNode) -> None:
+    for flag, file in (("--gres-conf", "/nowhere"), ("--slurm-conf", "/dev")):
+        said = node.check(flag, file)
+        assert said.code == 2
+        assert f"{file} is not a file; name a {flag[2:].replace('-', '.')}" in said.err
 
 
 def test_without_slurm_there_is_no_check(node: SlurmNode) -> None:
@@ -230,17 +219,15 @@ def test_what_names_no_node_is_bad_usage(node: SlurmNode, command: str, name: st
         node.run(command, "--node-name", name)
 
 
-def test_gpus_whose_device_files_are_unknown_are_counted(node: SlurmNode) -> None:
+def test_gpus_without_device_files_are_counted_and_a_node_without_gpus_is_told(
+    node: SlurmNode, tmp_path: Path
+) -> None:
     said = node.run("gres-conf", "--machine", "dgx-h100")
     assert all(line.startswith("#") for line in said.out)
     unknown = "the device files of 8 of 8 GPUs are not known"
     assert (said.code, said.err) == (1, f"affinityd slurm gres-conf: {unknown}\n")
-
-
-def test_a_node_without_gpus_has_no_lines(node: SlurmNode, tmp_path: Path) -> None:
-    node = replace(node, root=write_tree(made({0: "0-3"}, gpus=[]), tmp_path / "login1"))
-    said = node.run("gres-conf")
-    assert said == (1, [], "affinityd slurm gres-conf: this node has no GPU\n")
+    login = replace(node, root=write_tree(made({0: "0-3"}, gpus=[]), tmp_path / "login1"))
+    assert login.run("gres-conf") == (1, [], "affinityd slurm gres-conf: this node has no GPU\n")
 
 
 BY_SLUID = f"{V2}/slurmstepd.scope/sEKNKTV3WPV500"
