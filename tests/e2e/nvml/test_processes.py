@@ -14,30 +14,30 @@ from affinityd.discovery.nvml.report import GpuProcesses, NvmlProcess, ProcessRe
 Facts = Callable[[str], Path]
 
 ELEVEN = NvmlProcess(11, "compute", 1)
-ALONE = GpuProcesses(0, processes=(ELEVEN,))
+NOBODY = GpuProcesses(0)
+ALONE = replace(NOBODY, processes=(ELEVEN,))
 COMPUTE, GRAPHICS, MPS = (
     f"fail nvmlDeviceGet{name}RunningProcesses" for name in ("Compute", "Graphics", "MPSCompute")
 )
+ONE = "process compute 11 1"
 ALL = "process compute 11 1048576\n process graphics 12 ?\n process mps 13 4096"
 LISTS = ("compute", 1048576), ("graphics", None), ("mps", 4096)
-ANONYMOUS = GpuProcesses(
-    0, processes=tuple(NvmlProcess(pid, *it) for pid, it in enumerate(LISTS, 11))
+ANONYMOUS = replace(
+    NOBODY, processes=tuple(NvmlProcess(pid, *it) for pid, it in enumerate(LISTS, 11))
 )
 NAMED = replace(ANONYMOUS, uuid="GPU-0", pci_bus_id="10000:0f:00.0")
-MIG = (
-    "mig MIG-0\n process compute 11 1\n process compute 12 2\n mig\n mig MIG-2\n"
-    " process compute 11 3"
-)
-OF_MIG = (
-    NvmlProcess(11, "compute", 1, "MIG-0"),
-    NvmlProcess(12, "compute", 2, "MIG-0"),
-    NvmlProcess(11, "compute", 3, "MIG-2"),
+MIG = f"mig MIG-0\n {ONE}\n process compute 12 2\n mig\n mig MIG-2\n process compute 11 3"
+OF_MIG = tuple(
+    NvmlProcess(pid, "compute", used, mig)
+    for pid, used, mig in ((11, 1, "MIG-0"), (12, 2, "MIG-0"), (11, 3, "MIG-2"))
 )
 HUNDREDS = range(1, 401)
+OF_HUNDREDS = "\n ".join(f"process compute {pid} 1" for pid in HUNDREDS)
+HUNDREDS_OF = replace(NOBODY, processes=tuple(replace(ELEVEN, pid=pid) for pid in HUNDREDS))
 
 
 def failed(error: str) -> GpuProcesses:
-    return GpuProcesses(0, error=error)
+    return replace(NOBODY, error=error)
 
 
 def test_the_processes_of_every_gpu_are_named_and_one_that_refuses_costs_its_own_alone(
@@ -45,28 +45,23 @@ def test_the_processes_of_every_gpu_are_named_and_one_that_refuses_costs_its_own
 ) -> None:
     rows = (
         (f"uuid GPU-0\n pci 00010000:0F:00.0\n {ALL}", NAMED),
-        ("uuid GPU-\x070", GpuProcesses(0, "GPU-?0")),  # as the topology has it
-        (
-            "\n ".join(f"process compute {pid} 1" for pid in HUNDREDS),
-            GpuProcesses(0, processes=tuple(replace(ELEVEN, pid=pid) for pid in HUNDREDS)),
-        ),
+        ("uuid GPU-\x070", replace(NOBODY, uuid="GPU-?0")),  # as the topology has it
+        (OF_HUNDREDS, HUNDREDS_OF),
         # Of a divided GPU each MIG device names its own; one without a part is used by nobody.
-        (MIG, GpuProcesses(0, processes=OF_MIG)),
-        (f"mig\n {COMPUTE}_v3 4", GpuProcesses(0)),
+        (MIG, replace(NOBODY, processes=OF_MIG)),
+        (f"mig\n {COMPUTE}_v3 4", NOBODY),
         # A driver without the newest lists is asked for those before, and one without any is old.
         (f"{ALL}\n {COMPUTE}_v3 13\n {GRAPHICS}_v3 13\n {MPS}_v3 13", ANONYMOUS),
         (f"{COMPUTE}_v3 13\n {COMPUTE}_v2 13", failed(NO_LIST)),
         # A GPU that cannot draw, be shared or be divided is no worse; a virtual one has no lists.
-        (f"process compute 11 1\n {GRAPHICS}_v3 3", ALONE),
-        (f"process compute 11 1\n {MPS}_v3 3", ALONE),
-        ("process compute 11 1\n fail nvmlDeviceGetMigMode 13", ALONE),
+        (f"{ONE}\n {GRAPHICS}_v3 3\n {MPS}_v3 3\n fail nvmlDeviceGetMigMode 13", ALONE),
         (f"{COMPUTE}_v3 3", failed(NO_LIST)),
         # Half of an answer, and none.
-        (f"process compute 11 1\n {GRAPHICS}_v3 999", replace(ALONE, error="Unknown Error")),
+        (f"{ONE}\n {GRAPHICS}_v3 999", replace(ALONE, error="Unknown Error")),
         (f"{COMPUTE}_v3 4", failed("Insufficient Permissions")),
         ("fail nvmlDeviceGetUUID 16", failed("GPU requires restart")),
-        ("process compute 11 1\n fail nvmlDeviceGetHandleByIndex_v2 15", failed("GPU is lost")),
-        ("mig off\n process compute 11 1", ALONE),
+        (f"{ONE}\n fail nvmlDeviceGetHandleByIndex_v2 15", failed("GPU is lost")),
+        (f"mig off\n {ONE}", ALONE),
     )
     facts("\n".join(f"gpu\n {lines}" for lines, _ in rows))
     gpus = tuple(replace(gpu, index=index) for index, (_, gpu) in enumerate(rows))
