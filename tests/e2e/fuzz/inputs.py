@@ -37,9 +37,7 @@ ODD = ("", " ", "\t", "\n", "\r", "\0", "\x85", "\u2028", "²", "٣", "_", "+", 
 def texts(*tokens: str) -> st.SearchStrategy[str]:
     """Return texts of a grammar's tokens, its odd neighbours, and of anything."""
     words = st.sampled_from((*tokens, *ODD)) | st.text(max_size=5) | st.integers(0).map(str)
-    return st.lists(words, max_size=12).map("".join) | st.lists(st.sampled_from(tokens)).map(
-        "".join
-    )
+    return st.lists(words, max_size=12).map("".join) | _of(tokens, 0)
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -49,12 +47,13 @@ def words(text: str) -> tuple[str, ...]:
 
 def long_texts(*tokens: str) -> st.SearchStrategy[str]:
     """Return texts of 100,000 characters: a few tokens, over and over."""
-    part = st.lists(st.sampled_from(tokens), min_size=1, max_size=3).map("".join)
-    return st.builds(lambda head, body, tail: head + _over(body) + tail, part, part, part)
+    part = _of(tokens, 1, 3)
+    body = part.map(lambda it: it * (LONG // max(1, len(it))))
+    return st.tuples(part, body, part).map("".join)
 
 
-def _over(body: str) -> str:
-    return body * (LONG // max(1, len(body)))
+def _of(tokens: Sequence[str], least: int, most: int | None = None) -> st.SearchStrategy[str]:
+    return st.lists(st.sampled_from(tokens), min_size=least, max_size=most).map("".join)
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:

@@ -111,7 +111,8 @@ def test_a_node_file_with_anything_in_it_is_a_machine_or_none(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / node_file.NAME
     node_file.write(path, Node(TWO_VENDORS, reserved=frozenset({1})))
-    path.write_text(data.draw(mutants(json.loads(path.read_text()))))
+    whole = path.read_bytes()
+    path.write_bytes(data.draw(mutants(json.loads(whole)).map(str.encode) | damaged(whole)))
     nodes: list[Node] = []
     read_or_refused(lambda: nodes.append(node_file.read(path)), ValueError, OSError)
     for node in nodes:

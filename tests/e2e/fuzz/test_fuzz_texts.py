@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.audit.membership import membership, service
@@ -28,38 +27,17 @@ from affinityd.request.slurm_binding import cpus_of_step, gpu_slot
 from affinityd.request.visible_devices import read_visible
 from affinityd.slurm import slurmd
 from affinityd.slurm.expected import gres_of, has_host, node_lines
-from tests.e2e.fuzz.inputs import LONG, MANY, SOME, TIMES, long_texts, read_or_refused, texts, words
+from tests.e2e.fuzz.inputs import MANY, long_texts, read_or_refused, texts, words
 from tests.support.asking import ask
 from tests.support.machines.facts import machine
 
 DGX, MIXED, AMD = machine("dgx-a100"), machine("mixed-models"), machine("mi250x")
 
 
-@dataclass(frozen=True)
-class Reader:
-    """What reads a text, the tokens of its grammar, and what it may raise."""
-
-    read: Callable[[str], object]
-    tokens: tuple[str, ...]
-    refusals: tuple[type[Exception], ...] = ()
-
-
-def a_visible_list(text: str) -> object:
-    return read_visible(text, all_devices(DGX))
-
-
-def a_pci_address(text: str) -> object:
-    return bus_order(text) if is_pci_address(text) else None
-
-
 def a_policy(text: str) -> object:
     policy = parse(text)
     assert isinstance(policy, Policy)
     return [rule.matches(ProcessIdentity(user=text[:300], pod="x")) for rule in policy.rules]
-
-
-def a_hostlist(text: str) -> object:
-    return has_host(text, "gpu01")
 
 
 def a_slurm_conf(text: str) -> object:
@@ -82,10 +60,6 @@ def a_seat_on_slices(text: str) -> object:
     return slot, cpus_of_step(request, slices[3])
 
 
-def an_answer(text: str) -> object:
-    return client._parsed(text.encode(errors="surrogatepass"), "/run/a.sock")
-
-
 def a_launchers_environment(text: str) -> object:
     names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_LOCALID", "SLURM_GTIDS")
     return local_rank(dict.fromkeys((*names, "SLURM_STEP_ID"), text))
@@ -95,7 +69,7 @@ def asking(name: str) -> Callable[[str], object]:
     """Return what plans with a parameter of this text, on machines of three kinds."""
 
     def read(text: str) -> object:
-        pairs = [(name, text)]
+        pairs = [(name, text[:32768])]  # it is longer than any other text that strangers send
         if name in {"job", "gpu_bind", "cpu_bind", "step_gpus", "job_cpus"}:
             pairs += [("ranks", "4"), ("rank", "1")]
         parse_request(pairs)
@@ -139,50 +113,46 @@ HTTP = (
 )
 STAT = ("1", " ", "(", ")", "(a)", "S", "-1", "0 ", "1 (a) S 0 1 1 0 -1 0 ", "0 " * 40, "9" * 5000)
 OF_PARAMETERS = {"cpuset": CPULIST, "rank": CPULIST, "gpu_bind": BINDING}
+MASK = ("f", "0x", "00000000", ",", "ffffffff", "g")
+POLICY = ("bind", ":", "0-3", ",", "prefer", "=", "static")
+HOSTS = ("gpu", "[", "]", "01-04", ",", "-", "1", "[0-99]")
+PCI = ("0000:", "07:", "00", ".0", "f", ":", ".", "g")
 
-READERS = {
-    "a cpulist": Reader(parse_list, CPULIST, (ValueError,)),
-    "a mask": Reader(parse_mask, ("f", "0x", "00000000", ",", "ffffffff", "g"), (ValueError,)),
-    "a visible-device list": Reader(a_visible_list, DEVICES),
-    "a PCI address": Reader(a_pci_address, ("0000:", "07:", "00", ".0", "f", ":", ".", "g")),
-    "a hostlist": Reader(a_hostlist, ("gpu", "[", "]", "01-04", ",", "-", "1", "[0-99]")),
-    "slurm.conf": Reader(a_slurm_conf, SLURM_CONF),
-    "what slurmd prints": Reader(slurmd.parse, SLURMD),
-    "a binding of GPUs": Reader(a_seat, BINDING),
-    "a binding of CPUs": Reader(a_seat_on_slices, BINDING),
-    "a policy": Reader(a_policy, TOML, (PolicyError,)),
-    "cgroups of a job": Reader(membership, CGROUPS),
-    "cgroups of a service": Reader(service, CGROUPS),
-    "a stat file": Reader(lambda text: parse_stat(text.encode(errors="replace")), STAT),
-    "an HTTP answer": Reader(an_answer, HTTP, (DaemonError,)),
-    "a memory policy": Reader(parse_policy, ("bind", ":", "0-3", ",", "prefer", "=", "static")),
-    "what launchers say": Reader(a_launchers_environment, ("0", "1", "4", "(x2)", ",", "-1")),
+#: What reads a text, the tokens of its grammar, and what it may raise.
+READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...], type[Exception] | None]] = {
+    "a cpulist": (parse_list, CPULIST, ValueError),
+    "a mask": (parse_mask, MASK, ValueError),
+    "a visible-device list": (lambda text: read_visible(text, all_devices(DGX)), DEVICES, None),
+    "a PCI address": (lambda text: is_pci_address(text) and bus_order(text), PCI, None),
+    "a hostlist": (lambda text: has_host(text, "gpu01"), HOSTS, None),
+    "slurm.conf": (a_slurm_conf, SLURM_CONF, None),
+    "what slurmd prints": (slurmd.parse, SLURMD, None),
+    "a binding of GPUs": (a_seat, BINDING, None),
+    "a binding of CPUs": (a_seat_on_slices, BINDING, None),
+    "a policy": (a_policy, TOML, PolicyError),
+    "cgroups of a job": (membership, CGROUPS, None),
+    "cgroups of a service": (service, CGROUPS, None),
+    "a stat file": (lambda text: parse_stat(text.encode(errors="replace")), STAT, None),
+    "an HTTP answer": (
+        lambda text: client._parsed(text.encode(errors="surrogatepass"), "/run/a.sock"),
+        *(HTTP, DaemonError),
+    ),
+    "a memory policy": (parse_policy, POLICY, None),
+    "what launchers say": (a_launchers_environment, ("0", "1", "4", "(x2)", ",", "-1"), None),
     **{
-        f"parameter {name}": Reader(
-            asking(name), OF_PARAMETERS.get(name, DEVICES), (AffinityError,)
-        )
+        f"parameter {name}": (asking(name), OF_PARAMETERS.get(name, DEVICES), AffinityError)
         for name in PARAMETERS
     },
 }
-by_reader = pytest.mark.parametrize("name", READERS)
 
 
-@by_reader
+@pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
 @MANY
-def test_any_text_is_read_or_refused_in_one_line(name: str, data: st.DataObject) -> None:
-    reader = READERS[name]
-    text = data.draw(texts(*reader.tokens))
-    read_or_refused(lambda: reader.read(text), *reader.refusals)
-
-
-@by_reader
-@given(data=st.data())
-@settings(SOME, max_examples=4 * TIMES)
-def test_a_long_text_is_read_as_soon(name: str, data: st.DataObject) -> None:
-    reader = READERS[name]
-    text = data.draw(long_texts(*reader.tokens))
-    assert len(text) >= LONG - max(map(len, reader.tokens)) * 3
-    # A parameter is longer than any other text that strangers send.
-    shorter = text[:32768] if name.startswith("parameter") else text
-    read_or_refused(lambda: reader.read(shorter), *reader.refusals)
+def test_any_text_is_read_or_refused_in_one_line_and_a_long_one_as_soon(
+    name: str, data: st.DataObject
+) -> None:
+    read, tokens, refusal = READERS[name]
+    short = texts(*tokens)
+    text = data.draw(st.one_of(*[short] * 6, long_texts(*tokens)))
+    read_or_refused(lambda: read(text), *filter(None, [refusal]))

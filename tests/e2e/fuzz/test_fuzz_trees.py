@@ -38,38 +38,20 @@ NAMES = (
 )
 
 
-def as_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def as_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def as_hole(path: Path) -> None:
+def hole(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(HUGE)
 
 
-def linked_to(target: str) -> Callable[[Path], None]:
-    return lambda path: path.symlink_to(target)
-
-
-def written(content: bytes) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        path.write_bytes(content)
-
-    return write
-
-
 #: What may be where a file or folder was.
-KINDS: st.SearchStrategy[Callable[[Path], None]] = st.one_of(
-    st.sampled_from([as_folder, as_pipe, as_hole, lambda _path: None]),
+KINDS: st.SearchStrategy[Callable[[Path], object]] = st.one_of(
+    st.sampled_from([Path.mkdir, os.mkfifo, hole, lambda _path: None]),
     st.sampled_from([".", "..", "../../..", "/dev/zero", "/dev/null", "nowhere", "/"]).map(
-        linked_to
+        lambda target: lambda path: path.symlink_to(target)
     ),
-    st.sampled_from(TEXTS).map(lambda text: written(text.encode())),
-    st.binary(max_size=40).map(written),
+    (st.sampled_from(TEXTS).map(str.encode) | st.binary(max_size=40)).map(
+        lambda content: lambda path: path.write_bytes(content)
+    ),
 )
 
 
@@ -93,7 +75,7 @@ PLACES = (
 )
 
 
-def replace(path: Path, kind: Callable[[Path], None]) -> None:
+def replace(path: Path, kind: Callable[[Path], object]) -> None:
     """Put something else where a file or folder is."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
