@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support.paths import REPOSITORY
@@ -39,11 +39,10 @@ def started(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[st
 
 
 def group_lives(process: subprocess.Popen[str]) -> bool:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        return True
+    return False
 
 
 def read_until(process: subprocess.Popen[str], end: str) -> list[str]:
@@ -60,11 +59,10 @@ def read_until(process: subprocess.Popen[str], end: str) -> list[str]:
 def test_the_line_that_it_shows_answers_what_it_shows_and_ctrl_c_leaves_nothing() -> None:
     with started("--machine", "dgx-a100", "--listen", "none") as process:
         lines = read_until(process, "Ctrl-C")
-        shown = next(line for line in lines if line.startswith("    curl "))
-        answer = subprocess.check_output(shlex.split(shown), text=True)
+        command = shlex.split(next(line for line in lines if line.startswith("    curl ")))
+        answer = subprocess.check_output(command, text=True)
         assert answer.splitlines()[:2] == ["48-55,176-183", "56-63,184-191"]
         assert answer.strip() in "\n".join(lines)
-        command = shlex.split(shown)
         folder = Path(command[command.index("--unix-socket") + 1]).parent
         assert folder.is_dir()
 
