@@ -1,4 +1,4 @@
-"""A real cpuset for tests: a cgroup of this machine's v1 hierarchy."""
+"""Real cpusets for tests: cgroups of this machine's v1 hierarchy, as schedulers make them, too."""
 
 from __future__ import annotations
 
@@ -10,20 +10,43 @@ from pathlib import Path
 import pytest
 
 HIERARCHY = Path("/sys/fs/cgroup/cpuset")
+CONTAINER = "c0de" * 16
 
 needs_cpuset = pytest.mark.skipif(
     not os.access(HIERARCHY, os.W_OK), reason="no cgroup v1 cpuset to write to"
 )
 
 
+def pod_parts(uid: str) -> tuple[str, ...]:
+    """Return the folders of a pod's container."""
+    return (f"test-{os.getpid()}", "kubepods", "burstable", f"pod{uid}", CONTAINER)
+
+
+def step_parts(job: int) -> tuple[str, ...]:
+    """Return the folders of a step of Slurm's."""
+    return (f"slurm_test-{os.getpid()}", "uid_0", f"job_{job}", "step_0")
+
+
 @contextmanager
-def cpuset() -> Iterator[Path]:
-    """Make a cgroup with every CPU; who puts processes into it ends them before."""
-    folder = HIERARCHY / f"test-{os.getpid()}"
-    folder.mkdir()
-    try:
+def cgroup(*parts: str, cpus: str | None = None) -> Iterator[Path]:
+    """Make a cgroup with these CPUs, or with all; who puts processes into it ends them before."""
+    made = [HIERARCHY.joinpath(*parts[: number + 1]) for number in range(len(parts))]
+    ours = [folder for folder in made if not folder.exists()]
+    for folder in ours:
+        folder.mkdir()
         for file in ("cpuset.mems", "cpuset.cpus"):
             (folder / file).write_text((HIERARCHY / file).read_text())
-        yield folder
+    if cpus is not None:
+        (made[-1] / "cpuset.cpus").write_text(cpus)
+    try:
+        yield made[-1]
     finally:
-        folder.rmdir()
+        for folder in reversed(ours):
+            folder.rmdir()
+
+
+@contextmanager
+def cpuset() -> Iterator[Path]:
+    """Make one with every CPU."""
+    with cgroup(f"test-{os.getpid()}") as folder:
+        yield folder

@@ -15,8 +15,8 @@ from pathlib import Path
 from affinityd.cpuset import CpuSet
 from affinityd.linux.processes import mask_of, stat_of, thread_ids
 from tests.support.children import children_of
+from tests.support.cpusets import cgroup
 from tests.support.daemons import eventually
-from tests.support.job_cgroups import cgroup
 
 ALL = frozenset(os.sched_getaffinity(0))
 

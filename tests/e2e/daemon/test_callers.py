@@ -18,10 +18,9 @@ from tests.e2e.daemon.conftest import open_folder
 from tests.support import asking_processes
 from tests.support.asking_processes import as_user, asking, reply
 from tests.support.children import children_of
-from tests.support.cpusets import HIERARCHY, needs_cpuset
+from tests.support.cpusets import HIERARCHY, cgroup, needs_cpuset
 from tests.support.daemons import Daemon, eventually
 from tests.support.enforcing_node import facts
-from tests.support.job_cgroups import cgroup
 from tests.support.made_nodes import running_on
 from tests.support.tiny import BOTH, FAR, NEAR, tiny
 

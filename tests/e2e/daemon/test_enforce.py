@@ -20,10 +20,9 @@ import pytest
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.linux.process_table import descendants
 from affinityd.linux.processes import mask_of, thread_ids
-from tests.support.cpusets import needs_cpuset
+from tests.support.cpusets import needs_cpuset, pod_parts, step_parts
 from tests.support.daemons import eventually
 from tests.support.enforcing_node import EnforcingNode, enforcing
-from tests.support.job_cgroups import pod_parts, step_parts
 from tests.support.puppets import ALL, Puppet, Troupe, masks, playing, start, unpin
 from tests.support.tiny import BOTH, FAR, NEAR
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from affinityd.enforce.backoff import GRACE
 from tests.support.children import program
-from tests.support.job_cgroups import cgroup, pod_parts, step_parts
+from tests.support.cpusets import cgroup, pod_parts, step_parts
 from tests.support.tiny import BOTH, CPUS
 
 USER = 1234

@@ -34,8 +34,7 @@ from affinityd.linux.processes import mask_of
 from affinityd.topology.model import Topology
 from tests.support.audit_facts import GPU, POD, Known
 from tests.support.children import sleeping
-from tests.support.cpusets import needs_cpuset
-from tests.support.job_cgroups import cgroup, pod_parts
+from tests.support.cpusets import cgroup, needs_cpuset, pod_parts
 from tests.support.tiny import BOTH, CPUS, tiny
 
 pytestmark = [

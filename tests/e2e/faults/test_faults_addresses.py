@@ -1,13 +1,16 @@
-"""The socket's file is deleted, its folder too, or another's is in its place: the daemon ends.
+"""The daemon's addresses: its socket's file goes, or another process has it, or the TCP address.
 
-What starts it again is systemd, in tests/e2e/systemd/test_restart.py.
+What starts a daemon again that ends for that is systemd, in tests/e2e/systemd/test_restart.py.
 """
 
 from __future__ import annotations
 
+import http.client
 import shutil
 import signal
+import socket
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,9 +26,11 @@ from tests.support.daemons import (
     spawn,
 )
 from tests.support.machines.facts import machine
+from tests.support.ports import free_port
 from tests.support.servers import hanging, serving
 
 MACHINE = "dgx-a100"
+IN_USE = "Address already in use"
 
 
 def replaced(path: Path) -> None:
@@ -88,3 +93,43 @@ def test_of_daemons_that_start_at_once_where_one_was_killed_one_stays(tmp_path: 
             daemon.process.kill()
             daemon.process.wait()
     assert sorted(statuses, key=str) == [1, 1, 1, None]
+
+
+def statuses(at: str) -> list[int | None]:
+    """Return how a plan and the metrics are answered over TCP; None: not at all."""
+    found: list[int | None] = []
+    for target in ("/plan?gpus=0", "/metrics"):
+        with closing(http.client.HTTPConnection(at, timeout=PATIENCE)) as connection:
+            try:
+                connection.request("GET", target)
+                found.append(connection.getresponse().status)
+            except ConnectionRefusedError:
+                found.append(None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("setting", "other"), [("listen", "listen-plan"), ("listen-plan", "listen")]
+)
+def test_an_address_in_use_is_told_once_and_served_from_the_next_start_on(
+    tmp_path: Path, setting: str, other: str
+) -> None:
+    served = {"listen": [200, 200], "listen-plan": [200, 404]}
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        at, free = (f"127.0.0.1:{port}" for port in (stranger.getsockname()[1], free_port()))
+        arguments = ("--machine", MACHINE, f"--{setting}", at, f"--{other}", free)
+        with running(tmp_path, *arguments) as daemon:
+            assert daemon.get("/plan?gpus=0").status == 200
+            assert statuses(free) == served[other]
+            (line,) = daemon.says(IN_USE)
+            assert line.endswith(
+                f"{setting}: {at}: {IN_USE}; give another by --{setting} HOST:PORT, or none; it "
+                "is tried again at the next start; everything else is served"
+            )
+            (first,) = daemon.says("answers on")
+            assert at not in first
+            assert daemon.stop() == 0
+    with running(tmp_path, *arguments) as daemon:
+        assert statuses(at) == served[setting]
+        assert daemon.stop() == 0
+    assert statuses(at) == [None, None]
