@@ -26,31 +26,24 @@ from tests.support.machines.sysfs_tree import put
 OTHER = ("nvidia", 1)
 ABSENT = 10**7  #: above any kernel's pid_max
 
-#: As many threads, and as many children; each child has one of its own.
+#: As many threads, and as many children of one that is not the main one; each child has a child.
 FAMILY = """
 import os, sys, threading
-end = threading.Event()
-for _ in range(int(sys.argv[1]) - 1):
-    threading.Thread(target=end.wait, daemon=True).start()
-for _ in range(int(sys.argv[2])):
-    if os.fork() == 0:
-        os.fork()
-        os.read(0, 1)
-        os._exit(0)
+born, end = threading.Semaphore(0), threading.Event()
+def work(children):
+    for _ in range(children):
+        if os.fork() == 0:
+            os.fork()
+            os.read(0, 1)
+            os._exit(0)
+    born.release()
+    end.wait()
+threads, children = map(int, sys.argv[1:])
+for number in range(1, threads):
+    threading.Thread(target=work, args=(children * (number == 1),), daemon=True).start()
+    born.acquire()
 print('ready', flush=True)
 os.read(0, 1)
-"""
-
-#: Its second thread has a child.
-OF_A_THREAD = """
-import os, threading
-def work():
-    if os.fork() == 0:
-        os.read(0, 1)
-        os._exit(0)
-    print('ready', flush=True)
-    os.read(0, 1)
-threading.Thread(target=work).start()
 """
 
 
@@ -105,13 +98,8 @@ def test_descendants_come_with_their_holder_parents_first_and_work_for_all_of_it
     assert len({id(facts.cgroups) for facts in more}) == 1
 
 
-def test_what_another_thread_than_the_main_one_has_started_is_a_descendant() -> None:
-    with program(OF_A_THREAD) as child:
-        assert [facts.parent for facts in gathered(child.pid)] == [os.getpid(), child.pid]
-
-
 def test_a_descendant_that_holds_a_gpu_keeps_it_and_those_below_it_have_it() -> None:
-    with program(FAMILY, "1", "1") as child:
+    with program(FAMILY, "2", "1") as child:
         _, middle, last = pids(family(Holding(child.pid, GPU), 3))
         named = Holding(child.pid, GPU), Holding(middle, OTHER)
         for order in (named, named[::-1]):
@@ -158,22 +146,17 @@ def test_a_family_that_takes_long_keeps_no_other_from_being_looked_at_until_time
 
 
 @needs_cpuset
-def test_the_cpuset_is_that_of_its_own_cgroup_of_a_living_thread() -> None:
+def test_the_cpuset_of_what_has_lost_its_main_thread_is_that_of_a_living_one() -> None:
     """The kernel has a main thread that has ended in the root by then."""
     cpu = min(os.sched_getaffinity(0))
-    with cpuset() as folder, sleeping() as free, program(HEADLESS) as headless:
-        with sleeping() as child:
-            for confined in (child, headless):
-                (folder / "cgroup.procs").write_text(str(confined.pid))
-            (folder / "cpuset.cpus").write_text(str(cpu))
-            *found, other = gathered(child.pid, headless.pid, free.pid)
+    with cpuset() as folder, program(HEADLESS) as headless:
+        (folder / "cgroup.procs").write_text(str(headless.pid))
+        (folder / "cpuset.cpus").write_text(str(cpu))
+        (facts,) = gathered(headless.pid)
         headless.kill()
         headless.wait()
-    assert [facts.cpuset for facts in found] == [frozenset({cpu})] * 2
-    assert [f"cpuset:/{folder.name}\n" in facts.cgroups for facts in found] == [True] * 2
-    assert found[1].state == "Z"
-    assert other.cpuset is not None
-    assert other.cpuset > {cpu}
+    assert (facts.state, facts.cpuset) == ("Z", frozenset({cpu}))
+    assert f"cpuset:/{folder.name}\n" in facts.cgroups
 
 
 JOB = "/slurm/uid_0/job_7"
@@ -192,9 +175,7 @@ def test_whether_slurm_confines_its_job(tmp_path: Path, cpuset: str) -> None:
     assert facts.is_confined is bool(cpuset)
 
 
-def test_where_the_kernel_names_no_children_every_process_is_asked_for_its_parent(
-    tmp_path: Path,
-) -> None:
+def test_without_lists_of_children_all_are_asked_for_their_parent(tmp_path: Path) -> None:
     with program(FAMILY, "2", "1") as child:
         expected = pids(family(Holding(child.pid, GPU), 3))
         proc = copied(tmp_path / "proc", *expected)

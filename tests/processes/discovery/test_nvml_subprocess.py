@@ -73,9 +73,7 @@ def freezer() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(not os.access(FREEZER, os.W_OK), reason="no cgroup v1 freezer to write to")
-def test_while_a_child_hangs_that_cannot_be_killed_no_other_is_started(
-    run: Work, freezer: Path
-) -> None:
+def test_while_a_child_hangs_in_the_kernel_no_other_is_started(run: Work, freezer: Path) -> None:
     hang = f"[open('{freezer}/' + file, 'w').write(text) for file, text in (('cgroup.procs', '0'), "
     with pytest.raises(ChildError, match=r"^did not answer within 1 s$"):
         run(f"{hang}('freezer.state', 'FROZEN'))]", timeout=1)

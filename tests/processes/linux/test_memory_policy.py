@@ -57,20 +57,13 @@ def child(code: str) -> list[object]:
         ("interleave", {0}, "interleave:0"),
     ],
 )
-def test_a_policy_is_held_and_seen_from_outside(
-    policy: str, nodes: set[int], spelling: str
-) -> None:
+def test_a_policy_is_held_and_seen_outside(policy: str, nodes: set[int], spelling: str) -> None:
     code = f"held = set_policy({policy!r}, ON_0); assert held == own_policy(); tell(held); input()"
     with program(PRELUDE + code) as process:
         lines = Path(f"/proc/{process.pid}/numa_maps").read_text().splitlines()
         assert {line.split()[1] for line in lines} == {spelling}
         seen = memory_policy.policy_of(process.pid)
     assert seen == MemoryPolicy(policy, frozenset(nodes))
-
-
-def test_a_process_that_asked_for_nothing_holds_the_default() -> None:
-    assert child("tell(own_policy(), policy_of(os.getpid()))") == [["default"]] * 2
-    assert memory_policy.own_policy() == MemoryPolicy("default", frozenset())  # the tests' own
 
 
 def test_local_undoes_what_was_set_and_flags_that_came_with_a_mode_are_passed_over() -> None:

@@ -147,9 +147,7 @@ def test_threads_that_come_and_go_for_ever_do_not_keep_it_from_an_end() -> None:
         (["tree", "force"], "FFF F FF F", []),
     ],
 )
-def test_what_was_pinned_on_purpose_is_left_alone(
-    flags: list[str], expected: str, left: list[int]
-) -> None:
+def test_what_is_pinned_on_purpose_stays(flags: list[str], expected: str, left: list[int]) -> None:
     """Of the process a thread, and of its descendants one with all of its threads."""
     with program(FAMILY, str(max(SECOND))) as child:
         pinned = pin(child.pid, FIRST, **dict.fromkeys(flags, True))

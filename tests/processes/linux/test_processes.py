@@ -83,11 +83,6 @@ def test_a_table_of_processes_has_their_children_and_ancestors(*, lists_children
         assert os.getpid() not in {stat.number for stat in descendants(os.getppid())}  # that asks
 
 
-def test_a_table_of_a_folder_that_is_no_proc_is_empty(tmp_path: Path) -> None:
-    table = ProcessTable(str(tmp_path))
-    assert (table.by_pid, table.children(7, [7]), table.has_all) == ({}, [], False)
-
-
 def test_a_tree_may_go_down_in_numbers_and_have_what_looks_like_a_circle(tmp_path: Path) -> None:
     rest = "0 0 0 0 0 " + "0 " * 10 + "1 0 77 " + "0 " * 30
     for pid, parent in [(9, 1), (5, 9), (3, 5), (4, 9), (9000, 3), (20, 30), (30, 20)]:
@@ -97,6 +92,8 @@ def test_a_tree_may_go_down_in_numbers_and_have_what_looks_like_a_circle(tmp_pat
     (tmp_path / "6").mkdir()  # which has just ended
     assert [stat.number for stat in descendants(9, str(tmp_path))] == [4, 5, 3, 9000]
     assert [stat.number for stat in descendants(20, str(tmp_path))] == [30, 20]
+    table = ProcessTable(str(tmp_path / "none"))
+    assert (table.by_pid, table.children(7, [7]), table.has_all) == ({}, [], False)
 
 
 def test_a_zombie_is_no_descendant_and_one_whose_main_thread_alone_has_ended_is_none() -> None:

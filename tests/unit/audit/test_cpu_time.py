@@ -89,7 +89,7 @@ def test_a_job_is_remembered_for_a_while_after_its_last_process() -> None:
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 999), st.booleans()))))
-def test_no_counter_ever_goes_back_and_remote_is_a_part_of_all(
+def test_no_counter_goes_back_and_remote_is_in_all(
     scans: list[list[tuple[int, int, bool]]],
 ) -> None:
     ledger = CpuTimeCounters(100)
@@ -146,9 +146,7 @@ def noted(*scans: Look, every: float = EVERY) -> dict[GpuKey | Job, float]:
         ([([seen("0", is_daemon=True)], [])], {}),
     ],
 )
-def test_a_mismatch_is_dated_while_it_lasts(
-    scans: list[Look], since: dict[GpuKey | Job, float]
-) -> None:
+def test_a_mismatch_has_a_beginning(scans: list[Look], since: dict[GpuKey | Job, float]) -> None:
     assert noted(*scans) == since
 
 

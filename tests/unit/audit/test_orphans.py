@@ -79,9 +79,7 @@ def test_what_is_an_orphan(facts: ProcessFacts, reason: str | None, tmp_path: Pa
     what a user calls slurmd runs no jobs | 41 slurmd 1 1001 0; 43 bash 1 1000 34816 |
     """),
 )
-def test_what_was_left_behind_is_an_orphan_where_nothing_owns_it(
-    tmp_path: Path, others: str, reason: str
-) -> None:
+def test_what_nothing_owns_is_an_orphan(tmp_path: Path, others: str, reason: str) -> None:
     there = owners(tmp_path, INIT, "100 python 1 1000 0", *filter(None, others.split("; ")))
     expected = {"": None, "session": NO_SESSION, "job": NO_JOB}[reason]
     assert why(process("0", parent=1), there) == expected
@@ -116,9 +114,7 @@ def test_a_job_of_slurms_lives_as_long_as_a_slurmstepd_of_it(
 
 
 @pytest.mark.parametrize("task", [process("0", parent=1), process("0", membership=SLURM_JOB)])
-def test_where_roots_processes_are_hidden_neither_session_nor_job_has_ended(
-    tmp_path: Path, task: ProcessFacts
-) -> None:
+def test_where_root_is_hidden_nothing_has_ended(tmp_path: Path, task: ProcessFacts) -> None:
     assert why(task, owners(tmp_path, "100 python 1 1000 0")) is None
 
 

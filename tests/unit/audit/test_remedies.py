@@ -82,20 +82,12 @@ MASK = f"{PLACE}, {IN_CPUSET}"
         (["0-7"], f"it may run on every CPU, and {PLACE}; start it with affinityd exec", ""),
     ],
 )
-def test_a_mask_is_mended_by_a_pin_to_a_gpu_by_what_means_the_same_in_every_container(
-    masks: list[str], why: str, options: str
-) -> None:
+def test_a_pin_names_gpus_as_every_container_does(masks: list[str], why: str, options: str) -> None:
     facts = process(*masks, cpuset="0-7")
     for name, uuid in (("GPU-8a1f0c3e", "GPU-8a1f0c3e"), (PCI, None)):
         topology = replace(TWO, gpus=(replace(TWO.gpus[0], uuid=uuid),))
         pin = f"affinityd pin {options}--gpus {name} 100"
         assert remedies(facts, topology=topology) == [f"{why}; {pin} fixes it now"]
-
-
-def test_a_pin_names_all_of_its_gpus() -> None:
-    facts = process("0-3", gpu=OTHER, beside=(GPU,), cpuset="0-11")
-    pin = f"affinityd pin --gpus {PCI},{OTHER_PCI} 100"
-    assert remedies(facts, topology=APART) == [f"{BOTH}, {IN_CPUSET}; {pin} fixes it now"]
 
 
 RANK = process("0-3")
@@ -115,7 +107,7 @@ WITH_WORKER = [RANK, worker("0-3")]
 
 
 @pytest.mark.parametrize(
-    ("processes", "expected"),
+    ("found", "expected"),
     [
         ([*WITH_WORKER, worker("0-3", 201, 200)], ["--tree 0 100"] * 3),
         ([process("4-7"), worker("0-3")], [None, "--tree --force 0 100"]),
@@ -131,12 +123,10 @@ WITH_WORKER = [RANK, worker("0-3")]
         ([below(100, 200), below(200, 100)], ["0 100", "0 200"]),
     ],
 )
-def test_a_family_is_mended_as_one(
-    processes: list[ProcessFacts], expected: list[str | None]
-) -> None:
-    said = (it or "" for it in remedies(*processes, topology=THREE))
-    found = (re.search("affinityd pin (.*) fixes it now", it) for it in said)
-    pins = [it and it[1].replace(PCI, "0").replace(OTHER_PCI, "1") for it in found]
+def test_a_family_is_mended_as_one(found: list[ProcessFacts], expected: list[str | None]) -> None:
+    said = (it or "" for it in remedies(*found, topology=THREE))
+    pinned = (re.search("affinityd pin (.*) fixes it now", it) for it in said)
+    pins = [it and it[1].replace(PCI, "0").replace(OTHER_PCI, "1") for it in pinned]
     assert [it and it.replace("--gpus ", "") for it in pins] == expected
 
 

@@ -63,9 +63,7 @@ def test_possible_cpus(tmp_path: Path, files: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("text", "number"), [("8", 8), ("-1", None), (2**64 - 1, 2**64 - 1), (2**64, None)]
 )
-def test_a_package_and_a_die_are_numbers_of_64_bits_and_minus_one_is_none(
-    tmp_path: Path, text: object, number: int | None
-) -> None:
+def test_packages_and_dies_have_64_bits(tmp_path: Path, text: object, number: int | None) -> None:
     files = f"online=0; cpu0/topology/physical_package_id={text}; cpu0/topology/die_id={text}"
     (core,) = read(tmp_path, cpus(files)).cores
     assert (core.package, core.die) == (number, number)

@@ -71,13 +71,11 @@ TOLD = {"Model": "A100", "GPU_UUID": "GPU-1a", "Device_Minor": 3}
         (nvidia(A) | information(A, **TOLD), replace(GPU, uuid="GPU-1a", minor=3, model="A100")),
         (nvidia(A) | information(A, GPU_UUID=HIDDEN_UUID), GPU),
         # It is excluded, and has no number.
-        (nvidia(A, B) | information(B, GPU_Excluded="Yes"), GPU),
+        (nvidia(A, B) | information(A, GPU_Excluded="Yes"), replace(GPU, pci_bus_id=B)),
         (nvidia(A) | information(A, GPU_Excluded="No"), GPU),
     ],
 )
-def test_without_nvml_what_nvidias_driver_holds_is_a_gpu_of_which_it_tells(
-    tmp_path: Path, files: Files, expected: Gpu
-) -> None:
+def test_what_nvidias_driver_holds_is_a_gpu(tmp_path: Path, files: Files, expected: Gpu) -> None:
     assert read(tmp_path, files, NvmlReport(gpus=None, error="no")).gpus == (expected,)
 
 
@@ -155,9 +153,7 @@ NO_KFD = f"AMD's KFD lists no GPU (is amdgpu loaded?): {A} are numbered in PCI b
         (pci_devices("0x038000", "0x1002", A), None, NO_KFD),
     ],
 )
-def test_what_is_missing_is_said(
-    tmp_path: Path, files: Files, nvml: NvmlReport | None, notice: str
-) -> None:
+def test_lacks_are_said(tmp_path: Path, files: Files, nvml: NvmlReport | None, notice: str) -> None:
     assert notice in read(tmp_path, files, nvml).notices
 
 

@@ -85,8 +85,14 @@ def test_no_more_is_read_than_a_plan_needs(tmp_path: Path) -> None:
     assert reads["numa_node"] == reads["vendor"] == len(mi250x.gpus) + len(mi250x.nics)
 
 
-def test_the_machine_at_hand_has_the_cpus_that_the_kernel_counts() -> None:
-    assert len(discover(open_tree("/"), None).online) == os.cpu_count()
+def test_a_replay_of_the_machine_at_hand_is_the_same_machine(tmp_path: Path) -> None:
+    here = open_tree("/")
+    found = discover(here, None)
+    assert len(found.online) == os.cpu_count()
+    write_snapshot(here, None, tmp_path / "here.tar.xz")
+    replay = open_tree(str(tmp_path / "here.tar.xz"))
+    assert replace(discover(replay, None), name=here.name) == found
+    assert snapshot_nvml(replay) is None
 
 
 def test_names_with_control_characters_reach_nobody(tmp_path: Path) -> None:

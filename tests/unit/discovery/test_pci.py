@@ -50,9 +50,7 @@ def test_what_is_no_vendors_number_is_nobody_s(tmp_path: Path, text: str) -> Non
 
 
 @pytest.mark.parametrize(("driver", "is_gpu"), [("nvgrace_gpu_vfio_pci", False), ("nouveau", True)])
-def test_a_device_that_a_virtual_machine_may_have_is_no_gpu(
-    tmp_path: Path, driver: str, is_gpu: bool
-) -> None:
+def test_what_a_vm_may_have_is_no_gpu(tmp_path: Path, driver: str, is_gpu: bool) -> None:
     files = pci_devices("0x030200", "0x10de", GPU)
     links = {f"{PCI}/{GPU}/driver": f"../../../../bus/pci/drivers/{driver}"}
     assert bool(read(tmp_path, files, links).gpus) == is_gpu
@@ -84,9 +82,7 @@ def test_adapters_have_a_kind_names_and_a_place(tmp_path: Path) -> None:
         ("odd", ()),
     ],
 )
-def test_the_pci_path_begins_at_the_host_bridge(
-    tmp_path: Path, folder: str, path: tuple[str, ...]
-) -> None:
+def test_paths_begin_at_the_host_bridge(tmp_path: Path, folder: str, path: tuple[str, ...]) -> None:
     files = files_of(f"sys/devices/{folder}/{GPU}", "class=0x030200; vendor=0x10de")
     links = {f"{PCI}/{GPU}": f"../../../devices/{folder}/{GPU}"}
     (gpu,) = read(tmp_path, files, links).gpus

@@ -27,18 +27,8 @@ def tree(tmp_path: Path) -> Tree:
     return open_tree(str(write_tree(NODE, tmp_path / "tree")))
 
 
-def test_a_replay_of_the_machine_at_hand_is_the_same_machine(tmp_path: Path) -> None:
-    here = open_tree("/")
-    write_snapshot(here, None, tmp_path / "here.tar.xz")
-    replay = open_tree(str(tmp_path / "here.tar.xz"))
-    assert replace(discover(replay, None), name=here.name) == discover(here, None)
-    assert snapshot_nvml(replay) is None
-
-
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
-def test_an_unpacked_snapshot_and_a_snapshot_of_a_snapshot_replay_too(
-    tree: Tree, tmp_path: Path, suffix: str
-) -> None:
+def test_unpacked_or_taken_anew_a_snapshot_replays(tree: Tree, tmp_path: Path, suffix: str) -> None:
     first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
     write_snapshot(tree, None, first)
     write_snapshot(open_tree(str(first)), None, second)
@@ -104,9 +94,7 @@ def test_an_output_whose_name_says_no_form_is_refused(tree: Tree, tmp_path: Path
         write_snapshot(tree, None, tmp_path / "node.zip")
 
 
-def test_nvml_answers_that_cannot_be_read_are_an_error_of_one_line(
-    tree: Tree, tmp_path: Path
-) -> None:
+def test_nvml_answers_that_are_none_are_an_error_of_one_line(tree: Tree, tmp_path: Path) -> None:
     put(tmp_path / "tree/nvml.json", "{]")
     with pytest.raises(TreeError, match=r"nvml\.json of machine 'tree' cannot be read: [^\n]*$"):
         snapshot_nvml(tree)

@@ -69,9 +69,7 @@ def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return open_tree(str(request.param(tmp_path_factory.mktemp("tree"))))
 
 
-def test_the_root_folder_is_the_machine_at_hand_by_its_host_name_or_a_given_one(
-    tmp_path: Path,
-) -> None:
+def test_the_root_folder_is_the_machine_at_hand(tmp_path: Path) -> None:
     live = open_tree("/")
     assert (live.name, live.live) == (os.uname().nodename, True)
     assert live.read(f"{CPUS}/online") == Path(f"/{CPUS}/online").read_text().strip()
@@ -127,9 +125,7 @@ def test_a_list_that_the_kernel_gives_in_pieces_is_read_to_its_end() -> None:
     an empty archive | none.tar | holds no machine
     """),
 )
-def test_a_root_that_is_no_machine_is_an_error_of_one_line(
-    tmp_path: Path, name: str, complaint: str
-) -> None:
+def test_no_machine_is_an_error_of_one_line(tmp_path: Path, name: str, complaint: str) -> None:
     small_machine(tmp_path / "two/a")
     small_machine(tmp_path / "two/b")
     (tmp_path / "empty").mkdir()
@@ -148,9 +144,7 @@ def archive_of(path: Path, *names: str) -> str:
     return str(path)
 
 
-def test_an_archive_that_would_take_all_memory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_of_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unpacked, or by very many folders that are named in a few bytes."""
     large, deep = as_archive(".tar.xz")(tmp_path), tmp_path / "deep.tar"
     monkeypatch.setattr(archives, "MAX_BYTES", 8192)

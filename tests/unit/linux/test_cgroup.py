@@ -136,7 +136,5 @@ def test_the_least_limit_of_a_cgroup_and_those_above_it_counts(
         ("", None),
     ],
 )
-def test_a_container_sees_its_limit_at_the_root_of_its_cgroups(
-    tmp_path: Path, files: str, expected: int | None
-) -> None:
+def test_a_container_sees_its_own_limit(tmp_path: Path, files: str, expected: int | None) -> None:
     assert own_cpu_limit(f"{written(tmp_path, '', 'none', files)}/cg") == expected

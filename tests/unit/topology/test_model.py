@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from affinityd.cpuset import format_list
-from affinityd.topology.model import Gpu, Nic, NumaNode, NvLinks
+from affinityd.topology.model import Gpu, Nic, NvLinks
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
+
+Nodes = Sequence[int | None]
 
 #: Node 1 has no CPUs, node 3 no memory; CPUs 8-9 are in no node.
 ODD = made(
@@ -22,16 +24,12 @@ ODD = made(
 )
 
 
-def test_online_cpus_are_those_of_the_cores_and_of_no_others() -> None:
-    assert format_list(machine("power9").online) == "0-15,88-103"
-    assert format_list(machine("power9").possible) == "0-175"
-
-
 def test_a_node_knows_its_cores_in_order_and_its_cpus() -> None:
     assert [core.cpus for core in machine("dgx-1v").node_cores[1]][:2] == [(20, 60), (21, 61)]
     cpus = {number: format_list(ODD.cpus_of_node(number)) for number in (0, 1, 3, None, 17)}
     assert cpus == {0: "0-3", 1: "", 3: "4-7", None: "8-9", 17: ""}
     assert ODD.nodes_with_cpus == (0, 3, None)
+    assert [it.order for it in ODD.nodes] == [(False, 0), (False, 1), (False, 3), (True, 0)]
 
 
 def test_what_is_not_known_is_farthest() -> None:
@@ -51,9 +49,7 @@ def test_what_is_not_known_is_farthest() -> None:
         (None, [0, None], (0, None)),
     ],
 )
-def test_the_nearest_nodes(
-    start: int | None, candidates: Sequence[int | None], nearest: Sequence[int | None]
-) -> None:
+def test_the_nearest_nodes(start: int | None, candidates: Nodes, nearest: Nodes) -> None:
     assert ODD.nearest(start, candidates) == nearest
 
 
@@ -73,11 +69,6 @@ def test_a_home_node_s_memory(name: str, home: int | None, node: int | None) -> 
 
 def test_memory_is_the_home_node_s_where_no_node_has_any() -> None:
     assert made({0: "0", 1: "1"}, memoryless=[0, 1]).memory_node(1) == 1
-
-
-def test_nodes_are_in_order_of_number_and_the_one_without_is_last() -> None:
-    nodes = [NumaNode(None), NumaNode(8), NumaNode(0)]
-    assert [node.number for node in sorted(nodes, key=lambda node: node.order)] == [0, 8, None]
 
 
 @pytest.mark.parametrize(

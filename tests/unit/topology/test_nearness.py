@@ -24,21 +24,19 @@ GPU_MEMORY = made({**NODES, 2: ""}, gpus=[1])  # node 2 is a GPU's, or an expans
 MEMORYLESS = made(NODES, gpus=[1], memoryless=[1])
 DISTANCES = [("0", "1", 20), ("0", "2", 40), ("1", "2", 30)]
 BARREN = made({**NODES, 2: ""}, gpus=[2], distances=DISTANCES)
-DGX, MI250X, FLAT = machine("dgx-a100"), machine("mi250x"), machine("flat")
+DGX = machine("dgx-a100")
 
 
 @pytest.mark.parametrize(
     ("topology", "gpus", "mask", "expected"),
     [
         pytest.param(TWO, "0", "4-7", "local", id="the GPU's node"),
-        pytest.param(TWO, "0", "5", "local", id="a part of it"),
         pytest.param(TWO, "0", "3-4", "mixed", id="some of it, and some of another"),
         pytest.param(TWO, "0", "0-6", "mixed", id="all but one CPU"),
         pytest.param(TWO, "0", "0-3", "remote", id="another node"),
         pytest.param(TWO, "0", "0-7", "unpinned", id="every online CPU"),
         pytest.param(HALF_ONLINE, "0", "0-5", "unpinned", id="CPUs that are offline do not count"),
         pytest.param(ONE, "0", "0-3", "local", id="with one node all is local"),
-        pytest.param(LONE, "0", "0-3", "local", id="with CPUs in one node only, too"),
         pytest.param(made({0: "0-3"}, [None]), "0", "0-1", "local", id="even of an unknown GPU"),
         pytest.param(LOST, "0", "0-7", "unknown", id="an unknown GPU"),
         pytest.param(HALF_LOST, "0-1", "4-7", "unknown", id="a known and an unknown GPU"),
@@ -46,12 +44,8 @@ DGX, MI250X, FLAT = machine("dgx-a100"), machine("mi250x"), machine("flat")
         pytest.param(BARREN, "0", "0-3", "remote", id="and no farther one"),
         pytest.param(BOTH, "0-1", "0-7", "local", id="GPUs on every node"),
         pytest.param(THREE, "0-1", "4-7", "local", id="of several GPUs any one's node"),
-        pytest.param(THREE, "0-1", "0-8", "mixed", id="several GPUs' nodes and one more"),
         pytest.param(STRAY, "0", "4-7", "remote", id="the CPUs of no node"),
-        pytest.param(DGX, "0", "48-63,176-191", "local", id="DGX A100: GPU 0 is on node 3"),
         pytest.param(DGX, "0-7", "0-255", "unpinned", id="DGX A100: half its nodes have no GPU"),
-        pytest.param(MI250X, "4", "0-63", "mixed", id="MI250X: half of the CPUs"),
-        pytest.param(FLAT, "0-3", "0", "unknown", id="a machine that says of no GPU where it is"),
     ],
 )
 def test_placement(topology: Topology, gpus: str, mask: str, expected: str) -> None:
@@ -90,7 +84,6 @@ def test_memory_that_was_planned_is_near_wherever_it_is() -> None:
     [
         pytest.param(TWO, "4-7 5", "0-7", None, None, id="near ones"),
         pytest.param(TWO, "0-3", "0-7", None, "mask", id="its cpuset has near CPUs"),
-        pytest.param(TWO, "0-3 4-7", "0-7", None, "mask", id="of one thread alone"),
         pytest.param(TWO, "0-3", None, None, "mask", id="the cpuset is not known"),
         pytest.param(TWO, "0-3", "0-3", None, "allocation", id="its cpuset has no near CPU"),
         pytest.param(TWO, "2-7 3", "0-7", "2-7", "allocation", id="far ones that were granted"),

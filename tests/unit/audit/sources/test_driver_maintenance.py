@@ -10,31 +10,41 @@ from affinityd.audit.sources.driver_maintenance import DriverMaintenance
 from tests.support.machines.sysfs_tree import put
 
 
+class Machine:
+    """A machine whose driver may be worked on; processes are in `proc`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.hold = root, root / "hold"
+        self.sys, self.proc = root / "sys", root / "proc"
+        self._maintenance = DriverMaintenance(*map(str, (self.sys, self.hold, self.proc)))
+
+    @property
+    def reason(self) -> str | None:
+        """Return why NVML is not to be asked."""
+        return self._maintenance.reason()
+
+    def runs(self, pid: int, command: str, uid: int = 0) -> str:
+        """Write what is read of a process; return what is said of one that works on the driver."""
+        words = command.split()
+        comm = words[0].rpartition("/")[2][:15]
+        put(self.proc / f"{pid}/comm", comm)
+        put(self.proc / f"{pid}/status", f"Uid:\t{uid}\t0\t0\t0")
+        put(self.proc / f"{pid}/cmdline", "".join(f"{word}\0" for word in words))
+        return f"{comm} (pid {pid}) works on NVIDIA's driver: until it ends"
+
+
 @pytest.fixture
-def maintenance(tmp_path: Path) -> DriverMaintenance:
-    """Return one for a machine whose processes are in `proc`."""
-    return DriverMaintenance(*(str(tmp_path / name) for name in ("sys", "hold", "proc")))
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
 
 
-def process(root: Path, pid: int, command: str, uid: int = 0) -> str:
-    """Write what is read of a process, and return what is said of one that works on the driver."""
-    words = command.split()
-    comm = words[0].rpartition("/")[2][:15]
-    put(root / f"proc/{pid}/comm", comm)
-    put(root / f"proc/{pid}/status", f"Uid:\t{uid}\t0\t0\t0")
-    put(root / f"proc/{pid}/cmdline", "".join(f"{word}\0" for word in words))
-    return f"{comm} (pid {pid}) works on NVIDIA's driver: until it ends"
-
-
-def test_a_program_that_works_on_the_driver_keeps_nvml_from_being_asked_until_it_ends(
-    maintenance: DriverMaintenance, tmp_path: Path
-) -> None:
-    process(tmp_path, 7, "sh -c")
-    assert maintenance.reason() is None
-    told = process(tmp_path, 7, "modprobe -r nvidia")  # it has become one
-    assert [maintenance.reason() for _ in range(3)] == [told] * 3
-    shutil.rmtree(tmp_path / "proc/7")
-    assert maintenance.reason() is None
+def test_nvml_is_not_asked_until_what_works_on_the_driver_has_ended(machine: Machine) -> None:
+    machine.runs(7, "sh -c")
+    assert machine.reason is None
+    told = machine.runs(7, "modprobe -r nvidia")  # it has become one
+    assert [machine.reason for _ in range(3)] == [told] * 3
+    shutil.rmtree(machine.proc / "7")
+    assert machine.reason is None
 
 
 CHANGES = (
@@ -53,34 +63,28 @@ CHANGES_NOTHING = (
 
 @pytest.mark.parametrize("command", CHANGES)
 def test_a_command_of_roots_that_changes_driver_or_gpu_is_one(
-    maintenance: DriverMaintenance, tmp_path: Path, command: str
+    machine: Machine, command: str
 ) -> None:
-    told = process(tmp_path, 7, command)
-    assert maintenance.reason() == told
-    process(tmp_path, 7, command, uid=1000)  # any user may call a program so
-    assert maintenance.reason() is None
+    told = machine.runs(7, command)
+    assert machine.reason == told
+    machine.runs(7, command, uid=1000)  # any user may call a program so
+    assert machine.reason is None
 
 
 @pytest.mark.parametrize("command", CHANGES_NOTHING)
-def test_a_command_that_changes_nothing_keeps_nvml_from_nothing(
-    maintenance: DriverMaintenance, tmp_path: Path, command: str
-) -> None:
-    process(tmp_path, 7, command)
-    assert maintenance.reason() is None
+def test_a_command_that_changes_nothing_is_none(machine: Machine, command: str) -> None:
+    machine.runs(7, command)
+    assert machine.reason is None
 
 
-def test_a_module_that_comes_or_goes_is_not_asked(
-    maintenance: DriverMaintenance, tmp_path: Path
-) -> None:
+def test_a_module_that_comes_or_goes_is_not_asked(machine: Machine) -> None:
     for state, why in (("going", "NVIDIA's driver is going: it is being replaced"), ("live", None)):
-        put(tmp_path / "sys/module/nvidia/initstate", state)
-        assert maintenance.reason() == why
+        put(machine.sys / "module/nvidia/initstate", state)
+        assert machine.reason == why
 
 
-def test_a_hold_lasts_as_long_as_its_file_and_one_that_cannot_be_read_is_one(
-    maintenance: DriverMaintenance, tmp_path: Path
-) -> None:
-    hold = tmp_path / "hold"
+def test_a_hold_lasts_as_long_as_its_file_and_may_be_unreadable(machine: Machine) -> None:
+    hold, unreadable = machine.hold, machine.root / "nowhere"
     for text, by in (
         ("", ""),
         ("driver-upgrade.sh\nsince 12:00\n", " by 'driver-upgrade.sh'"),
@@ -89,10 +93,10 @@ def test_a_hold_lasts_as_long_as_its_file_and_one_that_cannot_be_read_is_one(
     ):
         hold.write_text(text)
         os.utime(hold, (0, 0))
-        assert maintenance.reason() == f"NVML is not asked{by}, until {hold} is removed"
+        assert machine.reason == f"NVML is not asked{by}, until {hold} is removed"
     hold.unlink()
-    assert maintenance.reason() is None
-    hold.symlink_to(tmp_path / "nowhere")
-    assert maintenance.reason() == f"NVML is not asked, until {hold} is removed"
-    os.mkfifo(tmp_path / "nowhere")
-    assert maintenance.reason() == f"NVML is not asked, until {hold} is removed"
+    assert machine.reason is None
+    hold.symlink_to(unreadable)
+    assert machine.reason == f"NVML is not asked, until {hold} is removed"
+    os.mkfifo(unreadable)
+    assert machine.reason == f"NVML is not asked, until {hold} is removed"

@@ -161,9 +161,7 @@ def unknown(why: str) -> GpuHolders:
     return GpuHolders(unknown={gpu.key: why for gpu in NVIDIAS}, asked=1000.0)
 
 
-def test_each_vendors_source_is_asked_and_what_started_after_that_began_is_another(
-    root: Path,
-) -> None:
+def test_each_vendors_source_is_asked_and_when_is_told(root: Path) -> None:
     amd = Gpu(0, "amd", "0000:21:00.0", numa_node=0, render_minor=128)
     npu = Gpu(0, "huawei", "0000:31:00.0", numa_node=0)
     kfd = root / "sys/class/kfd/kfd"
@@ -181,9 +179,7 @@ def test_the_asking_is_timed_by_the_clock_that_starts_are_counted_in() -> None:
     assert before <= HolderSources(Asked()).held(machine()).asked <= since_boot()
 
 
-def test_neither_without_its_driver_nor_without_its_gpus_nor_in_a_pid_namespace_is_nvml_asked(
-    root: Path,
-) -> None:
+def test_without_driver_or_gpus_or_in_a_pid_namespace_nvml_is_not_asked(root: Path) -> None:
     asked = Asked()
     assert holders(root, asked).held(machine()) == GpuHolders(asked=1000.0)
     (root / "driver/version").unlink()
@@ -201,9 +197,7 @@ CHANGE = "GPU 1's MIG mode will be enabled"
 WAITS = f"{CHANGE}: NVML is asked once a minute, until a reset of the GPU"
 
 
-def test_while_a_mig_mode_is_to_change_nvml_is_asked_once_a_minute_and_counts_until_then(
-    root: Path,
-) -> None:
+def test_while_a_mig_mode_is_to_change_nvml_is_asked_once_a_minute(root: Path) -> None:
     reports = ((7, CHANGE), (8, CHANGE), (9, None))
     asked = Asked(*(report((of(pid, 1),), changing=changing) for pid, changing in reports))
     looking = holders(root, asked)
@@ -218,9 +212,7 @@ def test_while_a_mig_mode_is_to_change_nvml_is_asked_once_a_minute_and_counts_un
 
 
 @pytest.mark.parametrize("changing", [None, CHANGE])
-def test_what_works_on_the_driver_is_left_alone_and_what_nvml_said_before_counts_no_more(
-    root: Path, changing: str | None
-) -> None:
+def test_while_the_driver_is_worked_on_no_answer_counts(root: Path, changing: str | None) -> None:
     asked = Asked(report((IN_USE,), changing=changing), report((of(8, 1),)))
     looking = holders(root, asked)
     assert [it.pid for it in looking.held(MACHINE).holdings] == [7]

@@ -77,9 +77,7 @@ def test_what_a_process_holds_through_further_contexts_is_added(sys: Path) -> No
     assert memory == {FIRST: 8192, SECOND: 5120, THIRD: 0}
 
 
-def test_what_costs_the_process_time_to_answer_is_not_read(
-    sys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_costs_a_process_time_is_not_read(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process(sys, "4711", 0, 4096, 0)
     read: list[str] = []
 
@@ -92,9 +90,7 @@ def test_what_costs_the_process_time_to_answer_is_not_read(
     assert {*read} == {"gpu", "properties", "vram"}
 
 
-def test_of_a_gpu_that_kfd_does_not_list_and_without_its_processes_nothing_is_known(
-    sys: Path,
-) -> None:
+def test_of_what_kfd_does_not_list_nothing_is_known(sys: Path) -> None:
     process(sys, "4711", 1, 0, 0)
     hidden = Gpu(3, "amd", "0000:09:00.0", numa_node=0)
     found = kfd.found((*GPUS, hidden), str(sys))

@@ -29,7 +29,10 @@ OF_GPU = GpuProcesses(0, "GPU-0", "0000:07:00.0", PROCESSES)
 CHANGING = "GPU 1's MIG mode will be enabled"
 
 
-def read(kind: type[NvmlReport | ProcessReport], text: str) -> NvmlReport | ProcessReport:
+Kind = type[NvmlReport | ProcessReport]
+
+
+def read(kind: Kind, text: str) -> NvmlReport | ProcessReport:
     is_nvml = issubclass(kind, NvmlReport)
     return read_report(NvmlReport, text) if is_nvml else read_report(ProcessReport, text)
 
@@ -65,9 +68,7 @@ def test_cpu_sets_are_written_as_cpulists_on_one_line() -> None:
         (ProcessReport, '{"gpus": [{"index": 0, "processes": [{}]}]}', "[0] has no 'pid'"),
     ],
 )
-def test_garbage_is_refused_in_one_line_that_quotes_it(
-    kind: type[NvmlReport | ProcessReport], text: str, complaint: str
-) -> None:
+def test_garbage_is_refused_in_one_line(kind: Kind, text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=r"\ANVML's report.*\Z") as refusal:
         read(kind, text)
     assert complaint in str(refusal.value)
