@@ -3,7 +3,7 @@
 # Debian 12, Ubuntu 24.04, or newer, with python3, its venv module, and taskset.
 ARG BASE_IMAGE=python:3.12-slim
 
-# What others wrote, as scripts/lock wrote it down. This layer changes with that alone, and an upgrade
+# Other projects' packages, as locked by scripts/lock. This layer changes with that alone, and an upgrade
 # brings a node no more than the last one. Nothing but wheels: a source would run its own build.
 FROM ${BASE_IMAGE} AS dependencies
 # How pip reaches an index, where that is not PyPI; nothing of it enters the image.
@@ -15,7 +15,7 @@ RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/affinityd \
     && /opt/pip/bin/pip install --no-cache-dir --only-binary :all: --require-hashes -r build.txt \
     && /opt/pip/bin/pip --python /opt/affinityd/bin/python install --no-cache-dir --no-compile \
         --only-binary :all: --require-hashes -r requirements.txt \
-    # Bytecode that holds whatever times its sources get: a read-only root keeps no newer one.
+    # Bytecode that is valid for any times of its sources: a read-only root keeps no newer one.
     && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/affinityd
 
 FROM dependencies AS package

@@ -17,7 +17,7 @@ READ = 1 << 18  #: bytes; an answer hardly ever comes in two
 SILENCE = 30.0  #: seconds in which nothing is answered
 FORKED = 0.05  #: seconds in which processes come to wait
 
-#: What is asked, and whether an answer to it, with its head, is right.
+#: A request, and whether an answer to it, with its head, is right.
 Question = tuple[bytes, Callable[[bytes], bool]]
 
 

@@ -64,7 +64,7 @@ WAYS = {
     "all three, ours": Way(conf=CONF),
 }
 
-#: What is started by itself.
+#: Programs that are started by themselves.
 ALONE = {
     "sh": ("sh", "-c", ":"),
     "hwloc-bind": (*HWLOC_BIND, "true"),

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Prolog= of slurm.conf: notes the job's GPUs for task_prolog.sh, and looks whether affinityd answers.
+# Prolog= of slurm.conf: notes the job's GPUs for task_prolog.sh, and checks whether affinityd answers.
 #
 # It runs as root, on each node of a job, before its first task. Only here are the job's GPUs always
-# in the node's own numbering. It ends with 0, unless AFFINITYD_DRAIN=yes in /etc/affinityd.conf says
-# that a node without a daemon is to be drained. A node without GPUs needs neither note nor daemon.
+# in the node's own numbering. It ends with 0, unless no daemon answers and AFFINITYD_DRAIN=yes is in
+# /etc/affinityd.conf: then Slurm drains the node. A node without GPUs needs neither note nor daemon.
 
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 export PATH

@@ -3,7 +3,7 @@
 #
 # It runs as the user, beside the task, before the program. Slurm reads what it prints, on stderr
 # too, and kills the task if it fails: so it prints nothing but `export` and `unset` lines, and ends
-# with 0 within a second. Whatever is wrong, the task stays as Slurm made it, and AFFINITYD_UNPINNED
+# with 0 within a second. After any error the task stays as Slurm made it, and AFFINITYD_UNPINNED
 # says why.
 # shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
@@ -13,7 +13,7 @@ trap 'exit 0' EXIT
 exec 2>/dev/null
 run=/run/affinityd
 
-for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED; do # a batch script's, not ours
+for name in CPULIST LOCALITY ALLOWED JOB_GPUS WARNINGS UNPINNED; do # a batch script's
     eval "[ -z \"\${AFFINITYD_$name+inherited}\" ]" || printf 'unset AFFINITYD_%s\n' "$name"
 done
 
@@ -38,7 +38,7 @@ export LC_ALL
 settings=/etc/affinityd.conf
 proc=/proc ls=/bin/ls id=/usr/bin/id
 curl=/usr/bin/curl taskset=/usr/bin/taskset python=/usr/bin/python3
-clean='/usr/bin/env -i' # what libraries read may hang
+clean='/usr/bin/env -i' # libraries may hang while they read
 [ -x /usr/bin/env ] || clean=''
 
 leave() { # [REASON]

@@ -1,6 +1,6 @@
 """The CPUs that the GPUs of a job divide: as many as the job asked for. Pure.
 
-A plan's delivery adds far CPUs to the near ones, so that a job keeps what it asked for.
+A plan's delivery adds far CPUs to the near ones, so that a job keeps the number it asked for.
 Where fewer are near, no mask of the job is wrong: a pin to the near ones would take CPUs away.
 Another allocation helps.
 """
@@ -76,7 +76,7 @@ class Shares:
             return str(error)
 
     def judged(self, process: AuditedProcess, share: Share) -> AuditedProcess:
-        """Return the judgement of a process, with the cause ALLOCATION where that is right."""
+        """Return the judgment of a process, with the cause ALLOCATION where that is right."""
         if not process.is_mismatch:
             return process
         near, given = process.near or frozenset(), self._given(process, share)
@@ -113,7 +113,7 @@ class Shares:
 def with_allocations(
     topology: Topology, reserved: CpuSet, found: Sequence[AuditedProcess]
 ) -> list[AuditedProcess]:
-    """Return the judgement; its cause is ALLOCATION if fewer CPUs are near than were asked for.
+    """Return the judgment; its cause is ALLOCATION if fewer CPUs are near than were asked for.
 
     `reserved` are the CPUs that no plan gives.
     """

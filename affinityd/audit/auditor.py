@@ -109,7 +109,7 @@ class Auditor:
     def _audited(
         self, judge: Judge, walk: ProcessWalk, owners: ProcessOwners
     ) -> Iterator[AuditedProcess]:
-        """Yield the judgement of every process; children of a known daemon belong to it."""
+        """Yield the judgment of every process; children of a known daemon belong to it."""
         daemons: set[int] = set()
         for facts in walk:
             of_daemon = facts.holding is None and facts.parent in daemons

@@ -60,8 +60,8 @@ class ProcessWalk:
         self._proc = processes.proc
         # By cgroups, which a job's processes share: makes the facts of one of them.
         self._groups: dict[str, Callable[..., ProcessFacts]] = {}
-        # Threads have few masks between them: a set a thread would be what the collector goes
-        # through, with every plan waiting for it.
+        # All threads have few different masks: one set a thread would keep the garbage collector
+        # busy, while every plan waits.
         self._masks: dict[CpuSet, CpuSet] = {}
         self._family_seconds = family
         self._known = {os.getpid()}

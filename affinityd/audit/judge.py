@@ -56,7 +56,7 @@ class Judge:
         return {gpu.key: _known(self.vicinity((gpu.key,))) for gpu in self.topology.gpus}
 
     def judge(self, facts: ProcessFacts, *, of_daemon: bool = False) -> AuditedProcess:
-        """Return the judgement of a process; `of_daemon`: a known daemon has started it."""
+        """Return the judgment of a process; `of_daemon`: a known daemon has started it."""
         near = self.vicinity(facts.gpus)
         masks = {thread.mask for thread in facts.threads}
         places = {mask: placement(self.topology, near, mask) for mask in masks}

@@ -108,7 +108,7 @@ class ProcessFacts:
 
 @dataclass(frozen=True)
 class AuditedProcess:
-    """The judgement of one process."""
+    """The judgment of one process."""
 
     facts: ProcessFacts
     placement: str  #: of `affinityd.topology.nearness`: local, mixed, remote, unpinned, unknown

@@ -15,7 +15,7 @@ PinOwners = tuple[str, ...]  #: whose pins: `slurm 7`, `container cd34cd34cd34`,
 def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
     """Return owners of unique pins, two or more → the CPUs that all these pins share.
 
-    A pin is unique where it is a part of what the process could have near its GPUs: a process that
+    A pin is unique if it is a part of the near CPUs that the process could have: a process that
     takes all of that shares it. Threads that a library pinned count as little as known daemons.
     """
     pins: defaultdict[str, set[int]] = defaultdict(set)

@@ -30,7 +30,7 @@ PREFERRED = "start it with affinityd exec --memory preferred"
 
 @dataclass(frozen=True)
 class Verification:
-    """The judgement of one process by its plan."""
+    """The judgment of one process by its plan."""
 
     process: AuditedProcess
     near: Vicinity

@@ -16,7 +16,7 @@ OwnCpus = Callable[[Stat], CpuSet | None]
 class PinTargets:
     """A process and, with `own_cpus`, its descendants: the CPUs of each, and its rule.
 
-    A thread is pinned on purpose if its mask differs from what the process's main thread had
+    A thread is pinned on purpose if its mask differs from the process's main thread's
     before. A descendant is, with all of its threads, if its main thread was confined to other CPUs
     than the process was. With `force` no thread is left alone.
     """

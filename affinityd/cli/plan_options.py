@@ -11,7 +11,7 @@ from affinityd.cli.parser import Parser
 from affinityd.errors import InvalidRequestError
 from affinityd.request.parameters import PARAMETERS
 
-#: How an answer is written is a command's own business, and what a client keeps is that of `exec`.
+#: The format of an answer is each command's own, and the options of a client are those of `exec`.
 NAMES = tuple(name for name in PARAMETERS if name not in {"format", "observe"})
 #: Options that choose GPUs.
 DEVICES = ("gpus", "rank", "ranks", "job", "visible", "granted", "nvidia_visible")

@@ -109,7 +109,7 @@ class ProcessPlanner:
     def doubt(self, stat: Stat) -> str | None:
         """Return why the numbers of a process's GPUs may be others here; None: they are not.
 
-        What a device cgroup takes away is not to be seen from outside of it. Slurm, where it
+        The limits of a device cgroup cannot be read from outside it. Slurm, where it
         constrains devices, has every task count from 0.
         """
         process, own = self.context(stat), ProcessContext.of_self()

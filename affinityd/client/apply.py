@@ -42,7 +42,7 @@ def apply_plan(
     """Apply a plan to the calling thread, and tell children by the environment.
 
     Returns the result, as read back: its mask, its memory policy (None: none was requested),
-    and what is not as it should be, a line each. Raises ApplyError where the kernel refuses all of
+    and the deviations, a line each. Raises ApplyError where the kernel refuses all of
     its CPUs.
     """
     cpus, memory, refusals = set_own_mask(plan.cpus), None, []
@@ -85,7 +85,7 @@ def own_questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[Que
 def set_own_mask(cpus: CpuSet) -> CpuSet:
     """Set the mask of the calling thread, and return it as read back.
 
-    That is what a program inherits that it executes. The kernel silently takes away what the cpuset
+    A program that it executes inherits it. The kernel silently removes CPUs that the cpuset
     does not allow, sched_setaffinity(2). Raises ApplyError where nothing would be left.
     """
     try:

@@ -74,7 +74,7 @@ def bind(
     `rank` is the local rank of so many `ranks`; None: as the launcher says. `gpus` are those of the
     ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
     CPUs each rank asked for; None: as Slurm or the pod says. `memory` is a policy
-    ("local", "preferred", "bind", "interleave"), set for the calling thread and what it starts from
+    ("local", "preferred", "bind", "interleave"), set for the calling thread and its children from
     now on. The others are the parameters of a plan, by their names.
 
     Children learn of it by AFFINITYD_* variables in the environment. A second call plans as the

@@ -34,11 +34,11 @@ DAEMON_SHARE = 0.75  #: of the time that a plan may take; the rest is left to pl
 class ProcessPlan:
     """A process's plan, from the lines of the `shell` format.
 
-    `source` is what it was planned from: "daemon", "node.json" or "sysfs". `trouble` is why no
+    `source` is the source of the topology: "daemon", "node.json" or "sysfs". `trouble` is why no
     daemon planned it, or why a node.json was not trusted; None: there was no daemon, or no trouble.
     `replayed` is the setting that names another machine than this one to plan on; None: none does,
     or a daemon planned. `gpus` are the node's own indices, `nodes` the home nodes; both are empty
-    where an older daemon does not say them. The plan is to be applied where `switch` is on.
+    if an older daemon does not send them. The plan is applied if `switch` is on.
     """
 
     __slots__ = (
@@ -91,8 +91,8 @@ def find_plan(
 ) -> ProcessPlan:
     """Return the plan of the process that the questions are about.
 
-    `start` is of time.monotonic, `timeout` in seconds. Without a daemon, the machine's files take
-    what they take, unless it is `bounded`: then a forked child plans, as a process of one thread
+    `start` is of time.monotonic, `timeout` in seconds. Without a daemon, reading the machine's files
+    may take longer, unless it is `bounded`: then a forked child plans, as a process of one thread
     may. Raises AffinityError.
     """
     try:
@@ -117,8 +117,8 @@ def ask_daemons(
 ) -> ProcessPlan:
     """Return the answer of the first daemon that answers; `deadline` is of time.monotonic.
 
-    Raises DaemonError where none does, NoDaemonError where there is none, and what the request is
-    refused with.
+    Raises DaemonError if none answers, NoDaemonError if there is none, and the refusal of the
+    request.
     """
     trouble: DaemonError = NoDaemonError(f"no daemon at {' or '.join(sockets)}")
     for path in sockets:

@@ -47,7 +47,7 @@ def check_daemon(address: str, connection: _socket.socket) -> None:
 
 
 def check_path(path: str) -> None:
-    """Raise UntrustedError where another user could have put there what is at a path.
+    """Raise UntrustedError if another user could have put the file at a path there.
 
     Goes as the kernel does, link by link. Raises OSError where a part of it is not to be seen,
     InvalidRequestError for AFFINITYD_DAEMON_UID.
@@ -81,7 +81,7 @@ def _parts(path: str) -> list[str]:
 def _check_part(path: str, part: str, *, is_above: bool) -> int:
     """Return the mode of a part of a path; `is_above`: it is above the folder that counts.
 
-    Where a folder is sticky others may add to it, but not take away what is there. Raises
+    Where a folder is sticky others may add to it, but not remove its files. Raises
     UntrustedError where the part is another's, or others may write to it.
     """
     status = os.lstat(part)

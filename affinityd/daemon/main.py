@@ -56,8 +56,8 @@ def run(
 ) -> None:
     """Serve a machine until SIGTERM or SIGINT. Raises ListenError where that cannot be.
 
-    `nvml_failures`: how often NVML did not answer so far, by question. Raises SystemExit for what
-    the daemon does not survive, once it is logged.
+    `nvml_failures`: how often NVML did not answer so far, by question. Raises SystemExit for a
+    fatal error, once it is logged.
     """
     with log_on_stdout(settings.log_format):
         _let_answers_pass()
@@ -147,8 +147,8 @@ async def _run(servers: Servers, works: Iterable[Coroutine[None, None, None]]) -
 def _let_answers_pass() -> None:
     """Have threads in the background get out of an answer's way soon.
 
-    With Python's own 5 ms each event of the loop would wait that long for them. And what was
-    imported never goes: a full collection need not look at it, 30 ms in which nothing else runs.
+    With Python's own 5 ms each event of the loop would wait that long for them. And
+    imported modules stay: a full collection need not scan them, 30 ms in which nothing else runs.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()

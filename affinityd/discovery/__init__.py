@@ -1,7 +1,7 @@
 """Discovery: a machine's files and NVML's answers, joined to a Topology.
 
 One module a source: `cpus`, `numa` and `pci` read kernel folders, `nvidia` and `amd` what their
-drivers tell, `nvml` asks NVIDIA's library. Only what a plan needs is read.
+drivers tell, `nvml` asks NVIDIA's library. They read only the facts that a plan needs.
 """
 
 # ruff: noqa: PTH116, PTH207 - pathlib costs more to import than a machine to read

@@ -99,7 +99,7 @@ def _by_nvml(
 
 
 def _gpu(gpu: NvmlGpu, device: PciDevice, driver: DriverGpu) -> Gpu:
-    """Return a GPU as NVML has it; the driver fills in what is missing."""
+    """Return a GPU as NVML has it; the driver fills in missing facts."""
     links = gpu.nvlinks
     return replace(
         device.as_gpu(VENDOR, gpu.index),

@@ -116,7 +116,7 @@ def _archive(found: Mapping[bytes, Mapping[str, str]]) -> bytes:
 def _members(found: Mapping[bytes, Mapping[str, str]]) -> dict[str, tuple[bytes, str]]:
     """Return name → kind and content, each at the place that the links on the way to it lead to.
 
-    What was listed may be a file or a link: the later kind counts.
+    A listed name may be a file or a link: the later kind counts.
     """
     links = found[tarfile.SYMTYPE]
     members = {

@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 Keep = Callable[[str], bool]
 
-#: The bytes that are read of a file: far more than the kernel writes into one, and an end to
-#: what has none.
+#: The bytes that are read of a file: far more than the kernel writes into one, and a limit
+#: for endless ones.
 MAX_FILE = 1024 * 1024
 
 #: Errors of existing files that fail now; others mean a missing or forbidden file.

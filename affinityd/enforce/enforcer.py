@@ -64,7 +64,7 @@ class Enforced:
     totals: TotalsDocument
     done: Sequence[PinAttempt] = ()
     notices: Sequence[str] = ()  #: its limits, for people
-    unreached: int = 0  #: processes that were to be pinned, and not reached, as time was up
+    unreached: int = 0  #: processes that should have been pinned and were not reached in time
     seconds: float = 0.0  #: how long it took, without the scan
 
 

@@ -1,10 +1,9 @@
 """Moves the memory of a pinned process to its node: migrate_pages(2), one process at a time.
 
-What it costs is in docs/enforce.md; kernel mm/mempolicy.c `do_migrate_pages`, mm/migrate.c,
-mm/swap.c `lru_cache_disable`. The call cannot be interrupted: the daemon's end waits for the one
-that is under way. Pages that other processes map, too (libraries, /dev/shm, what a fork shares),
-stay. With CAP_SYS_NICE they would move, those of other jobs with them: the thread that moves gives
-it up.
+Its cost is in docs/enforce.md; kernel mm/mempolicy.c `do_migrate_pages`, mm/migrate.c,
+mm/swap.c `lru_cache_disable`. The call cannot be interrupted: the daemon's end waits for it. Pages
+that other processes also map (libraries, /dev/shm, pages shared by a fork) stay. With CAP_SYS_NICE
+they would move, also those of other jobs: the moving thread gives it up.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from affinityd.enforce.policy.model import Treatment
 from affinityd.linux.processes import Thread
 from affinityd.topology.nearness import MASK, UNPINNED
 
-#: What has jobs besides the schedulers of `affinityd.audit.model`: `Job.scheduler` of a container
+#: Owners of jobs besides the schedulers of `affinityd.audit.model`: `Job.scheduler` of a container
 #: that none started, and of a cgroup that a rule names.
 CONTAINER, CGROUP = "container", "cgroup"
 

@@ -130,7 +130,7 @@ def pin_threads(
 
 
 class _Passes:
-    """Passes over all threads: what they have in common, and the results of the last one."""
+    """Passes over all threads: their common state, and the results of the last one."""
 
     def __init__(self, deadline: float | None, *, dry_run: bool) -> None:
         self.results: list[ThreadResult] = []

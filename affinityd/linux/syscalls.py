@@ -98,7 +98,7 @@ def _call(name: str, *arguments: int | bytearray) -> int:
         raise OSError(errno.ENOSYS, f"no number of {name} {known}")
     try:
         import ctypes  # noqa: PLC0415  only where a call is made
-    except Exception as error:  # noqa: BLE001 - no libffi, or a host that forbids what it does
+    except Exception as error:  # noqa: BLE001 - no libffi, or a host that forbids it
         raise OSError(errno.ENOSYS, str(error)) from None
     words = [
         ctypes.c_ulong(it) if isinstance(it, int) else (ctypes.c_char * len(it)).from_buffer(it)

@@ -16,7 +16,7 @@ from affinityd.topology.model import Topology
 def warnings(
     topology: Topology, demand: Demand, mode: PlanMode, ranks: Sequence[RankPlan], share: str
 ) -> Iterator[PlanWarning]:
-    """Yield what a caller should know before it uses the plan."""
+    """Yield the warnings for a caller of the plan."""
     yield from _ignored(demand.options, mode)
     if share != "node" and shares_node(demand, mode):
         yield PlanWarning(

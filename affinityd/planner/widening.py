@@ -51,7 +51,7 @@ def topped_up(
     """Return the cores of a unique mode, where no rank lacks CPUs while allowed ones are idle.
 
     A division leaves cores idle that one rank lacks: cores are not cut in two, and no group takes
-    what is in another's domain.
+    cores of another's domain.
     """
     free = _free_cores(topology, demand, chain(*cores_of.values()))
     home = {rank: group.home for group in groups for rank in group.ranks}

@@ -1,7 +1,7 @@
 """Names of GPUs: from the numbers a process sees to the node's own.
 
-Two renumberings separate a process's index from the node's: the GPUs a container runtime or device
-cgroup granted, and what the vendor's variable makes visible (visible_devices.py). Sources: CUDA C++
+Two renumberings separate a process's index from the node's: those of a container runtime or device
+cgroup, and of the vendor's variable (visible_devices.py). Sources: CUDA C++
 Programming Guide "CUDA Environment Variables"; ROCm documentation "GPU isolation techniques".
 """
 

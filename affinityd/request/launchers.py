@@ -55,8 +55,8 @@ def local_rank(environ: Environment) -> Rank | None:
     """Return the local rank that the nearest launcher gave; None where there is none.
 
     If that one does not know how many there are, a farther one with the same rank counts: a
-    script under srun exports LOCAL_RANK=$SLURM_LOCALID for its framework. A lone one tells nothing:
-    what it started may have many.
+    script under srun exports LOCAL_RANK=$SLURM_LOCALID for its framework. A count of one proves
+    nothing: the process may have started many.
     """
     ranks = list(_ranks(environ))
     if not ranks:
@@ -137,7 +137,7 @@ def asked_cpus(environ: Environment, ranks: int | None = None) -> dict[str, str]
     is_task = step is not None and step < SLURM_SPECIAL_STEP
     each = number(environ.get("SLURM_CPUS_PER_TASK"))
     by_slurm = rank is None or rank.variable == SLURM_TASK
-    if each and by_slurm and not is_task:  # a script has what it asks for all of its tasks
+    if each and by_slurm and not is_task:  # a script has the CPUs of all its tasks
         each *= number(environ.get("SLURM_NTASKS")) or 1
     return {**facts, "task_cpus": f"{each}" if each and by_slurm else part}
 

@@ -76,7 +76,7 @@ def _listed(
 ) -> tuple[ComputeDevice, ...] | None:
     """Return the devices of an NVIDIA_VISIBLE_DEVICES; None where it proves nothing.
 
-    That is where it lists none (`all`, `void`, `none`, a folder), or not only what was given: a
+    That is if it lists none (`all`, `void`, `none`, a folder), or not only granted ones: a
     runtime that takes devices from elsewhere (CDI) leaves it as the image or the pod has it. To a
     privileged container all devices are open, and the list says which are its own.
     """

@@ -30,7 +30,7 @@ class Vicinity:
     nodes: tuple[int | None, ...]  #: the NUMA nodes of the near CPUs; (): unknown
     cpus: CpuSet
     memory: frozenset[int]  #: the nodes whose memory is near
-    far_memory: frozenset[int]  #: those whose memory is near to other CPUs
+    far_memory: frozenset[int]  #: nodes with memory near to other CPUs
 
     def __str__(self) -> str:
         """Return it in a few words: `GPU 0 is on node 3`."""
@@ -46,7 +46,7 @@ def vicinity(
 ) -> Vicinity:
     """Return the vicinity of GPUs; memory of `memory_nodes` counts as near too.
 
-    Near is the GPU's own node, or the nearest ones that have CPUs, whatever a process may use of
+    Near is the GPU's own node, or the nearest ones that have CPUs, even if a process may not use
     them. If the node of a GPU is unknown, so is the vicinity, unless all CPUs are in one node.
     """
     nodes = _near_nodes(topology, gpus)

@@ -56,7 +56,7 @@ class GpuDeviceFiles:
     def is_one(self, target: str) -> bool:
         """Whether an open file, by its path, may be one of them.
 
-        What is elsewhere by another name is not looked at: it may lie on a file server that does
+        Files elsewhere by other names are skipped: they may be on a file server that does
         not answer, and stat(2) would wait for it.
         """
         return target.rpartition("/")[2] in self.names or (

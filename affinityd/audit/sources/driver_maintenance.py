@@ -1,7 +1,7 @@
 """Maintenance of NVIDIA's driver: NVML is not called meanwhile, since it uses the driver.
 
 A module in use is not unloaded, and a GPU in use is neither reset nor given another MIG mode.
-Read for what they do: NVIDIA/mig-parted deployments/systemd/{hooks.sh,service.sh,README.md} and
+Sources: NVIDIA/mig-parted deployments/systemd/{hooks.sh,service.sh,README.md} and
 deployments/gpu-operator/reconfigure-mig.sh (they stop the driver's clients by name, then start
 nvidia-mig-parted apply, which resets GPUs), NVIDIA/k8s-driver-manager cmd/driver-manager/main.go
 (uninstall_driver evicts pods, for minutes, then calls delete_module(2) itself), kernel

@@ -93,8 +93,8 @@ def one_a_process(holdings: Iterable[Holding], proc: str) -> tuple[Holding, ...]
     First is the GPU in which it holds most memory, and of several such, or where that is not known,
     the one with the lowest index. Beside it are those in which it holds a quarter of that, or more:
     a process that divides work between GPUs holds about as much in each, seldom less than half. A
-    mere context, which NCCL or a careless `cuda:0` leaves on GPU 0, is 300 to 500 MiB: of what a
-    program that computes holds, less than a quarter. A GPU in which its memory is not known, as of
+    mere context, which NCCL or a careless `cuda:0` leaves on GPU 0, is 300 to 500 MiB: less than
+    a quarter of a computing program's memory. A GPU in which its memory is not known, as of
     open device files, counts, too: to be near one more costs no CPU.
     """
     of_process: defaultdict[int, list[Holding]] = defaultdict(list)

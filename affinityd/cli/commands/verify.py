@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _verifications(
     process: Stat, planner: target.ProcessPlanner, *, with_resident: bool
 ) -> Iterator[Verification]:
-    """Yield the judgement of the process, then of its descendants.
+    """Yield the judgment of the process, then of its descendants.
 
     Each is judged by its own GPU, as a launcher's ranks have them; one that has none works for
     its parent. Raises AffinityError if there is no plan for the process itself.

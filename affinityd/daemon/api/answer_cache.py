@@ -12,7 +12,7 @@ from affinityd.daemon.state.plan_service import CPU_BYTES, Answer
 from affinityd.errors import BusyError
 from affinityd.request.resolve import Caller
 
-#: What an answer to a plan request depends on: the node's generation, the request's query and
+#: The inputs of an answer to a plan request: the node's generation, the request's query and
 #: Accept header, and its caller.
 Key = tuple[int, bytes, bytes, Caller | None]
 

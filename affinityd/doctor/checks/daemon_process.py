@@ -1,4 +1,4 @@
-"""Whether the daemon's process may see and use what it needs: CPUs, processes, devices, users.
+"""Whether the daemon's process may see and use its CPUs, processes, devices and users.
 
 Sources: proc(5) for hidepid=, subset= and gid=, kernel fs/proc/base.c `has_pid_permissions`;
 systemd.resource-control(5) for AllowedCPUs=, systemd.exec(5) for CPUAffinity=, ProcSubset=,

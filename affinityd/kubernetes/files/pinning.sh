@@ -10,9 +10,9 @@ plan_variables='AFFINITYD_MODE AFFINITYD_SCOPE AFFINITYD_SHARE AFFINITYD_MULTITH
 AFFINITYD_STRICT AFFINITYD_MIN_PHYSICAL_CORES AFFINITYD_MAX_PHYSICAL_CORES AFFINITYD_CPUS'
 cpuset='' observe='' granted='' job='' nvidia_visible='' # other parameters, if known
 
-# A socket is trusted if it is root's, or of a user that AFFINITYD_DAEMON_UID names. Who can write to a
-# folder above it could listen there, too. In a user namespace the node's users have one number, the
-# overflow uid, which counts as root's; folders further up may belong to who made the container.
+# A socket is trusted if it is root's, or of a user that AFFINITYD_DAEMON_UID names. A user that can
+# write to a folder above it could listen there, too. In a user namespace all users of the node have one number,
+# the overflow uid, which counts as root's; folders further up may belong to the container's user.
 trusted_socket() ( # SOCKET UIDS: prints its path without links, or else why it is not trusted
     cd -P "${1%/*}/" || refuse "$1 is not there, or cannot be looked at"
     plain=${PWD%/}/${1##*/} above=${PWD%/}/ trusted=0 own=''
@@ -52,7 +52,7 @@ END
 )
 refuse() { printf %s "$1"; exit 1; }
 
-heed() { # WORD: switch, the least of what it was and what AFFINITYD=WORD says
+heed() { # WORD: switch, the least of its value and AFFINITYD=WORD
     case $1 in
     '' | [Oo][Nn] | 1 | [Yy][Ee][Ss] | [Tt][Rr][Uu][Ee]) ;;
     [Oo][Bb][Ss][Ee][Rr][Vv][Ee]) [ "$switch" = off ] || switch=observe ;;
@@ -90,7 +90,7 @@ ask() { # ADDRESS SECONDS VARIABLES: answer; of a socket's path, or http://HOST:
     for name in $variables $plan_variables; do
         eval "set -- \"\$@\" \${$name+--data-urlencode \"env=$name=\$$name\"}"
     done
-    answer=$(fetch "$@") && [ "${#answer}" -lt 65536 ] || answer='' # what was cut off is no plan
+    answer=$(fetch "$@") && [ "${#answer}" -lt 65536 ] || answer='' # a plan that was cut off does not count
 }
 fetch() { # --data-urlencode PARAMETER...
     if has "$curl"; then

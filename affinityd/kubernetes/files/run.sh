@@ -1,9 +1,9 @@
 #!/bin/sh
 # run [--fail-closed] [--] COMMAND [ARGUMENT...]: starts a command near its container's GPUs.
 #
-# `affinityd init` puts it into a pod. It asks the node's affinityd, else takes what the files beside
-# itself say of the container's GPUs. Of the image it needs sh, and taskset or python3; it asks by curl,
-# python3 or, over TCP, wget, and checks a socket's owner by ls. Whatever is wrong, the command starts all
+# `affinityd init` puts it into a pod. It asks the node's affinityd, else reads the files beside
+# itself for the container's GPUs. Of the image it needs sh, and taskset or python3; it asks by curl,
+# python3 or, over TCP, wget, and checks a socket's owner by ls. After any error the command starts all
 # the same, and a line on stderr says why.
 # shellcheck disable=SC2034,SC2154 # variables that eval reads and sets
 
