@@ -91,9 +91,9 @@ def find_plan(
 ) -> ProcessPlan:
     """Return the plan of the process that the questions are about.
 
-    `start` is of time.monotonic, `timeout` in seconds. Without a daemon, reading the machine's files
-    may take longer, unless it is `bounded`: then a forked child plans, as a process of one thread
-    may. Raises AffinityError.
+    `start` is of time.monotonic, `timeout` in seconds. Without a daemon, to read the machine's
+    files may take longer, unless it is `bounded`: then a forked child plans, as a process of one
+    thread may. Raises AffinityError.
     """
     try:
         return ask_daemons(questions, sockets, start + timeout * DAEMON_SHARE)

@@ -39,7 +39,7 @@ COMPUTED = 2
 #: The most passes over a process that starts threads faster than they can be pinned.
 MAX_PASSES = 100
 
-#: Why a mask is refused: sched_setaffinity(2), kernel kernel/sched/syscalls.c.
+#: Why a mask is refused: sched_setaffinity(2), Linux kernel/sched/syscalls.c.
 REASONS = {
     errno.EPERM: "it is another user's; only root (CAP_SYS_NICE) may pin it",
     errno.EACCES: "a security module, such as SELinux, forbids it",

@@ -9,7 +9,7 @@ One JSON file a machine:
     packages        package number: cpulist
     nodes           groups of NUMA nodes: nodes (list of numbers), cpus (cpulist; absent: none),
                     memory_mib (null: unknown)
-    cores_per_llc   neighbouring cores that share a last-level cache; null: all of a node's package
+    cores_per_llc   neighboring cores that share a last-level cache; null: all of a node's package
     distances       [nodes, nodes, SLIT distance] both ways, a later line overrides an earlier one
     gpus, nics      groups: what their devices share, and devices, each with pci, node (null:
                     unknown), minor (of an NVIDIA GPU's device file; absent: unknown), names (a

@@ -1,4 +1,4 @@
-"""Checks pages, docstrings and messages: python -m docs.check. The status is 1 if one is wrong."""
+"""Checks pages, docstrings, comments and messages: python -m docs.check; status 1: a fault."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from docs.check import commands, coverage
 from docs.check.blocks import BLOCKS
+from docs.check.comments import comments
 from docs.check.messages import docstrings, messages
 from docs.check.pages import PAGES, ROOT, broken_links, prose, too_long
-from docs.check.words import long_sentences, wrong_words
+from docs.check.words import long_sentences, nameless, wrong_words
 from docs.site.__main__ import pages
 
 
@@ -30,10 +31,13 @@ def faults() -> Iterator[str]:
     yield from coverage.faults()
     for where, text in messages():
         yield from (f"{where}: {fault}" for fault in wrong_words(text))
+    for where, text in comments():
+        yield from (f"{where}: {fault}" for fault in (*wrong_words(text), *nameless(text)))
     for path in sorted((ROOT / "affinityd").rglob("*.py")):
         for docstring in docstrings(ast.parse(path.read_text())):
             where = f"{path.relative_to(ROOT)}:{docstring.lineno}"
-            yield from (f"{where}: {fault}" for fault in wrong_words(str(docstring.value)))
+            text = str(docstring.value)
+            yield from (f"{where}: {fault}" for fault in (*wrong_words(text), *nameless(text)))
 
 
 def main() -> int:
