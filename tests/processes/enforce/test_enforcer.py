@@ -115,41 +115,25 @@ def what(found: Enforced) -> str:
     return decision.reason or decision.verdict
 
 
-def test_what_has_drifted_is_pinned_and_fits_from_then_on(policy: Path, job: int) -> None:
-    look = Look(policy, job)
-    first, second = look.enforce(), look.enforce()
-    assert mask_of(job) == NEAR
-    assert (what(first), what(second)) == ("drifted", "fits")
-    assert [it.outcome.pinned for it in first.done] == [1]
-    assert (first.does, second.done) == (PIN, [])
-    assert second.totals.pins["pinned"] == 1
-    assert (second.totals.threads, second.records[job].pins) == (1, 1)
-    assert (what(again := Look(policy, job).enforce()), again.done) == ("fits", [])
-
-
-def test_what_is_observed_is_not_touched(policy: Path, job: int) -> None:
+def test_what_is_observed_is_not_touched_and_what_was_pinned_fits(policy: Path, job: int) -> None:
     found = Look(policy, job, OBSERVE).enforce()
     assert (what(found), found.does, found.done) == ("drifted", OBSERVE, [])
-    policy.write_text("observe = true")
-    look = Look(policy, job)
-    found = look.enforce()
-    assert (what(found), found.does, found.done, found.unreached) == ("drifted", PIN, [], 0)
-    assert mask_of(job) == FAR
-    policy.write_text("")
-    look.enforce()  # a change counts when it is there at two looks
-    look.enforce()
-    assert mask_of(job) == NEAR
-
-
-def test_where_it_is_hindered_it_observes_for_as_long_as_that_lasts(policy: Path, job: int) -> None:
     look = Look(policy, job)
     look.hindrance = "another daemon pins"
     found = look.enforce()
     assert (found.wanted, found.does, found.hindrance) == (PIN, OBSERVE, "another daemon pins")
-    assert (mask_of(job), found.unreached) == (FAR, 0)
+    assert (found.done, found.unreached, mask_of(job)) == ([], 0, FAR)
+    policy.write_text("observe = true")
+    found = Look(policy, job).enforce()
+    assert (what(found), found.does, found.done, found.unreached) == ("drifted", PIN, [], 0)
+    assert mask_of(job) == FAR
+    policy.write_text("")
     look.hindrance = None
-    assert look.enforce().does == PIN
-    assert mask_of(job) == NEAR
+    first, second = look.enforce(), look.enforce()
+    assert (mask_of(job), what(second), second.done) == (NEAR, "fits", [])
+    assert [it.outcome for it in first.done] == [PinOutcome(pinned=1)]
+    counts = second.totals.pins["pinned"], second.totals.threads, second.records[job].pins
+    assert counts == (1, 1, 1)
 
 
 def test_what_is_left_alone_is_not_touched(policy: Path, job: int) -> None:

@@ -26,54 +26,53 @@ DGX = machine("dgx-a100")  # GPU 0 is on node 3
 GH200 = machine("gh200x4")  # GPU 1 is on the second of four nodes
 
 
-@pytest.mark.parametrize(
-    ("topology", "gpu", "masks", "verdict", "drifted"),
-    [
-        (DGX, 0, "0-15", "drifted mask", 1),
-        (DGX, 0, "48-79", "drifted mask", 1),  # near and far
-        (DGX, 0, "0-255", "drifted unpinned", 1),
-        (DGX, 0, "48-63,176-191", "fits", 0),
-        (DGX, 0, "48-63 0-255", "drifted unpinned", 1),  # all that are online: by no purpose
-        (DGX, 0, "50 50", "fits", 0),  # one near CPU: an OpenMP runtime collapsed it
-        (DGX, 0, "0 0", "drifted mask", 2),  # or one that is far
-        (GH200, 1, "72-143", "fits", 0),  # a node of four
-        (GH200, 1, "0-71", "drifted mask", 1),
-    ],
-)
-def test_a_rank_is_to_run_on_its_gpus_node(
-    topology: Topology, gpu: int, masks: str, verdict: str, drifted: int
-) -> None:
-    (decision,) = Site(topology).look(rank(*masks.split(), gpu=gpu, cpuset="0-300"))
-    assert (said(decision), decision.drifted) == ([verdict], drifted)
-
-
 RANK = rank("0-3")
 FAR = rank("4-7")
 ENDED = "Z"  #: the main thread has ended, and is not judged
 
 
+def of_dgx(*masks: str) -> ProcessFacts:
+    return rank(*masks, cpuset="0-300")
+
+
+def of_gh200(*masks: str) -> ProcessFacts:
+    return rank(*masks, gpu=1, cpuset="0-287")
+
+
+def ended(*masks: str) -> ProcessFacts:
+    return rank(*masks, state=ENDED)
+
+
 @pytest.mark.parametrize(
-    ("threads", "state", "verdict", "drifted", "on_purpose"),
+    ("topology", "facts", "verdict", "drifted", "on_purpose"),
     [
-        pytest.param("0-3 0-3", "S", "fits", 0, 0, id="all in place"),
-        pytest.param("0-3 4-7", "S", "left on_purpose", 0, 1, id="NCCL took its NIC's node"),
-        pytest.param("0-7 4-7", "S", "drifted unpinned", 1, 1, id="before the rest was pinned"),
-        pytest.param("0-3 0-7", "S", "drifted unpinned", 1, 0, id="one has its whole cpuset"),
-        pytest.param("0-3 2", "S", "fits", 0, 0, id="one has a CPU of its own, near"),
-        pytest.param("0-3 5 6", "S", "fits", 0, 2, id="OpenMP has a far core for each"),
-        pytest.param("4 4 6", "S", "drifted mask", 2, 1, id="the main thread collapsed, far"),
-        pytest.param("1 1 6", "S", "fits", 0, 1, id="or near"),
-        pytest.param("4-7 0-3", "S", "drifted mask", 1, 0, id="taskset without -a, on another"),
-        pytest.param("4-7 0-3", ENDED, "fits", 0, 0, id="ended: others in place"),
-        pytest.param("0-3 4-7", ENDED, "left on_purpose", 0, 1, id="ended: one is elsewhere"),
-        pytest.param("0-3 0-7", ENDED, "drifted unpinned", 1, 0, id="ended: one has drifted"),
-        pytest.param("4-7 4-7", ENDED, "drifted mask", 1, 0, id="ended: one has what it had"),
+        (DGX, of_dgx("0-15"), "drifted mask", 1, 0),
+        (DGX, of_dgx("48-79"), "drifted mask", 1, 0),  # near and far
+        (DGX, of_dgx("0-255"), "drifted unpinned", 1, 0),
+        (DGX, of_dgx("48-63,176-191"), "fits", 0, 0),
+        (DGX, of_dgx("48-63", "0-255"), "drifted unpinned", 1, 0),  # all that are online
+        (DGX, of_dgx("50", "50"), "fits", 0, 0),  # an OpenMP runtime collapsed it, near
+        (DGX, of_dgx("0", "0"), "drifted mask", 2, 0),  # or far
+        (GH200, of_gh200("72-143"), "fits", 0, 0),
+        (GH200, of_gh200("0-71"), "drifted mask", 1, 0),
+        (TWO, rank("0-3", "4-7"), "left on_purpose", 0, 1),  # NCCL took its NIC's node
+        (TWO, rank("0-7", "4-7"), "drifted unpinned", 1, 1),  # before the rest was pinned
+        (TWO, rank("0-3", "0-7"), "drifted unpinned", 1, 0),  # one has its whole cpuset
+        (TWO, rank("0-3", "2"), "fits", 0, 0),
+        (TWO, rank("0-3", "5", "6"), "fits", 0, 2),  # OpenMP has a far core for each
+        (TWO, rank("4", "4", "6"), "drifted mask", 2, 1),  # the main thread collapsed, far
+        (TWO, rank("1", "1", "6"), "fits", 0, 1),  # or near
+        (TWO, rank("4-7", "0-3"), "drifted mask", 1, 0),  # taskset without -a, on another
+        (TWO, ended("4-7", "0-3"), "fits", 0, 0),
+        (TWO, ended("0-3", "4-7"), "left on_purpose", 0, 1),
+        (TWO, ended("0-3", "0-7"), "drifted unpinned", 1, 0),
+        (TWO, ended("4-7", "4-7"), "drifted mask", 1, 0),  # what it had
     ],
 )
-def test_a_thread_that_was_pinned_on_purpose_is_left(
-    threads: str, state: str, verdict: str, drifted: int, on_purpose: int
+def test_a_rank_is_to_run_on_its_gpus_node_and_a_thread_that_was_pinned_on_purpose_is_left(
+    topology: Topology, facts: ProcessFacts, verdict: str, drifted: int, on_purpose: int
 ) -> None:
-    (decision,) = Site(TWO).look(rank(*threads.split(), state=state))
+    (decision,) = Site(topology).look(facts)
     assert said(decision) == [verdict]
     assert (decision.drifted, decision.on_purpose) == (drifted, on_purpose)
 
@@ -85,8 +84,8 @@ def test_a_librarys_thread_stays_on_purpose_after_our_pin(other: str) -> None:
     (pinned,) = site.pin(rank("0-7", "0-7", other))
     assert masks(pinned) == ["0-3", "0-3", other]
     (decision,) = site.look(pinned)
-    assert said(decision) == ["fits"]
-    assert (decision.on_purpose, decision.process.is_mismatch) == (1, False)
+    assert (said(decision), decision.on_purpose) == (["fits"], 1)
+    assert not decision.process.is_mismatch
 
 
 def test_a_worker_that_was_confined_is_left_and_one_that_inherited_is_not() -> None:
@@ -101,21 +100,19 @@ def test_a_worker_that_was_confined_is_left_and_one_that_inherited_is_not() -> N
 
 
 @pytest.mark.parametrize(
-    ("process", "verdict", "drifted", "on_purpose"),
+    ("process", "verdict", "counts"),
     [
-        pytest.param(worker("6", "0-7", of=RANK), "drifted unpinned", 1, 1, id="a stray thread"),
-        # Its main thread has ended, and its mask is no sign.
-        pytest.param(replace(worker("6", "0-3", of=RANK), state=ENDED), "fits", 0, 0, id="ended"),
-        # A cpuset of its own below its rank's.
-        pytest.param(worker("4-5", of=RANK, cpuset="4-7"), "left allocation", 0, 0, id="cpuset"),
+        (worker("6", "0-7", of=RANK), "drifted unpinned", (1, 1)),  # a confined worker's stray
+        (replace(worker("6", "0-3", of=RANK), state=ENDED), "fits", (0, 0)),
+        (worker("4-5", of=RANK, cpuset="4-7"), "left allocation", (0, 0)),
     ],
 )
 def test_a_worker_is_judged_by_itself(
-    process: ProcessFacts, verdict: str, drifted: int, on_purpose: int
+    process: ProcessFacts, verdict: str, counts: tuple[int, int]
 ) -> None:
     of_rank, of_worker = Site(TWO).look(RANK, process)
     assert said(of_rank, of_worker) == ["fits", verdict]
-    assert (of_worker.drifted, of_worker.on_purpose) == (drifted, on_purpose)
+    assert (of_worker.drifted, of_worker.on_purpose) == counts
 
 
 def test_a_worker_with_what_its_rank_had_at_first_has_inherited_it() -> None:

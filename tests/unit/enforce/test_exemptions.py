@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.model import AuditedProcess, ProcessFacts
+from affinityd.audit.model import ProcessFacts
 from affinityd.daemon.metrics.enforcement import drifts_of
 from affinityd.enforce.policy.identity import ProcessIdentity as Who
 from tests.support.audit_facts import KUBERNETES_POD, LONE_CONTAINER
@@ -18,31 +18,6 @@ LOST = made({0: "0-3", 1: "4-7"}, gpus=[0, None])
 RANK, FAR = rank("0-3"), rank("4-7")
 OVER = "Slurm job 7 has ended: it has no slurmstepd any more"
 OFF = {100: Who(switch="off")}
-
-
-def test_the_first_reason_that_holds_is_the_one_that_is_told() -> None:
-    """Everything is wrong with a process, and is mended bit by bit."""
-    none, leaves, off = (Site(LOST, it, identities=OFF) for it in (None, "leave = true", ""))
-    reserved, well = Site(LOST, reserved="0-3"), Site(LOST)
-    nowhere = rank("4-7", gpu=1, pid=100, cpuset=None, membership=NO_JOB)
-    of_job = replace(nowhere, membership=KUBERNETES_POD)
-    placed = replace(of_job, gpu=("nvidia", 0))
-    far, near = (replace(placed, cpuset=frozenset(cpus)) for cpus in ({4, 5}, {3, 4}))
-    orphan = replace(none.audited(nowhere), orphan=OVER)
-    looks: list[tuple[Site, ProcessFacts | AuditedProcess, str]] = [
-        (none, replace(orphan, is_daemon=True), "left daemon"),
-        (none, orphan, "left orphan"),
-        (none, nowhere, "left no_job"),
-        (none, of_job, "left no_policy"),
-        (leaves, of_job, "left policy"),
-        (off, of_job, "left opted_out"),
-        (well, of_job, "left unknown_place"),
-        (reserved, placed, "left unknown_cpuset"),
-        (reserved, far, "left allocation"),
-        (reserved, near, "left no_plan"),
-        (well, near, "drifted mask"),
-    ]
-    assert [said(*site.look(it)) for site, it, _ in looks] == [[what] for *_, what in looks]
 
 
 LONE = rank("0-7", membership=NO_JOB)
@@ -75,18 +50,17 @@ TOO_MANY = Site(TWO, "min_physical_cores = 5")
         (TOO_MANY, RANK, "mode node: rank 0 (GPU 0) would have 4 physical cores, fewer than 5"),
     ],
 )
-def test_of_what_is_let_alone_it_is_said_why_and_what_mends_it(
-    site: Site, facts: ProcessFacts, why: str
-) -> None:
+def test_it_is_said_why_and_what_would_help(site: Site, facts: ProcessFacts, why: str) -> None:
     (decision,) = site.look(facts)
     assert decision.verdict == "left"
     assert str(decision.why).startswith(why)
     assert decision.cause == ("allocation" if decision.reason == "allocation" else None)
 
 
-def test_what_a_rule_may_leave_for_all_that_is_known_is_left() -> None:
+@pytest.mark.parametrize("way", ["leave", "observe"])
+def test_what_a_rule_may_leave_or_observe_for_all_that_is_known_is_left(way: str) -> None:
     unread = Who(unread=frozenset(("partition",)))
-    site = Site(TWO, '[[rule]]\npartition = "debug"\nleave = true', identities={100: unread})
+    site = Site(TWO, f'[[rule]]\npartition = "debug"\n{way} = true', identities={100: unread})
     assert said(*site.look(RANK)) == ["fits"]
     (decision,) = site.look(rank("0-7"))
     assert (said(decision), decision.cause) == (["left policy"], "unpinned")
@@ -99,16 +73,14 @@ def test_what_a_rule_may_leave_for_all_that_is_known_is_left() -> None:
 @pytest.mark.parametrize(
     ("threads", "is_confined", "verdict"),
     [
-        pytest.param("4-5", True, "drifted mask", id="its cpuset is its allocation"),
-        pytest.param("4-5", False, "left unknown_cpuset", id="its mask may be its allocation"),
-        pytest.param("4-5 0-7", False, "left unknown_cpuset", id="whatever a thread has"),
-        pytest.param("0-1", False, "fits", id="near its GPU there is nothing to do"),
-        pytest.param("0-7", False, "drifted unpinned", id="it was given no part"),
+        ("4-5", True, "drifted mask"),  # its cpuset is its allocation
+        ("4-5", False, "left unknown_cpuset"),  # its mask may be
+        ("4-5 0-7", False, "left unknown_cpuset"),  # whatever a thread has
+        ("0-1", False, "fits"),
+        ("0-7", False, "drifted unpinned"),  # it was given no part
     ],
 )
-def test_a_slurm_job_that_masks_alone_confine_is_given_no_others_cpus(
-    threads: str, is_confined: bool, verdict: str
-) -> None:
+def test_a_job_that_masks_confine_is_left(threads: str, is_confined: bool, verdict: str) -> None:
     facts = replace(rank(*threads.split()), is_confined=is_confined)
     assert said(*Site(TWO).look(facts)) == [verdict]
 
@@ -143,51 +115,41 @@ BY_RULE = "rule 1 of the policy says observe"
 @pytest.mark.parametrize(
     ("policy", "who", "because"),
     [
-        pytest.param("", Who(switch="observe"), BY_JOB, id="its owner says so"),
-        pytest.param(TRIAL, Who(partition="trial"), BY_RULE, id="a rule"),
-        pytest.param(PILOT, Who(partition="a"), BY_TOP, id="the top"),
-        pytest.param(PILOT, Who(partition="pilot"), None, id="a rule pins it"),
-        pytest.param(PILOT, Who(partition="pilot", switch="observe"), BY_JOB, id="not for its job"),
-        pytest.param(PILOT, UNREAD, BY_TOP, id="whether the rule means it is not known"),
+        ("", Who(switch="observe"), BY_JOB),
+        (TRIAL, Who(partition="trial"), BY_RULE),
+        (PILOT, Who(partition="a"), BY_TOP),
+        (PILOT, Who(partition="pilot"), None),
+        (PILOT, Who(partition="pilot", switch="observe"), BY_JOB),
+        (PILOT, UNREAD, BY_TOP),  # whether the rule means it is not known
     ],
 )
-def test_what_has_drifted_is_not_pinned_where_it_is_observed(
-    policy: str, who: Who, because: str | None
-) -> None:
+def test_what_is_observed_is_not_pinned(policy: str, who: Who, because: str | None) -> None:
     where = "it may run on CPUs 4-7, and should run on 0-3"
     decisions = Site(TWO, policy, identities={100: who}).look(FAR, worker("4-7", of=FAR))
     assert said(*decisions) == ["drifted mask"] * 2
     why = f"{where}; it is not pinned: {because}" if because else where
     assert {(it.is_observed, it.why) for it in decisions} == {(because is not None, why)}
-    would_pin = drifts_of(decisions)["nvidia", 0].would_pin
-    assert would_pin == {"mask": 2}  # as what a pin would mend
+    assert drifts_of(decisions)["nvidia", 0].would_pin == {"mask": 2}
 
 
 @pytest.mark.parametrize(
-    ("policy", "who", "process", "what"),
+    ("policy", "words", "process", "expected"),
     [
-        (PILOT, Who(switch="off"), FAR, "left opted_out"),
-        (TRIAL, UNREAD, FAR, "left policy"),
-        (PILOT, Who(), RANK, "fits"),
+        (PILOT, {100: "off"}, FAR, "left opted_out"),
+        ("", {100: "observe", 200: "off"}, FAR, "left opted_out"),  # the least in its job counts
+        ("leave = true", {}, FAR, "left policy"),
+        (PILOT, {}, RANK, "fits"),
     ],
 )
-def test_a_process_that_is_let_alone_or_fits_is_not_observed(
-    policy: str, who: Who, process: ProcessFacts, what: str
-) -> None:
-    (decision,) = Site(TWO, policy, identities={100: who}).look(process)
-    assert (said(decision), decision.is_observed) == ([what], False)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ({200: "observe"}, ("drifted", True)),
-        ({100: "observe", 200: "off"}, ("opted_out", False)),
-    ],
-)
-def test_of_a_jobs_ranks_the_least_that_one_says_counts(
-    words: Mapping[int, str], expected: tuple[str, bool]
+def test_what_is_left_alone_or_fits_is_not_observed(
+    policy: str, words: Mapping[int, str], process: ProcessFacts, expected: str
 ) -> None:
     identities = {pid: Who(switch=word) for pid, word in words.items()}
-    found = Site(TWO, identities=identities).look(FAR, rank("0-3", gpu=1))
-    assert [(it.reason or it.verdict, it.is_observed) for it in found] == [expected] * 2
+    decision, _ = Site(TWO, policy, identities=identities).look(process, rank("0-3", gpu=1))
+    assert (said(decision), decision.is_observed) == ([expected], False)
+
+
+def test_a_process_is_observed_as_another_rank_of_its_job_says() -> None:
+    identities = {200: Who(switch="observe")}
+    decisions = Site(TWO, identities=identities).look(FAR, rank("0-3", gpu=1))
+    assert [it.is_observed for it in decisions] == [True, True]

@@ -73,12 +73,13 @@ IN_POD, ALONE = (rank("0-7", membership=it) for it in (KUBERNETES_POD, LONE_CONT
         ("", IN_POD, KUBERNETES_POD.job),
         ("", ALONE, Job("container", "cd34" * 16)),  # which no scheduler started
         (NAMED, RENDER, Job("cgroup", "/batch/render")),
+        (NAMED, replace(RENDER, membership=SLURM_JOB), Job("slurm", "7")),
         (NAMED, UNNAMED, None),
         ("mode = 'socket'", RENDER, None),
         (f"{NAMED}\nleave = true", RENDER, None),  # a rule that leaves makes no job
     ],
 )
-def test_the_job_of_a_process_is_what_its_cgroups_or_the_policy_say(
+def test_cgroups_or_the_policy_name_a_job(
     policy: str, facts: ProcessFacts, job: Job | None
 ) -> None:
     who = Who(namespace="ml", pod="train-0", cgroups=("/batch/render",))
@@ -99,9 +100,7 @@ def test_the_job_of_a_process_is_what_its_cgroups_or_the_policy_say(
         (RENDER, {"cgroups": "0::/batch/other\n"}),
     ],
 )
-def test_a_process_that_has_left_the_job_of_its_holder_is_let_alone(
-    of: ProcessFacts, left: dict[str, Any]
-) -> None:
+def test_what_has_left_its_holders_job_is_left(of: ProcessFacts, left: dict[str, Any]) -> None:
     of_holder, of_worker = Site(TWO, NAMED).look(of, replace(worker("0-7", of=of), **left))
     assert of_holder.job is not None
     assert said(of_worker) == ["left no_job"]

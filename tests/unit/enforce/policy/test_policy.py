@@ -103,9 +103,7 @@ EXCLUSIVE = Treatment(Options("exclusive", scope="socket", balanced=False))
         (f"leave = true\n{ROOT}leave = false", DEFAULT, replace(DEFAULT, rule=1)),
     ],
 )
-def test_what_a_file_does_not_say_is_as_the_site_has_it(
-    text: str, site: Treatment, treatment: Treatment
-) -> None:
+def test_what_is_not_said_is_the_sites(text: str, site: Treatment, treatment: Treatment) -> None:
     assert parse(text, site).treatment(Who(uid=0)) == treatment
 
 
@@ -129,16 +127,14 @@ PROD = Who(1, namespace="prod", unread=NO_ENVIRONMENT)
 @pytest.mark.parametrize(
     ("who", "rule", "unread"),
     [
-        pytest.param(Who(1000, unread=NO_ENVIRONMENT), 1, ("partition",), id="it may be theirs"),
-        pytest.param(Who(1, unread=NO_ENVIRONMENT), 3, ("environment",), id="or another's"),
-        pytest.param(Who(1, environment={}, unread=NO_POD), None, (), id="a rule that pins"),
-        pytest.param(Who(1000, environment={}), None, (), id="it has none, which is known"),
-        pytest.param(PROD, 2, (), id="an earlier one is known to match"),
+        (Who(1000, unread=NO_ENVIRONMENT), 1, ("partition",)),
+        (Who(1, unread=NO_ENVIRONMENT), 3, ("environment",)),
+        (Who(1, environment={}, unread=NO_POD), None, ()),  # a rule that pins
+        (Who(1000, environment={}), None, ()),  # it has none, which is known
+        (PROD, 2, ()),  # an earlier one is known to match
     ],
 )
-def test_a_process_that_a_rule_may_leave_if_more_was_known_is_left(
-    who: Who, rule: int | None, unread: tuple[str, ...]
-) -> None:
+def test_what_a_rule_may_leave_is_left(who: Who, rule: int | None, unread: tuple[str, ...]) -> None:
     treatment = parse(LEAVES).treatment(who)
     assert (treatment.rule, treatment.unread, treatment.leave) == (rule, unread, bool(unread))
 
@@ -146,11 +142,7 @@ def test_a_process_that_a_rule_may_leave_if_more_was_known_is_left(
 @pytest.mark.parametrize(
     ("glob", "text", "matches"),
     [
-        ("*", "", True),
         ("a*", "a\nb", True),
-        ("[!a]*", "a", False),
-        ("[[]x]", "[x]", True),
-        ("[z-a]", "z", False),
         ("[[a&&~~||--b", "[[a&&~~||--b", True),
         ("*a*a*a*a*a*a*a*a*a*a*a*b", "a" * 4000, False),
     ],
