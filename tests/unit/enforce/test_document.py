@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -119,20 +118,18 @@ def far(reason: str, pid: int = 2, gpu: GpuKey = GPU0) -> Decision:
 @pytest.mark.parametrize(
     ("decisions", "fates"),
     [
-        pytest.param([fits()], set(), id="a GPU that is well is none of them"),
-        pytest.param([drifted(), drifted(2, "unpinned")], {MEND}, id="pinning mends what drifted"),
-        pytest.param([drifted(), far("young"), far("waiting", 3)], {MEND}, id="and what waits"),
-        pytest.param([drifted(), far("policy")], {LEAVE}, id="not what may not be touched"),
-        pytest.param([far("given_up")], {LEAVE}, id="nor what is given up"),
-        pytest.param([far("opted_out"), far("allocation", 3)], {ALLOCATE}, id="first of all"),
-        pytest.param([drifted(), left(2, "no_job")], {MEND}, id="what is near does not count"),
-        pytest.param([drifted(1, "share")], set(), id="nor what is near on another rank's CPUs"),
-        pytest.param([drifted(), far("policy", gpu=GPU1)], {MEND, LEAVE}, id="each by itself"),
+        ([fits()], set()),
+        ([drifted(), drifted(2, "unpinned")], {MEND}),
+        ([drifted(), far("young"), far("waiting", 3)], {MEND}),
+        ([drifted(), far("policy")], {LEAVE}),
+        ([far("given_up")], {LEAVE}),
+        ([far("opted_out"), far("allocation", 3)], {ALLOCATE}),
+        ([drifted(), left(2, "no_job")], {MEND}),  # what is near does not count
+        ([drifted(1, "share")], set()),  # nor what is near on another rank's CPUs
+        ([drifted(), far("policy", gpu=GPU1)], {MEND, LEAVE}),
     ],
 )
-def test_what_becomes_of_the_gpus_that_have_a_mismatch(
-    decisions: Sequence[Decision], fates: set[str]
-) -> None:
+def test_the_fates_of_gpus_with_a_mismatch(decisions: list[Decision], fates: set[str]) -> None:
     told = in_json(describe.summary(enforced(*decisions)))
     assert {fate for fate in (MEND, ALLOCATE, LEAVE) if told[fate]} == fates
     assert told["gpus_mismatched"] == len(fates)
@@ -146,9 +143,7 @@ def test_what_becomes_of_the_gpus_that_have_a_mismatch(
         (lambda _it: False, "own", []),
     ],
 )
-def test_a_reader_who_sees_less_is_told_of_fewer_processes_and_of_their_jobs_alone(
-    sees: Sees, word: str, pids: list[int]
-) -> None:
+def test_a_reader_is_told_of_what_it_sees_alone(sees: Sees, word: str, pids: list[int]) -> None:
     told = document(FOUND, sees)
     assert told["sees"] == word
     assert [process["pid"] for job in told["jobs"] for process in job["processes"]] == pids

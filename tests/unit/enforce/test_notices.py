@@ -46,18 +46,12 @@ def test_a_pin_is_counted_once(outcome: PinOutcome, names: list[str]) -> None:
 
 
 def test_what_a_policy_does_not_say_is_what_exec_and_the_prolog_have() -> None:
-    said = {
-        "AFFINITYD_MODE": "unique-contiguous",
-        "AFFINITYD_SCOPE": "socket",
-        "AFFINITYD_MIN_PHYSICAL_CORES": "2",
-        "AFFINITYD_BALANCED": "false",
-        "AFFINITYD_STRICT": "true",
-        "AFFINITYD_SOCKET": "/x",
-    }
+    names = ("MODE", "SCOPE", "MIN_PHYSICAL_CORES", "BALANCED", "STRICT", "SOCKET")
+    texts = ("unique-contiguous", "socket", "2", "false", "true", "/x")
+    said = {f"AFFINITYD_{name}": text for name, text in zip(names, texts, strict=True)}
     unique = Options("unique_contiguous", scope="socket", min_physical_cores=2, balanced=False)
     assert site(said).options == unique
     assert site({}) == Treatment()
-    its = site({"AFFINITYD_SCOPE": "socket"}).options
-    assert (its.mode, its.scope) == ("all", "socket")  # a scope alone is that of all its cores
+    assert site({"AFFINITYD_SCOPE": "socket"}).options == Options("all", scope="socket")
     with pytest.raises(InvalidRequestError, match="mode: 'nod'"):
         site({"AFFINITYD_MODE": "nod"})

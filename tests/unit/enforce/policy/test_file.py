@@ -66,9 +66,7 @@ def rewrite_with_the_old_time(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [replace, rewrite_with_the_old_time])
-def test_a_file_that_changes_counts_as_it_is_now(
-    path: Path, change: Callable[[Path], None]
-) -> None:
+def test_a_file_that_changes_is_read(path: Path, change: Callable[[Path], None]) -> None:
     file = opened(path)
     assert modes(file) == ["all"]
     change(path)
@@ -130,9 +128,7 @@ def test_what_was_read_stands_when_the_file_is_harmed_and_else_nothing_counts(
     assert file.state.error is None
 
 
-def test_a_file_that_was_not_named_need_not_be_there_and_is_gone_at_the_second_look(
-    path: Path,
-) -> None:
+def test_a_file_that_was_not_named_need_not_be_there(path: Path) -> None:
     path.unlink()
     file = opened(path, is_optional=True)
     assert (file.current(), file.state) == (Policy(), PolicyState())

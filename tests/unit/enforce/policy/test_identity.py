@@ -53,9 +53,7 @@ def test_a_job_is_told_by_the_environment_that_it_was_started_with(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("uid", "user"), [(0, "root"), (UNNAMED, "alice"), (None, "alice")])
-def test_a_user_is_who_the_machine_says_and_else_who_slurm_says(
-    tmp_path: Path, uid: int | None, user: str
-) -> None:
+def test_a_user_is_the_machines_or_slurms(tmp_path: Path, uid: int | None, user: str) -> None:
     its = replace(facts(tmp_path), uid=uid)
     assert ProcessIdentities(str(tmp_path)).of(its, SLURM).user == user
 
@@ -130,9 +128,7 @@ def test_an_environment_that_comes_late_is_known_to_the_next_scan(
     eventually(lambda: known.of(its, ()).switch == "off", "it says off")
 
 
-def test_what_hangs_is_waited_for_so_long_and_answers_later_and_little_of_it_is_begun(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_hangs_answers_later_and_little_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, hang = TimedCalls[int, bool](), threading.Event()
     assert calls.result(0, lambda: False) is False
     monkeypatch.setattr(environ, "SECONDS", 0.01)
@@ -146,14 +142,12 @@ def test_what_hangs_is_waited_for_so_long_and_answers_later_and_little_of_it_is_
     assert [calls.result(key, lambda: False) for key in (0, MOST_STUCK)] == [True, False]
 
 
-def test_a_process_that_was_not_asked_for_in_a_while_is_forgotten(tmp_path: Path) -> None:
+def test_an_environment_that_was_not_asked_for_in_a_while_is_forgotten(tmp_path: Path) -> None:
     known, its = ProcessIdentities(str(tmp_path)), facts(tmp_path)
-    known.of(its, SLURM)
-    (tmp_path / "proc/7/environ").unlink()
-    known.begin(REMEMBERED)
     assert known.of(its, SLURM).partition == "gpu"
-    for scan in range(2):
-        known.begin(2 * REMEMBERED + 1 + scan)
+    (tmp_path / "proc/7/environ").unlink()
+    for boot in REMEMBERED + 1, REMEMBERED + 2:
+        known.begin(boot)
     assert known.of(its, SLURM).partition is None
 
 
@@ -169,9 +163,7 @@ def test_a_user_is_looked_up_anew_after_a_while(
         assert known.of(its, SLURM).user == name
 
 
-def test_a_process_of_a_pod_has_its_name_from_the_next_scan_on_and_others_have_none(
-    tmp_path: Path,
-) -> None:
+def test_a_process_of_a_pod_has_its_name_from_the_next_scan_on(tmp_path: Path) -> None:
     def named(known: ProcessIdentities, scheduler: str, job: str) -> tuple[str | None, str | None]:
         its = known.of(replace(process("0"), membership=Membership(Job(scheduler, job))), ())
         is_unread = scheduler == "kubernetes" and its.pod is None
