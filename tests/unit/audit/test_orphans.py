@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from affinityd.audit.membership import service
-from affinityd.audit.model import Holding, Membership, ProcessFacts
-from affinityd.audit.orphans import MissingProcesses, missing_process, why
+from affinityd.audit.model import AuditedProcess, Holding, Membership, ProcessFacts
+from affinityd.audit.orphans import IdleTimes, MissingProcesses, missing_process, why
 from affinityd.audit.owners import ProcessOwners
 from affinityd.linux.process_table import ProcessTable
-from tests.support.audit_facts import GPU, KUBERNETES_POD, LONE_CONTAINER, SLURM_JOB, process
+from tests.support.audit_facts import (
+    GPU,
+    KUBERNETES_POD,
+    LONE_CONTAINER,
+    SLURM_JOB,
+    audited,
+    process,
+    thread,
+)
 from tests.support.tables import rows
 
 ABSENT = 10**7  #: above any kernel's pid_max
@@ -118,18 +126,6 @@ def test_where_root_is_hidden_nothing_has_ended(tmp_path: Path, task: ProcessFac
     assert why(task, owners(tmp_path, "100 python 1 1000 0")) is None
 
 
-@pytest.mark.parametrize(
-    ("cgroups", "expected"),
-    [
-        ("4:memory:/x\n1:name=systemd:/system.slice/a.service/sub\n", "a.service"),
-        ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
-        ("0::/user.slice/my.service.d/x\n", None),
-    ],
-)
-def test_a_service_is_read_from_the_cgroup(cgroups: str, expected: str | None) -> None:
-    assert service(cgroups) == expected
-
-
 NAMED = [Holding(ABSENT, GPU)]
 OTHER = [Holding(ABSENT, ("nvidia", 1))]
 HIDDEN = [Holding(os.getpid(), GPU), Holding(1, GPU)]  #: by /proc
@@ -159,3 +155,47 @@ def test_a_missing_process_is_told_as_what_it_is() -> None:
     assert (told.facts.pid, told.facts.threads, told.placement) == (ABSENT, (), "unknown")
     assert told.facts.membership == Membership()
     assert told.orphan == "the driver lists it, and there is no such process"
+
+
+# For how long an orphan has computed nothing.
+
+
+def orphan(*ticks: int, memory: int = 2**30, start: int = 5) -> AuditedProcess:
+    """Return an orphan whose threads have used this CPU time."""
+    threads = tuple(thread("0", 100 + place, ticks=it) for place, it in enumerate(ticks))
+    holding = Holding(100, GPU, memory)
+    facts = replace(process(threads=threads), start=start, holding=holding)
+    return audited(facts, orphan="nothing owns it")
+
+
+def worker(ticks: int) -> AuditedProcess:
+    return audited(process(pid=200, holder=100, threads=(thread("0", 200, ticks=ticks),)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "seconds"),
+    [
+        ([orphan(7, 3)], [orphan(7, 3)], 15.0),
+        ([orphan(7, 3)], [orphan(7, 4)], 0.0),
+        ([orphan(7)], [orphan(7, 0)], 0.0),  # it has started a thread
+        ([orphan(7)], [orphan(7, memory=1)], 0.0),
+        ([orphan(7), worker(1)], [orphan(7), worker(1)], 15.0),
+        ([orphan(7), worker(1)], [orphan(7), worker(2)], 0.0),
+        ([orphan(7)], [orphan(7, start=6)], 0.0),  # another process has its number
+        ([], [orphan(7)], 0.0),
+    ],
+)
+def test_idle_is_what_neither_works_nor_has_others_work(
+    before: list[AuditedProcess], after: list[AuditedProcess], seconds: float
+) -> None:
+    idle = IdleTimes()
+    idle.seconds(before, 100.0)
+    assert idle.seconds(after, 115.0) == {100: seconds}
+
+
+def test_idle_time_counts_from_the_last_change_on_and_for_orphans_alone() -> None:
+    idle = IdleTimes()
+    looks = ((1, 0.0), (2, 9.0), (2, 20.0))
+    times = [idle.seconds([orphan(ticks), worker(1)], now)[100] for ticks, now in looks]
+    assert times == [0.0, 0.0, 11.0]
+    assert idle.seconds([audited(process("0"))], 1.0) == {}

@@ -175,7 +175,8 @@ def test_a_hostile_archive_reaches_neither_what_is_outside_nor_all_memory(tmp_pa
         archive.addfile(escape, io.BytesIO(b"x"))
     tree = open_tree(str(tmp_path / "node1.tar"))
     assert {tree.read(name) for name in (*links, "hole", "../outside")} == {None}
-    assert tree.list("above") == tree.list("round") == tree.list("a") == ()
+    assert tree.list("above") == tree.list("round") == ()
+    assert "a" not in tree.list("")
     assert not (tmp_path.parent / "outside").exists()
 
 
