@@ -24,9 +24,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from affinityd.cpuset import format_list
-from affinityd.topology.model import Core, NumaNode, Topology
-from tests.support.cpusets import HIERARCHY
 from tests.support.daemons import Daemon, eventually
+from tests.support.job_cgroups import cgroup, step_parts
+from tests.support.machines.by_hand import made
 from tests.support.made_nodes import DRIVER, running_on
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -57,8 +57,8 @@ def audited(folder: Path, listen: str) -> Iterator[Daemon]:
     folder.mkdir(parents=True)
     with ExitStack() as stack:
         far, ended, whole = (
-            stack.enter_context(_job(number, cpus))
-            for number, cpus in ((77, FAR), (78, CPUS), (79, CPUS))
+            stack.enter_context(cgroup(*step_parts(job), cpus=format_list(cpus)))
+            for job, cpus in ((77, FAR), (78, CPUS), (79, CPUS))
         )
         stepd = shutil.copy(shutil.which("sleep") or "sleep", folder / "slurmstepd")
         for alive in (far, whole):
@@ -71,7 +71,7 @@ def audited(folder: Path, listen: str) -> Iterator[Daemon]:
         policy = folder / "policy.toml"
         policy.write_text('mode = "node"\n')
         node = running_on(
-            _two_nodes(),
+            made(dict(enumerate(map(format_list, HALVES))), gpus=[]),
             folder,
             facts,
             env={**SETTINGS, "AFFINITYD_ENFORCE_POLICY": str(policy)},
@@ -82,25 +82,6 @@ def audited(folder: Path, listen: str) -> Iterator[Daemon]:
         eventually(lambda: daemon.get("/enforce").status == 200, "it has looked once")
         policy.write_text("mode =\n")
         yield daemon
-
-
-@contextmanager
-def _job(number: int, cpus: Collection[int]) -> Iterator[Path]:
-    """Make the cgroup of a step of Slurm's; who puts processes into it ends them before."""
-    top = HIERARCHY / f"slurm_test-{os.getpid()}-{number}"
-    uid = top / "uid_0"
-    step = uid / f"job_{number}" / "step_0"
-    made = [top, uid, step.parent, step]
-    mems = (HIERARCHY / "cpuset.mems").read_text()
-    for folder in made:
-        folder.mkdir()
-        (folder / "cpuset.mems").write_text(mems)
-        (folder / "cpuset.cpus").write_text(format_list(cpus))
-    try:
-        yield step
-    finally:
-        for folder in reversed(made):
-            folder.rmdir()
 
 
 @contextmanager
@@ -127,14 +108,3 @@ def _facts(users: Mapping[int, Collection[int] | None]) -> str:
         if pids is None:
             lines += [f"fail nvmlDeviceGetComputeRunningProcesses_v{it} 4" for it in (2, 3)]
     return "\n".join([*lines, ""])
-
-
-def _two_nodes() -> Topology:
-    """Return this machine's CPUs as two NUMA nodes."""
-    cores = tuple(
-        Core((cpu,), node=node, package=node, die=0, llc=half[0])
-        for node, half in enumerate(HALVES)
-        for cpu in half
-    )
-    nodes = tuple(NumaNode(it, 2**30, {it: 10, 1 - it: 20}) for it in (0, 1))
-    return Topology("two", cores, nodes, possible=frozenset(CPUS))

@@ -68,18 +68,15 @@ class Prometheus:
 
 
 @contextmanager
-def running_prometheus(
-    folder: Path, targets: Sequence[Mapping[str, Any]], *jobs: Mapping[str, Any]
-) -> Iterator[Prometheus]:
+def running_prometheus(folder: Path, targets: Sequence[Mapping[str, Any]]) -> Iterator[Prometheus]:
     """Run a Prometheus that scrapes targets, and follows the rules, every second.
 
-    `targets`: as file_sd has them, "targets" and "labels"; `jobs`: further scrape configurations.
+    `targets`: as file_sd has them, "targets" and "labels".
     """
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(RULES)]
     config["scrape_configs"][0]["scrape_interval"] = "1s"
-    config["scrape_configs"] += jobs
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     (folder / "nodes.yaml").write_text(yaml.safe_dump(list(targets)))
     server = Prometheus(f"http://127.0.0.1:{free_port()}")
