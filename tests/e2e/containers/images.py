@@ -21,10 +21,8 @@ from tests.e2e.containers.podman import attempt, environment, locked, podman
 from tests.support.paths import REPOSITORY
 
 SUITE = "bookworm"
-#: What `debian` has of Debian.
-PACKAGES = ("dash", "util-linux", "curl", "ca-certificates", "python3", "python3-venv")
-#: Images that are `debian` without some programs. `base` stands for python:3.12-slim.
-WITHOUT = {"base": "curl", "ubuntu-like": "curl python3 python3.*"}
+#: What `base` has of Debian, which stands for python:3.12-slim; `debian` has curl besides.
+PACKAGES = ("dash", "util-linux", "ca-certificates", "python3", "python3-venv")
 UNREAD = ("doc", "info", "locale", "man")  #: folders of /usr/share
 
 CERTIFICATES = "/etc/ssl/certs"
@@ -34,12 +32,12 @@ PIP = {"cert": "PIP_CERT", "index-url": "PIP_INDEX_URL"}
 
 @cache
 def client(name: str) -> str:
-    """Return the tag of an image for jobs: `debian`, `ubuntu-like` or `busybox`.
+    """Return the tag of an image for jobs: `debian` or `busybox`.
 
-    debian has python3, curl and taskset; ubuntu-like has taskset, and neither python3 nor curl;
-    busybox has its own sh, taskset and wget, and nothing else.
+    debian has python3, curl and taskset; busybox has its own sh, taskset and wget, and nothing
+    else.
     """
-    return _busybox() if name == "busybox" else _debian() if name == "debian" else _without(name)
+    return _busybox() if name == "busybox" else _debian(name, *PACKAGES, "curl")
 
 
 @cache
@@ -55,7 +53,7 @@ def build(
     *arguments: str, checkout: Path = REPOSITORY, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a checkout's scripts/image, upon this machine's base and through its network."""
-    base = _without("base")
+    base = _debian("base", *PACKAGES)
     with locked():
         # What a build leaves untagged is the cache of the next one.
         attempt("image", "prune", "--force", "--filter=until=24h")
@@ -78,35 +76,18 @@ def _network() -> list[str]:
 
 
 @cache
-def _debian() -> str:
+def _debian(name: str, *packages: str) -> str:
     excluded = (f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in UNREAD)
-    include = f"--include={','.join(PACKAGES)}"
+    include = f"--include={','.join(packages)}"
     command = ["mmdebstrap", "--quiet", "--variant=essential", include, *excluded, SUITE]
 
-    def make(tag: str) -> None:
-        def write(archive: Path) -> None:
-            done = subprocess.run(
-                [*command, archive], capture_output=True, text=True, check=False, timeout=600
-            )
-            assert done.returncode == 0, done.stderr
+    def write(archive: Path) -> None:
+        done = subprocess.run(
+            [*command, archive], capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
 
-        _import(tag, write)
-
-    return _made("debian", make, recipe=command)
-
-
-@cache
-def _without(name: str) -> str:
-    whole = _debian()
-    script = f"cd /usr/bin && rm {WITHOUT[name]}"
-
-    def make(tag: str) -> None:
-        container = f"making-{name}"
-        podman("run", f"--name={container}", "--network=none", whole, "sh", "-c", script)
-        podman("commit", "--quiet", container, tag)
-        podman("rm", container)
-
-    return _made(name, make, recipe=(whole, script))
+    return _made(name, write, recipe=command)
 
 
 def _busybox() -> str:
@@ -114,35 +95,25 @@ def _busybox() -> str:
     applets = subprocess.check_output([program, "--list"], text=True).split()
 
     def write(archive: Path) -> None:
-        with tempfile.TemporaryDirectory() as name:
-            root = Path(name)
-            root.chmod(0o755)
-            for folder in ("bin", "dev", "etc", "proc", "run", "sys", "tmp"):
-                (root / folder).mkdir()
-            shutil.copy(program, root / "bin/busybox")
-            for applet in applets:
-                if applet != "busybox":
-                    (root / "bin" / applet).symlink_to("busybox")
-            subprocess.run(["tar", "-cf", archive, "-C", root, "."], check=True)
+        root = archive.with_name("root")
+        for folder in ("bin", "dev", "etc", "proc", "run", "sys", "tmp"):
+            (root / folder).mkdir(parents=True)
+        shutil.copy(program, root / "bin/busybox")
+        for applet in {*applets} - {"busybox"}:
+            (root / "bin" / applet).symlink_to("busybox")
+        subprocess.run(["tar", "-cf", archive, "-C", root, "."], check=True)
 
-    recipe = (applets, program.stat().st_mtime_ns)
-    return _made("busybox", lambda tag: _import(tag, write), recipe)
+    return _made("busybox", write, recipe=(applets, program.stat().st_mtime_ns))
 
 
-def _import(tag: str, write: Callable[[Path], None]) -> None:
-    """Make an image of the files that `write` writes into an archive."""
-    with tempfile.TemporaryDirectory() as folder:
-        archive = Path(folder, "image.tar")
-        write(archive)
-        podman("import", "--quiet", archive, tag)
-
-
-def _made(name: str, make: Callable[[str], None], recipe: object) -> str:
-    """Return the tag of an image, which is made where there is none yet."""
+def _made(name: str, write: Callable[[Path], None], recipe: object) -> str:
+    """Return the tag of an image, made of the archive that `write` writes if there is none yet."""
     key = hashlib.sha256(repr(recipe).encode()).hexdigest()[:8]
     tag = f"localhost/test-{name}:{key}"
     environment()
-    with locked():
+    with locked(), tempfile.TemporaryDirectory() as folder:
         if attempt("image", "exists", tag).status != 0:
-            make(tag)
+            archive = Path(folder, "image.tar")
+            write(archive)
+            podman("import", "--quiet", archive, tag)
     return tag

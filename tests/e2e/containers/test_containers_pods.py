@@ -85,7 +85,6 @@ def prepared(node: Container, tmp_path_factory: pytest.TempPathFactory) -> dict[
         ("debian", SERVICE, ""),
         ("busybox", SERVICE, ""),
         ("busybox", SOCKET, "neither curl nor python3"),
-        ("ubuntu-like", SOCKET, "neither curl nor python3"),
     ],
 )
 def test_an_app_runs_beside_the_gpu_that_its_container_has(

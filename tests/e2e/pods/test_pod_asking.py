@@ -171,9 +171,15 @@ def test_whose_daemon_is_believed_is_what_init_was_told(daemon: Daemon, tmp_path
     assert (told.cpus, told.lines) == (frozenset({20}), [])
 
 
-def test_endless_garbage_and_a_path_that_depends_on_the_folder_are_told(pod: Pod) -> None:
+def test_where_nothing_listens_and_endless_garbage_and_no_path_at_all_the_files_tell(
+    pod: Pod, tmp_path: Path
+) -> None:
+    dead = str(tmp_path / "s")  # as a daemon leaves it that was killed
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(dead)
     trouble = "a.sock is neither http://HOST:PORT nor the path of a socket from /"
     for name, text, told in (
+        ("AFFINITYD_SOCKET", dead, f"no answer from {dead}"),
         ("CUDA_VISIBLE_DEVICES", "! " * 50_000, f"no answer from {pod.socket}"),
         ("AFFINITYD_SOCKET", "a.sock", trouble),
     ):
