@@ -7,43 +7,46 @@ import pytest
 from affinityd.config.settings import ENFORCE_VALUES
 from affinityd.daemon.policy_document import parse
 from tests.e2e.chart.rendering import container, objects, pod, rendered, with_values
+from tests.support import privileges
 
 START = ["serve", "--socket=/run/affinityd/affinityd.sock"]
 START += ["--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466", "--log-format=json"]
 
-#: Values, further arguments, capabilities, and the RuntimeClass that brings NVML.
+#: Values, further arguments, the features of docs/privileges.md that these are, and the RuntimeClass
+#: that brings NVML.
 ROWS = """
  | --scan-interval=off | |
-audit.enabled=true | | | nvidia
-audit.enabled=true audit.runtimeClassName= | | |
+audit.enabled=true | | callers | nvidia
+audit.enabled=true audit.runtimeClassName= | | callers |
 audit.runtimeClassName=nvidia | --scan-interval=off | |
 audit.enabled=true runtimeClassName=nvidia-legacy settings.scanInterval=60 \
- | --scan-interval=60 | | nvidia-legacy
-hostPID=true settings.scanInterval=false | --scan-interval=off | |
-hostPID=true settings.scanInterval=null settings.jobSeries=0 | | |
-hostPID=true settings.jobSeries=20 | --job-series=20 | |
+ | --scan-interval=60 | callers | nvidia-legacy
+hostPID=true settings.scanInterval=false | --scan-interval=off | callers |
+hostPID=true settings.scanInterval=null settings.jobSeries=0 | | callers |
+hostPID=true settings.jobSeries=20 | --job-series=20 | callers |
 settings.reservedCpus=0 | --reserved-cpus=0 --scan-interval=off | |
 settings.reservedCpus=null | --scan-interval=off | |
 enforce.mode=false enforce.policy=x | --scan-interval=off | |
-hostPID=true enforce.readEnvironments=true enforce.migrateMemory=true | | |
-hostPID=true enforce.mode=observe enforce.migrateMemory=true | --enforce=observe | |
+hostPID=true enforce.readEnvironments=true enforce.migrateMemory=true | | callers |
+hostPID=true enforce.mode=observe enforce.migrateMemory=true \
+ | --enforce=observe | enforce observe |
 hostPID=true enforce.mode=observe enforce.readEnvironments=true \
- | --enforce=observe | SYS_PTRACE DAC_READ_SEARCH |
+ | --enforce=observe | enforce observe, environments |
 hostPID=true enforce.mode=pin enforce.policy=x \
- | --enforce=pin --enforce-policy=/etc/affinityd/policy.toml | SYS_NICE |
+ | --enforce=pin --enforce-policy=/etc/affinityd/policy.toml | enforce pin |
 hostPID=true enforce.mode=pin enforce.migrateMemory=true \
- | --enforce=pin --migrate-memory | SYS_NICE SYS_PTRACE |
+ | --enforce=pin --migrate-memory | enforce pin, memory that follows |
 hostPID=true enforce.mode=pin enforce.readEnvironments=true \
- | --enforce=pin | SYS_NICE SYS_PTRACE DAC_READ_SEARCH |
+ | --enforce=pin | enforce pin, environments |
 """
 
 
 @pytest.mark.parametrize(
-    ("values", "arguments", "capabilities", "nvml"),
+    ("values", "arguments", "features", "nvml"),
     [[part.strip() for part in row.split("|")] for row in ROWS.strip("\n").splitlines()],
 )
-def test_a_daemon_is_told_what_was_chosen_and_may_do_what_that_takes(
-    values: str, arguments: str, capabilities: str, nvml: str
+def test_a_daemon_is_told_what_was_chosen_and_may_do_what_that_takes_and_no_more(
+    values: str, arguments: str, features: str, nvml: str
 ) -> None:
     daemon, made = container(values), pod(values)
     assert daemon["args"] == [*START, *arguments.split()]
@@ -51,19 +54,24 @@ def test_a_daemon_is_told_what_was_chosen_and_may_do_what_that_takes(
     brought = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
     assert variables == {"AFFINITYD_NODE_NAME": None, **(brought if nvml else {})}
     assert made.get("runtimeClassName", "") == nvml
-    looks = "audit.enabled=true" in values or "hostPID=true" in values
-    assert made.get("hostPID", False) == looks
-    added = {"add": capabilities.split()} if capabilities else {}
+    named = ("plans", *filter(None, features.split(", ")))
+    capabilities, namespaces = (
+        {item for name in named for item in privileges.needs(name, kind)}
+        for kind in ("capabilities", "namespaces")
+    )
+    assert made.get("hostPID", False) == ("pid" in namespaces)
+    context = {**made["securityContext"], **daemon["securityContext"]}
+    added = context["capabilities"].get("add", [])
+    assert set(added) == capabilities
     user = 0 if added else 65532  # no other user than root has capabilities
-    seccomp = "Unconfined" if "--migrate-memory" in arguments else "RuntimeDefault"
-    assert {**made["securityContext"], **daemon["securityContext"]} == {
+    assert context == {
         "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"], **added},
+        "capabilities": {"drop": ["ALL"], **({"add": added} if added else {})},
         "readOnlyRootFilesystem": True,
         "runAsNonRoot": not added,
         "runAsUser": user,
         "runAsGroup": user,
-        "seccompProfile": {"type": seccomp},
+        "seccompProfile": {"type": "Unconfined" if "memory" in features else "RuntimeDefault"},
     }
     (step,) = made["initContainers"]
     assert f"chown -R {user}:{user} /run/affinityd\n" in step["args"][0]

@@ -98,36 +98,6 @@ def test_a_monitor_finds_the_daemons(option: str) -> None:
     assert found[monitor["spec"]["jobLabel"]] == "affinityd"
 
 
-def features(option: str) -> set[str]:
-    """Return what the daemon is to do, by its arguments; environments are read where asked for."""
-    arguments = set(container(option)["args"])
-    named = {"--enforce=observe": "enforce observe", "--enforce=pin": "enforce pin"}
-    named |= {"--migrate-memory": "memory that follows"}
-    found = {"TCP", "metrics"} | {named[it] for it in arguments & named.keys()}
-    if "--scan-interval=off" not in arguments:
-        found |= {"callers", "the audit of NVIDIA's", "the audit of AMD's"}
-    reads = "readEnvironments: true" in OPTIONS[option].read_text()
-    return found | ({"environments"} if reads else set())
-
-
-def needed(option: str, kind: str) -> set[str]:
-    """Return what the table of privileges says that these features take."""
-    return set().union(*(privileges.needs(name, kind) for name in features(option)))
-
-
-@EVERY_OPTION
-def test_it_has_the_privileges_of_its_features_and_no_others(option: str) -> None:
-    context = container(option)["securityContext"]
-    assert context["capabilities"]["drop"] == ["ALL"]
-    assert set(context["capabilities"].get("add", [])) == needed(option, "capabilities")
-    assert context["readOnlyRootFilesystem"] is True
-    has_pids = pod(option).get("hostPID", False)
-    assert has_pids == ("pid" in needed(option, "namespaces")) or option == "no-audit"
-    profile = {**pod(option)["securityContext"], **context}["seccompProfile"]["type"]
-    moves = "memory that follows" in features(option)
-    assert profile == ("Unconfined" if moves else "RuntimeDefault")
-
-
 @EVERY_OPTION
 def test_it_sees_files_that_a_feature_reads_and_writes_to_its_folder_alone(option: str) -> None:
     mounts = {
