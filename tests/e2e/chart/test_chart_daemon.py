@@ -12,8 +12,8 @@ from tests.support import privileges
 START = ["serve", "--socket=/run/affinityd/affinityd.sock"]
 START += ["--listen=0.0.0.0:9465", "--listen-plan=0.0.0.0:9466", "--log-format=json"]
 
-#: Values, further arguments, the features of docs/privileges.md that these are, and the RuntimeClass
-#: that brings NVML.
+#: Values, further arguments, what these are of the features in docs/privileges.md, and the
+#: RuntimeClass that brings NVML.
 ROWS = """
  | --scan-interval=off | |
 audit.enabled=true | | callers | nvidia

@@ -24,8 +24,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from affinityd.cpuset import format_list
+from tests.support.cpusets import cgroup, step_parts
 from tests.support.daemons import Daemon, eventually
-from tests.support.job_cgroups import cgroup, step_parts
 from tests.support.machines.by_hand import made
 from tests.support.made_nodes import DRIVER, running_on
 
