@@ -1,30 +1,34 @@
-"""Whose word a client takes: real owners, modes and links, real users that listen."""
+"""Whose word a client takes, a command's and a script's: real owners, modes and links."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from affinityd.client import http as client
 from affinityd.client import trust
-from affinityd.errors import InvalidRequestError, NoDaemonError, UntrustedError
-from tests.support.servers import serving
+from affinityd.errors import InvalidRequestError, UntrustedError
+from tests.support.paths import REPOSITORY
 
 SOMEBODY, ANOTHER = 1234, 1235  #: users that no machine knows
 NOBODY = 65534  #: the overflow uid, which is a user like any other where all have numbers
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes another's files")
+
+SCRIPT = REPOSITORY / "slurm/pinning.sh"
+SHELLS = [it for it in (["dash"], ["bash", "--posix"], ["busybox", "sh"]) if shutil.which(it[0])]
+JUDGE = f'proc=/proc ls=ls id=id; . {SCRIPT}; trusted_socket "$1" "$2"'
+#: In a user namespace, where root of the node is this user.
+INSIDE = ("unshare", "--user", f"--map-user={SOMEBODY}")
 
 #: What is done to a folder with `run/s` in it, PART=MODE, PART:UID or LINK->TARGET, and the part
 #: that is then not trusted; None: all is.
@@ -105,7 +109,16 @@ def distrust(path: Path | str) -> str:
     return str(caught.value).removeprefix(f"{path} is not trusted: ")
 
 
-# The way to a socket.
+def judged(path: Path, uids: str = "", before: Sequence[str] = ()) -> str:
+    """Return `believed: ` and a socket's path without links, or `not: ` and why, by the scripts."""
+    uids = f"{uids},{os.geteuid()}" if os.geteuid() else uids
+    verdicts = set()
+    for shell in SHELLS:
+        command = [*before, *shell, "-c", JUDGE, "sh", str(path), uids]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        verdicts.add(f"{'believed' if done.returncode == 0 else 'not'}: {done.stdout}")
+    (verdict,) = verdicts
+    return verdict
 
 
 @pytest.mark.parametrize(
@@ -114,17 +127,27 @@ def distrust(path: Path | str) -> str:
 def test_a_path_is_trusted_that_no_other_user_could_have_changed(
     folder: Path, what: str, way: str, part: str | None
 ) -> None:
+    """Scripts ask where links lead, so no user who could change a link on the way has a say."""
     socket_, path = spoil(folder, what), Path(way.format(folder))
     assert path.samefile(socket_)
     if part is None:
         trust.check_path(str(path))
-        return
-    wrong = os.path.normpath(folder / part)
-    neither = "which is neither root nor in AFFINITYD_DAEMON_UID"
-    assert distrust(path) in {
-        f"other users may write to {wrong}; chmod go-w {wrong} prevents that",
-        f"{wrong} belongs to uid {what.rpartition(':')[2]}, {neither}",
-    }
+    else:
+        wrong, uid = os.path.normpath(folder / part), what.rpartition(":")[2]
+        assert distrust(path) in {
+            f"other users may write to {wrong}; chmod go-w {wrong} prevents that",
+            f"{wrong} belongs to uid {uid}, which is neither root nor in AFFINITYD_DAEMON_UID",
+        }
+    if path.is_symlink():
+        assert judged(path) == f"not: {path} is a link; name the socket itself"
+    elif part is None or "->" in what or ".." in way:
+        assert judged(path) == f"believed: {socket_}"
+    else:
+        shown = str(path) if part == "run/s" else f"{(folder / part).resolve()}/"
+        assert judged(path) in {
+            f"not: other users may write to {shown}, which is not trusted",
+            f"not: {shown} belongs to uid {uid}, and is not trusted",
+        }
 
 
 def test_a_file_is_trusted_that_others_may_not_write_to(folder: Path) -> None:
@@ -150,6 +173,16 @@ def test_users_are_trusted_whom_variables_or_the_settings_file_name(
     (folder / "conf").write_text(f"AFFINITYD_DAEMON_UID={SOMEBODY}\n")
     monkeypatch.setenv("AFFINITYD_CONFIG", str(folder / "conf"))
     trust.check_path(str(path))
+
+
+@as_root
+def test_a_script_believes_those_who_are_named(folder: Path) -> None:
+    path = spoil(folder, "run:1234 run/s:1234")
+    for uids in (str(ANOTHER), "nobody,*"):
+        told = f"not: {folder}/run/ belongs to uid {SOMEBODY}, and is not trusted"
+        assert judged(path, uids) == told
+    for uids in (f"{ANOTHER},{SOMEBODY}", f"root,{SOMEBODY},"):
+        assert judged(path, uids) == f"believed: {path}"
 
 
 @as_root
@@ -199,96 +232,47 @@ def test_users_are_named_by_name_or_number(text: str, uids: set[int] | None) -> 
         trust.trusted_uids({"AFFINITYD_DAEMON_UID": text})
 
 
-# What listens.
-
-#: Binds as who it was, listens as a user, and prints what it is sent.
-LISTEN = """
-import os, socket, sys
-with socket.socket(socket.AF_UNIX) as listener:
-    listener.bind(sys.argv[1])
-    os.chmod(sys.argv[1], 0o666)
-    os.setuid(int(sys.argv[2]))
-    listener.listen()
-    print("ready", flush=True)
-    while True:
-        connection, _ = listener.accept()
-        with connection:
-            sent = connection.recv(65536)
-            print(sent, flush=True)
-            if sent:
-                connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\nme")
-"""
+# What scripts alone come across.
 
 
-@contextmanager
-def listening(path: Path, uid: int) -> Iterator[Callable[[], str]]:
-    """Have a user listen on a socket that is ours; yield what returns the next that it is sent."""
-    command = [sys.executable, "-I", "-S", "-c", LISTEN, str(path), str(uid)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            assert child.stdout
-            assert child.stdout.readline() == "ready\n"
-            yield child.stdout.readline
-        finally:
-            child.kill()
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("{}/none", "the owner of {} cannot be seen"),
+        ("{}/none/s", "{} is not there, or cannot be looked at"),
+        ("/dev/null", "{} is no socket"),
+    ],
+)
+def test_what_is_no_socket_is_not_believed(folder: Path, path: str, told: str) -> None:
+    path = path.format(folder)
+    assert judged(Path(path)) == f"not: {told.format(path)}"
 
 
-def ask(path: Path) -> str:
-    return client.fetch(str(path), "/readyz", time.monotonic() + 60)
+def test_without_ls_nothing_is_believed(folder: Path) -> None:
+    path = listener(folder / "run/s")
+    command = [str(shutil.which("bash")), "--posix", "-c", JUDGE, "sh", str(path), "0"]
+    env = {"PATH": str(folder)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, f"the owner of {path} cannot be seen")
 
 
 @as_root
-def test_nothing_is_sent_to_a_user_s_process_unless_that_user_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = folder / "run/s"
-    told = f"^the daemon at {path} is not trusted: uid {SOMEBODY} listens there, which is neither"
-    with listening(path, SOMEBODY) as sent:
-        with pytest.raises(UntrustedError, match=told):
-            ask(path)
-        assert sent() == "b''\n"
-        trust_alone(monkeypatch, SOMEBODY)
-        assert ask(path) == "me"
+def test_in_a_user_namespace_those_are_believed_who_have_no_number(folder: Path) -> None:
+    path = listener(folder / "run/s")
+    for part, shown in ((folder / "run", f"{folder}/run/"), (path, str(path))):
+        told = f"not: {shown} belongs to uid {SOMEBODY}, and is not trusted"
+        assert judged(path, before=INSIDE) == told
+        os.chown(part, NOBODY, NOBODY)
+    assert judged(path, before=INSIDE) == f"believed: {path}"
 
 
-def test_a_daemon_that_is_trusted_is_not_asked_where_others_could_listen(folder: Path) -> None:
-    sent: list[bytes] = []
-
-    def behave(connection: socket.socket, _over: object) -> None:
-        sent.append(connection.recv(65536))
-
-    (folder / "run").chmod(0o777)
-    with serving(folder / "run/s", behave) as path, pytest.raises(UntrustedError, match="go-w"):
-        ask(path)
-    assert sent == [b""]
-    with pytest.raises(NoDaemonError):  # whose it is where nothing listens is no question
-        ask(listener(folder / "run/left"))
-
-
-#: In a user namespace: root of the node is uid 1234 there, and all others are the overflow uid.
-INSIDE = """
-import sys, time
-from affinityd.client import http as client
-try: print(client.fetch(sys.argv[1], "/readyz", time.monotonic() + 60))
-except client.DaemonError as error: print(error)
-"""
-
-
-@as_root
-def test_in_a_user_namespace_those_are_trusted_who_have_no_number_there(folder: Path) -> None:
-    """The folders above are one's own there, as those of a container that a user made."""
-    path = folder / "run/s"
-    command = ["unshare", "--user", f"--map-user={SOMEBODY}", sys.executable, "-c", INSIDE]
-    env = {"PYTHONPATH": os.pathsep.join(sys.path), "AFFINITYD_CONFIG": "/nonexistent"}
-
-    def asked_inside() -> str:
-        return subprocess.check_output([*command, str(path)], env=env, text=True).strip()
-
-    with listening(path, ANOTHER):
-        for part in (folder / "run", path):
-            assert f"{part} belongs to uid {SOMEBODY}," in asked_inside()
-            os.chown(part, ANOTHER, ANOTHER)
-        assert asked_inside() == "me"
-    path.unlink()
-    with listening(path, 0):
-        assert f"uid {SOMEBODY} listens" in asked_inside()
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda words: words[0])
+def test_a_long_answer_is_read_at_once(shell: Sequence[str]) -> None:
+    """To cut a line out of a hostile one took dash 12 s."""
+    plan = "AFFINITYD_CPULIST=1\nAFFINITYD_LOCALITY=local\nAFFINITYD_ALLOWED=0-1"
+    read = f'switch=on; . {SCRIPT}; answer=$(cat); understand && echo "$cpulist $locality $allowed"'
+    command = [*shell, "-c", f"ulimit -t 4; {read}"]  # seconds of a CPU
+    done = subprocess.run(
+        command, input=f"{'a' * 65000}\n{plan}", capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1 local 0-1\n"
