@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affinityd.cpuset import MAX_CPUS, parse_list
+from affinityd.cpuset import parse_list
 from affinityd.errors import InvalidRequestError
 from affinityd.planner.modes import MODES
 from affinityd.request.environment import CUDA
@@ -166,13 +166,6 @@ def test_what_drivers_and_slurm_write_is_bounded_by_its_letters(name: str) -> No
     message = rf"\A{name}: 32769 characters are too many; the most is 32768\Z"
     with pytest.raises(InvalidRequestError, match=message):
         read(name, "0" * (MAX_LENGTH + 1))
-
-
-def test_cpu_65535_is_read_and_no_higher_one() -> None:
-    assert read("cpuset", "0-65535").cpuset == frozenset(range(MAX_CPUS))
-    for text in ("65536", "0-65536", "0-4294967295", "4294967295"):
-        with pytest.raises(InvalidRequestError, match="is too large; the largest is 65535"):
-            read("cpuset", text)
 
 
 @pytest.mark.parametrize(
