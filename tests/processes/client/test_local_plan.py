@@ -65,22 +65,15 @@ def test_a_file_that_is_no_node_is_passed_over(
     assert known.node.topology == discover(open_tree("/"), None)
 
 
-@pytest.mark.parametrize(
-    ("is_default", "replayed", "source"),
-    [(True, True, "sysfs"), (True, False, "node.json"), (False, True, "node.json")],
-)
 def test_what_was_replayed_beside_the_default_socket_is_no_other_s_node(
-    socket: str,
-    published: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    is_default: bool,
-    replayed: bool,
-    source: str,
+    socket: str, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file, "SYSTEM_SOCKET", socket if is_default else "/other")
-    node_file.write(published, replace(NODE, replayed=replayed))
-    assert local_plan.find_node([socket]).source == source
+    for default, replayed, source in (
+        *((socket, True, "sysfs"), (socket, False, "node.json"), ("/other", True, "node.json")),
+    ):
+        monkeypatch.setattr(file, "SYSTEM_SOCKET", default)
+        node_file.write(published, replace(NODE, replayed=replayed))
+        assert local_plan.find_node([socket]).source == source
 
 
 def test_settings_say_which_machine_this_is(socket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,18 +97,16 @@ def test_what_is_no_file_is_not_read_and_what_has_nothing_yet_is_not_waited_for(
 # Where a daemon is looked for.
 
 
-@pytest.mark.parametrize(
-    ("user", "environ", "own"),
-    [
-        (0, {"XDG_RUNTIME_DIR": "/run/me"}, SYSTEM),
-        (1000, {"XDG_RUNTIME_DIR": "/run/me"}, "/run/me/affinityd.sock"),
-        (1000, {"XDG_RUNTIME_DIR": ""}, "/run/user/1000/affinityd.sock"),
-    ],
-)
 def test_a_client_asks_at_the_configured_socket_alone_else_the_system_s_before_its_users(
-    monkeypatch: pytest.MonkeyPatch, user: int, environ: Mapping[str, str], own: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: user)
-    assert conffile.default_socket(environ) == own
-    assert conffile.sockets({}, environ) == ([SYSTEM, own] if user else [SYSTEM])
-    assert conffile.sockets({"AFFINITYD_SOCKET": "/x"}, environ) == ["/x"]
+    for user, folder, own in (
+        (0, "/run/me", SYSTEM),
+        (1000, "/run/me", "/run/me/affinityd.sock"),
+        (1000, "", "/run/user/1000/affinityd.sock"),
+    ):
+        monkeypatch.setattr(os, "geteuid", lambda it=user: it)
+        environ = {"XDG_RUNTIME_DIR": folder}
+        assert conffile.default_socket(environ) == own
+        assert conffile.sockets({}, environ) == ([SYSTEM, own] if user else [SYSTEM])
+        assert conffile.sockets({"AFFINITYD_SOCKET": "/x"}, environ) == ["/x"]

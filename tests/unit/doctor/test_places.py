@@ -68,25 +68,17 @@ def test_places(tmp_path: Path, name: str, topology: Topology, files: Files, exp
     check(name, facts_of(tmp_path, topology, files), expected)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["gpu-numa-node", "gpu-node-cpus", "offline-cpus", "numa-balancing", "irqbalance"],
-)
-def test_without_a_gpu_places_are_of_no_interest(tmp_path: Path, name: str) -> None:
-    files = {**balancing(1), "proc/irq/0/smp_affinity_list": "0-7"}
-    check(name, facts_of(tmp_path, NO_GPU, files), "n/a: there is no GPU")
+def test_without_a_gpu_places_are_of_no_interest(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, NO_GPU, {**balancing(1), "proc/irq/0/smp_affinity_list": "0-7"})
+    for name in ("gpu-numa-node", "gpu-node-cpus", "offline-cpus", "numa-balancing", "irqbalance"):
+        check(name, facts, "n/a: there is no GPU")
 
 
-@pytest.mark.parametrize(
-    ("reserved", "expected"),
-    [
+def test_isolated_cpus_that_no_rank_is_given_are_what_a_site_wants(tmp_path: Path) -> None:
+    for reserved, expected in (
         ("", "fail 0-1: takes CPUs 2-4 near GPUs 0-1 out of → --reserved-cpus 2-4"),
         ("2-3", "fail 1: takes CPU 4 near GPU 1 out of → --reserved-cpus 4"),
         ("2-4", NONE_ISOLATED),
-    ],
-)
-def test_isolated_cpus_that_no_rank_is_given_are_what_a_site_wants(
-    tmp_path: Path, reserved: str, expected: str
-) -> None:
-    facts = facts_of(tmp_path, TWO, {f"{CPU}/isolated": "2-4"}, reserved=reserved)
-    check("isolcpus", facts, expected)
+    ):
+        facts = facts_of(tmp_path / reserved, TWO, {f"{CPU}/isolated": "2-4"}, reserved=reserved)
+        check("isolcpus", facts, expected)

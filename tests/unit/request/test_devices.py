@@ -169,11 +169,7 @@ def test_what_names_no_device_at_all_is_malformed(name: str, text: str) -> None:
     assert str(caught.value) == f"{name}: {text.rpartition(',')[2]!r} {INSTEAD[name]}"
 
 
-@pytest.mark.parametrize(
-    "entry",
-    ["GPU-\r\x1b[2J", "GPU-" + "x" * 5000, "MIG-\u2028", "9" * 5000],
-    ids=["escapes", "long", "a line separator", "digits"],
-)
+@pytest.mark.parametrize("entry", ["GPU-\r\x1b[2J", "MIG-\u2028", "GPU-" + "x" * 999, "9" * 5000])
 @pytest.mark.parametrize("name", ["gpus", "granted"])
 def test_an_odd_name_is_quoted_on_one_short_line(name: str, entry: str) -> None:
     with pytest.raises(AffinityError) as caught:
@@ -213,19 +209,11 @@ def test_a_gpu_in_a_high_pci_domain_is_named_as_sysfs_and_nvml_name_it() -> None
     assert indices(replace(topology, gpus=(gpu,)), "gpus=00010000:01:00.0") == "0"
 
 
-@pytest.mark.parametrize(
-    ("texts", "unknown"),
-    [
-        (["MIG-a1"], False),
-        (["MIG-a"], False),  # the beginning of some that are known
-        (["MIG-b"], True),
-        (["0,MIG-a1,MIG-b"], True),
-        ([None, "", "GPU-00", "0"], False),
-        ([None, "ROCR_VISIBLE_DEVICES=MIG-b;x"], True),
-    ],
-)
-def test_an_unknown_mig_instance_is_noticed(texts: list[str | None], unknown: bool) -> None:
-    assert names_unknown_mig(EIGHT, *texts) == unknown
+def test_an_unknown_mig_instance_is_noticed() -> None:
+    """MIG-a is the beginning of some that are known."""
+    assert not names_unknown_mig(EIGHT, None, "", "GPU-00", "0", "MIG-a1", "MIG-a")
+    for text in ("MIG-b", "0,MIG-a1,MIG-b", "ROCR_VISIBLE_DEVICES=MIG-b;x"):
+        assert names_unknown_mig(EIGHT, None, text)
 
 
 def test_a_gpu_that_is_lost_leaves_a_gap_in_the_numbers_not_another_gpu() -> None:

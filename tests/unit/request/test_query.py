@@ -74,19 +74,14 @@ def test_the_gpus_of_a_job_count_unless_they_are_others() -> None:
     assert without == replace(noted, job=None, options=replace(without.options, share="node"))
 
 
-@pytest.mark.parametrize(
-    ("environ", "granted"),
-    [
+def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s() -> None:
+    for environ, granted in (
         ("SLURM_GPUS_ON_NODE=1", "2,3"),
         ("SLURM_GPUS_ON_NODE=2", "minor:0,minor:1"),
         (f"SLURM_GPUS_ON_NODE=1 {ONE}", "minor:0,minor:1"),
-    ],
-)
-def test_a_task_that_is_not_bound_has_its_step_s_devices_else_its_job_s(
-    environ: str, granted: str
-) -> None:
-    request, *_ = read(words(f"{TASK} {environ}"), f"job=2,3 {NVIDIA}")
-    assert request.granted == granted
+    ):
+        request, *_ = read(words(f"{TASK} {environ}"), f"job=2,3 {NVIDIA}")
+        assert request.granted == granted
 
 
 @pytest.mark.parametrize(

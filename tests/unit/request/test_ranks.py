@@ -35,17 +35,12 @@ def test_ranks_on_one_gpu_divide_its_cores() -> None:
     assert lists(DGX, "gpus=0 ranks=2 share=requested") == "48-55,176-183 56-63,184-191"
 
 
-@pytest.mark.parametrize(
-    ("own", "rank"),
-    [("MIG-a1", [0]), ("MIG-a2", [1]), ("GPU-0", [0, 1])],
-)
-def test_tasks_on_instances_of_one_gpu_have_a_part_of_its_cores_each(
-    own: str, rank: list[int]
-) -> None:
+def test_tasks_on_instances_of_one_gpu_have_a_part_of_its_cores_each() -> None:
     first = replace(DGX.gpus[0], uuid="GPU-0", mig=(MigInstance("MIG-a1"), MigInstance("MIG-a2")))
     node = replace(DGX, gpus=(first, *DGX.gpus[1:]))
-    reply = ask(node, job="MIG-a1,MIG-a2", visible=own)
-    assert [one.rank for one in reply.ranks] == rank
+    for own, ranks in ("MIG-a1", [0]), ("MIG-a2", [1]), ("GPU-0", [0, 1]):
+        reply = ask(node, job="MIG-a1,MIG-a2", visible=own)
+        assert [one.rank for one in reply.ranks] == ranks
 
 
 NOT_THE_JOB_S = "job: the caller's GPU 0 (0000:47:00.0) is not among the job's: 0 (0"

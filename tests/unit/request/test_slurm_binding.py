@@ -63,12 +63,11 @@ def test_tasks_on_the_same_gpus_have_a_slot_each(
     assert " ".join("-" if it is None else f"{it[0]}/{it[1]}" for it in found) == slots
 
 
-@pytest.mark.parametrize(
-    "bind", ["gpu:per_task:a:1", "gpu:single:1", "gpu:map_gpu:1,0", "gpu:mask_gpu:1,2"]
-)
-def test_a_binding_that_is_not_in_force_binds_no_task(bind: str) -> None:
+def test_a_binding_that_is_not_in_force_binds_no_task() -> None:
     """Slurm 22.05 says per_task of --gpus-per-task=TYPE:1, and binds nothing."""
-    assert gpu_slot(Request(gpu_bind=bind, step_gpus=2), NO_CPU, task=1, tasks=2, seen=2) is None
+    for bind in ("gpu:per_task:a:1", "gpu:single:1", "gpu:map_gpu:1,0", "gpu:mask_gpu:1,2"):
+        step = Request(gpu_bind=bind, step_gpus=2)
+        assert gpu_slot(step, NO_CPU, task=1, tasks=2, seen=2) is None
 
 
 @pytest.mark.parametrize(
