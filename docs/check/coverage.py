@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml
 
-from docs.check.blocks import BLOCKS, Block
-from docs.check.pages import ROOT
+from docs.check.blocks import BLOCKS, Block, of_page
+from docs.check.pages import PAGES, ROOT
 
 TABLE = Path(__file__).with_name("blocks.yaml")
 READ = {"affinityd", "curl", "export", "id", "mkdir"}  #: by the parser, or without effect
@@ -40,10 +40,13 @@ def how(block: Block) -> list[str]:
 
 
 def faults() -> Iterator[str]:
-    """Yield blocks without a row, rows without a block, and tests that do not read the page."""
+    """Yield blocks without a row or an end, rows without a block, tests that read no such page."""
     for block in BLOCKS:
         if len(ways := how(block)) != 1:
             yield f"{block}: {ways or 'no test runs it'}: it needs one row of {TABLE.name}"
+    for page in PAGES:
+        if page.read_text().count("```") != 2 * len([*of_page(page)]):
+            yield f"{page.relative_to(ROOT)}: a block without its beginning or its end"
     for row in rows():
         if not any(_is(row, block) for block in BLOCKS):
             yield f"{TABLE.name}: {row}: there is no such block"
