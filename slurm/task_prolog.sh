@@ -36,7 +36,7 @@ LC_ALL=C
 export LC_ALL
 
 settings=/etc/affinityd.conf
-proc=/proc ls=/bin/ls id=/usr/bin/id
+proc=/proc sys=/sys dev=/dev ls=/bin/ls id=/usr/bin/id
 curl=/usr/bin/curl taskset=/usr/bin/taskset python=/usr/bin/python3
 clean='/usr/bin/env -i' # libraries may hang while they read
 [ -x /usr/bin/env ] || clean=''
@@ -81,7 +81,7 @@ has "$taskset" || has "$python" || leave 'neither taskset nor python3 is here, t
 [ ! -f "$settings" ] || read_lines site "$settings"
 heed "$site_AFFINITYD" || leave "AFFINITYD in $settings $no_switch"
 [ "$switch" != off ] || leave "AFFINITYD=off in $settings"
-for name in $plan_variables AFFINITYD_SOCKET AFFINITYD_DAEMON_UID; do
+for name in $plan_variables AFFINITYD_NICS AFFINITYD_SOCKET AFFINITYD_DAEMON_UID; do
     eval "$name=\${$name:-\${site_$name-}}"
 done
 
@@ -112,3 +112,6 @@ apply "$SLURM_TASK_PID"
 printf 'export %s\n' "AFFINITYD_CPULIST=$mask" "AFFINITYD_LOCALITY=$locality" \
     "AFFINITYD_ALLOWED=$allowed" ${job_gpus:+"AFFINITYD_JOB_GPUS=$job_gpus"} \
     ${warnings:+"AFFINITYD_WARNINGS=$warnings"}
+nic_variables | while read -r line; do
+    printf 'export %s\n' "$line"
+done

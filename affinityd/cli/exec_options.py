@@ -22,6 +22,10 @@ CLIENT_OPTIONS = {
         "local|preferred|bind|interleave",
         "also set a memory policy (default: none; the kernel takes near memory)",
     ),
+    "nics": (
+        "ucx,nvshmem,uccl,nccl",
+        "tell these libraries, by their variables, which RDMA devices are near the GPU",
+    ),
     "timeout": ("SECONDS", "how long a plan may take (default: 1)"),
     "omp": (None, "export OMP_NUM_THREADS, unless it is set"),
     "fail_closed": (None, "fail if the command cannot be pinned"),
@@ -30,7 +34,18 @@ CLIENT_OPTIONS = {
 FLAGS = frozenset(name for name, (metavar, _) in CLIENT_OPTIONS.items() if metavar is None)
 #: Options for people, the first in the help; launchers and schedulers set the rest.
 COMMON = (
-    *("gpus", "rank", "mode", "memory", "omp", "verbose", "strict", "fail_closed", "timeout"),
+    *(
+        "gpus",
+        "rank",
+        "mode",
+        "memory",
+        "nics",
+        "omp",
+        "verbose",
+        "strict",
+        "fail_closed",
+        "timeout",
+    ),
 )
 BOOLEANS = frozenset(("balanced", "strict"))  #: may take one
 FAIL_CLOSED = "--fail-closed"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from affinityd.client import apply, find_plan
+from affinityd.client.export_nics import VARIABLE, export_nics
 from affinityd.client.find_plan import TIMEOUT, ProcessPlan
 from affinityd.config import file, switch
 from affinityd.cpuset import CpuSet, parse_list
@@ -18,7 +19,7 @@ from affinityd.linux import pinning
 from affinityd.linux.memory_policy import MemoryPolicy, checked_policy, own_policy
 from affinityd.linux.processes import mask_of, stat_of
 
-NOT_OF_PLAN = frozenset(("memory", "timeout", "fail_closed"))  #: arguments of bind()
+NOT_OF_PLAN = frozenset(("memory", "nics", "timeout", "fail_closed"))  #: arguments of bind()
 TASK_PARAMETERS = frozenset(("rank", "ranks", "gpus"))  #: parameters that identify the process
 
 logger = logging.getLogger("affinityd")
@@ -66,6 +67,7 @@ def bind(
     share: str = "auto",
     strict: bool = False,
     memory: str | None = None,
+    nics: str | Sequence[str] | None = None,
     timeout: float = TIMEOUT,
     fail_closed: bool = False,
 ) -> Binding:
@@ -75,7 +77,9 @@ def bind(
     ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
     CPUs each rank asked for; None: as Slurm or the pod says. `memory` is a policy
     ("local", "preferred", "bind", "interleave"), set for the calling thread and its children from
-    now on. The others are the parameters of a plan, by their names.
+    now on. `nics` names the libraries ("ucx", "nvshmem", "uccl", "nccl") that are to be told, by
+    their variables, which RDMA devices are near; None: as AFFINITYD_NICS says. The others are the
+    parameters of a plan, by their names.
 
     Children learn of it by AFFINITYD_* variables in the environment. A second call plans as the
     first one did. Without a plan the process stays as it is, with a warning in the result and in
@@ -84,7 +88,8 @@ def bind(
     arguments = locals().copy()
     chosen = {name: value for name, value in arguments.items() if name not in NOT_OF_PLAN}
     try:
-        binding = bind_process(texts(chosen), memory, timeout)
+        libraries = nics if nics is None or isinstance(nics, str) else ",".join(nics)
+        binding = bind_process(texts(chosen), memory, timeout, libraries)
     except Exception as error:  # nor may a bug here end a job
         if fail_closed:
             raise
@@ -96,14 +101,20 @@ def bind(
 
 
 def bind_process(
-    given: Mapping[str, str], policy: str | None = None, timeout: float = TIMEOUT
+    given: Mapping[str, str],
+    policy: str | None = None,
+    timeout: float = TIMEOUT,
+    libraries: str | None = None,
 ) -> Binding:
-    """Plan for this process, and apply that if the switch is on. Raises AffinityError."""
+    """Plan for this process, and apply that if the switch is on. Raises AffinityError.
+
+    `libraries` are told their RDMA devices; None: those that AFFINITYD_NICS names.
+    """
     chosen = file.chosen_switch()
     if chosen == switch.OFF:
         return _unbound()
     try:
-        return _plan_and_pin(given, policy, timeout, chosen)
+        return _plan_and_pin(given, policy, timeout, chosen, libraries)
     except AffinityError as error:
         if chosen != switch.OBSERVE:
             raise
@@ -112,10 +123,11 @@ def bind_process(
 
 
 def _plan_and_pin(
-    given: Mapping[str, str], policy: str | None, timeout: float, chosen: str
+    given: Mapping[str, str], policy: str | None, timeout: float, chosen: str, libraries: str | None
 ) -> Binding:
     checked_policy(policy)
-    if "cpus" not in given and (asked := file.variables().get("AFFINITYD_CPUS")):
+    variables = file.variables()
+    if "cpus" not in given and (asked := variables.get("AFFINITYD_CPUS")):
         given = {"task_cpus": asked, **given}
     plan = _own_plan(given, chosen, timeout)
     if plan.switch != switch.ON:
@@ -123,12 +135,14 @@ def _plan_and_pin(
         return _unbound()
     cpus, held, remarks = apply.apply_plan(plan, policy)
     far_apart = apply.gpus_far_apart(plan, given)
+    said = variables.get(VARIABLE) if libraries is None else libraries
+    untold = export_nics(said, plan.rdma, variables) if said else ()
     return Binding(
         cpus=cpus,
         locality=plan.locality,
         memory=held or own_policy(),
         source=plan.source,
-        warnings=(*far_apart, *remarks, *_pin_threads(plan.cpus)),
+        warnings=(*far_apart, *remarks, *untold, *_pin_threads(plan.cpus)),
         plan_of_exec=partial(_cpus_of_exec, plan, given, chosen, timeout),
     )
 

@@ -38,12 +38,13 @@ class ProcessPlan:
     daemon planned it, or why a node.json was not trusted; None: there was no daemon, or no trouble.
     `replayed` is the setting that names another machine than this one to plan on; None: none does,
     or a daemon planned. `gpus` are the node's own indices, `nodes` the home nodes; both are empty
-    if an older daemon does not send them. The plan is applied if `switch` is on.
+    if an older daemon does not send them, and `rdma`, the ports of RDMA devices, is None. The plan
+    is applied if `switch` is on.
     """
 
     __slots__ = (
-        *("allowed", "cpus", "gpus", "locality", "memory_nodes", "nodes", "replayed", "source"),
-        *("switch", "threads", "trouble", "warnings"),
+        *("allowed", "cpus", "gpus", "locality", "memory_nodes", "nodes", "rdma", "replayed"),
+        *("source", "switch", "threads", "trouble", "warnings"),
     )
 
     def __init__(
@@ -64,6 +65,8 @@ class ProcessPlan:
             self.threads = int(lines["AFFINITYD_THREADS"])
         except KeyError as error:
             raise ValueError(f"a plan without {error}") from None
+        ports = lines.get("AFFINITYD_RDMA")
+        self.rdma = None if ports is None else tuple(filter(None, ports.split(",")))
         warnings = lines.get("AFFINITYD_WARNINGS", "").split(",")
         self.warnings = tuple(filter(None, dict.fromkeys(warnings)))
         if not self.cpus or not self.cpus <= self.allowed:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from affinityd import machines
 from affinityd.config.settings import Settings
 from affinityd.discovery import discover, open_tree
+from affinityd.discovery.nics import port_states
 from affinityd.discovery.nvml.gpus import query
 from affinityd.discovery.nvml.report import NvmlReport
 from affinityd.discovery.snapshot import snapshot_nvml
@@ -162,6 +163,10 @@ class Machine:
     def drivers(self) -> tuple[str | None, ...]:
         """Return a value that changes when a driver comes or goes."""
         return tuple(self._tree.read(path) for path in DRIVERS) if self._tree else ()
+
+    def ports(self) -> tuple[tuple[str, str | None], ...]:
+        """Return what differs when an RDMA port goes up or down."""
+        return port_states(self._tree) if self._tree else ()
 
     def lacks_nvml(self) -> bool:
         """Whether NVIDIA's driver is there and NVML did not answer."""

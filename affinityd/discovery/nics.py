@@ -1,4 +1,9 @@
-"""Network and InfiniBand adapters, and the names of their interfaces."""
+"""Network and InfiniBand adapters, their interfaces, and the ports of their RDMA devices.
+
+Sources: kernel Documentation/ABI/stable/sysfs-class-infiniband (ports/N/state, rate, link_layer),
+ABI/testing/sysfs-class-net (master), ABI/testing/sysfs-bus-pci (physfn), networking/bonding.rst.
+HPE's Slingshot driver has port/link and port/speed below the PCI device.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from affinityd.discovery.numa import NumaLocator
 from affinityd.discovery.pci import NETWORK, PciDevice
 from affinityd.discovery.tree import Tree
 from affinityd.text import printable
-from affinityd.topology.model import Nic
+from affinityd.topology.model import SLINGSHOT, Nic, RdmaPort
 
 #: PCI class, its first two bytes → the kind of adapter.
 _KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}
@@ -16,26 +21,106 @@ _KINDS = {0x0200: "ethernet", 0x0207: "infiniband"}
 #: A hardware address in a name, as in enx001122334455.
 _ADDRESS_DIGITS = 12
 
+RDMA = "sys/class/infiniband"
+CXI = "sys/class/cxi"
+BONDS = "sys/class/net"
+
+ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
+UNKNOWN = "Unknown"  #: EFA's link layer
+
 
 def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) -> Iterator[Nic]:
     """Yield the adapters among the devices, in the devices' order."""
     for device in devices:
         if device.base_class == NETWORK:
+            interfaces = tuple(_interfaces(tree, device.folder))
             yield Nic(
                 pci_bus_id=device.address,
                 numa_node=locator.locate(device)[0],
                 kind=_KINDS.get(device.class_code or 0, "network"),
-                names=tuple(_names(tree, device.folder)),
+                names=tuple(printable(name) for _, name in interfaces),
                 pci_path=device.path,
+                ports=tuple(_ports(tree, device.folder, interfaces)),
+                physical=_target(tree, f"{device.folder}/physfn"),
+                bond=_bond(tree, interfaces),
             )
 
 
-def _names(tree: Tree, folder: str) -> Iterator[str]:
-    """Yield its interfaces' names; a virtual machine's adapter has them a device further down."""
+def port_states(tree: Tree) -> tuple[tuple[str, str | None], ...]:
+    """Return what differs when an RDMA device comes or goes, or a port of one goes up or down."""
+    folders = (
+        f"{RDMA}/{device}/ports/{number}/state"
+        for device in tree.list(RDMA, is_anonymous)
+        for number in tree.list(f"{RDMA}/{device}/ports", str.isdigit)
+    )
+    slingshot = (f"{CXI}/{name}/device/port/link" for name in tree.list(CXI))
+    return tuple((path, tree.read(path)) for path in (*folders, *slingshot))
+
+
+def _interfaces(tree: Tree, folder: str) -> Iterator[tuple[str, str]]:
+    """Yield its interfaces: the folder of their kind, and the name.
+
+    A virtual machine's adapter has them a device further down.
+    """
     below = tree.list(folder, lambda name: name.startswith("virtio"))
     for place in (folder, *(f"{folder}/{name}" for name in below)):
-        for kind in ("infiniband", "net"):
-            yield from map(printable, tree.list(f"{place}/{kind}", is_anonymous))
+        for kind in ("infiniband", "cxi", "net"):
+            for name in tree.list(f"{place}/{kind}", is_anonymous):
+                yield f"{place}/{kind}", name
+
+
+def _ports(tree: Tree, folder: str, interfaces: Sequence[tuple[str, str]]) -> Iterator[RdmaPort]:
+    nets = [printable(name) for place, name in interfaces if place.endswith("/net")]
+    for place, name in interfaces:
+        if place == f"{folder}/infiniband":
+            for number in tree.list(f"{place}/{name}/ports", str.isdigit):
+                yield _port(tree, f"{place}/{name}/ports/{number}", name, int(number), nets)
+        elif place == f"{folder}/cxi":
+            yield RdmaPort(
+                device=printable(name),
+                number=1,
+                is_active=tree.read(f"{folder}/port/link") == "up",
+                gbps=_first_number((tree.read(f"{folder}/port/speed") or "").partition("_")[2]),
+                link_layer=SLINGSHOT,
+                netdev=nets[0] if len(nets) == 1 else None,
+            )
+
+
+def _port(tree: Tree, folder: str, device: str, number: int, nets: Sequence[str]) -> RdmaPort:
+    """Read a port; its interface is that of its first GID, else the only one of the adapter."""
+    layer = tree.read(f"{folder}/link_layer")
+    netdev = tree.read(f"{folder}/gid_attrs/ndevs/0")
+    if netdev is None or not is_anonymous(netdev):
+        netdev = nets[0] if len(nets) == 1 else None
+    return RdmaPort(
+        device=printable(device),
+        number=number,
+        is_active=(tree.read(f"{folder}/state") or "").startswith(ACTIVE),
+        gbps=_first_number(tree.read(f"{folder}/rate") or ""),
+        link_layer=printable(layer) if layer and layer != UNKNOWN else None,
+        netdev=netdev and printable(netdev),
+    )
+
+
+def _first_number(text: str) -> int | None:
+    """Return the whole number that a text begins with: of `400 Gb/sec (4X NDR)`, `200G`."""
+    digits = text[: len(text) - len(text.lstrip("0123456789"))]
+    return int(digits) if digits and len(digits) < 10 else None  # noqa: PLR2004 - no rate has ten
+
+
+def _target(tree: Tree, path: str) -> str | None:
+    """Return the name of what a symbolic link leads to; None where there is none."""
+    link = tree.link(path)
+    return None if link is None else printable(link.rstrip("/").rpartition("/")[2])
+
+
+def _bond(tree: Tree, interfaces: Sequence[tuple[str, str]]) -> str | None:
+    """Return the bond of an adapter's interfaces; another master, such as a bridge, is none."""
+    for place, name in interfaces:
+        master = _target(tree, f"{place}/{name}/master") if place.endswith("/net") else None
+        if master and tree.read(f"{BONDS}/{master}/bonding/mode") is not None:
+            return master
+    return None
 
 
 def is_anonymous(name: str) -> bool:

@@ -15,20 +15,21 @@ One JSON file a machine:
                     unknown), minor (of an NVIDIA GPU's device file; absent: unknown), names (a
                     NIC's interfaces) and path (its bridges, host bridge first; one whose address
                     no source gives has a plain name). A vendor's GPUs are numbered in PCI bus
-                    order
+                    order. A NIC with gbps (and link_layer; absent: not said) is an RDMA device,
+                    by its first name; its second one is its network interface
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from affinityd.cpuset import CpuSet, parse_list
 from affinityd.errors import TreeError
-from affinityd.topology.model import Core, Gpu, Nic, NumaNode, Topology
+from affinityd.topology.model import Core, Gpu, Nic, NumaNode, RdmaPort, Topology
 
 NAMES = ("dgx-a100", "dgx-h100", "p4d-24xlarge", "mi250x", "ascend-910b", "gh200x4")
 
@@ -145,4 +146,23 @@ def _gpus(facts: Mapping[str, Any]) -> Iterator[Gpu]:
 def _nics(facts: Mapping[str, Any]) -> Iterator[Nic]:
     for device in _devices(facts.get("nics", ())):
         names = tuple(device.get("names", ()))
-        yield Nic(device["pci"], device["node"], device["kind"], names, _path(device))
+        yield Nic(
+            device["pci"],
+            device["node"],
+            device["kind"],
+            names,
+            _path(device),
+            ports=tuple(_ports(device, names)),
+        )
+
+
+def _ports(device: Mapping[str, Any], names: Sequence[str]) -> Iterator[RdmaPort]:
+    if "gbps" in device:
+        yield RdmaPort(
+            names[0],
+            number=1,
+            is_active=True,
+            gbps=device["gbps"],
+            link_layer=device.get("link_layer"),
+            netdev=names[1] if len(names) > 1 else None,
+        )

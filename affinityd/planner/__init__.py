@@ -12,4 +12,5 @@ BY_RANK = frozenset(("even", "core_complex"))
 WARNINGS = (
     *("remote_home", "unknown_locality", "share_unavailable", "shared_gpu"),
     *("ambiguous_index", "parameter_ignored", "widened", "idle_cpus"),
+    "no_local_nic",
 )

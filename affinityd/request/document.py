@@ -10,6 +10,7 @@ from affinityd.config.switch import SWITCHES
 from affinityd.json_codec import CpuList, OneOf, left_out
 from affinityd.planner import LOCALITIES, WARNINGS
 from affinityd.planner.modes import MODES
+from affinityd.topology.rdma import LINKS
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,20 @@ class PlannedGpu:
 
 
 @dataclass(frozen=True)
+class PlannedNic:
+    """A port of an RDMA device that is near a rank's GPU."""
+
+    name: str  #: of the device: mlx5_2
+    port: int
+    pci_bus_id: str
+    link: Annotated[str, OneOf(LINKS)]  #: to the GPU, as nvidia-smi topo -m says it
+    gbps: int | None
+    link_layer: str | None
+    netdev: str | None
+    numa_node: int | None
+
+
+@dataclass(frozen=True)
 class PlannedRank:
     """One rank's place."""
 
@@ -37,6 +52,7 @@ class PlannedRank:
     cpulist: CpuList
     physical_cores: int
     memory_node: int | None
+    nics: Sequence[PlannedNic]  #: best first
     environment: Mapping[str, str]
     reasons: Sequence[str]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from affinityd.config.switch import ON, VARIABLE
@@ -14,11 +15,17 @@ from affinityd.request.document import (
     AllowedCpus,
     PlanDocument,
     PlannedGpu,
+    PlannedNic,
     PlannedRank,
     UnderstoodRequest,
     WarningDocument,
 )
+from affinityd.request.nic_variables import UNASKED, variables
 from affinityd.request.parameters import Request
+from affinityd.topology.model import SLINGSHOT
+from affinityd.topology.rdma import NearNic
+
+DEVICE = re.compile(r"[A-Za-z0-9_.-]+")  #: a name that fits a list of a library's, and a shell
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Reply:
     source: str  #: of the allowed CPUs: "request", "caller" or "node"
     within: CpuSet | None  #: the caller's cpuset, which bounds them; None: it is not known
     plan: Plan
+    nics: Mapping[int, tuple[NearNic, ...]]  #: of each rank, best first
     switch: str = ON  #: of the node and of the caller, together
 
     @property
@@ -46,6 +54,13 @@ class Reply:
         """The warnings that concern them."""
         concerned = {None, *self.asked_ranks}
         return tuple(warning for warning in self.plan.warnings if warning.rank in concerned)
+
+    @property
+    def rdma_ports(self) -> tuple[str, ...]:
+        """The ranks' ports as verbs libraries name them, mlx5_2:1; Slingshot has no verbs."""
+        near = (it.port for rank in self.ranks for it in self.nics[rank.rank])
+        named = (it for it in near if it.link_layer != SLINGSHOT and DEVICE.fullmatch(it.device))
+        return tuple(dict.fromkeys(f"{it.device}:{it.number}" for it in named))
 
     @property
     def cpus(self) -> CpuSet:
@@ -75,13 +90,13 @@ def document(reply: Reply) -> PlanDocument:
             within=None if reply.within is None else format_list(reply.within),
         ),
         cpulist=format_list(reply.cpus),
-        ranks=[_rank(rank, with_names=is_of_node) for rank in reply.ranks],
+        ranks=[_rank(rank, reply.nics[rank.rank], with_names=is_of_node) for rank in reply.ranks],
         warnings=[WarningDocument(warn.code, warn.message) for warn in reply.warnings],
         switch=reply.switch if is_of_node else None,
     )
 
 
-def _rank(rank: RankPlan, *, with_names: bool) -> PlannedRank:
+def _rank(rank: RankPlan, nics: Iterable[NearNic], *, with_names: bool) -> PlannedRank:
     gpu, names = rank.gpu, [*_names(rank)] if with_names else None
     return PlannedRank(
         rank=rank.rank,
@@ -92,8 +107,23 @@ def _rank(rank: RankPlan, *, with_names: bool) -> PlannedRank:
         cpulist=format_list(rank.cpus),
         physical_cores=rank.physical_cores,
         memory_node=rank.memory_node,
+        nics=[_nic(it) for it in nics],
         environment={"OMP_NUM_THREADS": str(rank.threads)},
         reasons=rank.reasons,
+    )
+
+
+def _nic(near: NearNic) -> PlannedNic:
+    nic, port = near.nic, near.port
+    return PlannedNic(
+        name=port.device,
+        port=port.number,
+        pci_bus_id=nic.pci_bus_id,
+        link=near.link,
+        gbps=port.gbps,
+        link_layer=port.link_layer,
+        netdev=port.netdev,
+        numa_node=nic.numa_node,
     )
 
 
@@ -116,6 +146,7 @@ def _shell(reply: Reply) -> Iterator[str]:
     yield f"AFFINITYD_NODES={format_list(homes)}"
     yield f"AFFINITYD_MEMORY_NODES={format_list(memory)}"
     yield f"AFFINITYD_THREADS={sum(rank.threads for rank in reply.ranks)}"
+    yield f"AFFINITYD_RDMA={','.join(reply.rdma_ports)}"
     yield f"AFFINITYD_WARNINGS={','.join(sorted({warning.code for warning in reply.warnings}))}"
     for rank in reply.ranks:
         yield f"AFFINITYD_RANK_{rank.rank}_CPULIST={format_list(rank.cpus)}"
@@ -126,6 +157,19 @@ def _lines(reply: Reply) -> Iterator[str]:
     """Yield for each rank its GPU's index, locality, cpulist and the names that containers use."""
     for rank in reply.ranks:
         yield " ".join([str(rank.gpu.index), rank.locality, format_list(rank.cpus), *_names(rank)])
+
+
+def _nics(reply: Reply) -> Iterator[str]:
+    """Yield the variables that give libraries the ranks' RDMA devices."""
+    for name, value in variables(UNASKED, reply.rdma_ports).items():
+        yield f"{name}={value}"
+
+
+def _vllm(reply: Reply) -> Iterator[str]:
+    """Yield the variable from which vLLM takes the NIC of each GPU: the best one's."""
+    best = {rank.gpu.pci_bus_id: reply.nics[rank.rank][:1] for rank in reply.ranks}
+    pairs = (f"{gpu}={near.nic.pci_bus_id}" for gpu, found in best.items() for near in found)
+    yield f"VLLM_GPU_NIC_PCIE_MAPPING={','.join(pairs)}"
 
 
 def _names(rank: RankPlan) -> Iterator[str]:
@@ -151,6 +195,8 @@ _WRITERS: dict[str, Callable[[Reply], Iterator[str]]] = {
     "numactl": _each(lambda cpus: f"--physcpubind={format_list(cpus)} --localalloc"),
     "shell": _shell,
     "lines": _lines,
+    "nics": _nics,
+    "vllm": _vllm,
 }
 
 

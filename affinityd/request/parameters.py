@@ -17,7 +17,7 @@ from affinityd.text import quote
 MAX_LENGTH = 32768  #: of a value, in characters; every second one of 8192 CPUs takes 20,000
 #: Parameters about one task among others.
 OF_TASKS = frozenset(("job", "gpu_bind", "cpu_bind", "step_gpus"))
-FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "lines")
+FORMATS = ("json", "cpulist", "mask", "numactl", "shell", "lines", "nics", "vllm")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Request:
     granted: str | None = None
     nvidia_visible: str | None = None  #: the variable of NVIDIA's container runtime
     observe: CpuSet | None = None  #: where the caller runs, and stays; None: it takes its plan
+    nics: int | str | None = None  #: of each rank: so many, "all" or "none"; None: its part
     whose: str = "caller"  #: "node": plan as for an unidentified caller
     format: str | None = None  #: None: the client's Accept header decides
     options: Options = field(default_factory=Options)
@@ -212,6 +213,11 @@ PARAMETERS = {
     "share": _choice(
         "divide the cores among the requested GPUs, or all of the node's",
         *("auto", "requested", "node"),
+    ),
+    "nics": Parameter(
+        parsers.nics,
+        "how many of the nearest RDMA devices each rank gets: a number, all, or none; left out: "
+        "the GPU's part of them",
     ),
     "strict": _flag("a rank far from its GPU is an error", default=_DEFAULTS.strict),
     "format": _choice("how the answer is written", *FORMATS),

@@ -51,6 +51,11 @@ def positive(text: str) -> int:
     return value
 
 
+def nics(text: str) -> int | str:
+    """Read how many NICs a rank gets: a whole number from 1, all or none."""
+    return text if text in {"all", "none"} else positive(text)
+
+
 @dataclass(frozen=True)
 class TaskCpus:
     """A task's request: a number of CPUs, or an equal part of those that so many tasks may use."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from affinityd.config.switch import OBSERVE, ON, least
@@ -17,6 +17,7 @@ from affinityd.request.ranks import ranks_of
 from affinityd.request.slurm_binding import cpus_of_step
 from affinityd.text import quote
 from affinityd.topology.model import Node, Topology
+from affinityd.topology.rdma import ON_SWITCH, NearNic, nics_of_node
 
 AMBIGUOUS = PlanWarning(
     "ambiguous_index",
@@ -60,6 +61,9 @@ def answer(
     asked = asked_cpus(topology, request, ranks, allowed, usable_cpus)
     request = replace(request, options=replace(request.options, cpus=asked))
     made = planner(topology, Demand(gpus, allowed, usable_cpus, request.options))
+    said = (AMBIGUOUS,) if ranks.ambiguous else ()
+    of_gpus = nics_of_node(node)
+    nics = {it.rank: of_gpus[it.gpu.key].bounded(request.nics) for it in made.ranks}
     return Reply(
         node=topology.name,
         generation=node.generation,
@@ -69,9 +73,23 @@ def answer(
         allowed=allowed,
         source=source,
         within=within,
-        plan=replace(made, warnings=(*made.warnings, AMBIGUOUS)) if ranks.ambiguous else made,
+        plan=replace(made, warnings=(*made.warnings, *said, *_far_nics(made, nics))),
+        nics=nics,
         switch=least(node.switch, ON if request.observe is None else OBSERVE),
     )
+
+
+def _far_nics(made: Plan, nics: Mapping[int, tuple[NearNic, ...]]) -> Iterator[PlanWarning]:
+    """Yield a warning for each rank whose GPU has no RDMA device on its PCI switch."""
+    for rank in made.ranks:
+        for best in nics[rank.rank][:1]:
+            if best.link not in ON_SWITCH:
+                yield PlanWarning(
+                    "no_local_nic",
+                    f"rank {rank.rank}: no RDMA device is on the PCI switch of GPU "
+                    f"{rank.gpu.index}; {best.port.device} is nearest ({best.link})",
+                    rank.rank,
+                )
 
 
 def _cpuset(request: Request, caller: Caller | None, topology: Topology) -> tuple[CpuSet, str]:

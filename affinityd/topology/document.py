@@ -7,7 +7,7 @@ readers: `from_document` does not look at it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.json_codec import CpuList
@@ -109,8 +109,7 @@ def from_document(document: TopologyDocument) -> Topology:
         ),
         gpus=tuple(document.gpus),
         nics=tuple(
-            Nic(nic.pci_bus_id, nic.numa_node, nic.kind, nic.names, nic.pci_path)
-            for nic in document.nics
+            Nic(**{it.name: getattr(nic, it.name) for it in fields(Nic)}) for nic in document.nics
         ),
         possible=parse_list(document.possible),
         notices=tuple(document.notices),

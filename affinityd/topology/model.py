@@ -13,6 +13,8 @@ from itertools import takewhile
 from affinityd.config.switch import ON
 from affinityd.cpuset import CpuSet
 
+SLINGSHOT = "Slingshot"  #: a port's link layer: HPE's NICs, which libraries of verbs do not use
+
 #: How near a NIC is to a GPU, nearest first, in the words of `nvidia-smi topo -m`.
 PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"
 
@@ -83,6 +85,18 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class RdmaPort:
+    """A port of an RDMA device: InfiniBand, RoCE, EFA or Slingshot."""
+
+    device: str  #: as libraries call it: mlx5_2, rdmap16s27, cxi0
+    number: int  #: from 1
+    is_active: bool
+    gbps: int | None = None  #: gigabits per second; None: the machine does not say
+    link_layer: str | None = None  #: "InfiniBand", "Ethernet", SLINGSHOT; None: EFA's
+    netdev: str | None = None  #: its network interface; None: none, or not known
+
+
+@dataclass(frozen=True)
 class Nic:
     """A network or InfiniBand adapter (PCI class 02xx)."""
 
@@ -91,6 +105,9 @@ class Nic:
     kind: str  #: "ethernet", "infiniband", "network"
     names: tuple[str, ...] = ()  #: its interfaces: mlx5_0, ib0
     pci_path: tuple[str, ...] = ()
+    ports: tuple[RdmaPort, ...] = ()  #: of its RDMA devices
+    physical: str | None = None  #: of a virtual function: the PCI bus id of the physical one
+    bond: str | None = None  #: the bond that its interfaces are in
 
 
 @dataclass(frozen=True)

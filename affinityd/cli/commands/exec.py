@@ -94,6 +94,7 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
         from affinityd.linux.memory_policy import checked_policy  # noqa: PLC0415 - few ask for one
 
         policy = checked_policy(policy)
+    libraries = options.get("nics") or variables.get("AFFINITYD_NICS") or ""
     given = exec_options.parameters(options, variables)
     questions = apply.own_questions(given, chosen)
     found = find_plan.find_plan(questions, file.sockets(variables), start, timeout, bounded=True)
@@ -101,6 +102,10 @@ def _take_place(options: Options, start: float, chosen: str) -> None:
         apply.export_observed(found)
         return
     cpus, _, remarks = apply.apply_plan(found, policy)
+    if libraries:
+        from affinityd.client import export_nics  # noqa: PLC0415 - few ask for it
+
+        remarks += export_nics.export_nics(libraries, found.rdma, variables)
     verbose = [apply.summary(found, cpus, given)] if "verbose" in options else []
     for line in (*verbose, *apply.gpus_far_apart(found, given), *remarks):
         say(f"{NAME}: {line}")

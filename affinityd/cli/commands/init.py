@@ -16,6 +16,7 @@ from affinityd.cli.exec_options import parameters, seconds
 from affinityd.cli.parser import Parser
 from affinityd.client import http as client
 from affinityd.client import trust
+from affinityd.client.export_nics import VARIABLE as NICS
 from affinityd.config import file, switch
 from affinityd.config.setting_readers import host_and_port
 from affinityd.errors import AffinityError, InvalidRequestError
@@ -85,6 +86,7 @@ def _leave_plan(folder: Path, addresses: Mapping[str, str], deadline: float) -> 
         **addresses,
         **({trust.VARIABLE: trusted} if trusted else {}),
         **{file.PARAMETER_VARIABLES[name]: text for name, text in chosen.items()},
+        **({NICS: said[NICS]} if NICS in said else {}),
     }
     write_settings(folder, settings, here)
     plan = node_plan.find(node_plan.node_question(chosen), addresses, deadline, _tell)

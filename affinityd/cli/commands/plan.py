@@ -71,8 +71,9 @@ def _table(reply: Reply, *, explain: bool) -> Iterator[str]:
     options = reply.request.options
     allowed = format_list(reply.allowed)
     yield f"{reply.node}: {options.mode}, share={reply.plan.share}, allowed CPUs {allowed}"
-    rows = [_row(rank) for rank in reply.ranks]
-    head, *lines = aligned(COLUMNS, rows, NUMBERS)
+    nics = ["nics"] if any(reply.nics.values()) else []
+    rows = [(*_row(rank), *(_nics(reply, rank) for _ in nics)) for rank in reply.ranks]
+    head, *lines = aligned((*COLUMNS, *nics), rows, NUMBERS)
     yield head
     for rank, line in zip(reply.ranks, lines, strict=True):
         yield line
@@ -115,3 +116,7 @@ def _row(rank: RankPlan) -> tuple[str, ...]:
         str(rank.physical_cores),
         format_list(rank.cpus),
     )
+
+
+def _nics(reply: Reply, rank: RankPlan) -> str:
+    return ",".join(it.port.device for it in reply.nics[rank.rank]) or "-"

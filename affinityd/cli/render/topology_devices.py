@@ -24,7 +24,8 @@ def draw_devices(topology: Topology, number: int | None) -> Iterator[Branch]:
             yield Branch(DEVICE, (name, gpu.pci_bus_id, _model(topology, gpu), mig), GREEN)
     for nic in topology.nics:
         if _home(topology, nic) == number:
-            interfaces = f"{', '.join(nic.names)} ({nic.kind})" if nic.names else nic.kind
+            kind = ", ".join(_kind(nic))
+            interfaces = f"{', '.join(nic.names)} ({kind})" if nic.names else kind
             near = ", ".join(_near(topology, nic))
             yield Branch(DEVICE, ("NIC", nic.pci_bus_id, interfaces, near), CYAN)
 
@@ -47,6 +48,18 @@ def _model(topology: Topology, gpu: Gpu) -> str:
     model = gpu.model or gpu.pci_id or ""
     is_said = gpu.vendor in model.lower() or not _is_only_vendor(topology)
     return model if is_said else f"{gpu.vendor} {model}".rstrip()
+
+
+def _kind(nic: Nic) -> Iterator[str]:
+    """Yield what an adapter is: its kind, its speed, and what keeps plans from naming it."""
+    yield nic.kind
+    yield from dict.fromkeys(f"{it.gbps} Gb/s" for it in nic.ports if it.is_active and it.gbps)
+    if nic.ports and not any(port.is_active for port in nic.ports):
+        yield "down"
+    if nic.physical is not None:
+        yield f"virtual function of {nic.physical}"
+    if nic.bond is not None:
+        yield f"in {nic.bond}"
 
 
 def _near(topology: Topology, nic: Nic) -> Iterator[str]:

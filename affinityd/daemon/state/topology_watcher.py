@@ -21,7 +21,7 @@ from affinityd.topology.model import Node, Topology
 
 log = logging.getLogger(__name__)
 
-DRIVER_CHECK_SECONDS = 2.0  #: how often a driver is looked for that came or went
+DRIVER_CHECK_SECONDS = 2.0  #: how often drivers and RDMA ports are looked at
 DRIVER_RETRY_SECONDS = 30.0  #: how often a loaded driver is queried again that gave no answer
 FIRST_SECONDS = 0.6  #: that a plan waits for the first reading; clients wait for 0.7 s and more
 MIG_REREAD_SECONDS = 10.0  #: an unknown MIG UUID makes a reading at most so often
@@ -41,6 +41,9 @@ class TopologySource(Protocol):
 
     def drivers(self) -> object:
         """Return a value that changes when a driver comes or goes."""
+
+    def ports(self) -> object:
+        """Return what differs when a port of an RDMA device goes up or down."""
 
     def lacks_nvml(self) -> bool:
         """Whether a driver is there that did not answer."""
@@ -68,6 +71,7 @@ class TopologyWatcher:
             "the machine could not be read", expected=(AffinityError, OSError)
         )
         self._seen_online: object = None
+        self._seen_ports: object = None
         self._seen_drivers: object = None
         self._asked_drivers = self._sought_mig = float("-inf")
         self._asking = asyncio.Lock()
@@ -104,7 +108,10 @@ class TopologyWatcher:
         self._wanted.set()
 
     async def watch(self) -> None:
-        """Read at the start, when that is wanted, and when drivers come or go; never returns."""
+        """Read at the start, when that is wanted, and when drivers or RDMA ports differ.
+
+        Never returns.
+        """
         self._wanted.set()
         while True:
             await pause(self._wanted, DRIVER_CHECK_SECONDS)
@@ -113,6 +120,8 @@ class TopologyWatcher:
                 self._wanted.clear()
                 async with self._asking:
                     await self._ask_and_read()
+            elif await in_background(self._machine.ports) != self._seen_ports:
+                await self._read(unless=lambda: False)
 
     def _drivers_differ(self) -> bool:
         if self._machine.drivers() != self._seen_drivers:
@@ -131,9 +140,10 @@ class TopologyWatcher:
             if unless():  # another request has read it meanwhile
                 return
             online = self._machine.online()
+            ports = await in_background(self._machine.ports)
             with self._failures.logged():
                 topology = await in_background(self._machine.read)
-                self._seen_online = online
+                self._seen_online, self._seen_ports = online, ports
                 self._swap(topology)
                 self._on_read()
 

@@ -14,11 +14,11 @@ from affinityd.doctor.facts import ENVIRONMENT, NamedVariable, NodeFacts
 from affinityd.doctor.result import CheckResults, ok, warn
 
 #: Variables that commands, prologs and pods read, besides the settings.
-READ = ("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "TIMEOUT", "URL")
+READ = ("CONFIG", "CPUS", "DRAIN", "JOB_CPUS", "JOB_GPUS", "MEMORY", "NICS", "TIMEOUT", "URL")
 #: Variables that affinityd sets for jobs.
 WRITTEN = (
     *("ALLOWED", "CPULIST", "GPUS", "LOCALITY", "MEMORY_NODES", "NODES", "THREADS", "UNPINNED"),
-    "WARNINGS",
+    *("RDMA", "WARNINGS"),
 )
 #: Every name without a number in it.
 NAMES = (

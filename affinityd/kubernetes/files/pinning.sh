@@ -129,8 +129,8 @@ print(daemon.getresponse().read(65536).decode())
         http_proxy='' timeout 1 wget -q -O - "$address/plan?${query#?}"
     fi
 }
-understand() { # cpulist, locality, allowed, warnings, job_gpus; else reason, the answer's first line
-    value='' cpulist='' locality='' allowed='' warnings='' job_gpus='' reason=''
+understand() { # cpulist, locality, allowed, warnings, job_gpus, rdma; else reason, the answer's first line
+    value='' cpulist='' locality='' allowed='' warnings='' job_gpus='' rdma='' reason=''
     while IFS= read -r line; do # to cut lines out of a long answer takes some shells seconds
         reason=${reason:-$line}
         case $line in
@@ -140,6 +140,7 @@ understand() { # cpulist, locality, allowed, warnings, job_gpus; else reason, th
         AFFINITYD_ALLOWED=*) allowed=${line#*=} ;;
         AFFINITYD_WARNINGS=*) warnings=${line#*=} ;;
         AFFINITYD_JOB_GPUS=*) job_gpus=${line#*=} ;;
+        AFFINITYD_RDMA=*) rdma=${line#*=} ;;
         esac
     done <<END
 $answer
@@ -164,4 +165,49 @@ parts = [part.partition("-") for part in sys.argv[1].split(",")]
 cpus = {cpu for part in parts for cpu in range(int(part[0]), int(part[2] or part[0]) + 1)}
 os.sched_setaffinity(int(sys.argv[2]), cpus)
 ' "$1" "$2"
+}
+# Libraries that AFFINITYD_NICS names are told which RDMA devices are near the GPUs. What the user has
+# set stays; what an earlier pin set, for AFFINITYD_RDMA, is set anew.
+nic_variables() { # prints NAME=value, a line each
+    case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,-]*) return ;; esac
+    former=${AFFINITYD_RDMA-} ports='' set_one=''
+    IFS=,
+    for port in $rdma; do
+        ! can_open "${port%:*}" "${port#*:}" || ports=${ports:+$ports,}$port
+    done
+    for library in ${ports:+$AFFINITYD_NICS}; do
+        case $library in
+        ucx) nic_variable UCX_NET_DEVICES "$ports" "$former" "${UCX_NET_DEVICES-}" ;;
+        nvshmem) nic_variable NVSHMEM_HCA_LIST "$ports" "$former" "${NVSHMEM_HCA_LIST-}" ;;
+        nccl) nic_variable NCCL_IB_HCA "=$ports" "=$former" "${NCCL_IB_HCA-}" ;; # else it is a prefix
+        uccl)
+            nic_variable UCCL_P2P_RDMA_DEV "$(devices "$ports")" "$(devices "$former")" \
+                "${UCCL_P2P_RDMA_DEV-}"
+            ;;
+        esac
+    done
+    unset IFS
+    [ -z "$set_one" ] || printf '%s\n' "AFFINITYD_RDMA=$ports"
+}
+nic_variable() { # NAME VALUE FORMER VALUE-NOW
+    [ -z "$4" ] || [ "$4" = "$3" ] || return
+    printf '%s=%s\n' "$1" "$2"
+    set_one=yes
+}
+devices() { # PORTS: their devices, each once
+    found=''
+    for port in $1; do
+        case ,$found, in *",${port%:*},"*) ;; *) found=${found:+$found,}${port%:*} ;; esac
+    done
+    printf %s "$found"
+}
+can_open() { # DEVICE PORT: whether a port is active, and this process may open its device
+    folder=$sys/class/infiniband/$1 state=''
+    IFS=' ' read -r state _ <"$folder/ports/$2/state"
+    [ "$state" = 4: ] || return 1
+    for file in "$folder"/device/infiniband_verbs/uverbs*; do
+        file=$dev/infiniband/${file##*/}
+        [ ! -r "$file" ] || [ ! -w "$file" ] || return 0
+    done
+    return 1
 }

@@ -15,7 +15,7 @@ find_place() { # prints what the command is told, nothing if off, or what kept i
     LC_ALL=C
     trap '' PIPE # of a stderr that is not read
     case $0 in */*) here=${0%/*} ;; *) here=. ;; esac
-    switch=on
+    switch=on rdma=''
     # shellcheck source=affinityd/kubernetes/files/pinning.sh
     . "$here/pinning.sh"
     heed "${AFFINITYD-}" || leave 'AFFINITYD is none of on, observe and off'
@@ -30,7 +30,7 @@ find_place() { # prints what the command is told, nothing if off, or what kept i
     [ "$switch" != off ] || exit 0
     apply $$
     [ "$locality" != remote ] || say "CPUs $mask are not near the GPU; allowed are $allowed"
-    printf %s "AFFINITYD_CPULIST=$mask AFFINITYD_LOCALITY=$locality AFFINITYD_ALLOWED=$allowed"
+    printf %s "AFFINITYD_CPULIST=$mask AFFINITYD_LOCALITY=$locality AFFINITYD_ALLOWED=$allowed $(nic_variables)"
 }
 say() { [ "$switch" = observe ] || printf 'affinityd run: %s\n' "$1" >&3; }
 leave() { # REASON
@@ -160,7 +160,7 @@ if affinityd_place=$(
     'unpinned '*) export AFFINITYD_UNPINNED="${affinityd_place#* }" ;;
     *)
         unset AFFINITYD_UNPINNED
-        # shellcheck disable=SC2086,SC2163 # NAME=value three times
+        # shellcheck disable=SC2086,SC2163 # NAME=value, several times
         export $affinityd_place
         ;;
     esac

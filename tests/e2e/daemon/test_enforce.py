@@ -218,7 +218,7 @@ def test_of_two_daemons_one_pins_and_the_other_takes_over_when_it_is_killed(
 def test_500_processes_of_a_job_fit_after_two_scans_and_some_may_end_meanwhile(
     node: EnforcingNode, crowd: Puppet
 ) -> None:
-    with playing([crowd], *pod(1), cpus=BOTH):
+    with playing([crowd], *pod(2), cpus=BOTH):  # of another pod other GPUs are remembered
         workers = crowd.workers
         assert len(workers) == CROWD - 1
         node.say({0: [crowd.pid]})

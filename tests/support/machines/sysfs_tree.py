@@ -13,6 +13,7 @@ from affinityd.cpuset import format_list
 from affinityd.discovery import Tree, open_tree
 from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport
 from affinityd.topology.model import Core, Gpu, Nic, NvLinks, Topology
+from tests.support.machines.nics import write_interfaces
 
 #: GPU vendor → PCI vendor and class; all others write their own digits and a plain accelerator.
 GPU_CLASSES = {
@@ -36,9 +37,8 @@ def write_tree(topology: Topology, root: Path) -> Path:
         _write_device(topology, root, gpu, code, gpu.pci_id or vendor)
     for nic in topology.nics:
         _write_device(topology, root, nic, NIC_CLASSES[nic.kind], "15b3:101b")
-        for name in nic.names:
-            kind = "infiniband" if "_" in name else "net"
-            (root / f"sys/bus/pci/devices/{nic.pci_bus_id}/{kind}/{name}").mkdir(parents=True)
+    for nic in topology.nics:
+        write_interfaces(root, nic)
     _write_nvidia_driver(topology, root / "proc/driver/nvidia/gpus")
     _write_kfd(topology, root)
     return root

@@ -93,14 +93,17 @@ def test_that_it_fails_closed_is_known_however_wrong_the_rest_is() -> None:
 def test_its_options_are_a_plan_s_and_the_help_begins_with_what_a_person_chooses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert set(PLAN_S) - set(PARAMETERS) == {"format", "observe", "whose"}
+    assert set(PLAN_S) - set(PARAMETERS) == {"format", "nics", "observe", "whose"}
     print_help()
     printed = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in printed for name in PARAMETERS)
     chosen, others = printed.split("\noptions of the plan")
     assert "-v, --verbose" in chosen
     assert f"--memory {'|'.join(POLICIES)}" in chosen
-    for text, some in ((chosen, "--gpus --rank --mode --memory --omp"), (others, "--ranks --job")):
+    for text, some in (
+        (chosen, "--gpus --rank --mode --memory --nics --omp"),
+        (others, "--ranks --job"),
+    ):
         assert (
             re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)[: len(some.split())] == some.split()
         )

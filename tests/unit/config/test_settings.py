@@ -117,7 +117,7 @@ def test_a_client_does_not_mind_what_is_for_the_daemon_alone(
 ) -> None:
     monkeypatch.setenv("AFFINITYD_ENFORCE", "pin")
     monkeypatch.setenv("AFFINITYD_MIGRATE_MEMORY", "nonsense")
-    assert main(["plan", "--machine", "mi250x", "--gpus", "0"]) == 0
+    assert main(["plan", "--machine", "ascend-910b", "--gpus", "0"]) == 0
     assert main(["serve", "--machine", "mi250x"]) == 2
     assert capsys.readouterr().err.startswith("affinityd serve: AFFINITYD_MIGRATE_MEMORY: 'non")
 

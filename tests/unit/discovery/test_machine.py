@@ -28,6 +28,7 @@ def test_a_named_machine_is_read_back_and_so_is_its_snapshot(name: str, tmp_path
     assert plain(found) == plain(written)
     assert (found.online, found.possible) == (written.online, written.possible)
     assert nearnesses(found) == nearnesses(written)
+    assert [nic.ports for nic in found.nics] == [nic.ports for nic in written.nics]
     write_snapshot(tree, report, tmp_path / "node7.tar")
     replay = open_tree(str(tmp_path / "node7.tar"))
     assert snapshot_nvml(replay) == report

@@ -36,7 +36,10 @@ DOCUMENT = """{"node": "dgx-a100", "generation": 1,
 "gpu": {"index": 0, "uuid": null, "pci_bus_id": "0000:07:00.0", "vendor": "nvidia",
 "model": "NVIDIA A100-SXM4-40GB"},
 "numa_node": 3, "home_node": 3, "locality": "local", "cpulist": "48-55,176-183",
-"physical_cores": 8, "memory_node": 3, "environment": {"OMP_NUM_THREADS": "8"},
+"physical_cores": 8, "memory_node": 3,
+"nics": [{"name": "mlx5_0", "port": 1, "pci_bus_id": "0000:0c:00.0", "link": "PXB", "gbps": 200,
+"link_layer": "InfiniBand", "netdev": "ibp12s0", "numa_node": 3}],
+"environment": {"OMP_NUM_THREADS": "8"},
 "reasons": ["GPU 0 is on NUMA node 3", "unique_contiguous: 8 cores of the 16 of node 3"]}],
 "warnings": []}
 """
@@ -101,6 +104,7 @@ AFFINITYD_GPUS=0-1
 AFFINITYD_NODES=3
 AFFINITYD_MEMORY_NODES=3
 AFFINITYD_THREADS=16
+AFFINITYD_RDMA=mlx5_0:1,mlx5_1:1
 AFFINITYD_WARNINGS=
 AFFINITYD_RANK_0_CPULIST=48-55,176-183
 AFFINITYD_RANK_0_LOCALITY=local
@@ -109,8 +113,17 @@ AFFINITYD_RANK_1_LOCALITY=local
 """
 
 
-def test_a_plan_as_lines_of_a_shell() -> None:
-    assert render(ask(machine("dgx-a100"), gpus="0,1", share="requested"), "shell") == SHELL
+NICS = """\
+UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1
+NVSHMEM_HCA_LIST=mlx5_0:1,mlx5_1:1
+UCCL_P2P_RDMA_DEV=mlx5_0,mlx5_1
+"""
+VLLM = "VLLM_GPU_NIC_PCIE_MAPPING=0000:07:00.0=0000:0c:00.0,0000:0f:00.0=0000:12:00.0\n"
+
+
+@pytest.mark.parametrize(("form", "lines"), [("shell", SHELL), ("nics", NICS), ("vllm", VLLM)])
+def test_a_plan_as_lines_of_variables(form: str, lines: str) -> None:
+    assert render(ask(machine("dgx-a100"), gpus="0,1", share="requested"), form) == lines
 
 
 @pytest.mark.parametrize(
@@ -130,7 +143,7 @@ def test_every_format_says_the_same_and_no_shell_line_needs_quoting(question: Qu
         return
     assert isinstance(reply, Reply)
     texts = {name: render(reply, name) for name in FORMATS}
-    assert all(text.endswith("\n") for text in texts.values())
+    assert all(text.endswith("\n") for name, text in texts.items() if name != "nics" or text)
     expected = [rank.cpus for rank in reply.ranks]
     ranks = json.loads(texts["json"])["ranks"]
     assert [parse_list(rank["cpulist"]) for rank in ranks] == expected
@@ -140,4 +153,4 @@ def test_every_format_says_the_same_and_no_shell_line_needs_quoting(question: Qu
     assert [parse_list(cpus) for cpus in numactl.findall(texts["numactl"])] == expected
     shell = re.compile(r"^AFFINITYD_RANK_[0-9]+_CPULIST=(.+)$", re.MULTILINE)
     assert [parse_list(cpus) for cpus in shell.findall(texts["shell"])] == expected
-    assert re.fullmatch(r"([A-Z][A-Z0-9_]*=[A-Za-z0-9_,-]*\n)+", texts["shell"])
+    assert re.fullmatch(r"([A-Z][A-Z0-9_]*=[A-Za-z0-9_,:.-]*\n)+", texts["shell"])

@@ -21,7 +21,7 @@ from tests.support.asking import is_one_short_line
 NAMES = (
     "gpus, rank, ranks, job, gpu_bind, cpu_bind, step_gpus, job_cpus, task_cpus, mode, scope, "
     "multithreading, balanced, min_physical_cores, max_physical_cores, cpus, cpuset, whose, "
-    "visible, granted, nvidia_visible, observe, share, strict, format"
+    "visible, granted, nvidia_visible, observe, share, nics, strict, format"
 )
 
 
@@ -79,7 +79,11 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         ("mode", "no-such", f"{{}} is not one of {', '.join(MODES)}"),
         ("scope", "Node", "{} is not one of node, socket"),
         ("share", "x", "{} is not one of auto, requested, node"),
-        ("format", "xml", "{} is not one of json, cpulist, mask, numactl, shell, lines"),
+        (
+            "format",
+            "xml",
+            "{} is not one of json, cpulist, mask, numactl, shell, lines, nics, vllm",
+        ),
         *(("balanced", text, "{} is neither true nor false") for text in ("2", "tru", "true ")),
         *(("cpus", text, NO_NUMBER) for text in ("0", "00", "-1", "+1", "1.0", "1_0", "x", "٣")),
         ("cpus", f"{MAX_NUMBER + 1}", NO_NUMBER),

@@ -29,6 +29,7 @@ class StandIn:
         self.topology: Topology | None = WHOLE
         self.seen_online = "0-223"
         self.seen_drivers = "550"
+        self.seen_ports = "4: ACTIVE"
         self.silent = False
         self.asked = 0
         self.may_answer = threading.Event()
@@ -48,6 +49,9 @@ class StandIn:
 
     def drivers(self) -> str:
         return self.seen_drivers
+
+    def ports(self) -> str:
+        return self.seen_ports
 
     def lacks_nvml(self) -> bool:
         return self.silent

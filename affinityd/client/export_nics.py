@@ -1,0 +1,84 @@
+"""Tells communication libraries which RDMA devices are near a process's GPUs, by variables."""
+
+from __future__ import annotations
+
+import os
+
+from affinityd.config.file import PREFIX
+from affinityd.errors import InvalidRequestError
+from affinityd.linux.files import listed, text
+from affinityd.request.nic_variables import VARIABLES, value
+from affinityd.text import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+NONE = "none"
+VARIABLE = f"{PREFIX}NICS"  #: which libraries the site or the user wants to be told
+EXPORTED = f"{PREFIX}RDMA"  #: the ports that a process was given, for programs that it starts
+ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
+
+
+def libraries(said: str) -> tuple[str, ...]:
+    """Read which libraries are to be told, like `ucx,nccl`. Raises InvalidRequestError."""
+    names = tuple(dict.fromkeys(name.strip() for name in said.lower().split(",")))
+    if names == (NONE,):
+        return ()
+    for name in names:
+        if name not in VARIABLES:
+            raise InvalidRequestError(
+                f"nics: {quote(name)} is not one of {', '.join(VARIABLES)}, and not {NONE} alone"
+            )
+    return names
+
+
+def export_nics(
+    said: str, ports: Sequence[str] | None, settings: Mapping[str, str]
+) -> Iterator[str]:
+    """Set variables of this process for libraries; yield what is not as asked for, a line each.
+
+    `said` is which libraries, `ports` are the plan's, like `mlx5_2:1`; None: an older daemon made
+    it. `settings` are the AFFINITYD_* variables. A variable that the user has set stays, and no
+    device is named that this process cannot open: a library that may use nothing else would fail.
+    """
+    try:
+        names = libraries(said)
+    except InvalidRequestError as error:
+        yield str(error)
+        return
+    root = settings.get(f"{PREFIX}ROOT", "").rstrip("/") + "/"
+    if names and ports is None:
+        yield "nics: the daemon is of an older release, and names no RDMA devices"
+        return
+    ports = ports or ()
+    usable = [port for port in ports if is_usable(port, root)]
+    former = os.environ.get(EXPORTED, "").split(",")
+    for name in names:
+        variable, given = VARIABLES[name], value(name, usable)
+        set_before = os.environ.get(variable)
+        if set_before and set_before not in {given, value(name, former)}:
+            yield f"{variable}={quote(set_before)} was set before, and stays"
+        elif usable:
+            os.environ[variable] = given
+        else:
+            os.environ.pop(variable, None)
+            yield f"{variable} is not set: {_missing(ports)}"
+    if names:
+        os.environ[EXPORTED] = ",".join(usable)
+
+
+def is_usable(port: str, root: str = "/") -> bool:
+    """Whether a port is active, and its device can be opened here."""
+    device, _, number = port.partition(":")
+    folder = f"{root}sys/class/infiniband/{device}"
+    files = listed(f"{folder}/device/infiniband_verbs")
+    return text(f"{folder}/ports/{number}/state").startswith(ACTIVE) and any(
+        os.access(f"{root}dev/infiniband/{name}", os.R_OK | os.W_OK) for name in files
+    )
+
+
+def _missing(ports: Sequence[str]) -> str:
+    if not ports:
+        return "no active RDMA device is known on this node"
+    return f"{', '.join(ports)} is not active, or cannot be opened here (/dev/infiniband)"

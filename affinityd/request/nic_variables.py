@@ -1,0 +1,33 @@
+"""The variables that give communication libraries their RDMA devices. Pure.
+
+Sources: UCX docs/source/faq.md (UCX_NET_DEVICES), NVSHMEM's environment variables
+(NVSHMEM_HCA_LIST), NCCL's (NCCL_IB_HCA: prefixes, unless the list begins with `=`), UCCL's p2p.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: A library → its variable.
+VARIABLES = {
+    "ucx": "UCX_NET_DEVICES",
+    "nvshmem": "NVSHMEM_HCA_LIST",
+    "uccl": "UCCL_P2P_RDMA_DEV",
+    "nccl": "NCCL_IB_HCA",
+}
+#: Those that do not choose near devices by themselves; NCCL does.
+UNASKED = ("ucx", "nvshmem", "uccl")
+
+
+def value(library: str, ports: Sequence[str]) -> str:
+    """Return what a library's variable says of ports, each like `mlx5_2:1`."""
+    if library == "uccl":
+        return ",".join(dict.fromkeys(port.partition(":")[0] for port in ports))
+    return ("=" if library == "nccl" else "") + ",".join(ports)
+
+
+def variables(libraries: Iterable[str], ports: Sequence[str]) -> dict[str, str]:
+    """Return the variables that give libraries these ports; none where there are no ports."""
+    return {VARIABLES[it]: value(it, ports) for it in libraries} if ports else {}

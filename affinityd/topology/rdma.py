@@ -1,0 +1,134 @@
+"""Which RDMA devices are best for each GPU: the nearest, shared as NCCL shares them. Pure.
+
+Source of the share: NCCL 2.30, src/graph/topo.cc, ncclTopoGetLocalNetType.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from affinityd.topology.model import NODE, PHB, PIX, PXB, SYS, Gpu, Nic, Node, RdmaPort, Topology
+
+LINKS = (PIX, PXB, PHB, NODE, SYS)  #: nearest first
+ON_SWITCH = (PIX, PXB)  #: beneath one PCI switch
+
+GpuKey = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class NearNic:
+    """A port of an RDMA device, as a GPU sees it."""
+
+    nic: Nic
+    port: RdmaPort
+    link: str  #: one of LINKS
+
+
+@dataclass(frozen=True)
+class GpuNics:
+    """The RDMA devices for a GPU."""
+
+    nearest: tuple[NearNic, ...] = ()  #: all of the nearest, best first
+    share: int = 0  #: how many of them are the GPU's own part
+
+    def bounded(self, bound: int | str | None) -> tuple[NearNic, ...]:
+        """Return so many of them, "all" or "none"; None: the GPU's own part."""
+        if bound == "none":
+            return ()
+        if isinstance(bound, int):
+            return self.nearest[:bound]
+        return self.nearest if bound == "all" else self.nearest[: self.share]
+
+
+def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
+    """Return the RDMA devices of every GPU; none where the machine has no active port.
+
+    Of those whose link is nearest, the fastest come first. GPUs that are equally near to the same
+    ones begin at different ones, and no GPU takes more than its part.
+    """
+    ports = usable_ports(topology.nics)
+    nearest = {gpu.key: _nearest(topology, gpu, ports) for gpu in topology.gpus}
+    alike: dict[tuple[RdmaPort, ...], list[Gpu]] = {}
+    for gpu in topology.gpus:
+        alike.setdefault(_fastest(nearest[gpu.key]), []).append(gpu)
+    return {
+        gpu.key: _shared(nearest[gpu.key], len(fastest), place, len(gpus))
+        for fastest, gpus in alike.items()
+        for gpu, place in zip(gpus, _places(gpus), strict=True)
+    }
+
+
+@lru_cache(maxsize=2)
+def nics_of_node(node: Node) -> Mapping[GpuKey, GpuNics]:
+    """Return `nics_of_gpus` of a node, found once for each reading of it."""
+    return nics_of_gpus(node.topology)
+
+
+def usable_ports(nics: Sequence[Nic]) -> tuple[tuple[Nic, RdmaPort], ...]:
+    """Return the active ports that carry a job's traffic, in the order of their PCI paths.
+
+    Left out are virtual functions of a device that is there, members of a bond that is a device
+    itself, and what is slower than half the fastest: management and storage.
+    """
+    physical = {nic.pci_bus_id for nic in nics if nic.ports}
+    bonds = {nic.bond for nic in nics for port in nic.ports if _is_bond(nic, port)}
+    active = [
+        (nic, port)
+        for nic in sorted(nics, key=_pci_order)
+        for port in nic.ports
+        if port.is_active
+        and nic.physical not in physical
+        and (nic.bond is None or nic.bond not in bonds or _is_bond(nic, port))
+    ]
+    fastest = max((port.gbps or 0 for _, port in active), default=0)
+    return tuple(it for it in active if it[1].gbps is None or 2 * it[1].gbps >= fastest)
+
+
+def _pci_order(nic: Nic) -> tuple[str, ...]:
+    return nic.pci_path or (nic.pci_bus_id,)
+
+
+def _is_bond(nic: Nic, port: RdmaPort) -> bool:
+    """Whether a device is the bond itself; mlx5 names it so."""
+    return nic.bond is not None and (port.netdev == nic.bond or "bond" in port.device)
+
+
+def _nearest(
+    topology: Topology, gpu: Gpu, ports: Sequence[tuple[Nic, RdmaPort]]
+) -> tuple[NearNic, ...]:
+    """Return the ports with the nearest link, the fastest first."""
+    near = [NearNic(nic, port, topology.nearness(gpu, nic)) for nic, port in ports]
+    best = min((LINKS.index(it.link) for it in near), default=0)
+    nearest = (it for it in near if LINKS.index(it.link) == best)
+    return tuple(sorted(nearest, key=lambda it: -(it.port.gbps or 0)))
+
+
+def _fastest(nearest: Sequence[NearNic]) -> tuple[RdmaPort, ...]:
+    return tuple(it.port for it in nearest if it.port.gbps == nearest[0].port.gbps)
+
+
+def _places(gpus: Sequence[Gpu]) -> Iterator[int]:
+    """Yield where each of the GPUs that share devices begins.
+
+    NCCL takes a GPU's number on its node. Where two would begin at one device, their order counts.
+    """
+    numbers = [gpu.index % len(gpus) for gpu in gpus]
+    yield from numbers if len(set(numbers)) == len(gpus) else range(len(gpus))
+
+
+def _shared(nearest: Sequence[NearNic], fastest: int, place: int, gpus: int) -> GpuNics:
+    """Return the devices of the GPU at a place: of the fastest, its part first."""
+    if not nearest:
+        return GpuNics()
+    is_power_of_two = fastest & (fastest - 1) == 0
+    start = (_mirrored(place, fastest) if is_power_of_two else place) % fastest
+    turned = (*nearest[start:fastest], *nearest[:start])
+    return GpuNics((*turned, *nearest[fastest:]), share=-(-fastest // gpus))
+
+
+def _mirrored(number: int, power_of_two: int) -> int:
+    """Return a number with the order of its bits reversed, of those below a power of two."""
+    bits = power_of_two.bit_length() - 1
+    return sum(1 << (bits - 1 - bit) for bit in range(bits) if number >> bit & 1)

@@ -1,0 +1,90 @@
+"""The scripts of Slurm and of pods tell libraries what `affinityd exec --nics` tells them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from affinityd.client.export_nics import export_nics
+from affinityd.request.nic_variables import VARIABLES
+from tests.support.paths import REPOSITORY
+from tests.support.tables import rows, words
+
+SCRIPT = REPOSITORY / "slurm/pinning.sh"
+SHELLS = (("dash",), ("bash", "--posix"), ("busybox", "sh"))
+NAMES = (*VARIABLES.values(), "AFFINITYD_RDMA")
+
+#: A device whose port 1 is active, one that is down, and one without a device file here.
+STATES = {"mlx5_0": "4: ACTIVE", "mlx5_1": "1: DOWN", "mlx5_2": "4: ACTIVE"}
+HERE = ("uverbs0", "uverbs1")
+
+CASES = """
+each in its own way      | ucx,nvshmem,uccl,nccl | mlx5_0:1 |
+two ports                | ucx,uccl,nccl | mlx5_0:1,mlx5_0:2 |
+one that is down         | ucx  | mlx5_1:1,mlx5_0:1 |
+one without a file here  | ucx  | mlx5_2:1 |
+one that is not there    | ucx  | mlx5_9:1 |
+no near one              | ucx  |  |
+not asked for             |      | mlx5_0:1 |
+none                     | none | mlx5_0:1 |
+set by the user          | ucx,nccl | mlx5_0:1 | UCX_NET_DEVICES=mlx5_7:1
+set by a pin before      | uccl | mlx5_0:1 | UCCL_P2P_RDMA_DEV=mlx5_5 AFFINITYD_RDMA=mlx5_5:1
+the same, two ports      | ucx  | mlx5_0:1 | UCX_NET_DEVICES=a:1,b:1 AFFINITYD_RDMA=a:1,b:1
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("root")
+    (root / "dev/infiniband").mkdir(parents=True)
+    for number, (device, state) in enumerate(STATES.items()):
+        folder = root / "sys/class/infiniband" / device
+        for port in "12":
+            (folder / "ports" / port).mkdir(parents=True)
+            (folder / "ports" / port / "state").write_text(f"{state}\n")
+        (folder / f"device/infiniband_verbs/uverbs{number}").mkdir(parents=True)
+    for name in HERE:
+        (root / "dev/infiniband" / name).touch()
+    return root
+
+
+def by_script(
+    root: Path, shell: tuple[str, ...], said: str, rdma: str, env: Mapping[str, str]
+) -> dict[str, str]:
+    script = f'. {SCRIPT}; sys={root}/sys dev={root}/dev rdma="$1"; nic_variables'
+    run = [*shell, "-c", script, "sh", rdma]
+    env = {"PATH": os.environ["PATH"], "AFFINITYD_NICS": said, **env}
+    done = subprocess.run(run, env=env, capture_output=True, text=True, check=False)
+    return words(done.stdout)
+
+
+def by_exec(root: Path, said: str, rdma: str) -> dict[str, str]:
+    before = {name: os.environ.get(name) for name in NAMES}
+    ports = tuple(filter(None, rdma.split(",")))
+    list(export_nics(said, ports, {"AFFINITYD_ROOT": str(root)}) if said else ())
+    return {it: os.environ[it] for it in NAMES if os.environ.get(it) not in {None, "", before[it]}}
+
+
+@pytest.mark.parametrize(("said", "rdma", "environment"), rows(CASES))
+def test_scripts_and_exec_agree(
+    root: Path, monkeypatch: pytest.MonkeyPatch, said: str, rdma: str, environment: str
+) -> None:
+    env = words(environment)
+    for name in NAMES:
+        monkeypatch.setenv(name, env.get(name, ""))
+    told = [by_script(root, it, said, rdma, env) for it in SHELLS if shutil.which(it[0])]
+    assert told == [by_exec(root, said, rdma)] * len(told)
+
+
+def test_the_cases_do_tell_something(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    assert by_script(root, ("sh",), "nccl", "mlx5_1:1,mlx5_0:1", {}) == {
+        "NCCL_IB_HCA": "=mlx5_0:1",
+        "AFFINITYD_RDMA": "mlx5_0:1",
+    }

@@ -1,0 +1,95 @@
+"""Libraries are told which RDMA devices are near, and nothing that would fail them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from affinityd.client.export_nics import export_nics
+from affinityd.request.nic_variables import VARIABLES
+
+#: A device whose port 1 is active, one that is down, and one without a device file here.
+DEVICES = {
+    "mlx5_0": ("4: ACTIVE", True),
+    "mlx5_1": ("1: DOWN", True),
+    "mlx5_2": ("4: ACTIVE", False),
+}
+ALL = "ucx,nvshmem,uccl,nccl"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    for name in (*VARIABLES.values(), "AFFINITYD_RDMA"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    files = tmp_path / "dev/infiniband"
+    files.mkdir(parents=True)
+    for number, (device, (state, is_here)) in enumerate(DEVICES.items()):
+        folder = tmp_path / "sys/class/infiniband" / device
+        (folder / "ports/1").mkdir(parents=True)
+        (folder / "ports/1/state").write_text(f"{state}\n")
+        (folder / f"device/infiniband_verbs/uverbs{number}").mkdir(parents=True)
+        if is_here:
+            (files / f"uverbs{number}").touch()
+    return {"AFFINITYD_ROOT": str(tmp_path)}
+
+
+def told() -> dict[str, str]:
+    return {name: os.environ[name] for name in VARIABLES.values() if name in os.environ}
+
+
+def test_each_library_is_told_in_its_own_way(root: dict[str, str]) -> None:
+    assert list(export_nics(ALL, ["mlx5_0:1"], root)) == []
+    assert told() == {
+        "UCX_NET_DEVICES": "mlx5_0:1",
+        "NVSHMEM_HCA_LIST": "mlx5_0:1",
+        "UCCL_P2P_RDMA_DEV": "mlx5_0",
+        "NCCL_IB_HCA": "=mlx5_0:1",
+    }
+
+
+@pytest.mark.parametrize("port", ["mlx5_1:1", "mlx5_2:1", "mlx5_9:1", "mlx5_0:2"])
+def test_a_port_that_is_down_or_cannot_be_opened_is_not_named(
+    root: dict[str, str], port: str
+) -> None:
+    assert list(export_nics("ucx", [port, "mlx5_0:1"], root)) == []
+    assert told() == {"UCX_NET_DEVICES": "mlx5_0:1"}
+    why = f"{port} is not active, or cannot be opened here (/dev/infiniband)"
+    assert list(export_nics("ucx", [port], root)) == [f"UCX_NET_DEVICES is not set: {why}"]
+    assert told() == {}
+
+
+def test_what_the_user_has_set_stays_and_what_an_earlier_pin_set_does_not(
+    root: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_7:1")
+    monkeypatch.setenv("AFFINITYD_RDMA", "mlx5_5:1,mlx5_6:1")
+    monkeypatch.setenv("UCCL_P2P_RDMA_DEV", "mlx5_5,mlx5_6")
+    assert list(export_nics("ucx,uccl", ["mlx5_0:1"], root)) == [
+        "UCX_NET_DEVICES='mlx5_7:1' was set before, and stays"
+    ]
+    assert told() == {"UCX_NET_DEVICES": "mlx5_7:1", "UCCL_P2P_RDMA_DEV": "mlx5_0"}
+
+
+@pytest.mark.parametrize(
+    ("said", "ports", "line"),
+    [
+        ("ucx,mpi", ["mlx5_0:1"], "nics: 'mpi' is not one of ucx, nvshmem, uccl, nccl, and not"),
+        ("none,ucx", ["mlx5_0:1"], "nics: 'none' is not one of ucx"),
+        ("ucx", None, "nics: the daemon is of an older release"),
+        ("ucx", [], "UCX_NET_DEVICES is not set: no active RDMA device is known on this node"),
+    ],
+)
+def test_a_line_says_why_nothing_is_told(
+    root: dict[str, str], said: str, ports: list[str] | None, line: str
+) -> None:
+    (found,) = export_nics(said, ports, root)
+    assert found.startswith(line)
+    assert told() == {}
+
+
+def test_none_means_none(root: dict[str, str]) -> None:
+    assert list(export_nics("none", ["mlx5_0:1"], root)) == []
+    assert told() == {}

@@ -1,0 +1,148 @@
+"""Which RDMA devices each GPU is given: NCCL's published rule is the standard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affinityd.topology.model import Core, Gpu, Nic, NumaNode, RdmaPort, Topology
+from affinityd.topology.rdma import LINKS, ON_SWITCH, nics_of_gpus, usable_ports
+
+
+def made(gpus: Mapping[int, str], nics: Sequence[Nic]) -> Topology:
+    """Return a machine of two nodes; `gpus`: number → its bridges, host bridge first."""
+    return Topology(
+        "made",
+        tuple(Core((cpu,), cpu, cpu, None, cpu) for cpu in (0, 1)),
+        (NumaNode(0), NumaNode(1)),
+        tuple(
+            Gpu(number, "nvidia", f"gpu{number}", 0, pci_path=(*path.split("/"), f"gpu{number}"))
+            for number, path in gpus.items()
+        ),
+        tuple(nics),
+    )
+
+
+def nic(name: str, path: str, gbps: int | None = 400, **facts: object) -> Nic:
+    """Return an adapter with a device of one port; facts of the port, or of the adapter."""
+    of_port = {key: facts.pop(key) for key in ("is_active", "netdev") if key in facts}
+    port = replace(RdmaPort(name, 1, is_active=True, gbps=gbps), **of_port)  # type: ignore[arg-type]
+    bus = f"bus-{name}"
+    made_nic = Nic(bus, 0, "infiniband", (name,), (*path.split("/"), bus), ports=(port,))
+    return replace(made_nic, **facts)  # type: ignore[arg-type]
+
+
+def first(topology: Topology, number: int | str | None = None) -> dict[int, list[str]]:
+    """Return GPU → the names of its devices."""
+    return {
+        index: [it.port.device for it in found.bounded(number)]
+        for (_, index), found in nics_of_gpus(topology).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "number", "expected"),
+    [
+        ("0 1", 2, "a b"),
+        ("0 1 2 3", 4, "a c b d"),
+        ("0 1", 4, "ab cd"),
+        ("0 1 2 3", 2, "a b a b"),
+        ("2 3", 2, "a b"),
+        ("1 2", 2, "b a"),
+        ("0 3 6", 3, "a b c"),  # NCCL begins at number modulo 3: all of them at a
+        ("0 2", 2, "a b"),
+        ("0 1", 3, "ab bc"),
+        ("0 1 2", 4, "ab cd bc"),
+        ("5", 3, "abc"),
+        ("0 1 2 3", 8, "ab ef cd gh"),
+    ],
+)
+def test_gpus_on_one_switch_share_its_devices_as_nccl_does(
+    gpus: str, number: int, expected: str
+) -> None:
+    """Where two GPUs would begin at one device, their order counts instead of their numbers."""
+    of_switch = {int(gpu): "host/switch/gpus" for gpu in gpus.split()}
+    nics = [nic(name, "host/switch/nics") for name in "abcdefgh"[:number]]
+    chosen = first(made(of_switch, nics))
+    assert " ".join("".join(chosen[gpu]) for gpu in of_switch) == expected
+
+
+@pytest.mark.parametrize(
+    ("bound", "expected"), [(None, "b"), (1, "b"), (3, "ba"), ("all", "ba"), ("none", "")]
+)
+def test_a_request_may_bound_the_nearest(bound: int | str | None, expected: str) -> None:
+    near = [nic("a", "host/switch/nics"), nic("b", "host/switch/nics"), nic("far", "other")]
+    both = made({0: "host/switch/gpus", 1: "host/switch/gpus"}, near)
+    assert "".join(first(both, bound)[1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("other", "chosen"),
+    [
+        (nic("near", "host/switch/nics", is_active=False), "far"),
+        (nic("near", "host/switch/nics", gbps=100), "far"),  # management: less than half
+        (nic("near", "host/switch/nics", gbps=200), "near"),
+        (nic("near", "host/switch/nics", gbps=None), "near"),
+        (nic("near", "host/switch/nics", physical="bus-far"), "far"),
+        (nic("near", "host/switch/nics", physical="gone"), "near"),
+        (nic("near", "host/switch/nics", bond="bond0"), "far"),
+        (nic("near", "host/switch/nics", bond="bridge"), "near"),
+        (nic("near_bond_0", "host/switch/nics", bond="bond0"), "near_bond_0"),
+        (nic("near", "host/switch/nics", bond="bond0", netdev="bond0"), "near"),
+    ],
+)
+def test_which_devices_count(other: Nic, chosen: str) -> None:
+    """The far one is a bond, and the physical function of another."""
+    far = nic("far", "elsewhere", gbps=400, bond="bond0", netdev="bond0")
+    assert first(made({0: "host/switch/gpus"}, [far, other])) == {0: [chosen]}
+
+
+def test_of_the_nearest_the_fastest_comes_first_and_farther_ones_do_not_come() -> None:
+    nics = [nic("slow", "host/switch/nics", 200), nic("fast", "host/switch/nics", 400)]
+    machine = made({0: "host/switch/gpus"}, [*nics, nic("faster", "host", 400)])
+    assert first(machine) == {0: ["fast"]}
+    assert first(machine, "all") == {0: ["fast", "slow"]}
+
+
+def test_a_machine_without_an_active_port_has_none() -> None:
+    assert first(made({0: "host"}, [nic("a", "host", is_active=False)])) == {0: []}
+    assert first(made({0: "host"}, [])) == {0: []}
+
+
+PLACES = st.sampled_from(("host/s/x", "host/s/y", "host/t/z", "other/u/v"))
+
+
+@given(
+    st.dictionaries(st.integers(0, 15), PLACES, min_size=1),
+    st.lists(st.tuples(PLACES, st.booleans(), st.sampled_from((100, 200, 400))), max_size=8),
+)
+def test_equally_near_gpus_begin_apart_and_nothing_that_is_down_is_named(
+    gpus: dict[int, str], ports: list[tuple[str, bool, int]]
+) -> None:
+    nics = [
+        nic(f"mlx5_{number}", path, gbps, is_active=active)
+        for number, (path, active, gbps) in enumerate(ports)
+    ]
+    machine = made(gpus, nics)
+    usable = {port.device for _, port in usable_ports(machine.nics)}
+    assert usable <= {it.ports[0].device for it in nics if it.ports[0].is_active}
+    begins: dict[frozenset[str], list[str]] = {}
+    for found in nics_of_gpus(machine).values():
+        assert bool(found.nearest) == bool(usable)
+        assert {it.link for it in found.nearest} <= {*LINKS}
+        assert len({it.link for it in found.nearest}) <= 1
+        assert {it.port.device for it in found.nearest} <= usable
+        best = max((it.port.gbps or 0 for it in found.nearest), default=0)
+        names = [it.port.device for it in found.nearest if it.port.gbps == best]
+        begins.setdefault(frozenset(names), []).extend(names[:1])
+        assert len(found.bounded(None)) <= max(1, len(names))
+    for devices, firsts in begins.items():
+        assert len(set(firsts)) == min(len(devices), len(firsts))
+
+
+def test_the_links_on_a_switch_are_the_nearest() -> None:
+    assert LINKS[: len(ON_SWITCH)] == ON_SWITCH
