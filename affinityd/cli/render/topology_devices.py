@@ -51,7 +51,7 @@ def _model(topology: Topology, gpu: Gpu) -> str:
 
 
 def _kind(nic: Nic) -> Iterator[str]:
-    """Yield what an adapter is: its kind, its speed, and what keeps plans from naming it."""
+    """Yield the kind of an adapter, its speed, and why plans do not name it."""
     yield nic.kind
     yield from dict.fromkeys(f"{it.gbps} Gb/s" for it in nic.ports if it.is_active and it.gbps)
     if nic.ports and not any(port.is_active for port in nic.ports):

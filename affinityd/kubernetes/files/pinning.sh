@@ -167,7 +167,7 @@ os.sched_setaffinity(int(sys.argv[2]), cpus)
 ' "$1" "$2"
 }
 # Libraries that AFFINITYD_NICS names are told which RDMA devices are near the GPUs. What the user has
-# set stays; what an earlier pin set, for AFFINITYD_RDMA, is set anew.
+# set stays; a value of an earlier pin (AFFINITYD_RDMA) is replaced.
 nic_variables() { # prints NAME=value, a line each
     case ${AFFINITYD_NICS:-none},$rdma in none,* | *[!A-Za-z0-9_.:,-]*) return ;; esac
     former=${AFFINITYD_RDMA-} ports='' set_one=''
