@@ -50,27 +50,23 @@ class Asker:
         stdin.flush()
         return stdout.readline().rstrip("\n")
 
+    def reply(self, code: str) -> Reply:
+        """Have it execute some code that prints what `ask` returns."""
+        status, _, text = self.do(code).partition(" ")
+        return Reply(int(status), {}, text.encode())
+
     def ask(self, target: str) -> Reply:
-        return reply(self.do(f"print(ask(kept, {target!r}), flush=True)"))
+        return self.reply(f"print(ask(kept, {target!r}), flush=True)")
+
+    def allowed(self, query: str) -> Any:  # noqa: ANN401 - a part of a document
+        """Return on which CPUs it is planned."""
+        reply = self.ask(f"/plan?{query}")
+        assert reply.status == 200, reply.text
+        return reply.json["allowed"]
 
     def enter(self, folder: Path) -> None:
         """Have it in a cgroup, with all that it may use there."""
         (folder / "cgroup.procs").write_text(str(self.process.pid))
-
-    def allowed(self, query: str) -> Any:  # noqa: ANN401 - a part of a document
-        """Return on which CPUs it is planned."""
-        return allowed(self.ask(f"/plan?{query}"))
-
-
-def reply(line: str) -> Reply:
-    """Read what `ask` returned."""
-    status, _, text = line.partition(" ")
-    return Reply(int(status), {}, text.encode())
-
-
-def allowed(reply: Reply) -> Any:  # noqa: ANN401 - a part of a document
-    assert reply.status == 200, reply.text
-    return reply.json["allowed"]
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from affinityd.cpuset import format_list, parse_list
 from affinityd.discovery import discover, open_tree
 from affinityd.errors import AffinityError
-from affinityd.request.formats import Reply as Planned
 from affinityd.request.formats import render
 from affinityd.request.parameters import FORMATS, parse_request
 from affinityd.request.resolve import answer
@@ -84,10 +83,11 @@ class Known:
         self.generation += found != self.read
         self.read, self.seen = found, self.online
 
-    def refreshed(self) -> None:
-        """Do as the daemon does when it is asked."""
+    def asked(self) -> Node:
+        """Do as the daemon does when it is asked: what is it asked about?"""
         if self.online != self.seen:
             self.read_anew()
+        return Node(self.read, parse_list(RESERVED), self.generation, replayed=True)
 
     def put(self, gpu: Gpu, node: str) -> None:
         """Have a GPU on a node."""
@@ -95,8 +95,7 @@ class Known:
 
     def readings(self) -> int:
         """Return how many readings the log tells of."""
-        told = ("read again", "(generation ")
-        return sum(any(it in line for it in told) for line in self.daemon.lines)
+        return len([*self.daemon.says("read again"), *self.daemon.says("(generation ")])
 
 
 class LivingDaemon(RuleBasedStateMachine):
@@ -113,26 +112,24 @@ class LivingDaemon(RuleBasedStateMachine):
 
     @rule(asked=parameters)
     def plan(self, asked: dict[str, str]) -> None:
-        with suppress(AffinityError):  # a malformed one is refused, and nothing is read for that
-            parse_request(asked.items())
-            self.it.refreshed()
-        node = Node(self.it.read, parse_list(RESERVED), self.it.generation, replayed=True)
         reply = self.it.daemon.get(f"/plan?{urlencode(asked)}")
-        expected, form = planned(node, asked)
-        if isinstance(expected, AffinityError):
-            assert (reply.status, detail(reply)) == (expected.status, str(expected))
+        try:
+            request = parse_request(asked.items())  # what is malformed has nothing read
+            expected = answer(self.it.asked(), request)
+        except AffinityError as error:
+            assert (reply.status, detail(reply)) == (error.status, str(error))  # noqa: PT017
             return
-        assert (reply.status, reply.text) == (200, render(expected, form))
+        assert (reply.status, reply.text) == (200, render(expected, request.format or "json"))
         given = [cpu for rank in expected.ranks for cpu in rank.cpus]
         assert asked["mode"] not in UNIQUE or len(given) == len(set(given))
         assert set(given) <= self.it.read.online - parse_list(RESERVED)
 
     @rule()
     def topology(self) -> None:
-        self.it.refreshed()
+        node = self.it.asked()
         told = self.it.daemon.get("/topology").json
-        assert told["generation"] == self.it.generation
-        assert told["topology"] == in_json(to_document(self.it.read))
+        expected = in_json(to_document(node.topology))
+        assert (told["generation"], told["topology"]) == (node.generation, expected)
 
     @rule(cpus=cpulists)
     def cpus_go_and_come(self, cpus: str) -> None:
@@ -154,12 +151,10 @@ class LivingDaemon(RuleBasedStateMachine):
     def ends_and_starts_again(self, number: signal.Signals | None) -> None:
         """By a signal, or as its socket is deleted."""
         self.has_ended = True
-        if number is None:
-            self.it.daemon.socket.unlink()
-        else:
-            self.it.daemon.signal(number)
+        daemon = self.it.daemon
+        daemon.socket.unlink() if number is None else daemon.signal(number)
         status = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 0, None: 1}[number]
-        assert self.it.daemon.process.wait(PATIENCE) == status
+        assert daemon.process.wait(PATIENCE) == status
         self.whole_node_file()
         self.it.start()
 
@@ -183,15 +178,6 @@ def _living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     it.daemon.process.kill()
     it.daemon.process.wait()
-
-
-def planned(node: Node, asked: dict[str, str]) -> tuple[Planned | AffinityError, str]:
-    """Return what the planner says, or why it says nothing, and in which format."""
-    try:
-        request = parse_request(asked.items())
-        return answer(node, request), request.format or "json"
-    except AffinityError as error:
-        return error, ""
 
 
 def detail(reply: Reply) -> str:

@@ -17,8 +17,14 @@ from affinityd.audit.model import Membership, ProcessFacts
 from affinityd.cli.render.enforcement import lines
 from affinityd.cli.render.topology import draw
 from affinityd.config import file, settings
-from affinityd.discovery.nvml import report as nvml
-from affinityd.discovery.nvml.report import NvmlGpu, NvmlReport, ProcessReport
+from affinityd.discovery.nvml.report import (
+    GpuProcesses,
+    NvmlGpu,
+    NvmlProcess,
+    NvmlReport,
+    ProcessReport,
+    read_report,
+)
 from affinityd.enforce.describe import document
 from affinityd.enforce.document import EnforceDocument
 from affinityd.enforce.policy.environ import environment
@@ -47,13 +53,9 @@ NVML = NvmlReport(
     ),
     driver_version="550.54.15",
 )
+OF_GPU = (NvmlProcess(7, "compute", 2**30, "MIG-0"),)
 PROCESSES = ProcessReport(
-    gpus=(
-        nvml.GpuProcesses(
-            0, "GPU-0", "0000:07:00.0", (nvml.NvmlProcess(7, "compute", 2**30, "MIG-0"),)
-        ),
-        nvml.GpuProcesses(1, error="GPU is lost"),
-    ),
+    gpus=(GpuProcesses(0, "GPU-0", "0000:07:00.0", OF_GPU), GpuProcesses(1, error="GPU is lost")),
     changing="nvidia-smi",
 )
 ENFORCED = enforced(fits(7), drifted(8), left(9, "no_job", job=None), notices=("a",))
@@ -65,8 +67,8 @@ def an_enforce_document(text: str) -> object:
 
 
 DOCUMENTS: dict[str, tuple[object, Callable[[str], object]]] = {
-    "NVML's report": (json.loads(dumps(NVML)), partial(nvml.read_report, NvmlReport)),
-    "NVML's processes": (json.loads(dumps(PROCESSES)), partial(nvml.read_report, ProcessReport)),
+    "NVML's report": (in_json(NVML), partial(read_report, NvmlReport)),
+    "NVML's processes": (in_json(PROCESSES), partial(read_report, ProcessReport)),
     "what is enforced": (in_json(document(ENFORCED, everything)), an_enforce_document),
 }
 
@@ -143,20 +145,17 @@ def test_any_settings_are_read_or_refused(
     read_or_refused(lambda: settings.load(values, {}), InvalidRequestError)
 
 
-STATUS = b"Name:\tpython\nUmask:\t0022\nTgid:\t7\nPid:\t7\nUid:\t1000\t1000\t1000\t1000\n"
-CGROUP = b"5:cpuset:/slurm/uid_1/job_7\n1:name=systemd:/system.slice/a.service\n0::/a/b\n"
-MOUNTINFO = (
-    b"36 35 0:29 / /sys/fs/cgroup/cpuset rw,nosuid shared:9 - cgroup cgroup rw,cpuset\n"
-    b"37 35 0:30 /../.. /sys/fs/cgroup/unified rw - cgroup2 none rw,nsdelegate\n"
-)
-STAT = b"7 (a) b) S 1 7 7 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 3 0 99 0 0 " + b"0 " * 30 + b"\n"
-ENVIRON = b"SLURM_JOB_ID=7\0TEAM=vision\0HOME=/\0"
 FILES = {
-    "7/status": STATUS,
-    "7/cgroup": CGROUP,
-    "7/stat": STAT,
-    "7/environ": ENVIRON,
-    "self/mountinfo": MOUNTINFO,
+    "7/status": b"Name:\tpython\nUmask:\t0022\nTgid:\t7\nPid:\t7\nUid:\t1000\t1000\t1000\t1000\n",
+    "7/cgroup": b"5:cpuset:/slurm/uid_1/job_7\n1:name=systemd:/system.slice/a.service\n0::/a/b\n",
+    "7/stat": b"7 (a) b) S 1 7 7 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 3 0 99 0 0 "
+    + b"0 " * 30
+    + b"\n",
+    "7/environ": b"SLURM_JOB_ID=7\0TEAM=vision\0HOME=/\0",
+    "self/mountinfo": (
+        b"36 35 0:29 / /sys/fs/cgroup/cpuset rw,nosuid shared:9 - cgroup cgroup rw,cpuset\n"
+        b"37 35 0:30 /../.. /sys/fs/cgroup/unified rw - cgroup2 none rw,nsdelegate\n"
+    ),
 }
 FOUND = ProcessFacts(7, "a", 1, 0, 1, "S", ("nvidia", 0), None, Membership(), None, ())
 
