@@ -29,7 +29,7 @@ BRIDGE_CLASS = "0x060400"
 
 def write_tree(topology: Topology, root: Path) -> Path:
     """Write `sys` and `proc` of the machine below `root`, and return it."""
-    width = max(topology.possible | topology.online) + 1
+    width = _width(topology)
     _write_cpus(topology, root / "sys/devices/system/cpu", width)
     _write_nodes(topology, root / "sys/devices/system/node", width)
     for gpu in topology.gpus:
@@ -42,6 +42,10 @@ def write_tree(topology: Topology, root: Path) -> Path:
     _write_nvidia_driver(topology, root / "proc/driver/nvidia/gpus")
     _write_kfd(topology, root)
     return root
+
+
+def _width(topology: Topology) -> int:
+    return max(topology.possible | topology.online) + 1
 
 
 def _counts(nvlinks: tuple[NvLinks, ...] | None) -> Mapping[str, int] | None:
@@ -112,35 +116,34 @@ def kernel_mask(cpus: Iterable[int], width: int) -> str:
     return ",".join(f"{bits >> 32 * word & 0xFFFFFFFF:08x}" for word in words)
 
 
+def _put_cpus(folder: Path, cpus: Iterable[int], width: int, names: str) -> None:
+    """Write CPUs as a list and as a mask: into the files of these two names."""
+    listed, mask = names.split()
+    cpus = sorted(cpus)
+    _put(folder, **{listed: format_list(cpus), mask: kernel_mask(cpus, width)})
+
+
 def _write_cpus(topology: Topology, folder: Path, width: int) -> None:
     every = topology.possible | topology.online
     listed = format_list(every)
     _put(folder, online=format_list(topology.online), present=listed, possible=listed)
     for cpu in every:
         put(folder / f"cpu{cpu}/online", int(cpu in topology.online))
-    in_package: dict[int | None, list[Core]] = {}
-    in_llc: dict[tuple[int | None, int], list[Core]] = {}
+    packages: dict[int | None, list[int]] = {}
+    llcs: dict[tuple[int | None, int], list[int]] = {}
     for core in topology.cores:
-        in_package.setdefault(core.package, []).append(core)
-        in_llc.setdefault((core.node, core.llc), []).append(core)
-    packages = {package: _cpus(cores) for package, cores in in_package.items()}
-    llcs = {llc: _cpus(cores) for llc, cores in in_llc.items()}
+        packages.setdefault(core.package, []).extend(core.cpus)
+        llcs.setdefault((core.node, core.llc), []).extend(core.cpus)
     for number, core in enumerate(topology.cores):
         for cpu in core.cpus:
-            _write_core(folder / f"cpu{cpu}/topology", core, number, packages[core.package], width)
-            _write_caches(folder / f"cpu{cpu}/cache", core.cpus, llcs[core.node, core.llc], width)
-
-
-def _cpus(cores: Iterable[Core]) -> list[int]:
-    return sorted(cpu for core in cores for cpu in core.cpus)
+            home = folder / f"cpu{cpu}"
+            _write_core(home / "topology", core, number, packages[core.package], width)
+            _write_caches(home / "cache", core.cpus, llcs[core.node, core.llc], width)
 
 
 def _write_core(folder: Path, core: Core, number: int, package: list[int], width: int) -> None:
-    sets = {"thread_siblings": core.cpus, "core_cpus": core.cpus}
-    sets |= {"core_siblings": tuple(package), "package_cpus": tuple(package)}
-    for name, cpus in sets.items():
-        put(folder / f"{name}_list", format_list(cpus))
-        put(folder / name, kernel_mask(cpus, width))
+    _put_cpus(folder, core.cpus, width, "thread_siblings_list thread_siblings")
+    _put_cpus(folder, package, width, "core_siblings_list core_siblings")
     _put(folder, core_id=number, physical_package_id=-1 if core.package is None else core.package)
     if core.die is not None:
         put(folder / "die_id", core.die)
@@ -152,25 +155,22 @@ def _write_caches(folder: Path, core: Sequence[int], llc: Sequence[int], width: 
         *((2, "Unified", "512K", core), (3, "Unified", "16384K", llc)),
     ]
     for index, (level, kind, size, cpus) in enumerate(caches):
-        sharers = {"shared_cpu_list": format_list(cpus), "shared_cpu_map": kernel_mask(cpus, width)}
-        _put(folder / f"index{index}", level=level, type=kind, size=size, id=min(cpus), **sharers)
+        _put_cpus(folder / f"index{index}", cpus, width, "shared_cpu_list shared_cpu_map")
+        _put(folder / f"index{index}", level=level, type=kind, size=size, id=min(cpus))
 
 
 def _write_nodes(topology: Topology, folder: Path, width: int) -> None:
-    numbers = [node.number for node in topology.nodes if node.number is not None]
-    if not numbers:
+    nodes = {node.number: node for node in topology.nodes if node.number is not None}
+    if not nodes:
         return
-    _put(folder, online=format_list(numbers), possible=format_list(numbers))
-    for node in topology.nodes:
-        if node.number is None:
-            continue
-        cpus = topology.cpus_of_node(node.number)
-        home = folder / f"node{node.number}"
-        row = " ".join(str(value) for _, value in sorted(node.distances.items()))
-        _put(home, cpulist=format_list(cpus), cpumap=kernel_mask(cpus, width), distance=row)
+    _put(folder, online=format_list(nodes), possible=format_list(nodes))
+    for number, node in nodes.items():
+        home = folder / f"node{number}"
+        _put_cpus(home, topology.cpus_of_node(number), width, "cpulist cpumap")
+        put(home / "distance", " ".join(str(it) for _, it in sorted(node.distances.items())))
         if node.memory_bytes is not None:
             lines = {"MemTotal": node.memory_bytes // 1024, "MemFree": 1024}
-            texts = (f"Node {node.number} {key}: {size:>15} kB" for key, size in lines.items())
+            texts = (f"Node {number} {key}: {size:>15} kB" for key, size in lines.items())
             put(home / "meminfo", "\n".join(texts))
 
 
@@ -191,12 +191,8 @@ def _write_device(topology: Topology, root: Path, device: Gpu | Nic, code: str, 
         put(folder / "device", f"0x{number}")
     put(folder / "numa_node", -1 if device.numa_node is None else device.numa_node)
     if device.numa_node is not None:
-        cpus, width = (
-            topology.cpus_of_node(device.numa_node),
-            max(topology.possible | topology.online),
-        )
-        mask = kernel_mask(cpus, width + 1)
-        _put(folder, local_cpulist=format_list(cpus), local_cpus=mask)
+        cpus = topology.cpus_of_node(device.numa_node)
+        _put_cpus(folder, cpus, _width(topology), "local_cpulist local_cpus")
 
 
 def _link(root: Path, folder: Path) -> None:
