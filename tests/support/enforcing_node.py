@@ -1,4 +1,4 @@
-"""A real daemon that enforces, on a node of two CPUs and four GPUs: two near each CPU."""
+"""A real daemon that scans or enforces, on a node of two CPUs and four GPUs: two near each CPU."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Users = Mapping[int, Sequence[int]]
 
 @dataclass
 class EnforcingNode(AskedNode):
-    """A daemon that enforces, and what its NVML says."""
+    """A daemon that scans or enforces, and what its NVML says."""
 
-    def say(self, users: Users) -> None:
-        """Have NVML name these processes, from the next scan on."""
-        self.tell(facts(users))
+    def say(self, users: Users, fault: str = "") -> None:
+        """Have NVML name these processes, from the next scan on, or fail."""
+        self.tell(facts(users, fault))
 
     def enforce(self) -> Any:  # noqa: ANN401 - a document
         reply = self.daemon.get("/enforce")
@@ -57,13 +57,43 @@ class EnforcingNode(AskedNode):
         return sum(self.samples("enforce_pins_total", "outcome").values())
 
 
-def facts(users: Users) -> str:
-    lines = [f"driver {DRIVER}"]
+def facts(users: Users, fault: str = "") -> str:
+    lines = [f"driver {DRIVER}", fault]
     for gpu, cpu in enumerate(GPUS):
-        lines += ["gpu", f"uuid GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001", f"minor {gpu}"]
-        lines += [f"pci 00000000:{0xE1 + gpu:02X}:00.0", f"node {cpu}"]
-        lines += [f"process compute {pid} {2**30}" for pid in users.get(gpu, ())]
+        lines += ["gpu", f"uuid {uuid(gpu)}", f"minor {gpu}", f"pci {address(gpu).upper()}"]
+        lines += [f"node {cpu}", *(f"process compute {pid} {2**30}" for pid in users.get(gpu, ()))]
     return "\n".join([*lines, ""])
+
+
+def uuid(gpu: int) -> str:
+    return f"GPU-{gpu}a1f0c3e-51aa-9d02-4c1e-0b7de3f1a001"
+
+
+def address(gpu: int) -> str:
+    return f"0000:{0xE1 + gpu:02x}:00.0"
+
+
+@contextmanager
+def scanning(
+    *arguments: str,
+    users: Users | None = None,
+    run: Path | None = None,
+    before: Sequence[str] = (),
+    listen: str = "none",
+) -> Iterator[EnforcingNode]:
+    """Run a daemon that scans every second, from its first scan on.
+
+    `run`: the folder that another one has as /run, else it has its own; `before`: what runs it.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder, nvml = Path(name), facts(users or {})
+        folder.chmod(0o755)
+        if run is not None:
+            (folder / "run").symlink_to(run)
+        settings = ("--scan-interval", "1", *arguments)
+        with running_on(tiny(), folder, nvml, *settings, before=before, listen=listen) as daemon:
+            eventually(lambda: daemon.get("/audit").status == 200, "there is a scan")
+            yield EnforcingNode(daemon, folder)
 
 
 @contextmanager
@@ -74,17 +104,9 @@ def enforcing(
     run: Path | None = None,
     before: Sequence[str] = (),
 ) -> Iterator[EnforcingNode]:
-    """Run a daemon that scans every second, and lets what starts alone for one.
-
-    `run`: the folder that another one has as /run, else it has its own; `before`: what runs it.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        if run is not None:
-            (folder / "run").symlink_to(run)
-        settings = ("--scan-interval", "1", "--enforce", way, *arguments)
-        before = (*before, *with_constants(enforce__backoff__GRACE=GRACE))
-        with running_on(tiny(), folder, facts(users or {}), *settings, before=before) as daemon:
-            eventually(lambda: daemon.get("/enforce").status == 200, "it has enforced")
-            yield EnforcingNode(daemon, folder)
+    """Run a daemon that enforces, likewise, and lets what starts alone for one second."""
+    sooner = with_constants(enforce__backoff__GRACE=GRACE)
+    settings = ("--enforce", way, *arguments)
+    with scanning(*settings, users=users, run=run, before=(*before, *sooner)) as node:
+        eventually(lambda: node.daemon.get("/enforce").status == 200, "it has enforced")
+        yield node
