@@ -77,9 +77,9 @@ def bind(
     ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
     CPUs each rank asked for; None: as Slurm or the pod says. `memory` is a policy
     ("local", "preferred", "bind", "interleave"), set for the calling thread and its children from
-    now on. `nics` names the libraries ("ucx", "nvshmem", "uccl", "nccl") that are to be told, by
-    their variables, which RDMA devices are near; None: as AFFINITYD_NICS says. The others are the
-    parameters of a plan, by their names.
+    now on. `nics` names the libraries ("ucx", "nvshmem", "uccl", "nccl") whose variables are set to
+    the near RDMA devices; None: as AFFINITYD_NICS says. The others are the parameters of a plan, by
+    their names.
 
     Children learn of it by AFFINITYD_* variables in the environment. A second call plans as the
     first one did. Without a plan the process stays as it is, with a warning in the result and in

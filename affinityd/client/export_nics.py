@@ -21,7 +21,7 @@ ACTIVE = "4:"  #: begins a port's state, enum ib_port_state
 
 
 def libraries(said: str) -> tuple[str, ...]:
-    """Read which libraries are to be told, like `ucx,nccl`. Raises InvalidRequestError."""
+    """Read the names of libraries, like `ucx,nccl`. Raises InvalidRequestError."""
     names = tuple(dict.fromkeys(name.strip() for name in said.lower().split(",")))
     if names == (NONE,):
         return ()

@@ -165,7 +165,7 @@ class Machine:
         return tuple(self._tree.read(path) for path in DRIVERS) if self._tree else ()
 
     def ports(self) -> tuple[tuple[str, str | None], ...]:
-        """Return what differs when an RDMA port goes up or down."""
+        """Return a value that changes when an RDMA port goes up or down."""
         return port_states(self._tree) if self._tree else ()
 
     def lacks_nvml(self) -> bool:

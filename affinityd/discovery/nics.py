@@ -47,7 +47,7 @@ def read_nics(tree: Tree, devices: Sequence[PciDevice], locator: NumaLocator) ->
 
 
 def port_states(tree: Tree) -> tuple[tuple[str, str | None], ...]:
-    """Return what differs when an RDMA device comes or goes, or a port of one goes up or down."""
+    """Return a value that changes when an RDMA device comes or goes, or its port up or down."""
     folders = (
         f"{RDMA}/{device}/ports/{number}/state"
         for device in tree.list(RDMA, is_anonymous)

@@ -22,7 +22,7 @@ UNASKED = ("ucx", "nvshmem", "uccl")
 
 
 def value(library: str, ports: Sequence[str]) -> str:
-    """Return what a library's variable says of ports, each like `mlx5_2:1`."""
+    """Return the value of a library's variable for ports, each like `mlx5_2:1`."""
     if library == "uccl":
         return ",".join(dict.fromkeys(port.partition(":")[0] for port in ports))
     return ("=" if library == "nccl" else "") + ",".join(ports)

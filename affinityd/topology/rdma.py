@@ -45,7 +45,7 @@ class GpuNics:
 def nics_of_gpus(topology: Topology) -> Mapping[GpuKey, GpuNics]:
     """Return the RDMA devices of every GPU; none where the machine has no active port.
 
-    Of those whose link is nearest, the fastest come first. GPUs that are equally near to the same
+    Of ports with the nearest link, the fastest come first. GPUs that are equally near to the same
     ones begin at different ones, and no GPU takes more than its part.
     """
     ports = usable_ports(topology.nics)

@@ -43,7 +43,7 @@ class TopologySource(Protocol):
         """Return a value that changes when a driver comes or goes."""
 
     def ports(self) -> object:
-        """Return what differs when a port of an RDMA device goes up or down."""
+        """Return a value that changes when a port of an RDMA device goes up or down."""
 
     def lacks_nvml(self) -> bool:
         """Whether a driver is there that did not answer."""
