@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd.cpuset import format_list
@@ -29,19 +29,23 @@ def are_disjoint(cores: list[list[Core]]) -> bool:
 
 
 @given(questions())
-def test_a_rank_has_allowed_cpus_of_whole_cores_and_no_more_of_them_than_asked_for(
-    question: Question,
-) -> None:
-    reply = question.answered()
-    options = reply.request.options
+def test_a_rank_has_allowed_cpus_of_whole_cores_of_its_domain(question: Question) -> None:
+    topology, reply = question.topology, question.answered()
+    options, mode = reply.request.options, MODES[reply.request.options.mode]
     given = slice(1) if options.multithreading == "single_logical" else slice(None)
     for rank in reply.ranks:
         assert rank.cpus
         assert rank.cpus <= reply.allowed <= question.whole
-        cores = usable(cores_of(rank, question.topology), reply.allowed)
+        cores = usable(cores_of(rank, topology), reply.allowed)
         assert rank.cpus == {cpu for core in cores for cpu in core.cpus[given]}
         assert rank.physical_cores == len(cores) <= (options.max_physical_cores or 999)
         assert 1 <= rank.threads <= rank.physical_cores
+        if not mode.everywhere:
+            near = topology.node_cores[rank.home_node]
+            assert rank.cpus & topology.cpus_of_node(rank.home_node)
+            assert {core.package for core in cores} <= {core.package for core in near}
+            is_near = {core.node for core in cores} == {rank.home_node}
+            assert is_near or (mode.scope or options.scope) == "socket"
 
 
 @given(questions())
@@ -64,25 +68,8 @@ def test_a_home_node_is_the_nearest_and_locality_what_the_nodes_say(question: Qu
         assert rank.locality == ("local" if len(running) == 1 else seen)
 
 
-@given(questions())
-def test_a_rank_has_near_cores_and_none_beyond_what_its_mode_and_scope_say(
-    question: Question,
-) -> None:
-    topology, reply = question.topology, question.answered()
-    mode = MODES[reply.request.options.mode]
-    assume(not mode.everywhere)
-    for rank in reply.ranks:
-        near = topology.cpus_of_node(rank.home_node)
-        packages = {core.package for core in topology.node_cores[rank.home_node]}
-        assert rank.cpus & near
-        assert rank.cpus <= near or (mode.scope or reply.request.options.scope) == "socket"
-        assert {core.package for core in cores_of(rank, topology)} <= packages
-
-
 @given(questions(UNIQUE))
-def test_ranks_of_a_unique_mode_have_no_core_in_common_and_balanced_ones_as_many_near(
-    question: Question,
-) -> None:
+def test_ranks_of_a_unique_mode_have_no_core_in_common(question: Question) -> None:
     reply = question.answered(balanced="true")
     cores = [cores_of(rank, question.topology) for rank in reply.ranks]
     assert are_disjoint(cores)
@@ -92,9 +79,7 @@ def test_ranks_of_a_unique_mode_have_no_core_in_common_and_balanced_ones_as_many
 
 
 @given(questions(("unique_contiguous", "exclusive", "even")))
-def test_blocks_follow_each_other_and_those_that_are_never_balanced_leave_nothing(
-    question: Question,
-) -> None:
+def test_blocks_follow_each_other_and_leave_nothing(question: Question) -> None:
     topology, reply = question.topology, question.answered(share="requested", scope="node")
     options = reply.request.options
     of_home: dict[int | None, list[list[Core]]] = {}
@@ -111,9 +96,7 @@ def test_blocks_follow_each_other_and_those_that_are_never_balanced_leave_nothin
 
 
 @given(questions(), st.integers(1, 4))
-def test_a_maximum_takes_nothing_that_a_greater_one_would_not_and_a_minimum_changes_nothing(
-    question: Question, most: int
-) -> None:
+def test_a_maximum_cuts_and_a_minimum_changes_nothing(question: Question, most: int) -> None:
     smaller, greater, plain = (
         question.answered(min_physical_cores="1", max_physical_cores=f"{number}")
         for number in (most, most + 1, 99)
@@ -127,25 +110,6 @@ def test_a_maximum_takes_nothing_that_a_greater_one_would_not_and_a_minimum_chan
     if MODES[plain.request.options.mode].counts:
         with pytest.raises(UnsatisfiableError):
             question.ask(**{**limits, "min_physical_cores": f"{least + 1}"})
-
-
-@given(questions())
-def test_every_odd_rank_is_warned_of_and_strict_refuses_what_is_remote_alone(
-    question: Question,
-) -> None:
-    reply = question.answered()
-    localities = [rank.locality for rank in reply.ranks]
-    gpus = [rank.gpu.index for rank in reply.ranks]
-    warned = codes(reply)
-    assert warned.count("remote_home") == localities.count("remote")
-    assert warned.count("unknown_locality") == localities.count("unknown")
-    assert warned.count("shared_gpu") == sum(gpus.count(gpu) > 1 for gpu in gpus)
-    assert all(len(warning.message.splitlines()) == 1 for warning in reply.warnings)
-    if "remote" in localities:
-        with pytest.raises(UnsatisfiableError, match=r"\Astrict: "):
-            question.ask(strict="true")
-    else:
-        assert question.ask(strict="true").plan == reply.plan
 
 
 @given(questions())
@@ -164,15 +128,38 @@ def test_the_same_question_has_the_same_answer_however_it_is_put(question: Quest
         assert question.ask(cpuset="0-4095").plan == online.plan
 
 
-# Where ranks ask for more CPUs than are near.
+CPUS = st.integers(1, 9).map(str)  #: that each rank asks for
 
-CPUS = st.integers(1, 9).map(str)
+
+@given(questions(), CPUS | st.none())
+def test_what_is_odd_is_warned_of_and_strict_refuses_what_is_far(
+    question: Question, cpus: str | None
+) -> None:
+    more = {} if cpus is None else {"cpus": cpus}
+    reply, near_cpus = question.answered(**more), question.topology.cpus_of_node
+    localities = [rank.locality for rank in reply.ranks]
+    gpus = [rank.gpu.index for rank in reply.ranks]
+    widened = [rank for rank in reply.ranks if rank.widening]
+    warned = codes(reply)
+    assert warned.count("remote_home") == localities.count("remote")
+    assert warned.count("unknown_locality") == localities.count("unknown")
+    assert warned.count("shared_gpu") == sum(gpus.count(gpu) > 1 for gpu in gpus)
+    assert [it.rank for it in reply.warnings if it.code == "widened"] == [it.rank for it in widened]
+    assert all(len(warning.message.splitlines()) == 1 for warning in reply.warnings)
+    for rank in reply.ranks:
+        assert rank.locality != ("local" if rank.widening else "mixed")
+        far = rank.widening.cpus if rank.widening else frozenset()
+        assert far <= rank.cpus - near_cpus(rank.home_node)
+    strict = question.try_to_ask(**more, strict="true")
+    if widened or "remote" in localities:
+        assert str(strict).startswith("strict: ")
+    else:
+        assert isinstance(strict, Reply)
+        assert strict.plan == reply.plan
 
 
 @given(questions(UNIQUE), CPUS)
-def test_a_rank_of_a_unique_mode_has_its_own_cores_and_more_of_them_while_some_are_idle(
-    question: Question, cpus: str
-) -> None:
+def test_a_rank_has_what_it_asked_for_while_cores_are_idle(question: Question, cpus: str) -> None:
     wide, narrow = question.answered(cpus=cpus), question.try_to_ask()
     held = [cores_of(rank, question.topology) for rank in wide.ranks]
     assert are_disjoint(held)
@@ -186,29 +173,9 @@ def test_a_rank_of_a_unique_mode_has_its_own_cores_and_more_of_them_while_some_a
 
 
 @given(questions(("node", "all", "socket")), CPUS)
-def test_ranks_that_share_have_all_that_they_had_and_are_widened_where_that_is_more(
-    question: Question, cpus: str
-) -> None:
+def test_ranks_that_share_keep_what_they_had(question: Question, cpus: str) -> None:
     limits = {"min_physical_cores": "1", "max_physical_cores": "999"}
     reply, narrow = question.answered(cpus=cpus, **limits), question.ask(**limits)
     for rank, had in zip(reply.ranks, narrow.ranks, strict=True):
         assert had.cpus <= rank.cpus <= reply.allowed
         assert (rank.cpus > had.cpus) == (rank.widening is not None)
-
-
-@given(questions(), CPUS)
-def test_what_is_not_near_is_mixed_and_warned_of_and_strict_refuses_it(
-    question: Question, cpus: str
-) -> None:
-    reply = question.answered(cpus=cpus)
-    warned = {it.rank for it in reply.warnings if it.code == "widened"}
-    assert warned == {rank.rank for rank in reply.ranks if rank.widening}
-    for rank in reply.ranks:
-        assert rank.locality != "mixed" or rank.widening
-        if rank.widening:
-            assert rank.locality != "local"
-            near = question.topology.cpus_of_node(rank.home_node)
-            assert rank.widening.cpus <= rank.cpus - near
-    is_far = warned or any(rank.locality == "remote" for rank in reply.ranks)
-    strict = question.try_to_ask(cpus=cpus, strict="true")
-    assert isinstance(strict, UnsatisfiableError) if is_far else isinstance(strict, Reply)
