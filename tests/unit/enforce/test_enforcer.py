@@ -1,0 +1,234 @@
+"""Enforcement put together: a scan is looked at, and what has drifted is pinned.
+
+What a pin does to processes is in tests/processes/enforce; here none is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affinityd.audit.model import ProcessFacts
+from affinityd.config.settings import OBSERVE, PIN, Settings
+from affinityd.cpuset import CpuSet, parse_list
+from affinityd.daemon.api.documents import Viewer
+from affinityd.daemon.enforcement import Enforcement, site
+from affinityd.daemon.metrics.registry import Metrics
+from affinityd.daemon.policy_document import parse
+from affinityd.daemon.state.scanner import Audit
+from affinityd.enforce import enforcer as module
+from affinityd.enforce import pinner
+from affinityd.enforce.enforcer import NO_ENVIRONMENTS, Enforced, Enforcer, notices, outcomes
+from affinityd.enforce.memory_migration import MemoryMigrations
+from affinityd.enforce.model import PinOutcome, TargetCpus
+from affinityd.enforce.policy import identity
+from affinityd.enforce.policy.file import PolicyFile
+from affinityd.enforce.policy.model import Treatment
+from affinityd.errors import InvalidRequestError, NotEnforcedError
+from affinityd.planner.model import Options
+from affinityd.topology.model import Topology
+from tests.support.audit_facts import scan_of
+from tests.support.enforced_node import NOW, TWO, Site, rank
+
+DRIFTED, FITS = rank("4-7"), rank("0-3")
+NEAR = parse_list("0-3")
+
+
+class Follower(MemoryMigrations):
+    """Notes whose memory is to follow."""
+
+    def __init__(self) -> None:
+        super().__init__(enabled=False)
+        self.wanted = list[tuple[int, CpuSet]]()
+
+    def add(self, topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> None:
+        assert topology is TWO
+        self.wanted.append((facts.pid, cpus))
+
+
+class Look:
+    """An enforcer, what it pinned, and what comes of its pins."""
+
+    def __init__(self, policy: Path, *, way: str = PIN, reserved: CpuSet = frozenset()) -> None:
+        self.hindrance: str | None = None
+        self.follower = Follower()
+        self.pinned = list[tuple[int, CpuSet]]()
+        self.outcome = PinOutcome(pinned=1)
+        self.enforcer = Enforcer(
+            way,
+            PolicyFile(str(policy), parse=parse, is_optional=False),
+            why_not_pin=lambda: self.hindrance,
+            reserved=reserved,
+            migrations=self.follower,
+        )
+
+    def pin(self, facts: ProcessFacts, to: TargetCpus, _deadline: float) -> PinOutcome:
+        self.pinned.append((facts.pid, to.cpus))
+        return self.outcome
+
+    def enforce(self, facts: ProcessFacts = DRIFTED) -> Enforced:
+        scan = replace(scan_of(TWO, Site(TWO).audited(facts)), boot=NOW)
+        return self.enforcer.enforce(TWO, scan)
+
+
+def what(found: Enforced) -> tuple[str, bool, int, str]:
+    """Return what becomes of the one process, whether it was pinned, and what was done."""
+    (decision,) = found.decisions
+    return decision.reason or decision.verdict, bool(found.done), found.unreached, found.does
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.toml"
+    path.write_text("")
+    return path
+
+
+@pytest.fixture
+def look(policy: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
+    look = Look(policy)
+    monkeypatch.setattr(pinner, "pin_process", look.pin)
+    return look
+
+
+def test_what_has_drifted_is_pinned_and_counted(look: Look) -> None:
+    """Its memory is to follow the first pin."""
+    assert what(look.enforce()) == ("drifted", True, 0, PIN)
+    assert what(look.enforce(FITS)) == ("fits", False, 0, PIN)
+    found = look.enforce()
+    assert look.pinned == [(100, NEAR)] * 2
+    totals, record = found.totals, found.records[100]
+    assert (totals.pins["pinned"], totals.threads, totals.resets) == (2, 2, 1)
+    assert (record.pins, record.resets) == (2, 1)
+    assert look.follower.wanted == [(100, NEAR)]
+
+
+def test_where_it_is_hindered_it_observes_for_as_long_as_that_lasts(look: Look) -> None:
+    look.hindrance = "another daemon pins"
+    found = look.enforce()
+    assert (what(found), found.wanted) == (("drifted", False, 0, OBSERVE), PIN)
+    assert found.hindrance == "another daemon pins"
+    look.hindrance = None
+    assert what(look.enforce()) == ("drifted", True, 0, PIN)
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "reason"),
+    [
+        ("", {"way": OBSERVE}, "drifted"),
+        ("observe = true", {}, "drifted"),
+        ('[[rule]]\nenvironment.TEAM = "v*"\nleave = true', {}, "policy"),
+        ("mode = 1", {}, "no_policy"),
+        ("", {"reserved": NEAR}, "no_plan"),
+    ],
+)
+def test_what_is_observed_or_left_alone_is_not_pinned(
+    policy: Path, monkeypatch: pytest.MonkeyPatch, text: str, how: dict[str, Any], reason: str
+) -> None:
+    monkeypatch.setattr(identity, "environment", lambda *_: {"TEAM": "vision"})
+    policy.write_text(text)
+    found = Look(policy, **how).enforce()
+    assert what(found) == (reason, False, 0, how.get("way", PIN))
+    assert bool(found.policy.error) == (reason == "no_policy")
+
+
+def test_when_time_is_up_the_rest_is_told_and_left_to_the_next_scan(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "PASS", -1.0)
+        assert what(look.enforce()) == ("drifted", False, 1, PIN)
+    assert what(look.enforce()) == ("drifted", True, 0, PIN)
+
+
+@pytest.mark.parametrize(
+    ("text", "facts", "outcome"),
+    [
+        ("mode = 'single'", rank("0-3", first_mask=NEAR), PinOutcome(pinned=1)),
+        ("", DRIFTED, PinOutcome(refused=1, error="EPERM")),
+    ],
+)
+def test_no_memory_follows_what_was_near_or_was_refused(
+    policy: Path, look: Look, text: str, facts: ProcessFacts, outcome: PinOutcome
+) -> None:
+    policy.write_text(text)
+    look.outcome = outcome
+    assert what(look.enforce(facts)) == ("drifted", True, 0, PIN)
+    assert look.follower.wanted == []
+
+
+def test_what_cannot_be_read_or_seen_is_noticed(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not look.enforce().notices
+    monkeypatch.setattr(identity, "is_running", lambda *_: True)  # and its environment is not read
+    look.follower.refusal = "memory was not moved"
+    assert look.enforce().notices == [NO_ENVIRONMENTS, "memory was not moved"]
+    unknown = {("nvidia", 1): "no NVML", ("nvidia", 0): "no NVML", ("amd", 0): "no KFD"}
+    assert [*notices(unknown, is_blind=False, refusal=None)] == [
+        "the processes of amd GPU 0 are not known: no KFD",
+        "the processes of nvidia GPUs 0-1 are not known: no NVML",
+    ]
+
+
+ONE = parse_list("1")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "names"),
+    [
+        (PinOutcome(pinned=3), ["pinned"]),
+        (PinOutcome(pinned=3, refused=1, cut=ONE, is_settled=False), ["refused"]),
+        (PinOutcome(pinned=3, cut=ONE, is_settled=False), ["cut"]),
+        (PinOutcome(is_settled=False), ["unsettled"]),
+        (PinOutcome(), []),
+        (PinOutcome(is_gone=True, is_settled=False), []),
+    ],
+)
+def test_a_pin_is_counted_once(outcome: PinOutcome, names: list[str]) -> None:
+    assert outcomes(outcome) == names
+
+
+# What the daemon makes of it.
+
+
+def test_what_a_policy_does_not_say_is_what_exec_and_the_prolog_have() -> None:
+    names = ("MODE", "SCOPE", "MIN_PHYSICAL_CORES", "BALANCED", "STRICT", "CPUS", "SOCKET")
+    texts = ("unique-contiguous", "socket", "2", "false", "true", "none", "/x")
+    unique = Options("unique_contiguous", scope="socket", min_physical_cores=2, balanced=False)
+    said = {f"AFFINITYD_{name}": text for name, text in zip(names, texts, strict=True)}
+    assert site(said) == Treatment(unique, cpus="none")
+    assert site({"AFFINITYD_CPUS": "4"}) == Treatment()
+    assert site({"AFFINITYD_SCOPE": "socket"}).options == Options("all", scope="socket")
+    with pytest.raises(InvalidRequestError, match="mode: 'nod'"):
+        site({"AFFINITYD_MODE": "nod"})
+
+
+def test_what_fails_is_told_once_and_the_last_report_stands(
+    policy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(enforce=OBSERVE, enforce_policy=str(policy))
+    enforcement = Enforcement(settings, metrics := Metrics(lambda: None))
+    scan = scan_of(TWO, Site(TWO).audited(DRIFTED))
+
+    def document() -> bytes:
+        return asyncio.run(enforcement.documents.document(Viewer(is_admin=True)))
+
+    with pytest.raises(NotEnforcedError, match="nothing has been enforced yet"):
+        document()
+    enforcement.scanned(Audit(TWO, scan))
+    stands = document()
+    assert json.loads(stands)["jobs"][0]["id"] == "7"
+    assert b'affinityd_enforce_mode{mode="observe"} 1.0' in metrics.exposition("")[0]
+    broken = Audit(TWO, replace(scan, processes=None))  # type: ignore[arg-type] # a bug of ours
+    with caplog.at_level(logging.ERROR):
+        enforcement.scanned(broken)
+        enforcement.scanned(broken)
+    assert document() == stands
+    assert [it.message for it in caplog.records] == ["enforcement failed; its last result stays"]
