@@ -39,7 +39,7 @@ REMARKS = {
 def apply_plan(
     plan: ProcessPlan, policy: str | None
 ) -> tuple[CpuSet, MemoryPolicy | None, list[str]]:
-    """Apply a plan to the calling thread, and tell children by the environment.
+    """Apply a plan to the calling thread, and to the environment of its children.
 
     Returns the result, as read back: its mask, its memory policy (None: none was requested),
     and the deviations, a line each. Raises ApplyError where the kernel refuses all of
@@ -64,7 +64,7 @@ def export_unpinned(reason: str) -> None:
 
 
 def export_observed(plan: ProcessPlan) -> None:
-    """Leave this process as it is; where the switch is at observe, tell children its plan."""
+    """Leave this process as it is; if the switch is observe, put its plan into the environment."""
     if plan.switch == switch.OBSERVE:
         cpus = format_list(plan.cpus)
         export_unpinned(f"observe: would run on CPUs {cpus} ({plan.locality})")
@@ -73,7 +73,7 @@ def export_observed(plan: ProcessPlan) -> None:
 def own_questions(given: Mapping[str, str], chosen: str = switch.ON) -> list[Question]:
     """Return the plan requests for this process; `given` parameters override its own.
 
-    `chosen` is the switch, so far as it is known here.
+    `chosen` is the switch, as known here.
     """
     process = ProcessContext.of_self()
     mask = process.mask
@@ -86,7 +86,7 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
     """Set the mask of the calling thread, and return it as read back.
 
     A program that it executes inherits it. The kernel silently removes CPUs that the cpuset
-    does not allow, sched_setaffinity(2). Raises ApplyError where nothing would be left.
+    does not allow, sched_setaffinity(2). Raises ApplyError if none is left.
     """
     try:
         os.sched_setaffinity(0, cpus)
@@ -99,7 +99,7 @@ def set_own_mask(cpus: CpuSet) -> CpuSet:
 
 
 def gpus_far_apart(plan: ProcessPlan, given: Mapping[str, str]) -> Iterator[str]:
-    """Yield that a process without siblings has the CPUs near GPUs of several nodes.
+    """Yield a line for a single process that has the CPUs near GPUs of several nodes.
 
     A process that named its GPUs knows them, and each rank would repeat it.
     """

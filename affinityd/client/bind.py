@@ -73,15 +73,15 @@ def bind(
 ) -> Binding:
     """Pin every thread of this process to the CPUs near its GPU; return the binding, read back.
 
-    `rank` is the local rank of so many `ranks`; None: as the launcher says. `gpus` are those of the
+    `rank` is the local rank of so many `ranks`; None: the launcher's. `gpus` are those of the
     ranks, an entry each, as `/plan` takes them; None: those that are visible. `cpus` is how many
-    CPUs each rank asked for; None: as Slurm or the pod says. `memory` is a policy
+    CPUs each rank asked for; None: Slurm's or the pod's number. `memory` is a policy
     ("local", "preferred", "bind", "interleave"), set for the calling thread and its children from
     now on. `nics` names the libraries ("ucx", "nvshmem", "uccl", "nccl") whose variables are set to
     the near RDMA devices; None: as AFFINITYD_NICS says. The others are the parameters of a plan, by
     their names.
 
-    Children learn of it by AFFINITYD_* variables in the environment. A second call plans as the
+    Children see it in AFFINITYD_* variables in the environment. A second call plans as the
     first one did. Without a plan the process stays as it is, with a warning in the result and in
     the log; with `fail_closed`, AffinityError is raised instead.
     """

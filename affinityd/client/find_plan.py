@@ -1,4 +1,4 @@
-"""The plan of a process: from a daemon, else made here from its node.json or from sysfs."""
+"""The plan of a process: by a daemon, else computed here from its node.json or from sysfs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     #: Lines of the `shell` format; the other fields of a ProcessPlan: source, trouble, replayed.
     LocalPlan = tuple[Mapping[str, str], str, str | None, str | None]
 
-TIMEOUT = 1.0  #: seconds that a plan may take, unless a setting says another number
+TIMEOUT = 1.0  #: seconds that a plan may take by default
 UNKNOWN_PARAMETER = "unknown parameter"  #: begins an older daemon's refusal of a newer client
 TOO_LATE = "finding a plan took too long"
-DAEMON_SHARE = 0.75  #: of the time that a plan may take; the rest is left to plan without it
+DAEMON_SHARE = 0.75  #: the daemon's part of a plan's time; the rest is for a plan without it
 
 
 class ProcessPlan:
@@ -140,7 +140,7 @@ def plan_locally(
 ) -> LocalPlan:
     """Return a daemon's answer, computed from its node.json, else from this machine's files.
 
-    Raises AffinityError: why there is no plan, and what trouble there was before.
+    Raises AffinityError, with the errors before it.
     """
     # Imported here: the planner takes several times as long to import as Python to start.
     from affinityd.client import local_plan  # noqa: PLC0415

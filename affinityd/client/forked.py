@@ -1,8 +1,8 @@
 """A function with a deadline: a forked child runs it, and is killed if it takes longer.
 
-It takes no signal and no timer of the process, which may become another program. For processes of
-one thread alone: in a child, locks of other threads stay closed for ever; and to fork a training
-process costs it the pages that drivers and network adapters know of.
+It uses no signal and no timer of the process, which may execute another program. Only for
+processes of one thread: in a child, locks of other threads stay closed for ever, and a fork harms
+the pages of a training process that drivers and network adapters have registered.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def run_forked(function: Callable[[], T], deadline: float) -> T:
 
 
 def _let_go(pipe: int, deadline: float) -> None:
-    """Keep no output of the process open in a child that may be stuck, and end with its deadline.
+    """Close the process's output in the child, which may be stuck, and end it at its deadline.
 
-    Otherwise a reader of the job's output would wait for a child that a device keeps.
+    Otherwise a reader of the job's output would wait for a child that a device blocks.
     """
     _signal.signal(_signal.SIGALRM, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, [_signal.SIGALRM])

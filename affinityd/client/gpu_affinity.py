@@ -65,7 +65,7 @@ def set_affinity(
     processes of one GPU each, which divide the cores among themselves.
 
     Raises AffinityError (also as GPUAffinityError) where there is no such GPU or rank, too few
-    cores, or no plan at all; `affinityd.bind` raises nothing.
+    cores, or no plan at all; `affinityd.bind` raises no error.
     """
     if not 0 <= gpu_id < nproc_per_node:
         raise InvalidRequestError(

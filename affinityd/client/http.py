@@ -1,8 +1,8 @@
-"""Asks a daemon: HTTP/1.1, one request a connection, a deadline for all of it.
+"""Requests to a daemon: HTTP/1.1, one request a connection, a deadline for all of it.
 
 An address is the path of a unix socket, or http://HOST:PORT, whose host is a number: names are
 looked up by `affinityd init`, the only one that asks over TCP. Over a unix socket only a trusted
-daemon is asked for a plan; over TCP it is not known which process answers.
+daemon is asked for a plan; over TCP the server is not identified.
 
 Neither `socket` nor `http.client` nor `urllib` is imported: each costs as much as Python's start.
 """
@@ -100,7 +100,7 @@ def _ask_trusted(address: str, target: str, deadline: float, most: int) -> bytes
 
 
 def parse(answer: bytes) -> tuple[int, bytes | None]:
-    """Return a status, and the body, None where it is not as long as the head says.
+    """Return a status, and the body; None if its length differs from the head's.
 
     Raises ValueError if it is not HTTP.
     """
@@ -168,7 +168,7 @@ def _target(address: str) -> tuple[int, str | tuple[str, int]]:
 
 
 def get(connection: _socket.socket, target: str, deadline: float, most: int = MAX_ANSWER) -> bytes:
-    """Return all that comes at a path until the other side closes. Raises OSError, as connect."""
+    """Return the data of a path until the other side closes. Raises OSError, as connect."""
     connection.settimeout(_left(deadline))
     connection.sendall(f"GET {target} HTTP/1.1\r\n{FIELDS}\r\n".encode(), _socket.MSG_NOSIGNAL)
     return b"".join(received(connection, deadline, most))

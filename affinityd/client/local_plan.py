@@ -1,4 +1,4 @@
-"""Planning without a daemon: on the node that it published, else on this machine's files.
+"""Planning without a daemon: by its node.json, else by this machine's files.
 
 NVML is never called here: every rank would call it at once.
 """
@@ -50,7 +50,7 @@ def find_node(sockets: Sequence[str]) -> SourcedNode:
     for path in sockets:
         published = Path(path).with_name(node_file.NAME)
         try:
-            published.lstat()  # a file that is not there is no doubt, however open its folder is
+            published.lstat()  # a missing file is no reason for distrust
             trust.check_path(str(published))
             node = node_file.read(published)
         except UntrustedError as error:
@@ -73,7 +73,7 @@ def plan_on_node(node: Node, questions: Iterable[Question], caller: Caller | Non
 
 
 def _replayed(chosen: Settings) -> str | None:
-    """Return that a setting names another machine; None: none does.
+    """Return the setting that names another machine; None: none does.
 
     A root that is a folder may be this machine's own, mounted elsewhere.
     """

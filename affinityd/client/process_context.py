@@ -1,6 +1,6 @@
 """The facts about a process for its plan: this process, or another one by its pid.
 
-`affinityd exec` imports this: no dataclasses, nothing that only other processes take.
+`affinityd exec` imports this: no dataclasses, no module only for other processes.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def granted_gpus(dev: str = "/dev", sys: str = "/sys") -> str | None:
     """Return the request's `granted`; None if no device files show it.
 
     NVIDIA's /dev/nvidiaN, else AMD's /dev/dri/renderDN: N is the device's minor, not the
-    process's GPU number. access(2) honors the device cgroup and opens nothing. With NVIDIA's
-    files there and none of them to be opened it is "none"; AMD's may also be closed to a user that
+    process's GPU number. access(2) honors the device cgroup and opens nothing. If NVIDIA's
+    files exist and none of them to be opened it is "none"; AMD's may also be closed to a user that
     is in no group of theirs.
     """
     minors = numbered(dev, "nvidia")

@@ -35,7 +35,7 @@ IDENTITY_MAP = ["0", "0", "4294967295"]  #: the map of the first user namespace
 def check_daemon(address: str, connection: _socket.socket) -> None:
     """Raise UntrustedError where another user listens on a unix socket, or could.
 
-    Raises OSError where that is not to be seen, InvalidRequestError for AFFINITYD_DAEMON_UID.
+    Raises OSError if that cannot be read, InvalidRequestError for AFFINITYD_DAEMON_UID.
     """
     uid = credentials(connection).uid
     if not _is_trusted(uid):
@@ -49,7 +49,7 @@ def check_daemon(address: str, connection: _socket.socket) -> None:
 def check_path(path: str) -> None:
     """Raise UntrustedError if another user could have put the file at a path there.
 
-    Goes as the kernel does, link by link. Raises OSError where a part of it is not to be seen,
+    Follows links as the kernel does. Raises OSError if a part of it cannot be read,
     InvalidRequestError for AFFINITYD_DAEMON_UID.
     """
     here, links = "/", 0

@@ -52,7 +52,7 @@ def runtime_folder(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the AFFINITYD_* variables: the environment's, else the file's; an empty one is none.
+    """Return the AFFINITYD_* variables: the environment's, else the file's, without empty ones.
 
     Raises InvalidRequestError for a file that cannot be read.
     """
@@ -90,14 +90,14 @@ def chosen_switch(environ: Mapping[str, str] = os.environ) -> str:
 def sockets(variables: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return where a client looks for a daemon, by its AFFINITYD_* variables.
 
-    At the configured socket; where none is, at root's, then at its user's own.
+    The configured socket; without one, root's, then its user's own.
     """
     configured = variables.get(f"{PREFIX}SOCKET")
     return [configured] if configured else list({SYSTEM_SOCKET: 1, default_socket(environ): 1})
 
 
 def read(name: str) -> dict[str, str]:
-    """Read the file's assignments; one that is not there has none. Raises InvalidRequestError."""
+    """Read the file's assignments; a missing file has none. Raises InvalidRequestError."""
     if not os.path.exists(name):
         return {}
     from affinityd.linux.files import read_regular  # noqa: PLC0415 - many nodes have no such file

@@ -71,7 +71,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def group(text: str) -> int:
-    """Read a group's name, or its number, which no group need have."""
+    """Read a group's name, or its number, even of no existing group."""
     import grp  # noqa: PLC0415 - clients read settings too, and must start fast
 
     return _account(text, "group", lambda: grp.getgrnam(text).gr_gid)

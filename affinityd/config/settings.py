@@ -134,7 +134,7 @@ def load(
 ) -> Settings:
     """Return the settings. `flags` are the command line's; only those in `names` count.
 
-    Raises InvalidRequestError with one line that names the value and where it comes from.
+    Raises InvalidRequestError with one line that names the value and its source.
     """
     path = file.path(environ)
     in_file = _variables(file.read(path), f" in {path}")
@@ -161,7 +161,7 @@ def _value(name: str, given: SettingText) -> Any:  # noqa: ANN401 - of Settings
 
 
 def _check_enforce(settings: Settings, chosen: Mapping[str, SettingText]) -> None:
-    """Raise InvalidRequestError where there are no processes to be pinned."""
+    """Raise InvalidRequestError if there are no processes to pin."""
     enforce = chosen["enforce"]
     if settings.replays:
         other, why = chosen.get("machine") or chosen["root"], "replays another machine"

@@ -12,7 +12,7 @@ from affinityd.text import quote
 VARIABLE = "AFFINITYD"
 
 OFF = "off"  #: nothing is touched
-OBSERVE = "observe"  #: no mask is changed; the process is told its plan, and the daemon counts it
+OBSERVE = "observe"  #: no mask is changed; the plan is in the environment, and the daemon counts it
 ON = "on"
 SWITCHES = (OFF, OBSERVE, ON)  #: from the least
 

@@ -26,9 +26,9 @@ def write_scripts(folder: Path) -> None:
 
 
 def write_settings(folder: Path, settings: Mapping[str, str], switch: str = ON) -> None:
-    """Write the variables that `run` sets where its environment has none, and the switch.
+    """Write the defaults of variables for `run`, and the switch.
 
-    Of that the least counts, which `heed` of `run` sees to. Raises OutputError.
+    The least switch counts: `heed` of `run` sets it. Raises OutputError.
     """
     assignments = (
         f'[ -n "${{{name}-}}" ] || {name}={quote(text)}\n' for name, text in settings.items()

@@ -63,8 +63,8 @@ def find(
 ) -> NodePlan:
     """Return the plan of the first daemon that answers, else by this node's own files.
 
-    `deadline`, of time.monotonic, is how long a daemon is waited for; `tell` is told what kept it
-    from answering. Raises AffinityError.
+    A daemon is waited for until `deadline`, of time.monotonic; `tell` gets the reason if it does
+    not answer. Raises AffinityError.
     """
     try:
         return _of_first(asked, addresses, deadline)

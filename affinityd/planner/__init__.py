@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Where a rank is, seen from its GPU; from best to worst, as a plan is summed up.
+#: The localities of a rank, from best to worst; a plan's is the worst of its ranks'.
 LOCALITIES = ("local", "unknown", "mixed", "remote")
 
 #: Modes that divide the cores by the ranks' numbers and give no GPU a block of its own.

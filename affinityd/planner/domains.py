@@ -66,7 +66,7 @@ def home_nodes(topology: Topology, gpus: Sequence[Gpu], allowed: CpuSet) -> list
 
 
 def locality(topology: Topology, gpu: Gpu, nodes: Collection[int | None]) -> str:
-    """Return "local", "remote" or "unknown": where nodes are, all of them, seen from a GPU."""
+    """Return "local", "remote" or "unknown": the place of all these nodes, seen from a GPU."""
     if len(topology.nodes_with_cpus) == 1:
         return "local"
     if gpu.numa_node is None:
@@ -77,7 +77,7 @@ def locality(topology: Topology, gpu: Gpu, nodes: Collection[int | None]) -> str
 def domains_of(
     topology: Topology, homes: Collection[int | None], allowed: CpuSet, *, scope: str, unique: bool
 ) -> dict[int | None, Domain]:
-    """Return the domain of each home node; `unique`: its ranks are not to overlap with others'."""
+    """Return the domain of each home node; `unique`: its ranks must not overlap with others'."""
     if scope == "node":
         return {home: single_bundles(usable(topology.node_cores[home], allowed)) for home in homes}
     if unique:
@@ -136,7 +136,7 @@ def deal(near_cores: Iterable[Core], partners: Sequence[Core]) -> Domain:
 
 
 def best_first(bundles: Iterable[Bundle]) -> tuple[Core, ...]:
-    """Return a rank's cores: the near ones, then the partners, dealt round by dealt round."""
+    """Return a rank's cores: the near ones, then the partners, in dealing order."""
     return tuple(core for dealt in zip_longest(*bundles) for core in dealt if core is not None)
 
 

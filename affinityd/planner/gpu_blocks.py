@@ -1,7 +1,7 @@
 """share=node: every GPU of the machine has a block of cores of its own.
 
-The blocks depend on the machine and its reserved CPUs alone, so jobs that know nothing of each
-other do not overlap.
+The blocks depend on the machine and its reserved CPUs alone, so unrelated jobs do not
+overlap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def shares_node(demand: Demand, mode: PlanMode) -> bool:
 def gpu_blocks(
     topology: Topology, demand: Demand, mode: PlanMode
 ) -> Mapping[tuple[str, int], Domain]:
-    """Return each GPU's block, as far as the demand's allowed CPUs leave it, by its key.
+    """Return each GPU's block, within the demand's allowed CPUs, by its key.
 
     A GPU is missing if its node has fewer allowed cores than GPUs.
     """
@@ -34,7 +34,7 @@ def gpu_blocks(
     domains = domains_of(topology, gpus_at, demand.unreserved, scope=scope, unique=True)
     cuts = {home: _cut(domains[home], len(places)) for home, places in gpus_at.items()}
     smallest = min(len(block) for cut in cuts.values() for block in cut)
-    # A node with fewer cores than GPUs has empty blocks: they are no measure for the others.
+    # A node with fewer cores than GPUs has empty blocks, which do not count for the others.
     keep = smallest or None if mode.balances and options.balanced else None
     found: dict[tuple[str, int], Domain] = {}
     for home, places in gpus_at.items():

@@ -48,7 +48,7 @@ class Widening:
     """Why a rank has far CPUs: its home node had too few for its ranks' requests."""
 
     cpus: CpuSet  #: the far ones of them
-    near: int  #: allowed logical CPUs that are, for all ranks of this home node
+    near: int  #: near allowed logical CPUs, for all ranks of this home node
     asked: int  #: logical CPUs that these ranks asked for together
 
 

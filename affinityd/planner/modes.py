@@ -97,7 +97,7 @@ MODES = {
     "node": PlanMode(all_cores, scope="node"),
     "socket": PlanMode(all_cores, scope="socket"),
     "exclusive": PlanMode(blocks, unique=True),
-    # Ranks that went on to the caches of another node would be far alone.
+    # Ranks on the caches of another node would have only far CPUs.
     "core_complex": PlanMode(complexes, scope="node", widens=False),
     "even": PlanMode(blocks, scope="node", everywhere=True, unique=True),
 }

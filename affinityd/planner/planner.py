@@ -65,7 +65,7 @@ def _divided(topology: Topology, demand: Demand, mode: PlanMode) -> Division:
     asked = 0 if options.cpus is None or not mode.widens else options.cpus if mode.counts else 1
     if shares_node(demand, mode) and (blocks := _by_gpu(topology, demand, mode)):
         in_blocks = dict(_split(blocks, options, mode))
-        # Ranks that plan by themselves ask for share=node, and stay apart by their blocks alone.
+        # Ranks that plan by themselves request share=node: only their blocks keep them apart.
         smallest = min(len(given_cpus(cores, options)) for cores in in_blocks.values())
         if options.share == "node" or smallest >= asked:
             return Division(blocks, in_blocks, "node")

@@ -1,4 +1,4 @@
-"""Never fewer CPUs than were asked for: if near cores are too few, the nearest others are added."""
+"""Never fewer CPUs than requested: if near cores are too few, the nearest others are added."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def widened(
     """Return the groups, whose domains hold the CPUs that their ranks asked for, `asked` each.
 
     A domain is filled with the nearest allowed cores that are in no other group's domain, behind
-    its own, until it holds enough or none are left. Where ranks divide a domain that has a core for
-    each, it stays as it is: cores added behind its end would leave the last ranks no near core.
+    its own, until it holds enough or none are left. A domain with a core for each of
+    its ranks stays as it is: cores added behind its end would leave the last ranks no near core.
     """
     free = _free_cores(topology, demand, (core for it in groups for core in chain(*it.domain)))
     wider = []
@@ -71,7 +71,7 @@ def _free_cores(topology: Topology, demand: Demand, taken: Iterable[Core]) -> li
 def _take(
     free: list[Core], topology: Topology, home: int | None, lack: int, options: Options
 ) -> tuple[Core, ...]:
-    """Take the free cores nearest to a node that give so many CPUs, or all that are left."""
+    """Take the free cores nearest to a node, until they have so many CPUs, or all."""
     if lack <= 0:
         return ()
     order = nearest_first(topology, home)

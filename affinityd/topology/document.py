@@ -1,7 +1,7 @@
 """A topology in JSON, for /topology, `affinityd topology --json` and node.json, and back.
 
 Values that follow from others (online, packages, a node's cpulist, a NIC's nearness) are there for
-readers: `from_document` does not look at it.
+readers: `from_document` ignores them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def to_document(topology: Topology) -> TopologyDocument:
 
 
 def from_document(document: TopologyDocument) -> Topology:
-    """Return the topology. Raises ValueError, one line, where its parts do not fit together."""
+    """Return the topology. Raises ValueError, one line, if its parts contradict each other."""
     return Topology(
         name=document.name,
         cores=tuple(_cores(document)),

@@ -1,6 +1,6 @@
 """The parts of a machine, frozen, and the questions of the planner.
 
-Nothing here reads a file: discovery makes a Topology, the other folders ask it.
+No file is read here: discovery makes a Topology, the other folders use it.
 """
 
 from __future__ import annotations
@@ -180,12 +180,12 @@ class Topology:
         return tuple(number for number in candidates if self.distance(start, number) == least)
 
     def memory_nodes(self, home: int | None) -> tuple[int | None, ...]:
-        """Return the home node, or the nearest that have memory, where the home has none."""
+        """Return the home node, or, if it has no memory, the nearest with memory."""
         with_memory = self.nodes_with_memory
         return self.nearest(home, with_memory) if with_memory and home is not None else (home,)
 
     def memory_node(self, home: int | None) -> int | None:
-        """Return the home node, or the first of the nearest that have memory."""
+        """Return the home node, or the first of the nearest with memory."""
         return self.memory_nodes(home)[0]
 
     def nearness(self, gpu: Gpu, nic: Nic) -> str:

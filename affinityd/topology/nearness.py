@@ -63,7 +63,7 @@ def vicinity(
 
 
 def placement(topology: Topology, near: Vicinity, mask: CpuSet) -> str:
-    """Return where a mask is, seen from the GPUs: one of PLACEMENTS."""
+    """Return the placement of a mask relative to the GPUs: one of PLACEMENTS."""
     if not near.nodes:
         return UNKNOWN
     if mask <= near.cpus or len(near.nodes) == len(topology.nodes_with_cpus):
@@ -79,10 +79,10 @@ def cause_of(
     cpuset: CpuSet | None,
     widened: CpuSet | None = None,
 ) -> str | None:
-    """Return why masks are where they are, the first of CAUSES that fits; None: none is far.
+    """Return why masks are far, the first of CAUSES that fits; None: none is far.
 
-    The process may use `cpuset`; `widened` are the CPUs, near and far, that it was given as it
-    asked for more than are near; None: not known, or it was not.
+    The process may use `cpuset`; `widened` are the CPUs, near and far, that it was given because
+    it asked for more than are near; None: unknown, or it was not.
     """
     far = [mask for mask, word in placements.items() if word in FAR]
     causes = (
