@@ -87,7 +87,7 @@ class Shares:
     def _given(self, process: AuditedProcess, share: Share) -> CpuSet | None:
         """Return the CPUs of a process if a plan for as many CPUs gives exactly these.
 
-        It may have asked for more than its cgroups tell; all of its cpuset may be no plan's.
+        Its request may be larger than its cgroups tell; a plan may not give exactly its cpuset.
         """
         masks = process.judged_masks
         mask = next(iter(masks), frozenset[int]())
@@ -101,7 +101,7 @@ class Shares:
     def _widened(self, process: AuditedProcess, share: Share, asked: int | None) -> CpuSet | None:
         """Return the CPUs of a process's GPUs by a plan for so many CPUs each.
 
-        None where none of them has more than near ones.
+        None if none of them has far CPUs.
         """
         ranks = self.ranks(share, Options(mode="node", cpus=asked)) if asked else ()
         its = [it for it in ranks if not isinstance(it, str) and it.gpu.key in process.facts.gpus]

@@ -56,9 +56,9 @@ class Auditor:
         self._judged_by: Judge | None = None
 
     def scan(self, topology: Topology) -> Scan:
-        """Look once. Takes as long as the holders, and READING seconds at most.
+        """Scan once, within the time of the holders' query and READING seconds.
 
-        Most of it waits for the kernel. Plans are made meanwhile by the same interpreter: so each
+        Most of that is waiting for the kernel. The same interpreter makes plans meanwhile: so each
         process is judged as it is read, and no loop over all of them holds it for long.
         """
         now, boot = time.time(), since_boot()

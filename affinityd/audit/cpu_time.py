@@ -1,7 +1,7 @@
 """CPU time between scans, near GPUs and far from them, and the start of each mismatch.
 
-A thread's time goes to the CPU that it ran on last, so a sum of many threads and scans is right
-where a single number is not. Pure: the clocks are handed in.
+A thread's time goes to the CPU that it ran on last, so a sum over many threads and scans is
+right, even if a single number is not. Pure: the clocks are handed in.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def spent(
 ) -> tuple[int, int]:
     """Return the ticks that a process's threads spent, and those of them far from its GPUs.
 
-    `before`: the ticks of the threads that were seen then. Of any other all counts if it started
-    after `since`, clock ticks since boot; else it was not looked at, and that is not known.
+    `before`: the ticks of the threads at the last scan. All ticks of a new thread count if it
+    started after `since`, clock ticks since boot; else they are unknown, and none counts.
     """
     total = remote = 0
     for thread in facts.threads:
@@ -81,8 +81,7 @@ class CpuTimeCounters:
     ) -> Mapping[GpuKey | Job, float]:
         """Return which GPUs and jobs have a mismatch, and since when; `now`: s since the epoch.
 
-        The mismatch of what cannot be seen for a while goes on: of a GPU, and of a job that is
-        remembered and has no process that is seen.
+        A mismatch goes on while its GPU, or all processes of its job, cannot be seen.
         """
         counted = [process for process in processes if not process.is_daemon]
         seen = {process.facts.membership.job for process in counted}

@@ -63,7 +63,7 @@ def document(topology: Topology, scan: Scan, sees: Sees | None) -> AuditDocument
 
 
 def render(topology: Topology, scan: Scan, sees: Sees | None) -> bytes:
-    """Return the document as JSON, in one line; of its processes never more than one is at hand."""
+    """Return the document as JSON, in one line; one process at a time."""
     counted = dumps(_without_processes(topology, scan, sees))
     if sees is None:
         return counted.encode()

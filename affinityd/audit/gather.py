@@ -1,7 +1,7 @@
 """Gathers the facts of the processes that use GPUs, and of their descendants, from /proc.
 
-A DataLoader's workers hold no GPU, and are where its samples are made. Any process may vanish, and
-its number be another's, at any moment.
+A DataLoader's workers hold no GPU, but make its samples. At any moment a process may vanish, and
+another get its pid.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ProcessWalk:
         *,
         family: float = FAMILY,
     ) -> None:
-        """Take the holders of GPUs, and by when, time.monotonic(), the walk has to end.
+        """Take the holders of GPUs, and the end of the walk, by time.monotonic().
 
         `processes`: where the children are looked up. `family`: seconds that a holder and its
         descendants may take.
@@ -94,7 +94,7 @@ class ProcessWalk:
     def _facts(self, stat: Stat, holding: Holding, *, holds: bool) -> ProcessFacts | None:
         """Return a process's facts; None if it has ended, or the time is over.
 
-        `holds`: it is the holder itself, and not one that works for it.
+        `holds`: it is the holder itself, not a descendant.
         """
         pid = stat.number
         # A main thread that has ended is in no cgroup any more: the root's, by cgroups of v1.
@@ -158,7 +158,7 @@ class ProcessWalk:
         return time.monotonic() > self._deadline
 
     def _is_meant(self, stat: Stat, parent: Stat | None) -> bool:
-        """Whether it is the process that was named, and not another with its number.
+        """Whether it is the named process, and not another with its pid.
 
         A holder has started before it was named, a child has that parent. A zombie runs nothing.
         """

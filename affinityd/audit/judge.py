@@ -1,6 +1,6 @@
 """Judges where a process may run, seen from its GPUs. Pure: facts in, judgment out.
 
-CPUs near any of them are near: a process that works on several has threads for each.
+CPUs near any of its GPUs are near: a process that works on several has threads for each.
 
 Libraries pin threads of their own (NCCL near its NIC, OpenMP one a core): those are shown, and make
 no mismatch. Where a thread ran last is not judged: one that sleeps was there long ago.
@@ -83,7 +83,7 @@ class Judge:
         return vicinity(self.topology, gpus)
 
     def _is_its_own(self, mask: CpuSet, mains: Collection[CpuSet]) -> bool:
-        """Whether a thread's mask is one that a library chose: narrower than the main thread's.
+        """Whether a library chose a thread's mask: it is narrower than the main thread's.
 
         Or than that was before the process was pinned without this thread.
         """

@@ -45,7 +45,7 @@ _container_folder = re.compile(
 def membership(cgroup_text: str) -> Membership:
     """Return the job and container of a process, by its /proc/PID/cgroup.
 
-    The first line that tells a job is taken: in a hybrid hierarchy not every one does. A process in
+    The first line with a job counts: in a hybrid hierarchy some lines have none. A process in
     a container that no scheduler started has a container and no job; of a job that goes by its
     SLUID only the step is known.
     """

@@ -41,7 +41,7 @@ def has_ended(facts: ProcessFacts) -> bool:
 
 
 class MissingProcesses:
-    """Processes that the driver names and that are not there, twice running: once may be a race."""
+    """Missing processes that the driver has named twice in a row: once may be a race."""
 
     def __init__(self) -> None:
         self._asked: float | None = None

@@ -16,7 +16,7 @@ def overlap(processes: Iterable[AuditedProcess]) -> Mapping[PinOwners, CpuSet]:
     """Return owners of unique pins, two or more → the CPUs that all these pins share.
 
     A pin is unique if it is a part of the near CPUs that the process could have: a process that
-    takes all of that shares it. Threads that a library pinned count as little as known daemons.
+    takes all of that shares it. Neither threads that a library pinned nor known daemons count.
     """
     pins: defaultdict[str, set[int]] = defaultdict(set)
     for process in processes:

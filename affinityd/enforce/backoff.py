@@ -1,7 +1,7 @@
 """Exponential backoff per process: after repeated resets wait longer before pinning, then give up.
 
-A library may change masks on purpose: a pin is repeated, but not for ever. The clock is handed
-in, seconds since boot.
+A library may change masks on purpose: a pin is repeated, but not for ever. The caller passes the
+time, in seconds since boot.
 """
 
 from __future__ import annotations

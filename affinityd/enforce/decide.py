@@ -1,7 +1,7 @@
 """Decides about every process that uses a GPU, by a scan and a policy. Pure.
 
-Each goes one way: is it in a job, may it be pinned, where is it to run, and are its threads there?
-Where a step fails, the process is left alone, for a reason.
+The steps: is it in a job, may it be pinned, where should it run, and are its threads there? If a
+step fails, the process is left alone, for a reason.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class _Deciding:
     ) -> None:
         """Raise ExemptError if a process is elsewhere on purpose, or by request.
 
-        Or where one that has drifted is not to be pinned.
+        Or if a drifted one must not be pinned.
         """
         process, fits = found.process, found.verdict == FITS
         if fits and not process.is_given:

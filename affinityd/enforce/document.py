@@ -34,7 +34,7 @@ Action = Annotated[str, OneOf((OBSERVE, PIN))]
 
 @dataclass(frozen=True)
 class PolicyDocument:
-    """Which policy counts; null where no file is named, and none is where one is looked for."""
+    """The policy in force; null: no file is named, and none exists at the default path."""
 
     file: str | None
     read: str | None

@@ -83,7 +83,7 @@ class Enforcer:
         """Take the wanted mode, of WAYS, and the policy.
 
         `why_not_pin`: tells why the daemon cannot pin now; `migrations`: moves the memory of a
-        process behind its first pin.
+        process after its first pin.
         """
         self._wanted = wanted
         self._policy = policy

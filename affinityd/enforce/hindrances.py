@@ -93,9 +93,9 @@ class NodeLock:
         self._file: int | None = None  # this process has the lock
 
     def acquire(self) -> str | None:
-        """Return why this daemon is not to pin; None: it has the lock. Call it before each pass.
+        """Return why this daemon must not pin; None: it has the lock. Call it before each pass.
 
-        A file that was taken away, or replaced, is no lock between two daemons.
+        A removed or replaced file is no lock between two daemons.
         """
         if self._file is not None and not self._is_there(self._file):
             os.close(self._file)

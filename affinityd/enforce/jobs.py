@@ -82,10 +82,10 @@ class ScanJobs:
 
 
 def _told(facts: ProcessFacts) -> Job | None:
-    """Return the job that a process's cgroups tell by themselves.
+    """Return the job in the paths of a process's cgroups.
 
-    Of a container that is where it is: any user may give another's id to a cgroup of their own. And
-    in one that may make cgroups there may be any job of Slurm's: it is not the node's.
+    A container's job is that of its place: any user may give its own cgroup another container's id.
+    And in a container that may make cgroups a Slurm job may be any: it is not the node's.
     """
     job, container = facts.membership.job, facts.membership.container
     if job is not None and facts.membership.outside is not None:

@@ -66,7 +66,7 @@ def migration_of(topology: Topology, facts: ProcessFacts, cpus: CpuSet) -> Pendi
 
 
 def destination(home: Nodes, allowed: Nodes, policy: MemoryPolicy | None) -> Nodes:
-    """Return the nodes that pages are moved to; none where the process has chosen others itself.
+    """Return the nodes to which pages are moved; none if the process has chosen others itself.
 
     `allowed`: its Mems_allowed; `policy`: its main thread's, None where that cannot be read.
     """

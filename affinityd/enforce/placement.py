@@ -1,7 +1,7 @@
-"""Where each process of a scan should run, by which its masks are judged. Pure.
+"""The CPUs on which each process of a scan should run, by which its masks are judged. Pure.
 
-A job's GPUs are its ranks, and a plan divides its CPUs. Processes on one GPU share what its rank
-has. Cpusets that overlap are planned together, and each process has what of that is in its own.
+A job's GPUs are its ranks, and a plan divides its CPUs. Processes on one GPU share its rank's
+CPUs. Overlapping cpusets are planned together, and each process gets the part in its own cpuset.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from affinityd.topology import nearness
 #: affinityd's masks of a process.
 Given = Callable[[ProcessFacts], frozenset[CpuSet]]
 
-#: The GPUs of each job from scan to scan. One that was held once stays a rank: the end of one
-#: process is to move no other.
+#: The GPUs of each job from scan to scan. One that was held once stays a rank: the end of a
+#: process must move no other.
 JobHistory = Recent[Job, HeldGpus]
 
 RESERVED = "all CPUs near {gpus} that its cgroup lets it use, {cpus}, are reserved: reserve fewer"
@@ -87,7 +87,7 @@ class Places:
     ) -> CpuSet:
         """Return the CPUs of a process with these GPUs and this cpuset, one at least.
 
-        Raises ExemptError where there is no plan, or nothing near in it for this process.
+        Raises ExemptError if there is no plan, or no near CPU in it for this process.
         """
         near, mode = self._near(gpus), treatment.options.mode
         wanted = cpuset if MODES[mode].everywhere else cpuset & near

@@ -90,7 +90,7 @@ def judged(found: Decision, target: TargetCpus) -> Decision:
     if not drifted:
         return found
     # Where the audit finds no mismatch, it runs near its GPU, on CPUs of others.
-    # ALLOCATION is said by its own GPU, where one below it has near CPUs.
+    # ALLOCATION is judged by its own GPU, if a descendant's GPU has near CPUs.
     cause = {None: SHARE, UNPINNED: UNPINNED}.get(process.cause, MASK)
     masks = format_list(frozenset().union(*target.drifted_masks(process.facts)))
     why = ELSEWHERE.format(masks=masks, cpus=format_list(target.cpus))

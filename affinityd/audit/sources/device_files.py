@@ -1,9 +1,9 @@
 """Holders by open device files, for drivers that list no processes: Ascend's, and others'.
 
 A file's place in sysfs tells its GPU: /sys/dev/char/MAJ:MIN, kernel
-Documentation/ABI/testing/sysfs-dev. Ascend's driver gives its files no place (it calls
-device_create without a parent): they go by their names, /dev/davinciN being the N-th NPU, which is
-taken to be the N-th in PCI bus order. Open files: proc_pid_fd(5).
+Documentation/ABI/testing/sysfs-dev. Ascend's files have no place there (the driver
+calls device_create without a parent): they go by their names. /dev/davinciN is taken to be the
+N-th NPU in PCI bus order. Open files: proc_pid_fd(5).
 """
 
 # ruff: noqa: PTH115, PTH116, PTH208 - thousands of files are looked at; pathlib is slower
@@ -82,7 +82,7 @@ class DeviceFileScanner:
     def found(self, gpus: Sequence[Gpu]) -> GpuHolders:
         """Return the holders of the GPUs' files, as far as they can be seen.
 
-        A pid that another process has got since the last scan is taken to be the one that was.
+        If another process has got a pid since the last scan, it counts as the old one.
         """
         if not gpus:
             return GpuHolders()

@@ -29,7 +29,7 @@ _changes = re.compile(
 ).search
 
 #: The first 15 bytes of a program's name → words of its command line that change a driver
-#: or a GPU. Not nvidia-mig-manager, nvidia-driver nor nvidia-persistenced: they run always.
+#: or a GPU. Not nvidia-mig-manager, nvidia-driver nor nvidia-persistenced: they always run.
 WORKERS = {
     b"nvidia-mig-part": _any,
     b"nvidia-installe": _any,

@@ -54,11 +54,10 @@ class HolderSources:
         self._files = DeviceFileScanner(proc, sys, dev)
 
     def held(self, topology: Topology) -> GpuHolders:
-        """Return the holders of the GPUs now, and the GPUs of which they are not known.
+        """Return the holders of the GPUs now, and the GPUs with unknown holders.
 
-        `asked` is from before anything that counts was asked: a process that has started since may
-        have the pid of one that was named and ended meanwhile. One that is really new is found the
-        next time.
+        `asked` is the time before the first query: a process that has started since may have the
+        pid of a named one that has ended. A really new one is found at the next scan.
         """
         asked = self._clock()
         gpus = topology.gpus

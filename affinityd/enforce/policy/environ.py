@@ -1,7 +1,7 @@
 """The environment with which a process was started, as far as it can be read.
 
-To read it the kernel takes the lock of the process's memory, which its user can have held for ever:
-by a file system of their own (FUSE), or one that does not answer (NFS). So it is read in a thread.
+To read it the kernel takes the lock of the process's memory. Its user can keep that locked for
+ever: by an own file system (FUSE), or one that does not answer (NFS). So a thread reads it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_STUCK = 8  #: threads that may wait; while there are as many, no more work 
 def environment(facts: ProcessFacts, root: str = "") -> Mapping[str, str] | None:
     """Return the environment of a process; None where it cannot be read.
 
-    Of one that gives itself another title (setproctitle, as Ray's and vLLM's workers) that of the
+    For a process that changes its title (setproctitle, as Ray's and vLLM's workers) that of the
     nearest ancestor in the same cgroups counts.
     """
     proc, pid, start = f"{root}/proc", facts.pid, facts.start
@@ -54,7 +54,7 @@ class TimedCalls(Generic[K, T]):
     def result(self, key: K, work: Callable[[], T]) -> T:
         """Return the result of `work`, which raises nothing; a second call is for the same work.
 
-        Raises TimeoutError where it takes too long, or too much of it is late already.
+        Raises TimeoutError if it takes too long, or too many calls are late already.
         """
         future, seconds = self._late.pop(key, None), 0.0
         if future is None:

@@ -19,8 +19,8 @@ _UNREAD = object()
 class PolicyFile:
     """Reads the file at each look: it is small, and a new one may have the old one's time.
 
-    A change counts when two looks in a row have found the same: half a file is none, and an editor
-    that renames the old one before it writes the new one leaves a moment without any.
+    A change counts when two looks in a row found the same: a file may be half written, or missing
+    for a moment while an editor replaces it.
     """
 
     def __init__(

@@ -55,8 +55,8 @@ class ProcessIdentity:
 def paths(cgroup_text: str) -> tuple[str, ...]:
     """Return the paths of /proc/PID/cgroup, each once, by its lines `ID:controller,…:/path`.
 
-    To a reader in a cgroup namespace those beside it begin with `/..`, up to what they share, which
-    is not known: cgroup_namespaces(7).
+    To a reader in a cgroup namespace paths outside it begin with `/..`, up to an unknown common
+    folder: cgroup_namespaces(7).
     """
     text = cgroup_text.encode(errors="surrogateescape").decode(errors="replace")  # for people, too
     told = (_beside.sub("", path) for _, path in hierarchies(text))

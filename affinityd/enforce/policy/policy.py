@@ -53,7 +53,7 @@ class Rule:
     def may_leave(self, identity: ProcessIdentity) -> frozenset[str]:
         """Return the unreadable fields without which it is unknown whether this rule bars a pin.
 
-        Nothing where the rule pins, or that is known.
+        None if the rule pins, or that is known.
         """
         is_kept = self.treatment.leave or self.treatment.observe
         unknown = self._unknown(identity) if is_kept else frozenset[str]()
@@ -92,7 +92,7 @@ class Policy:
     def treatment(self, identity: ProcessIdentity) -> Treatment:
         """Return how a process is treated.
 
-        A process that a rule may leave or observe, if its facts were known, is left.
+        A process is left alone if a rule may leave or observe it, depending on unknown facts.
         """
         for rule in self.rules:
             if unread := rule.may_leave(identity):
@@ -104,7 +104,7 @@ class Policy:
     def names_cgroup(self, identity: ProcessIdentity) -> str | None:
         """Return the cgroup that is the process's job, by the first rule that names one of them.
 
-        None where none does, or that one leaves it.
+        None if none does, or that rule leaves it alone.
         """
         naming = (rule for rule in self.rules if rule.cgroup is not None and rule.matches(identity))
         rule = next(naming, None)
