@@ -45,9 +45,6 @@ def test_kubernetes_knows_every_field(path: Path) -> None:
 @NAMED
 def test_it_says_where_its_cpuset_comes_from(path: Path) -> None:
     head = path.read_text().partition("\napiVersion")[0]
-    assert all(line.startswith("#") for line in head.splitlines())
-    assert "cpuset, by the" in head.replace("\n# ", " ")
-    assert "\n#   none    every CPU of the node" in head
     (static,) = (line for line in head.splitlines() if line.startswith("#   static"))
     own = all(is_guaranteed(pod) for pod in pods(path))
     assert ("of its own" in static, "shared pool" in static) == (own, not own)

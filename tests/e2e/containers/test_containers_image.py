@@ -17,7 +17,7 @@ from tests.e2e.containers.podman import podman
 from tests.e2e.containers.rig import UNPRIVILEGED, container, curl, running
 from tests.support.daemons import eventually
 from tests.support.paths import REPOSITORY
-from tests.support.tiny import affinityd
+from tests.support.tiny import Ended, affinityd
 
 LABEL = "org.opencontainers.image."
 
@@ -132,22 +132,19 @@ def test_docker_builds_it_where_there_is_no_podman_and_else_it_says_what_is_miss
     tmp_path: Path,
 ) -> None:
     """With options that docker has, too; it is none that builds here."""
+
+    def image() -> Ended:
+        tag = "registry.example.com/a:1"
+        environment = {"PATH": os.fspath(tmp_path), "BASE_IMAGE": "debian-python:12"}
+        command = ["/bin/sh", f"{REPOSITORY}/scripts/image", tag, "--no-cache"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return Ended(done.returncode, done.stdout, done.stderr)
+
     for program in ("dirname", "sed"):
         (tmp_path / program).symlink_to(shutil.which(program) or "/bin/true")
-
-    def image() -> tuple[int, str, list[str]]:
-        done = subprocess.run(
-            ["/bin/sh", REPOSITORY / "scripts/image", "registry.example.com/a:1", "--no-cache"],
-            env={"PATH": os.fspath(tmp_path), "BASE_IMAGE": "debian-python:12"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout, done.stderr.splitlines()
-
-    assert image() == (1, "", ["An image is built by podman or docker; neither is here."])
-    (tmp_path / "docker").write_text('#!/bin/sh\nprintf "%s\\n" "$@" >&2\n')
+    assert image() == Ended(1, "", "An image is built by podman or docker; neither is here.\n")
+    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@" >&2\n')
     (tmp_path / "docker").chmod(0o755)
-    words = ["build", "--tag", "registry.example.com/a:1", "--build-arg", f"VERSION={__version__}"]
-    words += ["--build-arg", "BASE_IMAGE=debian-python:12", "--no-cache", f"{REPOSITORY}"]
-    assert image() == (0, "registry.example.com/a:1\n", words)
+    arguments = f"--build-arg VERSION={__version__} --build-arg BASE_IMAGE=debian-python:12"
+    told = f"build --tag registry.example.com/a:1 {arguments} --no-cache {REPOSITORY}\n"
+    assert image() == Ended(0, "registry.example.com/a:1\n", told)
