@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from itertools import combinations
 
 import pytest
@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affinityd import machines
-from affinityd.client import local_plan
 from affinityd.cpuset import CpuSet, format_list, format_mask, parse_list
-from affinityd.request.environment import first_answer, process_questions
+from affinityd.request.environment import first_answer
 from affinityd.request.formats import Reply
 from affinityd.request.parameters import Request
 from affinityd.request.query import parse_query
@@ -224,11 +223,6 @@ def test_tasks_of_a_job_divide_its_cores(asked: str, expected: str) -> None:
     assert lists(DGX, f"mode=unique_contiguous {asked}") == expected
 
 
-def of_exec(environ: Mapping[str, str], mask: CpuSet) -> Reply:
-    questions = process_questions({"mode": "exclusive"}, environ, mask)
-    return local_plan.plan_on_node(Node(DGX), questions)
-
-
 def of_task_prolog(environ: Mapping[str, str], mask: CpuSet) -> Reply:
     variables = {**environ, "AFFINITYD_MODE": "exclusive"}
     passed = [("env", f"{name}={text}") for name, text in variables.items()]
@@ -236,7 +230,6 @@ def of_task_prolog(environ: Mapping[str, str], mask: CpuSet) -> Reply:
     return first_answer(requests, lambda request: answer(Node(DGX), request))
 
 
-@pytest.mark.parametrize("plan", [of_exec, of_task_prolog])
 @pytest.mark.parametrize(
     ("slices", "sees"),
     rows("""
@@ -246,9 +239,7 @@ all on all         | 0-7 0-7 0-7 0-7 | 0,1,2,3 0,1,2,3 0,1,2,3 0,1,2,3
 CPUs are not bound |                 | 0,1 0,1 0,1 0,1
 """),
 )
-def test_tasks_never_overlap_whose_gpus_were_chosen_by_their_slices(
-    plan: Callable[[Mapping[str, str], CpuSet], Reply], slices: str, sees: str
-) -> None:
+def test_tasks_never_overlap_whose_gpus_were_chosen_by_their_slices(slices: str, sees: str) -> None:
     """--gpu-bind=closest: tasks of one slice, of these nodes, see the same GPUs.
 
     Each is planned by itself.
@@ -259,7 +250,7 @@ def test_tasks_never_overlap_whose_gpus_were_chosen_by_their_slices(
         f"SLURMD_TRES_BIND=gpu:closest SLURM_CPU_BIND_LIST={','.join(map(format_mask, nodes))}"
     )
     replies = [
-        plan({**step, "SLURM_LOCALID": f"{task}", "CUDA_VISIBLE_DEVICES": gpus}, mask)
+        of_task_prolog({**step, "SLURM_LOCALID": f"{task}", "CUDA_VISIBLE_DEVICES": gpus}, mask)
         for task, gpus, mask in zip(range(4), sees.split(), nodes or [DGX.online] * 4, strict=True)
     ]
     assert not overlap(replies)

@@ -307,10 +307,3 @@ def test_a_job_has_cpus_near_each_of_its_gpus(
 def test_a_job_with_a_gpu_that_the_node_has_not_is_told() -> None:
     job = SlurmJob(1, frozenset({0}), ("8",))
     assert list(far(node(0, 3), job)) == ["job 1 has gpu 8, and this node has 0-1"]
-
-
-def test_near_a_gpu_whose_node_has_no_cpus_are_the_nearest() -> None:
-    barren = MACHINES["barren"]
-    assert list(far(barren, SlurmJob(1, frozenset({5}), ("0",)))) == []
-    (text,) = far(barren, SlurmJob(1, frozenset({0}), ("0",)))
-    assert text.startswith("job 1 has gpu 0 (node 2) and CPUs 0 (package 0, node 0)")

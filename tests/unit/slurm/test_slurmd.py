@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -132,17 +131,11 @@ def test_the_gres_of_a_node_is_slurm_conf_s(tmp_path: Path, conf: str, gres: str
     assert gres_of("gpu07", node_lines(tmp_path / "slurm.conf")) == gres
 
 
-@pytest.mark.parametrize(
-    ("gres", "counts"),
-    [
-        ("gpu:2", {None: 2}),
-        ("gpu:a100", {"a100": 1}),
-        ("gpu:a100:2,gpu:v100:1,gpu:a100:1", {"a100": 3, "v100": 1}),
-        ("nic:2,gpu:1g.10gb:4(S:0-1)", {"1g.10gb": 4}),
-        ("gpu:no_consume:2", {None: 2}),
-        ("gpu:0,(null)", {}),
-    ],
-)
-def test_gres_is_read_in_its_order(gres: str, counts: Mapping[str | None, int]) -> None:
-    found = expected("s", {"gres": gres}).counts
-    assert list(found.items()) == list(counts.items())
+def test_gres_is_read_in_its_order() -> None:
+    for gres, counts in (
+        ("gpu:a100:2,gpu:v100,gpu:a100:1", [("a100", 3), ("v100", 1)]),
+        ("nic:2,gpu:1g.10gb:4(S:0-1)", [("1g.10gb", 4)]),
+        ("gpu:no_consume:2", [(None, 2)]),
+        ("gpu:0,(null)", []),
+    ):
+        assert list(expected("s", {"gres": gres}).counts.items()) == counts
