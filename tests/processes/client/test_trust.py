@@ -166,23 +166,17 @@ def test_users_are_trusted_whom_variables_or_the_settings_file_name(
     path = spoil(folder, ".:1234 run:1234 run/s:1234")
     trust_alone(monkeypatch, ANOTHER)
     assert f"{folder} belongs to uid {SOMEBODY}," in distrust(path)
+    for uids in (str(ANOTHER), "nobody,*"):
+        assert judged(path, uids).startswith("not: ")
     trust_alone(monkeypatch, ANOTHER, SOMEBODY)
     trust.check_path(str(path))
+    for uids in (f"{ANOTHER},{SOMEBODY}", f"root,{SOMEBODY},"):
+        assert judged(path, uids) == f"believed: {path}"
     monkeypatch.delenv("AFFINITYD_DAEMON_UID")
     distrust(path)
     (folder / "conf").write_text(f"AFFINITYD_DAEMON_UID={SOMEBODY}\n")
     monkeypatch.setenv("AFFINITYD_CONFIG", str(folder / "conf"))
     trust.check_path(str(path))
-
-
-@as_root
-def test_a_script_believes_those_who_are_named(folder: Path) -> None:
-    path = spoil(folder, "run:1234 run/s:1234")
-    for uids in (str(ANOTHER), "nobody,*"):
-        told = f"not: {folder}/run/ belongs to uid {SOMEBODY}, and is not trusted"
-        assert judged(path, uids) == told
-    for uids in (f"{ANOTHER},{SOMEBODY}", f"root,{SOMEBODY},"):
-        assert judged(path, uids) == f"believed: {path}"
 
 
 @as_root
@@ -216,36 +210,28 @@ def test_a_relative_path_goes_from_the_current_folder(
     assert distrust("s").startswith(f"other users may write to {folder};")
 
 
-@pytest.mark.parametrize(
-    ("text", "uids"),
-    [
-        *(("", set()), (" 1 , 65532,", {1, 65532}), ("root,4294967294", {0, 2**32 - 2})),
-        *(("4294967295", None), ("no such user", None), ("a\0b", None)),
-    ],
-)
-def test_users_are_named_by_name_or_number(text: str, uids: set[int] | None) -> None:
-    if uids is not None:
-        assert trust.trusted_uids({"AFFINITYD_DAEMON_UID": text}) == uids
-        return
+def test_users_are_named_by_name_or_number() -> None:
+    def uids(text: str) -> frozenset[int]:
+        return trust.trusted_uids({"AFFINITYD_DAEMON_UID": text})
+
+    assert (uids(""), uids(" 1 , 65532,")) == (frozenset(), frozenset({1, 65532}))
+    assert uids("root,4294967294") == frozenset({0, 2**32 - 2})
     told = r"^AFFINITYD_DAEMON_UID: there is no user '.*' here; give a user's name or number$"
-    with pytest.raises(InvalidRequestError, match=told):
-        trust.trusted_uids({"AFFINITYD_DAEMON_UID": text})
+    for text in ("4294967295", "no such user", "a\0b"):
+        with pytest.raises(InvalidRequestError, match=told):
+            uids(text)
 
 
 # What scripts alone come across.
 
 
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        ("{}/none", "the owner of {} cannot be seen"),
-        ("{}/none/s", "{} is not there, or cannot be looked at"),
-        ("/dev/null", "{} is no socket"),
-    ],
-)
-def test_what_is_no_socket_is_not_believed(folder: Path, path: str, told: str) -> None:
-    path = path.format(folder)
-    assert judged(Path(path)) == f"not: {told.format(path)}"
+def test_what_is_no_socket_is_not_believed(folder: Path) -> None:
+    for path, told in (
+        (folder / "none", "the owner of {} cannot be seen"),
+        (folder / "none/s", "{} is not there, or cannot be looked at"),
+        (Path("/dev/null"), "{} is no socket"),
+    ):
+        assert judged(path) == f"not: {told.format(path)}"
 
 
 def test_without_ls_nothing_is_believed(folder: Path) -> None:
