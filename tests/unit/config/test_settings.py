@@ -87,6 +87,7 @@ def test_a_machine_in_one_place_sets_another_in_a_lesser_one_aside(sources: Sour
         ("job_series", "1000", 1000),
         ("admin_group", "root", 0),
         ("admin_group", "4000000000", 4000000000),
+        ("enforce", "pin", "pin"),
         ("migrate_memory", "on", True),
     ],
 )
