@@ -167,19 +167,6 @@ def test_without_ctypes_it_is_refused() -> None:
 # What other processes hold.
 
 
-def test_a_mapping_without_pages_before_the_programs_own_tells_the_policy_too() -> None:
-    assert child("""
-mmap = ctypes.CDLL(None).mmap
-mmap.restype = ctypes.c_void_p
-mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 5]
-PRIVATE, ANONYMOUS, FIXED = 0x02, 0x20, 0x10
-assert mmap(0x200000, 4096, 0, PRIVATE | ANONYMOUS | FIXED, -1 % 2**64, 0) == 0x200000
-set_policy("bind", ON_0)
-assert open("/proc/self/numa_maps").readline() == "00200000 bind:0\\n"
-tell(policy_of(os.getpid()))
-""") == [["bind on node 0"]]
-
-
 def test_a_process_that_is_gone_or_anothers_has_no_readable_policy_and_memory() -> None:
     assert child("""
 if os.geteuid() == 0:

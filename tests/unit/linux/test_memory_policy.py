@@ -43,6 +43,8 @@ def test_a_list_that_is_cut_short_is_unreadable(tmp_path: Path, address: str) ->
         assert memory_policy._first_policy(str(file)) is None
         file.write_text(f"{address} {spelling}:0-39 file=/usr/bin/x mapped=2\n")
         assert memory_policy._first_policy(str(file))
+    file.write_text(f"{address} bind:0\n")  # a mapping without pages
+    assert str(memory_policy._first_policy(str(file))) == "bind on node 0"
 
 
 @pytest.mark.parametrize(

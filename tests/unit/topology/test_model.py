@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from affinityd.cpuset import format_list
-from affinityd.topology.model import Gpu, Nic, NvLinks
+from affinityd.topology.model import Gpu, Nic, NvLinks, Topology
 from tests.support.machines.by_hand import made
 from tests.support.machines.facts import machine
 
@@ -54,21 +54,18 @@ def test_the_nearest_nodes(start: int | None, candidates: Nodes, nearest: Nodes)
 
 
 @pytest.mark.parametrize(
-    ("name", "home", "node"),
+    ("topology", "home", "node"),
     [
-        ("dgx-a100", 3, 3),  # a node of unknown memory is taken to have some
-        ("threadripper-2990wx", 2, 2),
-        ("threadripper-2990wx", 1, 0),  # without memory the nearest, then lowest
-        ("gh200x4", 1, 1),  # GPU memory is no nearer than a node's own
-        ("stray-cpus", None, None),  # the CPUs of no node have no memory node
+        (machine("dgx-a100"), 3, 3),  # a node of unknown memory is taken to have some
+        (machine("threadripper-2990wx"), 2, 2),
+        (machine("threadripper-2990wx"), 1, 0),  # without memory the nearest, then lowest
+        (machine("gh200x4"), 1, 1),  # GPU memory is no nearer than a node's own
+        (machine("stray-cpus"), None, None),  # the CPUs of no node have no memory node
+        (made({0: "0", 1: "1"}, memoryless=[0, 1]), 1, 1),
     ],
 )
-def test_a_home_node_s_memory(name: str, home: int | None, node: int | None) -> None:
-    assert machine(name).memory_node(home) == node
-
-
-def test_memory_is_the_home_node_s_where_no_node_has_any() -> None:
-    assert made({0: "0", 1: "1"}, memoryless=[0, 1]).memory_node(1) == 1
+def test_a_home_node_s_memory(topology: Topology, home: int | None, node: int | None) -> None:
+    assert topology.memory_node(home) == node
 
 
 @pytest.mark.parametrize(
