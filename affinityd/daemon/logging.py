@@ -1,7 +1,7 @@
 """Log lines: one for each record, as text or as JSON, without control characters.
 
-A thread writes them to stdout: a pipe whose reader has stopped, or a full disk, costs lines and
-holds up no answer.
+A thread writes them to stdout: a pipe whose reader has stopped, or a full disk, costs lines, but
+delays no answer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class JsonFormatter(logging.Formatter):
 class LineWriter(logging.Handler):
     """Writes lines to a file from a thread; at most MOST_LINES wait.
 
-    Once the file takes lines again, it says how many are missing.
+    Once the file accepts lines again, one tells how many are missing.
     """
 
     def __init__(self, file: int, formatter: logging.Formatter) -> None:

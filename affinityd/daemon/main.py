@@ -54,9 +54,9 @@ def run(
     *,
     nvml_failures: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Serve a machine until SIGTERM or SIGINT. Raises ListenError where that cannot be.
+    """Serve a machine until SIGTERM or SIGINT. Raises ListenError if that is not possible.
 
-    `nvml_failures`: how often NVML did not answer so far, by question. Raises SystemExit for a
+    `nvml_failures`: how often NVML did not answer, by query. Raises SystemExit for a
     fatal error, once it is logged.
     """
     with log_on_stdout(settings.log_format):
@@ -145,7 +145,7 @@ async def _run(servers: Servers, works: Iterable[Coroutine[None, None, None]]) -
 
 
 def _let_answers_pass() -> None:
-    """Have threads in the background get out of an answer's way soon.
+    """Let background threads yield to an answer soon.
 
     With Python's own 5 ms each event of the loop would wait that long for them. And
     imported modules stay: a full collection need not scan them, 30 ms in which nothing else runs.

@@ -93,7 +93,7 @@ class Servers:
     async def watch(self) -> None:
         """Once a second end late connections; never returns.
 
-        Raises FatalError when the socket's file is gone, or another's: no more clients would come.
+        Raises FatalError when the socket's file is deleted or replaced: no client could connect.
         """
         while self._unix.is_reachable():
             self._connections.sweep(asyncio.get_running_loop().time())

@@ -1,7 +1,7 @@
 """The daemon's sockets: bound before the server starts, so that errors are reported at once.
 
-Another process at the unix socket ends the start. One at a TCP address does not, as it may be any
-user's: jobs use the unix socket.
+Another process at the unix socket ends the start. One at a TCP address does not, as any user may
+have started it: jobs use the unix socket.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Listeners:
 def listening(settings: Settings) -> Iterator[Listeners]:
     """Listen on the addresses of the settings. Raises ListenError, before anything is served.
 
-    At a TCP address where another process listens there is no socket, and a line in the log.
+    If another process listens at a TCP address, that address is skipped, with a line in the log.
     """
     unix = listen_unix(Path(settings.socket))
     try:
@@ -121,8 +121,8 @@ def _bound(host: str, port: int) -> socket.socket:
 def listen_unix(path: Path) -> UnixListener:
     """Listen on a path that every user can reach. A stale socket is taken over.
 
-    Raises ListenError for a socket on which another process listens, which is named, and for a
-    folder that cannot be written to.
+    Raises ListenError for a socket of another process, which is named, and for a folder that
+    is not writable.
     """
     try:
         if not path.parent.exists():

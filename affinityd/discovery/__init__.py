@@ -1,7 +1,7 @@
 """Discovery: a machine's files and NVML's answers, joined to a Topology.
 
-One module a source: `cpus`, `numa` and `pci` read kernel folders, `nvidia` and `amd` what their
-drivers tell, `nvml` asks NVIDIA's library. They read only the facts that a plan needs.
+One module a source: `cpus`, `numa` and `pci` read kernel folders, `nvidia` and `amd` their
+drivers' files, `nvml` calls NVIDIA's library. They read only the facts that a plan needs.
 """
 
 # ruff: noqa: PTH116, PTH207 - pathlib costs more to import than a machine to read
@@ -41,8 +41,8 @@ def open_tree(root: str, node_name: str | None = None) -> Tree:
     """Open `/`, a captured folder, or an archive of one.
 
     `node_name` is the name of the machine in `/`, if it is not that of uname(2): in a
-    container that is the container's. A captured machine has its own name, and may lie up to three
-    folders below, as in captures that wrap it in its name. Raises TreeError where there is no
+    container that is the container's. A captured machine has its own name, and may be up to three
+    folders below, as in captures with a folder of its name. Raises TreeError where there is no
     machine, or more than one.
     """
     try:

@@ -36,7 +36,7 @@ class _ReadOutcome:
     broken: Mapping[str, OSError]  #: path → the error of reading it
 
     def check(self, former: _ReadOutcome | None) -> None:
-        """Raise TreeError where the reading is not to be used.
+        """Raise TreeError if the reading must not be used.
 
         An unreadable file looks as if it were missing. So a reading that lacks
         more than the former one is refused, unless CPUs came or went.

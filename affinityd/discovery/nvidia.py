@@ -1,6 +1,6 @@
 """NVIDIA's GPUs: its driver's files in /proc, and the numbers that NVML gives them.
 
-Where NVML answers, its list is the list; else it is the bus's, in bus order, which is NVML's too.
+If NVML answers, its list counts; else the bus's, in bus order, which is NVML's order too.
 Source: the NVIDIA driver's README, "The /proc Interface".
 """
 

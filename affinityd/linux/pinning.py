@@ -109,9 +109,9 @@ def pin_threads(
     """Set the masks of all threads that the rules of their processes do not leave alone.
 
     `targets` is called before each pass: processes may come and go. A thread that changes its mask
-    after it was set is left alone. After the `deadline`, time.monotonic(), nothing is set; where
-    there is one, no clone(2) is waited for that does not show yet. With `dry_run` nothing is set,
-    and the result is that of a pin without refusals.
+    after it was set is left alone. After the `deadline`, time.monotonic(), nothing is set; with
+    one, an unfinished clone(2) is not waited for. With `dry_run` nothing is set, and the result is
+    that of a pin without refusals.
 
     Never raises for a thread, or a process, that has ended or was refused.
     """
@@ -160,7 +160,7 @@ class _Passes:
     def may_show_more(self) -> bool:
         """Whether a thread whose mask was replaced may be starting one with the mask before.
 
-        One that has computed since then has left the clone(2) that it may have been in.
+        One that has computed since then has finished such a clone(2).
         """
         own = threading.get_native_id()
         pinned = [it for it in self.results if it.was_set and it.tid != own]

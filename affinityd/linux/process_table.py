@@ -14,8 +14,8 @@ from affinityd.linux.processes import INIT, PROC, Stat, everyone
 def descendants(pid: int, proc: str = PROC) -> list[Stat]:
     """Return a process's children, theirs, and so on, parents before children; no zombies.
 
-    The process that asks is not among them, nor is one whose parent has ended: it is another
-    else's now.
+    The calling process is not among them, nor is a process with an ended parent: it has another
+    parent now.
     """
     living = (it for it in everyone(proc) if not it.is_zombie and it.number != os.getpid())
     children = _by_parent(living)
@@ -52,7 +52,7 @@ class ProcessTable:
         """Return the pids of the running children of a process's threads.
 
         Kernels with CONFIG_PROC_CHILDREN list them, proc_tid_children(5): to read every process
-        costs most of a scan. One that ends meanwhile can hide another.
+        costs most of a scan. One that ends during the read can hide another.
         """
         if not self._lists_children:
             return [stat.number for stat in self._children[pid]]
@@ -76,7 +76,7 @@ class ProcessTable:
 def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
     """Yield a process, its parent, and so on, as far as they are known, by the parent of each.
 
-    They were read one after the other, and may seem a circle: each is yielded once.
+    They were read one after the other, and may form a circle: each is yielded once.
     """
     met: set[int] = set()
     while pid in parents and pid not in met:

@@ -1,6 +1,6 @@
 """Facts of /proc about running processes and their threads.
 
-Anything may vanish, or refuse to be read, at any moment: that is None, or missing in a list, and
+A file may vanish, or refuse to be read, at any moment: that is None, or missing in a list, and
 never an error. Sources: proc(5), sched_getaffinity(2), kernel fs/proc/array.c `do_task_stat`.
 """
 
@@ -131,7 +131,7 @@ def thread_ids(pid: int, proc: str = PROC) -> list[int]:
     """Return a process's threads, the main one first; none if it has ended.
 
     A listing during which a thread ends can lack another that lives on (kernel fs/proc/base.c
-    `next_tid`, `first_tid`): a caller that needs all lists again.
+    `next_tid`, `first_tid`): read it again to have all.
     """
     return sorted(numbered(f"{proc}/{pid}/task"), key=lambda tid: tid != pid)
 
@@ -149,8 +149,8 @@ def mask_of(tid: int) -> CpuSet | None:
 def status_of(pid: int | str, name: str, proc: str = PROC) -> str:
     """Return a line of a process's `status` without its name; "" where it cannot be read.
 
-    A newline alone ends one: in a process's name the kernel escapes no other character that Python
-    takes for an end.
+    Only a newline ends one: in a process's name the kernel escapes no other character
+    that ends a line for Python.
     """
     beginning = f"{name}:".encode()
     lines = (content(f"{proc}/{pid}/status") or b"").split(b"\n")

@@ -34,7 +34,7 @@ CAPABILITY_VERSION_3 = 0x20080522  #: capget(2); its sets are of 24 bytes, the e
 def set_mempolicy(mode: int, nodes: frozenset[int]) -> None:
     """Set the calling thread's policy: an MPOL_* mode; without nodes there is no mask.
 
-    The kernel leaves out nodes without memory and those outside Mems_allowed, without a word.
+    The kernel leaves out nodes without memory and those outside Mems_allowed, silently.
     Raises OSError: EPERM (seccomp), EINVAL (no node is left, or the kernel has no such mode).
     """
     mask = _mask(nodes)

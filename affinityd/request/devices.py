@@ -46,7 +46,7 @@ class VisibleDevices:
 def all_devices(topology: Topology) -> VisibleDevices:
     """Return the view of a caller that may use every GPU: the node's own numbering.
 
-    A GPU that is lost leaves a gap in it.
+    A lost GPU leaves a gap in it.
     """
     own = (gpu for gpu in topology.gpus if gpu.vendor == topology.vendor)
     everything = tuple(with_instances(tuple(ComputeDevice(gpu) for gpu in topology.gpus)))

@@ -49,7 +49,7 @@ def process_questions(
     *,
     leaves_slice: bool = False,
 ) -> Iterator[Question]:
-    """Yield the plan requests of a process: the next one where the one before is refused.
+    """Yield the plan requests of a process, the next for when the one before is refused.
 
     `given` are parameters that were chosen, or that a prolog noted; `cpus` are the CPUs to plan on,
     None: as the caller's own are; `parent` is the environment of the process's parent, None where
@@ -74,7 +74,7 @@ def default_mode(given: Mapping[str, str]) -> str:
 
 
 def first_answer(questions: Iterable[A_Request], ask: Callable[[A_Request], A]) -> A:
-    """Return the answer to the first question, or to the next where that may know better.
+    """Return the answer to the first request, or to the next if that may be better.
 
     Raises the exceptions of `ask`.
     """
@@ -149,8 +149,8 @@ def _ways(
 def _task_of_slurm(rank: Rank, environ: Environment, own: str | None) -> dict[str, str]:
     """Return Slurm's variables of one of several tasks: how each was given GPUs and CPUs.
 
-    `own` are its visible devices where they are not all of the step's. Where Slurm does not say
-    whose the others are, they are the next tasks', or neighbors share one (--ntasks-per-gpu).
+    `own` are its visible devices if they are not all of the step's. If Slurm does not tell the
+    owners of the others, they are the next tasks', or neighbors share one (--ntasks-per-gpu).
     """
     facts = {"ranks": f"{rank.size}", "rank": f"{rank.number}", **_of_slurm(environ)}
     if bind := environ.get("SLURMD_TRES_BIND"):
@@ -179,7 +179,7 @@ def _of_slurm(environ: Environment) -> dict[str, str]:
 def _devices_of_job(way: Question, question: Question) -> dict[str, str]:
     """Return the job's GPUs as those of a task that may open more than its own.
 
-    That is one which is not bound, where nothing keeps it from the node's other devices.
+    Such a task is not bound, and the node's other devices are open to it.
     """
     files = question.get("granted", "").count(",") + 1
     is_bound = "visible" in question or way.get("step_gpus") in {None, f"{files}"}
@@ -189,8 +189,8 @@ def _devices_of_job(way: Question, question: Question) -> dict[str, str]:
 def _kept_apart(rank: Rank, environ: Environment) -> Iterator[dict[str, str]]:
     """Yield the ways to keep a rank with a GPU of its own from its siblings' cores.
 
-    By the job's GPUs, where they are known; else by each GPU's own block of cores. Where there are
-    more ranks than GPUs, scripts deal these out by turns.
+    By the job's GPUs, if known; else by each GPU's own block of cores. With more ranks than GPUs,
+    scripts deal the GPUs out in turn.
     """
     job = _gpus_of_job(environ)
     known = job.count(",") + 1 if job else number(environ.get("SLURM_GPUS_ON_NODE"))
@@ -213,7 +213,7 @@ def _goes_by_rank(question: Question) -> bool:
 def _is_alone(rank: Rank) -> bool:
     """Return whether a lone task has all the GPUs that it sees: a launcher, DataParallel, vLLM.
 
-    torchrun's worker is told its GPU by its LOCAL_RANK, however few they are.
+    torchrun's worker has its GPU from LOCAL_RANK, even if there is only one worker.
     """
     return rank.size == 1 and rank.variable not in {"LOCAL_RANK", CHOSEN_RANK}
 
@@ -247,8 +247,8 @@ def _count(value: str) -> int:
 def _gpus_of_job(environ: Environment) -> str | None:
     """Return the GPUs of the job on this node, in its own numbering, where they are known.
 
-    AFFINITYD_JOB_GPUS is a site's to set. Slurm's own variable is right in the batch script alone:
-    the steps inherit it from there, on other nodes, too.
+    A site sets AFFINITYD_JOB_GPUS. Slurm's variable is right only in the batch script: the steps
+    inherit it from there, also on other nodes.
     """
     slurm = environ.get("SLURM_JOB_GPUS") if "SLURM_STEP_ID" not in environ else None
     return environ.get("AFFINITYD_JOB_GPUS") or slurm

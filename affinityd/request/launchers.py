@@ -121,7 +121,7 @@ def asked_cpus(environ: Environment, ranks: int | None = None) -> dict[str, str]
     `ranks` divide its CPUs; None: as many as its launcher started.
 
     Under Slurm that is SLURM_CPUS_PER_TASK, which is set where -c was given; a batch script asked
-    for that of all its tasks. Else it is its part of what its tasks may use. In a pod
+    for that of all its tasks. Else it is its part of its tasks' CPUs. In a pod
     it is a part of AFFINITYD_JOB_CPUS, the container's CPU request.
     """
     request = number(environ.get(JOB_CPUS))

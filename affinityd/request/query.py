@@ -1,7 +1,7 @@
 """The query of a plan: its parameters, and variables of an environment. Pure.
 
-Scripts that start programs pass their raw variables on as `env=NAME=VALUE`, and know nothing of
-what these mean.
+Scripts that start programs pass their raw variables on as `env=NAME=VALUE`, without
+interpreting them.
 """
 
 from __future__ import annotations

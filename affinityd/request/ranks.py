@@ -73,7 +73,7 @@ def ranks_of(topology: Topology, request: Request, mask: CpuSet, cpus: CpuSet) -
 def _has_cpus_of_its_own(request: Request, cpus: CpuSet, seen: int) -> bool:
     """Return whether a step that has some of the job's GPUs has its own part of the CPUs, too.
 
-    Then the job's other GPUs take nothing of it (srun --exact).
+    Then the job's other GPUs have no part in them (srun --exact).
     """
     return len(cpus) < (request.job_cpus or 0) and seen == request.step_gpus
 

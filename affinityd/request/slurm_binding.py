@@ -35,7 +35,7 @@ def gpu_slot(
 
     It runs on `mask` and sees so many GPUs; if more than a binding gives it, there is none.
     `cores` are those of the step's GPUs, for each form that a gres.conf may have.
-    Where it is not known which tasks have GPUs in common, all of them might.
+    If it is unknown which tasks share GPUs, all of them might.
     """
     kind, argument = _kind(request.gpu_bind)
     masks = request.cpu_bind
@@ -114,8 +114,8 @@ def _bound(
 def _dealt(each: int, tasks: int, ways: Sequence[NearGpus]) -> list[int]:
     """Return a number for each task, equal for tasks that have one GPU in any of these ways.
 
-    Slurm deals to so many tasks `each`, one after the other, the GPUs that are near a task's slice:
-    the first, where none are. Source: its src/interfaces/gres.c, _get_usable_gres and
+    Slurm deals the GPUs near a task's slice to so many tasks `each`, one after the other; if none
+    is near, the first GPUs. Source: its src/interfaces/gres.c, _get_usable_gres and
     _get_single_usable_gres.
     """
     groups = list(range(tasks))

@@ -35,7 +35,7 @@ class AnswerCache:
     ) -> None:
         """Take the sources of callers and of the node's generation, and the counter of answers.
 
-        The generation is None while the node is not as it was read.
+        The generation is None while the node differs from its last reading.
         """
         self.callers = callers
         self._generation = generation
@@ -43,7 +43,7 @@ class AnswerCache:
         self._answers: Cache[Key, Remembered] = Cache(MAX_BYTES)
 
     def find(self, query: bytes, scope: Scope) -> bytes | None:
-        """Return, and count, the answer to a plan request that was given before; None: ask the app.
+        """Return, and count, an earlier answer to a plan request; None: call the app.
 
         The scope has the headers and, from here on, the caller.
         """

@@ -62,7 +62,7 @@ class Connections:
             self._shares.pop(connection.caller, None)
 
     async def turn(self, connection: LimitedConnection) -> None:
-        """Return when a request of this connection's caller may go on.
+        """Wait until a request of this connection's caller may go on.
 
         That is one in two turns of the loop. Callers do not wait for each other.
         """

@@ -37,7 +37,7 @@ class Protocol(HttpToolsProtocol):
     """One connection. Each request has it in its scope, and waits for its caller's turn.
 
     A request has no body, and none is read ahead of an answer: a client that sends more than a
-    head gets one answer, and the connection is closed behind it.
+    head gets one answer, and the connection is closed after it.
     """
 
     caller: CallerKey = TCP
@@ -178,7 +178,7 @@ class Protocol(HttpToolsProtocol):
             return False
 
     async def _ask_in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the app in the caller's turn, unless the client has gone; HEAD as GET.
+        """Call the app in the caller's turn, unless the client has left; HEAD as GET.
 
         Of an answer to HEAD uvicorn leaves out the body.
         """

@@ -28,7 +28,7 @@ QUIET_SECONDS = 60  #: between two lines of the log about the same kind of refus
 
 
 class Refusal(Enum):
-    """Why a connection is closed, by the limit that metrics name, too: its status, and the line.
+    """Why a connection is closed: the limit, as in metrics; its status, and the line.
 
     Without a status the client gets no answer: it requested nothing, or an answer is under way.
     """

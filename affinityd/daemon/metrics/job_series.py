@@ -1,6 +1,6 @@
 """The jobs with metrics of their own: a fixed number, the first ones; the others share a row.
 
-A row's counters only ever grow, the shared one's too, although jobs come and go in it.
+A row's counters only grow; the shared one's too, although its jobs come and go.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Metrics:
         """Take the source of the node, read at each scrape, and the cap on job labels.
 
         `scan_interval`: seconds between two scans; None: there are none. `nvml_failures`: how often
-        NVML did not answer so far, by question.
+        NVML did not answer, by query.
         """
         self.nvml_failures: Mapping[str, int] = nvml_failures
         self.scan_interval: float | None = scan_interval

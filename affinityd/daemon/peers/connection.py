@@ -91,7 +91,7 @@ def connection_of(scope: Scope) -> PeerConnection | None:
 
 
 def _accept(accepted: Any) -> Credentials | None:  # noqa: ANN401 - a socket, or uvloop's view of one
-    """Return which process connected over a unix socket, and have the kernel buffer little for it.
+    """Return the peer of a unix socket, and limit the kernel's buffer for it.
 
     None if the kernel does not know, as over TCP.
     """

@@ -22,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 async def in_background(work: Callable[[], T]) -> T:
     """Return the result of `work`, or raise its exception, from a thread of its own.
 
-    Unlike asyncio.to_thread's, the thread does not hold up the process's end: a driver may hang
+    Unlike asyncio.to_thread's, the thread does not delay the process's end: a driver may block
     the caller for longer than a stop may take.
     """
     result: Future[T] = Future()
@@ -39,10 +39,9 @@ async def in_background(work: Callable[[], T]) -> T:
 
 
 async def pause(event: asyncio.Event, seconds: float) -> None:
-    """Return when an event comes, or after so many seconds.
+    """Wait for an event, or so many seconds.
 
-    Unlike asyncio.wait_for, which before Python 3.12 returns rather than end where it is canceled
-    just as the event comes.
+    asyncio.wait_for would, before Python 3.12, lose a cancellation at the moment of the event.
     """
     coming = asyncio.ensure_future(event.wait())
     try:
@@ -94,7 +93,7 @@ class FailureLog:
     def logged(self) -> Iterator[None]:
         """Log the block's exception, and go on after it. Raises only FatalError.
 
-        Of an expected error the log has the reason, of another one the traceback.
+        The log has the reason of an expected error, and the traceback of any other.
         """
         try:
             yield

@@ -83,9 +83,9 @@ class PlanService:
 def _observed(
     topology: Topology, reply: Reply, caller: Caller | None, format_name: str
 ) -> str | None:
-    """Return where a caller is that stays there, seen from the GPUs of its plan; None: it moves.
+    """Return the placement of a client that observes; None: it is no such client.
 
-    Clients that would apply a plan state their CPUs, or request the format `shell`.
+    A client that would apply a plan states its CPUs, or requests the format `shell`.
     """
     mask = reply.request.observe
     is_told = mask is not None or (format_name == "shell" and reply.request.whose == "caller")

@@ -1,4 +1,4 @@
-"""Keeps the daemon's topology current: when the machine is read again.
+"""Keeps the daemon's topology current: decides when the machine is read again.
 
 A reading is swapped in whole, so a plan is made from one reading or the next, never from both.
 """

@@ -67,7 +67,7 @@ def _gpu(index: int, gpu: NvmlDevice) -> GpuProcesses:
 
 
 def _parts(gpu: NvmlDevice) -> list[tuple[NvmlDevice, str | None]]:
-    """Return the devices to ask, each with its MIG UUID.
+    """Return the devices to query, each with its MIG UUID.
 
     Only a privileged process may query a divided GPU itself, and no process runs outside its
     parts.

@@ -34,7 +34,7 @@ def output(module: str, function: str, timeout: float) -> str:
 
     Takes `timeout` seconds and a little grace at most. Raises ChildError where the child cannot be
     started, hangs (it is killed, with all that it started), crashes, or ends with a failure; and at
-    once, as long as there is one that hangs and could not be killed.
+    once, while an earlier child hangs and cannot be killed.
     """
     for earlier in tuple(_stuck):
         if earlier.poll() is None:
