@@ -44,8 +44,8 @@ class MemoryPolicy:
     """A memory policy, and the refused parts of the request.
 
     `policy` is one of MODES, "mode N" for what came after them, None where it cannot be read;
-    `nodes` are empty for "default" and "local"; `refusals` are short sentences: the request
-    and not had, and why.
+    `nodes` are empty for "default" and "local"; `refusals` are short sentences: the refused
+    parts of the request, and why.
     """
 
     __slots__ = ("nodes", "policy", "refusals")

@@ -10,7 +10,7 @@ from docs.check import commands, coverage
 from docs.check.blocks import BLOCKS
 from docs.check.comments import comments
 from docs.check.messages import docstrings, messages
-from docs.check.pages import PAGES, ROOT, broken_links, prose, too_long
+from docs.check.pages import PAGES, ROOT, broken_links, missing_files, prose, too_long
 from docs.check.words import long_sentences, nameless, wrong_words
 from docs.site.__main__ import pages
 
@@ -24,7 +24,8 @@ def faults() -> Iterator[str]:
             yield f"{place}: it is not in the navigation of docs/site/mkdocs.yml"
         of_prose = (wrong_words(text), long_sentences(text), commands.unknown_options(text))
         values = commands.unknown_values(page.read_text())
-        for found in (broken_links(page), too_long(page), *of_prose, values):
+        of_page = (broken_links(page), missing_files(page), too_long(page))
+        for found in (*of_page, *of_prose, values):
             yield from (f"{place}: {fault}" for fault in found)
     for block in BLOCKS:
         yield from (f"{block}: {fault}" for fault in commands.faults(block))

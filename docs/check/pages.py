@@ -16,6 +16,8 @@ PAGES = [
 
 BLOCK = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+FILE = re.compile(r"`((?:affinityd|bench|deploy|docs|examples|scripts|slurm|tests)/[\w./*-]+)`")
+TEST = re.compile(r"`(test_\w+)`")
 MOST_LINES = 250
 
 
@@ -42,6 +44,16 @@ def broken_links(page: Path) -> Iterator[str]:
             yield f"{target} does not exist"
         elif anchor and there.suffix == ".md" and anchor not in anchors(there):
             yield f"{target}: that page has no such heading"
+
+
+def missing_files(page: Path) -> Iterator[str]:
+    """Yield the files of the repository, and the tests, that a page names and that do not exist."""
+    for name in FILE.findall(prose(page)):
+        if not [*ROOT.glob(name.replace("NAME", "*"))]:
+            yield f"{name} does not exist"
+    for name in TEST.findall(prose(page)):
+        if not any(f"def {name}(" in path.read_text() for path in ROOT.glob("tests/**/*.py")):
+            yield f"there is no {name}"
 
 
 def too_long(page: Path) -> Iterator[str]:
