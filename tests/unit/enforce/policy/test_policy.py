@@ -19,27 +19,15 @@ from tests.support.asking import is_one_short_line
 SITE = """
 mode = "node"
 min_physical_cores = 2
-[[rule]]                    # 1
-partition = ["debug", "interactive*"]
-leave = true
-[[rule]]                    # 2
-account = "bio-?"
-user = ["alice", "bob"]
-mode = "unique-contiguous"
-share = "node"
-[[rule]]                    # 3
-namespace = "ml-*"
-environment = { TEAM = "vision*", SIZE = ["big", "[0-9]*"] }
-mode = "socket"
-min_physical_cores = 1
-[[rule]]                    # 4
-uid = [1001, 1002]
-scope = "socket"
-[[rule]]                    # 5
-cgroup = "/gpu.slice/*"
-[[rule]]                    # 6
-pod = "notebook-*"
-mode = "all"
+rule = [
+  { partition = ["debug", "interactive*"], leave = true },
+  { account = "bio-?", user = ["alice", "bob"], mode = "unique-contiguous", share = "node" },
+  { namespace = "ml-*", environment = { TEAM = "vision*", SIZE = ["big", "[0-9]*"] }, \
+mode = "socket", min_physical_cores = 1 },
+  { uid = [1001, 1002], scope = "socket" },
+  { cgroup = "/gpu.slice/*" },
+  { pod = "notebook-*", mode = "all" },
+]
 """
 BIG = {"TEAM": "vision-3", "SIZE": "7b"}
 
@@ -47,23 +35,23 @@ BIG = {"TEAM": "vision-3", "SIZE": "7b"}
 @pytest.mark.parametrize(
     ("who", "rule"),
     [
-        pytest.param(Who(), None, id="nothing is known of it: the defaults"),
-        pytest.param(Who(partition="debug"), 1, id="a name"),
-        pytest.param(Who(partition="interactive-2"), 1, id="a glob of a list"),
-        pytest.param(Who(partition="Debug"), None, id="case matters"),
-        pytest.param(Who(partition="debug2"), None, id="a name is all of it"),
-        pytest.param(Who(account="bio-1", user="bob"), 2, id="every key of a rule"),
-        pytest.param(Who(account="bio-1", user="eve"), None, id="one key of two is too few"),
-        pytest.param(Who(account="bio-1"), None, id="what is not known matches nothing"),
-        pytest.param(Who(account="bio-12", user="bob"), None, id="? is one character"),
-        pytest.param(Who(1001, partition="debug"), 1, id="the first that matches applies"),
-        pytest.param(Who(namespace="ml-a", environment=BIG), 3, id="variables"),
-        pytest.param(Who(namespace="ml-a", environment={"TEAM": "vision"}), None, id="one of two"),
-        pytest.param(Who(namespace="ml-a"), None, id="an environment that cannot be read"),
-        pytest.param(Who(1002), 4, id="a user's id"),
-        pytest.param(Who(cgroups=("/", "/gpu.slice/a/b")), 5, id="* goes through folders"),
-        pytest.param(Who(cgroups=("/x/gpu.slice/a",)), None, id="a path is all of it"),
-        pytest.param(Who(pod="notebook-x"), 6, id="a pod"),
+        (Who(), None),
+        (Who(partition="debug"), 1),
+        (Who(partition="interactive-2"), 1),
+        (Who(partition="Debug"), None),
+        (Who(partition="debug2"), None),
+        (Who(account="bio-1", user="bob"), 2),
+        (Who(account="bio-1", user="eve"), None),
+        (Who(account="bio-1"), None),  # what is not known matches nothing
+        (Who(account="bio-12", user="bob"), None),
+        (Who(1001, partition="debug"), 1),
+        (Who(namespace="ml-a", environment=BIG), 3),
+        (Who(namespace="ml-a", environment={"TEAM": "vision"}), None),
+        (Who(namespace="ml-a"), None),
+        (Who(1002), 4),
+        (Who(cgroups=("/", "/gpu.slice/a/b")), 5),
+        (Who(cgroups=("/x/gpu.slice/a",)), None),
+        (Who(pod="notebook-x"), 6),
     ],
 )
 def test_the_first_rule_of_which_every_key_matches_applies(who: Who, rule: int | None) -> None:
@@ -108,16 +96,11 @@ def test_what_is_not_said_is_the_sites(text: str, site: Treatment, treatment: Tr
 
 
 LEAVES = """
-[[rule]]
-partition = "debug"
-uid = 1000
-leave = true
-[[rule]]
-namespace = "prod"
-mode = "all"
-[[rule]]
-environment = { TIER = "gold" }
-leave = true
+rule = [
+  { partition = "debug", uid = 1000, leave = true },
+  { namespace = "prod", mode = "all" },
+  { environment = { TIER = "gold" }, leave = true },
+]
 """
 NO_ENVIRONMENT = frozenset(("partition", "account", "user", "environment"))
 NO_POD = frozenset(("namespace", "pod"))
@@ -153,34 +136,27 @@ def test_a_glob_is_read_as_fnmatch_reads_it(glob: str, text: str, matches: bool)
 
 
 NAMING = """
-[[rule]]
-user = "alice"
-mode = "socket"
-[[rule]]
-cgroup = "/gpu.slice/*"
-user = "eve"
-leave = true
-[[rule]]
-cgroup = ["/gpu.slice/*", "*/gpu-?.scope"]
+rule = [
+  { user = "alice", mode = "socket" },
+  { cgroup = "/gpu.slice/*", user = "eve", leave = true },
+  { cgroup = ["/gpu.slice/*", "*/gpu-?.scope"] },
+]
 """
 SLICE, SCOPE = "/gpu.slice/a", "/x/gpu-1.scope"
 
 
 @pytest.mark.parametrize(
-    ("user", "cgroups", "path", "may_name"),
+    ("who", "path", "may_name"),
     [
-        (None, (SCOPE, SLICE), SCOPE, True),
-        (None, ("/", "/other.slice/a"), None, False),
-        ("eve", (SLICE,), None, True),  # the rule leaves it
-        ("alice", ("/", SLICE), SLICE, True),  # another rule says how it is treated
+        (Who(cgroups=(SCOPE, SLICE)), SCOPE, True),
+        (Who(cgroups=("/", "/other.slice/a")), None, False),
+        (Who(user="eve", cgroups=(SLICE,)), None, True),  # the rule leaves it
+        (Who(user="alice", cgroups=("/", SLICE)), SLICE, True),  # another says how it is treated
     ],
 )
-def test_a_rule_that_names_a_cgroup_makes_it_a_job(
-    user: str | None, cgroups: tuple[str, ...], path: str | None, may_name: bool
-) -> None:
+def test_a_cgroup_that_a_rule_names_is_a_job(who: Who, path: str | None, *, may_name: bool) -> None:
     policy = parse(NAMING)
-    assert policy.names_cgroup(Who(user=user, cgroups=cgroups)) == path
-    assert policy.may_name(cgroups) is may_name
+    assert (policy.names_cgroup(who), policy.may_name(who.cgroups)) == (path, may_name)
 
 
 def test_a_policy_says_which_variables_it_asks_for() -> None:
