@@ -18,7 +18,7 @@ from affinityd.audit.model import (
 )
 from affinityd.audit.overlap import divided
 from affinityd.cpuset import parse_list
-from affinityd.linux.processes import Thread
+from affinityd.linux.processes import Thread, cgroups_of, stat_of
 from affinityd.topology.model import Topology
 
 GPU = ("nvidia", 0)
@@ -75,6 +75,13 @@ def process(
         beside=beside,
     )
     return replace(facts, **more) if threads is None else replace(facts, threads=threads, **more)
+
+
+def facts_of(pid: int) -> ProcessFacts:
+    """Return which process a real one is."""
+    stat = stat_of(pid)
+    assert stat is not None
+    return replace(process("0", pid=pid), start=stat.start, cgroups=cgroups_of(pid))
 
 
 def scan_of(topology: Topology, *processes: AuditedProcess) -> Scan:

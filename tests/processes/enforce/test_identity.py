@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from affinityd.audit.model import ProcessFacts
 from affinityd.enforce.policy.identity import ProcessIdentities
-from affinityd.linux.processes import cgroups_of, stat_of
-from tests.support.audit_facts import process
+from tests.support.audit_facts import facts_of
 from tests.support.children import children_of, program, sleeping
 
 #: Starts a child that writes zeros over what it was started with, as setproctitle does: fields 48
@@ -25,12 +23,6 @@ else:
     print('ready', flush=True)
 sys.stdin.read()
 """
-
-
-def facts_of(pid: int) -> ProcessFacts:
-    stat = stat_of(pid)
-    assert stat is not None
-    return replace(process("0", pid=pid), start=stat.start, cgroups=cgroups_of(pid))
 
 
 def test_a_process_is_told_by_what_it_was_started_with_and_one_that_has_ended_by_nothing() -> None:

@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from affinityd.audit.model import ProcessFacts
 from affinityd.enforce.memory_migration import (
     LEFT,
     MOVED,
     OUTCOMES,
     REFUSED,
     MemoryMigrations,
-    Nodes,
 )
 from affinityd.linux import syscalls
-from affinityd.linux.processes import stat_of, status_of
+from affinityd.linux.processes import status_of
 from affinityd.linux.syscalls import SYS_NICE
-from tests.support.audit_facts import process
+from tests.support.audit_facts import facts_of
 from tests.support.child_python import SECCOMP, said
 from tests.support.children import sleeping
 from tests.support.daemons import eventually
@@ -35,12 +33,6 @@ only_node_0 = pytest.mark.skipif(
     Path("/sys/devices/system/node/node1").exists(), reason="this machine has a second node"
 )
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
-
-
-def facts_of(pid: int) -> ProcessFacts:
-    stat = stat_of(pid)
-    assert stat is not None
-    return replace(process("0", pid=pid), start=stat.start)
 
 
 def counts(migrations: MemoryMigrations, number: int) -> Mapping[str, int]:
@@ -77,9 +69,8 @@ def test_processes_are_moved_one_after_the_other_and_those_that_are_there_are_co
 #: Wants the memory of the process in argv moved, and tells what came of it.
 WANT = """
 import sys
-from tests.processes.enforce.test_memory_migration import (
-    NEAR, TWO_NODES, MemoryMigrations, counts, facts_of
-)
+from tests.processes.enforce.test_memory_migration import NEAR, TWO_NODES, counts, facts_of
+from affinityd.enforce.memory_migration import MemoryMigrations
 migrations = MemoryMigrations(enabled=True)
 migrations.add(TWO_NODES, facts_of(int(sys.argv[1])), NEAR)
 print(counts(migrations, 1), migrations.refusal)
@@ -120,19 +111,6 @@ def test_what_the_kernel_refuses_is_counted_and_said(
     assert told == f"{ {outcome: 1} } {why if outcome == REFUSED else None}"
 
 
-@pytest.mark.parametrize(
-    ("pid", "new", "error"),
-    [
-        (2**22 + 1, HERE, "No such process"),
-        (0, frozenset(), "Invalid argument"),  # 0: the caller itself
-        (0, frozenset({5000}), "nonexistent, without memory, or outside Mems_allowed"),
-    ],
-)
-def test_what_cannot_be_moved_is_an_error(pid: int, new: Nodes, error: str) -> None:
-    with pytest.raises(OSError, match=error):
-        syscalls.migrate_pages(pid, HERE, new)
-
-
-def test_of_a_process_all_of_whose_pages_are_there_none_is_left_over() -> None:
-    with sleeping() as child:
-        assert syscalls.migrate_pages(child.pid, HERE, HERE) == 0
+def test_where_no_memory_may_be_it_says_so() -> None:
+    with pytest.raises(OSError, match="nonexistent, without memory, or outside Mems_allowed"):
+        syscalls.migrate_pages(0, HERE, frozenset({5000}))  # 0: the caller itself

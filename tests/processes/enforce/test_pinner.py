@@ -10,24 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from affinityd.audit.gather import ProcessWalk
-from affinityd.audit.model import GpuHolders, Holding, ProcessFacts
+from affinityd.audit.model import ProcessFacts
 from affinityd.enforce import pinner
 from affinityd.enforce.model import PinOutcome, TargetCpus
 from affinityd.linux.pinning import QUIET_PASSES
-from affinityd.linux.process_table import ProcessTable
 from tests.processes.linux.test_pinning import ALL, FAMILY, FIRST, SECOND, masks
-from tests.support.audit_facts import GPU
+from tests.support.audit_facts import facts_of
 from tests.support.children import program, sleeping
 from tests.support.cpusets import cpuset, needs_cpuset
 
 TO_FIRST = TargetCpus(cpus=FIRST, cpuset=ALL, usual=frozenset({ALL}))
-
-
-def facts_of(pid: int) -> ProcessFacts:
-    """Return what a scan finds of a process."""
-    found = ProcessWalk(GpuHolders((Holding(pid, GPU),)), time.monotonic() + 10, ProcessTable())
-    return next(iter(found))
 
 
 def pin(facts: ProcessFacts, target: TargetCpus = TO_FIRST, seconds: float = 10) -> PinOutcome:
@@ -88,7 +80,7 @@ def test_when_time_is_up_nothing_more_is_set_and_it_says_so() -> None:
         assert masks(child.pid) == [ALL]
 
 
-def test_where_the_last_pass_still_set_something_it_is_not_settled(
+def test_where_the_last_pass_set_something_it_is_not_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pinner, "MAX_PASSES", QUIET_PASSES)

@@ -75,6 +75,7 @@ IN_POD, ALONE = (rank("0-7", membership=it) for it in (KUBERNETES_POD, LONE_CONT
         (NAMED, RENDER, Job("cgroup", "/batch/render")),
         (NAMED, replace(RENDER, membership=SLURM_JOB), Job("slurm", "7")),
         (NAMED, UNNAMED, None),
+        (None, RENDER, None),  # no policy could be read
         ("mode = 'socket'", RENDER, None),
         (f"{NAMED}\nleave = true", RENDER, None),  # a rule that leaves makes no job
     ],
