@@ -70,36 +70,26 @@ def test_another_process_on_the_socket_is_left_alone_and_named(tmp_path: Path) -
         assert (tmp_path / "affinityd.sock").exists()
 
 
-def test_what_changes_on_the_machine_is_in_every_later_answer(tmp_path: Path) -> None:
-    """CPUs at once, even where an answer is remembered; the rest with a signal or a driver."""
+def test_what_changes_on_the_machine_is_published_and_told_and_a_new_driver_noticed(
+    tmp_path: Path,
+) -> None:
+    """That later answers have it is held by the suites of faults and fuzz."""
     tree = write_tree(machine("dgx-a100"), tmp_path / "root")
     with running(tmp_path, "--root", str(tree)) as daemon:
-        query = "gpus=0&mode=node"
         notices = daemon.says("warning:")
         assert notices
-        assert [daemon.plan(query)["cpulist"] for _ in range(2)] == ["48-63,176-191"] * 2
         (tree / ONLINE).write_text(f"{FEWER}\n")
-        answer = daemon.plan(query)
-        assert (answer["cpulist"], answer["generation"]) == ("50-63,176-191", 2)
+        assert daemon.plan("gpus=0&mode=node")["cpulist"] == "50-63,176-191"
         eventually(lambda: daemon.says("(generation 2)"), "it is told")
         eventually(lambda: daemon.node_file["topology"]["online"] == FEWER, "it is published")
-        daemon.signal(signal.SIGHUP)
-        eventually(lambda: daemon.says("nothing has changed"), "it is read anew")
-        (tree / GPU / "numa_node").write_text("6\n")
-        answer = daemon.plan("gpus=0")
-        assert (answer["ranks"][0]["home_node"], answer["generation"]) == (3, 2)
-        daemon.signal(signal.SIGHUP)
-        eventually(lambda: daemon.plan("gpus=0")["generation"] == 3, "the new reading is used")
-        assert daemon.plan("gpus=0")["ranks"][0]["home_node"] == 6
         (tree / GPU / "numa_node").write_text("5\n")
+        assert daemon.plan("gpus=0")["ranks"][0]["home_node"] == 3
         driver = tree / "proc/driver/nvidia/version"
         driver.parent.mkdir(parents=True, exist_ok=True)
         driver.write_text("NVRM version: 999.99\n")
-        eventually(lambda: daemon.plan("gpus=0")["generation"] == 4, "the driver is noticed")
+        eventually(lambda: daemon.plan("gpus=0")["generation"] == 3, "the driver is noticed")
+        assert daemon.plan("gpus=0")["ranks"][0]["home_node"] == 5
         assert notices == daemon.says("warning:")
-        (tree / ONLINE).unlink()
-        (tree / ONLINE).mkdir()
-        assert daemon.plan(query)["cpulist"] != ""
 
 
 @pytest.mark.parametrize("is_link", [True, False])
