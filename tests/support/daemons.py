@@ -175,6 +175,15 @@ def running(
         yield daemon
 
 
+def refused(folder: Path, *arguments: str, listen: str = "none") -> str:
+    """Start a daemon that ends at once; return the one line that says why."""
+    daemon = spawn(folder, *arguments, listen=listen)
+    assert daemon.process.wait(PATIENCE) in {1, 2}
+    assert daemon.lines == []
+    (line,) = daemon.complaints
+    return line
+
+
 def is_ready(daemon: Daemon) -> bool:
     assert daemon.process.poll() is None, daemon.log.read_text()
     try:
