@@ -69,20 +69,6 @@ HIDDEN = (*mounting_proc("hidepid=ptraceable"), *POWERLESS)
 NO_CGROUPS = mounting("umount -l /sys/fs/cgroup")
 
 
-@needs_root
-@pytest.mark.parametrize(
-    ("before", "expected"),
-    [
-        ((), "ok: has the users and devices of this machine"),
-        (OWN_DEV, "warn: a /dev of its own, without the files of GPUs → remove PrivateDevices="),
-        (OWN_USERS, "warn: is in a user namespace of its own → remove PrivateUsers="),
-    ],
-)
-def test_surroundings(before: Sequence[str], expected: str) -> None:
-    with waiting(*before) as pid:
-        check("sandbox", facts(pid), expected)
-
-
 def hides(how: str, remedy: str) -> str:
     return f"warn: hidepid={how}: the daemon → {remedy}"
 
@@ -119,13 +105,16 @@ BY_ITS_MASK = AllowedCpus("0-3", "caller", None)
 @pytest.mark.parametrize(
     ("name", "answer", "before", "expected"),
     [
+        ("sandbox", NO_ANSWER, (), "ok: has the users and devices of this machine"),
+        ("sandbox", NO_ANSWER, OWN_DEV, "warn: a /dev of its own → remove PrivateDevices="),
+        ("sandbox", NO_ANSWER, OWN_USERS, "warn: in a user namespace → remove PrivateUsers="),
         ("hidepid", NO_ANSWER, OWN_PIDS, "warn: in a pid namespace of its own → hostPID: true"),
         ("caller", UNKNOWN, OWN_PIDS, "warn: in a pid namespace of its own → remove PrivatePIDs="),
         ("caller", UNKNOWN, HIDDEN, "warn: with hidepid=ptraceable → remove ProtectProc="),
         ("caller", BY_ITS_MASK, NO_CGROUPS, "warn: no cgroups are mounted → /sys/fs/cgroup"),
     ],
 )
-def test_why_it_does_not_know_who_asks(
+def test_what_its_surroundings_keep_from_it_is_found(
     name: str, answer: AllowedCpus | str, before: Sequence[str], expected: str
 ) -> None:
     with waiting(*before) as pid:
