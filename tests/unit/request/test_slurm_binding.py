@@ -48,7 +48,8 @@ a map with a multiplier          | gpu:map_gpu:0*2,1    | 3 | 2 | 0/2 1/2 0/2
 a map that begins again          | gpu:map_gpu:0,1      | 3 | 2 | 0/2 0/2 1/2
 masks that are apart             | gpu:mask_gpu:0x1,2   | 2 | 2 | 0/1 0/1
 masks that overlap               | gpu:mask_gpu:3,1     | 2 | 2 | 0/2 1/2
-and it tells the user            | gpu:verbose,single:2 | 2 | 1 | 0/2 1/2
+and it tells the user            | gpu:verbose,per_task:1 | 2 | 2 | 0/1 0/1
+and it tells, in short           | gpu:v,per_task:1     | 2 | 2 | 0/1 0/1
 beside others                    | gres/nic:none+gres/gpu:per_task:1 | 2 | 2 | 0/1 0/1
 a word not known here            | gpu:of_the_future:1  | 2 | 2 | 0/2 1/2
 """),
