@@ -97,20 +97,15 @@ def test_a_setting_is_read(sources: Sources, name: str, text: str, value: object
     assert getattr(sources.load(env=variable), name) == value
 
 
-@pytest.mark.parametrize(
-    ("flags", "env", "told"),
-    [
-        ({"machine": "mi250x"}, {}, "--machine replays another machine"),
-        ({}, {"AFFINITYD_ROOT": "/x"}, "AFFINITYD_ROOT replays another machine"),
-        ({"scan_interval": "off"}, {}, "--scan-interval turns scans off"),
-    ],
-)
-def test_where_no_processes_are_looked_at_none_can_be_pinned(
-    sources: Sources, flags: dict[str, str], env: dict[str, str], told: str
-) -> None:
-    begin = f"--enforce: 'observe' needs this machine's processes, and {told}; give --enforce off"
-    assert sources.refusal({**flags, "enforce": "observe"}, env).startswith(begin)
-    assert sources.load({**flags, "enforce": "off"}, env).enforce == "off"
+def test_where_no_processes_are_looked_at_none_can_be_pinned(sources: Sources) -> None:
+    for flag, text, told in (
+        ("machine", "mi250x", "--machine replays another machine"),
+        ("root", "/x", "--root replays another machine"),
+        ("scan_interval", "off", "--scan-interval turns scans off"),
+    ):
+        begin = f"--enforce: 'observe' needs this machine's processes, and {told}; give --enforce o"
+        assert sources.refusal({flag: text, "enforce": "observe"}).startswith(begin)
+        assert sources.load({flag: text, "enforce": "off"}).enforce == "off"
 
 
 def test_a_client_does_not_mind_what_is_for_the_daemon_alone(

@@ -18,13 +18,7 @@ from affinityd.request.parameters import FORMATS, MAX_LENGTH, PARAMETERS, Reques
 from affinityd.request.parsers import MAX_ENTRIES, MAX_NUMBER
 from tests.support.asking import is_one_short_line
 
-NAMES = (
-    "gpus, rank, ranks, job, gpu_bind, cpu_bind, step_gpus, job_cpus, task_cpus, mode, scope, "
-    "multithreading, balanced, min_physical_cores, max_physical_cores, cpus, cpuset, whose, "
-    "visible, granted, nvidia_visible, observe, share, nics, strict, format"
-)
-
-
+KNOWN = f"known are {', '.join(PARAMETERS)}"
 NO_NUMBER = "{} is not a whole number from 1 to 2147483648"
 
 
@@ -112,8 +106,8 @@ def test_a_parameter_that_is_empty_given_twice_or_a_nul_is_refused(name: str) ->
     [
         ("gpu", "'gpu'; did you mean gpus?"),
         ("min-physical-cores", "'min-physical-cores'; did you mean min_physical_cores?"),
-        ("zzz", f"'zzz'; known are {NAMES}"),
-        ("q" * 5000, f"'{'q' * 60}…'; known are {NAMES}"),
+        ("zzz", f"'zzz'; {KNOWN}"),
+        ("q" * 5000, f"'{'q' * 60}…'; {KNOWN}"),
     ],
     ids=["near", "dashes", "unlike all", "long"],
 )

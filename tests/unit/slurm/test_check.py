@@ -185,10 +185,6 @@ and its links @ linked
 < {ZERO}
 > gpu 1: Slurm has no /dev/nvidia1; its line is {ONE} Links=4,-1
 
-right links @ linked
-< {ZERO} Links=-1,4
-< {ONE} Links=4,-1
-
 those of another GPU, and no Links= @ linked
 < {ZERO} Links=4,-1
 < {ONE}
