@@ -14,6 +14,8 @@ from docs.check.pages import PAGES, ROOT, broken_links, missing_files, prose, to
 from docs.check.words import long_sentences, nameless, wrong_words
 from docs.site.__main__ import pages
 
+CHANGELOG = ROOT / "CHANGELOG.md"
+
 
 def faults() -> Iterator[str]:
     """Yield what is wrong, and where."""
@@ -27,6 +29,7 @@ def faults() -> Iterator[str]:
         of_page = (broken_links(page), missing_files(page), too_long(page))
         for found in (*of_page, *of_prose, values):
             yield from (f"{place}: {fault}" for fault in found)
+    yield from (f"{CHANGELOG.name}: {fault}" for fault in wrong_words(prose(CHANGELOG)))
     for block in BLOCKS:
         yield from (f"{block}: {fault}" for fault in commands.faults(block))
     yield from coverage.faults()
